@@ -1,0 +1,1 @@
+"""One runtime per file behind one small protocol."""

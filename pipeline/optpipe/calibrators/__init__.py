@@ -1,0 +1,1 @@
+"""How ranges are computed from data: one algorithm per file, collect first, then compute."""

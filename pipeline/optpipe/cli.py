@@ -1,0 +1,74 @@
+"""The command line: the list of commands, and the only place that prints results or exits."""
+
+import json
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import typer
+
+from optpipe import __version__
+from optpipe.commands import doctor
+from optpipe.commands.outcome import Outcome
+from optpipe.errors import ExitStatus, OptpipeError
+
+app = typer.Typer(
+    name="optpipe",
+    help="From a trained model to a signed-off, deployable inference engine.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def shown(command: Callable[..., Outcome]) -> Callable[..., None]:
+    """Wraps `command` so that its outcome is printed and its expected failures become one or two lines and a status."""
+
+    @wraps(command)
+    def run(*args: Any, **options: Any) -> None:  # noqa: ANN401
+        as_json = bool(options.get("json"))
+        try:
+            outcome = command(*args, **options)
+        except OptpipeError as error:
+            _print_failure(str(error), error.exit_status, as_json=as_json)
+            raise typer.Exit(error.exit_status) from None
+        except KeyboardInterrupt:
+            _print_failure("interrupted; what was finished is kept", ExitStatus.INTERRUPTED, as_json=as_json)
+            raise typer.Exit(ExitStatus.INTERRUPTED) from None
+        if as_json:
+            print(json.dumps(outcome.document, indent=2, allow_nan=False))
+        else:
+            _print_text(outcome.text())
+        raise typer.Exit(outcome.status)
+
+    return run
+
+
+def _print_failure(message: str, status: ExitStatus, *, as_json: bool) -> None:
+    print(f"optpipe: {message}", file=sys.stderr)
+    if as_json:
+        print(json.dumps({"error": {"message": message, "exit_status": int(status)}}, indent=2))
+
+
+def _print_text(text: object) -> None:
+    from rich.console import Console
+
+    Console(highlight=False).print(text)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"optpipe {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _optpipe(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+) -> None:
+    pass
+
+
+app.command("doctor")(shown(doctor.doctor))

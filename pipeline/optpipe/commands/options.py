@@ -1,0 +1,21 @@
+"""Options that several commands share, so that they read and behave the same everywhere."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+ModelArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A torchvision name, timm:NAME, hf:NAME, a path to .onnx, file.py:factory, or a model card.",
+        show_default=False,
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout and nothing else there.")]
+WorkspaceOption = Annotated[
+    Path,
+    typer.Option("--workspace", envvar="OPTPIPE_WORKSPACE", metavar="DIR", help="Where artifacts and runs are kept."),
+]
+DEFAULT_WORKSPACE = Path(".optpipe")

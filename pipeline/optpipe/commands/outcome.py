@@ -1,0 +1,17 @@
+"""What every command returns: one JSON document, one text for people, one exit status."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from optpipe.errors import ExitStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A finished command. `text` is only called when people read it, so that `--json` pays for no rendering."""
+
+    document: Mapping[str, Any]
+    text: Callable[[], Any]
+    """Makes the text or rich renderable for people; units and rounding belong in `optpipe.reporters`."""
+    status: ExitStatus = ExitStatus.DONE

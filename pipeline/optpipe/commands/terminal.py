@@ -1,0 +1,70 @@
+"""The terminal as a listener: progress bars and warnings, all on stderr, so that stdout holds the result alone."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+from optpipe.core.events import Step
+
+
+class Terminal:
+    """Shows steps as they run. On a terminal a live bar; elsewhere one line per finished step."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True, highlight=False)
+        self.warnings: list[str] = []
+        self._progress = Progress(
+            SpinnerColumn(finished_text="✓"),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TimeElapsedColumn(),
+            console=self.console,
+            disable=not self.console.is_terminal,
+        )
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    @contextmanager
+    def step(self, name: str, total: int | None = None) -> Iterator[Step]:
+        """Shows `name` with a bar until the block ends; a step that raises is left without its tick."""
+        task = self._progress.add_task(name, total=total)
+        step = _Shown(self._progress, task)
+        started = monotonic()
+        yield step
+        seconds = monotonic() - started
+        self._progress.update(task, total=total or 1, completed=total or 1)
+        if not self.console.is_terminal:
+            self.console.print(f"{name}: {'from the store' if step.from_store else f'{seconds:.1f} s'}")
+
+    def warn(self, message: str) -> None:
+        """Prints a warning once, and keeps it for the JSON document."""
+        if message not in self.warnings:
+            self.warnings.append(message)
+            self.console.print(f"[yellow]warning:[/yellow] {message}", markup=True)
+
+
+class _Shown:
+    def __init__(self, progress: Progress, task: TaskID) -> None:
+        self._progress, self._task = progress, task
+        self.from_store = False
+
+    def advance(self, count: int = 1) -> None:
+        self._progress.advance(self._task, count)
+
+    def cached(self) -> None:
+        self.from_store = True
+        self._progress.update(
+            self._task, description=f"{self._progress.tasks[self._task].description} (from the store)"
+        )

@@ -1,0 +1,1 @@
+"""Pure statistics: summaries, intervals, significance. No clock, no files."""

@@ -1,0 +1,1 @@
+"""Nsight Systems: run it, read its SQLite export into frames, break the time down."""

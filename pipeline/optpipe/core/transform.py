@@ -1,0 +1,313 @@
+"""A model's preprocessing as values: what the CPU reference executes and what a DALI pipeline is derived from.
+
+A transform is written in model cards and manifests as a list of tables, one per step:
+
+    [[transform.steps]]
+    step = "resize"
+    size = [256]
+
+Fields that are left out have the defaults below, which are those of torchvision's presets.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
+
+from optpipe.errors import BadInputError
+
+Channels = Literal["RGB", "BGR", "L"]
+Fit = Literal["short", "long", "exact"]
+Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"]
+Kernel = Literal["pillow", "torch", "float"]
+Rounding = Literal["half-even", "floor"]
+Order = Literal["CHW", "HWC"]
+Dtype = Literal["float32", "float16", "uint8"]
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """Reads a file into 8-bit pixels. `exif` turns it upright, as transformers' loader does and the others do not."""
+
+    channels: Channels = "RGB"
+    exif: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """Scales to `size`: one side for `short` and `long`, height and width for `exact`; other sides round down.
+
+    `max_size` limits the long side of a `short` fit. `kernel` names whose arithmetic is the model's own: Pillow's, that
+    of torch on uint8 tensors, or that of torch on float tensors, which does not round to 8 bits. They differ by a few
+    levels at most where `antialias` is on.
+    """
+
+    size: tuple[int, ...]
+    fit: Fit = "short"
+    interpolation: Interpolation = "bilinear"
+    antialias: bool = True
+    max_size: int | None = None
+    kernel: Kernel = "pillow"
+
+    def __post_init__(self) -> None:
+        sides = 2 if self.fit == "exact" else 1
+        if len(self.size) != sides or min(self.size) < 1:
+            msg = f"resize: fit {self.fit!r} takes {sides} side(s) of at least 1, got {list(self.size)}"
+            raise BadInputError(msg)
+        if self.max_size is not None and (self.fit != "short" or self.max_size <= self.size[0]):
+            msg = f"resize: max_size {self.max_size} needs fit 'short' and a smaller size, got {self.fit!r} {self.size}"
+            raise BadInputError(msg)
+
+
+@dataclass(frozen=True, slots=True)
+class CenterCrop:
+    """Cuts `height` × `width` out of the middle; a smaller picture is padded with `fill` first.
+
+    `rounding` says where an odd margin goes: torchvision rounds half to even, transformers rounds down.
+    """
+
+    height: int
+    width: int
+    rounding: Rounding = "half-even"
+    fill: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.height, self.width) < 1 or not 0 <= self.fill <= 255:
+            msg = f"center_crop: {self.height}×{self.width} with fill {self.fill} is no crop of an 8-bit picture"
+            raise BadInputError(msg)
+
+
+@dataclass(frozen=True, slots=True)
+class Rescale:
+    """Maps 8-bit levels to `value / divisor + offset` in float32."""
+
+    divisor: float = 255.0
+    offset: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.divisor > 0:
+            msg = f"rescale: divisor must be positive, got {self.divisor}"
+            raise BadInputError(msg)
+
+
+@dataclass(frozen=True, slots=True)
+class Normalize:
+    """Maps each channel to `(value - mean) / std` in float32."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.mean) != len(self.std) or len(self.mean) not in (1, 3) or not all(std > 0 for std in self.std):
+            msg = f"normalize: needs 1 or 3 means and as many positive stds, got mean {self.mean}, std {self.std}"
+            raise BadInputError(msg)
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """The tensor that the model takes: order of its axes and its type."""
+
+    order: Order = "CHW"
+    dtype: Dtype = "float32"
+
+
+Step = Decode | Resize | CenterCrop | Rescale | Normalize | Pack
+STEPS: dict[str, type[Step]] = {
+    "decode": Decode,
+    "resize": Resize,
+    "center_crop": CenterCrop,
+    "rescale": Rescale,
+    "normalize": Normalize,
+    "pack": Pack,
+}
+_NAMES = {kind: name for name, kind in STEPS.items()}
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "channels": get_args(Channels),
+    "fit": get_args(Fit),
+    "interpolation": get_args(Interpolation),
+    "kernel": get_args(Kernel),
+    "rounding": get_args(Rounding),
+    "order": get_args(Order),
+    "dtype": get_args(Dtype),
+}
+_RANK = {Decode: 0, Resize: 1, CenterCrop: 1, Rescale: 2, Normalize: 3, Pack: 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Transform:
+    """Steps in the order of execution: decode, any resizes and crops, at most one rescale and one normalize, pack.
+
+    Raises BadInputError when the steps cannot be executed in that order.
+    """
+
+    steps: tuple[Step, ...]
+
+    def __post_init__(self) -> None:
+        names = [step_name(step) for step in self.steps]
+        ranks = [_RANK[type(step)] for step in self.steps]
+        alone = all(ranks.count(rank) == 1 for rank in (0, 4)) and all(ranks.count(rank) <= 1 for rank in (2, 3))
+        if not alone or ranks != sorted(ranks):
+            msg = (
+                "a transform is decode, any resize and center_crop, one rescale, one normalize, pack, in this order;"
+                f" got {', '.join(names) or 'no step'}"
+            )
+            raise BadInputError(msg)
+        normalize = self.normalize
+        if normalize and len(normalize.mean) not in (1, self.channels):
+            msg = f"normalize: {len(normalize.mean)} means for {self.channels} channel(s)"
+            raise BadInputError(msg)
+        if self.pack.dtype == "uint8" and (self.rescale or normalize):
+            msg = f"pack: uint8 cannot hold what {names[-2]} makes; use float32"
+            raise BadInputError(msg)
+
+    @property
+    def decode(self) -> Decode:
+        """The first step."""
+        return next(step for step in self.steps if isinstance(step, Decode))
+
+    @property
+    def normalize(self) -> Normalize | None:
+        """The normalize step, where there is one."""
+        return next((step for step in self.steps if isinstance(step, Normalize)), None)
+
+    @property
+    def rescale(self) -> Rescale | None:
+        """The rescale step, where there is one."""
+        return next((step for step in self.steps if isinstance(step, Rescale)), None)
+
+    @property
+    def pack(self) -> Pack:
+        """The last step."""
+        return next(step for step in self.steps if isinstance(step, Pack))
+
+    @property
+    def geometry(self) -> tuple[Resize | CenterCrop, ...]:
+        """The resizes and crops, in order."""
+        return tuple(step for step in self.steps if isinstance(step, Resize | CenterCrop))
+
+    @property
+    def channels(self) -> int:
+        """Channels of the result: 1 or 3."""
+        return 1 if self.decode.channels == "L" else 3
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """Height and width of every result, or None where they depend on the picture."""
+        for step in reversed(self.geometry):
+            if isinstance(step, CenterCrop):
+                return step.height, step.width
+            if step.fit == "exact":
+                return step.size[0], step.size[1]
+        return None
+
+    @property
+    def hash(self) -> str:
+        """The sha256 of the canonical JSON: equal for equal transforms, on every machine and version of Python."""
+        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain tables for TOML and JSON; absent optional fields are left out, since TOML has no null."""
+        return {"steps": [_table(step) for step in self.steps]}
+
+    @classmethod
+    def from_dict(cls, table: Mapping[str, Any]) -> "Transform":
+        """Reads what `to_dict` writes. Raises BadInputError that names the step and the field."""
+        steps = table.get("steps")
+        if not isinstance(steps, Sequence) or isinstance(steps, str) or set(table) != {"steps"}:
+            msg = "transform: needs the one key 'steps', a list of tables such as {step = \"resize\", size = [256]}"
+            raise BadInputError(msg)
+        return cls(tuple(_step(index, step) for index, step in enumerate(steps)))
+
+
+def step_name(step: Step) -> str:
+    """The name of a step as it stands in a card: `resize`, `center_crop`, …"""
+    return _NAMES[type(step)]
+
+
+def resized(resize: Resize, height: int, width: int) -> tuple[int, int]:
+    """Height and width of a `height` × `width` picture after `resize`; sides round down, as torchvision's do.
+
+    Raises BadInputError when a side would vanish, where Pillow and torch fail too.
+    """
+    if resize.fit == "exact":
+        return resize.size[0], resize.size[1]
+    short, long = sorted((height, width))
+    side = resize.size[0]
+    new_short, new_long = (side, side * long // short) if resize.fit == "short" else (side * short // long, side)
+    if resize.max_size is not None and new_long > resize.max_size:
+        new_short, new_long = resize.max_size * new_short // new_long, resize.max_size
+    if new_short < 1:
+        msg = f"resize {resize.fit} {side}: a {width}×{height} picture would be 0 pixels high or wide"
+        raise BadInputError(msg)
+    return (new_short, new_long) if height <= width else (new_long, new_short)
+
+
+def crop_start(length: int, wanted: int, rounding: Rounding) -> int:
+    """Where a centred cut of `wanted` pixels begins on a side of `length`; negative where the picture is smaller."""
+    margin = length - wanted
+    if margin < 0:
+        return -(-margin // 2)
+    return round(margin / 2) if rounding == "half-even" else margin // 2
+
+
+def _table(step: Step) -> dict[str, Any]:
+    values = {field.name: getattr(step, field.name) for field in fields(step)}
+    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+    return {"step": step_name(step), **{name: value for name, value in plain.items() if value is not None}}
+
+
+def _step(index: int, table: object) -> Step:
+    where = f"transform.steps[{index}]"
+    if not isinstance(table, Mapping) or table.get("step") not in STEPS:
+        found = table.get("step") if isinstance(table, Mapping) else table
+        msg = f"{where}: unknown step {found!r}; known: {', '.join(STEPS)}"
+        raise BadInputError(msg)
+    kind = STEPS[str(table["step"])]
+    known = {field.name: field for field in fields(kind)}
+    for name, value in table.items():
+        if name != "step" and name not in known:
+            msg = f"{where}: {table['step']} has no field {name!r}; it has {', '.join(known)}"
+            raise BadInputError(msg)
+        if name in _CHOICES and value not in _CHOICES[name]:
+            msg = f"{where}: {name} is one of {', '.join(_CHOICES[name])}; got {value!r}"
+            raise BadInputError(msg)
+    values = {
+        name: table[name] if name in _CHOICES else _value(where, name, _type_text(known[name].type), table[name])
+        for name in known
+        if name in table
+    }
+    try:
+        return kind(**values)
+    except TypeError as error:
+        msg = f"{where}: {table['step']}: {error}".replace("__init__() ", "")
+        raise BadInputError(msg) from None
+    except BadInputError as error:
+        msg = f"{where}: {error}"
+        raise BadInputError(msg) from None
+
+
+def _type_text(kind: Any) -> str:  # noqa: ANN401
+    return kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)
+
+
+def _value(where: str, name: str, kind: str, value: object) -> Any:  # noqa: ANN401
+    """Checks the type of a plain value; integers become floats where floats are meant, lists become tuples."""
+    wrong = f"{where}: {name} = {value!r} is not of the type {kind}"
+    if "tuple" in kind:
+        if not isinstance(value, Sequence) or isinstance(value, str):
+            raise BadInputError(wrong)
+        element = "float" if "float" in kind else "int"
+        return tuple(_value(where, name, element, item) for item in value)
+    if "float" in kind and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if "bool" in kind:
+        good = isinstance(value, bool)
+    elif "int" in kind:
+        good = isinstance(value, int) and not isinstance(value, bool)
+    else:
+        good = isinstance(value, str)
+    if not good:
+        raise BadInputError(wrong)
+    return value

@@ -1,0 +1,133 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torchvision.transforms.functional import _compute_resized_output_size
+
+from optpipe.core.transform import (
+    CenterCrop,
+    Decode,
+    Normalize,
+    Pack,
+    Rescale,
+    Resize,
+    Transform,
+    crop_start,
+    resized,
+)
+from optpipe.errors import BadInputError
+
+PRESET = Transform(
+    (
+        Decode(),
+        Resize((232,)),
+        CenterCrop(224, 224),
+        Rescale(),
+        Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+        Pack(),
+    )
+)
+
+sides = st.integers(1, 5000)
+resizes = st.one_of(
+    st.builds(Resize, st.tuples(st.integers(1, 600)), st.sampled_from(["short", "long"])),
+    st.builds(Resize, st.tuples(st.integers(1, 600), st.integers(1, 600)), st.just("exact")),
+)
+
+
+@given(
+    st.builds(
+        lambda geometry, rescale, pack: Transform((Decode(), *geometry, *rescale, pack)),
+        st.lists(st.one_of(resizes, st.builds(CenterCrop, st.integers(1, 600), st.integers(1, 600))), max_size=4),
+        st.lists(st.builds(Rescale, st.floats(0.1, 300)), max_size=1),
+        st.builds(Pack, st.sampled_from(["CHW", "HWC"]), st.sampled_from(["float32", "float16"])),
+    )
+)
+def test_a_transform_survives_plain_tables(transform):
+    read = Transform.from_dict(json.loads(json.dumps(transform.to_dict())))
+    assert read == transform
+    assert read.hash == transform.hash
+
+
+def test_the_hash_is_that_of_the_values():
+    assert PRESET.hash == "9489f40509b7e6a6f541e9f9a0c03bff15474c866c0a6b39a9088caf0c46a3cc"
+    assert Transform((Decode(exif=True), *PRESET.steps[1:])).hash != PRESET.hash
+
+
+def test_fields_left_out_are_torchvisions_defaults():
+    written = {
+        "steps": [
+            {"step": "decode"},
+            {"step": "resize", "size": [232]},
+            {"step": "center_crop", "height": 224, "width": 224},
+            {"step": "rescale"},
+            {"step": "normalize", "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]},
+            {"step": "pack"},
+        ]
+    }
+    assert Transform.from_dict(written) == PRESET
+    assert (PRESET.size, PRESET.channels) == ((224, 224), 3)
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ([{"step": "decode"}, {"step": "warp"}], r"steps\[1\]: unknown step 'warp'"),
+        (["decode"], r"steps\[0\]: unknown step 'decode'"),
+        ([{"step": "decode", "colour": 1}], "no field 'colour'"),
+        ([{"step": "decode", "exif": 1}], "exif = 1 is not of the type bool"),
+        ([{"step": "decode"}, {"step": "resize", "size": [232.5]}, {"step": "pack"}], "232.5 is not of the type int"),
+        ([{"step": "decode"}, {"step": "resize"}, {"step": "pack"}], "missing 1 required .*size"),
+        ([{"step": "decode"}, {"step": "resize", "size": [0]}, {"step": "pack"}], "at least 1"),
+        ([{"step": "decode"}, {"step": "resize", "size": [2, 3]}, {"step": "pack"}], "takes 1 side"),
+        ([{"step": "decode"}, {"step": "resize", "size": [2], "interpolation": "cubic"}], "one of nearest, bilinear"),
+        ([{"step": "decode"}, {"step": "rescale", "divisor": 0}, {"step": "pack"}], "must be positive"),
+        ([{"step": "decode"}, {"step": "normalize", "mean": [0.5], "std": [0]}, {"step": "pack"}], "positive stds"),
+        ([{"step": "decode"}, {"step": "normalize", "mean": [0.5, 0.5], "std": [1, 1]}, {"step": "pack"}], "1 or 3"),
+        ([{"step": "decode"}], "in this order; got decode"),
+        ([{"step": "pack"}, {"step": "decode"}], "in this order"),
+        ([{"step": "decode"}, {"step": "rescale"}, {"step": "pack", "dtype": "uint8"}], "uint8 cannot hold"),
+        ([], "got no step"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_step(steps, said):
+    with pytest.raises(BadInputError, match=said):
+        Transform.from_dict({"steps": steps})
+
+
+def test_a_table_without_steps_is_refused():
+    with pytest.raises(BadInputError, match="one key 'steps'"):
+        Transform.from_dict({"stages": []})
+
+
+@given(resizes, sides, sides)
+def test_resizing_keeps_the_wanted_side_and_the_orientation(resize, height, width):
+    short, long = sorted((height, width))
+    if resize.fit == "long" and resize.size[0] * short < long:
+        with pytest.raises(BadInputError, match="0 pixels"):
+            resized(resize, height, width)
+        return
+    new_height, new_width = resized(resize, height, width)
+    if resize.fit == "exact":
+        assert (new_height, new_width) == resize.size
+    else:
+        assert resize.size[0] == (min if resize.fit == "short" else max)(new_height, new_width)
+        assert resized(resize, width, height) == (new_width, new_height)
+
+
+@given(resizes.filter(lambda resize: resize.fit == "short"), sides, sides)
+def test_sides_are_torchvisions(resize, height, width):
+    assert resized(resize, height, width) == tuple(_compute_resized_output_size((height, width), [resize.size[0]]))
+
+
+@given(st.integers(1, 500), st.integers(1, 500))
+def test_a_crop_lies_in_the_middle(length, wanted):
+    for rounding in ("half-even", "floor"):
+        start = crop_start(length, wanted, rounding)
+        assert abs((length - wanted) - 2 * start) <= 1
+
+
+def test_odd_margins_follow_the_models_own_rounding():
+    assert [crop_start(length, 224, "half-even") for length in (225, 227, 229)] == [0, 2, 2]
+    assert [crop_start(length, 224, "floor") for length in (225, 227, 229)] == [0, 1, 2]

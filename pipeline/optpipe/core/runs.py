@@ -1,0 +1,177 @@
+"""Run folders: `<workspace>/runs/<kind>-<UTC yyyymmddThhmmss>-<6 hex>/`, finished when `manifest.json` lies in them.
+
+Format history
+    1  first version.
+
+The manifest is written last and atomically, with the size and sha256 of every other file; a folder without one was cut
+off and is never listed. A run that was stopped on purpose but kept is finished with status `interrupted`.
+
+manifest.json: `schema`, `schema_version`, `run_id`, `kind`, `status` (complete, interrupted), `started_utc`,
+`finished_utc`, `command` (reproduces the run), `environment`, `parents[]` (ids of artifacts and runs this one was made
+from), `files[]{path, bytes, sha256}`, `details{}` (what the kind adds).
+"""
+
+import hashlib
+import json
+import os
+import secrets
+import shlex
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from optpipe.core.environment import environment
+from optpipe.errors import BadInputError, StageError
+
+SCHEMA = "optpipe.run"
+SCHEMA_VERSION = 1
+MANIFEST = "manifest.json"
+KINDS = ("bench", "profile", "preprocess", "evaluate", "calibrate", "compare", "signoff")
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRun:
+    """A run being written: put files under `path`, then call `finish_run`."""
+
+    path: Path
+    kind: str
+    started_utc: str
+
+    @property
+    def run_id(self) -> str:
+        """The folder's name."""
+        return self.path.name
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A finished run."""
+
+    path: Path
+    manifest: Mapping[str, Any]
+
+    @property
+    def run_id(self) -> str:
+        """The folder's name."""
+        return str(self.manifest["run_id"])
+
+    @property
+    def kind(self) -> str:
+        """`bench`, `profile`, …"""
+        return str(self.manifest["kind"])
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether it was stopped before its end and kept."""
+        return bool(self.manifest["status"] != "complete")
+
+
+def begin_run(workspace: Path, kind: str) -> OpenRun:
+    """Makes a new, empty run folder. Raises StageError where the workspace cannot be written."""
+    if kind not in KINDS:
+        raise ValueError(f"unknown kind of run {kind!r}")  # noqa: EM102
+    now = datetime.now(UTC)
+    path = workspace / "runs" / f"{kind}-{now:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
+    try:
+        path.mkdir(parents=True)
+    except OSError as error:
+        message = f"cannot make {path}: {error.strerror}; choose another place with --workspace"
+        raise StageError(message) from error
+    return OpenRun(path, kind, now.isoformat(timespec="milliseconds"))
+
+
+def finish_run(
+    run: OpenRun,
+    *,
+    command: Sequence[str],
+    parents: Sequence[str] = (),
+    details: Mapping[str, Any] | None = None,
+    status: str = "complete",
+) -> Run:
+    """Hashes every file and writes the manifest: from here on the run exists. Raises StageError where it cannot."""
+    manifest = {
+        "schema": SCHEMA,
+        "schema_version": SCHEMA_VERSION,
+        "run_id": run.run_id,
+        "kind": run.kind,
+        "status": status,
+        "started_utc": run.started_utc,
+        "finished_utc": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "command": shlex.join(command),
+        "environment": environment(),
+        "parents": list(parents),
+        "files": [_entry(run.path, path) for path in _files(run.path)],
+        "details": dict(details or {}),
+    }
+    write_json(run.path / MANIFEST, manifest)
+    return Run(run.path, manifest)
+
+
+def load_run(path: Path) -> Run:
+    """The finished run in `path`. Raises BadInputError where it is missing, cut off, or of another schema version."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        problem = "was cut off before its end (no manifest.json)" if path.is_dir() else "does not exist"
+        message = f"the run {path} {problem}; optpipe ls shows the finished ones"
+        raise BadInputError(message) from error
+    except (OSError, ValueError) as error:
+        message = f"cannot read {path / MANIFEST}: {error}"
+        raise BadInputError(message) from error
+    if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA:
+        message = f"{path / MANIFEST} is not the manifest of a run"
+        raise BadInputError(message)
+    if manifest.get("schema_version") != SCHEMA_VERSION:
+        message = (
+            f"{path} has schema version {manifest.get('schema_version')}; this optpipe reads version {SCHEMA_VERSION}"
+        )
+        raise BadInputError(message)
+    return Run(path, manifest)
+
+
+def list_runs(workspace: Path, kind: str | None = None) -> tuple[Run, ...]:
+    """All finished runs, oldest first; of one `kind` if given. Cut-off folders are left out."""
+    folders = sorted((workspace / "runs").glob(f"{kind or '*'}-*-*"), key=lambda path: path.name.split("-")[-2:])
+    return tuple(load_run(path) for path in folders if (path / MANIFEST).is_file())
+
+
+def changed_files(run: Run) -> tuple[str, ...]:
+    """What no longer is as the manifest says: `PATH: changed | missing | not in the manifest`. Empty when intact."""
+    stated = {entry["path"]: entry["sha256"] for entry in run.manifest["files"]}
+    present = {path.relative_to(run.path).as_posix(): path for path in _files(run.path)}
+    missing = [f"{name}: missing" for name in stated if name not in present]
+    added = [f"{name}: not in the manifest" for name in present if name not in stated]
+    differ = [f"{name}: changed" for name, path in present.items() if name in stated and sha256(path) != stated[name]]
+    return tuple(sorted(missing + added + differ))
+
+
+def write_json(path: Path, document: Mapping[str, Any]) -> None:
+    """Writes `document` to `path` so that a reader sees the whole of it or nothing. NaN is refused."""
+    text = json.dumps(document, indent=1, allow_nan=False) + "\n"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=".", delete=False) as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(file.name).replace(path)
+    except OSError as error:
+        message = f"cannot write {path}: {error.strerror}; free some space or choose --workspace"
+        raise StageError(message) from error
+
+
+def sha256(path: Path) -> str:
+    """The file's sha256 in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _entry(root: Path, path: Path) -> dict[str, Any]:
+    return {"path": path.relative_to(root).as_posix(), "bytes": path.stat().st_size, "sha256": sha256(path)}
+
+
+def _files(root: Path) -> Iterator[Path]:
+    return (path for path in sorted(root.rglob("*")) if path.is_file() and path != root / MANIFEST)

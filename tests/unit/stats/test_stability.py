@@ -1,0 +1,72 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from optpipe.stats.stability import mean_interval, steady, trend, two_modes
+
+GENERATOR = np.random.default_rng(3)
+
+
+def lognormal(level, count=1000, spread=0.02):
+    return level * np.exp(spread * GENERATOR.standard_normal(count))
+
+
+@pytest.mark.parametrize(
+    ("medians", "expected"),
+    [
+        ([10, 5, 3], False),
+        ([100, 30, 12, 11, 10.1, 10.0, 10.05, 10.02], True),
+        ([10.0, 10.0, 10.0, 20.0], False),
+        ([10.4, 10.3, 10.2, 10.1], False),  # still falling
+        ([10.1, 10.4, 10.2, 10.3], True),
+    ],
+)
+def test_warm_up_ends_when_windows_agree(medians, expected):
+    assert steady(medians) is expected
+
+
+def test_drift_is_found_with_its_size():
+    found = trend(lognormal(1.0) * np.linspace(1.0, 1.10, 1000))
+    assert found.p_value < 0.001
+    assert found.change == pytest.approx(0.095, abs=0.02)
+
+
+def test_no_drift_in_noise():
+    findings = [trend(lognormal(1.0)) for _ in range(200)]
+    assert sum(found.p_value < 0.01 for found in findings) <= 6
+
+
+def test_too_few_samples_have_no_trend():
+    assert trend(np.ones(20)) is None
+
+
+@given(st.floats(1.15, 5.0), st.floats(0.15, 0.85))
+def test_two_speeds_are_found(factor, share):
+    slow = GENERATOR.random(1000) < share
+    found = two_modes(np.where(slow, lognormal(factor), lognormal(1.0)))
+    assert found is not None
+    assert found.slow / found.fast == pytest.approx(factor, rel=0.03)
+    assert found.slow_share == pytest.approx(share, abs=0.06)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        lognormal(1.0),
+        lognormal(1.0, spread=0.3),
+        1.0 + GENERATOR.exponential(0.5, 2000),
+        GENERATOR.uniform(1, 2, 2000),
+        1.0 + GENERATOR.pareto(2.0, 2000),
+        np.concatenate([lognormal(1.0, 980), lognormal(10.0, 20)]),  # outliers
+        np.ones(100),
+    ],
+)
+def test_one_speed_with_a_tail_is_one_speed(values):
+    assert two_modes(values) is None
+
+
+def test_the_mean_interval_covers():
+    intervals = [mean_interval(GENERATOR.normal(5.0, 1.0, 10)) for _ in range(400)]
+    assert 0.92 <= np.mean([low <= 5.0 <= high for low, high in intervals]) <= 0.98
+    assert mean_interval(np.ones(2)) is None

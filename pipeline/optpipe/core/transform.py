@@ -55,6 +55,9 @@ class Resize:
         if len(self.size) != sides or min(self.size) < 1:
             msg = f"resize: fit {self.fit!r} takes {sides} side(s) of at least 1, got {list(self.size)}"
             raise BadInputError(msg)
+        if self.kernel == "pillow" and not self.antialias:
+            msg_0 = "resize: Pillow always antialiases; antialias = false needs kernel 'torch' or 'float'"
+            raise BadInputError(msg_0)
         if self.max_size is not None and (self.fit != "short" or self.max_size <= self.size[0]):
             msg = f"resize: max_size {self.max_size} needs fit 'short' and a smaller size, got {self.fit!r} {self.size}"
             raise BadInputError(msg)

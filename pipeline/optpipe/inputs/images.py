@@ -1,0 +1,157 @@
+"""Image files: found, checked, and decoded by Pillow as the models' own loaders do."""
+
+import io
+import re
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from optpipe.core.transform import Decode, Transform
+from optpipe.errors import BadInputError
+from optpipe.inputs.reference import apply
+
+SUFFIXES = frozenset({".jpg", ".jpeg", ".jpe", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2"})
+_REASONS = (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError, EOFError)
+"""What Pillow raises for a file that is damaged, empty, too large, or not a picture."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A file that should be a picture and cannot be decoded, and why."""
+
+    path: Path
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Images:
+    """The pictures of a folder in natural order (`2.jpg` before `10.jpg`), and what was left out."""
+
+    folder: Path
+    paths: tuple[Path, ...]
+    unreadable: tuple[Unreadable, ...] = ()
+    left_out: int = 0
+    """Pictures beyond the limit."""
+
+
+def find_images(folder: Path, limit: int | None = None) -> Images:
+    """Lists the picture files under `folder` by name; nothing is opened.
+
+    Raises BadInputError when there is no such folder, or no picture in it.
+    """
+    if not folder.is_dir():
+        msg = f"{folder}: no such folder of images" if not folder.exists() else f"{folder}: is a file; give its folder"
+        raise BadInputError(msg)
+    if limit is not None and limit < 1:
+        msg = f"the limit of images must be at least 1, got {limit}"
+        raise BadInputError(msg)
+    paths = sorted(
+        (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file()), key=_natural
+    )
+    if not paths:
+        kinds = " ".join(sorted(suffix.lstrip(".") for suffix in SUFFIXES))
+        msg = f"{folder}: no images in this folder or below it (looked for {kinds})"
+        raise BadInputError(msg)
+    kept = paths[:limit]
+    return Images(folder, tuple(kept), left_out=len(paths) - len(kept))
+
+
+def readable_images(
+    folder: Path, limit: int | None = None, max_unreadable: int | None = None, threads: int = 2
+) -> Images:
+    """Finds the pictures under `folder` and decodes each once to tell the unreadable ones apart.
+
+    Raises BadInputError when more than `max_unreadable` cannot be read, or none can.
+    """
+    found = find_images(folder, limit)
+    with ThreadPoolExecutor(threads) as pool:
+        reasons = list(pool.map(_unreadable_reason, found.paths))
+    bad = tuple(Unreadable(path, why) for path, why in zip(found.paths, reasons, strict=True) if why)
+    good = tuple(path for path, why in zip(found.paths, reasons, strict=True) if not why)
+    if not good or (max_unreadable is not None and len(bad) > max_unreadable):
+        allowed = f"; allowed are {max_unreadable} (--max-unreadable)" if good else ""
+        msg = f"{folder}: {len(bad)} of {len(found.paths)} images cannot be read{allowed}\n{unreadable_text(bad, 3)}"
+        raise BadInputError(msg)
+    return Images(folder, good, bad, found.left_out)
+
+
+def unreadable_text(unreadable: Iterable[Unreadable], shown: int = 5) -> str:
+    """Names the first few unreadable files with their reasons, and counts the others."""
+    every = tuple(unreadable)
+    named = ", ".join(f"{bad.path.name} ({bad.reason})" for bad in every[:shown])
+    return named + (f" and {len(every) - shown} more" if len(every) > shown else "")
+
+
+def decoded(source: Path | bytes, step: Decode) -> NDArray[np.uint8]:
+    """Decodes a file as torchvision's, timm's and transformers' loaders do: (height, width, channels) in 8 bits.
+
+    Raises BadInputError that names the file and Pillow's reason.
+    """
+    try:
+        return _pixels(source, step)
+    except _REASONS as error:
+        name = source if isinstance(source, Path) else f"{len(source)} bytes"
+        msg = f"{name}: cannot be decoded: {_one_line(error)}"
+        raise BadInputError(msg) from None
+
+
+def preprocessed(source: Path | bytes, transform: Transform) -> NDArray[np.generic]:
+    """Decodes one file and applies `transform` on the CPU: what the model was trained to see, without batch axis."""
+    return apply(transform, decoded(source, transform.decode))
+
+
+def batches(
+    paths: Iterable[Path], transform: Transform, batch_size: int, threads: int = 1
+) -> Iterator[NDArray[np.generic]]:
+    """Preprocesses files into arrays of (batch, channels, height, width), or as `transform.pack` orders them.
+
+    The last batch may be smaller. Raises BadInputError where the transform does not fix the size of its result.
+    """
+    if transform.size is None:
+        msg = (
+            "pictures of different sizes cannot share a batch: end the transform with a center_crop or an exact resize"
+        )
+        raise BadInputError(msg)
+    if batch_size < 1:
+        msg = f"batch size must be at least 1, got {batch_size}"
+        raise BadInputError(msg)
+    pending = list(paths)
+    with ThreadPoolExecutor(threads) as pool:
+        for start in range(0, len(pending), batch_size):
+            chunk = pending[start : start + batch_size]
+            yield np.stack(list(pool.map(lambda path: preprocessed(path, transform), chunk)))
+
+
+def _pixels(source: Path | bytes, step: Decode) -> NDArray[np.uint8]:
+    with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as opened:
+        upright = ImageOps.exif_transpose(opened) if step.exif else opened
+        rgb = upright.convert("RGB")
+    if step.channels == "L":
+        return np.asarray(rgb.convert("L"))[:, :, np.newaxis]
+    pixels = np.asarray(rgb)
+    return np.ascontiguousarray(pixels[:, :, ::-1]) if step.channels == "BGR" else pixels
+
+
+def _unreadable_reason(path: Path) -> str | None:
+    try:
+        _pixels(path, Decode())
+    except _REASONS as error:
+        return _one_line(error)
+    return None
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, UnidentifiedImageError):
+        return "not an image that Pillow knows"
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _natural(path: Path) -> list[tuple[int, int, str]]:
+    """Digits compare as numbers, everything else as lower-case text."""
+    parts = re.split(r"(\d+)", str(path).lower())
+    return [(0, int(part), "") if part.isdigit() and part.isascii() else (1, 0, part) for part in parts]

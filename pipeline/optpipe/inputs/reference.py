@@ -1,0 +1,99 @@
+"""A transform executed on the CPU: the answer that every faster pipeline is held against."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from optpipe.core.transform import (
+    CenterCrop,
+    Decode,
+    Interpolation,
+    Normalize,
+    Pack,
+    Rescale,
+    Resize,
+    Step,
+    Transform,
+    crop_start,
+    resized,
+)
+
+_PILLOW: dict[Interpolation, Image.Resampling] = {
+    "nearest": Image.Resampling.NEAREST,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+    "box": Image.Resampling.BOX,
+    "hamming": Image.Resampling.HAMMING,
+}
+
+
+def apply(transform: Transform, pixels: NDArray[np.uint8]) -> NDArray[np.generic]:
+    """Applies every step after decoding to (height, width, channels) pixels."""
+    return list(applied(transform, pixels))[-1][1]
+
+
+def applied(transform: Transform, pixels: NDArray[np.uint8]) -> Iterator[tuple[Step, NDArray[np.generic]]]:
+    """Yields each step after decoding with what it made; pictures are (height, width, channels) until packed."""
+    value: NDArray[np.generic] = pixels
+    for step in transform.steps:
+        if not isinstance(step, Decode):
+            value = apply_step(step, value)
+            yield step, value
+
+
+def apply_step(step: Step, value: NDArray[np.generic]) -> NDArray[np.generic]:
+    """Applies one step after decoding, in float32 and in torchvision's order of operations, so results are equal."""
+    match step:
+        case Resize():
+            return _resize(step, value)
+        case CenterCrop():
+            return _center_crop(step, value)
+        case Rescale():
+            levels = value.astype(np.float32) / np.float32(step.divisor)
+            return levels + np.float32(step.offset) if step.offset else levels
+        case Normalize():
+            floats = value.astype(np.float32)
+            return (floats - np.asarray(step.mean, np.float32)) / np.asarray(step.std, np.float32)
+        case Pack():
+            ordered = np.moveaxis(value, -1, 0) if step.order == "CHW" else value
+            return np.ascontiguousarray(ordered.astype(np.dtype(step.dtype)))
+        case Decode():
+            return value
+
+
+def _resize(step: Resize, value: NDArray[np.generic]) -> NDArray[np.generic]:
+    height, width = resized(step, value.shape[0], value.shape[1])
+    if value.shape[:2] == (height, width):
+        return value
+    if step.kernel == "pillow":
+        picture = Image.fromarray(value[:, :, 0] if value.shape[2] == 1 else value)
+        scaled = np.asarray(picture.resize((width, height), _PILLOW[step.interpolation]))
+        return scaled.reshape(height, width, value.shape[2])
+    return _resize_by_torch(step, value, height, width)
+
+
+def _resize_by_torch(step: Resize, value: NDArray[np.generic], height: int, width: int) -> NDArray[np.generic]:
+    import torch
+    from torchvision.transforms.v2 import InterpolationMode, functional
+
+    levels = torch.from_numpy(np.moveaxis(value, -1, 0).copy())
+    scaled = functional.resize(
+        levels.float() if step.kernel == "float" else levels,
+        [height, width],
+        interpolation=InterpolationMode(step.interpolation),
+        antialias=step.antialias,
+    )
+    back: NDArray[np.generic] = np.moveaxis(scaled.numpy(), 0, -1)
+    return back
+
+
+def _center_crop(step: CenterCrop, value: NDArray[np.generic]) -> NDArray[np.generic]:
+    height, width = value.shape[:2]
+    top, left = crop_start(height, step.height, step.rounding), crop_start(width, step.width, step.rounding)
+    result = np.full((step.height, step.width, value.shape[2]), step.fill, value.dtype)
+    inside = value[max(top, 0) : max(top, 0) + step.height, max(left, 0) : max(left, 0) + step.width]
+    result[max(-top, 0) : max(-top, 0) + inside.shape[0], max(-left, 0) : max(-left, 0) + inside.shape[1]] = inside
+    return result

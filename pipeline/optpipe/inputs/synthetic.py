@@ -1,0 +1,59 @@
+"""Seeded stand-ins for real inputs, for when there are none; whoever uses them must say so."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+LABEL = "synthetic"
+
+
+@dataclass(frozen=True, slots=True)
+class Synthetic:
+    """A made-up tensor with the words that must stand beside every figure measured with it."""
+
+    values: NDArray[np.generic]
+    label: str
+
+
+def synthetic_tensor(shape: Sequence[int], dtype: DTypeLike = np.float32, seed: int = 0, high: int = 1000) -> Synthetic:
+    """Makes a tensor like a model's real input, different in every row of the batch.
+
+    Four axes with 1 or 3 channels: pictures with the spectrum of photographs, zero mean, unit variance. Integers:
+    uniform below `high`, as token identifiers are. Everything else: standard normal.
+    """
+    kind = np.dtype(dtype)
+    random = np.random.default_rng(seed)
+    if kind.kind in "iu":
+        top = min(high, int(np.iinfo(kind).max) + 1)
+        return Synthetic(random.integers(0, top, tuple(shape)).astype(kind), f"{LABEL} (uniform integers, seed {seed})")
+    if len(shape) == 4 and shape[1] in (1, 3):
+        rows = [_photograph_like(random, shape[2], shape[3], shape[1]) for _ in range(shape[0])]
+        values = np.stack([np.moveaxis(row, -1, 0) for row in rows]) if rows else np.zeros(tuple(shape))
+        return Synthetic(values.astype(kind), f"{LABEL} (pictures with the spectrum of photographs, seed {seed})")
+    return Synthetic(random.standard_normal(tuple(shape)).astype(kind), f"{LABEL} (standard normal, seed {seed})")
+
+
+def synthetic_picture(height: int, width: int, seed: int = 0) -> NDArray[np.uint8]:
+    """Makes an 8-bit RGB picture (height, width, 3): a photograph's spectrum, with edges of flat shapes in it."""
+    random = np.random.default_rng(seed)
+    levels = 127 + 48 * _photograph_like(random, height, width, 3)
+    rows, columns = np.ogrid[:height, :width]
+    for _ in range(6):
+        centre, radius = random.uniform(0, 1, 2) * (height, width), random.uniform(0.05, 0.25, 2) * (height, width)
+        inside = ((rows - centre[0]) / max(radius[0], 1)) ** 2 + ((columns - centre[1]) / max(radius[1], 1)) ** 2 < 1
+        levels[inside] = 0.4 * levels[inside] + 0.6 * random.uniform(0, 255, 3)
+    return np.clip(levels, 0, 255).astype(np.uint8)
+
+
+def _photograph_like(random: np.random.Generator, height: int, width: int, channels: int) -> NDArray[np.float64]:
+    """Noise with amplitude 1/f, as natural scenes have (Field 1987); channels share most of their luminance."""
+    frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None, :])
+    frequency[0, 0] = 1.0
+    planes = np.fft.irfft2(
+        np.fft.rfft2(random.standard_normal((channels + 1, height, width))) / frequency, s=(height, width)
+    )
+    mixed = 0.85 * planes[:1] + 0.35 * planes[1:]
+    spread = mixed.std()
+    return np.moveaxis((mixed - mixed.mean()) / (spread if spread > 0 else 1.0), 0, -1)

@@ -44,7 +44,7 @@ def synthetic_picture(height: int, width: int, seed: int = 0) -> NDArray[np.uint
         centre, radius = random.uniform(0, 1, 2) * (height, width), random.uniform(0.05, 0.25, 2) * (height, width)
         inside = ((rows - centre[0]) / max(radius[0], 1)) ** 2 + ((columns - centre[1]) / max(radius[1], 1)) ** 2 < 1
         levels[inside] = 0.4 * levels[inside] + 0.6 * random.uniform(0, 255, 3)
-    return np.clip(levels, 0, 255).astype(np.uint8)
+    return np.ascontiguousarray(np.clip(levels, 0, 255).astype(np.uint8))
 
 
 def _photograph_like(random: np.random.Generator, height: int, width: int, channels: int) -> NDArray[np.float64]:

@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from optpipe import __version__
-from optpipe.commands import doctor
+from optpipe.commands import build, doctor
 from optpipe.commands.outcome import Outcome
 from optpipe.errors import ExitStatus, OptpipeError
 
@@ -23,11 +23,15 @@ app = typer.Typer(
 )
 
 
+PIPED_WIDTH = 160
+"""Columns of a table that goes into a file or a pipe, which has no width of its own."""
+
+
 def shown(command: Callable[..., Outcome]) -> Callable[..., None]:
     """Wraps `command` so that its outcome is printed and its expected failures become one or two lines and a status."""
 
     @wraps(command)
-    def run(*args: Any, **options: Any) -> None:  # noqa: ANN401
+    def run(*args: Any, **options: Any) -> None:
         as_json = bool(options.get("json"))
         try:
             outcome = command(*args, **options)
@@ -55,7 +59,10 @@ def _print_failure(message: str, status: ExitStatus, *, as_json: bool) -> None:
 def _print_text(text: object) -> None:
     from rich.console import Console
 
-    Console(highlight=False).print(text)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=PIPED_WIDTH)
+    console.print(text)
 
 
 def _version(asked: bool) -> None:
@@ -71,4 +78,5 @@ def _optpipe(
     pass
 
 
+app.command("build")(shown(build.build))
 app.command("doctor")(shown(doctor.doctor))

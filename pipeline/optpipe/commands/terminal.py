@@ -1,5 +1,7 @@
 """The terminal as a listener: progress bars and warnings, all on stderr, so that stdout holds the result alone."""
 
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic
@@ -16,7 +18,9 @@ class Terminal:
     """Shows steps as they run. On a terminal a live bar; elsewhere one line per finished step."""
 
     def __init__(self) -> None:
-        self.console = Console(stderr=True, highlight=False)
+        # a descriptor of its own, so that progress goes on while a library's output is sent elsewhere (core.quiet)
+        self._stderr = os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1, encoding="utf-8")
+        self.console = Console(file=self._stderr, highlight=False)
         self.warnings: list[str] = []
         self._progress = Progress(
             SpinnerColumn(finished_text="✓"),
@@ -35,6 +39,7 @@ class Terminal:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._progress.stop()
+        self._stderr.flush()
 
     @contextmanager
     def step(self, name: str, total: int | None = None) -> Iterator[Step]:

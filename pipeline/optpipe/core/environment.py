@@ -48,7 +48,7 @@ def gpus() -> tuple[dict[str, Any], ...]:
         pynvml.nvmlShutdown()
 
 
-def _gpu(nvml: Any, index: int) -> dict[str, Any]:  # noqa: ANN401
+def _gpu(nvml: Any, index: int) -> dict[str, Any]:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
     return {
@@ -65,7 +65,7 @@ def environment() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "platform": f"{platform.system()}-{platform.machine()}",
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "cpu_count": os.cpu_count(),
         "packages": {name: version for name in PACKAGES if (version := package_version(name))},
         "gpus": list(gpus()),
@@ -73,7 +73,8 @@ def environment() -> dict[str, Any]:
 
 
 @cache
-def _cpu_model() -> str:
+def cpu_model() -> str:
+    """The processor as the kernel names it."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:  # noqa: PTH123
             for line in lines:

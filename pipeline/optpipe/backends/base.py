@@ -1,0 +1,163 @@
+"""The contract of a backend: build an artifact, say whether it can run here, and run it.
+
+A `Session` is one loaded artifact on one device. `run` takes and gives host arrays and works for any shapes; `bind`
+fixes shapes and addresses once, which is what measuring, CUDA graphs and zero-copy preprocessing need.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+
+from optpipe.core.card import ModelCard
+from optpipe.core.precision import LayerType, Precision
+from optpipe.core.tensors import TensorSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Device = Literal["cpu", "cuda"]
+
+
+@dataclass(frozen=True, slots=True)
+class Capability:
+    """What a backend can do on this machine; `why_not` and `install` are set where it cannot."""
+
+    builds: bool
+    runs: bool
+    version: str | None = None
+    why_not: str | None = None
+    install: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BuildRequest:
+    """Everything a backend needs to build one artifact into an empty folder."""
+
+    card: ModelCard
+    precision: Precision
+    graph: Path
+    """ONNX with the precision in it."""
+    module: Callable[[], Any] | None
+    """Loads the source `torch.nn.Module`, for backends that start from it; None for models that have none."""
+    device: Device
+    options: Mapping[str, Any]
+    directory: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """What a finished build says of itself."""
+
+    layers: tuple[LayerType, ...]
+    """Read from the network that was built, not from the request."""
+    file: str
+    """The artifact's main file."""
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Binding(Protocol):
+    """Fixed buffers on the session's device."""
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """NumPy arrays on the CPU, torch CUDA tensors on a GPU; write into them in place."""
+
+    @property
+    def outputs(self) -> Mapping[str, Any]:
+        """Filled by `launch`; the same buffers each time."""
+
+    def launch(self) -> None:
+        """Runs one inference: enqueued on torch's current CUDA stream on a GPU, finished on return on the CPU."""
+
+
+class Session(Protocol):
+    """A loaded artifact; a context manager that gives its memory back."""
+
+    @property
+    def device(self) -> Device:
+        """Where it runs."""
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """Its inputs in order."""
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """Its outputs in order."""
+
+    def run(self, inputs: Mapping[str, "np.ndarray"]) -> dict[str, "np.ndarray"]:
+        """Host arrays in, host arrays out; synchronous."""
+
+    def bind(self, inputs: Mapping[str, "np.ndarray"]) -> Binding:
+        """Allocates buffers of these shapes on the device and copies `inputs` in."""
+
+    def __enter__(self) -> Self:
+        """Nothing more to load."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Frees what it holds."""
+
+
+class Backend(Protocol):
+    """One runtime."""
+
+    @property
+    def name(self) -> str:
+        """As `--backend` takes it."""
+
+    def precisions(self, device: Device) -> frozenset[Precision]:
+        """The precisions it has kernels for on `device`."""
+
+    @property
+    def needs_module(self) -> bool:
+        """Whether it starts from the torch module instead of ONNX."""
+
+    def capability(self, device: Device) -> Capability:
+        """What it can do here, on `device`."""
+
+    def devices(self) -> tuple[Device, ...]:
+        """The devices its artifacts are for, the preferred one first."""
+
+    def recipe(self, device: Device, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What decides an artifact beside graph, shapes and precision: versions, the GPU it is tuned for, options."""
+
+    def unsupported(self, request: BuildRequest) -> tuple[str, ...]:
+        """What in the graph it cannot take, named; empty where the build can start."""
+
+    def build(self, request: BuildRequest) -> Built:
+        """Builds into `request.directory`; raises `StageError` where the runtime refuses."""
+
+    def runnable(self, info: Mapping[str, Any], device: Device) -> str | None:
+        """Why an artifact with this manifest `info` cannot run here; None where it can."""
+
+    def load(self, directory: Path, info: Mapping[str, Any], device: Device, options: Mapping[str, Any]) -> Session:
+        """Loads an artifact whose hash was verified before: deserializing runs code."""
+
+
+def checked_options(given: Mapping[str, Any], known: Mapping[str, Any], backend: str) -> dict[str, Any]:
+    """`known` defaults overridden by `given`; raises `BadInputError` for an option the backend does not have."""
+    from optpipe.errors import BadInputError
+
+    if unknown := sorted(set(given) - set(known)):
+        message = f"{backend} has no option '{unknown[0]}'; it has {', '.join(sorted(known)) or 'none'}"
+        raise BadInputError(message)
+    return {**known, **{key: _like(value, known[key], key) for key, value in given.items()}}
+
+
+def _like(value: Any, default: Any, key: str) -> Any:
+    """Text from the command line, read as the type that the option's default has."""
+    from optpipe.errors import BadInputError
+
+    if not isinstance(value, str) or isinstance(default, str):
+        return value
+    try:
+        if isinstance(default, bool):
+            return {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}[value.lower()]
+        return type(default)(value)
+    except (KeyError, ValueError) as error:
+        message = f"option {key}={value}: expected a {type(default).__name__}, such as {default}"
+        raise BadInputError(message) from error

@@ -1,0 +1,105 @@
+"""AOTInductor: the exported program compiled ahead of time into a package with a shared library.
+
+Source: PyTorch documentation, "AOTInductor: Ahead-Of-Time Compilation for Torch.Export-ed Models".
+"""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from optpipe.backends.base import BuildRequest, Built, Capability, Device, checked_options
+from optpipe.backends.torch_eager import tensor_records, torch_capability
+from optpipe.backends.torch_program import PRECISIONS, exported, program_layers, set_float32_products
+from optpipe.core.environment import cpu_model, gpus, package_version
+from optpipe.core.precision import Precision
+from optpipe.errors import StageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from optpipe.backends.base import Session
+
+PACKAGE = "model.pt2"
+OPTIONS: dict[Device, dict[str, Any]] = {
+    "cpu": {"threads": 0},
+    "cuda": {"cuda_graph": True, "max_autotune": False},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Inductor:
+    """torch's own compiler, without Python at run time."""
+
+    name: str = "inductor"
+    needs_module: bool = True
+
+    def precisions(self, device: Device) -> frozenset[Precision]:
+        """Floating point; TF32 is a type of NVIDIA's Tensor Cores."""
+        return PRECISIONS if device == "cuda" else PRECISIONS - {Precision.TF32}
+
+    def devices(self) -> tuple[Device, ...]:
+        """A GPU first where there is one."""
+        return ("cuda", "cpu")
+
+    def capability(self, device: Device) -> Capability:
+        """torch, and for the CPU a C++ compiler."""
+        found = torch_capability(device)
+        if found.builds and shutil.which("g++") is None and shutil.which("clang++") is None:
+            why_not = "AOTInductor needs a C++ compiler and finds none"
+            return Capability(False, found.runs, found.version, why_not, "`apt-get install g++`")
+        return found
+
+    def recipe(self, device: Device, options: Mapping[str, Any]) -> dict[str, Any]:
+        """torch's version and the processor that the code is compiled for."""
+        return {
+            "torch": package_version("torch"),
+            "compiled_for": gpus()[0]["name"] if device == "cuda" and gpus() else cpu_model(),
+            "options": checked_options(options, OPTIONS[device], self.name),
+        }
+
+    def unsupported(self, request: BuildRequest) -> tuple[str, ...]:  # noqa: ARG002
+        """Nothing: what could be exported, torch can run."""
+        return ()
+
+    def build(self, request: BuildRequest) -> Built:
+        """Exports, compiles and packages."""
+        import torch
+        from torch._inductor.exc import InductorError
+
+        options = checked_options(request.options, OPTIONS[request.device], self.name)
+        set_float32_products(tf32=request.precision is Precision.TF32)
+        program = exported(request)
+        layers = program_layers(program, request.precision)
+        configs = {"max_autotune": True} if options.get("max_autotune") else {}
+        try:
+            torch._inductor.aoti_compile_and_package(
+                program, package_path=str(request.directory / PACKAGE), inductor_configs=configs
+            )
+        except InductorError as error:
+            message = f"AOTInductor could not compile {request.card.name}: {str(error).strip().splitlines()[0][:240]}"
+            raise StageError(message) from error
+        info = {
+            **tensor_records(request),
+            "options": options,
+            "compiled_for": self.recipe(request.device, {})["compiled_for"],
+        }
+        return Built(layers, PACKAGE, info)
+
+    def runnable(self, info: Mapping[str, Any], device: Device) -> str | None:
+        """On the kind of processor that it was compiled for."""
+        if info["device"] != device:
+            return f"compiled for {info['device']}"
+        here = self.recipe(device, {})["compiled_for"]
+        if info["compiled_for"] != here:
+            return f"compiled for {info['compiled_for']}, this is {here}"
+        return torch_capability(device).why_not
+
+    def load(self, directory: "Path", info: Mapping[str, Any], device: Device, options: Mapping[str, Any]) -> "Session":
+        """Loads the package's shared library."""
+        import torch
+
+        from optpipe.backends.torch_session import TorchSession
+
+        merged = checked_options({**info["options"], **options}, OPTIONS[device], self.name)
+        return TorchSession(torch._inductor.aoti_load_package(str(directory / PACKAGE)), info, device, merged)

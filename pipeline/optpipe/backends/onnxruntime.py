@@ -1,0 +1,110 @@
+"""ONNX Runtime on the CPU and on NVIDIA GPUs.
+
+The artifact is the graph as optimized by ONNX Runtime for one execution provider, with the provider's options beside
+it. Session options and provider options: onnxruntime.ai/docs/execution-providers/CUDA-ExecutionProvider.html
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from optpipe.backends.base import BuildRequest, Built, Capability, Device, checked_options
+from optpipe.backends.onnx_graph import onnx_layers
+from optpipe.core.environment import gpus, package_version
+from optpipe.core.precision import LayerType, Precision
+from optpipe.errors import StageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from optpipe.backends.base import Session
+
+GRAPH = "model.onnx"
+PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+CPU_OPTIONS: dict[str, Any] = {"threads": 0}
+CUDA_OPTIONS: dict[str, Any] = {"nhwc": True, "cuda_graph": True, "cudnn_search": "EXHAUSTIVE"}
+OPTIONS: dict[str, dict[str, Any]] = {"cpu": CPU_OPTIONS, "cuda": CUDA_OPTIONS}
+"""All but `threads` change how a session runs, not what the artifact is; they are recorded with every measurement."""
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxRuntime:
+    """The one runtime that this project needs on every machine."""
+
+    name: str = "onnxruntime"
+    needs_module: bool = False
+
+    def precisions(self, device: Device) -> frozenset[Precision]:
+        """All on a GPU; the CPU provider computes FP16 and BF16 in FP32, so those would be precisions in name only."""
+        return frozenset(Precision) if device == "cuda" else frozenset((Precision.FP32, Precision.INT8))
+
+    def devices(self) -> tuple[Device, ...]:
+        """A GPU first where there is one."""
+        return ("cuda", "cpu")
+
+    def capability(self, device: Device) -> Capability:
+        """Whether its provider for `device` is there."""
+        version = package_version("onnxruntime-gpu") or package_version("onnxruntime")
+        if version is None:
+            return Capability(False, False, None, "onnxruntime is not installed", "`pip install onnxruntime-gpu`")
+        if device == "cuda" and not gpus():
+            return Capability(False, False, version, "no NVIDIA GPU on this machine")
+        return Capability(True, True, version)
+
+    def recipe(self, device: Device, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Version, provider, the GPU where there is one, and the options."""
+        return {
+            "version": self.capability("cpu").version,
+            "provider": PROVIDERS[device],
+            "gpu": gpus()[0]["name"] if device == "cuda" and gpus() else None,
+            "options": checked_options(options, OPTIONS[device], self.name),
+        }
+
+    def unsupported(self, request: BuildRequest) -> tuple[str, ...]:
+        """Operators without a kernel in this provider: ONNX Runtime names them when it makes a session."""
+        from optpipe.backends.onnxruntime_session import refused
+
+        reason = refused(request.graph, request.device, {})
+        return () if reason is None else (reason,)
+
+    def build(self, request: BuildRequest) -> Built:
+        """Optimizes the graph for the provider and reads the types out of the optimized graph."""
+        import onnx
+
+        from optpipe.backends.onnxruntime_session import optimize
+
+        options = checked_options(request.options, OPTIONS[request.device], self.name)
+        target = request.directory / GRAPH
+        optimize(request.graph, target, request.device)
+        layers = onnx_layers(onnx.load(target), request.card.inputs, dequantized_is_int8=False)
+        tf32 = request.precision is Precision.TF32
+        if tf32:
+            layers = tuple(_as_tf32(layer) for layer in layers)
+        if request.precision is Precision.INT8 and not any(layer.type == "int8" and layer.macs for layer in layers):
+            _refuse_simulated(request.device)
+        info = {"provider": PROVIDERS[request.device], "options": options, "tf32": tf32}
+        return Built(layers=layers, file=GRAPH, info=info)
+
+    def runnable(self, info: Mapping[str, Any], device: Device) -> str | None:
+        """An optimized graph runs on the provider it was optimized for."""
+        if info.get("provider") != PROVIDERS[device]:
+            return f"optimized for {info.get('provider')}"
+        return self.capability(device).why_not
+
+    def load(self, directory: "Path", info: Mapping[str, Any], device: Device, options: Mapping[str, Any]) -> "Session":
+        """A session with the artifact's options, overridden by `options`."""
+        from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
+
+        merged = checked_options({**info.get("options", {}), **options}, OPTIONS[device], self.name)
+        return OnnxRuntimeSession(directory / GRAPH, device, merged, tf32=bool(info.get("tf32")))
+
+
+def _as_tf32(layer: LayerType) -> LayerType:
+    """cuDNN and cuBLAS may use TF32 for FP32 products once it is allowed."""
+    return LayerType(layer.name, layer.op, "tf32", layer.macs) if layer.macs and layer.type == "fp32" else layer
+
+
+def _refuse_simulated(device: Device) -> None:
+    if device == "cpu":
+        message = "ONNX Runtime fused no INT8 kernel: the graph's Q/DQ nodes would only be simulated in floating point"
+        raise StageError(message)

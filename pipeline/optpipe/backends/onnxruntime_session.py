@@ -1,0 +1,187 @@
+"""An ONNX Runtime session on host arrays, or bound to fixed buffers on the CPU or a GPU."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from optpipe.backends.base import Binding
+from optpipe.core.tensors import TensorSpec
+from optpipe.errors import MissingError, StageError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from optpipe.backends.base import Device
+
+_ORT_TYPES = {
+    "tensor(float)": "float32", "tensor(float16)": "float16", "tensor(bfloat16)": "bfloat16", "tensor(int64)": "int64",
+    "tensor(int32)": "int32", "tensor(int8)": "int8", "tensor(uint8)": "uint8", "tensor(bool)": "bool",
+}  # fmt: skip
+
+
+def _session(graph: Path, device: "Device", options: Any, provider: Mapping[str, str]) -> Any:
+    import onnxruntime as ort
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    options.log_severity_level = 4
+    if device == "cuda":
+        ort.preload_dlls()  # cuDNN and CUDA from the packages that came with torch
+        providers: list[Any] = [("CUDAExecutionProvider", dict(provider)), "CPUExecutionProvider"]
+    else:
+        providers = ["CPUExecutionProvider"]
+    try:
+        session = ort.InferenceSession(str(graph), options, providers=providers)
+    except (
+        state.Fail,
+        state.InvalidGraph,
+        state.NotImplemented,
+        state.InvalidArgument,
+        state.RuntimeException,
+    ) as error:
+        message = f"ONNX Runtime refuses {graph.name}: {_reason(error)}"
+        raise StageError(message) from error
+    if device == "cuda" and session.get_providers()[0] != "CUDAExecutionProvider":
+        message = "ONNX Runtime's CUDA provider did not start and would have used the CPU silently; `optpipe doctor` says what it lacks"
+        raise MissingError(message)
+    return session
+
+
+def _reason(error: Exception) -> str:
+    return str(error).strip().splitlines()[0].rpartition(" : ")[2][:240]
+
+
+def refused(graph: Path, device: "Device", provider: Mapping[str, str]) -> str | None:
+    """Why ONNX Runtime cannot take `graph`, in its own words; None where it can."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    try:
+        _session(graph, device, options, provider)
+    except StageError as error:
+        return str(error).partition(": ")[2]
+    return None
+
+
+def optimize(graph: Path, target: Path, device: "Device") -> None:
+    """Writes the graph as the provider fuses it. Layout changes are left to loading: they depend on the processor."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = str(target)
+    _session(graph, device, options, {})
+
+
+class OnnxRuntimeSession:
+    """One optimized graph on one provider."""
+
+    def __init__(self, graph: Path, device: "Device", options: Mapping[str, Any], *, tf32: bool) -> None:
+        import onnxruntime as ort
+
+        self.device = device
+        self._graphs = 0
+        self._cuda_graph = bool(options.get("cuda_graph", False))
+        settings = ort.SessionOptions()
+        settings.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+        settings.intra_op_num_threads = int(options.get("threads", 0))
+        self._session = _session(
+            graph, device, settings, _provider_options(options, tf32=tf32) if device == "cuda" else {}
+        )
+        self.inputs = tuple(_spec(each) for each in self._session.get_inputs())
+        self.outputs = tuple(_spec(each) for each in self._session.get_outputs())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        del self._session
+
+    def run(self, inputs: Mapping[str, "np.ndarray"]) -> dict[str, "np.ndarray"]:
+        """Host to host; never through a CUDA graph, so that shapes may change from call to call."""
+        import onnxruntime as ort
+
+        options = ort.RunOptions()
+        if self._cuda_graph:
+            options.add_run_config_entry("gpu_graph_id", "-1")
+        values = self._session.run(None, dict(inputs), options)
+        return {spec.name: value for spec, value in zip(self.outputs, values, strict=True)}
+
+    def bind(self, inputs: Mapping[str, "np.ndarray"]) -> Binding:
+        """Buffers for these shapes; with `cuda_graph`, each binding has a graph of its own."""
+        outputs = self.run(inputs)
+        if self.device == "cpu":
+            return _HostBinding(self._session, dict(inputs), outputs)
+        self._graphs += 1
+        return _DeviceBinding(self._session, inputs, outputs, graph_id=self._graphs if self._cuda_graph else None)
+
+
+def _provider_options(options: Mapping[str, Any], *, tf32: bool) -> dict[str, str]:
+    import torch
+
+    return {
+        "user_compute_stream": str(torch.cuda.current_stream().cuda_stream),
+        "use_tf32": str(int(tf32)),
+        "prefer_nhwc": str(int(options["nhwc"])),
+        "enable_cuda_graph": str(int(options["cuda_graph"])),
+        "cudnn_conv_algo_search": str(options["cudnn_search"]),
+        "cudnn_conv_use_max_workspace": "1",
+    }
+
+
+def _spec(value: Any) -> TensorSpec:
+    shape = tuple(size if isinstance(size, int) else str(size or f"dim{axis}") for axis, size in enumerate(value.shape))
+    return TensorSpec(value.name, _ORT_TYPES.get(value.type, value.type), shape)
+
+
+class _HostBinding:
+    def __init__(self, session: Any, inputs: dict[str, "np.ndarray"], outputs: dict[str, "np.ndarray"]) -> None:
+        import numpy as np
+
+        self.inputs = {name: np.ascontiguousarray(array).copy() for name, array in inputs.items()}
+        self.outputs = {name: np.ascontiguousarray(array).copy() for name, array in outputs.items()}
+        self._session = session
+        self._io = session.io_binding()
+        for name, array in self.inputs.items():
+            self._io.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+        for name, array in self.outputs.items():
+            self._io.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+
+    def launch(self) -> None:
+        """Runs to the end."""
+        self._session.run_with_iobinding(self._io)
+
+
+class _DeviceBinding:
+    def __init__(
+        self,
+        session: Any,
+        inputs: Mapping[str, "np.ndarray"],
+        outputs: Mapping[str, "np.ndarray"],
+        *,
+        graph_id: int | None,
+    ) -> None:
+        import onnxruntime as ort
+        import torch
+
+        self.inputs = {name: torch.from_numpy(array).cuda() for name, array in inputs.items()}
+        self.outputs = {
+            name: torch.empty_like(torch.from_numpy(array), device="cuda") for name, array in outputs.items()
+        }
+        self._session = session
+        self._options = ort.RunOptions()
+        self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+        if graph_id is not None:
+            self._options.add_run_config_entry("gpu_graph_id", str(graph_id))
+        self._io = session.io_binding()
+        for name, tensor in self.inputs.items():
+            self._io.bind_input(name, "cuda", 0, inputs[name].dtype, tuple(tensor.shape), tensor.data_ptr())
+        for name, tensor in self.outputs.items():
+            self._io.bind_output(name, "cuda", 0, outputs[name].dtype, tuple(tensor.shape), tensor.data_ptr())
+
+    def launch(self) -> None:
+        """Enqueues on the stream that was torch's current one when the session was loaded."""
+        self._session.run_with_iobinding(self._io, self._options)

@@ -1,0 +1,52 @@
+"""The backends by name, in the order in which `--backend auto` prefers them."""
+
+from optpipe.backends.base import Backend, Device
+from optpipe.backends.inductor import Inductor
+from optpipe.backends.onnxruntime import OnnxRuntime
+from optpipe.backends.tensorrt import TENSORRT, TENSORRT_RTX
+from optpipe.backends.torch_eager import TorchEager
+from optpipe.backends.torch_tensorrt import TorchTensorRT
+from optpipe.errors import BadInputError
+
+BACKENDS: dict[str, Backend] = {
+    backend.name: backend
+    for backend in (TENSORRT, TENSORRT_RTX, TorchTensorRT(), OnnxRuntime(), Inductor(), TorchEager())
+}
+
+
+def backends_from_text(text: str, device: Device | None) -> tuple[Backend, ...]:
+    """Reads `--backend`: names, `all`, or `auto`.
+
+    `auto` is the best that can run here and, beside it, every TensorRT that builds here ahead of time.
+    """
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if words == ["all"]:
+        return tuple(BACKENDS.values())
+    if words == ["auto"]:
+        return _automatic(device)
+    if unknown := [word for word in words if word not in BACKENDS]:
+        message = f"unknown backend '{unknown[0]}'; known are auto, all, {', '.join(BACKENDS)}"
+        raise BadInputError(message)
+    if not words:
+        message = f"--backend is empty; give auto, all, or any of {', '.join(BACKENDS)}"
+        raise BadInputError(message)
+    return tuple(BACKENDS[word] for word in dict.fromkeys(words))
+
+
+def _automatic(device: Device | None) -> tuple[Backend, ...]:
+    built, runnable = [], None
+    for backend in BACKENDS.values():
+        found = [backend.capability(each) for each in backend.devices() if device in (None, each)]
+        if runnable is None and any(each.runs and each.builds for each in found):
+            runnable = backend
+        elif backend in (TENSORRT, TENSORRT_RTX) and any(each.builds for each in found):
+            built.append(backend)
+    return (*built, *([runnable] if runnable else ()))
+
+
+def chosen_device(backend: Backend, wanted: Device | None) -> Device:
+    """The device an artifact is built for: the one asked for, else the first that can be built for here."""
+    if wanted is not None and wanted in backend.devices():
+        return wanted
+    able = [device for device in backend.devices() if backend.capability(device).builds]
+    return able[0] if able else backend.devices()[0]

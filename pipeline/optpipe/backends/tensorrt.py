@@ -1,0 +1,252 @@
+"""TensorRT 11 and 10, and TensorRT-RTX: one code for all, since they share their Python API.
+
+The network is strongly typed: each tensor keeps the type that the ONNX graph gives it, so the types of the layers'
+inputs are the precision. TensorRT-RTX builds ahead of time on a machine without a GPU.
+Source: NVIDIA TensorRT 11 documentation, "Strongly Typed Networks" and "Working with Dynamic Shapes".
+"""
+
+import importlib
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from optpipe.backends.base import BuildRequest, Built, Capability, Device, checked_options
+from optpipe.backends.onnx_graph import graph_types, node_macs
+from optpipe.core.environment import gpus, package_version
+from optpipe.core.precision import LayerType, Precision
+from optpipe.errors import MissingError, StageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from optpipe.backends.base import Session
+
+ENGINE = "model.engine"
+_TYPES = {"FLOAT": "fp32", "HALF": "fp16", "BF16": "bf16", "INT8": "int8", "FP8": "fp8", "FP4": "fp4", "INT4": "int4"}
+_PRODUCT_LAYERS = ("CONVOLUTION", "DECONVOLUTION", "MATRIX_MULTIPLY")
+_NO_ARITHMETIC = (
+    "CAST",
+    "CONCATENATION",
+    "CONSTANT",
+    "DEQUANTIZE",
+    "GATHER",
+    "IDENTITY",
+    "QUANTIZE",
+    "SHAPE",
+    "SHUFFLE",
+    "SLICE",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRT:
+    """One of the two libraries."""
+
+    name: str
+    library: str
+    """The Python module: `tensorrt` or `tensorrt_rtx`."""
+    package: str
+    install: str
+    ahead_of_time: bool
+    """Whether it builds without a GPU."""
+    needs_module: bool = False
+
+    def precisions(self, device: Device) -> frozenset[Precision]:  # noqa: ARG002
+        """All of them."""
+        return frozenset(Precision)
+
+    def devices(self) -> tuple[Device, ...]:
+        """NVIDIA GPUs alone."""
+        return ("cuda",)
+
+    def capability(self, device: Device) -> Capability:
+        """Whether the library is there, and a GPU that it takes."""
+        version = package_version(self.package)
+        if version is None or importlib.util.find_spec(self.library) is None:
+            return Capability(False, False, None, f"{self.library} is not installed", self.install)
+        if device == "cpu":
+            return Capability(False, False, version, f"{self.name} engines run on NVIDIA GPUs only")
+        why_not = self._gpu_refused(gpus()[0]["compute_capability"]) if gpus() else "no NVIDIA GPU on this machine"
+        return Capability(self.ahead_of_time or bool(gpus()), why_not is None, version, why_not)
+
+    def _gpu_refused(self, compute_capability: str) -> str | None:
+        """TensorRT-RTX runs on GeForce and workstation GPUs: compute capability 7.5, 8.x and 12.x, not 9.0 or 10.x."""
+        major = int(compute_capability.split(".")[0])
+        if self.library == "tensorrt_rtx" and not (compute_capability == "7.5" or major in (8, 12)):
+            return f"TensorRT-RTX does not take compute capability {compute_capability} (7.5, 8.x and 12.x only)"
+        return None
+
+    def recipe(self, device: Device, options: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG002
+        """The library's version, the GPU an engine is tuned for (none when built ahead of time), and the options."""
+        tuned_for = None if self.ahead_of_time or not gpus() else gpus()[0]["name"]
+        return {
+            "library": self.library,
+            "version": package_version(self.package),
+            "gpu": tuned_for,
+            "options": checked_options(options, self._options(), self.name),
+        }
+
+    def _options(self) -> dict[str, Any]:
+        common = {"workspace_bytes": 0, "optimization_level": -1}
+        return common if self.ahead_of_time else {**common, "timing_cache": ""}
+
+    def unsupported(self, request: BuildRequest) -> tuple[str, ...]:
+        """The operators that the ONNX parser refuses, with the parser's own reason."""
+        trt = self._library()
+        logger = _logger(trt)
+        builder = trt.Builder(logger)
+        network = _network(trt, builder)  # builder and network have to outlive the parser
+        parser = trt.OnnxParser(network, logger)
+        if parser.parse_from_file(str(request.graph)):
+            return ()
+        errors = [parser.get_error(index) for index in range(parser.num_errors)]
+        return tuple(dict.fromkeys(f"{each.node_operator()} ({each.node_name()}): {each.desc()}" for each in errors))
+
+    def build(self, request: BuildRequest) -> Built:
+        """Parses, sets the profile, builds, and reads the types out of the network that was built."""
+        trt = self._library()
+        logger = _logger(trt)
+        builder = trt.Builder(logger)
+        network = _network(trt, builder)
+        parser = trt.OnnxParser(network, logger)
+        if not parser.parse_from_file(str(request.graph)):
+            message = f"{self.name} cannot parse {request.graph.name}: {parser.get_error(0).desc()}"
+            raise StageError(message)
+        config = self._config(trt, builder, request)
+        plan = builder.build_serialized_network(network, config)
+        if plan is None:
+            message = f"{self.name} built no engine: {logger.last_error or 'no reason given'}"
+            raise StageError(message)
+        (request.directory / ENGINE).write_bytes(plan)
+        if timing_cache := str(request.options.get("timing_cache", "")):
+            _keep_timing_cache(config, timing_cache)
+        layers = network_layers(trt, network, request)
+        return Built(layers=layers, file=ENGINE, info={"tf32": request.precision is Precision.TF32})
+
+    def _config(self, trt: Any, builder: Any, request: BuildRequest) -> Any:
+        options = checked_options(request.options, self._options(), self.name)
+        config = builder.create_builder_config()
+        if request.precision is Precision.TF32:
+            config.set_flag(trt.BuilderFlag.TF32)
+        else:
+            config.clear_flag(trt.BuilderFlag.TF32)
+        config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+        if options["workspace_bytes"]:
+            config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options["workspace_bytes"])
+        if options["optimization_level"] >= 0:
+            config.builder_optimization_level = options["optimization_level"]
+        if options.get("timing_cache"):
+            config.set_timing_cache(_timing_cache(config, options["timing_cache"]), ignore_mismatch=False)
+        profile = builder.create_optimization_profile()
+        for each in request.card.inputs:
+            profile.set_shape(each.name, each.min, each.opt, each.max)
+        config.add_optimization_profile(profile)
+        return config
+
+    def runnable(self, info: Mapping[str, Any], device: Device) -> str | None:
+        """Engines need a GPU of the kind they were built for."""
+        why_not = self.capability(device).why_not
+        tuned_for = info.get("gpu")
+        if why_not is None and tuned_for and gpus()[0]["name"] != tuned_for:
+            return f"built for {tuned_for}, this is {gpus()[0]['name']}"
+        return why_not
+
+    def load(self, directory: "Path", info: Mapping[str, Any], device: Device, options: Mapping[str, Any]) -> "Session":  # noqa: ARG002
+        """Deserializes an engine; raises `StageError` where the runtime refuses it."""
+        from optpipe.backends.tensorrt_session import TensorRTSession
+
+        return TensorRTSession(self._library(), directory / ENGINE, options)
+
+    def _library(self) -> Any:
+        try:
+            return importlib.import_module(self.library)
+        except ImportError as error:
+            message = f"{self.library} cannot be imported ({error}); {self.install}"
+            raise MissingError(message) from error
+
+
+TENSORRT = TensorRT(
+    name="tensorrt",
+    library="tensorrt",
+    package="tensorrt-cu13",
+    install="install it with `pip install 'optpipe[tensorrt]'` (11) or `optpipe[tensorrt10]`; it comes from NVIDIA's index",
+    ahead_of_time=False,
+)
+TENSORRT_RTX = TensorRT(
+    name="tensorrt-rtx",
+    library="tensorrt_rtx",
+    package="tensorrt-rtx-cu13",
+    install="install it with `pip install tensorrt-rtx-cu13`",
+    ahead_of_time=True,
+)
+
+
+def network_layers(trt: Any, network: Any, request: BuildRequest) -> tuple[LayerType, ...]:
+    """The layers of a strongly typed network by the type of their data input.
+
+    The multiply-adds come from the ONNX node of the same name; a product layer without such a node cannot be proven and
+    raises `StageError`.
+    """
+    import onnx
+
+    model = onnx.load(request.graph)
+    known = graph_types(model, request.card.inputs)
+    macs = {node.name: node_macs(node, known) for node in model.graph.node}
+    tf32 = request.precision is Precision.TF32
+    dequantized = _outputs_of(network, trt.LayerType.DEQUANTIZE)
+    layers = []
+    for index in range(network.num_layers):
+        layer = network.get_layer(index)
+        op = str(layer.type).rpartition(".")[2]
+        data = layer.get_input(0)
+        if data is None or op in _NO_ARITHMETIC:
+            continue
+        kind = _TYPES.get(str(data.dtype).rpartition(".")[2], str(data.dtype).rpartition(".")[2].lower())
+        if op in _PRODUCT_LAYERS:
+            if layer.name not in macs:
+                message = f"{request.graph.name}: the precision of layer {layer.name} ({op}) cannot be proven; it has no ONNX node"
+                raise StageError(message)
+            kind = "int8" if data.name in dequantized else "tf32" if kind == "fp32" and tf32 else kind
+        elif kind not in _TYPES.values():
+            continue
+        layers.append(LayerType(layer.name, op, kind, macs.get(layer.name, 0) if op in _PRODUCT_LAYERS else 0))
+    return tuple(layers)
+
+
+def _outputs_of(network: Any, kind: Any) -> frozenset[str]:
+    layers = (network.get_layer(index) for index in range(network.num_layers))
+    return frozenset(layer.get_output(0).name for layer in layers if layer.type == kind)
+
+
+def _network(trt: Any, builder: Any) -> Any:
+    """Strongly typed: asked for by flag in TensorRT 10, the only kind there is from 11 on."""
+    return builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+
+
+def _timing_cache(config: Any, path: str) -> Any:
+    from pathlib import Path
+
+    file = Path(path)
+    return config.create_timing_cache(file.read_bytes() if file.is_file() else b"")
+
+
+def _keep_timing_cache(config: Any, path: str) -> None:
+    from pathlib import Path
+
+    Path(path).write_bytes(config.get_timing_cache().serialize())
+
+
+def _logger(trt: Any) -> Any:
+    """A logger that stays silent and keeps the last error for the message to the user."""
+
+    class Quiet(trt.ILogger):
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+            self.last_error = ""
+
+        def log(self, severity: Any, message: str) -> None:
+            if severity in (trt.ILogger.Severity.ERROR, trt.ILogger.Severity.INTERNAL_ERROR):
+                self.last_error = message
+
+    return Quiet()

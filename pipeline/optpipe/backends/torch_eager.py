@@ -1,0 +1,91 @@
+"""torch itself, eager or replayed from a CUDA graph: the baseline everything else is measured against."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from optpipe.backends.base import BuildRequest, Built, Capability, Device, checked_options
+from optpipe.backends.torch_program import PRECISIONS, exported, program_layers, refuse_pickles
+from optpipe.core.environment import gpus, package_version
+from optpipe.core.precision import Precision
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from optpipe.backends.base import Session
+
+PROGRAM = "model.pt2"
+OPTIONS: dict[Device, dict[str, Any]] = {"cpu": {"threads": 0}, "cuda": {"cuda_graph": True}}
+
+
+def torch_capability(device: Device) -> Capability:
+    """What torch can do here; `torch` and `inductor` share it."""
+    version = package_version("torch")
+    if device == "cuda" and not gpus():
+        return Capability(False, False, version, "no NVIDIA GPU on this machine")
+    return Capability(True, True, version)
+
+
+def tensor_records(request: BuildRequest) -> dict[str, Any]:
+    """Names, types and shapes of inputs and outputs, which a torch package does not keep."""
+    card = request.card
+    return {
+        "inputs": [{"name": e.name, "dtype": e.dtype, "shape": list(e.tensor.shape)} for e in card.inputs],
+        "outputs": [{"name": e.name, "dtype": e.dtype, "shape": list(e.shape)} for e in card.outputs],
+        "tf32": request.precision is Precision.TF32,
+        "device": request.device,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class TorchEager:
+    """The exported program, called as it is."""
+
+    name: str = "torch"
+    needs_module: bool = True
+
+    def precisions(self, device: Device) -> frozenset[Precision]:
+        """Floating point; TF32 is a type of NVIDIA's Tensor Cores."""
+        return PRECISIONS if device == "cuda" else PRECISIONS - {Precision.TF32}
+
+    def devices(self) -> tuple[Device, ...]:
+        """A GPU first where there is one."""
+        return ("cuda", "cpu")
+
+    def capability(self, device: Device) -> Capability:
+        """torch is always there."""
+        return torch_capability(device)
+
+    def recipe(self, device: Device, options: Mapping[str, Any]) -> dict[str, Any]:
+        """torch's version; eager code is not tuned for a GPU."""
+        return {"torch": package_version("torch"), "options": checked_options(options, OPTIONS[device], self.name)}
+
+    def unsupported(self, request: BuildRequest) -> tuple[str, ...]:  # noqa: ARG002
+        """Nothing: what could be exported, torch can run."""
+        return ()
+
+    def build(self, request: BuildRequest) -> Built:
+        """Exports and saves the program."""
+        import torch
+
+        program = exported(request)
+        torch.export.save(program, request.directory / PROGRAM)
+        info = {
+            **tensor_records(request),
+            "options": checked_options(request.options, OPTIONS[request.device], self.name),
+        }
+        return Built(program_layers(program, request.precision), PROGRAM, info)
+
+    def runnable(self, info: Mapping[str, Any], device: Device) -> str | None:
+        """Where its device is."""
+        return self.capability(device).why_not if info["device"] == device else f"exported for {info['device']}"
+
+    def load(self, directory: "Path", info: Mapping[str, Any], device: Device, options: Mapping[str, Any]) -> "Session":
+        """Loads the program; refuses one with pickles in it."""
+        import torch
+
+        from optpipe.backends.torch_session import TorchSession
+
+        refuse_pickles(directory / PROGRAM)
+        merged = checked_options({**info["options"], **options}, OPTIONS[device], self.name)
+        return TorchSession(torch.export.load(directory / PROGRAM).module(), info, device, merged)

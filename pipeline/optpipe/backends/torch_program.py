@@ -1,0 +1,180 @@
+"""An exported torch program in one precision: what the torch, inductor and torch-tensorrt backends start from.
+
+The precision is set on the module before export, as types of its parameters; inputs and outputs stay FP32, as in the
+ONNX graphs. It is read back from the exported program's own operators.
+"""
+
+import json
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from optpipe.backends.base import BuildRequest
+from optpipe.core.precision import LayerType, Precision
+from optpipe.core.tensors import InputSpec
+from optpipe.errors import StageError
+
+_DTYPES = {Precision.FP32: "float32", Precision.TF32: "float32", Precision.FP16: "float16", Precision.BF16: "bfloat16"}
+_NAMES = {"torch.float32": "fp32", "torch.float16": "fp16", "torch.bfloat16": "bf16", "torch.float64": "fp64"}
+PRECISIONS = frozenset(_DTYPES)
+"""INT8 is not here: torch's convolutions have no INT8 kernel on a GPU, and simulated quantization would prove nothing."""
+
+
+def module_in(precision: Precision, module: Any, device: str) -> Any:
+    """`module` with parameters of `precision` on `device`, channels last; FP32 tensors in and out."""
+    import torch
+
+    dtype = getattr(torch, _DTYPES[precision])
+    inner = module.to(device=device, dtype=dtype, memory_format=torch.channels_last)
+
+    class InPrecision(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = inner
+
+        def forward(self, *inputs: Any) -> Any:
+            outputs = self.model(*(_cast(each, dtype) for each in inputs))
+            flat = outputs if isinstance(outputs, tuple) else (outputs,)
+            return tuple(_cast(each, torch.float32) for each in flat)
+
+    return InPrecision().eval()
+
+
+def _cast(tensor: Any, dtype: Any) -> Any:
+    """Floating tensors in `dtype`, images channels last; token ids stay as they are."""
+    import torch
+
+    if not tensor.is_floating_point():
+        return tensor
+    return tensor.to(dtype=dtype, memory_format=torch.channels_last if tensor.dim() == 4 else torch.contiguous_format)
+
+
+def example_inputs(inputs: tuple[InputSpec, ...], device: str) -> tuple[Any, ...]:
+    """Seeded tensors of the `opt` shapes; an open dimension of size 1 becomes 2, since export takes 1 for a constant."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    tensors = []
+    for each in inputs:
+        shape = [
+            max(usual, 2) if low != high and high > 1 else usual
+            for low, usual, high in zip(each.min, each.opt, each.max, strict=True)
+        ]
+        if each.dtype.startswith("float"):
+            tensors.append(torch.randn(shape, generator=generator).to(device))
+        else:
+            tensors.append(torch.ones(shape, dtype=getattr(torch, each.dtype), device=device))
+    return tuple(tensors)
+
+
+def dynamic_shapes(inputs: tuple[InputSpec, ...]) -> tuple[dict[int, Any], ...]:
+    """One named dimension per open axis: the first axis of all inputs is the same batch, equal ranges share a name."""
+    import torch
+
+    dims: dict[tuple[int, int, int], Any] = {}
+    shapes = []
+    for each in inputs:
+        axes = {}
+        for axis, (low, high) in enumerate(zip(each.min, each.max, strict=True)):
+            if low != high:
+                name = "batch" if axis == 0 else f"dim{axis}"
+                axes[axis] = dims.setdefault((axis, low, high), torch.export.Dim(name, min=low, max=high))
+        shapes.append(axes)
+    return tuple(shapes)
+
+
+def exported(request: BuildRequest) -> Any:
+    """`torch.export` of the source module in the precision asked for."""
+    import torch
+
+    if request.module is None:
+        message = f"{request.card.name} has no torch module to start from"
+        raise StageError(message)
+    module = module_in(request.precision, request.module(), request.device)
+    examples = example_inputs(request.card.inputs, request.device)
+    with torch.no_grad():
+        return torch.export.export(module, examples, dynamic_shapes=(dynamic_shapes(request.card.inputs),))
+
+
+def program_layers(program: Any, precision: Precision) -> tuple[LayerType, ...]:
+    """The operators of an exported program by the type of their first floating input, with their multiply-adds."""
+    import torch
+    from torch.utils.flop_counter import flop_registry
+
+    layers = []
+    for node in program.run_decompositions().graph.nodes:
+        packet = getattr(node.target, "overloadpacket", None)
+        tensors = [each.meta["val"] for each in node.all_input_nodes if isinstance(each.meta.get("val"), torch.Tensor)]
+        floats = [tensor for tensor in tensors if tensor.is_floating_point()]
+        if packet is None or not floats or not isinstance(node.meta.get("val"), torch.Tensor | tuple):
+            continue
+        kind = _NAMES.get(str(floats[0].dtype), str(floats[0].dtype))
+        flops = _flops(flop_registry[packet], node) if packet in flop_registry else 0
+        if kind == "fp32" and flops and precision is Precision.TF32:
+            kind = "tf32"
+        if flops or packet not in _data_movement(torch.ops.aten):
+            layers.append(LayerType(node.name, str(packet).rpartition(".")[2], kind, flops // 2))
+    return tuple(layers)
+
+
+def _data_movement(aten: Any) -> frozenset[Any]:
+    return frozenset(
+        (
+            aten._to_copy,
+            aten.clone,
+            aten.view,
+            aten.permute,
+            aten.expand,
+            aten.cat,
+            aten.slice,
+            aten.select,
+            aten.unsqueeze,
+            aten.squeeze,
+            aten.alias,
+        )
+    )
+
+
+def _flops(count: Any, node: Any) -> int:
+    """Floating-point operations of a node at the sizes of the example: two per multiply-add."""
+    import torch
+
+    def sized(value: Any) -> Any:
+        if isinstance(value, torch.fx.Node):
+            value = value.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            return torch.empty([_hint(size) for size in value.shape], dtype=value.dtype, device="meta")
+        return tuple(map(sized, value)) if isinstance(value, tuple | list) else value
+
+    out = node.meta["val"]
+    out = out[0] if isinstance(out, tuple) else out
+    keywords = {key: sized(value) for key, value in node.kwargs.items()}
+    return int(count(*(sized(each) for each in node.args), **keywords, out_val=sized(out)))
+
+
+def _hint(size: Any) -> int:
+    return int(size.node.hint) if hasattr(size, "node") else int(size)
+
+
+def refuse_pickles(package: Path) -> None:
+    """Raises `StageError` where a torch package holds anything that loading would unpickle."""
+    with zipfile.ZipFile(package) as archive:
+        for name in archive.namelist():
+            if name.endswith("_config.json") and _names_pickle(json.loads(archive.read(name))):
+                message = f"{package.name} holds pickled constants, which optpipe does not load; use another backend for this model"
+                raise StageError(message)
+
+
+def _names_pickle(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return bool(value.get("use_pickle")) or any(_names_pickle(each) for each in value.values())
+    return isinstance(value, list) and any(_names_pickle(each) for each in value)
+
+
+def set_float32_products(*, tf32: bool) -> None:
+    """FP32 means IEEE arithmetic unless TF32 was asked for: in cuBLAS, in cuDNN and in what they are called from."""
+    import torch
+
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    torch.backends.cudnn.allow_tf32 = tf32

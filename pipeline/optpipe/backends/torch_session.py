@@ -1,0 +1,91 @@
+"""Sessions of torch programs: the eager one and AOTInductor's compiled one differ only in what they call."""
+
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from optpipe.backends.base import Binding
+from optpipe.backends.cuda_graph import replayed
+from optpipe.backends.torch_program import set_float32_products
+from optpipe.core.tensors import TensorSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from optpipe.backends.base import Device
+
+
+class TorchSession:
+    """A callable on torch tensors as a session."""
+
+    def __init__(
+        self, call: Callable[..., Any], info: Mapping[str, Any], device: "Device", options: Mapping[str, Any]
+    ) -> None:
+        import torch
+
+        self.device = device
+        self.inputs = tuple(TensorSpec(each["name"], each["dtype"], tuple(each["shape"])) for each in info["inputs"])
+        self.outputs = tuple(TensorSpec(each["name"], each["dtype"], tuple(each["shape"])) for each in info["outputs"])
+        self._call = call
+        self._options = options
+        if device == "cpu" and options.get("threads"):
+            torch.set_num_threads(int(options["threads"]))
+        set_float32_products(tf32=bool(info.get("tf32")))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        del self._call
+
+    def run(self, inputs: Mapping[str, "np.ndarray"]) -> dict[str, "np.ndarray"]:
+        """Host to host."""
+        binding = self._bound(inputs)
+        binding.launch()
+        return {name: tensor.cpu().numpy() for name, tensor in binding.tensors.items()}
+
+    def bind(self, inputs: Mapping[str, "np.ndarray"]) -> Binding:
+        """Fixed inputs; on a GPU captured into a CUDA graph unless `cuda_graph` is off."""
+        binding = self._bound(inputs)
+        binding.launch()
+        if self.device == "cuda" and self._options["cuda_graph"]:
+            return replayed(binding)
+        return binding
+
+    def _bound(self, inputs: Mapping[str, "np.ndarray"]) -> "_TorchBinding":
+        import torch
+
+        tensors = {each.name: torch.from_numpy(inputs[each.name]).to(self.device) for each in self.inputs}
+        return _TorchBinding(self._call, tensors, tuple(each.name for each in self.outputs), self.device)
+
+
+class _TorchBinding:
+    def __init__(
+        self, call: Callable[..., Any], tensors: dict[str, Any], outputs: tuple[str, ...], device: "Device"
+    ) -> None:
+        self._call, self._inputs, self._names, self._device = call, tensors, outputs, device
+        self.tensors: dict[str, Any] = {}
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """Views of the input tensors."""
+        return self._on_host(self._inputs)
+
+    @property
+    def outputs(self) -> Mapping[str, Any]:
+        """The outputs of the last launch."""
+        return self._on_host(self.tensors)
+
+    def _on_host(self, tensors: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {name: tensor.numpy() for name, tensor in tensors.items()} if self._device == "cpu" else tensors
+
+    def launch(self) -> None:
+        """Calls the program; eager torch and AOTInductor allocate their outputs anew each time."""
+        import torch
+
+        with torch.inference_mode():
+            outputs = self._call(*self._inputs.values())
+        flat = outputs if isinstance(outputs, tuple | list) else (outputs,)
+        self.tensors = dict(zip(self._names, flat, strict=True))

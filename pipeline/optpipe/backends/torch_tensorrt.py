@@ -1,0 +1,94 @@
+"""Torch-TensorRT: an exported torch program converted to a TensorRT engine, which then runs as any other.
+
+Source: Torch-TensorRT documentation, "Exporting a serialized TensorRT engine" (`convert_exported_program_to_serialized_trt_engine`).
+"""
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from optpipe.backends.base import BuildRequest, Built, Capability, Device, checked_options
+from optpipe.backends.tensorrt import ENGINE, TENSORRT
+from optpipe.backends.torch_program import PRECISIONS, exported, program_layers
+from optpipe.core.environment import gpus, package_version
+from optpipe.core.precision import Precision
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from optpipe.backends.base import Session
+
+
+@dataclass(frozen=True, slots=True)
+class TorchTensorRT:
+    """TensorRT reached through torch instead of ONNX."""
+
+    name: str = "torch-tensorrt"
+    needs_module: bool = True
+
+    def precisions(self, device: Device) -> frozenset[Precision]:  # noqa: ARG002
+        """Floating point; INT8 reaches TensorRT through ONNX."""
+        return PRECISIONS
+
+    def devices(self) -> tuple[Device, ...]:
+        """NVIDIA GPUs alone."""
+        return ("cuda",)
+
+    def capability(self, device: Device) -> Capability:
+        """Whether the library and a GPU are there: it builds on the GPU that it is for."""
+        version = package_version("torch-tensorrt")
+        if version is None or importlib.util.find_spec("torch_tensorrt") is None:
+            install = "install it with `pip install 'optpipe[torch-tensorrt]'`; TensorRT comes from NVIDIA's index"
+            return Capability(False, False, None, "torch-tensorrt is not installed", install)
+        if device == "cpu" or not gpus():
+            return Capability(False, False, version, "no NVIDIA GPU on this machine")
+        return Capability(True, True, version)
+
+    def recipe(self, device: Device, options: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG002
+        """Versions, the GPU, and the options."""
+        return {
+            "torch_tensorrt": package_version("torch-tensorrt"),
+            "torch": package_version("torch"),
+            "gpu": gpus()[0]["name"] if gpus() else None,
+            "options": checked_options(options, {"workspace_bytes": 0}, self.name),
+        }
+
+    def unsupported(self, request: BuildRequest) -> tuple[str, ...]:
+        """The operators without a converter."""
+        from torch_tensorrt.dynamo import CONVERTERS
+
+        program = exported(request).run_decompositions()
+        targets = {node.target for node in program.graph.nodes if node.op == "call_function"}
+        return tuple(
+            sorted(str(target) for target in targets if target not in CONVERTERS and hasattr(target, "overloadpacket"))
+        )
+
+    def build(self, request: BuildRequest) -> Built:
+        """Converts with explicit types, so that the program's own types are the engine's."""
+        import torch_tensorrt
+
+        options = checked_options(request.options, {"workspace_bytes": 0}, self.name)
+        program = exported(request)
+        inputs = [
+            torch_tensorrt.Input(min_shape=e.min, opt_shape=e.opt, max_shape=e.max, name=e.name)
+            for e in request.card.inputs
+        ]
+        plan = torch_tensorrt.dynamo.convert_exported_program_to_serialized_trt_engine(
+            program,
+            arg_inputs=inputs,
+            use_explicit_typing=True,
+            disable_tf32=request.precision is not Precision.TF32,
+            workspace_size=options["workspace_bytes"],
+            require_full_compilation=True,
+        )
+        (request.directory / ENGINE).write_bytes(plan)
+        return Built(program_layers(program, request.precision), ENGINE, {"gpu": gpus()[0]["name"]})
+
+    def runnable(self, info: Mapping[str, Any], device: Device) -> str | None:
+        """As a TensorRT engine."""
+        return TENSORRT.runnable(info, device)
+
+    def load(self, directory: "Path", info: Mapping[str, Any], device: Device, options: Mapping[str, Any]) -> "Session":
+        """As a TensorRT engine."""
+        return TENSORRT.load(directory, info, device, options)

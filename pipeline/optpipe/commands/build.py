@@ -1,0 +1,68 @@
+"""`optpipe build`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from optpipe.commands.options import DEFAULT_WORKSPACE, JsonOption, ModelArgument, WorkspaceOption
+from optpipe.commands.outcome import Outcome
+
+
+def build(
+    model: ModelArgument,
+    precision: Annotated[
+        str, typer.Option(help="One or more of fp32, tf32, fp16, bf16, int8, separated by commas.")
+    ] = "fp16",
+    backend: Annotated[
+        str, typer.Option(help="auto, all, or names separated by commas; `optpipe doctor` lists them.")
+    ] = "auto",
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; by default each backend's best here.")] = None,
+    batch: Annotated[
+        str | None, typer.Option(metavar="MIN:OPT:MAX", help="Batch sizes of the profile, or one fixed size.")
+    ] = None,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=MIN:OPT:MAX", help="Shapes of one input, such as images=1x3x224x224:8x3x224x224:64x3x224x224."
+        ),
+    ] = None,
+    weights: Annotated[str, typer.Option(help="default, random, or a .safetensors/.pt file.")] = "default",
+    seed: Annotated[int, typer.Option(help="Seed of random weights.")] = 0,
+    images: Annotated[Path | None, typer.Option(metavar="DIR", help="Real images to verify on.")] = None,
+    calibration: Annotated[Path | None, typer.Option(metavar="DIR", help="Real images to calibrate INT8 on.")] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="BACKEND.KEY=VALUE", help="An option of one backend, such as tensorrt.optimization_level=5."
+        ),
+    ] = None,
+    workspace: WorkspaceOption = DEFAULT_WORKSPACE,
+    json: JsonOption = False,
+) -> Outcome:
+    """Export, check parity, set the precision, build, prove, verify and store."""
+    from optpipe.backends.registry import backends_from_text
+    from optpipe.commands.parsing import device_from_text, model_from_options, options_from_text
+    from optpipe.commands.terminal import Terminal
+    from optpipe.core.precision import precisions_from_text
+    from optpipe.core.store import Store
+    from optpipe.reporters.terminal_build import build_table
+    from optpipe.stages.build import BuildPlan, build_record
+    from optpipe.stages.build import build as run_build
+
+    target = device_from_text(device)
+    plan = BuildPlan(
+        precisions=precisions_from_text(precision),
+        backends=backends_from_text(backend, target),
+        named=backend not in ("auto", "all"),
+        automatic=backend == "auto",
+        device=target,
+        images=images,
+        calibration=calibration,
+        options=options_from_text(option or []),
+    )
+    wanted = model_from_options(model, weights, seed, batch, shape or [])
+    with Terminal() as terminal:
+        result = run_build(wanted, plan, Store(workspace), terminal)
+    record = build_record(result, weights, terminal.warnings)
+    return Outcome(record, lambda: build_table(record), result.status)

@@ -1,0 +1,52 @@
+"""From option texts to values, once, at the edge."""
+
+from collections.abc import Sequence
+
+from optpipe.backends.base import Device
+from optpipe.core.tensors import batch_range_from_text, shapes_from_text
+from optpipe.core.weights import weights_from_text
+from optpipe.errors import BadInputError
+from optpipe.sources.resolve import source_from_text
+from optpipe.stages.model import Model
+
+
+def device_from_text(text: str | None) -> Device | None:
+    """Reads `--device`; demanding `cuda` where there is no GPU raises `MissingError`."""
+    from optpipe.core.environment import gpus
+    from optpipe.errors import MissingError
+
+    if text is None or text == "cpu":
+        return "cpu" if text else None
+    if text != "cuda":
+        message = f"--device {text}: give cpu or cuda"
+        raise BadInputError(message)
+    if not gpus():
+        message = "--device cuda: no NVIDIA GPU or no driver on this machine; leave --device out to build what can be built here"
+        raise MissingError(message)
+    return "cuda"
+
+
+def model_from_options(model: str, weights: str, seed: int, batch: str | None, shape: Sequence[str]) -> Model:
+    """The model with the weights and shapes asked for; nothing is loaded yet."""
+    shapes = dict(shapes_from_text(each) for each in shape)
+    return Model(
+        source_from_text(model, shapes),
+        weights_from_text(weights, seed),
+        batch_range_from_text(batch) if batch else None,
+        shapes,
+    )
+
+
+def options_from_text(texts: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Reads `--option BACKEND.KEY=VALUE`, repeated."""
+    from optpipe.backends.registry import BACKENDS
+
+    options: dict[str, dict[str, str]] = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        backend, _, key = name.partition(".")
+        if not key or not value or backend not in BACKENDS:
+            message = f"--option {text}: give BACKEND.KEY=VALUE, with a backend out of {', '.join(BACKENDS)}"
+            raise BadInputError(message)
+        options.setdefault(backend, {})[key] = value
+    return options

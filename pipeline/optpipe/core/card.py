@@ -1,0 +1,103 @@
+"""What optpipe knows about a model: its inputs, its task, the preprocessing it was trained with, and its labels."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from optpipe.core.tensors import InputSpec, Shape, TensorSpec, input_from_dict
+from optpipe.core.transform import Transform
+from optpipe.errors import BadInputError
+
+
+class Task(StrEnum):
+    """What a model's outputs mean; `other` is anything optpipe compares by tensors alone."""
+
+    CLASSIFICATION = "classification"
+    TEXT_CLASSIFICATION = "text-classification"
+    DETECTION = "detection"
+    SEGMENTATION = "segmentation"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """A model's description, free of weights and of any framework."""
+
+    name: str
+    """Short name for tables, such as `resnet50`."""
+    source: str
+    """Canonical MODEL text, such as `torchvision:resnet50`."""
+    task: Task
+    inputs: tuple[InputSpec, ...]
+    outputs: tuple[TensorSpec, ...] = ()
+    """Known once the model is exported."""
+    transform: Transform | None = None
+    """From an image file to the first input; None where the input is no image."""
+    labels: tuple[str, ...] = ()
+    data: Mapping[str, str] = field(default_factory=dict)
+    """Image-set manifests by role: `train`, `calibration`, `validation`."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form; `card_from_dict` reads it."""
+        return {
+            "name": self.name,
+            "source": self.source,
+            "task": str(self.task),
+            "inputs": [each.to_dict() for each in self.inputs],
+            "outputs": [{"name": t.name, "dtype": t.dtype, "shape": list(t.shape)} for t in self.outputs],
+            "preprocessing": self.transform.to_dict() if self.transform else None,
+            "labels": list(self.labels),
+            "data": dict(self.data),
+        }
+
+    def with_profile(
+        self, batch: tuple[int, int, int] | None, shapes: Mapping[str, tuple[Shape, Shape, Shape]]
+    ) -> "ModelCard":
+        """The same model built for other shapes; raises `BadInputError` for an input it does not have."""
+        names = [each.name for each in self.inputs]
+        if unknown := sorted(set(shapes) - set(names)):
+            message = f"--shape names '{unknown[0]}', but {self.name} has the inputs {', '.join(names)}"
+            raise BadInputError(message)
+        inputs = []
+        for each in self.inputs:
+            resized = each.with_batch(*batch) if batch and each.name not in shapes else each
+            if each.name in shapes:
+                low, usual, high = shapes[each.name]
+                resized = InputSpec(each.name, each.dtype, low, usual, high)
+            if len(resized.min) != len(each.min):
+                message = f"--shape {each.name}: {self.name} takes {len(each.min)} dimensions, {each.profile_text()}"
+                raise BadInputError(message)
+            inputs.append(resized)
+        return replace(self, inputs=tuple(inputs))
+
+
+def _output_from_dict(value: Mapping[str, Any]) -> TensorSpec:
+    return TensorSpec(value["name"], value.get("dtype", "float32"), tuple(value.get("shape", ())))
+
+
+def card_from_dict(value: Mapping[str, Any]) -> ModelCard:
+    """Reads the JSON or TOML form."""
+    try:
+        return ModelCard(
+            name=str(value["name"]),
+            source=str(value["source"]),
+            task=Task(value["task"]),
+            inputs=tuple(input_from_dict(each) for each in value["inputs"]),
+            outputs=tuple(_output_from_dict(each) for each in value.get("outputs", ())),
+            transform=Transform.from_dict(value["preprocessing"]) if value.get("preprocessing") else None,
+            labels=tuple(map(str, value.get("labels", ()))),
+            data=dict(value.get("data", {})),
+        )
+    except (KeyError, ValueError, TypeError) as error:
+        message = (
+            f"model card '{value.get('name', '?')}': {type(error).__name__} {error}; models/README.md has the form"
+        )
+        raise BadInputError(message) from error
+
+
+def card_from_file(path: Path) -> ModelCard:
+    """Reads `card.json` of a stored model."""
+    return card_from_dict(json.loads(path.read_text(encoding="utf-8")))

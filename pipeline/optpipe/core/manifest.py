@@ -1,0 +1,94 @@
+"""What stands beside every stored artifact: where it came from, what it is, and how to make it again."""
+
+import json
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from optpipe.core.hashing import file_sha256
+from optpipe.errors import BadInputError
+
+SCHEMA = 1
+"""Version of the manifest's form; a reader refuses a newer one."""
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """A file's size and hash at the moment it was stored."""
+
+    sha256: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The record of one store entry."""
+
+    kind: str
+    id: str
+    recipe: Mapping[str, Any]
+    """All that decides the content: hashes of inputs, flags, tool versions. The id is its hash."""
+    parents: tuple[str, ...]
+    """Ids of the entries it was made from."""
+    files: Mapping[str, FileRecord]
+    info: Mapping[str, Any]
+    """What the stage found out: shares, parity, warnings."""
+    environment: Mapping[str, Any]
+    command: str
+    created: str
+    """UTC, ISO 8601."""
+    seconds: float
+    schema: int = field(default=SCHEMA)
+
+    def to_json(self) -> str:
+        """The file's text."""
+        return json.dumps(asdict(self), indent=2, sort_keys=True, allow_nan=False) + "\n"
+
+
+def manifest_from_file(path: Path) -> Manifest:
+    """Reads a manifest; raises `BadInputError` where it is damaged or of a newer schema."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        schema = value["schema"]
+        if schema != SCHEMA:
+            message = f"{path}: manifest schema {schema}, this optpipe reads {SCHEMA}; use a matching optpipe"
+            raise BadInputError(message)
+        value["files"] = {name: FileRecord(**record) for name, record in value["files"].items()}
+        value["parents"] = tuple(value["parents"])
+        return Manifest(**value)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        message = f"{path} is not a readable manifest ({type(error).__name__}); remove the entry with `optpipe rm`"
+        raise BadInputError(message) from error
+
+
+def file_records(directory: Path) -> dict[str, FileRecord]:
+    """Sizes and hashes of all files below `directory`, by POSIX path relative to it, without the manifest itself."""
+    return {
+        path.relative_to(directory).as_posix(): FileRecord(file_sha256(path), path.stat().st_size)
+        for path in sorted(directory.rglob("*"))
+        if path.is_file() and path.relative_to(directory).as_posix() != MANIFEST
+    }
+
+
+def damage(directory: Path, manifest: Manifest) -> str | None:
+    """What is wrong with the files of an entry, in a few words; None where every byte is as it was stored."""
+    for name, record in manifest.files.items():
+        path = directory / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != record.size_bytes:
+            return f"{name} has {path.stat().st_size} bytes instead of {record.size_bytes}"
+        if file_sha256(path) != record.sha256:
+            return f"{name} does not have the hash in its manifest"
+    return None
+
+
+def command_line() -> str:
+    """The command that is running, as it can be typed again."""
+    name = Path(sys.argv[0]).name
+    program = "optpipe" if name in ("optpipe", "__main__.py") else name
+    return shlex.join([program, *sys.argv[1:]])

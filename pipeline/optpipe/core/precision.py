@@ -1,0 +1,106 @@
+"""Precisions that can be asked for, and the proof of the one that was built."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from optpipe.errors import BadInputError
+
+REQUIRED_SHARE = 0.80
+"""At least this share of the multiply-adds has to be in the type that was asked for."""
+
+
+class Precision(StrEnum):
+    """What a build is asked for. FP32 means IEEE single precision throughout: no TF32."""
+
+    FP32 = "fp32"
+    TF32 = "tf32"
+    FP16 = "fp16"
+    BF16 = "bf16"
+    INT8 = "int8"
+
+
+def precisions_from_text(text: str) -> tuple[Precision, ...]:
+    """Reads a comma-separated list such as `fp32,fp16`; keeps its order and drops repetitions."""
+    try:
+        wanted = [Precision(word.strip().lower()) for word in text.split(",") if word.strip()]
+    except ValueError as error:
+        message = f"{error}: known precisions are {', '.join(Precision)}"
+        raise BadInputError(message) from None
+    if not wanted:
+        message = "--precision is empty; name at least one of " + ", ".join(Precision)
+        raise BadInputError(message)
+    return tuple(dict.fromkeys(wanted))
+
+
+@dataclass(frozen=True, slots=True)
+class LayerType:
+    """One layer of a built network: the type its data input arrives in, and the multiply-adds it performs."""
+
+    name: str
+    op: str
+    type: str
+    """`fp32`, `tf32`, `fp16`, `bf16`, `int8`, `fp8` or an integer type's name."""
+    macs: int
+    """Multiply-adds at the optimization profile's `opt` shapes; 0 for layers without any."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrecisionShare:
+    """The share of layers and of multiply-adds by type, read from a built network."""
+
+    layers: Mapping[str, float]
+    macs: Mapping[str, float]
+    total_macs: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {"layers": dict(self.layers), "macs": dict(self.macs), "total_macs": self.total_macs}
+
+
+def precision_share(layers: Iterable[LayerType]) -> PrecisionShare:
+    """Adds up `layers`. Only layers that compute in floating point or INT8 arithmetic should be passed in."""
+    count: Counter[str] = Counter()
+    macs: Counter[str] = Counter()
+    for layer in layers:
+        count[layer.type] += 1
+        macs[layer.type] += layer.macs
+    total, total_macs = count.total(), macs.total()
+    return PrecisionShare(
+        layers={kind: n / total for kind, n in sorted(count.items())},
+        macs={kind: n / total_macs for kind, n in sorted(macs.items()) if n},
+        total_macs=total_macs,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PrecisionProof:
+    """Whether a built network is what was asked for, and which layers are not."""
+
+    share: PrecisionShare
+    proven: bool
+    reason: str
+    others: tuple[LayerType, ...]
+    """Layers with multiply-adds in another type, the largest first."""
+
+
+def prove(wanted: Precision, layers: Iterable[LayerType]) -> PrecisionProof:
+    """Holds a built network's layers against the precision asked for.
+
+    FP32 and TF32 must hold for every multiply-add; the others for at least `REQUIRED_SHARE` of them. A network without
+    multiply-adds is judged by its layers.
+    """
+    layers = tuple(layers)
+    share = precision_share(layers)
+    counted = share.macs or share.layers
+    found = counted.get(str(wanted), 0.0)
+    required = 1.0 if wanted in (Precision.FP32, Precision.TF32) else REQUIRED_SHARE
+    others = sorted(
+        (layer for layer in layers if layer.type != wanted and (layer.macs or not share.macs)),
+        key=lambda layer: -layer.macs,
+    )
+    unit = "multiply-adds" if share.macs else "layers"
+    reason = f"{found:.1%} of {unit} in {wanted}, {required:.0%} required"
+    return PrecisionProof(share=share, proven=found >= required - 1e-12, reason=reason, others=tuple(others))

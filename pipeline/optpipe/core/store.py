@@ -1,0 +1,211 @@
+"""The artifact store: addressed by recipe, verified by content, complete or absent.
+
+An entry is a folder `store/<kind>-<id>`, where the id is the hash of all that decides its content. It is made in
+`tmp/` and renamed into place when whole, so a killed process leaves nothing that looks finished. One lock file per
+entry lets two builds of the same thing take turns: the second finds what the first has made.
+"""
+
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from optpipe.core.environment import environment
+from optpipe.core.events import Listener
+from optpipe.core.hashing import value_sha256
+from optpipe.core.manifest import MANIFEST, Manifest, command_line, damage, file_records, manifest_from_file
+from optpipe.errors import BadInputError, StageError
+
+ID_LENGTH = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A complete entry of the store."""
+
+    path: Path
+    manifest: Manifest
+
+    @property
+    def id(self) -> str:
+        """The entry's id: the first digits of its recipe's hash."""
+        return self.manifest.id
+
+    @property
+    def info(self) -> Mapping[str, Any]:
+        """What the stage that made it found out."""
+        return self.manifest.info
+
+    def file(self, name: str) -> Path:
+        """The path of one of its files."""
+        return self.path / name
+
+    def sha256(self, name: str) -> str:
+        """The stored hash of one of its files."""
+        return self.manifest.files[name].sha256
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of all its files."""
+        return sum(record.size_bytes for record in self.manifest.files.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """The store below one workspace folder."""
+
+    workspace: Path
+
+    @property
+    def root(self) -> Path:
+        """Where complete entries lie."""
+        return self.workspace / "store"
+
+    def get(self, kind: str, recipe: Mapping[str, Any]) -> Entry | None:
+        """The entry made by `recipe`, or None where there is none or it is damaged."""
+        path = self.root / _entry_name(kind, recipe)
+        if not (path / MANIFEST).is_file():
+            return None
+        manifest = manifest_from_file(path / MANIFEST)
+        return Entry(path, manifest) if damage(path, manifest) is None else None
+
+    def produce(
+        self,
+        kind: str,
+        recipe: Mapping[str, Any],
+        make: Callable[[Path], Mapping[str, Any]],
+        *,
+        parents: tuple[str, ...] = (),
+        listener: Listener,
+    ) -> tuple[Entry, bool]:
+        """The entry made by `recipe` and whether the store had it already.
+
+        `make` fills an empty folder and returns the manifest's `info`; what it raises leaves nothing behind.
+        """
+        if (entry := self.get(kind, recipe)) is not None:
+            return entry, True
+        name = _entry_name(kind, recipe)
+        with _named_failures(self.workspace), self._locked(name):
+            if (entry := self.get(kind, recipe)) is not None:
+                return entry, True
+            if (self.root / name).exists():
+                listener.warn(f"store entry {name} was damaged and is made again")
+                shutil.rmtree(self.root / name)
+            return self._made(kind, name, recipe, make, parents), False
+
+    def _made(
+        self,
+        kind: str,
+        name: str,
+        recipe: Mapping[str, Any],
+        make: Callable[[Path], Mapping[str, Any]],
+        parents: tuple[str, ...],
+    ) -> Entry:
+        scratch = self.workspace / "tmp" / name  # ours alone while the lock is held, so what lies there is a dead run's
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir(parents=True)
+        try:
+            started = monotonic()
+            info = make(scratch)
+            manifest = Manifest(
+                kind=kind,
+                id=_entry_id(kind, recipe),
+                recipe=recipe,
+                parents=parents,
+                files=file_records(scratch),
+                info=info,
+                environment=environment(),
+                command=command_line(),
+                created=datetime.now(UTC).isoformat(timespec="seconds"),
+                seconds=round(monotonic() - started, 3),
+            )
+            (scratch / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
+            _flush(scratch)
+            self.root.mkdir(parents=True, exist_ok=True)
+            scratch.rename(self.root / name)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        return Entry(self.root / name, manifest)
+
+    @contextmanager
+    def _locked(self, name: str) -> Iterator[None]:
+        lock = self.workspace / "locks" / name
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        with lock.open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def entries(self) -> list[Entry]:
+        """All entries with a readable manifest, oldest first. Their files are not hashed here."""
+        found = [Entry(path.parent, manifest_from_file(path)) for path in self.root.glob(f"*/{MANIFEST}")]
+        return sorted(found, key=lambda entry: (entry.manifest.created, entry.path.name))
+
+    def find(self, prefix: str) -> Entry:
+        """The one entry whose id or `kind-id` starts with `prefix`."""
+        found = [entry for entry in self.entries() if entry.id.startswith(prefix) or entry.path.name.startswith(prefix)]
+        if len(found) != 1:
+            names = ", ".join(entry.path.name for entry in found[:5])
+            message = (
+                f"'{prefix}' fits {len(found)} entries ({names}); give more digits"
+                if found
+                else f"nothing stored under '{prefix}' in {self.workspace}; `optpipe ls` lists what is"
+            )
+            raise BadInputError(message)
+        return found[0]
+
+    def verified(self, entry: Entry) -> Entry:
+        """`entry`, after every byte was held against its manifest. Call it before anything is deserialized."""
+        if (problem := damage(entry.path, entry.manifest)) is not None:
+            message = (
+                f"store entry {entry.path.name} is damaged: {problem}\n"
+                f"remove it with `optpipe rm {entry.id}` and run `{entry.manifest.command}` again"
+            )
+            raise StageError(message)
+        return entry
+
+    def remove(self, entry: Entry) -> int:
+        """Deletes an entry; returns the bytes it held."""
+        with _named_failures(self.workspace), self._locked(entry.path.name):
+            doomed = self.workspace / "tmp" / f"{entry.path.name}.removed"
+            doomed.parent.mkdir(parents=True, exist_ok=True)
+            entry.path.rename(doomed)  # first out of sight in one step, then file by file
+            shutil.rmtree(doomed)
+        return entry.size_bytes
+
+
+def _entry_id(kind: str, recipe: Mapping[str, Any]) -> str:
+    return value_sha256({"kind": kind, "recipe": recipe})[:ID_LENGTH]
+
+
+def _entry_name(kind: str, recipe: Mapping[str, Any]) -> str:
+    return f"{kind}-{_entry_id(kind, recipe)}"
+
+
+def _flush(directory: Path) -> None:
+    for path in directory.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+
+
+@contextmanager
+def _named_failures(workspace: Path) -> Iterator[None]:
+    """Turns what the file system refuses into the message a user can act on."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            message = f"no space left for workspace {workspace}; free some (`optpipe gc`) or pass --workspace DIR"
+            raise StageError(message) from error
+        ours = error.filename is not None and Path(error.filename).is_relative_to(workspace)
+        if ours and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST):
+            message = f"workspace {workspace} cannot be written ({error.strerror}); pass --workspace DIR"
+            raise BadInputError(message) from error
+        raise

@@ -1,0 +1,115 @@
+"""Tensors by name, type and shape, and the shapes an engine is built for."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from optpipe.errors import BadInputError
+
+Shape = tuple[int, ...]
+DTYPES = ("float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A named tensor. A dimension is a size, or a name where it may change from call to call."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether any dimension may change."""
+        return any(isinstance(size, str) for size in self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class InputSpec:
+    """A model input with its optimization profile: the smallest, the most usual and the largest shape it will see."""
+
+    name: str
+    dtype: str
+    min: Shape
+    opt: Shape
+    max: Shape
+
+    def __post_init__(self) -> None:
+        if not len(self.min) == len(self.opt) == len(self.max):
+            message = f"input '{self.name}': min, opt and max have different ranks: {self.profile_text()}"
+            raise BadInputError(message)
+        if any(not 1 <= low <= usual <= high for low, usual, high in zip(self.min, self.opt, self.max, strict=True)):
+            message = f"input '{self.name}': every dimension needs 1 <= min <= opt <= max, got {self.profile_text()}"
+            raise BadInputError(message)
+
+    @property
+    def tensor(self) -> TensorSpec:
+        """The tensor, with the names `batch`, `dim1`, … where the profile leaves a dimension open."""
+        names: tuple[int | str, ...] = tuple(
+            low if low == high else ("batch" if axis == 0 else f"dim{axis}")
+            for axis, (low, high) in enumerate(zip(self.min, self.max, strict=True))
+        )
+        return TensorSpec(self.name, self.dtype, names)
+
+    def profile_text(self) -> str:
+        """`1x3x224x224:8x3x224x224:64x3x224x224`, as `--shape` takes it."""
+        return ":".join("x".join(map(str, shape)) for shape in (self.min, self.opt, self.max))
+
+    def with_batch(self, low: int, usual: int, high: int) -> "InputSpec":
+        """The same input with another range for its first dimension."""
+        return replace(self, min=(low, *self.min[1:]), opt=(usual, *self.opt[1:]), max=(high, *self.max[1:]))
+
+    def holds(self, shape: Sequence[int]) -> bool:
+        """Whether the profile covers `shape`."""
+        return len(shape) == len(self.min) and all(
+            low <= size <= high for low, size, high in zip(self.min, shape, self.max, strict=True)
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form; `input_from_dict` reads it."""
+        return {
+            "name": self.name,
+            "dtype": self.dtype,
+            "min": list(self.min),
+            "opt": list(self.opt),
+            "max": list(self.max),
+        }
+
+
+def input_from_dict(value: Mapping[str, Any]) -> InputSpec:
+    """Reads `{name, dtype, min, opt, max}`."""
+    dtype = str(value.get("dtype", "float32"))
+    if dtype not in DTYPES:
+        message = f"input '{value.get('name')}': dtype {dtype} is none of {', '.join(DTYPES)}"
+        raise BadInputError(message)
+    low, usual, high = (tuple(int(size) for size in value[key]) for key in ("min", "opt", "max"))
+    return InputSpec(name=str(value["name"]), dtype=dtype, min=low, opt=usual, max=high)
+
+
+def batch_range_from_text(text: str) -> tuple[int, int, int]:
+    """Reads `--batch`: `8` is fixed, `1:8:64` is min:opt:max."""
+    try:
+        parts = [int(part) for part in text.split(":")]
+    except ValueError:
+        parts = []
+    if len(parts) == 1:
+        parts *= 3
+    if len(parts) != 3 or not 1 <= parts[0] <= parts[1] <= parts[2]:
+        message = f"--batch {text}: give one size or MIN:OPT:MAX with 1 <= MIN <= OPT <= MAX, such as 1:8:64"
+        raise BadInputError(message)
+    return parts[0], parts[1], parts[2]
+
+
+def shapes_from_text(text: str) -> tuple[str, tuple[Shape, Shape, Shape]]:
+    """Reads `--shape NAME=SHAPE` or `NAME=MIN:OPT:MAX`, shapes such as `1x3x224x224`."""
+    name, _, value = text.partition("=")
+    try:
+        shapes = [tuple(int(size) for size in shape.lower().split("x")) for shape in value.split(":")]
+    except ValueError:
+        shapes = []
+    if len(shapes) == 1:
+        shapes *= 3
+    if not name or len(shapes) != 3:
+        message = f"--shape {text}: give NAME=MIN:OPT:MAX, such as images=1x3x224x224:8x3x224x224:64x3x224x224"
+        raise BadInputError(message)
+    return name, (shapes[0], shapes[1], shapes[2])

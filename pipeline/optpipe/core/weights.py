@@ -1,0 +1,60 @@
+"""Which weights were asked for, and which a model was built with."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from optpipe.core.hashing import file_sha256
+from optpipe.errors import BadInputError
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsRequest:
+    """`default` (as published), `random` (seeded) or a `file`."""
+
+    kind: Literal["default", "random", "file"] = "default"
+    seed: int = 0
+    path: Path | None = None
+
+    def recipe(self) -> dict[str, Any]:
+        """What of the request decides the result: a file counts by its content, not by its name."""
+        if self.path is not None:
+            return {"file": file_sha256(self.path)}
+        return {"random": self.seed} if self.kind == "random" else {"default": True}
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsRecord:
+    """The weights a model really has."""
+
+    source: str
+    """`default:NAME`, `random`, `file` or `embedded` (part of an ONNX file)."""
+    sha256: str
+    """Over names, types, shapes and bytes of all tensors; for an ONNX file over its bytes."""
+    seed: int | None = None
+
+    @property
+    def trained(self) -> bool:
+        """Whether accuracy can mean anything."""
+        return self.source != "random"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {**asdict(self), "trained": self.trained}
+
+
+def weights_record_from_dict(value: Mapping[str, Any]) -> WeightsRecord:
+    """Reads the JSON form."""
+    return WeightsRecord(source=value["source"], sha256=value["sha256"], seed=value["seed"])
+
+
+def weights_from_text(text: str, seed: int) -> WeightsRequest:
+    """Reads `--weights`: `default`, `random`, or the path of a safetensors file or a state dict."""
+    if text in ("default", "random"):
+        return WeightsRequest(kind="default" if text == "default" else "random", seed=seed)
+    path = Path(text)
+    if not path.is_file():
+        message = f"--weights {text}: no such file; give default, random, or a .safetensors, .pt or .pth file"
+        raise BadInputError(message)
+    return WeightsRequest(kind="file", path=path)

@@ -1,0 +1,46 @@
+"""What every kind of MODEL can do: say cheaply what it is, and load itself."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from optpipe.core.card import ModelCard
+from optpipe.core.weights import WeightsRecord, WeightsRequest
+from optpipe.errors import OptpipeError
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model in memory: either a `torch.nn.Module` whose forward takes the card's inputs in order, or an ONNX file."""
+
+    card: ModelCard
+    weights: WeightsRecord
+    module: Any = None
+    onnx: Path | None = None
+
+
+class Source(Protocol):
+    """One MODEL as the user named it."""
+
+    @property
+    def name(self) -> str:
+        """Canonical text, such as `torchvision:resnet50`."""
+
+    @property
+    def has_module(self) -> bool:
+        """Whether it loads as a torch module; an ONNX file does not."""
+
+    def identity(self) -> Mapping[str, Any]:
+        """All that decides the model beside its weights: versions and file hashes. Imports no framework."""
+
+    def load(self, weights: WeightsRequest) -> Loaded:
+        """Loads it; raises `BadInputError` for a name or file that is no model, `NoWeightsError` without a network."""
+
+
+class NoWeightsError(OptpipeError):
+    """The published weights cannot be had here; `host` is where they would come from."""
+
+    def __init__(self, reason: str, host: str) -> None:
+        super().__init__(reason)
+        self.host = host

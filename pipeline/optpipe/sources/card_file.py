@@ -1,0 +1,91 @@
+"""A model card: TOML that names a factory or an ONNX file, its weights, inputs, preprocessing, labels and data."""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from optpipe.core.card import ModelCard, card_from_dict
+from optpipe.core.hashing import file_sha256, value_sha256
+from optpipe.core.weights import WeightsRecord, WeightsRequest
+from optpipe.errors import BadInputError
+from optpipe.sources.base import Loaded
+from optpipe.sources.onnx_file import OnnxFileSource
+from optpipe.sources.python_file import PythonFileSource
+
+
+@dataclass(frozen=True)
+class CardSource:
+    """One card on disk. Paths in it are relative to the card."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """The card's path."""
+        return str(self.path)
+
+    @cached_property
+    def _table(self) -> Mapping[str, Any]:
+        try:
+            return tomllib.loads(self.path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            message = f"{self.path} is not a readable model card: {error}"
+            raise BadInputError(message) from error
+
+    @cached_property
+    def card(self) -> ModelCard:
+        """The card's values, with data folders made absolute."""
+        card = card_from_dict(self._table)
+        return replace(card, data={role: str(self._beside(folder)) for role, folder in card.data.items()})
+
+    def _beside(self, name: str) -> Path:
+        return (self.path.parent / name).resolve()
+
+    def _inner(self) -> PythonFileSource | OnnxFileSource:
+        file, _, factory = self.card.source.rpartition(":")
+        if factory and file.endswith(".py"):
+            return PythonFileSource(self._beside(file), factory, card=self.card)
+        if self.card.source.endswith(".onnx"):
+            return OnnxFileSource(self._beside(self.card.source), card=self.card)
+        message = f"{self.path}: source '{self.card.source}' is neither FILE.py:FACTORY nor FILE.onnx"
+        raise BadInputError(message)
+
+    def _weights(self) -> Path | None:
+        if "weights" not in self._table:
+            return None
+        path = self._beside(str(self._table["weights"]))
+        if not path.is_file():
+            message = f"{self.path}: its weights {path} are missing"
+            raise BadInputError(message)
+        stated = self._table.get("weights_sha256")
+        if stated is not None and file_sha256(path) != stated:
+            message = f"{self.path}: {path.name} does not have the sha256 that the card states"
+            raise BadInputError(message)
+        return path
+
+    @property
+    def has_module(self) -> bool:
+        """Whether it loads as a torch module."""
+        return self._inner().has_module
+
+    def identity(self) -> Mapping[str, Any]:
+        """The card's values, the file it names, and its weights' hash."""
+        weights = self._weights()
+        described = {key: value for key, value in self.card.to_dict().items() if key != "data"}
+        return {
+            "card": value_sha256(described),
+            "weights": file_sha256(weights) if weights else None,
+            **self._inner().identity(),
+        }
+
+    def load(self, weights: WeightsRequest) -> Loaded:
+        """Loads what the card names; its own weights are the `default` ones."""
+        own = self._weights()
+        if weights.kind != "default" or own is None:
+            return self._inner().load(weights)
+        loaded = self._inner().load(WeightsRequest(kind="file", path=own))
+        record = WeightsRecord(f"default:{own.name}", loaded.weights.sha256)
+        return replace(loaded, weights=record)

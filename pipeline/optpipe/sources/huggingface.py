@@ -1,0 +1,114 @@
+"""Hugging Face by name or local folder: `hf:google/vit-base-patch16-224`, `hf:./my-model`.
+
+Image and text classification. The configuration has to be had (from the hub, its cache or the folder); the weights
+may be replaced by random ones.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from optpipe.core.card import ModelCard, Task
+from optpipe.core.environment import package_version
+from optpipe.core.hashing import file_sha256
+from optpipe.core.tensors import InputSpec
+from optpipe.core.weights import WeightsRecord, WeightsRequest
+from optpipe.errors import BadInputError, MissingError
+from optpipe.sources.base import Loaded, NoWeightsError
+from optpipe.sources.modules import flat_module
+from optpipe.sources.transform import transform_from_processor
+from optpipe.sources.weights import module_weights_sha256, with_weights
+
+HUB = "huggingface.co"
+SEQUENCE = (8, 128, 512)
+"""Profile of a text model's sequence length, cut at what its position embeddings allow."""
+
+
+@dataclass(frozen=True, slots=True)
+class HuggingFaceSource:
+    """A model on the hub, or a folder saved with `save_pretrained`."""
+
+    repository: str
+
+    @property
+    def name(self) -> str:
+        """`hf:NAME`."""
+        return f"hf:{self.repository}"
+
+    @property
+    def has_module(self) -> bool:
+        """Whether it loads as a torch module."""
+        return True
+
+    def identity(self) -> dict[str, Any]:
+        """The repository's name; of a local folder the hashes of its files."""
+        folder = Path(self.repository)
+        files = {path.name: file_sha256(path) for path in sorted(folder.glob("*")) if path.is_file()}
+        return {
+            "source": self.name,
+            "files": files,
+            "transformers": package_version("transformers"),
+            "torch": package_version("torch"),
+        }
+
+    def load(self, weights: WeightsRequest) -> Loaded:
+        """Builds the module for the task that its configuration names."""
+        if package_version("transformers") is None:
+            message = (
+                f"{self.name} needs transformers: install it with `uv sync --extra hf` or `pip install 'optpipe[hf]'`"
+            )
+            raise MissingError(message)
+        import transformers
+
+        try:
+            config = transformers.AutoConfig.from_pretrained(self.repository)
+        except (OSError, ValueError) as error:
+            message = f"{self.name}: no configuration to be had ({_first_line(error)}); give a name on {HUB} or a local folder"
+            raise (BadInputError if Path(self.repository).exists() else MissingError)(message) from error
+        image = type(config) in transformers.AutoModelForImageClassification._model_mapping
+        kind = (
+            transformers.AutoModelForImageClassification if image else transformers.AutoModelForSequenceClassification
+        )
+        if not image and type(config) not in kind._model_mapping:
+            message = f"{self.name} is a {config.model_type} model without an image or text classification head"
+            raise BadInputError(message)
+        module, record = self._module(kind, config, weights)
+        card = self._image_card(transformers, config) if image else self._text_card(config)
+        return Loaded(card, record, module=flat_module(module, keywords=tuple(each.name for each in card.inputs)))
+
+    def _module(self, kind: Any, config: Any, request: WeightsRequest) -> tuple[Any, WeightsRecord]:
+        if request.kind != "default":
+            return with_weights(lambda: kind.from_config(config), request)
+        try:
+            module = kind.from_pretrained(self.repository, use_safetensors=True).eval()
+        except OSError as error:
+            reason = f"{self.name}: {_first_line(error)}"
+            raise NoWeightsError(reason, HUB) from error
+        return module, WeightsRecord(f"default:{self.repository}", module_weights_sha256(module))
+
+    def _image_card(self, transformers: Any, config: Any) -> ModelCard:
+        try:
+            processor = transformers.AutoImageProcessor.from_pretrained(self.repository)
+        except OSError as error:
+            message = f"{self.name}: it has no preprocessor_config.json, so its preprocessing is unknown ({_first_line(error)})"
+            raise BadInputError(message) from error
+        transform = transform_from_processor(processor)
+        size = transform.size or (getattr(config, "image_size", 224),) * 2
+        channels = getattr(config, "num_channels", 3)
+        image = InputSpec("pixel_values", "float32", *((n, channels, *size) for n in (1, 8, 64)))
+        labels = tuple(config.id2label[key] for key in sorted(config.id2label))
+        return ModelCard(self._short(), self.name, Task.CLASSIFICATION, (image,), transform=transform, labels=labels)
+
+    def _text_card(self, config: Any) -> ModelCard:
+        limit = getattr(config, "max_position_embeddings", SEQUENCE[2])
+        shapes = [(batch, min(length, limit)) for batch, length in zip((1, 8, 64), SEQUENCE, strict=True)]
+        inputs = tuple(InputSpec(name, "int64", *shapes) for name in ("input_ids", "attention_mask"))
+        labels = tuple(config.id2label[key] for key in sorted(config.id2label))
+        return ModelCard(self._short(), self.name, Task.TEXT_CLASSIFICATION, inputs, labels=labels)
+
+    def _short(self) -> str:
+        return Path(self.repository).name
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

@@ -1,0 +1,157 @@
+"""An ONNX file from anyone: fixed or open shapes, several inputs, opset 9 and up, external data."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from optpipe.core.card import ModelCard, Task
+from optpipe.core.hashing import file_sha256
+from optpipe.core.tensors import DTYPES, InputSpec, Shape
+from optpipe.core.weights import WeightsRecord, WeightsRequest
+from optpipe.errors import BadInputError
+from optpipe.sources.base import Loaded
+
+OLDEST_OPSET = 9
+BATCH = (1, 8, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxFileSource:
+    """A file on disk, with the external data beside it."""
+
+    path: Path
+    card: ModelCard | None = None
+    shapes: Mapping[str, tuple[Shape, Shape, Shape]] | None = None
+    """From `--shape`: needed for open dimensions other than the first."""
+
+    @property
+    def name(self) -> str:
+        """The file's path."""
+        return str(self.path)
+
+    @property
+    def has_module(self) -> bool:
+        """Whether it loads as a torch module."""
+        return False
+
+    def identity(self) -> Mapping[str, Any]:
+        """Hashes of the file and of its external data."""
+        self._check_file()
+        identity: dict[str, Any] = {"onnx": file_sha256(self.path)}
+        if external := external_files(self.path):
+            identity["external"] = {path.name: file_sha256(path) for path in external}
+        return identity
+
+    def _check_file(self) -> None:
+        if not self.path.is_file():
+            message = f"{self.path}: no such file"
+            raise BadInputError(message)
+        if self.path.stat().st_size == 0:
+            message = f"{self.path} is empty"
+            raise BadInputError(message)
+
+    def load(self, weights: WeightsRequest) -> Loaded:
+        """Parses and checks the file; raises `BadInputError` for anything that is no complete ONNX model."""
+        if weights.kind != "default":
+            message = f"{self.path}: an ONNX file has its weights in it; --weights {weights.kind} does not apply"
+            raise BadInputError(message)
+        self._check_file()
+        model = onnx_from_file(self.path)
+        record = WeightsRecord("embedded", file_sha256(self.path))
+        if self.card is not None:
+            return Loaded(self.card, record, onnx=self.path)
+        inputs = _input_specs(model, self.shapes or {}, self.path)
+        card = ModelCard(self.path.stem, self.name, Task.OTHER, inputs)
+        return Loaded(replace(card, task=_guessed_task(model, inputs)), record, onnx=self.path)
+
+
+def onnx_from_file(path: Path) -> Any:
+    """Loads and checks a model; raises `BadInputError` that says what is wrong with it."""
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    try:
+        model = onnx.load(path)
+    except (DecodeError, onnx.checker.ValidationError, OSError, ValueError, RuntimeError) as error:
+        message = (
+            f"{path} is not a complete ONNX file: {str(error).splitlines()[0][:160]}\n"
+            "it may be truncated, of another format, or without its external data"
+        )
+        raise BadInputError(message) from error
+    if not model.graph.node:
+        message = f"{path} holds no ONNX graph: it may be truncated or another format"
+        raise BadInputError(message)
+    opset = next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 0)
+    if opset < OLDEST_OPSET:
+        message = f"{path} is opset {opset}; opset {OLDEST_OPSET} is the oldest taken (convert it with onnx.version_converter)"
+        raise BadInputError(message)
+    try:
+        onnx.checker.check_model(str(path))
+    except (onnx.checker.ValidationError, ValueError) as error:
+        message = f"{path} is not valid ONNX: {str(error).strip().splitlines()[0][:200]}"
+        raise BadInputError(message) from error
+    return model
+
+
+def external_files(path: Path) -> tuple[Path, ...]:
+    """The files of external data that a model names; raises `BadInputError` where one lies outside its folder."""
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except (DecodeError, OSError, ValueError):
+        return ()  # load() says what is wrong with it
+    folder = path.resolve().parent
+    names = {
+        entry.value for tensor in model.graph.initializer for entry in tensor.external_data if entry.key == "location"
+    }
+    found = tuple(sorted((folder / name).resolve() for name in names))
+    for file in found:
+        if not file.is_relative_to(folder):
+            message = f"{path} wants external data outside its folder: {file.name}"
+            raise BadInputError(message)
+        if not file.is_file():
+            message = f"{path}: its external data {file.name} is missing"
+            raise BadInputError(message)
+    return found
+
+
+def _input_specs(model: Any, shapes: Mapping[str, tuple[Shape, Shape, Shape]], path: Path) -> tuple[InputSpec, ...]:
+    initialized = {tensor.name for tensor in model.graph.initializer}
+    return tuple(_input_spec(value, shapes, path) for value in model.graph.input if value.name not in initialized)
+
+
+def _input_spec(value: Any, shapes: Mapping[str, tuple[Shape, Shape, Shape]], path: Path) -> InputSpec:
+    import onnx
+
+    tensor = value.type.tensor_type
+    name: str = onnx.TensorProto.DataType.Name(tensor.elem_type).lower()
+    dtype = "float32" if name == "float" else name
+    if dtype not in DTYPES:
+        message = f"{path}: input '{value.name}' is {dtype or 'no tensor'}; optpipe takes {', '.join(DTYPES)}"
+        raise BadInputError(message)
+    if value.name in shapes:
+        return InputSpec(value.name, dtype, *shapes[value.name])
+    sizes = [each.dim_value if each.HasField("dim_value") and each.dim_value > 0 else None for each in tensor.shape.dim]
+    if any(size is None for size in sizes[1:]):
+        shown = "x".join("?" if size is None else str(size) for size in sizes)
+        message = (
+            f"{path}: input '{value.name}' is {shown}; give its open dimensions with --shape {value.name}=MIN:OPT:MAX"
+        )
+        raise BadInputError(message)
+    rest = tuple(int(size) for size in sizes[1:] if size is not None)
+    first = sizes[:1]
+    if first and first[0] is None:
+        return InputSpec(value.name, dtype, *((batch, *rest) for batch in BATCH))
+    fixed: Shape = (*(int(size) for size in first if size is not None), *rest)
+    return InputSpec(value.name, dtype, fixed, fixed, fixed)
+
+
+def _guessed_task(model: Any, inputs: tuple[InputSpec, ...]) -> Task:
+    """One image in and one row of scores out is a classifier; everything else is compared by tensors alone."""
+    image = len(inputs) == 1 and len(inputs[0].opt) == 4 and inputs[0].opt[1] in (1, 3)
+    outputs = model.graph.output
+    scores = len(outputs) == 1 and len(outputs[0].type.tensor_type.shape.dim) == 2
+    return Task.CLASSIFICATION if image and scores else Task.OTHER

@@ -1,0 +1,54 @@
+"""From the MODEL that a user types to the source that loads it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from optpipe.core.shipped import shipped
+from optpipe.core.tensors import Shape
+from optpipe.errors import BadInputError
+from optpipe.sources.base import Source
+from optpipe.sources.card_file import CardSource
+from optpipe.sources.huggingface import HuggingFaceSource
+from optpipe.sources.onnx_file import OnnxFileSource
+from optpipe.sources.python_file import PythonFileSource
+from optpipe.sources.timm import TimmSource
+from optpipe.sources.torchvision import TorchvisionSource
+
+
+def source_from_text(model: str, shapes: Mapping[str, tuple[Shape, Shape, Shape]] | None = None) -> Source:
+    """The source that MODEL names; whether a library knows the name shows when it loads."""
+    prefix, _, rest = model.partition(":")
+    if prefix == "timm" and rest:
+        return TimmSource(rest)
+    if prefix == "hf" and rest:
+        return HuggingFaceSource(rest)
+    if prefix == "torchvision" and rest:
+        return TorchvisionSource(rest)
+    file, _, factory = model.rpartition(":")
+    if file.endswith(".py"):
+        return PythonFileSource(_existing(file), factory)
+    if model.endswith(".py"):
+        message = f"{model}: name the factory too, as {model}:FACTORY"
+        raise BadInputError(message)
+    if model.endswith(".onnx"):
+        return OnnxFileSource(_existing(model), shapes=shapes)
+    if model.endswith(".toml"):
+        return CardSource(_existing(model))
+    if Path(model).is_file():
+        return OnnxFileSource(Path(model), shapes=shapes)
+    cards = model_cards()
+    return CardSource(cards[model]) if model in cards else TorchvisionSource(model, also_known=tuple(cards))
+
+
+def model_cards() -> dict[str, Path]:
+    """Model cards by name: those in `models/` of the working directory first, then those that optpipe ships."""
+    folders = (shipped("models"), Path("models"))
+    return {path.stem: path for folder in folders for path in sorted(folder.glob("*.toml"))}
+
+
+def _existing(text: str) -> Path:
+    path = Path(text)
+    if not path.is_file():
+        message = f"{text}: no such file"
+        raise BadInputError(message)
+    return path

@@ -1,0 +1,72 @@
+"""timm by name: `timm:vit_tiny_patch16_224`."""
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from optpipe.core.card import ModelCard, Task
+from optpipe.core.environment import package_version
+from optpipe.core.tensors import InputSpec
+from optpipe.core.weights import WeightsRecord, WeightsRequest
+from optpipe.errors import BadInputError, MissingError
+from optpipe.sources.base import Loaded, NoWeightsError
+from optpipe.sources.transform import transform_from_timm
+from optpipe.sources.weights import module_weights_sha256, with_weights
+
+HUB = "huggingface.co"
+"""Where timm's published weights come from."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimmSource:
+    """A model registered with timm."""
+
+    model: str
+
+    @property
+    def name(self) -> str:
+        """`timm:NAME`."""
+        return f"timm:{self.model}"
+
+    @property
+    def has_module(self) -> bool:
+        """Whether it loads as a torch module."""
+        return True
+
+    def identity(self) -> dict[str, Any]:
+        """The model and the libraries that define it."""
+        return {"source": self.name, "torch": package_version("torch"), "timm": package_version("timm")}
+
+    def load(self, weights: WeightsRequest) -> Loaded:
+        """Builds the module; preprocessing and size come from timm's data configuration."""
+        if package_version("timm") is None:
+            message = f"{self.name} needs timm: install it with `uv sync --extra timm` or `pip install 'optpipe[timm]'`"
+            raise MissingError(message)
+        import timm
+
+        architecture = self.model.split(".")[0]
+        if not timm.is_model(architecture):
+            near = get_close_matches(architecture, timm.list_models(), n=3)
+            message = f"unknown timm model '{self.model}'" + (f": did you mean {', '.join(near)}?" if near else "")
+            raise BadInputError(message)
+        module, record = self._module(timm, weights)
+        config = timm.data.resolve_data_config(model=module)
+        transform = transform_from_timm(config)
+        image = InputSpec("images", "float32", *((n, *config["input_size"]) for n in (1, 8, 64)))
+        return Loaded(
+            ModelCard(self.model, self.name, Task.CLASSIFICATION, (image,), transform=transform), record, module=module
+        )
+
+    def _module(self, timm: Any, request: WeightsRequest) -> tuple[Any, WeightsRecord]:
+        if request.kind != "default":
+            return with_weights(lambda: timm.create_model(self.model, pretrained=False), request)
+        try:
+            module = timm.create_model(self.model, pretrained=True).eval()
+        except (OSError, RuntimeError) as error:  # hub errors are OSErrors; timm raises RuntimeError without a URL
+            reason = f"{self.name}: {_first_line(error)}"
+            raise NoWeightsError(reason, HUB) from error
+        return module, WeightsRecord(f"default:{self.name}", module_weights_sha256(module))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

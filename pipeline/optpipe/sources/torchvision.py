@@ -1,0 +1,108 @@
+"""torchvision by name: `resnet50`, `torchvision:fcn_resnet50`."""
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+from urllib.parse import urlparse
+
+from optpipe.core.card import ModelCard, Task
+from optpipe.core.environment import package_version
+from optpipe.core.tensors import InputSpec
+from optpipe.core.weights import WeightsRecord, WeightsRequest
+from optpipe.errors import BadInputError
+from optpipe.sources.base import Loaded, NoWeightsError
+from optpipe.sources.modules import detection_module, flat_module
+from optpipe.sources.transform import transform_from_torchvision
+from optpipe.sources.weights import module_weights_sha256, with_weights
+
+_TASKS = {
+    "torchvision.models.detection": Task.DETECTION,
+    "torchvision.models.segmentation": Task.SEGMENTATION,
+    "torchvision.models.video": None,
+    "torchvision.models.optical_flow": None,
+    "torchvision.models.quantization": None,
+}
+BATCH = (1, 8, 64)
+"""Profile of an image model unless `--batch` says otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class TorchvisionSource:
+    """A builder registered with torchvision."""
+
+    builder: str
+    also_known: tuple[str, ...] = ()
+    """Other names that MODEL could have meant, for the message about an unknown one."""
+
+    @property
+    def name(self) -> str:
+        """`torchvision:NAME`."""
+        return f"torchvision:{self.builder}"
+
+    @property
+    def has_module(self) -> bool:
+        """Whether it loads as a torch module."""
+        return True
+
+    def identity(self) -> dict[str, Any]:
+        """The builder and the libraries that define it."""
+        return {"source": self.name, "torch": package_version("torch"), "torchvision": package_version("torchvision")}
+
+    def load(self, weights: WeightsRequest) -> Loaded:
+        """Builds the module; preprocessing, labels and size come from the default weights' own metadata."""
+        from torchvision import models
+
+        task = self._task(models)
+        published = models.get_model_weights(self.builder).DEFAULT
+        module, record = self._module(models, published, weights)
+        transform = transform_from_torchvision(published.transforms())
+        labels = tuple(published.meta.get("categories", ()))
+        height, width = transform.size or _unresized(module, task)
+        detection = task is Task.DETECTION
+        low, usual, high = (1, 1, 1) if detection else BATCH
+        image = InputSpec("images", "float32", *((n, 3, height, width) for n in (low, usual, high)))
+        card = ModelCard(self.builder, self.name, task, (image,), transform=transform, labels=labels)
+        exportable = (
+            detection_module(module) if detection else flat_module(module) if task is Task.SEGMENTATION else module
+        )
+        return Loaded(card, record, module=exportable)
+
+    def _task(self, models: Any) -> Task:
+        known = models.list_models()
+        if self.builder not in known:
+            near = get_close_matches(self.builder, [*known, *self.also_known], n=3)
+            hint = (
+                f"did you mean {', '.join(near)}?"
+                if near
+                else "see `python -c 'import torchvision; print(torchvision.models.list_models())'`"
+            )
+            message = f"unknown model '{self.builder}': {hint}\nother sources: timm:NAME, hf:NAME, FILE.onnx, FILE.py:FACTORY, a card"
+            raise BadInputError(message)
+        module = models.get_model_builder(self.builder).__module__
+        task = next((task for prefix, task in _TASKS.items() if module.startswith(prefix)), Task.CLASSIFICATION)
+        if task is None:
+            message = f"{self.name} is a {module.split('.')[2]} model; optpipe takes classification, detection and segmentation"
+            raise BadInputError(message)
+        return task
+
+    def _module(self, models: Any, published: Any, request: WeightsRequest) -> tuple[Any, WeightsRecord]:
+        if request.kind == "default":
+            try:
+                module = models.get_model(self.builder, weights=published).eval()
+            except OSError as error:  # URLError, timeouts and refused connections are OSErrors
+                reason = f"{published} could not be downloaded ({error})"
+                raise NoWeightsError(reason, urlparse(published.url).hostname or "") from error
+            return module, WeightsRecord(f"default:{published}", module_weights_sha256(module))
+        options = {"weights": None}
+        builder = models.get_model_builder(self.builder)
+        if "weights_backbone" in builder.__annotations__:
+            options["weights_backbone"] = None
+        return with_weights(lambda: builder(**options), request)
+
+
+def _unresized(module: Any, task: Task) -> tuple[int, int]:
+    """Height and width for models whose preset leaves the picture's own shape."""
+    if task is Task.DETECTION:  # a detector resizes inside the model, to this
+        own = module.transform
+        return own.fixed_size or (own.min_size[-1], own.min_size[-1])
+    return 520, 520  # the short side of torchvision's segmentation preset

@@ -1,0 +1,87 @@
+"""How far two outputs are apart, and how far they may be."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from optpipe.core.precision import Precision
+
+if TYPE_CHECKING:
+    import numpy as np
+
+TOLERATED_RELATIVE_ERROR: Mapping[Precision, float] = {
+    Precision.FP32: 1e-3,
+    Precision.TF32: 1e-2,
+    Precision.FP16: 2e-2,
+    Precision.BF16: 1e-1,
+    Precision.INT8: 5e-1,
+}
+"""Largest relative L2 error of an output, by precision.
+
+The unit roundoff is 6e-8 for FP32, 5e-4 for FP16 and TF32, 4e-3 for BF16; a network of some fifty layers adds up to a
+few dozen of them, and FP32 sums in another order. INT8 is held to being the same function at all (SNR of 6 dB): whether
+it is good enough is a question for `optpipe evaluate`, which asks it of labelled images.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputError:
+    """One output against its reference; all figures are over all samples together."""
+
+    name: str
+    max_abs: float
+    mean_abs: float
+    relative: float
+    """‖got − reference‖ / ‖reference‖."""
+    snr_db: float | None
+    """20·log10(1 / relative); None where the two are equal to the bit."""
+    cosine: float
+    finite: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return asdict(self)
+
+
+def output_error(name: str, reference: "np.ndarray", got: "np.ndarray") -> OutputError:
+    """Error figures in float64; raises `ValueError` where the shapes differ."""
+    import numpy as np
+
+    if reference.shape != got.shape:
+        message = f"output '{name}' has shape {got.shape}, the reference {reference.shape}"
+        raise ValueError(message)
+    expected, found = reference.astype(np.float64).ravel(), got.astype(np.float64).ravel()
+    if not np.isfinite(found).all():
+        return OutputError(name, _BIG, _BIG, _BIG, -_BIG, 0.0, finite=False)
+    difference = np.abs(found - expected)
+    norm, distance = float(np.linalg.norm(expected)), float(np.linalg.norm(difference))
+    relative = distance / norm if norm > 0 else (0.0 if distance == 0 else _BIG)
+    lengths = norm * float(np.linalg.norm(found))
+    cosine = float(expected @ found) / lengths if lengths > 0 else float(distance == 0)
+    return OutputError(
+        name=name,
+        max_abs=float(difference.max(initial=0.0)),
+        mean_abs=float(difference.mean()) if difference.size else 0.0,
+        relative=relative,
+        snr_db=None if relative == 0 else float(-20 * np.log10(relative)),
+        cosine=min(1.0, max(-1.0, cosine)),
+        finite=True,
+    )
+
+
+_BIG = 1e30
+"""Stands for infinity where JSON must stay valid."""
+
+
+def top1_agreement(reference: "np.ndarray", got: "np.ndarray") -> float | None:
+    """The share of samples with the same largest class, over (samples, classes).
+
+    None where the reference gives all samples the same class: a network with random weights does, and then agreement
+    would be 100 % of nothing.
+    """
+    import numpy as np
+
+    expected = np.argmax(reference, axis=1)
+    if np.unique(expected).size < 2:
+        return None
+    return float(np.mean(expected == np.argmax(got, axis=1)))

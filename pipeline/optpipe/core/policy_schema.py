@@ -1,0 +1,72 @@
+"""The policy format for editors and other tools: a JSON Schema, and the commented template of `signoff --init`."""
+
+from importlib import resources
+from typing import Any
+
+from optpipe.core.policy import BUILD_KEYS, ENVIRONMENT_KEYS, MODES, PRECISIONS, SCENARIOS, SCHEMA_VERSION, SECTIONS
+from optpipe.core.policy import Section as PolicySection
+from optpipe.core.quantity import EXAMPLES, Dimension, quantity_pattern
+
+TEMPLATE = "policy-template.toml"
+
+
+def policy_template() -> str:
+    """The commented template; it parses as it stands."""
+    return resources.files("optpipe.core").joinpath(TEMPLATE).read_text(encoding="utf-8")
+
+
+def policy_schema() -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of a policy's TOML document."""
+    sections = {name: _tables(section) for name, section in SECTIONS.items()}
+    judged = [*sections, "environment"]
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "optpipe release policy",
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["schema"],
+        "anyOf": [{"required": [name]} for name in judged],
+        "properties": {
+            "schema": {"const": SCHEMA_VERSION, "type": "integer"},
+            "name": _NAME,
+            "model": _NAME,
+            "confidence": _quantity(Dimension.SHARE, "Confidence of every interval; 95 % where left out."),
+            "build": {
+                "type": "object",
+                "additionalProperties": False,
+                "properties": dict.fromkeys(BUILD_KEYS, _NAME) | {"precision": {"enum": list(PRECISIONS)}},
+            },
+            "environment": {
+                "type": "object",
+                "additionalProperties": False,
+                "properties": {key: _NAME | {"description": doc} for key, doc in ENVIRONMENT_KEYS.items()}
+                | {"packages": {"type": "object", "additionalProperties": _NAME}},
+            },
+            **sections,
+        },
+    }
+
+
+_NAME: dict[str, Any] = {"type": "string", "pattern": r"\S"}
+
+
+def _quantity(dimension: Dimension, doc: str) -> dict[str, Any]:
+    example = EXAMPLES[dimension]
+    return {"type": "string", "pattern": quantity_pattern(dimension), "description": doc, "examples": [example]}
+
+
+def _tables(section: PolicySection) -> dict[str, Any]:
+    properties = {name: _quantity(limit.dimension, limit.doc) for name, limit in section.limits.items()}
+    if section.measured:
+        properties |= {
+            "batch_size": {"type": "integer", "minimum": 1},
+            "scenario": {"enum": list(SCENARIOS)},
+            "mode": {"enum": list(MODES)},
+        }
+    table = {
+        "type": "object",
+        "additionalProperties": False,
+        "anyOf": [{"required": [name]} for name in section.limits],
+        "properties": properties,
+    }
+    return {"description": section.doc, "oneOf": [table, {"type": "array", "minItems": 1, "items": table}]}

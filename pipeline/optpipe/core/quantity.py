@@ -1,0 +1,100 @@
+"""Quantities with their unit, as people write them in a policy: `"15 ms"`, `"2000 images/s"`, `"99.5 %"`.
+
+Inside, a quantity is a float in its dimension's base unit; the unit exists only where text is read or written.
+"""
+
+import math
+import re
+from enum import StrEnum
+
+from optpipe.core.units import bytes_text, duration_text
+
+
+class Dimension(StrEnum):
+    """What a quantity measures; the value is what messages call it."""
+
+    TIME = "a time"
+    RATE = "a rate"
+    SHARE = "a share"
+    POINTS = "percentage points"
+    SIZE = "a size"
+    ENERGY = "an energy per image"
+    DECIBEL = "a ratio in decibel"
+
+
+UNITS: dict[Dimension, dict[str, float]] = {
+    Dimension.TIME: {"ns": 1.0, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9},
+    Dimension.RATE: {"images/s": 1.0},
+    Dimension.SHARE: {"%": 0.01},
+    Dimension.POINTS: {"points": 0.01, "point": 0.01},
+    Dimension.SIZE: {"B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "kB": 1e3, "MB": 1e6, "GB": 1e9},
+    Dimension.ENERGY: {"J/image": 1.0, "mJ/image": 1e-3},
+    Dimension.DECIBEL: {"dB": 1.0},
+}
+"""The units of each dimension as factors to its base unit: ns, images/s, a fraction, a fraction, bytes, J/image, dB."""
+
+EXAMPLES = {
+    Dimension.TIME: "15 ms",
+    Dimension.RATE: "2000 images/s",
+    Dimension.SHARE: "99.5 %",
+    Dimension.POINTS: "1.0 points",
+    Dimension.SIZE: "512 MiB",
+    Dimension.ENERGY: "50 mJ/image",
+    Dimension.DECIBEL: "40 dB",
+}
+
+_NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
+_QUANTITY = re.compile(rf"^\s*({_NUMBER})\s*(\S*)\s*$")
+
+
+def quantity_pattern(dimension: Dimension) -> str:
+    """The regular expression (ECMA dialect, for a JSON Schema) that a quantity of `dimension` matches."""
+    units = "|".join(re.escape(unit) for unit in UNITS[dimension])
+    return rf"^\s*\+?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?\s*(?:{units})\s*$"
+
+
+def quantity(text: object, dimension: Dimension) -> float:
+    """Reads `text` as a quantity of `dimension`, in its base unit; ValueError says what is wrong and shows the form."""
+    example = f'write for example "{EXAMPLES[dimension]}"'
+    if isinstance(text, int | float) and not isinstance(text, bool):
+        msg = f"{text} has no unit; {example}"
+        raise ValueError(msg)  # noqa: TRY004 - to the user it is one kind of mistake
+    match = _QUANTITY.match(text) if isinstance(text, str) else None
+    if match is None:
+        msg = f"{text!r} is not {dimension.value}; {example}"
+        raise ValueError(msg)
+    number, unit = float(match[1]), match[2]
+    if not unit:
+        msg = f'"{text}" has no unit; {example}'
+        raise ValueError(msg)
+    if unit not in UNITS[dimension]:
+        known = ", ".join(UNITS[dimension])
+        msg = f'"{text}": {unit} is not a unit of {dimension.value} (known: {known}); {example}'
+        raise ValueError(msg)
+    if number < 0 or number * UNITS[dimension][unit] == float("inf"):
+        msg = f'"{text}" cannot be a limit: it must be finite and not negative'
+        raise ValueError(msg)
+    return number * UNITS[dimension][unit]
+
+
+def quantity_text(value: float, dimension: Dimension) -> str:
+    """A value in base units as people read it: `quantity_text(0.995, Dimension.SHARE) == "99.5 %"`."""
+    if not math.isfinite(value):
+        return "not a number" if math.isnan(value) else "infinite"
+    if dimension is Dimension.TIME:
+        return duration_text(value)
+    if dimension is Dimension.SIZE:
+        return bytes_text(value)
+    if dimension is Dimension.SHARE:
+        return f"{_trimmed(100 * value, 4)} %"
+    if dimension is Dimension.POINTS:
+        return f"{_trimmed(100 * value, 3)} points"
+    if dimension is Dimension.ENERGY:
+        return f"{_trimmed(1e3 * value, 4)} mJ/image" if abs(value) < 1 else f"{_trimmed(value, 4)} J/image"
+    if dimension is Dimension.DECIBEL:
+        return f"{_trimmed(value, 3)} dB"
+    return f"{value:,.0f} images/s" if value >= 100 else f"{_trimmed(value, 3)} images/s"
+
+
+def _trimmed(value: float, digits: int) -> str:
+    return f"{value:.{digits}g}" if abs(value) < 10**digits else f"{value:,.0f}"

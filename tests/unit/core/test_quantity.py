@@ -1,0 +1,41 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from optpipe.core.quantity import EXAMPLES, UNITS, Dimension, quantity, quantity_text
+
+
+@pytest.mark.parametrize(
+    ("text", "dimension", "value"),
+    [
+        ("15 ms", Dimension.TIME, 15e6),
+        ("15ms", Dimension.TIME, 15e6),
+        ("2000 images/s", Dimension.RATE, 2000),
+        ("99.5 %", Dimension.SHARE, 0.995),
+        ("1.0 points", Dimension.POINTS, 0.01),
+        ("512 MiB", Dimension.SIZE, 512 * 2**20),
+        ("50 mJ/image", Dimension.ENERGY, 0.05),
+    ],
+)
+def test_a_quantity_is_read_in_its_base_unit(text, dimension, value):
+    assert quantity(text, dimension) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("text", [15, 15.0, "15", "15 GB", "-1 ms", "nan ms", "1e999 ms", "ms", "", None, True, [1]])
+def test_what_is_no_time_is_refused_with_an_example(text):
+    with pytest.raises(ValueError, match=r'write for example "15 ms"|must be finite'):
+        quantity(text, Dimension.TIME)
+
+
+@given(st.sampled_from([Dimension.TIME, Dimension.SIZE, Dimension.SHARE]), st.floats(1e-3, 1e6))
+def test_text_and_value_round_trip_to_three_digits(dimension, number):
+    unit = next(iter(UNITS[dimension]))
+    value = quantity(f"{number} {unit}", dimension)
+    assert quantity(quantity_text(value, dimension).replace(",", ""), dimension) == pytest.approx(
+        value, rel=0.06, abs=1
+    )
+
+
+@pytest.mark.parametrize("dimension", list(Dimension))
+def test_the_examples_in_messages_are_right(dimension):
+    assert quantity(EXAMPLES[dimension], dimension) > 0

@@ -7,6 +7,7 @@ Hence the laws that the tests hold it to: loosening a limit never turns PASS or 
 exactly on the limit passes no more often than the interval's error rate.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -120,6 +121,8 @@ def _margin(criterion: Criterion, seen: Observation) -> float:
     """How far the critical bound keeps the limit; negative where it breaks it. Orders observations of one verdict."""
     if isinstance(seen.value, str):
         return 0.0
+    if math.isnan(seen.value):
+        return -math.inf
     low, high = _bounds(seen)
     limit = float(criterion.threshold)
     return low - limit if criterion.sense is Sense.AT_LEAST else limit - high
@@ -196,6 +199,8 @@ def _judged(
 def _observed_text(seen: Observation, dimension: Dimension | None) -> str:
     if isinstance(seen.value, str) or dimension is None:
         return str(seen.value)
+    if math.isnan(seen.value):
+        return "–"
     low, high = _bounds(seen)
     text = quantity_text(seen.value, dimension)
     if low == high:

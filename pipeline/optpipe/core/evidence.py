@@ -1,0 +1,324 @@
+"""Everything a build is judged on, as one value, and what it shows for each criterion of a policy."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from optpipe.core.criteria import Cap, Missing, Observation
+from optpipe.core.measurement import Measurement, Validity
+from optpipe.core.policy import Criterion, Where
+
+UNKNOWN = float("nan")
+"""The value of an observation that could not be made; its caps say why."""
+MS = 1e6
+"""Nanoseconds per millisecond: summaries are in ms, policies in ns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A measurement with the run it is from and the environment it was made in."""
+
+    measurement: Measurement
+    run: str
+    environment: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure with its interval, and what forbids judging it."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    caps: tuple[Cap, ...] = ()
+    source: str = ""
+    about: str = ""
+
+    def observed(self) -> Observation:
+        """The figure as an observation."""
+        return Observation(self.value, self.low, self.high, self.caps, self.about, self.source)
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """The build that is judged."""
+
+    model: str
+    artifact: str
+    backend: str
+    precision: str
+    sha256: str | None = None
+    size_bytes: int | None = None
+    macs_share: Mapping[str, float] | None = None
+    """Share of the multiply-adds per type, proven from the built network."""
+    weights: str | None = None
+    calibration: str | None = None
+    """sha256 of the calibration table, for INT8."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What was gathered for one build. Nothing in it is a verdict."""
+
+    build: Build
+    measured: tuple[Measured, ...] = ()
+    baseline: tuple[Measured, ...] = ()
+    baseline_name: str | None = None
+    accuracy: Mapping[str, Figure] = field(default_factory=dict)
+    """`top1`, `drop`, `agreement`, as fractions."""
+    preprocessing: Mapping[str, Figure] = field(default_factory=dict)
+    """`agreement` as a fraction, `snr` in dB."""
+    tensor_core_share: Figure | None = None
+    caps: tuple[Cap, ...] = ()
+    """What caps the whole verdict: random weights, a changed artifact."""
+
+
+def observe(criterion: Criterion, evidence: Evidence) -> Sequence[Observation] | Missing:
+    """What `evidence` shows for `criterion`, in the criterion's base unit."""
+    return _OBSERVERS[criterion.section](criterion, evidence)
+
+
+def matching(where: Where, measured: Sequence[Measured]) -> list[Measured]:
+    """The measurements that `where` is about, the newest of each kind only."""
+    newest: dict[object, Measured] = {}
+    for one in sorted(measured, key=lambda each: (each.measurement.started_utc or "", each.run)):
+        found = one.measurement
+        wanted = (where.batch_size, where.scenario, where.mode)
+        actual = (found.batch_size, str(found.scenario), str(found.mode))
+        if all(want is None or want == has for want, has in zip(wanted, actual, strict=True)):
+            newest[found.key] = one
+    return list(newest.values())
+
+
+def bench_command(evidence: Evidence, where: Where) -> str:
+    """The command that measures what `where` asks for."""
+    build = evidence.build
+    parts = [f"optpipe bench {build.model} --backend {build.backend} --precision {build.precision}"]
+    parts += [f"--batch {where.batch_size}"] if where.batch_size else []
+    parts += [f"--scenario {where.scenario}"] if where.scenario else []
+    parts += [f"--mode {where.mode}"] if where.mode else []
+    return " ".join(parts)
+
+
+def _measurements(
+    criterion: Criterion, evidence: Evidence, figure: Callable[[Measurement], Observation | Missing]
+) -> Sequence[Observation] | Missing:
+    found = matching(criterion.where, evidence.measured)
+    if not found:
+        wanted = criterion.where.slug().lstrip(".").replace(".", ", ") or "this build"
+        return Missing(f"not measured: {wanted}", bench_command(evidence, criterion.where))
+    seen = [_of_measurement(one, figure(one.measurement), evidence) for one in found]
+    return seen or Missing("nothing was observed", bench_command(evidence, criterion.where))
+
+
+def _of_measurement(one: Measured, figure: Observation | Missing, evidence: Evidence) -> Observation:
+    caps = measurement_caps(one, evidence)
+    about = about_measurement(one.measurement)
+    if isinstance(figure, Missing):
+        return Observation(UNKNOWN, caps=(*caps, Cap(figure.reason, figure.remedy)), about=about, source=one.run)
+    return Observation(figure.value, figure.low, figure.high, (*caps, *figure.caps), about, one.run)
+
+
+def about_measurement(found: Measurement) -> str:
+    """`batch 8, single-stream, compute`."""
+    return f"batch {found.batch_size}, {found.scenario}, {found.mode}"
+
+
+def measurement_caps(one: Measured, evidence: Evidence) -> tuple[Cap, ...]:
+    """What forbids judging a measurement: it is INVALID, was interrupted, or is of another file than the build's."""
+    found, caps = one.measurement, []
+    if found.verdict is not Validity.VALID:
+        spoilt = [reason for reason in found.reasons if reason.invalidates] or list(found.reasons)
+        why = "; ".join(reason.message for reason in spoilt) or "no reason was recorded"
+        remedy = "; ".join(dict.fromkeys(reason.remedy for reason in spoilt)) or "measure again"
+        caps.append(Cap(f"the measurement is INVALID: {why}", remedy))
+    if found.interrupted:
+        caps.append(Cap("the measurement was interrupted", "measure again without interrupting"))
+    if found.subject.sha256 and evidence.build.sha256 and found.subject.sha256 != evidence.build.sha256:
+        caps.append(Cap("another file was measured than is judged (sha256 differs)", "measure the present build"))
+    return tuple(caps)
+
+
+def _latency(criterion: Criterion, evidence: Evidence) -> Sequence[Observation] | Missing:
+    def figure(found: Measurement) -> Observation | Missing:
+        return percentile_of(found, criterion.metric)
+
+    return _measurements(criterion, evidence, figure)
+
+
+def percentile_of(found: Measurement, name: str) -> Observation | Missing:
+    """A latency percentile in ns with its interval, or why the sample cannot give it."""
+    one = None if found.latency is None else found.latency.percentile(float(name[1:]))
+    if one is None:
+        why = "no latency was measured" if found.latency is None else found.latency.withheld.get(name, "not computed")
+        return Missing(f"{name} cannot be given: {why}", "measure longer: optpipe bench … --min-time 60")
+    return Observation(one.value * MS, one.ci[0] * MS, one.ci[1] * MS)
+
+
+def _throughput(criterion: Criterion, evidence: Evidence) -> Sequence[Observation] | Missing:
+    return _measurements(criterion, evidence, throughput_of)
+
+
+def throughput_of(found: Measurement) -> Observation | Missing:
+    """Images per second with its interval."""
+    estimate = found.throughput_images_per_s
+    if estimate is None or estimate.ci is None:
+        return Missing("the throughput has no interval", "measure longer: optpipe bench … --min-time 60")
+    return Observation(estimate.value, *estimate.ci)
+
+
+def _memory(criterion: Criterion, evidence: Evidence) -> Sequence[Observation] | Missing:
+    def figure(found: Measurement) -> Observation | Missing:
+        peak = found.host_peak_bytes if found.subject.device == "cpu" else found.device_peak_bytes
+        return Observation(float(peak)) if peak else Missing("the peak memory was not measured", "measure again")
+
+    return _measurements(criterion, evidence, figure)
+
+
+def _energy(criterion: Criterion, evidence: Evidence) -> Sequence[Observation] | Missing:
+    def figure(found: Measurement) -> Observation | Missing:
+        estimate = found.energy_j_per_image
+        if estimate is None or estimate.ci is None:
+            why = estimate.note if estimate and estimate.note else "no energy counter here"
+            return Missing(f"the energy was not measured: {why}", "measure on a GPU, for at least 10 s")
+        return Observation(estimate.value, *estimate.ci)
+
+    return _measurements(criterion, evidence, figure)
+
+
+def _stability(criterion: Criterion, evidence: Evidence) -> Sequence[Observation] | Missing:
+    def figure(found: Measurement) -> Observation | Missing:
+        return Observation(found.latency.cv) if found.latency else Missing("no latency was measured", "measure again")
+
+    return _measurements(criterion, evidence, figure)
+
+
+def _regression(criterion: Criterion, evidence: Evidence) -> Sequence[Observation] | Missing:
+    if not evidence.baseline:
+        return Missing("no approved baseline", "store one: optpipe approve DOSSIER")
+    found = matching(criterion.where, evidence.measured)
+    if not found:
+        return Missing("not measured", bench_command(evidence, criterion.where))
+    return [_loss(criterion.metric, one, evidence) for one in found]
+
+
+def _loss(metric: str, one: Measured, evidence: Evidence) -> Observation:
+    contender, about = one.measurement, f"{about_measurement(one.measurement)}, against {evidence.baseline_name}"
+    where = Where(contender.batch_size, str(contender.scenario), str(contender.mode))
+    others = matching(where, evidence.baseline)
+    caps = list(measurement_caps(one, evidence))
+    if not others:
+        cap = Cap(f"the baseline has no measurement of {about_measurement(contender)}", "approve a newer baseline")
+        return Observation(UNKNOWN, caps=(*caps, cap), about=about, source=one.run)
+    baseline = others[-1]
+    caps += [Cap(f"baseline: {cap.reason}", cap.remedy) for cap in measurement_caps(baseline, _alone(baseline))]
+    caps += [_FOREIGN] if foreign(one.environment, baseline.environment) else []
+    figure = throughput_of if metric == "throughput" else lambda each: percentile_of(each, metric)
+    new, old = figure(contender), figure(baseline.measurement)
+    if isinstance(new, Missing) or isinstance(old, Missing):
+        missing = new if isinstance(new, Missing) else old
+        assert isinstance(missing, Missing)
+        return Observation(UNKNOWN, caps=(*caps, Cap(missing.reason, missing.remedy)), about=about, source=one.run)
+    value, low, high = ratio(new, old)
+    if metric == "throughput":
+        return Observation(1 - value, 1 - high, 1 - low, tuple(caps), about, one.run)
+    return Observation(value - 1, low - 1, high - 1, tuple(caps), about, one.run)
+
+
+_FOREIGN = Cap("the baseline was measured in another environment", "measure both on the machine of the deployment")
+
+
+def _alone(one: Measured) -> Evidence:
+    subject = one.measurement.subject
+    return Evidence(Build(subject.model or "", subject.artifact, subject.backend, subject.precision))
+
+
+def ratio(new: Observation, old: Observation) -> tuple[float, float, float]:
+    """`new` over `old` with the widest interval that the two intervals allow, so that it mirrors exactly.
+
+    With both at confidence c, the ratio's interval holds with at least 2c - 1 (Bonferroni); the bounds of independent
+    estimates rarely meet at once, so in practice it is wider than c asks for.
+    """
+    assert not isinstance(new.value, str)
+    assert not isinstance(old.value, str)
+    assert None not in (new.low, new.high, old.low, old.high)
+    return (
+        new.value / old.value if old.value else float("nan"),
+        (new.low or 0.0) / old.high if old.high else float("nan"),
+        (new.high or 0.0) / old.low if old.low else float("nan"),
+    )
+
+
+def foreign(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """How two environments differ in what a timing depends on: GPU, driver, CPU; empty when they are the same."""
+    pairs = {name: (place_of(one, name), place_of(other, name)) for name in ("gpu", "driver", "cpu")}
+    return [f"{name}: {first} and {second}" for name, (first, second) in pairs.items() if first != second]
+
+
+def place_of(environment: Mapping[str, Any], key: str) -> str:
+    """One fact of an environment by its policy name: `gpu`, `driver`, `cpu`, `python`, `packages.NAME`; or "none"."""
+    gpus = environment.get("gpus") or ()
+    if key in ("gpu", "driver"):
+        return str(gpus[0]["name" if key == "gpu" else "driver"]) if gpus else "none"
+    if key.startswith("packages."):
+        return str((environment.get("packages") or {}).get(key.removeprefix("packages."), "none"))
+    return str(environment.get(key, "none"))
+
+
+def _environment(criterion: Criterion, evidence: Evidence) -> Sequence[Observation] | Missing:
+    seen = {place_of(one.environment, criterion.metric): one.run for one in matching(Where(), evidence.measured)}
+    if not seen:
+        return Missing("nothing was measured", bench_command(evidence, Where()))
+    return [Observation(name, source=run) for name, run in seen.items()]
+
+
+def _accuracy(criterion: Criterion, evidence: Evidence) -> Sequence[Observation] | Missing:
+    wanted = {"maximum_drop": "drop", "minimum_top1": "top1", "minimum_agreement": "agreement"}[criterion.metric]
+    figure = evidence.accuracy.get(wanted)
+    if figure is None:
+        command = f"optpipe evaluate {evidence.build.model} --data DIR"
+        return Missing(f"the {wanted} was not evaluated for this build", command)
+    return [figure.observed()]
+
+
+def _preprocessing(criterion: Criterion, evidence: Evidence) -> Sequence[Observation] | Missing:
+    figure = evidence.preprocessing.get(criterion.metric.removeprefix("minimum_"))
+    if figure is None:
+        command = f"optpipe preprocess {evidence.build.model} --images DIR"
+        return Missing("the preprocessing was not proven for this model", command)
+    return [figure.observed()]
+
+
+def _precision(criterion: Criterion, evidence: Evidence) -> Sequence[Observation] | Missing:
+    shares = evidence.build.macs_share
+    if not shares:
+        return Missing("the precision of this build is not proven", f"optpipe build {evidence.build.model}")
+    return [Observation(float(shares.get(criterion.metric, 0.0)), source=evidence.build.artifact)]
+
+
+def _size(criterion: Criterion, evidence: Evidence) -> Sequence[Observation] | Missing:  # noqa: ARG001
+    if evidence.build.size_bytes is None:
+        return Missing("the size of this build is not recorded", f"optpipe build {evidence.build.model}")
+    return [Observation(float(evidence.build.size_bytes), source=evidence.build.artifact)]
+
+
+def _tensor_cores(criterion: Criterion, evidence: Evidence) -> Sequence[Observation] | Missing:  # noqa: ARG001
+    if evidence.tensor_core_share is None:
+        return Missing("not profiled on a GPU", f"optpipe profile {evidence.build.model}")
+    return [evidence.tensor_core_share.observed()]
+
+
+_OBSERVERS: Mapping[str, Callable[[Criterion, Evidence], Sequence[Observation] | Missing]] = {
+    "latency": _latency,
+    "throughput": _throughput,
+    "regression": _regression,
+    "memory": _memory,
+    "energy": _energy,
+    "stability": _stability,
+    "environment": _environment,
+    "accuracy": _accuracy,
+    "preprocessing": _preprocessing,
+    "precision": _precision,
+    "size": _size,
+    "tensor_cores": _tensor_cores,
+}

@@ -1,0 +1,164 @@
+"""A sealed folder: one hash per file, one hash over the hashes, and an optional signature. Any changed byte shows.
+
+Format: `SHA256SUMS` lists every other file in coreutils' form (so `sha256sum -c SHA256SUMS` works without optpipe),
+sorted by path; `SHA256SUMS.sha256` holds the hash of that list; `SHA256SUMS.sig` is an SSH signature of it, made and
+checked by `ssh-keygen -Y` (namespace `optpipe-dossier`), never by code of our own.
+"""
+
+import base64
+import binascii
+import hashlib
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from optpipe.errors import BadInputError, MissingError, StageError
+
+SUMS = "SHA256SUMS"
+SEAL = "SHA256SUMS.sha256"
+SIGNATURE = "SHA256SUMS.sig"
+NAMESPACE = "optpipe-dossier"
+_OWN = (SUMS, SEAL, SIGNATURE)
+_LINE = re.compile(r"^([0-9a-f]{64})  (\S(?:.*\S)?)$")
+
+
+def seal(folder: Path) -> str:
+    """Writes the hash list and its hash; returns the latter, which identifies the folder's content."""
+    text = _sums(_hashes(folder))
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    (folder / SUMS).write_text(text, encoding="utf-8")
+    (folder / SEAL).write_text(_seal_text(digest), encoding="utf-8")
+    return digest
+
+
+def broken(folder: Path) -> list[str]:
+    """Everything in `folder` that is not as it was sealed, one line each; empty when it is intact.
+
+    Raises BadInputError where `folder` is no sealed folder at all.
+    """
+    if not (folder / SUMS).is_file():
+        problem = "was cut off before it was sealed" if folder.is_dir() else "does not exist"
+        message = f"{folder} {problem}: there is no {SUMS}; make a dossier with optpipe signoff"
+        raise BadInputError(message)
+    listed_bytes = (folder / SUMS).read_bytes()
+    listed = _parsed(listed_bytes)
+    problems = _strange(folder)
+    found = _hashes(folder)
+    if not (folder / SEAL).is_file():
+        problems.append(f"{SEAL}: missing")
+    elif (folder / SEAL).read_bytes() != _seal_text(hashlib.sha256(listed_bytes).hexdigest()).encode():
+        problems.append(f"{SEAL}: does not fit {SUMS}")
+    if listed is None:
+        return [f"{SUMS}: not a list of hashes", *problems]
+    problems += [f"{path}: missing" for path in listed if path not in found]
+    problems += [f"{path}: not in {SUMS}" for path in found if path not in listed]
+    problems += [f"{path}: changed" for path in found if path in listed and found[path] != listed[path]]
+    if not problems and listed_bytes != _sums(found).encode():
+        problems.append(f"{SUMS}: not in its own form")
+    return sorted(problems)
+
+
+def sign(folder: Path, key: Path) -> None:
+    """Signs a sealed folder with the SSH private key `key`. Raises MissingError, BadInputError or StageError."""
+    if not key.is_file():
+        message = f"no key at {key}; make one with: ssh-keygen -t ed25519 -f {key}"
+        raise BadInputError(message)
+    (folder / SIGNATURE).unlink(missing_ok=True)
+    result = _ssh_keygen(["-Y", "sign", "-q", "-f", str(key), "-n", NAMESPACE, str(folder / SUMS)], b"")
+    if result.returncode != 0 or not (folder / SIGNATURE).is_file():
+        message = f"ssh-keygen could not sign with {key}: {_first_line(result.stderr)}"
+        raise StageError(message)
+
+
+def signature_problem(folder: Path, allowed_signers: Path | None = None) -> str | None:
+    """What is wrong with the signature of `folder`, or None.
+
+    With `allowed_signers` (ssh-keygen's file of that name) the signer must be one of them; without, only the signature
+    itself is checked. A folder without a signature has a problem only if `allowed_signers` asks for one.
+    """
+    file = folder / SIGNATURE
+    if not file.is_file():
+        return f"{SIGNATURE}: missing, and a signature is asked for" if allowed_signers else None
+    armored = file.read_bytes()
+    if _canonical(armored) != armored:
+        return f"{SIGNATURE}: not in the form that ssh-keygen writes"
+    listed = (folder / SUMS).read_bytes()
+    if allowed_signers is None:
+        result = _ssh_keygen(["-Y", "check-novalidate", "-n", NAMESPACE, "-s", str(file)], listed)
+        return None if result.returncode == 0 else f"{SIGNATURE}: {_first_line(result.stderr or result.stdout)}"
+    if not allowed_signers.is_file():
+        message = f"no file of allowed signers at {allowed_signers}; its form is in the manual page of ssh-keygen"
+        raise BadInputError(message)
+    signers = ["-f", str(allowed_signers)]
+    who = _ssh_keygen(["-Y", "find-principals", "-s", str(file), *signers], b"")
+    if who.returncode != 0:
+        return f"{SIGNATURE}: signed by a key that {allowed_signers.name} does not allow"
+    principal = _first_line(who.stdout)
+    result = _ssh_keygen(["-Y", "verify", "-n", NAMESPACE, "-s", str(file), "-I", principal, *signers], listed)
+    return None if result.returncode == 0 else f"{SIGNATURE}: {_first_line(result.stderr or result.stdout)}"
+
+
+def _ssh_keygen(arguments: list[str], standard_input: bytes) -> subprocess.CompletedProcess[bytes]:
+    program = shutil.which("ssh-keygen")
+    if program is None:
+        message = "signatures need ssh-keygen: install OpenSSH's client (openssh-client)"
+        raise MissingError(message)
+    return subprocess.run([program, *arguments], input=standard_input, capture_output=True, check=False)
+
+
+def _canonical(armored: bytes) -> bytes:
+    """The signature as ssh-keygen would write it, so that no byte of the file can vary unnoticed; empty for none."""
+    begin, end = b"-----BEGIN SSH SIGNATURE-----\n", b"-----END SSH SIGNATURE-----\n"
+    if not (armored.startswith(begin) and armored.endswith(end)):
+        return b""
+    try:
+        blob = base64.b64decode(armored[len(begin) : -len(end)].replace(b"\n", b""), validate=True)
+    except (binascii.Error, ValueError):
+        return b""
+    text = base64.b64encode(blob)
+    lines = [text[at : at + 70] for at in range(0, len(text), 70)]
+    return begin + b"\n".join(lines) + b"\n" + end
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and not path.is_symlink() and name not in _OWN:
+            with path.open("rb") as file:
+                found[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return dict(sorted(found.items()))
+
+
+def _strange(folder: Path) -> list[str]:
+    """Links, devices and empty folders, which no hash covers."""
+    return [
+        f"{path.relative_to(folder).as_posix()}: neither a file nor a folder with files"
+        for path in sorted(folder.rglob("*"))
+        if path.is_symlink() or (path.is_dir() and not any(path.iterdir())) or not (path.is_dir() or path.is_file())
+    ]
+
+
+def _parsed(text: bytes) -> dict[str, str] | None:
+    try:
+        lines = text.decode("utf-8").splitlines()
+    except UnicodeDecodeError:
+        return None
+    matches = [_LINE.match(line) for line in lines]
+    if not matches or not all(matches):
+        return None
+    return {match[2]: match[1] for match in matches if match}
+
+
+def _sums(hashes: dict[str, str]) -> str:
+    return "".join(f"{digest}  {path}\n" for path, digest in hashes.items())
+
+
+def _seal_text(digest: str) -> str:
+    return f"{digest}  {SUMS}\n"
+
+
+def _first_line(text: bytes) -> str:
+    lines = text.decode("utf-8", "replace").strip().splitlines()
+    return lines[0] if lines else "no message"

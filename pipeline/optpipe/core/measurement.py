@@ -381,11 +381,11 @@ _COPIED = (
 )  # fmt: skip
 
 
-def _interval(values: Any) -> tuple[float, float] | None:  # noqa: ANN401
+def _interval(values: Any) -> tuple[float, float] | None:
     return None if values is None else (float(values[0]), float(values[1]))
 
 
-def _plain(value: Any) -> dict[str, Any]:  # noqa: ANN401
+def _plain(value: Any) -> dict[str, Any]:
     found = {one.name: getattr(value, one.name) for one in fields(value)}
     return {
         name: list(item) if isinstance(item, tuple) else dict(item) if isinstance(item, Mapping) else item

@@ -291,11 +291,11 @@ def _step(index: int, table: object) -> Step:
         raise BadInputError(msg) from None
 
 
-def _type_text(kind: Any) -> str:  # noqa: ANN401
+def _type_text(kind: Any) -> str:
     return kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)
 
 
-def _value(where: str, name: str, kind: str, value: object) -> Any:  # noqa: ANN401
+def _value(where: str, name: str, kind: str, value: object) -> Any:
     """Checks the type of a plain value; integers become floats where floats are meant, lists become tuples."""
     wrong = f"{where}: {name} = {value!r} is not of the type {kind}"
     if "tuple" in kind:

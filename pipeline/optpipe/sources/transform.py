@@ -21,7 +21,7 @@ from optpipe.errors import BadInputError
 _INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
 
 
-def transform_from_torchvision(source: Any) -> Transform:  # noqa: ANN401
+def transform_from_torchvision(source: Any) -> Transform:
     """Reads a weights preset (`weights.transforms()`) or a `Compose`, of torchvision's v1 or v2 transforms.
 
     Pictures come from Pillow in RGB without EXIF rotation, as torchvision's folder datasets load them. Raises
@@ -64,7 +64,7 @@ def transform_from_timm(data_config: Mapping[str, Any]) -> Transform:
     return Transform((decode, resize, CenterCrop(height, width), Rescale(), Normalize(mean, std), Pack()))
 
 
-def transform_from_processor(processor: Any) -> Transform:  # noqa: ANN401
+def transform_from_processor(processor: Any) -> Transform:
     """Reads an image processor of Hugging Face transformers, torchvision- or Pillow-backed.
 
     Pictures are turned upright by EXIF, as transformers' loader does. Raises BadInputError that names the setting that
@@ -90,7 +90,7 @@ def transform_from_processor(processor: Any) -> Transform:  # noqa: ANN401
     return Transform((*steps, Pack()))
 
 
-def _from_preset(preset: Any) -> Transform:  # noqa: ANN401
+def _from_preset(preset: Any) -> Transform:
     resize = _sides_list(preset.resize_size)
     crop = _sides_list(preset.crop_size)
     return Transform(
@@ -142,7 +142,7 @@ def _from_compose(stages: Iterable[Any]) -> Transform:
     return Transform((decode, *geometry, *levels, Pack(dtype="float32" if kernel == "float" else "uint8")))
 
 
-def _compose_resize(where: str, stage: Any, kernel: Kernel) -> Resize:  # noqa: ANN401
+def _compose_resize(where: str, stage: Any, kernel: Kernel) -> Resize:
     interpolation = _interpolation(where, stage.interpolation)
     antialias = True if kernel == "pillow" else bool(stage.antialias)
     if stage.size is None:
@@ -158,7 +158,7 @@ def _rescaled(steps: list[Step]) -> Kernel:
     return "float"
 
 
-def _to_dtype(where: str, stage: Any, steps: list[Step], kernel: Kernel) -> Kernel:  # noqa: ANN401
+def _to_dtype(where: str, stage: Any, steps: list[Step], kernel: Kernel) -> Kernel:
     dtype = str(stage.dtype).removeprefix("torch.")
     if kernel == "pillow" or dtype not in ("float32", "uint8") or (dtype == "uint8" and kernel == "float"):
         _refuse("Compose", f"{where} to {dtype} of a {kernel} picture")
@@ -167,7 +167,7 @@ def _to_dtype(where: str, stage: Any, steps: list[Step], kernel: Kernel) -> Kern
     return _rescaled(steps) if getattr(stage, "scale", True) else "float"
 
 
-def _processor_resize(processor: Any, name: str) -> list[Step]:  # noqa: ANN401
+def _processor_resize(processor: Any, name: str) -> list[Step]:
     """The resize as the processor's own class does it; ConvNeXT's crops after it."""
     size = _size_table(processor.size)
     interpolation = _interpolation(name, processor.resample)
@@ -185,7 +185,7 @@ def _processor_resize(processor: Any, name: str) -> list[Step]:  # noqa: ANN401
     return [Resize(_sides(name, "size", size), "exact", interpolation, kernel=kernel)]
 
 
-def _processor_levels(processor: Any, name: str) -> list[Step]:  # noqa: ANN401
+def _processor_levels(processor: Any, name: str) -> list[Step]:
     steps: list[Step] = []
     if getattr(processor, "do_rescale", False):
         divisor = 1.0 / float(processor.rescale_factor)
@@ -199,7 +199,7 @@ def _processor_levels(processor: Any, name: str) -> list[Step]:  # noqa: ANN401
     return steps
 
 
-def _size_table(size: Any) -> dict[str, int]:  # noqa: ANN401
+def _size_table(size: Any) -> dict[str, int]:
     """A processor's size as a plain table; SizeDict lists absent sides as None."""
     pairs = size.items() if hasattr(size, "items") else vars(size).items()
     return {str(name): int(value) for name, value in pairs if value is not None}
@@ -211,18 +211,18 @@ def _sides(name: str, setting: str, size: Mapping[str, int]) -> tuple[int, int]:
     return size["height"], size["width"]
 
 
-def _sides_list(size: Any) -> tuple[int, ...]:  # noqa: ANN401
+def _sides_list(size: Any) -> tuple[int, ...]:
     return (int(size),) if isinstance(size, int | float) else tuple(int(side) for side in size)
 
 
-def _floats(values: Any) -> tuple[float, ...]:  # noqa: ANN401
+def _floats(values: Any) -> tuple[float, ...]:
     """Floats from a list, or from a float32 tensor with the digits that were written: 0.485, not 0.4850000143."""
     if hasattr(values, "numpy"):
         return tuple(float(str(value)) for value in values.numpy())
     return tuple(float(value) for value in values)
 
 
-def _interpolation(where: str, value: Any) -> Interpolation:  # noqa: ANN401
+def _interpolation(where: str, value: Any) -> Interpolation:
     """The name of a torchvision InterpolationMode, or of Pillow's number for it."""
     from PIL import Image
 

@@ -29,11 +29,6 @@ REFERENCE = "reference.npz"
 
 def exported_model(model: Model, store: Store, listener: Listener) -> tuple[Entry, bool]:
     """The store entry `model` with `model.onnx` and `card.json`; its info holds the weights' record."""
-    recipe = {
-        "revision": REVISION,
-        "model": model.recipe(),
-        "tools": {name: package_version(name) for name in ("onnx", "onnxscript", "onnxslim", "torch")},
-    }
 
     def make(directory: Path) -> Mapping[str, Any]:
         loaded = model.loaded()
@@ -47,7 +42,20 @@ def exported_model(model: Model, store: Store, listener: Listener) -> tuple[Entr
         _write_card(directory / CARD, card)
         return {"name": card.name, "source": card.source, "weights": loaded.weights.to_dict(), "simplified": simplified}
 
-    return store.produce("model", recipe, make, listener=listener)
+    return store.produce("model", _recipe(model), make, listener=listener)
+
+
+def _recipe(model: Model) -> dict[str, Any]:
+    return {
+        "revision": REVISION,
+        "model": model.recipe(),
+        "tools": {name: package_version(name) for name in ("onnx", "onnxscript", "onnxslim", "torch")},
+    }
+
+
+def is_exported(model: Model, store: Store) -> bool:
+    """Whether the store already has what `exported_model` would make."""
+    return store.get("model", _recipe(model)) is not None
 
 
 def onnx_from_torch(module: Any, card: ModelCard, target: Path) -> None:

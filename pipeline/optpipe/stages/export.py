@@ -127,6 +127,9 @@ def simplify(path: Path) -> bool:
         slim = None
     graph = slim or onnx.load(path)
     _name_nodes(graph)
+    graph.ir_version = max(
+        graph.ir_version, 4
+    )  # before 4, weights had to be listed as inputs; the simplifier lists none
     onnx.save(graph, path)
     try:
         onnx.checker.check_model(str(path), full_check=True)

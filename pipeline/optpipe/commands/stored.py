@@ -1,0 +1,60 @@
+"""`optpipe ls`, `show`, `rm` and `gc`: what is stored."""
+
+from typing import Annotated
+
+import typer
+
+from optpipe.commands.options import DEFAULT_WORKSPACE, JsonOption, WorkspaceOption
+from optpipe.commands.outcome import Outcome
+
+IdArgument = Annotated[str, typer.Argument(metavar="ID", help="An id, or its first digits.", show_default=False)]
+
+
+def ls(workspace: WorkspaceOption = DEFAULT_WORKSPACE, json: JsonOption = False) -> Outcome:
+    """List what is stored, oldest first."""
+    from optpipe.core.store import Store
+    from optpipe.reporters.terminal_stored import entries_table
+    from optpipe.stages.stored import entry_record
+
+    records = [entry_record(entry) for entry in Store(workspace).entries()]
+    return Outcome({"workspace": str(workspace), "entries": records}, lambda: entries_table(records))
+
+
+def show(id: IdArgument, workspace: WorkspaceOption = DEFAULT_WORKSPACE, json: JsonOption = False) -> Outcome:
+    """Show one entry whole: files with hashes, what it was made from, and the command that makes it again."""
+    from optpipe.core.store import Store
+    from optpipe.reporters.terminal_stored import entry_text
+    from optpipe.stages.stored import entry_details
+
+    store = Store(workspace)
+    record = entry_details(store.verified(store.find(id)))
+    return Outcome(record, lambda: entry_text(record))
+
+
+def rm(
+    id: IdArgument,
+    with_dependents: Annotated[bool, typer.Option("--with-dependents", help="Also what was made from it.")] = False,
+    workspace: WorkspaceOption = DEFAULT_WORKSPACE,
+    json: JsonOption = False,
+) -> Outcome:
+    """Remove one entry."""
+    from optpipe.core.store import Store
+    from optpipe.reporters.terminal_stored import removed_text
+    from optpipe.stages.stored import removed
+
+    record = removed(Store(workspace), id, with_dependents=with_dependents)
+    return Outcome(record, lambda: removed_text(record))
+
+
+def gc(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    workspace: WorkspaceOption = DEFAULT_WORKSPACE,
+    json: JsonOption = False,
+) -> Outcome:
+    """Remove what no artifact needs: leftovers of killed runs, damaged entries, models and graphs without artifacts."""
+    from optpipe.core.store import Store
+    from optpipe.reporters.terminal_stored import removed_text
+    from optpipe.stages.stored import collected
+
+    record = collected(Store(workspace), dry_run=dry_run)
+    return Outcome(record, lambda: removed_text(record))

@@ -71,18 +71,26 @@ class OnnxRuntime:
         """Optimizes the graph for the provider and reads the types out of the optimized graph."""
         import onnx
 
-        from optpipe.backends.onnxruntime_session import optimize
+        from optpipe.backends.onnxruntime_session import capture_refused, optimize
 
         options = checked_options(request.options, OPTIONS[request.device], self.name)
         target = request.directory / GRAPH
         optimize(request.graph, target, request.device)
+        capturable = request.device == "cpu" or capture_refused(target, options) is None
+        if not capturable and "cuda_graph" not in request.options:
+            options["cuda_graph"] = False
         layers = onnx_layers(onnx.load(target), request.card.inputs, dequantized_is_int8=False)
         tf32 = request.precision is Precision.TF32
         if tf32:
             layers = tuple(_as_tf32(layer) for layer in layers)
         if request.precision is Precision.INT8 and not any(layer.type == "int8" and layer.macs for layer in layers):
             _refuse_simulated(request.device)
-        info = {"provider": PROVIDERS[request.device], "options": options, "tf32": tf32}
+        info = {
+            "provider": PROVIDERS[request.device],
+            "options": options,
+            "tf32": tf32,
+            "cuda_graph_capturable": capturable,
+        }
         return Built(layers=layers, file=GRAPH, info=info)
 
     def runnable(self, info: Mapping[str, Any], device: Device) -> str | None:

@@ -24,6 +24,7 @@ def _session(graph: Path, device: "Device", options: Any, provider: Mapping[str,
     import onnxruntime as ort
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
+    ort.set_default_logger_severity(4)  # what matters is raised; cuDNN's tries at fusing are logged as errors
     options.log_severity_level = 4
     if device == "cuda":
         ort.preload_dlls()  # cuDNN and CUDA from the packages that came with torch
@@ -74,10 +75,20 @@ def optimize(graph: Path, target: Path, device: "Device") -> None:
     _session(graph, device, options, {})
 
 
+def capture_refused(graph: Path, options: Mapping[str, Any]) -> str | None:
+    """Why a graph cannot run as a CUDA graph (a node without a CUDA kernel); None where it can."""
+    try:
+        OnnxRuntimeSession(graph, "cuda", {**options, "cuda_graph": True}, tf32=False)
+    except StageError as error:
+        return str(error)
+    return None
+
+
 class OnnxRuntimeSession:
     """One optimized graph on one provider."""
 
     def __init__(self, graph: Path, device: "Device", options: Mapping[str, Any], *, tf32: bool) -> None:
+        """Raises `StageError` where `cuda_graph` is on and a node has no CUDA kernel: such a graph cannot be captured."""
         import onnxruntime as ort
 
         self.device = device

@@ -1,8 +1,11 @@
 """The few inputs that a build verifies itself on: real ones wherever the model takes images."""
 
 import json
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -14,8 +17,11 @@ from optpipe.errors import BadInputError
 from optpipe.inputs.images import batches, find_images
 from optpipe.inputs.synthetic import synthetic_tensor
 
+Item = TypeVar("Item")
 COUNT = 8
 """Samples per verification."""
+LABELLED_BYTES = 16 << 20
+"""A labelled validation set is used up to this size of input tensors, so that a build can say how accurate it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +33,8 @@ class Samples:
     files: tuple[Path, ...]
     sha256: str
     """Over the files' bytes, or over the seed and shapes of synthetic tensors."""
+    labels: tuple[int, ...] = ()
+    """Class of each file, where the files are a model's own validation images."""
 
 
 def samples_for(card: ModelCard, images: Path | None) -> Samples:
@@ -43,26 +51,47 @@ def samples_for(card: ModelCard, images: Path | None) -> Samples:
         seed = {"synthetic": 0, "inputs": [each.to_dict() for each in card.inputs]}
         return Samples("synthetic", (), value_sha256(seed))
     if images is None and "validation" in card.data:
-        found = image_set_files(Path(card.data["validation"]))
-    else:
-        found = find_images(images or shipped("calibration") / "samples").paths
-    files = tuple(found[index * len(found) // COUNT] for index in range(COUNT)) if len(found) > COUNT else found
-    return Samples("images", files, value_sha256([file_sha256(path) for path in files]))
+        return _labelled(card, Path(card.data["validation"]))
+    files = _spread(find_images(images or shipped("calibration") / "samples").paths, COUNT)
+    return Samples("images", files, _files_sha256(files))
+
+
+def _labelled(card: ModelCard, manifest: Path) -> Samples:
+    image = card.inputs[0]
+    count = max(COUNT, LABELLED_BYTES // (4 * math.prod(image.opt[1:])))
+    pairs = _spread(tuple(labelled_files(manifest)), count)
+    files = tuple(path for path, _ in pairs)
+    return Samples("images", files, _files_sha256(files), tuple(card.labels.index(label) for _, label in pairs))
+
+
+def _spread(items: tuple[Item, ...], count: int) -> tuple[Item, ...]:
+    """`count` items evenly out of all; a set that is sorted by class keeps its mixture."""
+    return tuple(items[index * len(items) // count] for index in range(count)) if len(items) > count else items
+
+
+def _files_sha256(files: tuple[Path, ...]) -> str:
+    return value_sha256([file_sha256(path) for path in files])
 
 
 def image_set_files(manifest: Path) -> tuple[Path, ...]:
     """The files of an image-set manifest (`calibration/README.md`), in its order."""
+    return tuple(path for path, _ in labelled_files(manifest))
+
+
+def labelled_files(manifest: Path) -> Iterator[tuple[Path, str]]:
+    """The files of an image-set manifest with their labels; raises `BadInputError` where it cannot be read."""
     try:
         value = json.loads(manifest.read_text(encoding="utf-8"))
-        return tuple(manifest.parent / value["root"] / each["path"] for each in value["files"])
+        for each in value["files"]:
+            yield manifest.parent / value["root"] / each["path"], str(each.get("label", ""))
     except (OSError, ValueError, KeyError, TypeError) as error:
         message = f"{manifest} is not a readable image-set manifest ({type(error).__name__})"
         raise BadInputError(message) from error
 
 
 def sample_inputs(card: ModelCard, samples: Samples) -> dict[str, np.ndarray]:
-    """`COUNT` rows of every input, or as many as a fixed batch needs; fewer files are repeated in turn."""
-    count = max(min(COUNT, *(each.max[0] for each in card.inputs)), *(each.min[0] for each in card.inputs))
+    """A row per file, or `COUNT` rows of synthetic tensors; repeated in turn until they fill the smallest batch."""
+    count = max(len(samples.files) or COUNT, *(each.min[0] for each in card.inputs))
     if samples.kind == "synthetic" or card.transform is None:
         return {
             each.name: synthetic_tensor((count, *each.opt[1:]), each.dtype, seed=index).values
@@ -70,8 +99,23 @@ def sample_inputs(card: ModelCard, samples: Samples) -> dict[str, np.ndarray]:
         }
     image = card.inputs[0]
     transform = _cropped(card.transform, image.opt[2], image.opt[3])
-    rows = np.concatenate(list(batches(samples.files, transform, len(samples.files), threads=2)))
+    rows = np.concatenate(list(batches(samples.files, transform, COUNT, threads=2)))
     return {image.name: np.ascontiguousarray(rows[np.arange(count) % len(rows)])}
+
+
+def row_batches(
+    card: ModelCard, inputs: Mapping[str, np.ndarray], size: int | None = None
+) -> Iterator[dict[str, np.ndarray]]:
+    """All rows in batches of `size`, or of the largest that the profile allows; the rest as a smaller batch.
+
+    A rest that is smaller than the profile's smallest batch is left out.
+    """
+    total = len(next(iter(inputs.values())))
+    smallest, largest = max(each.min[0] for each in card.inputs), min(each.max[0] for each in card.inputs)
+    step = min(size or largest, largest, total)
+    for start in range(0, total, step):
+        if min(step, total - start) >= smallest:
+            yield {name: value[start : start + step] for name, value in inputs.items()}
 
 
 def _cropped(transform: Transform, height: int, width: int) -> Transform:

@@ -72,8 +72,11 @@ def _parity_text(parity: Mapping[str, Any] | None) -> Text:
     if parity is None:
         return Text("not run", style="dim")
     snr = "exact" if parity["snr_db"] is None else f"SNR {parity['snr_db']:.0f} dB"
-    agreement = "" if parity["top1_agreement"] is None else f", top-1 {parity['top1_agreement']:.1%}"
+    if parity["top1_accuracy"] is not None:
+        snr += f", top-1 {parity['top1_accuracy']:.2%} (source {parity['source_top1_accuracy']:.2%}, {parity['samples']} images)"
+    elif parity["top1_agreement"] is not None:
+        snr += f", top-1 agreement {parity['top1_agreement']:.1%}"
     return Text(
-        f"{snr}{agreement}" if parity["passed"] else f"FAIL: {snr}{agreement}",
+        snr if parity["passed"] else f"FAIL: {snr}",
         style="green" if parity["passed"] else "red",
     )

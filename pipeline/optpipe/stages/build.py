@@ -106,13 +106,19 @@ def build(model: Model, plan: BuildPlan, store: Store, listener: Listener) -> Bu
     exported = _step("export", times, listener, lambda: exported_model(model, store, listener))
     expected = _step("reference", times, listener, lambda: reference(model, exported, plan.images, store, listener))
     result = Build(exported, model.fallback_reason, stages=times)
+    for backend, precision, device in _combinations(plan, listener):
+        _build_one(result, model, plan, backend, precision, device, expected, store, listener)
+    return result
+
+
+def _combinations(plan: BuildPlan, listener: Listener) -> list[tuple[Backend, Precision, Device]]:
+    """What to build, precision by precision, each combination once."""
+    wanted: dict[tuple[Backend, Precision, Device], None] = {}  # an ordered set
     for precision in plan.precisions:
         for backend in plan.backends:
             device = chosen_device(backend, plan.device)
-            precision_here = _precision_here(plan, backend, precision, device, listener)
-            if precision_here is precision or precision_here not in plan.precisions:
-                _build_one(result, model, plan, backend, precision_here, device, expected, store, listener)
-    return result
+            wanted[backend, _precision_here(plan, backend, precision, device, listener), device] = None
+    return list(wanted)
 
 
 def _precision_here(

@@ -1,7 +1,7 @@
 """From a source model to a checked ONNX file, with proof that the two compute the same."""
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,9 +13,9 @@ from optpipe.core.precision import Precision
 from optpipe.core.store import Entry, Store
 from optpipe.core.tensors import TensorSpec
 from optpipe.errors import GateError, StageError
-from optpipe.inputs.samples import Samples, sample_inputs, samples_for
+from optpipe.inputs.samples import Samples, row_batches, sample_inputs, samples_for
 from optpipe.stages.model import Model
-from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR, output_error
+from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR, output_error, same_rows
 
 if TYPE_CHECKING:
     import numpy as np
@@ -192,6 +192,8 @@ def reference(model: Model, entry: Entry, images: Path | None, store: Store, lis
         errors = [] if loaded.module is None else _parity(card, outputs, onnx_outputs)
         tensors = {f"input:{name}": value for name, value in inputs.items()}
         tensors |= {f"output:{name}": value for name, value in outputs.items()}
+        if samples.labels:
+            tensors["labels"] = np.asarray(samples.labels)
         np.savez(directory / REFERENCE, allow_pickle=False, **tensors)
         return {
             "samples": _samples_record(samples),
@@ -203,7 +205,7 @@ def reference(model: Model, entry: Entry, images: Path | None, store: Store, lis
 
 
 def _samples_record(samples: Samples) -> dict[str, Any]:
-    return {"kind": samples.kind, "files": [path.name for path in samples.files], "sha256": samples.sha256}
+    return {"kind": samples.kind, "count": len(samples.files), "sha256": samples.sha256}
 
 
 def torch_outputs(module: Any, card: ModelCard, inputs: Mapping[str, "np.ndarray"]) -> dict[str, "np.ndarray"]:
@@ -213,7 +215,7 @@ def torch_outputs(module: Any, card: ModelCard, inputs: Mapping[str, "np.ndarray
 
     parts: list[tuple[np.ndarray, ...]] = []
     with torch.inference_mode():
-        for batch in _batches(card, inputs):
+        for batch in row_batches(card, inputs):
             found = module(*(torch.from_numpy(batch[each.name]) for each in card.inputs))
             flat = found if isinstance(found, tuple | list) else (found,)
             parts.append(
@@ -221,16 +223,6 @@ def torch_outputs(module: Any, card: ModelCard, inputs: Mapping[str, "np.ndarray
             )
     names = [each.name for each in card.outputs]
     return {name: np.concatenate([part[index] for part in parts]) for index, name in enumerate(names)}
-
-
-def _batches(
-    card: ModelCard, inputs: Mapping[str, "np.ndarray"], size: int | None = None
-) -> Sequence[dict[str, "np.ndarray"]]:
-    total = len(next(iter(inputs.values())))
-    largest = min(each.max[0] for each in card.inputs)
-    step = min(size or largest, largest, total)
-    starts = range(0, total - step + 1, step)
-    return [{name: value[start : start + step] for name, value in inputs.items()} for start in starts]
 
 
 def _onnx_outputs(path: Path, card: ModelCard, inputs: Mapping[str, "np.ndarray"]) -> dict[str, "np.ndarray"]:
@@ -246,7 +238,7 @@ def _onnx_outputs(path: Path, card: ModelCard, inputs: Mapping[str, "np.ndarray"
         }
         found: dict[int, dict[str, np.ndarray]] = {}
         for size in sorted(sizes) or [card.inputs[0].opt[0]]:
-            runs = [session.run(batch) for batch in _batches(card, inputs, size)]
+            runs = [session.run(batch) for batch in row_batches(card, inputs, size)]
             found[size] = {each.name: np.concatenate([run[each.name] for run in runs]) for each in session.outputs}
     largest = found[max(found)]
     for size, outputs in found.items():
@@ -258,8 +250,7 @@ def _same_for_every_batch_size(
     size: int, outputs: Mapping[str, "np.ndarray"], largest: Mapping[str, "np.ndarray"]
 ) -> None:
     for name, value in outputs.items():
-        count = min(len(value), len(largest[name]))
-        error = output_error(name, largest[name][:count], value[:count])
+        error = output_error(name, *same_rows(largest[name], value))
         if error.relative > TOLERATED_RELATIVE_ERROR[Precision.FP32]:
             message = f"the exported graph gives other answers at batch size {size}: output '{name}' is off by {error.relative:.2e}"
             raise GateError(message)
@@ -268,7 +259,7 @@ def _same_for_every_batch_size(
 def _parity(
     card: ModelCard, expected: Mapping[str, "np.ndarray"], found: Mapping[str, "np.ndarray"]
 ) -> list[dict[str, Any]]:
-    errors = [output_error(name, value[: len(found[name])], found[name]) for name, value in expected.items()]
+    errors = [output_error(name, *same_rows(value, found[name])) for name, value in expected.items()]
     for error in errors:
         if error.relative > TOLERATED_RELATIVE_ERROR[Precision.FP32]:
             message = (

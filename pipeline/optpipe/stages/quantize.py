@@ -23,6 +23,9 @@ from optpipe.stages.export import CARD, ONNX, REFERENCE
 REVISION = 1
 FP16_HEADROOM = 65504 / 8
 """Layers whose values come within three bits of FP16's largest number on the reference inputs stay in FP32."""
+BF16_OPSET = 22
+"""The first opset whose Conv takes BF16."""
+CONVERTED = "converted.onnx"
 LOG = "modelopt.log"
 """What ModelOpt said while it worked; kept with the graph."""
 
@@ -69,17 +72,30 @@ def _half(precision: Precision, model: Entry, reference: Entry, store: Store, li
         np.savez(samples, **inputs)
         with output_to(directory / LOG):
             graph = convert_to_mixed_precision(
-                str(model.file(ONNX)),
+                str(_in_opset(BF16_OPSET, model, directory) if precision is Precision.BF16 else model.file(ONNX)),
                 low_precision_type=str(precision),
                 keep_io_types=True,
                 data_max=FP16_HEADROOM,
                 calibration_data=str(samples),
             )
         samples.unlink()
+        (directory / CONVERTED).unlink(missing_ok=True)
         onnx.save(graph, directory / ONNX)
         return {"precision": str(precision), "tool": "modelopt.onnx.autocast"}
 
     return store.produce("graph", recipe, make, parents=(model.id, reference.id), listener=listener)
+
+
+def _in_opset(opset: int, model: Entry, directory: Path) -> Path:
+    import onnx
+
+    graph = onnx.load(model.file(ONNX))
+    own = next(each.version for each in graph.opset_import if each.domain in ("", "ai.onnx"))
+    if own >= opset:
+        return model.file(ONNX)
+    converted = directory / CONVERTED
+    onnx.save(onnx.version_converter.convert_version(graph, opset), converted)
+    return converted
 
 
 def _int8(

@@ -1,6 +1,7 @@
 """Runs an artifact on the reference inputs and holds its outputs against the source model's."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +11,9 @@ from optpipe.core.environment import gpus
 from optpipe.core.events import Listener
 from optpipe.core.precision import Precision
 from optpipe.core.store import Entry, Store
+from optpipe.inputs.samples import row_batches
 from optpipe.stages.export import CARD, REFERENCE
-from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR, output_error, top1_agreement
+from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR, output_error, top1_accuracy, top1_agreement
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,40 +39,44 @@ def verification(
 
     def make(directory: Path) -> Mapping[str, Any]:  # noqa: ARG001 - the outcome is the manifest's info alone
         with backend.load(store.verified(artifact).path, artifact.info, device, {}) as session:
-            inputs, expected = reference_tensors(reference.file(REFERENCE))
-            found = run_in_batches(session, card, inputs)
-        return parity_record(card, precision, expected, found, str(reference.info["origin"]))
+            tensors = reference_tensors(reference.file(REFERENCE))
+            found = run_in_batches(session, card, tensors.inputs)
+        return parity_record(card, precision, tensors, found, str(reference.info["origin"]))
 
     return store.produce("verification", recipe, make, parents=(artifact.id, reference.id), listener=listener)
 
 
-def reference_tensors(path: Path) -> tuple[dict[str, "np.ndarray"], dict[str, "np.ndarray"]]:
-    """Inputs and outputs of a reference file."""
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Inputs, the source model's outputs on them, and the true classes where they are known."""
+
+    inputs: Mapping[str, "np.ndarray"]
+    outputs: Mapping[str, "np.ndarray"]
+    labels: "np.ndarray | None" = None
+
+
+def reference_tensors(path: Path) -> Reference:
+    """Reads a reference file."""
     import numpy as np
 
-    with np.load(path) as stored:
+    with np.load(path, allow_pickle=False) as stored:
         inputs = {name.removeprefix("input:"): stored[name] for name in stored.files if name.startswith("input:")}
         outputs = {name.removeprefix("output:"): stored[name] for name in stored.files if name.startswith("output:")}
-    return inputs, outputs
+        return Reference(inputs, outputs, stored["labels"] if "labels" in stored.files else None)
 
 
 def run_in_batches(session: Session, card: ModelCard, inputs: Mapping[str, "np.ndarray"]) -> dict[str, "np.ndarray"]:
-    """All samples through the session, first as one batch as large as the profile allows, then the rest."""
+    """All samples through the session, in batches as large as the profile allows."""
     import numpy as np
 
-    total = len(next(iter(inputs.values())))
-    step = min(total, *(each.max[0] for each in card.inputs))
-    runs = [
-        session.run({name: value[start : start + step] for name, value in inputs.items()})
-        for start in range(0, total - total % step, step)
-    ]
+    runs = [session.run(batch) for batch in row_batches(card, inputs)]
     return {each.name: np.concatenate([run[each.name] for run in runs]) for each in session.outputs}
 
 
 def parity_record(
     card: ModelCard,
     precision: Precision,
-    expected: Mapping[str, "np.ndarray"],
+    reference: Reference,
     found: Mapping[str, "np.ndarray"],
     origin: str,
 ) -> dict[str, Any]:
@@ -78,20 +84,27 @@ def parity_record(
     import numpy as np
 
     tolerance = TOLERATED_RELATIVE_ERROR[precision]
-    errors = [output_error(name, value[: len(found[name])], found[name]) for name, value in expected.items()]
-    agreement = None
+    count = len(next(iter(found.values())))
+    errors = [output_error(name, value[:count], found[name]) for name, value in reference.outputs.items()]
+    agreement = accuracy = source_accuracy = None
     if card.task in (Task.CLASSIFICATION, Task.TEXT_CLASSIFICATION):
-        name = next(iter(expected))
-        agreement = top1_agreement(expected[name][: len(found[name])], found[name].astype(np.float32))
+        name = next(iter(reference.outputs))
+        expected, scores = reference.outputs[name][:count], found[name].astype(np.float32)
+        agreement = top1_agreement(expected, scores)
+        if reference.labels is not None:
+            accuracy = top1_accuracy(reference.labels[:count], scores)
+            source_accuracy = top1_accuracy(reference.labels[:count], expected)
     return {
         "reference": origin,
-        "samples": len(next(iter(found.values()))),
+        "samples": count,
         "tolerance_relative": tolerance,
         "max_abs": max(each.max_abs for each in errors),
         "relative": max(each.relative for each in errors),
         "snr_db": min((each.snr_db for each in errors if each.snr_db is not None), default=None),
         "cosine": min(each.cosine for each in errors),
         "top1_agreement": agreement,
+        "top1_accuracy": accuracy,
+        "source_top1_accuracy": source_accuracy,
         "outputs": [each.to_dict() for each in errors],
         "passed": all(each.finite and each.relative <= tolerance for each in errors),
     }

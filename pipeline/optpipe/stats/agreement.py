@@ -73,6 +73,12 @@ _BIG = 1e30
 """Stands for infinity where JSON must stay valid."""
 
 
+def same_rows(reference: "np.ndarray", got: "np.ndarray") -> "tuple[np.ndarray, np.ndarray]":
+    """Both cut to the rows that both have: a fixed batch size may have left out the last few."""
+    count = min(len(reference), len(got))
+    return reference[:count], got[:count]
+
+
 def top1_agreement(reference: "np.ndarray", got: "np.ndarray") -> float | None:
     """The share of samples with the same largest class, over (samples, classes).
 
@@ -85,3 +91,10 @@ def top1_agreement(reference: "np.ndarray", got: "np.ndarray") -> float | None:
     if np.unique(expected).size < 2:
         return None
     return float(np.mean(expected == np.argmax(got, axis=1)))
+
+
+def top1_accuracy(labels: "np.ndarray", scores: "np.ndarray") -> float:
+    """The share of samples whose largest score, over (samples, classes), is at their label."""
+    import numpy as np
+
+    return float(np.mean(np.argmax(scores, axis=1) == labels))

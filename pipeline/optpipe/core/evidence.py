@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from optpipe.core.criteria import Cap, Missing, Observation
+from optpipe.core.criteria import Cap, Judged, Missing, Observation
 from optpipe.core.measurement import Measurement, Validity
 from optpipe.core.policy import Criterion, Where
 
@@ -69,8 +69,8 @@ class Evidence:
     preprocessing: Mapping[str, Figure] = field(default_factory=dict)
     """`agreement` as a fraction, `snr` in dB."""
     tensor_core_share: Figure | None = None
-    caps: tuple[Cap, ...] = ()
-    """What caps the whole verdict: random weights, a changed artifact."""
+    trust: tuple[Judged, ...] = ()
+    """What is judged whatever the policy says: weights, outputs, precision, one environment."""
 
 
 def observe(criterion: Criterion, evidence: Evidence) -> Sequence[Observation] | Missing:
@@ -132,6 +132,7 @@ def measurement_caps(one: Measured, evidence: Evidence) -> tuple[Cap, ...]:
         why = "; ".join(reason.message for reason in spoilt) or "no reason was recorded"
         remedy = "; ".join(dict.fromkeys(reason.remedy for reason in spoilt)) or "measure again"
         caps.append(Cap(f"the measurement is INVALID: {why}", remedy))
+    caps += [Cap(caveat, "give real weights and real images, and name the backend") for caveat in found.caveats]
     if found.interrupted:
         caps.append(Cap("the measurement was interrupted", "measure again without interrupting"))
     if found.subject.sha256 and evidence.build.sha256 and found.subject.sha256 != evidence.build.sha256:

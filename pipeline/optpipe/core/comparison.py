@@ -1,0 +1,132 @@
+"""A comparison of measured builds: its rows, its frontier, the best build for each goal, and what has no counterpart."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Goal(StrEnum):
+    """What `--for` can ask for."""
+
+    LATENCY = "latency"
+    THROUGHPUT = "throughput"
+    EFFICIENCY = "efficiency"
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A figure with its interval; both bounds None where the data cannot support one."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """`{"value": …, "ci": [low, high]}`, or `"ci": null`."""
+        return {"value": self.value, "ci": None if self.low is None else [self.low, self.high]}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measured build at one batch size under one load."""
+
+    id: str
+    run: str
+    artifact: str
+    model: str
+    backend: str
+    precision: str
+    device: str
+    batch_size: int
+    scenario: str
+    mode: str
+    valid: bool
+    reasons: tuple[str, ...] = ()
+    samples: int = 0
+    latency_ms: Mapping[str, Interval] = field(default_factory=dict)
+    """By percentile name; one that the sample cannot support is not there."""
+    throughput_images_per_s: Interval | None = None
+    energy_j_per_image: Interval | None = None
+    memory_bytes: int | None = None
+    size_bytes: int | None = None
+    build_s: float | None = None
+    top1: Interval | None = None
+    speedup: Interval | None = None
+    """Of the p50 latency against the baseline; above 1 is faster."""
+    change: str | None = None
+    """`faster`, `slower` or `no difference shown`."""
+    on_frontier: bool = False
+    dominated_by: str | None = None
+    """The id of a row that is better in something and worse in nothing, and in what."""
+    caveats: tuple[str, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """Raw files and their sha256."""
+
+    @property
+    def label(self) -> str:
+        """`onnxruntime int8, batch 8`."""
+        return f"{self.backend} {self.precision}, batch {self.batch_size}"
+
+    @property
+    def build(self) -> str:
+        """`onnxruntime int8`; a build keeps this name over all batch sizes."""
+        return f"{self.backend} {self.precision}"
+
+    @property
+    def load(self) -> tuple[int, str, str]:
+        """What must be equal for two rows to be comparable."""
+        return self.batch_size, self.scenario, self.mode
+
+    def as_json(self) -> dict[str, Any]:
+        """One element of `rows[]`."""
+        document = asdict(self)
+        for name in ("throughput_images_per_s", "energy_j_per_image", "top1", "speedup"):
+            figure = getattr(self, name)
+            document[name] = None if figure is None else figure.as_json()
+        document["latency_ms"] = {name: figure.as_json() for name, figure in self.latency_ms.items()}
+        document["verdict"] = "VALID" if self.valid else "INVALID"
+        document["images_per_joule"] = 1 / self.energy_j_per_image.value if self.energy_j_per_image else None
+        return document
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Everything `optpipe compare` has to say."""
+
+    rows: tuple[Row, ...]
+    best: Mapping[str, str | None]
+    """Row id for each goal; None where no valid row meets the limits."""
+    best_reason: Mapping[str, str]
+    unmatched: tuple[Mapping[str, str], ...] = ()
+    """`{"row", "reason"}`: what has no counterpart in the baseline."""
+    baseline: Mapping[str, Any] | None = None
+    slo: str | None = None
+    warnings: tuple[str, ...] = ()
+    environment: Mapping[str, Any] = field(default_factory=dict)
+
+    def row(self, row_id: str) -> Row:
+        """The row of that id."""
+        return next(one for one in self.rows if one.id == row_id)
+
+    @property
+    def frontier(self) -> tuple[Row, ...]:
+        """The rows that no other dominates."""
+        return tuple(one for one in self.rows if one.on_frontier)
+
+    def as_json(self) -> dict[str, Any]:
+        """The document of `compare --json`."""
+        return {
+            "rows": [one.as_json() for one in self.rows],
+            "frontier": [one.id for one in self.frontier],
+            "best": {
+                goal: None if row is None else {"row": row, "label": self.row(row).label, "why": self.best_reason[goal]}
+                for goal, row in self.best.items()
+            },
+            "why_no_best": {goal: self.best_reason[goal] for goal, row in self.best.items() if row is None},
+            "unmatched": [dict(one) for one in self.unmatched],
+            "baseline": None if self.baseline is None else dict(self.baseline),
+            "slo": self.slo,
+            "warnings": list(self.warnings),
+            "environment": dict(self.environment),
+        }

@@ -1,0 +1,228 @@
+"""The verdict on a dossier's evidence, computed from its raw files alone. `signoff` and `verify` both call `judged`.
+
+A dossier's folder (see `optpipe.core.sealed` for its seal)
+    request.json               what was asked: model, artifact, waivers, the optpipe that judged, when
+    policy.toml                the policy, byte for byte
+    environment.json           where it was judged
+    artifact/manifest.json     the store's record of the engine (its hash, its proven precision, its weights)
+    verification/manifest.json the store's record of its outputs held against the source model's, where it ran
+    runs/RUN/…                 run folders with raw samples; `baseline/` holds the same of the approved baseline
+    verdict.json               what `judged` says; report.html, report.md, junit.xml, comparison.json: the same for people
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from optpipe.core.criteria import Judged, judge, overall, waive
+from optpipe.core.evidence import Build, Evidence, Measured, foreign, observe, place_of
+from optpipe.core.manifest import Manifest, manifest_from_file
+from optpipe.core.policy import Policy, policy_from_toml
+from optpipe.core.runs import Run, load_run
+from optpipe.core.verdict import Verdict
+from optpipe.errors import BadInputError
+from optpipe.stages.recompute import measured_from_run, require_unchanged
+from optpipe.stages.task_evidence import accuracy_figures, preprocessing_figures, tensor_core_figure
+
+SCHEMA = "optpipe.dossier"
+SCHEMA_VERSION = 1
+REQUEST, POLICY, VERDICT, ENVIRONMENT = "request.json", "policy.toml", "verdict.json", "environment.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Signoff:
+    """A judged dossier."""
+
+    folder: Path
+    request: Mapping[str, Any]
+    policy: Policy
+    evidence: Evidence
+    criteria: tuple[Judged, ...]
+    verdict: Verdict
+    environment: Mapping[str, Any]
+
+    @property
+    def expires_if(self) -> tuple[str, ...]:
+        """What makes this verdict void."""
+        return tuple(_expiry(self))
+
+    @property
+    def waived(self) -> tuple[Judged, ...]:
+        """The criteria that were set aside."""
+        return tuple(one for one in self.criteria if one.waived)
+
+
+def judged(folder: Path) -> Signoff:
+    """Judges the evidence in `folder` by the policy in it. Raises BadInputError where a file is missing or damaged."""
+    request = json_file(folder / REQUEST)
+    if request.get("schema") != SCHEMA or request.get("schema_version") != SCHEMA_VERSION:
+        message = (
+            f"{folder}: {request.get('schema')!r} version {request.get('schema_version')!r}; "
+            f"this optpipe reads {SCHEMA!r} version {SCHEMA_VERSION}"
+        )
+        raise BadInputError(message)
+    policy = policy_from_toml(_bytes(folder / POLICY), str(folder / POLICY))
+    evidence = evidence_of(folder, request, policy.confidence)
+    found = (*evidence.trust, *(judge(criterion, observe(criterion, evidence)) for criterion in policy.criteria))
+    try:
+        criteria = waive(found, dict(request["waivers"]))
+    except KeyError as error:
+        names = ", ".join(one.name for one in found)
+        message = f"no criterion {error.args[0]!r} to waive; this policy has {names}"
+        raise BadInputError(message) from error
+    return Signoff(folder, request, policy, evidence, criteria, overall(criteria), json_file(folder / ENVIRONMENT))
+
+
+def evidence_of(folder: Path, request: Mapping[str, Any], confidence: float) -> Evidence:
+    """Everything in `folder` that was gathered for the build, measurements computed anew from raw samples."""
+    manifest = manifest_from_file(folder / "artifact" / "manifest.json")
+    build = build_of(manifest)
+    runs = [load_run(path) for path in sorted((folder / "runs").glob("*/"))]
+    measured = tuple(measured_in(runs, confidence, build.artifact))
+    baseline = [load_run(path) for path in sorted((folder / "baseline" / "runs").glob("*/"))]
+    for run in runs:
+        require_unchanged(run, whole=False)
+    verification = folder / "verification" / "manifest.json"
+    checked = manifest_from_file(verification) if verification.is_file() else None
+    return Evidence(
+        build=build,
+        measured=measured,
+        baseline=tuple(measured_in(baseline, confidence, request.get("baseline_artifact"))),
+        baseline_name=request.get("baseline"),
+        accuracy=accuracy_figures(runs, build, confidence),
+        preprocessing=preprocessing_figures(runs, build, confidence),
+        tensor_core_share=tensor_core_figure(runs, build),
+        trust=tuple(_trust(manifest, checked, measured)),
+    )
+
+
+def measured_in(runs: list[Run], confidence: float, artifact: str | None) -> Iterator[Measured]:
+    """The measurements of `artifact` in the bench runs among `runs`; a run's files may be a part of it."""
+    only = None if artifact is None else [artifact]
+    for run in runs:
+        if run.kind == "bench":
+            yield from measured_from_run(run, confidence, only, whole=False)
+
+
+def build_of(manifest: Manifest) -> Build:
+    """The build that a stored artifact is."""
+    info = manifest.info
+    record = manifest.files.get(info["file"])
+    shares = info["precision_proof"]["share"]
+    return Build(
+        model=info["model"],
+        artifact=manifest.id,
+        backend=info["backend"],
+        precision=info["precision"],
+        sha256=record.sha256 if record else None,
+        size_bytes=record.size_bytes if record else None,
+        macs_share=shares.get("macs") or shares.get("layers"),
+        weights=info["weights"]["source"],
+        calibration=info.get("calibration") and str(info["calibration"]),
+    )
+
+
+def _trust(manifest: Manifest, checked: Manifest | None, measured: tuple[Measured, ...]) -> Iterator[Judged]:
+    """What no policy can do without."""
+    weights = manifest.info["weights"]
+    yield (
+        _trusted("trust.weights", f"trained weights ({weights['source']})")
+        if weights.get("trained", weights["source"] != "random")
+        else _doubted(
+            "trust.weights", "the weights are random", "build with the weights that will ship: --weights FILE"
+        )
+    )
+    proof = manifest.info["precision_proof"]
+    yield (
+        _trusted("trust.precision", f"{manifest.info['precision']} is proven from the built network")
+        if proof["proven"]
+        else _failed(
+            "trust.precision", f"not the precision asked for: {proof['reason']}", "optpipe show names the layers"
+        )
+    )
+    yield _outputs(manifest, checked)
+    differences = sorted({text for one in measured[1:] for text in foreign(measured[0].environment, one.environment)})
+    yield (
+        _doubted(
+            "trust.environment", f"measured on different machines: {'; '.join(differences)}", "measure on one machine"
+        )
+        if differences
+        else _trusted("trust.environment", "everything was measured on one machine")
+        if measured
+        else _doubted("trust.environment", "nothing was measured", f"optpipe bench {manifest.info['model']}")
+    )
+
+
+def _outputs(manifest: Manifest, checked: Manifest | None) -> Judged:
+    name, again = "trust.outputs", f"optpipe build {manifest.info['model']} where it can run"
+    if checked is None:
+        return _doubted(name, "the outputs were not held against the source model's", again)
+    sha256 = manifest.files[manifest.info["file"]].sha256
+    if checked.recipe.get("artifact", {}).get("sha256") != sha256:
+        return _doubted(name, "another file was verified than is judged", again)
+    snr = checked.info.get("snr_db")
+    seen = f"on {checked.info['samples']} samples ({checked.info['reference']})" + (
+        f", SNR {snr:.0f} dB" if snr else ""
+    )
+    if not checked.info["passed"]:
+        return _failed(
+            name, f"outside the tolerance of {manifest.info['precision']} {seen}", "optpipe show names the output"
+        )
+    return _trusted(name, f"equal to the source model's within tolerance {seen}")
+
+
+def _trusted(name: str, reason: str) -> Judged:
+    return Judged(name, None, "required", Verdict.PASS, reason)
+
+
+def _doubted(name: str, reason: str, remedy: str) -> Judged:
+    return Judged(name, None, "required", Verdict.INCONCLUSIVE, reason, remedy)
+
+
+def _failed(name: str, reason: str, remedy: str) -> Judged:
+    return Judged(name, None, "required", Verdict.FAIL, reason, remedy)
+
+
+_RUNTIMES = {
+    "onnxruntime": "onnxruntime-gpu",
+    "tensorrt": "tensorrt-cu13",
+    "tensorrt-rtx": "tensorrt-rtx-cu13",
+    "torch-tensorrt": "torch-tensorrt",
+}
+
+
+def _expiry(signoff: Signoff) -> Iterator[str]:
+    measured, build = signoff.evidence.measured, signoff.evidence.build
+    place = measured[-1].environment if measured else signoff.environment
+    yield f"the engine's sha256 is no longer {build.sha256}"
+    for key, name in (("gpu", "the GPU"), ("driver", "the driver"), ("cpu", "the CPU")):
+        value = place_of(place, key)
+        if value != "none":
+            yield f"{name} is no longer {value}"
+    package = _RUNTIMES.get(build.backend, "torch")
+    yield f"{package} is no longer {place_of(place, f'packages.{package}')}"
+    yield "the clock or power policy of the machine changes"
+    yield "the preprocessing, the input shapes or the weights change"
+
+
+def json_file(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`; BadInputError where there is none."""
+    try:
+        found = json.loads(_bytes(path))
+    except ValueError as error:
+        message = f"{path} is not JSON: {error}"
+        raise BadInputError(message) from error
+    if not isinstance(found, dict):
+        message = f"{path} holds no JSON object"
+        raise BadInputError(message)
+    return found
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        message = f"cannot read {path}: {error.strerror}; the dossier is not whole"
+        raise BadInputError(message) from error

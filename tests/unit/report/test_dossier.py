@@ -1,0 +1,149 @@
+"""From evidence to a sealed dossier and back: what was judged is what the raw files say."""
+
+import json
+import shutil
+
+import polars as pl
+import pytest
+
+from optpipe.core.policy import policy_from_toml
+from optpipe.core.sealed import seal
+from optpipe.core.verdict import Verdict
+from optpipe.errors import BadInputError
+from optpipe.stages.dossier import Wanted, approve, checked_dossier, collected, finished, verdict_document
+from optpipe.stages.judge import judged
+
+LATENCY = """schema = 1
+[[latency]]
+p99 = "%s ms"
+batch_size = 1
+"""
+
+
+def dossier(workspace, text, tmp_path, name="one", **wanted):
+    folder = tmp_path / f".{name}"
+    folder.mkdir()
+    collected(Wanted("digits", policy_from_toml(text.encode()), **wanted), workspace.store, folder)
+    signoff = judged(folder)
+    (folder / "verdict.json").write_text(json.dumps(verdict_document(signoff), indent=1))
+    return signoff, finished(folder, tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("limit", "verdict"), [("50", Verdict.PASS), ("5", Verdict.FAIL), ("12", Verdict.INCONCLUSIVE)]
+)
+def test_three_policies_give_three_verdicts(workspace, tmp_path, limit, verdict):
+    workspace.bench(workspace.artifact("fp16"), count=900)
+    signoff, _ = dossier(workspace, LATENCY % limit, tmp_path)
+    assert signoff.verdict is verdict, [f"{one.name}: {one.reason}" for one in signoff.criteria]
+
+
+@pytest.mark.parametrize(
+    ("build", "bench", "name", "verdict"),
+    [
+        ({"trained": False}, {}, "trust.weights", Verdict.INCONCLUSIVE),
+        ({"passed": False}, {}, "trust.outputs", Verdict.FAIL),
+        ({"proven": False}, {}, "trust.precision", Verdict.FAIL),
+        ({}, {"valid": False}, "latency.p99.b1", Verdict.INCONCLUSIVE),
+        ({}, {"caveats": ["synthetic inputs"]}, "latency.p99.b1", Verdict.INCONCLUSIVE),
+        ({}, {"batches": (2,)}, "latency.p99.b1", Verdict.INCONCLUSIVE),
+        ({}, {"count": 300}, "latency.p99.b1", Verdict.INCONCLUSIVE),
+    ],
+)
+def test_what_cannot_be_trusted_never_passes(workspace, tmp_path, build, bench, name, verdict):
+    workspace.bench(workspace.artifact("fp16", **build), **bench)
+    signoff, _ = dossier(workspace, LATENCY % "500", tmp_path)
+    found = {one.name: one for one in signoff.criteria}
+    assert found[name].verdict is verdict
+    assert found[name].remedy
+    assert signoff.verdict is verdict
+
+
+def test_an_intact_dossier_is_accepted_and_recomputed(workspace, tmp_path):
+    workspace.bench(workspace.artifact("fp16"))
+    signoff, folder = dossier(workspace, LATENCY % "50", tmp_path)
+    shutil.rmtree(workspace.path)
+    checked = checked_dossier(folder)
+    assert checked.problems == ()
+    assert checked.signoff is not None
+    assert checked.signoff.verdict is signoff.verdict is Verdict.PASS
+
+
+def test_a_resealed_dossier_with_another_verdict_is_found(workspace, tmp_path):
+    workspace.bench(workspace.artifact("fp16"))
+    _, folder = dossier(workspace, LATENCY % "5", tmp_path)
+    verdict = folder / "verdict.json"
+    verdict.write_text(verdict.read_text().replace("FAIL", "PASS"))
+    seal(folder)
+    problems = checked_dossier(folder).problems
+    assert any('verdict says "PASS", the raw files give "FAIL"' in problem for problem in problems)
+
+
+def test_resealed_samples_that_were_made_faster_are_found(workspace, tmp_path):
+    workspace.bench(workspace.artifact("fp16"))
+    _, folder = dossier(workspace, LATENCY % "5", tmp_path)
+    path = next(folder.glob("runs/*/samples/*.parquet"))
+    pl.read_parquet(path).with_columns(pl.col("end_ns") - 5_000_000).write_parquet(path)
+    seal(folder)
+    assert "is not as it was written" in checked_dossier(folder).problems[0]
+
+
+@pytest.mark.parametrize("file", ["policy.toml", "request.json", "artifact/manifest.json", "verdict.json"])
+def test_a_partial_dossier_is_refused_even_when_resealed(workspace, tmp_path, file):
+    workspace.bench(workspace.artifact("fp16"))
+    _, folder = dossier(workspace, LATENCY % "50", tmp_path)
+    (folder / file).unlink()
+    assert checked_dossier(folder).problems
+    seal(folder)
+    assert checked_dossier(folder).problems
+
+
+def test_a_dossier_of_another_schema_version_is_refused_by_number(workspace, tmp_path):
+    workspace.bench(workspace.artifact("fp16"))
+    _, folder = dossier(workspace, LATENCY % "50", tmp_path)
+    request = json.loads((folder / "request.json").read_text()) | {"schema_version": 7}
+    (folder / "request.json").write_text(json.dumps(request))
+    seal(folder)
+    assert "version 7; this optpipe reads" in checked_dossier(folder).problems[0]
+
+
+def test_a_regression_against_the_approved_baseline(workspace, tmp_path):
+    entry = workspace.artifact("fp16")
+    policy = "schema = 1\n[[regression]]\np50 = '5 %'\nbatch_size = 1\n"
+    workspace.bench(entry, count=2000)
+    without, folder = dossier(workspace, policy, tmp_path, "first")
+    assert without.verdict is Verdict.INCONCLUSIVE
+    assert {one.name: one.remedy for one in without.criteria}[
+        "regression.p50.b1"
+    ] == "store one: optpipe approve DOSSIER"
+    approve(folder, workspace.path)
+    same, _ = dossier(workspace, policy, tmp_path, "second")
+    assert same.verdict is Verdict.PASS, [one.reason for one in same.criteria]
+    workspace.counter += 100
+    workspace.bench(entry, count=2000, mean_ms=12.0)
+    slower, folder = dossier(workspace, policy, tmp_path, "third")
+    assert slower.verdict is Verdict.FAIL
+    assert checked_dossier(folder).problems == ()
+
+
+def test_waiving_needs_a_criterion_that_exists(workspace, tmp_path):
+    workspace.bench(workspace.artifact("fp16"))
+    signoff, folder = dossier(workspace, LATENCY % "5", tmp_path, waivers={"latency.p99.b1": "ticket 12"})
+    assert signoff.verdict is Verdict.PASS
+    assert [one.waived for one in signoff.waived] == ["ticket 12"]
+    assert checked_dossier(folder).intact
+    with pytest.raises(BadInputError, match="no criterion 'latency' to waive; this policy has trust"):
+        dossier(workspace, LATENCY % "5", tmp_path, "two", waivers={"latency": "x"})
+
+
+def test_the_build_to_judge_must_be_clear(workspace, tmp_path):
+    with pytest.raises(BadInputError, match="first: optpipe build digits"):
+        dossier(workspace, LATENCY % "5", tmp_path)
+    workspace.artifact("fp16")
+    workspace.artifact("int8")
+    with pytest.raises(BadInputError, match="2 builds of digits fit"):
+        dossier(workspace, LATENCY % "5", tmp_path, "two")
+    with pytest.raises(BadInputError, match="no build of digits is precision bf16"):
+        dossier(workspace, LATENCY % "5" + "[build]\nprecision = 'bf16'", tmp_path, "three")
+    with pytest.raises(BadInputError, match="the policy is for 'resnet50'"):
+        dossier(workspace, LATENCY.replace("[[", "model='resnet50'\n[[", 1) % "5", tmp_path, "four")

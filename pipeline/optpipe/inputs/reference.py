@@ -45,21 +45,29 @@ def applied(transform: Transform, pixels: NDArray[np.uint8]) -> Iterator[tuple[S
 
 
 def apply_step(step: Step, value: NDArray[np.generic]) -> NDArray[np.generic]:
-    """Applies one step after decoding, in float32 and in torchvision's order of operations, so results are equal."""
+    """Applies one step after decoding, in float32 and in torchvision's order of operations, so results are equal.
+
+    Floats lie in memory as planes, where arithmetic per channel is several times faster; their axes stay the same.
+    """
     match step:
         case Resize():
             return _resize(step, value)
         case CenterCrop():
             return _center_crop(step, value)
         case Rescale():
-            levels = value.astype(np.float32) / np.float32(step.divisor)
-            return levels + np.float32(step.offset) if step.offset else levels
+            planes = np.ascontiguousarray(np.moveaxis(value, -1, 0)).astype(np.float32)
+            planes /= np.float32(step.divisor)
+            if step.offset:
+                planes += np.float32(step.offset)
+            return np.moveaxis(planes, 0, -1)
         case Normalize():
-            floats = value.astype(np.float32)
-            return (floats - np.asarray(step.mean, np.float32)) / np.asarray(step.std, np.float32)
+            planes = np.moveaxis(value, -1, 0).astype(np.float32)
+            planes -= np.asarray(step.mean, np.float32)[:, np.newaxis, np.newaxis]
+            planes /= np.asarray(step.std, np.float32)[:, np.newaxis, np.newaxis]
+            return np.moveaxis(planes, 0, -1)
         case Pack():
             ordered = np.moveaxis(value, -1, 0) if step.order == "CHW" else value
-            return np.ascontiguousarray(ordered.astype(np.dtype(step.dtype)))
+            return np.ascontiguousarray(ordered, dtype=np.dtype(step.dtype))
         case Decode():
             return value
 

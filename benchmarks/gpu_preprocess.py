@@ -1,0 +1,125 @@
+"""What mixed decoding does to pixels and to speed, by every DALI setting that may matter.
+
+usage: python benchmarks/gpu_preprocess.py FOLDER_OF_JPEGS OUTPUT [--cpu]
+Writes OUTPUT/parity.json and OUTPUT/throughput.json after every row, and prints both as tables.
+"""
+
+import json
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from optpipe.core.transform import CenterCrop, Decode, Normalize, Pack, Rescale, Resize, Transform
+from optpipe.inputs.images import decoded
+from optpipe.inputs.reference import applied
+from optpipe.stages.preprocess.dali_pipeline import INPUT, DaliPlan, steps_pipeline
+from optpipe.stages.preprocess.throughput import (
+    Throughput,
+    dali_throughput,
+    dataloader_throughput,
+    warm_page_cache,
+)
+
+IMAGENET = Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+RESNET50 = Transform((Decode(), Resize((232,)), CenterCrop(224, 224), Rescale(), IMAGENET, Pack()))
+BICUBIC = Transform(
+    (Decode(), Resize((235,), interpolation="bicubic"), CenterCrop(224, 224), Rescale(), IMAGENET, Pack())
+)
+PARITY_IMAGES, BATCH = 192, 64
+
+
+def parity_row(paths: list[Path], transform: Transform, plan: DaliPlan) -> dict[str, Any]:
+    """Mean and largest difference after each step, in levels (8 bits), the last one in normalized units."""
+    pipeline = steps_pipeline(transform, replace(plan, batch_size=BATCH))
+    sums, largest, counts = None, None, 0
+    for start in range(0, len(paths), BATCH):
+        files = [path.read_bytes() for path in paths[start : start + BATCH]]
+        pipeline.feed_input(INPUT, [np.frombuffer(data, np.uint8) for data in files])
+        outputs = [output.as_cpu() for output in pipeline.run()]
+        for row, data in enumerate(files):
+            pixels = decoded(data, transform.decode)
+            steps = list(applied(transform, pixels))
+            expected = [
+                pixels,
+                *(value for step, value in steps if isinstance(step, Resize | CenterCrop)),
+                steps[-1][1],
+            ]
+            difference = [
+                np.abs(np.asarray(output[row]).astype(float) - value)
+                for output, value in zip(outputs, expected, strict=True)
+            ]
+            sums = np.array([each.mean() for each in difference]) + (0 if sums is None else sums)
+            largest = np.maximum([each.max() for each in difference], 0 if largest is None else largest)
+            counts += 1
+    return {"mean": (sums / counts).tolist(), "max": largest.tolist(), "images": counts}
+
+
+def main(folder: Path, out: Path, gpu: bool) -> None:
+    """All rows; a row that fails is kept with its error."""
+    out.mkdir(parents=True, exist_ok=True)
+    paths = sorted(folder.glob("*.jpg"))
+    print(f"{len(paths)} files, {warm_page_cache(paths) / 1e6:.0f} MB, page cache warm", flush=True)
+    base = DaliPlan(decode="mixed" if gpu else "cpu", threads=8 if gpu else 2, batch_size=256 if gpu else 32)
+    variants = (
+        [{"fancy_upsampling": fancy, "hw_decoder_load": load} for fancy in (True, False) for load in (0.0, 1.0)]
+        if gpu
+        else [{}]
+    )
+    rows = []
+    for name, transform in (("resnet50", RESNET50), ("bicubic", BICUBIC)):
+        for variant in variants:
+            for resize in ("exact", "two-pass", "fused"):
+                plan = replace(base, resize=resize, **variant)
+                try:
+                    row = parity_row(paths[:PARITY_IMAGES], transform, plan)
+                except RuntimeError as error:
+                    row = {"error": str(error)[-400:]}
+                rows.append({"transform": name, "resize": resize, **variant, **row})
+                (out / "parity.json").write_text(json.dumps(rows, indent=1))
+                text = row.get("error") or "mean " + " ".join(f"{v:.4f}" for v in row["mean"]) + "  max " + " ".join(
+                    f"{v:.2f}" for v in row["max"]
+                )
+                print(f"parity {name:9} {resize:9} {variant} {text}", flush=True)
+    seconds = 3.0
+    measured = []
+
+    def keep(throughput: Throughput) -> Throughput:
+        row = throughput.to_dict()
+        measured.append(row)
+        (out / "throughput.json").write_text(json.dumps(measured, indent=1))
+        rate = f"{row['images_per_s']:9.0f} img/s" if row["images_per_s"] else f"failed: {row['error']}"
+        print(f"{time.monotonic() - began:5.0f} s  {row['implementation']:11} {rate}  {row['settings']}", flush=True)
+        return throughput
+
+    began = time.monotonic()
+    for workers in (8, 16) if gpu else (0, 1, 2):
+        keep(dataloader_throughput(paths, RESNET50, workers, 64, "cuda" if gpu else "cpu", seconds))
+    loads = [{"hw_decoder_load": load} for load in (0.0, 0.65, 0.85, 1.0)] if gpu else [{}]
+    for load in loads:
+        keep(dali_throughput(paths, RESNET50, replace(base, **load), seconds))
+    full = loads[-1]
+    keep(dali_throughput(paths, RESNET50, replace(base, **full), seconds, decode_only=True))
+    for change in (
+        {"wide_gray": False},
+        {"resize": "two-pass"},
+        {"resize": "fused"},
+        {"resize": "fused", "wide_gray": False},
+        *([{"fancy_upsampling": False}, {"threads": 16}, {"threads": 4}, {"prefetch": 4}] if gpu else [{"threads": 1}]),
+    ):
+        keep(dali_throughput(paths, RESNET50, replace(base, **full, **change), seconds))
+    keep(dali_throughput(paths, RESNET50, replace(base, **full, wide_gray=False), seconds, decode_only=True))
+    if gpu:
+        for change in ({"batch_size": 64}, {"batch_size": 512}, {"fancy_upsampling": False}):
+            keep(
+                dali_throughput(
+                    paths, RESNET50, replace(base, **full, wide_gray=False, **change), seconds, decode_only=True
+                )
+            )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), "--cpu" not in sys.argv)

@@ -1,0 +1,155 @@
+"""DALI pipelines derived from a transform: fed with encoded files, or reading them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from optpipe.core.transform import CenterCrop, Resize, Transform
+from optpipe.errors import MissingError
+from optpipe.stages.preprocess.dali_graph import (
+    Arithmetic,
+    Picture,
+    applied,
+    decoded,
+    finished,
+    packed,
+    require_translatable,
+)
+
+INPUT = "DALI_INPUT_0"
+"""The name that Triton's DALI backend gives the first input unless a configuration says otherwise."""
+Where = Literal["cpu", "mixed"]
+
+
+@dataclass(frozen=True, slots=True)
+class DaliPlan:
+    """How a derived pipeline runs; nothing here may change a pixel but `decode` and `fancy_upsampling`."""
+
+    decode: Where = "cpu"
+    """`cpu`: everything on the CPU; `mixed`: decoding by nvJPEG, the rest on the GPU."""
+    threads: int = 2
+    batch_size: int = 32
+    hw_decoder_load: float = 0.65
+    """Share of the pictures that the GPU's JPEG decoder takes; the SMs decode the others."""
+    fancy_upsampling: bool = True
+    """Interpolates chroma as libjpeg-turbo does, which Pillow uses; nvJPEG's default repeats it."""
+    wide_gray: bool = True
+    """Clips 16-bit grayscale PNG as Pillow does."""
+    resize: Arithmetic = "exact"
+    prefetch: int = 2
+
+    @property
+    def device(self) -> Literal["cpu", "gpu"]:
+        """Where the result lies."""
+        return "gpu" if self.decode == "mixed" else "cpu"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return asdict(self)
+
+
+def require_dali() -> None:
+    """Raises MissingError with the install command where DALI is not installed."""
+    try:
+        import nvidia.dali  # noqa: F401
+    except ImportError as error:
+        msg = f"DALI is not here ({error}); install it with `pip install nvidia-dali-cuda130`"
+        raise MissingError(msg) from error
+
+
+def dali_from_transform(transform: Transform, plan: DaliPlan, *, prefetch: int | None = None) -> Any:
+    """A pipeline that takes encoded files at the input `DALI_INPUT_0` and gives the model's tensor.
+
+    Raises BadInputError that names a step DALI cannot reproduce, MissingError without DALI.
+    """
+    require_dali()
+    require_translatable(transform)
+
+    def graph() -> Any:
+        from nvidia.dali import fn, types
+
+        encoded = fn.external_source(name=INPUT, dtype=types.UINT8, ndim=1, device="cpu")
+        picture = decoded(encoded, transform.decode, plan.decode, decoder_options(plan), wide_gray=plan.wide_gray)
+        return finished(picture, transform, plan.resize)
+
+    return _built(graph, plan, prefetch)
+
+
+def steps_pipeline(transform: Transform, plan: DaliPlan) -> Any:
+    """The same pipeline with an output after decoding, after every resize and crop, and at the end."""
+    require_dali()
+    require_translatable(transform)
+
+    def graph() -> Any:
+        from nvidia.dali import fn, types
+
+        encoded = fn.external_source(name=INPUT, dtype=types.UINT8, ndim=1, device="cpu")
+        picture = decoded(encoded, transform.decode, plan.decode, decoder_options(plan), wide_gray=plan.wide_gray)
+        return every_output(picture, transform, plan.resize)
+
+    return _built(graph, plan, 1)
+
+
+def one_step_pipeline(transform: Transform, step: Resize | CenterCrop | None, plan: DaliPlan) -> Any:
+    """One step alone on given pixels: what it adds to the difference by itself; None is all that follows the geometry."""
+    require_dali()
+
+    def graph() -> Any:
+        from nvidia.dali import fn, types
+
+        pixels = fn.external_source(name=INPUT, dtype=types.UINT8, ndim=3, layout="HWC", device="cpu")
+        shape = pixels.shape()
+        picture = Picture(pixels.gpu() if plan.device == "gpu" else pixels, shape[0], shape[1])
+        if step is not None:
+            return applied(picture, step, plan.resize).pixels
+        return packed(picture, transform.rescale, transform.normalize, transform.pack, transform.channels)
+
+    return _built(graph, plan, 1, conditionals=False)
+
+
+def reading_pipeline(paths: Sequence[Path], transform: Transform, plan: DaliPlan, *, decode_only: bool = False) -> Any:
+    """A pipeline that reads `paths` again and again: (tensor, index of the file). `decode_only` ends after decoding."""
+    require_dali()
+    require_translatable(transform)
+
+    def graph() -> Any:
+        from nvidia.dali import fn
+
+        encoded, index = fn.readers.file(
+            files=[str(path) for path in paths], name="reader", prefetch_queue_depth=plan.prefetch, lazy_init=True
+        )
+        picture = decoded(encoded, transform.decode, plan.decode, decoder_options(plan), wide_gray=plan.wide_gray)
+        return (picture.pixels if decode_only else finished(picture, transform, plan.resize)), index
+
+    return _built(graph, plan, None)
+
+
+def every_output(picture: Picture, transform: Transform, arithmetic: Arithmetic) -> tuple[Any, ...]:
+    """Pixels after decoding and after every geometric step, then the packed tensor."""
+    seen = [picture.pixels]
+    for step in transform.geometry:
+        picture = applied(picture, step, arithmetic)
+        seen.append(picture.pixels)
+    return (*seen, packed(picture, transform.rescale, transform.normalize, transform.pack, transform.channels))
+
+
+def decoder_options(plan: DaliPlan) -> dict[str, Any]:
+    """What only the mixed decoder takes."""
+    return {"hw_decoder_load": plan.hw_decoder_load, "jpeg_fancy_upsampling": plan.fancy_upsampling}
+
+
+def _built(graph: Callable[[], Any], plan: DaliPlan, prefetch: int | None, *, conditionals: bool | None = None) -> Any:
+    from nvidia.dali import pipeline_def
+
+    define = pipeline_def(
+        graph,
+        batch_size=plan.batch_size,
+        num_threads=plan.threads,
+        device_id=0 if plan.device == "gpu" else None,
+        prefetch_queue_depth=prefetch or plan.prefetch,
+        enable_conditionals=plan.wide_gray if conditionals is None else conditionals,
+    )
+    pipeline = define()
+    pipeline.build()
+    return pipeline

@@ -1,0 +1,152 @@
+"""Any transform of the supported steps gives the same picture through DALI, within a stated tolerance."""
+
+import io
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from optpipe.core.transform import CenterCrop, Decode, Normalize, Pack, Rescale, Resize, Transform
+from optpipe.errors import BadInputError
+from optpipe.inputs.images import preprocessed
+from optpipe.inputs.synthetic import synthetic_picture
+from optpipe.stages.preprocess.dali_pipeline import INPUT, DaliPlan, dali_from_transform
+
+PLAN = DaliPlan(batch_size=1, threads=1)
+STD = 0.25
+
+
+def through_dali(files, transform, plan=PLAN):
+    pipeline = dali_from_transform(transform, replace(plan, batch_size=len(files)), prefetch=1)
+    pipeline.feed_input(INPUT, [np.frombuffer(data, np.uint8) for data in files])
+    (outputs,) = pipeline.run()
+    return [np.asarray(outputs[row]) for row in range(len(files))]
+
+
+def encoded(pixels, kind="PNG"):
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, kind)
+    return buffer.getvalue()
+
+
+def levels_apart(transform, got, expected):
+    """The difference in 8-bit levels, whatever the transform made of them."""
+    scale = transform.rescale.divisor if transform.rescale else 1.0
+    std = transform.normalize.std[0] if transform.normalize else 1.0
+    return np.abs(got.astype(np.float64) - expected.astype(np.float64)) * scale * std
+
+
+sides = st.integers(3, 60)
+resizes = st.builds(
+    Resize,
+    st.tuples(st.integers(3, 60)),
+    st.sampled_from(["short", "long"]),
+    st.sampled_from(["bilinear", "bicubic", "lanczos"]),
+    kernel=st.sampled_from(["pillow", "torch"]),
+) | st.builds(
+    Resize,
+    st.tuples(st.integers(3, 60), st.integers(3, 60)),
+    st.just("exact"),
+    st.sampled_from(["bilinear", "bicubic", "nearest"]),
+    kernel=st.just("torch"),
+)
+crops = st.builds(
+    CenterCrop, st.integers(1, 70), st.integers(1, 70), st.sampled_from(["half-even", "floor"]), st.integers(0, 255)
+)
+endings = st.sampled_from(
+    [
+        (Pack("HWC", "uint8"),),
+        (Pack("CHW", "uint8"),),
+        (Rescale(), Pack("HWC")),
+        (Rescale(127.5, -1.0), Pack()),
+        (Rescale(), Normalize((0.4, 0.5, 0.6), (STD,) * 3), Pack()),
+        (Rescale(), Normalize((0.5,), (STD,)), Pack()),
+    ]
+)
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.lists(resizes | crops, max_size=2), endings, sides, sides, st.booleans(), st.integers(0, 5))
+def test_any_transform_gives_the_same_picture(geometry, ending, height, width, bgr, seed):
+    transform = Transform((Decode("BGR" if bgr else "RGB"), *geometry, *ending))
+    data = encoded(synthetic_picture(height, width, seed))
+    try:
+        expected = preprocessed(data, transform)
+    except BadInputError:
+        return  # a side of 0 pixels
+    (got,) = through_dali([data], transform)
+    assert (got.shape, got.dtype) == (expected.shape, expected.dtype)
+    apart = levels_apart(transform, got, expected)
+    # One level where rounding falls the other way; a second resize can double it and steep filters overshoot.
+    assert apart.max(initial=0) <= 1.01 + 3 * len([step for step in geometry if isinstance(step, Resize)])
+    assert apart.mean() <= 0.1
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "lanczos"])
+@pytest.mark.parametrize(
+    ("antialias", "kernel"), [(True, "pillow"), (True, "torch"), (True, "float"), (False, "float")]
+)
+def test_presets_differ_by_a_level_at_most_on_a_photograph(interpolation, antialias, kernel):
+    if not antialias and interpolation != "bilinear":
+        pytest.skip("DALI has no such filter")
+    resize = Resize((96, 96), "exact", interpolation, antialias, kernel=kernel)
+    transform = Transform((Decode(), resize, Rescale(), Pack()))
+    data = encoded(synthetic_picture(300, 401))
+    (got,) = through_dali([data], transform)
+    apart = levels_apart(transform, got, preprocessed(data, transform))
+    assert apart.max() <= 1.01
+    assert apart.mean() <= 0.02
+
+
+def test_float16_is_the_rounded_float32():
+    transform = Transform((Decode(), Resize((32, 32), "exact"), Rescale(), Pack(dtype="float16")))
+    data = encoded(synthetic_picture(64, 64))
+    (got,) = through_dali([data], transform)
+    assert got.dtype == np.float16
+    assert np.abs(got.astype(np.float32) - preprocessed(data, transform)).max() < 1.01 / 255 + 1e-3
+
+
+def test_grayscale_input_has_one_channel():
+    transform = Transform((Decode("L"), Resize((32, 32), "exact"), Rescale(), Normalize((0.5,), (STD,)), Pack()))
+    data = encoded(synthetic_picture(64, 64)[:, :, 0])
+    (got,) = through_dali([data], transform)
+    assert got.shape == (1, 32, 32)
+    assert levels_apart(transform, got, preprocessed(data, transform)).max() <= 1.01
+
+
+def test_a_batch_may_mix_sizes_formats_and_depths():
+    transform = Transform((Decode(), Resize((32,)), CenterCrop(28, 28), Rescale(), Pack()))
+    files = [
+        encoded(synthetic_picture(40, 90), "JPEG"),
+        encoded(np.arange(64 * 50, dtype=np.uint16).reshape(64, 50)),
+        encoded(synthetic_picture(1, 1)),
+        encoded(synthetic_picture(33, 20), "WEBP"),
+    ]
+    for data, got in zip(files, through_dali(files, transform), strict=True):
+        assert levels_apart(transform, got, preprocessed(data, transform)).max() <= 1.01
+
+
+@pytest.mark.parametrize("arithmetic", ["two-pass", "fused"])
+def test_faster_arithmetic_stays_near_inside_the_crop(arithmetic):
+    transform = Transform((Decode(), Resize((72,)), CenterCrop(64, 64), Rescale(), Pack()))
+    data = encoded(synthetic_picture(211, 300))
+    (got,) = through_dali([data], transform, replace(PLAN, resize=arithmetic))
+    apart = levels_apart(transform, got, preprocessed(data, transform))
+    assert apart.max() <= 2.01
+    assert apart.mean() <= (0.05 if arithmetic == "two-pass" else 0.3)
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        (Resize((64,), interpolation="box"), "step 2, resize: DALI has no box filter"),
+        (Resize((64,), interpolation="hamming"), "no hamming filter"),
+        (Resize((64,), interpolation="bicubic", antialias=False, kernel="torch"), "bicubic without antialias"),
+    ],
+)
+def test_steps_that_dali_cannot_reproduce_are_named(step, said):
+    with pytest.raises(BadInputError, match=said):
+        dali_from_transform(Transform((Decode(), step, Pack(dtype="uint8"))), PLAN)

@@ -1,1 +1,1 @@
-"""Nsight Systems: run it, read its SQLite export into frames, break the time down."""
+"""Nsight Systems: run it, read its SQLite export into typed Polars frames, and say what limits the traced program."""

@@ -1,0 +1,146 @@
+"""Every view of one trace, made once: what rules, reports and the diff read."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import polars as pl
+
+from optpipe.errors import BadInputError
+from optpipe.trace import views
+from optpipe.trace.frames import Trace
+from optpipe.trace.projection import MEASURED_RANGE, projected, range_table
+from optpipe.trace.timeline import Split, Timeline, split, timeline_from_trace, times
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """A trace, or the part of it that one NVTX range launched, with every table made from it."""
+
+    trace: Trace
+    scope: str
+    """`trace`, or the name of the range that bounds it."""
+    timeline: Timeline
+    split: Split
+    kernels: pl.DataFrame
+    kinds: pl.DataFrame
+    api: pl.DataFrame
+    copies: pl.DataFrame
+    executions: pl.DataFrame
+    streams: pl.DataFrame
+    os_runtime: pl.DataFrame
+    projection: pl.DataFrame
+    """One row per NVTX range."""
+    ranges: pl.DataFrame
+    """One row per range name."""
+    iterations: pl.DataFrame
+    """The rows of `projection` that are iterations; empty when nothing repeats."""
+    concurrent_ns: int
+
+    @property
+    def kernel_ns(self) -> int:
+        """Summed kernel time; more than the busy time where kernels overlap."""
+        return int(self.kernels["total_ns"].sum())
+
+    @property
+    def copy_ns(self) -> int:
+        """Summed time of copies and memsets."""
+        return int(self.copies["total_ns"].sum())
+
+    @property
+    def overlapped_copy_ns(self) -> int:
+        """Copy time that runs beside a kernel."""
+        return self.timeline.copies.total_ns - self.split.copy_only_ns
+
+    @property
+    def iteration_ns(self) -> float | None:
+        """The median iteration, from its start on the host to the start of the next one's, or to its own end."""
+        if self.iterations.is_empty():
+            return None
+        starts = times(self.iterations, "start_ns")
+        last = max(int(self.iterations["gpu_end_ns"].max() or 0), int(self.iterations["end_ns"].max() or 0))  # type: ignore[arg-type]
+        return float(np.median(np.diff(np.append(starts, last))))
+
+
+def analysis_from_trace(trace: Trace, scope: str = "trace") -> Analysis:
+    """All views of `trace`."""
+    timeline = timeline_from_trace(trace)
+    kernels = views.kernel_table(trace.kernels)
+    projection = projected(trace, timeline)
+    return Analysis(
+        trace=trace,
+        scope=scope,
+        timeline=timeline,
+        split=split(timeline),
+        kernels=kernels,
+        kinds=views.kind_table(kernels),
+        api=views.api_table(trace.api),
+        copies=views.copy_table(trace.copies),
+        executions=views.execution_table(trace, timeline),
+        streams=views.stream_table(trace),
+        os_runtime=views.os_runtime_table(trace.os_runtime),
+        projection=projection,
+        ranges=range_table(projection),
+        iterations=_iterations(projection),
+        concurrent_ns=views.concurrent_ns(trace),
+    )
+
+
+def measured_part(analysis: Analysis, range_name: str | None = None) -> Analysis:
+    """The part that the measured range launched, so that warm-up and tear-down decide nothing.
+
+    `range_name` is by default the range that bounds optpipe's own captures; a trace without it is judged whole.
+
+    Raises:
+        BadInputError: the trace has no range called `range_name`.
+    """
+    wanted = range_name or MEASURED_RANGE
+    found = analysis.projection.filter(pl.col("name").cast(pl.String) == wanted)
+    if found.is_empty():
+        if range_name is None:
+            return analysis
+        names = ", ".join(analysis.ranges["name"].head(8).to_list()) or "none at all"
+        msg = f"no NVTX range is called {range_name!r}; the trace has: {names}"
+        raise BadInputError(msg)
+    part = _launched_in(analysis, found)
+    if part.api.height == analysis.trace.api.height and part.kernels.height == analysis.trace.kernels.height:
+        return replace(analysis, scope=wanted)
+    return analysis_from_trace(part, scope=wanted)
+
+
+def _launched_in(analysis: Analysis, ranges: pl.DataFrame) -> Trace:
+    """What was called inside `ranges` (all threads), and the GPU operations of those calls."""
+    trace, operations = analysis.trace, analysis.timeline.operations
+    starts, ends = times(ranges, "start_ns"), times(ranges, "end_ns")
+
+    def inside(frame: pl.DataFrame) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        index = np.searchsorted(starts, times(frame, "start_ns"), side="right") - 1
+        return np.asarray((index >= 0) & (times(frame, "start_ns") < ends[np.maximum(index, 0)]))
+
+    called = inside(trace.api)
+    launched = np.where(operations.api_row >= 0, called[operations.api_row] if called.size else False, False)
+    kernel_rows = np.sort(operations.row[launched & operations.is_kernel])
+    copy_rows = np.sort(operations.row[launched & ~operations.is_kernel])
+    return replace(
+        trace,
+        api=trace.api.filter(called),
+        kernels=trace.kernels[kernel_rows],
+        copies=trace.copies[copy_rows],
+        ranges=trace.ranges.filter(inside(trace.ranges)),
+        synchronizations=trace.synchronizations.filter(inside(trace.synchronizations)),
+        os_runtime=trace.os_runtime.filter(inside(trace.os_runtime)),
+    )
+
+
+def _iterations(projection: pl.DataFrame) -> pl.DataFrame:
+    """The ranges that repeat on the outermost level that has any: the longest in sum, `optpipe.measure` apart."""
+    repeated = (
+        projection.filter(pl.col("name").cast(pl.String) != MEASURED_RANGE)
+        .group_by("name")
+        .agg(pl.len().alias("count"), pl.col("depth").min(), pl.col("wall_ns").sum())
+        .filter(pl.col("count") > 1)
+        .sort("depth", "wall_ns", pl.col("name").cast(pl.String), descending=[False, True, False])
+    )
+    if repeated.is_empty():
+        return projection.clear()
+    name, depth = repeated["name"][0], repeated["depth"][0]
+    return projection.filter((pl.col("name").cast(pl.String) == name) & (pl.col("depth") == depth))

@@ -1,0 +1,134 @@
+"""From what nsys recorded to its SQLite export, through every way in which an installation leaves that half done.
+
+`nsys profile` writes a .qdstrm and calls an importer to make the .nsys-rep. Debian puts the importer into another folder
+than nsys looks in, and a copy of nsys inside Nsight Compute may lack a library the importer needs; both leave the
+.qdstrm. `QdstrmImporter` is therefore looked for and called here when nsys did not.
+"""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from optpipe.errors import BadInputError, MissingError, StageError
+
+INSTALL = "sudo .ci/install-nsys (Debian), or the nsight-systems-cli package of NVIDIA's CUDA repository"
+_IMPORT_TIMEOUT_S = 600
+
+
+def nsys_path() -> Path:
+    """Where nsys is: `OPTPIPE_NSYS`, PATH, or the places where its packages put it.
+
+    Raises:
+        MissingError: it is nowhere.
+    """
+    named = os.environ.get("OPTPIPE_NSYS")
+    if named:
+        if not Path(named).is_file():
+            msg = f"OPTPIPE_NSYS={named}: no such file"
+            raise MissingError(msg)
+        return Path(named)
+    found = shutil.which("nsys")
+    if found:
+        return Path(found)
+    for pattern in (
+        "nvidia/nsight-systems/*/bin/nsys",
+        "nvidia/nsight-systems/*/target-linux-x64/nsys",
+        "nvidia/nsight-compute/*/host/target-linux-x64/nsys",
+    ):
+        places = sorted(Path("/opt").glob(pattern))
+        if places:
+            return places[-1]
+    msg = f"Nsight Systems (nsys) is not here; install it: {INSTALL}\nor profile with torch.profiler instead: --tracer torch"
+    raise MissingError(msg)
+
+
+def sqlite_from_recording(recording: Path, directory: Path) -> Path:
+    """Exports a .nsys-rep or .qdstrm into `directory` and returns the SQLite file.
+
+    Raises:
+        MissingError: nsys, or for a .qdstrm its importer, is not here.
+        BadInputError: the recording cannot be read. StageError: the export failed for another reason.
+    """
+    if recording.stat().st_size == 0:
+        msg = f"{recording}: the file is empty"
+        raise BadInputError(msg)
+    report = report_from_qdstrm(recording, directory) if recording.suffix == ".qdstrm" else recording
+    target = directory / f"{recording.stem}.sqlite"
+    command = [
+        str(nsys_path()),
+        "export",
+        "--type",
+        "sqlite",
+        "--force-overwrite",
+        "true",
+        "--output",
+        str(target),
+        str(report),
+    ]
+    finished = _run(command)
+    if finished.returncode != 0 or not target.is_file():
+        msg = f"{recording}: nsys cannot export it: {_last_line(finished)}\nit may be of a newer nsys than this one ({nsys_version()})"
+        raise BadInputError(msg)
+    return target
+
+
+def report_from_qdstrm(qdstrm: Path, directory: Path) -> Path:
+    """Runs the importer that nsys did not find."""
+    importers = list(_importers(nsys_path()))
+    if not importers:
+        msg = f"nsys left {qdstrm.name} because its importer (QdstrmImporter) is not installed; install it: {INSTALL}"
+        raise MissingError(msg)
+    target = directory / f"{qdstrm.stem}.nsys-rep"
+    said = ""
+    for importer in importers:
+        finished = _run([str(importer), "-i", str(qdstrm), "-o", str(target)])
+        if finished.returncode == 0 and target.is_file():
+            return target
+        said = _last_line(finished)
+    missing_library = "cannot open shared object" in said
+    raise (MissingError if missing_library else StageError)(
+        f"the importer of nsys failed on {qdstrm.name}: {said}"
+        + ("\ninstall the library it names (Debian: libdw1)" if missing_library else "")
+    )
+
+
+def nsys_version() -> str:
+    """What `nsys --version` says of itself, such as 2025.3.2.0."""
+    text = _run([str(nsys_path()), "--version"]).stdout.strip()
+    words = [word for word in text.replace("-", " ").split() if word[:1].isdigit()]
+    return words[0] if words else text or "unknown"
+
+
+def _importers(nsys: Path) -> Iterator[Path]:
+    """QdstrmImporter in the folders of this nsys, and of Debian's split package."""
+    real = nsys.resolve()
+    roots = dict.fromkeys(
+        [nsys.parent, real.parent, real.parent.parent, *nsys.parents[1:3], Path("/usr/lib/nsight-systems")]
+    )
+    seen = set()
+    for root in roots:
+        for candidate in (root / "QdstrmImporter", *sorted(root.glob("host-linux-*/QdstrmImporter"))):
+            if candidate.is_file() and candidate.resolve() not in seen:
+                seen.add(candidate.resolve())
+                yield candidate
+
+
+def _run(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
+    try:
+        return subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_IMPORT_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        msg = f"{Path(command[0]).name} did not finish within {_IMPORT_TIMEOUT_S} s"
+        raise StageError(msg) from error
+    except OSError as error:
+        msg = f"{command[0]} cannot be run: {error.strerror}"
+        raise MissingError(msg) from error
+
+
+def _last_line(finished: "subprocess.CompletedProcess[str]") -> str:
+    lines = [line.strip() for line in f"{finished.stdout}\n{finished.stderr}".splitlines() if line.strip()]
+    telling = [line for line in lines if "error" in line.lower() or "cannot" in line.lower()]
+    return (telling or lines or [f"exit status {finished.returncode}"])[-1][:300]

@@ -1,0 +1,137 @@
+"""What a kernel's name says about it: the kind of work, and whether it runs on Tensor Cores.
+
+Every library has its own scheme. The sources of the patterns: names in real traces (H200, torch 2.11, cuDNN 9, cuBLAS
+13), CUTLASS's and cuDNN's own naming (`tensorop`, `simt`, `s16816`: the shape of one matrix instruction), and PTX's
+instruction names (`hmma`, `imma`, `wgmma`, `tcgen05`).
+"""
+
+import re
+from enum import StrEnum
+
+import polars as pl
+
+_PLAIN = re.compile(
+    r"simt|ffma|sgemm(?!.*(tensor|s\d{3,5}))|dgemm(?!.*dmma)|scudnn|winograd|gemv|gemmk1|splitk?reduce|gemmSN|dot_kernel|"
+    r"implicit_convolve|explicit_convolve|conv2d_grouped_direct|convolve_common_engine|depthwise|conv_depthwise",
+    re.IGNORECASE,
+)
+"""Matrix work on the ordinary FMA units, or helpers of matrix kernels that only move or add."""
+_TENSOR = re.compile(
+    r"tensor_?op|(?<![a-z])_?tensor\d+x\d+x\d+|[hidqsbg]+mma(?![a-z]*_?sync_none)|wgmma|tcgen05|utc\w*mma|nvjet|xmma|"
+    r"[a-z]?(884|1688|16816|16832|8816|16864)(gemm|fprop|dgrad|wgrad|cudnn|_|\b)|"
+    r"SM(80|90|100|120)_\d+x\d+x\d+|fmha|flash_?(fwd|attn|attention)|wmma",
+    re.IGNORECASE,
+)
+_TRITON_TEMPLATE = re.compile(r"triton_(tem|mm|bmm|conv)|triton_.*convolution", re.IGNORECASE)
+
+
+class Kind(StrEnum):
+    """The kind of work a kernel does."""
+
+    MATRIX = "matrix"
+    ATTENTION = "attention"
+    NORMALIZATION = "normalization"
+    POOLING = "pooling"
+    REDUCTION = "reduction"
+    SOFTMAX = "softmax"
+    LAYOUT = "layout"
+    CAST = "cast"
+    ELEMENTWISE = "elementwise"
+    IMAGE = "image"
+    OTHER = "other"
+
+
+# First match wins, so the more telling words stand first.
+_KINDS: tuple[tuple[Kind, re.Pattern[str]], ...] = tuple(
+    (kind, re.compile(pattern, re.IGNORECASE))
+    for kind, pattern in (
+        (Kind.ATTENTION, r"fmha|flash_?(fwd|attn|attention)|attention|sdpa"),
+        (
+            Kind.LAYOUT,
+            r"nchwtonhwc|nhwctonchw|AddPadding|transpose|permute|reorder|reformat|nhwc2nchw|nchw2nhwc|im2col|concat|"
+            r"split_?k?_?copy|CatArray",
+        ),
+        (Kind.NORMALIZATION, r"batch_?norm|layer_?norm|group_?norm|rms_?norm|bn_fw|bn_inf"),
+        (Kind.POOLING, r"pool"),
+        (Kind.SOFTMAX, r"softmax"),
+        (
+            Kind.IMAGE,
+            r"jpeg|huffman|idct|dct|resample|resize|crop|mirror|slice_?flip|SliceKernel|colou?r|dali|warp_?affine|ycbcr|nvimgcodec",
+        ),
+        (
+            Kind.MATRIX,
+            r"gemm|gemv|nvjet|xmma|cutlass|convolve|conv\dd|_conv|convolution|fprop|dgrad|wgrad|winograd|[hisd]cudnn|([hisd]|[hiqb]g)mma|"
+            r"wgmma|matmul|dot_kernel|triton_(tem|mm|bmm)|splitkreduce|tensorop|s\d{3,5}(gemm|cudnn)",
+        ),
+        (Kind.CAST, r"direct_copy_kernel|copy_kernel|LoadWithCast|_Cast|cast_kernel|UnaryElementWise.*Cast|convert|quantize"),
+        (Kind.REDUCTION, r"reduce|argmax|argmin|triton_(red|per)"),
+        (
+            Kind.ELEMENTWISE,
+            r"elementwise|triton_poi|_UnaryElementWise|_BinaryElementWise|clamp|relu|add_|bias|activation|fill|pointwise",
+        ),
+    )
+)  # fmt: skip
+
+
+def kind_of(name: str) -> Kind:
+    """The kind of work that the kernel called `name` does, as far as the name tells."""
+    return next((kind for kind, pattern in _KINDS if pattern.search(name)), Kind.OTHER)
+
+
+def uses_tensor_cores(name: str) -> bool | None:
+    """Whether the kernel called `name` computes on Tensor Cores; None for matrix work whose name does not tell."""
+    if kind_of(name) not in {Kind.MATRIX, Kind.ATTENTION}:
+        return False
+    if _TRITON_TEMPLATE.search(name):
+        return None
+    if _PLAIN.search(name):
+        return False
+    return bool(_TENSOR.search(name))
+
+
+def is_matrix_work(name: str) -> bool:
+    """Whether Tensor Cores exist for this work: matrix products, convolutions, attention, and not their helpers."""
+    if re.search(r"splitk?reduce|gemv|dot_kernel", name, re.IGNORECASE):
+        return False
+    return kind_of(name) in {Kind.MATRIX, Kind.ATTENTION}
+
+
+def kernel_names(names: pl.Series) -> pl.DataFrame:
+    """`name`, `kind`, `tensor_core` and `matrix` for each distinct name, ready to be joined."""
+    distinct = names.cast(pl.String).unique().drop_nulls().sort()
+    texts = distinct.to_list()
+    return pl.DataFrame(
+        {
+            "name": texts,
+            "kind": [kind_of(text).value for text in texts],
+            "tensor_core": [uses_tensor_cores(text) for text in texts],
+            "matrix": [is_matrix_work(text) for text in texts],
+        },
+        schema={"name": pl.String, "kind": pl.String, "tensor_core": pl.Boolean, "matrix": pl.Boolean},
+    )
+
+
+def short_name(name: str, width: int = 60) -> str:
+    """The function's own name without return type, namespaces, template and call arguments, cut to `width`."""
+    functor = re.search(
+        r"(CUDAFunctor_\w+|\w+_kernel_cuda|batch_norm\w+|launch_\w+|FillFunctor|MeanOps|cutlass_(?!_)\w+_[a-z]\w+)",
+        name,
+    )
+    base = re.sub(r"\((?:[^()]|\([^()]*\))*\)$", "", name)
+    base = re.sub(r"^void ", "", _without_templates(base)).rsplit("::", 1)[-1].strip() or name
+    if functor and base in {"Kernel", "Kernel2", "device_kernel"}:
+        base = functor.group(1)
+    text = f"{base} [{functor.group(1)}]" if functor and functor.group(1) not in base else base
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def _without_templates(name: str) -> str:
+    depth, kept = 0, []
+    for character in name.replace("(anonymous namespace)", "anonymous").replace("<unnamed>", "unnamed"):
+        if character in "<(":
+            depth += 1
+        elif character in ">)":
+            depth -= 1
+        elif depth == 0:
+            kept.append(character)
+    return "".join(kept)

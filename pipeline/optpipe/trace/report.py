@@ -1,0 +1,216 @@
+"""A judged profile: quality first, then the views, then what limits the stage and what to do; and its JSON document."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from optpipe.trace.analysis import Analysis, analysis_from_trace, measured_part
+from optpipe.trace.bottleneck import Bottleneck, Limit, bottleneck, range_bottleneck
+from optpipe.trace.frames import Trace
+from optpipe.trace.peaks import Peaks, sheet_peaks
+from optpipe.trace.quality import Quality, quality
+from optpipe.trace.roofline import Roofline
+from optpipe.trace.rules import Facts, Finding, findings
+from optpipe.trace.tensor_cores import TensorCores, tensor_cores
+
+_RANGES_SHOWN = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Everything said about one trace."""
+
+    whole: Analysis
+    measured: Analysis
+    quality: Quality
+    tensor_cores: TensorCores | None
+    roofline: Roofline | None
+    bottleneck: Bottleneck
+    by_range: Mapping[str, Bottleneck]
+    findings: tuple[Finding, ...]
+
+
+def profile_from_trace(
+    trace: Trace,
+    range_name: str | None = None,
+    *,
+    roofline: Roofline | None = None,
+    peaks: Peaks | None = None,
+    unprofiled_iteration_ns: float | None = None,
+) -> Profile:
+    """Judges `trace`: the part inside `range_name`, or inside optpipe's own measured range, or all of it."""
+    whole = analysis_from_trace(trace)
+    measured = measured_part(whole, range_name)
+    checked = quality(measured, unprofiled_iteration_ns)
+    peaks = peaks or (roofline.peaks if roofline else None) or (sheet_peaks(trace.gpus[0].name) if trace.gpus else None)
+    has_gpu = "tensor_cores" not in checked.withheld
+    cores = tensor_cores(measured, peaks, roofline.ineligible if roofline else None) if has_gpu else None
+    math_share = roofline.math_share if roofline else None
+    facts = Facts(measured, cores, trace.gpus[0].multiprocessors if trace.gpus else None)
+    return Profile(
+        whole=whole,
+        measured=measured,
+        quality=checked,
+        tensor_cores=cores,
+        roofline=roofline,
+        bottleneck=_judged(measured, checked, math_share),
+        by_range=_by_range(measured, math_share) if "idle_by_cause" not in checked.withheld else {},
+        findings=findings(facts) if "totals" not in checked.withheld else (),
+    )
+
+
+def _judged(measured: Analysis, checked: Quality, math_share: float | None) -> Bottleneck:
+    withheld = checked.withheld
+    if "idle_by_cause" in withheld and (measured.trace.kernels.height or measured.trace.api.height):
+        return Bottleneck(Limit.WITHHELD, 0.0, {}, withheld["idle_by_cause"])
+    return bottleneck(measured, math_share)
+
+
+def _by_range(measured: Analysis, math_share: float | None) -> dict[str, Bottleneck]:
+    """The verdict on each range name, outermost first; layers are too short to have one of their own."""
+    shallow = measured.ranges.filter(pl.col("depth") <= _iteration_depth(measured)).sort("depth", "first_start_ns")
+    found = (
+        (name, range_bottleneck(measured, name, math_share)) for name in shallow["name"].head(_RANGES_SHOWN).to_list()
+    )
+    return {name: verdict for name, verdict in found if verdict is not None}
+
+
+def _iteration_depth(measured: Analysis) -> int:
+    return int(measured.iterations["depth"][0]) if measured.iterations.height else 1
+
+
+def document_from_profile(profile: Profile) -> dict[str, Any]:
+    """The JSON document of one profile; `totals`, `kernels`, `api` and `ranges` are of the whole trace."""
+    whole, measured = profile.whole, profile.measured
+    return {
+        "source": whole.trace.source,
+        "tracer": whole.trace.tracer,
+        "gpus": [asdict(gpu) for gpu in whole.trace.gpus],
+        "trace_quality": _quality_document(profile.quality),
+        "scope": measured.scope,
+        "totals": _totals(whole),
+        "measured": _totals(measured),
+        "kernels": _kernel_rows(whole, profile.quality),
+        "kernel_kinds": whole.kinds.select("kind", "count", "total_ns", "share").to_dicts(),
+        "api": whole.api.select("name", "count", "total_ns", "share", "in_classic_list").to_dicts(),
+        "copies": whole.copies.to_dicts(),
+        "executions": whole.executions.to_dicts(),
+        "streams": whole.streams.to_dicts(),
+        "os_runtime": whole.os_runtime.select("name", "count", "total_ns", "share").to_dicts(),
+        "ranges": _range_rows(profile),
+        "iterations": _iterations(measured, profile.quality),
+        "tensor_cores": _tensor_core_document(profile),
+        "roofline": profile.roofline.document()
+        if profile.roofline
+        else {"withheld": "no graph of the model was given"},
+        "bottleneck": _bottleneck_document(profile.bottleneck),
+        "findings": [_finding_document(finding, measured) for finding in profile.findings],
+    }
+
+
+def _quality_document(checked: Quality) -> dict[str, Any]:
+    checks = {check.name: {"verdict": str(check.verdict), "detail": check.detail} for check in checked.checks}
+    return {**checks, "withheld": checked.withheld, "verdict": str(checked.verdict)}
+
+
+def _totals(analysis: Analysis) -> dict[str, Any]:
+    has_kernels = analysis.trace.kernels.height > 0
+    return {
+        "kernel_ns": analysis.kernel_ns,
+        "kernels": analysis.trace.kernels.height,
+        "api_ns": int(analysis.api["total_ns"].sum()),
+        "memcpy_ns": int(analysis.copies.filter(pl.col("kind") != "Memset")["total_ns"].sum()),
+        "memset_ns": int(analysis.copies.filter(pl.col("kind") == "Memset")["total_ns"].sum()),
+        "span_ns": analysis.split.span_ns,
+        # Without a kernel there is no telling a GPU that idles from one that was not traced.
+        "busy_ns": analysis.split.busy_ns if has_kernels else None,
+        "idle_ns": analysis.split.idle_ns if has_kernels else None,
+        "idle_by_cause": {str(cause): ns for cause, ns in analysis.split.idle_by_cause.items()} if has_kernels else {},
+        "copy_beside_compute_ns": analysis.overlapped_copy_ns,
+        "streams_concurrent_ns": analysis.concurrent_ns,
+    }
+
+
+def _kernel_rows(whole: Analysis, checked: Quality) -> list[dict[str, Any]]:
+    if "kernels" in checked.withheld and whole.kernels.is_empty():
+        return []
+    columns = (
+        "name",
+        "count",
+        "total_ns",
+        "share",
+        "tensor_core",
+        "kind",
+        "mean_ns",
+        "median_ns",
+        "min_ns",
+        "max_ns",
+        "in_classic_list",
+    )
+    return whole.kernels.select(columns).to_dicts()
+
+
+def _range_rows(profile: Profile) -> list[dict[str, Any]]:
+    columns = ("name", "count", "wall_ns", "gpu_ns", "kernel_ns", "kernels", "projected_ns", "busy_ns")
+    rows = profile.whole.ranges.head(_RANGES_SHOWN).select(columns).to_dicts()
+    return [
+        {**row, "bottleneck": str(profile.by_range[row["name"]].limit) if row["name"] in profile.by_range else None}
+        for row in rows
+    ]
+
+
+def _iterations(measured: Analysis, checked: Quality) -> dict[str, Any]:
+    rows = measured.iterations
+    if rows.is_empty() or "iterations" in checked.withheld:
+        return {"withheld": checked.withheld.get("iterations", "nothing repeats")}
+    walls = rows["wall_ns"].to_numpy()
+    gpu = (rows["gpu_end_ns"] - rows["gpu_start_ns"]).fill_null(0).to_numpy()
+    return {
+        "range": str(rows["name"][0]),
+        "count": rows.height,
+        "first_wall_ns": int(walls[0]),
+        "median_other_wall_ns": float(np.median(walls[1:])),
+        "median_wall_ns": float(np.median(walls)),
+        "median_projected_ns": float(np.median(gpu)),
+        "median_gpu_ns": float(np.median(rows["gpu_ns"].to_numpy())),
+        "kernels": float(np.median(rows["kernels"].to_numpy())),
+        "period_ns": measured.iteration_ns,
+    }
+
+
+def _tensor_core_document(profile: Profile) -> dict[str, Any]:
+    cores = profile.tensor_cores
+    if cores is None:
+        why = profile.quality.withheld.get("tensor_cores", "")
+        return {"eligible": None, "used": None, "missed": [], "withheld": why}
+    return {
+        "basis": cores.basis,
+        "eligible": cores.eligible,
+        "used": cores.used,
+        "unknown": cores.unknown,
+        "eligible_ns": cores.eligible_ns,
+        "used_ns": cores.used_ns,
+        "kernel_ns": cores.kernel_ns,
+        "time_share": cores.time_share,
+        "missed": [asdict(each) for each in cores.missed],
+        "groups": list(cores.groups),
+        "ineligible": dict(cores.ineligible),
+    }
+
+
+def _bottleneck_document(found: Bottleneck) -> dict[str, Any]:
+    return {"verdict": str(found.limit), "share": found.share, "shares": found.shares, "why": found.why}
+
+
+def _finding_document(finding: Finding, measured: Analysis) -> dict[str, Any]:
+    return {
+        "rule": finding.rule,
+        "evidence": finding.evidence,
+        "gain_ns": finding.gain_ns,
+        "gain_share": finding.gain_ns / max(measured.split.span_ns, 1),
+        "advice": finding.advice,
+        "rows": list(finding.rows),
+    }

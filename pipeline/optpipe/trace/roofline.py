@@ -1,0 +1,243 @@
+"""The roofline: what each layer must at least take on the device, and how far the measured time is from it.
+
+Arithmetic intensity and the two ceilings after Williams, Waterman, Patterson, "Roofline: An Insightful Visual
+Performance Model" (CACM 2009). Bytes are those of a layer's inputs, weights and outputs, each moved once: what fusion
+and caches save makes a layer faster than its bound, which is why whole-model bounds are given with and without it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from optpipe.trace.peaks import Peaks
+from optpipe.trace.tensor_cores import ALIGNMENT
+
+LIMITED_SHARE = 0.7
+"""Over 70 % of a peak, a layer is limited by it."""
+_TYPE_BYTES = {
+    "fp32": 4,
+    "tf32": 4,
+    "fp16": 2,
+    "bf16": 2,
+    "int8": 1,
+    "fp8": 1,
+    "fp64": 8,
+    "int64": 8,
+    "int32": 4,
+    "bool": 1,
+}
+_NO_COST = frozenset({"Constant", "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Shape"})
+
+
+class Quadrant(StrEnum):
+    """Where a layer stands: what bounds it, and whether it is near that bound."""
+
+    MATH_LIMITED = "math-limited"
+    MEMORY_LIMITED = "memory-limited"
+    MATH_BOUND_BELOW_PEAK = "math-bound, below its peak"
+    MEMORY_BOUND_BELOW_PEAK = "memory-bound, below its peak"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCost:
+    """What a layer computes and moves at one batch size."""
+
+    name: str
+    op: str
+    type: str
+    macs: int
+    bytes: int
+    channels: tuple[int, int] | None = None
+    """Input and output channels of a matrix layer, for the alignment that Tensor Cores need."""
+
+    def math_ns(self, peaks: Peaks) -> float:
+        """The time the arithmetic takes at the peak of the layer's type."""
+        return 2 * self.macs / peaks.flops(self.type) * 1e9
+
+    def memory_ns(self, peaks: Peaks) -> float:
+        """The time the layer's bytes take at the peak of the memory."""
+        return self.bytes / peaks.bytes_per_s * 1e9
+
+    def bound_ns(self, peaks: Peaks) -> float:
+        """The larger of the two."""
+        return max(self.math_ns(peaks), self.memory_ns(peaks))
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRoof:
+    """One layer against its bound; the measured part is None where the layer's time is not known."""
+
+    cost: LayerCost
+    intensity: float
+    bound_ns: float
+    measured_ns: float | None
+    quadrant: Quadrant | None
+
+    @property
+    def above_bound_ns(self) -> float:
+        """How much the layer could gain at most; where its time is not known, nothing is claimed beyond the bound."""
+        return self.measured_ns - self.bound_ns if self.measured_ns is not None else self.bound_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """The whole model: the sum of its layers' bounds, the bound if everything fused, and the layers."""
+
+    peaks: Peaks
+    batch_size: int
+    layers: tuple[LayerRoof, ...]
+    bound_ns: float
+    fused_bound_ns: float
+    """Arithmetic alone, or the model's inputs, weights and outputs alone, whichever takes longer."""
+    measured_ns: float | None
+    math_share: float
+    """The part of the layers' bounds that arithmetic decides."""
+    ineligible: Mapping[str, str]
+    dram: Mapping[str, Any] | None = None
+    """What `ncu` counted, where it may."""
+
+    def document(self) -> dict[str, Any]:
+        """The JSON form, the layers furthest above their bound first."""
+        quadrants = [each.quadrant for each in self.layers if each.quadrant]
+        return {
+            "peaks": asdict(self.peaks),
+            "batch_size": self.batch_size,
+            "macs": sum(each.cost.macs for each in self.layers),
+            "bytes": sum(each.cost.bytes for each in self.layers),
+            "bound_ns": self.bound_ns,
+            "fused_bound_ns": self.fused_bound_ns,
+            "measured_ns": self.measured_ns,
+            "times_bound": self.measured_ns / self.bound_ns if self.measured_ns and self.bound_ns else None,
+            "math_share": self.math_share,
+            "quadrants": {str(each): quadrants.count(each) for each in Quadrant} if quadrants else {},
+            "layers": [_layer_document(each, self.peaks) for each in self.layers],
+            "ineligible": dict(self.ineligible),
+            "ncu": dict(self.dram) if self.dram else None,
+        }  # fmt: skip
+
+
+def _layer_document(roof: LayerRoof, peaks: Peaks) -> dict[str, Any]:
+    measured = roof.measured_ns
+    return {
+        "name": roof.cost.name,
+        "op": roof.cost.op,
+        "type": roof.cost.type,
+        "macs": roof.cost.macs,
+        "bytes": roof.cost.bytes,
+        "intensity": roof.intensity,
+        "bound_ns": roof.bound_ns,
+        "measured_ns": measured,
+        "math_peak_share": roof.cost.math_ns(peaks) / measured if measured else None,
+        "memory_peak_share": roof.cost.memory_ns(peaks) / measured if measured else None,
+        "quadrant": str(roof.quadrant) if roof.quadrant else None,
+    }
+
+
+def roofline(
+    costs: Sequence[LayerCost],
+    peaks: Peaks,
+    batch_size: int,
+    *,
+    measured_ns: float | None = None,
+    layer_ns: Mapping[str, float] | None = None,
+) -> Roofline:
+    """Holds the layers against `peaks`; `measured_ns` is one inference, `layer_ns` its layers' times where known."""
+    layers = tuple(_layer_roof(cost, peaks, (layer_ns or {}).get(cost.name)) for cost in costs)
+    bound = sum(each.bound_ns for each in layers)
+    by_math = sum(each.bound_ns for each in layers if each.cost.math_ns(peaks) >= each.cost.memory_ns(peaks))
+    return Roofline(
+        peaks=peaks,
+        batch_size=batch_size,
+        layers=tuple(sorted(layers, key=lambda each: (-each.above_bound_ns, each.cost.name))),
+        bound_ns=bound,
+        fused_bound_ns=max(sum(each.cost.math_ns(peaks) for each in layers), 0.0),
+        measured_ns=measured_ns,
+        math_share=by_math / bound if bound else 0.0,
+        ineligible=ineligible_layers(costs),
+    )  # fmt: skip
+
+
+def quadrant(cost: LayerCost, peaks: Peaks, measured_ns: float) -> Quadrant:
+    """Math- or memory-limited over 70 % of that peak; else bound by the ceiling over its intensity, and below it."""
+    math, memory = cost.math_ns(peaks) / measured_ns, cost.memory_ns(peaks) / measured_ns
+    if max(math, memory) >= LIMITED_SHARE:
+        return Quadrant.MATH_LIMITED if math >= memory else Quadrant.MEMORY_LIMITED
+    return Quadrant.MATH_BOUND_BELOW_PEAK if math >= memory else Quadrant.MEMORY_BOUND_BELOW_PEAK
+
+
+def _layer_roof(cost: LayerCost, peaks: Peaks, measured_ns: float | None) -> LayerRoof:
+    return LayerRoof(
+        cost=cost,
+        intensity=2 * cost.macs / cost.bytes if cost.bytes else 0.0,
+        bound_ns=cost.bound_ns(peaks),
+        measured_ns=measured_ns,
+        quadrant=quadrant(cost, peaks, measured_ns) if measured_ns else None,
+    )
+
+
+def ineligible_layers(costs: Sequence[LayerCost]) -> dict[str, str]:
+    """Matrix layers that Tensor Cores cannot take, and why: their type, or channels that are not aligned."""
+    reasons = {}
+    for cost in costs:
+        if not cost.macs:
+            continue
+        multiple = ALIGNMENT.get(cost.type)
+        if multiple is None:
+            reasons[cost.name] = f"{cost.type} has no Tensor Cores: fp16, or tf32, would"
+        elif cost.channels and any(channels % multiple for channels in cost.channels):
+            reasons[cost.name] = f"channels {cost.channels[0]} and {cost.channels[1]} are not multiples of {multiple}"
+    return reasons
+
+
+def costs_from_onnx(graph: Path, inputs: Sequence[Any], batch_size: int) -> tuple[LayerCost, ...]:
+    """Multiply-adds and bytes of every node of an ONNX graph, its inputs (`InputSpec`s) at `batch_size`."""
+    import onnx
+
+    from optpipe.backends.onnx_graph import graph_types, node_macs
+
+    model = onnx.load(graph, load_external_data=False)
+    known = graph_types(model, [_at_batch(each, batch_size) for each in inputs])
+    return tuple(
+        _node_cost(node, known, node_macs(node, known))
+        for node in model.graph.node
+        if node.op_type not in _NO_COST and node.output
+    )
+
+
+def _at_batch(spec: Any, batch_size: int) -> Any:
+    from dataclasses import replace
+
+    shape = (batch_size, *spec.opt[1:])
+    return replace(
+        spec,
+        min=(min(spec.min[0], batch_size), *spec.min[1:]),
+        opt=shape,
+        max=(max(spec.max[0], batch_size), *spec.max[1:]),
+    )
+
+
+def _node_cost(node: Any, known: Any, macs: int) -> LayerCost:
+    tensors = [name for name in (*node.input, *node.output) if name]
+    kind = known.types.get(node.input[0], "fp32") if node.input else "fp32"
+    size = sum(_tensor_bytes(known, name) for name in dict.fromkeys(tensors))
+    return LayerCost(
+        node.name or node.output[0], node.op_type, kind, macs, size, _channels(node, known) if macs else None
+    )
+
+
+def _tensor_bytes(known: Any, name: str) -> int:
+    import math
+
+    shape = known.shapes.get(name)
+    return math.prod(shape) * _TYPE_BYTES.get(known.types.get(name, "fp32"), 4) if shape is not None else 0
+
+
+def _channels(node: Any, known: Any) -> tuple[int, int] | None:
+    """Input and output channels per group: axes 1 and 0 of a convolution's weight, the inner and last of a product."""
+    weight = known.shapes.get(node.input[1]) if len(node.input) > 1 else None
+    if not weight or len(weight) < 2:
+        return None
+    groups = next((each.i for each in node.attribute if each.name == "group"), 1)
+    return (weight[1], weight[0] // groups) if "Conv" in node.op_type else (weight[-2], weight[-1])

@@ -1,0 +1,295 @@
+"""Findings: one small function per type. Each gives numbers, rows of the trace, and the command to try next, or nothing.
+
+Gains are upper bounds over the measured part: the time that would be gone if the cause were.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from optpipe.core.units import bytes_text, duration_text
+from optpipe.trace.analysis import Analysis
+from optpipe.trace.bottleneck import GAP_NS, long_gaps
+from optpipe.trace.intervals import difference
+from optpipe.trace.kernels import short_name
+from optpipe.trace.tensor_cores import TensorCores
+from optpipe.trace.timeline import WAITING_CALLS, Cause
+
+_WORTH_SHARE = 0.02
+"""Findings worth less than 2 % of the measured time are not worth a line."""
+_SMALL_COPY_BYTES = 64 * 1024
+_ROWS = 5
+_FIRST_SHARE = 0.2
+_ALLOCATIONS = (
+    r"^(cudaMalloc|cudaFree|cudaHostAlloc|cudaFreeHost|cudaMallocHost|cuMemAlloc|cuMemFree|cuModuleLoad|cuLibraryLoad|"
+    r"cudaStreamCreate|cudaEventCreate)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that costs time, with the evidence and the next thing to try."""
+
+    rule: str
+    evidence: str
+    gain_ns: int
+    advice: str
+    rows: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a rule may look at."""
+
+    measured: Analysis
+    tensor_cores: TensorCores | None
+    multiprocessors: int | None
+
+    @property
+    def iterations(self) -> int:
+        """How many iterations were recorded, at least 1."""
+        return max(self.measured.iterations.height, 1)
+
+
+Rule = Callable[[Facts], Finding | None]
+
+
+def findings(facts: Facts) -> tuple[Finding, ...]:
+    """All findings that matter, the largest estimated gain first."""
+    least_ns = _WORTH_SHARE * facts.measured.split.span_ns
+    rules = _GPU_RULES if facts.measured.trace.kernels.height else _CPU_RULES
+    found = (rule(facts) for rule in rules)
+    kept = [finding for finding in found if finding is not None and finding.gain_ns >= least_ns]
+    return tuple(sorted(kept, key=lambda finding: (-finding.gain_ns, finding.rule)))
+
+
+def launch_gaps(facts: Facts) -> Finding | None:
+    """Short waits between kernels for the next launch, which a CUDA graph removes."""
+    timeline = facts.measured.timeline
+    away = long_gaps(timeline)
+    waits = timeline.idle[Cause.HOST_WAIT]
+    short = difference(waits, away)
+    gain, count = short.total_ns, short.starts.size
+    if not count:
+        return None
+    kernels = facts.measured.trace.kernels.height
+    evidence = (
+        f"{count} gaps of {duration_text(gain / count)} on average while the host prepares the next launch; "
+        f"{kernels} kernels of {duration_text(facts.measured.kernel_ns / max(kernels, 1))} on average"
+    )
+    advice = "replay a CUDA graph (onnxruntime.cuda_graph=true with `optpipe build --option`, or backend inductor), or use a larger batch"
+    return Finding("launch-gaps", evidence, gain, advice, _gap_rows(facts, short.starts, short.ends))
+
+
+def host_gaps(facts: Facts) -> Finding | None:
+    """Long waits in which the host does other work than launching."""
+    away = long_gaps(facts.measured.timeline)
+    if not away.starts.size:
+        return None
+    total, gaps = duration_text(away.total_ns), "gap" if away.starts.size == 1 else "gaps"
+    evidence = (
+        f"{away.starts.size} {gaps} over {duration_text(GAP_NS)}, {total} in all, in which the host launches nothing"
+    )
+    advice = (
+        "see what the host does there: optpipe profile --osrt --python-sampling; "
+        "preprocess on the GPU (optpipe preprocess) or overlap it"
+    )
+    return Finding("host-gaps", evidence, away.total_ns, advice, _gap_rows(facts, away.starts, away.ends))
+
+
+def device_gaps(facts: Facts) -> Finding | None:
+    """Waits between kernels that were launched already: dependent, short kernels."""
+    waits = facts.measured.timeline.idle[Cause.KERNEL_WAIT]
+    if not waits.starts.size:
+        return None
+    evidence = f"{waits.starts.size} gaps of {duration_text(waits.total_ns / waits.starts.size)} between kernels that were launched already"
+    advice = "fewer, larger kernels: let the compiler fuse (onnxruntime, inductor, TensorRT), or use a larger batch"
+    return Finding("device-gaps", evidence, waits.total_ns, advice, _gap_rows(facts, waits.starts, waits.ends))
+
+
+def synchronizations(facts: Facts) -> Finding | None:
+    """Idle time while the host returns from waiting for the GPU."""
+    idle = facts.measured.timeline.idle[Cause.SYNCHRONIZATION]
+    if not idle.starts.size:
+        return None
+    calls = facts.measured.api.filter(pl.col("name").str.contains(WAITING_CALLS))
+    named = ", ".join(f"{row['count']} {row['name']}" for row in calls.head(3).iter_rows(named=True))
+    each = _sum(calls, "count") / facts.iterations
+    evidence = f"{duration_text(idle.total_ns)} idle inside waiting calls ({named}; {each:.1f} per iteration)"
+    advice = "wait once per iteration, not per step; keep several batches in flight (optpipe bench --streams)"
+    return Finding("synchronization", evidence, idle.total_ns, advice, _gap_rows(facts, idle.starts, idle.ends))
+
+
+def exposed_copies(facts: Facts) -> Finding | None:
+    """Copies during which no kernel runs."""
+    gain = facts.measured.split.copy_only_ns
+    if not gain:
+        return None
+    evidence = f"{duration_text(gain)} in which only copies run, of {duration_text(facts.measured.copy_ns)} of copies"
+    advice = "copy on a second stream while the last batch computes, or keep the data on the device (I/O binding, DALI output)"
+    return Finding("exposed-copies", evidence, gain, advice, _rows(facts.measured.copies))
+
+
+def pageable_copies(facts: Facts) -> Finding | None:
+    """Copies between the device and memory that is not pinned."""
+    copies = facts.measured.copies
+    pageable, pinned = (
+        copies.filter((pl.col("source_memory") == kind) | (pl.col("target_memory") == kind))
+        for kind in ("Pageable", "Pinned")
+    )
+    total_ns, size = _sum(pageable, "total_ns"), _sum(pageable, "bytes")
+    if not total_ns:
+        return None
+    rate = size / total_ns  # bytes per nanosecond
+    better = _sum(pinned, "bytes") / _sum(pinned, "total_ns") if _sum(pinned, "total_ns") else 2 * rate
+    basis = "the pinned copies of this trace" if pinned.height else "twice the rate, as pinned memory usually gives"
+    evidence = (
+        f"{_sum(pageable, 'count')} copies of {bytes_text(size)} through pageable memory at "
+        f"{bytes_text(rate * 1e9)}/s; the gain is by {basis}"
+    )
+    advice = "allocate host buffers as pinned memory (torch: pin_memory=True)"
+    return Finding("pageable-copies", evidence, max(0, int(total_ns - size / better)), advice, _rows(pageable))
+
+
+def small_copies(facts: Facts) -> Finding | None:
+    """Many copies too small to be worth their launch."""
+    small = facts.measured.trace.copies.filter(pl.col("bytes") < _SMALL_COPY_BYTES)
+    if small.height < 10 * facts.iterations:
+        return None
+    evidence = (
+        f"{small.height} copies under {bytes_text(_SMALL_COPY_BYTES)} ({small.height / facts.iterations:.0f} per iteration), "
+        f"{bytes_text(_sum(small, 'bytes'))} in all"
+    )
+    gain = _sum(small, "end_ns") - _sum(small, "start_ns")
+    return Finding("small-copies", evidence, gain, "gather them into one copy, or keep these tensors on the device")
+
+
+def missed_tensor_cores(facts: Facts) -> Finding | None:
+    """Matrix work on the ordinary units."""
+    found = facts.tensor_cores
+    if found is None or not found.missed:
+        return None
+    missed_ns = sum(each.time_ns for each in found.missed)
+    evidence = f"{len(found.missed)} of {found.eligible} eligible {found.basis} do not use Tensor Cores: {duration_text(missed_ns)}"
+    advice = "optpipe build --precision fp16, or --precision tf32 where fp32 must stay"
+    gain = sum(each.could_save_ns for each in found.missed)
+    return Finding("missed-tensor-cores", evidence, gain, advice, tuple(asdict(each) for each in found.missed[:_ROWS]))
+
+
+def unfused_kernels(facts: Facts) -> Finding | None:
+    """Normalization, casts and elementwise work in kernels of their own: a compiler puts them into their neighbours."""
+    kernels = facts.measured.kernels.filter(pl.col("kind").is_in(["normalization", "elementwise", "cast"]))
+    count, total_ns = _sum(kernels, "count"), _sum(kernels, "total_ns")
+    evidence = (
+        f"{count} kernels ({count / facts.iterations:.0f} per iteration) only normalize, cast or compute elementwise: "
+        f"{duration_text(total_ns)}"
+    )
+    advice = "optpipe build --backend onnxruntime,inductor: they fuse these into the matrix kernels"
+    return Finding("unfused-kernels", evidence, total_ns, advice, _kernel_rows(kernels)) if count else None
+
+
+def layout_changes(facts: Facts) -> Finding | None:
+    """Kernels that only change the layout of tensors."""
+    layouts = facts.measured.kernels.filter(pl.col("kind") == "layout")
+    count, total_ns = _sum(layouts, "count"), _sum(layouts, "total_ns")
+    evidence = f"{count} kernels only change the layout of tensors: {duration_text(total_ns)}"
+    advice = "keep one layout: NHWC for Tensor Cores (onnxruntime.nhwc=true; torch channels_last)"
+    return Finding("layout-changes", evidence, total_ns, advice, _kernel_rows(layouts)) if count else None
+
+
+def underfilled(facts: Facts) -> Finding | None:
+    """Kernels with fewer blocks than the GPU has multiprocessors."""
+    if not facts.multiprocessors:
+        return None
+    duration, blocks = pl.col("end_ns") - pl.col("start_ns"), pl.col("blocks")
+    small = facts.measured.trace.kernels.filter((blocks < facts.multiprocessors) & (blocks > 0)).select(
+        duration.alias("total_ns"), (duration * (1 - blocks / facts.multiprocessors)).alias("unused_ns")
+    )
+    share = _sum(small, "total_ns") / max(facts.measured.kernel_ns, 1)
+    evidence = f"{share:.0%} of kernel time runs in kernels with fewer blocks than the GPU's {facts.multiprocessors} multiprocessors"
+    advice = "use a larger batch, or several streams at once: optpipe bench finds the knee"
+    return Finding("underfilled-gpu", evidence, _sum(small, "unused_ns"), advice) if small.height else None
+
+
+def allocations(facts: Facts) -> Finding | None:
+    """Allocating, freeing and loading code inside the measured part."""
+    calls = facts.measured.api.filter(pl.col("name").str.contains(_ALLOCATIONS))
+    count, total_ns = _sum(calls, "count"), _sum(calls, "total_ns")
+    evidence = f"{count} calls that allocate, free or load code inside the measured part: {duration_text(total_ns)}"
+    advice = "allocate once and reuse (I/O binding); warm up until nothing is loaded any more"
+    return Finding("allocations", evidence, total_ns, advice, _rows(calls)) if count else None
+
+
+def first_iteration(facts: Facts) -> Finding | None:
+    """What the first iteration costs over the others."""
+    walls = facts.measured.iterations["wall_ns"].to_list()
+    if len(walls) < 3:
+        return None
+    others = float(np.median(walls[1:]))
+    if walls[0] <= (1 + _FIRST_SHARE) * others:
+        return None
+    evidence = (
+        f"the first of {len(walls)} iterations takes {duration_text(walls[0])}, the others {duration_text(others)}"
+    )
+    advice = "warm up before serving; a CUDA graph uploads on its first replay"
+    return Finding("first-iteration", evidence, int(walls[0] - others), advice)
+
+
+def operating_system(facts: Facts) -> Finding | None:
+    """Time in calls to the operating system, where these were traced and no GPU is waiting."""
+    calls = facts.measured.os_runtime
+    if calls.is_empty():
+        return None
+    evidence = f"{_sum(calls, 'count')} calls to the operating system, {duration_text(_sum(calls, 'total_ns'))} over all threads"
+    advice = "read files ahead in another thread; keep them in the page cache"
+    return Finding("operating-system", evidence, int(calls["total_ns"][0]), advice, _rows(calls))
+
+
+_GPU_RULES: tuple[Rule, ...] = (
+    launch_gaps, host_gaps, device_gaps, synchronizations, exposed_copies, pageable_copies, small_copies,
+    missed_tensor_cores, unfused_kernels, layout_changes, underfilled, allocations, first_iteration,
+)  # fmt: skip
+_CPU_RULES: tuple[Rule, ...] = (first_iteration, operating_system)
+"""Without GPU rows nothing can be said about gaps, copies or kernels."""
+
+
+def _sum(frame: pl.DataFrame, column: str) -> int:
+    return int(frame[column].sum())
+
+
+def _rows(table: pl.DataFrame) -> tuple[dict[str, Any], ...]:
+    wanted = ("name", "kind", "source_memory", "target_memory", "count", "total_ns", "bytes")
+    return tuple(table.head(_ROWS).select(column for column in wanted if column in table.columns).iter_rows(named=True))
+
+
+def _kernel_rows(kernels: pl.DataFrame) -> tuple[dict[str, Any], ...]:
+    head = kernels.head(_ROWS).select("name", "count", "total_ns")
+    return tuple({**row, "name": short_name(row["name"])} for row in head.iter_rows(named=True))
+
+
+def _gap_rows(facts: Facts, starts: "np.ndarray[Any, Any]", ends: "np.ndarray[Any, Any]") -> tuple[dict[str, Any], ...]:
+    """The longest gaps: where they are in the trace, what ends them, and what the host did meanwhile."""
+    longest = np.argsort(starts - ends, kind="stable")[:_ROWS]
+    operations, trace = facts.measured.timeline.operations, facts.measured.trace
+    rows = []
+    for index in longest.tolist():
+        following = int(np.searchsorted(operations.starts, ends[index]))
+        row: dict[str, Any] = {"start_ns": int(starts[index]), "duration_ns": int(ends[index] - starts[index])}
+        if following < operations.starts.size and operations.is_kernel[following]:
+            row["before"] = short_name(str(trace.kernels["name"][int(operations.row[following])]))
+        elif following < operations.starts.size:
+            row["before"] = str(trace.copies["kind"][int(operations.row[following])])
+        row["host"] = ", ".join(_calls_during(facts, int(starts[index]), int(ends[index]))) or "no CUDA call"
+        rows.append(row)
+    return tuple(rows)
+
+
+def _calls_during(facts: Facts, start_ns: int, end_ns: int) -> Iterable[str]:
+    overlapping = facts.measured.trace.api.filter((pl.col("start_ns") < end_ns) & (pl.col("end_ns") > start_ns))
+    names = overlapping.with_columns((pl.col("end_ns") - pl.col("start_ns")).alias("ns")).sort("ns", descending=True)[
+        "name"
+    ]
+    return names.cast(pl.String).unique(maintain_order=True).head(2).to_list()

@@ -1,0 +1,92 @@
+"""Recordings that cannot be read say so in two lines, and what to do."""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from tests.golden import phenomena
+from tests.golden.nsys_export import Recording
+from tests.unit.trace.conftest import SAMPLE
+
+from optpipe.commands.profile import profile
+from optpipe.errors import BadInputError, ExitStatus
+from optpipe.trace.files import trace_from_path
+
+
+def test_no_such_file(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match="no such file"):
+        trace_from_path(tmp_path / "none.sqlite")
+
+
+def test_empty_file(tmp_path: Path) -> None:
+    (tmp_path / "empty.sqlite").touch()
+    with pytest.raises(BadInputError, match="the file is empty"):
+        trace_from_path(tmp_path / "empty.sqlite")
+
+
+def test_foreign_file(tmp_path: Path) -> None:
+    (tmp_path / "text.sqlite").write_text("hello " * 100)
+    with pytest.raises(BadInputError, match="not an SQLite export"):
+        trace_from_path(tmp_path / "text.sqlite")
+
+
+def test_foreign_database(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "other.sqlite")) as connection:
+        connection.execute("CREATE TABLE songs (title TEXT)")
+        connection.commit()
+    with pytest.raises(BadInputError, match="not an export of Nsight Systems"):
+        trace_from_path(tmp_path / "other.sqlite")
+
+
+@pytest.mark.parametrize("share", [0.001, 0.3, 0.9, 0.999])
+def test_truncated_export(tmp_path: Path, share: float) -> None:
+    whole = SAMPLE.read_bytes()
+    (tmp_path / "cut.sqlite").write_bytes(whole[: int(len(whole) * share)])
+    with pytest.raises(BadInputError, match=r"damaged \(cut short"):
+        trace_from_path(tmp_path / "cut.sqlite")
+
+
+def test_damaged_page(tmp_path: Path) -> None:
+    damaged = bytearray(SAMPLE.read_bytes())
+    damaged[4096:40960] = b"\xff" * (40960 - 4096)
+    (tmp_path / "damaged.sqlite").write_bytes(damaged)
+    with pytest.raises(BadInputError):
+        trace_from_path(tmp_path / "damaged.sqlite")
+
+
+def test_nothing_recorded(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match="nothing was recorded"):
+        trace_from_path(Recording().write(tmp_path / "nothing.sqlite"))
+
+
+def test_text_column_that_is_null_at_first(tmp_path: Path) -> None:
+    """The type of a column is taken from its first rows: registered names first, plain ones later."""
+    recording = Recording()
+    for number in range(5):
+        recording.range(f"plain{number}", number, number + 1)
+    path = recording.write(tmp_path / "trace.sqlite")
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("INSERT INTO StringIds VALUES (77, 'registered')")
+        connection.execute("UPDATE NVTX_EVENTS SET text = NULL, textId = 77 WHERE rowid < 4")
+        connection.commit()
+    assert trace_from_path(path).ranges["name"].to_list() == ["registered"] * 3 + ["plain3", "plain4"]
+
+
+def test_what_cannot_be_asked_together() -> None:
+    with pytest.raises(BadInputError, match="give one of"):
+        profile()
+    with pytest.raises(BadInputError, match="give one of"):
+        profile("resnet50", trace=SAMPLE)
+
+
+def test_an_unknown_range_names_those_there_are(tmp_path: Path) -> None:
+    path = phenomena.without_gpu().write(tmp_path / "cpu.sqlite")
+    with pytest.raises(BadInputError, match=r"no NVTX range is called 'nothing'.*optpipe.iteration"):
+        profile(trace=path, range="nothing")
+
+
+def test_a_trace_without_gpu_rows_is_judged_as_far_as_it_goes(tmp_path: Path) -> None:
+    outcome = profile(trace=phenomena.without_gpu().write(tmp_path / "cpu.sqlite"))
+    assert outcome.status is ExitStatus.DONE
+    assert outcome.document["trace_quality"]["withheld"]["kernels"].startswith("no GPU rows")

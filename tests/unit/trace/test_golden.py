@@ -1,0 +1,153 @@
+"""Each golden trace says what its phenomenon is; the figures are worked out by hand from tests/golden/phenomena.py."""
+
+from collections.abc import Callable
+
+import pytest
+from tests.golden import phenomena
+from tests.golden.nsys_export import Recording
+
+from optpipe.core.verdict import Verdict
+from optpipe.trace.bottleneck import Limit
+from optpipe.trace.report import Profile, document_from_profile
+from optpipe.trace.timeline import Cause
+
+US = 1_000
+Judged = Callable[[Recording], Profile]
+
+
+def _idle_us(profile: Profile) -> dict[str, float]:
+    return {str(cause): ns / US for cause, ns in profile.measured.split.idle_by_cause.items()}
+
+
+def _rules(profile: Profile) -> list[str]:
+    return [finding.rule for finding in profile.findings]
+
+
+def test_launch_bound(judged: Judged) -> None:
+    profile = judged(phenomena.launch_bound())
+    # 12 kernels of 2 µs in 0..290 µs; before each, 1 µs between its launch call's end and its start.
+    assert profile.measured.split.busy_ns == 24 * US
+    assert _idle_us(profile)["kernel_wait"] == 12
+    assert profile.measured.split.span_ns == 290 * US
+    assert profile.bottleneck.limit is Limit.LAUNCH
+    assert _rules(profile)[0] == "launch-gaps"
+    assert profile.quality.verdict is Verdict.PASS
+
+
+def test_gpu_bound_by_matrix_kernels_is_math_bound(judged: Judged) -> None:
+    profile = judged(phenomena.gpu_bound())
+    assert profile.bottleneck.limit is Limit.MATH
+    assert profile.measured.split.busy_ns == 270 * US
+    assert profile.by_range["iter"].share == pytest.approx(1.0)
+
+
+def test_kernels_of_a_graph_share_one_launch(judged: Judged) -> None:
+    profile = judged(phenomena.graph_replay())
+    execution = profile.measured.executions.row(0, named=True)
+    assert execution["count"] == 6
+    assert execution["launch_ns"] == 2 * 4 * US  # the graph's launch call, once per replay
+    assert execution["queue_ns"] == 2 * (1 + 22 + 43) * US
+    assert profile.by_range["iter"].limit is Limit.MATH
+    assert "6 kernels of CUDA graphs" in {c.name: c.detail for c in profile.quality.checks}["graph_mode"]
+
+
+def test_idle_inside_a_waiting_call_is_synchronization(judged: Judged) -> None:
+    profile = judged(phenomena.synchronizing())
+    assert _idle_us(profile)["synchronization"] == 60
+    assert profile.bottleneck.limit is Limit.SYNCHRONIZATION
+    assert _rules(profile)[0] == "synchronization"
+
+
+def test_a_waiting_call_of_another_thread_explains_nothing(judged: Judged) -> None:
+    # Up to the last kernel's end the launching thread never waits; what follows has no launching thread.
+    idle = _idle_us(judged(phenomena.two_threads()))
+    assert idle == {"host_wait": 8 + 38, "kernel_wait": 2 + 2, "copy": 0, "synchronization": 30}
+
+
+def test_exposed_pageable_copies(judged: Judged) -> None:
+    profile = judged(phenomena.copying())
+    assert _idle_us(profile)["copy"] == 120
+    assert profile.bottleneck.limit is Limit.COPY
+    assert _rules(profile)[0] == "exposed-copies"
+    pageable = next(finding for finding in profile.findings if finding.rule == "pageable-copies")
+    assert pageable.gain_ns == pytest.approx(60 * US, abs=2)  # twice the rate, without a pinned copy to go by
+    copies = profile.measured.copies.row(0, named=True)
+    assert (copies["kind"], copies["source_memory"], copies["bytes"]) == ("Host-to-Device", "Pageable", 2_000_000)
+
+
+def test_overlap_and_concurrency(judged: Judged) -> None:
+    measured = judged(phenomena.overlapping()).measured
+    assert measured.kernel_ns == 60 * US
+    assert measured.split.busy_ns == 50 * US
+    assert measured.concurrent_ns == 10 * US
+    assert measured.overlapped_copy_ns == 20 * US
+    assert measured.split.idle_by_cause[Cause.COPY] == 0
+
+
+def test_a_host_that_is_away_is_cpu_bound(judged: Judged) -> None:
+    profile = judged(phenomena.host_busy())
+    assert profile.bottleneck.limit is Limit.CPU
+    assert _rules(profile)[0] == "host-gaps"
+    assert profile.findings[0].rows[0]["duration_ns"] == 225 * US  # from 280 to the end of the next launch at 505
+
+
+def test_tensor_cores_by_layer(judged: Judged) -> None:
+    cores = judged(phenomena.missed_tensor_cores()).tensor_cores
+    assert cores is not None
+    assert (cores.basis, cores.eligible, cores.used) == ("layers", 2, 1)
+    assert (cores.used_ns, cores.kernel_ns) == (60 * US, 180 * US)
+    assert [(each.name, each.time_ns) for each in cores.missed] == [("fc", 120 * US)]
+    # H200's data sheet: tf32 494.7, fp32 67 TFLOP/s
+    assert cores.missed[0].could_save_ns == pytest.approx(120 * US * (1 - 67 / 494.7), abs=1)
+
+
+def test_a_changing_kernel_count_withholds_the_iterations(judged: Judged) -> None:
+    profile = judged(phenomena.changing_kernel_count())
+    assert profile.quality.verdict is Verdict.FAIL
+    assert "between 1 and 3 kernels" in profile.quality.withheld["iterations"]
+    assert "withheld" in document_from_profile(profile)["iterations"]
+
+
+def test_opaque_graphs_withhold_the_verdict(judged: Judged) -> None:
+    profile = judged(phenomena.opaque_graph())
+    assert profile.bottleneck.limit is Limit.WITHHELD
+    assert "--cuda-graph-trace=node" in profile.quality.withheld["tensor_cores"]
+    assert document_from_profile(profile)["tensor_cores"]["eligible"] is None
+
+
+def test_lost_events_withhold_the_totals(judged: Judged) -> None:
+    profile = judged(phenomena.lost_events())
+    assert profile.quality.verdict is Verdict.FAIL
+    assert "5 of 10 launches have no kernel" in profile.quality.withheld["totals"]
+    assert profile.findings == ()
+    assert profile.bottleneck.limit is Limit.WITHHELD
+
+
+def test_the_profilers_own_complaint_is_shown(judged: Judged) -> None:
+    recording = phenomena.gpu_bound()
+    recording.diagnostic("CUDA device: 12 events were lost")
+    assert "12 events were lost" in judged(recording).quality.withheld["totals"]
+
+
+def test_without_gpu_rows_only_the_cpu_side_is_judged(judged: Judged) -> None:
+    profile = judged(phenomena.without_gpu())
+    document = document_from_profile(profile)
+    assert profile.quality.verdict is Verdict.INCONCLUSIVE
+    assert profile.bottleneck.limit is Limit.CPU
+    assert document["totals"]["busy_ns"] is None
+    assert document["iterations"]["median_wall_ns"] == 95 * US
+
+
+def test_reading_files_is_io_bound(judged: Judged) -> None:
+    profile = judged(phenomena.reading_files())
+    assert profile.bottleneck.limit is Limit.IO
+    assert profile.bottleneck.share == pytest.approx(0.8)
+
+
+def test_capture_of_a_graph_is_no_lost_event(judged: Judged) -> None:
+    recording = phenomena.gpu_bound()
+    recording.call("cudaStreamBeginCapture_v10000", 400, 401)
+    for number in range(20):
+        recording.call("cudaLaunchKernel_v7000", 402 + number, 403 + number)
+    recording.call("cudaStreamEndCapture_v10000", 430, 431)
+    assert judged(recording).quality.verdict is Verdict.PASS

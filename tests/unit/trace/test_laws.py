@@ -1,0 +1,131 @@
+"""Laws that hold for every trace."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import polars as pl
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.golden.nsys_export import THREAD, Recording
+
+from optpipe.trace.analysis import Analysis, analysis_from_trace
+from optpipe.trace.diff import diff
+from optpipe.trace.intervals import complement, covered, difference, intersection, union
+from optpipe.trace.read import trace_from_sqlite
+from optpipe.trace.timeline import split
+
+SPANS = st.lists(st.tuples(st.integers(0, 200), st.integers(0, 40)), max_size=12)
+NAMES = ("sm90_xmma_gemm_f16f16_f16f32", "ampere_sgemm_128x64_tn", "void relu_kernel<float>(int)")
+
+
+@st.composite
+def recordings(draw: st.DrawFn) -> Recording:
+    """Kernels, copies, waiting calls and ranges on up to three streams and two threads, overlapping as they like."""
+    trace = Recording()
+    for start, length in draw(SPANS):
+        launched = start - draw(st.integers(0, 30))
+        trace.kernel(
+            draw(st.sampled_from(NAMES)), start, start + length, (launched, launched + draw(st.integers(0, 40))),
+            stream=draw(st.integers(1, 3)), thread=THREAD + draw(st.integers(0, 1)),
+        )  # fmt: skip
+    for start, length in draw(SPANS):
+        trace.copy(start, start + length, 100, launch=(start - 1, start))
+    for start, length in draw(SPANS):
+        trace.call("cudaDeviceSynchronize_v3020", start, start + length, thread=THREAD + draw(st.integers(0, 1)))
+    for number, (start, length) in enumerate(draw(SPANS)):
+        trace.range(f"range{number % 3}", start, start + length)
+    trace.range("always", 0, 1)
+    return trace
+
+
+def _analysis(recording: Recording) -> Analysis:
+    with TemporaryDirectory() as directory:
+        return analysis_from_trace(trace_from_sqlite(recording.write(Path(directory) / "trace.sqlite")))
+
+
+@settings(max_examples=40)
+@given(recordings(), st.integers(-50, 250), st.integers(0, 100))
+def test_busy_and_idle_are_the_span(recording: Recording, start: int, length: int) -> None:
+    analysis = _analysis(recording)
+    assert analysis.split.busy_ns + sum(analysis.split.idle_by_cause.values()) == analysis.split.span_ns
+    begin = max(start * 1000, analysis.timeline.start_ns)
+    end = min(max(begin, begin + length * 1000), analysis.timeline.end_ns)
+    if begin <= end:
+        window = split(analysis.timeline, begin, end)
+        assert window.busy_ns + sum(window.idle_by_cause.values()) == window.span_ns == end - begin
+
+
+@settings(max_examples=40)
+@given(recordings(), st.randoms(use_true_random=False))
+def test_the_order_of_rows_and_stream_names_do_not_matter(recording: Recording, random: object) -> None:
+    before = _analysis(recording)
+    for rows in recording.rows.values():
+        random.shuffle(rows)  # type: ignore[attr-defined]
+    renamed = {1: 31, 2: 12, 3: 23}
+    recording.rows["kernels"] = [(*row[:3], renamed[row[3]], *row[4:]) for row in recording.rows.get("kernels", [])]
+    if not recording.rows["kernels"]:
+        del recording.rows["kernels"]
+    after = _analysis(recording)
+    assert before.split == after.split
+    assert before.concurrent_ns == after.concurrent_ns
+    for table in ("kernels", "api", "copies", "executions", "ranges"):
+        assert getattr(before, table).equals(getattr(after, table)), table
+
+
+@settings(max_examples=40)
+@given(recordings())
+def test_a_profile_does_not_differ_from_itself(recording: Recording) -> None:
+    analysis = _analysis(recording)
+    same = diff(analysis, analysis)
+    assert set(same.kernels["change"].to_list()) <= {"same"}
+    assert same.kernels["change_ns"].sum() == 0
+
+
+@settings(max_examples=40)
+@given(recordings(), recordings())
+def test_diff_mirrors(one: Recording, other: Recording) -> None:
+    forth, back = diff(*(pair := (_analysis(one), _analysis(other)))), diff(*pair[::-1])
+    mirror = {"faster": "slower", "slower": "faster", "appeared": "vanished", "vanished": "appeared", "same": "same"}
+    expected = {
+        (name, mirror[change], -ns) for name, change, ns in forth.kernels.select("name", "change", "change_ns").rows()
+    }
+    assert expected == set(back.kernels.select("name", "change", "change_ns").rows())
+
+
+@settings(max_examples=40)
+@given(recordings())
+def test_ranges_of_one_thread_project_no_more_than_was_launched(recording: Recording) -> None:
+    analysis = _analysis(recording)
+    total = analysis.trace.kernels.height
+    assert (analysis.projection["kernels"] <= total).all()
+    assert (analysis.projection["kernel_ns"] <= analysis.kernel_ns).all()
+
+
+@given(SPANS, SPANS)
+def test_interval_algebra_against_points(one: list[tuple[int, int]], other: list[tuple[int, int]]) -> None:
+    first, second = (union(*_edges(spans)) for spans in (one, other))
+    points = np.arange(-5, 250)
+    held = [np.array([any(s <= p < s + n for s, n in spans) for p in points]) for spans in (one, other)]
+
+    def at(intervals: object) -> np.ndarray:
+        return np.array([bool(((intervals.starts <= p) & (p < intervals.ends)).any()) for p in points])  # type: ignore[attr-defined]
+
+    assert (at(first) == held[0]).all()
+    assert (at(intersection(first, second)) == (held[0] & held[1])).all()
+    assert (at(difference(first, second)) == (held[0] & ~held[1])).all()
+    assert (at(complement(first, -5, 250)) == ~held[0]).all()
+    assert (covered(first, points) == np.concatenate([[0], np.cumsum(held[0])[:-1]])).all()
+
+
+def _edges(spans: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+    starts = np.array([start for start, _ in spans], dtype=np.int64)
+    return starts, starts + np.array([length for _, length in spans], dtype=np.int64)
+
+
+def test_frames_have_the_schema_whatever_is_missing() -> None:
+    recording = Recording()
+    recording.range("iter", 0, 10)
+    trace = _analysis(recording).trace
+    assert trace.kernels.schema["start_ns"] == pl.Int64
+    assert set(trace.absent) >= {"kernels", "api", "copies"}

@@ -1,0 +1,180 @@
+"""One pass of calibration data through a model: what every tensor to be quantized has held, added up as it goes.
+
+The model runs once per batch in ONNX Runtime with the wanted tensors as extra outputs; memory is that of one batch,
+whatever the number of images. On a GPU the outputs stay in its memory, where the extremes and histograms are computed.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from optpipe.calibrators.histogram import BINS, Magnitudes, count_on_device, magnitudes
+from optpipe.calibrators.statistics import TensorStatistics
+from optpipe.errors import MissingError, StageError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+BATCH_BYTES = 160 << 20
+"""The extra outputs of one batch may take this much; the batch size follows from it."""
+MAX_BATCH = {"cpu": 16, "cuda": 64}
+
+Batch = Mapping[str, "NDArray[Any]"]
+
+
+@dataclass
+class Collector:
+    """A session that exposes `tensors`, and what they have held so far."""
+
+    graph: Path
+    tensors: tuple[str, ...]
+    histograms: bool
+    device: Literal["cpu", "cuda"] = "cpu"
+    threads: int = 0
+    samples: int = 0
+    _low: dict[str, float] = field(default_factory=dict)
+    _high: dict[str, float] = field(default_factory=dict)
+    _counts: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._session = exposed_session(self.graph, self.tensors, self.device, self.threads)
+        self._fed = {each.name for each in self._session.get_inputs()} & set(self.tensors)
+        self._outputs = tuple(name for name in self.tensors if name not in self._fed)
+
+    def add(self, batch: Batch) -> None:
+        """Runs one batch. Raises StageError that names the first tensor which is not finite."""
+        if self.device == "cuda":
+            self._add_on_device(batch)
+        else:
+            self._add_on_host(batch)
+        self.samples += len(next(iter(batch.values())))
+
+    def _add_on_host(self, batch: Batch) -> None:
+        values = self._session.run(list(self._outputs), dict(batch)) if self._outputs else []
+        found = {**{name: batch[name] for name in self._fed}, **dict(zip(self._outputs, values, strict=True))}
+        del values
+        for name in self.tensors:
+            value = np.asarray(found.pop(name), np.float32)
+            self._extremes(name, float(value.min()), float(value.max()))
+            if self.histograms:
+                counts = self._counts.setdefault(name, np.zeros(BINS, np.int64))
+                counts += magnitudes(value).counts
+
+    def _add_on_device(self, batch: Batch) -> None:
+        import torch
+
+        inputs = {name: torch.from_numpy(np.ascontiguousarray(value)).cuda() for name, value in batch.items()}
+        found = {**inputs, **run_on_device(self._session, inputs, self._outputs)}
+        kept = [found[name].float() for name in self.tensors]
+        extremes = torch.stack([torch.stack(torch.aminmax(value)) for value in kept]).double().cpu().tolist()
+        for name, value, (low, high) in zip(self.tensors, kept, extremes, strict=True):
+            self._extremes(name, low, high)
+            if self.histograms:
+                if name not in self._counts:
+                    self._counts[name] = torch.zeros(BINS + 1, dtype=torch.int64, device="cuda")
+                count_on_device(value, self._counts[name][:BINS])
+                self._counts[name][BINS] += value.numel()
+
+    def _extremes(self, name: str, low: float, high: float) -> None:
+        if not (np.isfinite(low) and np.isfinite(high)):
+            message = (
+                f"tensor '{name}' holds NaN or inf on calibration data: no range exists for it\n"
+                "check the preprocessing and the weights; `optpipe build --precision fp32` verifies the model itself"
+            )
+            raise StageError(message)
+        self._low[name] = min(low, self._low.get(name, low))
+        self._high[name] = max(high, self._high.get(name, high))
+
+    def statistics(self) -> dict[str, TensorStatistics]:
+        """What was seen until now, by tensor."""
+        return {
+            name: TensorStatistics(self._low[name], self._high[name], self._magnitudes(name)) for name in self.tensors
+        }
+
+    def _magnitudes(self, name: str) -> Magnitudes | None:
+        if not self.histograms:
+            return None
+        counts = self._counts[name]
+        if self.device == "cpu":
+            return Magnitudes(counts)
+        *bins, total = counts.cpu().numpy()
+        whole = np.asarray(bins, np.int64)
+        whole[0] += total - whole.sum()
+        return Magnitudes(whole)
+
+
+def exposed_session(graph: Path, tensors: Sequence[str], device: str, threads: int = 0) -> Any:
+    """An ONNX Runtime session of `graph` whose outputs are its own and `tensors`; on CUDA without TF32."""
+    import onnx
+    import onnxruntime as ort
+
+    model = onnx.load(graph)
+    present = {each.name for each in (*model.graph.output, *model.graph.input)}
+    model.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in tensors if name not in present)
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = threads
+    if device == "cpu":
+        return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    ort.preload_dlls()
+    providers = [("CUDAExecutionProvider", {"use_tf32": "0"}), "CPUExecutionProvider"]
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=providers)
+    if session.get_providers()[0] != "CUDAExecutionProvider":
+        message = "ONNX Runtime's CUDA provider did not start; `optpipe doctor` says what it lacks, --device cpu works"
+        raise MissingError(message)
+    return session
+
+
+def run_on_device(session: Any, inputs: Mapping[str, Any], outputs: Sequence[str]) -> dict[str, Any]:
+    """Runs on CUDA tensors; the outputs are tensors in the GPU's memory too, which ONNX Runtime allocated."""
+    import torch
+
+    binding = session.io_binding()
+    for name, tensor in inputs.items():
+        binding.bind_input(name, "cuda", 0, np.float32, tuple(tensor.shape), tensor.data_ptr())
+    for name in outputs:
+        binding.bind_output(name, "cuda", 0)
+    torch.cuda.current_stream().synchronize()
+    session.run_with_iobinding(binding)
+    binding.synchronize_outputs()
+    values = binding.get_outputs()
+    return {name: _tensor(value) for name, value in zip(outputs, values, strict=True)}
+
+
+def _tensor(value: Any) -> Any:
+    """A copy as a torch tensor: the memory itself goes back to ONNX Runtime with the binding."""
+    import torch
+
+    shape = tuple(value.shape())
+    source = _DeviceArray(int(value.data_ptr()), shape)
+    return torch.as_tensor(source, device="cuda").clone()
+
+
+class _DeviceArray:
+    """Memory on the GPU as torch takes it without a copy: the CUDA array interface, version 3."""
+
+    def __init__(self, address: int, shape: tuple[int, ...]) -> None:
+        self.__cuda_array_interface__ = {"shape": shape, "typestr": "<f4", "data": (address, False), "version": 3}
+
+
+def batch_size(bytes_per_sample: int, device: str) -> int:
+    """How many samples at a time keep the extra outputs inside BATCH_BYTES."""
+    room = BATCH_BYTES * (16 if device == "cuda" else 1)
+    return max(1, min(MAX_BATCH[device], room // max(bytes_per_sample, 1)))
+
+
+def bytes_per_sample(graph: Path, tensors: Sequence[str], sample: Batch) -> int:
+    """The size of `tensors` for one sample, measured by running one on the CPU."""
+    session = exposed_session(graph, tensors, "cpu")
+    outputs = [name for name in tensors if name not in sample]
+    return int(sum(value.nbytes for value in session.run(outputs, dict(sample)))) if outputs else 0
+
+
+def collected(collector: Collector, batches: Iterable[Batch]) -> dict[str, TensorStatistics]:
+    """All of `batches` through `collector`."""
+    for batch in batches:
+        collector.add(batch)
+    return collector.statistics()

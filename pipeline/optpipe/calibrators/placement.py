@@ -1,0 +1,186 @@
+"""Which layers become INT8, and on which tensors the Q/DQ pairs for them belong.
+
+Two targets want different graphs. TensorRT fuses a convolution with the ReLU and the residual addition behind it when
+only *inputs* are quantized: no Q/DQ between convolution, addition and ReLU, and one on the shortcut's branch of the
+addition, so that the fused kernel reads it as INT8 (TensorRT developer guide, "Q/DQ placement recommendations"). ONNX
+Runtime's CPU provider fuses an operator only where its *output* is quantized as well.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+Target = Literal["tensorrt", "cpu"]
+PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+_ACTIVATIONS = ("Relu", "Clip")
+_MIN_CHANNELS = 16
+"""INT8 Tensor Core kernels take 16 channels at a time (and 32 per group of a grouped convolution pays)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A layer that stays in floating point, and why."""
+
+    layer: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """`layers` by name; `edges` are the (node, input position) pairs that read a dequantized tensor."""
+
+    target: Target
+    layers: tuple[str, ...]
+    edges: tuple[tuple[str, int], ...]
+    tensors: tuple[str, ...]
+    """The activations that need a range, in the graph's order, each once."""
+    skipped: tuple[Skipped, ...]
+    after: tuple[str, ...] = ()
+    """Tensors whose Q/DQ serves every consumer: on `cpu`, what a quantized layer writes."""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """An ONNX graph with its producers and consumers at hand. Every node needs a name: see `named`."""
+
+    model: Any
+    weights: Mapping[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "weights", {each.name: each for each in self.model.graph.initializer})
+
+    @cached_property
+    def producers(self) -> dict[str, Any]:
+        """The node that writes each tensor."""
+        return {output: node for node in self.model.graph.node for output in node.output}
+
+    @cached_property
+    def consumers(self) -> dict[str, list[Any]]:
+        """The nodes that read each tensor."""
+        found: dict[str, list[Any]] = {}
+        for node in self.model.graph.node:
+            for name in node.input:
+                found.setdefault(name, []).append(node)
+        return found
+
+    @cached_property
+    def outputs(self) -> frozenset[str]:
+        """The graph's outputs."""
+        return frozenset(each.name for each in self.model.graph.output)
+
+    def epilogue(self, tensor: str) -> str:
+        """What `tensor` becomes after the activation that only it feeds: the end of a fused kernel."""
+        readers = self.consumers.get(tensor, [])
+        if len(readers) == 1 and readers[0].op_type in _ACTIVATIONS and tensor not in self.outputs:
+            return str(readers[0].output[0])
+        return tensor
+
+
+def named(model: Any) -> Any:
+    """`model` after giving every node a name of its own, in place: layers are referred to by it."""
+    seen: set[str] = set()
+    for index, node in enumerate(model.graph.node):
+        if not node.name or node.name in seen:
+            node.name = f"{node.op_type}_{index}"
+        seen.add(node.name)
+    return model
+
+
+def placement(model: Any, target: Target, keep: Callable[[str], bool] = lambda _: False) -> Placement:
+    """Decides for every layer of `model`. Layers for which `keep` holds stay in floating point as asked."""
+    graph = Graph(named(model))
+    layers, skipped = [], []
+    for node in model.graph.node:
+        if node.op_type not in PRODUCTS:
+            continue
+        reason = "kept in floating point as asked" if keep(node.name) else _unfit(node, graph)
+        skipped.append(Skipped(node.name, reason)) if reason else layers.append(node)
+    edges = [(node.name, 0) for node in layers]
+    after: list[str] = []
+    if target == "tensorrt":
+        edges += _shortcuts(layers, graph)
+    else:
+        after = _outputs(layers, graph)
+    by_name = {node.name: node for node in model.graph.node}
+    needed = {by_name[name].input[position] for name, position in edges} | set(after)
+    order = [each.name for each in model.graph.input] + [out for node in model.graph.node for out in node.output]
+    return Placement(
+        target=target,
+        layers=tuple(node.name for node in layers),
+        edges=tuple(edges),
+        tensors=tuple(name for name in order if name in needed),
+        skipped=tuple(skipped),
+        after=tuple(after),
+    )
+
+
+def _unfit(node: Any, graph: Graph) -> str | None:
+    """Why INT8 would not pay or not work for a layer; None where it fits."""
+    weight = graph.weights.get(node.input[1]) if len(node.input) > 1 else None
+    attributes = {each.name: each for each in node.attribute}
+    if weight is None or node.input[0] in graph.weights:
+        return "its weights are not constant"
+    if weight.data_type != 1:
+        return "its weights are not FP32"
+    if node.op_type == "MatMul":
+        return None if len(weight.dims) == 2 else "its weights are not a matrix"
+    if node.op_type == "Gemm":
+        plain = not (attributes["transA"].i if "transA" in attributes else 0)
+        return None if plain else "its data is transposed"
+    groups = attributes["group"].i if "group" in attributes else 1
+    per_group = weight.dims[0] // groups if node.op_type == "ConvTranspose" else weight.dims[1]
+    if groups > 1 and per_group < _MIN_CHANNELS:
+        kind = "depthwise" if per_group == 1 else f"grouped, {per_group} channels per group"
+        return f"{kind}: memory-bound, and INT8 costs accuracy without a Tensor Core kernel to pay for it"
+    if per_group < _MIN_CHANNELS:
+        return f"{per_group} input channels: an INT8 kernel would pad them to {_MIN_CHANNELS}"
+    return None
+
+
+def _shortcuts(layers: list[Any], graph: Graph) -> list[tuple[str, int]]:
+    """The inputs of residual additions that do not come straight from the convolution fused with the addition."""
+    quantized = {node.input[0] for node in layers}
+    writers = {node.output[0] for node in layers if node.op_type in ("Conv", "ConvTranspose")}
+    depth = _depths(graph)
+    found = []
+    for node in graph.model.graph.node:
+        if node.op_type != "Add" or any(name in graph.weights for name in node.input):
+            continue
+        fusable = [name for name in node.input if name in writers and len(graph.consumers[name]) == 1]
+        end = graph.epilogue(node.output[0])
+        if not fusable or not _reaches(end, quantized, graph) or node.input[0] == node.input[1]:
+            continue
+        kept = max(fusable, key=lambda name: depth[name])  # the convolution that runs last takes the addition in
+        found += [(node.name, position) for position, name in enumerate(node.input) if name != kept]
+    return found
+
+
+def _reaches(tensor: str, quantized: set[str], graph: Graph) -> bool:
+    """Whether `tensor` is quantized for a layer, itself or as the shortcut of the next addition."""
+    readers = graph.consumers.get(tensor, [])
+    return tensor in quantized or any(node.op_type in ("Add", "MaxPool") for node in readers)
+
+
+def _depths(graph: Graph) -> dict[str, int]:
+    """The longest way from an input to each tensor, in nodes. ONNX graphs are sorted."""
+    depth: dict[str, int] = {}
+    for node in graph.model.graph.node:
+        level = 1 + max((depth.get(name, 0) for name in node.input), default=0)
+        depth.update(dict.fromkeys(node.output, level))
+    return depth
+
+
+def _outputs(layers: list[Any], graph: Graph) -> list[str]:
+    """What ONNX Runtime needs quantized behind a layer: its output, and additions and max pools of such outputs."""
+    convolutions = {node.name for node in layers if node.op_type in ("Conv", "ConvTranspose")}
+    done: dict[str, None] = {node.input[0]: None for node in layers}
+    inputs = set(done)
+    for node in graph.model.graph.node:
+        fits = node.name in convolutions or (
+            node.op_type in ("Add", "MaxPool") and all(name in done for name in node.input)
+        )
+        end = graph.epilogue(node.output[0]) if fits else ""
+        if fits and end not in graph.outputs:
+            done[end] = None
+    return [name for name in done if name not in inputs or name in graph.producers]

@@ -1,0 +1,43 @@
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from optpipe.calibrators.histogram import BINS, LOWEST, edge, empty, magnitudes
+
+finite = hnp.arrays(np.float32, st.integers(0, 300), elements=st.floats(-1e6, 1e6, width=32))
+
+
+@given(finite)
+def test_every_element_is_counted_once(values) -> None:
+    assert magnitudes(values).total == values.size
+
+
+@given(finite, finite)
+def test_parts_add_up_to_the_whole(one, other) -> None:
+    whole = magnitudes(np.concatenate([one, other]))
+    assert np.array_equal((magnitudes(one) + magnitudes(other) + empty()).counts, whole.counts)
+
+
+@given(finite)
+def test_order_and_sign_do_not_matter(values) -> None:
+    assert np.array_equal(magnitudes(-values[::-1]).counts, magnitudes(values).counts)
+
+
+@given(st.floats(2.0**-31, 2.0**60, width=32))
+def test_a_value_lies_in_its_bin_which_is_narrow(value) -> None:
+    low, high, counts = magnitudes(np.array([value], np.float32)).nonzero()
+    assert counts.tolist() == [1]
+    assert low[0] <= value < high[0]
+    assert high[0] / low[0] <= 1 + 1 / 512
+
+
+def test_edges_rise() -> None:
+    assert np.all(np.diff(edge(np.arange(LOWEST, BINS - 512))) > 0)
+
+
+def test_chunks_do_not_show(monkeypatch) -> None:
+    values = np.random.default_rng(0).standard_normal(10_000).astype(np.float32)
+    whole = magnitudes(values).counts
+    monkeypatch.setattr("optpipe.calibrators.histogram._CHUNK", 77)
+    assert np.array_equal(magnitudes(values).counts, whole)

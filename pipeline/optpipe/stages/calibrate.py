@@ -1,0 +1,172 @@
+"""Calibrates a model: an image set with provenance, one pass over it, and one table per method."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optpipe.core.calibration import CalibrationTable, TensorRange, table_from_file
+from optpipe.core.card import ModelCard, card_from_file
+from optpipe.core.environment import package_version
+from optpipe.core.events import Listener
+from optpipe.core.store import Entry, Store
+from optpipe.errors import BadInputError
+from optpipe.inputs.image_set import FEW, ImageSet, image_set, refuse_other_model, refuse_overlap
+from optpipe.inputs.images import Unreadable, batches, unreadable_text
+from optpipe.stages.export import CARD, ONNX
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from optpipe.calibrators.placement import Target
+
+REVISION = 1
+SET = "set.json"
+TARGETS: tuple["Target", ...] = ("tensorrt", "cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationData:
+    """The images a model is calibrated on, and those left out."""
+
+    images: ImageSet
+    unreadable: tuple[Unreadable, ...] = ()
+
+
+def calibration_data(
+    card: ModelCard, source: Path | None, count: int | None, seed: int, listener: Listener
+) -> CalibrationData:
+    """The set named by `source`, or by the model's card. Never random data, never validation data.
+
+    Raises BadInputError where there is none, where it was drawn for another model, or where it holds validation images.
+    """
+    own = card.data.get("calibration")
+    if card.transform is None or (source is None and own is None):
+        message = f"INT8 needs real inputs to calibrate {card.name} on: give a folder of images with --images DIR"
+        raise BadInputError(message)
+    found, unreadable = image_set(source or Path(str(own)), count, seed)
+    refuse_other_model(found, card.name, card.transform)
+    if "validation" in card.data and Path(card.data["validation"]).exists():
+        refuse_overlap(found, image_set(Path(card.data["validation"]))[0])
+    if unreadable:
+        listener.warn(f"{len(unreadable)} calibration images cannot be read: {unreadable_text(unreadable, 3)}")
+    if len(found.files) < FEW:
+        listener.warn(f"{len(found.files)} calibration images; {FEW} or more give steadier ranges")
+    return CalibrationData(found, unreadable)
+
+
+def calibrated(
+    model: Entry,
+    data: CalibrationData,
+    methods: tuple[str, ...],
+    targets: tuple["Target", ...],
+    device: str,
+    store: Store,
+    listener: Listener,
+) -> tuple[Entry, bool]:
+    """The store entry `calibration`: `set.json` and a table for each of `methods`; whole or absent."""
+    card = card_from_file(model.file(CARD))
+    images = data.images
+    assert card.transform is not None
+    recipe = {
+        "revision": REVISION,
+        "model": model.id,
+        "set": images.sha256,
+        "transform": card.transform.hash,
+        "methods": list(methods),
+        "targets": list(targets),
+        "provider": device,
+        "onnxruntime": package_version("onnxruntime-gpu"),
+    }
+
+    def make(directory: Path) -> Mapping[str, Any]:
+        tables = _tables(model, card, images, methods, targets, device, listener)
+        for table in tables:
+            (directory / table_file(table.method)).write_text(table.to_json(), encoding="utf-8")
+        manifest = {**images.to_dict(directory), "model": card.name, "transform_sha256": card.transform.hash}  # type: ignore[union-attr]
+        (directory / SET).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+        return {
+            "model": card.name,
+            "set": _set_record(images),
+            "methods": list(methods),
+            "tensors": len(tables[0].ranges),
+        }
+
+    return store.produce("calibration", recipe, make, parents=(model.id,), listener=listener)
+
+
+def table_file(method: str) -> str:
+    """The name of a method's table in a calibration entry."""
+    return f"table-{method}.json"
+
+
+def tables_of(entry: Entry) -> dict[str, CalibrationTable]:
+    """The tables of a calibration entry by method."""
+    return {method: table_from_file(entry.file(table_file(method))) for method in entry.info["methods"]}
+
+
+def _set_record(images: ImageSet) -> dict[str, Any]:
+    return {"name": images.name, "sha256": images.sha256, "count": len(images.files), "seed": images.seed}
+
+
+def _tables(
+    model: Entry,
+    card: ModelCard,
+    images: ImageSet,
+    methods: tuple[str, ...],
+    targets: tuple["Target", ...],
+    device: str,
+    listener: Listener,
+) -> list[CalibrationTable]:
+    import onnx
+
+    from optpipe.calibrators.collect import Collector, batch_size, bytes_per_sample
+    from optpipe.calibrators.methods import needs_histogram, ranges
+    from optpipe.calibrators.placement import placement
+
+    graph = onnx.load(model.file(ONNX))
+    wanted = {name for target in targets for name in placement(graph, target).tensors}
+    if not wanted:
+        message = f"{card.name} has no layer that INT8 would pay for; build it in fp16"
+        raise BadInputError(message)
+    order = [each.name for each in graph.graph.input] + [name for node in graph.graph.node for name in node.output]
+    tensors = tuple(name for name in order if name in wanted)
+    first = next(image_batches(card, images, 1))
+    size = fitting_batch(card, batch_size(bytes_per_sample(model.file(ONNX), tensors, first), device))
+    collector = Collector(model.file(ONNX), tensors, needs_histogram(methods), "cuda" if device == "cuda" else "cpu")
+    with listener.step(f"calibrate on {len(images.files)} images", total=len(images.files)) as step:
+        for batch in image_batches(card, images, size):
+            collector.add(batch)
+            step.advance(len(next(iter(batch.values()))))
+    statistics = collector.statistics()
+    return [
+        CalibrationTable(
+            method=method,
+            model=card.name,
+            graph_sha256=model.sha256(ONNX),
+            image_set=_set_record(images),
+            transform_sha256=card.transform.hash if card.transform else None,
+            ranges={
+                name: TensorRange(amax, statistics[name].low, statistics[name].high)
+                for name, amax in ranges(statistics, method).items()
+            },
+        )
+        for method in methods
+    ]
+
+
+def fitting_batch(card: ModelCard, wanted: int) -> int:
+    """`wanted`, inside the batch sizes that the model was exported for."""
+    return max(card.inputs[0].min[0], min(wanted, card.inputs[0].max[0]))
+
+
+def image_batches(card: ModelCard, images: ImageSet, size: int) -> Iterator[dict[str, "np.ndarray"]]:
+    """The set's images as the model's input, `size` at a time; a fixed batch is filled up with the last image."""
+    import numpy as np
+
+    assert card.transform is not None
+    least = card.inputs[0].min[0]
+    for rows in batches(images.paths, card.transform, size, threads=2):
+        filled = np.concatenate([rows, np.repeat(rows[-1:], least - len(rows), axis=0)]) if len(rows) < least else rows
+        yield {card.inputs[0].name: filled}

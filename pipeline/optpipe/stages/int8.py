@@ -1,0 +1,100 @@
+"""The INT8 graph of a model: Q/DQ from a calibration table, and the rest in the type that the target computes in."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optpipe.core.calibration import CalibrationTable, is_table, table_from_file
+from optpipe.core.card import card_from_file
+from optpipe.core.environment import package_version
+from optpipe.core.events import Listener
+from optpipe.core.hashing import value_sha256
+from optpipe.core.store import Entry, Store
+from optpipe.errors import BadInputError
+from optpipe.stages.calibrate import calibrated, calibration_data, table_file
+from optpipe.stages.export import CARD, ONNX
+from optpipe.stages.modelopt import output_to
+
+if TYPE_CHECKING:
+    from optpipe.calibrators.placement import Placement, Target
+
+REVISION = 1
+METHOD = "mse"
+"""The default: never far from the best of the four in benchmarks/README.md, and never fooled by one outlier."""
+
+
+def target_of(device: str) -> "Target":
+    """Which placement a device's runtimes fuse."""
+    return "tensorrt" if device == "cuda" else "cpu"
+
+
+def int8_graph(
+    model: Entry, device: str, calibration: Path | None, store: Store, listener: Listener
+) -> tuple[Entry, bool]:
+    """The store entry `graph` with INT8 in it, for `device`; the rest is FP16 on a GPU and FP32 on the CPU.
+
+    `calibration` is a folder of images, an image-set manifest, or a calibration table; by default the card's own set.
+    """
+    target = target_of(device)
+    if calibration is not None and is_table(calibration):
+        return graph_from_table(model, table_from_file(calibration), target, (), store, listener)
+    card = card_from_file(model.file(CARD))
+    data = calibration_data(card, calibration, None, 0, listener)
+    entry, _ = calibrated(model, data, (METHOD,), (target,), "cpu", store, listener)
+    table = table_from_file(entry.file(table_file(METHOD)))
+    return graph_from_table(model, table, target, (entry.id,), store, listener)
+
+
+def graph_from_table(
+    model: Entry, table: CalibrationTable, target: "Target", parents: tuple[str, ...], store: Store, listener: Listener
+) -> tuple[Entry, bool]:
+    """The store entry `graph` that `table` makes of `model`. Raises BadInputError where the table is another model's."""
+    if table.model != model.info["name"]:
+        message = f"the calibration table is for model {table.model}, not for {model.info['name']}"
+        raise BadInputError(message)
+    if table.graph_sha256 != model.sha256(ONNX):
+        listener.warn("the calibration table was made for another export of this model; its tensors are matched by name")
+    recipe = {
+        "revision": REVISION,
+        "model": model.id,
+        "precision": "int8",
+        "target": target,
+        "table": value_sha256(table.to_json()),
+        "tools": {name: package_version(name) for name in ("nvidia-modelopt", "onnx")},
+    }
+
+    def make(directory: Path) -> Mapping[str, Any]:
+        import onnx
+
+        graph, placed = quantized_graph(onnx.load(model.file(ONNX)), table, target)
+        onnx.save(_in_half(graph, directory) if target == "tensorrt" else graph, directory / ONNX)
+        (directory / "calibration-table.json").write_text(table.to_json(), encoding="utf-8")
+        return {
+            "precision": "int8",
+            "target": target,
+            "method": table.method,
+            "set": dict(table.image_set),
+            "int8_layers": list(placed.layers),
+            "kept": [{"layer": each.layer, "reason": each.reason} for each in placed.skipped],
+        }
+
+    return store.produce("graph", recipe, make, parents=(model.id, *parents), listener=listener)
+
+
+def quantized_graph(model: Any, table: CalibrationTable, target: "Target") -> tuple[Any, "Placement"]:  # noqa: ANN401
+    """`model` (FP32) with the table's Q/DQ pairs, its layers in `keep` left alone; the rest still FP32."""
+    from optpipe.calibrators.placement import placement
+    from optpipe.calibrators.qdq import Range, qdq_from_onnx
+
+    keep = frozenset(table.keep)
+    placed = placement(model, target, keep.__contains__)
+    ranges = {name: Range(each.amax, each.low >= 0) for name, each in table.ranges.items()}
+    return qdq_from_onnx(model, placed, ranges), placed
+
+
+def _in_half(graph: Any, directory: Path) -> Any:  # noqa: ANN401
+    """FP16 around the Q/DQ pairs, inputs and outputs in FP32, by ModelOpt, which knows which operators must not follow."""
+    with output_to(directory / "modelopt.log"):
+        from modelopt.onnx.autocast import convert_to_f16
+
+        return convert_to_f16(graph, keep_io_types=True)

@@ -46,7 +46,8 @@ def rounded_up(scale: NDArray[np.float32]) -> NDArray[np.float32]:
     clipped = np.clip(scale, smallest, largest).astype(np.float32)
     half = clipped.astype(np.float16)
     below = half.astype(np.float32) < clipped
-    return np.where(below, np.nextafter(half, np.float16(np.inf)), half).astype(np.float32).clip(smallest, largest)
+    above = np.nextafter(half, np.finfo(np.float16).max, dtype=np.float16)
+    return np.where(below, above, half).astype(np.float32)
 
 
 def activation_quantization(each: Range, *, unsigned_types: bool) -> Quantization:

@@ -22,7 +22,9 @@ class TensorRange:
 
     def __post_init__(self) -> None:
         if not (0 < self.amax < math.inf and math.isfinite(self.low) and math.isfinite(self.high)):
-            message = f"a range needs a finite amax above zero and finite extremes, got {self.amax}, {self.low}, {self.high}"
+            message = (
+                f"a range needs a finite amax above zero and finite extremes, got {self.amax}, {self.low}, {self.high}"
+            )
             raise BadInputError(message)
 
 
@@ -51,7 +53,7 @@ class CalibrationTable:
             "keep": list(self.keep),
         }
         rows = [
-            f'    {json.dumps(name)}: {{"amax": {each.amax:.9g}, "low": {each.low:.9g}, "high": {each.high:.9g}}}'
+            f'    {json.dumps(name)}: {{"amax": {each.amax:.9g}, "low": {each.low + 0.0:.9g}, "high": {each.high + 0.0:.9g}}}'
             for name, each in self.ranges.items()
         ]
         return json.dumps(head, indent=2)[:-2] + ',\n  "ranges": {\n' + ",\n".join(rows) + "\n  }\n}\n"

@@ -9,11 +9,11 @@ from optpipe.core.card import card_from_file
 from optpipe.core.environment import package_version
 from optpipe.core.events import Listener
 from optpipe.core.hashing import value_sha256
+from optpipe.core.quiet import output_to
 from optpipe.core.store import Entry, Store
 from optpipe.errors import BadInputError
 from optpipe.stages.calibrate import calibrated, calibration_data, table_file
 from optpipe.stages.export import CARD, ONNX
-from optpipe.stages.modelopt import output_to
 
 if TYPE_CHECKING:
     from optpipe.calibrators.placement import Placement, Target
@@ -53,7 +53,9 @@ def graph_from_table(
         message = f"the calibration table is for model {table.model}, not for {model.info['name']}"
         raise BadInputError(message)
     if table.graph_sha256 != model.sha256(ONNX):
-        listener.warn("the calibration table was made for another export of this model; its tensors are matched by name")
+        listener.warn(
+            "the calibration table was made for another export of this model; its tensors are matched by name"
+        )
     recipe = {
         "revision": REVISION,
         "model": model.id,
@@ -81,7 +83,7 @@ def graph_from_table(
     return store.produce("graph", recipe, make, parents=(model.id, *parents), listener=listener)
 
 
-def quantized_graph(model: Any, table: CalibrationTable, target: "Target") -> tuple[Any, "Placement"]:  # noqa: ANN401
+def quantized_graph(model: Any, table: CalibrationTable, target: "Target") -> tuple[Any, "Placement"]:
     """`model` (FP32) with the table's Q/DQ pairs, its layers in `keep` left alone; the rest still FP32."""
     from optpipe.calibrators.placement import placement
     from optpipe.calibrators.qdq import Range, qdq_from_onnx
@@ -92,7 +94,7 @@ def quantized_graph(model: Any, table: CalibrationTable, target: "Target") -> tu
     return qdq_from_onnx(model, placed, ranges), placed
 
 
-def _in_half(graph: Any, directory: Path) -> Any:  # noqa: ANN401
+def _in_half(graph: Any, directory: Path) -> Any:
     """FP16 around the Q/DQ pairs, inputs and outputs in FP32, by ModelOpt, which knows which operators must not follow."""
     with output_to(directory / "modelopt.log"):
         from modelopt.onnx.autocast import convert_to_f16

@@ -1,4 +1,4 @@
-"""Puts a precision into the ONNX graph: casts by ModelOpt's AutoCast, Q/DQ nodes by its post-training quantization.
+"""Puts a precision into the ONNX graph: casts by ModelOpt's AutoCast, Q/DQ nodes from a calibration table.
 
 TensorRT 11 takes the types as they stand in the graph; no builder flag changes them.
 """
@@ -8,17 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.backends.base import Device
-from optpipe.core.card import card_from_file
 from optpipe.core.environment import package_version
 from optpipe.core.events import Listener
-from optpipe.core.hashing import file_sha256, value_sha256
 from optpipe.core.precision import Precision
 from optpipe.core.quiet import output_to
 from optpipe.core.store import Entry, Store
-from optpipe.errors import BadInputError
-from optpipe.inputs.images import batches, find_images
-from optpipe.inputs.samples import image_set_files
-from optpipe.stages.export import CARD, ONNX, REFERENCE
+from optpipe.stages.export import ONNX, REFERENCE
+from optpipe.stages.int8 import int8_graph
 
 REVISION = 1
 FP16_HEADROOM = 65504 / 8
@@ -48,7 +44,7 @@ def graph_in_precision(
     if precision in (Precision.FP32, Precision.TF32):
         return model, True
     if precision is Precision.INT8:
-        return _int8(model, device, calibration, store, listener)
+        return int8_graph(model, device, calibration, store, listener)
     return _half(precision, model, reference, store, listener)
 
 
@@ -96,53 +92,6 @@ def _in_opset(opset: int, model: Entry, directory: Path) -> Path:
     converted = directory / CONVERTED
     onnx.save(onnx.version_converter.convert_version(graph, opset), converted)
     return converted
-
-
-def _int8(
-    model: Entry, device: Device, calibration: Path | None, store: Store, listener: Listener
-) -> tuple[Entry, bool]:
-    card = card_from_file(model.file(CARD))
-    own = card.data.get("calibration")
-    if card.transform is None or (calibration is None and own is None):
-        message = f"INT8 needs images to calibrate {card.name} on: give a folder of real ones with --calibration DIR"
-        raise BadInputError(message)
-    files = find_images(calibration).paths if calibration else image_set_files(Path(str(own)))
-    transform = card.transform
-    digest = value_sha256([file_sha256(path) for path in files])
-    rest = "fp16" if device == "cuda" else "fp32"
-    recipe = {
-        "revision": REVISION,
-        "model": model.id,
-        "precision": "int8",
-        "images": digest,
-        "method": "entropy",
-        "rest": rest,
-        "tools": _tools(),
-    }
-
-    def make(directory: Path) -> Mapping[str, Any]:
-        import numpy as np
-        from modelopt.onnx.quantization import quantize
-
-        images = np.concatenate(list(batches(files, transform, 32, threads=2)))
-        with output_to(directory / LOG):
-            quantize(
-                onnx_path=str(model.file(ONNX)),
-                quantize_mode="int8",
-                calibration_method="entropy",
-                calibration_data={card.inputs[0].name: images},
-                calibration_eps=["cpu"],
-                high_precision_dtype=rest,
-                output_path=str(directory / ONNX),
-            )
-        return {
-            "precision": "int8",
-            "tool": "modelopt.onnx.quantization",
-            "images": len(files),
-            "images_sha256": digest,
-        }
-
-    return store.produce("graph", recipe, make, parents=(model.id,), listener=listener)
 
 
 def _tools() -> dict[str, str | None]:

@@ -71,6 +71,8 @@ def _others_text(artifact: Mapping[str, Any]) -> str:
 def _parity_text(parity: Mapping[str, Any] | None) -> Text:
     if parity is None:
         return Text("not run", style="dim")
+    if parity["passed"] is None:
+        return Text("nothing to compare", style="yellow")
     snr = "exact" if parity["snr_db"] is None else f"SNR {parity['snr_db']:.0f} dB"
     if parity["top1_accuracy"] is not None:
         snr += f", top-1 {parity['top1_accuracy']:.2%} (source {parity['source_top1_accuracy']:.2%}, {parity['samples']} images)"

@@ -32,9 +32,20 @@ def flat_module(module: Any, *, keywords: tuple[str, ...] = ()) -> Any:
     return Flat().eval()
 
 
-def detection_module(module: Any) -> Any:
-    """A torchvision detector for one image: (1, 3, H, W) in; boxes, scores, labels (and masks) out."""
+def detection_module(module: Any, size: tuple[int, int]) -> Any:
+    """A torchvision detector for one image: (1, 3, H, W) in; boxes, scores, labels (and masks) out.
+
+    torchvision chooses between two ways of suppressing per class by the number of boxes, which an exported graph cannot
+    do; here the classes are always moved apart by more than the image is wide and suppressed together. The two agree,
+    since boxes are clipped to the image before.
+    """
     import torch
+    from torchvision.ops import boxes as operators
+
+    apart = 2.0 * max(size)
+
+    def moved_apart(boxes: Any, scores: Any, classes: Any, overlap: float) -> Any:
+        return torch.ops.torchvision.nms(boxes + (classes.to(boxes) * apart)[:, None], scores, overlap)
 
     class OneImage(torch.nn.Module):
         def __init__(self) -> None:
@@ -42,6 +53,10 @@ def detection_module(module: Any) -> Any:
             self.model = module
 
         def forward(self, images: Any) -> Any:
-            return flat_tensors(self.model([images[0]]))
+            own, operators.batched_nms = operators.batched_nms, moved_apart
+            try:
+                return flat_tensors(self.model([images[0]]))
+            finally:
+                operators.batched_nms = own
 
     return OneImage().eval()

@@ -63,7 +63,11 @@ class TorchvisionSource:
         image = InputSpec("images", "float32", *((n, 3, height, width) for n in (low, usual, high)))
         card = ModelCard(self.builder, self.name, task, (image,), transform=transform, labels=labels)
         exportable = (
-            detection_module(module) if detection else flat_module(module) if task is Task.SEGMENTATION else module
+            detection_module(module, (height, width))
+            if detection
+            else flat_module(module)
+            if task is Task.SEGMENTATION
+            else module
         )
         return Loaded(card, record, module=exportable)
 

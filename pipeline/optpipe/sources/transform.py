@@ -27,8 +27,9 @@ def transform_from_torchvision(source: Any) -> Transform:
     Pictures come from Pillow in RGB without EXIF rotation, as torchvision's folder datasets load them. Raises
     BadInputError that names the step that cannot be translated.
     """
-    if type(source).__name__ == "ImageClassification":
-        return _from_preset(source)
+    preset = _PRESETS.get(type(source).__name__)
+    if preset is not None:
+        return preset(source)
     stages = getattr(source, "transforms", None)
     if stages is None and not callable(source):
         msg = f"{type(source).__name__}: not an image transform of torchvision"
@@ -90,7 +91,7 @@ def transform_from_processor(processor: Any) -> Transform:
     return Transform((*steps, Pack()))
 
 
-def _from_preset(preset: Any) -> Transform:
+def _from_classification(preset: Any) -> Transform:
     resize = _sides_list(preset.resize_size)
     crop = _sides_list(preset.crop_size)
     return Transform(
@@ -103,6 +104,31 @@ def _from_preset(preset: Any) -> Transform:
             Pack(),
         )
     )
+
+
+def _from_segmentation(preset: Any) -> Transform:
+    resize = _sides_list(preset.resize_size)
+    return Transform(
+        (
+            Decode(),
+            Resize(resize, "short" if len(resize) == 1 else "exact", _interpolation("resize", preset.interpolation)),
+            Rescale(),
+            Normalize(tuple(map(float, preset.mean)), tuple(map(float, preset.std))),
+            Pack(),
+        )
+    )
+
+
+def _from_detection(_: Any) -> Transform:
+    """A detector resizes and normalizes inside the model."""
+    return Transform((Decode(), Rescale(), Pack()))
+
+
+_PRESETS = {
+    "ImageClassification": _from_classification,
+    "SemanticSegmentation": _from_segmentation,
+    "ObjectDetection": _from_detection,
+}
 
 
 def _from_compose(stages: Iterable[Any]) -> Transform:

@@ -55,9 +55,9 @@ class BuiltArtifact:
 
     @property
     def passed(self) -> bool:
-        """Precision proven and, where it could run, outputs verified."""
+        """Precision proven and, where it could run and there was something to compare, outputs verified."""
         proven = bool(self.entry.info["precision_proof"]["proven"])
-        return proven and (self.verification is None or bool(self.verification.info["passed"]))
+        return proven and (self.verification is None or self.verification.info["passed"] is not False)
 
 
 @dataclass(frozen=True, slots=True)

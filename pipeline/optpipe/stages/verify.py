@@ -80,12 +80,16 @@ def parity_record(
     found: Mapping[str, "np.ndarray"],
     origin: str,
 ) -> dict[str, Any]:
-    """The JSON form of a comparison; agreement only for classifiers whose reference answers vary."""
+    """The JSON form of a comparison; agreement only for classifiers whose reference answers vary.
+
+    `passed` is None where the source model's outputs are empty: then nothing was compared.
+    """
     import numpy as np
 
     tolerance = TOLERATED_RELATIVE_ERROR[precision]
     count = len(next(iter(found.values())))
     errors = [output_error(name, value[:count], found[name]) for name, value in reference.outputs.items()]
+    values = sum(value.size for value in reference.outputs.values())  # a detector may have found nothing to compare
     agreement = accuracy = source_accuracy = None
     if card.task in (Task.CLASSIFICATION, Task.TEXT_CLASSIFICATION):
         name = next(iter(reference.outputs))
@@ -106,5 +110,6 @@ def parity_record(
         "top1_accuracy": accuracy,
         "source_top1_accuracy": source_accuracy,
         "outputs": [each.to_dict() for each in errors],
-        "passed": all(each.finite and each.relative <= tolerance for each in errors),
+        "values": values,
+        "passed": all(each.finite and each.relative <= tolerance for each in errors) if values else None,
     }

@@ -1,0 +1,77 @@
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from optpipe.backends.onnx_graph import onnx_layers
+from optpipe.core.tensors import InputSpec
+
+IMAGE = InputSpec("x", "float32", (1, 3, 8, 8), (2, 3, 8, 8), (4, 3, 8, 8))
+
+
+def model(nodes: list[onnx.NodeProto], weights: dict[str, np.ndarray], output: list[object]) -> onnx.ModelProto:
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 8, 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, output)],
+        [onnx.numpy_helper.from_array(value, name) for name, value in weights.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+
+
+def test_a_convolution_by_hand() -> None:
+    conv = helper.make_node("Conv", ["x", "w"], ["y"], name="conv", kernel_shape=[3, 3])
+    layers = onnx_layers(
+        model([conv], {"w": np.zeros((5, 3, 3, 3), np.float32)}, ["n", 5, 6, 6]), [IMAGE], dequantized_is_int8=True
+    )
+    assert [(each.name, each.type, each.macs) for each in layers] == [("conv", "fp32", 2 * 5 * 6 * 6 * 3 * 3 * 3)]
+
+
+def test_a_grouped_convolution_by_hand() -> None:
+    conv = helper.make_node("Conv", ["x", "w"], ["y"], name="conv", kernel_shape=[1, 1], group=3)
+    layers = onnx_layers(
+        model([conv], {"w": np.zeros((3, 1, 1, 1), np.float32)}, ["n", 3, 8, 8]), [IMAGE], dequantized_is_int8=True
+    )
+    assert layers[0].macs == 2 * 3 * 8 * 8
+
+
+def test_a_transposed_gemm_by_hand() -> None:
+    nodes = [
+        helper.make_node("Flatten", ["x"], ["f"], name="flat"),
+        helper.make_node("Gemm", ["f", "w", "b"], ["y"], name="gemm", transB=1),
+    ]
+    weights = {"w": np.zeros((10, 192), np.float32), "b": np.zeros(10, np.float32)}
+    layers = onnx_layers(model(nodes, weights, ["n", 10]), [IMAGE], dequantized_is_int8=True)
+    assert [(each.name, each.macs) for each in layers] == [("gemm", 2 * 192 * 10)]
+
+
+@pytest.mark.parametrize(("as_int8", "kind"), [(True, "int8"), (False, "fp32")])
+def test_a_product_behind_dequantize(as_int8: bool, kind: str) -> None:
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"], name="q"),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"], name="d"),
+        helper.make_node("Conv", ["d", "w"], ["y"], name="conv", kernel_shape=[3, 3]),
+    ]
+    weights = {"w": np.zeros((5, 3, 3, 3), np.float32), "s": np.array(0.1, np.float32), "z": np.array(0, np.int8)}
+    layers = onnx_layers(model(nodes, weights, ["n", 5, 6, 6]), [IMAGE], dequantized_is_int8=as_int8)
+    assert [(each.op, each.type) for each in layers if each.macs] == [("Conv", kind)]
+
+
+def test_the_macs_of_resnet18_agree_with_torch() -> None:
+    """torch's own FLOP counter is the independent count: two operations per multiply-add."""
+    import io
+
+    import torch
+    import torchvision
+    from torch.utils.flop_counter import FlopCounterMode
+
+    module = torchvision.models.resnet18(weights=None).eval()
+    image = torch.zeros(2, 3, 64, 64)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        module(image)
+    file = io.BytesIO()
+    torch.onnx.export(module, (image,), dynamo=True, input_names=["x"], verbose=False).save(file)
+    spec = InputSpec("x", "float32", *[(2, 3, 64, 64)] * 3)
+    layers = onnx_layers(onnx.load_from_string(file.getvalue()), [spec], dequantized_is_int8=True)
+    assert sum(each.macs for each in layers) * 2 == counter.get_total_flops()

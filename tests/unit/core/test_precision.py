@@ -1,0 +1,57 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from optpipe.core.precision import LayerType, Precision, precision_share, precisions_from_text, prove
+from optpipe.errors import BadInputError
+
+layers = st.lists(
+    st.builds(
+        LayerType,
+        st.text(max_size=3),
+        st.just("Conv"),
+        st.sampled_from(list(map(str, Precision))),
+        st.integers(0, 10**9),
+    ),
+    min_size=1,
+    max_size=20,
+)
+
+
+@given(layers)
+def test_shares_add_up_to_one(found: list[LayerType]) -> None:
+    share = precision_share(found)
+    assert sum(share.layers.values()) == pytest.approx(1)
+    if share.total_macs:
+        assert sum(share.macs.values()) == pytest.approx(1)
+
+
+@given(layers, st.sampled_from(list(Precision)))
+def test_at_most_one_precision_can_be_proven(found: list[LayerType], wanted: Precision) -> None:
+    proof = prove(wanted, found)
+    if proof.proven:
+        assert not any(prove(other, found).proven for other in Precision if other is not wanted)
+
+
+@given(layers, st.sampled_from(list(Precision)))
+def test_one_more_layer_in_the_wanted_type_never_unproves(found: list[LayerType], wanted: Precision) -> None:
+    more = [*found, LayerType("more", "Conv", str(wanted), 10**9)]
+    assert prove(wanted, more).proven >= (prove(wanted, found).proven and bool(precision_share(found).macs))
+
+
+def test_an_fp32_engine_does_not_pass_for_fp16() -> None:
+    proof = prove(Precision.FP16, [LayerType("conv1", "Conv", "fp32", 70), LayerType("conv2", "Conv", "fp16", 30)])
+    assert not proof.proven
+    assert [each.name for each in proof.others] == ["conv1"]
+    assert proof.reason == "30.0% of multiply-adds in fp16, 80% required"
+
+
+def test_fp32_tolerates_nothing_else() -> None:
+    assert not prove(Precision.FP32, [LayerType("a", "Conv", "fp32", 999), LayerType("b", "Conv", "tf32", 1)]).proven
+
+
+def test_reading_precisions() -> None:
+    assert precisions_from_text("fp16, FP32,fp16") == (Precision.FP16, Precision.FP32)
+    for text in ("", "fp17", "fp16;fp32"):
+        with pytest.raises(BadInputError, match="fp16"):
+            precisions_from_text(text)

@@ -1,0 +1,42 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from optpipe.core.tensors import InputSpec, batch_range_from_text, input_from_dict, shapes_from_text
+from optpipe.errors import BadInputError
+
+sizes = st.lists(st.integers(1, 1024), min_size=3, max_size=3).map(sorted)
+
+
+@given(st.lists(sizes, min_size=1, max_size=5))
+def test_profiles_survive_their_text_and_their_json(dimensions: list[list[int]]) -> None:
+    low, usual, high = (tuple(each) for each in zip(*dimensions, strict=True))
+    spec = InputSpec("x", "float32", low, usual, high)
+    assert shapes_from_text(f"x={spec.profile_text()}") == ("x", (low, usual, high))
+    assert input_from_dict(spec.to_dict()) == spec
+    assert all(spec.holds(shape) for shape in (low, usual, high))
+    assert not spec.holds((high[0] + 1, *high[1:]))
+
+
+@pytest.mark.parametrize("text", ["0", "0:1:2", "4:2:8", "1:8", "a", "", "-1:1:2", "1:2:3:4"])
+def test_batches_that_cannot_be(text: str) -> None:
+    with pytest.raises(BadInputError, match="--batch"):
+        batch_range_from_text(text)
+
+
+@pytest.mark.parametrize("text", ["x", "x=", "x=1xa", "=1x2", "x=1:2"])
+def test_shapes_that_cannot_be_read(text: str) -> None:
+    with pytest.raises(BadInputError, match="--shape"):
+        shapes_from_text(text)
+
+
+def test_profiles_that_cannot_be() -> None:
+    with pytest.raises(BadInputError, match="min <= opt <= max"):
+        InputSpec("x", "float32", (2, 3), (1, 3), (4, 3))
+    with pytest.raises(BadInputError, match="different ranks"):
+        InputSpec("x", "float32", (2, 3), (2, 3, 3), (4, 3))
+
+
+def test_open_dimensions_have_names() -> None:
+    assert InputSpec("x", "int64", (1, 8), (4, 128), (8, 512)).tensor.shape == ("batch", "dim1")
+    assert InputSpec("x", "float32", (1, 3), (1, 3), (1, 3)).tensor.shape == (1, 3)

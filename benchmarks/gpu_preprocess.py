@@ -63,7 +63,12 @@ def main(folder: Path, out: Path, gpu: bool) -> None:
     out.mkdir(parents=True, exist_ok=True)
     paths = sorted(folder.glob("*.jpg"))
     print(f"{len(paths)} files, {warm_page_cache(paths) / 1e6:.0f} MB, page cache warm", flush=True)
-    base = DaliPlan(decode="mixed" if gpu else "cpu", threads=8 if gpu else 2, batch_size=256 if gpu else 32)
+    base = DaliPlan(
+        decode="mixed" if gpu else "cpu",
+        device="gpu" if gpu else "cpu",
+        threads=8 if gpu else 2,
+        batch_size=256 if gpu else 32,
+    )
     variants = (
         [{"fancy_upsampling": fancy, "hw_decoder_load": load} for fancy in (True, False) for load in (0.0, 1.0)]
         if gpu

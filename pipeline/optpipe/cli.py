@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from optpipe import __version__
-from optpipe.commands import build, doctor, profile, stored
+from optpipe.commands import build, doctor, preprocess, profile, stored
 from optpipe.commands.outcome import Outcome
 from optpipe.errors import ExitStatus, OptpipeError
 
@@ -81,6 +81,7 @@ def _optpipe(
 app.command("build")(shown(build.build))
 app.command("doctor")(shown(doctor.doctor))
 app.command("profile")(shown(profile.profile))
+app.command("preprocess")(shown(preprocess.preprocess))
 app.command("ls")(shown(stored.ls))
 app.command("show")(shown(stored.show))
 app.command("rm")(shown(stored.rm))

@@ -40,7 +40,7 @@ class Images:
 
 
 def find_images(folder: Path, limit: int | None = None) -> Images:
-    """Lists the picture files under `folder` by name; nothing is opened.
+    """Lists the picture files under `folder` by name, at most `limit` spread evenly over all; nothing is opened.
 
     Raises BadInputError when there is no such folder, or no picture in it.
     """
@@ -57,7 +57,8 @@ def find_images(folder: Path, limit: int | None = None) -> Images:
         kinds = " ".join(sorted(suffix.lstrip(".") for suffix in SUFFIXES))
         msg = f"{folder}: no images in this folder or below it (looked for {kinds})"
         raise BadInputError(msg)
-    kept = paths[:limit]
+    # spread over all, so that folders sorted by class keep their mixture
+    kept = [paths[row * len(paths) // limit] for row in range(limit)] if limit and limit < len(paths) else paths
     return Images(folder, tuple(kept), left_out=len(paths) - len(kept))
 
 

@@ -26,7 +26,8 @@ def test_pictures_come_in_natural_order_and_other_files_do_not_come(folder):
 
 def test_a_limit_says_what_it_left_out(folder):
     found = find_images(folder, limit=2)
-    assert (len(found.paths), found.left_out) == (2, 1)
+    assert ([path.name for path in found.paths], found.left_out) == (["1.png", "2.jpg"], 1)
+    assert [path.name for path in find_images(folder, limit=9).paths] == ["1.png", "2.jpg", "10.jpg"]
 
 
 def test_unreadable_files_are_named_with_their_reasons(folder):

@@ -1,7 +1,7 @@
 """DALI pipelines derived from a transform: fed with encoded files, or reading them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +27,9 @@ class DaliPlan:
     """How a derived pipeline runs; nothing here may change a pixel but `decode` and `fancy_upsampling`."""
 
     decode: Where = "cpu"
-    """`cpu`: everything on the CPU; `mixed`: decoding by nvJPEG, the rest on the GPU."""
+    """`cpu`: by libjpeg-turbo and its like; `mixed`: by nvJPEG, which ends on the GPU."""
+    device: Literal["cpu", "gpu"] = "cpu"
+    """Where everything after decoding runs and the result lies; `mixed` needs `gpu`."""
     threads: int = 2
     batch_size: int = 32
     hw_decoder_load: float = 0.65
@@ -38,11 +40,6 @@ class DaliPlan:
     """Clips 16-bit grayscale PNG as Pillow does."""
     resize: Arithmetic = "exact"
     prefetch: int = 2
-
-    @property
-    def device(self) -> Literal["cpu", "gpu"]:
-        """Where the result lies."""
-        return "gpu" if self.decode == "mixed" else "cpu"
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
@@ -70,7 +67,7 @@ def dali_from_transform(transform: Transform, plan: DaliPlan, *, prefetch: int |
         from nvidia.dali import fn, types
 
         encoded = fn.external_source(name=INPUT, dtype=types.UINT8, ndim=1, device="cpu")
-        picture = decoded(encoded, transform.decode, plan.decode, decoder_options(plan), wide_gray=plan.wide_gray)
+        picture = decoded_node(encoded, transform, plan)
         return finished(picture, transform, plan.resize)
 
     return _built(graph, plan, prefetch)
@@ -85,20 +82,23 @@ def steps_pipeline(transform: Transform, plan: DaliPlan) -> Any:
         from nvidia.dali import fn, types
 
         encoded = fn.external_source(name=INPUT, dtype=types.UINT8, ndim=1, device="cpu")
-        picture = decoded(encoded, transform.decode, plan.decode, decoder_options(plan), wide_gray=plan.wide_gray)
+        picture = decoded_node(encoded, transform, plan)
         return every_output(picture, transform, plan.resize)
 
     return _built(graph, plan, 1)
 
 
-def one_step_pipeline(transform: Transform, step: Resize | CenterCrop | None, plan: DaliPlan) -> Any:
-    """One step alone on given pixels: what it adds to the difference by itself; None is all that follows the geometry."""
+def one_step_pipeline(
+    transform: Transform, step: Resize | CenterCrop | None, plan: DaliPlan, *, floats: bool = False
+) -> Any:
+    """One step alone on given pixels: what it adds to the difference by itself; None is all after the geometry."""
     require_dali()
 
     def graph() -> Any:
         from nvidia.dali import fn, types
 
-        pixels = fn.external_source(name=INPUT, dtype=types.UINT8, ndim=3, layout="HWC", device="cpu")
+        dtype = types.FLOAT if floats else types.UINT8
+        pixels = fn.external_source(name=INPUT, dtype=dtype, ndim=3, layout="HWC", device="cpu")
         shape = pixels.shape()
         picture = Picture(pixels.gpu() if plan.device == "gpu" else pixels, shape[0], shape[1])
         if step is not None:
@@ -119,10 +119,19 @@ def reading_pipeline(paths: Sequence[Path], transform: Transform, plan: DaliPlan
         encoded, index = fn.readers.file(
             files=[str(path) for path in paths], name="reader", prefetch_queue_depth=plan.prefetch, lazy_init=True
         )
-        picture = decoded(encoded, transform.decode, plan.decode, decoder_options(plan), wide_gray=plan.wide_gray)
+        picture = decoded_node(encoded, transform, plan)
         return (picture.pixels if decode_only else finished(picture, transform, plan.resize)), index
 
     return _built(graph, plan, None)
+
+
+def decoded_node(encoded: Any, transform: Transform, plan: DaliPlan) -> Picture:
+    """Decodes where the plan says and brings the pixels to where it goes on."""
+    options = {"hw_decoder_load": plan.hw_decoder_load, "jpeg_fancy_upsampling": plan.fancy_upsampling}
+    picture = decoded(encoded, transform.decode, plan.decode, options, wide_gray=plan.wide_gray)
+    if plan.decode == "cpu" and plan.device == "gpu":
+        picture = replace(picture, pixels=picture.pixels.gpu())
+    return picture
 
 
 def every_output(picture: Picture, transform: Transform, arithmetic: Arithmetic) -> tuple[Any, ...]:
@@ -132,11 +141,6 @@ def every_output(picture: Picture, transform: Transform, arithmetic: Arithmetic)
         picture = applied(picture, step, arithmetic)
         seen.append(picture.pixels)
     return (*seen, packed(picture, transform.rescale, transform.normalize, transform.pack, transform.channels))
-
-
-def decoder_options(plan: DaliPlan) -> dict[str, Any]:
-    """What only the mixed decoder takes."""
-    return {"hw_decoder_load": plan.hw_decoder_load, "jpeg_fancy_upsampling": plan.fancy_upsampling}
 
 
 def _built(graph: Callable[[], Any], plan: DaliPlan, prefetch: int | None, *, conditionals: bool | None = None) -> Any:

@@ -1,0 +1,110 @@
+"""A preprocessing proof on the terminal."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from optpipe.core.units import duration_text
+
+_STYLES = {"PASS": "green", "FAIL": "red", "INCONCLUSIVE": "yellow"}
+
+
+def preprocess_table(record: Mapping[str, Any]) -> RenderableType:
+    """The verdict first, then step by step, the odd files, and the race."""
+    proof = record["parity"]
+    lines: list[RenderableType] = [
+        Text(f"{proof['verdict']}  {record['model']}: {proof['reason']}", style=_STYLES[proof["verdict"]])
+    ]
+    if proof["remedy"]:
+        lines.append(Text(f"→ {proof['remedy']}"))
+    lines.append(_steps(proof))
+    lines.append(Text(_outputs_text(proof)))
+    lines += [Text(f"refused by DALI  {each['image']}: {each['reason']}", style="red") for each in proof["refused"][:5]]
+    lines.append(_odd_text(proof["odd_files"]))
+    if record["throughput"]:
+        lines.append(_race(record))
+    pipeline = record["pipeline"]
+    lines.append(Text(f"pipeline  {pipeline['path']}  sha256 {pipeline['sha256'][:12]}"))
+    lines.append(Text(f"evidence  {record['run_dir']}"))
+    return Group(*lines)
+
+
+def _steps(proof: Mapping[str, Any]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("step")
+    for name in ("mean |Δ|", "max |Δ|", "levels off", "by itself: mean", "max"):
+        table.add_column(name, justify="right")
+    for each in proof["steps"]:
+        alone = each["alone"]
+        marked = each["step"] == proof["largest_step"] and alone["mean_levels"] > 0
+        table.add_row(
+            Text(each["step"] + (" ← most" if marked else "")),
+            f"{each['mean_levels']:.4f}",
+            f"{each['max_levels']:.2f}",
+            f"{each['off_share']:.2%}",
+            f"{alone['mean_levels']:.4f}",
+            f"{alone['max_levels']:.2f}",
+        )
+    table.caption = f"in 8-bit levels (0 to 255), {proof['images']} images"
+    table.caption_justify = "left"
+    return table
+
+
+def _outputs_text(proof: Mapping[str, Any]) -> str:
+    output = proof["output"]
+    parts = ["outputs equal to the bit" if output["snr_db"] is None else f"outputs: SNR {output['snr_db']:.1f} dB"]
+    if agreement := proof["top1_agreement"]:
+        parts.append(f"top-1 agreement {agreement['equal']}/{agreement['images']}")
+    if accuracy := proof["accuracy"]:
+        parts.append(f"accuracy {accuracy['reference']:.2%} before, {accuracy['dali']:.2%} with DALI")
+    return ", ".join(parts)
+
+
+def _odd_text(odd: list[Mapping[str, Any]]) -> Text:
+    good = [each for each in odd if each["outcome"] in ("equal", "refused by both")]
+    rest = [each for each in odd if each not in good]
+    text = f"odd files  {len(good)} of {len(odd)} alike"
+    if rest:
+        text += "; " + ", ".join(
+            f"{each['file']} {each['outcome']}"
+            + ("" if each["max_levels"] is None else f" (max {each['max_levels']:.1f})")
+            for each in rest
+        )
+    return Text(text)
+
+
+def _race(record: Mapping[str, Any]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("", "device", "threads"):
+        table.add_column(name)
+    for name in ("images/s", "95 % interval", "reader_cost", "batch_cost"):
+        table.add_column(name, justify="right")
+    winners = [record["tuned"][name] for name in ("dataloader", "dali", "decode_only")]
+    for each in record["throughput"]:
+        row = _race_row(each)
+        table.add_row(*row, style="bold" if each in winners else "dim")
+    tuned = record["tuned"]
+    interval = tuned["speedup_ci"]
+    text = f"DALI {tuned['speedup']:.2f}× the best DataLoader"
+    text += f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval else ""
+    if tuned["share_of_decode_only"]:
+        text += f", {tuned['share_of_decode_only']:.2f} of decoding alone"
+    table.caption = f"{text}; {record['images']['count']} images, page cache {record['images']['page_cache']}"
+    table.caption_justify = "left"
+    return table
+
+
+def _race_row(each: Mapping[str, Any]) -> list[str]:
+    name = each["implementation"]
+    if each["settings"].get("decode") == "mixed":
+        name += f" hw {each['settings']['hw_decoder_load']:g}"
+    threads = f"{each['threads']}" + (" workers" if each["implementation"] == "dataloader" else "")
+    if each["error"]:
+        return [name, str(each["device"]), threads, "failed", each["error"], "", ""]
+    interval = f"{each['ci'][0]:,.0f} – {each['ci'][1]:,.0f}" if each["ci"] else "too few batches"
+    costs = [duration_text(each[key] * 1e9) for key in ("reader_cost_s", "batch_cost_s")]
+    return [name, str(each["device"]), threads, f"{each['images_per_s']:,.0f}", interval, *costs]

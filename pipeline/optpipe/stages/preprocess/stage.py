@@ -1,0 +1,280 @@
+"""`optpipe preprocess`, as plain calls: derive, prove, measure, keep the evidence."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optpipe.core.card import ModelCard, Task, card_from_file
+from optpipe.core.environment import gpus
+from optpipe.core.events import Listener
+from optpipe.core.manifest import command_line
+from optpipe.core.runs import Run, begin_run, finish_run, write_json
+from optpipe.core.shipped import shipped
+from optpipe.core.store import Entry, Store
+from optpipe.core.transform import Transform, step_name
+from optpipe.core.verdict import Verdict
+from optpipe.errors import BadInputError
+from optpipe.inputs.images import Images, readable_images, unreadable_text
+from optpipe.inputs.samples import labelled_files
+from optpipe.stages.export import CARD, ONNX, exported_model, is_exported
+from optpipe.stages.model import Model, with_available_weights
+from optpipe.stages.preprocess.artifact import PIPELINE, preprocessing_artifact
+from optpipe.stages.preprocess.dali_graph import require_translatable
+from optpipe.stages.preprocess.dali_pipeline import DaliPlan, require_dali
+from optpipe.stages.preprocess.parity import Parity, parity
+from optpipe.stages.preprocess.pictures import save_side_by_side
+from optpipe.stages.preprocess.throughput import warm_page_cache
+from optpipe.stages.preprocess.tuning import Tuned, tuned
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What was asked for."""
+
+    images: Path | None = None
+    limit: int | None = 1000
+    max_unreadable: int | None = None
+    plan: DaliPlan = field(default_factory=DaliPlan)
+    throughput: bool = True
+    seconds: float = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Preprocessed:
+    """What came of it."""
+
+    card: ModelCard
+    weights: Mapping[str, Any]
+    transform: Transform
+    images: Images
+    artifact: Entry
+    proof: Parity
+    speed: Tuned | None
+    run: Run
+    record: Mapping[str, Any]
+
+    @property
+    def verdict(self) -> Verdict:
+        """Of the parity proof; speed is reported, not judged."""
+        return self.proof.judgement.verdict
+
+
+def preprocess(model: Model, request: Request, store: Store, listener: Listener) -> Preprocessed:
+    """Derives the DALI pipeline, proves it on images, and measures it against torch's DataLoader.
+
+    Raises BadInputError for a model without image preprocessing, steps DALI cannot reproduce, and unusable images;
+    MissingError without DALI.
+    """
+    require_dali()
+    if not is_exported(model, store):
+        model = with_available_weights(model, store.workspace, listener)
+    with listener.step("export") as step:
+        exported, cached = exported_model(model, store, listener)
+        if cached:
+            step.cached()
+    card = card_from_file(exported.file(CARD))
+    transform = image_transform(card)
+    images, labels = chosen_images(card, request, listener)
+    with listener.step("pipeline") as step:
+        artifact, cached = preprocessing_artifact(card, transform, request.plan, exported.id, store, listener)
+        if cached:
+            step.cached()
+    weights = dict(exported.info["weights"])
+    with model_outputs(exported.file(ONNX), card) as infer:
+        proof = parity(
+            images.paths,
+            transform,
+            request.plan,
+            infer,
+            listener,
+            labels=labels,
+            trained=bool(weights["trained"]),
+            classifies=card.task is Task.CLASSIFICATION,
+            threads=cores(),
+        )
+    _warn_of_odd_files(proof, listener)
+    speed = None
+    if request.throughput:
+        warm_page_cache(images.paths)
+        speed = tuned(images.paths, transform, request.plan, cores(), request.seconds, listener)
+    return _kept(card, weights, transform, images, artifact, proof, speed, store, request)
+
+
+def cores() -> int:
+    """The processors this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def automatic_plan(decode: str, threads: int | None, batch_size: int | None, resize: str) -> DaliPlan:
+    """The plan from option texts: `decode` is `auto`, `cpu` or `mixed`; `auto` is `mixed` where there is a GPU."""
+    from optpipe.errors import MissingError
+
+    on_gpu = decode == "mixed" or (decode == "auto" and bool(gpus()))
+    if decode not in ("auto", "cpu", "mixed") or resize not in ("exact", "two-pass", "fused"):
+        msg = f"--decode {decode} --resize {resize}: give auto, cpu or mixed, and exact, two-pass or fused"
+        raise BadInputError(msg)
+    if on_gpu and not gpus():
+        msg = "--decode mixed: no NVIDIA GPU or no driver on this machine; --decode cpu works without"
+        raise MissingError(msg)
+    if (threads is not None and threads < 1) or (batch_size is not None and batch_size < 1):
+        msg = "--threads and --batch-size must be at least 1"
+        raise BadInputError(msg)
+    default_batch = 256 if on_gpu else 32
+    return DaliPlan(
+        decode="mixed" if on_gpu else "cpu",
+        device="gpu" if on_gpu else "cpu",
+        threads=threads or min(8, cores()),
+        batch_size=batch_size or default_batch,
+        resize=resize,  # type: ignore[arg-type]
+    )
+
+
+def image_transform(card: ModelCard) -> Transform:
+    """The card's transform, where it makes tensors of one size that DALI can make too; raises BadInputError."""
+    if card.transform is None or len(card.inputs) != 1:
+        msg = f"{card.name} has no image preprocessing on its card ([[preprocessing.steps]], see models/README.md)"
+        raise BadInputError(msg)
+    require_translatable(card.transform)
+    if card.transform.size is None:
+        steps = ", ".join(step_name(step) for step in card.transform.steps)
+        msg = f"{card.name}: its preprocessing ({steps}) leaves pictures of different sizes, which cannot share a batch"
+        raise BadInputError(msg)
+    return card.transform
+
+
+def chosen_images(card: ModelCard, request: Request, listener: Listener) -> tuple[Images, Sequence[int] | None]:
+    """The pictures and their labels: a folder, else the card's validation images, else the photographs that ship.
+
+    Labels are the names of a folder's sub-folders where all of them are labels of the card.
+    """
+    folder, truth = request.images, {}
+    if folder is None and "validation" in card.data:
+        pairs = list(labelled_files(Path(card.data["validation"])))
+        truth = dict(pairs)
+        folder = Path(os.path.commonpath([path.parent for path, _ in pairs]))
+    elif folder is None:
+        folder = shipped("calibration") / "samples"
+    found = readable_images(folder, request.limit, request.max_unreadable, threads=cores())
+    if found.unreadable:
+        listener.warn(
+            f"{len(found.unreadable)} of {len(found.paths) + len(found.unreadable)} images cannot be read and are left out:"
+            f" {unreadable_text(found.unreadable)}"
+        )
+    if found.left_out:
+        listener.warn(f"{found.left_out} images beyond --limit {request.limit} are not used")
+    if not truth:
+        truth = {path: path.parent.name for path in found.paths if path.parent.name in card.labels}
+    if any(path not in truth or truth[path] not in card.labels for path in found.paths):
+        return found, None
+    return found, [card.labels.index(truth[path]) for path in found.paths]
+
+
+class model_outputs:
+    """The exported model on ONNX Runtime's CPU provider in FP32; a function from a batch to the first output."""
+
+    def __init__(self, graph: Path, card: ModelCard) -> None:
+        from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
+
+        self._session = OnnxRuntimeSession(graph, "cpu", {}, tf32=False)
+        self._card = card
+
+    def __enter__(self) -> Callable[["np.ndarray"], "np.ndarray"]:
+        return self._infer
+
+    def __exit__(self, *_: object) -> None:
+        self._session.__exit__(None, None, None)
+
+    def _infer(self, batch: "np.ndarray") -> "np.ndarray":
+        import numpy as np
+
+        spec = self._card.inputs[0]
+        smallest, largest = spec.min[0], spec.max[0]
+        outputs = []
+        for start in range(0, len(batch), largest):
+            part = batch[start : start + largest]
+            short = max(0, smallest - len(part))
+            padded = np.concatenate([part, np.repeat(part[-1:], short, axis=0)]) if short else part
+            found = self._session.run({spec.name: padded.astype(spec.dtype)})
+            outputs.append(found[self._session.outputs[0].name][: len(part)])
+        return np.concatenate(outputs).astype(np.float32)
+
+
+def _warn_of_odd_files(proof: Parity, listener: Listener) -> None:
+    bad = [each for each in proof.odd if each.outcome not in ("equal", "near", "refused by both")]
+    if bad:
+        listener.warn(
+            f"odd files that do not come through alike: {', '.join(f'{each.name} ({each.outcome})' for each in bad)}"
+        )
+
+
+def _kept(
+    card: ModelCard,
+    weights: Mapping[str, Any],
+    transform: Transform,
+    images: Images,
+    artifact: Entry,
+    proof: Parity,
+    speed: Tuned | None,
+    store: Store,
+    request: Request,
+) -> Preprocessed:
+    """Writes the run folder: the record, per-image differences, raw batch times, and the worst pictures."""
+    import shlex
+
+    import polars as pl
+
+    run = begin_run(store.workspace, "preprocess")
+    pl.DataFrame(list(proof.images), schema=["image", "mean_levels", "max_levels"], orient="row").write_parquet(
+        run.path / "images.parquet"
+    )
+    pictures = []
+    for rank, each in enumerate(proof.worst, 1):
+        name = f"worst-{rank}.png"
+        factor = save_side_by_side(run.path / name, each, transform)
+        pictures.append({"path": name, "image": each.name, "difference_times": factor})
+    if speed is not None:
+        rows = [
+            {"row": row, "implementation": each.implementation, "reader_ns": reader, "batch_ns": batch}
+            for row, each in enumerate(speed.rows)
+            for reader, batch in zip(each.reader_ns, each.batch_ns, strict=True)
+        ]
+        pl.DataFrame(rows).write_parquet(run.path / "throughput.parquet")
+    record = {
+        "model": card.name,
+        "weights": dict(weights),
+        "pipeline": {
+            "id": artifact.id,
+            "steps": transform.to_dict()["steps"],
+            "path": str(artifact.file(PIPELINE)),
+            "sha256": artifact.sha256(PIPELINE),
+            "plan": request.plan.to_dict(),
+        },
+        "images": {
+            "folder": str(images.folder),
+            "count": len(images.paths),
+            "unreadable": [{"path": str(each.path), "reason": each.reason} for each in images.unreadable],
+            "left_out": images.left_out,
+            "page_cache": "warm",
+        },
+        "parity": {**proof.to_dict(), "pictures": pictures},
+        "throughput": [row.to_dict() for row in speed.rows] if speed else [],
+        "speedup": speed.speedup[0] if speed else None,
+        "tuned": speed.to_dict() if speed else None,
+        "verdict": str(proof.judgement.verdict),
+        "run_dir": str(run.path),
+    }
+    write_json(run.path / "preprocess.json", record)
+    finished = finish_run(
+        run, command=shlex.split(command_line()), parents=(artifact.id,), details={"model": card.name}
+    )
+    return Preprocessed(card, weights, transform, images, artifact, proof, speed, finished, record)
+
+
+def with_tuning(plan: DaliPlan, speed: Tuned | None) -> DaliPlan:
+    """The plan that the tuner found fastest, for what comes after."""
+    return replace(plan) if speed is None else speed.plan

@@ -1,0 +1,119 @@
+"""`optpipe preprocess` as users run it, on the model that ships."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from PIL import Image
+
+from optpipe.inputs.synthetic import synthetic_picture
+
+
+def optpipe(*arguments, workspace):
+    return subprocess.run(
+        [sys.executable, "-m", "optpipe", *arguments, "--workspace", str(workspace)], capture_output=True, text=True
+    )
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory):
+    return tmp_path_factory.mktemp("workspace")
+
+
+@pytest.fixture(scope="module")
+def record(workspace):
+    done = optpipe("preprocess", "digits", "--no-throughput", "--json", workspace=workspace)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_digits_pass_on_their_own_validation_images(record):
+    assert record["verdict"] == "PASS"
+    assert record["parity"]["top1_agreement"]["share"] >= 0.995
+    assert record["parity"]["top1_agreement"]["images"] == 800
+    assert record["parity"]["accuracy"]["dali"] == pytest.approx(record["parity"]["accuracy"]["reference"], abs=0.003)
+
+
+def test_every_odd_file_comes_through(record):
+    assert {each["outcome"] for each in record["parity"]["odd_files"]} <= {"equal", "refused by both"}
+
+
+def test_the_evidence_lies_in_a_finished_run_folder(record, workspace):
+    from pathlib import Path
+
+    from optpipe.core.runs import changed_files, load_run
+
+    run = load_run(Path(record["run_dir"]))
+    assert changed_files(run) == ()
+    names = {each["path"] for each in run.manifest["files"]}
+    assert {"images.parquet", "preprocess.json", "worst-1.png", "worst-2.png", "worst-3.png"} <= names
+    assert Path(record["pipeline"]["path"]).is_file()
+
+
+def test_people_read_the_verdict_first(workspace):
+    done = optpipe("preprocess", "digits", "--no-throughput", "--limit", "40", workspace=workspace)
+    assert done.returncode == 5
+    assert done.stdout.startswith("INCONCLUSIVE  digits: 40 of 40 top-1 answers agree")
+    assert "give at least" in done.stdout
+    assert "resize ← most" in done.stdout
+
+
+def test_unreadable_images_are_named_and_limited(workspace, tmp_path):
+    for index in range(3):
+        Image.fromarray(synthetic_picture(50, 60, index)).save(tmp_path / f"{index}.jpg")
+    (tmp_path / "broken.jpg").write_bytes((tmp_path / "1.jpg").read_bytes()[:-300])
+    some = optpipe("preprocess", "digits", "--no-throughput", "--images", str(tmp_path), "--json", workspace=workspace)
+    assert json.loads(some.stdout)["images"]["unreadable"][0]["path"].endswith("broken.jpg")
+    assert "broken.jpg" in some.stderr
+    none = optpipe(
+        "preprocess",
+        "digits",
+        "--no-throughput",
+        "--images",
+        str(tmp_path),
+        "--max-unreadable",
+        "0",
+        workspace=workspace,
+    )
+    assert (none.returncode, none.stderr.count("\n") <= 3) == (2, True)
+    assert "1 of 4 images cannot be read" in none.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["digits", "--images", "absent"], 2, "no such folder"),
+        (["digits", "--decode", "gpu"], 2, "give auto, cpu or mixed"),
+        (["digits", "--batch-size", "0"], 2, "at least 1"),
+    ],
+)
+def test_bad_input_is_one_line_with_its_status(workspace, arguments, status, said):
+    done = optpipe("preprocess", *arguments, workspace=workspace)
+    assert done.returncode == status
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_model_without_image_preprocessing_is_refused(workspace, tmp_path):
+    import onnx
+    from onnx import TensorProto, helper
+
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 4]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, tmp_path / "tabular.onnx")
+    done = optpipe("preprocess", str(tmp_path / "tabular.onnx"), workspace=workspace)
+    assert done.returncode == 2
+    assert "no image preprocessing" in done.stderr
+
+
+def test_without_dali_the_install_command_is_given(workspace):
+    code = "import sys; sys.modules['nvidia.dali'] = None; sys.argv[0] = 'optpipe'; from optpipe.__main__ import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "preprocess", "digits", "--workspace", str(workspace)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 3
+    assert "pip install nvidia-dali-cuda130" in done.stderr

@@ -1,12 +1,16 @@
 """`optpipe profile`."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from optpipe.commands.options import DEFAULT_WORKSPACE, JsonOption, WorkspaceOption
 from optpipe.commands.outcome import Outcome
+
+if TYPE_CHECKING:
+    from optpipe.core.events import Listener
 
 
 def profile(
@@ -19,7 +23,8 @@ def profile(
     trace: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Judge a recording that exists: .nsys-rep, its .sqlite export, or a profile's folder."
+            metavar="FILE",
+            help="Judge a recording that exists: .nsys-rep, its .sqlite export, torch.profiler's .json, or a profile's folder.",
         ),
     ] = None,
     diff: Annotated[
@@ -29,6 +34,36 @@ def profile(
     range: Annotated[
         str | None, typer.Option("--range", metavar="NAME", help="Judge only what this NVTX range launched.")
     ] = None,
+    stage: Annotated[
+        str, typer.Option(help="One or more of export, quantize, build, preprocess, inference, separated by commas.")
+    ] = "export,quantize,build,preprocess,inference",
+    precision: Annotated[str, typer.Option(help="As for `optpipe build`.")] = "fp16",
+    backend: Annotated[str, typer.Option(help="As for `optpipe build`.")] = "auto",
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; by default each backend's best here.")] = None,
+    batch_size: Annotated[str, typer.Option(help="Batch sizes to run, separated by commas.")] = "1",
+    batch: Annotated[
+        str | None, typer.Option(metavar="MIN:OPT:MAX", help="Batch sizes of the build's profile, or one fixed size.")
+    ] = None,
+    shape: Annotated[list[str] | None, typer.Option(metavar="NAME=MIN:OPT:MAX", help="As for `optpipe build`.")] = None,
+    weights: Annotated[str, typer.Option(help="default, random, or a .safetensors/.pt file.")] = "default",
+    seed: Annotated[int, typer.Option(help="Seed of random weights.")] = 0,
+    images: Annotated[Path | None, typer.Option(metavar="DIR", help="Pictures for the preprocessing stage.")] = None,
+    calibration: Annotated[Path | None, typer.Option(metavar="DIR", help="Real images to calibrate INT8 on.")] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="BACKEND.KEY=VALUE", help="An option of one backend, such as onnxruntime.cuda_graph=true."
+        ),
+    ] = None,
+    iterations: Annotated[int, typer.Option(min=2, help="Recorded iterations of each stage that repeats.")] = 20,
+    warm_up: Annotated[int, typer.Option(min=0, help="Iterations ahead of the recording.")] = 5,
+    tracer: Annotated[str, typer.Option(help="nsys, or torch for torch.profiler, which records less.")] = "nsys",
+    osrt: Annotated[bool, typer.Option("--osrt", help="Record calls to the operating system too; large.")] = False,
+    ncu: Annotated[bool, typer.Option("--ncu", help="Count DRAM bytes and cycles of the top kernels.")] = False,
+    keep_raw: Annotated[
+        bool,
+        typer.Option("--keep-raw", help="Keep the raw recording, which holds the process environment in clear text."),
+    ] = False,
     workspace: WorkspaceOption = DEFAULT_WORKSPACE,
     json: JsonOption = False,
 ) -> Outcome:
@@ -41,8 +76,8 @@ def profile(
     from optpipe.trace.report import document_from_profile
 
     if sum(given is not None for given in (model, trace, diff)) != 1:
-        msg = "give one of: MODEL to record a profile, --trace FILE to judge one, --diff BEFORE AFTER"
-        raise BadInputError(msg)
+        message = "give one of: MODEL to record a profile, --trace FILE to judge one, --diff BEFORE AFTER"
+        raise BadInputError(message)
     with Terminal() as terminal:
         if diff is not None:
             compared = diff_recordings(*diff, range, terminal).document()
@@ -50,4 +85,126 @@ def profile(
         if trace is not None:
             document = document_from_profile(profile_recording(trace, range, terminal))
             return Outcome(document, lambda: profile_text(document, short_name))
-    raise NotImplementedError
+        asked = {
+            "model": model,
+            "precision": precision,
+            "backend": backend,
+            "device": device,
+            "batch": batch,
+            "shapes": shape or [],
+            "weights": weights,
+            "seed": seed,
+            "calibration": calibration,
+            "options": option or [],
+        }
+        recorded = {
+            "stages": _stages(stage),
+            "batch_sizes": _batch_sizes(batch_size),
+            "iterations": iterations,
+            "warm_up": warm_up,
+            "tracer": _tracer(tracer),
+            "ncu": ncu,
+            "keep_raw": keep_raw,
+        }
+        return _profile_model(asked, recorded, images, workspace, terminal, os_runtime=osrt)
+
+
+def _profile_model(
+    asked: dict[str, Any],
+    recorded: dict[str, Any],
+    images: Path | None,
+    workspace: Path,
+    terminal: "Listener",
+    *,
+    os_runtime: bool,
+) -> Outcome:
+    """Builds what is to be profiled, or takes it from the store, then profiles it."""
+    import sys
+
+    from optpipe.backends.registry import backends_from_text
+    from optpipe.commands.parsing import device_from_text, model_from_options, options_from_text
+    from optpipe.core.card import card_from_file
+    from optpipe.core.precision import precisions_from_text
+    from optpipe.core.store import Store
+    from optpipe.reporters.terminal_profile import profiles_text
+    from optpipe.stages.build import BuildPlan, build
+    from optpipe.stages.export import CARD
+    from optpipe.stages.profile_model import ProfilePlan, preprocess_images, profile_model, require_profilable
+    from optpipe.trace.capture import CaptureOptions
+    from optpipe.trace.kernels import short_name
+
+    device = device_from_text(asked["device"])
+    backends = backends_from_text(asked["backend"], device)
+    options = options_from_text(asked["options"])
+    require_profilable(recorded["tracer"])
+    wanted = model_from_options(asked["model"], asked["weights"], asked["seed"], asked["batch"], asked["shapes"])
+    build_plan = BuildPlan(
+        precisions=precisions_from_text(asked["precision"]),
+        backends=backends,
+        named=asked["backend"] not in ("auto", "all"),
+        automatic=asked["backend"] == "auto",
+        device=device,
+        calibration=asked["calibration"],
+        options=options,
+    )
+    store = Store(workspace)
+    built = build(wanted, build_plan, store, terminal)
+    card = card_from_file(built.model.file(CARD))
+    target = device or next((each.entry.info["device"] for each in built.artifacts if each.why_not is None), "cpu")
+    plan = ProfilePlan(
+        model={
+            **asked,
+            "backends": [each.name for each in backends],
+            "device": target,
+            "calibration": str(asked["calibration"]) if asked["calibration"] else None,
+            "options": options,
+            "weights": "random" if built.fallback_reason else asked["weights"],
+        },
+        capture=CaptureOptions(os_runtime=os_runtime),
+        images=preprocess_images(card, images, max(recorded["batch_sizes"])),
+        options=options,
+        **recorded,
+    )
+    result = profile_model(plan, built.artifacts, built.model, store, terminal, sys.argv)
+    document = {
+        **(result.main or {}),
+        "stage": (result.main or {}).get("name"),
+        "stages": list(result.stages),
+        "not_run": [{"artifact": e.entry.id, "why_not": e.why_not} for e in built.artifacts if e.why_not],
+        "run_dir": str(result.run_dir),
+        "warnings": getattr(terminal, "warnings", []),
+    }
+    return Outcome(document, lambda: profiles_text(document, short_name), result.status)
+
+
+def _stages(text: str) -> tuple[str, ...]:
+    from optpipe.stages.profile_model import STAGES
+
+    return _words(text, STAGES, "--stage")
+
+
+def _tracer(text: str) -> str:
+    return _words(text, ("nsys", "torch"), "--tracer")[0]
+
+
+def _words(text: str, known: Sequence[str], option: str) -> tuple[str, ...]:
+    from optpipe.errors import BadInputError
+
+    words = tuple(word.strip() for word in text.split(",") if word.strip())
+    if not words or not set(words) <= set(known):
+        message = f"{option} {text}: give {'one or more' if len(known) > 2 else 'one'} of {', '.join(known)}"
+        raise BadInputError(message)
+    return words
+
+
+def _batch_sizes(text: str) -> tuple[int, ...]:
+    from optpipe.errors import BadInputError
+
+    try:
+        sizes = tuple(int(word) for word in text.split(","))
+    except ValueError:
+        sizes = ()
+    if not sizes or min(sizes) < 1:
+        message = f"--batch-size {text}: give whole numbers from 1, separated by commas, such as 1,64"
+        raise BadInputError(message)
+    return sizes

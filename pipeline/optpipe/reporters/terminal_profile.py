@@ -196,6 +196,9 @@ def _roofline(found: Mapping[str, Any]) -> list[RenderableType]:
     text += f" ({found['math_share']:.0%} of it arithmetic)"
     if found["times_bound"]:
         text += f"; measured {duration_text(found['measured_ns'])}, {found['times_bound']:.1f}× the bound"
+        text += (
+            " (fusion and caches save bytes, or the probe ran on a busy machine)" if found["times_bound"] < 1 else ""
+        )
     device = f"peaks of {peaks['device']} ({peaks['source']})"
     lines: list[RenderableType] = [
         Text(text),

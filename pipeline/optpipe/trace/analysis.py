@@ -102,7 +102,7 @@ def measured_part(analysis: Analysis, range_name: str | None = None) -> Analysis
         msg = f"no NVTX range is called {range_name!r}; the trace has: {names}"
         raise BadInputError(msg)
     part = _launched_in(analysis, found)
-    if part.api.height == analysis.trace.api.height and part.kernels.height == analysis.trace.kernels.height:
+    if all(frame.height == analysis.trace.tables[table].height for table, frame in part.tables.items()):
         return replace(analysis, scope=wanted)
     return analysis_from_trace(part, scope=wanted)
 

@@ -1,4 +1,4 @@
-"""A trace from any file or folder that holds one: an SQLite export, an .nsys-rep, a .qdstrm, or a profile's run folder."""
+"""A trace from any file or folder that holds one: an SQLite export, an .nsys-rep, torch's JSON, or a run folder."""
 
 import json
 from dataclasses import asdict
@@ -13,6 +13,7 @@ from optpipe.trace.frames import SCHEMAS, Gpu, Trace
 from optpipe.trace.importer import sqlite_from_recording
 from optpipe.trace.read import trace_from_sqlite
 from optpipe.trace.redaction import write_frames
+from optpipe.trace.torch_trace import trace_from_torch
 
 TABLES = "tables"
 TRACE_JSON = "trace.json"
@@ -27,6 +28,8 @@ def trace_from_path(path: Path) -> Trace:
     """
     if path.is_dir():
         return trace_from_folder(path)
+    if path.name.endswith((".json", ".json.gz")):
+        return trace_from_torch(path)
     if path.suffix in _RECORDINGS:
         if not path.is_file():
             msg = f"{path}: no such file"

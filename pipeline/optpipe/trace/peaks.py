@@ -80,8 +80,8 @@ def measured_cpu_peaks(threads: int | None = None) -> Peaks:
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)
     try:
-        one, other = torch.randn(1536, 1536), torch.randn(1536, 1536)
-        rate = 2 * 1536**3 / _best_seconds(lambda: one @ other)
+        one, other = torch.randn(1024, 1024), torch.randn(1024, 1024)
+        rate = 2 * 1024**3 / _best_seconds(lambda: one @ other)
         buffer = torch.zeros(1 << 28, dtype=torch.uint8)
         target = torch.zeros_like(buffer)
         bandwidth = 2 * buffer.numel() / _best_seconds(lambda: target.copy_(buffer))
@@ -90,7 +90,7 @@ def measured_cpu_peaks(threads: int | None = None) -> Peaks:
     return Peaks("CPU", "measured", {"fp32": rate}, bandwidth)
 
 
-def _best_seconds(work: Callable[[], Any], repeats: int = 5) -> float:
+def _best_seconds(work: Callable[[], Any], repeats: int = 20) -> float:
     work()
     best = float("inf")
     for _ in range(repeats):

@@ -49,33 +49,28 @@ class Quality:
         return {view: check.detail for check in self.checks for view in check.withholds}
 
 
-def quality(measured: Analysis, unprofiled_iteration_ns: float | None = None) -> Quality:
+def quality(measured: Analysis, unprofiled_iteration_ns: float | None = None, *, expects_gpu: bool = True) -> Quality:
     """Checks `measured`; with the time of an iteration outside the profiler, its overhead is a measured one."""
     checks: tuple[Callable[[Analysis], Check], ...] = (
-        _gpu_rows,
         _whole_rows,
         _graph_mode,
         _lost_events,
         _constant_kernel_count,
         _projection_against_wall,
     )
-    return Quality((*(check(measured) for check in checks), _overhead(measured, unprofiled_iteration_ns)))
+    rest = (check(measured) for check in checks)
+    return Quality((_gpu_rows(measured, expects_gpu=expects_gpu), *rest, _overhead(measured, unprofiled_iteration_ns)))
 
 
-def _gpu_rows(measured: Analysis) -> Check:
+def _gpu_rows(measured: Analysis, *, expects_gpu: bool) -> Check:
     if measured.trace.kernels.height:
         return Check("gpu_rows", Verdict.PASS, f"{measured.trace.kernels.height} kernels")
-    why = (
-        "CUDA calls were recorded, but no kernel"
-        if measured.trace.api.height
-        else "neither CUDA calls nor kernels were recorded"
-    )
-    return Check(
-        "gpu_rows",
-        Verdict.INCONCLUSIVE,
-        f"no GPU rows: {why}",
-        ("kernels", "idle_by_cause", "tensor_cores", "roofline"),
-    )
+    withheld = ("kernels", "idle_by_cause", "tensor_cores")
+    if not expects_gpu and measured.trace.api.is_empty():
+        return Check("gpu_rows", Verdict.PASS, "no GPU rows, and none expected: the stage runs on the CPU", withheld)
+    calls = measured.trace.api.height
+    why = "CUDA calls were recorded, but no kernel" if calls else "neither CUDA calls nor kernels were recorded"
+    return Check("gpu_rows", Verdict.INCONCLUSIVE, f"no GPU rows: {why}", withheld)
 
 
 def _whole_rows(measured: Analysis) -> Check:
@@ -92,7 +87,7 @@ def _graph_mode(measured: Analysis) -> Check:
     count = measured.trace.graph_launches_untraced
     if count:
         detail = f"{count} CUDA graph launches are one opaque row each; record with --cuda-graph-trace=node"
-        return Check("graph_mode", Verdict.FAIL, detail, ("kernels", "idle_by_cause", "tensor_cores", "roofline"))
+        return Check("graph_mode", Verdict.FAIL, detail, ("kernels", "idle_by_cause", "tensor_cores"))
     graphs = measured.trace.kernels["graph_node"].is_not_null().sum()
     return Check(
         "graph_mode",
@@ -152,7 +147,8 @@ def _constant_kernel_count(measured: Analysis) -> Check:
     counts = measured.iterations["kernels"].to_list()
     if len(counts) < 2:
         detail = "nothing repeats in the trace, so that no two iterations can be compared"
-        return Check("constant_kernel_count", Verdict.INCONCLUSIVE, detail, ("iterations",))
+        needed = Verdict.INCONCLUSIVE if measured.trace.kernels.height else Verdict.PASS
+        return Check("constant_kernel_count", needed, detail, ("iterations",))
     if len(set(counts)) == 1:
         return Check("constant_kernel_count", Verdict.PASS, f"{counts[0]} kernels in each of {len(counts)} iterations")
     if len(set(counts[1:])) == 1 and len(counts) > 2:

@@ -40,11 +40,15 @@ def profile_from_trace(
     roofline: Roofline | None = None,
     peaks: Peaks | None = None,
     unprofiled_iteration_ns: float | None = None,
+    expects_gpu: bool = True,
 ) -> Profile:
-    """Judges `trace`: the part inside `range_name`, or inside optpipe's own measured range, or all of it."""
+    """Judges `trace`: the part inside `range_name`, or inside optpipe's own measured range, or all of it.
+
+    Without `expects_gpu`, a stage of the CPU, missing GPU rows are no defect of the trace.
+    """
     whole = analysis_from_trace(trace)
     measured = measured_part(whole, range_name)
-    checked = quality(measured, unprofiled_iteration_ns)
+    checked = quality(measured, unprofiled_iteration_ns, expects_gpu=expects_gpu)
     peaks = peaks or (roofline.peaks if roofline else None) or (sheet_peaks(trace.gpus[0].name) if trace.gpus else None)
     has_gpu = "tensor_cores" not in checked.withheld
     cores = tensor_cores(measured, peaks, roofline.ineligible if roofline else None) if has_gpu else None

@@ -191,8 +191,13 @@ def ineligible_layers(costs: Sequence[LayerCost]) -> dict[str, str]:
     return reasons
 
 
-def costs_from_onnx(graph: Path, inputs: Sequence[Any], batch_size: int) -> tuple[LayerCost, ...]:
-    """Multiply-adds and bytes of every node of an ONNX graph, its inputs (`InputSpec`s) at `batch_size`."""
+def costs_from_onnx(
+    graph: Path, inputs: Sequence[Any], batch_size: int, *, tf32: bool = False
+) -> tuple[LayerCost, ...]:
+    """Multiply-adds and bytes of every node of an ONNX graph, its inputs (`InputSpec`s) at `batch_size`.
+
+    With `tf32` the products of fp32 tensors count as TF32, which is how the runtime was told to compute them.
+    """
     import onnx
 
     from optpipe.backends.onnx_graph import graph_types, node_macs
@@ -200,7 +205,7 @@ def costs_from_onnx(graph: Path, inputs: Sequence[Any], batch_size: int) -> tupl
     model = onnx.load(graph, load_external_data=False)
     known = graph_types(model, [_at_batch(each, batch_size) for each in inputs])
     return tuple(
-        _node_cost(node, known, node_macs(node, known))
+        _node_cost(node, known, node_macs(node, known), tf32=tf32)
         for node in model.graph.node
         if node.op_type not in _NO_COST and node.output
     )
@@ -218,9 +223,10 @@ def _at_batch(spec: Any, batch_size: int) -> Any:
     )
 
 
-def _node_cost(node: Any, known: Any, macs: int) -> LayerCost:
+def _node_cost(node: Any, known: Any, macs: int, *, tf32: bool) -> LayerCost:
     tensors = [name for name in (*node.input, *node.output) if name]
     kind = known.types.get(node.input[0], "fp32") if node.input else "fp32"
+    kind = "tf32" if tf32 and macs and kind == "fp32" else kind
     size = sum(_tensor_bytes(known, name) for name in dict.fromkeys(tensors))
     return LayerCost(
         node.name or node.output[0], node.op_type, kind, macs, size, _channels(node, known) if macs else None

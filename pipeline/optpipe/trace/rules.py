@@ -234,7 +234,8 @@ def first_iteration(facts: Facts) -> Finding | None:
     evidence = (
         f"the first of {len(walls)} iterations takes {duration_text(walls[0])}, the others {duration_text(others)}"
     )
-    advice = "warm up before serving; a CUDA graph uploads on its first replay"
+    on_gpu = facts.measured.trace.kernels.height > 0
+    advice = "warm up before serving" + ("; a CUDA graph uploads on its first replay" if on_gpu else " (--warm-up)")
     return Finding("first-iteration", evidence, int(walls[0] - others), advice)
 
 

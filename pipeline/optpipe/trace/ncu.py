@@ -1,0 +1,100 @@
+"""Counters of Nsight Compute for the kernels that take the most time: bytes from and to DRAM, cycles, shares of peak."""
+
+import csv
+import io
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from optpipe.core.events import Listener
+
+_METRICS = {
+    "dram__bytes.sum": "dram_bytes",
+    "gpu__time_duration.sum": "duration_ns",
+    "sm__cycles_elapsed.max": "cycles",
+    "sm__throughput.avg.pct_of_peak_sustained_elapsed": "compute_peak_percent",
+    "dram__throughput.avg.pct_of_peak_sustained_elapsed": "dram_peak_percent",
+}
+_TOP = 5
+_TIMEOUT_S = 600
+
+
+def counters(
+    program: Sequence[str], directory: Path, kernels: Sequence[Mapping[str, Any]], listener: Listener
+) -> list[dict[str, Any]]:
+    """Runs `program` once more under ncu for the first kernels of `kernels`; empty, with a warning, where that cannot be."""
+    ncu = shutil.which("ncu") or next(
+        (str(path) for path in sorted(Path("/opt/nvidia/nsight-compute").glob("*/ncu"))), None
+    )
+    if ncu is None:
+        listener.warn("ncu is not here, so no DRAM bytes were counted; it comes with the CUDA toolkit")
+        return []
+    names = {_base_name(str(row["name"])) for row in kernels[:_TOP]}
+    pattern = "|".join(re.escape(name) for name in sorted(names))
+    command = [ncu, "--csv", "--page", "raw", "--print-units", "base", "--metrics", ",".join(_METRICS)]
+    command += [
+        "--kernel-name",
+        f"regex:^({pattern})$",
+        "--launch-count",
+        str(4 * _TOP),
+        "--target-processes",
+        "all",
+        *program,
+    ]
+    try:
+        finished = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, cwd=directory, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        listener.warn(f"ncu did not finish: {error}")
+        return []
+    if "ERR_NVGPUCTRPERM" in finished.stdout + finished.stderr:
+        listener.warn("ncu may not read this GPU's counters (ERR_NVGPUCTRPERM); an administrator can allow it")
+        return []
+    rows = rows_from_csv(finished.stdout)
+    if not rows:
+        listener.warn(f"ncu counted nothing: {(finished.stderr or finished.stdout).strip()[-200:]}")
+    return rows
+
+
+def rows_from_csv(text: str) -> list[dict[str, Any]]:
+    """One row per kernel name from ncu's raw page: the mean of its launches. The second line holds units."""
+    lines = text.splitlines()
+    head = next((number for number, line in enumerate(lines) if "Kernel Name" in line), None)
+    if head is None:
+        return []
+    by_name: dict[str, list[dict[str, float]]] = {}
+    for row in csv.DictReader(io.StringIO("\n".join(lines[head:]))):
+        name = row.get("Kernel Name") or ""
+        values = {
+            field: number for metric, field in _METRICS.items() if (number := _number(row.get(metric))) is not None
+        }
+        if name and values:
+            by_name.setdefault(name, []).append(values)
+    return [
+        {"name": name, "launches": len(launches), **{field: _mean(launches, field) for field in launches[0]}}
+        for name, launches in by_name.items()
+    ]
+
+
+def _mean(launches: Sequence[Mapping[str, float]], field: str) -> float:
+    values = [each[field] for each in launches if field in each]
+    return sum(values) / len(values)
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return float((text or "").replace(",", ""))
+    except ValueError:
+        return None
+
+
+def _base_name(name: str) -> str:
+    """The function's own name, which is what ncu matches by default."""
+    flat = re.sub(r"\(.*\)$", "", name)
+    while (shorter := re.sub(r"<[^<>]*>", "", flat)) != flat:
+        flat = shorter
+    return flat.removeprefix("void ").rsplit("::", 1)[-1].strip()

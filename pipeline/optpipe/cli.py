@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from optpipe import __version__
-from optpipe.commands import build, doctor, preprocess, profile, stored
+from optpipe.commands import build, compare, doctor, preprocess, profile, signoff, stored
 from optpipe.commands.outcome import Outcome
 from optpipe.errors import ExitStatus, OptpipeError
 
@@ -82,6 +82,10 @@ app.command("build")(shown(build.build))
 app.command("doctor")(shown(doctor.doctor))
 app.command("profile")(shown(profile.profile))
 app.command("preprocess")(shown(preprocess.preprocess))
+app.command("compare")(shown(compare.compare))
+app.command("signoff")(shown(signoff.signoff))
+app.command("verify")(shown(signoff.verify))
+app.command("approve")(shown(signoff.approve))
 app.command("ls")(shown(stored.ls))
 app.command("show")(shown(stored.show))
 app.command("rm")(shown(stored.rm))

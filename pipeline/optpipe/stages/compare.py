@@ -279,6 +279,16 @@ def _best(rows: list[Row], slo: Slo | None) -> tuple[dict[str, str | None], dict
     return best, why
 
 
+def sorted_for(comparison: Comparison, goal: Goal) -> Comparison:
+    """The rows ordered by `goal`, the best first and what has no figure last; INVALID ones below the valid."""
+
+    def order(row: Row) -> tuple[bool, bool, float]:
+        score = _score(row, goal)
+        return not row.valid, score is None, -(score or 0.0)
+
+    return replace(comparison, rows=tuple(sorted(comparison.rows, key=order)))
+
+
 def _keeps(row: Row, slo: Slo) -> bool:
     found = row.latency_ms.get(slo.percentile)
     return found is not None and found.high is not None and found.high * 1e6 <= slo.limit_ns

@@ -71,11 +71,15 @@ def collected(wanted: Wanted, store: Store, folder: Path) -> Path:
         "baseline": None if baseline is None else json_file(baseline / VERDICT)["dossier_name"],
         "baseline_artifact": None if baseline is None else json_file(baseline / REQUEST)["artifact"],
         "optpipe": __version__,
-        "created_utc": datetime.now(UTC).isoformat(timespec="seconds"),
+        "created_utc": _now(),
     }
     write_json(folder / REQUEST, request)
     write_json(folder / ENVIRONMENT, environment())
     return folder
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def judged_artifact(wanted: Wanted, store: Store) -> Entry:
@@ -292,6 +296,8 @@ def _disagreements(stored: object, computed: object, place: str = "verdict.json"
 def finished(folder: Path, target: Path) -> Path:
     """Seals `folder` and moves it to `target` in one step."""
     seal(folder)
+    for path in (folder, *folder.rglob("*")):  # scratch files are private; a dossier is there to be read
+        path.chmod(0o755 if path.is_dir() else 0o644)
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.exists():
         message = f"{target} exists; choose another place with --output"
@@ -306,13 +312,19 @@ def approved(workspace: Path, model: str) -> Path | None:
     return folder if folder.is_dir() else None
 
 
-def approve(folder: Path, workspace: Path) -> Path:
-    """Stores the verified dossier in `folder` as the next baseline of its model; returns where."""
+def approve(folder: Path, workspace: Path, because: str | None = None) -> Path:
+    """Stores the verified dossier in `folder` as the next baseline of its model; returns where.
+
+    `because` is the reason for approving something else than a plain PASS; it is kept beside the dossier.
+    """
     request = json_file(folder / REQUEST)
     target = workspace / BASELINES / Path(str(request["model"])).name
     scratch = target.with_name(f".{target.name}.new")
     shutil.rmtree(scratch, ignore_errors=True)
     shutil.copytree(folder, scratch)
+    write_json(
+        target.parent / f"{target.name}.json", {"approved_utc": _now(), "because": because, "dossier": folder.name}
+    )
     if target.exists():
         old = target.with_name(f".{target.name}.old")
         shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,60 @@
+"""`optpipe compare`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from optpipe.commands.options import DEFAULT_WORKSPACE, JsonOption, WorkspaceOption
+from optpipe.commands.outcome import Outcome
+
+
+def compare(
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RUN]...", help="Bench runs; all in the workspace if left out.", show_default=False),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Only this model.")] = None,
+    baseline: Annotated[
+        str | None, typer.Option(metavar="RUN|approved", help="Hold everything against this run, or the approved one.")
+    ] = None,
+    goal: Annotated[
+        str | None, typer.Option("--for", metavar="GOAL", help="latency, throughput or efficiency: sorts by it.")
+    ] = None,
+    slo: Annotated[
+        str | None, typer.Option(metavar="p99=15ms", help="Only builds inside this latency can be the best.")
+    ] = None,
+    across: Annotated[bool, typer.Option(help="Compare across different GPUs, drivers or CPUs.")] = False,
+    output: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write HTML, Markdown, CSV, Parquet and JSON there.")
+    ] = None,
+    workspace: WorkspaceOption = DEFAULT_WORKSPACE,
+    json: JsonOption = False,
+) -> Outcome:
+    """Compare everything measured: speed-ups with intervals, the frontier, the best build for each goal."""
+    from optpipe.commands.release_options import goal_from_text, slo_from_text
+    from optpipe.commands.terminal import Terminal
+    from optpipe.core.store import Store
+    from optpipe.reporters.files import write_csv, write_parquet
+    from optpipe.reporters.terminal_signoff import comparison_table
+    from optpipe.run import comparison_report, write_reports
+    from optpipe.stages.compare import sorted_for
+    from optpipe.stages.overview import overview
+
+    wanted, limit = goal_from_text(goal), slo_from_text(slo)
+    with Terminal() as terminal:
+        with terminal.step("compare"):
+            found = overview(
+                Store(workspace), names=runs or (), model=model, baseline=baseline, slo=limit, across=across
+            )
+        comparison = sorted_for(found.comparison, wanted) if wanted else found.comparison
+        written: list[str] = []
+        if output is not None:
+            with terminal.step("write the reports"):
+                output.mkdir(parents=True, exist_ok=True)
+                written = [str(path) for path in write_reports(comparison_report(found, "Comparison", output), output)]
+                for name, write in (("comparison.csv", write_csv), ("comparison.parquet", write_parquet)):
+                    write(comparison, output / name)
+                    written.append(str(output / name))
+    document = comparison.as_json() | {"written": written}
+    return Outcome(document, lambda: comparison_table(comparison))

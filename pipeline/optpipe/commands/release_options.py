@@ -1,0 +1,60 @@
+"""From the option texts of compare, signoff and run to values, once, at the edge."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from optpipe.core.comparison import Goal
+from optpipe.core.policy import Policy, policy_from_toml
+from optpipe.core.quantity import Dimension, quantity
+from optpipe.errors import BadInputError
+from optpipe.stages.compare import Slo
+
+
+def policy_from_file(path: Path) -> Policy:
+    """Reads `--policy`."""
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        message = f"cannot read the policy {path}: {error.strerror}; optpipe signoff --init writes one"
+        raise BadInputError(message) from error
+    return policy_from_toml(source, str(path))
+
+
+def waivers_from_options(names: Sequence[str], reasons: Sequence[str]) -> dict[str, str]:
+    """Reads `--waive` with `--because`: one reason for all, or one each."""
+    if not names and not reasons:
+        return {}
+    if not names:
+        message = "--because gives the reason for a --waive CRITERION, and there is none"
+        raise BadInputError(message)
+    given = list(reasons) * len(names) if len(reasons) == 1 else list(reasons)
+    if len(given) != len(names) or not all(reason.strip() for reason in given):
+        message = "--waive needs its reason: --because TEXT, once for all or once per --waive"
+        raise BadInputError(message)
+    return dict(zip(names, given, strict=True))
+
+
+def goal_from_text(text: str | None) -> Goal | None:
+    """Reads `--for`."""
+    if text is None:
+        return None
+    if text not in {str(goal) for goal in Goal}:
+        message = f"--for {text}: give {', '.join(Goal)}"
+        raise BadInputError(message)
+    return Goal(text)
+
+
+def slo_from_text(text: str | None) -> Slo | None:
+    """Reads `--slo p99=15ms`."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"\s*(p50|p90|p95|p99|p99\.9)\s*(?:=|<=|≤)\s*(.+)", text)
+    if match is None:
+        message = f"--slo {text}: write for example --slo p99=15ms (p50, p90, p95, p99 or p99.9)"
+        raise BadInputError(message)
+    try:
+        return Slo(match[1], quantity(match[2], Dimension.TIME))
+    except ValueError as error:
+        message = f"--slo {text}: {error}"
+        raise BadInputError(message) from error

@@ -1,0 +1,136 @@
+"""`optpipe signoff`, `optpipe verify` and `optpipe approve`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from optpipe.commands.options import DEFAULT_WORKSPACE, JsonOption, WorkspaceOption
+from optpipe.commands.outcome import Outcome
+
+DossierArgument = Annotated[Path, typer.Argument(metavar="DOSSIER", help="The folder that signoff made.")]
+
+
+def signoff(
+    model: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="As for `optpipe build`.", show_default=False)
+    ] = None,
+    policy: Annotated[Path | None, typer.Option(metavar="FILE", help="What the build must prove.")] = None,
+    artifact: Annotated[str | None, typer.Option(metavar="ID", help="Judge exactly this build.")] = None,
+    waive: Annotated[
+        list[str] | None, typer.Option(metavar="CRITERION", help="Set a criterion aside; needs --because.")
+    ] = None,
+    because: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="Why: once for all, or once per --waive.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the dossier goes.")] = None,
+    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the verdict as JUnit XML too.")] = None,
+    sign: Annotated[Path | None, typer.Option(metavar="KEY", help="Sign the dossier with this SSH key.")] = None,
+    init: Annotated[bool, typer.Option(help="Write a commented policy and its JSON Schema, and stop.")] = False,
+    workspace: WorkspaceOption = DEFAULT_WORKSPACE,
+    json: JsonOption = False,
+) -> Outcome:
+    """Judge a build by a policy: the verdict, and a dossier that anyone can recompute."""
+    if init:
+        return _init(policy or Path("policy.toml"))
+    from optpipe.commands.ci import write_step_summary
+    from optpipe.commands.release_options import policy_from_file, waivers_from_options
+    from optpipe.commands.terminal import Terminal
+    from optpipe.core.store import Store
+    from optpipe.errors import BadInputError
+    from optpipe.reporters.junit import junit_report
+    from optpipe.reporters.markdown import markdown_report
+    from optpipe.reporters.terminal_signoff import verdict_table
+    from optpipe.run import signed_off
+    from optpipe.stages.dossier import Wanted
+
+    if model is None or policy is None:
+        message = "signoff needs MODEL and --policy FILE; optpipe signoff --init writes a policy to start from"
+        raise BadInputError(message)
+    wanted = Wanted(model, policy_from_file(policy), artifact, waivers_from_options(waive or [], because or []))
+    with Terminal() as terminal:
+        signed = signed_off(wanted, Store(workspace), output, sign, terminal)
+    if junit is not None:
+        junit.write_text(junit_report(signed.document), encoding="utf-8")
+    write_step_summary(markdown_report(signed.report))
+    document = {**signed.document, "dossier": str(signed.folder), "warnings": terminal.warnings}
+    return Outcome(document, lambda: verdict_table(document, str(signed.folder)), signed.verdict.exit_status)
+
+
+def _init(policy: Path) -> Outcome:
+    import json as json_module
+
+    from optpipe.core.policy_schema import policy_schema, policy_template
+    from optpipe.errors import BadInputError
+
+    if policy.exists():
+        message = f"{policy} exists; choose another name with --policy"
+        raise BadInputError(message)
+    schema = policy.with_name("policy.schema.json")
+    policy.write_text(policy_template(), encoding="utf-8")
+    schema.write_text(json_module.dumps(policy_schema(), indent=1) + "\n", encoding="utf-8")
+    text = f"wrote {policy} and {schema}; edit the limits, then: optpipe signoff MODEL --policy {policy}"
+    return Outcome({"policy": str(policy), "schema": str(schema)}, lambda: text)
+
+
+def verify(
+    dossier: DossierArgument,
+    allowed_signers: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Demand a signature by one of these (ssh-keygen's format).")
+    ] = None,
+    json: JsonOption = False,
+) -> Outcome:
+    """Recompute every number and the verdict of a dossier, offline; exit 2 if a byte was changed, else its verdict's."""
+    from optpipe.commands.terminal import Terminal
+    from optpipe.errors import ExitStatus
+    from optpipe.reporters.terminal_signoff import verification_text
+    from optpipe.run import verified
+    from optpipe.stages.dossier import verdict_document
+
+    with Terminal() as terminal, terminal.step("verify"):
+        checked = verified(dossier, allowed_signers)
+    signature = "signed by an allowed key" if allowed_signers else "signed" if checked.signed else "not signed"
+    intact = checked.intact and checked.signoff is not None
+    document = {
+        "dossier": str(dossier),
+        "intact": intact,
+        "problems": list(checked.problems),
+        "verdict": str(checked.signoff.verdict) if intact and checked.signoff else None,
+        "recomputed": verdict_document(checked.signoff) if intact and checked.signoff else None,
+        "signature": signature,
+        "files": checked.files,
+        "size_bytes": checked.size_bytes,
+    }
+    status = checked.signoff.verdict.exit_status if intact and checked.signoff else ExitStatus.BAD_INPUT
+    return Outcome(document, lambda: verification_text(document), status)
+
+
+def approve(
+    dossier: DossierArgument,
+    because: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Needed to approve anything but a PASS without waivers.")
+    ] = None,
+    workspace: WorkspaceOption = DEFAULT_WORKSPACE,
+    json: JsonOption = False,
+) -> Outcome:
+    """Store a verified dossier as the baseline that later sign-offs are held against."""
+    from optpipe.commands.terminal import Terminal
+    from optpipe.core.verdict import Verdict
+    from optpipe.errors import BadInputError, GateError
+    from optpipe.run import verified
+    from optpipe.stages.dossier import approve as store_baseline
+
+    with Terminal() as terminal, terminal.step("verify"):
+        checked = verified(dossier)
+    if checked.problems or checked.signoff is None:
+        message = f"{dossier} is not intact ({checked.problems[0]}); optpipe verify lists everything"
+        raise BadInputError(message)
+    found = checked.signoff
+    if because is None and (found.verdict is not Verdict.PASS or found.waived):
+        state = f"{len(found.waived)} criteria waived" if found.verdict is Verdict.PASS else str(found.verdict)
+        message = f"{dossier} is no plain PASS ({state}); to make it the baseline all the same: --because TEXT"
+        raise GateError(message)
+    model = found.evidence.build.model
+    target = store_baseline(dossier, workspace, because)
+    document = {"model": model, "baseline": str(target), "verdict": str(found.verdict), "because": because}
+    return Outcome(document, lambda: f"{dossier} is the baseline of {model} now ({target})")

@@ -1,0 +1,69 @@
+"""What a report shows, as values: filled by `stages.report_data`, drawn by the reporters."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from optpipe.core.comparison import Comparison
+
+
+@dataclass(frozen=True, slots=True)
+class RawFile:
+    """A file that figures were computed from; `path` is relative to the report."""
+
+    path: str
+    sha256: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A line in a figure: `points` are (x, y) in the figure's units."""
+
+    label: str
+    points: tuple[tuple[float, float], ...]
+    files: tuple[RawFile, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A quantity of the machine over a measurement, in seconds from its start."""
+
+    quantity: str
+    """With its unit: `CPU clock (MHz)`."""
+    curves: tuple[Curve, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StageBar:
+    """How long a step took."""
+
+    label: str
+    stage: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything one page shows. `verdict` is the document of a sign-off, None for a plain comparison."""
+
+    title: str
+    comparison: Comparison
+    verdict: Mapping[str, Any] | None = None
+    latencies: tuple[Curve, ...] = ()
+    """Empirical distribution functions: latency in ms, share of the queries in [0, 1]."""
+    machine: tuple[Trace, ...] = ()
+    stages: tuple[StageBar, ...] = ()
+    profile: Mapping[str, Any] | None = None
+    """The newest profile's document, in the form of `profile --json`."""
+    profile_files: tuple[RawFile, ...] = ()
+    preprocessing: Mapping[str, Any] | None = None
+    """The newest parity proof's document, in the form of `preprocess --json`."""
+    pictures: tuple[tuple[str, str], ...] = ()
+    """Caption and data URI of parity pictures."""
+    evaluation: tuple[Mapping[str, Any], ...] = ()
+    """`results[]` of the newest evaluation."""
+    files: tuple[RawFile, ...] = ()
+    created_utc: str = ""
+    optpipe: str = ""
+    environment: Mapping[str, Any] = field(default_factory=dict)

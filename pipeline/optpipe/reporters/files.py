@@ -1,0 +1,71 @@
+"""A comparison as CSV and Parquet: one row per measurement, one column per figure, bounds beside their value."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optpipe.core.comparison import Comparison, Interval, Row
+
+if TYPE_CHECKING:
+    import polars as pl
+
+PERCENTILES = ("p50", "p90", "p95", "p99", "p99.9")
+
+
+def frame_from_comparison(comparison: Comparison) -> "pl.DataFrame":
+    """The rows as a frame; units are in the column names."""
+    import polars as pl
+
+    return pl.DataFrame([_record(row) for row in comparison.rows], infer_schema_length=None)
+
+
+def _record(row: Row) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        name: getattr(row, name)
+        for name in (
+            "id",
+            "run",
+            "artifact",
+            "model",
+            "backend",
+            "precision",
+            "device",
+            "batch_size",
+            "scenario",
+            "mode",
+        )
+    }
+    record |= {"verdict": "VALID" if row.valid else "INVALID", "samples": row.samples}
+    for name in PERCENTILES:
+        record |= _figure(f"latency_{name.replace('.', '_')}_ms", row.latency_ms.get(name))
+    record |= _figure("throughput_images_per_s", row.throughput_images_per_s)
+    record |= _figure("energy_j_per_image", row.energy_j_per_image)
+    record |= _figure("top1", row.top1)
+    record |= _figure("speedup", row.speedup)
+    return record | {
+        "change": row.change,
+        "memory_bytes": row.memory_bytes,
+        "size_bytes": row.size_bytes,
+        "build_s": row.build_s,
+        "on_frontier": row.on_frontier,
+        "dominated_by": row.dominated_by,
+        "reasons": "; ".join(row.reasons),
+        "caveats": "; ".join(row.caveats),
+    }
+
+
+def _figure(name: str, figure: Interval | None) -> dict[str, float | None]:
+    return {
+        name: figure.value if figure else None,
+        f"{name}_low": figure.low if figure else None,
+        f"{name}_high": figure.high if figure else None,
+    }
+
+
+def write_csv(comparison: Comparison, path: Path) -> None:
+    """Writes the frame as CSV."""
+    frame_from_comparison(comparison).write_csv(path)
+
+
+def write_parquet(comparison: Comparison, path: Path) -> None:
+    """Writes the frame as Parquet."""
+    frame_from_comparison(comparison).write_parquet(path)

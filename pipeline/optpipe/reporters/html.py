@@ -1,0 +1,255 @@
+"""The report as one HTML file: the answer first, everything inside it, nothing fetched."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from optpipe.core.comparison import Interval, Row
+from optpipe.core.report import Report
+from optpipe.core.units import bytes_text
+from optpipe.reporters.answer import answer_text
+from optpipe.reporters.gauge import gauge_svg
+from optpipe.reporters.records import observed_text
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+    from markupsafe import Markup
+
+MARKS = {"PASS": "✓", "FAIL": "✕", "INCONCLUSIVE": "?"}
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A table's column."""
+
+    name: str
+    unit: str = ""
+    numeric: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What is shown, and what it is sorted by."""
+
+    html: "Markup"
+    sort: str
+
+
+@dataclass(frozen=True, slots=True)
+class TableRow:
+    """A row with the group that the filter buttons choose by."""
+
+    cells: tuple[Cell, ...]
+    group: str
+    tone: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One key figure."""
+
+    name: str
+    value: str
+    note: str
+
+
+def html_report(report: Report) -> str:
+    """The page. The same report gives the same bytes."""
+    from optpipe.reporters.charts import figures
+
+    verdict = report.verdict
+    drawn = figures(report)
+    columns, rows = _without_empty(BUILD_COLUMNS, [_build_row(row) for row in report.comparison.rows])
+    macro = _environment().get_template("table.html.j2").module.table  # type: ignore[attr-defined]
+    return (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            report=report,
+            css=_page_file("report.css"),
+            js=_page_file("report.js"),
+            table=macro,
+            tone="plain" if verdict is None else str(verdict["verdict"]).lower(),
+            marks=MARKS,
+            answer=answer_text(report),
+            tally=_tally(verdict),
+            waived=[one for one in (verdict or {}).get("criteria", ()) if one["waived"]],
+            tiles=list(_tiles(report)),
+            criteria_columns=CRITERIA_COLUMNS,
+            criteria_rows=[_criterion_row(one) for one in (verdict or {}).get("criteria", ())],
+            build_columns=columns,
+            build_rows=rows,
+            builds_note=_builds_note(report),
+            figures=drawn,
+            findings=(report.profile or {}).get("findings", ())[:8],
+            facts=list(_facts(report.environment)),
+            files_size=bytes_text(sum(file.size_bytes for file in report.files)),
+            sections=list(_sections(report, bool(drawn))),
+        )
+    )
+
+
+@cache
+def _environment() -> "Environment":
+    from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+
+    loader = PackageLoader("optpipe.reporters", "page")
+    escape = select_autoescape(["html.j2", "j2"])
+    return Environment(
+        loader=loader, autoescape=escape, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+
+
+def _page_file(name: str) -> "Markup":
+    from markupsafe import Markup
+
+    return Markup(resources.files("optpipe.reporters").joinpath("page", name).read_text(encoding="utf-8"))
+
+
+def _sections(report: Report, drawn: bool) -> Iterator[tuple[str, str]]:
+    if report.verdict:
+        yield "criteria", "Criteria"
+    if report.comparison.rows:
+        yield "builds", "Builds"
+    if drawn:
+        yield "figures", "Figures"
+    yield "evidence", "Evidence"
+
+
+def _tally(verdict: Mapping[str, Any] | None) -> list[tuple[str, int]]:
+    if verdict is None:
+        return []
+    counted = [one["verdict"] for one in verdict["criteria"] if not one["waived"]]
+    found = [(name, counted.count(name)) for name in MARKS if name in counted]
+    waived = len(verdict["criteria"]) - len(counted)
+    return [*found, ("WAIVED", waived)] if waived else found
+
+
+def _tiles(report: Report) -> Iterator[Tile]:
+    comparison = report.comparison
+    names = {"latency": "Lowest latency", "throughput": "Highest throughput", "efficiency": "Least energy"}
+    for goal, row_id in comparison.best.items():
+        if row_id is not None:
+            yield Tile(names[goal], comparison.best_reason[goal], comparison.row(row_id).label)
+    if report.verdict:
+        artifact = report.verdict["artifact"]
+        if artifact["size_bytes"]:
+            yield Tile("Engine", bytes_text(artifact["size_bytes"]), f"sha256 {str(artifact['sha256'])[:12]}")
+
+
+CRITERIA_COLUMNS = (Column("Criterion"), Column("Verdict"), Column("Observed"), Column("Limit"), Column("Why"))
+
+
+def _criterion_row(one: Mapping[str, Any]) -> TableRow:
+    from markupsafe import Markup
+
+    order = str(["FAIL", "INCONCLUSIVE", "PASS"].index(one["verdict"]))
+    chip = Markup('<span class="chip {}">{} {}</span>').format(
+        one["verdict"].lower(), MARKS[one["verdict"]], one["verdict"]
+    )
+    if one["waived"]:
+        chip += Markup(' <span class="chip waived">WAIVED</span>')
+    why = Markup("{}").format(one["reason"])
+    if one["remedy"] and one["verdict"] != "PASS":
+        why += Markup('<span class="remedy">→ {}</span>').format(one["remedy"])
+    about = Markup("<small>{}</small>").format(one["about"]) if one["about"] else ""
+    cells = (
+        Cell(Markup("<code>{}</code>").format(one["name"]), one["name"]),
+        Cell(chip, order),
+        Cell(Markup("{}{}{}").format(observed_text(one), about, gauge_svg(one)), str(one["observed"] or "")),
+        Cell(Markup("{}").format(one["limit"]), str(one["limit"])),
+        Cell(why, one["reason"]),
+    )
+    return TableRow(cells, one["verdict"], "waived-row" if one["waived"] else "")
+
+
+BUILD_COLUMNS = (
+    Column("Build"),
+    Column("Standing"),
+    Column("Batch", numeric=True),
+    Column("Load"),
+    Column("p50", "ms", numeric=True),
+    Column("p99", "ms", numeric=True),
+    Column("Throughput", "images/s", numeric=True),
+    Column("Speed-up", "p50 against baseline", numeric=True),
+    Column("Images/J", numeric=True),
+    Column("Top-1", numeric=True),
+    Column("Memory", numeric=True),
+    Column("Size", numeric=True),
+)
+
+
+def _build_row(row: Row) -> TableRow:
+    from markupsafe import Markup
+
+    standing = "frontier" if row.on_frontier else "dominated" if row.valid else "INVALID"
+    why = row.dominated_by or ("" if row.valid else "; ".join(row.reasons))
+    beaten = row.dominated_by.split(": ", 1)[1] if row.dominated_by else why
+    energy = row.energy_j_per_image
+    cells = (
+        Cell(Markup("{}<small>{}</small>").format(row.build, row.artifact[:12]), row.build),
+        Cell(
+            Markup('<span class="chip {}">{}</span><small>{}</small>').format(standing.lower(), standing, beaten),
+            standing,
+        ),
+        _number(str(row.batch_size), row.batch_size),
+        Cell(Markup("{}<small>{}</small>").format(row.scenario, row.mode), f"{row.scenario} {row.mode}"),
+        _interval(row.latency_ms.get("p50"), "{:.3g}"),
+        _interval(row.latency_ms.get("p99"), "{:.3g}"),
+        _interval(row.throughput_images_per_s, "{:,.0f}"),
+        _interval(row.speedup, "{:.2f}×", row.change or ""),
+        _number("–" if energy is None else f"{1 / energy.value:.3g}", None if energy is None else 1 / energy.value),
+        _interval(row.top1, "{:.1%}"),
+        _number(bytes_text(row.memory_bytes) if row.memory_bytes else "–", row.memory_bytes),
+        _number(bytes_text(row.size_bytes) if row.size_bytes else "–", row.size_bytes),
+    )
+    return TableRow(cells, standing)
+
+
+def _without_empty(columns: tuple[Column, ...], rows: list[TableRow]) -> tuple[list[Column], list[TableRow]]:
+    """Leaves out the columns that no row has anything in."""
+    kept = [at for at in range(len(columns)) if any(row.cells[at].sort for row in rows)]
+    return [columns[at] for at in kept], [replace(row, cells=tuple(row.cells[at] for at in kept)) for row in rows]
+
+
+def _number(text: str, value: float | None) -> Cell:
+    from markupsafe import Markup
+
+    return Cell(Markup("{}").format(text), "" if value is None else repr(float(value)))
+
+
+def _interval(figure: Interval | None, form: str, note: str = "") -> Cell:
+    from markupsafe import Markup
+
+    if figure is None:
+        return Cell(Markup("–"), "")
+    bounds = ""
+    if figure.low is not None and figure.high is not None:
+        bounds = f"[{form.format(figure.low)}, {form.format(figure.high)}]"
+    small = Markup("<small>{}</small>").format(f"{bounds} {note}".strip()) if bounds or note else ""
+    return Cell(Markup("{}{}").format(form.format(figure.value), small), repr(float(figure.value)))
+
+
+def _builds_note(report: Report) -> str:
+    comparison = report.comparison
+    parts = [f"{len(comparison.rows)} measurements, {len(comparison.frontier)} on the frontier."]
+    if comparison.baseline:
+        parts.append(f"Baseline: {comparison.baseline['name']}.")
+    if comparison.slo:
+        parts.append(f"Best under {comparison.slo}.")
+    return " ".join([*parts, "Brackets are intervals at the stated confidence; a dash was not measured."])
+
+
+def _facts(environment: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for gpu in environment.get("gpus") or ():
+        yield "GPU", f"{gpu['name']}, driver {gpu['driver']}"
+    if not environment.get("gpus"):
+        yield "GPU", "none"
+    cpu = environment.get("cpu")
+    if cpu:
+        yield "CPU", f"{cpu}, {environment.get('cpu_count')} cores"
+    yield "Python", str(environment.get("python", "–"))
+    for name, version in (environment.get("packages") or {}).items():
+        yield name, str(version)

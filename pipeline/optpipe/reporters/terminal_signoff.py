@@ -1,0 +1,107 @@
+"""A verdict, a verification and a comparison on the terminal."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from optpipe.core.comparison import Comparison, Row
+from optpipe.core.units import bytes_text
+from optpipe.reporters.answer import verdict_answer
+from optpipe.reporters.markdown import figure_text
+from optpipe.reporters.records import observed_text
+
+COLORS = {"PASS": "green", "FAIL": "red", "INCONCLUSIVE": "yellow"}
+
+
+def verdict_table(verdict: Mapping[str, Any], dossier: str | None, warnings: Sequence[str] = ()) -> RenderableType:
+    """The verdict, why, and what to do."""
+    color = COLORS[verdict["verdict"]]
+    lines: list[RenderableType] = [Text.assemble((verdict["verdict"], f"bold {color}"), "  ", verdict_answer(verdict))]
+    lines += [
+        Text(f"WAIVED  {one['name']} is {one['verdict']} and does not count: {one['waived']}", style="bold red")
+        for one in verdict["criteria"]
+        if one["waived"]
+    ]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("criterion", "verdict", "observed", "limit", "why"):
+        table.add_column(name, overflow="fold")
+    for one in verdict["criteria"]:
+        why = Text(one["reason"])
+        if one["remedy"] and one["verdict"] != "PASS":
+            why.append(f"\n→ {one['remedy']}", style="dim")
+        said = Text(one["verdict"], style=COLORS[one["verdict"]])
+        said.append(" waived" if one["waived"] else "", style="bold red")
+        table.add_row(one["name"], said, observed_text(one), str(one["limit"]), why)
+    lines.append(table)
+    if dossier is not None:
+        lines.append(Text(f"dossier  {dossier}"))
+        lines.append(Text(f"check it anywhere  optpipe verify {dossier}", style="dim"))
+    lines += [Text(f"warning  {one}", style="yellow") for one in warnings]
+    return Group(*lines)
+
+
+def verification_text(record: Mapping[str, Any]) -> RenderableType:
+    """Whether a dossier is intact, and the verdict that its raw files give."""
+    if not record["intact"]:
+        problems = [Text(f"  {one}") for one in record["problems"][:20]]
+        more = len(record["problems"]) - 20
+        tail = [Text(f"  and {more} more", style="dim")] if more > 0 else []
+        return Group(Text(f"NOT INTACT  {record['dossier']}", style="bold red"), *problems, *tail)
+    signed = record["signature"]
+    head = Text.assemble(
+        ("intact", "green"), f"  {record['files']} files, {bytes_text(record['size_bytes'])}, {signed}"
+    )
+    return Group(head, verdict_table(record["recomputed"], None))
+
+
+def comparison_table(comparison: Comparison) -> RenderableType:
+    """The best builds first, then every row."""
+    lines: list[RenderableType] = []
+    for goal, row_id in comparison.best.items():
+        name = f"best for {goal}"
+        if row_id is None:
+            lines.append(Text(f"{name:<21} – {comparison.best_reason[goal]}", style="dim"))
+        else:
+            found = comparison.row(row_id)
+            lines.append(Text.assemble(f"{name:<21} ", (found.label, "bold"), f"  {comparison.best_reason[goal]}"))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("build", "batch", "load"):
+        table.add_column(name, overflow="fold")
+    for name in ("p50 ms", "p99 ms", "images/s", "speed-up", "top-1", "memory", "size"):
+        table.add_column(name, justify="right")
+    table.add_column("standing", overflow="fold")
+    for row in comparison.rows:
+        table.add_row(*_cells(row))
+    lines.append(table)
+    if comparison.baseline:
+        lines.append(Text(f"baseline  {comparison.baseline['name']}", style="dim"))
+    lines += [Text(f"no counterpart  {one['label']}: {one['reason']}", style="dim") for one in comparison.unmatched]
+    lines += [Text(f"warning  {one}", style="yellow") for one in comparison.warnings]
+    return Group(*lines)
+
+
+def _cells(row: Row) -> tuple[str | Text, ...]:
+    standing = (
+        Text("frontier", style="green")
+        if row.on_frontier
+        else Text("dominated", style="dim")
+        if row.valid
+        else Text(f"INVALID: {'; '.join(row.reasons)}", style="red")
+    )
+    return (
+        row.build,
+        str(row.batch_size),
+        f"{row.scenario}, {row.mode}",
+        figure_text(row.latency_ms.get("p50"), "{:.3g}"),
+        figure_text(row.latency_ms.get("p99"), "{:.3g}"),
+        figure_text(row.throughput_images_per_s, "{:,.0f}"),
+        figure_text(row.speedup, "{:.2f}", interval=True),
+        figure_text(row.top1, "{:.1%}"),
+        bytes_text(row.memory_bytes) if row.memory_bytes else "–",
+        bytes_text(row.size_bytes) if row.size_bytes else "–",
+        standing,
+    )

@@ -1,0 +1,128 @@
+"""Everything measured in a workspace, ready to be compared: runs, artifacts and their accuracy."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from optpipe.core.comparison import Comparison, Interval
+from optpipe.core.evidence import Measured
+from optpipe.core.report import StageBar
+from optpipe.core.runs import Run, list_runs, load_run
+from optpipe.core.store import Entry, Store
+from optpipe.errors import BadInputError
+from optpipe.stages.compare import Baseline, Known, Slo, compared
+from optpipe.stages.dossier import approved
+from optpipe.stages.judge import build_of, measured_in
+from optpipe.stages.recompute import measured_from_run
+from optpipe.stages.task_evidence import accuracy_figures
+
+NO_RUNS = "nothing was measured in {workspace} yet; first: optpipe build MODEL, then optpipe bench MODEL"
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """A comparison with the runs behind it."""
+
+    comparison: Comparison
+    measured: tuple[Measured, ...]
+    runs: tuple[Run, ...]
+
+
+def bench_runs(workspace: Path, names: Sequence[str] = ()) -> tuple[Run, ...]:
+    """The bench runs called `names` (ids, unambiguous beginnings, or folders), or all of them.
+
+    Raises BadInputError where one does not exist, or where there is none at all, naming the command that makes one.
+    """
+    present = list_runs(workspace, "bench")
+    if not names:
+        if not present:
+            raise BadInputError(NO_RUNS.format(workspace=workspace))
+        return present
+    return tuple(_named(name, present, workspace) for name in names)
+
+
+def _named(name: str, present: Sequence[Run], workspace: Path) -> Run:
+    if (Path(name) / "manifest.json").is_file():
+        run = load_run(Path(name))
+        if run.kind != "bench":
+            message = f"{name} is a {run.kind} run; compare takes bench runs"
+            raise BadInputError(message)
+        return run
+    found = [run for run in present if run.run_id == name] or [run for run in present if run.run_id.startswith(name)]
+    if len(found) != 1:
+        known = ", ".join(run.run_id for run in (found or present)[-5:]) or "none"
+        message = f"{name!r} fits {len(found)} bench runs in {workspace}; there {'are' if found else 'is'}: {known}"
+        raise BadInputError(message)
+    return found[0]
+
+
+def overview(
+    store: Store,
+    *,
+    names: Sequence[str] = (),
+    model: str | None = None,
+    baseline: str | None = None,
+    slo: Slo | None = None,
+    across: bool = False,
+) -> Overview:
+    """Compares what was measured. `baseline` is a run, or `approved` for the approved dossier of `model`."""
+    held_against = _baseline(store, baseline, model)
+    runs = bench_runs(store.workspace, names)
+    if held_against is not None:
+        runs = tuple(run for run in runs if run.run_id not in {one.run for one in held_against.measured})
+    measured = tuple(one for run in runs for one in measured_from_run(run))
+    if model is not None:
+        measured = tuple(one for one in measured if one.measurement.subject.model == model)
+    if not measured:
+        raise BadInputError(NO_RUNS.format(workspace=store.workspace))
+    known = known_artifacts(store, list_runs(store.workspace))
+    comparison = compared(measured, baseline=held_against, known=known, slo=slo, across=across)
+    return Overview(comparison, measured, runs)
+
+
+def _baseline(store: Store, name: str | None, model: str | None) -> Baseline | None:
+    if name is None:
+        return None
+    if name != "approved":
+        run = bench_runs(store.workspace, [name])[0]
+        return Baseline(run.run_id, "run", measured_from_run(run))
+    folder = None if model is None else approved(store.workspace, model)
+    if folder is None:
+        message = (
+            f"no approved baseline of {model or 'which model? say --model'}; store one with optpipe approve DOSSIER"
+        )
+        raise BadInputError(message)
+    runs = [load_run(path) for path in sorted((folder / "runs").glob("*/"))]
+    return Baseline(f"approved {model}", "approved", tuple(measured_in(runs, 0.95, None)))
+
+
+def known_artifacts(store: Store, runs: Sequence[Run]) -> dict[str, Known]:
+    """Size, build time and accuracy of every stored artifact, by id."""
+    found = {}
+    for entry in store.entries():
+        if entry.manifest.kind == "artifact":
+            build = build_of(entry.manifest)
+            top1 = accuracy_figures(runs, build, 0.95).get("top1")
+            found[entry.id] = Known(
+                size_bytes=build.size_bytes,
+                build_s=entry.manifest.seconds,
+                top1=None if top1 is None else Interval(top1.value, top1.low, top1.high),
+            )
+    return found
+
+
+def stage_bars(store: Store, model: str) -> tuple[StageBar, ...]:
+    """How long each stage of each of `model`'s builds took when it was made."""
+    entries = {entry.id: entry for entry in store.entries()}
+    bars = []
+    for entry in entries.values():
+        if entry.manifest.kind == "artifact" and entry.info.get("model") == model:
+            label = f"{entry.info['backend']} {entry.info['precision']}"
+            ancestry = _ancestry(entry, entries)
+            bars += [StageBar(label, each.manifest.kind, each.manifest.seconds) for each in ancestry]
+    return tuple(bars)
+
+
+def _ancestry(entry: Entry, entries: dict[str, Entry]) -> list[Entry]:
+    parents = [entries[parent] for parent in entry.manifest.parents if parent in entries]
+    return [*parents, entry]

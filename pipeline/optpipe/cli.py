@@ -11,6 +11,7 @@ import typer
 from optpipe import __version__
 from optpipe.commands import build, compare, doctor, preprocess, profile, signoff, stored
 from optpipe.commands.outcome import Outcome
+from optpipe.core.quiet import stdout_to_stderr
 from optpipe.errors import ExitStatus, OptpipeError
 
 app = typer.Typer(
@@ -34,7 +35,8 @@ def shown(command: Callable[..., Outcome]) -> Callable[..., None]:
     def run(*args: Any, **options: Any) -> None:
         as_json = bool(options.get("json"))
         try:
-            outcome = command(*args, **options)
+            with stdout_to_stderr():
+                outcome = command(*args, **options)
         except OptpipeError as error:
             _print_failure(str(error), error.exit_status, as_json=as_json)
             raise typer.Exit(error.exit_status) from None

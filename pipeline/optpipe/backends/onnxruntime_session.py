@@ -49,7 +49,8 @@ def _session(graph: Path, device: "Device", options: Any, provider: Mapping[str,
 
 
 def _reason(error: Exception) -> str:
-    return str(error).strip().splitlines()[0].rpartition(" : ")[2][:240]
+    """The first line without the error code and the C++ signature that stand before it."""
+    return str(error).strip().splitlines()[0].rpartition(" : ")[2].rpartition("&) ")[2][:240]
 
 
 def refused(graph: Path, device: "Device", provider: Mapping[str, str]) -> str | None:

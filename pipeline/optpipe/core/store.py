@@ -68,6 +68,14 @@ class Store:
         """Where complete entries lie."""
         return self.workspace / "store"
 
+    def require_writable(self) -> None:
+        """Raises `BadInputError` before any work where the workspace cannot be written."""
+        with _named_failures(self.workspace):
+            self.root.mkdir(parents=True, exist_ok=True)
+            probe = self.workspace / f".writable-{os.getpid()}"
+            probe.touch()
+            probe.unlink()
+
     def get(self, kind: str, recipe: Mapping[str, Any]) -> Entry | None:
         """The entry made by `recipe`, or None where there is none or it is damaged."""
         path = self.root / _entry_name(kind, recipe)

@@ -13,6 +13,7 @@ from optpipe.errors import BadInputError
 from optpipe.sources.base import Loaded
 
 OLDEST_OPSET = 9
+_RUNTIME_DOMAINS = ("com.microsoft", "ai.onnx.contrib")
 BATCH = (1, 8, 64)
 
 
@@ -86,12 +87,30 @@ def onnx_from_file(path: Path) -> Any:
     if opset < OLDEST_OPSET:
         message = f"{path} is opset {opset}; opset {OLDEST_OPSET} is the oldest taken (convert it with onnx.version_converter)"
         raise BadInputError(message)
+    if unknown := _unknown_operators(model):
+        message = f"{path} has operators that neither ONNX nor ONNX Runtime defines: {', '.join(unknown[:5])}; use standard ones"
+        raise BadInputError(message)
     try:
         onnx.checker.check_model(str(path))
     except (onnx.checker.ValidationError, ValueError) as error:
         message = f"{path} is not valid ONNX: {str(error).strip().splitlines()[0][:200]}"
         raise BadInputError(message) from error
     return model
+
+
+def _unknown_operators(model: Any) -> list[str]:
+    """Operators outside the standard domains, those of ONNX Runtime, and the model's own functions."""
+    import onnx
+
+    versions = {each.domain: each.version for each in model.opset_import}
+    own = {(function.domain, function.name) for function in model.functions}
+    unknown: dict[str, None] = {}
+    for node in model.graph.node:
+        if node.domain in _RUNTIME_DOMAINS or (node.domain, node.op_type) in own:
+            continue
+        if not onnx.defs.has(node.op_type, versions.get(node.domain, 1), node.domain):
+            unknown[f"{node.domain}::{node.op_type}" if node.domain else node.op_type] = None
+    return list(unknown)
 
 
 def external_files(path: Path) -> tuple[Path, ...]:

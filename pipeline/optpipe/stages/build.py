@@ -101,6 +101,7 @@ def build(model: Model, plan: BuildPlan, store: Store, listener: Listener) -> Bu
     """
     times: list[StageTime] = []
     _require_available(plan)
+    store.require_writable()
     if not is_exported(model, store):
         model = with_available_weights(model, store.workspace, listener)
     exported = _step("export", times, listener, lambda: exported_model(model, store, listener))

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 REVISION = 1
 """Raised whenever this stage would write something else from the same recipe."""
+OLDEST_IR = 4
+"""Before it, weights had to be listed as inputs; the simplifier lists none."""
+NEWEST_IR = 13
+"""The newest that ONNX Runtime 1.31 reads; onnx 1.23 writes 14, and no operator here needs it."""
 ONNX = "model.onnx"
 CARD = "card.json"
 REFERENCE = "reference.npz"
@@ -127,9 +131,7 @@ def simplify(path: Path) -> bool:
         slim = None
     graph = slim or onnx.load(path)
     _name_nodes(graph)
-    graph.ir_version = max(
-        graph.ir_version, 4
-    )  # before 4, weights had to be listed as inputs; the simplifier lists none
+    graph.ir_version = min(max(graph.ir_version, OLDEST_IR), NEWEST_IR)
     onnx.save(graph, path)
     try:
         onnx.checker.check_model(str(path), full_check=True)

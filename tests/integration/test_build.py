@@ -1,0 +1,184 @@
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.integration.conftest import Ran, optpipe
+
+Run = Callable[..., Ran]
+
+
+def test_the_document_has_what_it_promises(digits: Path) -> None:
+    document = json.loads((digits / "build.json").read_text())
+    assert document["model"] == "digits"
+    assert document["weights"]["trained"]
+    assert {(each["backend"], each["precision"]) for each in document["artifacts"]} == {
+        ("tensorrt-rtx", "fp32"),
+        ("tensorrt-rtx", "fp16"),
+        ("onnxruntime", "fp32"),
+    }
+    for each in document["artifacts"]:
+        assert each["precision_share"]["macs"] == {each["precision"]: 1.0}
+        assert each["precision_proof"]["proven"]
+        assert (digits / each["path"]).stat().st_size == each["size_bytes"]
+        assert each["runnable_here"] == (each["why_not"] is None)
+    ran_here = next(each for each in document["artifacts"] if each["backend"] == "onnxruntime")
+    assert ran_here["parity"]["passed"]
+    assert ran_here["parity"]["samples"] == 800
+    assert ran_here["parity"]["top1_accuracy"] > 0.98
+    assert ran_here["parity"]["top1_agreement"] == 1.0
+    assert any("built in fp32" in warning for warning in document["warnings"])
+
+
+def test_a_second_build_comes_from_the_store(digits: Path) -> None:
+    again = optpipe("build", "digits", "--precision", "fp32,fp16", "--json", cwd=digits).document
+    assert all(stage["cached"] for stage in again["stages"])
+
+
+def test_another_shape_rebuilds_what_depends_on_it(digits: Path) -> None:
+    again = optpipe("build", "digits", "--precision", "fp32", "--batch", "1:2:4", "--json", cwd=digits).document
+    assert not any(stage["cached"] for stage in again["stages"] if stage["name"].startswith(("export", "build")))
+
+
+def test_ls_show_rm_and_gc(digits: Path, tmp_path: Path) -> None:
+    entries = optpipe("ls", "--json", cwd=digits).document["entries"]
+    artifact = next(each for each in entries if each["kind"] == "artifact")
+    shown = optpipe("show", artifact["id"][:6], "--json", cwd=digits).document
+    assert shown["command"].startswith("optpipe build digits")
+    model = next(each for each in entries if each["kind"] == "model")
+    refused = optpipe("rm", model["id"], cwd=digits)
+    assert refused.status == 2
+    assert "--with-dependents" in refused.stderr
+    assert optpipe("gc", "--dry-run", "--json", cwd=digits).document["dry_run"]
+    assert "optpipe build MODEL" in optpipe("ls", cwd=tmp_path).stdout
+
+
+def test_a_corrupted_entry_is_named_by_show_and_rebuilt_by_build(digits: Path) -> None:
+    entries = optpipe("ls", "--json", cwd=digits).document["entries"]
+    artifact = next(each for each in entries if each["backend"] == "onnxruntime")
+    graph = digits / artifact["path"] / "model.onnx"
+    graph.write_bytes(graph.read_bytes()[:-1] + b"\0\0")
+    shown = optpipe("show", artifact["id"], cwd=digits)
+    assert shown.status == 4
+    assert "damaged" in shown.stderr
+    rebuilt = optpipe("build", "digits", "--precision", "fp32", "--backend", "onnxruntime", "--json", cwd=digits)
+    assert rebuilt.status == 0
+    assert any("made again" in warning for warning in rebuilt.document["warnings"])
+
+
+def test_ctrl_c_leaves_the_store_whole(digits: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "optpipe", "build", "digits", "--precision", "fp32"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while not list(tmp_path.glob(".optpipe/tmp/*")) and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "interrupted" in stderr
+    assert "Traceback" not in stderr
+    assert not list(tmp_path.glob(".optpipe/store/*"))
+
+
+BAD_INPUT = {
+    "unknown model": (["resnet5"], "did you mean resnet50"),
+    "missing file": (["nothing.onnx"], "no such file"),
+    "empty file": (["empty.onnx"], "is empty"),
+    "not ONNX": (["text.onnx"], "not a complete ONNX file"),
+    "truncated": (["truncated.onnx"], "truncated"),
+    "batch 0": (["digits", "--batch", "0"], "--batch 0"),
+    "unknown input": (["digits", "--shape", "pixels=1x3x32x32"], "has the inputs image"),
+    "wrong rank": (["digits", "--shape", "image=1x32"], "takes 4 dimensions"),
+    "unknown precision": (["digits", "--precision", "fp8"], "known precisions"),
+    "unknown backend": (["digits", "--backend", "openvino"], "known are auto"),
+    "unknown option": (
+        ["digits", "--backend", "onnxruntime", "--precision", "fp32", "--option", "onnxruntime.x=1"],
+        "no option 'x'",
+    ),
+    "a pickle as weights": (["digits", "--weights", "evil.pt"], "would run code"),
+    "weights of another model": (["digits", "--weights", "other.safetensors"], "does not fit"),
+    "no images": (["digits", "--images", "empty"], "no images"),
+    "weights for an ONNX file": (["fine.onnx", "--weights", "random"], "does not apply"),
+    "a Python file without a factory": (["net.py:make"], "has no factory"),
+    "a Python file that is broken": (["broken.py:make"], "cannot be imported"),
+    "unknown operator": (["strange.onnx", "--precision", "fp32", "--backend", "onnxruntime"], "some.where::Strange"),
+}
+
+
+@pytest.fixture(scope="module")
+def bad_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import pickle
+
+    import numpy as np
+    import onnx
+    import torch
+    from onnx import TensorProto, helper
+    from safetensors.torch import save_file
+
+    folder = tmp_path_factory.mktemp("bad")
+    (folder / "empty").mkdir()
+    (folder / "empty.onnx").write_bytes(b"")
+    (folder / "text.onnx").write_text("this is no ONNX file\n" * 50)
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 8, 8])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3, 8, 8])
+    weight = onnx.numpy_helper.from_array(np.ones((3, 3, 1, 1), np.float32), "w")
+    fine = helper.make_graph([helper.make_node("Conv", ["x", "w"], ["y"], name="c")], "g", [x], [y], [weight])
+    strange = helper.make_graph(
+        [helper.make_node("Strange", ["x"], ["y"], name="s", domain="some.where")], "g", [x], [y]
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("some.where", 1)]
+    onnx.save(helper.make_model(fine, opset_imports=opsets[:1]), folder / "fine.onnx")
+    onnx.save(helper.make_model(strange, opset_imports=opsets), folder / "strange.onnx")
+    content = (folder / "fine.onnx").read_bytes()
+    (folder / "truncated.onnx").write_bytes(content[: len(content) // 2])
+    (folder / "evil.pt").write_bytes(pickle.dumps(print))
+    save_file({"weight": torch.zeros(1)}, folder / "other.safetensors")
+    (folder / "net.py").write_text("import torch\n\ndef net():\n    return torch.nn.Identity()\n")
+    (folder / "broken.py").write_text("import a_module_that_nobody_has\n")
+    return folder
+
+
+@pytest.mark.parametrize("name", BAD_INPUT)
+def test_bad_input_gives_one_clear_message(name: str, bad_files: Path) -> None:
+    arguments, expected = BAD_INPUT[name]
+    ran = optpipe("build", *arguments, cwd=bad_files)
+    text = ran.stderr + ran.stdout
+    assert expected in text, text
+    assert ran.status == 2, text
+    assert "Traceback" not in text
+    message = [line for line in ran.stderr.splitlines() if line.startswith("optpipe: ")]
+    assert len(message) <= 1
+    assert not list(bad_files.glob(".optpipe/tmp/*"))
+
+
+def test_a_gpu_that_is_demanded_and_missing(run: Run) -> None:
+    from optpipe.core.environment import gpus
+
+    if gpus():
+        pytest.skip("this machine has a GPU")
+    ran = run("build", "digits", "--device", "cuda")
+    assert ran.status == 3
+    assert "no NVIDIA GPU" in ran.stderr
+
+
+def test_a_backend_that_is_named_and_missing(run: Run) -> None:
+    ran = run("build", "digits", "--backend", "tensorrt", "--json")
+    assert ran.status == 3
+    assert "pip install" in ran.document["error"]["message"]
+
+
+def test_a_read_only_workspace(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    ran = run("build", "digits", "--workspace", tmp_path / "file")
+    assert ran.status == 2
+    assert "--workspace" in ran.stderr
+
+
+def test_int8_without_images_is_refused(run: Run, bad_files: Path) -> None:
+    ran = optpipe("build", "fine.onnx", "--precision", "int8", "--backend", "tensorrt-rtx", cwd=bad_files)
+    assert ran.status == 2, ran.stdout + ran.stderr
+    assert "images" in ran.stdout + ran.stderr

@@ -1,0 +1,30 @@
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "onnx", "onnxruntime", "tensorrt_rtx", "nvidia.dali", "modelopt", "polars", "numpy", "PIL")
+
+
+@pytest.mark.parametrize("command", [[], ["build"], ["doctor"], ["ls"]])
+def test_help_imports_nothing_heavy(command: list[str]) -> None:
+    program = (
+        "import sys\nfrom optpipe.cli import app\n"
+        f"try:\n    app({[*command, '--help']!r})\nexcept SystemExit:\n    pass\n"
+        f"print('IMPORTED', [name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "Usage:" in done.stdout
+    assert done.stdout.rstrip().endswith("IMPORTED []")
+
+
+def test_doctor_names_every_backend_and_how_to_get_what_is_missing() -> None:
+    import json
+
+    done = subprocess.run(
+        [sys.executable, "-m", "optpipe", "doctor", "--json"], capture_output=True, text=True, check=True
+    )
+    findings = {each["name"]: each for each in json.loads(done.stdout)["findings"]}
+    for backend in ("tensorrt", "tensorrt-rtx", "torch-tensorrt", "onnxruntime", "inductor", "torch"):
+        assert f"backend {backend}" in findings
+    assert all(each["install"] for each in findings.values() if not each["found"])

@@ -50,3 +50,15 @@ def options_from_text(texts: Sequence[str]) -> dict[str, dict[str, str]]:
             raise BadInputError(message)
         options.setdefault(backend, {})[key] = value
     return options
+
+
+def percent_from_text(text: str, option: str) -> float:
+    """Reads `1.0%` or `1.0` as 0.01."""
+    try:
+        value = float(text.strip().removesuffix("%"))
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 100:
+        message = f"{option} {text}: give percentage points between 0 and 100, such as 1.0%"
+        raise BadInputError(message)
+    return value / 100

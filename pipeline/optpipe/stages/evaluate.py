@@ -1,0 +1,257 @@
+"""Task accuracy of the source model and of every artifact that can run here, on the same labelled images.
+
+What is judged is the difference on paired predictions, with its interval: two accuracies side by side prove little.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from optpipe.backends.registry import BACKENDS
+from optpipe.core.card import ModelCard, Task, card_from_file
+from optpipe.core.events import Listener
+from optpipe.core.store import Entry, Store
+from optpipe.core.verdict import Verdict
+from optpipe.errors import BadInputError
+from optpipe.inputs.image_set import ImageSet
+from optpipe.stages.calibrate import fitting_batch, image_batches
+from optpipe.stages.export import CARD, ONNX, torch_outputs
+from optpipe.stages.model import Model
+from optpipe.stats.paired import difference_interval, macro_f1, mcnemar, share_interval
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+BATCH = 32
+TOP = 5
+MOVED = 10
+"""How many pairs of classes between which answers moved are listed."""
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """One model's answers: the best classes in falling order, (samples, at most TOP), and the first output's scores."""
+
+    best: "NDArray[np.int64]"
+    scores: "NDArray[np.float32]"
+
+    @property
+    def top1(self) -> "NDArray[np.int64]":
+        """The largest score's class per sample."""
+        return self.best[:, 0]
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluated:
+    """An artifact's predictions, or why it could not run; `entry` is None for the source model."""
+
+    entry: Entry | None
+    predictions: Predictions | None
+    why_not: str | None = None
+
+
+def predictions(scores: "NDArray[Any]") -> Predictions:
+    """From (samples, classes) scores. Of equal scores the lower class comes first, as argmax has it."""
+    values = np.asarray(scores, np.float32)
+    best = np.argsort(-values, axis=1, kind="stable")[:, :TOP]
+    return Predictions(best.astype(np.int64), values)
+
+
+def artifacts_of(model: Entry, store: Store) -> list[Entry]:
+    """The stored artifacts of an exported model, the newest of each backend, device, precision and graph."""
+    found: dict[tuple[Any, ...], Entry] = {}
+    for entry in store.entries():
+        if entry.manifest.kind == "artifact" and model.id in entry.manifest.parents:
+            info = entry.info
+            found[info["backend"], info["device"], info["precision"], *entry.manifest.parents] = entry
+    return list(found.values())
+
+
+def evaluated(
+    model: Model, exported: Entry, artifacts: Sequence[Entry], images: ImageSet, store: Store, listener: Listener
+) -> list[Evaluated]:
+    """Runs the source model, then each artifact, over `images`. Raises BadInputError where the model is no classifier."""
+    card = card_from_file(exported.file(CARD))
+    if card.task not in (Task.CLASSIFICATION, Task.TEXT_CLASSIFICATION) or card.transform is None:
+        message = f"{card.name} is no image classifier (its task is {card.task}); `optpipe build` verifies its tensors"
+        raise BadInputError(message)
+    rows = [Evaluated(None, _source(model, exported, card, images, listener))]
+    for entry in artifacts:
+        backend, device = BACKENDS[entry.info["backend"]], entry.info["device"]
+        if (reason := backend.runnable(entry.info, device)) is not None:
+            rows.append(Evaluated(entry, None, reason))
+            continue
+        name = f"evaluate {backend.name} {entry.info['precision']}"
+        with backend.load(store.verified(entry).path, entry.info, device, {}) as session:
+            scores = _scores(card, images, lambda batch: session.run(batch)[card.outputs[0].name], name, listener)
+        rows.append(Evaluated(entry, predictions(scores)))
+    return rows
+
+
+def _source(model: Model, exported: Entry, card: ModelCard, images: ImageSet, listener: Listener) -> Predictions:
+    module = model.loaded().module
+    if module is None:
+        from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
+
+        with OnnxRuntimeSession(exported.file(ONNX), "cpu", {}, tf32=False) as session:
+            run = lambda batch: session.run(batch)[card.outputs[0].name]  # noqa: E731
+            return predictions(_scores(card, images, run, "evaluate source", listener))
+    run = lambda batch: torch_outputs(module, card, batch)[card.outputs[0].name]  # noqa: E731
+    return predictions(_scores(card, images, run, "evaluate source", listener))
+
+
+def _scores(
+    card: ModelCard,
+    images: ImageSet,
+    run: Callable[[Mapping[str, "NDArray[Any]"]], "NDArray[Any]"],
+    name: str,
+    listener: Listener,
+) -> "NDArray[Any]":
+    parts = []
+    with listener.step(name, total=len(images.files)) as step:
+        for batch in image_batches(card, images, fitting_batch(card, BATCH)):
+            found = run(batch)
+            parts.append(found.reshape(len(found), -1) if found.ndim != 2 else found)
+            step.advance(len(found))
+    return np.concatenate(parts)[: len(images.files)]
+
+
+def label_indices(images: ImageSet, card: ModelCard, classes: int) -> "NDArray[np.int64] | None":
+    """The class of every image; None where the set has no labels.
+
+    A label is one of the card's names, or an index; or else the set's folders, in sorted order, are the classes, where there
+    are just as many. Raises BadInputError for labels that fit in none of these ways.
+    """
+    names = [each.label for each in images.files]
+    if any(name is None for name in names):
+        return None
+    known = set(names)
+    if known <= set(card.labels):
+        index = {label: position for position, label in enumerate(card.labels)}
+    elif all(str(name).isdecimal() and int(str(name)) < classes for name in known):
+        index = {str(name): int(str(name)) for name in known}
+    elif len(images.labels) == classes:
+        index = {label: position for position, label in enumerate(sorted(images.labels))}
+    else:
+        odd = sorted(str(name) for name in known - set(card.labels))[0]
+        message = (
+            f"label '{odd}' of {images.name} is no class of {card.name}: name the folders after its labels or its"
+            f" class indices, or give all {classes} folders in the order of the classes"
+        )
+        raise BadInputError(message)
+    return np.array([index[str(name)] for name in names], np.int64)
+
+
+def result_rows(
+    rows: Sequence[Evaluated], labels: "NDArray[np.int64] | None", trained: bool, budget: float | None
+) -> Iterator[dict[str, Any]]:
+    """The JSON form of every row. Agreement and accuracy of random weights are not given: they prove nothing."""
+    source = rows[0].predictions
+    assert source is not None
+    for row in rows:
+        info = row.entry.info if row.entry else {"backend": "source", "precision": "source", "device": "cpu"}
+        record: dict[str, Any] = {
+            "artifact": row.entry.id if row.entry else None,
+            "backend": info["backend"],
+            "precision": info["precision"],
+            "device": info["device"],
+            "n": len(source.best),
+            "why_not": row.why_not,
+            **dict.fromkeys(_FIGURES),
+        }
+        if row.predictions is not None:
+            record |= _against(source, row.predictions)
+            if labels is not None and trained:
+                record |= _judged(source, row.predictions, labels)
+        record["verdict"] = _verdict(record, budget)
+        yield record
+
+
+_FIGURES = (
+    "top1",
+    "top1_ci",
+    "top5",
+    "macro_f1",
+    "drop_vs_source",
+    "drop_ci",
+    "lost",
+    "won",
+    "mcnemar_p",
+    "agreement",
+    "agreement_ci",
+    "snr_db",
+    "moved",
+)
+
+
+def _against(source: Predictions, found: Predictions) -> dict[str, Any]:
+    """What needs no labels: agreement, where the source's answers vary at all, and the scores' SNR."""
+    error = float(np.sum((found.scores.astype(np.float64) - source.scores) ** 2))
+    power = float(np.sum(source.scores.astype(np.float64) ** 2))
+    snr = None if error == 0 or power == 0 else float(10 * np.log10(power / error))
+    if np.unique(source.top1).size < 2:
+        return {"snr_db": snr}
+    same = found.top1 == source.top1
+    return {
+        "snr_db": snr,
+        "agreement": float(same.mean()),
+        "agreement_ci": share_interval(int(same.sum()), len(same)).to_list(),
+        "moved": _moved(source.top1, found.top1),
+    }
+
+
+def _moved(before: "NDArray[np.int64]", after: "NDArray[np.int64]") -> list[dict[str, int]]:
+    pairs, counts = np.unique(np.stack([before, after], 1)[before != after], axis=0, return_counts=True)
+    order = np.argsort(-counts, kind="stable")[:MOVED]
+    return [{"from": int(pairs[i, 0]), "to": int(pairs[i, 1]), "count": int(counts[i])} for i in order]
+
+
+def _judged(source: Predictions, found: Predictions, labels: "NDArray[np.int64]") -> dict[str, Any]:
+    right, was_right = found.top1 == labels, source.top1 == labels
+    lost, won, n = int((was_right & ~right).sum()), int((right & ~was_right).sum()), len(labels)
+    classes = found.scores.shape[1]
+    return {
+        "top1": float(right.mean()),
+        "top1_ci": share_interval(int(right.sum()), n).to_list(),
+        "top5": float((found.best == labels[:, None]).any(axis=1).mean()) if classes > TOP else None,
+        "macro_f1": macro_f1(labels, found.top1, classes),
+        "drop_vs_source": (lost - won) / n,
+        "drop_ci": difference_interval(lost, won, n).to_list() if found is not source else [0.0, 0.0],
+        "lost": lost,
+        "won": won,
+        "mcnemar_p": mcnemar(lost, won),
+    }
+
+
+def _verdict(record: Mapping[str, Any], budget: float | None) -> str | None:
+    """PASS where the whole interval of the drop is inside the budget, FAIL where all of it is outside."""
+    if budget is None or record["artifact"] is None:
+        return None
+    if record["drop_ci"] is None:
+        return str(Verdict.INCONCLUSIVE)
+    low, high = record["drop_ci"]
+    if high <= budget:
+        return str(Verdict.PASS)
+    return str(Verdict.FAIL if low > budget else Verdict.INCONCLUSIVE)
+
+
+def write_predictions(
+    path: Path, images: ImageSet, labels: "NDArray[np.int64] | None", rows: Sequence[Evaluated]
+) -> None:
+    """Parquet: one row per image with its class and every model's answers, so that anyone can recompute the figures."""
+    import polars as pl
+
+    columns: dict[str, Any] = {
+        "path": [each.path for each in images.files],
+        "sha256": [each.sha256 for each in images.files],
+        "label": [each.label for each in images.files],
+        "class": [None] * len(images.files) if labels is None else labels,
+    }
+    for row in rows:
+        if row.predictions is not None:
+            name = row.entry.id if row.entry else "source"
+            columns[f"{name}:best"] = row.predictions.best.tolist()
+    pl.DataFrame(columns).write_parquet(path)

@@ -1,0 +1,74 @@
+"""An evaluation from the command to its run folder."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from optpipe.core.card import card_from_file
+from optpipe.core.events import Listener
+from optpipe.core.runs import begin_run, finish_run, write_json
+from optpipe.core.store import Store
+from optpipe.errors import BadInputError
+from optpipe.inputs.image_set import image_set
+from optpipe.inputs.images import unreadable_text
+from optpipe.stages.evaluate import artifacts_of, evaluated, label_indices, result_rows, write_predictions
+from optpipe.stages.export import CARD, exported_model
+from optpipe.stages.model import Model, with_available_weights
+
+RESULT = "evaluate.json"
+PREDICTIONS = "predictions.parquet"
+
+
+def evaluation_run(
+    model: Model,
+    data: Path | None,
+    count: int | None,
+    seed: int,
+    budget: float | None,
+    store: Store,
+    listener: Listener,
+) -> dict[str, Any]:
+    """Evaluates what is stored of `model` and writes the run; returns the JSON document.
+
+    Raises BadInputError where there are no images, or nothing was built yet.
+    """
+    model = with_available_weights(model, store.workspace, listener)
+    exported, _ = exported_model(model, store, listener)
+    card = card_from_file(exported.file(CARD))
+    if data is None and "validation" not in card.data:
+        message = f"{card.name} has no validation set on its card; give labelled images with --data DIR"
+        raise BadInputError(message)
+    artifacts = artifacts_of(exported, store)
+    if not artifacts:
+        message = f"nothing is built of {card.name} in {store.workspace}; run `optpipe build {card.name}` first"
+        raise BadInputError(message)
+    images, unreadable = image_set(data or Path(card.data["validation"]), count, seed)
+    if unreadable:
+        listener.warn(f"{len(unreadable)} images cannot be read: {unreadable_text(unreadable, 3)}")
+    rows = evaluated(model, exported, artifacts, images, store, listener)
+    assert rows[0].predictions is not None
+    labels = label_indices(images, card, rows[0].predictions.scores.shape[1])
+    weights = dict(exported.info["weights"])
+    run = begin_run(store.workspace, "evaluate")
+    write_predictions(run.path / PREDICTIONS, images, labels, rows)
+    record = {
+        "model": card.name,
+        "source": card.source,
+        "model_id": exported.id,
+        "weights": weights,
+        "dataset": {
+            "name": images.name,
+            "sha256": images.sha256,
+            "count": len(images.files),
+            "labelled": labels is not None,
+            "classes": int(rows[0].predictions.scores.shape[1]),
+        },
+        "accuracy_budget": budget,
+        "results": list(result_rows(rows, labels, bool(weights["trained"]), budget)),
+        "run_dir": str(run.path),
+    }
+    write_json(run.path / RESULT, record)
+    parents = [exported.id, *(each.id for each in artifacts)]
+    details = {"model": card.name, "dataset": record["dataset"], "trained": bool(weights["trained"])}
+    finish_run(run, command=sys.argv, parents=parents, details=details)
+    return record

@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from optpipe import __version__
-from optpipe.commands import build, compare, doctor, evaluate, preprocess, profile, signoff, stored
+from optpipe.commands import bench, build, compare, doctor, evaluate, preprocess, profile, signoff, stored
 from optpipe.commands.outcome import Outcome
 from optpipe.core.quiet import stdout_to_stderr
 from optpipe.errors import ExitStatus, OptpipeError
@@ -81,6 +81,7 @@ def _optpipe(
 
 
 app.command("build")(shown(build.build))
+app.command("bench")(shown(bench.bench))
 app.command("doctor")(shown(doctor.doctor))
 app.command("profile")(shown(profile.profile))
 app.command("preprocess")(shown(preprocess.preprocess))

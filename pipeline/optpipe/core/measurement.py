@@ -46,7 +46,7 @@ MACHINE_COLUMNS: Mapping[str, str] = {
     "worker_cpu_cores": "Float64",
     "worker_rss_bytes": "Int64",
     "cpu_mhz": "Float64",  # mean over the worker's CPUs; null where the host hides it
-    "involuntary_switches": "Int64",  # of the worker, since the last row
+    "worker_waited_cores": "Float64",  # threads of the worker that were ready and had no core (Linux schedstat)
     "gpu_sm_mhz": "Int64",
     "gpu_mem_mhz": "Int64",
     "gpu_temperature_c": "Int64",
@@ -153,10 +153,13 @@ class OutputCheck:
     checked: int
     passed: bool
     reference: str
-    max_abs_error: float | None = None
+    relative_error: float | None = None
+    """Largest ‖timed − reference‖ / ‖reference‖ over the checked outputs."""
     tolerance: str | None = None
     why_not: str | None = None
-    """Why nothing was checked, where `checked` is 0."""
+    """What was wrong, or why nothing was checked."""
+    tells_inputs_apart: bool | None = None
+    """False where different inputs give equal outputs: then a stale answer could not be seen."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,7 @@ def begin_run(workspace: Path, kind: str) -> OpenRun:
 def finish_run(
     run: OpenRun,
     *,
-    command: Sequence[str],
+    command: Sequence[str] | str,
     parents: Sequence[str] = (),
     details: Mapping[str, Any] | None = None,
     status: str = "complete",
@@ -100,7 +100,7 @@ def finish_run(
         "status": status,
         "started_utc": run.started_utc,
         "finished_utc": datetime.now(UTC).isoformat(timespec="milliseconds"),
-        "command": shlex.join(command),
+        "command": command if isinstance(command, str) else shlex.join(command),
         "environment": environment(),
         "parents": list(parents),
         "files": [_entry(run.path, path) for path in _files(run.path)],

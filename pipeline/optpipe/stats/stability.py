@@ -63,6 +63,7 @@ class Modes:
 
 SMALLEST_MODE = 0.05
 """Fewer samples than this share are outliers, which percentiles show, not a second speed."""
+MOST_OUTLIER_GROUPS = 4
 SMALLEST_GAP = 0.05
 """The slow mode is at least this much slower."""
 
@@ -78,9 +79,14 @@ def two_modes(values: "np.ndarray") -> Modes | None:
     if len(values) < 40 or float(np.min(values)) <= 0:
         return None
     ordered = np.sort(np.log(values))
-    split = _otsu(ordered)
-    fast, slow = ordered[:split], ordered[split:]
-    if min(len(fast), len(slow)) < SMALLEST_MODE * len(ordered):
+    smallest = SMALLEST_MODE * len(values)
+    for _ in range(MOST_OUTLIER_GROUPS):
+        split = _otsu(ordered)
+        fast, slow = ordered[:split], ordered[split:]
+        if len(slow) >= smallest:
+            break
+        ordered = fast  # a group too small to be a mode; only this check looks past it, no figure does
+    if min(len(fast), len(slow)) < smallest:
         return None
     # medians and inter-quartile ranges, so that outliers beyond the modes do not hide them
     centres = float(np.median(fast)), float(np.median(slow))
@@ -92,7 +98,7 @@ def two_modes(values: "np.ndarray") -> Modes | None:
     gap = float(np.exp(centres[1] - centres[0])) - 1
     if gap < SMALLEST_GAP or apart < 3 or not valley:
         return None
-    return Modes(float(np.exp(centres[0])), float(np.exp(centres[1])), len(slow) / len(ordered))
+    return Modes(float(np.exp(centres[0])), float(np.exp(centres[1])), len(slow) / len(values))
 
 
 def _otsu(ordered: "np.ndarray") -> int:

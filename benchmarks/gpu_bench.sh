@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# On a machine with an NVIDIA GPU, from the project's root: measures ResNet-50 there with `optpipe bench`.
+# usage: benchmarks/gpu_bench.sh OUTPUT_DIRECTORY [PART ...]     parts: build smoke sweep loops scenarios energy pair  (default: all)
+# Needs about: build 3.5 min, smoke 30 s, sweep 3.5 min, loops 2.5 min, scenarios 1 min, energy 40 s, pair 1 min.
+# The workspace is OUTPUT_DIRECTORY/workspace unless OPTPIPE_WORKSPACE says otherwise; parts may run in separate calls.
+set -u
+out=${1:?usage: benchmarks/gpu_bench.sh OUTPUT_DIRECTORY [PART ...]}
+shift
+parts=${*:-build smoke sweep loops scenarios energy pair}
+mkdir -p "$out"
+export PYTHONPATH=pipeline${PYTHONPATH:+:$PYTHONPATH} OPTPIPE_WORKSPACE=${OPTPIPE_WORKSPACE:-$out/workspace}
+step() { # seconds allowed, name, then the arguments of optpipe; the JSON document goes to NAME.json, the rest to NAME.log
+  local allowed=$1 name=$2
+  shift 2
+  timeout -s INT "$allowed" python3 -m optpipe "$@" --json >"$out/$name.json" 2>"$out/$name.log"
+  echo "== $name: optpipe $* (exit $?, ${SECONDS} s so far)"
+  tail -n 3 "$out/$name.log" | cut -c1-300
+}
+fast="--min-time 1 --percentile 90 --max-warm-up 4 --max-time 8"
+for part in $parts; do
+  case $part in
+    build)
+      # the sweep goes to batch 256, so the profile must hold it
+      step 220 build build resnet50 --precision fp32,fp16 --backend onnxruntime,inductor,torch --device cuda --batch 1:64:256
+      step 90 build-int8 build resnet50 --precision int8 --backend onnxruntime --device cuda --batch 1:64:256 --calibration calibration/samples
+      ;;
+    smoke) step 60 smoke bench resnet50 --backend onnxruntime --precision fp16 --batch 1,8 $fast ;;
+    sweep) step 230 sweep bench resnet50 --device cuda --batch 1:256 --all-sizes --tune $fast ;;
+    loops)
+      timeout 200 python3 benchmarks/gpu_loops.py "$OPTPIPE_WORKSPACE" "$out/loops.json" 1 64 256 >"$out/loops.log" 2>&1
+      echo "== loops (exit $?, ${SECONDS} s so far)"
+      ;;
+    scenarios)
+      some="bench resnet50 --backend onnxruntime --precision fp16"
+      step 40 end-to-end $some --mode end-to-end --batch 1,64 $fast
+      step 40 offline $some --scenario offline --batch 64,256 $fast
+      step 40 multi-stream $some --scenario multi-stream --streams 4 --batch 1,8 $fast
+      step 60 server $some --scenario server --batch 1 --slo p99=2ms --min-time 1 --max-time 4 --percentile 99
+      step 60 slo $some --slo p99=5ms --batch 1:256 --min-time 1 --percentile 99
+      ;;
+    energy) step 60 energy bench resnet50 --backend onnxruntime,inductor --precision fp16 --batch 64 --energy --percentile 90 ;;
+    pair) step 120 pair bench resnet50 --backend onnxruntime,inductor --precision fp16 --batch 64 --interleave --rounds 6 --min-time 0.5 --percentile 90 ;;
+    *) echo "unknown part $part" ;;
+  esac
+done
+python3 benchmarks/gpu_bench_table.py "$out"

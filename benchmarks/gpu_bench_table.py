@@ -1,0 +1,94 @@
+"""Prints what benchmarks/gpu_bench.sh wrote as Markdown, and keeps it as summary.md beside the JSON documents."""
+
+import json
+import sys
+from pathlib import Path
+
+TO_BEAT = {  # measured on one H200 with bare scripts, images/s at 256 and ms at 1
+    ("onnxruntime", "fp32"): (13_000, 0.57),
+    ("onnxruntime", "fp16"): (22_300, 0.44),
+    ("onnxruntime", "int8"): (9_600, 1.11),
+    ("torch", "fp16"): (17_100, 0.86),
+    ("torch", "fp32"): (7_500, 3.22),
+}
+COMPILED_IMAGES_PER_S = 27_900
+
+
+def read(folder, name):
+    path = folder / f"{name}.json"
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def figure(row, part, name="p50"):
+    found = (row.get("parts_ms") or {}).get(part) or {}
+    return found.get(name, {}).get("value") if isinstance(found.get(name), dict) else None
+
+
+def sweep_lines(sweep):
+    yield "| backend | precision | batch | graph | compute p50 ms | latency p50 ms | images/s | CV | verdict | reasons |"
+    yield "|---|---|---|---|---|---|---|---|---|---|"
+    for row in sweep.get("measurements", []):
+        latency, codes = row["latency_ms"] or {}, ",".join(reason["code"] for reason in row["reasons"])
+        p50 = latency.get("p50", {}).get("value")
+        cells = [row["backend"], row["precision"], row["batch_size"], row["subject"]["cuda_graph"]]
+        cells += [_text(figure(row, "compute")), _text(p50), _text(row["throughput_images_per_s"], 0)]
+        cells += [_text(latency.get("cv"), 4), row["verdict"], codes]
+        yield "| " + " | ".join(str(cell) for cell in cells) + " |"
+
+
+def _text(value, digits=4) -> str:
+    return "" if value is None else f"{value:,.{digits}f}"
+
+
+def beat_lines(sweep, loops):
+    best = {}
+    for row in sweep.get("measurements", []):
+        if compute := figure(row, "compute"):
+            best[row["backend"], row["precision"], row["batch_size"]] = row["batch_size"] / compute * 1e3
+    for (backend, precision), (rate, ms) in TO_BEAT.items():
+        ours, first = best.get((backend, precision, 256)), best.get((backend, precision, 1))
+        if ours and first:
+            yield f"- {backend} {precision}: batch 256 {ours:,.0f} images/s against {rate:,} ({ours / rate:.2f}x); batch 1 {1e3 / first:.3f} ms against {ms} ({ms * first / 1e3:.2f}x)"
+    top = max((rate for (_, _, size), rate in best.items() if size == 256), default=None)
+    same = [
+        row
+        for row in loops.get("torch_compile_reduce_overhead_fp16", [])
+        if row["batch_size"] == 256 and "images_per_s" in row
+    ]
+    if top:
+        yield f"- best of all at 256: {top:,.0f} images/s, {top / COMPILED_IMAGES_PER_S:.3f} of the noted torch.compile {COMPILED_IMAGES_PER_S:,}"
+    if top and same:
+        yield f"- torch.compile reduce-overhead in the same run: {same[0]['images_per_s']:,.0f} images/s; ours is {top / same[0]['images_per_s']:.3f} of it"
+
+
+def loop_lines(loops):
+    yield "| backend | precision | batch | bare loop ms | optpipe compute p50 ms | ratio |"
+    yield "|---|---|---|---|---|---|"
+    for row in loops.get("loops", []):
+        cells = [row["backend"], row["precision"], row["batch_size"], row.get("error") or _text(row["loop_ms"])]
+        yield (
+            "| " + " | ".join(map(str, [*cells, _text(row["optpipe_ms"]), _text(row.get("optpipe_over_loop"))])) + " |"
+        )
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    sweep, loops = read(folder, "sweep") or read(folder, "smoke"), read(folder, "loops")
+    lines = ["## Sweep", *sweep_lines(sweep), "", "## Against the figures to beat", *beat_lines(sweep, loops), ""]
+    lines += ["## Against bare loops", *loop_lines(loops), "", "## Scenarios, limits, energy"]
+    for name in ("end-to-end", "offline", "multi-stream", "server", "slo", "energy"):
+        lines += [f"### {name}", *sweep_lines(read(folder, name))]
+        lines += [f"limit: {json.dumps(limit)}" for limit in [read(folder, name).get("limit")] if limit]
+    for row in read(folder, "energy").get("measurements", []):
+        lines.append(f"energy {row['backend']}: {json.dumps(row.get('energy'))}")
+    if pair := read(folder, "pair").get("comparison"):
+        lines.append(f"pair: {pair['verdict']} {json.dumps(pair['ratio'])}")
+    text = "\n".join(lines) + "\n"
+    (folder / "summary.md").write_text(text)
+    print(text)
+
+
+main()

@@ -1,0 +1,173 @@
+"""From the options of `optpipe bench` to a plan, once, at the edge."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from optpipe.commands.parsing import device_from_text, options_from_text
+from optpipe.core.events import Listener
+from optpipe.core.measurement import Mode, Scenario
+from optpipe.core.precision import precisions_from_text
+from optpipe.core.store import Store
+from optpipe.errors import BadInputError
+from optpipe.measuring.interleave import METRICS, Metric
+from optpipe.measuring.measure import Load
+from optpipe.measuring.slo import slo_from_text
+from optpipe.measuring.sweep import batch_sizes_from_text
+from optpipe.measuring.validity import LIMITS
+from optpipe.stages.bench import BenchPlan
+from optpipe.stages.subjects import StoredArtifact, artifacts_named, runnable_here
+
+Kind = TypeVar("Kind", Scenario, Mode)
+
+
+def bench_plan(
+    *,
+    batch: str | None,
+    scenario: str,
+    mode: str,
+    streams: int,
+    rate: float | None,
+    slo: str | None,
+    tune: bool,
+    percentile: float,
+    min_time: float,
+    max_time: float,
+    warm_up: float,
+    max_warm_up: float,
+    max_cv: str,
+    all_sizes: bool,
+    images: Path | None,
+    option: Sequence[str],
+    affinity: str | None,
+    seed: int,
+    energy: bool,
+    interleave: bool,
+) -> BenchPlan:
+    """Reads and checks the options; raises BadInputError for what cannot be meant."""
+    limit = slo_from_text(slo) if slo else None
+    kind, how = _one_of(Scenario, scenario, "--scenario"), _one_of(Mode, mode, "--mode")
+    _check_load(kind, streams, rate, has_limit=limit is not None)
+    if not 0 < percentile < 100:
+        message = f"--percentile {percentile:g}: give a number between 0 and 100, such as 99 or 99.9"
+        raise BadInputError(message)
+    if not 0 < min_time <= max(max_time, 12.0 if energy else 0.0) or warm_up < 0 or max_warm_up < warm_up:
+        message = "times must be positive, with --min-time up to --max-time and --warm-up up to --max-warm-up"
+        raise BadInputError(message)
+    if interleave and (tune or limit):
+        message = "--interleave compares two artifacts as they are; tune (--tune) or search (--slo) before"
+        raise BadInputError(message)
+    load = Load(
+        batch_size=1,
+        scenario=kind,
+        mode=how,
+        streams=streams,
+        rate_per_s=rate,
+        min_seconds=min_time,
+        max_seconds=max(max_time, min_time),
+        percentile=max(percentile, limit.percent) if limit else percentile,
+        warm_up_seconds=warm_up,
+        max_warm_up_seconds=max_warm_up,
+    )
+    return BenchPlan(
+        load=load,
+        batches=batch_sizes_from_text(batch) if batch else None,
+        slo=limit,
+        tune=tune,
+        to_the_end=all_sizes,
+        options=options_from_text(option),
+        images=images,
+        affinity=_cpus_from_text(affinity),
+        limits={**LIMITS, "max_cv": _share(max_cv, "--max-cv")},
+        seed=seed,
+    )
+
+
+def bench_targets(
+    models: Sequence[str],
+    store: Store,
+    precision: str | None,
+    backend: str | None,
+    device: str | None,
+    listener: Listener,
+) -> tuple[tuple[StoredArtifact, ...], ...]:
+    """For each MODEL what it names and can run here; what cannot is said."""
+    precisions = tuple(str(each) for each in precisions_from_text(precision)) if precision else ()
+    backends = tuple(name.strip() for name in backend.split(",") if name.strip()) if backend else ()
+    target = device_from_text(device)
+    groups = []
+    for model in models:
+        able, reasons = runnable_here(artifacts_named(model, store, precisions, backends, target))
+        for label, why_not in reasons.items():
+            listener.warn(f"not measured: {label}: {why_not}")
+        if any(not each.entry.info["weights"]["trained"] for each in able):
+            listener.warn(f"{model}: weights are random; speed can be judged, answers cannot")
+        groups.append(able)
+    return tuple(groups)
+
+
+def pair_from_targets(
+    models: Sequence[str], groups: Sequence[Sequence[StoredArtifact]], metric: str
+) -> tuple[StoredArtifact, StoredArtifact, Metric]:
+    """The two artifacts of `--interleave`: two MODELs of one artifact each, or one MODEL that names two."""
+    if metric not in METRICS:
+        message = f"--metric {metric}: give one of {', '.join(METRICS)}"
+        raise BadInputError(message)
+    every = [artifact for group in groups for artifact in group]
+    if len(every) != 2:
+        labels = ", ".join(f"{each.entry.id} {each.label}" for each in every)
+        message = (
+            f"--interleave compares two artifacts, and {' '.join(models)} names {len(every)}: {labels}\ngive two ids"
+        )
+        raise BadInputError(message)
+    return every[0], every[1], metric
+
+
+def _check_load(kind: Scenario, streams: int, rate: float | None, *, has_limit: bool) -> None:
+    if streams < 1 or (streams > 1 and kind not in (Scenario.MULTI_STREAM, Scenario.OFFLINE)):
+        message = f"--streams {streams}: at least 1, and more than 1 only with --scenario multi-stream or offline"
+        raise BadInputError(message)
+    if kind is Scenario.SERVER and rate is None and not has_limit:
+        message = "--scenario server needs --rate QUERIES_PER_SECOND, or --slo to search the highest"
+        raise BadInputError(message)
+    if rate is not None and (kind is not Scenario.SERVER or rate <= 0):
+        message = "--rate must be positive, and belongs to --scenario server"
+        raise BadInputError(message)
+
+
+def _one_of(kinds: type[Kind], text: str, flag: str) -> Kind:
+    try:
+        return kinds(text)
+    except ValueError as error:
+        message = f"{flag} {text}: give one of {', '.join(kinds)}"
+        raise BadInputError(message) from error
+
+
+def _share(text: str, flag: str) -> float:
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 < value <= 10:
+        message = f"{flag} {text}: give a share such as 2.5% or 0.025"
+        raise BadInputError(message)
+    return value
+
+
+def _cpus_from_text(text: str | None) -> tuple[int, ...] | None:
+    import os
+
+    if text is None:
+        return None
+    cpus: set[int] = set()
+    try:
+        for part in text.split(","):
+            low, _, high = part.partition("-")
+            cpus |= set(range(int(low), int(high or low) + 1))
+    except ValueError:
+        cpus = set()
+    have = os.sched_getaffinity(0)
+    if not cpus or cpus - have:
+        message = f"--affinity {text}: give processors out of {','.join(map(str, sorted(have)))}, such as 0,2 or 4-7"
+        raise BadInputError(message)
+    return tuple(sorted(cpus))

@@ -1,0 +1,66 @@
+"""The inputs that a benchmark rotates through: real ones first, then seeded variations of them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optpipe.core.card import ModelCard
+from optpipe.core.hashing import tensors_sha256
+from optpipe.inputs.images import batches, find_images
+
+SIZE = 64
+
+
+def varied(real: Mapping[str, NDArray[Any]], size: int, seed: int) -> dict[str, NDArray[Any]]:
+    """`size` rows per input: the real ones, then copies of them rolled along their last axis by a seeded step.
+
+    A rolled picture has the same values, hence the same power draw and rounding, and no cache has seen it.
+    """
+    count = min(len(array) for array in real.values())
+    steps = np.random.default_rng(seed).integers(1, 1 << 16, size)
+    rows: dict[str, NDArray[Any]] = {}
+    for name, array in real.items():
+        made = [array[row] for row in range(min(count, size))]
+        for row in range(count, size):
+            width = array.shape[-1] if array.ndim > 1 else 1
+            made.append(np.roll(array[row % count], 1 + int(steps[row]) % max(width - 1, 1), axis=-1))
+        rows[name] = np.ascontiguousarray(np.stack(made))
+    return rows
+
+
+def images_pool(card: ModelCard, folder: Path, size: int = SIZE) -> dict[str, NDArray[Any]]:
+    """Up to `size` pictures of `folder` as the model's first input, preprocessed as its card says."""
+    from optpipe.errors import BadInputError
+
+    if card.transform is None:
+        message = f"--images: {card.name} has no image preprocessing on its card"
+        raise BadInputError(message)
+    found = find_images(folder, size)
+    return {card.inputs[0].name: np.concatenate(list(batches(found.paths, card.transform, 16, threads=2)))}
+
+
+def save_pool(directory: Path, prefix: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, str]:
+    """Writes each array to `directory`; returns name → file."""
+    directory.mkdir(parents=True, exist_ok=True)
+    files: dict[str, str] = {}
+    for index, (name, array) in enumerate(arrays.items()):
+        path = directory / f"{prefix}{index}.npy"
+        np.save(path, array, allow_pickle=False)
+        files[name] = str(path)
+    return files
+
+
+def pool_record(kind: str, real: int, arrays: Mapping[str, NDArray[Any]], seed: int) -> dict[str, Any]:
+    """How the pool is described in a measurement."""
+    size = min(len(array) for array in arrays.values())
+    return {
+        "kind": kind,
+        "count": size,
+        "real": real if kind == "images" else 0,
+        "variations": size - real,
+        "seed": seed,
+        "sha256": tensors_sha256(dict(arrays)),
+    }

@@ -1,0 +1,84 @@
+"""A B B A …: two subjects in turn, a fresh process each time, so that neither memory layout nor the hour favours one."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from optpipe.core.measurement import Measurement
+from optpipe.errors import BadInputError, StageError
+from optpipe.measuring.slo import ran
+from optpipe.stats.ratio import SMALLEST_ROUNDS, Ratio, ratio_of_rounds
+
+Metric = Literal["p50", "p90", "p99", "mean", "throughput"]
+METRICS: tuple[Metric, ...] = ("p50", "p90", "p99", "mean", "throughput")
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Contender over baseline, and the figure of every process that it rests on."""
+
+    metric: Metric
+    ratio: Ratio
+    baseline: tuple[float, ...]
+    contender: tuple[float, ...]
+    """Milliseconds per query, in order of the rounds; for `throughput`, per image."""
+    measurements: tuple[Measurement, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of `comparison.json`."""
+        unit = "ms_per_image" if self.metric == "throughput" else "ms"
+        return {
+            "schema": "optpipe.comparison",
+            "schema_version": 1,
+            "metric": self.metric,
+            "verdict": str(self.ratio.change),
+            "ratio": self.ratio.to_dict(),
+            f"baseline_{unit}": list(self.baseline),
+            f"contender_{unit}": list(self.contender),
+            "unit_of_replication": "fresh process",
+            "measurements": [each.id for each in self.measurements],
+        }
+
+
+def interleaved(
+    measure_baseline: Callable[[str], Measurement],
+    measure_contender: Callable[[str], Measurement],
+    rounds: int,
+    metric: Metric,
+) -> Comparison | tuple[Measurement, ...]:
+    """Runs the rounds; every other one begins with the contender. Interrupted early, returns what was measured.
+
+    Raises StageError when a process fails: a comparison with holes would be one-sided.
+    """
+    if rounds < SMALLEST_ROUNDS:
+        message = f"--rounds {rounds}: an interval over processes needs at least {SMALLEST_ROUNDS} rounds"
+        raise BadInputError(message)
+    figures: dict[str, list[float]] = {"a": [], "b": []}
+    every: list[Measurement] = []
+    measures = {"a": measure_baseline, "b": measure_contender}
+    for turn in range(rounds):
+        for side in "ab" if turn % 2 == 0 else "ba":
+            found = measures[side](f"{side}{turn:03}")
+            every.append(found)
+            if found.interrupted:
+                return tuple(every)
+            figures[side].append(_figure(found, metric))
+    ratio = ratio_of_rounds(figures["a"], figures["b"])
+    return Comparison(metric, ratio, tuple(figures["a"]), tuple(figures["b"]), tuple(every))
+
+
+def _figure(found: Measurement, metric: Metric) -> float:
+    wrong = [reason for reason in found.reasons if reason.code in ("wrong-output", "stale-answer", "cached-answer")]
+    if not ran(found) or found.latency is None or wrong:
+        reason = (wrong or list(found.reasons))[0]
+        message = f"{found.subject.artifact}: {reason.message}; {reason.remedy}"
+        raise StageError(message)
+    if metric == "throughput":
+        return 1e3 / found.throughput_images_per_s.value if found.throughput_images_per_s else float("nan")
+    if metric == "mean":
+        return found.latency.mean
+    percentile = found.latency.percentile(float(metric[1:]))
+    if percentile is None:
+        message = f"{metric} of one process needs more samples: {found.latency.withheld.get(metric)}; raise --min-time"
+        raise BadInputError(message)
+    return percentile.value

@@ -1,0 +1,136 @@
+"""Looks at the machine a few times a second while the worker measures: NVML and /proc, no spinning, no subprocess."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+INTERVAL_S = 0.2
+
+THROTTLE_REASONS: Mapping[int, str] = {
+    0x04: "power cap",
+    0x08: "hardware slowdown",
+    0x20: "thermal slowdown (software)",
+    0x40: "thermal slowdown (hardware)",
+    0x80: "power brake",
+}
+"""NVML's clock event reasons that take speed away. Idle, and clocks that someone set, are no throttling."""
+
+Row = dict[str, int | float | None]
+
+
+class MachineSampler:
+    """Looks at one worker and the device it uses."""
+
+    def __init__(self, pid: int, gpu_uuid: str | None = None) -> None:
+        self._pid = pid
+        self._gpu = _Gpu(gpu_uuid) if gpu_uuid else None
+        self._last = self._counters()
+        self._ticks = os.sysconf("SC_CLK_TCK")
+
+    def look(self) -> Row:
+        """One row with the columns of `core.measurement.MACHINE_COLUMNS`; rates are since the last look."""
+        now = self._counters()
+        seconds = max((now["time_ns"] - self._last["time_ns"]) / 1e9, 1e-9)
+        rate = {name: max(0, now[name] - self._last[name]) / seconds for name in now}
+        busy, worker, own = (rate[name] / self._ticks for name in ("busy", "worker", "own"))
+        self._last = now
+        row: Row = {
+            "time_ns": now["time_ns"],
+            "other_cpu_cores": max(0.0, busy - worker - own),
+            "worker_cpu_cores": worker,
+            "worker_waited_cores": rate["waited_ns"] / 1e9,
+            "worker_rss_bytes": _resident_bytes(self._pid),
+            "cpu_mhz": _cpu_mhz(),
+        }
+        return row | (self._gpu.look(self._pid) if self._gpu else {})
+
+    def _counters(self) -> dict[str, int]:
+        return {
+            "time_ns": perf_counter_ns(),
+            "busy": _busy_ticks(),
+            "worker": _process_ticks(self._pid),
+            "own": _process_ticks(os.getpid()),
+            "waited_ns": _waited_ns(self._pid),
+        }
+
+
+def _busy_ticks() -> int:
+    """Everything the processors did but idle and wait for disks; time stolen by the hypervisor counts as busy."""
+    with Path("/proc/stat").open(encoding="ascii") as file:
+        user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, file.readline().split()[1:9])
+    return user + nice + system + irq + softirq + steal
+
+
+def _process_ticks(pid: int) -> int:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return int(fields[11]) + int(fields[12])
+
+
+def _waited_ns(pid: int) -> int:
+    total = 0
+    for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        try:
+            total += int(path.read_text(encoding="ascii").split()[1])
+        except (OSError, IndexError):
+            continue
+    return total
+
+
+def _resident_bytes(pid: int) -> int | None:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return None
+
+
+def _cpu_mhz() -> float | None:
+    readings = []
+    for path in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_cur_freq"):
+        try:
+            readings.append(int(path.read_text(encoding="ascii")) / 1000)
+        except (OSError, ValueError):
+            continue
+    return sum(readings) / len(readings) if readings else None
+
+
+class _Gpu:
+    """One GPU by its UUID, through NVML. What the driver does not support stays null."""
+
+    def __init__(self, uuid: str) -> None:
+        import pynvml
+
+        self._nvml: Any = pynvml
+        pynvml.nvmlInit()
+        self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+
+    def look(self, pid: int) -> Row:
+        nvml, handle = self._nvml, self._handle
+        memory = self._read(nvml.nvmlDeviceGetMemoryInfo, handle)
+        load = self._read(nvml.nvmlDeviceGetUtilizationRates, handle)
+        power = self._read(nvml.nvmlDeviceGetPowerUsage, handle)
+        processes = self._read(nvml.nvmlDeviceGetComputeRunningProcesses, handle)
+        mine = [process for process in processes or [] if process.pid == pid]
+        return {
+            "gpu_sm_mhz": self._read(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
+            "gpu_mem_mhz": self._read(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM),
+            "gpu_temperature_c": self._read(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
+            "gpu_power_w": None if power is None else power / 1000,
+            "gpu_energy_mj": self._read(nvml.nvmlDeviceGetTotalEnergyConsumption, handle),
+            "gpu_utilization": None if load is None else int(load.gpu),
+            "gpu_used_bytes": None if memory is None else int(memory.used),
+            "gpu_worker_bytes": mine[0].usedGpuMemory if mine else None,
+            # in a container NVML shows other processes by ids of the host: one process is the worker's own
+            "gpu_other_processes": None if processes is None else len(processes) - min(1, len(processes)),
+            "gpu_throttle_reasons": self._read(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle),
+        }
+
+    def _read(self, call: Any, *arguments: Any) -> Any:
+        try:
+            return call(*arguments)
+        except self._nvml.NVMLError:
+            return None

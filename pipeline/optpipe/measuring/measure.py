@@ -1,0 +1,275 @@
+"""From an answer of the worker to a `Measurement`: samples to Parquet, summary, memory, energy, verdict."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optpipe.core.measurement import (
+    MACHINE_COLUMNS,
+    Estimate,
+    LatencySummary,
+    Measurement,
+    Mode,
+    OutputCheck,
+    Phase,
+    Reason,
+    Scenario,
+    Subject,
+    Validity,
+)
+from optpipe.measuring.energy import energy_per_image
+from optpipe.measuring.process import Answer, WorkerProcess
+from optpipe.measuring.validity import LIMITS, Evidence, reasons_for
+from optpipe.stats.percentiles import PERCENTS, samples_needed, summary_from_ns
+from optpipe.stats.stability import mean_interval
+from optpipe.worker.plan import Point
+from optpipe.worker.spool import frame_from_spool
+
+if TYPE_CHECKING:
+    import polars as pl
+
+PARTS = ("enqueue", "h2d", "compute", "d2h")
+GROUPS = 10
+"""Consecutive groups of samples whose throughputs give its interval."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What to put on a subject, before it has a name and files."""
+
+    batch_size: int
+    scenario: Scenario = Scenario.SINGLE_STREAM
+    mode: Mode = Mode.COMPUTE
+    streams: int = 1
+    rate_per_s: float | None = None
+    min_seconds: float = 3.0
+    max_seconds: float = 60.0
+    percentile: float = 99.0
+    """The highest percentile that is wanted: it decides the sample count."""
+    warm_up_seconds: float = 0.5
+    max_warm_up_seconds: float = 20.0
+    output_checks: int = 16
+    cache_probes: int = 12
+
+    @property
+    def wanted_samples(self) -> int:
+        """As many as the percentile needs."""
+        return samples_needed(self.percentile)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Where measurements of a run go, and what is said of all of them."""
+
+    directory: Path
+    limits: Mapping[str, float] = field(default_factory=lambda: LIMITS)
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    caveats: tuple[str, ...] = ()
+
+
+def measure(worker: WorkerProcess, subject: Subject, load: Load, name: str, frame: Frame) -> tuple[Measurement, Answer]:
+    """Measures one point; a failure is a measurement too, INVALID with its reason."""
+    spool = frame.directory / "samples" / f"{name}.spool"
+    spool.parent.mkdir(parents=True, exist_ok=True)
+    started = datetime.now(UTC).isoformat(timespec="milliseconds")
+    answer = worker.measure(point_of(load, name, spool))
+    subject = replace(
+        subject,
+        affinity=tuple(worker.facts["affinity"]) if worker.facts else subject.affinity,
+    )
+    blank = Measurement(
+        id=name,
+        subject=subject,
+        batch_size=load.batch_size,
+        scenario=load.scenario,
+        mode=load.mode,
+        verdict=Validity.INVALID,
+        reasons=(),
+        streams=load.streams,
+        offered_rate_per_s=load.rate_per_s,
+        inputs={**frame.inputs, "rotated": (answer.done or {}).get("rotated", 0)},
+        limits=dict(frame.limits),
+        caveats=frame.caveats,
+        interrupted=answer.interrupted,
+        started_utc=started,
+    )
+    return measurement_from_answer(blank, answer, load, worker, frame), answer
+
+
+def point_of(load: Load, name: str, spool: Path) -> Point:
+    """The load as the worker is told of it."""
+    return Point(
+        id=name,
+        batch_size=load.batch_size,
+        scenario=load.scenario,
+        mode=load.mode,
+        spool=str(spool),
+        min_seconds=load.min_seconds,
+        min_samples=load.wanted_samples,
+        max_seconds=max(load.max_seconds, load.min_seconds),
+        warm_up_seconds=load.warm_up_seconds,
+        max_warm_up_seconds=max(load.max_warm_up_seconds, load.warm_up_seconds),
+        rate_per_s=load.rate_per_s,
+        output_checks=load.output_checks,
+        cache_probes=load.cache_probes,
+    )
+
+
+def measurement_from_answer(
+    blank: Measurement, answer: Answer, load: Load, worker: WorkerProcess, frame: Frame
+) -> Measurement:
+    """Fills `blank` from the answer's samples and machine rows, and judges it."""
+    samples = stored_samples(Path(answer.point.spool))
+    machine = stored_machine(frame.directory / "machine" / f"{blank.id}.parquet", answer)
+    measured = samples.filter(samples["phase"] == Phase.MEASURED).sort("end_ns", maintain_order=True)
+    filled = replace(
+        blank,
+        samples=len(measured),
+        warm_up_samples=len(samples) - len(measured),
+        samples_file=f"samples/{blank.id}.parquet" if len(samples) else None,
+        machine_file=f"machine/{blank.id}.parquet" if len(machine) else None,
+    )
+    failure = _failure(answer)
+    if measured.is_empty():
+        return replace(filled, reasons=failure or (_nothing_measured(answer),))
+    during = _during(machine, measured)
+    check = OutputCheck(**answer.done["output_check"]) if answer.done else None
+    evidence = Evidence(
+        samples=measured,
+        machine=during,
+        scenario=load.scenario,
+        mode=load.mode,
+        cpus=len(blank.subject.affinity or (0,)),
+        steady=bool(answer.done and answer.done["steady"]),
+        wanted_samples=load.wanted_samples,
+        output_check=check,
+        cache_probe=answer.done["cache_probe"] if answer.done else {},
+        rate_per_s=load.rate_per_s,
+        interrupted=answer.interrupted,
+        limits=frame.limits,
+    )
+    reasons = (*failure, *reasons_for(evidence))
+    images = int(measured["images"].sum())
+    return replace(
+        filled,
+        verdict=Validity.INVALID if any(reason.invalidates for reason in reasons) else Validity.VALID,
+        reasons=reasons,
+        **_figures(measured, load),
+        host_peak_bytes=answer.done["host_peak_bytes"] if answer.done else None,
+        device_peak_bytes=_device_peak(machine, worker, answer),
+        energy_j_per_image=energy_per_image(during, images, _seconds(measured)),
+        output_check=check,
+    )
+
+
+def stored_samples(spool: Path) -> "pl.DataFrame":
+    """Turns the spool into Parquet beside it; empty where the worker never opened one."""
+    import polars as pl
+
+    from optpipe.core.measurement import SAMPLE_COLUMNS
+
+    if not spool.exists():
+        return pl.DataFrame(schema={name: getattr(pl, kind) for name, kind in SAMPLE_COLUMNS.items()})
+    frame = frame_from_spool(spool)
+    frame.write_parquet(spool.with_suffix(".parquet"))
+    spool.unlink()
+    return frame
+
+
+def stored_machine(path: Path, answer: Answer) -> "pl.DataFrame":
+    """Writes the machine's rows to Parquet, all columns of the schema."""
+    import polars as pl
+
+    schema = {name: getattr(pl, kind) for name, kind in MACHINE_COLUMNS.items()}
+    frame = pl.DataFrame([{name: row.get(name) for name in schema} for row in answer.rows], schema=schema)
+    if len(frame):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        frame.write_parquet(path)
+    return frame
+
+
+def _figures(measured: "pl.DataFrame", load: Load) -> dict[str, Any]:
+    wanted = tuple(percent for percent in (*PERCENTS, load.percentile) if percent <= max(99.0, load.percentile))
+    percents = tuple(sorted(set(wanted)))
+    latency = (measured["end_ns"] - measured["scheduled_ns"]).to_numpy()
+    throughput = _throughput(measured, load.scenario)
+    return {
+        "latency": summary_from_ns(latency, percents),
+        "parts": _parts(measured, percents, load.scenario),
+        "duration_s": _seconds(measured),
+        "throughput_images_per_s": throughput,
+        "throughput_batches_per_s": throughput.value * len(measured) / int(measured["images"].sum()),
+    }
+
+
+def _parts(measured: "pl.DataFrame", percents: tuple[float, ...], scenario: Scenario) -> dict[str, LatencySummary]:
+    found = {
+        part: summary_from_ns(measured[f"{part}_ns"].to_numpy(), percents)
+        for part in PARTS
+        if measured[f"{part}_ns"].null_count() == 0
+    }
+    if scenario is Scenario.SERVER:
+        found["queue"] = summary_from_ns((measured["start_ns"] - measured["scheduled_ns"]).to_numpy(), percents)
+        found["service"] = summary_from_ns((measured["end_ns"] - measured["start_ns"]).to_numpy(), percents)
+    return found
+
+
+def _throughput(measured: "pl.DataFrame", scenario: Scenario) -> Estimate:
+    """Images per second: while answering (closed loops), or from the first start to the last end (offline, server)."""
+    import numpy as np
+
+    images = measured["images"].to_numpy().astype(float)
+    if scenario in (Scenario.SINGLE_STREAM, Scenario.MULTI_STREAM):
+        busy = (measured["end_ns"] - measured["start_ns"]).to_numpy() / 1e9
+        note = "images over the time spent answering"
+    else:
+        ends = measured["end_ns"].to_numpy()
+        busy = np.diff(ends, prepend=measured["start_ns"].to_numpy().min()) / 1e9
+        note = "images from the first start to the last end"
+    groups = min(GROUPS, len(images))
+    parts = zip(np.array_split(images, groups), np.array_split(busy, groups), strict=True)
+    rates: np.ndarray = np.array([float(some.sum() / max(time.sum(), 1e-12)) for some, time in parts])
+    return Estimate(float(images.sum() / max(busy.sum(), 1e-12)), mean_interval(rates), note)
+
+
+def _seconds(measured: "pl.DataFrame") -> float:
+    return float(measured["end_ns"].max() - measured["start_ns"].min()) / 1e9  # type: ignore[operator,arg-type]
+
+
+def _during(machine: "pl.DataFrame", measured: "pl.DataFrame") -> "pl.DataFrame":
+    """Rows whose interval lies inside the measurement; rates look back, so the first row after the start is left out."""
+    start, end = measured["start_ns"].min(), measured["end_ns"].max()
+    inside = machine.filter((machine["time_ns"] >= start) & (machine["time_ns"] <= end))
+    return inside.slice(1) if len(inside) > 2 else inside
+
+
+def _device_peak(machine: "pl.DataFrame", worker: WorkerProcess, answer: Answer) -> int | None:
+    """The worker's own peak where the driver says it, else the device's growth; without the rotated inputs."""
+    if machine.is_empty() or not answer.done:
+        return None
+    own, whole = machine["gpu_worker_bytes"].max(), machine["gpu_used_bytes"].max()
+    rotated = int(answer.done["rotation_bytes"])
+    if isinstance(own, int) and own > 0:
+        return max(0, own - rotated)
+    if isinstance(whole, int) and worker.baseline_gpu_bytes is not None:
+        return max(0, whole - worker.baseline_gpu_bytes - rotated)
+    return None
+
+
+def _failure(answer: Answer) -> tuple[Reason, ...]:
+    if answer.failure is None:
+        return ()
+    remedies = {
+        "out-of-memory": "use a smaller batch, fewer streams, or a smaller precision",
+        "died": "run it again; if it repeats, report it with the worker's last words",
+        "refused": "see the message",
+    }
+    return (Reason(answer.failure, answer.message, remedies[answer.failure], invalidates=True),)
+
+
+def _nothing_measured(answer: Answer) -> Reason:
+    if answer.interrupted:
+        return Reason("interrupted", "stopped before anything was measured", "run it again", invalidates=True)
+    return Reason("too-few-samples", "nothing was measured", "give it more time with --max-time", invalidates=True)

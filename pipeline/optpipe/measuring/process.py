@@ -1,0 +1,170 @@
+"""A worker process from the parent's side: ask for points, listen for events, look at the machine in between."""
+
+import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+from types import TracebackType
+from typing import Any, Self
+
+from optpipe.errors import ExitStatus, StageError
+from optpipe.measuring.machine import INTERVAL_S, MachineSampler, Row
+from optpipe.worker.plan import Point, SessionPlan
+from optpipe.worker.spool import request_stop, spooled_count
+
+STOP_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back for one point. Samples lie in the point's spool whatever happened."""
+
+    point: Point
+    done: dict[str, Any] | None
+    """The worker's closing words; None where it did not get that far."""
+    failure: str | None = None
+    """`out-of-memory`, `refused` or `died`."""
+    message: str = ""
+    status: ExitStatus = ExitStatus.STAGE_FAILED
+    rows: tuple[Row, ...] = ()
+    interrupted: bool = False
+
+
+@dataclass
+class WorkerProcess:
+    """Starts on entry; ends, by force if need be, on exit."""
+
+    plan: SessionPlan
+    directory: Path
+    """For the session's plan and the worker's log."""
+    on_progress: Callable[[Point, int], None] = lambda _point, _count: None
+    facts: dict[str, Any] = field(default_factory=dict)
+    baseline_gpu_bytes: int | None = None
+    _process: "subprocess.Popen[bytes] | None" = None
+    _buffer: bytes = b""
+
+    def __enter__(self) -> Self:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        session = self.directory / "session.json"
+        session.write_text(self.plan.to_json(), encoding="utf-8")
+        with (self.directory / "worker.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "optpipe.worker", str(session)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C is the parent's to handle: the worker ends its measurement in order
+                bufsize=0,
+            )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        process = self._running()
+        if process.stdin:
+            process.stdin.close()
+        try:
+            process.wait(timeout=0.1 if kind else STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if process.stdout:
+            process.stdout.close()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can take another point."""
+        return self._process is not None and self._process.poll() is None
+
+    def measure(self, point: Point) -> Answer:
+        """Puts one point on the worker and waits for its end, looking at the machine every INTERVAL_S."""
+        process = self._running()
+        try:
+            if process.stdin:
+                process.stdin.write(point.to_json().encode() + b"\n")
+        except BrokenPipeError:
+            pass  # it died while loading: its own words or its log say why
+        return self._listen(point)
+
+    def _listen(self, point: Point) -> Answer:
+        rows: list[Row] = []
+        sampler: MachineSampler | None = self._sampler()
+        deadline: float | None = None
+        while True:
+            try:
+                event = self._event(INTERVAL_S)
+                if event is None and sampler is not None:
+                    rows.append(sampler.look())
+                    self.on_progress(point, spooled_count(Path(point.spool)))
+            except KeyboardInterrupt:
+                if deadline is not None:
+                    raise
+                request_stop(Path(point.spool))
+                deadline = monotonic() + STOP_SECONDS
+                continue
+            kind = event["event"] if event else None
+            if event and kind == "ready":
+                self.facts = event
+                sampler = self._sampler()
+            elif event and kind == "measuring" and sampler is not None:
+                rows.append(sampler.look())  # rates start anew with the measured part
+            elif event and kind == "done":
+                rows.extend([sampler.look()] if sampler else [])
+                return Answer(point, event, rows=tuple(rows), interrupted=bool(event["stopped"]))
+            elif event and kind in ("out-of-memory", "failed", "ended"):
+                return self._failed(point, event, rows)
+            if deadline is not None and monotonic() > deadline:
+                self._running().kill()
+
+    def _sampler(self) -> MachineSampler | None:
+        return MachineSampler(int(self.facts["pid"]), self.facts.get("gpu_uuid")) if self.facts else None
+
+    def _failed(self, point: Point, event: dict[str, Any], rows: list[Row]) -> Answer:
+        if event["event"] == "out-of-memory":
+            return Answer(point, None, "out-of-memory", event["message"], rows=tuple(rows))
+        if event["event"] == "failed":
+            return Answer(point, None, "refused", event["message"], ExitStatus(event["status"]), tuple(rows))
+        code = self._running().wait()
+        killed = code == -9
+        return Answer(
+            point,
+            None,
+            "out-of-memory" if killed else "died",
+            "the system killed the worker (no memory left on the host)" if killed else self._last_words(code),
+            rows=tuple(rows),
+        )
+
+    def _event(self, seconds: float) -> dict[str, Any] | None:
+        """The next event, None after `seconds` without one, `ended` when the worker has closed its output."""
+        process = self._running()
+        if process.stdout is None:
+            message = "the worker has no output"
+            raise StageError(message)
+        while b"\n" not in self._buffer:
+            ready, _, _ = select.select([process.stdout], [], [], seconds)
+            if not ready:
+                return None
+            chunk = os.read(process.stdout.fileno(), 65536)
+            if not chunk:
+                return {"event": "ended"}
+            self._buffer += chunk
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        event: dict[str, Any] = json.loads(line)
+        return event
+
+    def _last_words(self, code: int) -> str:
+        log = (self.directory / "worker.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        how = f"signal {-code}" if code < 0 else f"status {code}"
+        return f"the worker ended with {how}: {log[-1][:240] if log else 'it said nothing'}"
+
+    def _running(self) -> "subprocess.Popen[bytes]":
+        if self._process is None:
+            message = "the worker was not started"
+            raise StageError(message)
+        return self._process

@@ -1,0 +1,86 @@
+"""Which batch sizes to measure next. Pure decisions over a function that measures one."""
+
+from collections.abc import Callable, Sequence
+
+from optpipe.core.measurement import Measurement
+from optpipe.errors import BadInputError
+from optpipe.measuring.slo import Slo, ran
+
+SMALLEST_GAIN = 1.05
+"""Two steps in a row with less than 5 % more throughput: saturated."""
+
+
+def batch_sizes_from_text(text: str) -> tuple[int, ...]:
+    """Reads `--batch`: `8`, a list `1,8,32`, or powers of two `1:256`."""
+    try:
+        if ":" in text:
+            low, high = (int(part) for part in text.split(":"))
+            sizes = [low]
+            while sizes[-1] * 2 <= high:
+                sizes.append(sizes[-1] * 2)
+            if low < 1 or high < low:
+                raise ValueError  # noqa: TRY301
+            return tuple(sizes) if sizes[-1] == high else (*sizes, high)
+        sizes = sorted({int(part) for part in text.split(",")})
+        if sizes[0] < 1:
+            raise ValueError  # noqa: TRY301
+        return tuple(sizes)
+    except ValueError as error:
+        message = f"--batch {text}: give sizes of at least 1, such as 8, 1,8,32, or 1:256 for powers of two"
+        raise BadInputError(message) from error
+
+
+def sweep(
+    measure: Callable[[int], Measurement], sizes: Sequence[int], slo: Slo | None = None, *, to_the_end: bool = False
+) -> list[Measurement]:
+    """Measures `sizes` upwards until memory, saturation or the limit ends it; then closes in on the limit.
+
+    A size that ran out of memory is in the result, without figures. With a limit, saturation does not end the sweep.
+    """
+    found: list[Measurement] = []
+    for size in sorted(set(sizes)):
+        found.append(measure(size))
+        if found[-1].interrupted or not ran(found[-1]):
+            break
+        if slo is not None and not slo.met(found[-1]):
+            break
+        if slo is None and not to_the_end and saturated(found):
+            break
+    if slo is not None and not found[-1].interrupted:
+        found += closing_in(measure, found, slo)
+    return sorted(found, key=lambda each: each.batch_size)
+
+
+def saturated(found: Sequence[Measurement]) -> bool:
+    """Whether the last two sizes each gave less than 5 % more throughput than the best before them."""
+    rates = [each.throughput_images_per_s.value for each in found if each.throughput_images_per_s]
+    if len(rates) < 3:
+        return False
+    return all(rates[at] < SMALLEST_GAIN * max(rates[:at]) for at in (len(rates) - 2, len(rates) - 1))
+
+
+def closing_in(measure: Callable[[int], Measurement], found: Sequence[Measurement], slo: Slo) -> list[Measurement]:
+    """Halves between the largest size inside the limit and the smallest beyond it, to one eighth of the size or to 1."""
+    inside = max((each.batch_size for each in found if slo.met(each)), default=0)
+    beyond = min((each.batch_size for each in found if not slo.met(each)), default=0)
+    more: list[Measurement] = []
+    while inside and beyond - inside > max(1, inside // 8):
+        more.append(measure((inside + beyond) // 2))
+        if more[-1].interrupted:
+            break
+        if slo.met(more[-1]):
+            inside = more[-1].batch_size
+        else:
+            beyond = more[-1].batch_size
+    return more
+
+
+def largest_inside(found: Sequence[Measurement], slo: Slo) -> Measurement | None:
+    """The largest batch that meets the limit."""
+    return max((each for each in found if slo.met(each)), key=lambda each: each.batch_size, default=None)
+
+
+def nearest(found: Sequence[Measurement], slo: Slo) -> Measurement | None:
+    """What comes closest to a limit that nothing meets."""
+    measured = [each for each in found if slo.value(each) is not None]
+    return min(measured, key=lambda each: (slo.value(each) or (0.0,))[0], default=None)

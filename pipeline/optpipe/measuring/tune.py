@@ -1,0 +1,105 @@
+"""Which runtime options are fastest for this artifact and batch here. One option at a time from the defaults.
+
+Only a *valid* measurement can win, and it must beat the defaults by more than noise: a choice that flips from run to run
+would be worse than the defaults. Options that change the arithmetic (TF32) are never touched.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from optpipe.core.measurement import Measurement
+from optpipe.measuring.slo import ran, valid
+
+SMALLEST_GAIN = 0.02
+"""An option is changed only for at least this much more throughput."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Options that were tried, with what they gave at each batch size."""
+
+    options: Mapping[str, Any]
+    measurements: tuple[Measurement, ...]
+
+
+def choices(defaults: Mapping[str, Any], cpus: int) -> dict[str, tuple[Any, ...]]:
+    """The values worth trying for each option that a backend has and that takes effect when loading."""
+    threads = sorted({1 << power for power in range(cpus.bit_length()) if 1 << power <= cpus} | {cpus})
+    known: dict[str, tuple[Any, ...]] = {
+        "nhwc": (True, False),
+        "cuda_graph": (True, False),
+        "channels_last": (True, False),
+        "cudnn_search": ("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
+        "threads": tuple(threads),
+    }
+    return {name: known[name] for name in defaults if name in known}
+
+
+def tune(
+    measure: Callable[[Mapping[str, Any]], tuple[Measurement, ...]], defaults: Mapping[str, Any], cpus: int
+) -> tuple[Trial, ...]:
+    """Tries the defaults, then each other value of each option with the best so far in the others; at every batch size.
+
+    `measure` loads the artifact with some options and measures all batch sizes.
+    """
+    trials = [Trial(dict(defaults), measure(defaults))]
+    best = dict(defaults)
+    for name, values in choices(defaults, cpus).items():
+        for value in values:
+            options = best | {name: value}
+            if any(dict(trial.options) == options for trial in trials):
+                continue
+            trials.append(Trial(options, measure(options)))
+            if any(each.interrupted for each in trials[-1].measurements):
+                return tuple(trials)
+        best = dict(_overall(trials).options)
+    return tuple(trials)
+
+
+def chosen(trials: Sequence[Trial], batch_size: int) -> Mapping[str, Any]:
+    """The options to use at `batch_size`: the first trial's (the defaults) unless another is clearly faster and valid."""
+    rates = [(trial.options, _rate(trial, batch_size)) for trial in trials]
+    default_options, default_rate = rates[0]
+    options, rate = max(rates, key=lambda each: each[1])
+    return options if rate > default_rate * (1 + SMALLEST_GAIN) else default_options
+
+
+def _rate(trial: Trial, batch_size: int) -> float:
+    """Throughput at a batch size; zero for what failed, and what is invalid counts only where nothing is valid."""
+    for each in trial.measurements:
+        if each.batch_size == batch_size and ran(each) and each.throughput_images_per_s and usable(each):
+            return each.throughput_images_per_s.value
+    return 0.0
+
+
+def usable(measurement: Measurement) -> bool:
+    """Valid, or invalid only for noise: options are compared on a short look, and the winner is measured in full."""
+    noise = {
+        "dispersion",
+        "too-few-samples",
+        "loaded-host",
+        "drift",
+        "not-steady",
+        "bimodal",
+        "clocks-moved",
+        "throttled",
+    }
+    return valid(measurement) or all(reason.code in noise for reason in measurement.reasons if reason.invalidates)
+
+
+def _overall(trials: Sequence[Trial]) -> Trial:
+    """The trial with the largest product of throughputs over the batch sizes; the first of equals."""
+    sizes = [each.batch_size for each in trials[0].measurements]
+
+    def product(trial: Trial) -> float:
+        value = 1.0
+        for size in sizes:
+            value *= _rate(trial, size) / max(_rate(trials[0], size), 1e-9)
+        return value
+
+    best = trials[0]
+    for trial in trials[1:]:
+        if product(trial) > product(best) * (1 + SMALLEST_GAIN):
+            best = trial
+    return best

@@ -1,0 +1,174 @@
+"""A bench run on the terminal: figures with their intervals, and beneath them what may not be believed and why."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from optpipe.core.units import bytes_text
+from optpipe.errors import BadInputError
+
+Row = Mapping[str, Any]
+_LAST = float("inf")
+SHOWN = 4
+"""Reasons of one kind that are named one by one."""
+
+
+def sort_key(name: str) -> Callable[[Row], Any] | None:
+    """How `--sort NAME` orders rows; raises BadInputError for another name."""
+    keys: dict[str, Callable[[Row], Any] | None] = {
+        "given": None,
+        "latency": lambda row: _value(row, "p50") or _LAST,
+        "throughput": lambda row: -(row["throughput_images_per_s"] or 0.0),
+        "memory": lambda row: row["memory_bytes"] or _LAST,
+        "energy": lambda row: row["energy_j_per_image"] or _LAST,
+    }
+    if name not in keys:
+        message = f"--sort {name}: give one of {', '.join(keys)}"
+        raise BadInputError(message)
+    return keys[name]
+
+
+def bench_table(document: Mapping[str, Any], sort: str) -> RenderableType:
+    """All measurements, then the limit's answer, then reasons with their remedies."""
+    key = sort_key(sort)
+    rows = document["measurements"] if key is None else sorted(document["measurements"], key=key)
+    lines: list[RenderableType] = [_figures(rows)]
+    lines += _limit_lines(document.get("limit"))
+    lines += _tuning_lines(document.get("tuning") or [])
+    lines += _reason_lines(rows)
+    lines.append(Text(f"run {document['run_dir']}", style="dim"))
+    return Group(*lines)
+
+
+def _figures(rows: list[Row]) -> RenderableType:
+    """One line per measurement; what is the same for all of them stands above the table."""
+    tails = [name for name in ("p90", "p99", "p99.9") if any(_value(row, name) is not None for row in rows)]
+    columns: list[tuple[str, Sequence[str | Text]]] = [
+        ("artifact", [f"{row['backend']} {row['precision']}" for row in rows]),
+        ("device", [_device(row) for row in rows]),
+        ("load", [f"{row['scenario']}, {row['mode']}" for row in rows]),
+        ("batch", [str(row["batch_size"]) for row in rows]),
+        ("rate/s", [_number(row["offered_rate_per_s"]) for row in rows]),
+        ("p50 ms", [_with_interval(row, "p50") for row in rows]),
+        *((f"{name} ms", [_with_interval(row, name) for row in rows]) for name in tails),
+        ("CV", ["" if row["latency_ms"] is None else f"{row['latency_ms']['cv']:.1%}" for row in rows]),
+        ("images/s", [_number(row["throughput_images_per_s"]) for row in rows]),
+        ("batches/s", [_number(row["throughput_batches_per_s"]) for row in rows]),
+        ("memory", ["" if row["memory_bytes"] is None else bytes_text(row["memory_bytes"]) for row in rows]),
+        ("J/image", [_number(row["energy_j_per_image"], "≈") for row in rows]),
+        ("samples", [f"{row['samples']:,}" for row in rows]),
+        ("verdict", [_verdict_text(row) for row in rows]),
+    ]
+    shared = [cells[0] for name, cells in columns if name in ("artifact", "device", "load") and len(set(cells)) == 1]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    kept = [
+        (name, cells)
+        for name, cells in columns
+        if any(cells) and not (name in ("artifact", "device", "load") and len(set(cells)) == 1)
+    ]
+    for name, _ in kept:
+        words = name in ("artifact", "device", "load", "verdict")
+        table.add_column(name, justify="left" if words else "right", no_wrap=True)
+    for index in range(len(rows)):
+        table.add_row(*(cells[index] for _, cells in kept))
+    heading = ", ".join(str(each) for each in shared)
+    return Group(Text(f"{rows[0]['model']}: {heading}" if heading else str(rows[0]["model"])), table) if rows else table
+
+
+def _device(row: Row) -> str:
+    graph = {True: ", CUDA graph", False: ", no CUDA graph", None: ""}[row["subject"]["cuda_graph"]]
+    return f"{row['subject']['device']}{graph}"
+
+
+def pair_table(document: Mapping[str, Any]) -> RenderableType:
+    """The ratio first, in words."""
+    first, second = document["baseline"], document["contender"]
+    found = document["comparison"]
+    if found is None:
+        return Text("interrupted before the last round: no comparison; what was measured is kept", style="yellow")
+    ratio, metric = found["ratio"], found["metric"]
+    low, high = ratio["ci"]
+    style = {"faster": "green", "slower": "red"}.get(found["verdict"], "")
+    answer = Text(f"{second} is {found['verdict']}", style=style)
+    if found["verdict"] == "no difference shown":
+        answer = Text(f"no difference shown between {first} and {second}")
+    detail = (
+        f"{metric} ratio {ratio['value']:.4f} ({ratio['confidence']:.0%} interval {low:.4f} to {high:.4f}) "
+        f"over {ratio['rounds']} rounds of fresh processes; a difference of {ratio['smallest_visible']:.1%} would show"
+    )
+    return Group(answer, Text(detail), Text(f"run {document['run_dir']}", style="dim"))
+
+
+def _limit_lines(limit: Mapping[str, Any] | None) -> list[Text]:
+    lines = []
+    for each in (limit or {}).get("artifacts", []):
+        what = f"batch {each['batch_size']}" if each["rate_per_s"] is None else f"{each['rate_per_s']:.4g} queries/s"
+        value = "" if each["value_ms"] is None else f" ({each['value_ms']:.3g} ms)"
+        if each["met"]:
+            lines.append(Text(f"{each['label']}: largest inside {each['slo']} is {what}{value}", style="green"))
+        elif each["measurement"] is None:
+            lines.append(Text(f"{each['label']}: {each['slo']} could not be judged", style="red"))
+        else:
+            lines.append(Text(f"{each['label']}: nothing meets {each['slo']}; nearest is {what}{value}", style="red"))
+    return lines
+
+
+def _tuning_lines(tuning: list[Mapping[str, Any]]) -> list[Text]:
+    lines = []
+    for each in tuning:
+        found: dict[str, list[str]] = {}
+        for size, options in each["chosen"].items():
+            text = " ".join(f"{name}={value}" for name, value in options.items())
+            found.setdefault(text, []).append(size)
+        lines += [
+            Text(f"tuned {each['label']}, batch {', '.join(sizes)}: {text} (of {len(each['trials'])} tried)")
+            for text, sizes in found.items()
+        ]
+    return lines
+
+
+def _reason_lines(rows: list[Row]) -> list[Text]:
+    """Reasons of one kind together, each with what was seen where, and the remedy once."""
+    found: dict[tuple[bool, str, str], list[str]] = {}
+    for row in rows:
+        for reason in row["reasons"]:
+            where = f"{row['backend']} {row['precision']} batch {row['batch_size']}"
+            key = (bool(reason["invalidates"]), reason["code"], reason["remedy"])
+            found.setdefault(key, []).append(f"{where}: {reason['message']}")
+    lines = []
+    for (invalid, code, remedy), seen in found.items():
+        heading = f"{'INVALID' if invalid else 'note'}  {code}"
+        more = [f"… and {len(seen) - SHOWN} more"] if len(seen) > SHOWN else []
+        text = "\n".join([heading, *(f"    {each}" for each in (*seen[:SHOWN], *more)), f"    → {remedy}"])
+        lines.append(Text(text, style="yellow" if invalid else "dim"))
+    return lines
+
+
+def _verdict_text(row: Row) -> Text:
+    if row["verdict"] == "VALID":
+        return Text("VALID", style="green")
+    return Text("INVALID", style="red")
+
+
+def _value(row: Row, name: str) -> float | None:
+    found = (row["latency_ms"] or {}).get(name)
+    return None if found is None else float(found["value"])
+
+
+def _with_interval(row: Row, name: str) -> str:
+    """`0.2632 ±0.4%`: the value with the wider side of its interval; both sides are in the JSON."""
+    found = (row["latency_ms"] or {}).get(name)
+    if found is None:
+        return ""
+    value, (low, high) = found["value"], found["ci"]
+    return f"{_number(value)} ±{max(high - value, value - low) / value:.1%}"
+
+
+def _number(value: float | None, prefix: str = "") -> str:
+    if value is None:
+        return ""
+    return f"{prefix}{value:,.0f}" if value >= 1000 else f"{prefix}{value:.4g}"

@@ -1,0 +1,403 @@
+"""Measures stored artifacts: batch sizes, scenarios, options, limits; writes one run folder."""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from optpipe.core.events import Listener
+from optpipe.core.manifest import command_line
+from optpipe.core.measurement import MEASUREMENTS_FILE, Measurement, Scenario, Subject, document_of
+from optpipe.core.precision import Precision
+from optpipe.core.runs import OpenRun, Run, begin_run, finish_run, write_json
+from optpipe.core.store import Store
+from optpipe.errors import BadInputError, ExitStatus, OptpipeError
+from optpipe.inputs.pool import SIZE, images_pool, pool_record, save_pool, varied
+from optpipe.measuring.measure import Frame, Load, measure
+from optpipe.measuring.process import Answer, WorkerProcess
+from optpipe.measuring.rate import highest_rate
+from optpipe.measuring.slo import Slo, ran
+from optpipe.measuring.sweep import largest_inside, nearest, sweep
+from optpipe.measuring.tune import Trial, chosen, tune
+from optpipe.measuring.validity import LIMITS
+from optpipe.stages.subjects import StoredArtifact, checked_batches
+from optpipe.stages.verify import reference_tensors
+from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR
+from optpipe.worker.plan import SessionPlan
+
+TUNING_FILE = "tuning.json"
+POOL_LIMIT = 256
+
+
+@dataclass(frozen=True, slots=True)
+class BenchPlan:
+    """What to measure of every artifact."""
+
+    load: Load
+    batches: tuple[int, ...] | None = None
+    slo: Slo | None = None
+    tune: bool = False
+    to_the_end: bool = False
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    images: Path | None = None
+    affinity: tuple[int, ...] | None = None
+    limits: Mapping[str, float] = field(default_factory=lambda: dict(LIMITS))
+    seed: int = 0
+
+
+@dataclass
+class Bench:
+    """A finished bench run."""
+
+    run: Run
+    measurements: tuple[Measurement, ...]
+    limit: dict[str, Any] | None = None
+    """Whether and by what the latency limit was met, per artifact."""
+    tuning: tuple[dict[str, Any], ...] = ()
+    interrupted: bool = False
+
+    @property
+    def status(self) -> ExitStatus:
+        """INTERRUPTED, STAGE_FAILED without any figure, FAIL for a wrong output or a limit that nothing meets."""
+        codes = {reason.code for each in self.measurements for reason in each.reasons}
+        if self.interrupted:
+            return ExitStatus.INTERRUPTED
+        if not any(ran(each) for each in self.measurements):
+            return ExitStatus.STAGE_FAILED
+        wrong = codes & {"wrong-output", "stale-answer", "cached-answer"}
+        return ExitStatus.FAIL if wrong or (self.limit and not self.limit["met"]) else ExitStatus.DONE
+
+
+def bench(artifacts: Sequence[StoredArtifact], plan: BenchPlan, store: Store, listener: Listener) -> Bench:
+    """Measures every artifact in turn and writes the run; one that fails is a row and does not stop the others.
+
+    Raises BadInputError for a batch outside a profile before anything is measured, and what the only artifact failed with.
+    """
+    sizes = {each.entry.id: checked_batches(each, plan.batches) for each in artifacts}
+    run = begin_run(store.workspace, "bench")
+    bench_run = _Running(run, plan, store, listener)
+    limits: list[dict[str, Any]] = []
+    tunings: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="optpipe-bench-") as scratch:
+        for artifact in artifacts:
+            one = _Subject(artifact, bench_run, Path(scratch) / artifact.entry.id)
+            one.measure_all(sizes[artifact.entry.id], limits, tunings)
+            if bench_run.interrupted:
+                break
+    found = tuple(bench_run.measurements)
+    if bench_run.refusals and not any(ran(each) for each in found):
+        raise bench_run.refusals[0]
+    write_json(run.path / MEASUREMENTS_FILE, document_of(found))
+    if tunings:
+        write_json(run.path / TUNING_FILE, {"schema": "optpipe.tuning", "schema_version": 1, "tuning": tunings})
+    limit = _limit_record(plan, limits)
+    finished = finish_run(
+        run,
+        command=command_line(),
+        parents=[each.entry.id for each in artifacts],
+        details={"limit": limit} if limit else {},
+        status="interrupted" if bench_run.interrupted else "complete",
+    )
+    return Bench(finished, found, limit, tuple(tunings), bench_run.interrupted)
+
+
+@dataclass
+class _Running:
+    """The run being written."""
+
+    run: OpenRun
+    plan: BenchPlan
+    store: Store
+    listener: Listener
+    measurements: list[Measurement] = field(default_factory=list)
+    refusals: list[OptpipeError] = field(default_factory=list)
+    interrupted: bool = False
+    trials: int = 0
+
+
+class _Subject:
+    """One artifact, its inputs on disk, and the worker that holds it loaded for as long as options stay the same."""
+
+    def __init__(self, artifact: StoredArtifact, running: _Running, scratch: Path) -> None:
+        self.artifact, self.running, self.scratch = artifact, running, scratch
+        info = artifact.entry.info
+        self.given = dict(running.plan.options.get(info["backend"], {}))
+        self.defaults = defaults_of(artifact, self.given)
+        self.plan_base, self.frame = prepared(artifact, running.plan, running.store, scratch, running.run.path)
+
+    def measure_all(self, sizes: Sequence[int], limits: list[dict[str, Any]], tunings: list[dict[str, Any]]) -> None:
+        """Tunes if asked, then sweeps or searches."""
+        running, plan = self.running, self.running.plan
+        options = dict.fromkeys(sizes, self.defaults)
+        if plan.tune:
+            trials = self._tuned(sizes)
+            options = {size: dict(chosen(trials, size)) for size in sizes}
+            tunings.append(tuning_record(self.artifact, trials, options))
+        if running.interrupted:
+            return
+        with _Workers(self) as workers:
+            if plan.load.scenario is Scenario.SERVER and plan.slo is not None:
+                self._search_rate(workers, sizes[0], options[sizes[0]], limits)
+                return
+            found = sweep(
+                lambda size: self._one(workers, replace(plan.load, batch_size=size), _nearest_options(options, size)),
+                sizes,
+                plan.slo,
+                to_the_end=plan.to_the_end,
+            )
+        if plan.slo is not None:
+            limits.append(_limit_of(self.artifact, plan.slo, largest_inside(found, plan.slo), nearest(found, plan.slo)))
+
+    def _search_rate(
+        self, workers: "_Workers", size: int, options: Mapping[str, Any], limits: list[dict[str, Any]]
+    ) -> None:
+        plan = self.running.plan
+        if plan.slo is None:
+            return
+        quick = replace(plan.load, batch_size=size, scenario=Scenario.SINGLE_STREAM, percentile=50.0, min_seconds=1.0)
+        first = self._one(workers, quick, options)
+        if first.latency is None:
+            return
+        found, best = highest_rate(
+            lambda rate: self._one(workers, replace(plan.load, batch_size=size, rate_per_s=rate), options),
+            first.latency.mean / 1e3,
+            plan.slo,
+        )
+        limits.append(_limit_of(self.artifact, plan.slo, best, nearest(found, plan.slo)))
+
+    def _tuned(self, sizes: Sequence[int]) -> tuple[Trial, ...]:
+        quick = replace(
+            self.running.plan.load,
+            scenario=Scenario.SINGLE_STREAM, percentile=50.0, min_seconds=0.5, max_seconds=5.0,
+            warm_up_seconds=0.3, max_warm_up_seconds=3.0, cache_probes=2, output_checks=4,
+        )  # fmt: skip
+
+        def measured(options: Mapping[str, Any]) -> tuple[Measurement, ...]:
+            with _Workers(self) as workers:
+                return tuple(
+                    self._one(workers, replace(quick, batch_size=size), options, trial=True)
+                    for size in sizes
+                    if not self.running.interrupted
+                )
+
+        return tune(measured, self.defaults, cpus=len(self.running.plan.affinity or _cpus()))
+
+    def _one(self, workers: "_Workers", load: Load, options: Mapping[str, Any], *, trial: bool = False) -> Measurement:
+        running = self.running
+        if trial:
+            running.trials += 1
+            name = f"t{running.trials:03}"
+        else:
+            name = f"m{len(running.measurements):03}"
+        subject = subject_of(self.artifact, options)
+        worker = workers.with_options(options)
+        kind = "tune " if trial else ""
+        text = f"{kind}{self.artifact.label} batch {load.batch_size}" + (
+            f" at {load.rate_per_s:.4g}/s" if load.rate_per_s else ""
+        )
+        with running.listener.step(text, total=load.wanted_samples) as step:
+            shown = 0
+
+            def progress(_point: object, count: int) -> None:
+                nonlocal shown
+                step.advance(max(0, min(count, load.wanted_samples) - shown))
+                shown = max(shown, min(count, load.wanted_samples))
+
+            worker.on_progress = progress
+            found, answer = measure(worker, subject, load, name, self.frame)
+        if not trial:
+            running.measurements.append(found)
+        running.interrupted = running.interrupted or answer.interrupted
+        _keep_refusal(running, answer)
+        return found
+
+
+class _Workers:
+    """At most one worker at a time; another set of options, or a dead one, means a fresh process."""
+
+    def __init__(self, subject: _Subject) -> None:
+        self._subject = subject
+        self._worker: WorkerProcess | None = None
+        self._options: Mapping[str, Any] | None = None
+
+    def __enter__(self) -> "_Workers":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._close()
+
+    def with_options(self, options: Mapping[str, Any]) -> WorkerProcess:
+        """A worker that holds the artifact with these options."""
+        if self._worker is None or not self._worker.alive or dict(options) != self._options:
+            self._close()
+            base = self._subject.plan_base
+            plan = replace(base, arguments={**base.arguments, "options": dict(options)})
+            self._worker = WorkerProcess(plan, self._subject.scratch)
+            self._worker.__enter__()
+            self._options = dict(options)
+        return self._worker
+
+    def _close(self) -> None:
+        if self._worker is not None:
+            self._worker.__exit__(None, None, None)
+            self._worker = None
+
+
+def prepared(
+    artifact: StoredArtifact, plan: BenchPlan, store: Store, scratch: Path, directory: Path
+) -> tuple[SessionPlan, Frame]:
+    """The worker's plan with its inputs on disk, and what is said of every measurement of this artifact."""
+    info, card = artifact.entry.info, artifact.card
+    real, expected = _known_inputs(artifact)
+    kind = "images" if card.transform is not None else "synthetic"
+    if plan.images is not None:
+        real, expected = images_pool(card, plan.images), {}
+    count = min(len(array) for array in real.values())
+    pool = varied(real, max(SIZE, count), plan.seed)
+    caveats = () if info["weights"]["trained"] else ("random-weights",)
+    session = SessionPlan(
+        loader="optpipe.worker.loading:stored",
+        arguments={
+            "workspace": str(store.workspace),
+            "entry": artifact.entry.path.name,
+            "backend": info["backend"],
+            "device": info["device"],
+            "options": {},
+        },
+        inputs=save_pool(scratch, "input", pool),
+        reference=save_pool(scratch, "reference", expected),
+        reference_name="the source model",
+        tolerance=TOLERATED_RELATIVE_ERROR[Precision(info["precision"])],
+        device=info["device"],
+        streams=plan.load.streams,
+        affinity=plan.affinity,
+        seed=plan.seed,
+    )
+    frame = Frame(
+        directory=directory,
+        limits=plan.limits,
+        inputs=pool_record(kind, count, pool, plan.seed),
+        caveats=(*caveats, *(("synthetic-inputs",) if kind == "synthetic" else ())),
+    )
+    return session, frame
+
+
+def _known_inputs(artifact: StoredArtifact) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The inputs that the build verified itself on, with the source model's answers; at most POOL_LIMIT of them."""
+    if artifact.reference is None:
+        message = f"{artifact.label} has no reference in the store; `{artifact.model.manifest.command}` makes it"
+        raise BadInputError(message)
+    known = reference_tensors(artifact.reference)
+    return tuple({name: array[:POOL_LIMIT] for name, array in each.items()} for each in (known.inputs, known.outputs))  # type: ignore[return-value]
+
+
+def defaults_of(artifact: StoredArtifact, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options in force: the artifact's own, overridden by what was given. Raises BadInputError for an unknown one."""
+    from optpipe.backends.base import checked_options
+    from optpipe.backends.registry import BACKENDS
+
+    info = artifact.entry.info
+    backend = BACKENDS[info["backend"]]
+    known = dict(backend.recipe(info["device"], {}).get("options", {}))
+    return checked_options({**info.get("options", {}), **given}, known, backend.name) if known else dict(given)
+
+
+def subject_of(artifact: StoredArtifact, options: Mapping[str, Any]) -> Subject:
+    """What a measurement says that it measured."""
+    info = artifact.entry.info
+    weights = info["weights"]
+    return Subject(
+        artifact=artifact.entry.id,
+        backend=info["backend"],
+        precision=info["precision"],
+        device="cuda:0" if info["device"] == "cuda" else "cpu",
+        model=info["model"],
+        sha256=artifact.entry.sha256(info["file"]),
+        options=dict(options),
+        cuda_graph=None if info["device"] == "cpu" else bool(options.get("cuda_graph", False)),
+        threads=int(options["threads"]) or None if "threads" in options else None,
+        weights=str(weights["source"]) if not weights["trained"] else str(weights["sha256"]),
+    )
+
+
+def tuning_record(
+    artifact: StoredArtifact, trials: Sequence[Trial], options: Mapping[int, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """What was tried and chosen, for `tuning.json`."""
+    return {
+        "artifact": artifact.entry.id,
+        "label": artifact.label,
+        "chosen": {str(size): dict(each) for size, each in options.items()},
+        "trials": [
+            {
+                "options": dict(trial.options),
+                "throughput_images_per_s": {
+                    str(each.batch_size): each.throughput_images_per_s.value if each.throughput_images_per_s else None
+                    for each in trial.measurements
+                },
+                "verdicts": {str(each.batch_size): str(each.verdict) for each in trial.measurements},
+                "reasons": sorted({reason.code for each in trial.measurements for reason in each.reasons}),
+            }
+            for trial in trials
+        ],
+    }
+
+
+def _nearest_options(options: Mapping[int, Mapping[str, Any]], size: int) -> Mapping[str, Any]:
+    return options[min(options, key=lambda known: abs(known - size))]
+
+
+def _limit_of(
+    artifact: StoredArtifact, slo: Slo, best: Measurement | None, closest: Measurement | None
+) -> dict[str, Any]:
+    shown = best or closest
+    value = None if shown is None else slo.value(shown)
+    return {
+        "artifact": artifact.entry.id,
+        "label": artifact.label,
+        "slo": str(slo),
+        "met": best is not None,
+        "measurement": None if shown is None else shown.id,
+        "batch_size": None if shown is None else shown.batch_size,
+        "rate_per_s": None if shown is None else shown.offered_rate_per_s,
+        "value_ms": None if value is None else value[0],
+        "upper_bound_ms": None if value is None else value[1],
+    }
+
+
+def _limit_record(plan: BenchPlan, limits: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    if plan.slo is None:
+        return None
+    return {"slo": str(plan.slo), "met": any(each["met"] for each in limits), "artifacts": list(limits)}
+
+
+def _keep_refusal(running: _Running, answer: Answer) -> None:
+    if answer.failure == "refused":
+        error = OptpipeError(answer.message)
+        error.exit_status = answer.status
+        running.refusals.append(error)
+
+
+def _cpus() -> tuple[int, ...]:
+    import os
+
+    with suppress(OSError):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return (0,)
+
+
+def bench_record(result: Bench, warnings: Sequence[str]) -> dict[str, Any]:
+    """The JSON document of `optpipe bench`."""
+    return {
+        "run_dir": str(result.run.path),
+        "run_id": result.run.run_id,
+        "measurements": document_of(result.measurements)["measurements"],
+        "environment": result.run.manifest["environment"],
+        "limit": result.limit,
+        "tuning": list(result.tuning),
+        "interrupted": result.interrupted,
+        "warnings": list(warnings),
+        "exit_status": int(result.status),
+    }

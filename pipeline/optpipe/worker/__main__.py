@@ -1,0 +1,150 @@
+"""`python -m optpipe.worker SESSION.json`: see the package's documentation."""
+
+import gc
+import json
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from optpipe.core.measurement import Scenario
+from optpipe.errors import OptpipeError
+from optpipe.worker.checks import Reservoir, answers_before, cache_probe, outputs_verdict
+from optpipe.worker.lanes import CpuLane, CudaLane, Lane
+from optpipe.worker.loading import session_from_loader
+from optpipe.worker.loops import Load, run_load
+from optpipe.worker.plan import Point, SessionPlan, point_from_json, session_from_json
+from optpipe.worker.rotation import Rotation, pool_from_files, rotation
+from optpipe.worker.spool import Spool
+
+OUT_OF_MEMORY = ("out of memory", "failed to allocate memory", "bad_alloc", "outofmemory", "cuda_error_out_of_memory")
+
+
+def main() -> None:
+    """Loads the session, then answers points until standard input ends."""
+    events = _events_alone_on_stdout()
+    plan = session_from_json(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    if plan.affinity:
+        os.sched_setaffinity(0, plan.affinity)
+    try:
+        with ExitStack() as stack:
+            worker = Worker(plan, stack)
+            events.write(json.dumps({"event": "ready", **worker.facts()}) + "\n")
+            for line in sys.stdin:
+                answer = worker.measured(point_from_json(line), events)
+                events.write(json.dumps(answer) + "\n")
+    except OptpipeError as error:
+        events.write(json.dumps({"event": "failed", "status": int(error.exit_status), "message": str(error)}) + "\n")
+    except Exception as error:
+        if not _out_of_memory(error):
+            raise
+        events.write(json.dumps({"event": "out-of-memory", "message": str(error).strip().splitlines()[0][:240]}) + "\n")
+
+
+class Worker:
+    """One loaded session and the streams it runs on."""
+
+    def __init__(self, plan: SessionPlan, stack: ExitStack) -> None:
+        self.plan = plan
+        self.pool = pool_from_files(plan.inputs)
+        self.reference = pool_from_files(plan.reference)
+        self.streams: list[Any] = [None] * plan.streams
+        if plan.device.startswith("cuda"):
+            import torch
+
+            self.streams = [torch.cuda.Stream() for _ in range(plan.streams)]
+        self.sessions = [stack.enter_context(self._loaded(stream)) for stream in self.streams]
+
+    def _loaded(self, stream: Any) -> Any:
+        if stream is None:
+            return session_from_loader(self.plan.loader, self.plan.arguments)
+        import torch
+
+        with torch.cuda.stream(stream):  # ONNX Runtime keeps the stream that is current when it loads
+            return session_from_loader(self.plan.loader, self.plan.arguments)
+
+    def facts(self) -> Mapping[str, Any]:
+        """What the parent records beside the figures."""
+        return {
+            "pid": os.getpid(),
+            "affinity": sorted(os.sched_getaffinity(0)),
+            "threads": len(os.listdir("/proc/self/task")),  # noqa: PTH208
+            "clock": "perf_counter_ns (CLOCK_MONOTONIC)",
+            "gpu_uuid": self._gpu_uuid(),
+        }
+
+    def _gpu_uuid(self) -> str | None:
+        """NVML and CUDA number GPUs differently; both know this name."""
+        if not self.plan.device.startswith("cuda"):
+            return None
+        import torch
+
+        return f"GPU-{torch.cuda.get_device_properties(0).uuid}"
+
+    def measured(self, point: Point, events: Any) -> dict[str, Any]:
+        """Puts one load on the session; returns the event that ends it."""
+        turns = rotation(self.pool, point.batch_size, self.plan.seed)
+        before = next(answers_before(session, turns) for session in self.sessions[:1])
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # starts the peak of resident memory anew
+        used = len(self.streams) if point.scenario in (Scenario.MULTI_STREAM, Scenario.OFFLINE) else 1
+        lanes = [self._lane(turns, point, number) for number in range(used)]
+        kept = Reservoir(point.output_checks, self.plan.seed)
+
+        def measuring() -> None:
+            events.write(json.dumps({"event": "measuring", "id": point.id}) + "\n")
+
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        with Spool(Path(point.spool)) as spool:
+            load = Load(point, spool, lanes, len(turns.batches), kept, measuring)
+            run_load(load)
+            stopped = spool.stopped
+        gc.enable()
+        return {
+            "event": "done",
+            "id": point.id,
+            "steady": load.steady,
+            "stopped": stopped,
+            "host_peak_bytes": _peak_resident_bytes(),
+            "rotation_bytes": turns.nbytes if lanes and isinstance(lanes[0], CudaLane) else 0,
+            "rotated": len(turns.batches),
+            "output_check": self._checked(kept, lanes, before, turns),
+            "cache_probe": cache_probe(
+                self.sessions[0], lanes[0], turns, point.cache_probes, self.plan.seed, self.plan.tolerance
+            ),
+        }
+
+    def _lane(self, turns: Rotation, point: Point, number: int) -> Lane:
+        if self.streams[number] is None:
+            return CpuLane(self.sessions[number], turns, point.mode)
+        return CudaLane(self.sessions[number], turns, point.mode, self.streams[number])
+
+    def _checked(self, kept: Reservoir, lanes: list[Lane], before: Any, turns: Rotation) -> dict[str, Any]:
+        answers = [(index, lanes[0].on_host(outputs)) for index, outputs in kept.kept]
+        plan = self.plan
+        return outputs_verdict(answers, before, self.reference, turns.rows, plan.tolerance, plan.reference_name)
+
+
+def _events_alone_on_stdout() -> Any:
+    """Keeps standard output for events: whatever libraries print goes to the log on standard error."""
+    kept = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
+    os.dup2(2, 1)
+    return kept
+
+
+def _peak_resident_bytes() -> int:
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
+
+
+def _out_of_memory(error: Exception) -> bool:
+    text = f"{type(error).__name__} {error}".lower()
+    return isinstance(error, MemoryError) or any(mark in text for mark in OUT_OF_MEMORY)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""Are the timed answers right? A random sample of them is kept and compared after the clock has stopped.
+
+Against two things: what the same session answered before timing (MLPerf's TEST01 asks this), and, where there is one, the
+reference implementation's outputs. And once the clock has stopped: is a question asked again answered faster than a new
+one, as a cache would?
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from optpipe.worker.rotation import Rotation, never_seen
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from optpipe.backends.base import Session
+    from optpipe.worker.lanes import Lane
+
+
+class Reservoir:
+    """A uniform random sample of a stream whose length nobody knows (Vitter's algorithm R); seeded."""
+
+    def __init__(self, size: int, seed: int) -> None:
+        from random import Random
+
+        self.size, self._random, self._seen = size, Random(seed), 0
+        self.kept: list[tuple[int, Any]] = []
+
+    def slot(self) -> int | None:
+        """Where the next item goes, or None where it is not kept."""
+        self._seen += 1
+        if len(self.kept) < self.size:
+            return len(self.kept)
+        place = int(self._random.random() * self._seen)
+        return place if place < self.size else None
+
+    def keep(self, slot: int, index: int, outputs: Any) -> None:
+        """Keeps the answer to rotated input `index`."""
+        if slot == len(self.kept):
+            self.kept.append((index, outputs))
+        else:
+            self.kept[slot] = (index, outputs)
+
+
+def answers_before(session: "Session", turns: Rotation) -> list[dict[str, "np.ndarray"]]:
+    """What the session says to each rotated input when nobody is timing it."""
+    return [session.run(batch) for batch in turns.batches]
+
+
+def _distance(reference: Mapping[str, "np.ndarray"], got: Mapping[str, "np.ndarray"]) -> float:
+    """Largest relative L2 distance over the outputs; infinite for NaN, for another shape, or for a missing output."""
+    import numpy as np
+
+    worst = 0.0
+    for name, expected in reference.items():
+        found = got.get(name)
+        if found is None or found.shape != expected.shape:
+            return float("inf")
+        truth = np.asarray(expected, np.float64)
+        difference = float(np.linalg.norm(np.asarray(found, np.float64) - truth))
+        scale = float(np.linalg.norm(truth))
+        worst = max(worst, difference / scale if scale else difference) if np.isfinite(difference) else float("inf")
+    return worst
+
+
+def outputs_verdict(
+    kept: Sequence[tuple[int, Mapping[str, "np.ndarray"]]],
+    before: Sequence[Mapping[str, "np.ndarray"]],
+    reference: Mapping[str, "np.ndarray"],
+    rows: Sequence["np.ndarray"],
+    tolerance: float,
+    reference_name: str,
+) -> dict[str, Any]:
+    """The fields of `core.measurement.OutputCheck`."""
+
+    problems: list[str] = []
+    worst_self = 0.0
+    for index, got in kept:
+        own = _distance(before[index], got)
+        worst_self = max(worst_self, own)
+        others = [_distance(before[other], got) for other in range(len(before)) if other != index]
+        if own > tolerance:
+            problems.append(f"differs from the untimed answer by {own:.2g}")
+        elif others and own > 1e-7 and min(others) < 0.1 * own:
+            problems.append("is the answer to another input")
+    error = _against_reference(reference, rows, kept) if reference else 0.0
+    if error > tolerance:
+        problems.append(f"differs from {reference_name} by {error:.2g}")
+    between = [_distance(before[first], before[second]) for first in range(len(before)) for second in range(first)]
+    compared = f"{reference_name} and the untimed run" if reference else "the untimed run"
+    return {
+        "checked": len(kept),
+        "passed": bool(kept) and not problems,
+        "reference": compared,
+        "relative_error": _finite(error if reference else worst_self),
+        "tolerance": f"relative L2 error at most {tolerance:g}",
+        "why_not": problems[0] if problems else None if kept else "no timed output was kept",
+        "tells_inputs_apart": bool(between) and min(between) > 0.0,
+    }
+
+
+def _against_reference(
+    reference: Mapping[str, "np.ndarray"],
+    rows: Sequence["np.ndarray"],
+    kept: Sequence[tuple[int, Mapping[str, "np.ndarray"]]],
+) -> float:
+    """The distance over all kept answers together, as the tolerance of a build is meant.
+
+    Only inputs that the reference has answers to count: it may cover the first of the pool alone.
+    """
+    import numpy as np
+
+    size = min(len(array) for array in reference.values())
+    expected: dict[str, list[np.ndarray]] = {name: [] for name in reference}
+    found: dict[str, list[np.ndarray]] = {name: [] for name in reference}
+    for index, got in kept:
+        known = rows[index] < size
+        for name, array in reference.items():
+            if known.any() and name in got and len(got[name]) == len(known):
+                expected[name].append(np.asarray(array)[rows[index][known]])
+                found[name].append(got[name][known])
+    pairs = {name: (np.concatenate(expected[name]), np.concatenate(found[name])) for name in reference if found[name]}
+    return _distance({name: pair[0] for name, pair in pairs.items()}, {name: pair[1] for name, pair in pairs.items()})
+
+
+def _finite(value: float) -> float:
+    return value if value < 1e30 else 1e30
+
+
+def cache_probe(
+    session: "Session", lane: "Lane", turns: Rotation, probes: int, seed: int, tolerance: float
+) -> dict[str, Any]:
+    """Asks known and never seen inputs in turn.
+
+    `known_over_new` is the median ratio of their times: well below 1 means that a cache answered. `stale` says that the
+    answer to a new input was not what the session itself says to it.
+    """
+    import numpy as np
+
+    known = {name: np.array(array) for name, array in turns.batches[0].items()}
+    ratios, stale = [], False
+    for probe in range(probes):
+        times = {}
+        for kind in ("new", "known") if probe % 2 else ("known", "new"):
+            batch = never_seen(known, seed + probe) if kind == "new" else known
+            lane.replace(0, batch)
+            lane.stage(0)
+            start, end, *_ = lane.query()
+            times[kind] = end - start
+            if kind == "new" and probe == probes - 1:
+                stale = _distance(session.run(batch), lane.on_host(lane.outputs())) > tolerance
+        ratios.append(times["known"] / max(times["new"], 1))
+    lane.replace(0, known)
+    return {"known_over_new": float(np.median(ratios)) if ratios else None, "stale": stale}

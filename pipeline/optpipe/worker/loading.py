@@ -1,0 +1,26 @@
+"""Loaders that a session plan can name."""
+
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from optpipe.backends.base import Session
+
+
+def session_from_loader(loader: str, arguments: Mapping[str, Any]) -> "Session":
+    """Calls `module:function` with `arguments`."""
+    module, _, function = loader.partition(":")
+    session: Session = getattr(import_module(module), function)(**arguments)
+    return session
+
+
+def stored(workspace: str, entry: str, backend: str, device: str, options: Mapping[str, Any]) -> "Session":
+    """An artifact of the store, after every byte was held against its manifest: deserializing runs code."""
+    from optpipe.backends.registry import BACKENDS
+    from optpipe.core.store import Store
+
+    store = Store(Path(workspace))
+    found = store.verified(store.find(entry))
+    return BACKENDS[backend].load(found.path, found.info, "cuda" if device.startswith("cuda") else "cpu", options)

@@ -1,0 +1,226 @@
+"""How queries arrive. Each loop writes every sample, warm-up included, and reads the clock only where a sample needs it.
+
+Source of the scenarios: MLPerf inference, LoadGen. Single-stream: the next query when the last is answered. Multi-stream:
+one query is a batch on each stream at once, answered when all are. Offline: as many as fit in flight. Server: seeded
+Poisson arrivals in an open loop; a query's latency starts when it was due, so falling behind is never hidden.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from statistics import median
+from threading import Lock
+from time import perf_counter_ns, sleep
+from typing import Any
+
+from optpipe.core.measurement import Phase, Scenario
+from optpipe.stats.stability import steady
+from optpipe.worker.checks import Reservoir
+from optpipe.worker.lanes import CudaLane, Lane
+from optpipe.worker.plan import Point
+from optpipe.worker.spool import Spool
+
+WINDOWS_PER_WARM_UP = 6
+IN_FLIGHT = 2
+SPIN_NS = 150_000
+"""Sleeping is not exact; the last part before an arrival is waited for by reading the clock."""
+
+
+@dataclass
+class Load:
+    """One point being measured: where samples go, when to end, which answers to keep."""
+
+    point: Point
+    spool: Spool
+    lanes: Sequence[Lane]
+    inputs: int
+    kept: Reservoir
+    on_measuring: Callable[[], None]
+    """Called once, between warm-up and measuring."""
+    steady: bool = False
+    write: Callable[..., None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.write = self.spool.writer()
+
+    def finished(self, started_ns: int, now_ns: int, count: int) -> bool:
+        """Both minimum time and minimum count, or the most time, or the parent's word."""
+        seconds = (now_ns - started_ns) / 1e9
+        enough = seconds >= self.point.min_seconds and count >= self.point.min_samples
+        return enough or seconds >= self.point.max_seconds or self.spool.stopped
+
+    def keep(self, lane: Lane, index: int) -> None:
+        """Keeps the lane's last answer if the reservoir wants it."""
+        if (slot := self.kept.slot()) is not None:
+            self.kept.keep(slot, index, lane.outputs())
+
+
+def run_load(load: Load) -> None:
+    """Warms up until steady, then measures."""
+    _warm_up(load)
+    load.on_measuring()
+    scenario = load.point.scenario
+    if scenario is Scenario.SINGLE_STREAM:
+        _closed_loop(load)
+    elif scenario is Scenario.MULTI_STREAM:
+        _multi_stream(load)
+    elif scenario is Scenario.SERVER:
+        _server(load)
+    elif isinstance(load.lanes[0], CudaLane):
+        _pipelined(load, [lane for lane in load.lanes if isinstance(lane, CudaLane)])
+    else:
+        _threads(load)
+
+
+def _warm_up(load: Load) -> None:
+    """Every lane in turn, in windows of equal time, until the windows' medians agree or the time is up."""
+    point = load.point
+    window_ns = int(max(point.warm_up_seconds, 0.05) / WINDOWS_PER_WARM_UP * 1e9)
+    begun, turn = perf_counter_ns(), 0
+    medians: list[float] = []
+    while not load.spool.stopped:
+        window_began = perf_counter_ns()
+        durations: list[int] = []
+        while len(durations) < 3 or perf_counter_ns() - window_began < window_ns:
+            stream = turn % len(load.lanes)
+            index = turn % load.inputs
+            times = _one(load, stream, index, Phase.WARM_UP)
+            durations.append(times[1] - times[0])
+            turn += 1
+        medians.append(median(durations))
+        seconds = (perf_counter_ns() - begun) / 1e9
+        if seconds >= point.warm_up_seconds and steady(medians):
+            load.steady = True
+            return
+        if seconds >= point.max_warm_up_seconds:
+            return
+
+
+def _one(load: Load, stream: int, index: int, phase: int) -> Any:
+    lane = load.lanes[stream]
+    lane.stage(index)
+    times = lane.query()
+    load.write(phase, stream, index, load.point.batch_size, 0, times[0], *times)
+    return times
+
+
+def _closed_loop(load: Load) -> None:
+    lane, write, size, inputs = load.lanes[0], load.write, load.point.batch_size, load.inputs
+    stage, query, started, count, now = lane.stage, lane.query, perf_counter_ns(), 0, 0
+    while not load.finished(started, now or started, count):
+        index = count % inputs
+        stage(index)
+        times = query()
+        write(1, 0, index, size, 0, times[0], *times)
+        load.keep(lane, index)
+        count += 1
+        now = times[1]
+
+
+def _multi_stream(load: Load) -> None:
+    lanes, size, count = load.lanes, load.point.batch_size * len(load.lanes), 0
+    started = now = perf_counter_ns()
+    device = all(isinstance(lane, CudaLane) for lane in lanes)
+    with ThreadPoolExecutor(len(lanes)) as threads:
+        while not load.finished(started, now, count):
+            index = count % load.inputs
+            for lane in lanes:
+                lane.stage(index)
+            begun = perf_counter_ns()
+            if device:
+                enqueue = sum(lane.launch(lane.marks) for lane in lanes if isinstance(lane, CudaLane))
+                for lane in lanes:
+                    if isinstance(lane, CudaLane):
+                        lane.marks[-1].synchronize()
+            else:
+                enqueue = -1
+                list(threads.map(lambda lane: lane.query(), lanes))
+            now = perf_counter_ns()
+            load.write(Phase.MEASURED, 0, index, size, 0, begun, begun, now, max(enqueue, 0), -1, -1, -1)
+            load.keep(lanes[count % len(lanes)], index)
+            count += 1
+
+
+def _server(load: Load) -> None:
+    from random import Random
+
+    point, lane, write, size = load.point, load.lanes[0], load.write, load.point.batch_size
+    if point.rate_per_s is None:
+        message = "the server scenario needs a rate"
+        raise ValueError(message)
+    gaps = Random(20_240_229)
+    due = started = perf_counter_ns() + 10_000_000
+    count, now = 0, started
+    while not load.finished(started, now, count):
+        due += round(gaps.expovariate(point.rate_per_s) * 1e9)
+        index = count % load.inputs
+        lane.stage(index)
+        _wait_until(due)
+        times = lane.query()
+        write(1, 0, index, size, 0, due, *times)
+        load.keep(lane, index)
+        count += 1
+        now = times[1]
+
+
+def _wait_until(due_ns: int) -> None:
+    left = due_ns - perf_counter_ns()
+    if left > SPIN_NS:
+        sleep((left - SPIN_NS) / 1e9)
+    while perf_counter_ns() < due_ns:
+        pass
+
+
+def _pipelined(load: Load, lanes: Sequence[CudaLane]) -> None:
+    """Offline on a GPU: one thread keeps IN_FLIGHT queries on every stream; copies of inputs are inside the time."""
+    rings = [[lane.new_marks() for _ in range(IN_FLIGHT)] for lane in lanes]
+    pending: list[tuple[int, int, int, int, list[Any]]] = []
+    started = now = perf_counter_ns()
+    count = issued = 0
+    while not load.finished(started, now, count):
+        while len(pending) < IN_FLIGHT * len(lanes):
+            stream, index = issued % len(lanes), issued % load.inputs
+            marks = rings[stream][issued // len(lanes) % IN_FLIGHT]
+            begun = perf_counter_ns()
+            lanes[stream].advance(index)
+            enqueue = lanes[stream].launch(marks)
+            load.keep(lanes[stream], index)
+            pending.append((stream, index, begun, enqueue, marks))
+            issued += 1
+        now = _collected(load, lanes, pending.pop(0))
+        count += 1
+    for left in pending:
+        _collected(load, lanes, left)
+
+
+def _collected(load: Load, lanes: Sequence[CudaLane], query: tuple[int, int, int, int, list[Any]]) -> int:
+    stream, index, begun, enqueue, marks = query
+    marks[-1].synchronize()
+    now = perf_counter_ns()
+    parts = lanes[stream].parts(marks)
+    load.write(Phase.MEASURED, stream, index, load.point.batch_size, 0, begun, begun, now, enqueue, *parts)
+    return now
+
+
+def _threads(load: Load) -> None:
+    """Offline on the CPU: a closed loop per stream, each in a thread of its own (runtimes release Python's lock)."""
+    if len(load.lanes) == 1:
+        _closed_loop(load)
+        return
+    lock, started, counts = Lock(), perf_counter_ns(), [0] * len(load.lanes)
+
+    def serve(stream: int) -> None:
+        lane, now = load.lanes[stream], started
+        while not load.finished(started, now, sum(counts)):
+            index = counts[stream] % load.inputs
+            lane.stage(index)
+            times = lane.query()
+            now = times[1]
+            with lock:
+                size = load.point.batch_size
+                load.write(Phase.MEASURED, stream, index, size, 0, times[0], *times)
+                load.keep(lane, index)
+                counts[stream] += 1
+
+    with ThreadPoolExecutor(len(load.lanes)) as threads:
+        list(threads.map(serve, range(len(load.lanes))))

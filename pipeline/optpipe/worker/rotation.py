@@ -1,0 +1,58 @@
+"""The inputs that a measurement rotates through, so that no cache answers twice for the same question."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+
+MOST = 8
+FEWEST = 2
+MOST_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """A few distinct batches; `rows[i]` says which inputs of the pool batch `i` is made of."""
+
+    batches: tuple[Mapping[str, "np.ndarray"], ...]
+    rows: tuple["np.ndarray", ...]
+
+    @property
+    def nbytes(self) -> int:
+        """The size of all batches."""
+        return sum(int(array.nbytes) for batch in self.batches for array in batch.values())
+
+
+def rotation(pool: Mapping[str, "np.ndarray"], batch_size: int, seed: int) -> Rotation:
+    """Draws up to MOST batches from the pool, each in another seeded order; a batch larger than the pool repeats it."""
+    import numpy as np
+
+    size = min(len(array) for array in pool.values())
+    one = sum(int(array[:1].nbytes) for array in pool.values()) * batch_size
+    count = max(FEWEST, min(MOST, MOST_BYTES // max(one, 1)))
+    generator = np.random.default_rng(seed)
+    drawn = np.concatenate([generator.permutation(size) for _ in range(-(-batch_size * count // size))])
+    rows = tuple(drawn[index * batch_size : (index + 1) * batch_size] for index in range(count))
+    batches = tuple({name: np.ascontiguousarray(array[row]) for name, array in pool.items()} for row in rows)
+    return Rotation(batches, rows)
+
+
+def pool_from_files(files: Mapping[str, str]) -> dict[str, "np.ndarray"]:
+    """Opens pools of inputs or reference outputs; the files are mapped, not read."""
+    import numpy as np
+
+    return {name: np.load(Path(path), mmap_mode="r", allow_pickle=False) for name, path in files.items()}
+
+
+def never_seen(batch: Mapping[str, "np.ndarray"], seed: int) -> dict[str, "np.ndarray"]:
+    """The batch with its values reordered along one axis by a seeded step: as realistic, and asked for the first time."""
+    import numpy as np
+
+    step = int(np.random.default_rng(seed).integers(1, 1 << 16))
+    return {
+        name: np.ascontiguousarray(np.roll(array, 1 + step % max(array[0].size - 1, 1)).reshape(array.shape))
+        for name, array in batch.items()
+    }

@@ -51,17 +51,17 @@ def beat_lines(sweep, loops):
     for (backend, precision), (rate, ms) in TO_BEAT.items():
         ours, first = best.get((backend, precision, 256)), best.get((backend, precision, 1))
         if ours and first:
-            yield f"- {backend} {precision}: batch 256 {ours:,.0f} images/s against {rate:,} ({ours / rate:.2f}x); batch 1 {1e3 / first:.3f} ms against {ms} ({ms * first / 1e3:.2f}x)"
+            large = f"batch 256 {ours:,.0f} images/s against {rate:,} ({ours / rate:.2f}x)"
+            small = f"batch 1 {1e3 / first:.3f} ms against {ms} ({ms * first / 1e3:.2f}x)"
+            yield f"- {backend} {precision}: {large}; {small}"
     top = max((rate for (_, _, size), rate in best.items() if size == 256), default=None)
-    same = [
-        row
-        for row in loops.get("torch_compile_reduce_overhead_fp16", [])
-        if row["batch_size"] == 256 and "images_per_s" in row
-    ]
+    compiled = loops.get("torch_compile_reduce_overhead_fp16", [])
+    same = [row["images_per_s"] for row in compiled if row["batch_size"] == 256 and "images_per_s" in row]
     if top:
-        yield f"- best of all at 256: {top:,.0f} images/s, {top / COMPILED_IMAGES_PER_S:.3f} of the noted torch.compile {COMPILED_IMAGES_PER_S:,}"
+        share = top / COMPILED_IMAGES_PER_S
+        yield f"- best of all at 256: {top:,.0f} images/s, {share:.3f} of the noted torch.compile {COMPILED_IMAGES_PER_S:,}"
     if top and same:
-        yield f"- torch.compile reduce-overhead in the same run: {same[0]['images_per_s']:,.0f} images/s; ours is {top / same[0]['images_per_s']:.3f} of it"
+        yield f"- torch.compile reduce-overhead in the same run: {same[0]:,.0f} images/s; ours is {top / same[0]:.3f} of it"
 
 
 def loop_lines(loops):

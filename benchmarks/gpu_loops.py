@@ -137,7 +137,7 @@ def main() -> None:
             row = {"backend": entry.info["backend"], "precision": entry.info["precision"], "batch_size": batch}
             try:
                 row["loop_ms"] = artifact_loop(entry, batch, options)
-            except Exception as error:  # one that fails must not stop the others
+            except Exception as error:  # noqa: BLE001  one that fails must not stop the others
                 row["error"] = f"{type(error).__name__}: {str(error)[:200]}"
             row["optpipe_ms"] = (
                 tool[0]["parts_ms"]["compute"]["p50"]["value"]
@@ -154,7 +154,7 @@ def main() -> None:
         try:
             ms = compiled_baseline(batch)
             baseline.append({"batch_size": batch, "ms": ms, "images_per_s": batch / ms * 1e3})
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001
             baseline.append({"batch_size": batch, "error": f"{type(error).__name__}: {str(error)[:200]}"})
         print(json.dumps({"torch.compile reduce-overhead fp16": baseline[-1]}), flush=True)
         target.write_text(json.dumps({"loops": rows, "torch_compile_reduce_overhead_fp16": baseline}, indent=1))

@@ -33,7 +33,9 @@ class Signed:
     verdict: Verdict
 
 
-def signed_off(wanted: Wanted, store: Store, output: Path | None, key: Path | None, listener: Listener) -> Signed:
+def signed_off(
+    wanted: Wanted, store: Store, output: Path | None, key: Path | None, listener: Listener, *, figures: bool = True
+) -> Signed:
     """Gathers, judges, writes the reports, seals and moves the dossier to its place in one step."""
     (store.workspace / "tmp").mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix="dossier-", dir=store.workspace / "tmp"))
@@ -46,7 +48,7 @@ def signed_off(wanted: Wanted, store: Store, output: Path | None, key: Path | No
             write_json(scratch / VERDICT, document)
         with listener.step("write the report"):
             report = _dossier_report(signoff, document, store)
-            write_reports(report, scratch)
+            write_reports(report, scratch, figures=figures)
         target = output or store.workspace / "dossiers" / str(document["dossier_name"])
         finished(scratch, target)
     finally:
@@ -88,13 +90,13 @@ def _compared(signoff: Signoff, store: Store) -> Overview:
         return Overview(nothing, (), ())
 
 
-def write_reports(report: Report, folder: Path) -> list[Path]:
+def write_reports(report: Report, folder: Path, *, figures: bool = True) -> list[Path]:
     """Writes the report in every form; returns the files."""
     from optpipe.reporters.html import html_report
     from optpipe.reporters.junit import junit_report
     from optpipe.reporters.markdown import markdown_report
 
-    texts = {HTML: html_report(report), MARKDOWN: markdown_report(report)}
+    texts = {HTML: html_report(report, with_figures=figures), MARKDOWN: markdown_report(report)}
     if report.verdict is not None:
         texts[JUNIT] = junit_report(report.verdict)
     texts[COMPARISON] = json.dumps(report.comparison.as_json(), indent=1, allow_nan=False) + "\n"

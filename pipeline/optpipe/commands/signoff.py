@@ -26,6 +26,7 @@ def signoff(
     output: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the dossier goes.")] = None,
     junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the verdict as JUnit XML too.")] = None,
     sign: Annotated[Path | None, typer.Option(metavar="KEY", help="Sign the dossier with this SSH key.")] = None,
+    figures: Annotated[bool, typer.Option(help="Draw the report's figures.")] = True,
     init: Annotated[bool, typer.Option(help="Write a commented policy and its JSON Schema, and stop.")] = False,
     workspace: WorkspaceOption = DEFAULT_WORKSPACE,
     json: JsonOption = False,
@@ -49,7 +50,7 @@ def signoff(
         raise BadInputError(message)
     wanted = Wanted(model, policy_from_file(policy), artifact, waivers_from_options(waive or [], because or []))
     with Terminal() as terminal:
-        signed = signed_off(wanted, Store(workspace), output, sign, terminal)
+        signed = signed_off(wanted, Store(workspace), output, sign, terminal, figures=figures)
     if junit is not None:
         junit.write_text(junit_report(signed.document), encoding="utf-8")
     write_step_summary(markdown_report(signed.report))

@@ -148,6 +148,19 @@ def changed_files(run: Run) -> tuple[str, ...]:
     return tuple(sorted(missing + added + differ))
 
 
+def json_of_run(run: Run, name: str) -> dict[str, Any]:
+    """The JSON object in one of the run's files; BadInputError where there is none."""
+    try:
+        found = json.loads((run.path / name).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        message = f"cannot read {run.path / name}: {error}"
+        raise BadInputError(message) from error
+    if not isinstance(found, dict):
+        message = f"{run.path / name} holds no JSON object"
+        raise BadInputError(message)
+    return found
+
+
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
     """Writes `document` to `path` so that a reader sees the whole of it or nothing. NaN is refused."""
     text = json.dumps(document, indent=1, allow_nan=False) + "\n"

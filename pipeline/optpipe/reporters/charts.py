@@ -74,9 +74,9 @@ def _themed(svg: str, name: str) -> str:
 
 def _config(chart: Any) -> Any:
     text = {"labelColor": INK, "titleColor": INK, "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": 500}
-    font = "system-ui, sans-serif"
+    font = "Arial, Helvetica, sans-serif"
     return (
-        chart.configure(background="transparent", font=font, padding=4)
+        chart.configure(background="transparent", font=font, padding=10)
         .configure_view(stroke=None)
         .configure_axis(**text, gridColor=FAINT, domainColor=FAINT, tickColor=FAINT, gridOpacity=0.7)
         .configure_legend(
@@ -190,7 +190,7 @@ def _frontier(report: Report) -> Figure | None:
     best = base.transform_filter("datum.frontier == 'on the frontier'")
     line = best.mark_line(strokeDash=[4, 3], color=GOOD, aria=False)
     chart = (line + points).properties(width=WIDTH, height=HEIGHT)
-    caption = "A build on the frontier is beaten by no other in everything at once. The table below says by what the others are."
+    caption = "A build on the frontier is beaten by no other in everything at once. The table of builds says by what the others are."
     return Figure("Frontier", caption, svg_from_chart(_config(chart), "frontier"), _sources(report))
 
 

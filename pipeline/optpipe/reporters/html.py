@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from optpipe.core.comparison import Interval, Row
 from optpipe.core.report import Report
 from optpipe.core.units import bytes_text
+from optpipe.errors import MissingError
 from optpipe.reporters.answer import answer_text
 from optpipe.reporters.gauge import gauge_svg
 from optpipe.reporters.records import observed_text
@@ -16,6 +17,8 @@ from optpipe.reporters.records import observed_text
 if TYPE_CHECKING:
     from jinja2 import Environment
     from markupsafe import Markup
+
+    from optpipe.reporters.charts import Figure
 
 MARKS = {"PASS": "✓", "FAIL": "✕", "INCONCLUSIVE": "?"}
 
@@ -55,12 +58,10 @@ class Tile:
     note: str
 
 
-def html_report(report: Report) -> str:
-    """The page. The same report gives the same bytes."""
-    from optpipe.reporters.charts import figures
-
+def html_report(report: Report, *, with_figures: bool = True) -> str:
+    """The page. The same report gives the same bytes. Raises MissingError where the figures cannot be drawn."""
     verdict = report.verdict
-    drawn = figures(report)
+    drawn = _figures(report) if with_figures else []
     columns, rows = _without_empty(BUILD_COLUMNS, [_build_row(row) for row in report.comparison.rows])
     macro = _environment().get_template("table.html.j2").module.table  # type: ignore[attr-defined]
     return (
@@ -89,6 +90,16 @@ def html_report(report: Report) -> str:
             sections=list(_sections(report, bool(drawn))),
         )
     )
+
+
+def _figures(report: Report) -> "list[Figure]":
+    try:
+        from optpipe.reporters.charts import figures
+
+        return figures(report)
+    except ModuleNotFoundError as error:
+        message = f"the report's figures need {error.name}: pip install altair vl-convert-python; or say --no-figures"
+        raise MissingError(message) from error
 
 
 @cache

@@ -34,6 +34,8 @@ from optpipe.stages.judge import (
 from optpipe.stages.recompute import require_unchanged
 
 BASELINES = "baselines"
+LARGEST_TABLE_BYTES = 256 * 1024
+"""Of a profile or parity run; its record, which the verdict rests on, is always copied."""
 JUDGED_KINDS = ("bench", "evaluate", "preprocess", "profile")
 
 
@@ -56,7 +58,7 @@ def collected(wanted: Wanted, store: Store, folder: Path) -> Path:
     if checked is not None:
         _copy(checked.path / MANIFEST, folder / "verification" / MANIFEST)
     for run in list_runs(store.workspace):
-        if run.kind in JUDGED_KINDS and entry.id in _about(run):
+        if run.kind in JUDGED_KINDS and _concerns(run, entry):
             _copy_run(run, folder / "runs" / run.run_id, entry.id)
     baseline = approved(store.workspace, str(entry.info["model"]))
     if baseline is not None:
@@ -131,17 +133,24 @@ def _verification(store: Store, artifact: Entry) -> Entry | None:
     return found[-1] if found else None
 
 
-def _about(run: Run) -> set[str]:
-    """The ids that a run is about."""
-    return set(run.manifest.get("parents", ()))
+def _concerns(run: Run, entry: Entry) -> bool:
+    """Whether a run is about the build; a parity proof is about every build of its model."""
+    if run.kind == "preprocess":
+        return bool(run.manifest.get("details", {}).get("model") == entry.info["model"])
+    return entry.id in run.manifest.get("parents", ())
 
 
 def _copy_run(run: Run, target: Path, artifact: str) -> None:
-    """Copies a run; of a sweep over several builds the raw files of the judged one only."""
+    """Copies a run without what the verdict does not need: raw files of other builds, and large tables."""
     require_unchanged(run)
     foreign = _files_of_others(run, artifact) if run.kind == "bench" else set()
     for record in run.manifest["files"]:
-        if record["path"] not in foreign:
+        too_large = (
+            run.kind in ("profile", "preprocess")
+            and record["bytes"] > LARGEST_TABLE_BYTES
+            and not record["path"].endswith(".json")
+        )
+        if record["path"] not in foreign and not too_large:
             _copy(run.path / record["path"], target / record["path"])
     _copy(run.path / "manifest.json", target / "manifest.json")
 

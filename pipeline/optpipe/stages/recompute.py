@@ -11,16 +11,18 @@ from optpipe.core.measurement import (
     Estimate,
     Measurement,
     Phase,
+    Scenario,
     measurements_of,
 )
-from optpipe.core.runs import Run, changed_files
+from optpipe.core.runs import Run, changed_files, json_of_run
 from optpipe.errors import BadInputError
 
 if TYPE_CHECKING:
     import polars as pl
 
 NEEDED = ("phase", "images", "scheduled_ns", "start_ns", "end_ns")
-THROUGHPUT_WINDOWS = 20
+GROUPS = 10
+"""Consecutive groups of samples whose throughputs give its interval, as `bench` takes them."""
 
 
 def measured_from_run(
@@ -32,7 +34,7 @@ def measured_from_run(
     `whole=False` files that were left out on purpose are no fault.
     """
     require_unchanged(run, whole=whole)
-    document = _measurements_document(run)
+    document = json_of_run(run, MEASUREMENTS_FILE)
     wanted = None if only is None else set(only)
     found = [one for one in measurements_of(document) if wanted is None or one.subject.artifact in wanted]
     return tuple(
@@ -51,21 +53,6 @@ def require_unchanged(run: Run, *, whole: bool = True) -> None:
         raise BadInputError(message)
 
 
-def _measurements_document(run: Run) -> dict[str, object]:
-    import json
-
-    path = run.path / MEASUREMENTS_FILE
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        message = f"cannot read {path}: {error}; measure again with optpipe bench"
-        raise BadInputError(message) from error
-    if not isinstance(document, dict):
-        message = f"{path} holds no measurements; measure again with optpipe bench"
-        raise BadInputError(message)
-    return document
-
-
 def recomputed(stored: Measurement, folder: Path, confidence: float = 0.95) -> Measurement:
     """`stored` with its latency and throughput computed from its Parquet file."""
     from optpipe.stats.percentiles import summary_from_ns
@@ -80,13 +67,13 @@ def recomputed(stored: Measurement, folder: Path, confidence: float = 0.95) -> M
     return replace(
         stored,
         latency=summary_from_ns(durations, percents, confidence),
-        throughput_images_per_s=throughput(frame, confidence),
+        throughput_images_per_s=throughput(frame, stored.scenario, confidence),
         samples=frame.height,
     )
 
 
 def samples(path: Path) -> "pl.DataFrame":
-    """The measured queries of one Parquet file, in the order in which they started."""
+    """The measured queries of one Parquet file, in the order of their end."""
     import polars as pl
 
     try:
@@ -96,31 +83,27 @@ def samples(path: Path) -> "pl.DataFrame":
             message = f"{path} lacks the columns {', '.join(absent)}; it is not a file of raw samples"
             raise BadInputError(message)
         measured = lazy.filter(pl.col("phase") == Phase.MEASURED).select(NEEDED)
-        return measured.cast({"images": pl.Int64}).sort("start_ns", maintain_order=True).collect()
+        return measured.cast({"images": pl.Int64}).sort("end_ns", maintain_order=True).collect()
     except (pl.exceptions.PolarsError, OSError) as error:
         message = f"cannot read the raw samples in {path}: {str(error).splitlines()[0]}"
         raise BadInputError(message) from error
 
 
-def throughput(frame: "pl.DataFrame", confidence: float = 0.95) -> Estimate | None:
-    """Images per second from the first start to the last answer, with Student's t over equal windows of queries."""
+def throughput(frame: "pl.DataFrame", scenario: Scenario, confidence: float = 0.95) -> Estimate:
+    """Images per second: while answering (closed loops), or from the first start to the last end (offline, server)."""
     import numpy as np
 
     from optpipe.stats.stability import mean_interval
 
-    start, end = int(frame["start_ns"].min() or 0), int(frame["end_ns"].max() or 0)  # type: ignore[arg-type]
-    if end <= start:
-        return None
-    value = float(frame["images"].sum()) / (end - start) * 1e9
-    blocks = np.array_split(np.arange(frame.height), min(THROUGHPUT_WINDOWS, frame.height))
-    ends, images = frame["end_ns"].to_numpy(), frame["images"].to_numpy()
-    edges = [start, *(int(ends[block].max()) for block in blocks)]
-    rates = [
-        images[block].sum() / (after - before) * 1e9
-        for block, before, after in zip(blocks, edges[:-1], edges[1:], strict=True)
-        if after > before
-    ]
-    interval = mean_interval(np.array(rates), confidence)
+    images = frame["images"].to_numpy().astype(float)
+    starts, ends = frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy()
+    closed = scenario in (Scenario.SINGLE_STREAM, Scenario.MULTI_STREAM)
+    busy_s = (ends - starts if closed else np.diff(ends, prepend=starts.min())) / 1e9
+    groups = min(GROUPS, len(images))
+    parts = zip(np.array_split(images, groups), np.array_split(busy_s, groups), strict=True)
+    rates = np.array([float(some.sum() / max(time.sum(), 1e-12)) for some, time in parts])
+    value = float(images.sum() / max(busy_s.sum(), 1e-12))
+    interval = mean_interval(rates, confidence)
     if interval is None:
         return Estimate(value, None, "too few samples for an interval")
     return Estimate(value, (min(value, interval[0]), max(value, interval[1])))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from optpipe.core.calibration import CalibrationTable, is_table, table_from_file
 from optpipe.core.card import card_from_file
-from optpipe.core.environment import package_version
+from optpipe.core.environment import gpus, package_version
 from optpipe.core.events import Listener
 from optpipe.core.hashing import value_sha256
 from optpipe.core.quiet import output_to
@@ -28,6 +28,11 @@ def target_of(device: str) -> "Target":
     return "tensorrt" if device == "cuda" else "cpu"
 
 
+def calibration_device() -> str:
+    """Where the passes over calibration data run: on a GPU if there is one."""
+    return "cuda" if gpus() else "cpu"
+
+
 def int8_graph(
     model: Entry, device: str, calibration: Path | None, store: Store, listener: Listener
 ) -> tuple[Entry, bool]:
@@ -40,7 +45,7 @@ def int8_graph(
         return graph_from_table(model, table_from_file(calibration), target, (), store, listener)
     card = card_from_file(model.file(CARD))
     data = calibration_data(card, calibration, None, 0, listener)
-    entry, _ = calibrated(model, data, (METHOD,), (target,), "cpu", store, listener)
+    entry, _ = calibrated(model, data, (METHOD,), (target,), calibration_device(), store, listener)
     table = table_from_file(entry.file(table_file(METHOD)))
     return graph_from_table(model, table, target, (entry.id,), store, listener)
 

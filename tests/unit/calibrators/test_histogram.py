@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from optpipe.calibrators.histogram import BINS, LOWEST, edge, empty, magnitudes
+from optpipe.calibrators.histogram import BINS, LOWEST, count_on_device, edge, empty, magnitudes
 
 finite = hnp.arrays(np.float32, st.integers(0, 300), elements=st.floats(-1e6, 1e6, width=32))
 
@@ -41,3 +41,14 @@ def test_chunks_do_not_show(monkeypatch) -> None:
     whole = magnitudes(values).counts
     monkeypatch.setattr("optpipe.calibrators.histogram._CHUNK", 77)
     assert np.array_equal(magnitudes(values).counts, whole)
+
+
+@given(finite)
+def test_counting_on_a_device_is_the_same_but_for_zeros(values) -> None:
+    import torch
+
+    counts = torch.zeros(BINS, dtype=torch.int64)
+    count_on_device(torch.from_numpy(values), counts)
+    expected = magnitudes(values).counts.copy()
+    expected[:LOWEST] = 0
+    assert np.array_equal(counts.numpy(), expected)

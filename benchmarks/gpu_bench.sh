@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # On a machine with an NVIDIA GPU, from the project's root: measures ResNet-50 there with `optpipe bench`.
-# usage: benchmarks/gpu_bench.sh OUTPUT_DIRECTORY [PART ...]     parts: build smoke sweep loops scenarios energy pair  (default: all)
-# Needs about: build 3.5 min, smoke 30 s, sweep 3.5 min, loops 2.5 min, scenarios 1 min, energy 40 s, pair 1 min.
+# usage: benchmarks/gpu_bench.sh OUTPUT_DIRECTORY [PART ...]      default: all of
+#   build 3.5 min · smoke 0.5 min · ort 3.5 min · torch 3 min · loops 3 min · scenarios 2 min · energy 1 min · pair 1 min
 # The workspace is OUTPUT_DIRECTORY/workspace unless OPTPIPE_WORKSPACE says otherwise; parts may run in separate calls.
 set -u
 out=${1:?usage: benchmarks/gpu_bench.sh OUTPUT_DIRECTORY [PART ...]}
 shift
-parts=${*:-build smoke sweep loops scenarios energy pair}
+parts=${*:-build smoke ort torch loops scenarios energy pair}
 mkdir -p "$out"
 export PYTHONPATH=pipeline${PYTHONPATH:+:$PYTHONPATH} OPTPIPE_WORKSPACE=${OPTPIPE_WORKSPACE:-$out/workspace}
 step() { # seconds allowed, name, then the arguments of optpipe; the JSON document goes to NAME.json, the rest to NAME.log
@@ -25,9 +25,10 @@ for part in $parts; do
       step 90 build-int8 build resnet50 --precision int8 --backend onnxruntime --device cuda --batch 1:64:256 --calibration calibration/samples
       ;;
     smoke) step 60 smoke bench resnet50 --backend onnxruntime --precision fp16 --batch 1,8 $fast ;;
-    sweep) step 230 sweep bench resnet50 --device cuda --batch 1:256 --all-sizes --tune $fast ;;
+    ort) step 230 sweep-ort bench resnet50 --backend onnxruntime --device cuda --batch 1:256 --all-sizes --tune $fast ;;
+    torch) step 230 sweep-torch bench resnet50 --backend inductor,torch --device cuda --batch 1:256 --all-sizes --tune $fast ;;
     loops)
-      timeout 200 python3 benchmarks/gpu_loops.py "$OPTPIPE_WORKSPACE" "$out/loops.json" 1 64 256 >"$out/loops.log" 2>&1
+      timeout 230 python3 benchmarks/gpu_loops.py "$OPTPIPE_WORKSPACE" "$out/loops.json" 1 64 256 >"$out/loops.log" 2>&1
       echo "== loops (exit $?, ${SECONDS} s so far)"
       ;;
     scenarios)

@@ -76,7 +76,8 @@ def loop_lines(loops):
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    sweep, loops = read(folder, "sweep") or read(folder, "smoke"), read(folder, "loops")
+    rows = [row for name in ("sweep-ort", "sweep-torch") for row in read(folder, name).get("measurements", [])]
+    sweep, loops = {"measurements": rows or read(folder, "smoke").get("measurements", [])}, read(folder, "loops")
     lines = ["## Sweep", *sweep_lines(sweep), "", "## Against the figures to beat", *beat_lines(sweep, loops), ""]
     lines += ["## Against bare loops", *loop_lines(loops), "", "## Scenarios, limits, energy"]
     for name in ("end-to-end", "offline", "multi-stream", "server", "slo", "energy"):

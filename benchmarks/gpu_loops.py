@@ -113,16 +113,20 @@ def compiled_baseline(batch):
         return event_loop(lambda: compiled(given), torch.cuda.current_stream())
 
 
+def read(path):
+    try:
+        return json.loads(path.read_text()).get("measurements", [])
+    except ValueError:
+        return []
+
+
 def main() -> None:
     from optpipe.core.store import Store
 
     workspace, target = Path(sys.argv[1]), Path(sys.argv[2])
     batches = [int(text) for text in sys.argv[3:]] or [1, 64, 256]
-    measured = (
-        json.loads((target.parent / "sweep.json").read_text())["measurements"]
-        if (target.parent / "sweep.json").exists()
-        else []
-    )
+    sweeps = [target.parent / f"sweep-{name}.json" for name in ("ort", "torch")]
+    measured = [row for path in sweeps if path.exists() for row in read(path)]
     rows = []
     for entry in Store(workspace).entries():
         if entry.manifest.kind != "artifact" or entry.info["device"] != "cuda" or entry.info["model"] != "resnet50":

@@ -25,7 +25,7 @@ class MachineSampler:
 
     def __init__(self, pid: int, gpu_uuid: str | None = None) -> None:
         self._pid = pid
-        self._gpu = _Gpu(gpu_uuid) if gpu_uuid else None
+        self._gpu = _gpu(gpu_uuid) if gpu_uuid else None
         self._last = self._counters()
         self._ticks = os.sysconf("SC_CLK_TCK")
 
@@ -98,15 +98,35 @@ def _cpu_mhz() -> float | None:
     return sum(readings) / len(readings) if readings else None
 
 
-class _Gpu:
-    """One GPU by its UUID, through NVML. What the driver does not support stays null."""
+def gpu_used_bytes() -> int | None:
+    """Memory in use on the first GPU before a worker starts; None where NVML does not say."""
+    gpu = _gpu(None)
+    value = None if gpu is None else gpu.look(0)["gpu_used_bytes"]
+    return None if value is None else int(value)
 
-    def __init__(self, uuid: str) -> None:
+
+def _gpu(uuid: str | None) -> "_Gpu | None":
+    """The GPU with this UUID, else the first one; None without NVML: its columns then stay null."""
+    try:
         import pynvml
-
-        self._nvml: Any = pynvml
+    except ModuleNotFoundError:
+        return None
+    try:
         pynvml.nvmlInit()
-        self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByUUID(uuid) if uuid else pynvml.nvmlDeviceGetHandleByIndex(0)
+        except pynvml.NVMLError:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+    except pynvml.NVMLError:
+        return None
+    return _Gpu(pynvml, handle)
+
+
+class _Gpu:
+    """One GPU through NVML. What the driver does not support stays null."""
+
+    def __init__(self, nvml: Any, handle: Any) -> None:
+        self._nvml, self._handle = nvml, handle
 
     def look(self, pid: int) -> Row:
         nvml, handle = self._nvml, self._handle

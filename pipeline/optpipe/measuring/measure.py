@@ -148,6 +148,7 @@ def measurement_from_answer(
         cache_probe=answer.done["cache_probe"] if answer.done else {},
         rate_per_s=load.rate_per_s,
         interrupted=answer.interrupted,
+        on_gpu=blank.subject.device != "cpu",
         limits=frame.limits,
     )
     reasons = (*failure, *reasons_for(evidence))

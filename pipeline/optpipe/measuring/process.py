@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from optpipe.errors import ExitStatus, StageError
-from optpipe.measuring.machine import INTERVAL_S, MachineSampler, Row
+from optpipe.measuring.machine import INTERVAL_S, MachineSampler, Row, gpu_used_bytes
 from optpipe.worker.plan import Point, SessionPlan
 from optpipe.worker.spool import request_stop, spooled_count
 
@@ -50,6 +50,8 @@ class WorkerProcess:
 
     def __enter__(self) -> Self:
         self.directory.mkdir(parents=True, exist_ok=True)
+        if self.plan.device.startswith("cuda"):
+            self.baseline_gpu_bytes = gpu_used_bytes()
         session = self.directory / "session.json"
         session.write_text(self.plan.to_json(), encoding="utf-8")
         with (self.directory / "worker.log").open("ab") as log:

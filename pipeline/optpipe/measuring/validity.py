@@ -44,6 +44,7 @@ class Evidence:
     cache_probe: Mapping[str, Any]
     rate_per_s: float | None = None
     interrupted: bool = False
+    on_gpu: bool = False
     limits: Mapping[str, float] = field(default_factory=lambda: LIMITS)
 
 
@@ -136,16 +137,15 @@ def _bimodal(evidence: Evidence) -> list[Reason]:
 
 
 def _loaded_host(evidence: Evidence) -> list[Reason]:
-    if evidence.machine.is_empty():
+    """For a CPU subject by who else was busy; for a GPU subject by what it did to the worker, whose host may be large."""
+    other, waited = _mean(evidence, "other_cpu_cores") or 0.0, _mean(evidence, "worker_waited_cores") or 0.0
+    share = evidence.limits["max_other_cpu_share"]
+    loaded = waited > share / 2 if evidence.on_gpu else other > share * evidence.cpus
+    if not loaded:
         return []
-    other = _mean(evidence, "other_cpu_cores") or 0.0
-    limit = evidence.limits["max_other_cpu_share"] * evidence.cpus
-    if other <= limit:
-        return []
-    waited = _mean(evidence, "worker_waited_cores") or 0.0
     return _bad(
         "loaded-host",
-        f"other processes kept {other:.2f} of {evidence.cpus} cores busy (the worker waited for {waited:.2f})",
+        f"other processes kept {other:.2f} cores busy beside the worker's {evidence.cpus} (it waited for {waited:.2f})",
         "stop them, or keep them off the worker's cores (--affinity with an isolated set)",
         other_cpu_cores=other,
         worker_waited_cores=waited,

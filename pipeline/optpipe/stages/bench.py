@@ -4,6 +4,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from math import log2
 from pathlib import Path
 from typing import Any
 
@@ -132,8 +133,8 @@ class _Subject:
         running, plan = self.running, self.running.plan
         options = dict.fromkeys(sizes, self.defaults)
         if plan.tune:
-            trials = self._tuned(sizes)
-            options = {size: dict(chosen(trials, size)) for size in sizes}
+            trials = self._tuned(tuning_sizes(sizes))
+            options = {size: dict(chosen(trials, size)) for size in tuning_sizes(sizes)}
             tunings.append(tuning_record(self.artifact, trials, options))
         if running.interrupted:
             return
@@ -322,6 +323,11 @@ def subject_of(artifact: StoredArtifact, options: Mapping[str, Any]) -> Subject:
     )
 
 
+def tuning_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
+    """The sizes at which options are tried: both ends and the middle; the others take the nearest one's choice."""
+    return tuple(dict.fromkeys((sizes[0], sizes[len(sizes) // 2], sizes[-1])))
+
+
 def tuning_record(
     artifact: StoredArtifact, trials: Sequence[Trial], options: Mapping[int, Mapping[str, Any]]
 ) -> dict[str, Any]:
@@ -346,7 +352,7 @@ def tuning_record(
 
 
 def _nearest_options(options: Mapping[int, Mapping[str, Any]], size: int) -> Mapping[str, Any]:
-    return options[min(options, key=lambda known: abs(known - size))]
+    return options[min(options, key=lambda known: abs(log2(known / size)))]
 
 
 def _limit_of(

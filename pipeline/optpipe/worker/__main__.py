@@ -1,11 +1,14 @@
 """`python -m optpipe.worker SESSION.json`: see the package's documentation."""
 
+import ctypes
 import gc
 import json
 import os
+import resource
+import signal
 import sys
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +22,13 @@ from optpipe.worker.plan import Point, SessionPlan, point_from_json, session_fro
 from optpipe.worker.rotation import Rotation, pool_from_files, rotation
 from optpipe.worker.spool import Spool
 
+PR_SET_PDEATHSIG = 1
 OUT_OF_MEMORY = ("out of memory", "failed to allocate memory", "bad_alloc", "outofmemory", "cuda_error_out_of_memory")
 
 
 def main() -> None:
     """Loads the session, then answers points until standard input ends."""
+    _end_with_parent()
     events = _events_alone_on_stdout()
     plan = session_from_json(Path(sys.argv[1]).read_text(encoding="utf-8"))
     if plan.affinity:
@@ -87,7 +92,8 @@ class Worker:
         """Puts one load on the session; returns the event that ends it."""
         turns = rotation(self.pool, point.batch_size, self.plan.seed)
         before = next(answers_before(session, turns) for session in self.sessions[:1])
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # starts the peak of resident memory anew
+        with suppress(OSError):  # where the kernel does not offer it the peak is the process's, and the larger for it
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
         used = len(self.streams) if point.scenario in (Scenario.MULTI_STREAM, Scenario.OFFLINE) else 1
         lanes = [self._lane(turns, point, number) for number in range(used)]
         kept = Reservoir(point.output_checks, self.plan.seed)
@@ -128,6 +134,11 @@ class Worker:
         return outputs_verdict(answers, before, self.reference, turns.rows, plan.tolerance, plan.reference_name)
 
 
+def _end_with_parent() -> None:
+    """A worker whose parent was killed must not go on burning the machine; its samples are in the spool."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def _events_alone_on_stdout() -> Any:
     """Keeps standard output for events: whatever libraries print goes to the log on standard error."""
     kept = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
@@ -136,9 +147,9 @@ def _events_alone_on_stdout() -> Any:
 
 
 def _peak_resident_bytes() -> int:
-    status = Path("/proc/self/status").read_text(encoding="ascii")
-    line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
-    return int(line.split()[1]) * 1024
+    lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
+    peak = next((int(line.split()[1]) for line in lines if line.startswith("VmHWM")), None)
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if peak is None else peak) * 1024
 
 
 def _out_of_memory(error: Exception) -> bool:

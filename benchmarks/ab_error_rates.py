@@ -1,0 +1,72 @@
+"""How often does `--interleave` claim a difference between an artifact and itself, and how often does it find 5 %?
+
+usage: ab_error_rates.py WORKSPACE ARTIFACT COMPARISONS [--slower 1.05] [--rounds 6] [--output FILE]
+Appends one JSON line per comparison to FILE, so that several short calls add up; prints the rates over all its lines.
+"""
+
+import argparse
+import json
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from optpipe.core.store import Store
+from optpipe.measuring.interleave import interleaved
+from optpipe.measuring.measure import Load, measure
+from optpipe.measuring.process import WorkerProcess
+from optpipe.stages.bench import BenchPlan, defaults_of, prepared, subject_of
+from optpipe.stages.subjects import artifacts_named
+from optpipe.stats.distributions import proportion_interval
+
+
+def comparison(artifact, store, rounds, slower, seconds):
+    """One comparison of the artifact with itself; the contender's calls are held back to `slower` times their length."""
+    load = Load(1, min_seconds=seconds, max_seconds=10, percentile=50.0, warm_up_seconds=0.1, max_warm_up_seconds=1.0)
+    load = replace(load, cache_probes=0)
+    plan = BenchPlan(load)
+    with tempfile.TemporaryDirectory() as scratch:
+        session, frame = prepared(artifact, plan, store, Path(scratch) / "inputs", Path(scratch))
+        options = defaults_of(artifact, {})
+        session = replace(session, arguments={**session.arguments, "options": options})
+        held_back = replace(
+            session,
+            loader="slowed:slowed",
+            arguments={"factor": slower, "of": session.loader, "arguments": session.arguments},
+        )
+
+        def side(plan):
+            def measured(name):
+                with WorkerProcess(plan, Path(scratch)) as worker:
+                    return measure(worker, subject_of(artifact, options), load, name, frame)[0]
+
+            return measured
+
+        return interleaved(side(session), side(held_back if slower != 1 else session), rounds, "p50").ratio
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("workspace", type=Path)
+    parser.add_argument("artifact")
+    parser.add_argument("comparisons", type=int)
+    parser.add_argument("--slower", type=float, default=1.0)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--seconds", type=float, default=0.3)
+    parser.add_argument("--output", type=Path, required=True)
+    given = parser.parse_args()
+    store = Store(given.workspace)
+    artifact = artifacts_named(given.artifact, store)[0]
+    with given.output.open("a") as file:
+        for _ in range(given.comparisons):
+            ratio = comparison(artifact, store, given.rounds, given.slower, given.seconds)
+            file.write(json.dumps(ratio.to_dict()) + "\n")
+            file.flush()
+            print(f"{ratio.value:.4f} [{ratio.ci[0]:.4f}, {ratio.ci[1]:.4f}] {ratio.change}", flush=True)
+    found = [json.loads(line) for line in given.output.read_text().splitlines()]
+    for change in ("faster", "slower", "no difference shown"):
+        count = sum(each["change"] == change for each in found)
+        low, high = proportion_interval(count, len(found))
+        print(f"{change}: {count} of {len(found)} ({low:.1%} to {high:.1%})")
+
+
+main()

@@ -130,6 +130,10 @@ class OnnxRuntimeSession:
         self._graphs += 1
         return _DeviceBinding(self._session, inputs, outputs, graph_id=self._graphs if self._cuda_graph else None)
 
+    def bind_in_place(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Binding:
+        """Binds torch CUDA tensors where they lie: nothing is copied, and no CUDA graph keeps their addresses."""
+        return _PlacedBinding(self._session, inputs, outputs)
+
 
 def _provider_options(options: Mapping[str, Any], *, tf32: bool) -> dict[str, str]:
     import torch
@@ -165,6 +169,27 @@ class _HostBinding:
     def launch(self) -> None:
         """Runs to the end."""
         self._session.run_with_iobinding(self._io)
+
+
+class _PlacedBinding:
+    def __init__(self, session: Any, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
+        import numpy as np
+        import onnxruntime as ort
+
+        self.inputs, self.outputs = dict(inputs), dict(outputs)
+        self._session = session
+        self._options = ort.RunOptions()
+        self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+        self._options.add_run_config_entry("gpu_graph_id", "-1")
+        self._io = session.io_binding()
+        for bind, tensors in ((self._io.bind_input, self.inputs), (self._io.bind_output, self.outputs)):
+            for name, tensor in tensors.items():
+                dtype = np.dtype(str(tensor.dtype).removeprefix("torch."))
+                bind(name, "cuda", 0, dtype, tuple(tensor.shape), tensor.data_ptr())
+
+    def launch(self) -> None:
+        """Enqueues on the stream that was torch's current one when the session was loaded."""
+        self._session.run_with_iobinding(self._io, self._options)
 
 
 class _DeviceBinding:

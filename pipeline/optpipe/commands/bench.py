@@ -58,6 +58,12 @@ def bench(
     ] = False,
     all_sizes: Annotated[bool, typer.Option("--all-sizes", help="Do not stop at saturation.")] = False,
     images: Annotated[Path | None, typer.Option(metavar="DIR", help="Real images to rotate through.")] = None,
+    from_images: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Files to answers: DALI and the artifact overlapped; needs one --batch size or none."
+        ),
+    ] = None,
     option: Annotated[
         list[str] | None, typer.Option(metavar="BACKEND.KEY=VALUE", help="A runtime option, recorded with the result.")
     ] = None,
@@ -70,16 +76,28 @@ def bench(
     json: JsonOption = False,
 ) -> Outcome:
     """Measure latency, throughput, memory and energy of what was built, and say what may be believed."""
-    from optpipe.commands.bench_request import bench_plan, bench_targets, pair_from_targets
+    from optpipe.commands.bench_request import bench_plan, bench_targets, one_batch, pair_from_targets
+    from optpipe.commands.parsing import options_from_text
     from optpipe.commands.terminal import Terminal
     from optpipe.core.store import Store
     from optpipe.reporters.terminal_bench import bench_table, pair_table, sort_key
+    from optpipe.reporters.terminal_from_images import from_images_table
     from optpipe.stages.bench import bench as run_bench
     from optpipe.stages.bench import bench_record
     from optpipe.stages.bench_pair import bench_pair, pair_record
+    from optpipe.stages.preprocess.from_images import bench_from_images as run_from_images
 
     store = Store(workspace)
     sort_key(sort)
+    if from_images is not None:
+        with Terminal() as terminal:
+            groups = bench_targets(model, store, precision, backend, device, terminal)
+            fed = run_from_images(
+                [artifact for group in groups for artifact in group], from_images, one_batch(batch), min_time,
+                options_from_text(option or []), store, terminal,
+            )  # fmt: skip
+        answers = {**fed.record, "warnings": terminal.warnings}
+        return Outcome(answers, lambda: from_images_table(answers), fed.status)
     plan = bench_plan(
         batch=batch, scenario=scenario, mode=mode, streams=streams, rate=rate, slo=slo, tune=tune, percentile=percentile,
         min_time=max(min_time, 12.0) if energy else min_time, max_time=max_time, warm_up=warm_up,

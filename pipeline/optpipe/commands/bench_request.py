@@ -106,6 +106,15 @@ def bench_targets(
     return tuple(groups)
 
 
+def one_batch(text: str | None) -> int | None:
+    """The one size that `--from-images` takes; raises BadInputError for a list."""
+    sizes = batch_sizes_from_text(text) if text else ()
+    if len(sizes) > 1:
+        message = f"--from-images measures one batch size, not {len(sizes)}; give --batch {sizes[-1]}"
+        raise BadInputError(message)
+    return sizes[0] if sizes else None
+
+
 def pair_from_targets(
     models: Sequence[str], groups: Sequence[Sequence[StoredArtifact]], metric: str
 ) -> tuple[StoredArtifact, StoredArtifact, Metric]:

@@ -125,6 +125,20 @@ def reading_pipeline(paths: Sequence[Path], transform: Transform, plan: DaliPlan
     return _built(graph, plan, None)
 
 
+def bytes_pipeline(paths: Sequence[Path], plan: DaliPlan) -> Any:
+    """Only reads the files: the rate that storage and page cache allow."""
+    require_dali()
+
+    def graph() -> Any:
+        from nvidia.dali import fn
+
+        names = [str(path) for path in paths]
+        encoded, _ = fn.readers.file(files=names, prefetch_queue_depth=plan.prefetch, lazy_init=True)
+        return encoded
+
+    return _built(graph, replace(plan, decode="cpu", device="cpu"), None, conditionals=False)
+
+
 def decoded_node(encoded: Any, transform: Transform, plan: DaliPlan) -> Picture:
     """Decodes where the plan says and brings the pixels to where it goes on."""
     options = {"hw_decoder_load": plan.hw_decoder_load, "jpeg_fancy_upsampling": plan.fancy_upsampling}

@@ -38,7 +38,7 @@ def _dali(job: dict[str, Any]) -> dict[str, Any]:
         pipeline.run()  # synchronous with this batch, while the next ones are being made
         return perf_counter_ns()
 
-    return _timed(batch, job["seconds"], prefetched=plan.prefetch + 1)
+    return timed(batch, job["seconds"], prefetched=plan.prefetch + 1)
 
 
 def _dataloader(job: dict[str, Any]) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def _dataloader(job: dict[str, Any]) -> dict[str, Any]:
             torch.cuda.current_stream().synchronize()
         return read_ns
 
-    return _timed(batch, job["seconds"], prefetched=workers * job["prefetch_factor"] + 1)
+    return timed(batch, job["seconds"], prefetched=workers * job["prefetch_factor"] + 1)
 
 
 class _Files:
@@ -86,13 +86,20 @@ class _Files:
         return torch.from_numpy(preprocessed(Path(self.paths[index]), self.transform))
 
 
-def _timed(batch: Callable[[], int], seconds: float, prefetched: int) -> dict[str, Any]:
-    """Runs `batch` until both the time and the count suffice; it returns when its data were there."""
+def timed(
+    batch: Callable[[], int], seconds: float, prefetched: int, settled: Callable[[], None] | None = None
+) -> dict[str, Any]:
+    """Runs `batch` until both the time and the count suffice; it returns when its data were there.
+
+    `settled` is called once, between the warm-up and the measurement.
+    """
     started = perf_counter_ns()
     done = 0
     while done < prefetched or perf_counter_ns() - started < WARM_UP_S * 1e9:
         batch()
         done += 1
+    if settled is not None:
+        settled()
     reader_ns: list[int] = []
     batch_ns: list[int] = []
     started = last = perf_counter_ns()

@@ -124,7 +124,7 @@ def _measured(
             process = subprocess.run(
                 command, capture_output=True, text=True, timeout=LIMIT_S + 3 * seconds, check=False
             )
-            failure = None if process.returncode == 0 else _reason(process.stderr, process.returncode)
+            failure = None if process.returncode == 0 else failure_reason(process.stderr, process.returncode)
         except subprocess.TimeoutExpired:
             failure = f"no result after {LIMIT_S + 3 * seconds:.0f} s"
         if failure is not None:
@@ -133,7 +133,7 @@ def _measured(
     return Throughput(implementation, settings, batch_size, tuple(result["reader_ns"]), tuple(result["batch_ns"]))
 
 
-def _reason(stderr: str, status: int) -> str:
+def failure_reason(stderr: str, status: int) -> str:
     """The line of a failed process that says most, in one line."""
     lowered = stderr.lower()
     if "out of memory" in lowered or "cudaerrormemoryallocation" in lowered or "bad_alloc" in lowered:

@@ -7,7 +7,7 @@ from optpipe.errors import StageError
 from optpipe.inputs.synthetic import synthetic_picture
 from optpipe.stages.preprocess import tuning
 from optpipe.stages.preprocess.dali_pipeline import DaliPlan
-from optpipe.stages.preprocess.throughput import Throughput, _reason, dali_throughput, dataloader_throughput
+from optpipe.stages.preprocess.throughput import Throughput, dali_throughput, dataloader_throughput, failure_reason
 from optpipe.stages.preprocess.tuning import tuned
 
 TRANSFORM = Transform((Decode(), Resize((40,)), CenterCrop(32, 32), Rescale(), Pack()))
@@ -39,7 +39,7 @@ def test_too_few_batches_have_no_interval_and_a_failure_has_no_rate():
     ],
 )
 def test_a_failed_process_gives_its_reason_in_one_line(stderr, status, said):
-    assert said in _reason(stderr, status)
+    assert said in failure_reason(stderr, status)
 
 
 @pytest.mark.slow

@@ -1,0 +1,279 @@
+"""Files to answers in one process: `python -m optpipe.stages.preprocess.answering JOB RESULT`.
+
+DALI prepares the next batches while the artifact answers this one. On a GPU the pipeline's tensor is given to the
+runtime where it lies (DLPack), ordered by the stream on which both work; the top answers come back through pinned memory.
+Each part is first measured alone, in the same process, so that overlap can be judged.
+"""
+
+import json
+import os
+import sys
+from collections import deque
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+import numpy as np
+
+from optpipe.backends.base import Session
+from optpipe.backends.registry import BACKENDS
+from optpipe.core.transform import Transform
+from optpipe.inputs.images import batches
+from optpipe.stages.preprocess.dali_pipeline import DaliPlan, bytes_pipeline, reading_pipeline
+from optpipe.stages.preprocess.measured import timed
+
+IN_FLIGHT = 2
+"""Batches whose answers may be outstanding while the next is launched."""
+CHECKED = 32
+"""So many answers of the timed run are compared with the reference's."""
+PART_S = 1.5
+"""Each part alone is measured for so long, before and after the whole."""
+
+
+def main(job_file: str, result_file: str) -> None:
+    """Runs the job and writes the result when it is complete."""
+    job = json.loads(Path(job_file).read_text(encoding="utf-8"))
+    Path(result_file).write_text(json.dumps(answered(job)), encoding="utf-8")
+
+
+def answered(job: Mapping[str, Any]) -> dict[str, Any]:
+    """All measurements of one artifact with one plan."""
+    transform, plan = Transform.from_dict(job["transform"]), DaliPlan(**job["plan"])
+    paths = [Path(path) for path in job["paths"]]
+    with _stream(job["device"]) as stream:
+        session = BACKENDS[job["backend"]].load(Path(job["directory"]), job["info"], job["device"], job["options"])
+        with session:
+            consumer = _consumer(session, plan, transform, stream)
+            parts = {
+                "read": _rate(bytes_pipeline(paths, plan), plan, PART_S / 2),
+                "decode": _rate(reading_pipeline(paths, transform, plan, decode_only=True), plan, PART_S),
+            }
+            before = _alone(consumer, paths, transform, plan)
+            result = _overlapped(reading_pipeline(paths, transform, plan), consumer, plan, stream, job["seconds"])
+            after = _alone(consumer, paths, transform, plan)
+            # the better of two: a part that was disturbed once must not make the overlap look good
+            parts |= {name: max(before[name], after[name]) for name in ("preprocess", "inference")}
+            enqueue_share = min(before["enqueue_share"], after["enqueue_share"])
+            answers = result.pop("answers")
+            checked = _checked(answers, session, paths, transform, plan)
+    return {**result, "parts": parts, "enqueue_share": enqueue_share, "handover": consumer.handover, "checked": checked}
+
+
+class _OnHost:
+    """Answers on the CPU: the runtime reads DALI's memory."""
+
+    handover = "none: the runtime reads DALI's memory"
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._input, self._output = session.inputs[0], session.outputs[0].name
+
+    def launch(self, tensor: Any) -> Any:
+        array = np.asarray(tensor)
+        return self._session.run({self._input.name: array.astype(self._input.dtype, copy=False)})[self._output]
+
+    def finish(self, answer: Any) -> np.ndarray:
+        best: np.ndarray = np.argmax(answer.reshape(len(answer), -1), axis=1)
+        return best
+
+
+class _OnDevice:
+    """Answers on a GPU: enqueued on the stream, fetched when their event has passed."""
+
+    def __init__(self, session: Session, shape: tuple[int, ...], stream: Any, top_k: int = 5) -> None:
+        import torch
+
+        self._torch, self._stream, self._top_k, self._session = torch, stream, top_k, session
+        self._input, self._output = session.inputs[0], session.outputs[0].name
+        self._dtype = getattr(torch, self._input.dtype)
+        self._fixed = session.bind({self._input.name: np.zeros(shape, self._input.dtype)})
+        self._bind_in_place = getattr(session, "bind_in_place", None)
+        self._bindings: dict[int, Any] = {}
+        self.handover = "none: DLPack" if self._bind_in_place else "copy on the device"
+
+    def launch(self, tensor: Any) -> Any:
+        pixels = self._torch.from_dlpack(tensor)
+        if pixels.dtype != self._dtype:
+            pixels = pixels.to(self._dtype)
+        binding = self._bound(pixels)
+        binding.launch()
+        scores = binding.outputs[self._output].reshape(len(pixels), -1)
+        best = self._torch.topk(scores, min(self._top_k, scores.shape[1])).indices
+        host = self._torch.empty(best.shape, dtype=best.dtype, pin_memory=True)
+        host.copy_(best, non_blocking=True)
+        event = self._torch.cuda.Event()
+        event.record(self._stream)
+        return event, host, pixels
+
+    def _bound(self, pixels: Any) -> Any:
+        if self._bind_in_place is None:
+            self._fixed.inputs[self._input.name].copy_(pixels, non_blocking=True)
+            return self._fixed
+        address = pixels.data_ptr()
+        if address not in self._bindings:
+            outputs = {name: self._torch.empty_like(each) for name, each in self._fixed.outputs.items()}
+            self._bindings[address] = self._bind_in_place({self._input.name: pixels}, outputs)
+        return self._bindings[address]
+
+    def finish(self, answer: Any) -> np.ndarray:
+        event, host, _ = answer
+        event.synchronize()
+        first: np.ndarray = host[:, 0].numpy()
+        return first
+
+
+def _consumer(session: Session, plan: DaliPlan, transform: Transform, stream: Any) -> Any:
+    if session.device == "cpu":
+        return _OnHost(session)
+    height, width = transform.size or (0, 0)
+    return _OnDevice(session, (plan.batch_size, transform.channels, height, width), stream)
+
+
+def _stream(device: str) -> AbstractContextManager[Any]:
+    """On a GPU a stream of our own, which runtimes take as theirs when they load."""
+    if device == "cpu":
+        return nullcontext()
+    import torch
+
+    stream = torch.cuda.Stream()
+
+    class Entered:
+        def __enter__(self) -> Any:
+            self._context = torch.cuda.stream(stream)
+            self._context.__enter__()
+            return stream
+
+        def __exit__(self, *reason: Any) -> None:
+            self._context.__exit__(*reason)
+
+    return Entered()
+
+
+def _alone(consumer: Any, paths: list[Path], transform: Transform, plan: DaliPlan) -> dict[str, float]:
+    """The two parts that are to overlap, each by itself."""
+    preprocess = _rate(reading_pipeline(paths, transform, plan), plan, PART_S)
+    inference, enqueue_share = _inference(consumer, plan, transform, PART_S)
+    return {"preprocess": preprocess, "inference": inference, "enqueue_share": enqueue_share}
+
+
+def _rate(pipeline: Any, plan: DaliPlan, seconds: float) -> float:
+    """Images per second of a pipeline alone, in steady state."""
+
+    def batch() -> int:
+        pipeline.run()
+        return perf_counter_ns()
+
+    found = timed(batch, seconds, prefetched=plan.prefetch + 1)
+    return float(plan.batch_size * len(found["batch_ns"]) / (sum(found["batch_ns"]) / 1e9))
+
+
+def _inference(consumer: Any, plan: DaliPlan, transform: Transform, seconds: float) -> tuple[float, float]:
+    """Images per second of the artifact alone, and the share of the time that its launches take."""
+    height, width = transform.size or (0, 0)
+    values = np.random.default_rng(0).standard_normal((plan.batch_size, transform.channels, height, width))
+    tensor: Any = values.astype(transform.pack.dtype)
+    if isinstance(consumer, _OnDevice):
+        import torch
+
+        tensor = torch.from_numpy(tensor).cuda()
+    pending: deque[Any] = deque()
+    launch_ns = 0
+
+    def batch() -> int:
+        nonlocal launch_ns
+        started = perf_counter_ns()
+        pending.append(consumer.launch(tensor))
+        now = perf_counter_ns()
+        launch_ns += now - started
+        while len(pending) > IN_FLIGHT:
+            consumer.finish(pending.popleft())
+        return now
+
+    def settled() -> None:
+        nonlocal launch_ns
+        launch_ns = 0
+
+    found = timed(batch, seconds, prefetched=IN_FLIGHT + 1, settled=settled)
+    total = sum(found["batch_ns"])
+    return plan.batch_size * len(found["batch_ns"]) / (total / 1e9), launch_ns / total
+
+
+def _overlapped(pipeline: Any, consumer: Any, plan: DaliPlan, stream: Any, seconds: float) -> dict[str, Any]:
+    """The whole path with preprocessing and inference at the same time; one entry per batch in every list."""
+    scheduled: deque[int] = deque()
+    pending: deque[Any] = deque()
+    rows: dict[str, list[int]] = {name: [] for name in ("wait_ns", "launch_ns", "answer_ns", "latency_ns", "batch_ns")}
+    answers: list[tuple[int, int]] = []
+
+    def schedule() -> None:
+        scheduled.append(perf_counter_ns())
+        pipeline.schedule_run()
+
+    def take() -> None:
+        begun, index, answer, outputs = pending.popleft()
+        best = consumer.finish(answer)
+        rows["latency_ns"].append(perf_counter_ns() - begun)
+        answers.extend(zip(index, best.tolist(), strict=True))
+        del outputs  # its memory goes back to DALI only now, when the answer is there
+
+    def batch() -> int:
+        started = perf_counter_ns()
+        outputs = pipeline.share_outputs(cuda_stream=stream) if stream is not None else pipeline.share_outputs()
+        ready = perf_counter_ns()
+        index = np.asarray(outputs[1].as_cpu().as_tensor()).ravel().tolist()
+        pending.append((scheduled.popleft(), index, consumer.launch(outputs[0].as_tensor()), outputs))
+        launched = perf_counter_ns()
+        pipeline.release_outputs()
+        schedule()
+        while len(pending) > (IN_FLIGHT if stream is not None else 0):
+            take()
+        rows["wait_ns"].append(ready - started)
+        rows["launch_ns"].append(launched - ready)
+        rows["answer_ns"].append(perf_counter_ns() - launched)
+        return ready
+
+    def settled() -> None:
+        answers.clear()
+        for values in rows.values():
+            values.clear()
+
+    for _ in range(plan.prefetch):
+        schedule()
+    used = os.times()
+    found = timed(batch, seconds, prefetched=plan.prefetch + IN_FLIGHT + 1, settled=settled)
+    after = os.times()
+    busy_s = after.user + after.system - used.user - used.system
+    elapsed_s = after.elapsed - used.elapsed
+    while pending:
+        take()
+    count = len(found["batch_ns"])
+    kept = {name: values[:count] for name, values in rows.items() if name != "batch_ns"}
+    return {**kept, "batch_ns": found["batch_ns"], "cpu_share": busy_s / elapsed_s / _cores(), "answers": answers}
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _checked(
+    answers: list[tuple[int, int]], session: Session, paths: list[Path], transform: Transform, plan: DaliPlan
+) -> dict[str, int]:
+    """Holds answers of the timed run against the reference preprocessing through the same session."""
+    latest = dict(answers)
+    chosen = sorted(latest)[:: max(1, len(latest) // CHECKED)][:CHECKED]
+    name, spec = session.outputs[0].name, session.inputs[0]
+    equal = 0
+    rows = [paths[index] for index in chosen]
+    padded = rows + rows[-1:] * (-len(rows) % plan.batch_size)
+    found: list[int] = []
+    for batch in batches(padded, transform, plan.batch_size, threads=_cores()):
+        scores = session.run({spec.name: batch.astype(spec.dtype)})[name]
+        found += np.argmax(scores.reshape(len(scores), -1), axis=1).tolist()
+    equal = sum(latest[index] == best for index, best in zip(chosen, found[: len(chosen)], strict=True))
+    return {"answers": len(chosen), "equal": equal, "classes": len(set(found[: len(chosen)]))}
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

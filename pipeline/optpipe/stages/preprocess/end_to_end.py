@@ -1,0 +1,194 @@
+"""Files to answers: throughput and latency with preprocessing and inference overlapped, and what limits them."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from optpipe.core.store import Entry, Store
+from optpipe.core.transform import Transform
+from optpipe.core.verdict import Verdict
+from optpipe.stages.preprocess.dali_pipeline import DaliPlan
+from optpipe.stages.preprocess.throughput import LIMIT_S, WINDOWS, failure_reason
+
+NEAR = 1.15
+"""A part whose own rate is within this factor of the whole's is what the whole waits for."""
+BUSY = 0.9
+"""Share of all cores in use from which the CPU counts as the limit."""
+ENQUEUE_BOUND = 0.8
+"""Launching takes this share of inference from which the launches are the limit (trtexec's rule)."""
+AGREEMENT = 0.9
+"""The timed run's answers must equal the reference's for this share of those checked; precision may flip a few."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bottleneck:
+    """What the whole path waits for: `I/O`, `CPU`, `copy`, `GPU`, `launch`, and the numbers that say so."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndToEnd:
+    """One artifact fed from files."""
+
+    label: str
+    artifact: str
+    plan: DaliPlan
+    measured: Mapping[str, Any]
+    error: str | None = None
+
+    @property
+    def images_per_s(self) -> float:
+        """Of the overlapped path."""
+        batch_ns = self.measured["batch_ns"]
+        return float(self.plan.batch_size * len(batch_ns) / (sum(batch_ns) / 1e9))
+
+    @property
+    def verdict(self) -> Verdict:
+        """FAIL where the timed answers are other answers; INCONCLUSIVE where all are one class."""
+        if self.error is not None:
+            return Verdict.FAIL
+        checked = self.measured["checked"]
+        if checked["equal"] < AGREEMENT * checked["answers"]:
+            return Verdict.FAIL
+        return Verdict.PASS if checked["classes"] > 1 else Verdict.INCONCLUSIVE
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        base = {
+            "artifact": self.artifact,
+            "label": self.label,
+            "batch_size": self.plan.batch_size,
+            "plan": self.plan.to_dict(),
+        }
+        if self.error is not None:
+            return {**base, "error": self.error, "verdict": str(self.verdict)}
+        parts = self.measured["parts"]
+        slower = min(parts["preprocess"], parts["inference"])
+        serial = 1 / (1 / parts["preprocess"] + 1 / parts["inference"])
+        bottleneck = named_bottleneck(self.images_per_s, self.measured, self.plan)
+        return {
+            **base,
+            "error": None,
+            "images_per_s": self.images_per_s,
+            "ci": self._interval(),
+            "latency_ms": self._latency(),
+            "parts_images_per_s": parts,
+            "of_slower_part": self.images_per_s / slower,
+            "of_one_after_the_other": self.images_per_s / serial,
+            "timeline": self._timeline(),
+            "cpu_share": self.measured["cpu_share"],
+            "handover": self.measured["handover"],
+            "bottleneck": {"name": bottleneck.name, "reason": bottleneck.reason},
+            "answers_checked": self.measured["checked"],
+            "verdict": str(self.verdict),
+        }
+
+    def _interval(self) -> list[float] | None:
+        import numpy as np
+
+        from optpipe.stats.stability import mean_interval
+
+        batch_ns = self.measured["batch_ns"]
+        size = len(batch_ns) // WINDOWS
+        if size == 0:
+            return None
+        windows = np.asarray(batch_ns[: size * WINDOWS], float).reshape(WINDOWS, size).sum(axis=1)
+        interval = mean_interval(self.plan.batch_size * size / (windows / 1e9))
+        return list(interval) if interval else None
+
+    def _latency(self) -> dict[str, Any]:
+        """Percentiles of the time from scheduling a batch until its answers; every image waits for its batch."""
+        import numpy as np
+
+        from optpipe.stats.percentiles import order_statistic, samples_needed
+
+        ordered = np.sort(np.asarray(self.measured["latency_ns"], float))
+        wanted = {f"p{percent:g}": percent for percent in (50.0, 90.0, 99.0)}
+        return {
+            name: order_statistic(ordered, percent) / 1e6
+            for name, percent in wanted.items()
+            if len(ordered) >= samples_needed(percent)
+        }
+
+    def _timeline(self) -> dict[str, float]:
+        """Shares of the measured time as the process that joins the parts spent it."""
+        total = sum(self.measured["batch_ns"])
+        named = {"waiting for preprocessing": "wait_ns", "launching": "launch_ns", "waiting for answers": "answer_ns"}
+        shares = {name: sum(self.measured[key]) / total for name, key in named.items()}
+        return {**shares, "rest": max(0.0, 1 - sum(shares.values()))}
+
+
+def named_bottleneck(whole: float, measured: Mapping[str, Any], plan: DaliPlan) -> Bottleneck:
+    """What limits the whole, by the rates of its parts alone and the CPU's load."""
+    parts = measured["parts"]
+    load = f"{measured['cpu_share']:.0%} of the cores are busy"
+    if parts["read"] <= NEAR * whole:
+        return Bottleneck("I/O", f"reading alone gives {parts['read']:,.0f} images/s")
+    if parts["preprocess"] <= parts["inference"]:
+        return _of_preprocessing(measured, plan, load)
+    if plan.device == "cpu" and measured["cpu_share"] >= BUSY:
+        return Bottleneck("CPU", f"{load}; inference alone gives {parts['inference']:,.0f} images/s")
+    if measured["enqueue_share"] >= ENQUEUE_BOUND and plan.device == "gpu":
+        return Bottleneck("launch", f"launching takes {measured['enqueue_share']:.0%} of inference")
+    where = "GPU" if plan.device == "gpu" else "CPU"
+    return Bottleneck(
+        where, f"inference alone gives {parts['inference']:,.0f} images/s, preprocessing {parts['preprocess']:,.0f}"
+    )
+
+
+def _of_preprocessing(measured: Mapping[str, Any], plan: DaliPlan, load: str) -> Bottleneck:
+    parts = measured["parts"]
+    alone = f"preprocessing alone gives {parts['preprocess']:,.0f} images/s, decoding {parts['decode']:,.0f}"
+    if plan.device == "cpu" or measured["cpu_share"] >= BUSY:
+        return Bottleneck("CPU", f"{alone}; {load}")
+    if plan.decode == "cpu":
+        copied = parts["decode"] <= NEAR * parts["preprocess"]
+        return Bottleneck("CPU" if copied else "copy", f"{alone}; {load}")
+    decoder = "the decoder" if parts["decode"] <= NEAR * parts["preprocess"] else "what follows decoding"
+    return Bottleneck("GPU", f"{alone}: {decoder} is the limit; {load}")
+
+
+def end_to_end(
+    entry: Entry,
+    label: str,
+    transform: Transform,
+    paths: Sequence[Path],
+    plan: DaliPlan,
+    options: Mapping[str, Any],
+    seconds: float,
+    store: Store,
+) -> EndToEnd:
+    """Measures one stored artifact in a process of its own; its hash is verified first. A failure is kept as `error`."""
+    store.verified(entry)
+    job = {
+        "paths": [str(path) for path in paths],
+        "transform": transform.to_dict(),
+        "plan": plan.to_dict(),
+        "directory": str(entry.path),
+        "backend": entry.info["backend"],
+        "info": dict(entry.info),
+        "device": entry.info["device"],
+        "options": dict(options),
+        "seconds": seconds,
+    }
+    with tempfile.TemporaryDirectory(prefix="optpipe-") as folder:
+        job_file, result_file = Path(folder, "job.json"), Path(folder, "result.json")
+        job_file.write_text(json.dumps(job), encoding="utf-8")
+        command = [sys.executable, "-m", "optpipe.stages.preprocess.answering", str(job_file), str(result_file)]
+        try:
+            process = subprocess.run(
+                command, capture_output=True, text=True, timeout=LIMIT_S + 3 * seconds, check=False
+            )
+            failure = None if process.returncode == 0 else failure_reason(process.stderr, process.returncode)
+        except subprocess.TimeoutExpired:
+            failure = f"no result after {LIMIT_S + 3 * seconds:.0f} s"
+        if failure is not None:
+            return EndToEnd(label, entry.id, plan, {}, failure)
+        return EndToEnd(label, entry.id, plan, json.loads(result_file.read_text(encoding="utf-8")))

@@ -1,0 +1,147 @@
+"""`optpipe bench --from-images`: every artifact fed from a folder of files, overlapped, with its bottleneck named."""
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from optpipe.core.events import Listener
+from optpipe.core.manifest import command_line
+from optpipe.core.runs import begin_run, finish_run, list_runs, write_json
+from optpipe.core.store import Store
+from optpipe.core.verdict import Verdict, combined
+from optpipe.errors import BadInputError, ExitStatus
+from optpipe.inputs.images import readable_images, unreadable_text
+from optpipe.stages.preprocess.dali_pipeline import DaliPlan, require_dali
+from optpipe.stages.preprocess.end_to_end import EndToEnd, end_to_end
+from optpipe.stages.preprocess.stage import automatic_plan, cores, image_transform
+from optpipe.stages.preprocess.throughput import warm_page_cache
+from optpipe.stages.subjects import StoredArtifact
+
+LIMIT = 4096
+"""More files than this are not needed to measure a steady state; they are spread over the whole folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class FromImages:
+    """What was measured."""
+
+    results: tuple[EndToEnd, ...]
+    record: Mapping[str, Any]
+
+    @property
+    def status(self) -> ExitStatus:
+        """A failed measurement before a wrong answer before one that proves nothing."""
+        if any(each.error for each in self.results):
+            return ExitStatus.STAGE_FAILED
+        return combined(each.verdict for each in self.results).exit_status
+
+
+def bench_from_images(
+    artifacts: Sequence[StoredArtifact],
+    images: Path,
+    batch_size: int | None,
+    seconds: float,
+    options: Mapping[str, Mapping[str, Any]],
+    store: Store,
+    listener: Listener,
+) -> FromImages:
+    """Measures each artifact with the DALI configuration that `optpipe preprocess` found fastest here.
+
+    Raises BadInputError for models without image preprocessing and for unusable images, MissingError without DALI.
+    """
+    require_dali()
+    found = readable_images(images, LIMIT, threads=cores())
+    if found.unreadable:
+        listener.warn(
+            f"{len(found.unreadable)} images cannot be read and are left out: {unreadable_text(found.unreadable)}"
+        )
+    size_bytes = warm_page_cache(found.paths)
+    results = []
+    for each in artifacts:
+        transform = image_transform(each.card)
+        plan = plan_for(each, batch_size, store, listener)
+        with listener.step(f"files to answers, {each.label}"):
+            results.append(
+                end_to_end(
+                    each.entry,
+                    each.label,
+                    transform,
+                    found.paths,
+                    plan,
+                    options.get(each.entry.info["backend"], {}),
+                    seconds,
+                    store,
+                )
+            )
+    record = _kept(results, artifacts, found.paths, images, size_bytes, store)
+    return FromImages(tuple(results), record)
+
+
+def plan_for(artifact: StoredArtifact, batch_size: int | None, store: Store, listener: Listener) -> DaliPlan:
+    """The newest tuned plan for this model on this device, cut to the artifact's profile; else DALI's usual settings."""
+    on_gpu = artifact.entry.info["device"] == "cuda"
+    plan = tuned_plan(artifact.card.name, store, gpu=on_gpu)
+    if plan is None:
+        plan = automatic_plan("mixed" if on_gpu else "cpu", None, None, "exact")
+        listener.warn(
+            f"DALI is not tuned for {artifact.card.name} here; `optpipe preprocess {artifact.card.name}` finds the best setting"
+        )
+    spec = artifact.card.inputs[0]
+    wanted = batch_size or min(plan.batch_size, spec.max[0])
+    if not spec.min[0] <= wanted <= spec.max[0]:
+        msg = (
+            f"batch {wanted} is outside the profile {spec.min[0]}…{spec.max[0]} of {artifact.label}\n"
+            f"`optpipe build {artifact.card.name} --batch {spec.min[0]}:{wanted}:{max(wanted, spec.max[0])}` builds one that holds it"
+        )
+        raise BadInputError(msg)
+    return replace(plan, batch_size=wanted)
+
+
+def tuned_plan(model: str, store: Store, *, gpu: bool) -> DaliPlan | None:
+    """What the newest `optpipe preprocess` of `model` found fastest on this kind of device; None where none ran."""
+    for run in reversed(list_runs(store.workspace, "preprocess")):
+        file = run.path / "preprocess.json"
+        if run.manifest["details"].get("model") != model or not file.is_file():
+            continue
+        tuned = json.loads(file.read_text(encoding="utf-8"))["tuned"]
+        if tuned is not None and (tuned["plan"]["device"] == "gpu") == gpu:
+            return DaliPlan(**tuned["plan"])
+    return None
+
+
+def _kept(
+    results: Sequence[EndToEnd],
+    artifacts: Sequence[StoredArtifact],
+    paths: Sequence[Path],
+    images: Path,
+    size_bytes: int,
+    store: Store,
+) -> dict[str, Any]:
+    """Writes the run folder: the record and the raw times of every batch."""
+    import polars as pl
+
+    run = begin_run(store.workspace, "preprocess")
+    names = ("batch_ns", "latency_ns", "wait_ns", "launch_ns", "answer_ns")
+    for each in results:
+        if each.error is None:
+            columns = {name: each.measured[name] for name in names}
+            pl.DataFrame({name: pl.Series(values) for name, values in columns.items()}).write_parquet(
+                run.path / f"{each.artifact}.parquet"
+            )
+    record = {
+        "from_images": {"folder": str(images), "count": len(paths), "bytes": size_bytes, "page_cache": "warm"},
+        "results": [each.to_dict() for each in results],
+        "verdict": str(combined([each.verdict for each in results]) if results else Verdict.INCONCLUSIVE),
+        "run_dir": str(run.path),
+    }
+    write_json(run.path / "from-images.json", record)
+    finish_run(
+        run,
+        command=shlex.split(command_line()),
+        parents=tuple(each.entry.id for each in artifacts),
+        details={"from_images": str(images)},
+    )
+    return record

@@ -1,0 +1,36 @@
+"""Mixed decoding on a real GPU: nvJPEG's pixels stay near libjpeg-turbo's, and every odd file comes through."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from optpipe.core.environment import gpus
+from optpipe.core.events import Silent
+from optpipe.core.transform import CenterCrop, Decode, Normalize, Pack, Rescale, Resize, Transform
+from optpipe.inputs.synthetic import synthetic_picture
+from optpipe.stages.preprocess.dali_pipeline import DaliPlan
+from optpipe.stages.preprocess.parity import parity
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not gpus(), reason="needs an NVIDIA GPU and its driver")]
+TRANSFORM = Transform(
+    (Decode(), Resize((232,)), CenterCrop(224, 224), Rescale(), Normalize((0.5,) * 3, (0.25,) * 3), Pack())
+)
+
+
+@pytest.mark.parametrize("load", [0.0, 1.0])
+def test_mixed_decoding_stays_within_a_level_on_average(tmp_path, load):
+    for index in range(8):
+        Image.fromarray(synthetic_picture(430, 500, index)).save(tmp_path / f"{index}.jpg", quality=90)
+    plan = DaliPlan(decode="mixed", device="gpu", batch_size=8, hw_decoder_load=load)
+    weights = np.random.default_rng(0).standard_normal((3 * 224 * 224, 5)).astype(np.float32)
+    proof = parity(
+        sorted(tmp_path.glob("*.jpg")),
+        TRANSFORM,
+        plan,
+        lambda batch: batch.reshape(len(batch), -1) @ weights,
+        Silent(),
+        trained=False,
+        classifies=True,
+    )
+    assert proof.pixels.together[-1].mean < 1.0
+    assert {each.outcome for each in proof.odd} <= {"equal", "near", "refused by both"}

@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from optpipe import __version__
-from optpipe.commands import bench, build, compare, doctor, evaluate, preprocess, profile, signoff, stored
+from optpipe.commands import bench, build, compare, doctor, evaluate, preprocess, profile, run, signoff, stored
 from optpipe.commands.outcome import Outcome
 from optpipe.core.quiet import stdout_to_stderr
 from optpipe.errors import ExitStatus, OptpipeError
@@ -85,6 +85,7 @@ app.command("bench")(shown(bench.bench))
 app.command("doctor")(shown(doctor.doctor))
 app.command("profile")(shown(profile.profile))
 app.command("preprocess")(shown(preprocess.preprocess))
+app.command("run")(shown(run.run))
 app.command("compare")(shown(compare.compare))
 app.command("signoff")(shown(signoff.signoff))
 app.command("verify")(shown(signoff.verify))

@@ -1,141 +1,271 @@
-"""The pipeline as plain calls, readable top to bottom: what commands compose out of stages and reporters."""
+"""The whole walk as plain calls: build, evaluate, preprocess, bench, profile, sign off, in this order.
+
+An interrupted walk goes on after its last finished step: finished steps are noted under `walks/`, by everything that
+decides them (the artifacts, the policy, the settings). A finished walk clears its notes, so that the next one measures
+again: a timing is never answered from a cache.
+"""
 
 import json
-import shutil
-import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
+from optpipe import __version__
 from optpipe.core.events import Listener
-from optpipe.core.report import Report
-from optpipe.core.runs import load_run, write_json
-from optpipe.core.sealed import sign
-from optpipe.core.store import Store
-from optpipe.core.verdict import Verdict
-from optpipe.stages.dossier import Checked, Wanted, checked_dossier, collected, finished, verdict_document
-from optpipe.stages.judge import VERDICT, Signoff, judged
-from optpipe.stages.overview import Overview, overview, stage_bars
-from optpipe.stages.report_data import raw_files, report_of
-from optpipe.stages.task_evidence import documents
-
-HTML, MARKDOWN, JUNIT, COMPARISON = "report.html", "report.md", "junit.xml", "comparison.json"
+from optpipe.core.hashing import value_sha256
+from optpipe.core.manifest import command_line
+from optpipe.core.measurement import Mode, Scenario
+from optpipe.core.policy import Policy, Where
+from optpipe.core.runs import MANIFEST, write_json
+from optpipe.core.store import Entry, Store
+from optpipe.errors import BadInputError, ExitStatus, GateError, MissingError, StageError
+from optpipe.release import Signed, signed_off
+from optpipe.stages.build import Build, BuildPlan, build
+from optpipe.stages.dossier import Wanted, judged_artifact
+from optpipe.stages.model import Model
 
 
 @dataclass(frozen=True, slots=True)
-class Signed:
-    """A finished dossier."""
+class WalkPlan:
+    """What the walk is to do."""
 
-    folder: Path
-    document: Mapping[str, Any]
-    report: Report
-    verdict: Verdict
+    wanted: Wanted
+    build: BuildPlan
+    asked: Mapping[str, Any] = field(default_factory=dict)
+    """The model's and builds' options as texts: a profiled process makes them again."""
+    data: Path | None = None
+    images: Path | None = None
+    min_seconds: float = 3.0
+    max_seconds: float = 30.0
+    max_cv: float = 0.025
+    preprocess: bool = True
+    profile: bool = True
+    output: Path | None = None
+    key: Path | None = None
+
+    @property
+    def policy(self) -> Policy:
+        """What the build must prove."""
+        return self.wanted.policy
 
 
-def signed_off(
-    wanted: Wanted, store: Store, output: Path | None, key: Path | None, listener: Listener, *, figures: bool = True
-) -> Signed:
-    """Gathers, judges, writes the reports, seals and moves the dossier to its place in one step."""
-    (store.workspace / "tmp").mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix="dossier-", dir=store.workspace / "tmp"))
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """What became of one step: `done`, `resumed`, `skipped` or `failed`, with the reason of the latter two."""
+
+    name: str
+    status: str
+    seconds: float = 0.0
+    runs: tuple[str, ...] = ()
+    reason: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """One element of `steps[]`."""
+        return asdict(self) | {"runs": list(self.runs)}
+
+
+@dataclass(frozen=True, slots=True)
+class Walked:
+    """A finished walk."""
+
+    signed: Signed
+    steps: tuple[StepRecord, ...]
+
+
+def walk(model: Model, plan: WalkPlan, store: Store, listener: Listener) -> Walked:
+    """Takes `model` to a verdict. A step that cannot be done here is named and leaves its criteria INCONCLUSIVE.
+
+    Raises what build raises, and BadInputError where the policy does not say which of several builds is judged.
+    """
+    started = monotonic()
+    built = build(model, plan.build, store, listener)
+    _require_artifacts(built)
+    judged = judged_artifact(plan.wanted, store)
+    steps = [StepRecord("build", "done", round(monotonic() - started, 3))]
+    notes = _Notes.of(plan, built, store)
+    artifacts = [each.entry for each in built.artifacts if each.why_not is None]
+    for name, work in _steps(model, plan, built, judged, artifacts, store, listener):
+        steps.append(_step(name, work, notes, listener))
+    signed = signed_off(plan.wanted, store, plan.output, plan.key, listener)
+    notes.clear()
+    return Walked(signed, tuple(steps))
+
+
+Step = Callable[[], list[Path]]
+
+
+def _steps(
+    model: Model,
+    plan: WalkPlan,
+    built: Build,
+    judged: Entry,
+    artifacts: list[Entry],
+    store: Store,
+    listener: Listener,
+) -> Iterator[tuple[str, Step]]:
+    yield "evaluate", lambda: _evaluate(model, plan, store, listener)
+    if plan.preprocess:
+        yield "preprocess", lambda: _preprocess(model, plan, store, listener)
+    yield "bench", lambda: _bench(plan, judged, artifacts, store, listener)
+    if plan.profile:
+        yield "profile", lambda: _profile(plan, built, judged, store, listener)
+
+
+def _step(name: str, work: Step, notes: "_Notes", listener: Listener) -> StepRecord:
+    """Runs a step, or takes it from an interrupted walk's notes; what cannot be done here does not stop the walk."""
+    if (found := notes.finished(name)) is not None:
+        with listener.step(name) as step:
+            step.cached()
+        return StepRecord(name, "resumed", runs=tuple(path.name for path in found))
+    started = monotonic()
     try:
-        with listener.step("gather evidence"):
-            collected(wanted, store, scratch)
-        with listener.step("judge"):
-            signoff = judged(scratch)
-            document = verdict_document(signoff)
-            write_json(scratch / VERDICT, document)
-        with listener.step("write the report"):
-            report = _dossier_report(signoff, document, store)
-            write_reports(report, scratch, figures=figures)
-        target = output or store.workspace / "dossiers" / str(document["dossier_name"])
-        finished(scratch, target)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    if key is not None:
-        sign(target, key)
-    return Signed(target, document, report, signoff.verdict)
+        runs = work()
+    except (MissingError, BadInputError) as error:
+        listener.warn(f"{name} is left out: {error}")
+        return StepRecord(name, "skipped", round(monotonic() - started, 3), reason=str(error))
+    except (StageError, GateError) as error:
+        listener.warn(f"{name} failed: {error}")
+        return StepRecord(name, "failed", round(monotonic() - started, 3), reason=str(error))
+    notes.finish(name, runs)
+    return StepRecord(name, "done", round(monotonic() - started, 3), tuple(path.name for path in runs))
 
 
-def _dossier_report(signoff: Signoff, document: Mapping[str, Any], store: Store) -> Report:
-    folder, model = signoff.folder, signoff.evidence.build.model
-    runs = [load_run(path) for path in sorted((folder / "runs").glob("*/"))]
-    found = _compared(signoff, store)
-    title = f"{model}: {signoff.policy.name}"
-    return report_of(
-        title,
-        found.comparison,
-        signoff.evidence.measured,
-        runs,
-        folder,
-        verdict=document,
-        stages=stage_bars(store, model),
-        files=raw_files(runs, folder),
-        created_utc=document["created_utc"],
-        **documents(runs, folder),
+def _require_artifacts(built: Build) -> None:
+    if built.artifacts:
+        return
+    reasons = "; ".join(dict.fromkeys(each.reason for each in (*built.failed, *built.skipped)))
+    message = f"nothing could be built: {reasons}"
+    raise MissingError(message) if built.status is ExitStatus.MISSING else StageError(message)
+
+
+def _evaluate(model: Model, plan: WalkPlan, store: Store, listener: Listener) -> list[Path]:
+    from optpipe.stages.evaluation_run import evaluation_run
+
+    record = evaluation_run(model, plan.data, None, 0, None, store, listener)
+    return [Path(record["run_dir"])]
+
+
+def _preprocess(model: Model, plan: WalkPlan, store: Store, listener: Listener) -> list[Path]:
+    from optpipe.stages.preprocess.stage import Request, automatic_plan, preprocess
+
+    request = Request(images=plan.images, plan=automatic_plan("auto", None, None, "exact"), throughput=False)
+    return [preprocess(model, request, store, listener).run.path]
+
+
+def _bench(plan: WalkPlan, judged: Entry, artifacts: list[Entry], store: Store, listener: Listener) -> list[Path]:
+    from optpipe.measuring.measure import Load
+    from optpipe.measuring.validity import LIMITS
+    from optpipe.stages.bench import BenchPlan, bench
+    from optpipe.stages.subjects import artifacts_named
+
+    if judged.id not in {each.id for each in artifacts}:
+        message = f"the judged build ({judged.info['backend']} {judged.info['precision']}) cannot run on this machine"
+        raise MissingError(message)
+    found = tuple(artifact for each in artifacts for artifact in artifacts_named(each.id, store))
+    runs = []
+    for scenario, mode, batches in loads_of(plan.policy):
+        load = Load(
+            batch_size=1,
+            scenario=scenario,
+            mode=mode,
+            min_seconds=plan.min_seconds,
+            max_seconds=max(plan.max_seconds, plan.min_seconds),
+        )
+        limits = {**LIMITS, "max_cv": plan.max_cv}
+        bench_plan = BenchPlan(load=load, batches=batches or None, limits=limits, to_the_end=True)
+        runs.append(bench(found, bench_plan, store, listener).run.path)
+    return runs
+
+
+def loads_of(policy: Policy) -> list[tuple[Scenario, Mode, tuple[int, ...]]]:
+    """What the policy's criteria need measured: batch sizes by scenario and mode; without any, the whole profile.
+
+    A criterion that names no scenario or mode is about single-stream compute here. Server and multi-stream need a rate or
+    streams, which a policy does not give: they are measured with `optpipe bench`.
+    """
+    loads: dict[tuple[Scenario, Mode], set[int]] = {}
+    for criterion in policy.criteria:
+        where = criterion.where
+        if where == Where():
+            continue
+        scenario = Scenario(where.scenario or Scenario.SINGLE_STREAM)
+        if scenario in (Scenario.SINGLE_STREAM, Scenario.OFFLINE):
+            sizes = loads.setdefault((scenario, Mode(where.mode or Mode.COMPUTE)), set())
+            sizes |= {where.batch_size} if where.batch_size else set()
+    if not loads:
+        return [(Scenario.SINGLE_STREAM, Mode.COMPUTE, (1,))]
+    return [(scenario, mode, tuple(sorted(sizes))) for (scenario, mode), sizes in loads.items()]
+
+
+def _profile(plan: WalkPlan, built: Build, judged: Entry, store: Store, listener: Listener) -> list[Path]:
+    from optpipe.stages.profile_model import ProfilePlan, profile_model, require_profilable
+
+    require_profilable("nsys")
+    sizes = {one.where.batch_size for one in plan.policy.criteria if one.where.batch_size}
+    artifacts = [each for each in built.artifacts if each.entry.id == judged.id]
+    options = plan.build.options
+    profile_plan = ProfilePlan(
+        model={
+            **plan.asked,
+            "backends": [judged.info["backend"]],
+            "device": judged.info["device"],
+            "options": options,
+        },
+        stages=("inference",),
+        batch_sizes=(max(sizes, default=1),),
+        options=options,
     )
+    result = profile_model(profile_plan, artifacts, built.model, store, listener, command_line().split())
+    return [result.run_dir]
 
 
-def _compared(signoff: Signoff, store: Store) -> Overview:
-    """The comparison of all builds of the model; of nothing where nothing was measured."""
-    from optpipe.core.comparison import Comparison, Goal
-    from optpipe.errors import BadInputError
+@dataclass(frozen=True, slots=True)
+class _Notes:
+    """Which steps of an unfinished walk are done, and the runs they wrote."""
 
-    try:
-        return overview(store, model=signoff.evidence.build.model)
-    except BadInputError as error:
-        reason = str(error).splitlines()[0]
-        nothing = Comparison((), dict.fromkeys(Goal), dict.fromkeys(Goal, reason), environment=signoff.environment)
-        return Overview(nothing, (), ())
+    path: Path
 
+    @classmethod
+    def of(cls, plan: WalkPlan, built: Build, store: Store) -> "_Notes":
+        """The notes of exactly this walk."""
+        decisive = {
+            "optpipe": __version__,
+            "artifacts": sorted(each.entry.id for each in built.artifacts),
+            "policy": plan.policy.sha256,
+            "settings": [plan.min_seconds, plan.max_seconds, plan.max_cv, str(plan.data), str(plan.images)],
+        }
+        return cls(store.workspace / "walks" / f"{value_sha256(decisive)[:12]}.json")
 
-def write_reports(report: Report, folder: Path, *, figures: bool = True) -> list[Path]:
-    """Writes the report in every form; returns the files."""
-    from optpipe.reporters.html import html_report
-    from optpipe.reporters.junit import junit_report
-    from optpipe.reporters.markdown import markdown_report
+    def _read(self) -> dict[str, list[str]]:
+        with suppress(OSError, ValueError):
+            found = json.loads(self.path.read_text(encoding="utf-8"))
+            if isinstance(found, dict):
+                return found
+        return {}
 
-    texts = {HTML: html_report(report, with_figures=figures), MARKDOWN: markdown_report(report)}
-    if report.verdict is not None:
-        texts[JUNIT] = junit_report(report.verdict)
-    texts[COMPARISON] = json.dumps(report.comparison.as_json(), indent=1, allow_nan=False) + "\n"
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
-    return [folder / name for name in texts]
+    def finished(self, name: str) -> list[Path] | None:
+        """The runs of a finished step, all still there; None where it is to be done."""
+        runs = self._read().get(name)
+        paths = [self.path.parent.parent / "runs" / run for run in runs or ()]
+        return paths if runs and all((path / MANIFEST).is_file() for path in paths) else None
 
+    def finish(self, name: str, runs: list[Path]) -> None:
+        """Notes a finished step."""
+        write_json(self.path, self._read() | {name: [path.name for path in runs]})
 
-def verified(folder: Path, allowed_signers: Path | None = None) -> Checked:
-    """Verifies a dossier: its seal, its numbers, and that its reports say what the recomputed verdict says."""
-    from dataclasses import replace
-
-    checked = checked_dossier(folder, allowed_signers)
-    if checked.signoff is None or checked.problems:
-        return checked
-    return replace(checked, problems=tuple(_untrue_reports(folder, verdict_document(checked.signoff))))
-
-
-def _untrue_reports(folder: Path, document: Mapping[str, Any]) -> list[str]:
-    from optpipe.reporters.html import MARKS
-    from optpipe.reporters.junit import junit_report
-
-    def text(name: str) -> str:
-        path = folder / name
-        return path.read_text(encoding="utf-8") if path.is_file() else ""
-
-    verdict = str(document["verdict"])
-    problems = []
-    if text(JUNIT) != junit_report(document):
-        problems.append(f"{JUNIT}: does not say what the raw files give")
-    if f"{verdict}: " not in text(MARKDOWN).split("\n", 1)[0]:
-        problems.append(f"{MARKDOWN}: does not say {verdict}")
-    if f"<title>{verdict}: " not in text(HTML) or f"{MARKS[verdict]}</span> {verdict}</p>" not in text(HTML):
-        problems.append(f"{HTML}: does not say {verdict}")
-    return problems
+    def clear(self) -> None:
+        """Forgets the walk."""
+        self.path.unlink(missing_ok=True)
 
 
-def comparison_report(found: Overview, title: str, folder: Path) -> Report:
-    """The report on a comparison that will lie in `folder`."""
-    files = raw_files(found.runs, folder)
-    return report_of(title, found.comparison, found.measured, found.runs, folder, files=files)
+def walk_record(walked: Walked, warnings: list[str]) -> dict[str, Any]:
+    """The JSON document of `optpipe run`: that of `signoff`, with the steps."""
+    return {
+        **walked.signed.document,
+        "dossier": str(walked.signed.folder),
+        "steps": [step.as_json() for step in walked.steps],
+        "warnings": warnings,
+    }

@@ -35,9 +35,9 @@ def compare(
     from optpipe.commands.release_options import goal_from_text, slo_from_text
     from optpipe.commands.terminal import Terminal
     from optpipe.core.store import Store
+    from optpipe.release import comparison_report, write_reports
     from optpipe.reporters.files import write_csv, write_parquet
     from optpipe.reporters.terminal_signoff import comparison_table
-    from optpipe.run import comparison_report, write_reports
     from optpipe.stages.compare import sorted_for
     from optpipe.stages.overview import overview
 

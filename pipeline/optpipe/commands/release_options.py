@@ -58,3 +58,12 @@ def slo_from_text(text: str | None) -> Slo | None:
     except ValueError as error:
         message = f"--slo {text}: {error}"
         raise BadInputError(message) from error
+
+
+def share_from_text(text: str, option: str) -> float:
+    """Reads a share such as `2.5 %`."""
+    try:
+        return quantity(text, Dimension.SHARE)
+    except ValueError as error:
+        message = f"{option} {text}: {error}"
+        raise BadInputError(message) from error

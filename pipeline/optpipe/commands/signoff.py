@@ -39,10 +39,10 @@ def signoff(
     from optpipe.commands.terminal import Terminal
     from optpipe.core.store import Store
     from optpipe.errors import BadInputError
+    from optpipe.release import signed_off
     from optpipe.reporters.junit import junit_report
     from optpipe.reporters.markdown import markdown_report
     from optpipe.reporters.terminal_signoff import verdict_table
-    from optpipe.run import signed_off
     from optpipe.stages.dossier import Wanted
 
     if model is None or policy is None:
@@ -84,8 +84,8 @@ def verify(
     """Recompute every number and the verdict of a dossier, offline; exit 2 if a byte was changed, else its verdict's."""
     from optpipe.commands.terminal import Terminal
     from optpipe.errors import ExitStatus
+    from optpipe.release import verified
     from optpipe.reporters.terminal_signoff import verification_text
-    from optpipe.run import verified
     from optpipe.stages.dossier import verdict_document
 
     with Terminal() as terminal, terminal.step("verify"):
@@ -118,7 +118,7 @@ def approve(
     from optpipe.commands.terminal import Terminal
     from optpipe.core.verdict import Verdict
     from optpipe.errors import BadInputError, GateError
-    from optpipe.run import verified
+    from optpipe.release import verified
     from optpipe.stages.dossier import approve as store_baseline
 
     with Terminal() as terminal, terminal.step("verify"):

@@ -43,6 +43,8 @@ class Row:
     mode: str
     valid: bool
     reasons: tuple[str, ...] = ()
+    reason_codes: tuple[str, ...] = ()
+    """Of what invalidates it."""
     samples: int = 0
     latency_ms: Mapping[str, Interval] = field(default_factory=dict)
     """By percentile name; one that the sample cannot support is not there."""

@@ -129,9 +129,9 @@ def measurement_caps(one: Measured, evidence: Evidence) -> tuple[Cap, ...]:
     found, caps = one.measurement, []
     if found.verdict is not Validity.VALID:
         spoilt = [reason for reason in found.reasons if reason.invalidates] or list(found.reasons)
-        why = "; ".join(reason.message for reason in spoilt) or "no reason was recorded"
-        remedy = "; ".join(dict.fromkeys(reason.remedy for reason in spoilt)) or "measure again"
-        caps.append(Cap(f"the measurement is INVALID: {why}", remedy))
+        codes = ", ".join(reason.code for reason in spoilt)
+        why = f"INVALID ({codes}): {spoilt[0].message}" if spoilt else "INVALID, and no reason was recorded"
+        caps.append(Cap(f"the measurement is {why}", spoilt[0].remedy if spoilt else "measure again"))
     caps += [Cap(caveat, "give real weights and real images, and name the backend") for caveat in found.caveats]
     if found.interrupted:
         caps.append(Cap("the measurement was interrupted", "measure again without interrupting"))

@@ -9,6 +9,7 @@ DIMENSIONS = {
     "ns": Dimension.TIME,
     "images/s": Dimension.RATE,
     "fraction": Dimension.SHARE,
+    "points": Dimension.POINTS,
     "bytes": Dimension.SIZE,
     "J/image": Dimension.ENERGY,
     "dB": Dimension.DECIBEL,
@@ -20,8 +21,12 @@ def observed_text(one: Mapping[str, Any]) -> str:
     value, unit = one["observed"], one["unit"]
     if value is None or unit is None:
         return "–" if value is None else str(value)
+    if unit == "points":
+        value, bounds = value / 100, [bound / 100 for bound in one["ci"] or ()]
+    else:
+        bounds = one["ci"] or []
     text = quantity_text(value, DIMENSIONS[unit])
-    if not one["ci"] or one["ci"][0] == one["ci"][1]:
+    if not bounds or bounds[0] == bounds[1]:
         return text
-    low, high = (quantity_text(bound, DIMENSIONS[unit]) for bound in one["ci"])
+    low, high = (quantity_text(bound, DIMENSIONS[unit]) for bound in bounds)
     return f"{text} [{low}, {high}]"

@@ -44,6 +44,18 @@ def verdict_table(verdict: Mapping[str, Any], dossier: str | None, warnings: Seq
     return Group(*lines)
 
 
+def walk_text(document: Mapping[str, Any]) -> RenderableType:
+    """The verdict, after what became of each step."""
+    lines = [
+        Text(
+            f"{one['status']:<8} {one['name']:<11} {one['seconds']:.1f} s"
+            + (f"  {one['reason']}" if one["reason"] else "")
+        )
+        for one in document["steps"]
+    ]
+    return Group(*lines, verdict_table(document, document["dossier"]))
+
+
 def verification_text(record: Mapping[str, Any]) -> RenderableType:
     """Whether a dossier is intact, and the verdict that its raw files give."""
     if not record["intact"]:
@@ -90,7 +102,7 @@ def _cells(row: Row) -> tuple[str | Text, ...]:
         if row.on_frontier
         else Text("dominated", style="dim")
         if row.valid
-        else Text(f"INVALID: {'; '.join(row.reasons)}", style="red")
+        else Text(f"INVALID: {', '.join(row.reason_codes)}", style="red")
     )
     return (
         row.build,

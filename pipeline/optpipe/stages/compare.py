@@ -127,6 +127,7 @@ def _row(one: Measured, known: Known) -> Row:
         mode=str(found.mode),
         valid=found.verdict is Validity.VALID,
         reasons=tuple(reason.message for reason in found.reasons),
+        reason_codes=tuple(reason.code for reason in found.reasons if reason.invalidates),
         samples=found.samples,
         latency_ms={percentile_name(each.percent): Interval(each.value, *each.ci) for each in percentiles},
         throughput_images_per_s=None if throughput is None else Interval(throughput.value, *(throughput.ci or ())),

@@ -207,7 +207,7 @@ _UNITS = {
     Dimension.TIME: "ns",
     Dimension.RATE: "images/s",
     Dimension.SHARE: "fraction",
-    Dimension.POINTS: "fraction",
+    Dimension.POINTS: "points",
     Dimension.SIZE: "bytes",
     Dimension.ENERGY: "J/image",
     Dimension.DECIBEL: "dB",
@@ -216,13 +216,19 @@ _UNITS = {
 
 def _criterion_record(one: Judged) -> dict[str, Any]:
     seen = one.observation
-    value = None if seen is None or seen.value != seen.value else seen.value  # NaN stands for: could not be observed
+    scale = 100 if one.dimension is Dimension.POINTS else 1
+
+    def figure(value: float | str | None) -> float | str | None:
+        if value is None or isinstance(value, str):
+            return value
+        return value * scale if math.isfinite(value) else None  # NaN stands for: could not be observed
+
     bounded = seen is not None and seen.low is not None and math.isfinite(seen.low)
     return {
         "name": one.name,
-        "observed": value,
-        "threshold": one.threshold,
-        "ci": [seen.low, seen.high] if seen is not None and bounded else None,
+        "observed": figure(seen.value) if seen else None,
+        "threshold": figure(one.threshold),
+        "ci": [figure(seen.low), figure(seen.high)] if seen is not None and bounded else None,
         "unit": None if one.dimension is None else _UNITS[one.dimension],
         "verdict": str(one.verdict),
         "reason": one.reason,

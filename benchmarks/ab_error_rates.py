@@ -26,7 +26,9 @@ def comparison(artifact, store, rounds, slower, seconds):
     plan = BenchPlan(load)
     with tempfile.TemporaryDirectory() as scratch:
         session, frame = prepared(artifact, plan, store, Path(scratch) / "inputs", Path(scratch))
-        options = defaults_of(artifact, {})
+        options = defaults_of(
+            artifact, {"threads": 1}
+        )  # one thread, so that a second core is left to the rest of the machine
         session = replace(session, arguments={**session.arguments, "options": options})
         held_back = replace(
             session,

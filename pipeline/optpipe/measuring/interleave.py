@@ -10,6 +10,8 @@ from optpipe.measuring.slo import ran
 from optpipe.stats.ratio import SMALLEST_ROUNDS, Ratio, ratio_of_rounds
 
 Metric = Literal["p50", "p90", "p99", "mean", "throughput"]
+CONFIDENCE = 0.99
+"""A claimed difference moves a release: one in a hundred comparisons of equals may claim one, not one in twenty."""
 METRICS: tuple[Metric, ...] = ("p50", "p90", "p99", "mean", "throughput")
 
 
@@ -63,7 +65,7 @@ def interleaved(
             if found.interrupted:
                 return tuple(every)
             figures[side].append(_figure(found, metric))
-    ratio = ratio_of_rounds(figures["a"], figures["b"])
+    ratio = ratio_of_rounds(figures["a"], figures["b"], CONFIDENCE)
     return Comparison(metric, ratio, tuple(figures["a"]), tuple(figures["b"]), tuple(every))
 
 

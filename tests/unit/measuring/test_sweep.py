@@ -1,0 +1,205 @@
+"""Decisions over a simulated runtime: a function from batch size to a measurement."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from optpipe.core.measurement import (
+    Estimate,
+    LatencySummary,
+    Measurement,
+    Mode,
+    Percentile,
+    Reason,
+    Scenario,
+    Subject,
+    Validity,
+)
+from optpipe.errors import BadInputError, StageError
+from optpipe.measuring.interleave import Comparison, interleaved
+from optpipe.measuring.rate import highest_rate
+from optpipe.measuring.slo import Slo, slo_from_text
+from optpipe.measuring.sweep import batch_sizes_from_text, largest_inside, nearest, saturated, sweep
+from optpipe.measuring.tune import choices, chosen, tune
+from optpipe.stats.ratio import Change
+
+
+def measurement(batch, latency_ms, *, name="m", reasons=(), options=None, rate=None):
+    percentiles = tuple(Percentile(p, latency_ms, (latency_ms * 0.99, latency_ms * 1.01)) for p in (50.0, 99.0))
+    return Measurement(
+        id=name,
+        subject=Subject("a", "fake", "fp32", "cpu", options=options or {}),
+        batch_size=batch,
+        scenario=Scenario.SINGLE_STREAM,
+        mode=Mode.COMPUTE,
+        verdict=Validity.INVALID if reasons else Validity.VALID,
+        reasons=tuple(Reason(code, code, "remedy", invalidates=True) for code in reasons),
+        latency=LatencySummary(1000, percentiles, latency_ms, latency_ms, latency_ms, 0.0, {}),
+        throughput_images_per_s=Estimate(batch / latency_ms * 1e3),
+        offered_rate_per_s=rate,
+    )
+
+
+def runtime(fixed_ms, per_image_ms, memory=10**9):
+    asked = []
+
+    def measured(batch):
+        asked.append(batch)
+        found = measurement(batch, fixed_ms + batch * per_image_ms)
+        if batch > memory:
+            out = Reason("out-of-memory", "no", "less", invalidates=True)
+            return replace(found, latency=None, throughput_images_per_s=None, verdict=Validity.INVALID, reasons=(out,))
+        return found
+
+    return measured, asked
+
+
+POWERS = batch_sizes_from_text("1:1024")
+
+
+def test_a_sweep_stops_at_saturation():
+    measured, asked = runtime(0.5, 0.1)
+    found = sweep(measured, POWERS)
+    assert asked == [1, 2, 4, 8, 16, 32, 64, 128, 256][: len(asked)]
+    assert len(asked) < len(POWERS)
+    assert saturated(found)
+    assert len(sweep(runtime(0.5, 0.1)[0], POWERS, to_the_end=True)) == len(POWERS)
+
+
+def test_out_of_memory_is_a_row_and_ends_the_sweep():
+    measured, asked = runtime(10.0, 0.01, memory=20)
+    found = sweep(measured, POWERS)
+    assert asked == [1, 2, 4, 8, 16, 32]
+    assert found[-1].latency is None
+
+
+@given(st.floats(0.1, 5), st.floats(0.01, 2), st.floats(0.5, 100), st.integers(1, 600))
+def test_the_largest_batch_inside_a_limit(fixed, per_image, limit, memory):
+    slo = Slo(99.0, limit)
+    measured, _ = runtime(fixed, per_image, memory)
+    found = sweep(measured, POWERS, slo)
+    best = largest_inside(found, slo)
+    truth = max(
+        (batch for batch in range(1, min(memory, 1024) + 1) if 1.01 * (fixed + batch * per_image) <= limit), default=0
+    )
+    if truth == 0:
+        assert best is None
+        assert nearest(found, slo).batch_size == 1
+    else:
+        assert truth * 0.85 - 1 <= best.batch_size <= truth
+
+
+def test_batch_sizes():
+    assert batch_sizes_from_text("8") == (8,)
+    assert batch_sizes_from_text("8,1,32") == (1, 8, 32)
+    assert batch_sizes_from_text("1:6") == (1, 2, 4, 6)
+    for text in ("0", "a", "4:2", "", "1,,2", "-1"):
+        with pytest.raises(BadInputError, match="--batch"):
+            batch_sizes_from_text(text)
+
+
+def test_limits():
+    assert slo_from_text("p99=15ms") == Slo(99.0, 15.0)
+    assert slo_from_text("p99.9<=500us") == Slo(99.9, 0.5)
+    assert slo_from_text("p50=1s") == Slo(50.0, 1000.0)
+    for text in ("p99=15", "15ms", "p0=1ms", "p100=1ms", "p99=0ms", "p99=-1ms"):
+        with pytest.raises(BadInputError, match="--slo"):
+            slo_from_text(text)
+
+
+def test_an_interval_that_crosses_the_limit_does_not_meet_it():
+    assert not Slo(99.0, 10.05).met(measurement(1, 10.0))
+    assert Slo(99.0, 10.2).met(measurement(1, 10.0))
+
+
+@given(st.floats(0.5, 20.0), st.floats(1.5, 50.0))
+def test_the_highest_rate(service_ms, limit_factor):
+    """An M/D/1-like law: latency grows as 1 / (1 - load)."""
+
+    def measured(rate):
+        load = rate * service_ms / 1e3
+        latency = service_ms * (1 + 0.5 * load / (1 - load)) if load < 0.999 else 1e9
+        return measurement(1, latency, rate=rate)
+
+    slo = Slo(99.0, service_ms * limit_factor)
+    _, best = highest_rate(measured, service_ms / 1e3, slo)
+    excess = 2 * (limit_factor - 1)
+    truth = excess / (1 + excess) / service_ms * 1e3
+    assert best.offered_rate_per_s == pytest.approx(truth, rel=0.03)
+    assert best.offered_rate_per_s <= truth * 1.001
+
+
+def test_no_rate_is_inside_an_impossible_limit():
+    found, best = highest_rate(lambda rate: measurement(1, 10.0, rate=rate), 0.01, Slo(99.0, 5.0))
+    assert best is None
+    assert len(found) < 10
+
+
+DEFAULTS = {"nhwc": True, "cuda_graph": True, "cudnn_search": "EXHAUSTIVE", "threads": 0, "unknown": 1}
+
+
+def tuned(latency, reasons=lambda _options: ()):
+    def measured(options):
+        return tuple(
+            measurement(size, latency(options, size), options=options, reasons=reasons(options)) for size in (1, 64)
+        )
+
+    return tune(measured, DEFAULTS, cpus=4)
+
+
+def test_tuning_finds_the_fastest_and_nothing_outside_the_choices():
+    trials = tuned(lambda options, size: size * (0.5 if not options["nhwc"] and options["threads"] == 2 else 1.0))
+    assert all(trial.options["unknown"] == 1 for trial in trials)
+    assert "use_tf32" not in choices(DEFAULTS, 4)
+    joint = tuned(lambda options, size: size * (1 - 0.2 * (not options["nhwc"]) - 0.3 * (options["threads"] == 2)))
+    assert chosen(joint, 64)["nhwc"] is False
+    assert chosen(joint, 64)["threads"] == 2
+
+
+def test_noise_does_not_move_the_defaults():
+    trials = tuned(lambda options, size: size * (0.99 if not options["nhwc"] else 1.0))
+    assert chosen(trials, 1) == DEFAULTS
+
+
+def test_a_wrong_answer_never_wins():
+    trials = tuned(
+        lambda options, size: size * (1.0 if options["nhwc"] else 0.1),
+        reasons=lambda options: () if options["nhwc"] else ("wrong-output",),
+    )
+    assert chosen(trials, 1)["nhwc"] is True
+
+
+def pair(first, second, rounds=6):
+    return interleaved(
+        lambda name: measurement(1, first(name), name=name),
+        lambda name: measurement(1, second(name), name=name),
+        rounds,
+        "p50",
+    )
+
+
+def test_interleaving_alternates_and_compares():
+    found = pair(lambda name: 10 + int(name[1:]) * 0.01, lambda name: 11 + int(name[1:]) * 0.012)
+    assert isinstance(found, Comparison)
+    assert [each.id for each in found.measurements[:4]] == ["a000", "b000", "b001", "a001"]
+    assert found.ratio.change is Change.SLOWER
+    document = found.to_dict()
+    assert document["verdict"] == "slower"
+    assert len(document["baseline_ms"]) == 6
+
+
+def test_a_comparison_is_not_made_of_wrong_answers():
+    wrong = measurement(1, 1.0, reasons=("wrong-output",))
+    with pytest.raises(StageError, match="wrong-output"):
+        interleaved(lambda _: wrong, lambda _: wrong, 6, "p50")
+    with pytest.raises(BadInputError, match="--rounds"):
+        pair(lambda _: 1.0, lambda _: 1.0, rounds=2)
+
+
+def test_an_interrupted_comparison_keeps_what_was_measured():
+    stopped = replace(measurement(1, 1.0), interrupted=True)
+    found = interleaved(lambda _: measurement(1, 1.0), lambda _: stopped, 6, "p50")
+    assert isinstance(found, tuple)
+    assert len(found) == 2

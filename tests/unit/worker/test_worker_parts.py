@@ -1,0 +1,113 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from optpipe.core.measurement import SAMPLE_COLUMNS, Mode, Scenario
+from optpipe.errors import StageError
+from optpipe.worker.checks import Reservoir, outputs_verdict
+from optpipe.worker.plan import Point, SessionPlan, point_from_json, session_from_json
+from optpipe.worker.rotation import FEWEST, MOST, never_seen, rotation
+from optpipe.worker.spool import CHUNK_RECORDS, Spool, frame_from_spool, request_stop, spooled_count
+
+
+def test_plans_survive_json():
+    plan = SessionPlan("a:b", {"x": 1}, {"x": "x.npy"}, affinity=(0, 1))
+    assert session_from_json(plan.to_json()) == plan
+    point = Point("m0", 4, Scenario.SERVER, Mode.COMPUTE, "s", 1.0, 10, 2.0, rate_per_s=5.0)
+    assert point_from_json(point.to_json()) == point
+
+
+def test_a_spool_is_read_while_it_is_written_and_keeps_every_sample(tmp_path):
+    path = tmp_path / "s.spool"
+    with Spool(path) as spool:
+        write = spool.writer()
+        for index in range(CHUNK_RECORDS + 10):  # over the first chunk's end
+            write(1, 2, index % 8, 4, 0, index, index + 1, index + 5, 3, -1, 2, -1)
+        assert spooled_count(path) == CHUNK_RECORDS + 10
+        assert not spool.stopped
+        request_stop(path)
+        assert spool.stopped
+        frame = frame_from_spool(path)  # the writer still has it open, as after a kill
+    assert {name: str(kind) for name, kind in frame.schema.items()} == dict(SAMPLE_COLUMNS)
+    assert frame["end_ns"].to_list() == [index + 5 for index in range(CHUNK_RECORDS + 10)]
+    assert frame["h2d_ns"].null_count() == len(frame)
+    assert frame["compute_ns"].to_list()[:2] == [2, 2]
+
+
+def test_another_file_is_no_spool(tmp_path):
+    path = tmp_path / "s.spool"
+    path.write_bytes(b"x" * 100)
+    with pytest.raises(StageError, match="not a sample spool"):
+        frame_from_spool(path)
+    assert spooled_count(tmp_path / "nothing") == 0
+
+
+@given(st.integers(1, 300), st.integers(1, 70))
+def test_rotated_batches_differ_and_are_rows_of_the_pool(batch, size):
+    pool = {"x": np.arange(size * 3, dtype=np.float32).reshape(size, 3)}
+    turns = rotation(pool, batch, seed=1)
+    assert FEWEST <= len(turns.batches) <= MOST
+    for rows, each in zip(turns.rows, turns.batches, strict=True):
+        assert np.array_equal(each["x"], pool["x"][rows])
+        assert len(each["x"]) == batch
+    if size >= 2 * MOST * batch:
+        assert len({each["x"].tobytes() for each in turns.batches}) == len(turns.batches)
+
+
+def test_never_seen_inputs_keep_values_and_differ():
+    batch = {"x": np.random.default_rng(0).standard_normal((2, 3, 5)).astype(np.float32)}
+    made = [never_seen(batch, seed)["x"] for seed in range(8)]
+    assert all(np.array_equal(np.sort(each, axis=None), np.sort(batch["x"], axis=None)) for each in made)
+    assert all(not np.array_equal(each, batch["x"]) for each in made)
+
+
+def test_the_reservoir_is_uniform():
+    counts = np.zeros(100)
+    for seed in range(600):
+        reservoir = Reservoir(10, seed)
+        for item in range(100):
+            if (slot := reservoir.slot()) is not None:
+                reservoir.keep(slot, item, None)
+        for item, _ in reservoir.kept:
+            counts[item] += 1
+    assert counts.sum() == 6000
+    assert counts.std() < 3 * np.sqrt(60)
+    assert abs(counts[:50].sum() - 3000) < 200
+
+
+BEFORE = [{"y": np.array([[1.0, 0.0]])}, {"y": np.array([[1.0, 0.1]])}]
+ROWS = [np.array([0]), np.array([1])]
+
+
+def judged(kept, reference=None):
+    return outputs_verdict(kept, BEFORE, reference or {}, ROWS, 0.2, "the source model")
+
+
+def test_right_answers_pass():
+    found = judged([(0, BEFORE[0]), (1, BEFORE[1])])
+    assert found["passed"]
+    assert found["tells_inputs_apart"]
+
+
+def test_the_answer_to_another_input_is_wrong_even_inside_the_tolerance():
+    assert judged([(0, BEFORE[1])])["why_not"] == "is the answer to another input"
+
+
+def test_a_consistent_but_wrong_runtime_is_caught_by_the_reference():
+    found = judged([(0, BEFORE[0])], {"y": np.array([[5.0, 5.0], [5.0, 5.0]])})
+    assert not found["passed"]
+    assert "the source model" in found["why_not"]
+
+
+def test_a_reference_for_some_of_the_pool_judges_those():
+    assert judged([(1, BEFORE[1])], {"y": np.array([[9.0, 9.0]])})["passed"]  # input 1 has no reference
+
+
+@pytest.mark.parametrize("bad", [np.array([[np.nan, 0.0]]), np.zeros((2, 2)), np.zeros((1, 3))])
+def test_nan_and_other_shapes_are_wrong(bad):
+    assert not judged([(0, {"y": bad})])["passed"]
+
+
+def test_nothing_checked_is_not_passed():
+    assert not judged([])["passed"]

@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from optpipe import __version__
-from optpipe.commands import bench, build, compare, doctor, evaluate, preprocess, profile, run, signoff, stored
+from optpipe.commands import bench, build, calibrate, compare, doctor, evaluate, preprocess, profile, run, signoff, stored
 from optpipe.commands.outcome import Outcome
 from optpipe.core.quiet import stdout_to_stderr
 from optpipe.errors import ExitStatus, OptpipeError
@@ -95,3 +95,4 @@ app.command("show")(shown(stored.show))
 app.command("rm")(shown(stored.rm))
 app.command("gc")(shown(stored.gc))
 app.command("evaluate")(shown(evaluate.evaluate))
+app.command("calibrate")(shown(calibrate.calibrate))

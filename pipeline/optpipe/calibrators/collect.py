@@ -109,11 +109,17 @@ class Collector:
 def exposed_session(graph: Path, tensors: Sequence[str], device: str, threads: int = 0) -> Any:
     """An ONNX Runtime session of `graph` whose outputs are its own and `tensors`; on CUDA without TF32."""
     import onnx
-    import onnxruntime as ort
 
     model = onnx.load(graph)
     present = {each.name for each in (*model.graph.output, *model.graph.input)}
     model.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in tensors if name not in present)
+    return model_session(model, device, threads)
+
+
+def model_session(model: Any, device: str = "cpu", threads: int = 0) -> Any:
+    """A session of a graph in memory; Q/DQ pairs that the provider does not fuse are computed in floating point."""
+    import onnxruntime as ort
+
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = threads

@@ -14,6 +14,8 @@ HISTOGRAM = True
 BINS = 2048
 LEVELS = 128
 _STRIDE = 8
+_COARSE = 2 * LEVELS
+"""A best end at or below this many bins was chosen among too few, too wide ones."""
 _ROUNDING = 1e-12
 """Bins that hold less of the whole are empty but for rounding."""
 
@@ -24,10 +26,15 @@ def amax(statistics: TensorStatistics) -> float:
     low, high, counts = statistics.magnitudes.nonzero()
     if not counts.size:
         return 0.0
-    bins = linear(low, np.minimum(high, statistics.amax), counts, statistics.amax)
-    ends = np.arange(BINS, LEVELS - 1, -_STRIDE)  # of equals the widest wins
-    losses = [divergence(bins, int(end)) for end in ends]
-    return float(statistics.amax * ends[int(np.argmin(losses))] / BINS)
+    bound, ends = statistics.amax, np.arange(BINS, LEVELS - 1, -_STRIDE)  # of equals the widest wins
+    while True:
+        bins = linear(low, np.minimum(high, statistics.amax), counts, bound)
+        beyond = float(counts.sum() - bins.sum())
+        losses = [divergence(bins, int(end), beyond) for end in ends]
+        best = int(ends[int(np.argmin(losses))])
+        if best > _COARSE or bound * best / BINS <= low[0]:
+            return float(bound * best / BINS)
+        bound *= 4 * _COARSE / BINS  # so far out are the outliers that the rest shares a few bins: look closer
 
 
 def linear(
@@ -42,11 +49,14 @@ def linear(
     return np.where(bins > _ROUNDING * cumulated[-1], bins, 0.0)
 
 
-def divergence(bins: NDArray[np.float64], end: int) -> float:
-    """The divergence of `bins` clipped after `end` from the same merged into LEVELS levels; both sum to one."""
+def divergence(bins: NDArray[np.float64], end: int, beyond: float = 0.0) -> float:
+    """The divergence of `bins` clipped after `end` from the same merged into LEVELS levels; both sum to one.
+
+    `beyond` is the mass above all bins.
+    """
     kept = bins[:end]
     reference = kept.copy()
-    reference[-1] += bins[end:].sum()
+    reference[-1] += bins[end:].sum() + beyond
     starts = np.arange(LEVELS) * end // LEVELS
     holds = kept > 0
     merged = np.add.reduceat(kept, starts)

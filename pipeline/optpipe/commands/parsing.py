@@ -1,6 +1,7 @@
 """From option texts to values, once, at the edge."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from optpipe.backends.base import Device
 from optpipe.core.tensors import batch_range_from_text, shapes_from_text
@@ -8,6 +9,9 @@ from optpipe.core.weights import weights_from_text
 from optpipe.errors import BadInputError
 from optpipe.sources.resolve import source_from_text
 from optpipe.stages.model import Model
+
+if TYPE_CHECKING:
+    from optpipe.calibrators.placement import Target
 
 
 def device_from_text(text: str | None) -> Device | None:
@@ -62,3 +66,13 @@ def percent_from_text(text: str, option: str) -> float:
         message = f"{option} {text}: give percentage points between 0 and 100, such as 1.0%"
         raise BadInputError(message)
     return value / 100
+
+
+def target_from_text(text: str) -> "Target":
+    """Reads `--target`."""
+    if text == "tensorrt":
+        return "tensorrt"
+    if text == "cpu":
+        return "cpu"
+    message = f"--target {text}: give tensorrt (GPUs) or cpu"
+    raise BadInputError(message)

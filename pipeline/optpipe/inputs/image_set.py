@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -113,9 +113,7 @@ def image_set(source: Path, count: int | None = None, seed: int = 0) -> tuple[Im
         found = image_set_from_manifest(source)
         if count is None or count >= len(found.files):
             return checked(found), ()
-        chosen = _stratified([each.label for each in found.files], count, seed)
-        files = tuple(found.files[index] for index in sorted(chosen[:count]))
-        return checked(ImageSet(f"{found.name}/{count}", found.root, seed, files, found.labels)), ()
+        return checked(image_subset(found, count, seed)), ()
     paths = find_images(source).paths
     labels = _folder_labels(source, paths)
     wanted = len(paths) if count is None else min(count, len(paths))
@@ -127,6 +125,16 @@ def image_set(source: Path, count: int | None = None, seed: int = 0) -> tuple[Im
     )
     names = tuple(sorted({label for label in labels if label is not None}))
     return ImageSet(source.name, source, seed, files, names), bad
+
+
+def image_subset(whole: ImageSet, count: int, seed: int = 0) -> ImageSet:
+    """A stratified sample of `count` out of a set, in the set's order; the set itself where it is no larger."""
+    if count >= len(whole.files):
+        return whole
+    chosen = _stratified([each.label for each in whole.files], count, seed)[:count]
+    return replace(
+        whole, name=f"{whole.name}/{count}", seed=seed, files=tuple(whole.files[index] for index in sorted(chosen))
+    )
 
 
 def _folder_labels(root: Path, paths: Sequence[Path]) -> list[str | None]:

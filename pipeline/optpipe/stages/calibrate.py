@@ -19,7 +19,7 @@ from optpipe.stages.export import CARD, ONNX
 if TYPE_CHECKING:
     import numpy as np
 
-    from optpipe.calibrators.placement import Target
+    from optpipe.calibrators.placement import Placement, Target
 
 REVISION = 1
 SET = "set.json"
@@ -170,3 +170,14 @@ def image_batches(card: ModelCard, images: ImageSet, size: int) -> Iterator[dict
     for rows in batches(images.paths, card.transform, size, threads=2):
         filled = np.concatenate([rows, np.repeat(rows[-1:], least - len(rows), axis=0)]) if len(rows) < least else rows
         yield {card.inputs[0].name: filled}
+
+
+def quantized_graph(model: Any, table: CalibrationTable, target: "Target") -> tuple[Any, "Placement"]:
+    """`model` (FP32) with the table's Q/DQ pairs, its layers in `keep` left alone; the rest still FP32."""
+    from optpipe.calibrators.placement import placement
+    from optpipe.calibrators.qdq import Range, qdq_from_onnx
+
+    keep = frozenset(table.keep)
+    placed = placement(model, target, keep.__contains__)
+    ranges = {name: Range(each.amax, each.low >= 0) for name, each in table.ranges.items()}
+    return qdq_from_onnx(model, placed, ranges), placed

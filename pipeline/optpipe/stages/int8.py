@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from optpipe.calibrators.methods import METHODS
 from optpipe.core.calibration import CalibrationTable, is_table, table_from_file
 from optpipe.core.card import card_from_file
 from optpipe.core.environment import gpus, package_version
@@ -12,15 +13,17 @@ from optpipe.core.hashing import value_sha256
 from optpipe.core.quiet import output_to
 from optpipe.core.store import Entry, Store
 from optpipe.errors import BadInputError
-from optpipe.stages.calibrate import calibrated, calibration_data, table_file
+from optpipe.inputs.image_set import image_subset
+from optpipe.stages.calibrate import calibrated, calibration_data, quantized_graph, tables_of
 from optpipe.stages.export import CARD, ONNX
+from optpipe.stages.sensitivity import compared_methods
 
 if TYPE_CHECKING:
-    from optpipe.calibrators.placement import Placement, Target
+    from optpipe.calibrators.placement import Target
 
 REVISION = 1
-METHOD = "mse"
-"""The default: never far from the best of the four in benchmarks/README.md, and never fooled by one outlier."""
+CHOSEN_ON = 32
+"""Images on which a build chooses the method: the one whose INT8 graph keeps the outputs nearest to FP32's."""
 
 
 def target_of(device: str) -> "Target":
@@ -45,9 +48,11 @@ def int8_graph(
         return graph_from_table(model, table_from_file(calibration), target, (), store, listener)
     card = card_from_file(model.file(CARD))
     data = calibration_data(card, calibration, None, 0, listener)
-    entry, _ = calibrated(model, data, (METHOD,), (target,), calibration_device(), store, listener)
-    table = table_from_file(entry.file(table_file(METHOD)))
-    return graph_from_table(model, table, target, (entry.id,), store, listener)
+    entry, _ = calibrated(model, data, tuple(METHODS), (target,), calibration_device(), store, listener)
+    tables = tables_of(entry)
+    compared, _ = compared_methods(model, tables, image_subset(data.images, CHOSEN_ON), target, store, listener)
+    best = tables[compared.info["best"]]
+    return graph_from_table(model, best, target, (entry.id, compared.id), store, listener)
 
 
 def graph_from_table(
@@ -86,17 +91,6 @@ def graph_from_table(
         }
 
     return store.produce("graph", recipe, make, parents=(model.id, *parents), listener=listener)
-
-
-def quantized_graph(model: Any, table: CalibrationTable, target: "Target") -> tuple[Any, "Placement"]:
-    """`model` (FP32) with the table's Q/DQ pairs, its layers in `keep` left alone; the rest still FP32."""
-    from optpipe.calibrators.placement import placement
-    from optpipe.calibrators.qdq import Range, qdq_from_onnx
-
-    keep = frozenset(table.keep)
-    placed = placement(model, target, keep.__contains__)
-    ranges = {name: Range(each.amax, each.low >= 0) for name, each in table.ranges.items()}
-    return qdq_from_onnx(model, placed, ranges), placed
 
 
 def _in_half(graph: Any, directory: Path) -> Any:

@@ -1,0 +1,85 @@
+"""A calibration on the terminal."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from optpipe.core.units import count_text
+
+LISTED = 12
+
+
+def calibrate_table(record: Mapping[str, Any]) -> RenderableType:
+    """The methods against FP32, then the costliest layers, then what was spared for the budget."""
+    found = record["set"]
+    head = (
+        f"{record['model']}: {found['count']} images of {found['name']} ({found['sha256'][:12]}, seed {found['seed']})"
+    )
+    lines: list[RenderableType] = [Text(head), _methods(record)]
+    if record["sensitivity"]:
+        lines.append(_layers(record))
+    if record["selection"]:
+        lines.append(_selection(record["selection"]))
+    if record["skipped"]:
+        lines.append(Text("stays in floating point", style="bold"))
+        lines += [Text(f"  {each['layer']}: {each['reason']}", style="dim") for each in record["skipped"][:LISTED]]
+        if len(record["skipped"]) > LISTED:
+            lines.append(Text(f"  and {len(record['skipped']) - LISTED} more (--json lists them)", style="dim"))
+    if not record["weights"]["trained"]:
+        lines.append(Text("weights are random: nothing here says anything about accuracy", style="yellow"))
+    chosen = record["selection"]["table"] if record["selection"] else _path(record, record["best"])
+    lines.append(Text(f"build with it: optpipe build {record['model']} --precision int8 --calibration {chosen}"))
+    return Group(*lines)
+
+
+def _path(record: Mapping[str, Any], method: str) -> str:
+    return str(next(each["path"] for each in record["tables"] if each["method"] == method))
+
+
+def _methods(record: Mapping[str, Any]) -> Table:
+    title = f"INT8 by method, on {record['compared_on_images']} of the images, Q/DQ for {record['target']}"
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
+    table.add_column("method")
+    for name in ("SNR to FP32", "drop (95 %)"):
+        table.add_column(name, justify="right")
+    table.add_column("")
+    for row in record["tables"]:
+        best = "best" if row["method"] == record["best"] else ""
+        table.add_row(row["method"], f"{row['snr_db']:.1f} dB", _drop(row), best)
+    return table
+
+
+def _layers(record: Mapping[str, Any]) -> Table:
+    title = f"layers by what quantizing each alone costs, on {record['ranked_on_images']} images"
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
+    table.add_column("layer", overflow="fold")
+    for name in ("SNR", "drop (95 %)", "multiply-adds"):
+        table.add_column(name, justify="right")
+    for row in record["sensitivity"][:LISTED]:
+        table.add_row(row["layer"], f"{row['snr_db']:.1f} dB", _drop(row), count_text(row["macs"]))
+    return table
+
+
+def _selection(chosen: Mapping[str, Any]) -> Table:
+    title = (
+        f"budget {100 * chosen['budget']:g} points of {chosen['metric']} on {chosen['images']} images:"
+        f" {len(chosen['keep'])} of {chosen['layers']} layers stay in floating point"
+    )
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
+    for name in ("layers kept", "INT8 multiply-adds", "drop (95 %)", "SNR"):
+        table.add_column(name, justify="right")
+    for row in chosen["tried"]:
+        mark = " ←" if row["kept"] == len(chosen["keep"]) else ""
+        table.add_row(f"{row['kept']}{mark}", f"{row['int8_macs_share']:.1%}", _drop(row), f"{row['snr_db']:.1f} dB")
+    return table
+
+
+def _drop(row: Mapping[str, Any]) -> str:
+    if row["drop_ci"] is None:
+        return "no answer varies"
+    low, high = row["drop_ci"]
+    return f"{100 * row['drop']:+.2f} ({100 * low:+.2f} … {100 * high:+.2f})"

@@ -1,0 +1,117 @@
+"""A calibration from the command to the tables beside it."""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optpipe.core.calibration import CalibrationTable
+from optpipe.core.card import card_from_file
+from optpipe.core.events import Listener
+from optpipe.core.hashing import file_sha256
+from optpipe.core.store import Entry, Store
+from optpipe.inputs.image_set import ImageSet
+from optpipe.stages.calibrate import SET, TARGETS, calibrated, calibration_data, table_file, tables_of
+from optpipe.stages.export import CARD, ONNX, exported_model
+from optpipe.stages.int8 import calibration_device
+from optpipe.stages.model import Model, with_available_weights
+from optpipe.stages.sensitivity import compared_methods, sensitivity, spared
+
+if TYPE_CHECKING:
+    from optpipe.calibrators.placement import Target
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationPlan:
+    """What to calibrate on, by which methods, and what to find out beside it."""
+
+    images: Path | None
+    count: int | None
+    seed: int
+    methods: tuple[str, ...]
+    target: "Target" = "tensorrt"
+    """Whose Q/DQ placement the methods and layers are judged in; the tables serve all targets."""
+    sensitivity: bool = False
+    budget: float | None = None
+    output: Path | None = None
+
+
+def calibration_run(model: Model, plan: CalibrationPlan, store: Store, listener: Listener) -> dict[str, Any]:
+    """Draws the set, makes the tables, compares them, ranks and spares layers where asked; the JSON document."""
+    from optpipe.calibrators.placement import placement
+
+    model = with_available_weights(model, store.workspace, listener)
+    exported, _ = exported_model(model, store, listener)
+    card = card_from_file(exported.file(CARD))
+    data = calibration_data(card, plan.images, plan.count, plan.seed, listener)
+    entry, _ = calibrated(exported, data, plan.methods, TARGETS, calibration_device(), store, listener)
+    tables = tables_of(entry)
+    compared, _ = compared_methods(exported, tables, data.images, plan.target, store, listener)
+    best = tables[compared.info["best"]]
+    files = _written(entry, plan, store)
+    record: dict[str, Any] = {
+        "model": card.name,
+        "model_id": exported.id,
+        "weights": dict(exported.info["weights"]),
+        "set": {**entry.info["set"], "path": str(files[SET]), "unreadable": [str(e.path) for e in data.unreadable]},
+        "target": plan.target,
+        "tables": [
+            {
+                "method": method,
+                "path": str(files[table_file(method)]),
+                "sha256": file_sha256(files[table_file(method)]),
+                **compared.info["outcomes"][method],
+            }
+            for method in plan.methods
+        ],
+        "best": best.method,
+        "compared_on_images": compared.info["images"],
+        "sensitivity": [],
+        "selection": None,
+    }
+    if plan.sensitivity or plan.budget is not None:
+        record |= _layers(exported, best, data.images, plan, store, listener)
+        best = replace(best, keep=tuple(record["selection"]["keep"])) if record["selection"] else best
+    record["skipped"] = _skipped(placement(_graph(exported), plan.target, frozenset(best.keep).__contains__))
+    return record
+
+
+def _graph(exported: Entry) -> Any:
+    import onnx
+
+    return onnx.load(exported.file(ONNX))
+
+
+def _skipped(placed: Any) -> list[dict[str, str]]:
+    return [{"layer": each.layer, "reason": each.reason} for each in placed.skipped]
+
+
+def _written(entry: Entry, plan: CalibrationPlan, store: Store) -> dict[str, Path]:
+    """The set's manifest and the tables: in the store, and copied to `--output` where it is given."""
+    names = [SET, *(table_file(method) for method in plan.methods)]
+    if plan.output is None:
+        return {name: store.verified(entry).file(name) for name in names}
+    plan.output.mkdir(parents=True, exist_ok=True)
+    return {name: Path(shutil.copyfile(entry.file(name), plan.output / name)) for name in names}
+
+
+def _layers(
+    exported: Entry,
+    table: CalibrationTable,
+    images: ImageSet,
+    plan: CalibrationPlan,
+    store: Store,
+    listener: Listener,
+) -> Mapping[str, Any]:
+    ranked, _ = sensitivity(exported, table, images, plan.target, store, listener)
+    rows = ranked.info["layers"]
+    found: dict[str, Any] = {"sensitivity": rows, "ranked_on_images": ranked.info["images"]}
+    if plan.budget is not None:
+        chosen, _ = spared(exported, table, rows, images, plan.budget, plan.target, store, listener)
+        name = f"table-{table.method}-spared.json"
+        path = (plan.output or store.workspace / "tables" / f"{table.model}-{chosen.id}") / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(replace(table, keep=tuple(chosen.info["keep"])).to_json(), encoding="utf-8")
+        found["selection"] = {**chosen.info, "table": str(path), "sha256": file_sha256(path)}
+    return found

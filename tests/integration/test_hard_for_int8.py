@@ -1,0 +1,187 @@
+"""A model made hard for INT8: one channel of one layer fires rarely, and then a thousand times higher than the others.
+
+Its FP32 answers are those of `digits`. `max` spends all of its levels on the outliers; the other methods do not; and
+with `max` the layer that reads them is found and spared.
+"""
+
+import json
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import numpy_helper
+
+from optpipe.core.calibration import table_from_file
+from optpipe.core.card import card_from_file
+from optpipe.core.events import Silent
+from optpipe.core.shipped import shipped
+from optpipe.core.store import Store
+from optpipe.core.weights import weights_from_text
+from optpipe.errors import BadInputError
+from optpipe.inputs.image_set import image_set
+from optpipe.inputs.images import batches
+from optpipe.sources.resolve import source_from_text
+from optpipe.stages.calibrate import calibration_data, quantized_graph
+from optpipe.stages.calibration_run import CalibrationPlan, calibration_run
+from optpipe.stages.evaluate import label_indices, predictions
+from optpipe.stages.export import CARD, ONNX, exported_model
+from optpipe.stages.int8 import graph_from_table, int8_graph
+from optpipe.stages.model import Model
+
+METHODS = ("max", "percentile", "entropy", "mse")
+OUTLIERS = 1000.0
+
+
+def named_model(name: str) -> Model:
+    return Model(source_from_text(name, {}), weights_from_text("default", 0))
+
+
+def outliers_planted(graph, images):
+    """`graph` with a rare, huge channel between the two convolutions of its third residual block; and the reader's name."""
+    convolutions = [node for node in graph.graph.node if node.op_type == "Conv"]
+    writer = next(
+        c
+        for c in convolutions
+        if list(weights_of(graph, c.input[1]).shape[:2]) == [32, 16] and weights_of(graph, c.input[1]).shape[2] == 3
+    )
+    relu = next(node for node in graph.graph.node if writer.output[0] in node.input)
+    reader = next(c for c in convolutions if c.input[0] == relu.output[0])
+    graph.graph.output.append(onnx.helper.make_empty_tensor_value_info(writer.output[0]))
+    session = ort.InferenceSession(graph.SerializeToString(), providers=["CPUExecutionProvider"])
+    del graph.graph.output[1:]
+    values = session.run([writer.output[0]], {"image": images})[0]
+    others = np.maximum(values, 0).max()
+    weight, bias, next_weight = (
+        weights_of(graph, name).copy() for name in (writer.input[1], writer.input[2], reader.input[1])
+    )
+    channel = int(np.argmin(np.abs(next_weight).sum(axis=(0, 2, 3))))
+    threshold = np.quantile(values[:, channel], 1 - 2e-4)  # of one channel in 32: 0.0006 % of the tensor
+    gain = OUTLIERS * others / (values[:, channel].max() - threshold)
+    bias[channel] = (bias[channel] - threshold) * gain
+    weight[channel] *= gain
+    next_weight[:, channel] /= gain
+    for name, value in ((writer.input[1], weight), (writer.input[2], bias), (reader.input[1], next_weight)):
+        kept = [each for each in graph.graph.initializer if each.name != name]
+        del graph.graph.initializer[:]
+        graph.graph.initializer.extend([*kept, numpy_helper.from_array(value, name)])
+    return graph, reader.name
+
+
+def weights_of(graph, name):
+    return numpy_helper.to_array(next(each for each in graph.graph.initializer if each.name == name))
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    store = Store(tmp_path_factory.mktemp("workspace"))
+    return exported_model(named_model("digits"), store, Silent())[0], store
+
+
+@pytest.fixture(scope="module")
+def hard(digits, tmp_path_factory):
+    """The card of the hard model, and the name of the layer that reads the outliers."""
+    entry, _ = digits
+    card = card_from_file(entry.file(CARD))
+    found, _ = image_set(shipped("calibration") / "digits" / "calibration.json")
+    images = next(batches(found.paths, card.transform, 500))
+    folder = tmp_path_factory.mktemp("hard")
+    graph, reader = outliers_planted(onnx.load(entry.file(ONNX)), images)
+    onnx.save(graph, folder / "hard.onnx")
+    text = (shipped("models") / "digits.toml").read_text()
+    lines = [line for line in text.splitlines() if not line.startswith(("weights", "source", 'name = "digits"'))]
+    data = shipped("calibration").resolve()
+    body = "\n".join(lines).replace("../calibration", str(data))
+    (folder / "hard.toml").write_text('name = "hard"\nsource = "hard.onnx"\n' + body)
+    assert tomllib.loads((folder / "hard.toml").read_text())["source"] == "hard.onnx"
+    return folder / "hard.toml", reader
+
+
+def accuracy(graph, card, data):
+    session = ort.InferenceSession(graph.SerializeToString(), providers=["CPUExecutionProvider"])
+    scores = np.concatenate(
+        [session.run(None, {"image": rows})[0] for rows in batches(data.paths, card.transform, 200)]
+    )
+    return float(np.mean(predictions(scores).top1 == label_indices(data, card, 10)))
+
+
+@pytest.fixture(scope="module")
+def validation():
+    return image_set(shipped("calibration") / "digits" / "validation.json")[0]
+
+
+def test_every_method_keeps_digits_within_half_a_point(digits, validation, tmp_path) -> None:
+    entry, store = digits
+    record = calibration_run(named_model("digits"), CalibrationPlan(None, None, 0, METHODS), store, Silent())
+    card, graph = card_from_file(entry.file(CARD)), onnx.load(entry.file(ONNX))
+    before = accuracy(graph, card, validation)
+    assert before >= 0.98
+    after = {
+        each["method"]: accuracy(
+            quantized_graph(graph, table_from_file(Path(each["path"])), "tensorrt")[0], card, validation
+        )
+        for each in record["tables"]
+    }
+    assert before - max(after.values()) <= 0.005
+    assert min(after.values()) > 0.97
+
+
+def test_max_fails_on_outliers_and_the_others_recover(hard, digits, validation) -> None:
+    path, _ = hard
+    _, store = digits
+    model = named_model(str(path))
+    entry, _ = exported_model(model, store, Silent())
+    card, graph = card_from_file(entry.file(CARD)), onnx.load(entry.file(ONNX))
+    before = accuracy(graph, card, validation)
+    record = calibration_run(model, CalibrationPlan(None, None, 0, METHODS), store, Silent())
+    after = {
+        each["method"]: accuracy(
+            quantized_graph(graph, table_from_file(Path(each["path"])), "tensorrt")[0], card, validation
+        )
+        for each in record["tables"]
+    }
+    assert before >= 0.98
+    assert before - after["max"] > 0.05
+    for method in ("percentile", "entropy"):  # `mse` minds the outliers' squares: see its module
+        assert before - after[method] <= 0.01, after
+    assert record["best"] != "max"
+
+
+def test_the_search_finds_and_spares_the_layer(hard, digits) -> None:
+    path, reader = hard
+    _, store = digits
+    plan = CalibrationPlan(None, None, 0, ("max",), sensitivity=True, budget=0.005)
+    record = calibration_run(named_model(str(path)), plan, store, Silent())
+    assert record["sensitivity"][0]["layer"] == reader
+    assert record["sensitivity"][0]["snr_db"] < record["sensitivity"][1]["snr_db"] - 10
+    assert record["selection"]["keep"] == [reader]
+    tried = {each["kept"]: each for each in record["selection"]["tried"]}
+    assert tried[0]["drop"] > 0.05
+    assert tried[1]["drop"] <= 0.005
+    assert len(tried) <= 6  # halving, not one build per layer
+    assert {"layer": reader, "reason": "kept in floating point as asked"} in record["skipped"]
+    assert table_from_file(Path(record["selection"]["table"])).keep == (reader,)
+    json.dumps(record)
+
+
+def test_a_table_of_another_model_is_refused(hard, digits) -> None:
+    path, _ = hard
+    entry, store = digits
+    record = calibration_run(named_model(str(path)), CalibrationPlan(None, None, 0, ("max",)), store, Silent())
+    with pytest.raises(BadInputError, match="is for model hard, not for digits"):
+        graph_from_table(entry, table_from_file(Path(record["tables"][0]["path"])), "tensorrt", (), store, Silent())
+
+
+def test_validation_images_cannot_calibrate(digits) -> None:
+    entry, store = digits
+    with pytest.raises(BadInputError, match="800 of 800 calibration images are also in the validation set"):
+        int8_graph(entry, "cpu", shipped("calibration") / "digits" / "validation.json", store, Silent())
+
+
+def test_few_images_are_warned_of(digits) -> None:
+    entry, _ = digits
+    listener = Silent()
+    calibration_data(card_from_file(entry.file(CARD)), None, 50, 0, listener)
+    assert listener.warnings == ["50 calibration images; 500 or more give steadier ranges"]

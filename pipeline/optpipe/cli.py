@@ -9,7 +9,19 @@ from typing import Any
 import typer
 
 from optpipe import __version__
-from optpipe.commands import bench, build, calibrate, compare, doctor, evaluate, preprocess, profile, run, signoff, stored
+from optpipe.commands import (
+    bench,
+    build,
+    calibrate,
+    compare,
+    doctor,
+    evaluate,
+    preprocess,
+    profile,
+    run,
+    signoff,
+    stored,
+)
 from optpipe.commands.outcome import Outcome
 from optpipe.core.quiet import stdout_to_stderr
 from optpipe.errors import ExitStatus, OptpipeError

@@ -7,8 +7,8 @@
 set -u
 out=${1:?usage: benchmarks/gpu_signoff.sh OUTPUT_DIRECTORY}
 mkdir -p "$out"
-out=$(cd "$out" && pwd)
-work=$(mktemp -d)
+work=.optpipe/signoff-on-a-gpu # relative: no path of the machine ends up in the dossier
+rm -rf "$work" && mkdir -p "$work"
 trap 'rm -rf "$work"' EXIT
 export PYTHONPATH=pipeline${PYTHONPATH:+:$PYTHONPATH} OPTPIPE_WORKSPACE=$work/workspace COLUMNS=150
 step() { # name, seconds, then the arguments of optpipe: one JSON document, and what it printed to stderr

@@ -6,6 +6,7 @@ again: a timing is never answered from a cache.
 """
 
 import json
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -218,7 +219,7 @@ def _profile(plan: WalkPlan, built: Build, judged: Entry, store: Store, listener
         batch_sizes=(max(sizes, default=1),),
         options=options,
     )
-    result = profile_model(profile_plan, artifacts, built.model, store, listener, command_line().split())
+    result = profile_model(profile_plan, artifacts, built.model, store, listener, shlex.split(command_line()))
     return [result.run_dir]
 
 

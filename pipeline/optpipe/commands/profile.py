@@ -119,11 +119,12 @@ def _profile_model(
     os_runtime: bool,
 ) -> Outcome:
     """Builds what is to be profiled, or takes it from the store, then profiles it."""
-    import sys
+    import shlex
 
     from optpipe.backends.registry import backends_from_text
     from optpipe.commands.parsing import device_from_text, model_from_options, options_from_text
     from optpipe.core.card import card_from_file
+    from optpipe.core.manifest import command_line
     from optpipe.core.precision import precisions_from_text
     from optpipe.core.store import Store
     from optpipe.reporters.terminal_profile import profiles_text
@@ -165,7 +166,7 @@ def _profile_model(
         options=options,
         **recorded,
     )
-    result = profile_model(plan, built.artifacts, built.model, store, terminal, sys.argv)
+    result = profile_model(plan, built.artifacts, built.model, store, terminal, shlex.split(command_line()))
     document = {
         **(result.main or {}),
         "stage": (result.main or {}).get("name"),

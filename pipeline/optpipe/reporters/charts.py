@@ -78,7 +78,15 @@ def _config(chart: Any) -> Any:
     return (
         chart.configure(background="transparent", font=font, padding=10)
         .configure_view(stroke=None)
-        .configure_axis(**text, gridColor=FAINT, domainColor=FAINT, tickColor=FAINT, gridOpacity=0.7)
+        .configure_axis(
+            **text,
+            labelOverlap="greedy",
+            labelSeparation=6,
+            gridColor=FAINT,
+            domainColor=FAINT,
+            tickColor=FAINT,
+            gridOpacity=0.7,
+        )
         .configure_legend(
             **text, orient="bottom", columns=2, columnPadding=44, labelLimit=220, symbolStrokeWidth=2, title=None
         )
@@ -91,6 +99,15 @@ def _colors(labels: Sequence[str]) -> "alt.Scale":
 
     names = list(dict.fromkeys(labels))
     return alt.Scale(domain=names, range=[SERIES[at % len(SERIES)] for at in range(len(names))])
+
+
+def _axis_scale(values: Sequence[float], padding: int = 12) -> "alt.Scale":
+    """Logarithmic where the values span more than a factor of four; a narrow logarithmic axis is all tick labels."""
+    import altair as alt
+
+    if values and min(values) > 0 and max(values) / min(values) > 4:
+        return alt.Scale(type="log", nice=False, padding=padding)
+    return alt.Scale(zero=False, nice=False, padding=padding)
 
 
 def _rows(report: Report) -> list[dict[str, Any]]:
@@ -121,9 +138,11 @@ def _latency_throughput(report: Report) -> Figure | None:
     if not rows:
         return None
     name = rows[0]["percentile"]
+    rates = _axis_scale([row["images per second"] for row in rows])
+    times = _axis_scale([row["latency"] for row in rows])
     base = alt.Chart(alt.InlineData(rows)).encode(
-        x=alt.X("images per second:Q", title="images per second", scale=alt.Scale(type="log", nice=False, padding=12)),
-        y=alt.Y("latency:Q", title=f"{name} latency (ms)", scale=alt.Scale(type="log", nice=False, padding=12)),
+        x=alt.X("images per second:Q", title="images per second", scale=rates, axis=alt.Axis(tickCount=6)),
+        y=alt.Y("latency:Q", title=f"{name} latency (ms)", scale=times),
         color=alt.Color("build:N", scale=_colors([row["build"] for row in rows])),
         order="batch size:Q",
         detail="load:N",
@@ -132,9 +151,7 @@ def _latency_throughput(report: Report) -> Figure | None:
     chart = (
         base.mark_line(strokeWidth=2, aria=False) + base.mark_point(filled=True, size=55, opacity=1) + texts
     ).properties(width=WIDTH, height=HEIGHT)
-    caption = (
-        "Each line is a build, each point a batch size. Down and to the right is better; both axes are logarithmic."
-    )
+    caption = "Each line is a build, each point a batch size. Down and to the right is better."
     return Figure(
         "Latency against throughput", caption, svg_from_chart(_config(chart), "latency-throughput"), _sources(report)
     )
@@ -148,7 +165,7 @@ def _line(curves: Sequence[Curve], x: str, y: str, name: str, *, log: bool, step
     import altair as alt
 
     points = [{"x": px, "y": py, "series": curve.label} for curve in curves for px, py in curve.points]
-    scale = alt.Scale(type="log", nice=False) if log else alt.Scale(zero=False)
+    scale = _axis_scale([px for curve in curves for px, _ in curve.points], 0) if log else alt.Scale(zero=False)
     y_axis = alt.Y("y:Q", title=y, scale=alt.Scale(zero=percent), axis=alt.Axis(format="%") if percent else alt.Axis())
     labels = [curve.label for curve in curves]
     chart = (
@@ -175,15 +192,17 @@ def _frontier(report: Report) -> Figure | None:
     rows = _rows(report)
     if len(rows) < 2:
         return None
+    rates = _axis_scale([row["images per second"] for row in rows], 14)
+    times = _axis_scale([row["latency"] for row in rows], 14)
     classes = ["on the frontier", "dominated", "INVALID"]
     color = alt.Color("frontier:N", scale=alt.Scale(domain=classes, range=[GOOD, SERIES[7], BAD]))
     shape = alt.Shape("frontier:N", scale=alt.Scale(domain=classes, range=["circle", "circle", "cross"]))
     base = alt.Chart(alt.InlineData(rows)).encode(
-        x=alt.X("images per second:Q", title="images per second", scale=alt.Scale(type="log", nice=False, padding=14)),
+        x=alt.X("images per second:Q", title="images per second", scale=rates, axis=alt.Axis(tickCount=6)),
         y=alt.Y(
             "latency:Q",
             title=f"{rows[0]['percentile']} latency (ms)",
-            scale=alt.Scale(type="log", nice=False, padding=14),
+            scale=times,
         ),
     )
     points = base.mark_point(filled=True, size=70, opacity=0.95).encode(color=color, shape=shape, description="label:N")

@@ -184,7 +184,7 @@ BUILD_COLUMNS = (
     Column("p50", "ms", numeric=True),
     Column("p99", "ms", numeric=True),
     Column("Throughput", "images/s", numeric=True),
-    Column("Speed-up", "p50 against baseline", numeric=True),
+    Column("Speed-up", "of p50", numeric=True),
     Column("Images/J", numeric=True),
     Column("Top-1", numeric=True),
     Column("Memory", numeric=True),
@@ -239,8 +239,8 @@ def _interval(figure: Interval | None, form: str, note: str = "") -> Cell:
     bounds = ""
     if figure.low is not None and figure.high is not None:
         bounds = f"[{form.format(figure.low)}, {form.format(figure.high)}]"
-    small = Markup("<small>{}</small>").format(f"{bounds} {note}".strip()) if bounds or note else ""
-    return Cell(Markup("{}{}").format(form.format(figure.value), small), repr(float(figure.value)))
+    lines = Markup("").join(Markup("<small>{}</small>").format(line) for line in (bounds, note) if line)
+    return Cell(Markup("{}{}").format(form.format(figure.value), lines), repr(float(figure.value)))
 
 
 def _builds_note(report: Report) -> str:

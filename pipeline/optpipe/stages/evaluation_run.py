@@ -1,11 +1,12 @@
 """An evaluation from the command to its run folder."""
 
-import sys
+import shlex
 from pathlib import Path
 from typing import Any
 
 from optpipe.core.card import card_from_file
 from optpipe.core.events import Listener
+from optpipe.core.manifest import command_line
 from optpipe.core.runs import begin_run, finish_run, write_json
 from optpipe.core.store import Store
 from optpipe.errors import BadInputError
@@ -70,5 +71,5 @@ def evaluation_run(
     write_json(run.path / RESULT, record)
     parents = [exported.id, *(each.id for each in artifacts)]
     details = {"model": card.name, "dataset": record["dataset"], "trained": bool(weights["trained"])}
-    finish_run(run, command=sys.argv, parents=parents, details=details)
+    finish_run(run, command=shlex.split(command_line()), parents=parents, details=details)
     return record

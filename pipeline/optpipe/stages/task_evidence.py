@@ -137,9 +137,8 @@ def _pictures(run: Run, record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         path = run.path / picture["path"]
         if path.is_file():
             data = base64.b64encode(path.read_bytes()).decode()
-            caption = (
-                f"{picture['image']}: the model's own, DALI's, and their difference ({picture['difference_times']}×)"
-            )
+            name, times = Path(str(picture["image"])).name, float(picture["difference_times"])
+            caption = f"{name}: the model's own, DALI's, and their difference ({times:.3g} times)"
             yield caption, f"data:image/png;base64,{data}"
 
 

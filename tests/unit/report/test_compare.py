@@ -1,0 +1,174 @@
+"""Comparing: exchanging the sides inverts the answer, a build equals itself, and nothing is compared that cannot be."""
+
+from dataclasses import replace
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from optpipe.core.comparison import Goal
+from optpipe.core.evidence import Measured
+from optpipe.core.measurement import (
+    Estimate,
+    LatencySummary,
+    Measurement,
+    Mode,
+    Percentile,
+    Scenario,
+    Subject,
+    Validity,
+)
+from optpipe.errors import BadInputError
+from optpipe.reporters.files import frame_from_comparison
+from optpipe.stages.compare import Baseline, Slo, compared, sorted_for
+from optpipe.stages.overview import bench_runs, overview
+
+
+def measured(name, p50, half, *, run="run-a", precision="fp16", batch=1, rate=100.0, valid=True, environment=None):
+    percentiles = tuple(
+        Percentile(p, p50 * k, ((p50 - half) * k, (p50 + half) * k)) for p, k in ((50.0, 1), (99.0, 1.2))
+    )
+    latency = LatencySummary(1000, percentiles, p50 * 0.9, p50 * 2, p50, half, {})
+    subject = Subject(artifact=name, backend="torch", precision=precision, device="cpu", model="m")
+    found = Measurement(
+        id=name, subject=subject, batch_size=batch, scenario=Scenario.SINGLE_STREAM, mode=Mode.COMPUTE,
+        verdict=Validity.VALID if valid else Validity.INVALID, reasons=(), samples=1000, latency=latency,
+        throughput_images_per_s=Estimate(rate, (rate * 0.9, rate * 1.1)),
+    )  # fmt: skip
+    return Measured(found, run, environment or {"cpu": "one"})
+
+
+def against(contender, baseline):
+    return compared([contender], baseline=Baseline("b", "run", (baseline,))).rows[0]
+
+
+INTERVALS = st.tuples(st.floats(0.1, 1e3), st.floats(0.001, 0.5)).map(lambda pair: (pair[0], pair[0] * pair[1]))
+
+
+@given(INTERVALS, INTERVALS)
+def test_exchanging_the_sides_inverts_value_interval_and_answer(one, other):
+    a, b = measured("a", *one), measured("b", *other, run="run-b")
+    there, back = against(a, b), against(b, a)
+    assert there.speedup.value == pytest.approx(1 / back.speedup.value)
+    assert there.speedup.low == pytest.approx(1 / back.speedup.high)
+    mirrored = {"faster": "slower", "slower": "faster", "no difference shown": "no difference shown"}
+    assert there.change == mirrored[back.change]
+
+
+@given(INTERVALS)
+def test_a_build_against_itself_shows_no_difference(one):
+    row = against(measured("a", *one), measured("a", *one, run="run-b"))
+    assert row.change == "no difference shown"
+    assert row.speedup.low <= 1 <= row.speedup.high
+
+
+def test_exchanging_the_sides_mirrors_many_processes_too():
+    generator = np.random.default_rng(3)
+
+    def processes(mean, run):
+        return [
+            replace(one, measurement=replace(one.measurement, id=f"{run}{at}"))
+            for at, one in enumerate(measured("a", value, 0.01, run=run) for value in generator.normal(mean, 0.05, 6))
+        ]
+
+    fast, slow = processes(10, "run-a"), processes(12, "run-b")
+    there = compared(fast, baseline=Baseline("b", "run", tuple(slow)))
+    back = compared(slow, baseline=Baseline("b", "run", tuple(fast)))
+    assert (there.rows[0].change, back.rows[0].change) == ("faster", "slower")
+    assert there.rows[0].speedup.low == pytest.approx(1 / back.rows[0].speedup.high)
+    assert not there.warnings, "replicated processes need no caveat"
+
+
+@given(st.lists(st.tuples(st.floats(1, 100), st.floats(1, 1000)), min_size=1, max_size=12))
+def test_the_frontier_is_never_empty_and_nothing_on_it_is_dominated(points):
+    rows = compared(
+        [measured(f"m{at}", ms, 0.01, batch=at + 1, rate=rate) for at, (ms, rate) in enumerate(points)]
+    ).rows
+    frontier = [row for row in rows if row.on_frontier]
+    assert frontier
+    for row in rows:
+        beaten = [
+            other
+            for other in rows
+            if other.latency_ms["p99"].value <= row.latency_ms["p99"].value
+            and other.throughput_images_per_s.value >= row.throughput_images_per_s.value
+            and (
+                other.latency_ms["p99"].value < row.latency_ms["p99"].value
+                or other.throughput_images_per_s.value > row.throughput_images_per_s.value
+            )
+        ]
+        assert bool(beaten) == (not row.on_frontier)
+
+
+def test_invalid_measurements_are_shown_and_never_best():
+    found = compared([measured("bad", 1.0, 0.01, valid=False), measured("good", 9.0, 0.01, batch=2)])
+    assert found.row("run-a/bad").on_frontier is False
+    assert found.best[Goal.LATENCY] == "run-a/good"
+    assert [row.id for row in sorted_for(found, Goal.LATENCY).rows] == ["run-a/good", "run-a/bad"]
+
+
+def test_a_limit_that_nothing_meets_names_the_nearest():
+    found = compared([measured("m", 10.0, 1.0)], slo=Slo("p99", 1e6))
+    assert found.best[Goal.LATENCY] is None
+    assert found.best_reason[Goal.LATENCY] == "no build keeps p99 ≤ 1.00 ms; the nearest has an upper bound of 13.2 ms"
+
+
+def test_different_machines_are_refused_unless_asked_for():
+    here, there = measured("a", 1.0, 0.1), measured("b", 1.0, 0.1, run="run-b", environment={"cpu": "two"})
+    with pytest.raises(BadInputError, match="cpu: one and two"):
+        compared([here, there])
+    assert "different machines" in compared([here, there], across=True).warnings[0]
+
+
+def test_what_has_no_counterpart_is_listed():
+    found = compared([measured("a", 1.0, 0.1, batch=2)], baseline=Baseline("b", "run", (measured("b", 1.0, 0.1),)))
+    assert [one["reason"] for one in found.unmatched] == [
+        "the baseline was not measured at batch 2, single-stream, compute",
+        "only the baseline was measured so",
+    ]
+    document = found.as_json()
+    assert {"rows", "frontier", "best", "unmatched", "baseline"} <= set(document)
+
+
+def test_a_workspace_is_compared_from_its_raw_samples(measured_workspace):
+    found = overview(measured_workspace.store)
+    rows = {(row.precision, row.batch_size): row for row in found.comparison.rows}
+    assert len(rows) == 12
+    assert rows["int8", 4].change == "faster"
+    assert rows["int8", 4].speedup.value == pytest.approx(1 / 0.6, rel=0.05)
+    assert rows["fp32", 4].speedup is None, "it is the baseline"
+    frame = frame_from_comparison(found.comparison)
+    assert frame.height == 12
+    assert frame.schema["latency_p99_ms"] == pl.Float64
+
+
+def test_a_run_that_was_changed_is_refused(workspace):
+    run = workspace.bench(workspace.artifact())
+    path = next(run.path.glob("samples/*"))
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    with pytest.raises(BadInputError, match=r"is not as it was written: samples/m1\.parquet: changed"):
+        overview(workspace.store)
+
+
+def test_runs_are_named_by_their_beginning_and_must_exist(workspace):
+    with pytest.raises(BadInputError, match="nothing was measured"):
+        bench_runs(workspace.path)
+    first, second = workspace.bench(workspace.artifact()), workspace.bench(workspace.artifact())
+    assert bench_runs(workspace.path, [first.run_id])[0].run_id == first.run_id
+    assert bench_runs(workspace.path, [str(second.path)])[0].run_id == second.run_id
+    with pytest.raises(BadInputError, match="fits 2 bench runs"):
+        bench_runs(workspace.path, ["bench-"])
+    with pytest.raises(BadInputError, match="fits 0 bench runs"):
+        bench_runs(workspace.path, ["bench-1999"])
+
+
+def test_a_baseline_run_is_held_against_and_not_listed(workspace):
+    entry = workspace.artifact()
+    baseline = workspace.bench(entry, mean_ms=10.0)
+    workspace.bench(entry, mean_ms=20.0)
+    rows = overview(workspace.store, baseline=baseline.run_id).comparison.rows
+    assert [row.change for row in rows] == ["slower"]
+    with pytest.raises(BadInputError, match="no approved baseline"):
+        overview(workspace.store, model="digits", baseline="approved")

@@ -7,13 +7,16 @@ What had to be found out, each by measurement against Pillow and torchvision:
 - At the border Pillow and torch (antialiased) leave out what lies outside the picture and renormalize; DALI repeats the
   edge, which differs by up to 14 levels. A zero-padded picture divided by an equally resized row of ones is the
   renormalized filter exactly.
+  Where a crop cuts that border off anyway, the two resizes suffice.
 - Sides and margins are integers computed in the graph, as the library computes them: DALI's own rounding of
   `resize_shorter` and of relative crop positions is another one.
 - Pillow clips 16-bit grayscale at 255 where DALI scales it to 8 bits.
 - torch's `nearest` takes the pixel at floor(x·scale), DALI the one at floor((x + ½)·scale).
+- On a GPU the many small operators on sides, not the kernels, are the limit: each costs 60 to 200 µs per batch on the CPU.
+  So both sides go through arithmetic as one vector, and nothing is computed that the transform already fixes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -33,8 +36,8 @@ from optpipe.errors import BadInputError
 
 # A DALI DataNode: an output of an operator in the graph. DALI ships no types.
 Node = Any
-Side = Any
-"""A side in pixels: an int where the transform fixes it, a DataNode where it depends on the picture."""
+Sides = Any
+"""Height and width in pixels: a tuple where the transform fixes them, else a node with a vector of two int32."""
 
 Arithmetic = Literal["exact", "two-pass", "fused"]
 """How resizing is computed: as the module's text says; without renormalizing the border; by one DALI operator."""
@@ -52,8 +55,9 @@ class Picture:
     """Pixels in the graph with their sides, which stay on the CPU so that they can be arguments of operators."""
 
     pixels: Node
-    height: Side
-    width: Side
+    sides: Sides
+    at_least: int = 1
+    """What neither side falls below, as far as the transform tells."""
     floats: bool = False
     """Whether levels are floats, not rounded to 8 bits."""
 
@@ -90,56 +94,61 @@ def decoded(encoded: Node, step: Decode, device: str, options: Mapping[str, Any]
         "adjust_orientation": step.exif,
         **(options if device == "mixed" else {}),
     }
-    shape = fn.peek_image_shape(encoded, adjust_orientation=step.exif)
+    sides = fn.peek_image_shape(encoded, adjust_orientation=step.exif, dtype=types.INT32)[0:2]
     if wide_gray:
-        # bytes 24 and 25 of a PNG are its bit depth and its colour type, 0 for grayscale (PNG specification, 11.2.1)
-        if (encoded[0] == 137) & (encoded[1] == 80) & (encoded[24] == 16) & (encoded[25] == 0):
+        # PNG specification, 5.2 and 11.2.1: the signature; bytes 24 to 27 are depth 16, grayscale, and two zeros
+        if (_word(encoded, 0) == 0x474E5089) & (_word(encoded, 24) == 16):
             levels = fn.decoders.image(encoded, dtype=types.UINT16, **settings)
             pixels = fn.cast(math.min(levels, 255), dtype=types.UINT8)
         else:
             pixels = fn.decoders.image(encoded, **settings)
     else:
         pixels = fn.decoders.image(encoded, **settings)
-    return Picture(pixels, shape[0], shape[1])
+    return Picture(pixels, sides)
 
 
-def resized(picture: Picture, step: Resize, arithmetic: Arithmetic) -> Picture:
+def _word(encoded: Node, start: int) -> Node:
+    """Four bytes of a file as a little-endian number; 0 beyond its end."""
+    from nvidia.dali import fn, types
+
+    four = fn.slice(encoded, start=[start], shape=[4], axes=[0], out_of_bounds_policy="pad")
+    return fn.reinterpret(four, dtype=types.UINT32, shape=[])
+
+
+def resized(picture: Picture, step: Resize, arithmetic: Arithmetic, *, border_hidden: bool = False) -> Picture:
     """Resizes as `step.kernel` does; see the module's text for what that takes."""
-    height, width = _sides(step, picture.height, picture.width)
-    if step.interpolation == "nearest":
-        pixels = _nearest(picture, step, height, width)
-        return Picture(pixels, height, width, picture.floats)
     from nvidia.dali import fn
 
+    new = _new_sides(step, picture.sides)
     floats = step.kernel == "float"
-    if arithmetic == "exact":
-        across = _along(picture.pixels, 1, picture.height, picture.width, width, step, rounded=not floats)
-        pixels = _along(across, 0, width, picture.height, height, step, rounded=not floats)
+    if step.interpolation == "nearest":
+        pixels = _nearest(picture, step, new)
+    elif arithmetic == "exact" and step.antialias and not border_hidden:
+        across, now = _renormalized(picture.pixels, 1, picture.sides, new, step, rounded=not floats)
+        pixels, _ = _renormalized(across, 0, now, new, step, rounded=not floats)
     else:
         filtering = _filtering(step, floats=floats)
-        across = picture.pixels
-        if arithmetic == "two-pass":
-            across = fn.resize(across, size=_floats(picture.height, width), **filtering)
-        pixels = fn.resize(across, size=_floats(height, width), **filtering)
-    return Picture(pixels, height, width, floats or picture.floats)
+        size, pixels = _as_floats(new), picture.pixels
+        if arithmetic != "fused":
+            pixels = fn.resize(pixels, size=_only(size, 1), **filtering)  # a side of 0 stays as it is
+        pixels = fn.resize(pixels, size=size, **filtering)
+    low = min(step.size) if step.fit != "long" and step.max_size is None else 1
+    return Picture(pixels, new, low, floats or picture.floats)
 
 
 def cropped(picture: Picture, step: CenterCrop) -> Picture:
     """Cuts or pads to a fixed size, with the start computed in integers."""
     from nvidia.dali import fn
 
-    start = _pair(
-        _crop_start(picture.height, step.height, step.rounding), _crop_start(picture.width, step.width, step.rounding)
-    )
     pixels = fn.slice(
         picture.pixels,
-        start=start,
+        start=_crop_start(picture, step),
         shape=[step.height, step.width],
         axes=[0, 1],
         out_of_bounds_policy="pad",
         fill_values=[float(step.fill)],
     )
-    return Picture(pixels, step.height, step.width, picture.floats)
+    return Picture(pixels, (step.height, step.width), min(step.height, step.width), picture.floats)
 
 
 def packed(picture: Picture, rescale: Rescale | None, normalize: Normalize | None, pack: Pack, channels: int) -> Node:
@@ -161,75 +170,100 @@ def packed(picture: Picture, rescale: Rescale | None, normalize: Normalize | Non
     )
 
 
-def applied(picture: Picture, step: Resize | CenterCrop, arithmetic: Arithmetic) -> Picture:
+def after_each_step(picture: Picture, transform: Transform, arithmetic: Arithmetic) -> Iterator[Picture]:
+    """The picture after every resize and crop, in order."""
+    geometry = transform.geometry
+    for index, step in enumerate(geometry):
+        after = geometry[index + 1] if index + 1 < len(geometry) else None
+        hidden = isinstance(step, Resize) and border_is_hidden(step, after)
+        picture = applied(picture, step, arithmetic, border_hidden=hidden)
+        yield picture
+
+
+def applied(
+    picture: Picture, step: Resize | CenterCrop, arithmetic: Arithmetic, *, border_hidden: bool = False
+) -> Picture:
     """One geometric step."""
-    return resized(picture, step, arithmetic) if isinstance(step, Resize) else cropped(picture, step)
+    if isinstance(step, Resize):
+        return resized(picture, step, arithmetic, border_hidden=border_hidden)
+    return cropped(picture, step)
 
 
 def finished(picture: Picture, transform: Transform, arithmetic: Arithmetic) -> Node:
     """Everything after decoding."""
-    for step in transform.geometry:
-        picture = applied(picture, step, arithmetic)
-    return packed(picture, transform.rescale, transform.normalize, transform.pack, transform.channels)
+    last = picture
+    for each in after_each_step(picture, transform, arithmetic):
+        last = each
+    return packed(last, transform.rescale, transform.normalize, transform.pack, transform.channels)
 
 
-def _sides(step: Resize, height: Side, width: Side) -> tuple[Side, Side]:
-    """`core.transform.resized` on graph nodes."""
+def border_is_hidden(step: Resize, after: Resize | CenterCrop | None) -> bool:
+    """Whether the crop that follows cuts off every pixel in which the border's treatment can be seen.
+
+    Bilinear only: scaling down, the filter reaches over the border in the outermost pixel alone; scaling up, repeating
+    the edge is what renormalizing gives.
+    """
+    if not isinstance(after, CenterCrop) or step.interpolation != "bilinear" or step.fit == "long" or step.max_size:
+        return False
+    height, width = (step.size[0], step.size[-1])
+    return crop_start(height, after.height, "floor") >= 1 and crop_start(width, after.width, "floor") >= 1
+
+
+def _new_sides(step: Resize, sides: Sides) -> Sides:
+    """`core.transform.resized` on a vector of both sides: size · sides // (the shorter or the longer)."""
     if step.fit == "exact":
         return step.size[0], step.size[1]
-    if isinstance(height, int) and isinstance(width, int):
-        return resized_sides(step, height, width)
-    from nvidia.dali import math
+    if isinstance(sides, tuple):
+        return resized_sides(step, *sides)
+    from nvidia.dali import fn
 
-    wide = width > height
-    short, long, side = math.min(height, width), math.max(height, width), step.size[0]
-    new_short, new_long = (side, side * long // short) if step.fit == "short" else (side * short // long, side)
+    measured = fn.reductions.min(sides) if step.fit == "short" else fn.reductions.max(sides)
+    new = sides * step.size[0] // measured
     if step.max_size is not None:
-        over = new_long > step.max_size
-        new_short = _either(over, step.max_size * new_short // new_long, new_short)
-        new_long = math.min(new_long, step.max_size)
-    return _either(wide, new_short, new_long), _either(wide, new_long, new_short)
+        long = fn.reductions.max(new)
+        limited = step.max_size * new // long
+        over = long > step.max_size
+        new = over * limited + (over == 0) * new
+    return new
 
 
-def _either(condition: Node, yes: Side, no: Side) -> Node:
-    return condition * yes + (condition == 0) * no
-
-
-def _crop_start(length: Side, wanted: int, rounding: str) -> Side:
-    """`core.transform.crop_start` on graph nodes."""
-    if isinstance(length, int):
-        return crop_start(length, wanted, rounding)  # type: ignore[arg-type]
+def _crop_start(picture: Picture, step: CenterCrop) -> Any:
+    """`core.transform.crop_start` on a vector of both sides."""
+    if isinstance(picture.sides, tuple):
+        wanted = (step.height, step.width)
+        return [crop_start(side, cut, step.rounding) for side, cut in zip(picture.sides, wanted, strict=True)]
     from nvidia.dali import math
 
-    margin = math.max(length - wanted, 0)
-    missing = math.max(wanted - length, 0)
-    half, odd = margin // 2, margin & 1
-    up = odd * (half & 1) if rounding == "half-even" else 0
-    return half + up - missing // 2
+    margin = picture.sides - _vector(step.height, step.width)
+    missing = None
+    if picture.at_least < max(step.height, step.width):
+        missing = math.max(0 - margin, 0) // 2
+        margin = math.max(margin, 0)
+    # half of an odd margin goes to even: add one before halving where the lower half is odd
+    start = (margin + ((margin // 2) & 1)) // 2 if step.rounding == "half-even" else margin // 2
+    return start if missing is None else start - missing
 
 
-def _along(pixels: Node, axis: int, other: Side, length: Side, wanted: Side, step: Resize, *, rounded: bool) -> Node:
-    """Resizes along one axis, with the filter renormalized at the border where `step` antialiases."""
-    from nvidia.dali import fn, math, types
+def _vector(first: float, second: float) -> Any:
+    """Two numbers as a constant operand, of the type that sides or floats have."""
+    import numpy as np
 
-    filtering = _filtering(step, floats=True)
-    levels: Node
-    if not step.antialias:
-        levels = fn.resize(pixels, size=_in_order(axis, wanted, other), **filtering)
-    else:
-        # beyond the filter's reach in input pixels, and three more for its rounding
-        reach = SUPPORT[step.interpolation] * length // wanted + SUPPORT[step.interpolation] + 3
-        levels = _padded_resize(pixels, axis, length, other, wanted, reach, filtering)
-        ones = fn.slice(
-            types.Constant(1.0, dtype=types.FLOAT, shape=[1, 1, 1], layout="HWC"),
-            start=[0],
-            shape=_one(length),
-            axes=[axis],
-            out_of_bounds_policy="edge",
-        )
-        inside = _padded_resize(ones, axis, length, 1, wanted, reach, filtering)
-        levels = levels / (inside.gpu() if pixels.device == "gpu" else inside)
-    return fn.cast(math.floor(levels + (0.5 + _TIE)), dtype=types.UINT8) if rounded else levels
+    whole = isinstance(first, int) and isinstance(second, int)
+    return np.array([first, second], dtype=np.int32 if whole else np.float32)
+
+
+def _only(sides: Sides, axis: int) -> Any:
+    """`sides` with the other one set to 0."""
+    if isinstance(sides, list | tuple):
+        return [side if index == axis else type(side)(0) for index, side in enumerate(sides)]
+    return sides * _vector(*((1.0, 0.0) if axis == 0 else (0.0, 1.0)))
+
+
+def _as_floats(sides: Sides) -> Any:
+    """Sides as operators take sizes and positions."""
+    from nvidia.dali import fn, types
+
+    return [float(side) for side in sides] if isinstance(sides, tuple) else fn.cast(sides, dtype=types.FLOAT)
 
 
 def _filtering(step: Resize, *, floats: bool) -> dict[str, Any]:
@@ -249,79 +283,54 @@ def _filtering(step: Resize, *, floats: bool) -> dict[str, Any]:
     }
 
 
-def _padded_resize(
-    pixels: Node, axis: int, length: Side, other: Side, wanted: Side, reach: Side, filtering: Mapping[str, Any]
-) -> Node:
-    """Resizes along `axis` as if zeros lay beyond the picture."""
+def _renormalized(
+    pixels: Node, axis: int, sides: Sides, new: Sides, step: Resize, *, rounded: bool
+) -> tuple[Node, Sides]:
+    """Resizes along one axis with the filter renormalized at the border; also the sides after it."""
+    from nvidia.dali import fn, math, types
+
+    along, across = ((1, 0), (0, 1)) if axis == 0 else ((0, 1), (1, 0))
+    now, then = _node(sides), _node(new)
+    # beyond the filter's reach in input pixels, and three more for its rounding; nothing across
+    support = SUPPORT[step.interpolation]
+    reach = (support * now // then + (support + 3)) * _vector(*along)
+    after = now * _vector(*across) + then * _vector(*along)
+    filtering = _filtering(step, floats=True)
+    levels = _padded_resize(pixels, now, after, reach, filtering)
+    row, new_row = (each * _vector(*along) + _vector(*across) for each in (now, after))
+    one = types.Constant(1.0, dtype=types.FLOAT, shape=[1, 1, 1], layout="HWC")
+    ones = fn.slice(one, start=[0, 0], shape=row, axes=[0, 1], out_of_bounds_policy="edge")
+    inside = _padded_resize(ones, row, new_row, reach, filtering)
+    levels = levels / (inside.gpu() if pixels.device == "gpu" else inside)
+    if rounded:
+        levels = fn.cast(math.floor(levels + (0.5 + _TIE)), dtype=types.UINT8)
+    return levels, after
+
+
+def _padded_resize(pixels: Node, sides: Node, new: Node, reach: Node, filtering: Mapping[str, Any]) -> Node:
+    """Resizes as if zeros lay beyond the picture."""
     from nvidia.dali import fn
 
-    padded = fn.slice(
-        pixels, start=_one(-reach), shape=_one(length + 2 * reach), axes=[axis], out_of_bounds_policy="pad"
-    )
-    return fn.resize(
-        padded,
-        size=_in_order(axis, wanted, other),
-        roi_start=_in_order(axis, reach, 0),
-        roi_end=_in_order(axis, reach + length, other),
-        **filtering,
-    )
+    padded = fn.slice(pixels, start=0 - reach, shape=sides + 2 * reach, axes=[0, 1], out_of_bounds_policy="pad")
+    start = _as_floats(reach)
+    return fn.resize(padded, size=_as_floats(new), roi_start=start, roi_end=start + _as_floats(sides), **filtering)
 
 
-def _nearest(picture: Picture, step: Resize, height: Side, width: Side) -> Node:
+def _node(sides: Sides) -> Node:
+    """Sides as a node, also where they are fixed."""
+    from nvidia.dali import types
+
+    return types.Constant(_vector(*sides)) if isinstance(sides, tuple) else sides
+
+
+def _nearest(picture: Picture, step: Resize, new: Sides) -> Node:
     """Pillow takes the pixel at floor((x + ½)·scale), as DALI does; torch that at floor(x·scale)."""
     from nvidia.dali import fn, types
 
     filtering = {"interp_type": types.INTERP_NN, "subpixel_scale": False, "mode": "stretch"}
-    size = _floats(height, width)
+    size = _as_floats(new)
     if step.kernel == "pillow":
         return fn.resize(picture.pixels, size=size, **filtering)
-    up = _NEAREST_TIE - 0.5 * _scale(picture.height, height)
-    left = _NEAREST_TIE - 0.5 * _scale(picture.width, width)
-    start = _floats(up, left)
-    end = _floats(up + picture.height, left + picture.width)
-    return fn.resize(picture.pixels, size=size, roi_start=start, roi_end=end, **filtering)
-
-
-def _scale(length: Side, wanted: Side) -> Side:
-    return length * 1.0 / wanted
-
-
-def _in_order(axis: int, along: Side, across: Side) -> Any:
-    return _floats(along, across) if axis == 0 else _floats(across, along)
-
-
-def _one(side: Side) -> Any:
-    """One integer side as the argument of an operator that takes a list."""
-    from nvidia.dali import fn, types
-
-    return [side] if isinstance(side, int) else fn.reshape(fn.cast(side, dtype=types.INT32), shape=[1])
-
-
-def _pair(first: Side, second: Side) -> Any:
-    """Two integer sides as the argument of an operator."""
-    from nvidia.dali import types
-
-    return _stacked(first, second, types.INT32)
-
-
-def _floats(first: Side, second: Side) -> Any:
-    """Two sides or positions as floats, as `resize` takes them."""
-    from nvidia.dali import types
-
-    return _stacked(first, second, types.FLOAT)
-
-
-def _stacked(first: Side, second: Side, dtype: Any) -> Any:
-    from nvidia.dali import fn, types
-
-    fixed = isinstance(first, int | float) and isinstance(second, int | float)
-    if fixed:
-        return [float(first), float(second)] if dtype == types.FLOAT else [int(first), int(second)]
-    return fn.stack(
-        *[
-            types.Constant(float(side) if dtype == types.FLOAT else int(side), dtype=dtype, shape=[])
-            if isinstance(side, int | float)
-            else fn.cast(side, dtype=dtype)
-            for side in (first, second)
-        ]
-    )
+    length = fn.cast(_node(picture.sides), dtype=types.FLOAT)
+    start = _NEAREST_TIE - 0.5 * (length / fn.cast(_node(new), dtype=types.FLOAT))
+    return fn.resize(picture.pixels, size=size, roi_start=start, roi_end=start + length, **filtering)

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,8 +80,13 @@ def preprocess(model: Model, request: Request, store: Store, listener: Listener)
     card = card_from_file(exported.file(CARD))
     transform = image_transform(card)
     images, labels = chosen_images(card, request, listener)
+    speed, plan = None, request.plan
+    if request.throughput:
+        warm_page_cache(images.paths)
+        speed = tuned(images.paths, transform, plan, cores(), request.seconds, listener)
+        plan = speed.plan  # what is proven and stored is what was found fastest
     with listener.step("pipeline") as step:
-        artifact, cached = preprocessing_artifact(card, transform, request.plan, exported.id, store, listener)
+        artifact, cached = preprocessing_artifact(card, transform, plan, exported.id, store, listener)
         if cached:
             step.cached()
     weights = dict(exported.info["weights"])
@@ -89,7 +94,7 @@ def preprocess(model: Model, request: Request, store: Store, listener: Listener)
         proof = parity(
             images.paths,
             transform,
-            request.plan,
+            plan,
             infer,
             listener,
             labels=labels,
@@ -98,11 +103,7 @@ def preprocess(model: Model, request: Request, store: Store, listener: Listener)
             threads=cores(),
         )
     _warn_of_odd_files(proof, listener)
-    speed = None
-    if request.throughput:
-        warm_page_cache(images.paths)
-        speed = tuned(images.paths, transform, request.plan, cores(), request.seconds, listener)
-    return _kept(card, weights, transform, images, artifact, proof, speed, store, request)
+    return _kept(card, weights, transform, images, artifact, proof, speed, store)
 
 
 def cores() -> int:
@@ -221,7 +222,6 @@ def _kept(
     proof: Parity,
     speed: Tuned | None,
     store: Store,
-    request: Request,
 ) -> Preprocessed:
     """Writes the run folder: the record, per-image differences, raw batch times, and the worst pictures."""
     import shlex
@@ -252,7 +252,7 @@ def _kept(
             "steps": transform.to_dict()["steps"],
             "path": str(artifact.file(PIPELINE)),
             "sha256": artifact.sha256(PIPELINE),
-            "plan": request.plan.to_dict(),
+            "plan": proof.pixels.plan.to_dict(),
         },
         "images": {
             "folder": str(images.folder),
@@ -273,8 +273,3 @@ def _kept(
         run, command=shlex.split(command_line()), parents=(artifact.id,), details={"model": card.name}
     )
     return Preprocessed(card, weights, transform, images, artifact, proof, speed, finished, record)
-
-
-def with_tuning(plan: DaliPlan, speed: Tuned | None) -> DaliPlan:
-    """The plan that the tuner found fastest, for what comes after."""
-    return replace(plan) if speed is None else speed.plan

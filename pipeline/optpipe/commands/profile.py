@@ -11,6 +11,7 @@ from optpipe.commands.outcome import Outcome
 
 if TYPE_CHECKING:
     from optpipe.core.events import Listener
+    from optpipe.trace.capture import CaptureOptions
 
 
 def profile(
@@ -58,7 +59,16 @@ def profile(
     iterations: Annotated[int, typer.Option(min=2, help="Recorded iterations of each stage that repeats.")] = 20,
     warm_up: Annotated[int, typer.Option(min=0, help="Iterations ahead of the recording.")] = 5,
     tracer: Annotated[str, typer.Option(help="nsys, or torch for torch.profiler, which records less.")] = "nsys",
-    osrt: Annotated[bool, typer.Option("--osrt", help="Record calls to the operating system too; large.")] = False,
+    osrt: Annotated[
+        bool, typer.Option("--osrt", help="Record calls to the operating system too, which tells I/O from CPU; large.")
+    ] = False,
+    record: Annotated[
+        str,
+        typer.Option(
+            metavar="WHAT",
+            help="More for the raw recording (with --keep-raw): memory, gpu-metrics, python; separated by commas.",
+        ),
+    ] = "",
     ncu: Annotated[bool, typer.Option("--ncu", help="Count DRAM bytes and cycles of the top kernels.")] = False,
     keep_raw: Annotated[
         bool,
@@ -106,7 +116,8 @@ def profile(
             "ncu": ncu,
             "keep_raw": keep_raw,
         }
-        return _profile_model(asked, recorded, images, workspace, terminal, os_runtime=osrt)
+        capture = _capture_options(record, osrt=osrt, keep_raw=keep_raw)
+        return _profile_model(asked, recorded, images, workspace, terminal, capture)
 
 
 def _profile_model(
@@ -115,8 +126,7 @@ def _profile_model(
     images: Path | None,
     workspace: Path,
     terminal: "Listener",
-    *,
-    os_runtime: bool,
+    capture: "CaptureOptions",
 ) -> Outcome:
     """Builds what is to be profiled, or takes it from the store, then profiles it."""
     import shlex
@@ -131,7 +141,6 @@ def _profile_model(
     from optpipe.stages.build import BuildPlan, build
     from optpipe.stages.export import CARD
     from optpipe.stages.profile_model import ProfilePlan, preprocess_images, profile_model, require_profilable
-    from optpipe.trace.capture import CaptureOptions
     from optpipe.trace.kernels import short_name
 
     device = device_from_text(asked["device"])
@@ -161,7 +170,7 @@ def _profile_model(
             "options": options,
             "weights": "random" if built.fallback_reason else asked["weights"],
         },
-        capture=CaptureOptions(os_runtime=os_runtime),
+        capture=capture,
         images=preprocess_images(card, images, max(recorded["batch_sizes"])),
         options=options,
         **recorded,
@@ -176,6 +185,24 @@ def _profile_model(
         "warnings": getattr(terminal, "warnings", []),
     }
     return Outcome(document, lambda: profiles_text(document, short_name), result.status)
+
+
+def _capture_options(record: str, *, osrt: bool, keep_raw: bool) -> "CaptureOptions":
+    from optpipe.errors import BadInputError
+    from optpipe.trace.capture import CaptureOptions
+
+    words = _words(record, ("memory", "gpu-metrics", "python"), "--record") if record else ()
+    if words and not keep_raw:
+        message = (
+            f"--record {record}: only the raw recording holds these, for Nsight Systems' own window; add --keep-raw"
+        )
+        raise BadInputError(message)
+    return CaptureOptions(
+        os_runtime=osrt,
+        memory_use="memory" in words,
+        gpu_metrics="gpu-metrics" in words,
+        python_sampling="python" in words,
+    )
 
 
 def _stages(text: str) -> tuple[str, ...]:

@@ -38,13 +38,8 @@ def main(job_file: str) -> None:
     faulthandler.enable(log)
     result = Path(job["result"])
     try:
-        stages: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
-            "build": _build,
-            "inference": _inference,
-            "preprocess": _preprocess,
-        }
         with _recorded_by_torch(job):
-            found = stages[job["stage"]](job)
+            found = STAGES[job["stage"]](job)
         result.write_text(json.dumps(found), encoding="utf-8")
     except OptpipeError as error:
         result.write_text(json.dumps({"error": str(error), "exit_status": int(error.exit_status)}), encoding="utf-8")
@@ -256,6 +251,12 @@ def _node_times(entry: Any, inputs: Mapping[str, Any], job: Mapping[str, Any]) -
     profile.unlink()
     return {name: float(statistics.median(values)) for name, values in times.items()}
 
+
+STAGES: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+    "build": _build,
+    "inference": _inference,
+    "preprocess": _preprocess,
+}
 
 if __name__ == "__main__":
     main(sys.argv[1])

@@ -101,10 +101,21 @@ def measured_part(analysis: Analysis, range_name: str | None = None) -> Analysis
         names = ", ".join(analysis.ranges["name"].head(8).to_list()) or "none at all"
         msg = f"no NVTX range is called {range_name!r}; the trace has: {names}"
         raise BadInputError(msg)
+    if _holds_everything(analysis, found):
+        return replace(analysis, scope=wanted)
     part = _launched_in(analysis, found)
     if all(frame.height == analysis.trace.tables[table].height for table, frame in part.tables.items()):
         return replace(analysis, scope=wanted)
     return analysis_from_trace(part, scope=wanted)
+
+
+def _holds_everything(analysis: Analysis, ranges: pl.DataFrame) -> bool:
+    """Whether one range is all there is, so that nothing has to be cut out."""
+    start, end = ranges["start_ns"][0], ranges["end_ns"][0]
+    frames = [frame for frame in (analysis.trace.api, analysis.trace.ranges, analysis.trace.os_runtime) if frame.height]
+    return ranges.height == 1 and all(
+        int(times(frame, "start_ns").min()) >= start and int(times(frame, "start_ns").max()) < end for frame in frames
+    )
 
 
 def _launched_in(analysis: Analysis, ranges: pl.DataFrame) -> Trace:

@@ -39,10 +39,10 @@ def layer_kernels(measured: Analysis) -> pl.DataFrame:
     return (
         pl.DataFrame(
             {
-                "layer": ranges["name"].cast(pl.String).gather(pl.Series(index[inside])),
+                "layer": ranges["name"].gather(pl.Series(index[inside])),
                 "depth": ranges["depth"].gather(pl.Series(index[inside])),
                 "range": index[inside],
-                "kernel": measured.trace.kernels["name"].cast(pl.String).gather(pl.Series(rows)),
+                "kernel": measured.trace.kernels["name"].gather(pl.Series(rows)),
                 "kernel_ns": (operations.ends - operations.starts)[launched][inside],
             }
         )
@@ -53,7 +53,7 @@ def layer_kernels(measured: Analysis) -> pl.DataFrame:
             pl.len().cast(pl.Int64).alias("kernels"),
             pl.col("kernel_ns").sum(),
         )
-        .select(*SCHEMA)
+        .select(pl.col(column).cast(dtype) for column, dtype in SCHEMA.items())
         .sort("kernel_ns", "layer", "kernel", descending=[True, False, False])
     )
 

@@ -94,7 +94,7 @@ def host_gaps(facts: Facts) -> Finding | None:
         f"{away.starts.size} {gaps} over {duration_text(GAP_NS)}, {total} in all, in which the host launches nothing"
     )
     advice = (
-        "see what the host does there: optpipe profile --osrt --python-sampling; "
+        "see what the host does there: optpipe profile --osrt, or --record python --keep-raw; "
         "preprocess on the GPU (optpipe preprocess) or overlap it"
     )
     return Finding("host-gaps", evidence, away.total_ns, advice, _gap_rows(facts, away.starts, away.ends))

@@ -21,6 +21,7 @@ import polars as pl
 from optpipe.trace.frames import Trace
 from optpipe.trace.intervals import Intervals, Times, complement, difference, disjoint, intersection, union, within
 
+_DENSE = 8
 _PROCESS = ~0xFFFFFF
 """nsys' global thread id with the thread (24 bits) cleared is the global process id."""
 WAITING_CALLS = (
@@ -156,17 +157,27 @@ def _api_rows(trace: Trace, correlation: Times, pid: Times) -> Times:
     """The API call that launched each operation: same process, same correlation id. All nodes of a graph share one."""
     if trace.api.height == 0 or correlation.size == 0:
         return np.full(correlation.size, -1, dtype=np.int64)
-    known, launching = times(trace.api, "correlation_id"), times(trace.api, "thread") & _PROCESS
-    processes = np.unique(np.concatenate([np.unique(pid), np.unique(launching)]))
-    if processes.size > 1 and pid.any():
-        known = np.searchsorted(processes, launching) * (1 << 40) + known
-        correlation = np.searchsorted(processes, pid) * (1 << 40) + correlation
-    order = sorted_order(known)
-    keys = known if order is None else known[order]
-    found = np.searchsorted(keys, correlation)
-    position = np.minimum(found, keys.size - 1)
-    rows = position if order is None else order[position]
-    return np.where(keys[position] == correlation, rows, -1)
+    known, thread = times(trace.api, "correlation_id"), times(trace.api, "thread")
+    processes = {int(each) & _PROCESS for each in (thread.min(), thread.max())} | {int(pid.min()), int(pid.max())}
+    if len(processes) > 1 and pid.any():
+        numbers = np.unique(np.concatenate([pid, thread & _PROCESS]))
+        known = np.searchsorted(numbers, thread & _PROCESS) * (1 << 40) + known
+        correlation = np.searchsorted(numbers, pid) * (1 << 40) + correlation
+    return _row_of(known, correlation)
+
+
+def _row_of(known: Times, wanted: Times) -> Times:
+    """The row of each of `wanted` in `known`, -1 for none: by a table where ids are dense, as nsys counts them, else sorted."""
+    first, last = int(known.min()), int(known.max())
+    if last - first <= _DENSE * known.size:
+        table = np.full(last - first + 2, -1, dtype=np.int64)
+        table[known - first] = np.arange(known.size)
+        inside = (wanted >= first) & (wanted <= last)
+        return table[np.where(inside, wanted - first, last - first + 1)]
+    order = np.argsort(known, kind="stable")
+    position = np.minimum(np.searchsorted(known, wanted, sorter=order), known.size - 1)
+    rows = order[position]
+    return np.where(known[rows] == wanted, rows, -1)
 
 
 def _idle_by_cause(trace: Trace, operations: Operations, gaps: Intervals) -> dict[Cause, Intervals]:

@@ -1,0 +1,239 @@
+"""Real nsys without a GPU: export, quantize, build, preprocess and CPU inference of `digits`."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from optpipe.errors import ExitStatus, MissingError
+from optpipe.trace.importer import nsys_path
+
+try:
+    NSYS: Path | None = nsys_path()
+except MissingError:
+    NSYS = None
+needs_nsys = pytest.mark.skipif(NSYS is None, reason="Nsight Systems (nsys) is not installed: sudo .ci/install-nsys")
+SECRET = "correct-horse-battery-staple"
+
+
+def _optpipe(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "optpipe", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, check=False)
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("profile") / "workspace"
+
+
+@pytest.fixture(scope="module")
+def document(workspace: Path) -> dict[str, Any]:
+    arguments = ("digits", "--precision", "fp32", "--backend", "onnxruntime", "--batch-size", "1", "--iterations", "10")
+    finished = _optpipe("profile", *arguments, "--workspace", str(workspace), "--json", API_TOKEN=SECRET)
+    assert finished.returncode == ExitStatus.DONE, finished.stderr
+    found: dict[str, Any] = json.loads(finished.stdout)
+    return found
+
+
+@needs_nsys
+def test_every_stage_is_recorded_and_judged(document: dict[str, Any]) -> None:
+    kinds = [stage["kind"] for stage in document["stages"]]
+    assert kinds == ["build", "build", "build", "preprocess", "inference"]
+    assert [stage["name"] for stage in document["stages"]][:3] == ["export", "quantize", "build"]
+    assert all(stage["tracer"].startswith("nsys 20") for stage in document["stages"])
+    assert {stage["bottleneck"]["verdict"] for stage in document["stages"]} == {"CPU"}
+
+
+@needs_nsys
+def test_the_stages_are_those_of_one_walk(document: dict[str, Any]) -> None:
+    """Export is what takes long in building `digits`; each stage is judged by its own range, not by the recording."""
+    spans = {stage["name"]: stage["measured"]["span_ns"] for stage in document["stages"]}
+    assert spans["export"] > spans["build"] > spans["quantize"] > 0
+
+
+@needs_nsys
+def test_inference_has_its_iterations_and_its_roofline(document: dict[str, Any]) -> None:
+    assert document["stage"] == "onnxruntime fp32 batch 1"
+    assert document["iterations"]["count"] == 10
+    assert document["iterations"]["range"] == "optpipe.iteration"
+    roofline = document["roofline"]
+    assert roofline["peaks"]["source"] == "measured"
+    timed = [layer for layer in roofline["layers"] if layer["measured_ns"]]
+    assert sum(layer["macs"] for layer in timed) == pytest.approx(roofline["macs"])
+
+
+@needs_nsys
+def test_the_run_folder_is_whole_and_holds_no_environment(document: dict[str, Any], workspace: Path) -> None:
+    run = Path(document["run_dir"])
+    assert (run / "manifest.json").is_file()
+    ranges = pl.read_parquet(run / "onnxruntime-fp32-batch-1" / "tables" / "ranges.parquet")
+    assert "optpipe.measure" in ranges["name"].to_list()
+    leaks = [path for path in run.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
+    assert leaks == []
+    assert list((workspace / "tmp").glob("profile-*")) == []
+
+
+@needs_nsys
+def test_a_run_folder_can_be_judged_again_and_compared(document: dict[str, Any]) -> None:
+    stage = str(Path(document["run_dir"]) / "onnxruntime-fp32-batch-1")
+    again = _optpipe("profile", "--trace", stage, "--json")
+    assert json.loads(again.stdout)["iterations"] == document["iterations"]
+    same = json.loads(_optpipe("profile", "--diff", stage, stage, "--json").stdout)
+    assert same["kernels"] == []
+
+
+@needs_nsys
+def test_keep_raw_warns(workspace: Path, document: dict[str, Any]) -> None:
+    arguments = (
+        "digits",
+        "--precision",
+        "fp32",
+        "--backend",
+        "onnxruntime",
+        "--stage",
+        "inference",
+        "--iterations",
+        "3",
+    )
+    finished = _optpipe("profile", *arguments, "--keep-raw", "--workspace", str(workspace), "--json")
+    kept = json.loads(finished.stdout)
+    assert any("whole process environment" in warning for warning in kept["warnings"])
+    assert list(Path(kept["run_dir"]).rglob("raw/recording.*"))
+
+
+@needs_nsys
+def test_the_stages_own_error_is_shown(workspace: Path, document: dict[str, Any]) -> None:
+    """A batch size outside the profile is refused in words of its own, and nothing is left behind."""
+    arguments = ("digits", "--precision", "fp32", "--backend", "onnxruntime", "--stage", "inference")
+    finished = _optpipe("profile", *arguments, "--batch-size", "100000", "--workspace", str(workspace))
+    assert finished.returncode == ExitStatus.BAD_INPUT
+    assert "--batch-size 100000: digits was built for" in finished.stderr
+    assert "Traceback" not in finished.stderr
+
+
+def test_without_nsys_it_says_how_to_get_it(tmp_path: Path) -> None:
+    """PATH without nsys: exit 3 before anything is built."""
+    if Path("/opt/nvidia").exists():
+        pytest.skip("an nsys below /opt would be found without PATH")
+    finished = _optpipe("profile", "digits", "--workspace", str(tmp_path), PATH="/nowhere")
+    assert finished.returncode == ExitStatus.MISSING
+    assert "Nsight Systems (nsys) is not here" in finished.stderr
+    assert "--tracer torch" in finished.stderr
+    assert not (tmp_path / "store").exists()
+
+
+def test_torch_profiler_fills_the_same_tables(workspace: Path) -> None:
+    arguments = (
+        "digits",
+        "--precision",
+        "fp32",
+        "--backend",
+        "onnxruntime",
+        "--stage",
+        "inference",
+        "--iterations",
+        "5",
+    )
+    finished = _optpipe(
+        "profile", *arguments, "--tracer", "torch", "--workspace", str(workspace), "--json", PATH="/nowhere"
+    )
+    assert finished.returncode == ExitStatus.DONE, finished.stderr
+    document = json.loads(finished.stdout)
+    assert document["tracer"] == "torch.profiler"
+    assert document["iterations"]["count"] == 5
+
+
+@needs_nsys
+def test_nsys_that_refuses_is_named(workspace: Path, document: dict[str, Any], tmp_path: Path) -> None:
+    refusing = tmp_path / "nsys"
+    refusing.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "NVIDIA Nsight Systems version 2023.4.4" && exit 0\n'
+                        'echo "Failed to start: ptrace is not permitted here" >&2\nexit 1\n')  # fmt: skip
+    refusing.chmod(0o755)
+    arguments = ("digits", "--precision", "fp32", "--backend", "onnxruntime", "--stage", "inference")
+    finished = _optpipe("profile", *arguments, "--workspace", str(workspace), OPTPIPE_NSYS=str(refusing))
+    assert finished.returncode == ExitStatus.MISSING
+    assert "ptrace is not permitted" in finished.stderr
+
+
+@needs_nsys
+def test_a_qdstrm_without_a_report_is_imported(tmp_path: Path) -> None:
+    """Debian's nsys leaves the .qdstrm, because it looks for its importer elsewhere; then it is called here."""
+    assert NSYS is not None
+    program = "import torch; torch.cuda.nvtx.range_push('hello'); torch.cuda.nvtx.range_pop()"
+    command = [
+        str(NSYS),
+        "profile",
+        "-t",
+        "nvtx",
+        "--sample",
+        "none",
+        "--cpuctxsw",
+        "none",
+        "-o",
+        str(tmp_path / "left"),
+    ]
+    subprocess.run([*command, sys.executable, "-c", program], capture_output=True, check=True)
+    left = tmp_path / "left.qdstrm"
+    if not left.is_file():
+        pytest.skip("this nsys finds its importer by itself")
+    from optpipe.trace.files import trace_from_path
+
+    assert trace_from_path(left).ranges["name"].to_list() == ["hello"]
+    shutil.copy(left, tmp_path / "cut.qdstrm")
+    with (tmp_path / "cut.qdstrm").open("r+b") as file:
+        file.truncate(1000)
+    from optpipe.errors import OptpipeError
+
+    with pytest.raises(OptpipeError):
+        trace_from_path(tmp_path / "cut.qdstrm")
+
+
+@needs_nsys
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "Segmentation fault"),
+        ("raise RuntimeError('the model broke')", "RuntimeError: the model broke"),
+    ],
+)
+def test_a_process_that_dies_under_nsys_shows_its_own_error(tmp_path: Path, program: str, words: str) -> None:
+    from optpipe.errors import StageError
+    from optpipe.stages.profile_model import _result
+    from optpipe.trace.capture import CaptureOptions, record
+
+    (tmp_path / "job.json").write_text(
+        json.dumps({"stage": "broken", "result": str(tmp_path / "result.json"), "log": str(tmp_path / "worker.log")})
+    )
+    broken = (
+        "from optpipe.stages import profiled\n"
+        f"profiled.STAGES['broken'] = lambda job: exec({program!r})\n"
+        f"profiled.main({str(tmp_path / 'job.json')!r})\n"
+    )
+    recorded = record([sys.executable, "-c", broken], tmp_path, CaptureOptions(), on_gpu=False)
+    with pytest.raises(StageError, match=f"died under the profiler.*{words}"):
+        _result(tmp_path, recorded)
+
+
+@needs_nsys
+def test_osrt_tells_reading_from_computing(tmp_path: Path) -> None:
+    """A program that reads files through the operating system, recorded for real."""
+    from optpipe.trace.capture import CaptureOptions, exported, record
+    from optpipe.trace.read import trace_from_sqlite
+    from optpipe.trace.report import profile_from_trace
+
+    (tmp_path / "file").write_bytes(b"0" * 50_000_000)
+    program = (
+        "import os\nfrom optpipe.trace.annotate import CAPTURE_RANGE, marked\n"
+        f"with marked(CAPTURE_RANGE):\n  for _ in range(20):\n    f = os.open({str(tmp_path / 'file')!r}, os.O_RDONLY)\n"
+        "    while os.read(f, 10_000_000): pass\n    os.close(f)\n"
+    )
+    recorded = record([sys.executable, "-c", program], tmp_path, CaptureOptions(os_runtime=True), on_gpu=False)
+    profile = profile_from_trace(trace_from_sqlite(exported(recorded, tmp_path)), expects_gpu=False)
+    assert profile.bottleneck.limit == "I/O"
+    assert profile.measured.os_runtime["name"][0] == "read"

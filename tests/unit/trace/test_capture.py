@@ -1,0 +1,67 @@
+"""The nsys command for each version, and what becomes of a refusal."""
+
+from pathlib import Path
+
+import pytest
+from tests.unit.trace.conftest import SAMPLE
+
+from optpipe.errors import MissingError, StageError
+from optpipe.trace.capture import CaptureOptions, Recorded, exported, nsys_command, refusal
+from optpipe.trace.ncu import rows_from_csv
+
+
+def _command(version: str, options: CaptureOptions | None = None, *, on_gpu: bool = True, whole: bool = False) -> str:
+    return " ".join(nsys_command(options or CaptureOptions(), version, Path("out"), on_gpu=on_gpu, whole=whole))
+
+
+def test_graphs_are_traced_by_node_and_bounded_by_a_range() -> None:
+    command = _command("2025.3.2.0")
+    assert "--cuda-graph-trace node" in command
+    assert "--capture-range nvtx --nvtx-capture optpipe.capture --capture-range-end stop" in command
+    assert "--trace nvtx,cuda,cublas,cudnn" in command
+
+
+def test_a_whole_recording_has_no_bounds() -> None:
+    assert "capture-range" not in _command("2025.3.2.0", whole=True)
+
+
+def test_without_a_gpu_nothing_of_cuda_is_asked_for() -> None:
+    assert "cuda" not in _command("2022.4.2.1", on_gpu=False)
+
+
+def test_options_that_versions_spell_differently() -> None:
+    metrics = CaptureOptions(gpu_metrics=True)
+    assert "--gpu-metrics-device all" in _command("2022.4.2.1", metrics)
+    assert "--gpu-metrics-devices all" in _command("2024.5.1", metrics)
+    python = CaptureOptions(python_sampling=True)
+    assert "--python-sampling-frequency 1000" in _command("2023.4.4.54", python)
+    with pytest.raises(MissingError, match=r"2023\.1 and later"):
+        _command("2022.4.2.1", python)
+
+
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StageError, match="the disk is full"):
+        exported(Recorded(None, 1, "Generating...\nwrite failed: No space left on device\n"), tmp_path)
+
+
+def test_a_refusal_is_given_in_nsys_own_words(tmp_path: Path) -> None:
+    said = "Collecting data...\nUnable to create a session: operation not permitted\n"
+    assert refusal(said) == "Unable to create a session: operation not permitted"
+    with pytest.raises(MissingError, match="operation not permitted"):
+        exported(Recorded(None, 1, said), tmp_path)
+
+
+def test_counters_of_ncu_are_means_per_kernel() -> None:
+    text = (
+        '==PROF== Connected to process 1\n"ID","Kernel Name","dram__bytes.sum","gpu__time_duration.sum","sm__cycles_elapsed.max"\n'
+        '"","","byte","ns","cycle"\n"0","gemm","1,000","10","20"\n"1","gemm","3,000","30","40"\n"2","relu","5","6","7"\n'
+    )
+    assert rows_from_csv(text) == [
+        {"name": "gemm", "launches": 2, "dram_bytes": 2000.0, "duration_ns": 20.0, "cycles": 30.0},
+        {"name": "relu", "launches": 1, "dram_bytes": 5.0, "duration_ns": 6.0, "cycles": 7.0},
+    ]
+    assert rows_from_csv("nothing of the kind") == []
+
+
+def test_the_sample_is_small_enough_to_keep() -> None:
+    assert SAMPLE.stat().st_size < 400_000

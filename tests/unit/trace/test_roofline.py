@@ -1,0 +1,83 @@
+"""The roofline by hand: a device of 100 operations and 10 bytes per nanosecond."""
+
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from optpipe.core.tensors import InputSpec
+from optpipe.trace.ort_nodes import layer_times
+from optpipe.trace.peaks import Peaks, sheet_peaks
+from optpipe.trace.roofline import LayerCost, Quadrant, costs_from_onnx, ineligible_layers, quadrant, roofline
+
+PEAKS = Peaks("a device", "measured", {"fp32": 1e11, "fp16": 2e11}, 1e10)
+MATH = LayerCost(
+    "conv", "Conv", "fp32", macs=5_000, bytes=500, channels=(64, 64)
+)  # 100 ns of arithmetic, 50 ns of memory
+MEMORY = LayerCost("relu", "Relu", "fp32", macs=0, bytes=1_000)  # 100 ns of memory
+
+
+def test_bounds() -> None:
+    assert (MATH.math_ns(PEAKS), MATH.memory_ns(PEAKS), MATH.bound_ns(PEAKS)) == (100, 50, 100)
+    found = roofline([MATH, MEMORY], PEAKS, 1, measured_ns=400.0)
+    assert found.bound_ns == 200
+    assert found.math_share == 0.5
+    assert found.document()["times_bound"] == 2
+    assert found.layers[0].quadrant is None  # no layer times, so nothing is said of where it stands
+
+
+@pytest.mark.parametrize(
+    ("cost", "measured_ns", "expected"),
+    [
+        (MATH, 120.0, Quadrant.MATH_LIMITED),
+        (MATH, 200.0, Quadrant.MATH_BOUND_BELOW_PEAK),
+        (MEMORY, 120.0, Quadrant.MEMORY_LIMITED),
+        (MEMORY, 200.0, Quadrant.MEMORY_BOUND_BELOW_PEAK),
+    ],
+)
+def test_quadrants(cost: LayerCost, measured_ns: float, expected: Quadrant) -> None:
+    assert quadrant(cost, PEAKS, measured_ns) is expected
+
+
+def test_what_tensor_cores_cannot_take() -> None:
+    odd = LayerCost("odd", "Conv", "fp16", macs=10, bytes=10, channels=(3, 64))
+    even = LayerCost("even", "Conv", "fp16", macs=10, bytes=10, channels=(8, 64))
+    assert set(ineligible_layers([MATH, MEMORY, odd, even])) == {"conv", "odd"}
+    assert "not multiples of 8" in ineligible_layers([odd])["odd"]
+
+
+def test_known_devices() -> None:
+    h200 = sheet_peaks("NVIDIA H200")
+    assert h200 is not None
+    assert (h200.flops("fp16"), h200.bytes_per_s, h200.source) == (989.4e12, 4.8e12, "data sheet")
+    assert sheet_peaks("some other GPU") is None
+
+
+def _graph(directory: Path) -> Path:
+    weight = helper.make_tensor("weight", TensorProto.FLOAT, [8, 3, 3, 3], [0.0] * 216)
+    nodes = [
+        helper.make_node("Conv", ["x", "weight"], ["conv_out"], name="node_conv", pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["conv_out"], ["relu"], name="node_relu"),
+    ]
+    x, y = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", c, 4, 4]) for name, c in (("x", 3), ("relu", 8))
+    )
+    path = directory / "model.onnx"
+    onnx.save(helper.make_model(helper.make_graph(nodes, "g", [x], [y], [weight])), path)
+    return path
+
+
+def test_costs_from_a_graph_by_hand(tmp_path: Path) -> None:
+    spec = InputSpec("x", "float32", (1, 3, 4, 4), (1, 3, 4, 4), (8, 3, 4, 4))
+    conv, relu = costs_from_onnx(_graph(tmp_path), [spec], batch_size=2)
+    assert conv.macs == 2 * 8 * 4 * 4 * 27
+    assert conv.bytes == 4 * (2 * 3 * 16 + 216 + 2 * 8 * 16)
+    assert conv.channels == (3, 8)
+    assert (relu.macs, relu.bytes) == (0, 4 * 2 * (2 * 8 * 16))
+
+
+def test_times_of_fused_nodes_go_to_their_product(tmp_path: Path) -> None:
+    graph = _graph(tmp_path)
+    assert layer_times(graph, {"relu_nchwc": 10.0, "ReorderInput": 1.0}) == {"node_conv": 10.0}
+    assert layer_times(graph, {"node_conv": 5.0, "node_relu": 2.0}) == {"node_conv": 5.0, "node_relu": 2.0}

@@ -72,10 +72,23 @@ def test_what_cannot_be_translated_is_named_with_its_step(stages, said):
 def test_what_is_no_transform_is_refused():
     with pytest.raises(BadInputError, match="not an image transform"):
         transform_from_torchvision(3)
-    with pytest.raises(BadInputError, match="ObjectDetection cannot be translated"):
-        transform_from_torchvision(get_model_weights("retinanet_resnet50_fpn").DEFAULT.transforms())
+    with pytest.raises(BadInputError, match="OpticalFlow cannot be translated"):
+        transform_from_torchvision(get_model_weights("raft_small").DEFAULT.transforms())
     with pytest.raises(BadInputError, match="not an image processor"):
         transform_from_processor(object())
+
+
+@pytest.mark.parametrize("name", ["retinanet_resnet50_fpn", "fcn_resnet50"])
+def test_presets_that_keep_the_pictures_shape(name):
+    import numpy as np
+    from PIL import Image
+
+    from optpipe.inputs.reference import apply
+
+    preset = get_model_weights(name).DEFAULT.transforms()
+    pixels = np.random.default_rng(0).integers(0, 256, (600, 700, 3), dtype=np.uint8)
+    ours = apply(transform_from_torchvision(preset), pixels)
+    np.testing.assert_allclose(ours, preset(Image.fromarray(pixels)).numpy(), atol=1e-6)
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "lanczos"])

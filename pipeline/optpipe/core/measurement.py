@@ -210,7 +210,9 @@ class Measurement:
     device_peak_bytes: int | None = None
     host_peak_bytes: int | None = None
     energy_j_per_image: Estimate | None = None
-    """Approximate: the driver's counter over the measured window; `note` says how, or why there is none."""
+    """Approximate: the driver's counter over the measured window; `note` says how."""
+    energy_why_not: str | None = None
+    """Why there is no figure of energy."""
     output_check: OutputCheck | None = None
     inputs: Mapping[str, Any] = field(default_factory=dict)
     """`kind` (images, synthetic), `count`, `seed`, `sha256`."""
@@ -302,7 +304,9 @@ def as_json(measurement: Measurement) -> dict[str, Any]:
         "throughput_images_per_s_ci": None if throughput is None or throughput.ci is None else list(throughput.ci),
         "throughput_batches_per_s": measurement.throughput_batches_per_s,
         "images_per_joule": 1.0 / energy.value if energy is not None and energy.value > 0 else None,
-        "energy": None if energy is None else _plain(energy) | {"approximate": True},
+        "energy": {"value": None, "ci": None, "note": measurement.energy_why_not}
+        if energy is None
+        else _plain(energy) | {"approximate": True},
         "parts_ms": {name: summary_as_json(part) for name, part in measurement.parts.items()},
         "device_peak_bytes": measurement.device_peak_bytes,
         "host_peak_bytes": measurement.host_peak_bytes,
@@ -368,8 +372,9 @@ def _measurement(document: Mapping[str, Any]) -> Measurement:
         parts={name: summary_from_json(part) for name, part in document["parts_ms"].items()},
         throughput_images_per_s=None if throughput is None else Estimate(throughput, _interval(interval)),
         energy_j_per_image=(
-            None if energy is None else Estimate(energy["value"], _interval(energy["ci"]), energy["note"])
+            None if energy["value"] is None else Estimate(energy["value"], _interval(energy["ci"]), energy["note"])
         ),
+        energy_why_not=energy["note"] if energy["value"] is None else None,
         output_check=None if check is None else OutputCheck(**check),
         inputs=dict(document["inputs"]),
         limits=dict(document["limits"]),

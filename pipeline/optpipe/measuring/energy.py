@@ -18,20 +18,23 @@ SENSOR_SHARE = 0.05
 """The board's power sensor is good to about 5 % (NVML documentation of nvmlDeviceGetPowerUsage)."""
 
 
-def energy_per_image(machine: "pl.DataFrame", images: int, seconds: float) -> Estimate | None:
-    """Mean power over the measured window times the time per image; None without a counter or with too short a window.
+def energy_per_image(machine: "pl.DataFrame", images: int, seconds: float) -> Estimate | str:
+    """Mean power over the measured window times the time per image; or, in words, why there is none.
 
     The interval joins the spread of the power over ten parts of the window with the sensor's tolerance.
     """
     import numpy as np
 
+    too_short = f"measured for {seconds:.1f} s; the counter needs {SMALLEST_WINDOW_S:.0f} s or more (--energy)"
     rows = machine.drop_nulls("gpu_energy_mj") if "gpu_energy_mj" in machine.columns else machine.clear()
+    if rows.is_empty():
+        return "no energy counter: the driver offers one on NVIDIA GPUs from Volta on"
     if len(rows) < 12 or images < 1:
-        return None
+        return too_short
     times = rows["time_ns"].to_numpy() / 1e9
     window = float(times[-1] - times[0])
     if window < 0.8 * SMALLEST_WINDOW_S:
-        return None
+        return too_short
     joules = rows["gpu_energy_mj"].to_numpy() / 1e3
     power = float(joules[-1] - joules[0]) / window
     cuts = np.linspace(0, len(rows) - 1, 11).astype(int)

@@ -152,7 +152,7 @@ def measurement_from_answer(
         limits=frame.limits,
     )
     reasons = (*failure, *reasons_for(evidence))
-    images = int(measured["images"].sum())
+    energy = energy_per_image(during, int(measured["images"].sum()), _seconds(measured))
     return replace(
         filled,
         verdict=Validity.INVALID if any(reason.invalidates for reason in reasons) else Validity.VALID,
@@ -160,7 +160,8 @@ def measurement_from_answer(
         **_figures(measured, load),
         host_peak_bytes=answer.done["host_peak_bytes"] if answer.done else None,
         device_peak_bytes=_device_peak(machine, worker, answer),
-        energy_j_per_image=energy_per_image(during, images, _seconds(measured)),
+        energy_j_per_image=None if isinstance(energy, str) else energy,
+        energy_why_not=energy if isinstance(energy, str) else None,
         output_check=check,
     )
 

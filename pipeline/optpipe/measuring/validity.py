@@ -225,7 +225,8 @@ def _cached(evidence: Evidence) -> list[Reason]:
         return _bad(
             "stale-answer", "an input never seen before got an answer that the runtime itself contradicts", remedy
         )
-    if ratio is None or ratio >= limit:
+    upper = evidence.cache_probe.get("upper_bound")
+    if ratio is None or upper is None or upper >= limit:
         return []
     return _bad(
         "cached-answer",

@@ -122,7 +122,8 @@ def _tuning_lines(tuning: list[Mapping[str, Any]]) -> list[Text]:
     for each in tuning:
         found: dict[str, list[str]] = {}
         for size, options in each["chosen"].items():
-            text = " ".join(f"{name}={value}" for name, value in options.items())
+            backend = each["label"].partition(" ")[0]
+            text = " ".join(f"--option {backend}.{name}={value}" for name, value in options.items())
             found.setdefault(text, []).append(size)
         lines += [
             Text(f"tuned {each['label']}, batch {', '.join(sizes)}: {text} (of {len(each['trials'])} tried)")

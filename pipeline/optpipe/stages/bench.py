@@ -16,6 +16,7 @@ from optpipe.core.runs import OpenRun, Run, begin_run, finish_run, write_json
 from optpipe.core.store import Store
 from optpipe.errors import BadInputError, ExitStatus, OptpipeError
 from optpipe.inputs.pool import SIZE, images_pool, pool_record, save_pool, varied
+from optpipe.measuring.marks import marked
 from optpipe.measuring.measure import Frame, Load, measure
 from optpipe.measuring.process import Answer, WorkerProcess
 from optpipe.measuring.rate import highest_rate
@@ -87,7 +88,7 @@ def bench(artifacts: Sequence[StoredArtifact], plan: BenchPlan, store: Store, li
             one.measure_all(sizes[artifact.entry.id], limits, tunings)
             if bench_run.interrupted:
                 break
-    found = tuple(bench_run.measurements)
+    found = marked(bench_run.measurements)
     if bench_run.refusals and not any(ran(each) for each in found):
         raise bench_run.refusals[0]
     write_json(run.path / MEASUREMENTS_FILE, document_of(found))

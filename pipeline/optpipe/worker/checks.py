@@ -8,6 +8,7 @@ one, as a cache would?
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from optpipe.stats.ratio import SMALLEST_ROUNDS, ratio_of_rounds
 from optpipe.worker.rotation import Rotation, never_seen
 
 if TYPE_CHECKING:
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
     from optpipe.backends.base import Session
     from optpipe.worker.lanes import Lane
+
+PROBE_CONFIDENCE = 0.999
 
 
 class Reservoir:
@@ -132,23 +135,25 @@ def cache_probe(
 ) -> dict[str, Any]:
     """Asks known and never seen inputs in turn.
 
-    `known_over_new` is the median ratio of their times: well below 1 means that a cache answered. `stale` says that the
-    answer to a new input was not what the session itself says to it.
+    `known_over_new` is the ratio of their times: well below 1 means that a cache answered, and `upper_bound` says how far
+    noise could have made it so. `stale` says that the answer to a new input was not what the session itself says to it.
     """
     import numpy as np
 
     known = {name: np.array(array) for name, array in turns.batches[0].items()}
-    ratios, stale = [], False
+    times: dict[str, list[float]] = {"known": [], "new": []}
+    stale = False
     for probe in range(probes):
-        times = {}
         for kind in ("new", "known") if probe % 2 else ("known", "new"):
             batch = never_seen(known, seed + probe) if kind == "new" else known
             lane.replace(0, batch)
             lane.stage(0)
             start, end, *_ = lane.query()
-            times[kind] = end - start
+            times[kind].append(float(max(end - start, 1)))
             if kind == "new" and probe == probes - 1:
                 stale = _distance(session.run(batch), lane.on_host(lane.outputs())) > tolerance
-        ratios.append(times["known"] / max(times["new"], 1))
     lane.replace(0, known)
-    return {"known_over_new": float(np.median(ratios)) if ratios else None, "stale": stale}
+    if probes < SMALLEST_ROUNDS:
+        return {"known_over_new": None, "upper_bound": None, "stale": stale}
+    ratio = ratio_of_rounds(times["new"], times["known"], PROBE_CONFIDENCE)
+    return {"known_over_new": ratio.value, "upper_bound": ratio.ci[1], "stale": stale}

@@ -133,10 +133,12 @@ def _multi_stream(load: Load) -> None:
                     if isinstance(lane, CudaLane):
                         lane.marks[-1].synchronize()
             else:
-                enqueue = -1
+                enqueue = 0
                 list(threads.map(lambda lane: lane.query(), lanes))
             now = perf_counter_ns()
-            load.write(Phase.MEASURED, 0, index, size, 0, begun, begun, now, max(enqueue, 0), -1, -1, -1)
+            load.write(
+                Phase.MEASURED, 0, index, size, 0, begun, begun, now, enqueue if device else now - begun, -1, -1, -1
+            )
             load.keep(lanes[count % len(lanes)], index)
             count += 1
 

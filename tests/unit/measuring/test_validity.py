@@ -56,7 +56,7 @@ def codes(frame=None, **changes):
             "steady": True,
             "wanted_samples": 100,
             "output_check": RIGHT,
-            "cache_probe": {"known_over_new": 1.0, "stale": False},
+            "cache_probe": {"known_over_new": 1.0, "upper_bound": 1.1, "stale": False},
             **changes,
         }
     )
@@ -130,8 +130,9 @@ def test_answers():
     assert codes(output_check=wrong) == {"wrong-output": True}
     alike = OutputCheck(16, passed=True, reference="r", relative_error=0.0, tells_inputs_apart=False)
     assert codes(output_check=alike) == {"inputs-alike": False}
-    assert codes(cache_probe={"known_over_new": 0.2, "stale": False}) == {"cached-answer": True}
-    assert codes(cache_probe={"known_over_new": 1.0, "stale": True}) == {"stale-answer": True}
+    assert codes(cache_probe={"known_over_new": 0.2, "upper_bound": 0.3, "stale": False}) == {"cached-answer": True}
+    assert codes(cache_probe={"known_over_new": 0.6, "upper_bound": 1.3, "stale": False}) == {}  # noise is no cache
+    assert codes(cache_probe={"known_over_new": 1.0, "upper_bound": 1.1, "stale": True}) == {"stale-answer": True}
 
 
 def test_a_server_that_falls_behind():

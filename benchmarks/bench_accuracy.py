@@ -1,0 +1,112 @@
+"""optpipe's figures against a bare timing loop, and what the harness itself costs per call. On the CPU.
+
+usage: bench_accuracy.py WORKSPACE ARTIFACT [--batch 1] [--rounds 5]
+Rounds alternate: a fresh process with nothing but ONNX Runtime and two readings of the clock, then `optpipe bench`'s worker;
+both one thread, same artifact, same input size. The harness cost is the time per iteration outside the timed call,
+measured with a session that does nothing.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from optpipe.core.measurement import Subject
+from optpipe.core.store import Store
+from optpipe.measuring.measure import Frame, Load, measure
+from optpipe.measuring.process import WorkerProcess
+from optpipe.stages.bench import BenchPlan, defaults_of, prepared, subject_of
+from optpipe.stages.subjects import artifacts_named
+from optpipe.worker.plan import SessionPlan
+
+BARE = """
+import sys, time, numpy as np, onnxruntime as ort
+path, batch, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+options = ort.SessionOptions(); options.intra_op_num_threads = 1
+session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+given = session.get_inputs()[0]
+shape = [batch] + [size for size in given.shape[1:]]
+inputs = [np.random.default_rng(seed).standard_normal(shape).astype(np.float32) for seed in range(4)]
+bindings = []
+for array in inputs:
+    binding = session.io_binding(); binding.bind_cpu_input(given.name, array)
+    binding.bind_output(session.get_outputs()[0].name, "cpu"); bindings.append(binding)
+end = time.perf_counter() + 0.5
+while time.perf_counter() < end: session.run_with_iobinding(bindings[0])
+times, end, turn = [], time.perf_counter() + seconds, 0
+while time.perf_counter() < end:
+    binding = bindings[turn % 4]; turn += 1
+    start = time.perf_counter_ns(); session.run_with_iobinding(binding); times.append(time.perf_counter_ns() - start)
+print(sorted(times)[len(times) // 2] / 1e6)
+"""
+
+
+def bare_ms(path, batch, seconds):
+    found = subprocess.run(
+        [sys.executable, "-c", BARE, str(path), str(batch), str(seconds)], capture_output=True, text=True, check=True
+    )
+    return float(found.stdout)
+
+
+def tool_ms(artifact, store, batch, seconds):
+    load = Load(batch, min_seconds=seconds, percentile=50.0, warm_up_seconds=0.5, max_warm_up_seconds=2.0)
+    with tempfile.TemporaryDirectory() as scratch:
+        session, frame = prepared(artifact, BenchPlan(load), store, Path(scratch) / "inputs", Path(scratch))
+        options = defaults_of(artifact, {"threads": 1})
+        with WorkerProcess(
+            replace(session, arguments={**session.arguments, "options": options}), Path(scratch)
+        ) as worker:
+            found = measure(worker, subject_of(artifact, options), load, "m0", frame)[0]
+    return found.latency.percentile(50.0).value
+
+
+def harness_ns(seconds=1.0):
+    """Median time from the end of one call to the start of the next, with a session whose call does nothing."""
+    import polars as pl
+
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        np.save(folder / "x.npy", np.zeros((64, 4), np.float32))
+        plan = SessionPlan("nothing:nothing", {}, {"x": str(folder / "x.npy")})
+        load = Load(1, min_seconds=seconds, percentile=50.0, cache_probes=0)
+        with WorkerProcess(plan, folder) as worker:
+            found = measure(worker, Subject("nothing", "none", "fp32", "cpu"), load, "m0", Frame(folder))[0]
+        samples = pl.read_parquet(folder / found.samples_file).filter(pl.col("phase") == 1)
+        between = (samples["start_ns"].shift(-1) - samples["end_ns"]).drop_nulls()
+        inside = samples["end_ns"] - samples["start_ns"]
+        return float(between.median()), float(inside.median())
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("workspace", type=Path)
+    parser.add_argument("artifact")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=1.5)
+    given = parser.parse_args()
+    store = Store(given.workspace)
+    artifact = artifacts_named(given.artifact, store)[0]
+    path = artifact.entry.path / artifact.entry.info["file"]
+    pairs = [
+        (bare_ms(path, given.batch, given.seconds), tool_ms(artifact, store, given.batch, given.seconds))
+        for _ in range(given.rounds)
+    ]
+    for bare, tool in pairs:
+        print(f"bare loop {bare:.4f} ms   optpipe {tool:.4f} ms   ratio {tool / bare:.4f}")
+    between, inside = harness_ns()
+    document = {
+        "ratio": median(tool / bare for bare, tool in pairs),
+        "harness_between_calls_ns": between,
+        "harness_inside_timing_ns": inside,
+    }
+    print(json.dumps(document))
+
+
+main()

@@ -1,0 +1,198 @@
+"""`optpipe bench` as a user runs it, on a real ONNX Runtime artifact of `digits`."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from optpipe.core.measurement import SAMPLE_COLUMNS, measurements_of
+from optpipe.core.runs import changed_files, list_runs, load_run
+from optpipe.stats.percentiles import order_statistic
+
+QUICK = ("--min-time", "0.3", "--percentile", "90", "--warm-up", "0.1", "--max-warm-up", "1", "--max-time", "4")
+
+
+def optpipe(workspace, *arguments):
+    command = [sys.executable, "-m", "optpipe", *arguments, "--workspace", str(workspace)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bench") / "work"
+    built = optpipe(
+        folder, "build", "digits", "--precision", "fp32", "--backend", "onnxruntime,torch", "--device", "cpu"
+    )
+    assert built.returncode == 0, built.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def artifact(workspace):
+    listed = json.loads(
+        optpipe(workspace, "bench", "digits", "--backend", "onnxruntime", "--batch", "1", *QUICK, "--json").stdout
+    )
+    return listed["measurements"][0]["artifact"]
+
+
+def test_the_document_the_run_and_the_raw_samples_agree(workspace):
+    ran = optpipe(workspace, "bench", "digits", "--backend", "onnxruntime", "--batch", "1,4", *QUICK, "--json")
+    assert ran.returncode == 0, ran.stderr
+    document = json.loads(ran.stdout)
+    rows = document["measurements"]
+    assert [row["batch_size"] for row in rows] == [1, 4]
+    run = load_run(Path(document["run_dir"]))
+    assert changed_files(run) == ()
+    assert "bench digits --backend onnxruntime" in run.manifest["command"]
+    stored = measurements_of(json.loads((run.path / "measurements.json").read_text()))
+    for row, measurement in zip(rows, stored, strict=True):
+        samples = pl.read_parquet(run.path / row["samples_file"])
+        assert dict(SAMPLE_COLUMNS) == {name: str(kind) for name, kind in samples.schema.items()}
+        measured = samples.filter(pl.col("phase") == 1)
+        latency = (measured["end_ns"] - measured["scheduled_ns"]).sort().to_numpy() / 1e6
+        assert row["latency_ms"]["p90"]["value"] == order_statistic(latency, 90.0)
+        assert len(measured) == row["samples"] == measurement.samples
+        assert measured["input"].n_unique() > 2
+        assert row["output_check"]["passed"]
+        assert row["output_check"]["tells_inputs_apart"]
+        assert "source model" in row["output_check"]["reference"]
+        assert row["memory_bytes"] > 10_000_000
+        assert row["energy_j_per_image"] is None
+        assert row["energy"]["note"]
+        assert "p99" not in row["latency_ms"] or row["samples"] >= 662
+        assert row["inputs"]["kind"] == "images"
+
+
+def test_a_table_for_people(workspace):
+    ran = optpipe(
+        workspace, "bench", "digits", "--backend", "onnxruntime,torch", "--batch", "1", "--sort", "throughput", *QUICK
+    )
+    assert ran.returncode == 0, ran.stderr
+    for word in ("images/s", "batches/s", "p50 ms", "onnxruntime", "torch", "VALID"):
+        assert word in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (("nothing",), 2, "optpipe build nothing"),
+        (("digits", "--precision", "int8"), 2, "optpipe build digits --precision int8"),
+        (("digits", "--batch", "100000"), 2, "outside the profile"),
+        (("digits", "--batch", "0"), 2, "--batch"),
+        (("digits", "--slo", "15ms"), 2, "p99=15ms"),
+        (("digits", "--scenario", "server"), 2, "--rate"),
+        (("digits", "--scenario", "nonsense"), 2, "single-stream"),
+        (("digits", "--streams", "4"), 2, "multi-stream"),
+        (("digits", "--device", "cuda"), 3, "no NVIDIA GPU"),
+        (("digits", "--interleave", "--backend", "onnxruntime"), 2, "two"),
+        (("digits", "--option", "onnxruntime.nonsense=1"), 2, "nonsense"),
+        (("digits", "--max-cv", "no"), 2, "--max-cv"),
+        (("digits", "--percentile", "100"), 2, "--percentile"),
+        (("digits", "--images", "nowhere", "--batch", "1"), 2, "nowhere"),
+    ],
+)
+def test_bad_input_is_one_or_two_lines(workspace, arguments, status, words):
+    if "cuda" in arguments and os.path.exists("/dev/nvidia0"):  # noqa: PTH110
+        pytest.skip("there is a GPU here")
+    ran = optpipe(workspace, "bench", *arguments)
+    assert ran.returncode == status
+    assert words in ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert len([line for line in ran.stderr.splitlines() if "warning" not in line]) <= 3
+
+
+def test_a_limit_that_nothing_meets_fails_with_the_nearest(workspace):
+    arguments = ("bench", "digits", "--backend", "onnxruntime", "--batch", "1,2", "--slo", "p90=1us", *QUICK)
+    ran = optpipe(workspace, *arguments, "--json")
+    assert ran.returncode == 1
+    limit = json.loads(ran.stdout)["limit"]
+    assert limit["met"] is False
+    assert limit["artifacts"][0]["batch_size"] == 1
+    assert "nothing meets p90=0.001ms; nearest is batch 1" in optpipe(workspace, *arguments).stdout
+
+
+def test_a_limit_finds_its_batch(workspace):
+    ran = optpipe(
+        workspace, "bench", "digits", "--backend", "onnxruntime", "--batch", "1,2", "--slo", "p50=10s", *QUICK, "--json"
+    )
+    assert json.loads(ran.stdout)["limit"]["artifacts"][0]["batch_size"] == 2
+
+
+def test_tuning_tries_threads_and_says_what_it_chose(workspace):
+    ran = optpipe(workspace, "bench", "digits", "--backend", "onnxruntime", "--batch", "8", "--tune", *QUICK, "--json")
+    assert ran.returncode == 0, ran.stderr
+    document = json.loads(ran.stdout)
+    tuning = document["tuning"][0]
+    tried = {trial["options"]["threads"] for trial in tuning["trials"]}
+    assert tried >= {0, 1}
+    assert document["measurements"][0]["subject"]["options"] == tuning["chosen"]["8"]
+    assert (Path(document["run_dir"]) / "tuning.json").is_file()
+
+
+def test_an_artifact_against_itself(workspace, artifact):
+    ran = optpipe(
+        workspace, "bench", artifact, artifact, "--interleave", "--rounds", "4", "--batch", "1", *QUICK, "--json"
+    )
+    assert ran.returncode == 0, ran.stderr
+    document = json.loads(ran.stdout)
+    found = document["comparison"]
+    assert found["ratio"]["rounds"] == 4
+    assert found["ratio"]["ci"][0] <= found["ratio"]["value"] <= found["ratio"]["ci"][1]
+    assert found["unit_of_replication"] == "fresh process"
+    assert len(document["measurements"]) == 8
+
+
+def test_a_corrupted_artifact_is_refused(workspace, tmp_path):
+    shutil.copytree(workspace, tmp_path / "copy")
+    folder = next((tmp_path / "copy" / "store").glob("artifact-*"))
+    for path in folder.glob("model.*"):
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    backend = json.loads((folder / "manifest.json").read_text())["info"]["backend"]
+    ran = optpipe(tmp_path / "copy", "bench", "digits", "--backend", backend, "--batch", "1", *QUICK)
+    assert ran.returncode == 4
+    assert "damaged" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_ctrl_c_keeps_what_was_measured(workspace):
+    known = {run.run_id for run in list_runs(workspace, "bench")}
+    command = [
+        sys.executable,
+        "-m",
+        "optpipe",
+        "bench",
+        "digits",
+        "--backend",
+        "onnxruntime",
+        "--batch",
+        "1",
+        "--min-time",
+        "50",
+    ]
+    process = subprocess.Popen(
+        [*command, "--workspace", str(workspace)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 60
+    while not any(path.stat().st_size for path in (workspace / "runs").glob("*/samples/*.spool")):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    time.sleep(2.0)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    run = next(run for run in list_runs(workspace, "bench") if run.run_id not in known)
+    assert run.interrupted
+    row = measurements_of(json.loads((run.path / "measurements.json").read_text()))[0]
+    assert row.interrupted
+    assert row.samples > 0
+    assert "interrupted" in {reason.code for reason in row.reasons}

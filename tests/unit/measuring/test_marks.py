@@ -1,0 +1,39 @@
+from dataclasses import replace
+
+from optpipe.core.measurement import Estimate, Measurement, Mode, Scenario, Subject, Validity
+from optpipe.measuring.marks import marked
+
+
+def at(precision, rate, ci=None, batch=8):
+    subject = Subject("a", "onnxruntime", precision, "cuda:0", model="m")
+    return Measurement(
+        "m",
+        subject,
+        batch,
+        Scenario.SINGLE_STREAM,
+        Mode.COMPUTE,
+        Validity.VALID,
+        (),
+        throughput_images_per_s=Estimate(rate, ci),
+    )
+
+
+def codes(*measurements):
+    return [[reason.code for reason in each.reasons] for each in marked(measurements)]
+
+
+def test_int8_that_is_slower_or_not_clearly_faster_is_marked():
+    assert codes(at("fp16", 100.0), at("int8", 60.0)) == [[], ["int8-not-faster"]]
+    assert codes(at("fp16", 100.0, (95.0, 106.0)), at("int8", 105.0)) == [[], ["int8-not-faster"]]
+    assert codes(at("fp16", 100.0), at("int8", 160.0)) == [[], []]
+
+
+def test_only_the_same_load_is_compared_and_fp16_before_fp32():
+    assert codes(at("fp16", 100.0, batch=1), at("int8", 60.0)) == [[], []]
+    assert codes(at("fp32", 50.0), at("fp16", 100.0), at("int8", 60.0))[2] == ["int8-not-faster"]
+    assert codes(at("fp32", 70.0), at("int8", 60.0))[1] == ["int8-not-faster"]
+
+
+def test_the_verdict_stays():
+    found = marked((at("fp16", 100.0), replace(at("int8", 60.0), verdict=Validity.VALID)))
+    assert found[1].verdict is Validity.VALID

@@ -1,0 +1,182 @@
+"""The report in a real browser: no error, no request, figures drawn, filter and sort work, readable at any width."""
+
+import importlib.util
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from optpipe.core.events import Silent
+from optpipe.core.policy import policy_from_toml
+from optpipe.release import signed_off
+from optpipe.stages.dossier import Wanted
+
+CHROMIUM = shutil.which("chromium")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium: .ci/install-chromium")
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+POLICY = """schema = 1
+name = "release"
+[build]
+precision = "int8"
+[[latency]]
+p50 = "7 ms"
+p99 = "50 ms"
+batch_size = 1
+[[throughput]]
+minimum = "1000000 images/s"
+batch_size = 8
+[energy]
+maximum = "1 mJ/image"
+"""
+
+
+def _builders():
+    path = Path(__file__).parents[1] / "unit" / "report" / "conftest.py"
+    spec = importlib.util.spec_from_file_location("report_builders", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["report_builders"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def dossier(tmp_path_factory):
+    found = _builders().Workspace(tmp_path_factory.mktemp("browser") / "workspace")
+    for precision in ("fp32", "fp16", "int8"):
+        found.bench(found.artifact(precision), batches=(1, 2, 4, 8))
+    wanted = Wanted("digits", policy_from_toml(POLICY.encode()), None, {"throughput.minimum.b8": "known, ticket 12"})
+    return signed_off(wanted, found.store, None, None, Silent()).folder
+
+
+@pytest.fixture(scope="module")
+def browser():
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, headless=True, args=FLAGS)
+        yield started
+        started.close()
+
+
+@pytest.fixture(params=[(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")], ids=lambda p: f"{p[0]}-{p[1]}")
+def page(browser, dossier, request):
+    """The opened report; anything it complains of or asks for fails the test."""
+    width, scheme = request.param
+    opened = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    complaints = []
+    opened.on("console", lambda message: complaints.append(message.text))
+    opened.on("pageerror", lambda error: complaints.append(str(error)))
+    opened.on("request", lambda one: None if one.url.startswith(("file:", "data:")) else complaints.append(one.url))
+    opened.goto((dossier / "report.html").as_uri())
+    yield opened
+    opened.close()
+    assert complaints == []
+
+
+def shown(page, table):
+    return page.locator(f"#{table} tbody tr:visible").count()
+
+
+def test_the_answer_comes_first_and_the_page_fits(page):
+    assert page.title() == "INCONCLUSIVE: digits: release", "no energy here; what fails is waived"
+    verdict = page.locator(".verdict").bounding_box()
+    assert verdict["y"] < 200
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert page.locator(".waiver").inner_text().startswith("WAIVED")
+
+
+def test_figures_are_drawn_in_the_colours_of_the_scheme(page):
+    figures = page.locator("figure")
+    assert figures.count() >= 6
+    for at in range(figures.count()):
+        box = figures.nth(at).locator("svg").bounding_box()
+        assert box["width"] > 150
+        assert box["height"] > 50
+    marks = page.locator("figure svg [role='graphics-symbol'][aria-label]")
+    assert marks.count() > 20
+    dark = page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches")
+    ink = page.evaluate("getComputedStyle(document.querySelector('figure svg text')).fill")
+    assert (ink == "rgb(233, 236, 241)") == dark, "the figures' text follows the scheme"
+    assert (
+        page.evaluate('document.querySelectorAll(\'figure svg [fill^="#f"], figure svg [stroke^="#f"]\').length') == 0
+    )
+
+
+def test_filter_choose_and_sort(page):
+    assert shown(page, "builds-table") == 12
+    tools = page.locator(".table-tools[data-for=builds-table]")
+    tools.locator("input").fill("int8")
+    assert shown(page, "builds-table") == 4
+    assert tools.locator(".count").inner_text() == "4 of 12"
+    tools.locator("input").fill("")
+    tools.get_by_role("button", name="frontier").press("Enter")
+    on_frontier = shown(page, "builds-table")
+    assert 0 < on_frontier < 12
+    tools.get_by_role("button", name="frontier").press("Enter")
+    head = page.locator("#builds-table thead th", has_text="Throughput")
+    head.get_by_role("button").focus()
+    for direction in ("ascending", "descending"):
+        page.keyboard.press("Enter")
+        assert head.get_attribute("aria-sort") == direction
+        column = page.evaluate("""() => { const heads = [...document.querySelectorAll('#builds-table thead th')];
+            const at = heads.findIndex((head) => head.textContent.includes('Throughput'));
+            return [...document.querySelectorAll('#builds-table tbody tr')].map((row) => Number(row.cells[at].dataset.sort)); }""")
+        assert column == sorted(column, reverse=direction == "descending")
+
+
+def test_tooltips_come_from_the_marks_labels(page):
+    mark = page.locator("figure svg path[role='graphics-symbol'][aria-label*='batch size']").first
+    mark.scroll_into_view_if_needed()
+    mark.hover(force=True)
+    tip = page.locator("#tip")
+    assert tip.is_visible()
+    assert "batch size" in tip.inner_text()
+    page.keyboard.press("Escape")
+    assert not tip.is_visible()
+
+
+def test_it_is_readable_by_keyboard_and_screen_reader(page):
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    assert page.locator("h1").count() == 1
+    assert page.locator("html").get_attribute("lang") == "en"
+    unnamed = page.evaluate("""() => [...document.querySelectorAll('button, a, input, table, [role=region], img')].filter((one) =>
+        !(one.textContent.trim() || one.getAttribute('aria-label') || one.closest('label') || one.alt)).length""")
+    assert unnamed == 0
+    assert page.locator("table caption").count() == page.locator("table").count()
+    assert page.get_by_role("table").count() == 2, "the stacked form on a phone is still a table"
+
+
+def contrast(page, selector):
+    return page.evaluate(
+        """(selector) => {
+        const one = document.querySelector(selector);
+        const parse = (text) => text.match(/[\\d.]+/g).map(Number);
+        const light = ([r, g, b]) => { const f = (v) => { v /= 255; return v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4; };
+            return .2126 * f(r) + .7152 * f(g) + .0722 * f(b); };
+        let back = one; let color = [0, 0, 0, 0];
+        while (back && (color = parse(getComputedStyle(back).backgroundColor)).length === 4 && color[3] === 0) back = back.parentElement;
+        const pair = [light(parse(getComputedStyle(one).color)), light(color)].sort((a, b) => b - a);
+        return (pair[0] + .05) / (pair[1] + .05); }""",
+        selector,
+    )
+
+
+@pytest.mark.parametrize(
+    "selector", [".verdict", ".lead", ".sub", ".chip.pass", ".chip.fail", ".chip.inconclusive", ".tiles dt"]
+)
+def test_text_has_the_contrast_that_wcag_aa_asks_for(page, selector):
+    assert contrast(page, selector) >= 4.5
+
+
+def test_print_shows_everything(browser, dossier, tmp_path):
+    opened = browser.new_page()
+    opened.goto((dossier / "report.html").as_uri())
+    opened.emulate_media(media="print")
+    assert not opened.locator(".table-tools").first.is_visible()
+    assert opened.pdf(path=str(tmp_path / "report.pdf"), format="A4")[:5] == b"%PDF-"
+    opened.close()

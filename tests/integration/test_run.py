@@ -1,0 +1,127 @@
+"""`optpipe run digits`, cold to verdict: three policies, three verdicts; a dossier that verifies; a walk that goes on."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from optpipe.cli import app
+
+BUILD = 'schema = 1\nname = "digits"\nmodel = "digits"\n[build]\nbackend = "onnxruntime"\nprecision = "int8"\n'
+POLICIES = {
+    "PASS": BUILD + '[accuracy]\nmaximum_drop = "2 points"\n[precision]\nint8 = "80 %"\n[size]\nmaximum = "1 MiB"\n',
+    "FAIL": BUILD + '[size]\nmaximum = "1 KiB"\n',
+    "INCONCLUSIVE": BUILD + '[[energy]]\nmaximum = "50 mJ/image"\nbatch_size = 1\n',
+}
+STATUS = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 5}
+
+
+def optpipe(folder, *arguments):
+    command = [sys.executable, "-m", "optpipe", *arguments, "--json"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, json.loads(done.stdout), done.stderr
+
+
+@pytest.fixture
+def inside(capfd):
+    """The same without a process of its own: for what ends before any work begins."""
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            app([*arguments, "--json"])
+        return ended.value.code, json.loads(capfd.readouterr().out)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("run")
+
+
+@pytest.fixture(scope="module")
+def verdicts(folder):
+    """One workspace: cold first, then from the store."""
+    found = {}
+    for name, text in POLICIES.items():
+        (folder / f"{name}.toml").write_text(text)
+        quick = ["--min-time", "0.2", "--no-profile", "--no-preprocess", "--junit", f"{name}.xml"]
+        found[name] = optpipe(folder, "run", "digits", "--policy", f"{name}.toml", *quick)
+    return found
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_three_policies_three_verdicts(verdicts, folder, name):
+    status, document, errors = verdicts[name]
+    criteria = {one["name"]: one["verdict"] for one in document["criteria"]}
+    assert (document["verdict"], status) == (name, STATUS[name]), (criteria, errors)
+    assert {"name", "observed", "threshold", "ci", "verdict", "reason", "remedy"} <= set(document["criteria"][0])
+    assert document["expires_if"]
+    assert [step["name"] for step in document["steps"]] == ["build", "evaluate", "bench"]
+    assert all(step["status"] == "done" for step in document["steps"]), "a finished walk is never answered from notes"
+    assert (folder / f"{name}.xml").read_text().startswith("<?xml")
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_verify_recomputes_each_verdict_elsewhere(verdicts, folder, name):
+    status, document, _ = optpipe(folder, "verify", verdicts[name][1]["dossier"])
+    assert document["intact"], document["problems"]
+    assert (document["verdict"], status) == (name, STATUS[name])
+
+
+def test_a_changed_byte_is_exit_status_2(verdicts, folder, tmp_path):
+    import shutil
+
+    copied = shutil.copytree(folder / verdicts["PASS"][1]["dossier"], tmp_path / "copied")
+    samples = next(copied.glob("runs/bench-*/samples/*.parquet"))
+    content = bytearray(samples.read_bytes())
+    content[len(content) // 2] ^= 1
+    samples.write_bytes(content)
+    status, document, _ = optpipe(folder, "verify", str(copied))
+    assert status == 2
+    assert document["problems"] == [f"{samples.relative_to(copied)}: changed"]
+
+
+def test_an_approved_baseline_is_used_by_the_next_sign_off(verdicts, folder):
+    status, document, _ = optpipe(folder, "approve", verdicts["FAIL"][1]["dossier"])
+    assert status == 1, "a FAIL is no baseline without a reason"
+    status, document, _ = optpipe(folder, "approve", verdicts["PASS"][1]["dossier"])
+    assert (status, document["model"]) == (0, "digits")
+    policy = BUILD + '[[regression]]\np50 = "10000 %"\nbatch_size = 1\n'
+    (folder / "regression.toml").write_text(policy)
+    _, document, _ = optpipe(folder, "signoff", "digits", "--policy", "regression.toml")
+    found = next(one for one in document["criteria"] if one["name"] == "regression.p50.b1")
+    assert document["baseline"] == verdicts["PASS"][1]["dossier_name"]
+    assert found["observed"] is not None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["signoff", "digits"], 2, "signoff needs MODEL and --policy FILE"),
+        (["signoff", "digits", "--policy", "none.toml"], 2, "cannot read the policy none.toml"),
+        (["signoff", "digits", "--policy", "PASS.toml", "--workspace", "empty"], 2, "first: optpipe build digits"),
+        (["signoff", "digits", "--policy", "PASS.toml", "--waive", "size.maximum"], 2, "--waive needs its reason"),
+        (["compare", "--workspace", "empty"], 2, "first: optpipe build MODEL"),
+        (["compare", "--slo", "p99=15"], 2, "has no unit"),
+        (["compare", "--for", "glory"], 2, "give latency, throughput, efficiency"),
+        (["verify", "nowhere"], 2, "does not exist"),
+        (["verify", "."], 2, "make a dossier with optpipe signoff"),
+        (["run", "digits", "--policy", "none.toml"], 2, "cannot read the policy"),
+    ],
+)
+def test_wrong_use_is_one_or_two_lines(folder, monkeypatch, inside, arguments, status, message):
+    monkeypatch.chdir(folder)
+    (folder / "PASS.toml").write_text(POLICIES["PASS"])
+    found, document = inside(*arguments)
+    assert (found, document["error"]["exit_status"]) == (status, status)
+    assert message in document["error"]["message"]
+    assert len(document["error"]["message"].splitlines()) <= 2
+
+
+def test_init_writes_a_policy_that_works_and_never_over_another(tmp_path, monkeypatch, inside):
+    monkeypatch.chdir(tmp_path)
+    assert inside("signoff", "--init") == (0, {"policy": "policy.toml", "schema": "policy.schema.json"})
+    assert inside("signoff", "--init")[0] == 2

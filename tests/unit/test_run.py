@@ -1,0 +1,96 @@
+"""The walk's notes: an interrupted walk goes on after its last finished step, and never from notes of another one."""
+
+import pytest
+
+from optpipe.core.events import Silent
+from optpipe.core.policy import policy_from_toml
+from optpipe.core.runs import MANIFEST
+from optpipe.errors import MissingError, StageError
+from optpipe.run import _Notes, _step, loads_of
+
+
+@pytest.fixture
+def notes(tmp_path):
+    return _Notes(tmp_path / "walks" / "one.json")
+
+
+def finished_run(notes, name):
+    path = notes.path.parent.parent / "runs" / name
+    path.mkdir(parents=True)
+    (path / MANIFEST).write_text("{}")
+    return path
+
+
+def test_a_finished_step_is_not_done_again_until_the_walk_is_finished(notes):
+    done = []
+
+    def work():
+        done.append(1)
+        return [finished_run(notes, f"bench-{len(done)}")]
+
+    assert _step("bench", work, notes, Silent()).status == "done"
+    again = _step("bench", work, notes, Silent())
+    assert (again.status, again.runs, len(done)) == ("resumed", ("bench-1",), 1)
+    notes.clear()
+    assert _step("bench", work, notes, Silent()).status == "done"
+    assert len(done) == 2
+
+
+def test_a_step_whose_run_is_gone_is_done_again(notes):
+    run = finished_run(notes, "bench-1")
+    notes.finish("bench", [run])
+    assert notes.finished("bench") == [run]
+    (run / MANIFEST).unlink()
+    assert notes.finished("bench") is None
+
+
+@pytest.mark.parametrize(("error", "status"), [(MissingError("no DALI"), "skipped"), (StageError("broke"), "failed")])
+def test_what_cannot_be_done_is_said_and_stops_nothing(notes, error, status):
+    def work():
+        raise error
+
+    listener = Silent()
+    found = _step("preprocess", work, notes, listener)
+    assert (found.status, found.reason) == (status, str(error))
+    assert str(error) in listener.warnings[0]
+    assert notes.finished("preprocess") is None
+
+
+def test_an_interruption_leaves_the_notes(notes):
+    notes.finish("evaluate", [finished_run(notes, "evaluate-1")])
+
+    def work():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        _step("bench", work, notes, Silent())
+    assert notes.finished("evaluate")
+    assert notes.finished("bench") is None
+
+
+def test_damaged_notes_are_as_none(notes):
+    notes.path.parent.mkdir()
+    notes.path.write_text("{")
+    assert notes.finished("bench") is None
+
+
+def test_what_is_measured_follows_from_the_policy():
+    text = """schema = 1
+[[latency]]
+p99 = "1 ms"
+batch_size = 1
+[[throughput]]
+minimum = "1 images/s"
+batch_size = 8
+[[throughput]]
+minimum = "1 images/s"
+batch_size = 8
+scenario = "offline"
+mode = "end-to-end"
+[size]
+maximum = "1 MiB"
+"""
+    loads = [(str(scenario), str(mode), sizes) for scenario, mode, sizes in loads_of(policy_from_toml(text.encode()))]
+    assert loads == [("single-stream", "compute", (1, 8)), ("offline", "end-to-end", (8,))]
+    only_size = policy_from_toml(b'schema = 1\n[size]\nmaximum = "1 MiB"\n')
+    assert [sizes for *_, sizes in loads_of(only_size)] == [(1,)]

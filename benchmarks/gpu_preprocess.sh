@@ -18,6 +18,7 @@ step preprocess 200 python3 -m optpipe preprocess resnet50 --weights random --im
   --seconds 2 --json
 step build 120 python3 -m optpipe build resnet50 --weights random --precision fp16 --backend onnxruntime --batch 1:64:256
 step from-images 90 python3 -m optpipe bench resnet50 --from-images "$work/photographs" --device cuda --min-time 4 --json
+step parity-presets 60 python3 benchmarks/preprocess_parity.py --mixed
 for name in preprocess from-images; do mv "$out/$name.out" "$out/$name.json" 2>/dev/null; done
 find "$work/workspace/runs" -name 'worst-1.png' -exec cp {} "$out/worst.png" \; 2>/dev/null
 python3 benchmarks/preprocess_table.py "$out"

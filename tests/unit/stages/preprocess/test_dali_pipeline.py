@@ -13,6 +13,7 @@ from optpipe.core.transform import CenterCrop, Decode, Normalize, Pack, Rescale,
 from optpipe.errors import BadInputError
 from optpipe.inputs.images import preprocessed
 from optpipe.inputs.synthetic import synthetic_picture
+from optpipe.stages.preprocess.dali_graph import border_is_hidden
 from optpipe.stages.preprocess.dali_pipeline import INPUT, DaliPlan, dali_from_transform
 
 PLAN = DaliPlan(batch_size=1, threads=1)
@@ -82,7 +83,7 @@ def test_any_transform_gives_the_same_picture(geometry, ending, height, width, b
     apart = levels_apart(transform, got, expected)
     # One level where rounding falls the other way; a second resize can double it and steep filters overshoot.
     assert apart.max(initial=0) <= 1.01 + 3 * len([step for step in geometry if isinstance(step, Resize)])
-    assert apart.mean() <= 0.1
+    assert apart.mean() <= 0.1 + 4 / apart.size  # a picture of nine levels has one off
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "lanczos"])
@@ -150,3 +151,35 @@ def test_faster_arithmetic_stays_near_inside_the_crop(arithmetic):
 def test_steps_that_dali_cannot_reproduce_are_named(step, said):
     with pytest.raises(BadInputError, match=said):
         dali_from_transform(Transform((Decode(), step, Pack(dtype="uint8"))), PLAN)
+
+
+@pytest.mark.parametrize(
+    ("resize", "crop", "hidden"),
+    [
+        (Resize((232,)), CenterCrop(224, 224), True),
+        (Resize((225,)), CenterCrop(224, 224), False),
+        (Resize((226,)), CenterCrop(224, 224), True),
+        (Resize((224, 300), "exact"), CenterCrop(224, 224), False),
+        (Resize((235,), interpolation="bicubic"), CenterCrop(224, 224), True),
+        (Resize((230,), interpolation="bicubic"), CenterCrop(224, 224), False),
+        (Resize((256,), interpolation="lanczos"), CenterCrop(224, 224), False),
+        (Resize((256,), "long"), CenterCrop(224, 224), False),
+        (Resize((256,)), Resize((224,)), False),
+        (Resize((256,)), None, False),
+    ],
+)
+def test_the_border_is_left_alone_only_where_the_crop_cuts_it_off(resize, crop, hidden):
+    assert border_is_hidden(resize, crop) is hidden
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("shape", [(300, 401), (150, 90), (100, 1200)])
+def test_a_hidden_border_is_not_missed(interpolation, shape):
+    transform = Transform(
+        (Decode(), Resize((235,), interpolation=interpolation), CenterCrop(224, 224), Rescale(), Pack())
+    )
+    noise = np.random.default_rng(0).integers(0, 256, (*shape, 3), dtype=np.uint8)
+    (got,) = through_dali([encoded(noise)], transform)
+    apart = levels_apart(transform, got, preprocessed(encoded(noise), transform))
+    assert apart.max() <= 2.01
+    assert apart.mean() <= 0.05

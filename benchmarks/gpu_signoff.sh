@@ -10,7 +10,7 @@ mkdir -p "$out"
 work=.optpipe/signoff-on-a-gpu # relative: no path of the machine ends up in the dossier
 rm -rf "$work" && mkdir -p "$work"
 trap 'rm -rf "$work"' EXIT
-export PYTHONPATH=pipeline${PYTHONPATH:+:$PYTHONPATH} OPTPIPE_WORKSPACE=$work/workspace COLUMNS=150
+export PYTHONPATH=$PWD/pipeline${PYTHONPATH:+:$PYTHONPATH} OPTPIPE_WORKSPACE=$work/workspace COLUMNS=150
 step() { # name, seconds, then the arguments of optpipe: one JSON document, and what it printed to stderr
   local name=$1 limit=$2 begin=$SECONDS status
   shift 2

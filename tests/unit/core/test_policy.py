@@ -1,5 +1,7 @@
+import json
 import re
 import tomllib
+from pathlib import Path
 
 import jsonschema
 import pytest
@@ -84,3 +86,14 @@ def test_the_json_schema_refuses_what_the_parser_refuses_except_what_relates_two
 def test_the_json_schema_takes_the_template():
     jsonschema.validate(tomllib.loads(policy_template()), policy_schema())
     jsonschema.Draft202012Validator.check_schema(policy_schema())
+
+
+EXAMPLES = Path(__file__).parents[3] / "reports" / "examples"
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.name)
+def test_the_example_policies_parse_and_fit_the_schema_beside_them(path):
+    policy_from_toml(path.read_bytes(), path.name)
+    schema = json.loads((EXAMPLES / "policy.schema.json").read_text())
+    assert schema == json.loads(json.dumps(policy_schema()))
+    jsonschema.validate(tomllib.loads(path.read_text()), schema)

@@ -76,8 +76,10 @@ def frames(export: Export, queries: Mapping[str, str]) -> dict[str, pl.DataFrame
 
 
 def _frame(path: Path, sql: str) -> pl.DataFrame:
-    from adbc_driver_sqlite import dbapi
-
+    try:
+        from adbc_driver_sqlite import dbapi
+    except ModuleNotFoundError:  # hosts without the driver read the same rows, only more slowly
+        return _frame_by_rows(path, sql)
     try:
         with dbapi.connect(_uri(path)) as connection, connection.cursor() as cursor:
             cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": str(BATCH_ROWS)})
@@ -85,6 +87,16 @@ def _frame(path: Path, sql: str) -> pl.DataFrame:
             return pl.DataFrame(cursor.fetch_arrow())
     except (dbapi.Error, OSError) as error:
         raise BadInputError(_damaged(path, str(error).splitlines()[0])) from error
+
+
+def _frame_by_rows(path: Path, sql: str) -> pl.DataFrame:
+    try:
+        with closing(_connection(path)) as connection:
+            cursor = connection.execute(sql)
+            names = [column[0] for column in cursor.description]
+            return pl.DataFrame(cursor.fetchall(), schema=names, orient="row", infer_schema_length=None)
+    except sqlite3.DatabaseError as error:
+        raise BadInputError(_damaged(path, str(error))) from error
 
 
 def _connection(path: Path) -> sqlite3.Connection:

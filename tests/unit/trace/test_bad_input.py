@@ -1,6 +1,7 @@
 """Recordings that cannot be read say so in two lines, and what to do."""
 
 import sqlite3
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -90,3 +91,10 @@ def test_a_trace_without_gpu_rows_is_judged_as_far_as_it_goes(tmp_path: Path) ->
     outcome = profile(trace=phenomena.without_gpu().write(tmp_path / "cpu.sqlite"))
     assert outcome.status is ExitStatus.DONE
     assert outcome.document["trace_quality"]["withheld"]["kernels"].startswith("no GPU rows")
+
+
+def test_without_adbc_the_same_rows_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_driver = trace_from_path(SAMPLE)
+    monkeypatch.setitem(sys.modules, "adbc_driver_sqlite", None)
+    without = trace_from_path(SAMPLE)
+    assert all(frame.equals(without.tables[table]) for table, frame in with_driver.tables.items())

@@ -193,7 +193,7 @@ def _roofline(found: Mapping[str, Any]) -> list[RenderableType]:
     peaks = found["peaks"]
     rates = ", ".join(f"{kind} {count_text(rate)}FLOP/s" for kind, rate in peaks["flops_per_s"].items())
     text = f"\nRoofline at batch {found['batch_size']}: at least {duration_text(found['bound_ns'])} layer by layer"
-    text += f" ({found['math_share']:.0%} of it arithmetic)"
+    text += f" ({found['math_share']:.0%} of it arithmetic), {duration_text(found['fused_bound_ns'])} if all fused"
     if found["times_bound"]:
         text += f"; measured {duration_text(found['measured_ns'])}, {found['times_bound']:.1f}× the bound"
         text += (

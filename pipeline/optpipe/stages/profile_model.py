@@ -18,6 +18,7 @@ from optpipe.errors import BadInputError, ExitStatus, MissingError, OptpipeError
 from optpipe.inputs.samples import sample_inputs, samples_for
 from optpipe.stages.build import BuiltArtifact
 from optpipe.stages.export import CARD, ONNX
+from optpipe.trace.analysis import analysis_from_trace, measured_part
 from optpipe.trace.capture import CaptureOptions, Recorded, exported, record
 from optpipe.trace.files import write_trace
 from optpipe.trace.frames import Trace
@@ -28,7 +29,7 @@ from optpipe.trace.peaks import Peaks
 from optpipe.trace.read import trace_from_sqlite
 from optpipe.trace.redaction import KEEP_RAW_WARNING
 from optpipe.trace.report import document_from_profile, profile_from_trace
-from optpipe.trace.roofline import Roofline, costs_from_onnx, roofline
+from optpipe.trace.roofline import Roofline, costs_from_onnx, edge_bytes_from_onnx, roofline
 from optpipe.trace.torch_trace import trace_from_torch
 
 STAGES = ("export", "quantize", "build", "preprocess", "inference")
@@ -187,6 +188,7 @@ def _inference_job(plan: ProfilePlan, entry: Entry, card: ModelCard, batch_size:
         "options": options,
         "batch_size": batch_size,
         "peaks": True,
+        "layers": info["backend"] == "torch" and info["device"] == "cuda",
     }
 
     def roofs(found: Mapping[str, Any]) -> Roofline | None:
@@ -207,7 +209,14 @@ def _roofline(
     precision = str(entry.info["precision"])
     costs = costs_from_onnx(path, card.inputs, batch_size, tf32=precision == "tf32")
     layer_ns = layer_times(path, found["layer_ns"]) if found.get("layer_ns") else {}
-    return roofline(costs, peaks, batch_size, measured_ns=found["unprofiled_iteration_ns"], layer_ns=layer_ns)
+    return roofline(
+        costs,
+        peaks,
+        batch_size,
+        edge_bytes=edge_bytes_from_onnx(path, card.inputs, batch_size),
+        measured_ns=found["unprofiled_iteration_ns"],
+        layer_ns=layer_ns,
+    )
 
 
 def _profiled(job: _Job, plan: ProfilePlan, run: OpenRun, store: Store, listener: Listener) -> list[dict[str, Any]]:
@@ -247,7 +256,7 @@ def _recorded(job: _Job, plan: ProfilePlan, scratch: Path, listener: Listener) -
     recorded = record(_program(scratch / "job.json"), scratch, plan.capture, on_gpu=job.on_gpu)
     found = _result(scratch, recorded)
     trace = trace_from_sqlite(exported(recorded, scratch))
-    if job.on_gpu and job.kind != "build" and trace.kernels.is_empty():
+    if job.on_gpu and job.kind != "build" and measured_part(analysis_from_trace(trace)).trace.kernels.is_empty():
         listener.warn(f"{job.name}: nsys recorded no kernels inside the measured range; recorded again as a whole")
         recorded = record(_program(scratch / "job.json"), scratch, plan.capture, on_gpu=True, whole=True)
         found = _result(scratch, recorded)

@@ -16,7 +16,7 @@ from typing import Any
 
 from optpipe.core.events import Silent, Step
 from optpipe.errors import OptpipeError, StageError
-from optpipe.trace.annotate import CAPTURE_RANGE, ITERATION_RANGE, MEASURED_RANGE, marked
+from optpipe.trace.annotate import CAPTURE_RANGE, ITERATION_RANGE, LAYERS_RANGE, MEASURED_RANGE, marked
 
 WARM_UP_S = 0.3
 """Clocks, caches and thread pools settle by time, not by count."""
@@ -144,7 +144,8 @@ def _inference(job: Mapping[str, Any]) -> dict[str, Any]:
             binding.launch()
             synchronize()
 
-        timed = _measure(iteration, job)
+        layered = _layered(entry, binding.inputs) if job.get("layers") else None
+        timed = _measure(iteration, job, layered)
         peaks = _peaks(on_gpu=on_gpu) if job.get("peaks") else None
     return {**timed, "peaks": peaks, "layer_ns": _node_times(entry, inputs, job) if not on_gpu else {}}
 
@@ -178,8 +179,39 @@ def _preprocess(job: Mapping[str, Any]) -> dict[str, Any]:
     return _measure(iteration, job)
 
 
-def _measure(iteration: Callable[[], None], job: Mapping[str, Any]) -> dict[str, Any]:
-    """Warm-up, the same without a recording for comparison, then the recorded iterations."""
+def _layered(entry: Any, inputs: Mapping[str, Any]) -> Callable[[], None]:
+    """The exported program run node by node, each in a range named after its module: what a layer launches."""
+    import torch
+
+    program = torch.export.load(entry.file(entry.info["file"])).module()
+
+    class Marked(torch.fx.Interpreter):
+        def run_node(self, n: Any) -> Any:
+            if n.op != "call_function":
+                return super().run_node(n)
+            with marked(_layer_name(n)):
+                return super().run_node(n)
+
+    def iteration() -> None:
+        with torch.inference_mode():
+            Marked(program).run(*inputs.values())
+        torch.cuda.synchronize()
+
+    iteration()
+    return iteration
+
+
+def _layer_name(node: Any) -> str:
+    """The module that a node of an exported program comes from, such as `layer1.0.conv1`; else the node's own name."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    path = str(stack[-1][0]) if stack else ""
+    return path.removeprefix("L['self'].") or str(node.name)
+
+
+def _measure(
+    iteration: Callable[[], None], job: Mapping[str, Any], layered: Callable[[], None] | None = None
+) -> dict[str, Any]:
+    """Warm-up, the same without a recording for comparison, then the recorded iterations, and last the layers' own."""
     deadline = time.perf_counter() + WARM_UP_S
     warmed = 0
     while warmed < int(job["warm_up"]) or time.perf_counter() < deadline:
@@ -197,6 +229,11 @@ def _measure(iteration: Callable[[], None], job: Mapping[str, Any]) -> dict[str,
             for _ in times:
                 with marked(ITERATION_RANGE):
                     iteration()
+        if layered is not None:
+            with marked(LAYERS_RANGE):
+                for _ in range(SETTLING):
+                    with marked(ITERATION_RANGE):
+                        layered()
     return {"unprofiled_iteration_ns": statistics.median(times), "iterations": len(times), "warm_up": warmed}
 
 

@@ -11,7 +11,9 @@ from optpipe.trace.intervals import Times, within
 from optpipe.trace.timeline import Cause, Timeline, times
 
 MEASURED_RANGE = "optpipe.measure"
-"""The range that bounds a capture of optpipe's own."""
+"""The range that bounds what is judged in a capture of optpipe's own."""
+LAYERS_RANGE = "optpipe.layers"
+"""Iterations in which every layer has a range of its own: they say what a layer launches, and nothing about time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from optpipe.trace.analysis import Analysis, analysis_from_trace, measured_part
 from optpipe.trace.bottleneck import Bottleneck, Limit, bottleneck, range_bottleneck
 from optpipe.trace.frames import Trace
 from optpipe.trace.peaks import Peaks, sheet_peaks
+from optpipe.trace.projection import LAYERS_RANGE
 from optpipe.trace.quality import Quality, quality
 from optpipe.trace.roofline import Roofline
 from optpipe.trace.rules import Facts, Finding, findings
@@ -51,7 +52,11 @@ def profile_from_trace(
     checked = quality(measured, unprofiled_iteration_ns, expects_gpu=expects_gpu)
     peaks = peaks or (roofline.peaks if roofline else None) or (sheet_peaks(trace.gpus[0].name) if trace.gpus else None)
     has_gpu = "tensor_cores" not in checked.withheld
-    cores = tensor_cores(measured, peaks, roofline.ineligible if roofline else None) if has_gpu else None
+    cores = (
+        tensor_cores(_layered_part(whole, measured), peaks, roofline.ineligible if roofline else None)
+        if has_gpu
+        else None
+    )
     math_share = roofline.math_share if roofline else None
     facts = Facts(measured, cores, trace.gpus[0].multiprocessors if trace.gpus else None)
     return Profile(
@@ -64,6 +69,12 @@ def profile_from_trace(
         by_range=_by_range(measured, math_share) if "idle_by_cause" not in checked.withheld else {},
         findings=findings(facts) if "totals" not in checked.withheld else (),
     )
+
+
+def _layered_part(whole: Analysis, measured: Analysis) -> Analysis:
+    """Where the layers are marked: iterations apart, which optpipe adds to its own captures, or the measured ones."""
+    found = whole.ranges.filter(pl.col("name") == LAYERS_RANGE)
+    return measured_part(whole, LAYERS_RANGE) if found.height else measured
 
 
 def _judged(measured: Analysis, checked: Quality, math_share: float | None) -> Bottleneck:

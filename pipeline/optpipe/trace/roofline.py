@@ -140,10 +140,14 @@ def roofline(
     peaks: Peaks,
     batch_size: int,
     *,
+    edge_bytes: int = 0,
     measured_ns: float | None = None,
     layer_ns: Mapping[str, float] | None = None,
 ) -> Roofline:
-    """Holds the layers against `peaks`; `measured_ns` is one inference, `layer_ns` its layers' times where known."""
+    """Holds the layers against `peaks`; `measured_ns` is one inference, `layer_ns` its layers' times where known.
+
+    `edge_bytes` are what no fusion can save: the model's inputs, weights and outputs (`edge_bytes_from_onnx`).
+    """
     layers = tuple(_layer_roof(cost, peaks, (layer_ns or {}).get(cost.name)) for cost in costs)
     bound = sum(each.bound_ns for each in layers)
     by_math = sum(each.bound_ns for each in layers if each.cost.math_ns(peaks) >= each.cost.memory_ns(peaks))
@@ -152,7 +156,7 @@ def roofline(
         batch_size=batch_size,
         layers=tuple(sorted(layers, key=lambda each: (-each.above_bound_ns, each.cost.name))),
         bound_ns=bound,
-        fused_bound_ns=max(sum(each.cost.math_ns(peaks) for each in layers), 0.0),
+        fused_bound_ns=max(sum(each.cost.math_ns(peaks) for each in layers), edge_bytes / peaks.bytes_per_s * 1e9),
         measured_ns=measured_ns,
         math_share=by_math / bound if bound else 0.0,
         ineligible=ineligible_layers(costs),
@@ -209,6 +213,18 @@ def costs_from_onnx(
         for node in model.graph.node
         if node.op_type not in _NO_COST and node.output
     )
+
+
+def edge_bytes_from_onnx(graph: Path, inputs: Sequence[Any], batch_size: int) -> int:
+    """The bytes of the model's inputs, weights and outputs at `batch_size`."""
+    import onnx
+
+    from optpipe.backends.onnx_graph import graph_types
+
+    model = onnx.load(graph, load_external_data=False)
+    known = graph_types(model, [_at_batch(each, batch_size) for each in inputs])
+    tensors = (*model.graph.input, *model.graph.output, *model.graph.initializer)
+    return sum(_tensor_bytes(known, name) for name in dict.fromkeys(each.name for each in tensors))
 
 
 def _at_batch(spec: Any, batch_size: int) -> Any:

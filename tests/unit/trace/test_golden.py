@@ -151,3 +151,13 @@ def test_capture_of_a_graph_is_no_lost_event(judged: Judged) -> None:
         recording.call("cudaLaunchKernel_v7000", 402 + number, 403 + number)
     recording.call("cudaStreamEndCapture_v10000", 430, 431)
     assert judged(recording).quality.verdict is Verdict.PASS
+
+
+def test_layers_may_be_marked_in_iterations_apart(judged: Judged) -> None:
+    profile = judged(phenomena.layers_apart())
+    assert profile.measured.iterations.height == 2
+    assert profile.measured.kernel_ns == 140 * US  # what the layers' own iterations take is not counted
+    cores = profile.tensor_cores
+    assert cores is not None
+    assert (cores.basis, cores.eligible, cores.used) == ("layers", 2, 1)
+    assert [each.name for each in cores.missed] == ["fc"]

@@ -9,7 +9,15 @@ from onnx import TensorProto, helper
 from optpipe.core.tensors import InputSpec
 from optpipe.trace.ort_nodes import layer_times
 from optpipe.trace.peaks import Peaks, sheet_peaks
-from optpipe.trace.roofline import LayerCost, Quadrant, costs_from_onnx, ineligible_layers, quadrant, roofline
+from optpipe.trace.roofline import (
+    LayerCost,
+    Quadrant,
+    costs_from_onnx,
+    edge_bytes_from_onnx,
+    ineligible_layers,
+    quadrant,
+    roofline,
+)
 
 PEAKS = Peaks("a device", "measured", {"fp32": 1e11, "fp16": 2e11}, 1e10)
 MATH = LayerCost(
@@ -81,3 +89,11 @@ def test_times_of_fused_nodes_go_to_their_product(tmp_path: Path) -> None:
     graph = _graph(tmp_path)
     assert layer_times(graph, {"relu_nchwc": 10.0, "ReorderInput": 1.0}) == {"node_conv": 10.0}
     assert layer_times(graph, {"node_conv": 5.0, "node_relu": 2.0}) == {"node_conv": 5.0, "node_relu": 2.0}
+
+
+def test_bound_if_everything_fused(tmp_path: Path) -> None:
+    spec = InputSpec("x", "float32", (1, 3, 4, 4), (1, 3, 4, 4), (8, 3, 4, 4))
+    edges = edge_bytes_from_onnx(_graph(tmp_path), [spec], batch_size=2)
+    assert edges == 4 * (2 * 3 * 16 + 216 + 2 * 8 * 16)  # all but the tensor between the two
+    assert roofline([MATH, MEMORY], PEAKS, 1, edge_bytes=300).fused_bound_ns == 100
+    assert roofline([MATH, MEMORY], PEAKS, 1, edge_bytes=3_000).fused_bound_ns == 300

@@ -21,6 +21,8 @@ class Measured:
     measurement: Measurement
     run: str
     environment: Mapping[str, Any] = field(default_factory=dict)
+    clock_mhz: float | None = None
+    """Median clock of the GPU's multiprocessors while it was measured; None without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +216,7 @@ def _loss(metric: str, one: Measured, evidence: Evidence) -> Observation:
     baseline = others[-1]
     caps += [Cap(f"baseline: {cap.reason}", cap.remedy) for cap in measurement_caps(baseline, _alone(baseline))]
     caps += [_FOREIGN] if foreign(one.environment, baseline.environment) else []
+    caps += [Cap(text, "lock the clocks and measure both again")] if (text := clocks_apart(one, baseline)) else []
     figure = throughput_of if metric == "throughput" else lambda each: percentile_of(each, metric)
     new, old = figure(contender), figure(baseline.measurement)
     if isinstance(new, Missing) or isinstance(old, Missing):
@@ -254,6 +257,18 @@ def foreign(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """How two environments differ in what a timing depends on: GPU, driver, CPU; empty when they are the same."""
     pairs = {name: (place_of(one, name), place_of(other, name)) for name in ("gpu", "driver", "cpu")}
     return [f"{name}: {first} and {second}" for name, (first, second) in pairs.items() if first != second]
+
+
+CLOCK_TOLERANCE = 0.05
+"""Median clocks further apart than this make two timings incomparable."""
+
+
+def clocks_apart(one: Measured, other: Measured) -> str | None:
+    """Why the clocks of two measurements forbid comparing them, or None."""
+    first, second = one.clock_mhz, other.clock_mhz
+    if not first or not second or max(first, second) / min(first, second) <= 1 + CLOCK_TOLERANCE:
+        return None
+    return f"the GPU ran at {first:.0f} MHz and {second:.0f} MHz"
 
 
 def place_of(environment: Mapping[str, Any], key: str) -> str:

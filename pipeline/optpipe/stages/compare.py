@@ -10,14 +10,11 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from optpipe.core.comparison import Comparison, Goal, Interval, Row
-from optpipe.core.evidence import Measured, foreign
+from optpipe.core.evidence import Measured, clocks_apart, foreign
 from optpipe.core.measurement import Measurement, Validity, percentile_name
 from optpipe.core.quantity import Dimension, quantity_text
 from optpipe.errors import BadInputError
 from optpipe.stats.ratio import SMALLEST_ROUNDS, medians_ratio
-
-CLOCK_TOLERANCE = 0.05
-"""Median clocks further apart than this make a pair incomparable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +62,8 @@ def compared(
     for key, group in groups.items():
         row = _row(group[-1], (known or {}).get(group[-1].measurement.subject.artifact, Known()))
         other, reason = _counterpart(key, group, baselines, own=baseline is None)
+        if other is not None and not across and (apart := clocks_apart(group[-1], other[-1])):
+            other, reason = None, f"{apart}; lock the clocks and measure again, or say --across"
         if other is None:
             unmatched.append({"row": row.id, "label": row.label, "reason": reason})
         elif other is not group:
@@ -74,6 +73,7 @@ def compared(
     if baseline:
         unmatched += _left_over(baselines, groups)
     rows = _with_frontier(rows)
+    warnings += _int8_without_gain(rows)
     best, why = _best(rows, slo)
     return Comparison(
         rows=tuple(sorted(rows, key=lambda row: (row.model, row.scenario, row.mode, row.batch_size, row.build))),
@@ -226,6 +226,26 @@ def _change(speedup: Interval) -> str:
     assert speedup.low is not None
     assert speedup.high is not None
     return "faster" if speedup.low > 1 else "slower" if speedup.high < 1 else "no difference shown"
+
+
+def _int8_without_gain(rows: list[Row]) -> list[str]:
+    """INT8 that is not shown to be faster than FP16, or FP32 where there is none, on the same backend and load."""
+    valid = {(row.model, row.backend, row.device, row.precision, *row.load): row for row in rows if row.valid}
+    found = []
+    for row in rows:
+        higher = [
+            valid.get((row.model, row.backend, row.device, precision, *row.load)) for precision in ("fp16", "fp32")
+        ]
+        other = next((each for each in higher if each is not None), None)
+        mine, theirs = row.latency_ms.get("p50"), other.latency_ms.get("p50") if other else None
+        if row.precision != "int8" or not row.valid or other is None or mine is None or theirs is None:
+            continue
+        if mine.high is None or theirs.low is None or mine.high >= theirs.low:
+            ratio = theirs.value / mine.value
+            found.append(
+                f"{row.label}: INT8 is not shown to be faster than {other.precision} ({ratio:.2f} times as fast)"
+            )
+    return found
 
 
 def _objectives(row: Row) -> dict[str, float]:

@@ -38,7 +38,12 @@ def measured_from_run(
     wanted = None if only is None else set(only)
     found = [one for one in measurements_of(document) if wanted is None or one.subject.artifact in wanted]
     return tuple(
-        Measured(recomputed(one, run.path, confidence), run.run_id, run.manifest.get("environment", {}))
+        Measured(
+            recomputed(one, run.path, confidence),
+            run.run_id,
+            run.manifest.get("environment", {}),
+            _clock(one, run.path),
+        )
         for one in found
         if whole or one.samples_file is None or (run.path / one.samples_file).is_file()
     )
@@ -51,6 +56,17 @@ def require_unchanged(run: Run, *, whole: bool = True) -> None:
         more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
         message = f"run {run.run_id} is not as it was written: {problems[0]}{more}; measure again, or optpipe rm it"
         raise BadInputError(message)
+
+
+def _clock(found: Measurement, folder: Path) -> float | None:
+    """Median clock of the GPU during a measurement, in MHz; None without a GPU."""
+    import polars as pl
+
+    path = None if found.machine_file is None else folder / found.machine_file
+    if path is None or not path.is_file():
+        return None
+    clock = pl.read_parquet(path, columns=["gpu_sm_mhz"])["gpu_sm_mhz"].median()
+    return None if clock is None else float(clock)  # type: ignore[arg-type]
 
 
 def recomputed(stored: Measurement, folder: Path, confidence: float = 0.95) -> Measurement:

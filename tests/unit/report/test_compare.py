@@ -172,3 +172,21 @@ def test_a_baseline_run_is_held_against_and_not_listed(workspace):
     assert [row.change for row in rows] == ["slower"]
     with pytest.raises(BadInputError, match="no approved baseline"):
         overview(workspace.store, model="digits", baseline="approved")
+
+
+def test_int8_that_gains_nothing_is_said():
+    slow = [measured("i", 10.0, 0.1, precision="int8"), measured("h", 8.0, 0.1, precision="fp16")]
+    assert compared(slow).warnings == (
+        "torch int8, batch 1: INT8 is not shown to be faster than fp16 (0.80 times as fast)",
+    )
+    assert compared([measured("i", 5.0, 0.1, precision="int8"), slow[1]]).warnings == ()
+
+
+def test_different_clocks_are_not_compared():
+    fast, slow = (
+        replace(measured(name, 1.0, 0.1, run=f"run-{name}"), clock_mhz=mhz) for name, mhz in (("a", 1980), ("b", 1200))
+    )
+    found = compared([fast], baseline=Baseline("b", "run", (slow,)))
+    assert found.rows[0].speedup is None
+    assert "the GPU ran at 1980 MHz and 1200 MHz" in found.unmatched[0]["reason"]
+    assert compared([fast], baseline=Baseline("b", "run", (slow,)), across=True).rows[0].speedup is not None

@@ -15,6 +15,7 @@ import pytest
 from optpipe.core.measurement import SAMPLE_COLUMNS, measurements_of
 from optpipe.core.runs import changed_files, list_runs, load_run
 from optpipe.stats.percentiles import order_statistic
+from optpipe.worker.spool import spooled_count
 
 QUICK = ("--min-time", "0.3", "--percentile", "90", "--warm-up", "0.1", "--max-warm-up", "1", "--max-time", "4")
 
@@ -82,6 +83,8 @@ def test_a_table_for_people(workspace):
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
+        ((), 2, "--recover"),
+        (("--recover", "nowhere"), 2, "no bench run that was cut off"),
         (("nothing",), 2, "optpipe build nothing"),
         (("digits", "--precision", "int8"), 2, "optpipe build digits --precision int8"),
         (("digits", "--batch", "100000"), 2, "outside the profile"),
@@ -196,3 +199,42 @@ def test_ctrl_c_keeps_what_was_measured(workspace):
     assert row.interrupted
     assert row.samples > 0
     assert "interrupted" in {reason.code for reason in row.reasons}
+
+
+def test_a_killed_run_is_recovered_from_its_samples(workspace):
+    known = set((workspace / "runs").iterdir())
+    command = [
+        sys.executable,
+        "-m",
+        "optpipe",
+        "bench",
+        "digits",
+        "--backend",
+        "onnxruntime",
+        "--batch",
+        "1",
+        "--min-time",
+        "50",
+    ]
+    process = subprocess.Popen(
+        [*command, "--workspace", str(workspace)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 60
+    while sum(spooled_count(path) for path in (workspace / "runs").glob("*/samples/*.spool")) < 2000:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    process.kill()
+    process.wait()
+    cut = next(path for path in (workspace / "runs").iterdir() if path not in known)
+    assert cut.name not in {run.run_id for run in list_runs(workspace)}
+    time.sleep(0.5)
+    ran = optpipe(workspace, "bench", "--recover", str(cut), "--json")
+    assert ran.returncode == 0, ran.stderr
+    row = json.loads(ran.stdout)["measurements"][0]
+    assert row["samples"] + row["warm_up_samples"] >= 2000
+    assert row["verdict"] == "INVALID"
+    run = load_run(cut)
+    assert run.interrupted
+    assert changed_files(run) == ()
+    assert not list(cut.rglob("*.spool"))
+    assert "finished already" in optpipe(workspace, "bench", "--recover", str(cut)).stderr

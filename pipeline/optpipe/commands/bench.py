@@ -11,13 +11,13 @@ from optpipe.commands.outcome import Outcome
 
 def bench(
     model: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="MODEL",
             help="A model that was built, or an artifact's id; two of them with --interleave.",
             show_default=False,
         ),
-    ],
+    ] = None,
     precision: Annotated[str | None, typer.Option(help="Only these precisions, separated by commas.")] = None,
     backend: Annotated[str | None, typer.Option(help="Only these backends, separated by commas.")] = None,
     device: Annotated[str | None, typer.Option(help="Only artifacts for cpu or for cuda.")] = None,
@@ -71,6 +71,9 @@ def bench(
     sort: Annotated[
         str, typer.Option(help="Order of the table: given, latency, throughput, memory, energy.")
     ] = "given",
+    recover: Annotated[
+        Path | None, typer.Option(metavar="RUN_DIR", help="Finish a run that was killed, from the samples it left.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.")] = 0,
     workspace: WorkspaceOption = DEFAULT_WORKSPACE,
     json: JsonOption = False,
@@ -80,15 +83,24 @@ def bench(
     from optpipe.commands.parsing import options_from_text
     from optpipe.commands.terminal import Terminal
     from optpipe.core.store import Store
+    from optpipe.errors import BadInputError
     from optpipe.reporters.terminal_bench import bench_table, pair_table, sort_key
     from optpipe.reporters.terminal_from_images import from_images_table
     from optpipe.stages.bench import bench as run_bench
     from optpipe.stages.bench import bench_record
     from optpipe.stages.bench_pair import bench_pair, pair_record
+    from optpipe.stages.bench_recover import recover as recover_run
+    from optpipe.stages.bench_recover import recovered_record
     from optpipe.stages.preprocess.from_images import bench_from_images as run_from_images
 
     store = Store(workspace)
     sort_key(sort)
+    if recover is not None:
+        rest = recovered_record(recover_run(recover), [])
+        return Outcome(rest, lambda: bench_table(rest, sort))
+    if not model:
+        message = "give a MODEL that was built, or --recover RUN_DIR; `optpipe ls` lists what there is"
+        raise BadInputError(message)
     if from_images is not None:
         with Terminal() as terminal:
             groups = bench_targets(model, store, precision, backend, device, terminal)

@@ -18,7 +18,9 @@ from optpipe.core.measurement import (
     Scenario,
     Subject,
     Validity,
+    as_json,
 )
+from optpipe.core.runs import write_json
 from optpipe.measuring.energy import energy_per_image
 from optpipe.measuring.process import Answer, WorkerProcess
 from optpipe.measuring.validity import LIMITS, Evidence, reasons_for
@@ -73,12 +75,6 @@ def measure(worker: WorkerProcess, subject: Subject, load: Load, name: str, fram
     """Measures one point; a failure is a measurement too, INVALID with its reason."""
     spool = frame.directory / "samples" / f"{name}.spool"
     spool.parent.mkdir(parents=True, exist_ok=True)
-    started = datetime.now(UTC).isoformat(timespec="milliseconds")
-    answer = worker.measure(point_of(load, name, spool))
-    subject = replace(
-        subject,
-        affinity=tuple(worker.facts["affinity"]) if worker.facts else subject.affinity,
-    )
     blank = Measurement(
         id=name,
         subject=subject,
@@ -89,13 +85,24 @@ def measure(worker: WorkerProcess, subject: Subject, load: Load, name: str, fram
         reasons=(),
         streams=load.streams,
         offered_rate_per_s=load.rate_per_s,
-        inputs={**frame.inputs, "rotated": (answer.done or {}).get("rotated", 0)},
+        inputs=frame.inputs,
         limits=dict(frame.limits),
         caveats=frame.caveats,
-        interrupted=answer.interrupted,
-        started_utc=started,
+        started_utc=datetime.now(UTC).isoformat(timespec="milliseconds"),
     )
-    return measurement_from_answer(blank, answer, load, worker, frame), answer
+    begun = spool.with_suffix(".json")  # should this process be killed, the samples still say what they are of
+    write_json(begun, as_json(blank))
+    answer = worker.measure(point_of(load, name, spool))
+    affinity = tuple(worker.facts["affinity"]) if worker.facts else subject.affinity
+    filled = replace(
+        blank,
+        subject=replace(subject, affinity=affinity),
+        inputs={**frame.inputs, "rotated": (answer.done or {}).get("rotated", 0)},
+        interrupted=answer.interrupted,
+    )
+    found = measurement_from_answer(filled, answer, load, worker, frame)
+    begun.unlink()
+    return found, answer
 
 
 def point_of(load: Load, name: str, spool: Path) -> Point:
@@ -190,6 +197,25 @@ def stored_machine(path: Path, answer: Answer) -> "pl.DataFrame":
         path.parent.mkdir(parents=True, exist_ok=True)
         frame.write_parquet(path)
     return frame
+
+
+def recovered(blank: Measurement, spool: Path) -> Measurement:
+    """The measurement whose parent was killed: figures from its samples, INVALID because nobody watched its end."""
+    samples = stored_samples(spool)
+    measured = samples.filter(samples["phase"] == Phase.MEASURED).sort("end_ns", maintain_order=True)
+    reason = Reason(
+        "interrupted", "cut off before its end; recovered from its samples", "run it again", invalidates=True
+    )
+    figures = _figures(measured, Load(blank.batch_size, blank.scenario)) if len(measured) else {}
+    return replace(
+        blank,
+        reasons=(reason,),
+        interrupted=True,
+        samples=len(measured),
+        warm_up_samples=len(samples) - len(measured),
+        samples_file=f"samples/{blank.id}.parquet" if len(samples) else None,
+        **figures,
+    )
 
 
 def _figures(measured: "pl.DataFrame", load: Load) -> dict[str, Any]:

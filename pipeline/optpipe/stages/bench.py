@@ -211,6 +211,7 @@ class _Subject:
             found, answer = measure(worker, subject, load, name, self.frame)
         if not trial:
             running.measurements.append(found)
+            write_json(running.run.path / MEASUREMENTS_FILE, document_of(tuple(running.measurements)))
         running.interrupted = running.interrupted or answer.interrupted
         _keep_refusal(running, answer)
         return found

@@ -1,6 +1,7 @@
 """`optpipe run digits`, cold to verdict: three policies, three verdicts; a dossier that verifies; a walk that goes on."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -41,20 +42,21 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("run")
 
 
-@pytest.fixture(scope="module")
-def verdicts(folder):
-    """One workspace: cold first, then from the store."""
-    found = {}
-    for name, text in POLICIES.items():
-        (folder / f"{name}.toml").write_text(text)
-        quick = ["--min-time", "0.2", "--no-profile", "--no-preprocess", "--junit", f"{name}.xml"]
-        found[name] = optpipe(folder, "run", "digits", "--policy", f"{name}.toml", *quick)
-    return found
+def test_cold_to_verdict(folder, tmp_path):
+    """One workspace, cold first, then from the store; one test, so that parallel workers do not build it twice."""
+    verdicts = {name: _walked(folder, name) for name in POLICIES}
+    for name, document in verdicts.items():
+        status, verified, _ = optpipe(folder, "verify", document["dossier"])
+        assert verified["intact"], verified["problems"]
+        assert (verified["verdict"], status) == (name, STATUS[name])
+    _a_changed_byte_is_exit_status_2(folder / verdicts["PASS"]["dossier"], tmp_path)
+    _an_approved_baseline_is_used(folder, verdicts)
 
 
-@pytest.mark.parametrize("name", POLICIES)
-def test_three_policies_three_verdicts(verdicts, folder, name):
-    status, document, errors = verdicts[name]
+def _walked(folder, name):
+    (folder / f"{name}.toml").write_text(POLICIES[name])
+    quick = ["--min-time", "0.2", "--no-profile", "--no-preprocess", "--junit", f"{name}.xml"]
+    status, document, errors = optpipe(folder, "run", "digits", "--policy", f"{name}.toml", *quick)
     criteria = {one["name"]: one["verdict"] for one in document["criteria"]}
     assert (document["verdict"], status) == (name, STATUS[name]), (criteria, errors)
     assert {"name", "observed", "threshold", "ci", "verdict", "reason", "remedy"} <= set(document["criteria"][0])
@@ -62,38 +64,29 @@ def test_three_policies_three_verdicts(verdicts, folder, name):
     assert [step["name"] for step in document["steps"]] == ["build", "evaluate", "bench"]
     assert all(step["status"] == "done" for step in document["steps"]), "a finished walk is never answered from notes"
     assert (folder / f"{name}.xml").read_text().startswith("<?xml")
+    return document
 
 
-@pytest.mark.parametrize("name", POLICIES)
-def test_verify_recomputes_each_verdict_elsewhere(verdicts, folder, name):
-    status, document, _ = optpipe(folder, "verify", verdicts[name][1]["dossier"])
-    assert document["intact"], document["problems"]
-    assert (document["verdict"], status) == (name, STATUS[name])
-
-
-def test_a_changed_byte_is_exit_status_2(verdicts, folder, tmp_path):
-    import shutil
-
-    copied = shutil.copytree(folder / verdicts["PASS"][1]["dossier"], tmp_path / "copied")
+def _a_changed_byte_is_exit_status_2(dossier, tmp_path):
+    copied = shutil.copytree(dossier, tmp_path / "copied")
     samples = next(copied.glob("runs/bench-*/samples/*.parquet"))
     content = bytearray(samples.read_bytes())
     content[len(content) // 2] ^= 1
     samples.write_bytes(content)
-    status, document, _ = optpipe(folder, "verify", str(copied))
+    status, document, _ = optpipe(tmp_path, "verify", "copied")
     assert status == 2
     assert document["problems"] == [f"{samples.relative_to(copied)}: changed"]
 
 
-def test_an_approved_baseline_is_used_by_the_next_sign_off(verdicts, folder):
-    status, document, _ = optpipe(folder, "approve", verdicts["FAIL"][1]["dossier"])
+def _an_approved_baseline_is_used(folder, verdicts):
+    status, _, _ = optpipe(folder, "approve", verdicts["FAIL"]["dossier"])
     assert status == 1, "a FAIL is no baseline without a reason"
-    status, document, _ = optpipe(folder, "approve", verdicts["PASS"][1]["dossier"])
+    status, document, _ = optpipe(folder, "approve", verdicts["PASS"]["dossier"])
     assert (status, document["model"]) == (0, "digits")
-    policy = BUILD + '[[regression]]\np50 = "10000 %"\nbatch_size = 1\n'
-    (folder / "regression.toml").write_text(policy)
+    (folder / "regression.toml").write_text(BUILD + '[[regression]]\np50 = "10000 %"\nbatch_size = 1\n')
     _, document, _ = optpipe(folder, "signoff", "digits", "--policy", "regression.toml")
     found = next(one for one in document["criteria"] if one["name"] == "regression.p50.b1")
-    assert document["baseline"] == verdicts["PASS"][1]["dossier_name"]
+    assert document["baseline"] == verdicts["PASS"]["dossier_name"]
     assert found["observed"] is not None
 
 

@@ -48,6 +48,8 @@ def test_every_stage_is_recorded_and_judged(document: dict[str, Any]) -> None:
     assert [stage["name"] for stage in document["stages"]][:3] == ["export", "quantize", "build"]
     assert all(stage["tracer"].startswith("nsys 20") for stage in document["stages"])
     assert {stage["bottleneck"]["verdict"] for stage in document["stages"]} == {"CPU"}
+    repeating = [stage for stage in document["stages"] if stage["kind"] in ("preprocess", "inference")]
+    assert {stage["iterations"]["range"] for stage in repeating} == {"optpipe.iteration"}
 
 
 @needs_nsys

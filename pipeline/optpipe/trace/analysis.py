@@ -8,7 +8,7 @@ import polars as pl
 from optpipe.errors import BadInputError
 from optpipe.trace import views
 from optpipe.trace.frames import Trace
-from optpipe.trace.projection import MEASURED_RANGE, projected, range_table
+from optpipe.trace.projection import ITERATION_RANGE, LIBRARY_RANGES, MEASURED_RANGE, projected, range_table
 from optpipe.trace.timeline import Split, Timeline, split, timeline_from_trace, times
 
 
@@ -143,15 +143,15 @@ def _launched_in(analysis: Analysis, ranges: pl.DataFrame) -> Trace:
 
 
 def _iterations(projection: pl.DataFrame) -> pl.DataFrame:
-    """The ranges that repeat on the outermost level that has any: the longest in sum, `optpipe.measure` apart."""
+    """optpipe's own iterations; in a foreign trace what repeats on the outermost level that has any, the longest in sum."""
+    name = pl.col("name").cast(pl.String)
     repeated = (
-        projection.filter(pl.col("name").cast(pl.String) != MEASURED_RANGE)
-        .group_by("name")
+        projection.filter((name != MEASURED_RANGE) & ~name.str.contains(LIBRARY_RANGES))
+        .group_by(name)
         .agg(pl.len().alias("count"), pl.col("depth").min(), pl.col("wall_ns").sum())
         .filter(pl.col("count") > 1)
-        .sort("depth", "wall_ns", pl.col("name").cast(pl.String), descending=[False, True, False])
+        .sort(pl.col("name") == ITERATION_RANGE, "depth", "wall_ns", "name", descending=[True, False, True, False])
     )
     if repeated.is_empty():
         return projection.clear()
-    name, depth = repeated["name"][0], repeated["depth"][0]
-    return projection.filter((pl.col("name").cast(pl.String) == name) & (pl.col("depth") == depth))
+    return projection.filter((name == repeated["name"][0]) & (pl.col("depth") == repeated["depth"][0]))

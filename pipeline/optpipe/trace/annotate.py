@@ -7,11 +7,10 @@ and 2023.4.
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from optpipe.trace.projection import LAYERS_RANGE, MEASURED_RANGE
+from optpipe.trace.projection import ITERATION_RANGE, LAYERS_RANGE, MEASURED_RANGE
 
 CAPTURE_RANGE = "optpipe.capture"
 """Bounds a recording. It opens some iterations before the measured range: a recording that begins is itself a disturbance."""
-ITERATION_RANGE = "optpipe.iteration"
 __all__ = ["CAPTURE_RANGE", "ITERATION_RANGE", "LAYERS_RANGE", "MEASURED_RANGE", "marked"]
 
 

@@ -11,6 +11,7 @@ from optpipe.trace.analysis import Analysis
 from optpipe.trace.frames import RANGES
 from optpipe.trace.intervals import Times
 from optpipe.trace.kernels import kernel_names
+from optpipe.trace.projection import LIBRARY_RANGES
 from optpipe.trace.timeline import times
 
 SCHEMA = {
@@ -120,6 +121,6 @@ def _below_iterations(measured: Analysis) -> pl.DataFrame:
     deeper = measured.projection.filter(
         (pl.col("depth") > depth)
         & (pl.col("name").cast(pl.String) != name)
-        & ~pl.col("name").cast(pl.String).str.contains(r"^(cuBLAS|cuDNN|cuBLASLt|CUB|NCCL|DALI)[: ]")
+        & ~pl.col("name").cast(pl.String).str.contains(LIBRARY_RANGES)
     )
     return deeper.sort("start_ns", "end_ns", descending=[False, True])

@@ -149,6 +149,11 @@ def _constant_kernel_count(measured: Analysis) -> Check:
         detail = "nothing repeats in the trace, so that no two iterations can be compared"
         needed = Verdict.INCONCLUSIVE if measured.trace.kernels.height else Verdict.PASS
         return Check("constant_kernel_count", needed, detail, ("iterations",))
+    if not any(counts) and measured.trace.kernels.height:
+        detail = (
+            "other threads than the iterations' own launch the kernels, so that they cannot be counted by iteration"
+        )
+        return Check("constant_kernel_count", Verdict.INCONCLUSIVE, detail, ("iterations.kernels",))
     if len(set(counts)) == 1:
         return Check("constant_kernel_count", Verdict.PASS, f"{counts[0]} kernels in each of {len(counts)} iterations")
     if len(set(counts[1:])) == 1 and len(counts) > 2:

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 
+import polars as pl
 import pytest
 from tests.golden import phenomena
-from tests.golden.nsys_export import Recording
+from tests.golden.nsys_export import THREAD, Recording
 
 from optpipe.core.verdict import Verdict
 from optpipe.trace.bottleneck import Limit
@@ -161,3 +162,24 @@ def test_layers_may_be_marked_in_iterations_apart(judged: Judged) -> None:
     assert cores is not None
     assert (cores.basis, cores.eligible, cores.used) == ("layers", 2, 1)
     assert [each.name for each in cores.missed] == ["fc"]
+
+
+def test_ranges_of_libraries_on_other_threads_are_no_iterations(judged: Judged) -> None:
+    """DALI opens ranges of its own on its worker threads, outside of anything on this one."""
+    recording = phenomena.gpu_bound()
+    for number in range(50):
+        recording.range("DALI:[DALI][CPU op] Run decoders__Image", 5 * number, 5 * number + 4, thread=THREAD + 3)
+    iterations = judged(recording).measured.iterations
+    assert iterations["name"].cast(pl.String).unique().to_list() == ["iter"]
+    assert iterations.height == 3
+
+
+def test_kernels_launched_by_other_threads_are_not_counted_by_iteration(judged: Judged) -> None:
+    recording = Recording()
+    for iteration in range(3):
+        begin = 100 * iteration
+        recording.range("iter", begin, begin + 90)
+        recording.kernel(phenomena.GEMM, begin + 6, begin + 80, launch=(begin + 1, begin + 5), thread=THREAD + 1)
+    quality = judged(recording).quality
+    assert quality.verdict is Verdict.INCONCLUSIVE
+    assert "other threads" in quality.withheld["iterations.kernels"]

@@ -28,7 +28,7 @@ short="--min-time 2 --max-time 12 --max-cv 10%"
 step bench 70 bench resnet50 --backend onnxruntime --batch 1,8,64,256 --mode compute $short
 step bench-energy 40 bench resnet50 --backend onnxruntime --precision fp16 --batch 64 --mode compute --energy --max-cv 10%
 step bench-end-to-end 40 bench resnet50 --backend onnxruntime --precision fp16 --batch 1,64 --mode end-to-end $short
-step preprocess 60 preprocess resnet50 --weights random --images "$work/photographs" --seconds 0.5
+step preprocess 60 preprocess resnet50 --weights random --images "$work/photographs" --no-throughput
 step profile 60 profile $build --precision fp16 --stage inference --backend onnxruntime $options --batch-size 64 --iterations 10
 policy=reports/examples/resnet50-h200.toml
 rm -rf "$out/dossier"

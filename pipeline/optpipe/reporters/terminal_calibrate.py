@@ -29,6 +29,8 @@ def calibrate_table(record: Mapping[str, Any]) -> RenderableType:
         lines += [Text(f"  {each['layer']}: {each['reason']}", style="dim") for each in record["skipped"][:LISTED]]
         if len(record["skipped"]) > LISTED:
             lines.append(Text(f"  and {len(record['skipped']) - LISTED} more (--json lists them)", style="dim"))
+    for each in record["lint"][:LISTED]:
+        lines.append(Text(f"{each['rule']}  {each['layer']}: {each['message']}; {each['advice']}", style="yellow"))
     if not record["weights"]["trained"]:
         lines.append(Text("weights are random: nothing here says anything about accuracy", style="yellow"))
     chosen = record["selection"]["table"] if record["selection"] else _path(record, record["best"])

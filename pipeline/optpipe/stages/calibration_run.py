@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from optpipe.backends.onnx_lint import lint
 from optpipe.core.calibration import CalibrationTable
 from optpipe.core.card import card_from_file
 from optpipe.core.events import Listener
 from optpipe.core.hashing import file_sha256
 from optpipe.core.store import Entry, Store
 from optpipe.inputs.image_set import ImageSet
-from optpipe.stages.calibrate import SET, TARGETS, calibrated, calibration_data, table_file, tables_of
+from optpipe.stages.calibrate import SET, TARGETS, calibrated, calibration_data, quantized_graph, table_file, tables_of
 from optpipe.stages.export import CARD, ONNX, exported_model
 from optpipe.stages.int8 import calibration_device
 from optpipe.stages.model import Model, with_available_weights
@@ -39,8 +40,6 @@ class CalibrationPlan:
 
 def calibration_run(model: Model, plan: CalibrationPlan, store: Store, listener: Listener) -> dict[str, Any]:
     """Draws the set, makes the tables, compares them, ranks and spares layers where asked; the JSON document."""
-    from optpipe.calibrators.placement import placement
-
     model = with_available_weights(model, store.workspace, listener)
     exported, _ = exported_model(model, store, listener)
     card = card_from_file(exported.file(CARD))
@@ -73,7 +72,9 @@ def calibration_run(model: Model, plan: CalibrationPlan, store: Store, listener:
     if plan.sensitivity or plan.budget is not None:
         record |= _layers(exported, best, data.images, plan, store, listener)
         best = replace(best, keep=tuple(record["selection"]["keep"])) if record["selection"] else best
-    record["skipped"] = _skipped(placement(_graph(exported), plan.target, frozenset(best.keep).__contains__))
+    graph, placed = quantized_graph(_graph(exported), best, plan.target)
+    record["skipped"] = [{"layer": each.layer, "reason": each.reason} for each in placed.skipped]
+    record["lint"] = [each.to_dict() for each in lint(graph)] if plan.target == "tensorrt" else []
     return record
 
 
@@ -81,10 +82,6 @@ def _graph(exported: Entry) -> Any:
     import onnx
 
     return onnx.load(exported.file(ONNX))
-
-
-def _skipped(placed: Any) -> list[dict[str, str]]:
-    return [{"layer": each.layer, "reason": each.reason} for each in placed.skipped]
 
 
 def _written(entry: Entry, plan: CalibrationPlan, store: Store) -> dict[str, Path]:

@@ -78,7 +78,10 @@ def graph_from_table(
     def make(directory: Path) -> Mapping[str, Any]:
         import onnx
 
+        from optpipe.backends.onnx_lint import lint
+
         graph, placed = quantized_graph(onnx.load(model.file(ONNX)), table, target)
+        findings = [each.to_dict() for each in lint(graph)] if target == "tensorrt" else []
         onnx.save(_in_half(graph, directory) if target == "tensorrt" else graph, directory / ONNX)
         (directory / "calibration-table.json").write_text(table.to_json(), encoding="utf-8")
         return {
@@ -88,6 +91,7 @@ def graph_from_table(
             "set": dict(table.image_set),
             "int8_layers": list(placed.layers),
             "kept": [{"layer": each.layer, "reason": each.reason} for each in placed.skipped],
+            "lint": findings,
         }
 
     return store.produce("graph", recipe, make, parents=(model.id, *parents), listener=listener)

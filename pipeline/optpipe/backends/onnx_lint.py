@@ -1,0 +1,173 @@
+"""Why an INT8 or FP16 graph may be slower or less accurate than it could be, read from the graph alone.
+
+The usual causes, one small function each. Sources: TensorRT developer guide ("Q/DQ placement recommendations", "Optimizing
+for Tensor Cores"); ONNX Runtime's notes on quantization.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+_PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+_ACTIVATIONS = ("Relu", "Clip", "BatchNormalization", "LeakyRelu", "Sigmoid", "HardSwish")
+_TRANSPARENT = ("MaxPool", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Concat", "Identity")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One cause at one layer, and what to do about it."""
+
+    rule: str
+    layer: str
+    message: str
+    advice: str
+
+    def to_dict(self) -> dict[str, str]:
+        """The JSON form."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class _Graph:
+    model: Any
+
+    @cached_property
+    def producers(self) -> dict[str, Any]:
+        return {output: node for node in self.model.graph.node for output in node.output}
+
+    @cached_property
+    def consumers(self) -> dict[str, list[Any]]:
+        found: dict[str, list[Any]] = {}
+        for node in self.model.graph.node:
+            for name in node.input:
+                found.setdefault(name, []).append(node)
+        return found
+
+    @cached_property
+    def constants(self) -> dict[str, Any]:
+        return {each.name: each for each in self.model.graph.initializer}
+
+    def dequantizes(self, name: str) -> Any | None:
+        """The DequantizeLinear that writes `name`, if one does."""
+        node = self.producers.get(name)
+        return node if node is not None and node.op_type == "DequantizeLinear" else None
+
+    def int8(self, node: Any) -> bool:
+        """Whether both operands of a product are dequantized."""
+        return node.op_type in _PRODUCTS and all(self.dequantizes(name) is not None for name in node.input[:2])
+
+    def weight(self, node: Any) -> Any | None:
+        """A product's constant weights, also behind their DequantizeLinear."""
+        if len(node.input) < 2:
+            return None
+        behind = self.dequantizes(node.input[1])
+        return self.constants.get(behind.input[0] if behind is not None else node.input[1])
+
+
+def lint(model: Any) -> tuple[Finding, ...]:
+    """All findings in an ONNX graph, in its order within each rule. A graph without Q/DQ is judged as FP16."""
+    graph = _Graph(model)
+    return tuple(finding for rule in RULES for finding in rule(graph))
+
+
+def _channels(graph: _Graph) -> Iterator[Finding]:
+    """Tensor Cores take 16 channels of INT8 or 8 of FP16 at a time; others are padded."""
+    quantized = any(node.op_type == "QuantizeLinear" for node in graph.model.graph.node)
+    for node in graph.model.graph.node:
+        weight = graph.weight(node) if node.op_type in _PRODUCTS else None
+        if weight is None or len(weight.dims) < 2 or (quantized and not graph.int8(node)):
+            continue
+        kind, multiple = ("INT8", 16) if quantized else ("FP16", 8)
+        sizes = {"input": weight.dims[1], "output": weight.dims[0]}
+        odd = [f"{size} {side} channels" for side, size in sizes.items() if size % multiple]
+        if odd:
+            advice = f"make them a multiple of {multiple}, or keep the layer in a wider type (`keep` in its calibration table)"
+            yield Finding("channels", node.name, f"{' and '.join(odd)}: {kind} kernels pad to {multiple}", advice)
+
+
+def _split_fusion(graph: _Graph) -> Iterator[Finding]:
+    """A pair between a product and what would be fused with it makes two kernels and two roundings of one."""
+    for node in graph.model.graph.node:
+        if node.op_type not in _PRODUCTS:
+            continue
+        for quantize in graph.consumers.get(node.output[0], []):
+            if quantize.op_type != "QuantizeLinear":
+                continue
+            behind = [
+                after
+                for dq in graph.consumers.get(quantize.output[0], [])
+                for after in graph.consumers.get(dq.output[0], [])
+            ]
+            if blocked := next((each.op_type for each in behind if each.op_type in _ACTIVATIONS), None):
+                message = f"Q/DQ between it and {blocked}: TensorRT cannot fuse the two"
+                yield Finding("split-fusion", node.name, message, f"quantize what {blocked} writes instead")
+
+
+def _floating_shortcut(graph: _Graph) -> Iterator[Finding]:
+    """A residual addition behind an INT8 convolution whose other operand is not dequantized."""
+    for node in graph.model.graph.node:
+        if node.op_type != "Add" or any(name in graph.constants for name in node.input):
+            continue
+        writers = [graph.producers.get(name) for name in node.input]
+        fused = [each for each in writers if each is not None and graph.int8(each)]
+        others = [name for name, each in zip(node.input, writers, strict=True) if each not in fused]
+        quantized_after = any(
+            reader.op_type == "QuantizeLinear"
+            for name in (node.output[0], *(o for r in graph.consumers.get(node.output[0], []) for o in r.output))
+            for reader in graph.consumers.get(name, [])
+        )
+        open_side = len(fused) == 2 or any(graph.dequantizes(name) is None for name in others)
+        if fused and open_side and quantized_after:
+            message = "its shortcut is not quantized: the addition runs apart from the INT8 convolution"
+            yield Finding("floating-shortcut", node.name, message, "put Q/DQ on the branch that no convolution fuses")
+
+
+def _lonely_pair(graph: _Graph) -> Iterator[Finding]:
+    """A Q/DQ pair that feeds no INT8 kernel costs two conversions and a rounding, and gives nothing."""
+    for node in graph.model.graph.node:
+        if node.op_type != "DequantizeLinear" or node.input[0] in graph.constants:
+            continue
+        readers = graph.consumers.get(node.output[0], [])
+        if readers and not any(graph.int8(each) or each.op_type in ("Add", *_TRANSPARENT) for each in readers):
+            message = f"only {', '.join(sorted({each.op_type for each in readers}))} read it: a conversion for nothing"
+            yield Finding("lonely-pair", node.name, message, "leave this tensor unquantized")
+
+
+def _reformats(graph: _Graph) -> Iterator[Finding]:
+    """A floating-point layer between INT8 ones: the tensor is converted out of INT8 and back."""
+    for node in graph.model.graph.node:
+        if node.op_type not in _PRODUCTS or graph.int8(node) or graph.weight(node) is None:
+            continue
+        source = graph.producers.get(node.input[0])
+        before = source is not None and any(
+            graph.int8(each) for each in (source, *(graph.producers.get(n) for n in source.input)) if each is not None
+        )
+        reached = [node.output[0], *(o for r in graph.consumers.get(node.output[0], []) for o in r.output)]
+        after = any(each.op_type == "QuantizeLinear" for name in reached for each in graph.consumers.get(name, []))
+        if before and after:
+            message = "floating point between INT8 layers: its tensors are reformatted on both sides"
+            yield Finding("reformat", node.name, message, "quantize it too, unless the sensitivity search spared it")
+
+
+def _per_tensor_weights(graph: _Graph) -> Iterator[Finding]:
+    """One scale for all output channels costs accuracy and saves nothing."""
+    for node in graph.model.graph.node:
+        if not graph.int8(node):
+            continue
+        dequantize = graph.dequantizes(node.input[1])
+        scale = graph.constants.get(dequantize.input[1]) if dequantize is not None else None
+        weight = graph.weight(node)
+        if scale is not None and weight is not None and sum(scale.dims) <= 1 and max(weight.dims[:2]) > 1:
+            message = "one scale for all its weights"
+            yield Finding("per-tensor-weights", node.name, message, "use one scale per output channel")
+
+
+RULES: tuple[Callable[[_Graph], Iterator[Finding]], ...] = (
+    _channels,
+    _split_fusion,
+    _floating_shortcut,
+    _lonely_pair,
+    _reformats,
+    _per_tensor_weights,
+)

@@ -244,7 +244,9 @@ def table(found: list[dict[str, object]]) -> None:
         ratio = f"{seconds / base:.2f}" if seconds and base else ""
         text = f"{seconds:.1f}" if seconds else "failed"
         peak = f"{row['peak_bytes'] / 1e9:.2f} GB"
-        print(f"| {row['name']} | {row['images']} | {text} | {ratio} | {row['process_seconds']:.1f} | {row['cpu_seconds']:.0f} | {peak} |")
+        print(
+            f"| {row['name']} | {row['images']} | {text} | {ratio} | {row['process_seconds']:.1f} | {row['cpu_seconds']:.0f} | {peak} |"
+        )
 
 
 if __name__ == "__main__":

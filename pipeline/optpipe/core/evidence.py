@@ -182,7 +182,7 @@ def _energy(criterion: Criterion, evidence: Evidence) -> Sequence[Observation] |
     def figure(found: Measurement) -> Observation | Missing:
         estimate = found.energy_j_per_image
         if estimate is None or estimate.ci is None:
-            why = estimate.note if estimate and estimate.note else "no energy counter here"
+            why = (estimate.note if estimate else found.energy_why_not) or "no energy counter here"
             return Missing(f"the energy was not measured: {why}", "measure on a GPU, for at least 10 s")
         return Observation(estimate.value, *estimate.ci)
 

@@ -358,7 +358,8 @@ def measurements_of(document: Mapping[str, Any]) -> tuple[Measurement, ...]:
 def _measurement(document: Mapping[str, Any]) -> Measurement:
     subject = dict(document["subject"])
     subject["affinity"] = None if subject["affinity"] is None else tuple(subject["affinity"])
-    latency, check, energy = document["latency_ms"], document["output_check"], document["energy"]
+    latency, check = document["latency_ms"], document["output_check"]
+    energy = document["energy"] or {"value": None, "note": None}
     throughput, interval = document["throughput_images_per_s"], document["throughput_images_per_s_ci"]
     return Measurement(
         id=document["id"],

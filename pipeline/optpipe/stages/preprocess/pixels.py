@@ -6,9 +6,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from optpipe.core.transform import CenterCrop, Resize, Transform, step_name
+from optpipe.errors import StageError
 from optpipe.inputs.images import decoded
 from optpipe.inputs.reference import applied
 from optpipe.stages.preprocess.dali_pipeline import INPUT, DaliPlan, one_step_pipeline, steps_pipeline
+from optpipe.stages.preprocess.throughput import out_of_memory
 
 if TYPE_CHECKING:
     import numpy as np
@@ -93,7 +95,8 @@ def compared(files: Sequence[tuple[str, bytes]], pixels: Pixels, threads: int = 
             pipeline = pipeline or steps_pipeline(transform, plan)
             try:
                 outputs = _run(pipeline, [data for _, data in batch])
-            except RuntimeError:
+            except RuntimeError as error:
+                require_memory(error, plan)
                 pipeline = None  # a pipeline that raised is of no further use
                 outputs, batch = _one_by_one(batch, pixels)
             expected = list(pool.map(lambda data: _reference(data, transform), [data for _, data in batch]))
@@ -145,6 +148,13 @@ def _one_by_one(
         except RuntimeError as error:
             pixels.refused.append((name, dali_reason(error)))
     return outputs, kept
+
+
+def require_memory(error: Exception, plan: DaliPlan) -> None:
+    """Raises StageError where DALI failed for want of memory, which is no fault of a picture."""
+    if out_of_memory(str(error)):
+        msg = f"DALI ran out of memory with {plan.batch_size} images per batch; try --batch-size {max(1, plan.batch_size // 2)}"
+        raise StageError(msg) from error
 
 
 def dali_reason(error: Exception) -> str:

@@ -133,10 +133,15 @@ def _measured(
     return Throughput(implementation, settings, batch_size, tuple(result["reader_ns"]), tuple(result["batch_ns"]))
 
 
+def out_of_memory(text: str) -> bool:
+    """Whether a message of torch, CUDA, DALI or C++ says that memory ran out."""
+    lowered = text.lower()
+    return any(sign in lowered for sign in ("out of memory", "cudaerrormemoryallocation", "bad_alloc", "badalloc"))
+
+
 def failure_reason(stderr: str, status: int) -> str:
     """The line of a failed process that says most, in one line."""
-    lowered = stderr.lower()
-    if "out of memory" in lowered or "cudaerrormemoryallocation" in lowered or "bad_alloc" in lowered:
+    if out_of_memory(stderr):
         return "out of memory; a smaller batch (--batch-size) or fewer threads need less"
     if status < 0:
         return f"ended by signal {-status}" + (" (out of host memory?)" if status == -9 else "")

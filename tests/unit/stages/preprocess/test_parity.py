@@ -7,8 +7,10 @@ from PIL import Image
 from optpipe.core.events import Silent
 from optpipe.core.transform import CenterCrop, Decode, Normalize, Pack, Rescale, Resize, Transform
 from optpipe.core.verdict import Verdict
+from optpipe.errors import StageError
 from optpipe.inputs.synthetic import synthetic_picture
 from optpipe.stages.preprocess import dali_graph
+from optpipe.stages.preprocess import pixels as pixels_module
 from optpipe.stages.preprocess.dali_pipeline import DaliPlan
 from optpipe.stages.preprocess.parity import parity
 from optpipe.stages.preprocess.pictures import save_side_by_side
@@ -79,6 +81,16 @@ def test_files_that_only_pillow_reads_are_named_and_fail(paths, tmp_path):
     assert [name.rpartition("/")[2] for name, _ in proof.pixels.refused] == ["gif in disguise.jpg"]
     assert proof.judgement.verdict is Verdict.FAIL
     assert len(proof.images) == len(paths)
+
+
+def test_running_out_of_memory_is_not_blamed_on_the_pictures(paths, monkeypatch):
+    def exhausted(pipeline, arrays):
+        msg = "CUDA runtime API error cudaErrorMemoryAllocation (2): out of memory"
+        raise RuntimeError(msg)
+
+    monkeypatch.setattr(pixels_module, "_run", exhausted)
+    with pytest.raises(StageError, match="--batch-size 2"):
+        prove(paths)
 
 
 def test_the_worst_picture_is_shown_beside_the_reference_and_the_difference(paths, tmp_path):

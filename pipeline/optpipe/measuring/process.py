@@ -108,7 +108,8 @@ class WorkerProcess:
                 if deadline is not None:
                     raise
                 request_stop(Path(point.spool))
-                deadline = monotonic() + STOP_SECONDS
+                begun = Path(point.spool).exists()  # else it is still loading, and there is nothing to wait for
+                deadline = monotonic() + (STOP_SECONDS if begun else 0.0)
                 continue
             kind = event["event"] if event else None
             if event and kind == "ready":
@@ -119,6 +120,8 @@ class WorkerProcess:
             elif event and kind == "done":
                 rows.extend([sampler.look()] if sampler else [])
                 return Answer(point, event, rows=tuple(rows), interrupted=bool(event["stopped"]))
+            elif event and deadline is not None:
+                return Answer(point, None, rows=tuple(rows), interrupted=True)
             elif event and kind in ("out-of-memory", "failed", "ended"):
                 return self._failed(point, event, rows)
             if deadline is not None and monotonic() > deadline:
@@ -138,7 +141,7 @@ class WorkerProcess:
             point,
             None,
             "out-of-memory" if killed else "died",
-            "the system killed the worker (no memory left on the host)" if killed else self._last_words(code),
+            "the worker was killed (signal 9): most often the host has no memory left" if killed else self._last_words(code),
             rows=tuple(rows),
         )
 

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -239,3 +240,22 @@ def test_osrt_tells_reading_from_computing(tmp_path: Path) -> None:
     profile = profile_from_trace(trace_from_sqlite(exported(recorded, tmp_path)), expects_gpu=False)
     assert profile.bottleneck.limit == "I/O"
     assert profile.measured.os_runtime["name"][0] == "read"
+
+
+@needs_nsys
+def test_an_interruption_ends_the_profiled_program_too(tmp_path: Path) -> None:
+    import threading
+    import time
+
+    from optpipe.trace import capture
+
+    program = (
+        f"import os, time; open({str(tmp_path / capture.PID_FILE)!r}, 'w').write(str(os.getpid())); time.sleep(300)"
+    )
+    threading.Timer(4.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        capture.record([sys.executable, "-c", program], tmp_path, capture.CaptureOptions(), on_gpu=False)
+    pid = int((tmp_path / capture.PID_FILE).read_text())
+    time.sleep(1)
+    stopped = not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2]
+    assert stopped

@@ -6,6 +6,7 @@ writes what it found out, or its own error, to the job's result file: the parent
 
 import faulthandler
 import json
+import os
 import statistics
 import sys
 import time
@@ -17,6 +18,7 @@ from typing import Any
 from optpipe.core.events import Silent, Step
 from optpipe.errors import OptpipeError, StageError
 from optpipe.trace.annotate import CAPTURE_RANGE, ITERATION_RANGE, LAYERS_RANGE, MEASURED_RANGE, marked
+from optpipe.trace.capture import PID_FILE
 
 WARM_UP_S = 0.3
 """Clocks, caches and thread pools settle by time, not by count."""
@@ -36,6 +38,7 @@ def main(job_file: str) -> None:
     job = json.loads(Path(job_file).read_text(encoding="utf-8"))
     log = Path(job["log"]).open("w", encoding="utf-8")  # noqa: SIM115
     faulthandler.enable(log)
+    Path(job["log"]).with_name(PID_FILE).write_text(str(os.getpid()), encoding="ascii")
     result = Path(job["result"])
     try:
         with _recorded_by_torch(job):

@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from optpipe.errors import MissingError, StageError
 from optpipe.trace.annotate import CAPTURE_RANGE
 from optpipe.trace.importer import nsys_path, nsys_version, sqlite_from_recording
 
+PID_FILE = "program.pid"
+"""Where a profiled program leaves its process id, beside its recording."""
 _TIMEOUT_S = 1800
 _REFUSALS = re.compile(
     r"(permission|not permitted|ptrace|unsupported|not supported|unrecogni[sz]ed|failed to (start|create|launch|initialize)|"
@@ -110,6 +113,16 @@ def refusal(said: str) -> str:
     return (telling or lines or ["it said nothing"])[0][:300]
 
 
+def _end(process: "subprocess.Popen[bytes]", pid_file: Path) -> None:
+    """Ends nsys and the program: nsys puts that into a session of its own, so it is told by the id that it left."""
+    if pid_file.is_file():
+        with suppress(ProcessLookupError, ValueError):
+            os.kill(int(pid_file.read_text(encoding="ascii")), signal.SIGTERM)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    process.wait(timeout=30)
+
+
 def _run(command: Sequence[str], directory: Path) -> tuple[int, str]:
     """Runs `command` in its own process group, so that what it started ends with it."""
     log = directory / "nsys.log"
@@ -119,8 +132,7 @@ def _run(command: Sequence[str], directory: Path) -> tuple[int, str]:
             try:
                 status = process.wait(timeout=_TIMEOUT_S)
             except BaseException:
-                os.killpg(process.pid, signal.SIGTERM)
-                process.wait(timeout=30)
+                _end(process, directory / PID_FILE)
                 raise
     except subprocess.TimeoutExpired as error:
         message = f"the profiled stage did not end within {_TIMEOUT_S} s"

@@ -90,7 +90,7 @@ def report_from_qdstrm(qdstrm: Path, directory: Path) -> Path:
     missing_library = "cannot open shared object" in said
     raise (MissingError if missing_library else StageError)(
         f"the importer of nsys failed on {qdstrm.name}: {said}"
-        + ("\ninstall the library it names (Debian: libdw1)" if missing_library else "")
+        + ("\ninstall the library that it names" if missing_library else "")
     )
 
 
@@ -102,11 +102,10 @@ def nsys_version() -> str:
 
 
 def _importers(nsys: Path) -> Iterator[Path]:
-    """QdstrmImporter in the folders of this nsys, and of Debian's split package."""
+    """QdstrmImporter in the folders of this nsys, and in those of Debian's package, split between lib/TRIPLET and lib."""
     real = nsys.resolve()
-    roots = dict.fromkeys(
-        [nsys.parent, real.parent, real.parent.parent, *nsys.parents[1:3], Path("/usr/lib/nsight-systems")]
-    )
+    debian = [real.parents[3] / "nsight-systems"] if len(real.parents) > 3 else []
+    roots = dict.fromkeys([nsys.parent, real.parent, real.parent.parent, *nsys.parents[1:3], *debian])
     seen = set()
     for root in roots:
         for candidate in (root / "QdstrmImporter", *sorted(root.glob("host-linux-*/QdstrmImporter"))):

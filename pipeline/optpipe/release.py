@@ -15,7 +15,7 @@ from optpipe.core.sealed import sign
 from optpipe.core.store import Store
 from optpipe.core.verdict import Verdict
 from optpipe.stages.dossier import Checked, Wanted, checked_dossier, collected, finished, verdict_document
-from optpipe.stages.judge import VERDICT, Signoff, judged
+from optpipe.stages.judge import VERDICT, Signoff, json_file, judged
 from optpipe.stages.overview import Overview, overview, stage_bars
 from optpipe.stages.report_data import raw_files, report_of
 from optpipe.stages.task_evidence import documents
@@ -113,10 +113,11 @@ def verified(folder: Path, allowed_signers: Path | None = None) -> Checked:
     checked = checked_dossier(folder, allowed_signers)
     if checked.signoff is None or checked.problems:
         return checked
-    return replace(checked, problems=tuple(_untrue_reports(folder, verdict_document(checked.signoff))))
+    return replace(checked, problems=tuple(_untrue_reports(folder, json_file(folder / VERDICT))))
 
 
 def _untrue_reports(folder: Path, document: Mapping[str, Any]) -> list[str]:
+    """Where the reports say something else than `document`, whose figures follow from the raw files."""
     from optpipe.reporters.html import MARKS
     from optpipe.reporters.junit import junit_report
 
@@ -127,7 +128,7 @@ def _untrue_reports(folder: Path, document: Mapping[str, Any]) -> list[str]:
     verdict = str(document["verdict"])
     problems = []
     if text(JUNIT) != junit_report(document):
-        problems.append(f"{JUNIT}: does not say what the raw files give")
+        problems.append(f"{JUNIT}: does not say what verdict.json says")
     if f"{verdict}: " not in text(MARKDOWN).split("\n", 1)[0]:
         problems.append(f"{MARKDOWN}: does not say {verdict}")
     if f"<title>{verdict}: " not in text(HTML) or f"{MARKS[verdict]}</span> {verdict}</p>" not in text(HTML):

@@ -126,6 +126,13 @@ def about_measurement(found: Measurement) -> str:
     return f"batch {found.batch_size}, {found.scenario}, {found.mode}"
 
 
+CAVEATS = {
+    "random-weights": Cap("the weights are random", "build with the weights that will ship: --weights FILE"),
+    "synthetic-inputs": Cap("the inputs are synthetic", "measure on real images: --images DIR"),
+}
+"""What a measurement's caveats mean for a verdict."""
+
+
 def measurement_caps(one: Measured, evidence: Evidence) -> tuple[Cap, ...]:
     """What forbids judging a measurement: it is INVALID, was interrupted, or is of another file than the build's."""
     found, caps = one.measurement, []
@@ -134,7 +141,7 @@ def measurement_caps(one: Measured, evidence: Evidence) -> tuple[Cap, ...]:
         codes = ", ".join(reason.code for reason in spoilt)
         why = f"INVALID ({codes}): {spoilt[0].message}" if spoilt else "INVALID, and no reason was recorded"
         caps.append(Cap(f"the measurement is {why}", spoilt[0].remedy if spoilt else "measure again"))
-    caps += [Cap(caveat, "give real weights and real images, and name the backend") for caveat in found.caveats]
+    caps += [CAVEATS.get(caveat, Cap(caveat, "measure without it")) for caveat in found.caveats]
     if found.interrupted:
         caps.append(Cap("the measurement was interrupted", "measure again without interrupting"))
     if found.subject.sha256 and evidence.build.sha256 and found.subject.sha256 != evidence.build.sha256:

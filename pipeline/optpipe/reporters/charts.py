@@ -112,13 +112,14 @@ def _axis_scale(values: Sequence[float], padding: int = 12) -> "alt.Scale":
 
 def _rows(report: Report) -> list[dict[str, Any]]:
     found = []
+    several = len({(row.scenario, row.mode) for row in report.comparison.rows}) > 1
     for row in report.comparison.rows:
         latency = row.latency_ms.get("p99") or row.latency_ms.get("p50")
         if latency is None or row.throughput_images_per_s is None:
             continue
         found.append(
             {
-                "build": row.build,
+                "build": f"{row.build}, {row.mode}" if several else row.build,
                 "batch size": row.batch_size,
                 "latency": latency.value,
                 "percentile": "p99" if "p99" in row.latency_ms else "p50",
@@ -207,7 +208,7 @@ def _frontier(report: Report) -> Figure | None:
     )
     points = base.mark_point(filled=True, size=70, opacity=0.95).encode(color=color, shape=shape, description="label:N")
     best = base.transform_filter("datum.frontier == 'on the frontier'")
-    line = best.mark_line(strokeDash=[4, 3], color=GOOD, aria=False)
+    line = best.mark_line(strokeDash=[4, 3], color=GOOD, aria=False).encode(detail="load:N")
     chart = (line + points).properties(width=WIDTH, height=HEIGHT)
     caption = "A build on the frontier is beaten by no other in everything at once. The table of builds says by what the others are."
     return Figure("Frontier", caption, svg_from_chart(_config(chart), "frontier"), _sources(report))
@@ -219,7 +220,7 @@ def _speedup(report: Report) -> Figure | None:
     rows: list[dict[str, Any]] = [
         {"label": row.label, "speed-up": row.speedup.value, "low": row.speedup.low, "high": row.speedup.high}
         for row in report.comparison.rows
-        if row.speedup is not None
+        if row.speedup is not None and row.change in ("faster", "slower", "no difference shown")
     ]
     if not rows:
         return None
@@ -304,6 +305,7 @@ def _treemap(nodes: list[dict[str, Any]]) -> dict[str, Any]:
         "width": WIDTH + 60,
         "height": HEIGHT + 40,
         "background": "transparent",
+        "autosize": "none",
         "data": [
             {
                 "name": "tree",

@@ -196,7 +196,7 @@ def _build_row(row: Row) -> TableRow:
     from markupsafe import Markup
 
     standing = "frontier" if row.on_frontier else "dominated" if row.valid else "INVALID"
-    why = row.dominated_by or ("" if row.valid else "; ".join(row.reasons))
+    why = "" if row.valid else ", ".join(row.reason_codes)
     beaten = row.dominated_by.split(": ", 1)[1] if row.dominated_by else why
     energy = row.energy_j_per_image
     cells = (

@@ -331,7 +331,7 @@ def _praise(row: Row, goal: Goal) -> str:
     if goal is Goal.THROUGHPUT and row.throughput_images_per_s:
         return quantity_text(row.throughput_images_per_s.value, Dimension.RATE)
     assert row.energy_j_per_image
-    return f"{quantity_text(row.energy_j_per_image.value, Dimension.ENERGY)}, approximate"
+    return f"≈ {quantity_text(row.energy_j_per_image.value, Dimension.ENERGY)}"
 
 
 def _nothing(rows: list[Row], goal: Goal, slo: Slo | None) -> str:

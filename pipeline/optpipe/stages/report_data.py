@@ -8,6 +8,7 @@ from typing import Any
 from optpipe import __version__
 from optpipe.core.comparison import Comparison
 from optpipe.core.evidence import Measured
+from optpipe.core.measurement import Mode
 from optpipe.core.report import Curve, RawFile, Report, Trace
 from optpipe.core.runs import Run
 from optpipe.stages.recompute import samples
@@ -66,12 +67,14 @@ def _chosen(measured: Sequence[Measured], comparison: Comparison) -> list[Measur
     rows = sorted(comparison.rows, key=lambda row: (row.batch_size, row.build))
     smallest = {row.build: row.id for row in reversed(rows)}
     wanted += list(smallest.values()) + [row.id for row in rows if row.on_frontier]
-    return [by_id[one] for one in dict.fromkeys(wanted) if one in by_id][:CURVES]
+    found = {_label(by_id[one]): by_id[one] for one in reversed(dict.fromkeys(wanted)) if one in by_id}
+    return list(reversed(found.values()))[:CURVES]
 
 
 def _label(one: Measured) -> str:
     found = one.measurement
-    return f"{found.subject.backend} {found.subject.precision}, batch {found.batch_size}"
+    mode = "" if found.mode is Mode.COMPUTE else f", {found.mode}"
+    return f"{found.subject.backend} {found.subject.precision}, batch {found.batch_size}{mode}"
 
 
 def _file(run: Run, name: str, root: Path) -> tuple[RawFile, ...]:

@@ -1,0 +1,22 @@
+"""The dossiers committed under `reports/` are accepted on any machine, without a GPU, and fit a repository."""
+
+from pathlib import Path
+
+import pytest
+
+from optpipe.core.sealed import SUMS
+from optpipe.release import verified
+
+DOSSIERS = sorted(path.parent for path in (Path(__file__).parents[2] / "reports").glob(f"*/{SUMS}"))
+
+
+@pytest.mark.parametrize("folder", DOSSIERS, ids=lambda path: path.name)
+def test_a_dossier_of_record_is_intact_and_recomputed(folder):
+    checked = verified(folder)
+    assert checked.problems == ()
+    assert checked.signoff is not None
+    assert checked.size_bytes < 5e6
+
+
+def test_there_is_one():
+    assert DOSSIERS

@@ -58,7 +58,9 @@ def copy_table(copies: pl.DataFrame) -> pl.DataFrame:
             pl.col("bytes").sum(),
             pl.col("bytes").median().alias("median_bytes"),
         )
-        .with_columns((pl.col("bytes") / (pl.col("total_ns") / 1e9)).alias("bytes_per_s"))
+        .with_columns(
+            pl.when(pl.col("total_ns") > 0).then(pl.col("bytes") / (pl.col("total_ns") / 1e9)).alias("bytes_per_s")
+        )
         .sort("total_ns", *keys, descending=[True, False, False, False])
     )
 

@@ -1,5 +1,6 @@
 """Laws that hold for every trace."""
 
+import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -13,6 +14,7 @@ from optpipe.trace.analysis import Analysis, analysis_from_trace
 from optpipe.trace.diff import diff
 from optpipe.trace.intervals import complement, covered, difference, intersection, union
 from optpipe.trace.read import trace_from_sqlite
+from optpipe.trace.report import document_from_profile, profile_from_trace
 from optpipe.trace.timeline import split
 
 SPANS = st.lists(st.tuples(st.integers(0, 200), st.integers(0, 40)), max_size=12)
@@ -129,3 +131,11 @@ def test_frames_have_the_schema_whatever_is_missing() -> None:
     trace = _analysis(recording).trace
     assert trace.kernels.schema["start_ns"] == pl.Int64
     assert set(trace.absent) >= {"kernels", "api", "copies"}
+
+
+@settings(max_examples=30)
+@given(recordings())
+def test_every_document_is_json_without_nan(recording: Recording) -> None:
+    with TemporaryDirectory() as directory:
+        trace = trace_from_sqlite(recording.write(Path(directory) / "trace.sqlite"))
+    json.dumps(document_from_profile(profile_from_trace(trace)), allow_nan=False)

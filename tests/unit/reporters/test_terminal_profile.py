@@ -1,0 +1,49 @@
+"""A profile as people read it: every golden trace can be shown, and the answer comes first."""
+
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from tests.golden import phenomena
+from tests.golden.nsys_export import Recording
+
+from optpipe.reporters.terminal_profile import diff_text, profile_text
+from optpipe.trace.analysis import analysis_from_trace
+from optpipe.trace.diff import diff
+from optpipe.trace.kernels import short_name
+from optpipe.trace.read import trace_from_sqlite
+from optpipe.trace.report import document_from_profile, profile_from_trace
+
+BUILDERS = [value for value in vars(phenomena).values() if callable(value) and value.__module__ == phenomena.__name__]
+
+
+def _text(renderable: object) -> str:
+    console = Console(file=StringIO(), width=140, highlight=False)
+    console.print(renderable)
+    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+@pytest.mark.parametrize("build", BUILDERS, ids=lambda build: build.__name__)
+def test_the_answer_comes_first(build: Callable[[], Recording], tmp_path: Path) -> None:
+    trace = trace_from_sqlite(build().write(tmp_path / "trace.sqlite"))
+    text = _text(profile_text(document_from_profile(profile_from_trace(trace)), short_name))
+    assert text.startswith(("limited by ", "no verdict: "))
+
+
+def test_names_with_brackets_are_no_markup(tmp_path: Path) -> None:
+    recording = Recording()
+    recording.range("[bold]layer[/bold]", 0, 10)
+    trace = trace_from_sqlite(recording.write(tmp_path / "trace.sqlite"))
+    assert "[bold]layer[/bold]" in _text(profile_text(document_from_profile(profile_from_trace(trace)), short_name))
+
+
+def test_a_diff_says_what_became_slower(tmp_path: Path) -> None:
+    before, after = (
+        analysis_from_trace(trace_from_sqlite(recording.write(tmp_path / f"{name}.sqlite")))
+        for name, recording in (("before", phenomena.launch_bound()), ("after", phenomena.gpu_bound()))
+    )
+    text = _text(diff_text(diff(before, after).document(), short_name))
+    assert "slower" in text
+    assert "+1025%" in text  # four kernels of 2 µs per iteration against one of 90 µs

@@ -19,6 +19,9 @@ from optpipe.stages.preprocess.dali_pipeline import DaliPlan, reading_pipeline
 WARM_UP_S = 1.0
 """Beside the batches that were prefetched before the clock ran."""
 MIN_BATCHES = 24
+PATIENCE = 3.0
+"""A slow configuration ends after this many times the wanted seconds, with fewer batches."""
+FEWEST = 4
 
 
 def main(job_file: str, result_file: str) -> None:
@@ -103,13 +106,19 @@ def timed(
     reader_ns: list[int] = []
     batch_ns: list[int] = []
     started = last = perf_counter_ns()
-    while len(batch_ns) < MIN_BATCHES or last - started < seconds * 1e9:
+    while not _enough(len(batch_ns), (last - started) / 1e9, seconds):
         read = batch()
         now = perf_counter_ns()
         reader_ns.append(read - last)
         batch_ns.append(now - last)
         last = now
     return {"reader_ns": reader_ns, "batch_ns": batch_ns, "warm_up_batches": done}
+
+
+def _enough(batches: int, elapsed_s: float, seconds: float) -> bool:
+    if elapsed_s >= PATIENCE * seconds:
+        return batches >= FEWEST
+    return batches >= MIN_BATCHES and elapsed_s >= seconds
 
 
 if __name__ == "__main__":

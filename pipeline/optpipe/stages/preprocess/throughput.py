@@ -46,10 +46,11 @@ class Throughput:
 
         from optpipe.stats.stability import mean_interval
 
-        size = len(self.batch_ns) // WINDOWS
-        if size == 0:
+        count = min(WINDOWS, len(self.batch_ns))
+        if count < 3:
             return None
-        windows = np.asarray(self.batch_ns[: size * WINDOWS], float).reshape(WINDOWS, size).sum(axis=1)
+        size = len(self.batch_ns) // count
+        windows = np.asarray(self.batch_ns[: size * count], float).reshape(count, size).sum(axis=1)
         return mean_interval(self.batch_size * size / (windows / 1e9))
 
     def to_dict(self) -> dict[str, Any]:

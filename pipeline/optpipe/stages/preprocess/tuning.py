@@ -114,9 +114,9 @@ def _merged(rounds: Sequence[Throughput]) -> Throughput:
 
 
 def _workers(cores: int) -> tuple[int, ...]:
-    """0 (the process itself), then powers of two up to the cores, and the cores."""
+    """Powers of two up to the cores, and the cores; with few of them also 0, the process itself."""
     powers = [1 << power for power in range(1, cores.bit_length()) if 1 << power <= cores]
-    return tuple(sorted({0, *powers, cores}))
+    return tuple(sorted({*((0,) if cores <= 4 else ()), *powers, cores}))
 
 
 def _first_plans(plan: DaliPlan, cores: int) -> tuple[DaliPlan, ...]:

@@ -7,6 +7,7 @@ from optpipe.errors import StageError
 from optpipe.inputs.synthetic import synthetic_picture
 from optpipe.stages.preprocess import tuning
 from optpipe.stages.preprocess.dali_pipeline import DaliPlan
+from optpipe.stages.preprocess.measured import _enough
 from optpipe.stages.preprocess.throughput import Throughput, dali_throughput, dataloader_throughput, failure_reason
 from optpipe.stages.preprocess.tuning import tuned
 
@@ -25,7 +26,7 @@ def test_the_rate_is_all_images_over_all_time_with_an_interval_around_it():
 
 
 def test_too_few_batches_have_no_interval_and_a_failure_has_no_rate():
-    assert Throughput("dali", {}, 32, (1,) * 5, (1,) * 5).interval() is None
+    assert Throughput("dali", {}, 32, (1,) * 2, (1,) * 2).interval() is None
     assert Throughput("dali", {}, 32, error="out of memory").to_dict()["images_per_s"] is None
 
 
@@ -108,3 +109,11 @@ def test_nothing_that_works_is_a_failed_stage(monkeypatch):
     simulated(monkeypatch, lambda _: None, lambda _: 100)
     with pytest.raises(StageError, match="out of memory"):
         tuned([], TRANSFORM, DaliPlan(batch_size=8), 2, 1.0, Silent())
+
+
+@pytest.mark.parametrize(
+    ("batches", "elapsed_s", "enough"),
+    [(24, 3.0, True), (24, 2.9, False), (23, 3.0, False), (4, 9.0, True), (3, 9.0, False)],
+)
+def test_a_slow_configuration_ends_with_fewer_batches(batches, elapsed_s, enough):
+    assert _enough(batches, elapsed_s, 3.0) is enough

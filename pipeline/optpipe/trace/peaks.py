@@ -5,6 +5,7 @@ Data sheets: NVIDIA H100/H200/A100/L4/L40S/A10/T4/V100 and B200 product pages; d
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,21 +53,28 @@ def sheet_peaks(device: str) -> Peaks | None:
 
 
 def measured_gpu_peaks() -> Peaks:
-    """Probes the current CUDA device for about a second: square matrix products per type, and a copy of 1 GiB."""
+    """Probes the current CUDA device for about a second: square matrix products per type, and a copy of 1 GiB.
+
+    A type whose product the device, or torch, cannot compute has no peak.
+    """
     import torch
 
     size = 8192
     rates: dict[str, float] = {}
-    torch.backends.cuda.matmul.allow_tf32 = False
-    for kind, dtype in {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}.items():
+    allowed = torch.backends.cuda.matmul.allow_tf32
+    for kind, dtype in {
+        "fp32": torch.float32,
+        "tf32": torch.float32,
+        "fp16": torch.float16,
+        "bf16": torch.bfloat16,
+    }.items():
+        torch.backends.cuda.matmul.allow_tf32 = kind == "tf32"
         one, other = (torch.randn(size, size, device="cuda").to(dtype) for _ in range(2))
         rates[kind] = 2 * size**3 / _gpu_seconds(torch, lambda a=one, b=other: a @ b)  # type: ignore[misc]
-    torch.backends.cuda.matmul.allow_tf32 = True
-    one, other = (torch.randn(size, size, device="cuda") for _ in range(2))
-    rates["tf32"] = 2 * size**3 / _gpu_seconds(torch, lambda: one @ other)
-    torch.backends.cuda.matmul.allow_tf32 = False
-    bytes_one, bytes_other = (torch.randint(-8, 8, (size, size), device="cuda", dtype=torch.int8) for _ in range(2))
-    rates["int8"] = 2 * size**3 / _gpu_seconds(torch, lambda: torch._int_mm(bytes_one, bytes_other.t()))
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    whole, other_whole = (torch.randint(-8, 8, (size, size), device="cuda", dtype=torch.int8) for _ in range(2))
+    with suppress(RuntimeError):
+        rates["int8"] = 2 * size**3 / _gpu_seconds(torch, lambda: torch._int_mm(whole, other_whole.t()))
     buffer = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(buffer)
     bandwidth = 2 * buffer.numel() / _gpu_seconds(torch, lambda: target.copy_(buffer))

@@ -18,6 +18,7 @@ from optpipe.errors import BadInputError, ExitStatus, MissingError, OptpipeError
 from optpipe.inputs.samples import sample_inputs, samples_for
 from optpipe.stages.build import BuiltArtifact
 from optpipe.stages.export import CARD, ONNX
+from optpipe.stages.preprocess.dali_pipeline import DaliPlan
 from optpipe.trace.analysis import analysis_from_trace, measured_part
 from optpipe.trace.capture import CaptureOptions, Recorded, exported, record
 from optpipe.trace.files import write_trace
@@ -161,7 +162,12 @@ def _preprocess_job(plan: ProfilePlan, card: ModelCard) -> _Job:
         "transform": card.transform.to_dict(),
         "images": [str(path) for path in plan.images],
         "implementation": implementation,
-        "plan": {"decode": "mixed" if on_gpu else "cpu", "batch_size": batch_size, "threads": 4 if on_gpu else 2},
+        "plan": DaliPlan(
+            decode="mixed" if on_gpu else "cpu",
+            device="gpu" if on_gpu else "cpu",
+            batch_size=batch_size,
+            threads=8 if on_gpu else 2,
+        ).to_dict(),
         "batch_size": batch_size,
         "threads": 2,
     }

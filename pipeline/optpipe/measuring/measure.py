@@ -222,7 +222,7 @@ def _figures(measured: "pl.DataFrame", load: Load) -> dict[str, Any]:
     wanted = tuple(percent for percent in (*PERCENTS, load.percentile) if percent <= max(99.0, load.percentile))
     percents = tuple(sorted(set(wanted)))
     latency = (measured["end_ns"] - measured["scheduled_ns"]).to_numpy()
-    throughput = _throughput(measured, load.scenario)
+    throughput = images_per_second(measured, load.scenario)
     return {
         "latency": summary_from_ns(latency, percents),
         "parts": _parts(measured, percents, load.scenario),
@@ -244,8 +244,11 @@ def _parts(measured: "pl.DataFrame", percents: tuple[float, ...], scenario: Scen
     return found
 
 
-def _throughput(measured: "pl.DataFrame", scenario: Scenario) -> Estimate:
-    """Images per second: while answering (closed loops), or from the first start to the last end (offline, server)."""
+def images_per_second(measured: "pl.DataFrame", scenario: Scenario, confidence: float = 0.95) -> Estimate:
+    """Throughput while answering (closed loops), or from the first start to the last end (offline, server).
+
+    `measured` holds the measured queries in the order of their end; a sign-off computes the figure again by this function.
+    """
     import numpy as np
 
     images = measured["images"].to_numpy().astype(float)
@@ -259,7 +262,7 @@ def _throughput(measured: "pl.DataFrame", scenario: Scenario) -> Estimate:
     groups = min(GROUPS, len(images))
     parts = zip(np.array_split(images, groups), np.array_split(busy, groups), strict=True)
     rates: np.ndarray = np.array([float(some.sum() / max(time.sum(), 1e-12)) for some, time in parts])
-    return Estimate(float(images.sum() / max(busy.sum(), 1e-12)), mean_interval(rates), note)
+    return Estimate(float(images.sum() / max(busy.sum(), 1e-12)), mean_interval(rates, confidence), note)
 
 
 def _seconds(measured: "pl.DataFrame") -> float:

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING
 from optpipe.core.evidence import Measured
 from optpipe.core.measurement import (
     MEASUREMENTS_FILE,
-    Estimate,
     Measurement,
     Phase,
-    Scenario,
     measurements_of,
 )
 from optpipe.core.runs import Run, changed_files, json_of_run
@@ -21,8 +19,6 @@ if TYPE_CHECKING:
     import polars as pl
 
 NEEDED = ("phase", "images", "scheduled_ns", "start_ns", "end_ns")
-GROUPS = 10
-"""Consecutive groups of samples whose throughputs give its interval, as `bench` takes them."""
 
 
 def measured_from_run(
@@ -71,6 +67,7 @@ def _clock(found: Measurement, folder: Path) -> float | None:
 
 def recomputed(stored: Measurement, folder: Path, confidence: float = 0.95) -> Measurement:
     """`stored` with its latency and throughput computed from its Parquet file."""
+    from optpipe.measuring.measure import images_per_second
     from optpipe.stats.percentiles import summary_from_ns
 
     if stored.samples_file is None:
@@ -83,7 +80,7 @@ def recomputed(stored: Measurement, folder: Path, confidence: float = 0.95) -> M
     return replace(
         stored,
         latency=summary_from_ns(durations, percents, confidence),
-        throughput_images_per_s=throughput(frame, stored.scenario, confidence),
+        throughput_images_per_s=images_per_second(frame, stored.scenario, confidence),
         samples=frame.height,
     )
 
@@ -103,23 +100,3 @@ def samples(path: Path) -> "pl.DataFrame":
     except (pl.exceptions.PolarsError, OSError) as error:
         message = f"cannot read the raw samples in {path}: {str(error).splitlines()[0]}"
         raise BadInputError(message) from error
-
-
-def throughput(frame: "pl.DataFrame", scenario: Scenario, confidence: float = 0.95) -> Estimate:
-    """Images per second: while answering (closed loops), or from the first start to the last end (offline, server)."""
-    import numpy as np
-
-    from optpipe.stats.stability import mean_interval
-
-    images = frame["images"].to_numpy().astype(float)
-    starts, ends = frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy()
-    closed = scenario in (Scenario.SINGLE_STREAM, Scenario.MULTI_STREAM)
-    busy_s = (ends - starts if closed else np.diff(ends, prepend=starts.min())) / 1e9
-    groups = min(GROUPS, len(images))
-    parts = zip(np.array_split(images, groups), np.array_split(busy_s, groups), strict=True)
-    rates = np.array([float(some.sum() / max(time.sum(), 1e-12)) for some, time in parts])
-    value = float(images.sum() / max(busy_s.sum(), 1e-12))
-    interval = mean_interval(rates, confidence)
-    if interval is None:
-        return Estimate(value, None, "too few samples for an interval")
-    return Estimate(value, (min(value, interval[0]), max(value, interval[1])))

@@ -104,3 +104,18 @@ def test_a_dossier_is_never_written_over(measured_once, tmp_path):
     with pytest.raises(BadInputError, match="exists; choose another place"):
         signed_off(Wanted("digits", policy), measured_once.store, target, None, Silent())
     assert not list((measured_once.path / "tmp").iterdir()), "nothing half-made is left"
+
+
+def test_a_signed_dossier_is_accepted_from_an_allowed_key_only(measured_once, tmp_path):
+    import subprocess
+
+    for name in ("ours", "theirs"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name], check=True)
+        public = (tmp_path / f"{name}.pub").read_text()
+        (tmp_path / f"{name}.allowed").write_text(f"release@example.org {public}")
+    policy = policy_from_toml((POLICY % "50").encode())
+    wanted = Wanted("digits", policy)
+    found = signed_off(wanted, measured_once.store, tmp_path / "dossier", tmp_path / "ours", Silent())
+    assert verified(found.folder).problems == ()
+    assert verified(found.folder, tmp_path / "ours.allowed").problems == ()
+    assert "does not allow" in verified(found.folder, tmp_path / "theirs.allowed").problems[0]

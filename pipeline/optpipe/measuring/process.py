@@ -141,7 +141,9 @@ class WorkerProcess:
             point,
             None,
             "out-of-memory" if killed else "died",
-            "the worker was killed (signal 9): most often the host has no memory left" if killed else self._last_words(code),
+            "the worker was killed (signal 9): most often the host has no memory left"
+            if killed
+            else self._last_words(code),
             rows=tuple(rows),
         )
 

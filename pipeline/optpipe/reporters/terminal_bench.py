@@ -109,7 +109,11 @@ def _limit_lines(limit: Mapping[str, Any] | None) -> list[Text]:
         what = f"batch {each['batch_size']}" if each["rate_per_s"] is None else f"{each['rate_per_s']:.4g} queries/s"
         value = "" if each["value_ms"] is None else f" ({each['value_ms']:.3g} ms)"
         if each["met"]:
-            lines.append(Text(f"{each['label']}: largest inside {each['slo']} is {what}{value}", style="green"))
+            sure = each["verdict"] == "VALID"
+            text = f"{each['label']}: largest inside {each['slo']} is {what}{value}"
+            lines.append(
+                Text(text if sure else f"{text}, by an INVALID measurement", style="green" if sure else "yellow")
+            )
         elif each["measurement"] is None:
             lines.append(Text(f"{each['label']}: {each['slo']} could not be judged", style="red"))
         else:

@@ -372,6 +372,7 @@ def _limit_of(
         "rate_per_s": None if shown is None else shown.offered_rate_per_s,
         "value_ms": None if value is None else value[0],
         "upper_bound_ms": None if value is None else value[1],
+        "verdict": None if shown is None else str(shown.verdict),
     }
 
 

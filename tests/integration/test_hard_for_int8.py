@@ -14,9 +14,11 @@ import onnxruntime as ort
 import pytest
 from onnx import numpy_helper
 
+from optpipe.backends.tensorrt import TENSORRT_RTX
 from optpipe.core.calibration import table_from_file
 from optpipe.core.card import card_from_file
 from optpipe.core.events import Silent
+from optpipe.core.precision import Precision
 from optpipe.core.shipped import shipped
 from optpipe.core.store import Store
 from optpipe.core.weights import weights_from_text
@@ -24,6 +26,7 @@ from optpipe.errors import BadInputError
 from optpipe.inputs.image_set import image_set
 from optpipe.inputs.images import batches
 from optpipe.sources.resolve import source_from_text
+from optpipe.stages.artifact import built_artifact
 from optpipe.stages.calibrate import calibration_data, quantized_graph
 from optpipe.stages.calibration_run import CalibrationPlan, calibration_run
 from optpipe.stages.evaluate import label_indices, predictions
@@ -185,3 +188,16 @@ def test_few_images_are_warned_of(digits) -> None:
     listener = Silent()
     calibration_data(card_from_file(entry.file(CARD)), None, 50, 0, listener)
     assert listener.warnings == ["50 calibration images; 500 or more give steadier ranges"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_tensorrt_rtx_builds_every_graph_and_its_share_of_int8_is_proven(digits, method, tmp_path) -> None:
+    entry, store = digits
+    if not TENSORRT_RTX.capability("cuda").builds:
+        pytest.skip(f"TensorRT-RTX: {TENSORRT_RTX.capability('cuda').why_not}")
+    record = calibration_run(named_model("digits"), CalibrationPlan(None, None, 0, METHODS), store, Silent())
+    path = next(each["path"] for each in record["tables"] if each["method"] == method)
+    graph, _ = graph_from_table(entry, table_from_file(Path(path)), "tensorrt", (), store, Silent())
+    built, _ = built_artifact(TENSORRT_RTX, Precision.INT8, "cuda", graph, entry, None, {}, store, Silent())
+    assert built.info["precision_proof"]["proven"]
+    assert built.info["precision_proof"]["share"]["macs"]["int8"] > 0.95

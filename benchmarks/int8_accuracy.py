@@ -1,0 +1,47 @@
+"""INT8 of `digits` by each method against FP32, on all validation images: accuracy, and the drop with its interval.
+
+usage: python benchmarks/int8_accuracy.py [MODEL]
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+import onnx
+
+from optpipe.calibrators.methods import METHODS
+from optpipe.core.card import card_from_file
+from optpipe.core.events import Silent
+from optpipe.core.store import Store
+from optpipe.core.weights import weights_from_text
+from optpipe.inputs.image_set import image_set
+from optpipe.sources.resolve import source_from_text
+from optpipe.stages.calibrate import TARGETS, calibrated, calibration_data, quantized_graph, tables_of
+from optpipe.stages.export import CARD, ONNX, exported_model
+from optpipe.stages.model import Model
+from optpipe.stages.sensitivity import judge
+
+
+def main(name: str = "digits") -> None:
+    """Prints the table."""
+    with tempfile.TemporaryDirectory() as workspace:
+        store = Store(Path(workspace))
+        model, _ = exported_model(Model(source_from_text(name, {}), weights_from_text("default", 0)), store, Silent())
+        card, graph = card_from_file(model.file(CARD)), onnx.load(model.file(ONNX))
+        data = calibration_data(card, None, None, 0, Silent())
+        tables = tables_of(calibrated(model, data, tuple(METHODS), TARGETS, "cpu", store, Silent())[0])
+        validation = image_set(Path(card.data["validation"]))[0]
+        against = judge(model, validation)
+        right = int((against.reference.top1 == against.labels).sum())
+        print(f"FP32: {right} of {len(validation.files)} right, {right / len(validation.files):.2%}")
+        print("| Q/DQ for | method | drop, points | 95 % interval | SNR to FP32 |\n|---|---|---|---|---|")
+        for target in TARGETS:
+            for method, table in tables.items():
+                row = against.outcome(quantized_graph(graph, table, target)[0])
+                low, high = row["drop_ci"]
+                drop = f"{100 * row['drop']:+.3f} | {100 * low:+.2f} … {100 * high:+.2f}"
+                print(f"| {target} | {method} | {drop} | {row['snr_db']:.1f} dB |")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

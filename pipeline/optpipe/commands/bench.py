@@ -41,7 +41,9 @@ def bench(
     interleave: Annotated[
         bool, typer.Option("--interleave", help="Compare two: A B B A … in fresh processes.")
     ] = False,
-    rounds: Annotated[int, typer.Option(help="Rounds of --interleave.")] = 10,
+    rounds: Annotated[
+        int, typer.Option(help="Rounds of --interleave; up to three times as many where noise hides 4 %.")
+    ] = 10,
     metric: Annotated[str, typer.Option(help="What --interleave compares: p50, p90, p99, mean, throughput.")] = "p50",
     percentile: Annotated[
         float, typer.Option(help="Highest percentile wanted; it decides how many samples are taken.")

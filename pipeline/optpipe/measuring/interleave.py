@@ -12,6 +12,9 @@ from optpipe.stats.ratio import SMALLEST_ROUNDS, Ratio, ratio_of_rounds
 Metric = Literal["p50", "p90", "p99", "mean", "throughput"]
 CONFIDENCE = 0.99
 """A claimed difference moves a release: one in a hundred comparisons of equals may claim one, not one in twenty."""
+RESOLUTION = 0.04
+"""Rounds go on until a difference of this size would show, or MOST_TIMES as many were run."""
+MOST_TIMES = 3
 METRICS: tuple[Metric, ...] = ("p50", "p90", "p99", "mean", "throughput")
 
 
@@ -48,7 +51,9 @@ def interleaved(
     rounds: int,
     metric: Metric,
 ) -> Comparison | tuple[Measurement, ...]:
-    """Runs the rounds; every other one begins with the contender. Interrupted early, returns what was measured.
+    """Runs the rounds; every other one begins with the contender; a noisy machine gets up to MOST_TIMES as many.
+
+    Interrupted early, returns what was measured.
 
     Raises StageError when a process fails: a comparison with holes would be one-sided.
     """
@@ -58,14 +63,22 @@ def interleaved(
     figures: dict[str, list[float]] = {"a": [], "b": []}
     every: list[Measurement] = []
     measures = {"a": measure_baseline, "b": measure_contender}
-    for turn in range(rounds):
+    ratio: Ratio | None = None
+    # the width of the interval ends it and never its place, so going on does not favour either answer
+    for turn in range(rounds * MOST_TIMES):
         for side in "ab" if turn % 2 == 0 else "ba":
             found = measures[side](f"{side}{turn:03}")
             every.append(found)
             if found.interrupted:
                 return tuple(every)
             figures[side].append(_figure(found, metric))
-    ratio = ratio_of_rounds(figures["a"], figures["b"], CONFIDENCE)
+        if turn + 1 >= rounds:
+            ratio = ratio_of_rounds(figures["a"], figures["b"], CONFIDENCE)
+            if ratio.smallest_visible <= RESOLUTION:
+                break
+    if ratio is None:
+        message = "no rounds were run"
+        raise StageError(message)
     return Comparison(metric, ratio, tuple(figures["a"]), tuple(figures["b"]), tuple(every))
 
 

@@ -1,7 +1,9 @@
 """Decisions over a simulated runtime: a function from batch size to a measurement."""
 
+import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -203,3 +205,21 @@ def test_an_interrupted_comparison_keeps_what_was_measured():
     found = interleaved(lambda _: measurement(1, 1.0), lambda _: stopped, 6, "p50")
     assert isinstance(found, tuple)
     assert len(found) == 2
+
+
+def noisy_pair(generator, truth, noise):
+    def side(level):
+        return lambda _name: level * math.exp(noise * generator.standard_normal())
+
+    return pair(side(10.0), side(10.0 * truth), rounds=8)
+
+
+def test_a_noisy_machine_gets_more_rounds_and_neither_error_grows():
+    generator = np.random.default_rng(3)
+    equal = [noisy_pair(generator, 1.0, 0.02).ratio for _ in range(300)]
+    assert np.mean([each.change is not Change.NO_DIFFERENCE for each in equal]) <= 0.03
+    slower = [noisy_pair(generator, 1.05, 0.02).ratio for _ in range(200)]
+    assert np.mean([each.change is Change.SLOWER for each in slower]) >= 0.9
+    assert max(each.rounds for each in slower) > 8
+    assert {noisy_pair(generator, 1.0, 0.2).ratio.rounds for _ in range(5)} == {24}
+    assert {noisy_pair(generator, 1.0, 0.001).ratio.rounds for _ in range(5)} == {8}

@@ -68,8 +68,13 @@ def overview(
     """Compares what was measured. `baseline` is a run, or `approved` for the approved dossier of `model`."""
     held_against = _baseline(store, baseline, model)
     runs = bench_runs(store.workspace, names)
-    if held_against is not None:
-        runs = tuple(run for run in runs if run.run_id not in {one.run for one in held_against.measured})
+    if held_against is not None and held_against.kind == "run":
+        runs = tuple(run for run in runs if run.run_id != held_against.name)
+        if not runs:
+            message = (
+                f"there is no run but the baseline {held_against.name}; measure what is to be compared: optpipe bench"
+            )
+            raise BadInputError(message)
     measured = tuple(one for run in runs for one in measured_from_run(run))
     if model is not None:
         measured = tuple(one for one in measured if one.measurement.subject.model == model)

@@ -167,6 +167,8 @@ def test_runs_are_named_by_their_beginning_and_must_exist(workspace):
 def test_a_baseline_run_is_held_against_and_not_listed(workspace):
     entry = workspace.artifact()
     baseline = workspace.bench(entry, mean_ms=10.0)
+    with pytest.raises(BadInputError, match="no run but the baseline"):
+        overview(workspace.store, baseline=baseline.run_id)
     workspace.bench(entry, mean_ms=20.0)
     rows = overview(workspace.store, baseline=baseline.run_id).comparison.rows
     assert [row.change for row in rows] == ["slower"]

@@ -283,7 +283,7 @@ def _kernels(report: Report) -> Figure | None:
         {
             "id": at,
             "parent": 0,
-            "name": one["name"][:60],
+            "name": one["name"].removeprefix("void ")[:60],
             "size": one["total_ns"],
             "color": SERIES[0] if one.get("tensor_core") else SERIES[1],
             "aria": f"{one['name'][:80]}: {one['total_ns'] / 1e6:.3f} ms, {one['total_ns'] / total:.1%}"
@@ -334,12 +334,11 @@ def _tensor_cores(report: Report) -> Figure | None:
     import altair as alt
 
     cores = (report.profile or {}).get("tensor_cores") or {}
-    missed = [one for one in cores.get("missed") or [] if one.get("gain_ns") or one.get("total_ns")]
+    missed = [one for one in cores.get("missed") or [] if one.get("could_save_ns")]
     if not missed:
         return None
     rows = [
-        {"layer": str(one.get("layer") or one.get("name"))[:48], "ms": (one.get("gain_ns") or one["total_ns"]) / 1e6}
-        for one in missed[:15]
+        {"layer": str(one.get("kernel") or one["name"])[:48], "ms": one["could_save_ns"] / 1e6} for one in missed[:15]
     ]
     y = alt.Y("layer:N", title=None, sort="-x", axis=alt.Axis(labelLimit=190))
     chart = (
@@ -356,19 +355,32 @@ def _roofline(report: Report) -> Figure | None:
     import altair as alt
 
     roofline = (report.profile or {}).get("roofline") or {}
-    layers = [one for one in roofline.get("layers") or [] if one.get("intensity") and one.get("flops_per_s")]
-    peak, bandwidth = roofline.get("peak_flops_per_s"), roofline.get("peak_bytes_per_s")
+    peaks = roofline.get("peaks") or {}
+    layers = [one for one in roofline.get("layers") or [] if one.get("intensity") and one.get("bound_ns")]
+    types = [one["type"] for one in layers]
+    peak = (peaks.get("flops_per_s") or {}).get(max(types, key=types.count)) if types else None
+    bandwidth = peaks.get("bytes_per_s")
     if not layers or not peak or not bandwidth:
         return None
+    timed = [one for one in layers if one.get("measured_ns")]
+    layers = timed or layers
     intensities = [one["intensity"] for one in layers]
     low, high, ridge = min(*intensities, 1.0), max(*intensities, peak / bandwidth * 4), peak / bandwidth
     roof = [{"x": x, "y": min(peak, x * bandwidth) / 1e12} for x in (low, ridge, high)]
-    rows = [{"x": one["intensity"], "y": one["flops_per_s"] / 1e12, "layer": one["name"]} for one in layers]
+    rows = [
+        {
+            "x": one["intensity"],
+            "y": 2e-3 * one["macs"] / one["measured_ns" if timed else "bound_ns"],
+            "layer": one["name"],
+        }
+        for one in layers
+    ]
     x = alt.X("x:Q", title="operations per byte", scale=alt.Scale(type="log", nice=False))
     y = alt.Y("y:Q", title="TFLOP/s", scale=alt.Scale(type="log", nice=False))
     chart = (
         alt.Chart(alt.InlineData(roof)).mark_line(color=INK, strokeWidth=2, aria=False).encode(x=x, y=y)
         + alt.Chart(alt.InlineData(rows)).mark_point(filled=True, color=SERIES[0], size=45).encode(x=x, y=y, description="layer:N")
     ).properties(width=WIDTH, height=HEIGHT)  # fmt: skip
-    caption = f"Each point is a layer; the line is what the GPU allows ({roofline.get('peaks_source', 'peaks')})."
+    what = "Each point is a layer" if timed else "Each point is a layer at its bound: layers were not timed one by one"
+    caption = f"{what}; the line is what the GPU allows (peaks: {peaks.get('source', 'unknown')})."
     return Figure("Roofline", caption, svg_from_chart(_config(chart), "roofline"), report.profile_files)

@@ -119,3 +119,21 @@ def test_a_signed_dossier_is_accepted_from_an_allowed_key_only(measured_once, tm
     assert verified(found.folder).problems == ()
     assert verified(found.folder, tmp_path / "ours.allowed").problems == ()
     assert "does not allow" in verified(found.folder, tmp_path / "theirs.allowed").problems[0]
+
+
+def test_a_gpu_profile_gives_kernels_missed_tensor_cores_and_a_roofline():
+    from pathlib import Path
+
+    from optpipe.core.comparison import Comparison, Goal
+    from optpipe.core.report import Report
+    from optpipe.reporters.charts import figures
+
+    record = next((Path(__file__).parents[3] / "reports" / "resnet50-h200").glob("runs/profile-*/profile.json"))
+    profile = json.loads(record.read_text())["stages"][-1]
+    nothing = Comparison((), dict.fromkeys(Goal), dict.fromkeys(Goal, "nothing"))
+    drawn = {figure.title: figure for figure in figures(Report("profile", nothing, profile=profile))}
+    assert list(drawn) == ["Kernels", "Missed Tensor Cores", "Roofline"]
+    assert "Tensor Cores" in drawn["Kernels"].svg
+    assert drawn["Roofline"].svg.count("graphics-symbol") > 10
+    bare = figures(Report("profile", nothing, profile={"roofline": {"withheld": "no graph"}, "tensor_cores": {}}))
+    assert bare == []

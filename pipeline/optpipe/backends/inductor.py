@@ -102,4 +102,6 @@ class Inductor:
         from optpipe.backends.torch_session import TorchSession
 
         merged = checked_options({**info["options"], **options}, OPTIONS[device], self.name)
-        return TorchSession(torch._inductor.aoti_load_package(str(directory / PACKAGE)), info, device, merged)
+        # one caller at a time, so none of the runner's own event queries, which a CUDA-graph capture does not survive
+        package = torch._inductor.aoti_load_package(str(directory / PACKAGE), run_single_threaded=True)
+        return TorchSession(package, info, device, merged)

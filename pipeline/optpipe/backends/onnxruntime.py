@@ -71,14 +71,13 @@ class OnnxRuntime:
         """Optimizes the graph for the provider and reads the types out of the optimized graph."""
         import onnx
 
-        from optpipe.backends.onnxruntime_session import capture_refused, optimize
+        from optpipe.backends.onnxruntime_session import optimize
 
         options = checked_options(request.options, OPTIONS[request.device], self.name)
         target = request.directory / GRAPH
         optimize(request.graph, target, request.device)
-        capturable = request.device == "cpu" or capture_refused(target, options) is None
-        if not capturable and "cuda_graph" not in request.options:
-            options["cuda_graph"] = False
+        switched_off = _switched_off(target, request, options) if request.device == "cuda" else {}
+        options |= dict.fromkeys(switched_off, False)
         layers = onnx_layers(onnx.load(target), request.card.inputs, dequantized_is_int8=False)
         tf32 = request.precision is Precision.TF32
         if tf32:
@@ -89,7 +88,7 @@ class OnnxRuntime:
             "provider": PROVIDERS[request.device],
             "options": options,
             "tf32": tf32,
-            "cuda_graph_capturable": capturable,
+            "switched_off": switched_off,
         }
         return Built(layers=layers, file=GRAPH, info=info)
 
@@ -105,6 +104,24 @@ class OnnxRuntime:
 
         merged = checked_options({**info.get("options", {}), **options}, OPTIONS[device], self.name)
         return OnnxRuntimeSession(directory / GRAPH, device, merged, tf32=bool(info.get("tf32")))
+
+
+def _switched_off(graph: "Path", request: BuildRequest, options: Mapping[str, Any]) -> dict[str, str]:
+    """Options that this graph does not run with and that nobody insisted on, each with ONNX Runtime's reason.
+
+    Quantized graphs may have nodes without a CUDA kernel, which cannot be captured, or that NHWC conversion breaks.
+    """
+    import numpy as np
+
+    from optpipe.backends.onnxruntime_session import refused_with
+
+    inputs = {each.name: np.ones(each.opt, each.dtype) for each in request.card.inputs}
+    found: dict[str, str] = {}
+    for name, others_off in (("nhwc", {"cuda_graph": False}), ("cuda_graph", {})):
+        tried = {**options, **others_off, **dict.fromkeys(found, False)}
+        if tried[name] and name not in request.options and (reason := refused_with(graph, tried, inputs)) is not None:
+            found[name] = reason
+    return found
 
 
 def _as_tf32(layer: LayerType) -> LayerType:

@@ -1,13 +1,14 @@
 """An ONNX Runtime session on host arrays, or bound to fixed buffers on the CPU or a GPU."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from optpipe.backends.base import Binding
 from optpipe.core.tensors import TensorSpec
-from optpipe.errors import MissingError, StageError
+from optpipe.errors import BadInputError, MissingError, StageError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -76,13 +77,27 @@ def optimize(graph: Path, target: Path, device: "Device") -> None:
     _session(graph, device, options, {})
 
 
-def capture_refused(graph: Path, options: Mapping[str, Any]) -> str | None:
-    """Why a graph cannot run as a CUDA graph (a node without a CUDA kernel); None where it can."""
+def refused_with(graph: Path, options: Mapping[str, Any], inputs: Mapping[str, "np.ndarray"]) -> str | None:
+    """Why the CUDA provider cannot load and run a graph with `options`; None where it can."""
     try:
-        OnnxRuntimeSession(graph, "cuda", {**options, "cuda_graph": True}, tf32=False)
+        OnnxRuntimeSession(graph, "cuda", options, tf32=False).run(inputs)
     except StageError as error:
         return str(error)
     return None
+
+
+@contextmanager
+def _runtime_errors_named() -> Iterator[None]:
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    try:
+        yield
+    except state.InvalidArgument as error:
+        message = f"ONNX Runtime refuses these inputs: {_reason(error)}"
+        raise BadInputError(message) from error
+    except (state.Fail, state.RuntimeException, state.NotImplemented) as error:
+        message = f"ONNX Runtime could not run the graph: {_reason(error)}"
+        raise StageError(message) from error
 
 
 class OnnxRuntimeSession:
@@ -119,7 +134,8 @@ class OnnxRuntimeSession:
         options = ort.RunOptions()
         if self._cuda_graph:
             options.add_run_config_entry("gpu_graph_id", "-1")
-        values = self._session.run(None, dict(inputs), options)
+        with _runtime_errors_named():
+            values = self._session.run(None, dict(inputs), options)
         return {spec.name: value for spec, value in zip(self.outputs, values, strict=True)}
 
     def bind(self, inputs: Mapping[str, "np.ndarray"]) -> Binding:

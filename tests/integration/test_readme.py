@@ -1,0 +1,67 @@
+"""The README's commands exist as written: each `optpipe …` line of a `sh` block is held against the command's own options.
+
+A line that only shows a form ends in `# form` and is left out.
+"""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.exceptions import TyperException
+from typer.main import get_command
+
+from optpipe.cli import app
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"^```sh\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+
+
+def commands():
+    for line in "\n".join(BLOCKS).splitlines():
+        if line.strip().endswith("# form"):
+            continue
+        words = shlex.split(line, comments=True)
+        for position, word in enumerate(words):
+            if word == "optpipe":
+                yield " ".join(words[position:])
+
+
+COMMANDS = tuple(commands())
+
+
+def parse(line):
+    """What the command itself makes of the line, without running it; a wrong word raises."""
+    group = get_command(app)
+    _, name, *arguments = shlex.split(line)
+    command = group.commands.get(name)
+    assert command is not None, f"no command '{name}'; there are {', '.join(group.commands)}"
+    return command.make_context(name, arguments)
+
+
+def test_the_walk_is_in_the_readme():
+    named = {line.split()[1] for line in COMMANDS}
+    assert {"build", "evaluate", "preprocess", "bench", "profile", "compare", "signoff", "verify", "run"} <= named
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_every_command_parses(line, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    parse(line)
+
+
+@pytest.mark.parametrize("line", ["optpipe build digits --precison fp16", "optpipe bild digits", "optpipe build"])
+def test_a_wrong_command_would_show(line):
+    with pytest.raises((TyperException, AssertionError)):
+        parse(line)
+
+
+def test_links_lead_somewhere():
+    links = re.findall(r"\]\((?!https?:|#)([^)]+)\)", README)
+    assert links
+    assert not [link for link in links if not (ROOT / link.partition("#")[0]).exists()]
+
+
+def test_short_enough_to_be_read():
+    assert len(README.splitlines()) < 200

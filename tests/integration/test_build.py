@@ -168,7 +168,7 @@ def test_a_gpu_that_is_demanded_and_missing(run: Run) -> None:
 def test_a_backend_that_is_named_and_missing(run: Run) -> None:
     ran = run("build", "digits", "--backend", "tensorrt", "--json")
     assert ran.status == 3
-    assert "pip install" in ran.document["error"]["message"]
+    assert "uv sync" in ran.document["error"]["message"]
 
 
 def test_a_read_only_workspace(run: Run, tmp_path: Path) -> None:

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 PACKAGE = "model.pt2"
 OPTIONS: dict[Device, dict[str, Any]] = {
     "cpu": {"threads": 0},
-    "cuda": {"cuda_graph": True, "max_autotune": False},
+    "cuda": {"cuda_graph": False, "max_autotune": False},
 }
+"""`cuda_graph` is off: with torch 2.11 the runner's own calls ended a capture on an H200, also with a single caller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,6 @@ class Inductor:
         from optpipe.backends.torch_session import TorchSession
 
         merged = checked_options({**info["options"], **options}, OPTIONS[device], self.name)
-        # one caller at a time, so none of the runner's own event queries, which a CUDA-graph capture does not survive
+        # one caller at a time: torch's advice for CUDA graphs, where somebody asks for one
         package = torch._inductor.aoti_load_package(str(directory / PACKAGE), run_single_threaded=True)
         return TorchSession(package, info, device, merged)

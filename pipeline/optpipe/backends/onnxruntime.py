@@ -117,6 +117,8 @@ def _switched_off(graph: "Path", request: BuildRequest, options: Mapping[str, An
 
     inputs = {each.name: np.ones(each.opt, each.dtype) for each in request.card.inputs}
     found: dict[str, str] = {}
+    if request.precision is Precision.INT8 and "nhwc" not in request.options:
+        found["nhwc"] = "ONNX Runtime 1.31's NHWC conversion gave wrong answers for a quantized graph"
     for name, others_off in (("nhwc", {"cuda_graph": False}), ("cuda_graph", {})):
         tried = {**options, **others_off, **dict.fromkeys(found, False)}
         if tried[name] and name not in request.options and (reason := refused_with(graph, tried, inputs)) is not None:

@@ -170,7 +170,7 @@ TENSORRT = TensorRT(
     name="tensorrt",
     library="tensorrt",
     package="tensorrt-cu13",
-    install="install it with `pip install 'optpipe[tensorrt]'` (11) or `optpipe[tensorrt10]`; it comes from NVIDIA's index",
+    install="`uv sync --extra tensorrt` (11) or `uv sync --no-dev --extra tensorrt10` in a checkout; it comes from NVIDIA's index",
     ahead_of_time=False,
 )
 TENSORRT_RTX = TensorRT(

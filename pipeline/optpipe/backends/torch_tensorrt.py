@@ -39,7 +39,7 @@ class TorchTensorRT:
         """Whether the library and a GPU are there: it builds on the GPU that it is for."""
         version = package_version("torch-tensorrt")
         if version is None or importlib.util.find_spec("torch_tensorrt") is None:
-            install = "install it with `pip install 'optpipe[torch-tensorrt]'`; TensorRT comes from NVIDIA's index"
+            install = "`uv sync --no-dev --extra torch-tensorrt` in a checkout; TensorRT comes from NVIDIA's index"
             return Capability(False, False, None, "torch-tensorrt is not installed", install)
         if device == "cpu" or not gpus():
             return Capability(False, False, version, "no NVIDIA GPU on this machine")

@@ -54,9 +54,7 @@ class HuggingFaceSource:
     def load(self, weights: WeightsRequest) -> Loaded:
         """Builds the module for the task that its configuration names."""
         if package_version("transformers") is None:
-            message = (
-                f"{self.name} needs transformers: install it with `uv sync --extra hf` or `pip install 'optpipe[hf]'`"
-            )
+            message = f"{self.name} needs transformers: `uv sync --extra hf` installs it"
             raise MissingError(message)
         import transformers
 

@@ -40,7 +40,7 @@ class TimmSource:
     def load(self, weights: WeightsRequest) -> Loaded:
         """Builds the module; preprocessing and size come from timm's data configuration."""
         if package_version("timm") is None:
-            message = f"{self.name} needs timm: install it with `uv sync --extra timm` or `pip install 'optpipe[timm]'`"
+            message = f"{self.name} needs timm: `uv sync --extra timm` installs it"
             raise MissingError(message)
         import timm
 

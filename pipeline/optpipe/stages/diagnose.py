@@ -87,8 +87,8 @@ def _tools() -> tuple[Finding, ...]:
             "preprocessing that keeps up with the engine",
             "`pip install nvidia-dali-cuda130`",
         ),
-        _package("timm", "timm", "models `timm:NAME`", "`pip install 'optpipe[timm]'`"),
-        _package("transformers", "transformers", "models `hf:NAME`", "`pip install 'optpipe[hf]'`"),
+        _package("timm", "timm", "models `timm:NAME`", "`uv sync --extra timm` in a checkout"),
+        _package("transformers", "transformers", "models `hf:NAME`", "`uv sync --extra hf` in a checkout"),
         _program(
             "nsys",
             "profiles of every stage",

@@ -11,7 +11,6 @@ manifest.json: `schema`, `schema_version`, `run_id`, `kind`, `status` (complete,
 from), `files[]{path, bytes, sha256}`, `details{}` (what the kind adds).
 """
 
-import hashlib
 import json
 import os
 import secrets
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.core.environment import environment
+from optpipe.core.hashing import file_sha256
 from optpipe.errors import BadInputError, StageError
 
 SCHEMA = "optpipe.run"
@@ -144,7 +144,9 @@ def changed_files(run: Run) -> tuple[str, ...]:
     present = {path.relative_to(run.path).as_posix(): path for path in _files(run.path)}
     missing = [f"{name}: missing" for name in stated if name not in present]
     added = [f"{name}: not in the manifest" for name in present if name not in stated]
-    differ = [f"{name}: changed" for name, path in present.items() if name in stated and sha256(path) != stated[name]]
+    differ = [
+        f"{name}: changed" for name, path in present.items() if name in stated and file_sha256(path) != stated[name]
+    ]
     return tuple(sorted(missing + added + differ))
 
 
@@ -176,14 +178,8 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
         raise StageError(message) from error
 
 
-def sha256(path: Path) -> str:
-    """The file's sha256 in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _entry(root: Path, path: Path) -> dict[str, Any]:
-    return {"path": path.relative_to(root).as_posix(), "bytes": path.stat().st_size, "sha256": sha256(path)}
+    return {"path": path.relative_to(root).as_posix(), "bytes": path.stat().st_size, "sha256": file_sha256(path)}
 
 
 def _files(root: Path) -> Iterator[Path]:

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from optpipe.core.hashing import file_sha256
 from optpipe.errors import BadInputError, MissingError, StageError
 
 SUMS = "SHA256SUMS"
@@ -126,8 +127,7 @@ def _hashes(folder: Path) -> dict[str, str]:
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.is_file() and not path.is_symlink() and name not in _OWN:
-            with path.open("rb") as file:
-                found[name] = hashlib.file_digest(file, "sha256").hexdigest()
+            found[name] = file_sha256(path)
     return dict(sorted(found.items()))
 
 

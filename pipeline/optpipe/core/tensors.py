@@ -18,11 +18,6 @@ class TensorSpec:
     dtype: str
     shape: tuple[int | str, ...]
 
-    @property
-    def dynamic(self) -> bool:
-        """Whether any dimension may change."""
-        return any(isinstance(size, str) for size in self.shape)
-
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:

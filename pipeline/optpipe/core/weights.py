@@ -1,6 +1,5 @@
 """Which weights were asked for, and which a model was built with."""
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -42,11 +41,6 @@ class WeightsRecord:
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
         return {**asdict(self), "trained": self.trained}
-
-
-def weights_record_from_dict(value: Mapping[str, Any]) -> WeightsRecord:
-    """Reads the JSON form."""
-    return WeightsRecord(source=value["source"], sha256=value["sha256"], seed=value["seed"])
 
 
 def weights_from_text(text: str, seed: int) -> WeightsRequest:

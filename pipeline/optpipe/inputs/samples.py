@@ -73,11 +73,6 @@ def _files_sha256(files: tuple[Path, ...]) -> str:
     return value_sha256([file_sha256(path) for path in files])
 
 
-def image_set_files(manifest: Path) -> tuple[Path, ...]:
-    """The files of an image-set manifest (`calibration/README.md`), in its order."""
-    return tuple(path for path, _ in labelled_files(manifest))
-
-
 def labelled_files(manifest: Path) -> Iterator[tuple[Path, str]]:
     """The files of an image-set manifest with their labels; raises `BadInputError` where it cannot be read."""
     try:

@@ -14,7 +14,7 @@ from optpipe.core.hashing import file_sha256
 from optpipe.core.tensors import InputSpec
 from optpipe.core.weights import WeightsRecord, WeightsRequest
 from optpipe.errors import BadInputError, MissingError
-from optpipe.sources.base import Loaded, NoWeightsError
+from optpipe.sources.base import Loaded, NoWeightsError, first_line
 from optpipe.sources.modules import flat_module
 from optpipe.sources.transform import transform_from_processor
 from optpipe.sources.weights import module_weights_sha256, with_weights
@@ -61,7 +61,9 @@ class HuggingFaceSource:
         try:
             config = transformers.AutoConfig.from_pretrained(self.repository)
         except (OSError, ValueError) as error:
-            message = f"{self.name}: no configuration to be had ({_first_line(error)}); give a name on {HUB} or a local folder"
+            message = (
+                f"{self.name}: no configuration to be had ({first_line(error)}); give a name on {HUB} or a local folder"
+            )
             raise (BadInputError if Path(self.repository).exists() else MissingError)(message) from error
         image = type(config) in transformers.AutoModelForImageClassification._model_mapping
         kind = (
@@ -80,7 +82,7 @@ class HuggingFaceSource:
         try:
             module = kind.from_pretrained(self.repository, use_safetensors=True).eval()
         except OSError as error:
-            reason = f"{self.name}: {_first_line(error)}"
+            reason = f"{self.name}: {first_line(error)}"
             raise NoWeightsError(reason, HUB) from error
         return module, WeightsRecord(f"default:{self.repository}", module_weights_sha256(module))
 
@@ -88,7 +90,7 @@ class HuggingFaceSource:
         try:
             processor = transformers.AutoImageProcessor.from_pretrained(self.repository)
         except OSError as error:
-            message = f"{self.name}: it has no preprocessor_config.json, so its preprocessing is unknown ({_first_line(error)})"
+            message = f"{self.name}: it has no preprocessor_config.json, so its preprocessing is unknown ({first_line(error)})"
             raise BadInputError(message) from error
         transform = transform_from_processor(processor)
         size = transform.size or (getattr(config, "image_size", 224),) * 2
@@ -106,7 +108,3 @@ class HuggingFaceSource:
 
     def _short(self) -> str:
         return Path(self.repository).name
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

@@ -9,7 +9,7 @@ from optpipe.core.environment import package_version
 from optpipe.core.tensors import InputSpec
 from optpipe.core.weights import WeightsRecord, WeightsRequest
 from optpipe.errors import BadInputError, MissingError
-from optpipe.sources.base import Loaded, NoWeightsError
+from optpipe.sources.base import Loaded, NoWeightsError, first_line
 from optpipe.sources.transform import transform_from_timm
 from optpipe.sources.weights import module_weights_sha256, with_weights
 
@@ -63,10 +63,6 @@ class TimmSource:
         try:
             module = timm.create_model(self.model, pretrained=True).eval()
         except (OSError, RuntimeError) as error:  # hub errors are OSErrors; timm raises RuntimeError without a URL
-            reason = f"{self.name}: {_first_line(error)}"
+            reason = f"{self.name}: {first_line(error)}"
             raise NoWeightsError(reason, HUB) from error
         return module, WeightsRecord(f"default:{self.name}", module_weights_sha256(module))
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

@@ -109,6 +109,7 @@ class OnnxRuntimeSession:
 
         self.device = device
         self._graphs = 0
+        self._own_stream = device == "cuda" and _stream() == 0
         self._cuda_graph = bool(options.get("cuda_graph", False))
         settings = ort.SessionOptions()
         settings.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
@@ -144,18 +145,24 @@ class OnnxRuntimeSession:
         if self.device == "cpu":
             return _HostBinding(self._session, dict(inputs), outputs)
         self._graphs += 1
-        return _DeviceBinding(self._session, inputs, outputs, graph_id=self._graphs if self._cuda_graph else None)
+        graph_id = self._graphs if self._cuda_graph else None
+        return _DeviceBinding(self._session, inputs, outputs, graph_id=graph_id, waits=self._own_stream)
 
     def bind_in_place(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Binding:
         """Binds torch CUDA tensors where they lie: nothing is copied, and no CUDA graph keeps their addresses."""
-        return _PlacedBinding(self._session, inputs, outputs)
+        return _PlacedBinding(self._session, inputs, outputs, waits=self._own_stream)
+
+
+def _stream() -> int:
+    """The handle of torch's current CUDA stream; 0 is the default one, in whose place ONNX Runtime makes a stream of its own."""
+    import torch
+
+    return int(torch.cuda.current_stream().cuda_stream)
 
 
 def _provider_options(options: Mapping[str, Any], *, tf32: bool) -> dict[str, str]:
-    import torch
-
     return {
-        "user_compute_stream": str(torch.cuda.current_stream().cuda_stream),
+        "user_compute_stream": str(_stream()),
         "use_tf32": str(int(tf32)),
         "prefer_nhwc": str(int(options["nhwc"])),
         "enable_cuda_graph": str(int(options["cuda_graph"])),
@@ -187,16 +194,25 @@ class _HostBinding:
         self._session.run_with_iobinding(self._io)
 
 
+def _run_options(graph_id: int | None, *, waits: bool) -> Any:
+    """`waits` where the session has a stream of its own: nothing else would order a launch before what torch does next."""
+    import onnxruntime as ort
+
+    options = ort.RunOptions()
+    if not waits:
+        options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+    if graph_id is not None:
+        options.add_run_config_entry("gpu_graph_id", str(graph_id))
+    return options
+
+
 class _PlacedBinding:
-    def __init__(self, session: Any, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
+    def __init__(self, session: Any, inputs: Mapping[str, Any], outputs: Mapping[str, Any], *, waits: bool) -> None:
         import numpy as np
-        import onnxruntime as ort
 
         self.inputs, self.outputs = dict(inputs), dict(outputs)
         self._session = session
-        self._options = ort.RunOptions()
-        self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
-        self._options.add_run_config_entry("gpu_graph_id", "-1")
+        self._options = _run_options(-1, waits=waits)
         self._io = session.io_binding()
         for bind, tensors in ((self._io.bind_input, self.inputs), (self._io.bind_output, self.outputs)):
             for name, tensor in tensors.items():
@@ -216,8 +232,8 @@ class _DeviceBinding:
         outputs: Mapping[str, "np.ndarray"],
         *,
         graph_id: int | None,
+        waits: bool,
     ) -> None:
-        import onnxruntime as ort
         import torch
 
         self.inputs = {name: torch.from_numpy(array).cuda() for name, array in inputs.items()}
@@ -225,10 +241,7 @@ class _DeviceBinding:
             name: torch.empty_like(torch.from_numpy(array), device="cuda") for name, array in outputs.items()
         }
         self._session = session
-        self._options = ort.RunOptions()
-        self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
-        if graph_id is not None:
-            self._options.add_run_config_entry("gpu_graph_id", str(graph_id))
+        self._options = _run_options(graph_id, waits=waits)
         self._io = session.io_binding()
         for name, tensor in self.inputs.items():
             self._io.bind_input(name, "cuda", 0, inputs[name].dtype, tuple(tensor.shape), tensor.data_ptr())

@@ -44,5 +44,7 @@ def evaluate(
         status = ExitStatus.INCONCLUSIVE
     if "FAIL" in verdicts:
         status = ExitStatus.FAIL
+    if any(row["failed"] for row in record["results"]):
+        status = ExitStatus.STAGE_FAILED
     record = {**record, "warnings": terminal.warnings}
     return Outcome(record, lambda: evaluate_table(record), status)

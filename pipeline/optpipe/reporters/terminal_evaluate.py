@@ -41,7 +41,10 @@ def evaluate_table(record: Mapping[str, Any]) -> RenderableType:
     head = f"{record['model']} on {dataset['count']} images of {dataset['name']} ({dataset['sha256'][:12]})"
     lines: list[RenderableType] = [Text(head), table]
     lines += [
-        Text(f"not evaluated  {row['backend']} {row['precision']}: {row['why_not']}", style="dim")
+        Text(
+            f"{'failed' if row['failed'] else 'not evaluated'}  {row['backend']} {row['precision']}: {row['why_not']}",
+            style="red" if row["failed"] else "dim",
+        )
         for row in record["results"]
         if row["why_not"]
     ]

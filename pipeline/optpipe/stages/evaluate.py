@@ -15,7 +15,7 @@ from optpipe.core.card import ModelCard, Task, card_from_file
 from optpipe.core.events import Listener
 from optpipe.core.store import Entry, Store
 from optpipe.core.verdict import Verdict
-from optpipe.errors import BadInputError
+from optpipe.errors import BadInputError, StageError
 from optpipe.inputs.image_set import ImageSet
 from optpipe.stages.calibrate import fitting_batch, image_batches
 from optpipe.stages.export import CARD, ONNX, torch_outputs
@@ -51,6 +51,8 @@ class Evaluated:
     entry: Entry | None
     predictions: Predictions | None
     why_not: str | None = None
+    failed: bool = False
+    """Whether it should have run here and did not."""
 
 
 def predictions(scores: "NDArray[Any]") -> Predictions:
@@ -61,12 +63,13 @@ def predictions(scores: "NDArray[Any]") -> Predictions:
 
 
 def artifacts_of(model: Entry, store: Store) -> list[Entry]:
-    """The stored artifacts of an exported model, the newest of each backend, device, precision and graph."""
+    """The stored artifacts of an exported model, the newest of each backend, device, precision, options and graph."""
     found: dict[tuple[Any, ...], Entry] = {}
     for entry in store.entries():
         if entry.manifest.kind == "artifact" and model.id in entry.manifest.parents:
             info = entry.info
-            found[info["backend"], info["device"], info["precision"], *entry.manifest.parents] = entry
+            options = tuple(sorted(info.get("options", {}).items()))  # a layout that breaks answers is an option
+            found[info["backend"], info["device"], info["precision"], options, *entry.manifest.parents] = entry
     return list(found.values())
 
 
@@ -85,8 +88,12 @@ def evaluated(
             rows.append(Evaluated(entry, None, reason))
             continue
         name = f"evaluate {backend.name} {entry.info['precision']}"
-        with backend.load(store.verified(entry).path, entry.info, device, {}) as session:
-            scores = _scores(card, images, lambda batch: session.run(batch)[card.outputs[0].name], name, listener)
+        try:
+            with backend.load(store.verified(entry).path, entry.info, device, {}) as session:
+                scores = _scores(card, images, lambda batch: session.run(batch)[card.outputs[0].name], name, listener)
+        except StageError as error:  # one broken artifact must not hide what the others do
+            rows.append(Evaluated(entry, None, str(error), failed=True))
+            continue
         rows.append(Evaluated(entry, predictions(scores)))
     return rows
 
@@ -160,6 +167,7 @@ def result_rows(
             "device": info["device"],
             "n": len(source.best),
             "why_not": row.why_not,
+            "failed": row.failed,
             **dict.fromkeys(_FIGURES),
         }
         if row.predictions is not None:

@@ -14,7 +14,7 @@ from optpipe.core.store import Store
 from optpipe.measuring.interleave import interleaved
 from optpipe.measuring.measure import Load, measure
 from optpipe.measuring.process import WorkerProcess
-from optpipe.stages.bench import BenchPlan, defaults_of, prepared, subject_of
+from optpipe.stages.bench_subject import BenchPlan, defaults_of, prepared, subject_of
 from optpipe.stages.subjects import artifacts_named
 from optpipe.stats.distributions import proportion_interval
 

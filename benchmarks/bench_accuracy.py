@@ -21,7 +21,7 @@ from optpipe.core.measurement import Subject
 from optpipe.core.store import Store
 from optpipe.measuring.measure import Frame, Load, measure
 from optpipe.measuring.process import WorkerProcess
-from optpipe.stages.bench import BenchPlan, defaults_of, prepared, subject_of
+from optpipe.stages.bench_subject import BenchPlan, defaults_of, prepared, subject_of
 from optpipe.stages.subjects import artifacts_named
 from optpipe.worker.plan import SessionPlan
 

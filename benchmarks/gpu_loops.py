@@ -1,32 +1,36 @@
 """Independent timings on a GPU, written without optpipe's measuring code, to hold its figures against.
 
 usage: gpu_loops.py WORKSPACE OUTPUT.json [BATCH ...]
-For every ResNet-50 artifact in the workspace: a bare loop of CUDA events over the runtime's own API. And in the same process,
-so in the same conditions, torch.compile in mode reduce-overhead, FP16 channels_last: what most people would use instead.
+
+Each artifact gets a process of its own (a failed CUDA graph capture poisons the process it happens in). There, rounds
+alternate between the tool's worker and a bare loop of CUDA events over the very same loaded session: cuDNN's search picks
+kernels anew whenever a session loads, so two sessions of one artifact may differ by more than the measuring does. Beside
+it stands a loop over the runtime's own API with a session of its own. torch.compile in mode reduce-overhead, FP16,
+channels_last, is what most people would use instead; it is timed in the same run.
 """
 
 import json
+import subprocess
 import sys
+import tempfile
+from contextlib import ExitStack
+from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from statistics import median
+from time import perf_counter
 
-import numpy as np
-import torch
-
-sys.path.insert(0, "pipeline")
+ROUNDS = 5
 
 
-def event_loop(launch, stream, seconds=1.0):
-    """Median ms between two events around one launch, synchronized each time, after 0.5 s of warm-up."""
-    from time import perf_counter
+def event_loop(launch, stream, seconds):
+    """Median ms between two CUDA events around one launch, synchronized each time."""
+    import torch
 
     first, second = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    times = []
     with torch.cuda.stream(stream):
-        end = perf_counter() + 0.5
-        while perf_counter() < end:
-            launch()
-            stream.synchronize()
-        times, end = [], perf_counter() + seconds
+        end = perf_counter() + seconds
         while perf_counter() < end or len(times) < 20:
             first.record(stream)
             launch()
@@ -36,55 +40,48 @@ def event_loop(launch, stream, seconds=1.0):
     return median(times)
 
 
-def onnxruntime_loop(path, info, batch, options, stream):
-    """ONNX Runtime by its own Python API: I/O binding on torch memory, a user stream, the same provider options."""
-    import onnxruntime as ort
-
-    ort.preload_dlls()
-    provider = {
-        "user_compute_stream": str(stream.cuda_stream),
-        "use_tf32": str(int(bool(info.get("tf32")))),
-        "prefer_nhwc": str(int(options["nhwc"])),
-        "enable_cuda_graph": str(int(options["cuda_graph"])),
-        "cudnn_conv_algo_search": options["cudnn_search"],
-        "cudnn_conv_use_max_workspace": "1",
-    }
-    settings = ort.SessionOptions()
-    settings.log_severity_level = 4
-    session = ort.InferenceSession(str(path), settings, providers=[("CUDAExecutionProvider", provider)])
-    name = session.get_inputs()[0]
-    kind = {"tensor(float)": torch.float32, "tensor(float16)": torch.float16}
-    given = torch.randn(batch, 3, 224, 224, device="cuda").to(kind[name.type])
-    answer = session.get_outputs()[0]
-    output = torch.empty(batch, 1000, device="cuda", dtype=kind[answer.type])
-    binding = session.io_binding()
-    numpy_kind = {torch.float32: np.float32, torch.float16: np.float16}
-    binding.bind_input(name.name, "cuda", 0, numpy_kind[given.dtype], tuple(given.shape), given.data_ptr())
-    binding.bind_output(answer.name, "cuda", 0, numpy_kind[output.dtype], tuple(output.shape), output.data_ptr())
-    run = ort.RunOptions()
-    run.add_run_config_entry("disable_synchronize_execution_providers", "1")
-    return event_loop(lambda: session.run_with_iobinding(binding, run), stream)
+def warmed_loop(launch, stream, seconds=1.0):
+    """The same after half a second of warm-up."""
+    event_loop(launch, stream, 0.5)
+    return event_loop(launch, stream, seconds)
 
 
-def torch_loop(call, batch, dtype, stream, graph):
-    """A torch callable, in a CUDA graph if the tool used one."""
-    given = torch.randn(batch, 3, 224, 224, device="cuda").to(dtype)
-    with torch.inference_mode(), torch.cuda.stream(stream):
-        for _ in range(4):
-            call(given)
-        stream.synchronize()
-        if not graph:
-            return event_loop(lambda: call(given), stream)
-        captured = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(captured, stream=stream):
-            call(given)
-        return event_loop(captured.replay, stream)
+def same_session(entry, store, batch, options, scratch):
+    """(optpipe ms, bare loop ms) per round, medians of the compute part, in alternation on one session."""
+    import torch
+
+    from optpipe.measuring.measure import Load, point_of
+    from optpipe.stages.bench_subject import BenchPlan, prepared
+    from optpipe.stages.subjects import artifacts_named
+    from optpipe.worker.__main__ import Worker
+    from optpipe.worker.rotation import rotation
+    from optpipe.worker.spool import frame_from_spool
+
+    load = Load(batch, min_seconds=0.4, max_seconds=3, percentile=50.0, warm_up_seconds=0.1, max_warm_up_seconds=1.0)
+    load = replace(load, cache_probes=0)
+    plan, _frame = prepared(artifacts_named(entry, store)[0], BenchPlan(load), store, scratch / "inputs", scratch)
+    plan = replace(plan, arguments={**plan.arguments, "options": options})
+    rounds = []
+    with ExitStack() as stack:
+        worker = Worker(plan, stack)
+        inputs = rotation(worker.pool, batch, plan.seed).batches[0]
+        with torch.cuda.stream(worker.streams[0]):
+            binding = worker.sessions[0].bind(inputs)
+        warmed_loop(binding.launch, worker.streams[0], 0.1)
+        for turn in range(ROUNDS):
+            spool = scratch / f"{turn}.spool"
+            worker.measured(point_of(load, f"r{turn}", spool), StringIO())
+            samples = frame_from_spool(spool)
+            tool = samples.filter(samples["phase"] == 1)["compute_ns"].median() / 1e6
+            rounds.append((tool, event_loop(binding.launch, worker.streams[0], 0.4)))
+    return rounds
 
 
-def artifact_loop(entry, batch, options):
-    """One stored artifact by the bare API of its runtime."""
-    info, stream = entry.info, torch.cuda.Stream()
-    path = entry.path / info["file"]
+def own_api(info, path, batch, options):
+    """Median ms of a loop over the runtime's own Python API, with a session of its own."""
+    import torch
+
+    stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         if info["backend"] == "onnxruntime":
             return onnxruntime_loop(path, info, batch, options, stream)
@@ -98,26 +95,101 @@ def artifact_loop(entry, batch, options):
         return torch_loop(call, batch, dtype, stream, options.get("cuda_graph", False))
 
 
-def compiled_baseline(batch):
-    """torch.compile(mode="reduce-overhead"), FP16, channels_last: ms per batch."""
+def onnxruntime_loop(path, info, batch, options, stream):
+    """I/O binding on torch memory, a user stream, the same provider options."""
+    import numpy as np
+    import onnxruntime as ort
+    import torch
+
+    ort.preload_dlls()
+    provider = {
+        "user_compute_stream": str(stream.cuda_stream),
+        "use_tf32": str(int(bool(info.get("tf32")))),
+        "prefer_nhwc": str(int(options["nhwc"])),
+        "enable_cuda_graph": str(int(options["cuda_graph"])),
+        "cudnn_conv_algo_search": options["cudnn_search"],
+        "cudnn_conv_use_max_workspace": "1",
+    }
+    settings = ort.SessionOptions()
+    settings.log_severity_level = 4
+    session = ort.InferenceSession(str(path), settings, providers=[("CUDAExecutionProvider", provider)])
+    kinds = {"tensor(float)": (torch.float32, np.float32), "tensor(float16)": (torch.float16, np.float16)}
+    name, answer = session.get_inputs()[0], session.get_outputs()[0]
+    given = torch.randn(batch, 3, 224, 224, device="cuda").to(kinds[name.type][0])
+    output = torch.empty(batch, 1000, device="cuda", dtype=kinds[answer.type][0])
+    binding = session.io_binding()
+    binding.bind_input(name.name, "cuda", 0, kinds[name.type][1], tuple(given.shape), given.data_ptr())
+    binding.bind_output(answer.name, "cuda", 0, kinds[answer.type][1], tuple(output.shape), output.data_ptr())
+    run = ort.RunOptions()
+    run.add_run_config_entry("disable_synchronize_execution_providers", "1")
+    return warmed_loop(lambda: session.run_with_iobinding(binding, run), stream)
+
+
+def torch_loop(call, batch, dtype, stream, graph):
+    """A torch callable, in a CUDA graph if the tool used one."""
+    import torch
+
+    given = torch.randn(batch, 3, 224, 224, device="cuda").to(dtype)
+    with torch.inference_mode(), torch.cuda.stream(stream):
+        for _ in range(4):
+            call(given)
+        stream.synchronize()
+        if not graph:
+            return warmed_loop(lambda: call(given), stream)
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured, stream=stream):
+            call(given)
+        return warmed_loop(captured.replay, stream)
+
+
+def one_artifact(workspace, entry_id, batches, options):
+    """Prints one JSON line per batch size."""
+    from optpipe.core.store import Store
+
+    store = Store(Path(workspace))
+    entry = store.find(entry_id)
+    for batch in batches:
+        row = {"artifact": entry.id, "backend": entry.info["backend"], "precision": entry.info["precision"]}
+        row |= {"batch_size": batch, "options": options}
+        with tempfile.TemporaryDirectory() as scratch:
+            rounds = same_session(entry.id, store, batch, options, Path(scratch))
+        row["optpipe_ms"], row["loop_ms"] = (median(side) for side in zip(*rounds, strict=True))
+        row["optpipe_over_loop"] = median(tool / loop for tool, loop in rounds)
+        row["rounds_ms"] = rounds
+        print(json.dumps(row), flush=True)
+        row["own_session_ms"] = own_api(entry.info, entry.path / entry.info["file"], batch, options)
+        print(json.dumps(row), flush=True)
+
+
+def compiled_baseline(batches):
+    """torch.compile(mode="reduce-overhead"), FP16, channels_last: prints ms per batch."""
+    import torch
     import torchvision
 
     torch.manual_seed(0)
     model = torchvision.models.resnet50(weights=None).eval().half().cuda().to(memory_format=torch.channels_last)
     compiled = torch.compile(model, mode="reduce-overhead")
-    given = torch.randn(batch, 3, 224, 224, device="cuda").half().to(memory_format=torch.channels_last)
-    with torch.inference_mode():
-        for _ in range(5):
-            compiled(given)
-        torch.cuda.synchronize()
-        return event_loop(lambda: compiled(given), torch.cuda.current_stream())
+    for batch in batches:
+        given = torch.randn(batch, 3, 224, 224, device="cuda").half().to(memory_format=torch.channels_last)
+        with torch.inference_mode():
+            for _ in range(5):
+                compiled(given)
+            torch.cuda.synchronize()
+            ms = warmed_loop(lambda given=given: compiled(given), torch.cuda.current_stream())
+        print(json.dumps({"batch_size": batch, "ms": ms, "images_per_s": batch / ms * 1e3}), flush=True)
 
 
-def read(path):
+def in_process(*arguments, seconds):
+    """The JSON lines that this file prints in a child process; the last of each batch size, and what it died of."""
+    command = [sys.executable, __file__, *map(str, arguments)]
     try:
-        return json.loads(path.read_text()).get("measurements", [])
-    except ValueError:
-        return []
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+        output, failed = done.stdout, done.stderr.strip().splitlines()[-1:] if done.returncode else []
+    except subprocess.TimeoutExpired as error:
+        output, failed = (error.stdout or b"").decode(), [f"not finished in {seconds} s"]
+    rows = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    last = list({row["batch_size"]: row for row in rows}.values())
+    return last + [{"arguments": list(map(str, arguments)), "error": each[:300]} for each in failed]
 
 
 def main() -> None:
@@ -125,43 +197,22 @@ def main() -> None:
 
     workspace, target = Path(sys.argv[1]), Path(sys.argv[2])
     batches = [int(text) for text in sys.argv[3:]] or [1, 64, 256]
-    sweeps = [target.parent / f"sweep-{name}.json" for name in ("ort", "torch")]
-    measured = [row for path in sweeps if path.exists() for row in read(path)]
-    rows = []
+    document = {"loops": [], "torch_compile_reduce_overhead_fp16": in_process("compiled", *batches, seconds=120)}
+    print(json.dumps(document["torch_compile_reduce_overhead_fp16"]), flush=True)
     for entry in Store(workspace).entries():
         if entry.manifest.kind != "artifact" or entry.info["device"] != "cuda" or entry.info["model"] != "resnet50":
             continue
-        for batch in batches:
-            tool = [
-                row
-                for row in measured
-                if row["artifact"] == entry.id and row["batch_size"] == batch and row["parts_ms"]
-            ]
-            options = tool[0]["subject"]["options"] if tool else entry.info.get("options", {})
-            row = {"backend": entry.info["backend"], "precision": entry.info["precision"], "batch_size": batch}
-            try:
-                row["loop_ms"] = artifact_loop(entry, batch, options)
-            except Exception as error:  # noqa: BLE001  one that fails must not stop the others
-                row["error"] = f"{type(error).__name__}: {str(error)[:200]}"
-            row["optpipe_ms"] = (
-                tool[0]["parts_ms"]["compute"]["p50"]["value"]
-                if tool and "p50" in tool[0]["parts_ms"]["compute"]
-                else None
-            )
-            if row.get("loop_ms") and row["optpipe_ms"]:
-                row["optpipe_over_loop"] = row["optpipe_ms"] / row["loop_ms"]
-            rows.append(row)
-            print(json.dumps(row), flush=True)
-            target.write_text(json.dumps({"loops": rows}, indent=1))
-    baseline = []
-    for batch in batches:
-        try:
-            ms = compiled_baseline(batch)
-            baseline.append({"batch_size": batch, "ms": ms, "images_per_s": batch / ms * 1e3})
-        except Exception as error:  # noqa: BLE001
-            baseline.append({"batch_size": batch, "error": f"{type(error).__name__}: {str(error)[:200]}"})
-        print(json.dumps({"torch.compile reduce-overhead fp16": baseline[-1]}), flush=True)
-        target.write_text(json.dumps({"loops": rows, "torch_compile_reduce_overhead_fp16": baseline}, indent=1))
+        options = json.dumps(entry.info.get("options", {}))
+        found = in_process("artifact", workspace, entry.id, options, *batches, seconds=90)
+        document["loops"] += found
+        for row in found:
+            print(json.dumps({key: value for key, value in row.items() if key != "rounds_ms"}), flush=True)
+        target.write_text(json.dumps(document, indent=1))
 
 
-main()
+if sys.argv[1] == "artifact":
+    one_artifact(sys.argv[2], sys.argv[3], [int(text) for text in sys.argv[5:]], json.loads(sys.argv[4]))
+elif sys.argv[1] == "compiled":
+    compiled_baseline([int(text) for text in sys.argv[2:]])
+else:
+    main()

@@ -159,7 +159,8 @@ def _preprocess(model: Model, plan: WalkPlan, store: Store, listener: Listener) 
 def _bench(plan: WalkPlan, judged: Entry, artifacts: list[Entry], store: Store, listener: Listener) -> list[Path]:
     from optpipe.measuring.measure import Load
     from optpipe.measuring.validity import LIMITS
-    from optpipe.stages.bench import BenchPlan, bench
+    from optpipe.stages.bench import bench
+    from optpipe.stages.bench_subject import BenchPlan
     from optpipe.stages.subjects import artifacts_named
 
     if judged.id not in {each.id for each in artifacts}:

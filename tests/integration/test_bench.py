@@ -12,7 +12,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from optpipe.core.measurement import SAMPLE_COLUMNS, measurements_of
+from optpipe.core.measurement import SAMPLE_COLUMNS
+from optpipe.core.measurement_json import measurements_of
 from optpipe.core.runs import changed_files, list_runs, load_run
 from optpipe.stats.percentiles import order_statistic
 from optpipe.worker.spool import spooled_count

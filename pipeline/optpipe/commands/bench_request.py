@@ -15,7 +15,7 @@ from optpipe.measuring.measure import Load
 from optpipe.measuring.slo import slo_from_text
 from optpipe.measuring.sweep import batch_sizes_from_text
 from optpipe.measuring.validity import LIMITS
-from optpipe.stages.bench import BenchPlan
+from optpipe.stages.bench_subject import BenchPlan
 from optpipe.stages.subjects import StoredArtifact, artifacts_named, runnable_here
 
 Kind = TypeVar("Kind", Scenario, Mode)

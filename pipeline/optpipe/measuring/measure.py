@@ -18,8 +18,8 @@ from optpipe.core.measurement import (
     Scenario,
     Subject,
     Validity,
-    as_json,
 )
+from optpipe.core.measurement_json import as_json
 from optpipe.core.runs import write_json
 from optpipe.measuring.energy import energy_per_image
 from optpipe.measuring.process import Answer, WorkerProcess

@@ -6,6 +6,7 @@ would be worse than the defaults. Options that change the arithmetic (TF32) are 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import log2
 from typing import Any
 
 from optpipe.core.measurement import Measurement
@@ -103,3 +104,36 @@ def _overall(trials: Sequence[Trial]) -> Trial:
         if product(trial) > product(best) * (1 + SMALLEST_GAIN):
             best = trial
     return best
+
+
+def tuning_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
+    """The sizes at which options are tried: both ends and the middle; the others take the nearest one's choice."""
+    return tuple(dict.fromkeys((sizes[0], sizes[len(sizes) // 2], sizes[-1])))
+
+
+def tuning_record(
+    artifact: str, label: str, trials: Sequence[Trial], options: Mapping[int, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """What was tried and chosen, for `tuning.json`."""
+    return {
+        "artifact": artifact,
+        "label": label,
+        "chosen": {str(size): dict(each) for size, each in options.items()},
+        "trials": [
+            {
+                "options": dict(trial.options),
+                "throughput_images_per_s": {
+                    str(each.batch_size): each.throughput_images_per_s.value if each.throughput_images_per_s else None
+                    for each in trial.measurements
+                },
+                "verdicts": {str(each.batch_size): str(each.verdict) for each in trial.measurements},
+                "reasons": sorted({reason.code for each in trial.measurements for reason in each.reasons}),
+            }
+            for trial in trials
+        ],
+    }
+
+
+def nearest_options(options: Mapping[int, Mapping[str, Any]], size: int) -> Mapping[str, Any]:
+    """What was chosen at the tuned size closest to `size`, on a scale of powers of two."""
+    return options[min(options, key=lambda known: abs(log2(known / size)))]

@@ -4,49 +4,27 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from math import log2
 from pathlib import Path
 from typing import Any
 
 from optpipe.core.events import Listener
 from optpipe.core.manifest import command_line
-from optpipe.core.measurement import MEASUREMENTS_FILE, Measurement, Scenario, Subject, document_of
-from optpipe.core.precision import Precision
+from optpipe.core.measurement import MEASUREMENTS_FILE, Measurement, Scenario
+from optpipe.core.measurement_json import document_of
 from optpipe.core.runs import OpenRun, Run, begin_run, finish_run, write_json
 from optpipe.core.store import Store
-from optpipe.errors import BadInputError, ExitStatus, OptpipeError
-from optpipe.inputs.pool import SIZE, images_pool, pool_record, save_pool, varied
+from optpipe.errors import ExitStatus, OptpipeError
 from optpipe.measuring.marks import marked
-from optpipe.measuring.measure import Frame, Load, measure
+from optpipe.measuring.measure import Load, measure
 from optpipe.measuring.process import Answer, WorkerProcess
 from optpipe.measuring.rate import highest_rate
 from optpipe.measuring.slo import Slo, ran
 from optpipe.measuring.sweep import largest_inside, nearest, sweep
-from optpipe.measuring.tune import Trial, chosen, tune
-from optpipe.measuring.validity import LIMITS
+from optpipe.measuring.tune import Trial, chosen, nearest_options, tune, tuning_record, tuning_sizes
+from optpipe.stages.bench_subject import BenchPlan, defaults_of, prepared, subject_of
 from optpipe.stages.subjects import StoredArtifact, checked_batches
-from optpipe.stages.verify import reference_tensors
-from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR
-from optpipe.worker.plan import SessionPlan
 
 TUNING_FILE = "tuning.json"
-POOL_LIMIT = 256
-
-
-@dataclass(frozen=True, slots=True)
-class BenchPlan:
-    """What to measure of every artifact."""
-
-    load: Load
-    batches: tuple[int, ...] | None = None
-    slo: Slo | None = None
-    tune: bool = False
-    to_the_end: bool = False
-    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    images: Path | None = None
-    affinity: tuple[int, ...] | None = None
-    limits: Mapping[str, float] = field(default_factory=lambda: dict(LIMITS))
-    seed: int = 0
 
 
 @dataclass
@@ -136,7 +114,7 @@ class _Subject:
         if plan.tune:
             trials = self._tuned(tuning_sizes(sizes))
             options = {size: dict(chosen(trials, size)) for size in tuning_sizes(sizes)}
-            tunings.append(tuning_record(self.artifact, trials, options))
+            tunings.append(tuning_record(self.artifact.entry.id, self.artifact.label, trials, options))
         if running.interrupted:
             return
         with _Workers(self) as workers:
@@ -144,7 +122,7 @@ class _Subject:
                 self._search_rate(workers, sizes[0], options[sizes[0]], limits)
                 return
             found = sweep(
-                lambda size: self._one(workers, replace(plan.load, batch_size=size), _nearest_options(options, size)),
+                lambda size: self._one(workers, replace(plan.load, batch_size=size), nearest_options(options, size)),
                 sizes,
                 plan.slo,
                 to_the_end=plan.to_the_end,
@@ -246,115 +224,6 @@ class _Workers:
         if self._worker is not None:
             self._worker.__exit__(None, None, None)
             self._worker = None
-
-
-def prepared(
-    artifact: StoredArtifact, plan: BenchPlan, store: Store, scratch: Path, directory: Path
-) -> tuple[SessionPlan, Frame]:
-    """The worker's plan with its inputs on disk, and what is said of every measurement of this artifact."""
-    info, card = artifact.entry.info, artifact.card
-    real, expected = _known_inputs(artifact)
-    kind = "images" if card.transform is not None else "synthetic"
-    if plan.images is not None:
-        real, expected = images_pool(card, plan.images), {}
-    count = min(len(array) for array in real.values())
-    pool = varied(real, max(SIZE, count), plan.seed)
-    caveats = () if info["weights"]["trained"] else ("random-weights",)
-    session = SessionPlan(
-        loader="optpipe.worker.loading:stored",
-        arguments={
-            "workspace": str(store.workspace),
-            "entry": artifact.entry.path.name,
-            "backend": info["backend"],
-            "device": info["device"],
-            "options": {},
-        },
-        inputs=save_pool(scratch, "input", pool),
-        reference=save_pool(scratch, "reference", expected),
-        reference_name="the source model",
-        tolerance=TOLERATED_RELATIVE_ERROR[Precision(info["precision"])],
-        device=info["device"],
-        streams=plan.load.streams,
-        affinity=plan.affinity,
-        seed=plan.seed,
-    )
-    frame = Frame(
-        directory=directory,
-        limits=plan.limits,
-        inputs=pool_record(kind, count, pool, plan.seed),
-        caveats=(*caveats, *(("synthetic-inputs",) if kind == "synthetic" else ())),
-    )
-    return session, frame
-
-
-def _known_inputs(artifact: StoredArtifact) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The inputs that the build verified itself on, with the source model's answers; at most POOL_LIMIT of them."""
-    if artifact.reference is None:
-        message = f"{artifact.label} has no reference in the store; `{artifact.model.manifest.command}` makes it"
-        raise BadInputError(message)
-    known = reference_tensors(artifact.reference)
-    return tuple({name: array[:POOL_LIMIT] for name, array in each.items()} for each in (known.inputs, known.outputs))  # type: ignore[return-value]
-
-
-def defaults_of(artifact: StoredArtifact, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options in force: the artifact's own, overridden by what was given. Raises BadInputError for an unknown one."""
-    from optpipe.backends.base import checked_options
-    from optpipe.backends.registry import BACKENDS
-
-    info = artifact.entry.info
-    backend = BACKENDS[info["backend"]]
-    known = dict(backend.recipe(info["device"], {}).get("options", {}))
-    return checked_options({**info.get("options", {}), **given}, known, backend.name) if known else dict(given)
-
-
-def subject_of(artifact: StoredArtifact, options: Mapping[str, Any]) -> Subject:
-    """What a measurement says that it measured."""
-    info = artifact.entry.info
-    weights = info["weights"]
-    return Subject(
-        artifact=artifact.entry.id,
-        backend=info["backend"],
-        precision=info["precision"],
-        device="cuda:0" if info["device"] == "cuda" else "cpu",
-        model=info["model"],
-        sha256=artifact.entry.sha256(info["file"]),
-        options=dict(options),
-        cuda_graph=None if info["device"] == "cpu" else bool(options.get("cuda_graph", False)),
-        threads=int(options["threads"]) or None if "threads" in options else None,
-        weights=str(weights["source"]) if not weights["trained"] else str(weights["sha256"]),
-    )
-
-
-def tuning_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
-    """The sizes at which options are tried: both ends and the middle; the others take the nearest one's choice."""
-    return tuple(dict.fromkeys((sizes[0], sizes[len(sizes) // 2], sizes[-1])))
-
-
-def tuning_record(
-    artifact: StoredArtifact, trials: Sequence[Trial], options: Mapping[int, Mapping[str, Any]]
-) -> dict[str, Any]:
-    """What was tried and chosen, for `tuning.json`."""
-    return {
-        "artifact": artifact.entry.id,
-        "label": artifact.label,
-        "chosen": {str(size): dict(each) for size, each in options.items()},
-        "trials": [
-            {
-                "options": dict(trial.options),
-                "throughput_images_per_s": {
-                    str(each.batch_size): each.throughput_images_per_s.value if each.throughput_images_per_s else None
-                    for each in trial.measurements
-                },
-                "verdicts": {str(each.batch_size): str(each.verdict) for each in trial.measurements},
-                "reasons": sorted({reason.code for each in trial.measurements for reason in each.reasons}),
-            }
-            for trial in trials
-        ],
-    }
-
-
-def _nearest_options(options: Mapping[int, Mapping[str, Any]], size: int) -> Mapping[str, Any]:
-    return options[min(options, key=lambda known: abs(log2(known / size)))]
 
 
 def _limit_of(

@@ -8,14 +8,15 @@ from typing import Any
 
 from optpipe.core.events import Listener, Step
 from optpipe.core.manifest import command_line
-from optpipe.core.measurement import COMPARISON_FILE, MEASUREMENTS_FILE, Measurement, document_of
+from optpipe.core.measurement import COMPARISON_FILE, MEASUREMENTS_FILE, Measurement
+from optpipe.core.measurement_json import document_of
 from optpipe.core.runs import Run, begin_run, finish_run, write_json
 from optpipe.core.store import Store
 from optpipe.errors import ExitStatus
 from optpipe.measuring.interleave import Comparison, Metric, interleaved
 from optpipe.measuring.measure import Frame, Load, measure
 from optpipe.measuring.process import WorkerProcess
-from optpipe.stages.bench import BenchPlan, defaults_of, prepared, subject_of
+from optpipe.stages.bench_subject import BenchPlan, defaults_of, prepared, subject_of
 from optpipe.stages.subjects import StoredArtifact, checked_batches
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.core.manifest import command_line
-from optpipe.core.measurement import MEASUREMENTS_FILE, Measurement, document_of, measurement_from_json, measurements_of
+from optpipe.core.measurement import MEASUREMENTS_FILE, Measurement
+from optpipe.core.measurement_json import document_of, measurement_from_json, measurements_of
 from optpipe.core.runs import MANIFEST, OpenRun, finish_run, write_json
 from optpipe.errors import BadInputError, ExitStatus
 from optpipe.measuring.measure import recovered

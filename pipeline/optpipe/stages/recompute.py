@@ -6,12 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optpipe.core.evidence import Measured
-from optpipe.core.measurement import (
-    MEASUREMENTS_FILE,
-    Measurement,
-    Phase,
-    measurements_of,
-)
+from optpipe.core.measurement import MEASUREMENTS_FILE, Measurement, Phase
+from optpipe.core.measurement_json import measurements_of
 from optpipe.core.runs import Run, changed_files, json_of_run
 from optpipe.errors import BadInputError
 

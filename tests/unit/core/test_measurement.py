@@ -3,6 +3,7 @@ import json
 import pytest
 
 from optpipe.core import measurement as m
+from optpipe.core import measurement_json as mj
 from optpipe.errors import BadInputError
 
 SUMMARY = m.LatencySummary(
@@ -46,12 +47,12 @@ NOTHING = m.Measurement(
 
 @pytest.mark.parametrize("measurement", [WHOLE, NOTHING])
 def test_json_keeps_everything(measurement):
-    document = json.loads(json.dumps(m.document_of((measurement,)), allow_nan=False))
-    assert m.measurements_of(document) == (measurement,)
+    document = json.loads(json.dumps(mj.document_of((measurement,)), allow_nan=False))
+    assert mj.measurements_of(document) == (measurement,)
 
 
 def test_json_has_the_keys_of_the_contract():
-    document = m.as_json(WHOLE)
+    document = mj.as_json(WHOLE)
     assert set(document) >= {
         "artifact", "backend", "precision", "batch_size", "scenario", "mode", "samples", "latency_ms",
         "throughput_images_per_s", "memory_bytes", "energy_j_per_image", "verdict", "reasons",
@@ -63,11 +64,11 @@ def test_json_has_the_keys_of_the_contract():
 
 def test_another_version_is_refused_by_number():
     with pytest.raises(BadInputError, match="version 2"):
-        m.measurements_of({"schema": m.SCHEMA, "schema_version": 2, "measurements": []})
+        mj.measurements_of({"schema": mj.SCHEMA, "schema_version": 2, "measurements": []})
 
 
 def test_a_maimed_measurement_is_refused():
-    document = m.as_json(WHOLE)
+    document = mj.as_json(WHOLE)
     del document["subject"]
     with pytest.raises(BadInputError, match="subject"):
-        m.measurement_from_json(document)
+        mj.measurement_from_json(document)

@@ -9,16 +9,8 @@ import polars as pl
 import pytest
 
 from optpipe.core.events import Silent
-from optpipe.core.measurement import (
-    MACHINE_COLUMNS,
-    SAMPLE_COLUMNS,
-    Measurement,
-    Mode,
-    Scenario,
-    Subject,
-    Validity,
-    document_of,
-)
+from optpipe.core.measurement import MACHINE_COLUMNS, SAMPLE_COLUMNS, Measurement, Mode, Scenario, Subject, Validity
+from optpipe.core.measurement_json import document_of
 from optpipe.core.runs import begin_run, finish_run
 from optpipe.core.store import Store
 from optpipe.stages.recompute import recomputed

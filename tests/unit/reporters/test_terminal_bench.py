@@ -13,8 +13,8 @@ from optpipe.core.measurement import (
     Scenario,
     Subject,
     Validity,
-    as_json,
 )
+from optpipe.core.measurement_json import as_json
 from optpipe.errors import BadInputError
 from optpipe.reporters.terminal_bench import bench_table, pair_table
 

@@ -1,0 +1,114 @@
+"""What a bench worker is told of one stored artifact: its inputs, what they must give, and the options in force."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from optpipe.core.measurement import Subject
+from optpipe.core.precision import Precision
+from optpipe.core.store import Store
+from optpipe.errors import BadInputError
+from optpipe.inputs.pool import SIZE, images_pool, pool_record, save_pool, varied
+from optpipe.measuring.measure import Frame, Load
+from optpipe.measuring.slo import Slo
+from optpipe.measuring.validity import LIMITS
+from optpipe.stages.subjects import StoredArtifact
+from optpipe.stages.verify import reference_tensors
+from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR
+from optpipe.worker.plan import SessionPlan
+
+POOL_LIMIT = 256
+
+
+@dataclass(frozen=True, slots=True)
+class BenchPlan:
+    """What to measure of every artifact."""
+
+    load: Load
+    batches: tuple[int, ...] | None = None
+    slo: Slo | None = None
+    tune: bool = False
+    to_the_end: bool = False
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    images: Path | None = None
+    affinity: tuple[int, ...] | None = None
+    limits: Mapping[str, float] = field(default_factory=lambda: dict(LIMITS))
+    seed: int = 0
+
+
+def prepared(
+    artifact: StoredArtifact, plan: BenchPlan, store: Store, scratch: Path, directory: Path
+) -> tuple[SessionPlan, Frame]:
+    """The worker's plan with its inputs on disk, and what is said of every measurement of this artifact."""
+    info, card = artifact.entry.info, artifact.card
+    real, expected = _known_inputs(artifact)
+    kind = "images" if card.transform is not None else "synthetic"
+    if plan.images is not None:
+        real, expected = images_pool(card, plan.images), {}
+    count = min(len(array) for array in real.values())
+    pool = varied(real, max(SIZE, count), plan.seed)
+    caveats = () if info["weights"]["trained"] else ("random-weights",)
+    session = SessionPlan(
+        loader="optpipe.worker.loading:stored",
+        arguments={
+            "workspace": str(store.workspace),
+            "entry": artifact.entry.path.name,
+            "backend": info["backend"],
+            "device": info["device"],
+            "options": {},
+        },
+        inputs=save_pool(scratch, "input", pool),
+        reference=save_pool(scratch, "reference", expected),
+        reference_name="the source model",
+        tolerance=TOLERATED_RELATIVE_ERROR[Precision(info["precision"])],
+        device=info["device"],
+        streams=plan.load.streams,
+        affinity=plan.affinity,
+        seed=plan.seed,
+    )
+    frame = Frame(
+        directory=directory,
+        limits=plan.limits,
+        inputs=pool_record(kind, count, pool, plan.seed),
+        caveats=(*caveats, *(("synthetic-inputs",) if kind == "synthetic" else ())),
+    )
+    return session, frame
+
+
+def _known_inputs(artifact: StoredArtifact) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The inputs that the build verified itself on, with the source model's answers; at most POOL_LIMIT of them."""
+    if artifact.reference is None:
+        message = f"{artifact.label} has no reference in the store; `{artifact.model.manifest.command}` makes it"
+        raise BadInputError(message)
+    known = reference_tensors(artifact.reference)
+    return tuple({name: array[:POOL_LIMIT] for name, array in each.items()} for each in (known.inputs, known.outputs))  # type: ignore[return-value]
+
+
+def defaults_of(artifact: StoredArtifact, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options in force: the artifact's own, overridden by what was given. Raises BadInputError for an unknown one."""
+    from optpipe.backends.base import checked_options
+    from optpipe.backends.registry import BACKENDS
+
+    info = artifact.entry.info
+    backend = BACKENDS[info["backend"]]
+    known = dict(backend.recipe(info["device"], {}).get("options", {}))
+    return checked_options({**info.get("options", {}), **given}, known, backend.name) if known else dict(given)
+
+
+def subject_of(artifact: StoredArtifact, options: Mapping[str, Any]) -> Subject:
+    """What a measurement says that it measured."""
+    info = artifact.entry.info
+    weights = info["weights"]
+    return Subject(
+        artifact=artifact.entry.id,
+        backend=info["backend"],
+        precision=info["precision"],
+        device="cuda:0" if info["device"] == "cuda" else "cpu",
+        model=info["model"],
+        sha256=artifact.entry.sha256(info["file"]),
+        options=dict(options),
+        cuda_graph=None if info["device"] == "cpu" else bool(options.get("cuda_graph", False)),
+        threads=int(options["threads"]) or None if "threads" in options else None,
+        weights=str(weights["source"]) if not weights["trained"] else str(weights["sha256"]),
+    )

@@ -8,8 +8,9 @@ from typing import Any
 
 INTERVAL_S = 0.2
 
+POWER_CAP = "power cap"
 THROTTLE_REASONS: Mapping[int, str] = {
-    0x04: "power cap",
+    0x04: POWER_CAP,
     0x08: "hardware slowdown",
     0x20: "thermal slowdown (software)",
     0x40: "thermal slowdown (hardware)",

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from optpipe.core.measurement import Mode, OutputCheck, Reason, Scenario
-from optpipe.measuring.machine import THROTTLE_REASONS
+from optpipe.measuring.machine import POWER_CAP, THROTTLE_REASONS
 from optpipe.stats.stability import trend, two_modes
 
 if TYPE_CHECKING:
@@ -162,20 +162,25 @@ def _busy_gpu(evidence: Evidence) -> list[Reason]:
 
 
 def _throttled(evidence: Evidence) -> list[Reason]:
+    """Heat and hardware protection invalidate. A power cap is how the card is run: a note, unless it moved the clocks."""
     column = evidence.machine.get_column("gpu_throttle_reasons", default=None)
-    if column is None:
-        return []
-    masks = [int(mask) for mask in column.drop_nulls()]
+    masks = [] if column is None else [int(mask) for mask in column.drop_nulls()]
     share = {
         name: sum(bool(mask & bit) for mask in masks) / len(masks) for bit, name in THROTTLE_REASONS.items() if masks
     }
+    capped = share.pop(POWER_CAP, 0.0)
     seen = {name: part for name, part in share.items() if part > 0}
-    if not seen:
-        return []
-    text = ", ".join(f"{name} {part:.0%} of the time" for name, part in seen.items())
-    return _bad(
-        "throttled", f"the GPU was slowed: {text}", "cool it, raise its power limit, or lock its clocks", **seen
-    )
+    found: list[Reason] = []
+    if seen:
+        text = ", ".join(f"{name} {part:.0%} of the time" for name, part in seen.items())
+        found += _bad("throttled", f"the GPU was slowed: {text}", "cool it, or lock its clocks", **seen)
+    if capped:
+        clocks = evidence.machine.get_column("gpu_sm_mhz", default=None)
+        median = None if clocks is None else clocks.median()
+        at = "" if median is None else f", its clock at {float(median):.0f} MHz"  # type: ignore[arg-type]
+        text = f"the power limit held the GPU back {capped:.0%} of the time{at}"
+        found += _note("power-capped", text, "the figures hold for this power limit and load only", share=capped)
+    return found
 
 
 def _clocks_moved(evidence: Evidence) -> list[Reason]:

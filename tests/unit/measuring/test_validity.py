@@ -90,7 +90,7 @@ def test_faults_in_the_samples(frame, code):
     [
         ({"other_cpu_cores": [0.9, 0.9, 1.0]}, "loaded-host"),
         ({"gpu_other_processes": [0, 1, 1]}, "busy-gpu"),
-        ({"gpu_throttle_reasons": [0, 0x04, 0]}, "throttled"),
+        ({"gpu_throttle_reasons": [0, 0x08, 0]}, "throttled"),
         ({"gpu_throttle_reasons": [0, 0x40, 0]}, "throttled"),
         ({"gpu_sm_mhz": [300, 1980, 1980, 1500, 1980, 300]}, "clocks-moved"),
         ({"gpu_temperature_c": [60, 88, 70]}, "hot"),
@@ -110,6 +110,16 @@ def test_faults_of_the_machine(columns, code):
 )
 def test_what_a_calm_machine_shows_is_no_fault(columns):
     assert codes(machine=machine(**columns)) == {}
+
+
+def test_a_power_cap_is_a_note_unless_it_moves_the_clocks():
+    capped = {"gpu_throttle_reasons": [0, 0x04, 0x04, 0x04, 0]}
+    steady = machine(**capped, gpu_sm_mhz=[300, 1755, 1740, 1755, 300])
+    assert codes(machine=steady) == {"power-capped": False}
+    moving = machine(**capped, gpu_sm_mhz=[300, 1980, 1740, 1755, 300])
+    assert codes(machine=moving) == {"power-capped": False, "clocks-moved": True}
+    also_hot = machine(gpu_throttle_reasons=[0, 0x44, 0])
+    assert codes(machine=also_hot) == {"power-capped": False, "throttled": True}
 
 
 def test_a_large_host_may_be_busy_beside_a_gpu_as_long_as_the_worker_need_not_wait():

@@ -177,7 +177,7 @@ def _throttled(evidence: Evidence) -> list[Reason]:
     if capped:
         clocks = evidence.machine.get_column("gpu_sm_mhz", default=None)
         median = None if clocks is None else clocks.median()
-        at = "" if median is None else f", its clock at {float(median):.0f} MHz"  # type: ignore[arg-type]
+        at = "" if median is None else f", its clock at {float(median):.0f} MHz"
         text = f"the power limit held the GPU back {capped:.0%} of the time{at}"
         found += _note("power-capped", text, "the figures hold for this power limit and load only", share=capped)
     return found

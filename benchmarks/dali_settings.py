@@ -109,19 +109,19 @@ def main(folder: Path, out: Path, gpu: bool) -> None:
     full = loads[-1]
     keep(dali_throughput(paths, RESNET50, replace(base, **full), seconds, decode_only=True))
     for change in (
-        {"wide_gray": False},
+        {"odd_files": False},
         {"resize": "two-pass"},
         {"resize": "fused"},
-        {"resize": "fused", "wide_gray": False},
+        {"resize": "fused", "odd_files": False},
         *([{"fancy_upsampling": False}, {"threads": 16}, {"threads": 4}, {"prefetch": 4}] if gpu else [{"threads": 1}]),
     ):
         keep(dali_throughput(paths, RESNET50, replace(base, **full, **change), seconds))
-    keep(dali_throughput(paths, RESNET50, replace(base, **full, wide_gray=False), seconds, decode_only=True))
+    keep(dali_throughput(paths, RESNET50, replace(base, **full, odd_files=False), seconds, decode_only=True))
     if gpu:
         for change in ({"batch_size": 64}, {"batch_size": 512}, {"fancy_upsampling": False}):
             keep(
                 dali_throughput(
-                    paths, RESNET50, replace(base, **full, wide_gray=False, **change), seconds, decode_only=True
+                    paths, RESNET50, replace(base, **full, odd_files=False, **change), seconds, decode_only=True
                 )
             )
 

@@ -3,7 +3,7 @@
 usage, from the project's root on a GPU host: python3 benchmarks/gpu_overlap.py OUTPUT [BUDGET_S]
 Each process measures preprocessing alone, inference alone, and variants of the overlapped loop, all in one run, and
 writes one line per row to OUTPUT/rows.jsonl at once. At the end one variant runs under nsys; OUTPUT/trace.txt says what
-ran at the same time as what. At most 180 seconds; steps for which no time is left are named and skipped. `--cpu` tries
+ran at the same time as what. At most 200 seconds; steps for which no time is left are named and skipped. `--cpu` tries
 the script itself where there is no GPU.
 """
 
@@ -41,7 +41,8 @@ class Variant:
     name: str
     load: float = 1.0
     resize: str = "exact"
-    wide_gray: bool = True
+    odd_files: bool = True
+    cpu_share: float = 0.0
     prefetch: int = 2
     threads: int = 8
     in_flight: int = 2
@@ -57,7 +58,8 @@ class Variant:
             threads=2 if cpu else self.threads,
             batch_size=batch,
             hw_decoder_load=self.load,
-            wide_gray=self.wide_gray,
+            odd_files=self.odd_files,
+            cpu_share=0.0 if cpu else self.cpu_share,
             resize=self.resize,
             prefetch=self.prefetch,
         )
@@ -72,11 +74,19 @@ VARIANTS = (
     Variant("graphs, copied in", handover="graph", prefetch=3),
     Variant("parts of 64", split=4, prefetch=3),
     Variant("load 0.9", load=0.9, prefetch=3),
-    Variant("fused resize, no branch", resize="fused", wide_gray=False, prefetch=3),
+    Variant("fused resize, no branch", resize="fused", odd_files=False, prefetch=3),
+)
+ALONE = (  # preprocessing without a model: what the CPU's cores add to the hardware decoder
+    AS_IT_WAS,
+    Variant("no odd files", odd_files=False),
+    Variant("load 0.9", load=0.9),
+    *(Variant(f"CPU decodes {share}", threads=16, prefetch=3, cpu_share=share) for share in (0.125, 0.1875, 0.25)),
+    Variant("CPU decodes 0.1875, load 0.9", threads=16, prefetch=3, cpu_share=0.1875, load=0.9),
 )
 SETTINGS = (  # (name, environment, batch, stream priority, SMs for inference, variants)
     ("8 queues, batch 256", {}, 256, 0, None, (AS_IT_WAS, DEEP)),
     ("32 queues, batch 256", {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}, 256, 0, None, VARIANTS),
+    ("preprocessing alone, 32 queues", {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}, 256, 0, None, ALONE),
     ("32 queues, batch 64", {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}, 64, 0, None, (DEEP, VARIANTS[2])),
     ("32 queues, inference first", {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}, 256, -1, None, (DEEP,)),
     ("32 queues, inference on 120 SMs", {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}, 256, 0, 120, (DEEP,)),
@@ -373,6 +383,11 @@ def worker(job):
         import torch
 
         context = torch.cuda.stream(stream)
+    if job["name"].startswith("preprocessing alone"):
+        for variant in (Variant(**each) for each in job["variants"]):
+            rate, low, high = preprocessing_alone(files, transform, variant.plan(batch, cpu))
+            keep({"what": variant.name, "images_per_s": rate, "low": low, "high": high})
+        os._exit(0)
     with context:
         options = {"threads": 1} if cpu else {"nhwc": True, "cuda_graph": True, "cudnn_search": "EXHAUSTIVE"}
         session = BACKENDS["onnxruntime"].load(Path(job["directory"]), job["info"], job["info"]["device"], options)
@@ -663,4 +678,4 @@ if __name__ == "__main__":
         worker(json.loads(Path(sys.argv[-1]).read_text()))
     else:
         rest = [each for each in sys.argv[1:] if each != "--cpu"]
-        main(Path(rest[0]), float(rest[1]) if len(rest) > 1 else 180.0, "--cpu" in sys.argv)
+        main(Path(rest[0]), float(rest[1]) if len(rest) > 1 else 200.0, "--cpu" in sys.argv)

@@ -9,7 +9,7 @@ from optpipe.core.events import Silent
 from optpipe.core.transform import CenterCrop, Decode, Normalize, Pack, Rescale, Resize, Transform
 from optpipe.inputs.synthetic import synthetic_picture
 from optpipe.stages.preprocess.dali_pipeline import DaliPlan
-from optpipe.stages.preprocess.parity import parity
+from optpipe.stages.preprocess.parity import odd_parity, parity
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not gpus(), reason="needs an NVIDIA GPU and its driver")]
 TRANSFORM = Transform(
@@ -33,4 +33,12 @@ def test_mixed_decoding_stays_within_a_level_on_average(tmp_path, load):
         classifies=True,
     )
     assert proof.pixels.together[-1].mean < 1.0
-    assert {each.outcome for each in proof.odd} <= {"equal", "near", "refused by both"}
+
+
+@pytest.mark.parametrize("cpu_share", [0.0, 0.5])
+def test_odd_files_come_through_as_pillow_reads_them(cpu_share):
+    plan = DaliPlan(decode="mixed", device="gpu", batch_size=8, cpu_share=cpu_share)
+    found = {each.name: each for each in odd_parity(TRANSFORM, plan)}
+    assert found.pop("truncated.jpg").outcome == "refused by both"
+    for name, each in found.items():
+        assert each.outcome == "equal" or (each.outcome == "near" and name.endswith(".jpg")), each

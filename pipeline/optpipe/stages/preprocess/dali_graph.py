@@ -10,7 +10,6 @@ What had to be found out, each by measurement against Pillow and torchvision:
   Where a crop cuts that border off anyway, the two resizes suffice.
 - Sides and margins are integers computed in the graph, as the library computes them: DALI's own rounding of
   `resize_shorter` and of relative crop positions is another one.
-- Pillow clips 16-bit grayscale at 255 where DALI scales it to 8 bits.
 - torch's `nearest` takes the pixel at floor(x·scale), DALI the one at floor((x + ½)·scale).
 - On a GPU the many small operators on sides, not the kernels, are the limit: each costs 60 to 200 µs per batch on the CPU.
   So both sides go through arithmetic as one vector, and nothing is computed that the transform already fixes.
@@ -22,7 +21,6 @@ from typing import Any, Literal
 
 from optpipe.core.transform import (
     CenterCrop,
-    Decode,
     Interpolation,
     Normalize,
     Pack,
@@ -78,41 +76,6 @@ def require_translatable(transform: Transform) -> None:
     if reasons := untranslatable(transform):
         msg = f"no DALI pipeline gives this model's pictures: {'; '.join(reasons)}"
         raise BadInputError(msg)
-
-
-def decoded(encoded: Node, step: Decode, device: str, options: Mapping[str, Any], *, wide_gray: bool) -> Picture:
-    """Decodes to 8 bits; `device` is `cpu` or `mixed`. `wide_gray` adds a branch that clips 16-bit grayscale PNG.
-
-    The branch is a Python `if` on a graph node, which DALI rewrites: call this under `enable_conditionals` then.
-    """
-    from nvidia.dali import fn, math, types
-
-    kinds = {"RGB": types.RGB, "BGR": types.BGR, "L": types.GRAY}
-    settings = {
-        "device": device,
-        "output_type": kinds[step.channels],
-        "adjust_orientation": step.exif,
-        **(options if device == "mixed" else {}),
-    }
-    sides = fn.peek_image_shape(encoded, adjust_orientation=step.exif, dtype=types.INT32)[0:2]
-    if wide_gray:
-        # PNG specification, 5.2 and 11.2.1: the signature; bytes 24 to 27 are depth 16, grayscale, and two zeros
-        if (_word(encoded, 0) == 0x474E5089) & (_word(encoded, 24) == 16):
-            levels = fn.decoders.image(encoded, dtype=types.UINT16, **settings)
-            pixels = fn.cast(math.min(levels, 255), dtype=types.UINT8)
-        else:
-            pixels = fn.decoders.image(encoded, **settings)
-    else:
-        pixels = fn.decoders.image(encoded, **settings)
-    return Picture(pixels, sides)
-
-
-def _word(encoded: Node, start: int) -> Node:
-    """Four bytes of a file as a little-endian number; 0 beyond its end."""
-    from nvidia.dali import fn, types
-
-    four = fn.slice(encoded, start=[start], shape=[4], axes=[0], out_of_bounds_policy="pad")
-    return fn.reinterpret(four, dtype=types.UINT32, shape=[])
 
 
 def resized(picture: Picture, step: Resize, arithmetic: Arithmetic, *, border_hidden: bool = False) -> Picture:

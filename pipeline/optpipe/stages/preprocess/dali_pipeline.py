@@ -7,13 +7,13 @@ from typing import Any, Literal
 
 from optpipe.core.transform import CenterCrop, Resize, Transform
 from optpipe.errors import MissingError
+from optpipe.stages.preprocess.dali_decode import decoded, decoded_mixed
 from optpipe.stages.preprocess.dali_graph import (
     Arithmetic,
     Picture,
     after_each_step,
     applied,
     border_is_hidden,
-    decoded,
     finished,
     packed,
     require_translatable,
@@ -41,8 +41,10 @@ class DaliPlan:
     """
     fancy_upsampling: bool = True
     """Interpolates chroma as libjpeg-turbo does, which Pillow uses; nvJPEG's default repeats it."""
-    wide_gray: bool = True
-    """Clips 16-bit grayscale PNG as Pillow does."""
+    cpu_share: float = 0.0
+    """Share of the pictures that the CPU decodes beside the GPU's decoders, with `mixed`."""
+    odd_files: bool = True
+    """Sends what is no whole JPEG to the CPU's decoders and clips 16-bit grayscale, as Pillow reads them."""
     resize: Arithmetic = "exact"
     prefetch: int = 2
 
@@ -148,9 +150,11 @@ def bytes_pipeline(paths: Sequence[Path], plan: DaliPlan) -> Any:
 
 def decoded_node(encoded: Any, transform: Transform, plan: DaliPlan) -> Picture:
     """Decodes where the plan says and brings the pixels to where it goes on."""
-    options = {"hw_decoder_load": plan.hw_decoder_load, "jpeg_fancy_upsampling": plan.fancy_upsampling}
-    picture = decoded(encoded, transform.decode, plan.decode, options, wide_gray=plan.wide_gray)
-    if plan.decode == "cpu" and plan.device == "gpu":
+    if plan.decode == "mixed":
+        options = {"hw_decoder_load": plan.hw_decoder_load, "jpeg_fancy_upsampling": plan.fancy_upsampling}
+        return decoded_mixed(encoded, transform.decode, options, odd_files=plan.odd_files, cpu_share=plan.cpu_share)
+    picture = decoded(encoded, transform.decode, odd_files=plan.odd_files)
+    if plan.device == "gpu":
         picture = replace(picture, pixels=picture.pixels.gpu())
     return picture
 
@@ -171,7 +175,7 @@ def _built(graph: Callable[[], Any], plan: DaliPlan, prefetch: int | None, *, co
         num_threads=plan.threads,
         device_id=0 if plan.device == "gpu" else None,
         prefetch_queue_depth=prefetch or plan.prefetch,
-        enable_conditionals=plan.wide_gray if conditionals is None else conditionals,
+        enable_conditionals=plan.odd_files or plan.cpu_share > 0 if conditionals is None else conditionals,
     )
     pipeline = define()
     pipeline.build()

@@ -107,7 +107,9 @@ def tuned_plan(model: str, store: Store, *, gpu: bool) -> DaliPlan | None:
         if run.manifest["details"].get("model") != model or not file.is_file():
             continue
         tuned = json.loads(file.read_text(encoding="utf-8"))["tuned"]
-        if tuned is not None and (tuned["plan"]["device"] == "gpu") == gpu:
+        if tuned is None or (tuned["plan"]["device"] == "gpu") != gpu:
+            continue
+        if set(tuned["plan"]) == set(DaliPlan().to_dict()):  # another version's plan means something else
             return DaliPlan(**tuned["plan"])
     return None
 

@@ -259,3 +259,38 @@ def test_an_interruption_ends_the_profiled_program_too(tmp_path: Path) -> None:
     time.sleep(1)
     stopped = not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2]
     assert stopped
+
+
+@needs_nsys
+def test_the_nodes_of_onnx_runtime_lie_inside_their_iterations(document: dict[str, Any], tmp_path: Path) -> None:
+    """Two clocks tied together: what ONNX Runtime noted on the system's falls where nsys recorded the iterations."""
+    from optpipe.trace.capture import CaptureOptions, exported, record
+    from optpipe.trace.ort_nodes import Anchor, node_runs, with_node_ranges
+    from optpipe.trace.read import trace_from_sqlite
+
+    graph = next(Path(document["run_dir"]).parents[1].glob("store/artifact-*/model.onnx"))
+    program = (
+        "import json, numpy as np, dataclasses\n"
+        "from pathlib import Path\n"
+        "from optpipe.backends.onnxruntime_session import OnnxRuntimeSession\n"
+        "from optpipe.stages.profiled_layers import Layers\n"
+        "from optpipe.trace.annotate import CAPTURE_RANGE, LAYERS_RANGE, marked\n"
+        f"session = OnnxRuntimeSession(Path({str(graph)!r}), 'cpu', {{'threads': 1}}, tf32=False, profile=Path('nodes'))\n"
+        "spec = session.inputs[0]\n"
+        "inputs = {spec.name: np.ones([s if isinstance(s, int) else 1 for s in spec.shape], spec.dtype)}\n"
+        "layers = Layers(lambda: session.run(inputs))\n"
+        "layers.iteration()\n"
+        "with marked(CAPTURE_RANGE), marked(LAYERS_RANGE):\n"
+        "  for _ in range(5): layers.run_marked()\n"
+        "started, profile = session.end_profiling()\n"
+        "anchors = [dataclasses.asdict(each) for each in layers.anchors]\n"
+        "Path('found.json').write_text(json.dumps([started, str(profile), anchors]))\n"
+    )
+    command = ["sh", "-c", f'cd "{tmp_path}" && exec "$0" -c "$1"', sys.executable, program]
+    recorded = record(command, tmp_path, CaptureOptions(), on_gpu=False)
+    started_ns, profile, anchors = json.loads((tmp_path / "found.json").read_text())
+    plain = trace_from_sqlite(exported(recorded, tmp_path))
+    runs = list(node_runs(tmp_path / profile, started_ns))
+    trace = with_node_ranges(plain, runs, [Anchor(**each) for each in anchors], {})
+    added = trace.ranges.height - plain.ranges.height
+    assert added == len(runs) // 6 * 5  # the first iteration ran ahead of the recording

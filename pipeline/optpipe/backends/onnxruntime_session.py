@@ -103,8 +103,14 @@ def _runtime_errors_named() -> Iterator[None]:
 class OnnxRuntimeSession:
     """One optimized graph on one provider."""
 
-    def __init__(self, graph: Path, device: "Device", options: Mapping[str, Any], *, tf32: bool) -> None:
-        """Raises `StageError` where `cuda_graph` is on and a node has no CUDA kernel: such a graph cannot be captured."""
+    def __init__(
+        self, graph: Path, device: "Device", options: Mapping[str, Any], *, tf32: bool, profile: Path | None = None
+    ) -> None:
+        """With `profile`, a file's beginning, ONNX Runtime notes when it runs each node: see `end_profiling`.
+
+        Raises:
+            StageError: `cuda_graph` is on and a node has no CUDA kernel: such a graph cannot be captured.
+        """
         import onnxruntime as ort
 
         self.device = device
@@ -114,6 +120,9 @@ class OnnxRuntimeSession:
         settings = ort.SessionOptions()
         settings.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
         settings.intra_op_num_threads = int(options.get("threads", 0))
+        if profile is not None:
+            settings.enable_profiling = True
+            settings.profile_file_prefix = str(profile)
         self._session = _session(
             graph, device, settings, _provider_options(options, tf32=tf32) if device == "cuda" else {}
         )
@@ -138,6 +147,11 @@ class OnnxRuntimeSession:
         with _runtime_errors_named():
             values = self._session.run(None, dict(inputs), options)
         return {spec.name: value for spec, value in zip(self.outputs, values, strict=True)}
+
+    def end_profiling(self) -> tuple[int, Path]:
+        """When the profile began, in nanoseconds of the system clock, and the JSON file that holds it."""
+        started_ns = int(self._session.get_profiling_start_time_ns())
+        return started_ns, Path(self._session.end_profiling())
 
     def bind(self, inputs: Mapping[str, "np.ndarray"]) -> Binding:
         """Buffers for these shapes; with `cuda_graph`, each binding has a graph of its own."""

@@ -177,13 +177,16 @@ def _tensor_cores(found: Mapping[str, Any]) -> list[RenderableType]:
         return []
     unknown = f", {found['unknown']} cannot be told from the kernel's name" if found["unknown"] else ""
     used = f"{found['used']} of {found['eligible']} eligible {found['basis']} use them{unknown}"
-    lines: list[RenderableType] = [Text(f"\nTensor Cores: {used}; {found['time_share']:.0%} of kernel time")]
-    if found["missed"]:
-        table = _table("missed", right=("time", "could save"), left=("why",))
-        for row in found["missed"][:10]:
-            saving = duration_text(row["could_save_ns"])
-            table.add_row(_name(row["name"]), duration_text(row["time_ns"]), saving, row["reason"])
-        lines.append(table)
+    each = "; times per iteration" if found["iterations"] > 1 else ""
+    lines: list[RenderableType] = [Text(f"\nTensor Cores: {used}; {found['time_share']:.0%} of kernel time{each}")]
+    for what in ("missed", "ineligible"):
+        if found[what]:
+            table = _table(what, right=("share", "time", "could save"), left=("why",))
+            for row in found[what][:10]:
+                times = (duration_text(row[column] / found["iterations"]) for column in ("time_ns", "could_save_ns"))
+                name = f"{row['op']} {row['name']}" if row["op"] else row["name"]
+                table.add_row(_name(name), f"{row['share']:.1%}", *times, row["reason"])
+            lines.append(table)
     return lines
 
 

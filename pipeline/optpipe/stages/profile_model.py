@@ -4,7 +4,7 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,7 @@ from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.events import Listener
 from optpipe.core.runs import OpenRun, begin_run, finish_run, write_json
 from optpipe.core.store import Entry, Store
+from optpipe.core.tensors import InputSpec
 from optpipe.errors import BadInputError, ExitStatus, MissingError, OptpipeError, StageError
 from optpipe.inputs.samples import sample_inputs, samples_for
 from optpipe.stages.build import BuiltArtifact
@@ -25,12 +26,12 @@ from optpipe.trace.files import write_trace
 from optpipe.trace.frames import Trace
 from optpipe.trace.importer import nsys_path
 from optpipe.trace.ncu import counters
-from optpipe.trace.ort_nodes import layer_times
+from optpipe.trace.ort_nodes import Anchor, NodeRun, layer_times, source_names, with_node_ranges
 from optpipe.trace.peaks import Peaks
 from optpipe.trace.read import trace_from_sqlite
 from optpipe.trace.redaction import KEEP_RAW_WARNING
 from optpipe.trace.report import document_from_profile, profile_from_trace
-from optpipe.trace.roofline import Roofline, costs_from_onnx, edge_bytes_from_onnx, roofline
+from optpipe.trace.roofline import Graph, costs_from_onnx, edge_bytes_from_onnx
 from optpipe.trace.torch_trace import trace_from_torch
 
 STAGES = ("export", "quantize", "build", "preprocess", "inference")
@@ -82,8 +83,9 @@ class _Job:
     details: Mapping[str, Any]
     judged: tuple[tuple[str, str | None], ...]
     """Stage names with the range that each is judged by."""
-    roofline: Callable[[Mapping[str, Any]], Roofline | None] = lambda _: None
-    warm_up: int | None = None
+    source_graph: Path | None = None
+    """The ONNX graph that the artifact was built from: its operators are ONNX's own, with known shapes."""
+    inputs: tuple[InputSpec, ...] = ()
 
 
 def require_profilable(tracer: str) -> None:
@@ -194,52 +196,57 @@ def _inference_job(plan: ProfilePlan, entry: Entry, card: ModelCard, batch_size:
         "options": options,
         "batch_size": batch_size,
         "peaks": True,
-        "layers": info["backend"] == "torch" and info["device"] == "cuda",
     }
-
-    def roofs(found: Mapping[str, Any]) -> Roofline | None:
-        return _roofline(entry, card, batch_size, store, found)
-
-    return _Job(name, "inference", info["device"] == "cuda", details, ((name, None),), roofs)
-
-
-def _roofline(
-    entry: Entry, card: ModelCard, batch_size: int, store: Store, found: Mapping[str, Any]
-) -> Roofline | None:
-    """From the graph that the artifact was built from: its operators are ONNX's own, with known shapes."""
     graphs = [store.find(parent) for parent in entry.manifest.parents if parent]
     path = next((each.file(ONNX) for each in reversed(graphs) if each.file(ONNX).is_file()), None)
-    if path is None or not found.get("peaks"):
+    on_gpu = info["device"] == "cuda"
+    return _Job(name, "inference", on_gpu, details, ((name, None),), source_graph=path, inputs=card.inputs)
+
+
+def _graph(job: _Job, found: Mapping[str, Any]) -> Graph | None:
+    """The model's layers by `job.source_graph`, with the peaks that were found; None without either."""
+    if job.source_graph is None or not found.get("peaks"):
         return None
-    peaks = Peaks(**found["peaks"])
-    precision = str(entry.info["precision"])
-    costs = costs_from_onnx(path, card.inputs, batch_size, tf32=precision == "tf32")
-    layer_ns = layer_times(path, found["layer_ns"]) if found.get("layer_ns") else {}
-    return roofline(
-        costs,
-        peaks,
-        batch_size,
-        edge_bytes=edge_bytes_from_onnx(path, card.inputs, batch_size),
-        measured_ns=found["unprofiled_iteration_ns"],
-        layer_ns=layer_ns,
+    batch_size = int(job.details["batch_size"])
+    return Graph(
+        costs=costs_from_onnx(job.source_graph, job.inputs, batch_size, tf32=job.details["precision"] == "tf32"),
+        peaks=Peaks(**found["peaks"]),
+        batch_size=batch_size,
+        edge_bytes=edge_bytes_from_onnx(job.source_graph, job.inputs, batch_size),
+        layer_ns=layer_times(job.source_graph, found["layer_ns"]) if found.get("layer_ns") else {},
     )
+
+
+def _with_nodes(trace: Trace, job: _Job, found: Mapping[str, Any], listener: Listener) -> Trace:
+    """`trace` with ONNX Runtime's nodes as ranges, by the names of the graph; as it is, with a warning, where that fails."""
+    nodes = found.get("nodes")
+    if not nodes:
+        return trace
+    runs = [NodeRun(**run) for run in nodes["runs"]]
+    names = source_names(job.source_graph, [run.name for run in runs]) if job.source_graph else {}
+    try:
+        return with_node_ranges(trace, runs, [Anchor(**each) for each in nodes["anchors"]], names)
+    except StageError as error:
+        listener.warn(f"{job.name}: Tensor Cores are told by kernel, not by layer: {error}")
+        return trace
 
 
 def _profiled(job: _Job, plan: ProfilePlan, run: OpenRun, store: Store, listener: Listener) -> list[dict[str, Any]]:
     """Records and judges one job; raw recordings are gone when this returns, unless they are asked for."""
     with _scratch(store.workspace) as scratch:
         trace, found = _recorded(job, plan, scratch, listener)
+        trace = _with_nodes(trace, job, found, listener)
         folder = run.path / _folder_name(job.name)
         write_trace(trace, folder)
         if plan.keep_raw:
             _keep_raw(scratch, folder, listener)
-        measured = job.roofline(found)
+        graph = _graph(job, found)
         documents = []
         for name, range_name in job.judged:
             profile = profile_from_trace(
                 trace,
                 range_name,
-                roofline=measured,
+                graph=graph,
                 unprofiled_iteration_ns=found.get("unprofiled_iteration_ns"),
                 expects_gpu=job.on_gpu and job.kind != "build",
             )

@@ -17,6 +17,7 @@ from typing import Any
 
 from optpipe.core.events import Silent, Step
 from optpipe.errors import OptpipeError, StageError
+from optpipe.stages.profiled_layers import Layers, layers_of
 from optpipe.trace.annotate import CAPTURE_RANGE, ITERATION_RANGE, LAYERS_RANGE, MEASURED_RANGE, marked
 from optpipe.trace.capture import PID_FILE
 
@@ -147,10 +148,10 @@ def _inference(job: Mapping[str, Any]) -> dict[str, Any]:
             binding.launch()
             synchronize()
 
-        layered = _layered(entry, binding.inputs) if job.get("layers") else None
-        timed = _measure(iteration, job, layered)
+        with layers_of(entry, binding.inputs, inputs, job) as layers:
+            timed = _measure(iteration, job, layers)
         peaks = _peaks(on_gpu=on_gpu) if job.get("peaks") else None
-    return {**timed, "peaks": peaks, "layer_ns": _node_times(entry, inputs, job) if not on_gpu else {}}
+    return {**timed, "peaks": peaks, **layers.found}
 
 
 def _preprocess(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -182,38 +183,7 @@ def _preprocess(job: Mapping[str, Any]) -> dict[str, Any]:
     return _measure(iteration, job)
 
 
-def _layered(entry: Any, inputs: Mapping[str, Any]) -> Callable[[], None]:
-    """The exported program run node by node, each in a range named after its module: what a layer launches."""
-    import torch
-
-    program = torch.export.load(entry.file(entry.info["file"])).module()
-
-    class Marked(torch.fx.Interpreter):
-        def run_node(self, n: Any) -> Any:
-            if n.op != "call_function":
-                return super().run_node(n)
-            with marked(_layer_name(n)):
-                return super().run_node(n)
-
-    def iteration() -> None:
-        with torch.inference_mode():
-            Marked(program).run(*inputs.values())
-        torch.cuda.synchronize()
-
-    iteration()
-    return iteration
-
-
-def _layer_name(node: Any) -> str:
-    """The module that a node of an exported program comes from, such as `layer1.0.conv1`; else the node's own name."""
-    stack = list((node.meta.get("nn_module_stack") or {}).values())
-    path = str(stack[-1][0]) if stack else ""
-    return path.removeprefix("L['self'].") or str(node.name)
-
-
-def _measure(
-    iteration: Callable[[], None], job: Mapping[str, Any], layered: Callable[[], None] | None = None
-) -> dict[str, Any]:
+def _measure(iteration: Callable[[], None], job: Mapping[str, Any], layers: Layers | None = None) -> dict[str, Any]:
     """Warm-up, the same without a recording for comparison, then the recorded iterations, and last the layers' own."""
     deadline = time.perf_counter() + WARM_UP_S
     warmed = 0
@@ -232,11 +202,10 @@ def _measure(
             for _ in times:
                 with marked(ITERATION_RANGE):
                     iteration()
-        if layered is not None:
+        if layers is not None and layers.iteration is not None:
             with marked(LAYERS_RANGE):
                 for _ in range(SETTLING):
-                    with marked(ITERATION_RANGE):
-                        layered()
+                    layers.run_marked()
     return {"unprofiled_iteration_ns": statistics.median(times), "iterations": len(times), "warm_up": warmed}
 
 
@@ -266,30 +235,6 @@ def _peaks(*, on_gpu: bool) -> dict[str, Any]:
     from optpipe.trace.peaks import measured_cpu_peaks, measured_gpu_peaks
 
     return asdict(measured_gpu_peaks() if on_gpu else measured_cpu_peaks())
-
-
-def _node_times(entry: Any, inputs: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, float]:
-    """Median time of each node by ONNX Runtime's own profile, in a session apart: it slows what it measures."""
-    if entry.info["backend"] != "onnxruntime":
-        return {}
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.enable_profiling = True
-    options.log_severity_level = 4
-    options.intra_op_num_threads = int(job["options"].get("threads", 0))
-    options.profile_file_prefix = str(Path(job["result"]).with_suffix(""))
-    session = ort.InferenceSession(str(entry.file(entry.info["file"])), options, providers=["CPUExecutionProvider"])
-    for _ in range(5):
-        session.run(None, dict(inputs))
-    profile = Path(session.end_profiling())
-    times: dict[str, list[int]] = {}
-    for event in json.loads(profile.read_text(encoding="utf-8")):
-        name = event.get("name", "")
-        if event.get("cat") == "Node" and name.endswith("_kernel_time"):
-            times.setdefault(name.removesuffix("_kernel_time"), []).append(int(event["dur"]) * 1_000)
-    profile.unlink()
-    return {name: float(statistics.median(values)) for name, values in times.items()}
 
 
 STAGES: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {

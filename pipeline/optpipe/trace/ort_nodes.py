@@ -1,36 +1,172 @@
-"""ONNX Runtime's node times on the layers of the graph it was given: its fused nodes bear other names."""
+"""ONNX Runtime's nodes: when each ran by ONNX Runtime's own profile, which kernels it launched, which layer it is.
 
-from collections.abc import Mapping
+The published wheels are built without CUPTI and without NVTX ranges (neither is linked into onnxruntime-gpu 1.31.1), so
+their profile has no kernels and a recording has no nodes. The profile does say when the host was inside each node, on
+the system clock. Iterations that are marked in the recording and timed on that clock too tie the two clocks together;
+a kernel then belongs to the node during which it was launched.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import polars as pl
+
+from optpipe.errors import StageError
+from optpipe.trace.frames import NAME, RANGES, Trace
+from optpipe.trace.projection import ITERATION_RANGE, LAYERS_RANGE
 
 _FUSED_DEPTH = 4
 """A fused convolution ends at most this many nodes behind its product: bias, sum, activation."""
 _PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "MatMulInteger", "ConvInteger", "QLinearConv"})
+_NODE_SUFFIX = "_kernel_time"
+_TICK_NS = 1_000
+"""The profile's times are whole microseconds, cut off."""
+_APART_NS = 50_000
+"""Clocks that can only be tied together worse than this are not: launches follow each other faster."""
 
 
-def layer_times(graph: Path, node_ns: Mapping[str, float]) -> dict[str, float]:
-    """`node_ns` by the names of `graph`'s own nodes.
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """System-clock times taken just before a range opens, just inside it at both ends, and just after it closes."""
+
+    before_ns: int
+    entered_ns: int
+    leaving_ns: int
+    after_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRun:
+    """One run of one node on the host, on the system clock."""
+
+    name: str
+    op: str
+    start_ns: int
+    end_ns: int
+
+
+def node_runs(profile: Path, started_ns: int) -> Iterator[NodeRun]:
+    """The nodes in a profile of ONNX Runtime that began at `started_ns`, in the order in which they ran.
+
+    Raises:
+        StageError: the file is no such profile.
+    """
+    try:
+        events = json.loads(profile.read_text(encoding="utf-8"))
+        nodes = sorted((_started(event), event) for event in events if _is_node(event))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        message = f"{profile.name}: not a profile of ONNX Runtime ({type(error).__name__}: {str(error)[:120]})"
+        raise StageError(message) from error
+    for start_us, event in nodes:
+        start_ns = started_ns + start_us * _TICK_NS
+        name = str(event["name"]).removesuffix(_NODE_SUFFIX)
+        op = str(event.get("args", {}).get("op_name", ""))
+        yield NodeRun(name, op, start_ns, start_ns + int(event["dur"]) * _TICK_NS)
+
+
+def _is_node(event: Mapping[str, Any]) -> bool:
+    return event.get("cat") == "Node" and str(event.get("name", "")).endswith(_NODE_SUFFIX)
+
+
+def _started(event: Mapping[str, Any]) -> int:
+    return int(event["ts"])
+
+
+def with_node_ranges(
+    trace: Trace, runs: Sequence[NodeRun], anchors: Sequence[Anchor], names: Mapping[str, str]
+) -> Trace:
+    """`trace` with a range for every node that ran inside the marked iterations, called by `names` where they know it.
+
+    Raises:
+        StageError: the recording does not hold these iterations, or its clock cannot be tied to the system's.
+    """
+    iterations = _marked_iterations(trace)
+    offset_ns = clock_offset_ns(iterations, anchors)
+    thread = int(iterations["thread"][0])
+    starts, ends = iterations["start_ns"].to_list(), iterations["end_ns"].to_list()
+    rows = []
+    for first, second in zip(runs, [*runs[1:], None], strict=True):
+        start, end = first.start_ns - offset_ns, first.end_ns - offset_ns
+        following = second.start_ns - offset_ns if second else end
+        # The profile cuts its ticks off, at both ends; a node that holds others (If, Loop) stays whole.
+        until = following if abs(end - following) <= 2 * _TICK_NS else end + _TICK_NS
+        inside = next((i for i, begin in enumerate(starts) if begin <= start and until <= ends[i]), None)
+        if inside is not None:
+            rows.append((start, max(until, start + 1), thread, names.get(first.name, first.name)))
+    added = pl.DataFrame(rows, schema={**RANGES, "name": pl.String}, orient="row").with_columns(
+        pl.col("name").cast(NAME)
+    )
+    return replace(trace, ranges=pl.concat([trace.ranges, added]).sort("start_ns", maintain_order=True))
+
+
+def _marked_iterations(trace: Trace) -> pl.DataFrame:
+    name = pl.col("name").cast(pl.String)
+    layers = trace.ranges.filter(name == LAYERS_RANGE)
+    if layers.is_empty():
+        message = "the recording has no iterations for the layers: it ended before them"
+        raise StageError(message)
+    begin, end = layers["start_ns"][0], layers["end_ns"][0]
+    inside = (pl.col("start_ns") >= begin) & (pl.col("end_ns") <= end)
+    return trace.ranges.filter((name == ITERATION_RANGE) & inside).sort("start_ns")
+
+
+def clock_offset_ns(iterations: pl.DataFrame, anchors: Sequence[Anchor]) -> int:
+    """System clock minus the recording's: the middle of what all `anchors` of the same `iterations` allow.
+
+    Raises:
+        StageError: they are not as many, or contradict each other by more than 50 µs.
+    """
+    if iterations.height != len(anchors) or not anchors:
+        message = f"the recording holds {iterations.height} iterations for the layers, {len(anchors)} were run"
+        raise StageError(message)
+    starts, ends = iterations["start_ns"].to_list(), iterations["end_ns"].to_list()
+    least = max(
+        max(each.before_ns - start, each.leaving_ns - end)
+        for each, start, end in zip(anchors, starts, ends, strict=True)
+    )
+    most = min(
+        min(each.entered_ns - start, each.after_ns - end)
+        for each, start, end in zip(anchors, starts, ends, strict=True)
+    )
+    if abs(most - least) > _APART_NS:
+        message = f"the profiler's clock and the system's are known to {abs(most - least) / 1e3:.0f} µs only"
+        raise StageError(message)
+    return int(least + most) // 2
+
+
+def source_names(graph: Path, runtime_names: Sequence[str]) -> dict[str, str]:
+    """The names of ONNX Runtime's own nodes (`runtime_names`) by the names of `graph`'s, where one can be told.
 
     A node that kept its name is that layer. The blocked convolutions of the CPU provider are called after the tensor that
-    they write (`relu_3_nchwc`): their time goes to the product from which that tensor comes by elementwise steps.
+    they write (`relu_3_nchwc`): they are the product from which that tensor comes by elementwise steps.
     """
     import onnx
 
     nodes = list(onnx.load(graph, load_external_data=False).graph.node)
-    by_name = {node.name: node for node in nodes}
+    known = {node.name for node in nodes}
     writers = {output: node for node in nodes for output in node.output}
-    times: dict[str, float] = {}
-    for name, ns in node_ns.items():
+    found: dict[str, str] = {}
+    for name in dict.fromkeys(runtime_names):
         plain = name.removeprefix("fused ")
-        if plain in by_name:
-            times[plain] = times.get(plain, 0.0) + ns
-        elif (product := _product_behind(plain.removesuffix("_nchwc"), writers, times)) is not None:
-            times[product] = ns
+        if plain in known:
+            found[name] = plain
+        elif (product := _product_behind(plain.removesuffix("_nchwc"), writers, set(found.values()))) is not None:
+            found[name] = product
+    return found
+
+
+def layer_times(graph: Path, node_ns: Mapping[str, float]) -> dict[str, float]:
+    """`node_ns` by the names of `graph`'s own nodes."""
+    times: dict[str, float] = {}
+    for runtime_name, name in source_names(graph, list(node_ns)).items():
+        times[name] = times.get(name, 0.0) + node_ns[runtime_name]
     return times
 
 
-def _product_behind(tensor: str, writers: Mapping[str, Any], taken: Mapping[str, float]) -> str | None:
+def _product_behind(tensor: str, writers: Mapping[str, Any], taken: set[str]) -> str | None:
     """The nearest product that `tensor` comes from, which no other time was given to."""
     wave = [tensor]
     for _ in range(_FUSED_DEPTH):

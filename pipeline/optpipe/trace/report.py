@@ -10,10 +10,10 @@ import polars as pl
 from optpipe.trace.analysis import Analysis, analysis_from_trace, measured_part
 from optpipe.trace.bottleneck import Bottleneck, Limit, bottleneck, range_bottleneck
 from optpipe.trace.frames import Trace
-from optpipe.trace.peaks import Peaks, sheet_peaks
+from optpipe.trace.peaks import sheet_peaks
 from optpipe.trace.projection import LAYERS_RANGE
 from optpipe.trace.quality import Quality, quality
-from optpipe.trace.roofline import Roofline
+from optpipe.trace.roofline import Graph, Roofline, roofline
 from optpipe.trace.rules import Facts, Finding, findings
 from optpipe.trace.tensor_cores import TensorCores, tensor_cores
 
@@ -38,33 +38,31 @@ def profile_from_trace(
     trace: Trace,
     range_name: str | None = None,
     *,
-    roofline: Roofline | None = None,
-    peaks: Peaks | None = None,
+    graph: Graph | None = None,
     unprofiled_iteration_ns: float | None = None,
     expects_gpu: bool = True,
 ) -> Profile:
     """Judges `trace`: the part inside `range_name`, or inside optpipe's own measured range, or all of it.
 
-    Without `expects_gpu`, a stage of the CPU, missing GPU rows are no defect of the trace.
+    With the model's `graph` its layers are held against the roofline. Without `expects_gpu`, a stage of the CPU, missing
+    GPU rows are no defect of the trace.
     """
     whole = analysis_from_trace(trace)
     measured = measured_part(whole, range_name)
     checked = quality(measured, unprofiled_iteration_ns, expects_gpu=expects_gpu)
-    peaks = peaks or (roofline.peaks if roofline else None) or (sheet_peaks(trace.gpus[0].name) if trace.gpus else None)
+    peaks = graph.peaks if graph else sheet_peaks(trace.gpus[0].name) if trace.gpus else None
+    costs = {cost.name: cost for cost in graph.costs} if graph else {}
     has_gpu = "tensor_cores" not in checked.withheld
-    cores = (
-        tensor_cores(_layered_part(whole, measured), peaks, roofline.ineligible if roofline else None)
-        if has_gpu
-        else None
-    )
-    math_share = roofline.math_share if roofline else None
+    cores = tensor_cores(_layered_part(whole, measured), peaks, costs) if has_gpu else None
+    roofs = roofline(graph, unprofiled_iteration_ns, _layer_ns(cores)) if graph else None
+    math_share = roofs.math_share if roofs else None
     facts = Facts(measured, cores, trace.gpus[0].multiprocessors if trace.gpus else None)
     return Profile(
         whole=whole,
         measured=measured,
         quality=checked,
         tensor_cores=cores,
-        roofline=roofline,
+        roofline=roofs,
         bottleneck=_judged(measured, checked, math_share),
         by_range=_by_range(measured, math_share) if "idle_by_cause" not in checked.withheld else {},
         findings=findings(facts) if "totals" not in checked.withheld else (),
@@ -75,6 +73,13 @@ def _layered_part(whole: Analysis, measured: Analysis) -> Analysis:
     """Where the layers are marked: iterations apart, which optpipe adds to its own captures, or the measured ones."""
     found = whole.ranges.filter(pl.col("name") == LAYERS_RANGE)
     return measured_part(whole, LAYERS_RANGE) if found.height else measured
+
+
+def _layer_ns(cores: TensorCores | None) -> dict[str, float]:
+    """Kernel time of one iteration by layer; nothing where the recording names kernels only."""
+    if cores is None or cores.basis != "layers":
+        return {}
+    return {each.name: each.time_ns / cores.iterations for each in cores.layers}
 
 
 def _judged(measured: Analysis, checked: Quality, math_share: float | None) -> Bottleneck:
@@ -210,9 +215,12 @@ def _tensor_core_document(profile: Profile) -> dict[str, Any]:
         "used_ns": cores.used_ns,
         "kernel_ns": cores.kernel_ns,
         "time_share": cores.time_share,
+        "named_ns": cores.named_ns,
+        "iterations": cores.iterations,
         "missed": [asdict(each) for each in cores.missed],
+        "ineligible": [asdict(each) for each in cores.ineligible],
+        "layers": [asdict(each) for each in cores.layers] if cores.basis == "layers" else [],
         "groups": list(cores.groups),
-        "ineligible": dict(cores.ineligible),
     }
 
 

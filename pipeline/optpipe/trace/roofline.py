@@ -6,13 +6,13 @@ and caches save makes a layer faster than its bound, which is why whole-model bo
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from optpipe.trace.peaks import Peaks
-from optpipe.trace.tensor_cores import ALIGNMENT
+from optpipe.trace.tensor_cores import ineligible_reason
 
 LIMITED_SHARE = 0.7
 """Over 70 % of a peak, a layer is limited by it."""
@@ -63,6 +63,19 @@ class LayerCost:
     def bound_ns(self, peaks: Peaks) -> float:
         """The larger of the two."""
         return max(self.math_ns(peaks), self.memory_ns(peaks))
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """The model as its graph gives it at one batch size, on a device with these peaks."""
+
+    costs: tuple[LayerCost, ...]
+    peaks: Peaks
+    batch_size: int
+    edge_bytes: int = 0
+    """What no fusion can save: the model's inputs, weights and outputs (`edge_bytes_from_onnx`)."""
+    layer_ns: Mapping[str, float] = field(default_factory=dict)
+    """Times of the layers where the recording has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,32 +148,25 @@ def _layer_document(roof: LayerRoof, peaks: Peaks) -> dict[str, Any]:
     }
 
 
-def roofline(
-    costs: Sequence[LayerCost],
-    peaks: Peaks,
-    batch_size: int,
-    *,
-    edge_bytes: int = 0,
-    measured_ns: float | None = None,
-    layer_ns: Mapping[str, float] | None = None,
-) -> Roofline:
-    """Holds the layers against `peaks`; `measured_ns` is one inference, `layer_ns` its layers' times where known.
-
-    `edge_bytes` are what no fusion can save: the model's inputs, weights and outputs (`edge_bytes_from_onnx`).
-    """
-    layers = tuple(_layer_roof(cost, peaks, (layer_ns or {}).get(cost.name)) for cost in costs)
+def roofline(graph: Graph, measured_ns: float | None = None, layer_ns: Mapping[str, float] | None = None) -> Roofline:
+    """Holds the layers against the peaks; `measured_ns` is one inference, `layer_ns` its layers' times where known."""
+    costs, peaks = graph.costs, graph.peaks
+    known_ns = layer_ns or graph.layer_ns
+    layers = tuple(_layer_roof(cost, peaks, known_ns.get(cost.name)) for cost in costs)
     bound = sum(each.bound_ns for each in layers)
     by_math = sum(each.bound_ns for each in layers if each.cost.math_ns(peaks) >= each.cost.memory_ns(peaks))
     return Roofline(
         peaks=peaks,
-        batch_size=batch_size,
+        batch_size=graph.batch_size,
         layers=tuple(sorted(layers, key=lambda each: (-each.above_bound_ns, each.cost.name))),
         bound_ns=bound,
-        fused_bound_ns=max(sum(each.cost.math_ns(peaks) for each in layers), edge_bytes / peaks.bytes_per_s * 1e9),
+        fused_bound_ns=max(
+            sum(each.cost.math_ns(peaks) for each in layers), graph.edge_bytes / peaks.bytes_per_s * 1e9
+        ),
         measured_ns=measured_ns,
         math_share=by_math / bound if bound else 0.0,
         ineligible=ineligible_layers(costs),
-    )  # fmt: skip
+    )
 
 
 def quadrant(cost: LayerCost, peaks: Peaks, measured_ns: float) -> Quadrant:
@@ -182,17 +188,9 @@ def _layer_roof(cost: LayerCost, peaks: Peaks, measured_ns: float | None) -> Lay
 
 
 def ineligible_layers(costs: Sequence[LayerCost]) -> dict[str, str]:
-    """Matrix layers that Tensor Cores cannot take, and why: their type, or channels that are not aligned."""
-    reasons = {}
-    for cost in costs:
-        if not cost.macs:
-            continue
-        multiple = ALIGNMENT.get(cost.type)
-        if multiple is None:
-            reasons[cost.name] = f"{cost.type} has no Tensor Cores: fp16, or tf32, would"
-        elif cost.channels and any(channels % multiple for channels in cost.channels):
-            reasons[cost.name] = f"channels {cost.channels[0]} and {cost.channels[1]} are not multiples of {multiple}"
-    return reasons
+    """Matrix layers that Tensor Cores cannot take as they are, and why."""
+    reasons = {cost.name: ineligible_reason(cost) for cost in costs if cost.macs}
+    return {name: reason for name, reason in reasons.items() if reason}
 
 
 def costs_from_onnx(

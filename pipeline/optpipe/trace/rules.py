@@ -15,7 +15,7 @@ from optpipe.trace.analysis import Analysis
 from optpipe.trace.bottleneck import GAP_NS, long_gaps
 from optpipe.trace.intervals import difference
 from optpipe.trace.kernels import short_name
-from optpipe.trace.tensor_cores import TensorCores
+from optpipe.trace.tensor_cores import LayerUse, TensorCores
 from optpipe.trace.timeline import WAITING_CALLS, Cause
 
 _WORTH_SHARE = 0.02
@@ -172,11 +172,37 @@ def missed_tensor_cores(facts: Facts) -> Finding | None:
     found = facts.tensor_cores
     if found is None or not found.missed:
         return None
-    missed_ns = sum(each.time_ns for each in found.missed)
-    evidence = f"{len(found.missed)} of {found.eligible} eligible {found.basis} do not use Tensor Cores: {duration_text(missed_ns)}"
+    missed_ns = sum(each.time_ns for each in found.missed) // found.iterations
+    evidence = (
+        f"{len(found.missed)} of {found.eligible} eligible {found.basis} do not use Tensor Cores: {duration_text(missed_ns)}"
+        f"{_each(found)}"
+    )
     advice = "optpipe build --precision fp16, or --precision tf32 where fp32 must stay"
-    gain = sum(each.could_save_ns for each in found.missed)
-    return Finding("missed-tensor-cores", evidence, gain, advice, tuple(asdict(each) for each in found.missed[:_ROWS]))
+    if any(each.type in ("fp16", "bf16", "int8") for each in found.missed):
+        advice = "another kernel: optpipe build --backend onnxruntime,inductor,torch and bench them; onnxruntime.cudnn_search=EXHAUSTIVE"
+    return Finding("missed-tensor-cores", evidence, _saving_ns(facts, found.missed), advice, _use_rows(found.missed))
+
+
+def ineligible_for_tensor_cores(facts: Facts) -> Finding | None:
+    """Matrix layers that their type or their channels keep from Tensor Cores."""
+    found = facts.tensor_cores
+    if found is None or not found.ineligible:
+        return None
+    shut_ns = sum(each.time_ns for each in found.ineligible) // found.iterations
+    first = found.ineligible[0]
+    evidence = (
+        f"{len(found.ineligible)} matrix layers cannot use Tensor Cores as they are: {duration_text(shut_ns)}{_each(found)}; "
+        f"{first.name}: {first.reason}"
+    )
+    by_type = first.reason is not None and "no Tensor Cores" in first.reason
+    advice = (
+        "optpipe build --precision fp16, or --precision tf32 where fp32 must stay"
+        if by_type
+        else "pad the channels with zeros, weights too, to the multiple (3 input channels to 8); or a backend that pads: "
+        "optpipe build --backend torch,inductor and bench them"
+    )
+    gain = _saving_ns(facts, found.ineligible)
+    return Finding("ineligible-for-tensor-cores", evidence, gain, advice, _use_rows(found.ineligible))
 
 
 def unfused_kernels(facts: Facts) -> Finding | None:
@@ -251,10 +277,26 @@ def operating_system(facts: Facts) -> Finding | None:
 
 _GPU_RULES: tuple[Rule, ...] = (
     launch_gaps, host_gaps, device_gaps, synchronizations, exposed_copies, pageable_copies, small_copies,
-    missed_tensor_cores, unfused_kernels, layout_changes, underfilled, allocations, first_iteration,
+    missed_tensor_cores, ineligible_for_tensor_cores, unfused_kernels, layout_changes, underfilled, allocations, first_iteration,
 )  # fmt: skip
 _CPU_RULES: tuple[Rule, ...] = (first_iteration, operating_system)
 """Without GPU rows nothing can be said about gaps, copies or kernels."""
+
+
+def _saving_ns(facts: Facts, layers: tuple[LayerUse, ...]) -> int:
+    """What `layers` could save over the measured part, which may have other iterations than theirs."""
+    per_iteration = sum(each.could_save_ns for each in layers) / (
+        facts.tensor_cores.iterations if facts.tensor_cores else 1
+    )
+    return int(per_iteration * facts.iterations)
+
+
+def _each(found: TensorCores) -> str:
+    return " per iteration" if found.iterations > 1 else ""
+
+
+def _use_rows(layers: tuple[LayerUse, ...]) -> tuple[dict[str, Any], ...]:
+    return tuple(asdict(each) for each in layers[:_ROWS])
 
 
 def _sum(frame: pl.DataFrame, column: str) -> int:

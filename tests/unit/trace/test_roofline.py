@@ -10,6 +10,7 @@ from optpipe.core.tensors import InputSpec
 from optpipe.trace.ort_nodes import layer_times
 from optpipe.trace.peaks import Peaks, sheet_peaks
 from optpipe.trace.roofline import (
+    Graph,
     LayerCost,
     Quadrant,
     costs_from_onnx,
@@ -28,7 +29,7 @@ MEMORY = LayerCost("relu", "Relu", "fp32", macs=0, bytes=1_000)  # 100 ns of mem
 
 def test_bounds() -> None:
     assert (MATH.math_ns(PEAKS), MATH.memory_ns(PEAKS), MATH.bound_ns(PEAKS)) == (100, 50, 100)
-    found = roofline([MATH, MEMORY], PEAKS, 1, measured_ns=400.0)
+    found = roofline(Graph((MATH, MEMORY), PEAKS, 1), measured_ns=400.0)
     assert found.bound_ns == 200
     assert found.math_share == 0.5
     assert found.document()["times_bound"] == 2
@@ -95,5 +96,5 @@ def test_bound_if_everything_fused(tmp_path: Path) -> None:
     spec = InputSpec("x", "float32", (1, 3, 4, 4), (1, 3, 4, 4), (8, 3, 4, 4))
     edges = edge_bytes_from_onnx(_graph(tmp_path), [spec], batch_size=2)
     assert edges == 4 * (2 * 3 * 16 + 216 + 2 * 8 * 16)  # all but the tensor between the two
-    assert roofline([MATH, MEMORY], PEAKS, 1, edge_bytes=300).fused_bound_ns == 100
-    assert roofline([MATH, MEMORY], PEAKS, 1, edge_bytes=3_000).fused_bound_ns == 300
+    assert roofline(Graph((MATH, MEMORY), PEAKS, 1, edge_bytes=300)).fused_bound_ns == 100
+    assert roofline(Graph((MATH, MEMORY), PEAKS, 1, edge_bytes=3_000)).fused_bound_ns == 300

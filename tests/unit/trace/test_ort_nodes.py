@@ -1,0 +1,134 @@
+"""ONNX Runtime's nodes by hand: its profile's clock runs 5 s ahead of the recording's, and its ticks are microseconds."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.golden.nsys_export import US, Recording
+
+from optpipe.errors import StageError
+from optpipe.trace.frames import Trace
+from optpipe.trace.ort_nodes import Anchor, NodeRun, node_runs, with_node_ranges
+from optpipe.trace.peaks import Peaks
+from optpipe.trace.report import Profile, document_from_profile, profile_from_trace
+from optpipe.trace.roofline import Graph, LayerCost
+
+Read = Callable[[Recording], Trace]
+AHEAD_NS = 5_000_000_000
+GEMM = "sm90_xmma_gemm_f16f16_f16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1_execute_kernel__5x_cublas"
+DIRECT = "void convolve_common_engine_float_NHWC<__half, __half, (int)128, (int)5>(int)"
+RELU = "void onnxruntime::cuda::_UnaryElementWise<__half, __half, onnxruntime::cuda::OP_Relu<__half> >(int)"
+PEAKS = Peaks("a device", "measured", {"fp32": 1e12, "fp16": 1e13}, 1e12)
+
+
+def _recording() -> tuple[Recording, list[NodeRun], list[Anchor]]:
+    """Two measured iterations of 70 µs, then two for the layers: `stem` (no Tensor Cores), `conv`, `act` in each."""
+    trace, runs, anchors = Recording(), [], []
+    trace.range("optpipe.measure", 0, 200)
+    for begin in (1, 101):
+        trace.range("optpipe.iteration", begin, begin + 80)
+        trace.kernel(DIRECT, begin + 10, begin + 80, launch=(begin + 1, begin + 5))
+    trace.range("optpipe.layers", 1000, 1400)
+    for begin in (1001, 1201):
+        trace.range("optpipe.iteration", begin, begin + 100)
+        at = begin * US + AHEAD_NS
+        anchors.append(Anchor(at - 9_000, at + 1_000, at + 99_000, at + 109_000))
+        for offset, name, op, kernel, length in (
+            (2, "Conv_0", "Conv", DIRECT, 60),
+            (12, "Conv_1_nhwc", "Conv", GEMM, 20),
+            (22, "Relu_2", "Relu", RELU, 10),
+        ):
+            # The launch begins 0.4 µs after its node does, by the recording's clock.
+            trace.kernel(
+                kernel,
+                begin + offset + 10,
+                begin + offset + 10 + length,
+                launch=(begin + offset + 0.4, begin + offset + 5),
+            )
+            runs.append(NodeRun(name, op, (begin + offset) * US + AHEAD_NS, (begin + offset + 9) * US + AHEAD_NS))
+    return trace, runs, anchors
+
+
+@pytest.fixture
+def judged(read: Read) -> Profile:
+    recording, runs, anchors = _recording()
+    trace = with_node_ranges(read(recording), runs, anchors, {"Conv_0": "stem", "Conv_1_nhwc": "conv", "Relu_2": "act"})
+    costs = (
+        LayerCost("stem", "Conv", "fp16", macs=10_000_000, bytes=1_000, channels=(3, 64)),  # 2 µs of arithmetic
+        LayerCost("conv", "Conv", "fp16", macs=10_000_000, bytes=1_000, channels=(64, 64)),
+        LayerCost("act", "Relu", "fp16", macs=0, bytes=5_000_000),  # 5 µs of memory
+    )
+    return profile_from_trace(trace, graph=Graph(costs, PEAKS, 1))
+
+
+def test_each_kernel_belongs_to_the_node_that_launched_it(judged: Profile) -> None:
+    cores = judged.tensor_cores
+    assert cores is not None
+    assert (cores.basis, cores.iterations) == ("layers", 2)
+    assert [(each.name, each.op, each.time_ns, each.share) for each in cores.layers] == [
+        ("stem", "Conv", 120 * US, 120 / 180),
+        ("conv", "Conv", 40 * US, 40 / 180),
+        ("act", "Relu", 20 * US, 20 / 180),
+    ]
+    assert cores.named_ns == cores.kernel_ns == 180 * US
+    assert (cores.eligible, cores.used, cores.missed) == (1, 1, ())
+
+
+def test_a_layer_that_its_channels_shut_out_is_told_with_what_padding_could_save(judged: Profile) -> None:
+    cores = judged.tensor_cores
+    assert cores is not None
+    [stem] = cores.ineligible
+    assert stem.reason == "channels 3 and 64 are not multiples of 8"
+    assert stem.could_save_ns == 2 * (60 - 2) * US  # two iterations, to the bound of 2 µs
+    [finding] = [each for each in judged.findings if each.rule == "ineligible-for-tensor-cores"]
+    assert finding.gain_ns == 2 * (60 - 2) * US
+    assert "60.0 µs per iteration; stem" in finding.evidence
+
+
+def test_layers_stand_in_the_roofline_with_their_own_times(judged: Profile) -> None:
+    layers = {row["name"]: row for row in document_from_profile(judged)["roofline"]["layers"]}
+    assert layers["stem"]["measured_ns"] == 60 * US
+    assert layers["act"]["memory_peak_share"] == 0.5
+    assert layers["act"]["quadrant"] == "memory-bound, below its peak"
+
+
+def test_a_missed_layer_saves_at_most_what_lies_above_its_bound(read: Read) -> None:
+    recording, runs, anchors = _recording()
+    trace = with_node_ranges(read(recording), runs, anchors, {"Conv_0": "stem"})
+    costs = (LayerCost("stem", "Conv", "fp16", macs=10_000_000, bytes=1_000, channels=(8, 64)),)
+    cores = profile_from_trace(trace, graph=Graph(costs, PEAKS, 1)).tensor_cores
+    assert cores is not None
+    assert [(each.name, each.could_save_ns) for each in cores.missed] == [("stem", 116 * US)]
+    assert {each.name for each in cores.layers} == {"stem", "Conv_1_nhwc", "Relu_2"}
+
+
+def test_clocks_that_contradict_each_other_are_refused(read: Read) -> None:
+    recording, runs, anchors = _recording()
+    drifted = [
+        anchors[0],
+        replace(anchors[1], before_ns=anchors[1].before_ns + 200 * US, entered_ns=anchors[1].entered_ns + 200 * US),
+    ]
+    trace = read(recording)
+    with pytest.raises(StageError, match="are known to 190 µs only"):
+        with_node_ranges(trace, runs, drifted, {})
+    with pytest.raises(StageError, match="holds 2 iterations for the layers, 1 were run"):
+        with_node_ranges(trace, runs, anchors[:1], {})
+
+
+def test_nodes_out_of_a_profile(tmp_path: Path) -> None:
+    events = [
+        {"cat": "Session", "name": "model_run", "ts": 1, "dur": 90},
+        {"cat": "Node", "name": "b_kernel_time", "ts": 20, "dur": 5, "args": {"op_name": "Relu"}},
+        {"cat": "Node", "name": "a_kernel_time", "ts": 10, "dur": 9, "args": {"op_name": "Conv"}},
+        {"cat": "Node", "name": "a_fence_before", "ts": 9, "dur": 0, "args": {"op_name": "Conv"}},
+    ]
+    (tmp_path / "profile.json").write_text(json.dumps(events))
+    assert list(node_runs(tmp_path / "profile.json", 7_000)) == [
+        NodeRun("a", "Conv", 17_000, 26_000),
+        NodeRun("b", "Relu", 27_000, 32_000),
+    ]
+    (tmp_path / "profile.json").write_text('{"no": "list"}')
+    with pytest.raises(StageError, match="not a profile of ONNX Runtime"):
+        list(node_runs(tmp_path / "profile.json", 0))

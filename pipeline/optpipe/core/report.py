@@ -61,8 +61,6 @@ class Report:
     """The newest parity proof's document, in the form of `preprocess --json`."""
     pictures: tuple[tuple[str, str], ...] = ()
     """Caption and data URI of parity pictures."""
-    evaluation: tuple[Mapping[str, Any], ...] = ()
-    """`results[]` of the newest evaluation."""
     files: tuple[RawFile, ...] = ()
     created_utc: str = ""
     optpipe: str = ""

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from optpipe.core.measurement import (
     MACHINE_COLUMNS,
-    Estimate,
-    LatencySummary,
     Measurement,
     Mode,
     OutputCheck,
@@ -21,20 +19,18 @@ from optpipe.core.measurement import (
 )
 from optpipe.core.measurement_json import as_json
 from optpipe.core.runs import write_json
-from optpipe.measuring.energy import energy_per_image
+from optpipe.measuring.figures import ROTATED_BYTES, evidence_of, figures, judged, worker_peak_bytes
 from optpipe.measuring.process import Answer, WorkerProcess
-from optpipe.measuring.validity import LIMITS, Evidence, reasons_for
-from optpipe.stats.percentiles import PERCENTS, samples_needed, summary_from_ns
-from optpipe.stats.stability import mean_interval
+from optpipe.measuring.validity import LIMITS, reasons_for
+from optpipe.stats.percentiles import samples_needed
 from optpipe.worker.plan import Point
 from optpipe.worker.spool import frame_from_spool
 
 if TYPE_CHECKING:
     import polars as pl
 
-PARTS = ("enqueue", "h2d", "compute", "d2h")
-GROUPS = 10
-"""Consecutive groups of samples whose throughputs give its interval."""
+ROTATED = {"rotated": "rotated", ROTATED_BYTES: "rotation_bytes"}
+"""What the record says of the inputs that the worker went through, by the worker's own name for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +90,11 @@ def measure(worker: WorkerProcess, subject: Subject, load: Load, name: str, fram
     write_json(begun, as_json(blank))
     answer = worker.measure(point_of(load, name, spool))
     affinity = tuple(worker.facts["affinity"]) if worker.facts else subject.affinity
+    done = answer.done or {}
     filled = replace(
         blank,
         subject=replace(subject, affinity=affinity),
-        inputs={**frame.inputs, "rotated": (answer.done or {}).get("rotated", 0)},
+        inputs={**frame.inputs, **{name: done.get(key, 0) for name, key in ROTATED.items()}},
         interrupted=answer.interrupted,
     )
     found = measurement_from_answer(filled, answer, load, worker, frame)
@@ -141,35 +138,25 @@ def measurement_from_answer(
     failure = _failure(answer)
     if measured.is_empty():
         return replace(filled, reasons=failure or (_nothing_measured(answer),))
-    during = _during(machine, measured)
     check = OutputCheck(**answer.done["output_check"]) if answer.done else None
-    evidence = Evidence(
-        samples=measured,
-        machine=during,
-        scenario=load.scenario,
-        mode=load.mode,
-        cpus=len(blank.subject.affinity or (0,)),
+    evidence = evidence_of(
+        replace(filled, output_check=check),
+        measured,
+        machine,
         steady=bool(answer.done and answer.done["steady"]),
         wanted_samples=load.wanted_samples,
-        output_check=check,
         cache_probe=answer.done["cache_probe"] if answer.done else {},
-        rate_per_s=load.rate_per_s,
-        interrupted=answer.interrupted,
-        on_gpu=blank.subject.device != "cpu",
-        limits=frame.limits,
     )
-    reasons = (*failure, *reasons_for(evidence))
-    energy = energy_per_image(during, int(measured["images"].sum()), _seconds(measured))
-    return replace(
-        filled,
-        verdict=Validity.INVALID if any(reason.invalidates for reason in reasons) else Validity.VALID,
-        reasons=reasons,
-        **_figures(measured, load),
-        host_peak_bytes=answer.done["host_peak_bytes"] if answer.done else None,
-        device_peak_bytes=_device_peak(machine, worker, answer),
-        energy_j_per_image=None if isinstance(energy, str) else energy,
-        energy_why_not=energy if isinstance(energy, str) else None,
-        output_check=check,
+    return judged(
+        replace(
+            filled,
+            host_peak_bytes=answer.done["host_peak_bytes"] if answer.done else None,
+            device_peak_bytes=_device_peak(machine, worker, answer),
+            output_check=check,
+        ),
+        (*failure, *reasons_for(evidence)),
+        evidence,
+        load.percentile,
     )
 
 
@@ -206,7 +193,7 @@ def recovered(blank: Measurement, spool: Path) -> Measurement:
     reason = Reason(
         "interrupted", "cut off before its end; recovered from its samples", "run it again", invalidates=True
     )
-    figures = _figures(measured, Load(blank.batch_size, blank.scenario)) if len(measured) else {}
+    found = figures(measured, blank.scenario) if len(measured) else {}
     return replace(
         blank,
         reasons=(reason,),
@@ -214,76 +201,17 @@ def recovered(blank: Measurement, spool: Path) -> Measurement:
         samples=len(measured),
         warm_up_samples=len(samples) - len(measured),
         samples_file=f"samples/{blank.id}.parquet" if len(samples) else None,
-        **figures,
+        **found,
     )
-
-
-def _figures(measured: "pl.DataFrame", load: Load) -> dict[str, Any]:
-    wanted = tuple(percent for percent in (*PERCENTS, load.percentile) if percent <= max(99.0, load.percentile))
-    percents = tuple(sorted(set(wanted)))
-    latency = (measured["end_ns"] - measured["scheduled_ns"]).to_numpy()
-    throughput = images_per_second(measured, load.scenario)
-    return {
-        "latency": summary_from_ns(latency, percents),
-        "parts": _parts(measured, percents, load.scenario),
-        "duration_s": _seconds(measured),
-        "throughput_images_per_s": throughput,
-        "throughput_batches_per_s": throughput.value * len(measured) / int(measured["images"].sum()),
-    }
-
-
-def _parts(measured: "pl.DataFrame", percents: tuple[float, ...], scenario: Scenario) -> dict[str, LatencySummary]:
-    found = {
-        part: summary_from_ns(measured[f"{part}_ns"].to_numpy(), percents)
-        for part in PARTS
-        if measured[f"{part}_ns"].null_count() == 0
-    }
-    if scenario is Scenario.SERVER:
-        found["queue"] = summary_from_ns((measured["start_ns"] - measured["scheduled_ns"]).to_numpy(), percents)
-        found["service"] = summary_from_ns((measured["end_ns"] - measured["start_ns"]).to_numpy(), percents)
-    return found
-
-
-def images_per_second(measured: "pl.DataFrame", scenario: Scenario, confidence: float = 0.95) -> Estimate:
-    """Throughput while answering (closed loops), or from the first start to the last end (offline, server).
-
-    `measured` holds the measured queries in the order of their end; a sign-off computes the figure again by this function.
-    """
-    import numpy as np
-
-    images = measured["images"].to_numpy().astype(float)
-    if scenario in (Scenario.SINGLE_STREAM, Scenario.MULTI_STREAM):
-        busy = (measured["end_ns"] - measured["start_ns"]).to_numpy() / 1e9
-        note = "images over the time spent answering"
-    else:
-        ends = measured["end_ns"].to_numpy()
-        busy = np.diff(ends, prepend=measured["start_ns"].to_numpy().min()) / 1e9
-        note = "images from the first start to the last end"
-    groups = min(GROUPS, len(images))
-    parts = zip(np.array_split(images, groups), np.array_split(busy, groups), strict=True)
-    rates: np.ndarray = np.array([float(some.sum() / max(time.sum(), 1e-12)) for some, time in parts])
-    return Estimate(float(images.sum() / max(busy.sum(), 1e-12)), mean_interval(rates, confidence), note)
-
-
-def _seconds(measured: "pl.DataFrame") -> float:
-    return float(measured["end_ns"].max() - measured["start_ns"].min()) / 1e9  # type: ignore[operator,arg-type]
-
-
-def _during(machine: "pl.DataFrame", measured: "pl.DataFrame") -> "pl.DataFrame":
-    """Rows whose interval lies inside the measurement; rates look back, so the first row after the start is left out."""
-    start, end = measured["start_ns"].min(), measured["end_ns"].max()
-    inside = machine.filter((machine["time_ns"] >= start) & (machine["time_ns"] <= end))
-    return inside.slice(1) if len(inside) > 2 else inside
 
 
 def _device_peak(machine: "pl.DataFrame", worker: WorkerProcess, answer: Answer) -> int | None:
     """The worker's own peak where the driver says it, else the device's growth; without the rotated inputs."""
     if machine.is_empty() or not answer.done:
         return None
-    own, whole = machine["gpu_worker_bytes"].max(), machine["gpu_used_bytes"].max()
-    rotated = int(answer.done["rotation_bytes"])
-    if isinstance(own, int) and own > 0:
-        return max(0, own - rotated)
+    whole, rotated = machine["gpu_used_bytes"].max(), int(answer.done["rotation_bytes"])
+    if (own := worker_peak_bytes(machine, rotated)) is not None:
+        return own
     if isinstance(whole, int) and worker.baseline_gpu_bytes is not None:
         return max(0, whole - worker.baseline_gpu_bytes - rotated)
     return None

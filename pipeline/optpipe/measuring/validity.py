@@ -15,7 +15,10 @@ from optpipe.stats.stability import trend, two_modes
 if TYPE_CHECKING:
     import polars as pl
 
+RULES = "rules_revision"
+"""Key of the revision of the rules below among the limits. 2: a power cap is a note, as long as the clocks stay."""
 LIMITS: Mapping[str, float] = {
+    RULES: 2,
     "max_cv": 0.025,  # trtexec warns over the same
     "max_drift": 0.03,
     "max_other_cpu_share": 0.10,
@@ -25,6 +28,13 @@ LIMITS: Mapping[str, float] = {
     "cached_answer": 0.75,
 }
 """Thresholds by name; recorded with every measurement."""
+WITNESSED = frozenset(
+    {
+        "wrong-output", "inputs-alike", "stale-answer", "cached-answer", "interrupted", "too-few-samples", "not-steady",
+        "out-of-memory", "died", "refused", "int8-not-faster",
+    }
+)  # fmt: skip
+"""Codes of what the worker or its parent saw and no raw file holds; all others follow from samples and machine rows."""
 
 
 @dataclass(frozen=True, slots=True)

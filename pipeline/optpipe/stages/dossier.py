@@ -1,6 +1,5 @@
 """Gathers a build's evidence into a folder, and holds a finished dossier against its own raw files."""
 
-import json
 import math
 import shutil
 from collections.abc import Mapping
@@ -16,10 +15,11 @@ from optpipe.core.manifest import MANIFEST
 from optpipe.core.measurement import MEASUREMENTS_FILE
 from optpipe.core.policy import Policy
 from optpipe.core.quantity import Dimension
-from optpipe.core.runs import Run, list_runs, write_json
+from optpipe.core.runs import Run, list_runs, load_run, write_json
 from optpipe.core.sealed import SIGNATURE, broken, seal, signature_problem
 from optpipe.core.store import Entry, Store
 from optpipe.errors import BadInputError
+from optpipe.stages.again import disagreements, untrue_figures
 from optpipe.stages.judge import (
     ENVIRONMENT,
     POLICY,
@@ -270,7 +270,9 @@ def checked_dossier(folder: Path, allowed_signers: Path | None = None) -> Checke
     if not problems:
         try:
             signoff = judged(folder)
-            problems += _disagreements(json_file(folder / VERDICT), verdict_document(signoff))
+            problems += disagreements(json_file(folder / VERDICT), verdict_document(signoff), VERDICT)
+            for run in (load_run(path) for path in sorted(folder.glob("**/runs/*/"))):
+                problems += untrue_figures(run)
         except (BadInputError, KeyError, TypeError, ValueError) as error:
             problems.append(f"cannot be recomputed: {error}")
     files = [path for path in folder.rglob("*") if path.is_file()]
@@ -282,32 +284,6 @@ def checked_dossier(folder: Path, allowed_signers: Path | None = None) -> Checke
         files=len(files),
         size_bytes=sum(path.stat().st_size for path in files),
     )
-
-
-PROSE = ("reason", "remedy", "limit", "about")
-"""Sentences about the figures beside them: another version of optpipe may word them differently."""
-RELATIVE_TOLERANCE = 1e-9
-"""Between two computations of one figure, on two machines, by the same formula."""
-
-
-def _disagreements(stored: object, computed: object, place: str = "verdict.json") -> list[str]:
-    """Where a stored document says something else than the raw files."""
-    if isinstance(computed, Mapping) and isinstance(stored, Mapping):
-        names = sorted((set(stored) | set(computed)) - set(PROSE))
-        return [
-            problem
-            for name in names
-            for problem in _disagreements(
-                stored.get(name, "nothing"), computed.get(name, "nothing"), f"{place}: {name}"
-            )
-        ]
-    if isinstance(computed, list) and isinstance(stored, list) and len(computed) == len(stored):
-        pairs = enumerate(zip(stored, computed, strict=True))
-        return [problem for at, (one, other) in pairs for problem in _disagreements(one, other, f"{place}[{at}]")]
-    numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in (stored, computed))
-    if stored == computed or (numbers and math.isclose(stored, computed, rel_tol=RELATIVE_TOLERANCE)):  # type: ignore[arg-type]
-        return []
-    return [f"{place} says {json.dumps(stored)}, the raw files give {json.dumps(computed)}"]
 
 
 def finished(folder: Path, target: Path) -> Path:

@@ -11,7 +11,7 @@ A dossier's folder (see `optpipe.core.sealed` for its seal)
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,7 @@ def evidence_of(folder: Path, request: Mapping[str, Any], confidence: float) -> 
     manifest = manifest_from_file(folder / "artifact" / "manifest.json")
     build = build_of(manifest)
     runs = [load_run(path) for path in sorted((folder / "runs").glob("*/"))]
-    measured = tuple(measured_in(runs, confidence, build.artifact))
+    measured = tuple(measured_in(runs, confidence, build.artifact, judged=True))
     baseline = [load_run(path) for path in sorted((folder / "baseline" / "runs").glob("*/"))]
     for run in runs:
         require_unchanged(run, whole=False)
@@ -89,21 +89,23 @@ def evidence_of(folder: Path, request: Mapping[str, Any], confidence: float) -> 
     return Evidence(
         build=build,
         measured=measured,
-        baseline=tuple(measured_in(baseline, confidence, request.get("baseline_artifact"))),
+        baseline=tuple(measured_in(baseline, confidence, request.get("baseline_artifact"), judged=True)),
         baseline_name=request.get("baseline"),
         accuracy=accuracy_figures(runs, build, confidence),
-        preprocessing=preprocessing_figures(runs, build, confidence),
+        preprocessing=preprocessing_figures(runs, build),
         tensor_core_share=tensor_core_figure(runs, build),
         trust=tuple(_trust(manifest, checked, measured)),
     )
 
 
-def measured_in(runs: list[Run], confidence: float, artifact: str | None) -> Iterator[Measured]:
+def measured_in(
+    runs: Sequence[Run], confidence: float, artifact: str | None, *, judged: bool = False
+) -> Iterator[Measured]:
     """The measurements of `artifact` in the bench runs among `runs`; a run's files may be a part of it."""
     only = None if artifact is None else [artifact]
     for run in runs:
         if run.kind == "bench":
-            yield from measured_from_run(run, confidence, only, whole=False)
+            yield from measured_from_run(run, confidence, only, whole=False, judged=judged)
 
 
 def build_of(manifest: Manifest) -> Build:

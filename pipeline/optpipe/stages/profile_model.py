@@ -22,7 +22,7 @@ from optpipe.stages.export import CARD, ONNX
 from optpipe.stages.preprocess.dali_pipeline import DaliPlan
 from optpipe.trace.analysis import analysis_from_trace, measured_part
 from optpipe.trace.capture import CaptureOptions, Recorded, exported, record
-from optpipe.trace.files import write_trace
+from optpipe.trace.files import trace_from_folder, write_trace
 from optpipe.trace.frames import Trace
 from optpipe.trace.importer import nsys_path
 from optpipe.trace.ncu import counters
@@ -238,19 +238,20 @@ def _profiled(job: _Job, plan: ProfilePlan, run: OpenRun, store: Store, listener
         trace = _with_nodes(trace, job, found, listener)
         folder = run.path / _folder_name(job.name)
         write_trace(trace, folder)
+        trace = trace_from_folder(folder)  # what is judged is what is kept, so that it can be judged again
         if plan.keep_raw:
             _keep_raw(scratch, folder, listener)
         graph = _graph(job, found)
         documents = []
         for name, range_name in job.judged:
-            profile = profile_from_trace(
-                trace,
-                range_name,
-                graph=graph,
-                unprofiled_iteration_ns=found.get("unprofiled_iteration_ns"),
-                expects_gpu=job.on_gpu and job.kind != "build",
-            )
-            document = {"name": name, "kind": job.kind, **_facts(job), **document_from_profile(profile)}
+            how: dict[str, Any] = {
+                "unprofiled_iteration_ns": found.get("unprofiled_iteration_ns"),
+                "expects_gpu": job.on_gpu and job.kind != "build",
+            }
+            profile = profile_from_trace(trace, range_name, graph=graph, **how)
+            recording = {"folder": folder.name, "range": range_name, **how}
+            facts = {"name": name, "kind": job.kind, **_facts(job), "recording": recording}
+            document = {**facts, **document_from_profile(profile)}
             if plan.ncu and job.kind == "inference" and job.on_gpu:
                 document["ncu"] = counters(_program(scratch / "job.json"), scratch, document["kernels"], listener)
             documents.append(document)

@@ -1,26 +1,21 @@
 """What evaluation, preprocessing and profile runs show for a build. A run kind that is absent shows nothing.
 
-Accuracy is computed anew from the predictions of every image. A parity proof and a profile are taken from their hashed
-records: their raw pictures and recordings are too large for a dossier, and the latter hold the process environment.
+Accuracy is computed anew from the predictions of every image, a parity proof from the rows of every image, a profile from the
+tables of its trace (the recording itself holds the process environment and never leaves the scratch folder).
 """
 
 import base64
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from optpipe.core.criteria import Cap
 from optpipe.core.evidence import Build, Figure
 from optpipe.core.report import RawFile
 from optpipe.core.runs import Run, json_of_run
-from optpipe.stats.distributions import proportion_interval
-from optpipe.stats.paired import Interval, difference_interval, share_interval
+from optpipe.stages.again import PREDICTIONS, PREPROCESSING, PROFILE, answers_again, proof_again, stage_again
 
-if TYPE_CHECKING:
-    import polars as pl
-
-PREDICTIONS, EVALUATION = "predictions.parquet", "evaluate.json"
-PREPROCESSING, PROFILE = "preprocess.json", "profile.json"
 RANDOM_WEIGHTS = Cap("the weights are random, so accuracy and agreement mean nothing", "build with trained weights")
 PICTURES = 6
 
@@ -30,66 +25,35 @@ def accuracy_figures(runs: Sequence[Run], build: Build, confidence: float) -> Ma
 
     Computed anew from the run's predictions. Agreement is left out where the source gives every image the same class.
     """
-    import polars as pl
-
-    mine = f"{build.artifact}:best"
     for run in _newest(runs, "evaluate"):
-        answers = pl.read_parquet(run.path / PREDICTIONS)
-        if mine in answers.columns:
-            caps = () if run.manifest["details"].get("trained", False) else (RANDOM_WEIGHTS,)
-            found = answers.select(
-                pl.col("class"),
-                pl.col(mine).list.first().alias("mine"),
-                pl.col("source:best").list.first().alias("source"),
-            )
-            return _answer_figures(found, caps, run.run_id, confidence)
+        caps = () if run.manifest["details"].get("trained", False) else (RANDOM_WEIGHTS,)
+        found = answers_again(run.path / PREDICTIONS, build.artifact, confidence)
+        if found:
+            return {name: replace(figure, caps=caps, source=run.run_id) for name, figure in found.items()}
     return {}
 
 
-def _answer_figures(
-    answers: "pl.DataFrame", caps: tuple[Cap, ...], source: str, confidence: float
-) -> dict[str, Figure]:
-    n, about = answers.height, f"{answers.height} images"
-    figures = {}
-    if answers["source"].n_unique() > 1:
-        same = int((answers["mine"] == answers["source"]).sum())
-        figures["agreement"] = _figure(same / n, share_interval(same, n, confidence), caps, source, about)
-    if answers["class"].null_count() == 0:
-        right, was = answers["mine"] == answers["class"], answers["source"] == answers["class"]
-        lost, won = int((was & ~right).sum()), int((right & ~was).sum())
-        hits = int(right.sum())
-        figures["top1"] = _figure(hits / n, share_interval(hits, n, confidence), caps, source, about)
-        drop = difference_interval(lost, won, n, confidence)
-        figures["drop"] = _figure((lost - won) / n, drop, caps, source, about)
-    return figures
-
-
-def _figure(value: float, interval: Interval, caps: tuple[Cap, ...], source: str, about: str) -> Figure:
-    return Figure(value, interval.low, interval.high, caps, source, about)
-
-
-def preprocessing_figures(runs: Sequence[Run], build: Build, confidence: float) -> Mapping[str, Figure]:  # noqa: ARG001
-    """`agreement` (fraction) and `snr` (dB) of the newest parity proof for the build's model."""
+def preprocessing_figures(runs: Sequence[Run], build: Build) -> Mapping[str, Figure]:
+    """`agreement` (fraction) and `snr` (dB) of the newest parity proof for the build's model, from its rows."""
     for run in _newest(runs, "preprocess"):
         record = json_of_run(run, PREPROCESSING)
-        if record.get("model") != build.model:
-            continue
-        parity = record["parity"]
-        trained = record["weights"].get("trained", False)
-        caps = _refused(parity)
-        found = {}
-        agreement = parity.get("top1_agreement")
-        if agreement:
-            interval = proportion_interval(agreement["equal"], agreement["images"])
-            share = agreement["equal"] / agreement["images"]
-            about = f"{agreement['images']} images"
-            weights = () if trained else (RANDOM_WEIGHTS,)
-            found["agreement"] = Figure(share, *interval, (*caps, *weights), run.run_id, about)
-        snr = parity["output"].get("snr_db")
-        if snr is not None:
-            found["snr"] = Figure(snr, snr, snr, caps, run.run_id, f"{parity['images']} images")
-        return found
+        if record.get("model") == build.model:
+            return _parity_figures(run, record)
     return {}
+
+
+def _parity_figures(run: Run, record: Mapping[str, Any]) -> dict[str, Figure]:
+    proof, caps = proof_again(run, record), _refused(record["parity"])
+    about = f"{record['parity']['images']} images"
+    found = {}
+    if proof.top1 is not None:
+        weights = () if record["weights"].get("trained", False) else (RANDOM_WEIGHTS,)
+        share = proof.top1.equal / proof.top1.images
+        found["agreement"] = Figure(share, *proof.top1.interval, (*caps, *weights), run.run_id, about)
+    snr = proof.outputs.snr_db
+    if snr is not None:
+        found["snr"] = Figure(snr, snr, snr, caps, run.run_id, about)
+    return found
 
 
 def _refused(parity: Mapping[str, Any]) -> tuple[Cap, ...]:
@@ -100,16 +64,28 @@ def _refused(parity: Mapping[str, Any]) -> tuple[Cap, ...]:
 
 
 def tensor_core_figure(runs: Sequence[Run], build: Build) -> Figure | None:
-    """Share of the eligible kernel time that used Tensor Cores, from the newest profile of the build."""
+    """Share of the eligible kernel time that used Tensor Cores, from the newest profile of the build and its raw tables."""
     for run in _newest(runs, "profile"):
         for stage in json_of_run(run, PROFILE).get("stages", ()):
-            cores = stage.get("tensor_cores") or {}
-            if stage.get("artifact") == build.artifact and cores.get("eligible_ns"):
-                share = cores["used_ns"] / cores["eligible_ns"]
-                quality = stage["trace_quality"]["verdict"]
-                caps = () if quality == "PASS" else (Cap(f"the trace's quality is {quality}", "profile again"),)
-                return Figure(share, share, share, caps, run.run_id, str(stage["name"]))
+            if stage.get("artifact") == build.artifact and (stage.get("tensor_cores") or {}).get("eligible_ns"):
+                again = stage_again(run, stage)
+                caps = () if again else (_NO_TABLES,)
+                return _share(again or stage, run.run_id, caps)
     return None
+
+
+def _share(stage: Mapping[str, Any], source: str, caps: tuple[Cap, ...]) -> Figure | None:
+    cores, quality = stage["tensor_cores"], stage["trace_quality"]["verdict"]
+    if not cores.get("eligible_ns"):
+        return None
+    caps += () if quality == "PASS" else (Cap(f"the trace's quality is {quality}", "profile again"),)
+    share = cores["used_ns"] / cores["eligible_ns"]
+    return Figure(share, share, share, caps, source, str(stage.get("name", "")))
+
+
+_NO_TABLES = Cap(
+    "the tables of the trace are too large for a dossier", "profile fewer iterations: optpipe profile … --iterations 10"
+)
 
 
 def documents(runs: Sequence[Run], root: Path) -> dict[str, Any]:
@@ -125,9 +101,6 @@ def documents(runs: Sequence[Run], root: Path) -> dict[str, Any]:
     for run in _newest(runs, "preprocess"):
         fields["preprocessing"] = json_of_run(run, PREPROCESSING)
         fields["pictures"] = tuple(_pictures(run, fields["preprocessing"]))
-        break
-    for run in _newest(runs, "evaluate"):
-        fields["evaluation"] = tuple(json_of_run(run, EVALUATION).get("results", ()))
         break
     return fields
 

@@ -46,25 +46,50 @@ class OutputError:
 
 def output_error(name: str, reference: "np.ndarray", got: "np.ndarray") -> OutputError:
     """Error figures in float64; outputs of different shapes, as two lists of boxes may be, are as wrong as can be."""
+    return pooled_error(name, row_errors(reference, got)) if reference.shape == got.shape else _as_wrong_as_can_be(name)
+
+
+def row_errors(reference: "np.ndarray", got: "np.ndarray") -> "dict[str, np.ndarray]":
+    """Per sample (first axis) the sums that `pooled_error` needs: kept beside a proof, they give its figures again."""
     import numpy as np
 
-    expected, found = reference.astype(np.float64).ravel(), got.astype(np.float64).ravel()
-    if reference.shape != got.shape or not np.isfinite(found).all():
-        return OutputError(name, _BIG, _BIG, _BIG, -_BIG, 0.0, finite=False)
+    count = len(reference) if reference.ndim else 1
+    expected, found = (each.astype(np.float64).reshape(count, -1 if each.size else 0) for each in (reference, got))
     difference = np.abs(found - expected)
-    norm, distance = float(np.linalg.norm(expected)), float(np.linalg.norm(difference))
+    return {
+        "values": np.full(count, expected.shape[1]),
+        "finite": np.isfinite(found).all(axis=1),
+        "reference_square": (expected**2).sum(axis=1),
+        "output_square": (found**2).sum(axis=1),
+        "difference_square": (difference**2).sum(axis=1),
+        "product": (expected * found).sum(axis=1),
+        "difference_sum": difference.sum(axis=1),
+        "difference_max": difference.max(axis=1, initial=0.0),
+    }
+
+
+def pooled_error(name: str, rows: "Mapping[str, np.ndarray]") -> OutputError:
+    """The error figures over all samples together, from what `row_errors` gave for each."""
+    from math import log10, sqrt
+
+    if not rows["finite"].all():
+        return _as_wrong_as_can_be(name)
+    norm, distance, length = (sqrt(float(rows[f"{of}_square"].sum())) for of in ("reference", "difference", "output"))
     relative = distance / norm if norm > 0 else (0.0 if distance == 0 else _BIG)
-    lengths = norm * float(np.linalg.norm(found))
-    cosine = float(expected @ found) / lengths if lengths > 0 else float(distance == 0)
+    cosine = float(rows["product"].sum()) / (norm * length) if norm * length > 0 else float(distance == 0)
     return OutputError(
         name=name,
-        max_abs=float(difference.max(initial=0.0)),
-        mean_abs=float(difference.mean()) if difference.size else 0.0,
+        max_abs=float(rows["difference_max"].max(initial=0.0)),
+        mean_abs=float(rows["difference_sum"].sum()) / max(int(rows["values"].sum()), 1),
         relative=relative,
-        snr_db=None if relative == 0 else float(-20 * np.log10(relative)),
+        snr_db=None if relative == 0 else -20 * log10(relative),
         cosine=min(1.0, max(-1.0, cosine)),
         finite=True,
     )
+
+
+def _as_wrong_as_can_be(name: str) -> OutputError:
+    return OutputError(name, _BIG, _BIG, _BIG, -_BIG, 0.0, finite=False)
 
 
 _BIG = 1e30

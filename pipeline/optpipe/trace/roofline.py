@@ -108,6 +108,8 @@ class Roofline:
     math_share: float
     """The part of the layers' bounds that arithmetic decides."""
     ineligible: Mapping[str, str]
+    edge_bytes: int = 0
+    """What no fusion can save: the model's inputs, weights and outputs."""
     dram: Mapping[str, Any] | None = None
     """What `ncu` counted, where it may."""
 
@@ -127,6 +129,7 @@ class Roofline:
             "quadrants": {str(each): quadrants.count(each) for each in Quadrant} if quadrants else {},
             "layers": [_layer_document(each, self.peaks) for each in self.layers],
             "ineligible": dict(self.ineligible),
+            "edge_bytes": self.edge_bytes,
             "ncu": dict(self.dram) if self.dram else None,
         }  # fmt: skip
 
@@ -139,6 +142,7 @@ def _layer_document(roof: LayerRoof, peaks: Peaks) -> dict[str, Any]:
         "type": roof.cost.type,
         "macs": roof.cost.macs,
         "bytes": roof.cost.bytes,
+        "channels": list(roof.cost.channels) if roof.cost.channels else None,
         "intensity": roof.intensity,
         "bound_ns": roof.bound_ns,
         "measured_ns": measured,
@@ -166,7 +170,29 @@ def roofline(graph: Graph, measured_ns: float | None = None, layer_ns: Mapping[s
         measured_ns=measured_ns,
         math_share=by_math / bound if bound else 0.0,
         ineligible=ineligible_layers(costs),
+        edge_bytes=graph.edge_bytes,
     )
+
+
+def graph_from_document(document: Mapping[str, Any]) -> Graph | None:
+    """What `Roofline.document` was computed from; None where nothing was. Costs are in the order of the document."""
+    if "layers" not in document:
+        return None
+    layers = document["layers"]
+    return Graph(
+        costs=tuple(
+            LayerCost(one["name"], one["op"], one["type"], one["macs"], one["bytes"], _pair(one.get("channels")))
+            for one in layers
+        ),
+        peaks=Peaks(**document["peaks"]),
+        batch_size=document["batch_size"],
+        edge_bytes=document.get("edge_bytes", 0),
+        layer_ns={one["name"]: one["measured_ns"] for one in layers if one["measured_ns"]},
+    )
+
+
+def _pair(channels: Sequence[int] | None) -> tuple[int, int] | None:
+    return None if channels is None else (channels[0], channels[1])
 
 
 def quadrant(cost: LayerCost, peaks: Peaks, measured_ns: float) -> Quadrant:

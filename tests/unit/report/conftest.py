@@ -9,11 +9,22 @@ import polars as pl
 import pytest
 
 from optpipe.core.events import Silent
-from optpipe.core.measurement import MACHINE_COLUMNS, SAMPLE_COLUMNS, Measurement, Mode, Scenario, Subject, Validity
+from optpipe.core.measurement import (
+    MACHINE_COLUMNS,
+    SAMPLE_COLUMNS,
+    Measurement,
+    Mode,
+    Reason,
+    Scenario,
+    Subject,
+    Validity,
+)
 from optpipe.core.measurement_json import document_of
 from optpipe.core.runs import begin_run, finish_run
 from optpipe.core.store import Store
-from optpipe.stages.recompute import recomputed
+from optpipe.stages.recompute import judged_again
+
+NOT_STEADY = Reason("not-steady", "warm-up ended without a steady level", "raise --max-warm-up", invalidates=True)
 
 
 @dataclass
@@ -71,7 +82,7 @@ class Workspace:
                     (run.path / name).mkdir(exist_ok=True)
                 frame.write_parquet(run.path / found.samples_file)
                 drawn_machine(frame).write_parquet(run.path / found.machine_file)
-                measurements.append(recomputed(found, run.path))
+                measurements.append(judged_again(found, run.path))
         (run.path / "measurements.json").write_text(json.dumps(document_of(tuple(measurements))))
         return finish_run(run, command=["optpipe", "bench", "digits"], parents=[entry.id for entry in entries])
 
@@ -92,7 +103,8 @@ def measurement(entry, batch, name, *, valid=True, scenario="single-stream", mod
         scenario=Scenario(scenario),
         mode=Mode(mode),
         verdict=Validity.VALID if valid else Validity.INVALID,
-        reasons=tuple(reasons),
+        reasons=tuple(reasons) or (() if valid else (NOT_STEADY,)),
+        limits={"max_cv": 0.5, "max_clock_change": 0.1},
         host_peak_bytes=200 * 2**20 + batch * 2**20,
         caveats=tuple(caveats),
         samples_file=f"samples/{name}.parquet",

@@ -51,13 +51,12 @@ class Judgement:
 
 
 def agreement(reference: "np.ndarray", got: "np.ndarray") -> Agreement | None:
-    """Top-1 agreement over (images, classes); None where the reference answers one class for every image."""
+    """Top-1 agreement of two lists of classes; None where the reference answers one class for every image."""
     import numpy as np
 
-    expected = np.argmax(reference, axis=1)
-    if np.unique(expected).size < 2:
+    if np.unique(reference).size < 2:
         return None
-    return Agreement(int(np.count_nonzero(expected == np.argmax(got, axis=1))), len(expected))
+    return Agreement(int(np.count_nonzero(reference == got)), len(reference))
 
 
 def images_needed(share: float = AGREEMENT) -> int:

@@ -1,6 +1,6 @@
 """The proof: the same pictures through both pipelines and through the model."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,12 +13,14 @@ from optpipe.errors import BadInputError
 from optpipe.inputs.images import decoded
 from optpipe.inputs.odd import odd_files
 from optpipe.stages.preprocess.dali_pipeline import DaliPlan
-from optpipe.stages.preprocess.judge import Agreement, Judgement, agreement, judged
+from optpipe.stages.preprocess.judge import Agreement, Judgement
 from optpipe.stages.preprocess.pixels import Compared, Pixels, compared, measure_alone
-from optpipe.stats.agreement import OutputError, output_error, top1_accuracy
+from optpipe.stages.preprocess.proof import Proof, output_rows, proof_from_rows
+from optpipe.stats.agreement import OutputError
 
 if TYPE_CHECKING:
     import numpy as np
+    import polars as pl
 
 WORST = 3
 """So many pictures are kept to be looked at."""
@@ -42,31 +44,42 @@ class Parity:
     """The whole proof."""
 
     pixels: Pixels
-    images: tuple[tuple[str, float, float], ...]
-    """Name, mean and largest difference of every picture, in levels."""
+    rows: "pl.DataFrame"
+    """One row per picture, as `proof` describes; the figures below follow from them."""
     worst: tuple[Compared, ...]
-    outputs: OutputError
-    top1: Agreement | None
-    accuracy: tuple[float, float] | None
-    """Of the reference and of DALI, where labels are known."""
-    judgement: Judgement
+    proof: Proof
     odd: tuple[OddFile, ...] = field(default=())
+
+    @property
+    def outputs(self) -> OutputError:
+        """How far the model's outputs are apart."""
+        return self.proof.outputs
+
+    @property
+    def top1(self) -> Agreement | None:
+        """Equal answers of a classifier whose answers vary."""
+        return self.proof.top1
+
+    @property
+    def accuracy(self) -> tuple[float, float] | None:
+        """Of the reference and of DALI, where labels are known."""
+        return self.proof.accuracy
+
+    @property
+    def judgement(self) -> Judgement:
+        """The verdict with its reason."""
+        return self.proof.judgement
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
         return {
-            "verdict": str(self.judgement.verdict),
-            "reason": self.judgement.reason,
-            "remedy": self.judgement.remedy,
-            "images": len(self.images),
+            **self.proof.to_dict(),
+            "images": self.rows.height,
             "steps": [
                 {"step": after.step, **after.to_dict(), "alone": alone.to_dict()}
                 for after, alone in zip(self.pixels.together, self.pixels.alone, strict=True)
             ],
             "largest_step": self.pixels.largest(),
-            "output": self.outputs.to_dict(),
-            "top1_agreement": self.top1.to_dict() if self.top1 else None,
-            "accuracy": dict(zip(("reference", "dali"), self.accuracy, strict=True)) if self.accuracy else None,
             "refused": [{"image": name, "reason": reason} for name, reason in self.pixels.refused],
             "worst": [
                 {"image": each.name, "mean_levels": each.mean_levels, "max_levels": each.max_levels}
@@ -98,37 +111,40 @@ def parity(
 ) -> Parity:
     """Compares on `paths`; `infer` maps a batch of the model's input to its first output. `labels` go with `paths`."""
     import numpy as np
+    import polars as pl
 
     files = [(str(path), path.read_bytes()) for path in paths]
-    by_name = dict(zip((name for name, _ in files), labels, strict=True)) if labels is not None else {}
+    truth = dict(zip((name for name, _ in files), labels, strict=True)) if labels is not None else {}
     pixels = Pixels(transform, plan)
-    seen: list[tuple[str, float, float]] = []
     worst: list[Compared] = []
-    expected, found = [], []
+    parts: list[pl.DataFrame] = []
     with listener.step("parity", total=len(files)) as step:
         for batch in compared(files, pixels, threads):
             if batch:
-                expected.append(infer(np.stack([each.reference for each in batch])))
-                found.append(infer(np.stack([each.got for each in batch])))
-            seen += [(each.name, each.mean_levels, each.max_levels) for each in batch]
+                outputs = (infer(np.stack([getattr(each, side) for each in batch])) for side in ("reference", "got"))
+                parts.append(_rows(batch, truth).hstack(output_rows(*outputs, classifies=classifies)))
             worst = sorted([*worst, *batch], key=lambda each: -each.mean_levels)[:WORST]
             step.advance(len(batch))
-    if not seen:
+    if not parts:
         msg = f"DALI cannot decode any of the {len(files)} images: {pixels.refused[0][1]}"
         raise BadInputError(msg)
-    kept = {name for name, _, _ in seen}
+    rows = pl.concat(parts)
+    kept = set(rows["image"])
     measure_alone([pair for pair in files if pair[0] in kept], pixels)
-    reference, got = np.concatenate(expected), np.concatenate(found)
-    error = output_error("output", reference, got)
-    top1 = agreement(reference, got) if classifies else None
-    accuracy = None
-    if by_name and classifies:
-        truth = np.asarray([by_name[name] for name, _, _ in seen])
-        accuracy = (top1_accuracy(truth, reference), top1_accuracy(truth, got))
-    judgement = judged(
-        top1, error.snr_db, finite=error.finite, trained=trained, classifies=classifies, refused=len(pixels.refused)
-    )
-    return Parity(pixels, tuple(seen), tuple(worst), error, top1, accuracy, judgement, odd_parity(transform, plan))
+    proof = proof_from_rows(rows, trained=trained, classifies=classifies, refused=len(pixels.refused))
+    return Parity(pixels, rows, tuple(worst), proof, odd_parity(transform, plan))
+
+
+def _rows(batch: Sequence[Compared], truth: Mapping[str, int]) -> "pl.DataFrame":
+    import polars as pl
+
+    columns = {
+        "image": [each.name for each in batch],
+        "mean_levels": [each.mean_levels for each in batch],
+        "max_levels": [each.max_levels for each in batch],
+        "class": [truth.get(each.name) for each in batch],
+    }
+    return pl.DataFrame(columns, schema_overrides={"class": pl.Int64})
 
 
 def odd_parity(transform: Transform, plan: DaliPlan) -> tuple[OddFile, ...]:

@@ -25,6 +25,7 @@ from optpipe.stages.preprocess.dali_graph import require_translatable
 from optpipe.stages.preprocess.dali_pipeline import DaliPlan, require_dali
 from optpipe.stages.preprocess.parity import Parity, parity
 from optpipe.stages.preprocess.pictures import save_side_by_side
+from optpipe.stages.preprocess.proof import ROWS
 from optpipe.stages.preprocess.throughput import warm_page_cache
 from optpipe.stages.preprocess.tuning import Tuned, tuned
 
@@ -229,9 +230,7 @@ def _kept(
     import polars as pl
 
     run = begin_run(store.workspace, "preprocess")
-    pl.DataFrame(list(proof.images), schema=["image", "mean_levels", "max_levels"], orient="row").write_parquet(
-        run.path / "images.parquet"
-    )
+    proof.rows.write_parquet(run.path / ROWS)
     pictures = []
     for rank, each in enumerate(proof.worst, 1):
         name = f"worst-{rank}.png"
@@ -246,6 +245,7 @@ def _kept(
         pl.DataFrame(rows).write_parquet(run.path / "throughput.parquet")
     record = {
         "model": card.name,
+        "classifies": card.task is Task.CLASSIFICATION,
         "weights": dict(weights),
         "pipeline": {
             "id": artifact.id,

@@ -25,7 +25,7 @@ def test_other_answers_fail():
 
 
 def test_one_class_for_every_image_is_no_evidence():
-    assert agreement(np.eye(10)[[3, 3, 3]], np.eye(10)[[3, 3, 3]]) is None
+    assert agreement(np.array([3, 3, 3]), np.array([3, 3, 3])) is None
     assert judged(None, 90.0, **GOOD).verdict is Verdict.INCONCLUSIVE
 
 

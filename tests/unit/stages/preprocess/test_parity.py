@@ -80,7 +80,7 @@ def test_files_that_only_pillow_reads_are_named_and_fail(paths, tmp_path):
     proof = prove([*paths, tmp_path / "gif in disguise.jpg"])
     assert [name.rpartition("/")[2] for name, _ in proof.pixels.refused] == ["gif in disguise.jpg"]
     assert proof.judgement.verdict is Verdict.FAIL
-    assert len(proof.images) == len(paths)
+    assert proof.rows.height == len(paths)
 
 
 def test_running_out_of_memory_is_not_blamed_on_the_pictures(paths, monkeypatch):

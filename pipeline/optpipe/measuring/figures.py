@@ -1,0 +1,161 @@
+"""Every figure and the verdict of a measurement from its raw samples and the machine's rows: once when it was made, and again
+whenever a sign-off or `optpipe verify` wants to know whether what the record says follows from the raw files."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from optpipe.core.measurement import Estimate, LatencySummary, Measurement, Reason, Scenario, Validity
+from optpipe.measuring.energy import energy_per_image
+from optpipe.measuring.validity import LIMITS, WITNESSED, Evidence, reasons_for
+from optpipe.stats.percentiles import CONFIDENCE, PERCENTS, summary_from_ns
+from optpipe.stats.stability import mean_interval
+
+if TYPE_CHECKING:
+    import polars as pl
+
+PARTS = ("enqueue", "h2d", "compute", "d2h")
+GROUPS = 10
+"""Consecutive groups of samples whose throughputs give its interval."""
+ROTATED_BYTES = "rotated_bytes"
+"""Key of `Measurement.inputs`: device memory of the rotated inputs, which is none of the artifact's."""
+
+
+def evidence_of(
+    blank: Measurement,
+    measured: "pl.DataFrame",
+    machine: "pl.DataFrame",
+    *,
+    steady: bool,
+    wanted_samples: int,
+    cache_probe: Mapping[str, Any],
+) -> Evidence:
+    """What `blank` is judged by: its raw files, and what only the worker saw."""
+    return Evidence(
+        samples=measured,
+        machine=rows_during(machine, measured),
+        scenario=blank.scenario,
+        mode=blank.mode,
+        cpus=len(blank.subject.affinity or (0,)),
+        steady=steady,
+        wanted_samples=wanted_samples,
+        output_check=blank.output_check,
+        cache_probe=cache_probe,
+        rate_per_s=blank.offered_rate_per_s,
+        interrupted=blank.interrupted,
+        on_gpu=blank.subject.device != "cpu",
+        limits={**LIMITS, **blank.limits},
+    )
+
+
+def judged(
+    blank: Measurement,
+    reasons: Sequence[Reason],
+    evidence: Evidence,
+    highest: float = 99.0,
+    confidence: float = CONFIDENCE,
+) -> Measurement:
+    """`blank` with the figures of its samples, percentiles up to `highest`, and the verdict that `reasons` amount to."""
+    measured = evidence.samples
+    energy = energy_per_image(evidence.machine, int(measured["images"].sum()), _seconds(measured))
+    return replace(
+        blank,
+        verdict=Validity.INVALID if any(reason.invalidates for reason in reasons) else Validity.VALID,
+        reasons=tuple(reasons),
+        samples=len(measured),
+        **figures(measured, blank.scenario, highest, confidence),
+        energy_j_per_image=None if isinstance(energy, str) else energy,
+        energy_why_not=energy if isinstance(energy, str) else None,
+    )
+
+
+def computed_again(
+    stored: Measurement,
+    measured: "pl.DataFrame",
+    machine: "pl.DataFrame",
+    *,
+    highest: float = 99.9,
+    confidence: float = CONFIDENCE,
+) -> Measurement:
+    """`stored` as its raw files have it: of its record only what no raw file holds is believed.
+
+    That is what was measured and how, the worker's own peak memory, and the reasons in `validity.WITNESSED`.
+    """
+    evidence = evidence_of(
+        replace(stored, output_check=None, interrupted=False), measured, machine, steady=True, wanted_samples=0, cache_probe={}
+    )  # fmt: skip
+    witnessed = [reason for reason in stored.reasons if reason.code in WITNESSED]
+    reasons = sorted([*witnessed, *reasons_for(evidence)], key=lambda reason: not reason.invalidates)
+    found = judged(stored, reasons, evidence, highest, confidence)
+    peak = worker_peak_bytes(machine, stored.inputs.get(ROTATED_BYTES))
+    return found if peak is None else replace(found, device_peak_bytes=peak)
+
+
+def figures(
+    measured: "pl.DataFrame", scenario: Scenario, highest: float = 99.0, confidence: float = CONFIDENCE
+) -> dict[str, Any]:
+    """The fields of a `Measurement` that the samples alone give; percentiles up to p99 or `highest`."""
+    wanted = (percent for percent in (*PERCENTS, highest) if percent <= max(99.0, highest))
+    percents = tuple(sorted(set(wanted)))
+    latency = (measured["end_ns"] - measured["scheduled_ns"]).to_numpy()
+    throughput = images_per_second(measured, scenario, confidence)
+    return {
+        "latency": summary_from_ns(latency, percents, confidence),
+        "parts": _parts(measured, percents, scenario, confidence),
+        "duration_s": _seconds(measured),
+        "throughput_images_per_s": throughput,
+        "throughput_batches_per_s": throughput.value * len(measured) / int(measured["images"].sum()),
+    }
+
+
+def _parts(
+    measured: "pl.DataFrame", percents: tuple[float, ...], scenario: Scenario, confidence: float
+) -> dict[str, LatencySummary]:
+    found = {
+        part: summary_from_ns(measured[f"{part}_ns"].to_numpy(), percents, confidence)
+        for part in PARTS
+        if measured[f"{part}_ns"].null_count() == 0
+    }
+    if scenario is Scenario.SERVER:
+        queue, service = measured["start_ns"] - measured["scheduled_ns"], measured["end_ns"] - measured["start_ns"]
+        found["queue"] = summary_from_ns(queue.to_numpy(), percents, confidence)
+        found["service"] = summary_from_ns(service.to_numpy(), percents, confidence)
+    return found
+
+
+def images_per_second(measured: "pl.DataFrame", scenario: Scenario, confidence: float = CONFIDENCE) -> Estimate:
+    """Throughput while answering (closed loops), or from the first start to the last end (offline, server).
+
+    `measured` holds the measured queries in the order of their end; a sign-off computes the figure again by this function.
+    """
+    import numpy as np
+
+    images = measured["images"].to_numpy().astype(float)
+    if scenario in (Scenario.SINGLE_STREAM, Scenario.MULTI_STREAM):
+        busy = (measured["end_ns"] - measured["start_ns"]).to_numpy() / 1e9
+        note = "images over the time spent answering"
+    else:
+        ends = measured["end_ns"].to_numpy()
+        busy = np.diff(ends, prepend=measured["start_ns"].to_numpy().min()) / 1e9
+        note = "images from the first start to the last end"
+    groups = min(GROUPS, len(images))
+    parts = zip(np.array_split(images, groups), np.array_split(busy, groups), strict=True)
+    rates: np.ndarray = np.array([float(some.sum() / max(time.sum(), 1e-12)) for some, time in parts])
+    return Estimate(float(images.sum() / max(busy.sum(), 1e-12)), mean_interval(rates, confidence), note)
+
+
+def _seconds(measured: "pl.DataFrame") -> float:
+    return float(measured["end_ns"].max() - measured["start_ns"].min()) / 1e9  # type: ignore[operator,arg-type]
+
+
+def rows_during(machine: "pl.DataFrame", measured: "pl.DataFrame") -> "pl.DataFrame":
+    """Rows whose interval lies inside the measurement; rates look back, so the first row after the start is left out."""
+    start, end = measured["start_ns"].min(), measured["end_ns"].max()
+    inside = machine.filter((machine["time_ns"] >= start) & (machine["time_ns"] <= end))
+    return inside.slice(1) if len(inside) > 2 else inside
+
+
+def worker_peak_bytes(machine: "pl.DataFrame", rotated_bytes: int | None) -> int | None:
+    """The worker's largest share of the device, without the rotated inputs; None where the driver does not say it."""
+    own = None if machine.is_empty() or rotated_bytes is None else machine["gpu_worker_bytes"].max()
+    return max(0, own - int(rotated_bytes or 0)) if isinstance(own, int) and own > 0 else None

@@ -20,9 +20,13 @@ from optpipe.core.measurement import (
     Validity,
 )
 from optpipe.core.measurement_json import document_of
-from optpipe.core.runs import begin_run, finish_run
+from optpipe.core.runs import begin_run, finish_run, write_json
 from optpipe.core.store import Store
+from optpipe.measuring.validity import LIMITS
+from optpipe.stages.preprocess.proof import output_rows, proof_from_rows
 from optpipe.stages.recompute import judged_again
+from optpipe.trace.files import trace_from_folder, write_trace
+from optpipe.trace.report import document_from_profile, profile_from_trace
 
 NOT_STEADY = Reason("not-steady", "warm-up ended without a steady level", "raise --max-warm-up", invalidates=True)
 
@@ -86,6 +90,31 @@ class Workspace:
         (run.path / "measurements.json").write_text(json.dumps(document_of(tuple(measurements))))
         return finish_run(run, command=["optpipe", "bench", "digits"], parents=[entry.id for entry in entries])
 
+    def profile(self, entry, trace):
+        """A profile run of a recorded trace, as `optpipe profile` writes it."""
+        run = begin_run(self.path, "profile")
+        write_trace(trace, run.path / "stage")
+        how = {"unprofiled_iteration_ns": None, "expects_gpu": True}
+        found = document_from_profile(profile_from_trace(trace_from_folder(run.path / "stage"), None, **how))
+        recording = {"folder": "stage", "range": None, **how}
+        stage = {"name": "fp16 batch 8", "kind": "inference", "artifact": entry.id, "recording": recording, **found}
+        write_json(run.path / "profile.json", {"stages": [stage]})
+        return finish_run(run, command=["optpipe", "profile", "digits"], parents=[entry.id])
+
+    def preprocess(self, noise=1e-3, images=800, *, trained=True):
+        """A parity run whose outputs are drawn."""
+        generator = np.random.default_rng(3)
+        outputs = generator.normal(size=(images, 10))
+        rows = output_rows(outputs, outputs + noise * generator.normal(size=outputs.shape), classifies=True)
+        rows = rows.with_columns(pl.format("{}.png", pl.int_range(images)).alias("image"))
+        run = begin_run(self.path, "preprocess")
+        rows.write_parquet(run.path / "images.parquet")
+        proof = proof_from_rows(rows, trained=trained, classifies=True, refused=0)
+        parity = {**proof.to_dict(), "images": images, "refused": [], "pictures": []}
+        record = {"model": "digits", "classifies": True, "weights": {"trained": trained}, "parity": parity}
+        write_json(run.path / "preprocess.json", record)
+        return finish_run(run, command=["optpipe", "preprocess", "digits"], details={"model": "digits"})
+
 
 def measurement(entry, batch, name, *, valid=True, scenario="single-stream", mode="compute", caveats=(), reasons=()):
     return Measurement(
@@ -104,7 +133,7 @@ def measurement(entry, batch, name, *, valid=True, scenario="single-stream", mod
         mode=Mode(mode),
         verdict=Validity.VALID if valid else Validity.INVALID,
         reasons=tuple(reasons) or (() if valid else (NOT_STEADY,)),
-        limits={"max_cv": 0.5, "max_clock_change": 0.1},
+        limits={**LIMITS, "max_cv": 0.5, "max_clock_change": 0.1},
         host_peak_bytes=200 * 2**20 + batch * 2**20,
         caveats=tuple(caveats),
         samples_file=f"samples/{name}.parquet",

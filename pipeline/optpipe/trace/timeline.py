@@ -146,11 +146,33 @@ def _operations(trace: Trace) -> Operations:
     is_kernel = np.repeat([True, False], [frame.height for frame in both])
     row = np.concatenate([np.arange(frame.height) for frame in both])
     api_row = _api_rows(trace, correlation, pid)
-    order = sorted_order(starts)
+    order = _operation_order(trace, starts, ends, api_row, is_kernel)
     if order is not None:
         starts, ends, row, api_row = (values[order] for values in (starts, ends, row, api_row))
         is_kernel = is_kernel[order]
     return Operations(starts, ends, is_kernel, api_row, row)
+
+
+def _operation_order(
+    trace: Trace, starts: Times, ends: Times, api_row: Times, is_kernel: npt.NDArray[np.bool_]
+) -> Times | None:
+    """By start, None where that is the order already; of those that start at once, the one launched first stands first.
+
+    Which operation ends a gap decides what the gap was waiting for: it must not depend on the order of rows.
+    """
+    order = sorted_order(starts)
+    at_once = np.flatnonzero(np.diff(starts if order is None else starts[order]) == 0)
+    if at_once.size == 0:
+        return order
+    order = np.arange(starts.size) if order is None else order
+    places = np.union1d(at_once, at_once + 1)
+    tied = order[places]
+    rows = api_row[tied]
+    known = rows >= 0
+    launched, thread = np.full(rows.size, -1, dtype=np.int64), np.full(rows.size, -1, dtype=np.int64)
+    launched[known], thread[known] = times(trace.api, "end_ns")[rows[known]], times(trace.api, "thread")[rows[known]]
+    order[places] = tied[np.lexsort((is_kernel[tied], ends[tied], thread, launched, starts[tied]))]
+    return order
 
 
 def _api_rows(trace: Trace, correlation: Times, pid: Times) -> Times:

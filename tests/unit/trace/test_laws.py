@@ -75,6 +75,22 @@ def test_the_order_of_rows_and_stream_names_do_not_matter(recording: Recording, 
         assert getattr(before, table).equals(getattr(after, table)), table
 
 
+def test_of_kernels_that_start_at_once_the_first_launched_ends_the_gap() -> None:
+    """Whichever row comes first: nothing waits for a launch any more when one of the two was launched already."""
+    splits = []
+    for first in (True, False):
+        trace = Recording()
+        kernels = [(8, 9, (4, 7), 2, THREAD + 1), (8, 8, (8, 12), 1, THREAD)]
+        for start, end, launch, stream, thread in kernels if first else kernels[::-1]:
+            trace.kernel(NAMES[0], start, end, launch, stream=stream, thread=thread)
+        splits.append(_analysis(trace).split)
+    assert splits[0] == splits[1]
+    assert {str(cause): ns for cause, ns in splits[0].idle_by_cause.items() if ns} == {
+        "host_wait": 6000,
+        "kernel_wait": 1000,
+    }
+
+
 @settings(max_examples=40)
 @given(recordings())
 def test_a_profile_does_not_differ_from_itself(recording: Recording) -> None:

@@ -1,6 +1,6 @@
 """What mixed decoding does to pixels and to speed, by every DALI setting that may matter.
 
-usage: python benchmarks/gpu_preprocess.py FOLDER_OF_JPEGS OUTPUT [--cpu]
+usage: python benchmarks/dali_settings.py FOLDER_OF_JPEGS OUTPUT [--cpu]
 Writes OUTPUT/parity.json and OUTPUT/throughput.json after every row, and prints both as tables.
 """
 
@@ -18,9 +18,11 @@ from optpipe.inputs.images import decoded
 from optpipe.inputs.reference import applied
 from optpipe.stages.preprocess.dali_pipeline import INPUT, DaliPlan, steps_pipeline
 from optpipe.stages.preprocess.throughput import (
+    Job,
     Throughput,
-    dali_throughput,
-    dataloader_throughput,
+    dali_job,
+    dataloader_job,
+    throughputs,
     warm_page_cache,
 )
 
@@ -92,7 +94,8 @@ def main(folder: Path, out: Path, gpu: bool) -> None:
     seconds = 3.0
     measured = []
 
-    def keep(throughput: Throughput) -> Throughput:
+    def keep(job: Job) -> Throughput:
+        (throughput,) = throughputs(paths, [job])
         row = throughput.to_dict()
         measured.append(row)
         (out / "throughput.json").write_text(json.dumps(measured, indent=1))
@@ -102,12 +105,12 @@ def main(folder: Path, out: Path, gpu: bool) -> None:
 
     began = time.monotonic()
     for workers in (8, 16) if gpu else (0, 1, 2):
-        keep(dataloader_throughput(paths, RESNET50, workers, 64, "cuda" if gpu else "cpu", seconds))
+        keep(dataloader_job(RESNET50, workers, 64, "cuda" if gpu else "cpu", seconds))
     loads = [{"hw_decoder_load": load} for load in (0.0, 0.65, 0.85, 1.0)] if gpu else [{}]
     for load in loads:
-        keep(dali_throughput(paths, RESNET50, replace(base, **load), seconds))
+        keep(dali_job(RESNET50, replace(base, **load), seconds))
     full = loads[-1]
-    keep(dali_throughput(paths, RESNET50, replace(base, **full), seconds, decode_only=True))
+    keep(dali_job(RESNET50, replace(base, **full), seconds, decode_only=True))
     for change in (
         {"odd_files": False},
         {"resize": "two-pass"},
@@ -115,15 +118,11 @@ def main(folder: Path, out: Path, gpu: bool) -> None:
         {"resize": "fused", "odd_files": False},
         *([{"fancy_upsampling": False}, {"threads": 16}, {"threads": 4}, {"prefetch": 4}] if gpu else [{"threads": 1}]),
     ):
-        keep(dali_throughput(paths, RESNET50, replace(base, **full, **change), seconds))
-    keep(dali_throughput(paths, RESNET50, replace(base, **full, odd_files=False), seconds, decode_only=True))
+        keep(dali_job(RESNET50, replace(base, **full, **change), seconds))
+    keep(dali_job(RESNET50, replace(base, **full, odd_files=False), seconds, decode_only=True))
     if gpu:
         for change in ({"batch_size": 64}, {"batch_size": 512}, {"fancy_upsampling": False}):
-            keep(
-                dali_throughput(
-                    paths, RESNET50, replace(base, **full, odd_files=False, **change), seconds, decode_only=True
-                )
-            )
+            keep(dali_job(RESNET50, replace(base, **full, odd_files=False, **change), seconds, decode_only=True))
 
 
 if __name__ == "__main__":

@@ -610,6 +610,26 @@ def prepared(out, work, cpu):
     }
 
 
+def dataloader(photographs, rows, cpu):
+    """torch's DataLoader in whole rounds of its workers, on the same files."""
+    from optpipe.core.transform import CenterCrop, Decode, Normalize, Pack, Rescale, Resize, Transform
+    from optpipe.stages.preprocess.throughput import dataloader_job, throughputs
+
+    imagenet = Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    transform = Transform((Decode(), Resize((232,)), CenterCrop(224, 224), Rescale(), imagenet, Pack()))
+    cores = len(os.sched_getaffinity(0))
+    device = "cpu" if cpu else "cuda"
+    os.environ["PYTHONPATH"] = f"{ROOT / 'pipeline'}:{os.environ.get('PYTHONPATH', '')}"
+    jobs = [dataloader_job(transform, workers, 64, device, 2.0) for workers in (cores, cores * 3 // 4)]
+    for found in throughputs(sorted(photographs.glob("*.jpg")), jobs):
+        row = found.to_dict()
+        what = f"DataLoader, {row['threads']} workers"
+        kept = {"setting": "", "what": what, "images_per_s": found.images_per_s, "ci": row["ci"], "why": row["error"]}
+        with rows.open("a") as out:
+            out.write(json.dumps(kept) + "\n")
+        say(str(kept))
+
+
 def main(out, budget_s, cpu):
     """Every setting in a process of its own, as long as there is time."""
     out.mkdir(parents=True, exist_ok=True)
@@ -651,6 +671,8 @@ def main(out, budget_s, cpu):
                 traced({**job, "variants": [asdict(DEEP)], "check": False}, out, work)
                 traced_yet = True
                 os.environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
+        if budget_s - (time.monotonic() - BEGAN) > 15:
+            dataloader(Path(base["photographs"]), rows, cpu)
         if not cpu and budget_s - (time.monotonic() - BEGAN) > 35:
             variants = [asdict(AS_IT_WAS)]
             job |= {"name": "8 queues, as it was", "batch": 256, "priority": 0, "multiprocessors": None, "check": False}

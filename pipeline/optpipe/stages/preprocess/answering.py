@@ -1,11 +1,10 @@
-"""Files to answers in one process: `python -m optpipe.stages.preprocess.answering JOB RESULT`.
+"""Files to answers in one process: `python -m optpipe.stages.preprocess.answering FOLDER`.
 
 DALI prepares the next batches while the artifact answers this one. On a GPU the pipeline's tensor is given to the
 runtime where it lies (DLPack), ordered by the stream on which both work; the top answers come back through pinned memory.
 Each part is first measured alone, in the same process, so that overlap can be judged.
 """
 
-import json
 import os
 import sys
 from collections import deque
@@ -23,6 +22,7 @@ from optpipe.core.transform import Transform
 from optpipe.inputs.images import batches
 from optpipe.stages.preprocess.dali_pipeline import DaliPlan, bytes_pipeline, reading_pipeline
 from optpipe.stages.preprocess.measured import timed
+from optpipe.stages.preprocess.processes import answer_jobs
 
 IN_FLIGHT = 2
 """Batches whose answers may be outstanding while the next is launched."""
@@ -32,10 +32,9 @@ PART_S = 1.5
 """Each part alone is measured for so long, before and after the whole."""
 
 
-def main(job_file: str, result_file: str) -> None:
-    """Runs the job and writes the result when it is complete."""
-    job = json.loads(Path(job_file).read_text(encoding="utf-8"))
-    Path(result_file).write_text(json.dumps(answered(job)), encoding="utf-8")
+def main(folder: str) -> None:
+    """Answers the jobs in `folder`."""
+    answer_jobs(Path(folder), answered)
 
 
 def answered(job: Mapping[str, Any]) -> dict[str, Any]:

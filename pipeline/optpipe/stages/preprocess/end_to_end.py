@@ -1,9 +1,5 @@
 """Files to answers: throughput and latency with preprocessing and inference overlapped, and what limits them."""
 
-import json
-import subprocess
-import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +9,11 @@ from optpipe.core.store import Entry, Store
 from optpipe.core.transform import Transform
 from optpipe.core.verdict import Verdict
 from optpipe.stages.preprocess.dali_pipeline import DaliPlan
-from optpipe.stages.preprocess.throughput import LIMIT_S, WINDOWS, failure_reason
+from optpipe.stages.preprocess.processes import result_of
+from optpipe.stages.preprocess.throughput import LIMIT_S, PATIENCE
+from optpipe.stages.preprocess.windows import rate_interval
 
+ANSWERING = "optpipe.stages.preprocess.answering"
 NEAR = 1.15
 """A part whose own rate is within this factor of the whole's is what the whole waits for."""
 BUSY = 0.9
@@ -77,7 +76,7 @@ class EndToEnd:
             **base,
             "error": None,
             "images_per_s": self.images_per_s,
-            "ci": self._interval(),
+            "ci": rate_interval(self.measured["batch_ns"], 1, self.plan.batch_size),
             "latency_ms": self._latency(),
             "parts_images_per_s": parts,
             "of_slower_part": self.images_per_s / slower,
@@ -89,19 +88,6 @@ class EndToEnd:
             "answers_checked": self.measured["checked"],
             "verdict": str(self.verdict),
         }
-
-    def _interval(self) -> list[float] | None:
-        import numpy as np
-
-        from optpipe.stats.stability import mean_interval
-
-        batch_ns = self.measured["batch_ns"]
-        size = len(batch_ns) // WINDOWS
-        if size == 0:
-            return None
-        windows = np.asarray(batch_ns[: size * WINDOWS], float).reshape(WINDOWS, size).sum(axis=1)
-        interval = mean_interval(self.plan.batch_size * size / (windows / 1e9))
-        return list(interval) if interval else None
 
     def _latency(self) -> dict[str, Any]:
         """Percentiles of the time from scheduling a batch until its answers; every image waits for its batch."""
@@ -178,17 +164,7 @@ def end_to_end(
         "options": dict(options),
         "seconds": seconds,
     }
-    with tempfile.TemporaryDirectory(prefix="optpipe-") as folder:
-        job_file, result_file = Path(folder, "job.json"), Path(folder, "result.json")
-        job_file.write_text(json.dumps(job), encoding="utf-8")
-        command = [sys.executable, "-m", "optpipe.stages.preprocess.answering", str(job_file), str(result_file)]
-        try:
-            process = subprocess.run(
-                command, capture_output=True, text=True, timeout=LIMIT_S + 3 * seconds, check=False
-            )
-            failure = None if process.returncode == 0 else failure_reason(process.stderr, process.returncode)
-        except subprocess.TimeoutExpired:
-            failure = f"no result after {LIMIT_S + 3 * seconds:.0f} s"
-        if failure is not None:
-            return EndToEnd(label, entry.id, plan, {}, failure)
-        return EndToEnd(label, entry.id, plan, json.loads(result_file.read_text(encoding="utf-8")))
+    result = result_of(ANSWERING, job, LIMIT_S + PATIENCE * seconds)
+    if isinstance(result, str):
+        return EndToEnd(label, entry.id, plan, {}, result)
+    return EndToEnd(label, entry.id, plan, result)

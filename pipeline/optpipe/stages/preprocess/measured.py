@@ -1,10 +1,11 @@
-"""One throughput measurement, run as a process of its own: `python -m optpipe.stages.preprocess.measured JOB RESULT`.
+"""Throughput measurements, run as a process of their own: `python -m optpipe.stages.preprocess.measured FOLDER`.
 
-A fresh process per configuration keeps one's threads, forks and GPU memory away from the next. The job and the result
-are JSON files; the result holds one entry per batch, in order, after the warm-up.
+What is not DALI's or the DataLoader's steady state must not be counted. Nothing pauses between warm-up and measurement,
+so no queue fills up unobserved. The DataLoader hands batches out in the order of its workers, which work in step: a
+round of them arrives at once and then nothing for as long as one worker takes for a batch. Only whole rounds are
+counted, therefore; half a round more made a rate 1.5 times too high.
 """
 
-import json
 import sys
 from collections.abc import Callable, Iterator
 from itertools import cycle
@@ -15,20 +16,24 @@ from typing import Any
 from optpipe.core.transform import Transform
 from optpipe.inputs.images import preprocessed
 from optpipe.stages.preprocess.dali_pipeline import DaliPlan, reading_pipeline
+from optpipe.stages.preprocess.processes import answer_jobs
+from optpipe.stages.preprocess.throughput import PATIENCE
+from optpipe.stages.preprocess.windows import rate_interval
 
-WARM_UP_S = 1.0
-"""Beside the batches that were prefetched before the clock ran."""
+WARM_UP_S = 0.5
+"""Beside the batches that were prefetched before the clock ran, twice over."""
+MIN_ROUNDS = 6
 MIN_BATCHES = 24
-PATIENCE = 3.0
-"""A slow configuration ends after this many times the wanted seconds, with fewer batches."""
-FEWEST = 4
+STEADY = 0.02
+"""Half the interval's width, relative to the rate, from which more measuring is not needed."""
+LOOK_EVERY = 4
+"""The interval is looked at whenever so many rounds were added."""
 
 
-def main(job_file: str, result_file: str) -> None:
-    """Runs the job and writes the result when it is complete."""
-    job = json.loads(Path(job_file).read_text(encoding="utf-8"))
-    measure = {"dali": _dali, "dataloader": _dataloader}[job["kind"]]
-    Path(result_file).write_text(json.dumps(measure(job)), encoding="utf-8")
+def main(folder: str) -> None:
+    """Answers the jobs in `folder`."""
+    kinds = {"dali": _dali, "dataloader": _dataloader}
+    answer_jobs(Path(folder), lambda job: kinds[job["kind"]](job))
 
 
 def _dali(job: dict[str, Any]) -> dict[str, Any]:
@@ -70,7 +75,8 @@ def _dataloader(job: dict[str, Any]) -> dict[str, Any]:
             torch.cuda.current_stream().synchronize()
         return read_ns
 
-    return timed(batch, job["seconds"], prefetched=workers * job["prefetch_factor"] + 1)
+    queue = workers * job["prefetch_factor"] if workers else 0
+    return timed(batch, job["seconds"], prefetched=queue + 1, group=max(1, workers))
 
 
 class _Files:
@@ -90,15 +96,20 @@ class _Files:
 
 
 def timed(
-    batch: Callable[[], int], seconds: float, prefetched: int, settled: Callable[[], None] | None = None
+    batch: Callable[[], int],
+    seconds: float,
+    prefetched: int,
+    *,
+    group: int = 1,
+    settled: Callable[[], None] | None = None,
 ) -> dict[str, Any]:
-    """Runs `batch` until both the time and the count suffice; it returns when its data were there.
+    """Runs `batch`, which returns when its data were there, until the rate is known; counts whole groups of batches.
 
-    `settled` is called once, between the warm-up and the measurement.
+    `settled` is called once, between the warm-up and the measurement, and must not take long.
     """
-    started = perf_counter_ns()
     done = 0
-    while done < prefetched or perf_counter_ns() - started < WARM_UP_S * 1e9:
+    started = perf_counter_ns()
+    while done < 2 * prefetched or done % group or perf_counter_ns() - started < WARM_UP_S * 1e9:
         batch()
         done += 1
     if settled is not None:
@@ -106,19 +117,26 @@ def timed(
     reader_ns: list[int] = []
     batch_ns: list[int] = []
     started = last = perf_counter_ns()
-    while not _enough(len(batch_ns), (last - started) / 1e9, seconds):
+    while len(batch_ns) % group or not enough(batch_ns, group, (last - started) / 1e9, seconds):
         read = batch()
         now = perf_counter_ns()
         reader_ns.append(read - last)
         batch_ns.append(now - last)
         last = now
-    return {"reader_ns": reader_ns, "batch_ns": batch_ns, "warm_up_batches": done}
+    return {"reader_ns": reader_ns, "batch_ns": batch_ns, "warm_up_batches": done, "group": group}
 
 
-def _enough(batches: int, elapsed_s: float, seconds: float) -> bool:
+def enough(batch_ns: list[int], group: int, elapsed_s: float, seconds: float) -> bool:
+    """Whether whole groups of batches say the rate: long enough, often enough, and steadily."""
     if elapsed_s >= PATIENCE * seconds:
-        return batches >= FEWEST
-    return batches >= MIN_BATCHES and elapsed_s >= seconds
+        return len(batch_ns) >= group
+    rounds = len(batch_ns) // group
+    if elapsed_s < seconds or rounds < MIN_ROUNDS or len(batch_ns) < MIN_BATCHES:
+        return False
+    if rounds % LOOK_EVERY:
+        return False
+    found = rate_interval(batch_ns, group, 1)
+    return found is not None and found[1] - found[0] <= STEADY * (found[0] + found[1])
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from optpipe.errors import StageError
 from optpipe.inputs.images import decoded
 from optpipe.inputs.reference import applied
 from optpipe.stages.preprocess.dali_pipeline import INPUT, DaliPlan, one_step_pipeline, steps_pipeline
-from optpipe.stages.preprocess.throughput import out_of_memory
+from optpipe.stages.preprocess.processes import out_of_memory
 
 if TYPE_CHECKING:
     import numpy as np

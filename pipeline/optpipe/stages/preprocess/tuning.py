@@ -1,19 +1,32 @@
 """Finds the fastest DataLoader and the fastest DALI configuration here, then measures both again, in turn."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from optpipe.core.events import Listener, Step
+from optpipe.core.events import Listener
 from optpipe.core.transform import Transform
 from optpipe.stages.preprocess.dali_pipeline import DaliPlan
-from optpipe.stages.preprocess.throughput import Throughput, dali_throughput, dataloader_throughput
+from optpipe.stages.preprocess.throughput import (
+    Throughput,
+    dali_job,
+    dataloader_job,
+    require_rate,
+    throughputs,
+)
+from optpipe.stages.preprocess.windows import ratio_interval
 
-ROUNDS = 2
-"""The winners are measured this often, alternating, so that drift of the machine hits both."""
-LOADS = (0.65, 0.8, 0.9, 1.0)
-"""Shares of the hardware JPEG decoder worth trying; 0 loses by a factor of three where there is one."""
+LOADER_BATCH = 64
+"""Larger batches make the DataLoader no faster and its rounds longer: each worker makes whole batches."""
+LOSING = 0.8
+"""Fewer workers are not tried once a count gives less than this share of the best so far."""
+LOADS = (1.0, 0.9)
+"""Shares of the hardware JPEG decoder worth trying; less makes the SMs the limit (0.65: 10 % slower, 0: a third)."""
+CPU_SHARES = (0.125, 0.25)
+"""Shares that the CPU's cores may take off a hardware decoder that is the limit."""
+QUICK = 0.5
+"""Measuring time while searching, of what the winners get."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +38,16 @@ class Tuned:
     dali: Throughput
     decode_only: Throughput
     plan: DaliPlan
+    left_out: str | None = None
+    """What was not tried, and why."""
 
     @property
     def speedup(self) -> tuple[float, tuple[float, float] | None]:
-        """DALI over DataLoader, with the interval that both intervals allow."""
+        """DALI over DataLoader, with its 95 % interval."""
         ours, theirs = self.dali.interval(), self.dataloader.interval()
-        interval = (ours[0] / theirs[1], ours[1] / theirs[0]) if ours and theirs and theirs[0] > 0 else None
-        return self.dali.images_per_s / self.dataloader.images_per_s, interval
+        rates = self.dali.images_per_s, self.dataloader.images_per_s
+        interval = ratio_interval(rates[0], ours, rates[1], theirs) if ours and theirs else None
+        return rates[0] / rates[1], interval
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form of what was chosen."""
@@ -46,90 +62,122 @@ class Tuned:
             "share_of_decode_only": self.dali.images_per_s / self.decode_only.images_per_s
             if self.decode_only.images_per_s
             else None,
+            "left_out": self.left_out,
         }
 
 
 def tuned(
     paths: Sequence[Path], transform: Transform, plan: DaliPlan, cores: int, seconds: float, listener: Listener
 ) -> Tuned:
-    """Sweeps workers up to `cores`, then where to decode, the share of the hardware decoder, and threads.
+    """Sweeps workers from `cores` down, then where to decode, who takes which share of it, and threads.
 
     What fails (out of memory, say) is a row with its reason; raises StageError where nothing of a kind worked.
     """
-    device = "cuda" if plan.device == "gpu" else "cpu"
+    loaders, left_out = _loaders(paths, transform, plan, cores, seconds * QUICK, listener)
+    found = _pipelines(paths, transform, plan, cores, seconds * QUICK, listener)
+    best = max(found, key=lambda each: found[each].images_per_s)
+    loader = max(loaders, key=lambda row: row.images_per_s)
+    rows = (*loaders, *found.values())
+    return _in_turn(paths, transform, best, loader, seconds, rows, left_out, listener)
+
+
+def _loaders(
+    paths: Sequence[Path], transform: Transform, plan: DaliPlan, cores: int, seconds: float, listener: Listener
+) -> tuple[list[Throughput], str | None]:
+    """The DataLoader with ever fewer workers, as long as that does not lose clearly."""
+    device, batch_size = "cuda" if plan.device == "gpu" else "cpu", min(plan.batch_size, LOADER_BATCH)
+    counts = _workers(cores)
+    jobs = [dataloader_job(transform, workers, batch_size, device, seconds) for workers in counts]
     rows: list[Throughput] = []
-    total = len(_workers(cores)) + len(_first_plans(plan, cores)) + len(_thread_plans(plan, cores)) + 3 * ROUNDS
-
-    with listener.step("throughput", total=total) as step:
-
-        def keep(measured: Throughput) -> Throughput:
-            rows.append(measured)
+    with listener.step("DataLoader by workers", total=len(jobs)) as step:
+        measured = throughputs(paths, jobs)
+        for row in measured:
+            rows.append(row)
             step.advance()
-            return measured
-
-        for workers in _workers(cores):
-            keep(dataloader_throughput(paths, transform, workers, plan.batch_size, device, seconds))
-        candidates = _first_plans(plan, cores)
-        tried = {each: keep(dali_throughput(paths, transform, each, seconds)) for each in candidates}
-        best = max(candidates, key=lambda each: tried[each].images_per_s)
-        for each in _thread_plans(best, cores):
-            if each not in tried:
-                tried[each] = keep(dali_throughput(paths, transform, each, seconds))
-        best = max(tried, key=lambda each: tried[each].images_per_s)
-        loader = max((row for row in rows if row.implementation == "dataloader"), key=lambda row: row.images_per_s)
-        return _final(paths, transform, best, loader, seconds, rows, step)
+            best = max(each.images_per_s for each in rows)
+            if len(rows) < len(jobs) and row.error is None and row.images_per_s < LOSING * best:
+                measured.close()
+                fewer = ", ".join(str(each) for each in counts[len(rows) :])
+                return rows, f"{fewer} workers: {counts[len(rows) - 1]} gave {row.images_per_s / best:.2f} of the best"
+    return rows, None
 
 
-def _final(
+def _pipelines(
+    paths: Sequence[Path], transform: Transform, plan: DaliPlan, cores: int, seconds: float, listener: Listener
+) -> dict[DaliPlan, Throughput]:
+    """DALI: first where to decode, then threads and queue of the best."""
+    tried: dict[DaliPlan, Throughput] = {}
+
+    def measure(plans: Iterable[DaliPlan], name: str) -> DaliPlan:
+        new = [each for each in dict.fromkeys(plans) if each not in tried]
+        with listener.step(name, total=len(new)) as step:
+            jobs = [dali_job(transform, each, seconds) for each in new]
+            for each, row in zip(new, throughputs(paths, jobs) if jobs else (), strict=True):
+                tried[each] = row
+                step.advance()
+        return max(tried, key=lambda each: tried[each].images_per_s)
+
+    best = measure(_first_plans(plan, cores), "DALI by decoder")
+    measure(_second_plans(best, cores), "DALI by threads")
+    return tried
+
+
+def _in_turn(
     paths: Sequence[Path],
     transform: Transform,
     plan: DaliPlan,
     loader: Throughput,
     seconds: float,
-    rows: list[Throughput],
-    step: Step,
+    rows: tuple[Throughput, ...],
+    left_out: str | None,
+    listener: Listener,
 ) -> Tuned:
+    """The winners again: loader, DALI and decoding twice, loader, so that drift of the machine hits both alike."""
+    settings = loader.settings
+    again = dataloader_job(transform, settings["workers"], loader.batch_size, settings["device"], seconds)
+    ours = [dali_job(transform, plan, seconds), dali_job(transform, plan, seconds, decode_only=True)]
     kinds: dict[str, list[Throughput]] = {"dataloader": [], "dali": [], "dali-decode": []}
-    workers, device = loader.settings["workers"], loader.settings["device"]
-    for _ in range(ROUNDS):
-        kinds["dataloader"].append(dataloader_throughput(paths, transform, workers, plan.batch_size, device, seconds))
-        kinds["dali"].append(dali_throughput(paths, transform, plan, seconds))
-        kinds["dali-decode"].append(dali_throughput(paths, transform, plan, seconds, decode_only=True))
-        for _ in kinds:
-            step.advance()
-    merged = {name: _merged(found) for name, found in kinds.items()}
-    return Tuned((*rows, *merged.values()), merged["dataloader"], merged["dali"], merged["dali-decode"], plan)
+    with listener.step("both in turn", total=6) as step:
+        for jobs in ([again], ours * 2, [again]):
+            for row in throughputs(paths, jobs):
+                kinds[row.implementation].append(row)
+                step.advance()
+    merged = {name: merged_rows(found) for name, found in kinds.items()}
+    return Tuned((*rows, *merged.values()), merged["dataloader"], merged["dali"], merged["dali-decode"], plan, left_out)
 
 
-def _merged(rounds: Sequence[Throughput]) -> Throughput:
-    """All batches of all rounds as one measurement; a round that failed is left out unless all did."""
-    good = [each for each in rounds if each.error is None]
+def merged_rows(repeats: Sequence[Throughput]) -> Throughput:
+    """All batches of all repetitions as one measurement; one that failed is left out unless all did."""
+    good = [each for each in repeats if each.error is None]
     if not good:
-        from optpipe.stages.preprocess.throughput import require_rate
-
-        return require_rate(rounds[0], rounds[0].implementation)
+        return require_rate(repeats[0], repeats[0].implementation)
     reader = tuple(value for each in good for value in each.reader_ns)
     batch = tuple(value for each in good for value in each.batch_ns)
-    return replace(good[0], reader_ns=reader, batch_ns=batch)
+    counts = tuple(len(each.batch_ns) for each in good)
+    return replace(good[0], reader_ns=reader, batch_ns=batch, repeats=counts)
 
 
 def _workers(cores: int) -> tuple[int, ...]:
-    """Powers of two up to the cores, and the cores; with few of them also 0, the process itself."""
+    """From all cores down: three quarters, then powers of two; with few cores also 0, the process itself."""
     powers = [1 << power for power in range(1, cores.bit_length()) if 1 << power <= cores]
-    return tuple(sorted({*((0,) if cores <= 4 else ()), *powers, cores}))
+    few = (0, 1) if cores <= 4 else ()
+    return tuple(sorted({*few, *powers, cores * 3 // 4 or 1, cores}, reverse=True))
 
 
 def _first_plans(plan: DaliPlan, cores: int) -> tuple[DaliPlan, ...]:
-    """Where to decode, with the hardware decoder's share on a GPU."""
+    """Where to decode; on a GPU with the shares of the hardware decoder and of the CPU."""
     if plan.device == "cpu":
         return (replace(plan, threads=cores),)
-    middle = min(8, cores)
-    mixed = [replace(plan, decode="mixed", threads=middle, hw_decoder_load=load) for load in LOADS]
-    return (replace(plan, decode="cpu", threads=cores), *mixed)
+    mixed = replace(plan, decode="mixed", threads=min(8, cores))
+    loads = [replace(mixed, hw_decoder_load=load) for load in LOADS]
+    # the queue hides that the CPU takes longer for its part than the hardware
+    shared = [replace(mixed, threads=cores, prefetch=plan.prefetch + 1, cpu_share=share) for share in CPU_SHARES]
+    return (*loads, *shared, replace(plan, decode="cpu", threads=cores))
 
 
-def _thread_plans(plan: DaliPlan, cores: int) -> tuple[DaliPlan, ...]:
+def _second_plans(best: DaliPlan, cores: int) -> tuple[DaliPlan, ...]:
     """Other thread counts and a deeper queue for the best of the first plans."""
-    counts = sorted({1, max(1, cores // 2), cores} if plan.device == "cpu" else {min(4, cores), cores})
-    deeper = [] if plan.device == "cpu" else [replace(plan, prefetch=plan.prefetch + 1)]
-    return tuple(each for each in (*(replace(plan, threads=count) for count in counts), *deeper) if each != plan)
+    if best.device == "cpu":
+        return tuple(replace(best, threads=count) for count in sorted({1, max(1, cores // 2)}))
+    counts = {max(1, best.threads // 2), min(cores, best.threads * 2)}
+    return (*(replace(best, threads=count) for count in sorted(counts)), replace(best, prefetch=best.prefetch + 1))

@@ -186,7 +186,7 @@ def test_validation_images_cannot_calibrate(digits) -> None:
 def test_few_images_are_warned_of(digits) -> None:
     entry, _ = digits
     listener = Silent()
-    calibration_data(card_from_file(entry.file(CARD)), None, 50, 0, listener)
+    calibration_data(entry, None, 50, 0, listener)
     assert listener.warnings == ["50 calibration images; 500 or more give steadier ranges"]
 
 

@@ -30,7 +30,12 @@ def build(
     weights: Annotated[str, typer.Option(help="default, random, or a .safetensors/.pt file.")] = "default",
     seed: Annotated[int, typer.Option(help="Seed of random weights.")] = 0,
     images: Annotated[Path | None, typer.Option(metavar="DIR", help="Real images to verify on.")] = None,
-    calibration: Annotated[Path | None, typer.Option(metavar="DIR", help="Real images to calibrate INT8 on.")] = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH", help="What to calibrate INT8 on: images, texts, a set's manifest, or a calibration table."
+        ),
+    ] = None,
     option: Annotated[
         list[str] | None,
         typer.Option(

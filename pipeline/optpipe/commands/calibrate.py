@@ -11,9 +11,14 @@ from optpipe.commands.outcome import Outcome
 
 def calibrate(
     model: ModelArgument,
-    images: Annotated[
+    data: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Real images: a folder or a set's manifest; default: the card's own set."),
+        typer.Option(
+            "--images",
+            "--data",
+            metavar="PATH",
+            help="Real inputs: a folder of images, JSON lines with texts, or a set's manifest; default: the card's own set.",
+        ),
     ] = None,
     count: Annotated[
         int | None, typer.Option(min=1, help="Draw this many, stratified where labels exist; default: all.")
@@ -42,7 +47,7 @@ def calibrate(
     workspace: WorkspaceOption = DEFAULT_WORKSPACE,
     json: JsonOption = False,
 ) -> Outcome:
-    """Choose INT8 ranges from real images, say which method is best, and which layers to spare."""
+    """Choose INT8 ranges from real images or texts, say which method is best, and which layers to spare."""
     from optpipe.calibrators.methods import methods_from_text
     from optpipe.commands.parsing import model_from_options, percent_from_text, target_from_text
     from optpipe.commands.terminal import Terminal
@@ -51,7 +56,7 @@ def calibrate(
     from optpipe.stages.calibration_run import CalibrationPlan, calibration_run
 
     plan = CalibrationPlan(
-        images=images,
+        source=data,
         count=count,
         seed=seed,
         methods=methods_from_text(method),

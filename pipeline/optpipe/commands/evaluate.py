@@ -13,9 +13,12 @@ def evaluate(
     model: ModelArgument,
     data: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Labelled images: class folders or a set manifest; default: the card's own."),
+        typer.Option(
+            metavar="PATH",
+            help="Labelled samples: class folders of images, JSON lines with texts, or a set's manifest; default: the card's own.",
+        ),
     ] = None,
-    count: Annotated[int | None, typer.Option(min=1, help="A stratified sample of this many images.")] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="A stratified sample of this many.")] = None,
     accuracy_budget: Annotated[
         str | None, typer.Option(metavar="PERCENT", help="Judge the drop against this many points, such as 1.0%.")
     ] = None,

@@ -7,6 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from optpipe.core.hashing import value_sha256
 from optpipe.core.tensors import InputSpec, Shape, TensorSpec, input_from_dict
 from optpipe.core.transform import Transform
 from optpipe.errors import BadInputError
@@ -20,6 +21,24 @@ class Task(StrEnum):
     DETECTION = "detection"
     SEGMENTATION = "segmentation"
     OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenization:
+    """How text becomes token identifiers: by the `tokenizer.json` with this hash, which is stored beside the model."""
+
+    sha256: str
+    max_length: int
+    pad_id: int = 0
+
+    @property
+    def hash(self) -> str:
+        """Names the preprocessing, as `Transform.hash` does for images."""
+        return value_sha256(self.to_dict())
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {"sha256": self.sha256, "max_length": self.max_length, "pad_id": self.pad_id}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +58,14 @@ class ModelCard:
     labels: tuple[str, ...] = ()
     data: Mapping[str, str] = field(default_factory=dict)
     """Image-set manifests by role: `train`, `calibration`, `validation`."""
+    tokenization: Tokenization | None = None
+    """From text to the inputs; None where the input is no text, or its tokenizer is not known."""
+
+    @property
+    def preprocessing_sha256(self) -> str | None:
+        """Names what turns a file or text into the inputs, where that is known."""
+        known = self.transform or self.tokenization
+        return known.hash if known else None
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form; `card_from_dict` reads it."""
@@ -51,6 +78,7 @@ class ModelCard:
             "preprocessing": self.transform.to_dict() if self.transform else None,
             "labels": list(self.labels),
             "data": dict(self.data),
+            **({"tokenization": self.tokenization.to_dict()} if self.tokenization else {}),
         }
 
     def with_profile(
@@ -90,6 +118,7 @@ def card_from_dict(value: Mapping[str, Any]) -> ModelCard:
             transform=Transform.from_dict(value["preprocessing"]) if value.get("preprocessing") else None,
             labels=tuple(map(str, value.get("labels", ()))),
             data=dict(value.get("data", {})),
+            tokenization=Tokenization(**value["tokenization"]) if value.get("tokenization") else None,
         )
     except (KeyError, ValueError, TypeError) as error:
         message = (

@@ -13,6 +13,11 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def text_sha256(text: str) -> str:
+    """The SHA-256 of a text in UTF-8, as of a file that holds it."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def value_sha256(value: Any) -> str:
     """The SHA-256 of a JSON-like value, independent of key order.
 

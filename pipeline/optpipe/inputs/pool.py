@@ -59,7 +59,7 @@ def pool_record(kind: str, real: int, arrays: Mapping[str, NDArray[Any]], seed: 
     return {
         "kind": kind,
         "count": size,
-        "real": real if kind == "images" else 0,
+        "real": 0 if kind == "synthetic" else real,
         "variations": size - real,
         "seed": seed,
         "sha256": tensors_sha256(dict(arrays)),

@@ -10,12 +10,14 @@ from typing import TypeVar
 import numpy as np
 
 from optpipe.core.card import ModelCard
+from optpipe.core.environment import package_version
 from optpipe.core.hashing import file_sha256, value_sha256
 from optpipe.core.shipped import shipped
 from optpipe.core.transform import CenterCrop, Transform
 from optpipe.errors import BadInputError
 from optpipe.inputs.images import batches, find_images
 from optpipe.inputs.synthetic import synthetic_tensor
+from optpipe.inputs.tokens import SENTENCES, longest, padded, token_rows
 
 Item = TypeVar("Item")
 COUNT = 8
@@ -29,16 +31,19 @@ class Samples:
     """Where a model's verification inputs come from."""
 
     kind: str
-    """`images` or `synthetic`."""
+    """`images`, `texts` or `synthetic`."""
     files: tuple[Path, ...]
+    """The pictures; for texts the tokenizer's file."""
     sha256: str
     """Over the files' bytes, or over the seed and shapes of synthetic tensors."""
     labels: tuple[int, ...] = ()
     """Class of each file, where the files are a model's own validation images."""
 
 
-def samples_for(card: ModelCard, images: Path | None) -> Samples:
+def samples_for(card: ModelCard, images: Path | None, tokenizer: Path | None = None) -> Samples:
     """`images`, else the card's validation images, else the photographs that optpipe ships, else seeded tensors.
+
+    A text model with its `tokenizer` is verified on sentences.
 
     Raises `BadInputError` where `images` are given for a model that takes none.
     """
@@ -48,6 +53,9 @@ def samples_for(card: ModelCard, images: Path | None) -> Samples:
                 f"--images: {card.name} has no image preprocessing on its card, so it cannot be verified on images"
             )
             raise BadInputError(message)
+        if tokenizer is not None and card.tokenization is not None and package_version("tokenizers") is not None:
+            known = {"sentences": list(SENTENCES), "tokenization": card.tokenization.to_dict()}
+            return Samples("texts", (tokenizer,), value_sha256(known))
         seed = {"synthetic": 0, "inputs": [each.to_dict() for each in card.inputs]}
         return Samples("synthetic", (), value_sha256(seed))
     if images is None and "validation" in card.data:
@@ -86,6 +94,10 @@ def labelled_files(manifest: Path) -> Iterator[tuple[Path, str]]:
 
 def sample_inputs(card: ModelCard, samples: Samples) -> dict[str, np.ndarray]:
     """A row per file, or `COUNT` rows of synthetic tensors; repeated in turn until they fill the smallest batch."""
+    if samples.kind == "texts":
+        tokens, _ = token_rows(SENTENCES, samples.files[0], longest(card))
+        least = card.inputs[0].min[0]
+        return padded(card, [tokens[index % len(tokens)] for index in range(max(len(tokens), least))])
     count = max(len(samples.files) or COUNT, *(each.min[0] for each in card.inputs))
     if samples.kind == "synthetic" or card.transform is None:
         return {

@@ -16,9 +16,7 @@ LISTED = 12
 def calibrate_table(record: Mapping[str, Any]) -> RenderableType:
     """The methods against FP32, then the costliest layers, then what was spared for the budget."""
     found = record["set"]
-    head = (
-        f"{record['model']}: {found['count']} images of {found['name']} ({found['sha256'][:12]}, seed {found['seed']})"
-    )
+    head = f"{record['model']}: {found['count']} {found['kind']} of {found['name']} ({found['sha256'][:12]}, seed {found['seed']})"
     lines: list[RenderableType] = [Text(head), _methods(record)]
     if record["sensitivity"]:
         lines.append(_layers(record))
@@ -43,7 +41,9 @@ def _path(record: Mapping[str, Any], method: str) -> str:
 
 
 def _methods(record: Mapping[str, Any]) -> Table:
-    title = f"INT8 by method, on {record['compared_on_images']} of the images, Q/DQ for {record['target']}"
+    title = (
+        f"INT8 by method, on {record['compared_on_images']} of the {record['set']['kind']}, Q/DQ for {record['target']}"
+    )
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
     table.add_column("method")
     for name in ("SNR to FP32", "drop (95 %)"):
@@ -56,7 +56,7 @@ def _methods(record: Mapping[str, Any]) -> Table:
 
 
 def _layers(record: Mapping[str, Any]) -> Table:
-    title = f"layers by what quantizing each alone costs, on {record['ranked_on_images']} images"
+    title = f"layers by what quantizing each alone costs, on {record['ranked_on_images']} {record['set']['kind']}"
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
     table.add_column("layer", overflow="fold")
     for name in ("SNR", "drop (95 %)", "multiply-adds"):
@@ -68,7 +68,7 @@ def _layers(record: Mapping[str, Any]) -> Table:
 
 def _selection(chosen: Mapping[str, Any]) -> Table:
     title = (
-        f"budget {100 * chosen['budget']:g} points of {chosen['metric']} on {chosen['images']} images:"
+        f"budget {100 * chosen['budget']:g} points of {chosen['metric']} on {chosen['images']} samples:"
         f" {len(chosen['keep'])} of {chosen['layers']} layers stay in floating point"
     )
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")

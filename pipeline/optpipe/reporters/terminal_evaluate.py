@@ -16,7 +16,9 @@ def evaluate_table(record: Mapping[str, Any]) -> RenderableType:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("artifact", "backend", "precision"):
         table.add_column(name, overflow="fold")
-    for name in ("top-1", "top-5", "drop (95 %)", "lost / won", "agreement", "SNR", "verdict"):
+    texts = record["dataset"]["kind"] == "texts"
+    second = "macro F1, drop (95 %)" if texts else "top-5"
+    for name in ("top-1", second, "drop (95 %)", "lost / won", "agreement", "SNR", "verdict"):
         table.add_column(name, justify="right")
     for row in record["results"]:
         if row["why_not"]:
@@ -26,8 +28,8 @@ def evaluate_table(record: Mapping[str, Any]) -> RenderableType:
             f"{row['backend']} ({row['device']})" if row["artifact"] else "source model",
             row["precision"] if row["artifact"] else "",
             _percent(row["top1"]),
-            _percent(row["top5"]),
-            _drop(row) if row["artifact"] else "",
+            _macro_f1(row) if texts else _percent(row["top5"]),
+            _drop(row, "drop_vs_source", "drop_ci"),
             f"{row['lost']} / {row['won']}" if row["artifact"] and row["lost"] is not None else "",
             _percent(row["agreement"]) if row["artifact"] else "",
             "equal"
@@ -38,7 +40,7 @@ def evaluate_table(record: Mapping[str, Any]) -> RenderableType:
             Text(row["verdict"] or "", style=_COLOURS.get(row["verdict"], "")),
         )
     dataset = record["dataset"]
-    head = f"{record['model']} on {dataset['count']} images of {dataset['name']} ({dataset['sha256'][:12]})"
+    head = f"{record['model']} on {dataset['count']} {dataset['kind']} of {dataset['name']} ({dataset['sha256'][:12]})"
     lines: list[RenderableType] = [Text(head), table]
     lines += [
         Text(
@@ -60,8 +62,12 @@ def _percent(share: float | None) -> str:
     return "" if share is None else f"{share:.2%}"
 
 
-def _drop(row: Mapping[str, Any]) -> str:
-    if row["drop_ci"] is None:
+def _drop(row: Mapping[str, Any], name: str, interval: str) -> str:
+    if row[interval] is None or row["artifact"] is None:
         return ""
-    low, high = row["drop_ci"]
-    return f"{100 * row['drop_vs_source']:+.2f} ({100 * low:+.2f} … {100 * high:+.2f})"
+    low, high = row[interval]
+    return f"{100 * row[name]:+.2f} ({100 * low:+.2f} … {100 * high:+.2f})"
+
+
+def _macro_f1(row: Mapping[str, Any]) -> str:
+    return f"{_percent(row['macro_f1'])}  {_drop(row, 'macro_f1_drop', 'macro_f1_drop_ci')}".rstrip()

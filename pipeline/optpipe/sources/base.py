@@ -18,6 +18,8 @@ class Loaded:
     weights: WeightsRecord
     module: Any = None
     onnx: Path | None = None
+    tokenizer: str | None = None
+    """A text model's `tokenizer.json`, whole."""
 
 
 class Source(Protocol):

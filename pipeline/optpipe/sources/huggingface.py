@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from optpipe.core.card import ModelCard, Task
+from optpipe.core.card import ModelCard, Task, Tokenization
 from optpipe.core.environment import package_version
-from optpipe.core.hashing import file_sha256
+from optpipe.core.hashing import file_sha256, text_sha256
 from optpipe.core.tensors import InputSpec
 from optpipe.core.weights import WeightsRecord, WeightsRequest
 from optpipe.errors import BadInputError, MissingError
@@ -22,6 +22,15 @@ from optpipe.sources.weights import module_weights_sha256, with_weights
 HUB = "huggingface.co"
 SEQUENCE = (8, 128, 512)
 """Profile of a text model's sequence length, cut at what its position embeddings allow."""
+VOCABULARIES = (
+    "tokenizer.json",
+    "vocab.txt",
+    "vocab.json",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+)
+"""A repository that has none of these files has no tokenizer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +57,7 @@ class HuggingFaceSource:
             "source": self.name,
             "files": files,
             "transformers": package_version("transformers"),
+            "tokenizers": package_version("tokenizers"),
             "torch": package_version("torch"),
         }
 
@@ -58,6 +68,7 @@ class HuggingFaceSource:
             raise MissingError(message)
         import transformers
 
+        transformers.utils.logging.disable_progress_bar()
         try:
             config = transformers.AutoConfig.from_pretrained(self.repository)
         except (OSError, ValueError) as error:
@@ -73,8 +84,10 @@ class HuggingFaceSource:
             message = f"{self.name} is a {config.model_type} model without an image or text classification head"
             raise BadInputError(message)
         module, record = self._module(kind, config, weights)
-        card = self._image_card(transformers, config) if image else self._text_card(config)
-        return Loaded(card, record, module=flat_module(module, keywords=tuple(each.name for each in card.inputs)))
+        tokenizer = None if image else _tokenizer(transformers, self.repository)
+        card = self._image_card(transformers, config) if image else self._text_card(config, tokenizer)
+        flat = flat_module(module, keywords=tuple(each.name for each in card.inputs))
+        return Loaded(card, record, module=flat, tokenizer=tokenizer.backend_tokenizer.to_str() if tokenizer else None)
 
     def _module(self, kind: Any, config: Any, request: WeightsRequest) -> tuple[Any, WeightsRecord]:
         if request.kind != "default":
@@ -99,12 +112,39 @@ class HuggingFaceSource:
         labels = tuple(config.id2label[key] for key in sorted(config.id2label))
         return ModelCard(self._short(), self.name, Task.CLASSIFICATION, (image,), transform=transform, labels=labels)
 
-    def _text_card(self, config: Any) -> ModelCard:
+    def _text_card(self, config: Any, tokenizer: Any) -> ModelCard:
         limit = getattr(config, "max_position_embeddings", SEQUENCE[2])
         shapes = [(batch, min(length, limit)) for batch, length in zip((1, 8, 64), SEQUENCE, strict=True)]
         inputs = tuple(InputSpec(name, "int64", *shapes) for name in ("input_ids", "attention_mask"))
         labels = tuple(config.id2label[key] for key in sorted(config.id2label))
-        return ModelCard(self._short(), self.name, Task.TEXT_CLASSIFICATION, inputs, labels=labels)
+        tokenization = _tokenization(tokenizer, config, shapes[-1][1]) if tokenizer else None
+        return ModelCard(
+            self._short(), self.name, Task.TEXT_CLASSIFICATION, inputs, labels=labels, tokenization=tokenization
+        )
 
     def _short(self) -> str:
         return Path(self.repository).name
+
+
+def _tokenizer(transformers: Any, repository: str) -> Any | None:
+    """The fast tokenizer; None where there is none. Without vocabulary files transformers would make up an empty one."""
+    try:
+        for name in VOCABULARIES:
+            if (
+                transformers.utils.cached_file(repository, name, _raise_exceptions_for_missing_entries=False)
+                is not None
+            ):
+                found = transformers.AutoTokenizer.from_pretrained(repository)
+                return found if found.is_fast else None
+    except (OSError, ValueError):
+        return None
+    return None
+
+
+def _tokenization(tokenizer: Any, config: Any, longest: int) -> Tokenization:
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else getattr(config, "pad_token_id", None)
+    return Tokenization(
+        sha256=text_sha256(tokenizer.backend_tokenizer.to_str()),
+        max_length=min(int(tokenizer.model_max_length), longest),
+        pad_id=int(pad or 0),
+    )

@@ -43,7 +43,7 @@ def prepared(
     """The worker's plan with its inputs on disk, and what is said of every measurement of this artifact."""
     info, card = artifact.entry.info, artifact.card
     real, expected = _known_inputs(artifact)
-    kind = "images" if card.transform is not None else "synthetic"
+    kind = "images" if card.transform is not None else "texts" if card.tokenization is not None else "synthetic"
     if plan.images is not None:
         real, expected = images_pool(card, plan.images), {}
     count = min(len(array) for array in real.values())

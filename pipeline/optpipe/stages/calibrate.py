@@ -1,7 +1,7 @@
 """Calibrates a model: an image set with provenance, one pass over it, and one table per method."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,13 +12,13 @@ from optpipe.core.environment import package_version
 from optpipe.core.events import Listener
 from optpipe.core.store import Entry, Store
 from optpipe.errors import BadInputError
-from optpipe.inputs.image_set import FEW, ImageSet, image_set, refuse_other_model, refuse_overlap
-from optpipe.inputs.images import Unreadable, batches, unreadable_text
+from optpipe.inputs.image_set import image_set
+from optpipe.inputs.images import Unreadable
+from optpipe.inputs.sample_set import FEW, SampleSet, refuse_other_model, refuse_overlap
 from optpipe.stages.export import CARD, ONNX
+from optpipe.stages.task_data import fitting_batch, input_batches, require_task_data, sample_set
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from optpipe.calibrators.placement import Placement, Target
 
 REVISION = 1
@@ -28,31 +28,32 @@ TARGETS: tuple["Target", ...] = ("tensorrt", "cpu")
 
 @dataclass(frozen=True, slots=True)
 class CalibrationData:
-    """The images a model is calibrated on, and those left out."""
+    """The images or texts a model is calibrated on, and those left out."""
 
-    images: ImageSet
+    samples: SampleSet
     unreadable: tuple[Unreadable, ...] = ()
 
 
 def calibration_data(
-    card: ModelCard, source: Path | None, count: int | None, seed: int, listener: Listener
+    model: Entry, source: Path | None, count: int | None, seed: int, listener: Listener
 ) -> CalibrationData:
     """The set named by `source`, or by the model's card. Never random data, never validation data.
 
-    Raises BadInputError where there is none, where it was drawn for another model, or where it holds validation images.
+    Raises BadInputError where there is none, where it was drawn for another model, or where it holds validation samples.
     """
+    card = card_from_file(model.file(CARD))
+    require_task_data(card)
     own = card.data.get("calibration")
-    if card.transform is None or (source is None and own is None):
-        message = f"INT8 needs real inputs to calibrate {card.name} on: give a folder of images with --images DIR"
+    if source is None and own is None:
+        what = "a file of JSON lines" if card.tokenization else "a folder of images"
+        message = f"INT8 needs real inputs to calibrate {card.name} on: give {what} with calibrate --data or build --calibration"
         raise BadInputError(message)
-    found, unreadable = image_set(source or Path(str(own)), count, seed)
-    refuse_other_model(found, card.name, card.transform)
+    found, unreadable = sample_set(model, card, source or Path(str(own)), count, seed, listener)
+    refuse_other_model(found, card.name, card.preprocessing_sha256)
     if "validation" in card.data and Path(card.data["validation"]).exists():
         refuse_overlap(found, image_set(Path(card.data["validation"]))[0])
-    if unreadable:
-        listener.warn(f"{len(unreadable)} calibration images cannot be read: {unreadable_text(unreadable, 3)}")
     if len(found.files) < FEW:
-        listener.warn(f"{len(found.files)} calibration images; {FEW} or more give steadier ranges")
+        listener.warn(f"{len(found.files)} calibration {found.kind}; {FEW} or more give steadier ranges")
     return CalibrationData(found, unreadable)
 
 
@@ -67,13 +68,12 @@ def calibrated(
 ) -> tuple[Entry, bool]:
     """The store entry `calibration`: `set.json` and a table for each of `methods`; whole or absent."""
     card = card_from_file(model.file(CARD))
-    images = data.images
-    assert card.transform is not None
+    samples = data.samples
     recipe = {
         "revision": REVISION,
         "model": model.id,
-        "set": images.sha256,
-        "transform": card.transform.hash,
+        "set": samples.sha256,
+        "transform": card.preprocessing_sha256,
         "methods": list(methods),
         "targets": list(targets),
         "provider": device,
@@ -81,14 +81,15 @@ def calibrated(
     }
 
     def make(directory: Path) -> Mapping[str, Any]:
-        tables = _tables(model, card, images, methods, targets, device, listener)
+        tables = _tables(model, card, samples, methods, targets, device, listener)
         for table in tables:
             (directory / table_file(table.method)).write_text(table.to_json(), encoding="utf-8")
-        manifest = {**images.to_dict(directory), "model": card.name, "transform_sha256": card.transform.hash}  # type: ignore[union-attr]
+        drawn_for = {"model": card.name, "transform_sha256": card.preprocessing_sha256}
+        manifest = {**samples.to_dict(directory), **drawn_for}
         (directory / SET).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
         return {
             "model": card.name,
-            "set": _set_record(images),
+            "set": _set_record(samples),
             "methods": list(methods),
             "tensors": len(tables[0].ranges),
         }
@@ -106,14 +107,14 @@ def tables_of(entry: Entry) -> dict[str, CalibrationTable]:
     return {method: table_from_file(entry.file(table_file(method))) for method in entry.info["methods"]}
 
 
-def _set_record(images: ImageSet) -> dict[str, Any]:
-    return {"name": images.name, "sha256": images.sha256, "count": len(images.files), "seed": images.seed}
+def _set_record(samples: SampleSet) -> dict[str, Any]:
+    return {"name": samples.name, "sha256": samples.sha256, "count": len(samples.files), "seed": samples.seed}
 
 
 def _tables(
     model: Entry,
     card: ModelCard,
-    images: ImageSet,
+    samples: SampleSet,
     methods: tuple[str, ...],
     targets: tuple["Target", ...],
     device: str,
@@ -132,11 +133,11 @@ def _tables(
         raise BadInputError(message)
     order = [each.name for each in graph.graph.input] + [name for node in graph.graph.node for name in node.output]
     tensors = tuple(name for name in order if name in wanted)
-    first = next(image_batches(card, images, 1))
+    first = next(input_batches(model, card, samples, 1))
     size = fitting_batch(card, batch_size(bytes_per_sample(model.file(ONNX), tensors, first), device))
     collector = Collector(model.file(ONNX), tensors, needs_histogram(methods), "cuda" if device == "cuda" else "cpu")
-    with listener.step(f"calibrate on {len(images.files)} images", total=len(images.files)) as step:
-        for batch in image_batches(card, images, size):
+    with listener.step(f"calibrate on {len(samples.files)} {samples.kind}", total=len(samples.files)) as step:
+        for batch in input_batches(model, card, samples, size, by_length=True):
             collector.add(batch)
             step.advance(len(next(iter(batch.values()))))
     statistics = collector.statistics()
@@ -145,8 +146,8 @@ def _tables(
             method=method,
             model=card.name,
             graph_sha256=model.sha256(ONNX),
-            image_set=_set_record(images),
-            transform_sha256=card.transform.hash if card.transform else None,
+            image_set=_set_record(samples),
+            transform_sha256=card.preprocessing_sha256,
             ranges={
                 name: TensorRange(amax, statistics[name].low, statistics[name].high)
                 for name, amax in ranges(statistics, method).items()
@@ -154,22 +155,6 @@ def _tables(
         )
         for method in methods
     ]
-
-
-def fitting_batch(card: ModelCard, wanted: int) -> int:
-    """`wanted`, inside the batch sizes that the model was exported for."""
-    return max(card.inputs[0].min[0], min(wanted, card.inputs[0].max[0]))
-
-
-def image_batches(card: ModelCard, images: ImageSet, size: int) -> Iterator[dict[str, "np.ndarray"]]:
-    """The set's images as the model's input, `size` at a time; a fixed batch is filled up with the last image."""
-    import numpy as np
-
-    assert card.transform is not None
-    least = card.inputs[0].min[0]
-    for rows in batches(images.paths, card.transform, size, threads=2):
-        filled = np.concatenate([rows, np.repeat(rows[-1:], least - len(rows), axis=0)]) if len(rows) < least else rows
-        yield {card.inputs[0].name: filled}
 
 
 def quantized_graph(model: Any, table: CalibrationTable, target: "Target") -> tuple[Any, "Placement"]:

@@ -12,9 +12,9 @@ from optpipe.core.card import card_from_file
 from optpipe.core.events import Listener
 from optpipe.core.hashing import file_sha256
 from optpipe.core.store import Entry, Store
-from optpipe.inputs.image_set import ImageSet
+from optpipe.inputs.sample_set import SampleSet
 from optpipe.stages.calibrate import SET, TARGETS, calibrated, calibration_data, quantized_graph, table_file, tables_of
-from optpipe.stages.export import CARD, ONNX, exported_model
+from optpipe.stages.export import CARD, ONNX, exported_model, is_exported
 from optpipe.stages.int8 import calibration_device
 from optpipe.stages.model import Model, with_available_weights
 from optpipe.stages.sensitivity import compared_methods, sensitivity, spared
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 class CalibrationPlan:
     """What to calibrate on, by which methods, and what to find out beside it."""
 
-    images: Path | None
+    source: Path | None
+    """A folder of images, a file of JSON lines, or a set's manifest; None for the card's own."""
     count: int | None
     seed: int
     methods: tuple[str, ...]
@@ -40,20 +41,26 @@ class CalibrationPlan:
 
 def calibration_run(model: Model, plan: CalibrationPlan, store: Store, listener: Listener) -> dict[str, Any]:
     """Draws the set, makes the tables, compares them, ranks and spares layers where asked; the JSON document."""
-    model = with_available_weights(model, store.workspace, listener)
+    if not is_exported(model, store):
+        model = with_available_weights(model, store.workspace, listener)
     exported, _ = exported_model(model, store, listener)
     card = card_from_file(exported.file(CARD))
-    data = calibration_data(card, plan.images, plan.count, plan.seed, listener)
+    data = calibration_data(exported, plan.source, plan.count, plan.seed, listener)
     entry, _ = calibrated(exported, data, plan.methods, TARGETS, calibration_device(), store, listener)
     tables = tables_of(entry)
-    compared, _ = compared_methods(exported, tables, data.images, plan.target, store, listener)
+    compared, _ = compared_methods(exported, tables, data.samples, plan.target, store, listener)
     best = tables[compared.info["best"]]
     files = _written(entry, plan, store)
     record: dict[str, Any] = {
         "model": card.name,
         "model_id": exported.id,
         "weights": dict(exported.info["weights"]),
-        "set": {**entry.info["set"], "path": str(files[SET]), "unreadable": [str(e.path) for e in data.unreadable]},
+        "set": {
+            **entry.info["set"],
+            "kind": data.samples.kind,
+            "path": str(files[SET]),
+            "unreadable": [str(e.path) for e in data.unreadable],
+        },
         "target": plan.target,
         "tables": [
             {
@@ -70,7 +77,7 @@ def calibration_run(model: Model, plan: CalibrationPlan, store: Store, listener:
         "selection": None,
     }
     if plan.sensitivity or plan.budget is not None:
-        record |= _layers(exported, best, data.images, plan, store, listener)
+        record |= _layers(exported, best, data.samples, plan, store, listener)
         best = replace(best, keep=tuple(record["selection"]["keep"])) if record["selection"] else best
     graph, placed = quantized_graph(_graph(exported), best, plan.target)
     record["skipped"] = [{"layer": each.layer, "reason": each.reason} for each in placed.skipped]
@@ -96,16 +103,16 @@ def _written(entry: Entry, plan: CalibrationPlan, store: Store) -> dict[str, Pat
 def _layers(
     exported: Entry,
     table: CalibrationTable,
-    images: ImageSet,
+    samples: SampleSet,
     plan: CalibrationPlan,
     store: Store,
     listener: Listener,
 ) -> Mapping[str, Any]:
-    ranked, _ = sensitivity(exported, table, images, plan.target, store, listener)
+    ranked, _ = sensitivity(exported, table, samples, plan.target, store, listener)
     rows = ranked.info["layers"]
     found: dict[str, Any] = {"sensitivity": rows, "ranked_on_images": ranked.info["images"]}
     if plan.budget is not None:
-        chosen, _ = spared(exported, table, rows, images, plan.budget, plan.target, store, listener)
+        chosen, _ = spared(exported, table, rows, samples, plan.budget, plan.target, store, listener)
         name = f"table-{table.method}-spared.json"
         path = (plan.output or store.workspace / "tables" / f"{table.model}-{chosen.id}") / name
         path.parent.mkdir(parents=True, exist_ok=True)

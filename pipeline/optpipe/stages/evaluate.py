@@ -1,10 +1,11 @@
-"""Task accuracy of the source model and of every artifact that can run here, on the same labelled images.
+"""Task accuracy of the source model and of every artifact that can run here, on the same labelled images or texts.
 
 What is judged is the difference on paired predictions, with its interval: two accuracies side by side prove little.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +17,18 @@ from optpipe.core.events import Listener
 from optpipe.core.store import Entry, Store
 from optpipe.core.verdict import Verdict
 from optpipe.errors import BadInputError, StageError
-from optpipe.inputs.image_set import ImageSet
-from optpipe.stages.calibrate import fitting_batch, image_batches
+from optpipe.inputs.sample_set import SampleSet
 from optpipe.stages.export import CARD, ONNX, torch_outputs
 from optpipe.stages.model import Model
-from optpipe.stats.paired import difference_interval, macro_f1, mcnemar, share_interval
+from optpipe.stages.task_data import fitting_batch, input_batches, require_task_data
+from optpipe.stats.paired import (
+    Interval,
+    difference_interval,
+    macro_f1,
+    macro_f1_difference,
+    mcnemar,
+    share_interval,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -74,14 +82,12 @@ def artifacts_of(model: Entry, store: Store) -> list[Entry]:
 
 
 def evaluated(
-    model: Model, exported: Entry, artifacts: Sequence[Entry], images: ImageSet, store: Store, listener: Listener
+    model: Model, exported: Entry, artifacts: Sequence[Entry], samples: SampleSet, store: Store, listener: Listener
 ) -> list[Evaluated]:
-    """Runs the source model, then each artifact, over `images`. Raises BadInputError where the model is no classifier."""
+    """Runs the source model, then each artifact, over `samples`. Raises BadInputError where the model is no classifier."""
     card = card_from_file(exported.file(CARD))
-    if card.task not in (Task.CLASSIFICATION, Task.TEXT_CLASSIFICATION) or card.transform is None:
-        message = f"{card.name} is no image classifier (its task is {card.task}); `optpipe build` verifies its tensors"
-        raise BadInputError(message)
-    rows = [Evaluated(None, _source(model, exported, card, images, listener))]
+    require_classifier(card)
+    rows = [Evaluated(None, _source(model, exported, card, samples, listener))]
     for entry in artifacts:
         backend, device = BACKENDS[entry.info["backend"]], entry.info["device"]
         if (reason := backend.runnable(entry.info, device)) is not None:
@@ -90,7 +96,7 @@ def evaluated(
         name = f"evaluate {backend.name} {entry.info['precision']}"
         try:
             with backend.load(store.verified(entry).path, entry.info, device, {}) as session:
-                scores = _scores(card, images, lambda batch: session.run(batch)[card.outputs[0].name], name, listener)
+                scores = _scores(exported, card, samples, session.run, name, listener)
         except StageError as error:  # one broken artifact must not hide what the others do
             rows.append(Evaluated(entry, None, str(error), failed=True))
             continue
@@ -98,41 +104,49 @@ def evaluated(
     return rows
 
 
-def _source(model: Model, exported: Entry, card: ModelCard, images: ImageSet, listener: Listener) -> Predictions:
+def require_classifier(card: ModelCard) -> None:
+    """Raises BadInputError where answers cannot be right or wrong, or nothing makes inputs for the model."""
+    if card.task not in (Task.CLASSIFICATION, Task.TEXT_CLASSIFICATION):
+        message = f"{card.name} is no classifier (its task is {card.task}); `optpipe build` verifies its tensors"
+        raise BadInputError(message)
+    require_task_data(card)
+
+
+def _source(model: Model, exported: Entry, card: ModelCard, samples: SampleSet, listener: Listener) -> Predictions:
     module = model.loaded().module
     if module is None:
         from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
 
         with OnnxRuntimeSession(exported.file(ONNX), "cpu", {}, tf32=False) as session:
-            run = lambda batch: session.run(batch)[card.outputs[0].name]  # noqa: E731
-            return predictions(_scores(card, images, run, "evaluate source", listener))
-    run = lambda batch: torch_outputs(module, card, batch)[card.outputs[0].name]  # noqa: E731
-    return predictions(_scores(card, images, run, "evaluate source", listener))
+            return predictions(_scores(exported, card, samples, session.run, "evaluate source", listener))
+    run = partial(torch_outputs, module, card)
+    return predictions(_scores(exported, card, samples, run, "evaluate source", listener))
 
 
 def _scores(
+    exported: Entry,
     card: ModelCard,
-    images: ImageSet,
-    run: Callable[[Mapping[str, "NDArray[Any]"]], "NDArray[Any]"],
+    samples: SampleSet,
+    run: Callable[[Mapping[str, "NDArray[Any]"]], Mapping[str, "NDArray[Any]"]],
     name: str,
     listener: Listener,
 ) -> "NDArray[Any]":
     parts = []
-    with listener.step(name, total=len(images.files)) as step:
-        for batch in image_batches(card, images, fitting_batch(card, BATCH)):
-            found = run(batch)
+    with listener.step(name, total=len(samples.files)) as step:
+        for batch in input_batches(exported, card, samples, fitting_batch(card, BATCH)):
+            found = run(batch)[card.outputs[0].name]
             parts.append(found.reshape(len(found), -1) if found.ndim != 2 else found)
             step.advance(len(found))
-    return np.concatenate(parts)[: len(images.files)]
+    return np.concatenate(parts)[: len(samples.files)]
 
 
-def label_indices(images: ImageSet, card: ModelCard, classes: int) -> "NDArray[np.int64] | None":
-    """The class of every image; None where the set has no labels.
+def label_indices(samples: SampleSet, card: ModelCard, classes: int) -> "NDArray[np.int64] | None":
+    """The class of every sample; None where the set has no labels.
 
     A label is one of the card's names, or an index; or else the set's folders, in sorted order, are the classes, where there
     are just as many. Raises BadInputError for labels that fit in none of these ways.
     """
-    names = [each.label for each in images.files]
+    names = [each.label for each in samples.files]
     if any(name is None for name in names):
         return None
     known = set(names)
@@ -140,12 +154,12 @@ def label_indices(images: ImageSet, card: ModelCard, classes: int) -> "NDArray[n
         index = {label: position for position, label in enumerate(card.labels)}
     elif all(str(name).isdecimal() and int(str(name)) < classes for name in known):
         index = {str(name): int(str(name)) for name in known}
-    elif len(images.labels) == classes:
-        index = {label: position for position, label in enumerate(sorted(images.labels))}
+    elif len(samples.labels) == classes:
+        index = {label: position for position, label in enumerate(sorted(samples.labels))}
     else:
         odd = sorted(str(name) for name in known - set(card.labels))[0]
         message = (
-            f"label '{odd}' of {images.name} is no class of {card.name}: name the folders after its labels or its"
+            f"label '{odd}' of {samples.name} is no class of {card.name}: name the folders after its labels or its"
             f" class indices, or give all {classes} folders in the order of the classes"
         )
         raise BadInputError(message)
@@ -183,6 +197,8 @@ _FIGURES = (
     "top1_ci",
     "top5",
     "macro_f1",
+    "macro_f1_drop",
+    "macro_f1_drop_ci",
     "drop_vs_source",
     "drop_ci",
     "lost",
@@ -221,11 +237,15 @@ def _judged(source: Predictions, found: Predictions, labels: "NDArray[np.int64]"
     right, was_right = found.top1 == labels, source.top1 == labels
     lost, won, n = int((was_right & ~right).sum()), int((right & ~was_right).sum()), len(labels)
     classes = found.scores.shape[1]
+    f1, was_f1 = (macro_f1(labels, each.top1, classes) for each in (found, source))
+    f1_drop = macro_f1_difference(labels, source.top1, found.top1, classes) if found is not source else Interval(0, 0)
     return {
         "top1": float(right.mean()),
         "top1_ci": share_interval(int(right.sum()), n).to_list(),
         "top5": float((found.best == labels[:, None]).any(axis=1).mean()) if classes > TOP else None,
-        "macro_f1": macro_f1(labels, found.top1, classes),
+        "macro_f1": f1,
+        "macro_f1_drop": was_f1 - f1,
+        "macro_f1_drop_ci": f1_drop.to_list(),
         "drop_vs_source": (lost - won) / n,
         "drop_ci": difference_interval(lost, won, n).to_list() if found is not source else [0.0, 0.0],
         "lost": lost,
@@ -247,16 +267,16 @@ def _verdict(record: Mapping[str, Any], budget: float | None) -> str | None:
 
 
 def write_predictions(
-    path: Path, images: ImageSet, labels: "NDArray[np.int64] | None", rows: Sequence[Evaluated]
+    path: Path, samples: SampleSet, labels: "NDArray[np.int64] | None", rows: Sequence[Evaluated]
 ) -> None:
-    """Parquet: one row per image with its class and every model's answers, so that anyone can recompute the figures."""
+    """Parquet: one row per sample with its class and every model's answers, so that anyone can recompute the figures."""
     import polars as pl
 
     columns: dict[str, Any] = {
-        "path": [each.path for each in images.files],
-        "sha256": [each.sha256 for each in images.files],
-        "label": [each.label for each in images.files],
-        "class": [None] * len(images.files) if labels is None else labels,
+        "path": [each.path for each in samples.files],
+        "sha256": [each.sha256 for each in samples.files],
+        "label": [each.label for each in samples.files],
+        "class": [None] * len(samples.files) if labels is None else labels,
     }
     for row in rows:
         if row.predictions is not None:

@@ -10,11 +10,17 @@ from optpipe.core.manifest import command_line
 from optpipe.core.runs import begin_run, finish_run, write_json
 from optpipe.core.store import Store
 from optpipe.errors import BadInputError
-from optpipe.inputs.image_set import image_set
-from optpipe.inputs.images import unreadable_text
-from optpipe.stages.evaluate import artifacts_of, evaluated, label_indices, result_rows, write_predictions
-from optpipe.stages.export import CARD, exported_model
+from optpipe.stages.evaluate import (
+    artifacts_of,
+    evaluated,
+    label_indices,
+    require_classifier,
+    result_rows,
+    write_predictions,
+)
+from optpipe.stages.export import CARD, exported_model, is_exported
 from optpipe.stages.model import Model, with_available_weights
+from optpipe.stages.task_data import sample_set
 
 RESULT = "evaluate.json"
 PREDICTIONS = "predictions.parquet"
@@ -33,34 +39,37 @@ def evaluation_run(
 
     Raises BadInputError where there are no images, or nothing was built yet.
     """
-    model = with_available_weights(model, store.workspace, listener)
+    if not is_exported(model, store):
+        model = with_available_weights(model, store.workspace, listener)
     exported, _ = exported_model(model, store, listener)
     card = card_from_file(exported.file(CARD))
+    require_classifier(card)
     if data is None and "validation" not in card.data:
-        message = f"{card.name} has no validation set on its card; give labelled images with --data DIR"
+        what = "texts with --data FILE" if card.tokenization else "images with --data DIR"
+        message = f"{card.name} has no validation set on its card; give labelled {what}"
         raise BadInputError(message)
     artifacts = artifacts_of(exported, store)
     if not artifacts:
         message = f"nothing is built of {card.name} in {store.workspace}; run `optpipe build {card.name}` first"
         raise BadInputError(message)
-    images, unreadable = image_set(data or Path(card.data["validation"]), count, seed)
-    if unreadable:
-        listener.warn(f"{len(unreadable)} images cannot be read: {unreadable_text(unreadable, 3)}")
-    rows = evaluated(model, exported, artifacts, images, store, listener)
+    samples, unreadable = sample_set(exported, card, data or Path(card.data["validation"]), count, seed, listener)
+    rows = evaluated(model, exported, artifacts, samples, store, listener)
     assert rows[0].predictions is not None
-    labels = label_indices(images, card, rows[0].predictions.scores.shape[1])
+    labels = label_indices(samples, card, rows[0].predictions.scores.shape[1])
     weights = dict(exported.info["weights"])
     run = begin_run(store.workspace, "evaluate")
-    write_predictions(run.path / PREDICTIONS, images, labels, rows)
+    write_predictions(run.path / PREDICTIONS, samples, labels, rows)
     record = {
         "model": card.name,
         "source": card.source,
         "model_id": exported.id,
         "weights": weights,
         "dataset": {
-            "name": images.name,
-            "sha256": images.sha256,
-            "count": len(images.files),
+            "name": samples.name,
+            "kind": samples.kind,
+            "sha256": samples.sha256,
+            "count": len(samples.files),
+            "unreadable": [str(each.path) for each in unreadable],
             "labelled": labels is not None,
             "classes": int(rows[0].predictions.scores.shape[1]),
         },

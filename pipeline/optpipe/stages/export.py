@@ -14,6 +14,7 @@ from optpipe.core.store import Entry, Store
 from optpipe.core.tensors import TensorSpec
 from optpipe.errors import GateError, StageError
 from optpipe.inputs.samples import Samples, row_batches, sample_inputs, samples_for
+from optpipe.inputs.tokens import SENTENCES
 from optpipe.stages.model import Model
 from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR, output_error, same_rows
 
@@ -28,6 +29,7 @@ NEWEST_IR = 13
 """The newest that ONNX Runtime 1.31 reads; onnx 1.23 writes 14, and no operator here needs it."""
 ONNX = "model.onnx"
 CARD = "card.json"
+TOKENIZER = "tokenizer.json"
 REFERENCE = "reference.npz"
 
 
@@ -44,6 +46,8 @@ def exported_model(model: Model, store: Store, listener: Listener) -> tuple[Entr
         simplified = simplify(target)
         card = replace(loaded.card, outputs=_outputs(target))
         _write_card(directory / CARD, card)
+        if loaded.tokenizer is not None:
+            (directory / TOKENIZER).write_text(loaded.tokenizer, encoding="utf-8")
         return {"name": card.name, "source": card.source, "weights": loaded.weights.to_dict(), "simplified": simplified}
 
     return store.produce("model", _recipe(model), make, listener=listener)
@@ -181,7 +185,7 @@ def reference(model: Model, entry: Entry, images: Path | None, store: Store, lis
     raises `GateError`.
     """
     card = card_from_file(entry.file(CARD))
-    samples = samples_for(card, images)
+    samples = samples_for(card, images, entry.file(TOKENIZER) if card.tokenization else None)
     recipe = {"revision": REVISION, "model": entry.id, "samples": samples.sha256}
 
     def make(directory: Path) -> Mapping[str, Any]:
@@ -207,7 +211,8 @@ def reference(model: Model, entry: Entry, images: Path | None, store: Store, lis
 
 
 def _samples_record(samples: Samples) -> dict[str, Any]:
-    return {"kind": samples.kind, "count": len(samples.files), "sha256": samples.sha256}
+    count = len(SENTENCES) if samples.kind == "texts" else len(samples.files)
+    return {"kind": samples.kind, "count": count, "sha256": samples.sha256}
 
 
 def torch_outputs(module: Any, card: ModelCard, inputs: Mapping[str, "np.ndarray"]) -> dict[str, "np.ndarray"]:

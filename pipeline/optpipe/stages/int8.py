@@ -6,16 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from optpipe.calibrators.methods import METHODS
 from optpipe.core.calibration import CalibrationTable, is_table, table_from_file
-from optpipe.core.card import card_from_file
 from optpipe.core.environment import gpus, package_version
 from optpipe.core.events import Listener
 from optpipe.core.hashing import value_sha256
 from optpipe.core.quiet import output_to
 from optpipe.core.store import Entry, Store
 from optpipe.errors import BadInputError
-from optpipe.inputs.image_set import image_subset
+from optpipe.inputs.sample_set import subset
 from optpipe.stages.calibrate import calibrated, calibration_data, quantized_graph, tables_of
-from optpipe.stages.export import CARD, ONNX
+from optpipe.stages.export import ONNX
 from optpipe.stages.sensitivity import compared_methods
 
 if TYPE_CHECKING:
@@ -46,11 +45,10 @@ def int8_graph(
     target = target_of(device)
     if calibration is not None and is_table(calibration):
         return graph_from_table(model, table_from_file(calibration), target, (), store, listener)
-    card = card_from_file(model.file(CARD))
-    data = calibration_data(card, calibration, None, 0, listener)
+    data = calibration_data(model, calibration, None, 0, listener)
     entry, _ = calibrated(model, data, tuple(METHODS), (target,), calibration_device(), store, listener)
     tables = tables_of(entry)
-    compared, _ = compared_methods(model, tables, image_subset(data.images, CHOSEN_ON), target, store, listener)
+    compared, _ = compared_methods(model, tables, subset(data.samples, CHOSEN_ON), target, store, listener)
     best = tables[compared.info["best"]]
     return graph_from_table(model, best, target, (entry.id, compared.id), store, listener)
 

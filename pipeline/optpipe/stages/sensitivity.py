@@ -18,10 +18,11 @@ from optpipe.core.events import Listener
 from optpipe.core.hashing import value_sha256
 from optpipe.core.store import Entry, Store
 from optpipe.errors import BadInputError
-from optpipe.inputs.image_set import ImageSet, image_subset
-from optpipe.stages.calibrate import fitting_batch, image_batches, quantized_graph
+from optpipe.inputs.sample_set import SampleSet, subset
+from optpipe.stages.calibrate import quantized_graph
 from optpipe.stages.evaluate import BATCH, Predictions, label_indices, predictions
 from optpipe.stages.export import CARD, ONNX
+from optpipe.stages.task_data import fitting_batch, input_batches
 from optpipe.stats.paired import difference_interval
 
 if TYPE_CHECKING:
@@ -38,10 +39,11 @@ EXACT_DB = 200.0
 
 @dataclass(frozen=True, eq=False)
 class Judge:
-    """The FP32 graph's answers on some images, which quantized graphs are held against."""
+    """The FP32 graph's answers on some samples, which quantized graphs are held against."""
 
+    model: Entry
     card: ModelCard
-    images: ImageSet
+    samples: SampleSet
     reference: Predictions
     labels: "NDArray[np.int64] | None"
 
@@ -50,7 +52,7 @@ class Judge:
 
         The drop is None where the reference gives every image the same class: then neither would prove anything.
         """
-        found = predictions(_scores(graph, self.card, self.images))
+        found = predictions(_scores(graph, self.model, self.card, self.samples))
         error = float(np.sum((found.scores.astype(np.float64) - self.reference.scores) ** 2))
         power = float(np.sum(self.reference.scores.astype(np.float64) ** 2))
         snr = EXACT_DB if error == 0 else 10 * math.log10(max(power, 1e-300) / error)
@@ -63,35 +65,36 @@ class Judge:
         return record
 
 
-def judge(model: Entry, images: ImageSet) -> Judge:
-    """Runs the FP32 graph over `images`."""
+def judge(model: Entry, samples: SampleSet) -> Judge:
+    """Runs the FP32 graph over `samples`."""
     import onnx
 
     card = card_from_file(model.file(CARD))
-    reference = predictions(_scores(onnx.load(model.file(ONNX)), card, images))
-    return Judge(card, images, reference, label_indices(images, card, reference.scores.shape[1]))
+    reference = predictions(_scores(onnx.load(model.file(ONNX)), model, card, samples))
+    return Judge(model, card, samples, reference, label_indices(samples, card, reference.scores.shape[1]))
 
 
-def _scores(graph: Any, card: ModelCard, images: ImageSet) -> "NDArray[Any]":
+def _scores(graph: Any, model: Entry, card: ModelCard, samples: SampleSet) -> "NDArray[Any]":
     from optpipe.calibrators.collect import model_session
 
     session = model_session(graph)
     name = card.outputs[0].name
-    parts = [session.run([name], batch)[0] for batch in image_batches(card, images, fitting_batch(card, BATCH))]
-    scores = np.concatenate(parts)[: len(images.files)]
+    size = fitting_batch(card, BATCH)
+    parts = [session.run([name], batch)[0] for batch in input_batches(model, card, samples, size)]
+    scores = np.concatenate(parts)[: len(samples.files)]
     return scores.reshape(len(scores), -1)
 
 
 def compared_methods(
     model: Entry,
     tables: Mapping[str, CalibrationTable],
-    images: ImageSet,
+    samples: SampleSet,
     target: "Target",
     store: Store,
     listener: Listener,
 ) -> tuple[Entry, bool]:
     """The store entry `methods`: what the INT8 graph of every table does to the outputs on at most RANKED_ON images."""
-    few = image_subset(images, RANKED_ON)
+    few = subset(samples, RANKED_ON)
     recipe = _recipe(model, few, target) | {
         "tables": {method: value_sha256(table.to_json()) for method, table in tables.items()}
     }
@@ -111,10 +114,10 @@ def compared_methods(
 
 
 def sensitivity(
-    model: Entry, table: CalibrationTable, images: ImageSet, target: "Target", store: Store, listener: Listener
+    model: Entry, table: CalibrationTable, samples: SampleSet, target: "Target", store: Store, listener: Listener
 ) -> tuple[Entry, bool]:
     """The store entry `sensitivity`: every INT8 layer quantized alone, the costliest first, with its multiply-adds."""
-    few = image_subset(images, RANKED_ON)
+    few = subset(samples, RANKED_ON)
     recipe = _recipe(model, few, target) | {"table": value_sha256(replace(table, keep=()).to_json())}
 
     def make(_: object) -> Mapping[str, Any]:
@@ -141,7 +144,7 @@ def spared(
     model: Entry,
     table: CalibrationTable,
     ranking: Sequence[Mapping[str, Any]],
-    images: ImageSet,
+    samples: SampleSet,
     budget: float,
     target: "Target",
     store: Store,
@@ -151,7 +154,7 @@ def spared(
 
     Raises BadInputError where no drop can be measured: the model gives every image the same class.
     """
-    recipe = _recipe(model, images, target) | {
+    recipe = _recipe(model, samples, target) | {
         "table": value_sha256(replace(table, keep=()).to_json()),
         "ranking": [row["layer"] for row in ranking],
         "budget": budget,
@@ -160,7 +163,7 @@ def spared(
     def make(_: object) -> Mapping[str, Any]:
         import onnx
 
-        graph, against = onnx.load(model.file(ONNX)), judge(model, images)
+        graph, against = onnx.load(model.file(ONNX)), judge(model, samples)
         macs = layer_macs(graph, against.card)
         order = [str(row["layer"]) for row in ranking]
         tried: dict[int, dict[str, Any]] = {}
@@ -179,7 +182,7 @@ def spared(
         chosen = min((k for k, found in tried.items() if found["drop"] <= budget), default=len(order))
         return {
             "budget": budget,
-            "images": len(images.files),
+            "images": len(samples.files),
             "metric": "agreement" if against.labels is None else "top1",
             "keep": order[:chosen],
             "layers": len(order),
@@ -218,11 +221,11 @@ def layer_macs(graph: Any, card: ModelCard) -> dict[str, int]:
     return {name: macs for name, macs in found.items() if macs}
 
 
-def _recipe(model: Entry, images: ImageSet, target: "Target") -> dict[str, Any]:
+def _recipe(model: Entry, samples: SampleSet, target: "Target") -> dict[str, Any]:
     return {
         "revision": REVISION,
         "model": model.id,
-        "set": images.sha256,
+        "set": samples.sha256,
         "target": target,
         "onnxruntime": package_version("onnxruntime-gpu"),
     }

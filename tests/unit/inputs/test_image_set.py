@@ -8,12 +8,8 @@ from PIL import Image
 from optpipe.core.shipped import shipped
 from optpipe.core.transform import Decode, Pack, Transform
 from optpipe.errors import BadInputError
-from optpipe.inputs.image_set import (
-    image_set,
-    image_set_from_manifest,
-    refuse_other_model,
-    refuse_overlap,
-)
+from optpipe.inputs.image_set import ImageSet, image_set
+from optpipe.inputs.sample_set import refuse_other_model, refuse_overlap
 
 DIGITS = shipped("calibration") / "digits"
 
@@ -51,7 +47,7 @@ def test_a_manifest_survives_writing_and_notices_changes(folder) -> None:
     found, _ = image_set(folder, 8)
     path = folder.parent / "set.json"
     path.write_text(json.dumps(found.to_dict(folder.parent)))
-    assert image_set_from_manifest(path).sha256 == found.sha256
+    assert ImageSet.from_manifest(path).sha256 == found.sha256
     (found.paths[0]).write_bytes(found.paths[1].read_bytes())
     with pytest.raises(BadInputError, match=r"has changed; draw the set again"):
         image_set(path)
@@ -105,12 +101,12 @@ def test_what_is_no_manifest(tmp_path, text) -> None:
 def test_a_set_for_another_model_or_preprocessing_is_refused(folder) -> None:
     transform = Transform((Decode(), Pack(dtype="uint8")))
     found, _ = image_set(folder, 8)
-    refuse_other_model(found, "resnet50", transform)
+    refuse_other_model(found, "resnet50", transform.hash)
     value = {**found.to_dict(folder.parent), "model": "digits"}
     (folder.parent / "a.json").write_text(json.dumps(value))
     with pytest.raises(BadInputError, match="drawn for model digits, not for resnet50"):
-        refuse_other_model(image_set_from_manifest(folder.parent / "a.json"), "resnet50", transform)
+        refuse_other_model(ImageSet.from_manifest(folder.parent / "a.json"), "resnet50", transform.hash)
     value = {**found.to_dict(folder.parent), "transform_sha256": "0" * 64}
     (folder.parent / "b.json").write_text(json.dumps(value))
     with pytest.raises(BadInputError, match="drawn for another preprocessing"):
-        refuse_other_model(image_set_from_manifest(folder.parent / "b.json"), "resnet50", transform)
+        refuse_other_model(ImageSet.from_manifest(folder.parent / "b.json"), "resnet50", transform.hash)

@@ -4,7 +4,8 @@ import pytest
 
 from optpipe.core.card import ModelCard, Task
 from optpipe.errors import BadInputError
-from optpipe.inputs.image_set import ImageSet, SetFile
+from optpipe.inputs.image_set import ImageSet
+from optpipe.inputs.sample_set import SetFile
 from optpipe.stages.evaluate import Evaluated, label_indices, predictions, result_rows, write_predictions
 
 RNG = np.random.default_rng(0)

@@ -1,0 +1,144 @@
+"""What sets of images and of texts have in common: hashes, labels, a seeded draw, and a manifest.
+
+The format is in `calibration/README.md`.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Self, TypeVar
+
+import numpy as np
+
+from optpipe.core.hashing import text_sha256
+from optpipe.errors import BadInputError
+
+MAX_UNREADABLE_SHARE = 0.05
+FEW = 500
+
+
+@dataclass(frozen=True, slots=True)
+class SetFile:
+    """One sample; `path` is a picture's path relative to the set's root, or a text's line number in it."""
+
+    path: str
+    sha256: str
+    label: str | None = None
+
+
+@dataclass(frozen=True)
+class SampleSet:
+    """Samples in `root`, drawn with `seed`; `model` and `transform_sha256` say what they were drawn for, if anything."""
+
+    format: ClassVar[str]
+    kind: ClassVar[str]
+    """What its samples are called, in the plural."""
+
+    name: str
+    root: Path
+    seed: int
+    files: tuple[SetFile, ...]
+    labels: tuple[str, ...] = ()
+    model: str | None = None
+    transform_sha256: str | None = None
+
+    @property
+    def sha256(self) -> str:
+        """One hash that names the whole set: over every sample's hash and path, in order."""
+        return text_sha256("".join(f"{each.sha256}  {each.path}\n" for each in self.files))
+
+    def to_dict(self, beside: Path) -> dict[str, Any]:
+        """The manifest, as written into the folder `beside`."""
+        root = self.root.resolve()
+        inside = root.is_relative_to(beside.resolve())
+        head = {
+            "format": self.format,
+            "name": self.name,
+            "root": root.relative_to(beside.resolve()).as_posix() if inside else str(root),
+            "seed": self.seed,
+            "count": len(self.files),
+            "labels": list(self.labels),
+            "model": self.model,
+            "transform_sha256": self.transform_sha256,
+            "sha256": self.sha256,
+        }
+        files = [{"path": each.path, "label": each.label, "sha256": each.sha256} for each in self.files]
+        return {**{key: value for key, value in head.items() if value not in (None, [])}, "files": files}
+
+    @classmethod
+    def from_manifest(cls, path: Path) -> Self:
+        """Reads a manifest. Raises BadInputError where it is no set of this kind or its own hash does not hold."""
+        try:
+            value: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            files = tuple(SetFile(each["path"], each["sha256"], each.get("label")) for each in value["files"])
+            found = cls(
+                name=str(value["name"]),
+                root=path.parent / value["root"],
+                seed=int(value["seed"]),
+                files=files,
+                labels=tuple(value.get("labels", ())),
+                model=value.get("model"),
+                transform_sha256=value.get("transform_sha256"),
+            )
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            what = cls.format.partition(".")[2].partition("/")[0]
+            message = f"{path} is not a readable {what} manifest ({type(error).__name__}); calibration/README.md has the format"
+            raise BadInputError(message) from error
+        if value.get("format") != cls.format or value.get("sha256") != found.sha256:
+            message = f"{path}: its list of files was changed, or it is not in the format {cls.format}; draw it again"
+            raise BadInputError(message)
+        return found
+
+
+AnySet = TypeVar("AnySet", bound=SampleSet)
+
+
+def subset(whole: AnySet, count: int, seed: int = 0) -> AnySet:
+    """A stratified sample of `count` out of a set, in the set's order; the set itself where it is no larger."""
+    if count >= len(whole.files):
+        return whole
+    chosen = stratified([each.label for each in whole.files], count, seed)[:count]
+    return replace(
+        whole, name=f"{whole.name}/{count}", seed=seed, files=tuple(whole.files[index] for index in sorted(chosen))
+    )
+
+
+def stratified(labels: Sequence[str | None], count: int, seed: int) -> list[int]:
+    """All indices in an order whose first `count`, and every other prefix, hold the labels in nearly their own shares."""
+    rng = np.random.default_rng(seed)
+    groups: dict[str | None, list[int]] = {}
+    for index, label in enumerate(labels):
+        groups.setdefault(label, []).append(index)
+    ranked: list[tuple[float, float, int]] = []
+    for _, members in sorted(groups.items(), key=lambda item: str(item[0])):
+        shuffled = rng.permutation(members)
+        ties = rng.random(len(shuffled))
+        ranked += [
+            ((rank + 0.5) / len(shuffled), float(tie), int(index))
+            for rank, (index, tie) in enumerate(zip(shuffled, ties, strict=True))
+        ]
+    return [index for _, _, index in sorted(ranked)] if count < len(labels) else list(range(len(labels)))
+
+
+def refuse_overlap(calibration: SampleSet, validation: SampleSet) -> None:
+    """Raises BadInputError where a sample is in both sets, by content: accuracy on it would prove nothing."""
+    judged = {each.sha256 for each in validation.files}
+    shared = [each.path for each in calibration.files if each.sha256 in judged]
+    if shared:
+        message = (
+            f"{len(shared)} of {len(calibration.files)} calibration {calibration.kind} are also in the validation set"
+            f" {validation.name} (such as {shared[0]})\ngive others, without them"
+        )
+        raise BadInputError(message)
+
+
+def refuse_other_model(found: SampleSet, model: str, preprocessing_sha256: str | None) -> None:
+    """Raises BadInputError where the set was drawn for another model or preprocessing."""
+    kind = type(found).__name__.replace("Set", " set").lower()
+    if found.model is not None and found.model != model:
+        message = f"{kind} {found.name} was drawn for model {found.model}, not for {model}; give {found.root} itself"
+        raise BadInputError(message)
+    if found.transform_sha256 is not None and found.transform_sha256 != preprocessing_sha256:
+        message = f"{kind} {found.name} was drawn for another preprocessing than {model}'s; give {found.root} itself"
+        raise BadInputError(message)

@@ -1,0 +1,121 @@
+"""Text sets with provenance, out of JSON lines: `{"text": ..., "label": ...}`, one object per line."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from optpipe.core.hashing import text_sha256
+from optpipe.errors import BadInputError
+from optpipe.inputs.images import Unreadable, unreadable_text
+from optpipe.inputs.sample_set import MAX_UNREADABLE_SHARE, SampleSet, SetFile, stratified, subset
+
+
+@dataclass(frozen=True)
+class TextSet(SampleSet):
+    """Lines of the file `root`; `files[].path` is a line's number and `texts` holds what it says."""
+
+    format: ClassVar[str] = "optpipe.text-set/1"
+    kind: ClassVar[str] = "texts"
+
+    texts: Mapping[str, str] = field(default_factory=dict)
+
+
+def text_set(source: Path, count: int | None = None, seed: int = 0) -> tuple[TextSet, tuple[Unreadable, ...]]:
+    """The set that `source` names: a manifest, or `count` lines drawn out of a file of JSON lines; and the bad lines.
+
+    A sample has the labels in their own proportions. Raises BadInputError for a file without a usable line, or with more
+    than MAX_UNREADABLE_SHARE bad ones.
+    """
+    if _is_manifest(source):
+        whole = _with_texts(TextSet.from_manifest(source))
+        return (whole if count is None else subset(whole, count, seed)), ()
+    lines, bad = _lines(source)
+    allowed = max(1, MAX_UNREADABLE_SHARE * (len(lines) + len(bad)))
+    if not lines or len(bad) > allowed:
+        found = f"{len(bad)} of {len(lines) + len(bad)} lines cannot be used, 5 % are allowed" if bad else "is empty"
+        form = 'each line has to be {"text": "...", "label": "..."}; the label may be left out of all'
+        message = f"{source}: {found}\n{form}" + (f"; {unreadable_text(bad, 3)}" if bad else "")
+        raise BadInputError(message)
+    wanted = len(lines) if count is None else min(count, len(lines))
+    numbers = list(lines)
+    order = stratified([lines[number][1] for number in numbers], wanted, seed)[:wanted]
+    chosen = [numbers[index] for index in sorted(order)]
+    files = tuple(SetFile(str(number), text_sha256(lines[number][0]), lines[number][1]) for number in chosen)
+    labels = tuple(sorted({label for _, label in lines.values() if label is not None}))
+    texts = {str(number): lines[number][0] for number in chosen}
+    return TextSet(source.name, source, seed, files, labels, texts=texts), bad
+
+
+def _is_manifest(source: Path) -> bool:
+    if source.is_dir() or not source.exists():
+        what = "is a folder" if source.is_dir() else "no such file"
+        message = f"{source}: {what}; a text model takes a file of JSON lines"
+        raise BadInputError(message)
+    with source.open("rb") as file:
+        return TextSet.format.partition("/")[0].encode() in file.read(200)
+
+
+def _with_texts(found: TextSet) -> TextSet:
+    """`found` with its lines read again and held against their hashes."""
+    lines, _ = _lines(found.root)
+    texts = {}
+    for each in found.files:
+        text = lines[int(each.path)][0] if each.path.isdecimal() and int(each.path) in lines else None
+        if text is None or text_sha256(text) != each.sha256:
+            message = f"text set {found.name}: line {each.path} of {found.root} has changed; draw the set again"
+            raise BadInputError(message)
+        texts[each.path] = text
+    return TextSet(
+        found.name, found.root, found.seed, found.files, found.labels, found.model, found.transform_sha256, texts
+    )
+
+
+def _lines(source: Path) -> tuple[dict[int, tuple[str, str | None]], tuple[Unreadable, ...]]:
+    """Text and label by line number from 1, and the lines that hold none. Blank lines do not count.
+
+    Where any line has a label, those without one are bad.
+    """
+    lines: dict[int, tuple[str, str | None]] = {}
+    bad: dict[int, str] = {}
+    for number, raw in _raw_lines(source):
+        try:
+            lines[number] = _text_and_label(json.loads(raw))
+        except (ValueError, TypeError) as error:
+            bad[number] = _reason(error)
+    if any(label is not None for _, label in lines.values()):
+        unlabelled = [number for number, (_, label) in lines.items() if label is None]
+        bad |= dict.fromkeys(unlabelled, "no label, where others have one")
+        for number in unlabelled:
+            del lines[number]
+    return lines, tuple(Unreadable(Path(f"line {number}"), bad[number]) for number in sorted(bad))
+
+
+def _raw_lines(source: Path) -> Iterator[tuple[int, bytes]]:
+    try:
+        with source.open("rb") as file:
+            yield from ((number, raw) for number, raw in enumerate(file, 1) if raw.strip())
+    except OSError as error:
+        message = f"cannot read {source}: {error.strerror}"
+        raise BadInputError(message) from error
+
+
+def _text_and_label(value: Any) -> tuple[str, str | None]:
+    if not isinstance(value, dict) or not isinstance(value.get("text"), str):
+        message = 'no object with a "text"'
+        raise TypeError(message)
+    if not value["text"].strip():
+        message = "its text is empty"
+        raise ValueError(message)
+    label = value.get("label")
+    if label is not None and (isinstance(label, bool) or not isinstance(label, str | int)):
+        message = f"its label is neither a name nor a number: {json.dumps(label)[:40]}"
+        raise TypeError(message)
+    return value["text"], None if label is None else str(label)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return "not UTF-8"
+    return f"no JSON: {error.msg}" if isinstance(error, json.JSONDecodeError) else str(error)

@@ -1,0 +1,52 @@
+"""Text as token identifiers, by the tokenizer that is stored beside a model."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from optpipe.core.card import ModelCard
+
+SENTENCES = (
+    "Yes.",
+    "The plot is thin, but the two leads carry it.",
+    "I would not send this back to the shop: it does what the box says, and quietly.",
+    "Two hours in, nothing had happened that the trailer did not show.",
+    "Delivery took nine days; the support line answered at once and sent a second one free of charge.",
+    "What a mess",
+    "Neither the sound nor the picture is perfect, yet together they make the old recording feel close, almost present, "
+    "and after a while one stops listening for faults and simply listens.",
+    "12 screws, 3 of them bent. Manual in four languages, none of which explains step 7!",
+)
+"""What a text model's build is verified on: short and long, so that padding is part of it."""
+
+
+def token_rows(texts: Sequence[str], tokenizer: Path, max_length: int) -> tuple[list[list[int]], int]:
+    """The token identifiers of each text, special ones included, and how many texts were cut at `max_length`."""
+    from tokenizers import Tokenizer
+
+    loaded = Tokenizer.from_file(str(tokenizer))
+    loaded.no_padding()
+    loaded.enable_truncation(max_length)
+    encoded = loaded.encode_batch(list(texts))
+    return [each.ids for each in encoded], sum(bool(each.overflowing) for each in encoded)
+
+
+def longest(card: ModelCard) -> int:
+    """The most tokens that a text may have: what the tokenizer and the profile both allow."""
+    assert card.tokenization is not None
+    return min(card.tokenization.max_length, card.inputs[0].max[1])
+
+
+def padded(card: ModelCard, rows: list[list[int]]) -> dict[str, Any]:
+    """Rows of token identifiers as a text model's inputs: padded to the longest, or to the shortest length it takes."""
+    assert card.tokenization is not None
+    width = max(card.inputs[0].min[1], *(len(row) for row in rows))
+    ids = np.full((len(rows), width), card.tokenization.pad_id, np.int64)
+    mask = np.zeros((len(rows), width), np.int64)
+    for index, row in enumerate(rows):
+        ids[index, : len(row)] = row
+        mask[index, : len(row)] = 1
+    known = {"input_ids": ids, "attention_mask": mask}
+    return {each.name: known[each.name].astype(each.dtype) for each in card.inputs}

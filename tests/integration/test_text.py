@@ -1,0 +1,191 @@
+"""Text models from JSON lines: a tiny network trained here, calibrated, built and judged from the command line."""
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from optpipe.core.weights import WeightsRequest
+from optpipe.errors import BadInputError, ExitStatus
+from optpipe.sources.huggingface import HuggingFaceSource
+from optpipe.stages.task_data import require_task_data
+from tests.integration.conftest import Ran, optpipe
+
+transformers = pytest.importorskip("transformers", reason="needs transformers: uv sync --extra hf")
+
+Run = Callable[..., Ran]
+GOOD = ("fine", "bright", "clever", "warm", "superb", "moving")
+BAD = ("dull", "loud", "broken", "slow", "cheap", "cold")
+NOUNS = ("film", "phone", "soup", "book", "hotel", "song", "chair", "script")
+LABELS = ("negative", "neutral", "positive")
+
+
+def sentence(draw: random.Random) -> tuple[str, str]:
+    """A made-up review and its label: by the count of good and bad words, wrong in one of thirty."""
+    words, score = ["the", draw.choice(NOUNS), "was"], 0
+    for _ in range(draw.randint(1, 9)):
+        kind = draw.choice((GOOD, BAD, NOUNS))
+        words.append(draw.choice(kind))
+        score += (kind is GOOD) - (kind is BAD)
+    label = LABELS[1 + (score > 0) - (score < 0)]
+    return " ".join(words), label if draw.random() > 1 / 30 else draw.choice(LABELS)
+
+
+def lines(path: Path, count: int, seed: int, *, labelled: bool = True) -> Path:
+    draw = random.Random(seed)
+    rows = [dict(zip(("text", "label"), sentence(draw), strict=True)) for _ in range(count)]
+    rows = rows if labelled else [{"text": row["text"]} for row in rows]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def trained(folder: Path) -> None:
+    """A one-layer BERT with a word-level tokenizer, some seconds of training, saved as anyone would."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *sorted({"the", "was", *GOOD, *BAD, *NOUNS})]
+    vocabulary = {word: index for index, word in enumerate(words)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    ends = [("[CLS]", vocabulary["[CLS]"]), ("[SEP]", vocabulary["[SEP]"])]
+    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=len(words), hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64,
+        max_position_embeddings=32, num_labels=3, id2label=dict(enumerate(LABELS)), hidden_dropout_prob=0.0,
+    )  # fmt: skip
+    model = transformers.BertForSequenceClassification(config)
+    optimizer = torch.optim.AdamW(model.parameters(), 5e-3)
+    draw = random.Random(1)
+    for _ in range(120):
+        pairs = [sentence(draw) for _ in range(32)]
+        batch = fast([text for text, _ in pairs], padding=True, return_tensors="pt", return_token_type_ids=False)
+        loss = model(**batch, labels=torch.tensor([LABELS.index(label) for _, label in pairs])).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    model.eval().save_pretrained(folder)
+    fast.save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("text")
+    trained(place / "reviews")
+    lines(place / "train.jsonl", 520, seed=2)
+    lines(place / "validation.jsonl", 400, seed=3)
+    return place
+
+
+@pytest.fixture
+def run(folder: Path) -> Run:
+    """Commands share the folder's workspace: the model is exported once."""
+    return lambda *arguments: optpipe(*arguments, cwd=folder)
+
+
+def test_from_texts_to_int8_and_its_accuracy(run: Run, folder: Path) -> None:
+    model, train, validation = f"hf:{folder / 'reviews'}", folder / "train.jsonl", folder / "validation.jsonl"
+    calibrated = run("calibrate", model, "--data", str(train), "--sensitivity", "--target", "cpu", "--json")
+    assert calibrated.status == 0, calibrated.stderr
+    found = calibrated.document
+    assert found["set"]["kind"] == "texts"
+    assert found["set"]["count"] == 520
+    assert {each["method"] for each in found["tables"]} == {"max", "percentile", "entropy", "mse"}
+    assert found["sensitivity"]
+    assert all(set(row) >= {"layer", "snr_db", "drop"} for row in found["sensitivity"])
+    table = next(each["path"] for each in found["tables"] if each["method"] == found["best"])
+    built = run(
+        "build", model, "--precision", "fp32,int8", "--backend", "onnxruntime", "--calibration", table, "--json"
+    )
+    assert built.status == 0, built.stderr
+    assert {each["precision"] for each in built.document["artifacts"]} == {"fp32", "int8"}
+    judged = run("evaluate", model, "--data", str(validation), "--accuracy-budget", "10%")
+    assert judged.status == 0, judged.stderr
+    assert "400 texts of validation.jsonl" in judged.stdout
+    assert "macro F1" in judged.stdout
+    record = next((folder / ".optpipe" / "runs").glob("evaluate-*"))
+    document = json.loads((record / "evaluate.json").read_text())
+    source, *rows = document["results"]
+    assert source["precision"] == "source"
+    assert 0.8 < source["top1"] < 1
+    assert document["dataset"]["labelled"]
+    assert {row["precision"] for row in rows} == {"fp32", "int8"}
+    for row in rows:
+        assert row["macro_f1_drop_ci"][0] <= row["macro_f1_drop"] <= row["macro_f1_drop_ci"][1]
+        assert row["verdict"] == "PASS"
+    answers = pl.read_parquet(record / "predictions.parquet")
+    assert answers["path"].to_list()[:2] == ["1", "2"]
+    assert answers["label"].n_unique() == 3
+
+
+def test_a_set_is_drawn_once_and_taken_again(run: Run, folder: Path, tmp_path: Path) -> None:
+    model = f"hf:{folder / 'reviews'}"
+    drawn = run("calibrate", model, "--data", str(folder / "train.jsonl"), "--count", "60", "--method", "max",
+                "--output", str(tmp_path / "drawn"), "--json")  # fmt: skip
+    assert drawn.status == 0, drawn.stderr
+    again = run("calibrate", model, "--data", str(tmp_path / "drawn" / "set.json"), "--method", "max", "--json")
+    assert again.status == 0, again.stderr
+    assert again.document["set"]["sha256"] == drawn.document["set"]["sha256"]
+    changed = (folder / "train.jsonl").read_text().replace("the film was", "the hotel was")
+    value = json.loads((tmp_path / "drawn" / "set.json").read_text())
+    (tmp_path / "other.jsonl").write_text(changed)
+    (tmp_path / "set.json").write_text(json.dumps(value | {"root": "other.jsonl"}))
+    refused = run("calibrate", model, "--data", str(tmp_path / "set.json"), "--json")
+    assert refused.status == ExitStatus.BAD_INPUT
+    assert "has changed; draw the set again" in refused.stderr
+
+
+def test_bad_lines_are_named_counted_and_limited(run: Run, folder: Path, tmp_path: Path) -> None:
+    model = f"hf:{folder / 'reviews'}"
+    rows = (folder / "train.jsonl").read_text().splitlines()[:60]
+    rows[4], rows[9] = '{"text": 3}', "no JSON"
+    (tmp_path / "few.jsonl").write_text("\n".join(rows))
+    some = run("calibrate", model, "--data", str(tmp_path / "few.jsonl"), "--method", "max", "--json")
+    assert some.status == 0, some.stderr
+    assert some.document["set"]["count"] == 58
+    assert some.document["set"]["unreadable"] == ["line 5", "line 10"]
+    assert 'line 5 (no object with a "text"), line 10 (no JSON' in " ".join(some.stderr.split())
+    rows[20:24] = ["[]", '{"text": " "}', '{"text": "a", "label": [1]}', '{"text": "unlabelled"}']
+    (tmp_path / "many.jsonl").write_text("\n".join(rows))
+    many = run("calibrate", model, "--data", str(tmp_path / "many.jsonl"), "--json")
+    assert many.status == ExitStatus.BAD_INPUT
+    assert "6 of 60 lines cannot be used, 5 % are allowed" in many.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (b"\xff\xfe{}", "1 of 1 lines cannot be used"),
+        (b"text,label\nfine,positive\n", "2 of 2 lines cannot be used"),
+    ],
+)
+def test_files_that_are_no_json_lines(run: Run, folder: Path, tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "bad.jsonl").write_bytes(content)
+    found = run("calibrate", f"hf:{folder / 'reviews'}", "--data", str(tmp_path / "bad.jsonl"), "--json")
+    assert found.status == ExitStatus.BAD_INPUT
+    assert message in found.stderr
+    assert "Traceback" not in found.stderr
+
+
+def test_what_does_not_belong_together_is_said(run: Run, folder: Path) -> None:
+    model = f"hf:{folder / 'reviews'}"
+    images = run("calibrate", model, "--data", str(folder), "--json")
+    assert "is a folder; a text model takes a file of JSON lines" in images.stderr
+    none = run("calibrate", model, "--json")
+    assert none.status == ExitStatus.BAD_INPUT
+    assert "give a file of JSON lines" in none.stderr
+
+
+def test_a_folder_without_vocabulary_has_no_tokenizer(folder: Path, tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((folder / "reviews" / name).read_bytes())
+    loaded = HuggingFaceSource(str(tmp_path)).load(WeightsRequest("default"))
+    assert loaded.tokenizer is None  # transformers itself makes one of five words up
+    with pytest.raises(BadInputError, match="has no tokenizer"):
+        require_task_data(loaded.card)

@@ -10,6 +10,7 @@ profile as it wrote it (.json.gz), the clock's anchors and the graph's node name
 import gzip
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -49,6 +50,18 @@ with torch.cuda.stream(torch.cuda.Stream()):
             anchors.append([before, entered, leaving, time.time_ns()])
     started, profile = session.end_profiling()
 target.with_suffix(".json").write_text(json.dumps({"anchors": anchors, "started_ns": started, "profile": str(profile)}))
+"""
+TABLES = """
+import torch
+torch.cuda.nvtx.range_push("optpipe.capture")
+def busy():
+    one = torch.randn(2048, 2048, device="cuda")
+    for _ in range(300):
+        one = (one @ one).clamp(-1, 1)
+    torch.cuda.synchronize()
+    return sum(range(20_000_000))
+busy()
+torch.cuda.nvtx.range_pop()
 """
 MODELS = {"resnet50": ("resnet50", "--weights", "random", "--batch", "1:8:64"), "digits": ("digits",)}
 BEGAN = time.monotonic()
@@ -149,6 +162,46 @@ def probe(name: str, arguments: tuple[str, ...], work: Path, out: Path) -> None:
             _say(json.loads(judged.stdout)["tensor_cores"])
 
 
+def tables_on_request(work: Path, out: Path) -> None:
+    """Which tables memory use, GPU metrics and Python sampling fill in this version's export: schema and first rows."""
+    python, asked = sys.executable, work / "asked"
+    step(
+        "tables on request",
+        ["nsys", "profile", "-o", str(asked), "--force-overwrite", "true", "-t", "nvtx,cuda", "--sample", "none", "--cpuctxsw", "none",
+         "--cuda-memory-usage", "true", "--gpu-metrics-devices", "all", "--gpu-metrics-frequency", "1000", "--python-sampling", "true",
+         "--python-sampling-frequency", "1000", python, "-c", TABLES],
+    )  # fmt: skip
+    if not asked.with_suffix(".nsys-rep").is_file():  # perhaps the metrics were refused
+        step(
+            "tables without metrics",
+            ["nsys", "profile", "-o", str(asked), "--force-overwrite", "true", "-t", "nvtx,cuda", "--sample", "none",
+             "--cuda-memory-usage", "true", "--python-sampling", "true", python, "-c", TABLES],
+        )  # fmt: skip
+    step("tables export", ["nsys", "export", "--type", "sqlite", "--force-overwrite", "true", "-o", str(asked.with_suffix(".sqlite")),
+                           str(asked.with_suffix(".nsys-rep"))])  # fmt: skip
+    if asked.with_suffix(".sqlite").is_file():
+        (out / "tables.json").write_text(json.dumps(_tables(asked.with_suffix(".sqlite")), indent=1))
+
+
+def _tables(export: Path) -> dict:
+    """Schema and count of each table; rows only of those asked for, without any string of this machine."""
+    import sqlite3
+
+    shown = re.compile("METRIC|MEMORY|MEM_|SAMPL|CALLCHAIN|PYTHON|ENUM_(CUDA_DEV_MEM|SAMPL|STACK)")
+    connection = sqlite3.connect(export)
+    found = {}
+    for name, schema in connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall():
+        count = connection.execute(f"SELECT COUNT(*) FROM {name}").fetchone()[0]
+        rows = connection.execute(f"SELECT * FROM {name} LIMIT 40").fetchall() if shown.search(name.upper()) else []
+        found[name] = {"schema": schema, "count": count, "rows": [[str(value) for value in row] for row in rows]}
+    ids = {int(v) for t in found.values() for row in t["rows"] for v in row if v.isdigit() and int(v) < 10_000_000}
+    strings = [
+        row for row in connection.execute("SELECT id, value FROM StringIds") if row[0] in ids and len(row[1]) < 80
+    ]
+    found["strings"] = {"rows": [[str(key), text] for key, text in strings if "=" not in text]}
+    return found
+
+
 def _nodes(path: Path) -> list[list[str]]:
     import onnx
 
@@ -180,6 +233,7 @@ def main() -> None:
     try:
         for name in ("digits", "resnet50"):
             probe(name, MODELS[name], work, out)
+        tables_on_request(work, out)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     for path in sorted(out.iterdir()):

@@ -25,6 +25,7 @@ def profile_text(document: Mapping[str, Any], short_name: Any) -> RenderableType
         *_ranges(document["ranges"]),
         *_tensor_cores(document["tensor_cores"]),
         *_roofline(document["roofline"]),
+        *_counters(document["roofline"].get("ncu") or [], short_name),
         *_quality(document),
     ]
     return Group(*parts)
@@ -215,6 +216,29 @@ def _roofline(found: Mapping[str, Any]) -> list[RenderableType]:
             table.add_row(_name(row["name"]), *durations, f"{row['intensity']:.1f}", row["quadrant"] or "")
         lines.append(table)
     return lines
+
+
+def _counters(rows: Sequence[Mapping[str, Any]], short_name: Any) -> list[RenderableType]:
+    if not rows:
+        return []
+    table = _table(
+        "counted by ncu, mean of a launch",
+        right=("launches", "time", "DRAM", "DRAM rate", "of its peak", "cycles", "compute"),
+        left=(),
+    )
+    for row in rows:
+        share = row.get("memory_peak_share")
+        table.add_row(
+            _name(short_name(row["name"])),
+            str(row["launches"]),
+            duration_text(row["duration_ns"]) if "duration_ns" in row else "",
+            bytes_text(row["dram_bytes"]) if "dram_bytes" in row else "",
+            f"{bytes_text(row['dram_bytes_per_s'])}/s" if row.get("dram_bytes_per_s") else "",
+            f"{share:.0%}" if share is not None else "",
+            f"{row['cycles']:,.0f}" if "cycles" in row else "",
+            f"{row['compute_peak_percent']:.0f} %" if "compute_peak_percent" in row else "",
+        )
+    return [table]
 
 
 def _quality(document: Mapping[str, Any]) -> list[RenderableType]:

@@ -25,7 +25,7 @@ from optpipe.trace.capture import CaptureOptions, Recorded, exported, record
 from optpipe.trace.files import trace_from_folder, write_trace
 from optpipe.trace.frames import Trace
 from optpipe.trace.importer import nsys_path
-from optpipe.trace.ncu import counters
+from optpipe.trace.ncu import against_peaks, counters
 from optpipe.trace.ort_nodes import Anchor, NodeRun, layer_times, source_names, with_node_ranges
 from optpipe.trace.peaks import Peaks
 from optpipe.trace.read import trace_from_sqlite
@@ -253,9 +253,25 @@ def _profiled(job: _Job, plan: ProfilePlan, run: OpenRun, store: Store, listener
             facts = {"name": name, "kind": job.kind, **_facts(job), "recording": recording}
             document = {**facts, **document_from_profile(profile)}
             if plan.ncu and job.kind == "inference" and job.on_gpu:
-                document["ncu"] = counters(_program(scratch / "job.json"), scratch, document["kernels"], listener)
+                _count(scratch, document, listener)
             documents.append(document)
     return documents
+
+
+def _count(scratch: Path, document: dict[str, Any], listener: Listener) -> None:
+    """Puts ncu's counters for one iteration beside the roofline, whose peaks they are held against."""
+    once = {
+        **json.loads((scratch / "job.json").read_text(encoding="utf-8")),
+        "iterations": 1,
+        "layers": False,
+        "peaks": False,
+    }
+    once |= {"result": str(scratch / "ncu.json"), "log": str(scratch / "ncu.log"), "torch_trace": None}
+    (scratch / "ncu-job.json").write_text(json.dumps(once), encoding="utf-8")
+    rows = counters(_program(scratch / "ncu-job.json"), document["kernels"], listener)
+    if "withheld" not in document["roofline"]:
+        rows = against_peaks(rows, document["roofline"]["peaks"]["bytes_per_s"])
+    document["roofline"]["ncu"] = rows
 
 
 def _facts(job: _Job) -> dict[str, Any]:

@@ -44,7 +44,9 @@ def layers_of(
     for ONNX Runtime on a GPU. torch's layers are ranges in the recording itself.
     """
     backend, on_gpu = job["backend"], job["device"] == "cuda"
-    if backend == "onnxruntime" and on_gpu:
+    if not job.get("layers", True):
+        yield Layers()
+    elif backend == "onnxruntime" and on_gpu:
         yield from _nodes_on_gpu(entry, inputs, job)
     elif backend == "onnxruntime":
         layers = Layers()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.core.events import Listener
+from optpipe.trace.projection import MEASURED_RANGE
 
 _METRICS = {
     "dram__bytes.sum": "dram_bytes",
@@ -19,13 +20,15 @@ _METRICS = {
     "dram__throughput.avg.pct_of_peak_sustained_elapsed": "dram_peak_percent",
 }
 _TOP = 5
+_MOST_LAUNCHES = 150
 _TIMEOUT_S = 600
 
 
-def counters(
-    program: Sequence[str], directory: Path, kernels: Sequence[Mapping[str, Any]], listener: Listener
-) -> list[dict[str, Any]]:
-    """Runs `program` once more under ncu for the first kernels of `kernels`; empty, with a warning, where that cannot be."""
+def counters(program: Sequence[str], kernels: Sequence[Mapping[str, Any]], listener: Listener) -> list[dict[str, Any]]:
+    """Runs `program` once more under ncu for the first kernels of `kernels`; empty, with a warning, where that cannot be.
+
+    Only launches inside the measured range count: the search for algorithms and the warm-up launch others.
+    """
     ncu = shutil.which("ncu") or next(
         (str(path) for path in sorted(Path("/opt/nvidia/nsight-compute").glob("*/ncu"))), None
     )
@@ -35,18 +38,12 @@ def counters(
     names = {_base_name(str(row["name"])) for row in kernels[:_TOP]}
     pattern = "|".join(re.escape(name) for name in sorted(names))
     command = [ncu, "--csv", "--page", "raw", "--print-units", "base", "--metrics", ",".join(_METRICS)]
-    command += [
-        "--kernel-name",
-        f"regex:^({pattern})$",
-        "--launch-count",
-        str(4 * _TOP),
-        "--target-processes",
-        "all",
-        *program,
-    ]
+    command += ["--kernel-name", f"regex:^({pattern})$", "--launch-count", str(_MOST_LAUNCHES)]
+    # A push/pop range is named with a slash behind it (Nsight Compute CLI, NVTX filtering).
+    command += ["--nvtx", "--nvtx-include", f"{MEASURED_RANGE}/", "--target-processes", "all", *program]
     try:
         finished = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, cwd=directory, check=False
+            command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         listener.warn(f"ncu did not finish: {error}")
@@ -56,7 +53,8 @@ def counters(
         return []
     rows = rows_from_csv(finished.stdout)
     if not rows:
-        listener.warn(f"ncu counted nothing: {(finished.stderr or finished.stdout).strip()[-200:]}")
+        said = " ".join((finished.stderr.strip() or finished.stdout.strip())[-200:].split())
+        listener.warn(f"ncu counted nothing: {said}")
     return rows
 
 
@@ -74,10 +72,20 @@ def rows_from_csv(text: str) -> list[dict[str, Any]]:
         }
         if name and values:
             by_name.setdefault(name, []).append(values)
-    return [
+    rows = [
         {"name": name, "launches": len(launches), **{field: _mean(launches, field) for field in launches[0]}}
         for name, launches in by_name.items()
     ]
+    return sorted(rows, key=lambda row: -row["launches"] * row.get("duration_ns", 0.0))
+
+
+def against_peaks(rows: Sequence[Mapping[str, Any]], bytes_per_s: float) -> list[dict[str, Any]]:
+    """`rows` with the rate of each kernel's DRAM traffic, and its share of the memory's peak as the roofline has it."""
+    found = []
+    for row in rows:
+        rate = row["dram_bytes"] / row["duration_ns"] * 1e9 if row.get("duration_ns") and "dram_bytes" in row else None
+        found.append({**row, "dram_bytes_per_s": rate, "memory_peak_share": rate / bytes_per_s if rate else None})
+    return found
 
 
 def _mean(launches: Sequence[Mapping[str, float]], field: str) -> float:

@@ -110,8 +110,6 @@ class Roofline:
     ineligible: Mapping[str, str]
     edge_bytes: int = 0
     """What no fusion can save: the model's inputs, weights and outputs."""
-    dram: Mapping[str, Any] | None = None
-    """What `ncu` counted, where it may."""
 
     def document(self) -> dict[str, Any]:
         """The JSON form, the layers furthest above their bound first."""
@@ -130,7 +128,7 @@ class Roofline:
             "layers": [_layer_document(each, self.peaks) for each in self.layers],
             "ineligible": dict(self.ineligible),
             "edge_bytes": self.edge_bytes,
-            "ncu": dict(self.dram) if self.dram else None,
+            "ncu": [],
         }  # fmt: skip
 
 

@@ -39,6 +39,24 @@ def test_names_with_brackets_are_no_markup(tmp_path: Path) -> None:
     assert "[bold]layer[/bold]" in _text(profile_text(document_from_profile(profile_from_trace(trace)), short_name))
 
 
+def test_what_ncu_counted_stands_below_the_roofline(tmp_path: Path) -> None:
+    trace = trace_from_sqlite(phenomena.gpu_bound().write(tmp_path / "trace.sqlite"))
+    document = document_from_profile(profile_from_trace(trace))
+    row = {
+        "name": "gemm",
+        "launches": 3,
+        "dram_bytes": 2e6,
+        "duration_ns": 2e3,
+        "cycles": 3e3,
+        "compute_peak_percent": 40.0,
+    }
+    document["roofline"]["ncu"] = [{**row, "dram_bytes_per_s": 1e12, "memory_peak_share": 0.25}]
+    text = _text(profile_text(document, short_name))
+    line = next(line for line in text.splitlines() if line.startswith(" gemm"))
+    assert "25%" in line
+    assert "3,000" in line
+
+
 def test_a_diff_says_what_became_slower(tmp_path: Path) -> None:
     before, after = (
         analysis_from_trace(trace_from_sqlite(recording.write(tmp_path / f"{name}.sqlite")))

@@ -7,7 +7,7 @@ from tests.unit.trace.conftest import SAMPLE
 
 from optpipe.errors import MissingError, StageError
 from optpipe.trace.capture import CaptureOptions, Recorded, exported, nsys_command, refusal
-from optpipe.trace.ncu import rows_from_csv
+from optpipe.trace.ncu import against_peaks, rows_from_csv
 
 
 def _command(version: str, options: CaptureOptions | None = None, *, on_gpu: bool = True, whole: bool = False) -> str:
@@ -61,6 +61,9 @@ def test_counters_of_ncu_are_means_per_kernel() -> None:
         {"name": "relu", "launches": 1, "dram_bytes": 5.0, "duration_ns": 6.0, "cycles": 7.0},
     ]
     assert rows_from_csv("nothing of the kind") == []
+    gemm, relu = against_peaks(rows_from_csv(text), bytes_per_s=2e11)  # 200 bytes per nanosecond
+    assert (gemm["dram_bytes_per_s"], gemm["memory_peak_share"]) == (1e11, 0.5)
+    assert relu["memory_peak_share"] == pytest.approx(5 / 6 / 200)
 
 
 def test_the_sample_is_small_enough_to_keep() -> None:

@@ -1,64 +1,113 @@
-"""Parity of the derived pipelines of three libraries, on the shipped photographs and on odd files, as Markdown.
+"""Parity of the derived pipelines of three libraries, on photographs and on odd files, as Markdown (and JSON).
 
-usage: python benchmarks/preprocess_parity.py [--mixed]
+usage: python benchmarks/preprocess_parity.py [--mixed] [--exact] [--images FOLDER] [--output FILE.json]
 """
 
-import sys
+import argparse
+import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from optpipe.core.transform import Transform
 from optpipe.sources.transform import transform_from_processor, transform_from_timm, transform_from_torchvision
 from optpipe.stages.preprocess.dali_pipeline import DaliPlan
-from optpipe.stages.preprocess.parity import odd_parity
+from optpipe.stages.preprocess.parity import OddFile, odd_parity
 from optpipe.stages.preprocess.pixels import Pixels, compared, measure_alone
 
 SAMPLES = Path(__file__).resolve().parent.parent / "calibration" / "samples"
+HEAD = "| preset | resize | decoder | decode | resized | final | levels off | adds most | odd files alike |"
 
 
-def presets() -> Iterator[tuple[str, Transform]]:
-    """A bilinear one, a bicubic one, and one whose library resizes with torch to an exact size."""
+def torchvision_preset() -> Transform:
+    """Bilinear, with a crop."""
     from torchvision.models import ResNet50_Weights
 
-    yield "torchvision ResNet-50 (bilinear)", transform_from_torchvision(ResNet50_Weights.DEFAULT.transforms())
+    return transform_from_torchvision(ResNet50_Weights.DEFAULT.transforms())
+
+
+def timm_preset() -> Transform:
+    """Bicubic, with a crop."""
     from timm.data import resolve_data_config
     from timm.models import get_pretrained_cfg
 
     config = get_pretrained_cfg("convnext_tiny.fb_in22k_ft_in1k")
-    yield "timm convnext_tiny (bicubic)", transform_from_timm(resolve_data_config(pretrained_cfg=config.to_dict()))
+    return transform_from_timm(resolve_data_config(pretrained_cfg=config.to_dict()))
+
+
+def transformers_preset() -> Transform:
+    """Bilinear, to an exact size, by torch."""
     from transformers import ViTImageProcessor
 
-    yield "transformers ViT (bilinear, exact)", transform_from_processor(ViTImageProcessor())
+    return transform_from_processor(ViTImageProcessor())
 
 
-def main(mixed: bool) -> None:
-    """Prints one row per preset and arithmetic: mean/max difference in levels after each step."""
-    files = [(path.name, path.read_bytes()) for path in sorted(SAMPLES.glob("*.jpg"))]
-    print(f"mean / max |Δ| in 8-bit levels, {len(files)} photographs, decoding {'mixed' if mixed else 'on the CPU'}\n")
-    print("| preset | resize | decode | resized | final | levels off | adds most | odd files alike |")
-    print("|---|---|---|---|---|---|---|---|")
-    for name, transform in presets():
-        for resize in ("exact", "two-pass", "fused"):
-            plan = DaliPlan(
-                decode="mixed" if mixed else "cpu", device="gpu" if mixed else "cpu", batch_size=4, resize=resize
-            )
+PRESETS = {
+    "torchvision ResNet-50 (bilinear)": torchvision_preset,
+    "timm convnext_tiny (bicubic)": timm_preset,
+    "transformers ViT (bilinear, exact)": transformers_preset,
+}
+
+
+def plans(mixed: bool, exact: bool) -> Iterator[tuple[str, DaliPlan]]:
+    """What to compare: every arithmetic; on a GPU the exact one by the hardware decoder and by the SMs."""
+    kinds = ("exact",) if exact else ("exact", "two-pass", "fused")
+    if not mixed:
+        yield from (("CPU", DaliPlan(batch_size=4, resize=resize)) for resize in kinds)
+        return
+    plan = DaliPlan(decode="mixed", device="gpu", batch_size=16)
+    yield from (("hardware", replace(plan, resize=resize)) for resize in kinds)
+    yield "SMs", replace(plan, hw_decoder_load=0.0)
+    yield "hardware, half by the CPU", replace(plan, cpu_share=0.5)
+
+
+def said(each: OddFile) -> str:
+    """One odd file that is not alike."""
+    return f"{each.name} {each.outcome} {each.max_levels or 0:.1f}"
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Prints one row per preset and plan: mean/max difference in levels after each step."""
+    files = [(path.name, path.read_bytes()) for path in sorted(arguments.images.glob("*.jpg"))[:96]]
+    print(f"mean / max |Δ| in 8-bit levels, {len(files)} photographs\n\n{HEAD}\n|---|---|---|---|---|---|---|---|---|")
+    rows = []
+    for name, preset in PRESETS.items():
+        try:
+            transform = preset()
+        except ImportError as error:
+            print(f"| {name} | not measured: {error} |")
+            continue
+        for decoder, plan in plans(arguments.mixed, arguments.exact):
             pixels = Pixels(transform, plan)
             for _ in compared(files, pixels):
                 pass
             measure_alone(files, pixels)
             odd = odd_parity(transform, plan)
-            alike = sum(each.outcome in ("equal", "refused by both") for each in odd)
-            other = ", ".join(
-                f"{each.name} {each.outcome} {each.max_levels or 0:.1f}"
-                for each in odd
-                if each.outcome not in ("equal", "refused by both")
+            other = [each for each in odd if each.outcome not in ("equal", "refused by both")]
+            rows.append(
+                {
+                    "preset": name,
+                    "decoder": decoder,
+                    "plan": plan.to_dict(),
+                    "photographs": len(files),
+                    "steps": [{"step": each.step, **each.to_dict()} for each in pixels.together],
+                    "odd_files": len(odd),
+                    "not_alike": [said(each) for each in other],
+                }
             )
+            if arguments.output:
+                arguments.output.write_text(json.dumps(rows, indent=1), encoding="utf-8")
             decode, resized, final = pixels.together[0], pixels.together[1], pixels.together[-1]
             cells = [f"{each.mean:.4f} / {each.max:.1f}" for each in (decode, resized, final)]
-            alike_text = f"{alike} of {len(odd)}" + (f"; {other}" if other else "")
-            row = (name, resize, *cells, f"{final.off_share:.2%}", pixels.largest(), alike_text)
-            print(f"| {' | '.join(row)} |")
+            alike = "; ".join([f"{len(odd) - len(other)} of {len(odd)}", *(said(each) for each in other)])
+            row = (name, plan.resize, decoder, *cells, f"{final.off_share:.2%}", pixels.largest(), alike)
+            print(f"| {' | '.join(row)} |", flush=True)
 
 
 if __name__ == "__main__":
-    main("--mixed" in sys.argv)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mixed", action="store_true")
+    parser.add_argument("--exact", action="store_true")
+    parser.add_argument("--images", type=Path, default=SAMPLES)
+    parser.add_argument("--output", type=Path)
+    main(parser.parse_args())

@@ -18,7 +18,8 @@ def read(path: Path) -> dict[str, Any]:
 def main(folder: Path) -> None:
     """Prints the table and writes it as Markdown beside the JSON."""
     lines = []
-    found, answers = read(folder / "preprocess.json"), read(folder / "from-images.json")
+    found = read(folder / "preprocess.json")
+    answers = [read(path) for path in sorted(folder.glob("from-images*.json"))]
     if "parity" in found:
         proof = found["parity"]
         steps = ", ".join(
@@ -33,12 +34,13 @@ def main(folder: Path) -> None:
         tuned = found["tuned"]
         for name in ("dataloader", "dali", "decode_only"):
             row = tuned[name]
-            lines.append(f"| {name} | {row['images_per_s']:,.0f} images/s, {row['settings']} |")
+            interval = "–".join(f"{each:,.0f}" for each in row["ci"] or ())
+            lines.append(f"| {name} | {row['images_per_s']:,.0f} images/s ({interval}), {row['settings']} |")
         lines.append(
             f"| DALI over the best DataLoader (≥ 9 wanted) | {tuned['speedup']:.2f}, interval {tuned['speedup_ci']} |"
         )
         lines.append(f"| DALI over decoding alone (≥ 0.9 wanted) | {tuned['share_of_decode_only']:.3f} |")
-    for each in answers.get("results", ()):
+    for each in (result for document in answers for result in document.get("results", ())):
         if each["error"] is not None:
             lines.append(f"| files to answers, {each['label']} | failed: {each['error']} |")
             continue

@@ -1,7 +1,7 @@
 """The proof: the same pictures through both pipelines and through the model."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -149,23 +149,32 @@ def _rows(batch: Sequence[Compared], truth: Mapping[str, int]) -> "pl.DataFrame"
 
 def odd_parity(transform: Transform, plan: DaliPlan) -> tuple[OddFile, ...]:
     """What becomes of files that break pipelines. A truncated one must be refused by both."""
+    every = dict(odd_files())
+    readable = {name: data for name, data in every.items() if _readable(data, transform)}
+    pixels = Pixels(transform, replace(plan, batch_size=len(readable)))
+    found = {each.name: each for batch in compared(list(readable.items()), pixels) for each in batch}
     results = []
-    for name, data in odd_files():
-        pixels = Pixels(transform, plan)
-        try:
-            decoded(data, transform.decode)
-        except BadInputError:
-            results.append(OddFile(name, _both_refuse(data, transform, plan), None, None))
-            continue
-        found = [each for batch in compared([(name, data)], pixels, 1) for each in batch]
-        if not found:
-            results.append(OddFile(name, "refused by DALI", None, None))
-            continue
-        mean, largest = found[0].mean_levels, found[0].max_levels
-        near = mean <= NEAR_MEAN_LEVELS and largest <= NEAR_MAX_LEVELS
-        outcome = "equal" if largest <= 1.01 else "near" if near else "different"
-        results.append(OddFile(name, outcome, mean, largest))
+    for name, data in every.items():
+        if name in found:
+            results.append(_outcome(found[name]))
+        else:
+            outcome = "refused by DALI" if name in readable else _both_refuse(data, transform, plan)
+            results.append(OddFile(name, outcome, None, None))
     return tuple(results)
+
+
+def _readable(data: bytes, transform: Transform) -> bool:
+    try:
+        decoded(data, transform.decode)
+    except BadInputError:
+        return False
+    return True
+
+
+def _outcome(found: Compared) -> OddFile:
+    mean, largest = found.mean_levels, found.max_levels
+    near = mean <= NEAR_MEAN_LEVELS and largest <= NEAR_MAX_LEVELS
+    return OddFile(found.name, "equal" if largest <= 1.01 else "near" if near else "different", mean, largest)
 
 
 def _both_refuse(data: bytes, transform: Transform, plan: DaliPlan) -> str:

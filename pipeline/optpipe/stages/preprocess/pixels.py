@@ -140,12 +140,14 @@ def _one_by_one(
 ) -> tuple[list[list["np.ndarray"]], list[tuple[str, bytes]]]:
     """Finds the files that DALI refuses, which end a whole batch."""
     outputs, kept = [], []
+    pipeline = None
     for name, data in batch:
-        pipeline = steps_pipeline(pixels.transform, replace(pixels.plan, batch_size=1))
+        pipeline = pipeline or steps_pipeline(pixels.transform, replace(pixels.plan, batch_size=1))
         try:
             outputs += _run(pipeline, [data])
             kept.append((name, data))
         except RuntimeError as error:
+            pipeline = None
             pixels.refused.append((name, dali_reason(error)))
     return outputs, kept
 

@@ -42,7 +42,7 @@ class Request:
     max_unreadable: int | None = None
     plan: DaliPlan = field(default_factory=DaliPlan)
     throughput: bool = True
-    seconds: float = 3.0
+    seconds: float = 2.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,7 +184,8 @@ def in_process(*arguments, seconds):
     command = [sys.executable, __file__, *map(str, arguments)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
-        output, failed = done.stdout, done.stderr.strip().splitlines()[-1:] if done.returncode else []
+        said = done.stderr.strip().splitlines()[-1:] or ["no word on standard error"]
+        output, failed = done.stdout, [f"exit status {done.returncode}: {said[0]}"] if done.returncode else []
     except subprocess.TimeoutExpired as error:
         output, failed = (error.stdout or b"").decode(), [f"not finished in {seconds} s"]
     rows = [json.loads(line) for line in output.splitlines() if line.startswith("{")]

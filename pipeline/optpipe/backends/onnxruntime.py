@@ -109,7 +109,7 @@ class OnnxRuntime:
 def _switched_off(graph: "Path", request: BuildRequest, options: Mapping[str, Any]) -> dict[str, str]:
     """Options that this graph does not run with and that nobody insisted on, each with ONNX Runtime's reason.
 
-    Quantized graphs may have nodes without a CUDA kernel, which cannot be captured, or that NHWC conversion breaks.
+    Quantized graphs may have nodes without a CUDA kernel, which cannot be captured or converted to NHWC.
     """
     import numpy as np
 
@@ -117,8 +117,6 @@ def _switched_off(graph: "Path", request: BuildRequest, options: Mapping[str, An
 
     inputs = {each.name: np.ones(each.opt, each.dtype) for each in request.card.inputs}
     found: dict[str, str] = {}
-    if request.precision is Precision.INT8 and "nhwc" not in request.options:
-        found["nhwc"] = "ONNX Runtime 1.31's NHWC conversion gave wrong answers for a quantized graph"
     for name, others_off in (("nhwc", {"cuda_graph": False}), ("cuda_graph", {})):
         tried = {**options, **others_off, **dict.fromkeys(found, False)}
         if tried[name] and name not in request.options and (reason := refused_with(graph, tried, inputs)) is not None:

@@ -1,0 +1,55 @@
+"""ONNX Runtime turns FP16 biases between Q/DQ pairs into INT32 with a scale that FP16 cannot hold; we name that pass."""
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from optpipe.backends.onnxruntime_session import WRONG_IN_FP16
+
+
+@pytest.fixture(scope="module")
+def quantized_in_fp16(tmp_path_factory):
+    """1x1 convolution of 4 channels with Q/DQ around it, FP16 scales of usual size, and a bias."""
+    generator = np.random.default_rng(0)
+    scale, weight_scale, zero = np.float16(2e-3), np.full(4, 4e-4, np.float16), np.zeros(4, np.int8)
+    tensors = {
+        "w": generator.integers(-127, 128, (4, 4, 1, 1)).astype(np.int8),
+        "ws": weight_scale, "wz": zero, "s": scale, "z": np.int8(0), "b": generator.normal(0, 0.2, 4).astype(np.float16),
+    }  # fmt: skip
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"]),
+        helper.make_node("DequantizeLinear", ["w", "ws", "wz"], ["dw"], axis=0),
+        helper.make_node("Conv", ["d", "dw", "b"], ["c"]),
+        helper.make_node("QuantizeLinear", ["c", "s", "z"], ["cq"]),
+        helper.make_node("DequantizeLinear", ["cq", "s", "z"], ["y"]),
+    ]
+    shape = ["n", 4, 2, 2]
+    graph = helper.make_graph(
+        nodes, "conv",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT16, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT16, shape)],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in tensors.items()],
+    )  # fmt: skip
+    path = tmp_path_factory.mktemp("graph") / "conv.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), path)
+    return path
+
+
+def answers(path, level, left_out):
+    options = ort.SessionOptions()
+    options.graph_optimization_level, options.log_severity_level = level, 4
+    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"], disabled_optimizers=left_out)
+    x = np.random.default_rng(1).normal(0, 0.1, (8, 4, 2, 2)).astype(np.float16)
+    return session.run(None, {"x": x})[0].astype(np.float64)
+
+
+def test_without_the_pass_the_answers_are_those_of_the_graph_as_written(quantized_in_fp16):
+    levels = ort.GraphOptimizationLevel
+    as_written = answers(quantized_in_fp16, levels.ORT_DISABLE_ALL, [])
+    steps = np.abs(answers(quantized_in_fp16, levels.ORT_ENABLE_ALL, [WRONG_IN_FP16]) - as_written) / 2e-3
+    assert steps.max() <= 1.01  # one quantization step
+    wrong = np.abs(answers(quantized_in_fp16, levels.ORT_ENABLE_ALL, []) - as_written) / 2e-3
+    assert wrong.max() > 10, "ONNX Runtime mended it: leave the pass in again (backends/onnxruntime_session.py)"

@@ -25,7 +25,7 @@ def _cells(stage: dict) -> list[str]:
     bound = stage["roofline"].get("times_bound")
     first = stage["findings"][0] if stage["findings"] else None
     return [
-        f"{iterations['period_ns'] / 1e6:.3f}" if iterations.get("period_ns") else f"{totals['span_ns'] / 1e6:.1f}",
+        f"{_time_ns(stage) / 1e6:.3f}",
         f"{iterations['median_gpu_ns'] / 1e6:.3f}" if iterations.get("median_gpu_ns") else "",
         f"{totals['busy_ns'] / totals['span_ns']:.0%}" if totals["busy_ns"] else "",
         f"{cores['time_share']:.0%}" if cores.get("time_share") is not None else "",
@@ -34,6 +34,12 @@ def _cells(stage: dict) -> list[str]:
         stage["trace_quality"]["verdict"],
         f"{first['rule']} {first['gain_share']:.0%}" if first else "",
     ]
+
+
+def _time_ns(stage: dict) -> float:
+    """One iteration without the profiler where that was measured, else under it, else the whole stage."""
+    iterations = stage["iterations"]
+    return iterations.get("unprofiled_ns") or iterations.get("period_ns") or stage["measured"]["span_ns"]
 
 
 HEAD = ["profile", "stage", "ms", "GPU ms", "busy", "Tensor Cores", "× bound", "limited by", "quality", "first finding"]

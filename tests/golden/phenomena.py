@@ -83,6 +83,18 @@ def host_busy() -> Recording:
     return trace
 
 
+def gaps_of_many_lengths() -> Recording:
+    """Four iterations of 400 µs, of which 5 % are 20 µs: gaps of 10, 25 and 60 µs between kernels of 100 µs, launched ahead."""
+    trace = Recording()
+    for iteration in range(4):
+        begin = 400 * iteration
+        trace.range("iter", begin, begin + 395)
+        for number, start in enumerate((5, 115, 240, 400)):
+            launch = (begin + 0.5 + number, begin + 1 + number)
+            trace.kernel(GEMM, begin + start, begin + start + (100 if number < 3 else 5), launch=launch)
+    return trace
+
+
 def missed_tensor_cores() -> Recording:
     """Two layers by name: one on Tensor Cores (30 µs), one fp32 product beside them (60 µs)."""
     trace = Recording()

@@ -17,12 +17,13 @@ _NAME_WIDTH = 60
 
 def profile_text(document: Mapping[str, Any], short_name: Any) -> RenderableType:
     """One profile; `short_name` makes a kernel's name readable."""
-    parts: list[RenderableType] = [*_answer(document), *_findings(document["findings"])]
+    distorted = _distorted(document)
+    parts: list[RenderableType] = [*_answer(document), *_findings(document["findings"], distorted=distorted)]
     parts += _classic("kernel", document["kernels"], short_name)
-    parts += _classic("API call", document["api"], str)
-    parts += _classic("OS call", document["os_runtime"][:5], str)
+    parts += _classic("API call", document["api"], str, distorted=distorted)
+    parts += _classic("OS call", document["os_runtime"][:5], str, distorted=distorted)
     parts += [
-        *_ranges(document["ranges"]),
+        *([] if distorted else [*_gaps(document["gaps"]), *_ranges(document["ranges"])]),
         *_tensor_cores(document["tensor_cores"]),
         *_roofline(document["roofline"]),
         *_counters(document["roofline"].get("ncu") or [], short_name),
@@ -39,10 +40,10 @@ def profiles_text(document: Mapping[str, Any], short_name: Any) -> RenderableTyp
             table.add_row(stage["name"], "", "", "", Text("failed", style="red"), stage["error"])
             continue
         first = stage["findings"][0] if stage["findings"] else None
-        iterations, totals = stage["iterations"], stage["measured"]
+        totals = stage["measured"]
         table.add_row(
             stage["name"],
-            duration_text(iterations["period_ns"]) if iterations.get("period_ns") else duration_text(totals["span_ns"]),
+            _time_of(stage),
             f"{totals['busy_ns'] / totals['span_ns']:.0%}" if totals["kernels"] else "",
             f"{first['gain_share']:.0%}" if first else "",
             Text(stage["bottleneck"]["verdict"], style="bold"),
@@ -82,12 +83,26 @@ def diff_text(document: Mapping[str, Any], short_name: Any) -> RenderableType:
     return Group(*parts)
 
 
+def _distorted(document: Mapping[str, Any]) -> bool:
+    """Whether the profiler slowed the host so much that its times say nothing; shares and kernel times still do."""
+    return "absolute times" in document["trace_quality"]["withheld"]
+
+
+def _time_of(stage: Mapping[str, Any]) -> str:
+    """One iteration, or the stage where nothing repeats; outside the profiler where that slowed it too much."""
+    iterations = stage["iterations"]
+    if _distorted(stage):
+        unprofiled_ns = iterations.get("unprofiled_ns")
+        return f"{duration_text(unprofiled_ns)}*" if unprofiled_ns else "withheld"
+    return duration_text(iterations.get("period_ns") or stage["measured"]["span_ns"])
+
+
 def _answer(document: Mapping[str, Any]) -> list[RenderableType]:
     limit, totals, quality = document["bottleneck"], document["measured"], document["trace_quality"]
-    span = duration_text(totals["span_ns"])
+    of_span = "" if _distorted(document) else f" of {duration_text(totals['span_ns'])}"
     scope = "the whole trace" if document["scope"] == "trace" else f"range {document['scope']}"
     verdict = Text.assemble(
-        "limited by ", (limit["verdict"], "bold"), f" ({limit['share']:.0%} of {span}): {limit['why']}"
+        "limited by ", (limit["verdict"], "bold"), f" ({limit['share']:.0%}{of_span}): {limit['why']}"
     )
     if limit["verdict"] == "withheld":
         verdict = Text(f"no verdict: {limit['why']}", style="yellow")
@@ -98,11 +113,12 @@ def _answer(document: Mapping[str, Any]) -> list[RenderableType]:
         idle = ", ".join(
             f"{label} {totals['idle_by_cause'][cause] / totals['span_ns']:.0%}" for cause, label in _CAUSES.items()
         )
-        lines.append(Text(f"GPU busy {totals['busy_ns'] / totals['span_ns']:.0%} of {span}; idle: {idle}"))
-    return [*lines, *_iterations(document["iterations"])]
+        lines.append(Text(f"GPU busy {totals['busy_ns'] / totals['span_ns']:.0%}{of_span}; idle: {idle}"))
+    return [*lines, *_iterations(document)]
 
 
-def _iterations(found: Mapping[str, Any]) -> list[RenderableType]:
+def _iterations(document: Mapping[str, Any]) -> list[RenderableType]:
+    found = document["iterations"]
     if "count" not in found:
         return []
     gpu = (
@@ -110,12 +126,16 @@ def _iterations(found: Mapping[str, Any]) -> list[RenderableType]:
         if found["kernels"]
         else ""
     )
+    counted = f"{found['count']} iterations ({found['range']})"
+    if _distorted(document):
+        each = f": {duration_text(found['unprofiled_ns'])} each without the profiler" if found["unprofiled_ns"] else ""
+        return [Text(f"{counted}{each}{gpu}")]
     first, others = duration_text(found["first_wall_ns"]), duration_text(found["median_other_wall_ns"])
-    each = f"{found['count']} iterations ({found['range']}): {duration_text(found['period_ns'])} each{gpu}"
+    each = f"{counted}: {duration_text(found['period_ns'])} each{gpu}"
     return [Text(f"{each}; the first takes the host {first}, the others {others}")]
 
 
-def _findings(findings: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
+def _findings(findings: Sequence[Mapping[str, Any]], *, distorted: bool) -> list[RenderableType]:
     if not findings:
         return []
     lines: list[RenderableType] = [Text("\nWhat to do, by the time it could save", style="bold")]
@@ -123,29 +143,36 @@ def _findings(findings: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
         lines.append(
             Text.assemble(
                 f"{number}. ",
-                (f"{duration_text(finding['gain_ns'])} ({finding['gain_share']:.0%})", "bold"),
-                f"  {finding['evidence']}",
+                (_gain_text(finding, distorted=distorted), "bold"),
+                f"  {finding['rule'] if distorted and finding['host_times'] else finding['evidence']}",
             )
         )
         lines.append(Text(f"   try: {finding['advice']}", style="green"))
     return lines
 
 
-def _classic(what: str, rows: Sequence[Mapping[str, Any]], name_text: Any) -> list[RenderableType]:
+def _gain_text(finding: Mapping[str, Any], *, distorted: bool) -> str:
+    share = f"{finding['gain_share']:.0%}"
+    return share if distorted else f"{duration_text(finding['gain_ns'])} ({share})"
+
+
+def _classic(
+    what: str, rows: Sequence[Mapping[str, Any]], name_text: Any, *, distorted: bool = False
+) -> list[RenderableType]:
     head = [row for row in rows if row.get("in_classic_list", True)]
     if not head:
         return []
     with_tensor_cores = "tensor_core" in head[0]
     table = _table(
         f"{what}s that take 90 %",
-        right=("share", "total", "count"),
+        right=("share", "count") if distorted else ("share", "total", "count"),
         left=("Tensor Cores",) if with_tensor_cores else (),
     )
     for row in head[:20]:
         cells: list[str | Text] = [
             _name(name_text(row["name"])),
             f"{row['share']:.1%}",
-            duration_text(row["total_ns"]),
+            *([] if distorted else [duration_text(row["total_ns"])]),
             str(row["count"]),
         ]
         if with_tensor_cores:
@@ -153,6 +180,23 @@ def _classic(what: str, rows: Sequence[Mapping[str, Any]], name_text: Any) -> li
         table.add_row(*cells)
     more = len(head) - 20
     return [Text(), table, *([Text(f"and {more} more", style="dim")] if more > 0 else [])]
+
+
+def _gaps(found: Mapping[str, Any]) -> list[RenderableType]:
+    if not found.get("count"):
+        return []
+    title = f"{found['count']} gaps of {duration_text(found['least_ns'])} or more, {duration_text(found['total_ns'])} in all"
+    table = _table("at", right=("gap",), left=("waits for", "then runs", "host meanwhile"))
+    for row in found["rows"][:5]:
+        cause = max(row["by_cause"], key=row["by_cause"].__getitem__, default="")
+        table.add_row(
+            duration_text(row["start_ns"]),
+            duration_text(row["duration_ns"]),
+            _CAUSES.get(cause, cause),
+            _name(row.get("before", "nothing more")),
+            _name(row["host"]),
+        )
+    return [Text(f"\n{title}", style="bold"), table]
 
 
 def _ranges(rows: Sequence[Mapping[str, Any]]) -> list[RenderableType]:

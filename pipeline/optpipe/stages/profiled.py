@@ -150,7 +150,7 @@ def _inference(job: Mapping[str, Any]) -> dict[str, Any]:
 
         with layers_of(entry, binding.inputs, inputs, job) as layers:
             timed = _measure(iteration, job, layers)
-        peaks = _peaks(on_gpu=on_gpu) if job.get("peaks") else None
+        peaks = _peaks(job) if job.get("peaks") else None
     return {**timed, "peaks": peaks, **layers.found}
 
 
@@ -229,12 +229,14 @@ def _synchronizer(*, on_gpu: bool) -> Callable[[], None]:
     return lambda: torch.cuda.current_stream().synchronize()
 
 
-def _peaks(*, on_gpu: bool) -> dict[str, Any]:
+def _peaks(job: Mapping[str, Any]) -> dict[str, Any]:
     from dataclasses import asdict
 
     from optpipe.trace.peaks import measured_cpu_peaks, measured_gpu_peaks
 
-    return asdict(measured_gpu_peaks() if on_gpu else measured_cpu_peaks())
+    if job["device"] == "cuda":
+        return asdict(measured_gpu_peaks())
+    return asdict(measured_cpu_peaks(int(job["options"].get("threads", 0)) or None))
 
 
 STAGES: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {

@@ -3,6 +3,7 @@
 Data sheets: NVIDIA H100/H200/A100/L4/L40S/A10/T4/V100 and B200 product pages; dense rates, without sparsity.
 """
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -82,20 +83,27 @@ def measured_gpu_peaks() -> Peaks:
 
 
 def measured_cpu_peaks(threads: int | None = None) -> Peaks:
-    """Probes the CPU for about a second: a float32 matrix product and a copy of 256 MiB with torch's threads."""
+    """Probes the CPU for about a second: float32 matrix products and a copy of 256 MiB, on `threads`, by default all.
+
+    torch's own number of threads is no default: OMP_NUM_THREADS may have set it, which the runtime judged need not follow.
+    """
     import torch
 
     before = torch.get_num_threads()
-    torch.set_num_threads(threads or before)
+    torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
     try:
-        one, other = torch.randn(1024, 1024), torch.randn(1024, 1024)
-        rate = 2 * 1024**3 / _best_seconds(lambda: one @ other)
+        rate = max(_product_flops_per_s(torch, size) for size in (512, 1024))
         buffer = torch.zeros(1 << 28, dtype=torch.uint8)
         target = torch.zeros_like(buffer)
         bandwidth = 2 * buffer.numel() / _best_seconds(lambda: target.copy_(buffer))
     finally:
         torch.set_num_threads(before)
     return Peaks("CPU", "measured", {"fp32": rate}, bandwidth)
+
+
+def _product_flops_per_s(torch: Any, size: int) -> float:
+    one, other = torch.randn(size, size), torch.randn(size, size)
+    return float(2 * size**3 / _best_seconds(lambda: one @ other))
 
 
 def _best_seconds(work: Callable[[], Any], repeats: int = 20) -> float:

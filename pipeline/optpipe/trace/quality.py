@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 LAUNCH_CALLS = r"^(cudaLaunchKernel|cudaLaunchCooperativeKernel|cuLaunchKernel|cuLaunchCooperativeKernel|cudaGraphLaunch|cuGraphLaunch)"
+ABSOLUTE_TIMES = "absolute times"
+"""What is withheld where the profiler slowed the host: its times. Kernel times and shares still hold."""
+UNPROFILED = "time without the profiler"
 _LOST_SHARE = 0.01
 _OVERHEAD_SHARE = 0.2
 _PROJECTION_RATIO = 2.0
@@ -193,6 +196,9 @@ def _overhead(measured: Analysis, unprofiled_iteration_ns: float | None) -> Chec
         share = measured.trace.overhead_ns / max(measured.split.span_ns, 1)
         own = duration_text(measured.trace.overhead_ns)
         detail = f"the profiler reports {own} of its own work; no run without it was measured"
+    if share < -_OVERHEAD_SHARE:
+        detail = f"{detail}: other work ran beside one of the two, so neither is trusted"
+        return Check("overhead", Verdict.INCONCLUSIVE, detail, (ABSOLUTE_TIMES, UNPROFILED))
     if share > _OVERHEAD_SHARE:
-        return Check("overhead", Verdict.INCONCLUSIVE, detail, ("absolute times",))
+        return Check("overhead", Verdict.INCONCLUSIVE, detail, (ABSOLUTE_TIMES,))
     return Check("overhead", Verdict.PASS, detail)

@@ -10,11 +10,12 @@ import polars as pl
 from optpipe.trace.analysis import Analysis, analysis_from_trace, measured_part
 from optpipe.trace.bottleneck import Bottleneck, Limit, bottleneck, range_bottleneck
 from optpipe.trace.frames import Trace
+from optpipe.trace.gaps import Gaps, gaps_that_matter
 from optpipe.trace.peaks import sheet_peaks
 from optpipe.trace.projection import LAYERS_RANGE
-from optpipe.trace.quality import Quality, quality
+from optpipe.trace.quality import ABSOLUTE_TIMES, UNPROFILED, Quality, quality
 from optpipe.trace.roofline import Graph, Roofline, roofline
-from optpipe.trace.rules import Facts, Finding, findings
+from optpipe.trace.rules import HOST_RULES, Facts, Finding, findings
 from optpipe.trace.tensor_cores import TensorCores, tensor_cores
 
 _RANGES_SHOWN = 100
@@ -31,7 +32,9 @@ class Profile:
     roofline: Roofline | None
     bottleneck: Bottleneck
     by_range: Mapping[str, Bottleneck]
+    gaps: Gaps
     findings: tuple[Finding, ...]
+    unprofiled_iteration_ns: float | None = None
 
 
 def profile_from_trace(
@@ -65,7 +68,9 @@ def profile_from_trace(
         roofline=roofs,
         bottleneck=_judged(measured, checked, math_share),
         by_range=_by_range(measured, math_share) if "idle_by_cause" not in checked.withheld else {},
+        gaps=gaps_that_matter(measured),
         findings=findings(facts) if "totals" not in checked.withheld else (),
+        unprofiled_iteration_ns=unprofiled_iteration_ns,
     )
 
 
@@ -121,7 +126,8 @@ def document_from_profile(profile: Profile) -> dict[str, Any]:
         "streams": whole.streams.to_dicts(),
         "os_runtime": whole.os_runtime.select("name", "count", "total_ns", "share").to_dicts(),
         "ranges": _range_rows(profile),
-        "iterations": _iterations(measured, profile.quality),
+        "iterations": _iterations(profile),
+        "gaps": _gaps_document(profile),
         "tensor_cores": _tensor_core_document(profile),
         "roofline": profile.roofline.document()
         if profile.roofline
@@ -182,22 +188,27 @@ def _range_rows(profile: Profile) -> list[dict[str, Any]]:
     ]
 
 
-def _iterations(measured: Analysis, checked: Quality) -> dict[str, Any]:
-    rows = measured.iterations
-    if rows.is_empty() or "iterations" in checked.withheld:
-        return {"withheld": checked.withheld.get("iterations", "nothing repeats")}
+def _iterations(profile: Profile) -> dict[str, Any]:
+    """Of the measured iterations; host times are null where the profiler slowed the host too much to give them."""
+    rows, withheld = profile.measured.iterations, profile.quality.withheld
+    if rows.is_empty() or "iterations" in withheld:
+        return {"withheld": withheld.get("iterations", "nothing repeats")}
     walls = rows["wall_ns"].to_numpy()
     gpu = (rows["gpu_end_ns"] - rows["gpu_start_ns"]).fill_null(0).to_numpy()
-    return {
-        "range": str(rows["name"][0]),
-        "count": rows.height,
+    host = {
         "first_wall_ns": int(walls[0]),
         "median_other_wall_ns": float(np.median(walls[1:])),
         "median_wall_ns": float(np.median(walls)),
         "median_projected_ns": float(np.median(gpu)),
+        "period_ns": profile.measured.iteration_ns,
+    }
+    return {
+        "range": str(rows["name"][0]),
+        "count": rows.height,
+        **(dict.fromkeys(host) if ABSOLUTE_TIMES in withheld else host),
+        "unprofiled_ns": None if UNPROFILED in withheld else profile.unprofiled_iteration_ns,
         "median_gpu_ns": float(np.median(rows["gpu_ns"].to_numpy())),
         "kernels": float(np.median(rows["kernels"].to_numpy())),
-        "period_ns": measured.iteration_ns,
     }
 
 
@@ -228,10 +239,17 @@ def _bottleneck_document(found: Bottleneck) -> dict[str, Any]:
     return {"verdict": str(found.limit), "share": found.share, "shares": found.shares, "why": found.why}
 
 
+def _gaps_document(profile: Profile) -> dict[str, Any]:
+    withheld = profile.quality.withheld
+    why = withheld.get("idle_by_cause") or withheld.get(ABSOLUTE_TIMES)
+    return {"withheld": why} if why else asdict(profile.gaps)
+
+
 def _finding_document(finding: Finding, measured: Analysis) -> dict[str, Any]:
     return {
         "rule": finding.rule,
         "evidence": finding.evidence,
+        "host_times": finding.rule in HOST_RULES,
         "gain_ns": finding.gain_ns,
         "gain_share": finding.gain_ns / max(measured.split.span_ns, 1),
         "advice": finding.advice,

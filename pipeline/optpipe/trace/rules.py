@@ -3,7 +3,7 @@
 Gains are upper bounds over the measured part: the time that would be gone if the cause were.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import polars as pl
 from optpipe.core.units import bytes_text, duration_text
 from optpipe.trace.analysis import Analysis
 from optpipe.trace.bottleneck import GAP_NS, long_gaps
+from optpipe.trace.gaps import gap_rows, together_matter
 from optpipe.trace.intervals import difference
 from optpipe.trace.kernels import short_name
 from optpipe.trace.tensor_cores import LayerUse, TensorCores
@@ -20,6 +21,10 @@ from optpipe.trace.timeline import WAITING_CALLS, Cause
 
 _WORTH_SHARE = 0.02
 """Findings worth less than 2 % of the measured time are not worth a line."""
+HOST_RULES = frozenset(
+    {"launch-gaps", "host-gaps", "device-gaps", "synchronization", "allocations", "first-iteration", "operating-system"}
+)
+"""Rules whose evidence is times of the host, which a profiler's overhead distorts."""
 _SMALL_COPY_BYTES = 64 * 1024
 _ROWS = 5
 _FIRST_SHARE = 0.2
@@ -60,9 +65,11 @@ Rule = Callable[[Facts], Finding | None]
 def findings(facts: Facts) -> tuple[Finding, ...]:
     """All findings that matter, the largest estimated gain first."""
     least_ns = _WORTH_SHARE * facts.measured.split.span_ns
-    rules = _GPU_RULES if facts.measured.trace.kernels.height else _CPU_RULES
-    found = (rule(facts) for rule in rules)
+    has_gpu = facts.measured.trace.kernels.height > 0
+    found = (rule(facts) for rule in (_GPU_RULES if has_gpu else _CPU_RULES))
     kept = [finding for finding in found if finding is not None and finding.gain_ns >= least_ns]
+    if has_gpu:  # these have a threshold of their own
+        kept += [finding for rule in _GAP_RULES if (finding := rule(facts)) is not None]
     return tuple(sorted(kept, key=lambda finding: (-finding.gain_ns, finding.rule)))
 
 
@@ -73,7 +80,7 @@ def launch_gaps(facts: Facts) -> Finding | None:
     waits = timeline.idle[Cause.HOST_WAIT]
     short = difference(waits, away)
     gain, count = short.total_ns, short.starts.size
-    if not count:
+    if not together_matter(facts.measured, short):
         return None
     kernels = facts.measured.trace.kernels.height
     evidence = (
@@ -81,7 +88,7 @@ def launch_gaps(facts: Facts) -> Finding | None:
         f"{kernels} kernels of {duration_text(facts.measured.kernel_ns / max(kernels, 1))} on average"
     )
     advice = "replay a CUDA graph (onnxruntime.cuda_graph=true with `optpipe build --option`, or backend inductor), or use a larger batch"
-    return Finding("launch-gaps", evidence, gain, advice, _gap_rows(facts, short.starts, short.ends))
+    return Finding("launch-gaps", evidence, gain, advice, gap_rows(facts.measured, short.starts, short.ends))
 
 
 def host_gaps(facts: Facts) -> Finding | None:
@@ -97,30 +104,30 @@ def host_gaps(facts: Facts) -> Finding | None:
         "see what the host does there: optpipe profile --osrt, or --record python --keep-raw; "
         "preprocess on the GPU (optpipe preprocess) or overlap it"
     )
-    return Finding("host-gaps", evidence, away.total_ns, advice, _gap_rows(facts, away.starts, away.ends))
+    return Finding("host-gaps", evidence, away.total_ns, advice, gap_rows(facts.measured, away.starts, away.ends))
 
 
 def device_gaps(facts: Facts) -> Finding | None:
     """Waits between kernels that were launched already: dependent, short kernels."""
     waits = facts.measured.timeline.idle[Cause.KERNEL_WAIT]
-    if not waits.starts.size:
+    if not together_matter(facts.measured, waits):
         return None
     evidence = f"{waits.starts.size} gaps of {duration_text(waits.total_ns / waits.starts.size)} between kernels that were launched already"
     advice = "fewer, larger kernels: let the compiler fuse (onnxruntime, inductor, TensorRT), or use a larger batch"
-    return Finding("device-gaps", evidence, waits.total_ns, advice, _gap_rows(facts, waits.starts, waits.ends))
+    return Finding("device-gaps", evidence, waits.total_ns, advice, gap_rows(facts.measured, waits.starts, waits.ends))
 
 
 def synchronizations(facts: Facts) -> Finding | None:
     """Idle time while the host returns from waiting for the GPU."""
     idle = facts.measured.timeline.idle[Cause.SYNCHRONIZATION]
-    if not idle.starts.size:
+    if not together_matter(facts.measured, idle):
         return None
     calls = facts.measured.api.filter(pl.col("name").str.contains(WAITING_CALLS))
     named = ", ".join(f"{row['count']} {row['name']}" for row in calls.head(3).iter_rows(named=True))
     each = _sum(calls, "count") / facts.iterations
     evidence = f"{duration_text(idle.total_ns)} idle inside waiting calls ({named}; {each:.1f} per iteration)"
     advice = "wait once per iteration, not per step; keep several batches in flight (optpipe bench --streams)"
-    return Finding("synchronization", evidence, idle.total_ns, advice, _gap_rows(facts, idle.starts, idle.ends))
+    return Finding("synchronization", evidence, idle.total_ns, advice, gap_rows(facts.measured, idle.starts, idle.ends))
 
 
 def exposed_copies(facts: Facts) -> Finding | None:
@@ -275,8 +282,9 @@ def operating_system(facts: Facts) -> Finding | None:
     return Finding("operating-system", evidence, int(calls["total_ns"][0]), advice, _rows(calls))
 
 
+_GAP_RULES: tuple[Rule, ...] = (launch_gaps, host_gaps, device_gaps, synchronizations)
 _GPU_RULES: tuple[Rule, ...] = (
-    launch_gaps, host_gaps, device_gaps, synchronizations, exposed_copies, pageable_copies, small_copies,
+    exposed_copies, pageable_copies, small_copies,
     missed_tensor_cores, ineligible_for_tensor_cores, unfused_kernels, layout_changes, underfilled, allocations, first_iteration,
 )  # fmt: skip
 _CPU_RULES: tuple[Rule, ...] = (first_iteration, operating_system)
@@ -311,28 +319,3 @@ def _rows(table: pl.DataFrame) -> tuple[dict[str, Any], ...]:
 def _kernel_rows(kernels: pl.DataFrame) -> tuple[dict[str, Any], ...]:
     head = kernels.head(_ROWS).select("name", "count", "total_ns")
     return tuple({**row, "name": short_name(row["name"])} for row in head.iter_rows(named=True))
-
-
-def _gap_rows(facts: Facts, starts: "np.ndarray[Any, Any]", ends: "np.ndarray[Any, Any]") -> tuple[dict[str, Any], ...]:
-    """The longest gaps: where they are in the trace, what ends them, and what the host did meanwhile."""
-    longest = np.argsort(starts - ends, kind="stable")[:_ROWS]
-    operations, trace = facts.measured.timeline.operations, facts.measured.trace
-    rows = []
-    for index in longest.tolist():
-        following = int(np.searchsorted(operations.starts, ends[index]))
-        row: dict[str, Any] = {"start_ns": int(starts[index]), "duration_ns": int(ends[index] - starts[index])}
-        if following < operations.starts.size and operations.is_kernel[following]:
-            row["before"] = short_name(str(trace.kernels["name"][int(operations.row[following])]))
-        elif following < operations.starts.size:
-            row["before"] = str(trace.copies["kind"][int(operations.row[following])])
-        row["host"] = ", ".join(_calls_during(facts, int(starts[index]), int(ends[index]))) or "no CUDA call"
-        rows.append(row)
-    return tuple(rows)
-
-
-def _calls_during(facts: Facts, start_ns: int, end_ns: int) -> Iterable[str]:
-    overlapping = facts.measured.trace.api.filter((pl.col("start_ns") < end_ns) & (pl.col("end_ns") > start_ns))
-    names = overlapping.with_columns((pl.col("end_ns") - pl.col("start_ns")).alias("ns")).sort("ns", descending=True)[
-        "name"
-    ]
-    return names.cast(pl.String).unique(maintain_order=True).head(2).to_list()

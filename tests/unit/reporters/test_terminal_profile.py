@@ -39,6 +39,33 @@ def test_names_with_brackets_are_no_markup(tmp_path: Path) -> None:
     assert "[bold]layer[/bold]" in _text(profile_text(document_from_profile(profile_from_trace(trace)), short_name))
 
 
+def test_what_is_withheld_is_not_printed(tmp_path: Path) -> None:
+    """Iterations of 100 µs under the profiler and 50 µs without: shares stay, times of the host go."""
+    trace = trace_from_sqlite(phenomena.launch_bound().write(tmp_path / "trace.sqlite"))
+    document = document_from_profile(profile_from_trace(trace, unprofiled_iteration_ns=50_000))
+    assert document["iterations"]["period_ns"] is None
+    assert "withheld" in document["gaps"]
+    text = _text(profile_text(document, short_name))
+    assert text.startswith("limited by launch (")
+    assert "3 iterations (iter): 50.0 µs each without the profiler, of which GPU 8.00 µs in 4 kernels" in text
+    printed, _, quality = text.partition("quality, overhead")
+    assert "100 µs under the profiler, 50.0 µs without (+100%)" in " ".join(quality.split())
+    for time in ("290 µs", "100 µs", "90.0 µs", "270 µs"):  # span, period, wall time, ranges
+        assert time not in printed
+    assert "1. 8" in printed  # what it could gain, as a share only
+    assert "launch-gaps" in printed
+
+
+def test_times_that_contradict_each_other_are_not_printed(tmp_path: Path) -> None:
+    """Faster under the profiler than without: something else ran beside one of the two."""
+    trace = trace_from_sqlite(phenomena.launch_bound().write(tmp_path / "trace.sqlite"))
+    document = document_from_profile(profile_from_trace(trace, unprofiled_iteration_ns=200_000))
+    assert document["trace_quality"]["verdict"] == "INCONCLUSIVE"
+    text = _text(profile_text(document, short_name))
+    assert "3 iterations (iter), of which GPU 8.00 µs in 4 kernels" in text
+    assert "other work ran beside one of the two" in " ".join(text.split())
+
+
 def test_what_ncu_counted_stands_below_the_roofline(tmp_path: Path) -> None:
     trace = trace_from_sqlite(phenomena.gpu_bound().write(tmp_path / "trace.sqlite"))
     document = document_from_profile(profile_from_trace(trace))

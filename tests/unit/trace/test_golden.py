@@ -92,6 +92,33 @@ def test_a_host_that_is_away_is_cpu_bound(judged: Judged) -> None:
     assert profile.findings[0].rows[0]["duration_ns"] == 225 * US  # from 280 to the end of the next launch at 505
 
 
+def test_a_gap_matters_from_a_twentieth_of_the_iteration(judged: Judged) -> None:
+    profile = judged(phenomena.gaps_of_many_lengths())
+    # the median of 400, 400, 400 and 405 µs, the last to the end of its last kernel
+    assert profile.measured.iteration_ns == 400 * US
+    gaps = profile.gaps
+    assert (gaps.least_ns, gaps.count) == (20 * US, 8)  # 25 and 60 µs, four times; never the 10 and 5 µs
+    assert gaps.total_ns == 4 * (25 + 60) * US
+    assert [row["duration_ns"] for row in gaps.rows] == [60 * US] * 4 + [25 * US] * 4
+    assert gaps.rows[0]["by_cause"] == {"kernel_wait": 60 * US}
+    assert "device-gaps" in _rules(profile)
+
+
+def test_gaps_that_do_not_matter_are_no_finding(judged: Judged) -> None:
+    """2 µs between kernels of 98 µs: 2 % of the iteration, and never a gap of its own."""
+    trace = Recording()
+    for iteration in range(3):
+        begin = 1000 * iteration
+        trace.range("iter", begin, begin + 999)
+        for number in range(10):
+            at = begin + 100 * number
+            trace.kernel(phenomena.GEMM, at + 4, at + 102, launch=(at + 0.5, at + 1))
+    profile = judged(trace)
+    assert profile.gaps.least_ns == 50 * US
+    assert profile.gaps.count == 0
+    assert not {"launch-gaps", "host-gaps", "device-gaps", "synchronization"} & set(_rules(profile))
+
+
 def test_tensor_cores_by_layer(judged: Judged) -> None:
     cores = judged(phenomena.missed_tensor_cores()).tensor_cores
     assert cores is not None

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from optpipe.core.precision import LayerType
@@ -25,6 +26,47 @@ _NO_ARITHMETIC = {
     "Transpose", "Unsqueeze",
 }  # fmt: skip
 _WEIGHT_POSITION = {"QLinearConv": 3, "QLinearMatMul": 3, "QGemm": 3}
+
+
+@dataclass(frozen=True)
+class Graph:
+    """An ONNX graph with its constants, producers and consumers at hand, each looked up once."""
+
+    model: Any
+
+    @cached_property
+    def weights(self) -> dict[str, Any]:
+        """Its initializers by name."""
+        return {each.name: each for each in self.model.graph.initializer}
+
+    @cached_property
+    def producers(self) -> dict[str, Any]:
+        """The node that writes each tensor."""
+        return {output: node for node in self.model.graph.node for output in node.output}
+
+    @cached_property
+    def consumers(self) -> dict[str, list[Any]]:
+        """The nodes that read each tensor."""
+        found: dict[str, list[Any]] = {}
+        for node in self.model.graph.node:
+            for name in node.input:
+                found.setdefault(name, []).append(node)
+        return found
+
+    @cached_property
+    def outputs(self) -> frozenset[str]:
+        """The graph's outputs."""
+        return frozenset(each.name for each in self.model.graph.output)
+
+
+def named(model: Any) -> Any:
+    """`model` after giving every node a name of its own, in place: layers are referred to by it."""
+    seen: set[str] = set()
+    for index, node in enumerate(model.graph.node):
+        if not node.name or node.name in seen:
+            node.name = f"{node.op_type}_{index}"
+        seen.add(node.name)
+    return model
 
 
 @dataclass(frozen=True)
@@ -129,7 +171,7 @@ def onnx_layers(model: Any, inputs: Iterable[InputSpec], *, dequantized_is_int8:
     runtime that executes the nodes as they stand must be asked without it.
     """
     known = graph_types(model, inputs)
-    producers = {output: node for node in model.graph.node for output in node.output}
+    producers = Graph(model).producers
     layers = []
     for node in model.graph.node:
         if node.op_type in _NO_ARITHMETIC or not node.input or not node.output:

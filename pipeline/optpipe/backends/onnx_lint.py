@@ -6,8 +6,9 @@ for Tensor Cores"); ONNX Runtime's notes on quantization.
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from typing import Any
+
+from optpipe.backends.onnx_graph import Graph
 
 _PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _ACTIVATIONS = ("Relu", "Clip", "BatchNormalization", "LeakyRelu", "Sigmoid", "HardSwish")
@@ -28,25 +29,8 @@ class Finding:
         return asdict(self)
 
 
-@dataclass(frozen=True)
-class _Graph:
-    model: Any
-
-    @cached_property
-    def producers(self) -> dict[str, Any]:
-        return {output: node for node in self.model.graph.node for output in node.output}
-
-    @cached_property
-    def consumers(self) -> dict[str, list[Any]]:
-        found: dict[str, list[Any]] = {}
-        for node in self.model.graph.node:
-            for name in node.input:
-                found.setdefault(name, []).append(node)
-        return found
-
-    @cached_property
-    def constants(self) -> dict[str, Any]:
-        return {each.name: each for each in self.model.graph.initializer}
+class QuantizedGraph(Graph):
+    """A graph whose products may read through Q/DQ pairs."""
 
     def dequantizes(self, name: str) -> Any | None:
         """The DequantizeLinear that writes `name`, if one does."""
@@ -62,16 +46,16 @@ class _Graph:
         if len(node.input) < 2:
             return None
         behind = self.dequantizes(node.input[1])
-        return self.constants.get(behind.input[0] if behind is not None else node.input[1])
+        return self.weights.get(behind.input[0] if behind is not None else node.input[1])
 
 
 def lint(model: Any) -> tuple[Finding, ...]:
     """All findings in an ONNX graph, in its order within each rule. A graph without Q/DQ is judged as FP16."""
-    graph = _Graph(model)
+    graph = QuantizedGraph(model)
     return tuple(finding for rule in RULES for finding in rule(graph))
 
 
-def _channels(graph: _Graph) -> Iterator[Finding]:
+def _channels(graph: QuantizedGraph) -> Iterator[Finding]:
     """Tensor Cores take 16 channels of INT8 or 8 of FP16 at a time; others are padded."""
     quantized = any(node.op_type == "QuantizeLinear" for node in graph.model.graph.node)
     for node in graph.model.graph.node:
@@ -86,7 +70,7 @@ def _channels(graph: _Graph) -> Iterator[Finding]:
             yield Finding("channels", node.name, f"{' and '.join(odd)}: {kind} kernels pad to {multiple}", advice)
 
 
-def _split_fusion(graph: _Graph) -> Iterator[Finding]:
+def _split_fusion(graph: QuantizedGraph) -> Iterator[Finding]:
     """A pair between a product and what would be fused with it makes two kernels and two roundings of one."""
     for node in graph.model.graph.node:
         if node.op_type not in _PRODUCTS:
@@ -104,10 +88,10 @@ def _split_fusion(graph: _Graph) -> Iterator[Finding]:
                 yield Finding("split-fusion", node.name, message, f"quantize what {blocked} writes instead")
 
 
-def _floating_shortcut(graph: _Graph) -> Iterator[Finding]:
+def _floating_shortcut(graph: QuantizedGraph) -> Iterator[Finding]:
     """A residual addition behind an INT8 convolution whose other operand is not dequantized."""
     for node in graph.model.graph.node:
-        if node.op_type != "Add" or any(name in graph.constants for name in node.input):
+        if node.op_type != "Add" or any(name in graph.weights for name in node.input):
             continue
         writers = [graph.producers.get(name) for name in node.input]
         fused = [each for each in writers if each is not None and graph.int8(each)]
@@ -123,10 +107,10 @@ def _floating_shortcut(graph: _Graph) -> Iterator[Finding]:
             yield Finding("floating-shortcut", node.name, message, "put Q/DQ on the branch that no convolution fuses")
 
 
-def _lonely_pair(graph: _Graph) -> Iterator[Finding]:
+def _lonely_pair(graph: QuantizedGraph) -> Iterator[Finding]:
     """A Q/DQ pair that feeds no INT8 kernel costs two conversions and a rounding, and gives nothing."""
     for node in graph.model.graph.node:
-        if node.op_type != "DequantizeLinear" or node.input[0] in graph.constants:
+        if node.op_type != "DequantizeLinear" or node.input[0] in graph.weights:
             continue
         readers = graph.consumers.get(node.output[0], [])
         if readers and not any(graph.int8(each) or each.op_type in ("Add", *_TRANSPARENT) for each in readers):
@@ -134,7 +118,7 @@ def _lonely_pair(graph: _Graph) -> Iterator[Finding]:
             yield Finding("lonely-pair", node.name, message, "leave this tensor unquantized")
 
 
-def _reformats(graph: _Graph) -> Iterator[Finding]:
+def _reformats(graph: QuantizedGraph) -> Iterator[Finding]:
     """A floating-point layer between INT8 ones: the tensor is converted out of INT8 and back."""
     for node in graph.model.graph.node:
         if node.op_type not in _PRODUCTS or graph.int8(node) or graph.weight(node) is None:
@@ -150,20 +134,20 @@ def _reformats(graph: _Graph) -> Iterator[Finding]:
             yield Finding("reformat", node.name, message, "quantize it too, unless the sensitivity search spared it")
 
 
-def _per_tensor_weights(graph: _Graph) -> Iterator[Finding]:
+def _per_tensor_weights(graph: QuantizedGraph) -> Iterator[Finding]:
     """One scale for all output channels costs accuracy and saves nothing."""
     for node in graph.model.graph.node:
         if not graph.int8(node):
             continue
         dequantize = graph.dequantizes(node.input[1])
-        scale = graph.constants.get(dequantize.input[1]) if dequantize is not None else None
+        scale = graph.weights.get(dequantize.input[1]) if dequantize is not None else None
         weight = graph.weight(node)
         if scale is not None and weight is not None and sum(scale.dims) <= 1 and max(weight.dims[:2]) > 1:
             message = "one scale for all its weights"
             yield Finding("per-tensor-weights", node.name, message, "use one scale per output channel")
 
 
-RULES: tuple[Callable[[_Graph], Iterator[Finding]], ...] = (
+RULES: tuple[Callable[[QuantizedGraph], Iterator[Finding]], ...] = (
     _channels,
     _split_fusion,
     _floating_shortcut,

@@ -6,10 +6,11 @@ addition, so that the fused kernel reads it as INT8 (TensorRT developer guide, "
 Runtime's CPU provider fuses an operator only where its *output* is quantized as well.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
+
+from optpipe.backends.onnx_graph import Graph, named
 
 Target = Literal["tensorrt", "cpu"]
 PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -40,53 +41,6 @@ class Placement:
     """Tensors whose Q/DQ serves every consumer: on `cpu`, what a quantized layer writes."""
 
 
-@dataclass(frozen=True)
-class Graph:
-    """An ONNX graph with its producers and consumers at hand. Every node needs a name: see `named`."""
-
-    model: Any
-    weights: Mapping[str, Any] = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "weights", {each.name: each for each in self.model.graph.initializer})
-
-    @cached_property
-    def producers(self) -> dict[str, Any]:
-        """The node that writes each tensor."""
-        return {output: node for node in self.model.graph.node for output in node.output}
-
-    @cached_property
-    def consumers(self) -> dict[str, list[Any]]:
-        """The nodes that read each tensor."""
-        found: dict[str, list[Any]] = {}
-        for node in self.model.graph.node:
-            for name in node.input:
-                found.setdefault(name, []).append(node)
-        return found
-
-    @cached_property
-    def outputs(self) -> frozenset[str]:
-        """The graph's outputs."""
-        return frozenset(each.name for each in self.model.graph.output)
-
-    def epilogue(self, tensor: str) -> str:
-        """What `tensor` becomes after the activation that only it feeds: the end of a fused kernel."""
-        readers = self.consumers.get(tensor, [])
-        if len(readers) == 1 and readers[0].op_type in _ACTIVATIONS and tensor not in self.outputs:
-            return str(readers[0].output[0])
-        return tensor
-
-
-def named(model: Any) -> Any:
-    """`model` after giving every node a name of its own, in place: layers are referred to by it."""
-    seen: set[str] = set()
-    for index, node in enumerate(model.graph.node):
-        if not node.name or node.name in seen:
-            node.name = f"{node.op_type}_{index}"
-        seen.add(node.name)
-    return model
-
-
 def placement(model: Any, target: Target, keep: Callable[[str], bool] = lambda _: False) -> Placement:
     """Decides for every layer of `model`. Layers for which `keep` holds stay in floating point as asked."""
     graph = Graph(named(model))
@@ -113,6 +67,14 @@ def placement(model: Any, target: Target, keep: Callable[[str], bool] = lambda _
         skipped=tuple(skipped),
         after=tuple(after),
     )
+
+
+def _epilogue(graph: Graph, tensor: str) -> str:
+    """What `tensor` becomes after the activation that only it feeds: the end of a fused kernel."""
+    readers = graph.consumers.get(tensor, [])
+    if len(readers) == 1 and readers[0].op_type in _ACTIVATIONS and tensor not in graph.outputs:
+        return str(readers[0].output[0])
+    return tensor
 
 
 def _unfit(node: Any, graph: Graph) -> str | None:
@@ -148,7 +110,7 @@ def _shortcuts(layers: list[Any], graph: Graph) -> list[tuple[str, int]]:
         if node.op_type != "Add" or any(name in graph.weights for name in node.input):
             continue
         fusable = [name for name in node.input if name in writers and len(graph.consumers[name]) == 1]
-        end = graph.epilogue(node.output[0])
+        end = _epilogue(graph, node.output[0])
         if not fusable or not _reaches(end, quantized, graph) or node.input[0] == node.input[1]:
             continue
         kept = max(fusable, key=lambda name: depth[name])  # the convolution that runs last takes the addition in
@@ -180,7 +142,7 @@ def _outputs(layers: list[Any], graph: Graph) -> list[str]:
         fits = node.name in convolutions or (
             node.op_type in ("Add", "MaxPool") and all(name in done for name in node.input)
         )
-        end = graph.epilogue(node.output[0]) if fits else ""
+        end = _epilogue(graph, node.output[0]) if fits else ""
         if fits and end not in graph.outputs:
             done[end] = None
     return [name for name in done if name not in inputs or name in graph.producers]

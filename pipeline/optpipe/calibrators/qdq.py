@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from optpipe.calibrators.placement import Graph, Placement, named
+from optpipe.backends.onnx_graph import Graph, named
+from optpipe.calibrators.placement import Placement
 from optpipe.errors import BadInputError, StageError
 
 LEVELS = 127

@@ -31,7 +31,7 @@ LIMITS: Mapping[str, float] = {
 WITNESSED = frozenset(
     {
         "wrong-output", "inputs-alike", "stale-answer", "cached-answer", "interrupted", "too-few-samples", "not-steady",
-        "out-of-memory", "died", "refused", "int8-not-faster",
+        "out-of-memory", "died", "refused", "int8-not-faster", "int8-accuracy",
     }
 )  # fmt: skip
 """Codes of what the worker or its parent saw and no raw file holds; all others follow from samples and machine rows."""

@@ -50,7 +50,8 @@ def _criteria(verdict: Mapping[str, Any]) -> list[str]:
         )
         for one in verdict["criteria"]
     ]
-    return [*lines, *table_lines(("criterion", "verdict", "observed", "limit", "why"), rows), ""]
+    notes = [f"\n> Note: {_escaped(one['message'])} → {_escaped(one['remedy'])}" for one in verdict.get("notes", ())]
+    return [*lines, *table_lines(("criterion", "verdict", "observed", "limit", "why"), rows), *notes, ""]
 
 
 def comparison_lines(comparison: Comparison) -> list[str]:

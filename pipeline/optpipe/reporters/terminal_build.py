@@ -43,6 +43,11 @@ def build_table(record: Mapping[str, Any]) -> RenderableType:
         if not each["precision_proof"]["proven"]
     ]
     lines += [
+        Text(f"lint  {each['id']}: {_lint_text(each['lint'])}; optpipe show {each['id']} lists them", style="yellow")
+        for each in record["artifacts"]
+        if each["lint"]
+    ]
+    lines += [
         Text(f"failed  {each['backend']} {each['precision']}: {each['reason']}", style="red")
         for each in record["failed"]
     ]
@@ -66,6 +71,11 @@ def _others_text(artifact: Mapping[str, Any]) -> str:
     names = ", ".join(f"{each['name']} ({each['type']})" for each in proof["others"])
     more = proof["others_count"] - len(proof["others"])
     return f"{proof['reason']}; others: {names}" + (f" and {more} more" if more > 0 else "")
+
+
+def _lint_text(lint: Mapping[str, Any]) -> str:
+    counted = ", ".join(f"{count} × {rule}" for rule, count in lint["counts"].items())
+    return f"{counted}, such as {lint['first']['layer']}: {lint['first']['message']}"
 
 
 def _parity_text(parity: Mapping[str, Any] | None) -> Text:

@@ -37,6 +37,8 @@ def verdict_table(verdict: Mapping[str, Any], dossier: str | None, warnings: Seq
         said.append(" waived" if one["waived"] else "", style="bold red")
         table.add_row(one["name"], said, observed_text(one), str(one["limit"]), why)
     lines.append(table)
+    for note in verdict.get("notes", ()):
+        lines.append(Text.assemble((f"note  {note['message']}", "yellow"), (f"\n→ {note['remedy']}", "dim")))
     if dossier is not None:
         lines.append(Text(f"dossier  {dossier}"))
         lines.append(Text(f"check it anywhere  optpipe verify {dossier}", style="dim"))

@@ -1,5 +1,6 @@
 """Builds one artifact and proves that it has the precision that was asked for."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -61,10 +62,30 @@ def built_artifact(
             "file": built.file,
             "weights": model.info["weights"],
             "precision_proof": proof_record(prove(precision, built.layers)),
+            "lint": _lint(graph, device, precision),
             **built.info,
         }
 
     return store.produce("artifact", recipe, make, parents=(model.id, graph.id), listener=listener)
+
+
+def _lint(graph: Entry, device: Device, precision: Precision) -> dict[str, Any]:
+    """What may keep the graph from Tensor Cores, by rule, with one example; all of it is in the graph's entry or `optpipe calibrate`."""
+    import onnx
+
+    from optpipe.backends.onnx_lint import lint
+
+    if device != "cuda" or precision not in (Precision.FP16, Precision.BF16, Precision.INT8):
+        return {}
+    findings = graph.info.get("lint")
+    if findings is None:
+        findings = [each.to_dict() for each in lint(onnx.load(graph.file(ONNX)))]
+    counts = Counter(each["rule"] for each in findings)
+    return (
+        {"counts": dict(counts.most_common()), "first": findings[0], "findings": findings[:LISTED_LAYERS]}
+        if findings
+        else {}
+    )
 
 
 def proof_record(proof: PrecisionProof) -> dict[str, Any]:

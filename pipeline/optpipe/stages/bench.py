@@ -14,7 +14,6 @@ from optpipe.core.measurement_json import document_of
 from optpipe.core.runs import OpenRun, Run, begin_run, finish_run, write_json
 from optpipe.core.store import Store
 from optpipe.errors import ExitStatus, OptpipeError
-from optpipe.measuring.marks import marked
 from optpipe.measuring.measure import Load, measure
 from optpipe.measuring.process import Answer, WorkerProcess
 from optpipe.measuring.rate import highest_rate
@@ -22,6 +21,7 @@ from optpipe.measuring.slo import Slo, ran
 from optpipe.measuring.sweep import largest_inside, nearest, sweep
 from optpipe.measuring.tune import Trial, chosen, nearest_options, tune, tuning_record, tuning_sizes
 from optpipe.stages.bench_subject import BenchPlan, defaults_of, prepared, subject_of
+from optpipe.stages.int8_notes import with_int8_notes
 from optpipe.stages.subjects import StoredArtifact, checked_batches
 
 TUNING_FILE = "tuning.json"
@@ -66,7 +66,7 @@ def bench(artifacts: Sequence[StoredArtifact], plan: BenchPlan, store: Store, li
             one.measure_all(sizes[artifact.entry.id], limits, tunings)
             if bench_run.interrupted:
                 break
-    found = marked(bench_run.measurements)
+    found = with_int8_notes(bench_run.measurements, [each.entry for each in artifacts], store)
     if bench_run.refusals and not any(ran(each) for each in found):
         raise bench_run.refusals[0]
     write_json(run.path / MEASUREMENTS_FILE, document_of(found))

@@ -237,6 +237,7 @@ def artifact_record(built: BuiltArtifact) -> dict[str, Any]:
         "precision_proof": {
             key: info["precision_proof"][key] for key in ("proven", "reason", "others", "others_count")
         },
+        "lint": dict(info.get("lint", {})),
         "parity": dict(built.verification.info) if built.verification else None,
     }
 

@@ -35,6 +35,10 @@ class Known:
     size_bytes: int | None = None
     build_s: float | None = None
     top1: Interval | None = None
+    causes: str = ""
+    """Why an INT8 artifact may be slow."""
+    accuracy: str | None = None
+    """What an INT8 artifact's accuracy is not shown to keep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,7 @@ def compared(
     if baseline:
         unmatched += _left_over(baselines, groups)
     rows = _with_frontier(rows)
-    warnings += _int8_without_gain(rows)
+    warnings += _int8_without_gain(rows, known or {})
     best, why = _best(rows, slo)
     return Comparison(
         rows=tuple(sorted(rows, key=lambda row: (row.model, row.scenario, row.mode, row.batch_size, row.build))),
@@ -228,10 +232,17 @@ def _change(speedup: Interval) -> str:
     return "faster" if speedup.low > 1 else "slower" if speedup.high < 1 else "no difference shown"
 
 
-def _int8_without_gain(rows: list[Row]) -> list[str]:
-    """INT8 that is not shown to be faster than FP16, or FP32 where there is none, on the same backend and load."""
+def _int8_without_gain(rows: list[Row], known: Mapping[str, Known]) -> list[str]:
+    """INT8 that is not shown to be faster than FP16, or FP32 where there is none, on the same backend and load.
+
+    And INT8 whose accuracy is not shown to keep its budget.
+    """
     valid = {(row.model, row.backend, row.device, row.precision, *row.load): row for row in rows if row.valid}
-    found = []
+    found = [
+        f"{row.build}: {known[row.artifact].accuracy}"
+        for row in rows
+        if row.artifact in known and known[row.artifact].accuracy is not None
+    ]
     for row in rows:
         higher = [
             valid.get((row.model, row.backend, row.device, precision, *row.load)) for precision in ("fp16", "fp32")
@@ -242,8 +253,10 @@ def _int8_without_gain(rows: list[Row]) -> list[str]:
             continue
         if mine.high is None or theirs.low is None or mine.high >= theirs.low:
             ratio = theirs.value / mine.value
+            cause = known[row.artifact].causes if row.artifact in known else ""
             found.append(
                 f"{row.label}: INT8 is not shown to be faster than {other.precision} ({ratio:.2f} times as fast)"
+                + (f"; {cause}" if cause else "")
             )
     return found
 

@@ -188,6 +188,7 @@ def verdict_document(signoff: Signoff) -> dict[str, Any]:
         "policy": {"name": signoff.policy.name, "sha256": signoff.policy.sha256},
         "criteria": [_criterion_record(one) for one in signoff.criteria],
         "waived": [one.name for one in signoff.waived],
+        **({"notes": [one.to_dict() for one in signoff.notes]} if signoff.notes else {}),
         "baseline": signoff.evidence.baseline_name,
         "expires_if": list(signoff.expires_if),
         "runs": sorted({one.run for one in signoff.evidence.measured}),

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from optpipe.backends.onnx_graph import named
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.environment import package_version
 from optpipe.core.events import Listener
@@ -134,7 +135,7 @@ def simplify(path: Path) -> bool:
     except Exception:  # noqa: BLE001 - whatever a simplifier trips over, the valid graph goes on; the result says so
         slim = None
     graph = slim or onnx.load(path)
-    _name_nodes(graph)
+    named(graph)
     graph.ir_version = min(max(graph.ir_version, OLDEST_IR), NEWEST_IR)
     onnx.save(graph, path)
     try:
@@ -143,15 +144,6 @@ def simplify(path: Path) -> bool:
         message = f"the exported graph is not valid ONNX: {str(error).strip().splitlines()[0][:240]}"
         raise StageError(message) from error
     return slim is not None
-
-
-def _name_nodes(model: Any) -> None:
-    """Gives every node a name of its own: the proof of precision finds layers by name."""
-    seen: set[str] = set()
-    for index, node in enumerate(model.graph.node):
-        if not node.name or node.name in seen:
-            node.name = f"{node.op_type}_{index}"
-        seen.add(node.name)
 
 
 def _outputs(path: Path) -> tuple[TensorSpec, ...]:

@@ -23,6 +23,7 @@ from optpipe.core.policy import Policy, policy_from_toml
 from optpipe.core.runs import Run, load_run
 from optpipe.core.verdict import Verdict
 from optpipe.errors import BadInputError
+from optpipe.stages.int8_notes import Note, int8_notes
 from optpipe.stages.recompute import measured_from_run, require_unchanged
 from optpipe.stages.task_evidence import accuracy_figures, preprocessing_figures, tensor_core_figure
 
@@ -42,6 +43,8 @@ class Signoff:
     criteria: tuple[Judged, ...]
     verdict: Verdict
     environment: Mapping[str, Any]
+    notes: tuple[Note, ...] = ()
+    """What must be known of the build and decides nothing."""
 
     @property
     def expires_if(self) -> tuple[str, ...]:
@@ -72,7 +75,16 @@ def judged(folder: Path) -> Signoff:
         names = ", ".join(one.name for one in found)
         message = f"no criterion {error.args[0]!r} to waive; this policy has {names}"
         raise BadInputError(message) from error
-    return Signoff(folder, request, policy, evidence, criteria, overall(criteria), json_file(folder / ENVIRONMENT))
+    environment = json_file(folder / ENVIRONMENT)
+    notes = tuple(_notes(folder, evidence, policy.confidence))
+    return Signoff(folder, request, policy, evidence, criteria, overall(criteria), environment, notes)
+
+
+def _notes(folder: Path, evidence: Evidence, confidence: float) -> Iterator[Note]:
+    info = manifest_from_file(folder / "artifact" / "manifest.json").info
+    runs = [load_run(path) for path in sorted((folder / "runs").glob("*/"))]
+    measured = [one.measurement for one in evidence.measured]
+    yield from int8_notes(info, evidence.build, runs, measured, confidence)
 
 
 def evidence_of(folder: Path, request: Mapping[str, Any], confidence: float) -> Evidence:

@@ -12,6 +12,7 @@ from optpipe.core.store import Entry, Store
 from optpipe.errors import BadInputError
 from optpipe.stages.compare import Baseline, Known, Slo, compared
 from optpipe.stages.dossier import approved
+from optpipe.stages.int8_notes import accuracy_note, causes
 from optpipe.stages.judge import build_of, measured_in
 from optpipe.stages.recompute import measured_from_run
 from optpipe.stages.task_evidence import accuracy_figures
@@ -108,10 +109,13 @@ def known_artifacts(store: Store, runs: Sequence[Run]) -> dict[str, Known]:
         if entry.manifest.kind == "artifact":
             build = build_of(entry.manifest)
             top1 = accuracy_figures(runs, build, 0.95).get("top1")
+            accuracy = accuracy_note(runs, build)
             found[entry.id] = Known(
                 size_bytes=build.size_bytes,
                 build_s=entry.manifest.seconds,
                 top1=None if top1 is None else Interval(top1.value, top1.low, top1.high),
+                causes=causes(entry.info),
+                accuracy=accuracy.message if accuracy else None,
             )
     return found
 

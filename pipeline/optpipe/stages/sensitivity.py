@@ -212,8 +212,7 @@ def _probes(count: int, tried: Mapping[int, Mapping[str, Any]], budget: float) -
 
 def layer_macs(graph: Any, card: ModelCard) -> dict[str, int]:
     """Multiply-adds of every layer that has some, at the profile's `opt` shapes."""
-    from optpipe.backends.onnx_graph import graph_types, node_macs
-    from optpipe.calibrators.placement import named
+    from optpipe.backends.onnx_graph import graph_types, named, node_macs
 
     named(graph)
     known = graph_types(graph, card.inputs)

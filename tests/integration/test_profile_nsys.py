@@ -6,6 +6,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -242,23 +245,57 @@ def test_osrt_tells_reading_from_computing(tmp_path: Path) -> None:
     assert profile.measured.os_runtime["name"][0] == "read"
 
 
+def _still_running(directory: Path) -> list[str]:
+    """The command lines that name `directory`, of processes that are no zombies."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            text = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if str(directory) in text:
+                found.append(text)
+    return found
+
+
+def _until(condition: Callable[[], object], limit_s: float) -> bool:
+    until = time.monotonic() + limit_s
+    while not (met := bool(condition())) and time.monotonic() < until:
+        time.sleep(0.1)
+    return met
+
+
 @needs_nsys
-def test_an_interruption_ends_the_profiled_program_too(tmp_path: Path) -> None:
-    import threading
-    import time
-
-    from optpipe.trace import capture
-
-    program = (
-        f"import os, time; open({str(tmp_path / capture.PID_FILE)!r}, 'w').write(str(os.getpid())); time.sleep(300)"
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("moment", ["before the program runs", "while it runs"])
+def test_a_signal_ends_nsys_and_the_program_and_leaves_nothing(
+    workspace: Path, document: dict[str, Any], number: signal.Signals, moment: str
+) -> None:
+    """To the process alone, as a scheduler does it: not to its group, as a terminal does."""
+    before = set((workspace / "runs").iterdir())
+    arguments = (
+        "digits",
+        "--precision",
+        "fp32",
+        "--backend",
+        "onnxruntime",
+        "--stage",
+        "inference",
+        "--iterations",
+        "200000",
     )
-    threading.Timer(4.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt):
-        capture.record([sys.executable, "-c", program], tmp_path, capture.CaptureOptions(), on_gpu=False)
-    pid = int((tmp_path / capture.PID_FILE).read_text())
-    time.sleep(1)
-    stopped = not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2]
-    assert stopped
+    command = [sys.executable, "-m", "optpipe", "profile", *arguments, "--workspace", str(workspace), "--json"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    begun = {"before the program runs": "profile-*/nsys.log", "while it runs": "profile-*/worker.log"}[moment]
+    assert _until(lambda: list((workspace / "tmp").glob(begun)), 60)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == ExitStatus.INTERRUPTED, err
+    assert "interrupted" in json.loads(out)["error"]["message"]
+    assert "Traceback" not in err
+    assert _until(lambda: not _still_running(workspace / "tmp"), 5), _still_running(workspace / "tmp")
+    assert list((workspace / "tmp").glob("profile-*")) == []
+    assert set((workspace / "runs").iterdir()) == before
 
 
 @needs_nsys

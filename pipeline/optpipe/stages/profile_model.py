@@ -12,7 +12,7 @@ from typing import Any
 
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.events import Listener
-from optpipe.core.runs import OpenRun, begin_run, finish_run, write_json
+from optpipe.core.runs import MANIFEST, OpenRun, begin_run, finish_run, write_json
 from optpipe.core.store import Entry, Store
 from optpipe.core.tensors import InputSpec
 from optpipe.errors import BadInputError, ExitStatus, MissingError, OptpipeError, StageError
@@ -21,7 +21,7 @@ from optpipe.stages.build import BuiltArtifact
 from optpipe.stages.export import CARD, ONNX
 from optpipe.stages.preprocess.dali_pipeline import DaliPlan
 from optpipe.trace.analysis import analysis_from_trace, measured_part
-from optpipe.trace.capture import CaptureOptions, Recorded, exported, record
+from optpipe.trace.capture import CaptureOptions, Recorded, exported, record, run_recorded
 from optpipe.trace.files import trace_from_folder, write_trace
 from optpipe.trace.frames import Trace
 from optpipe.trace.importer import nsys_path
@@ -119,26 +119,37 @@ def profile_model(
     card = card_from_file(model.file(CARD))
     documents: list[dict[str, Any]] = []
     errors: list[OptpipeError] = []
-    for job in _jobs(plan, artifacts, card, store):
-        try:
-            with listener.step(f"profile {job.name}"):
-                documents += _profiled(job, plan, run, store, listener)
-        except OptpipeError as error:
-            errors.append(error)
-            documents.append(
-                {"name": job.name, "kind": job.kind, "error": str(error), "exit_status": int(error.exit_status)}
-            )
-    if errors and len(errors) == len(documents):
-        shutil.rmtree(run.path, ignore_errors=True)
+    parents = (model.id, *(each.entry.id for each in artifacts))
+    try:
+        for job in _jobs(plan, artifacts, card, store):
+            try:
+                with listener.step(f"profile {job.name}"):
+                    documents += _profiled(job, plan, run, store, listener)
+            except OptpipeError as error:
+                errors.append(error)
+                documents.append(
+                    {"name": job.name, "kind": job.kind, "error": str(error), "exit_status": int(error.exit_status)}
+                )
+        if len(errors) < len(documents):
+            _finish(run, documents, command, parents, "complete")
+    except KeyboardInterrupt:
+        if len(errors) < len(documents):
+            _finish(run, documents, command, parents, "interrupted")
+        raise
+    finally:
+        if not (run.path / MANIFEST).is_file():
+            shutil.rmtree(run.path, ignore_errors=True)
+    if len(errors) == len(documents):
         raise errors[0]
+    return ModelProfile(tuple(documents), run.path, ExitStatus.STAGE_FAILED if errors else ExitStatus.DONE)
+
+
+def _finish(
+    run: OpenRun, documents: Sequence[dict[str, Any]], command: Sequence[str], parents: Sequence[str], status: str
+) -> None:
     write_json(run.path / "profile.json", {"stages": documents})
-    finished = finish_run(
-        run,
-        command=command,
-        parents=[model.id, *(each.entry.id for each in artifacts)],
-        details={"stages": [{"name": each["name"], "bottleneck": each.get("bottleneck")} for each in documents]},
-    )
-    return ModelProfile(tuple(documents), finished.path, ExitStatus.STAGE_FAILED if errors else ExitStatus.DONE)
+    stages = [{"name": each["name"], "bottleneck": each.get("bottleneck")} for each in documents]
+    finish_run(run, command=command, parents=parents, details={"stages": stages}, status=status)
 
 
 def _jobs(plan: ProfilePlan, artifacts: Sequence[BuiltArtifact], card: ModelCard, store: Store) -> Iterator[_Job]:
@@ -268,7 +279,7 @@ def _count(scratch: Path, document: dict[str, Any], listener: Listener) -> None:
     }
     once |= {"result": str(scratch / "ncu.json"), "log": str(scratch / "ncu.log"), "torch_trace": None}
     (scratch / "ncu-job.json").write_text(json.dumps(once), encoding="utf-8")
-    rows = counters(_program(scratch / "ncu-job.json"), document["kernels"], listener)
+    rows = counters(_program(scratch / "ncu-job.json"), scratch, document["kernels"], listener)
     if "withheld" not in document["roofline"]:
         rows = against_peaks(rows, document["roofline"]["peaks"]["bytes_per_s"])
     document["roofline"]["ncu"] = rows
@@ -295,10 +306,8 @@ def _recorded(job: _Job, plan: ProfilePlan, scratch: Path, listener: Listener) -
 
 
 def _recorded_by_torch(scratch: Path) -> tuple[Trace, dict[str, Any]]:
-    import subprocess
-
-    finished = subprocess.run(_program(scratch / "job.json"), capture_output=True, text=True, check=False)
-    found = _result(scratch, Recorded(None, finished.returncode, finished.stdout + finished.stderr))
+    status, said = run_recorded(_program(scratch / "job.json"), scratch)
+    found = _result(scratch, Recorded(None, status, said))
     return trace_from_torch(scratch / "torch.json"), found
 
 

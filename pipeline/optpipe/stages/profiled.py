@@ -6,7 +6,6 @@ writes what it found out, or its own error, to the job's result file: the parent
 
 import faulthandler
 import json
-import os
 import statistics
 import sys
 import time
@@ -19,7 +18,6 @@ from optpipe.core.events import Silent, Step
 from optpipe.errors import OptpipeError, StageError
 from optpipe.stages.profiled_layers import Layers, layers_of
 from optpipe.trace.annotate import CAPTURE_RANGE, ITERATION_RANGE, LAYERS_RANGE, MEASURED_RANGE, marked
-from optpipe.trace.capture import PID_FILE
 
 WARM_UP_S = 0.3
 """Clocks, caches and thread pools settle by time, not by count."""
@@ -39,7 +37,6 @@ def main(job_file: str) -> None:
     job = json.loads(Path(job_file).read_text(encoding="utf-8"))
     log = Path(job["log"]).open("w", encoding="utf-8")  # noqa: SIM115
     faulthandler.enable(log)
-    Path(job["log"]).with_name(PID_FILE).write_text(str(os.getpid()), encoding="ascii")
     result = Path(job["result"])
     try:
         with _recorded_by_torch(job):

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import subprocess
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,9 +14,8 @@ from optpipe.errors import MissingError, StageError
 from optpipe.trace.annotate import CAPTURE_RANGE
 from optpipe.trace.importer import nsys_path, nsys_version, sqlite_from_recording
 
-PID_FILE = "program.pid"
-"""Where a profiled program leaves its process id, beside its recording."""
 _TIMEOUT_S = 1800
+_PATIENCE_S = 5.0
 _REFUSALS = re.compile(
     r"(permission|not permitted|ptrace|unsupported|not supported|unrecogni[sz]ed|failed to (start|create|launch|initialize)|"
     r"unable to|driver|no space left|illegal)",
@@ -83,7 +83,7 @@ def record(
     output = directory / "recording"
     nsys = nsys_path()
     command = [str(nsys), *nsys_command(options, nsys_version(), output, on_gpu=on_gpu, whole=whole), *program]
-    status, said = _run(command, directory)
+    status, said = run_recorded(command, directory)
     left = [output.with_suffix(suffix) for suffix in (".nsys-rep", ".qdrep", ".qdstrm")]
     found = next((path for path in left if path.is_file() and path.stat().st_size), None)
     return Recorded(found, status, said)
@@ -113,29 +113,54 @@ def refusal(said: str) -> str:
     return (telling or lines or ["it said nothing"])[0][:300]
 
 
-def _end(process: "subprocess.Popen[bytes]", pid_file: Path) -> None:
-    """Ends nsys and the program: nsys puts that into a session of its own, so it is told by the id that it left."""
-    if pid_file.is_file():
-        with suppress(ProcessLookupError, ValueError):
-            os.kill(int(pid_file.read_text(encoding="ascii")), signal.SIGTERM)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGTERM)
-    process.wait(timeout=30)
+def _end(process: "subprocess.Popen[bytes]", directory: Path) -> None:
+    """Ends nsys, its helpers and the program with all that it started: asked first, then killed.
+
+    nsys puts the program into a session of its own and does not end it. All of them have `directory`, which is this
+    recording's alone, on their command line, also before the program has come to say its id.
+    """
+    groups = {process.pid, *_groups_of(directory)}
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for group in groups:
+            with suppress(ProcessLookupError):
+                os.killpg(group, number)
+        until = time.monotonic() + _PATIENCE_S
+        while _groups_of(directory) and time.monotonic() < until:
+            process.poll()
+            time.sleep(0.05)
+        groups |= _groups_of(directory)
+    process.wait()
 
 
-def _run(command: Sequence[str], directory: Path) -> tuple[int, str]:
-    """Runs `command` in its own process group, so that what it started ends with it."""
+def _groups_of(directory: Path) -> set[int]:
+    """The process groups of all processes with `directory` on their command line, this process's own apart."""
+    mark, own = os.fsencode(directory.resolve()), os.getpgrp()
+    groups = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                if mark in (entry / "cmdline").read_bytes():
+                    groups.add(os.getpgid(int(entry.name)))
+    return groups - {own}
+
+
+def run_recorded(command: Sequence[str], directory: Path, timeout_s: float = _TIMEOUT_S) -> tuple[int, str]:
+    """Runs `command`, which has `directory` among its arguments, so that all it started ends with this process's wish.
+
+    Raises:
+        StageError: it did not end in time. MissingError: it cannot be run.
+    """
     log = directory / "nsys.log"
     try:
         with log.open("wb") as out:
             process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
             try:
-                status = process.wait(timeout=_TIMEOUT_S)
+                status = process.wait(timeout=timeout_s)
             except BaseException:
-                _end(process, directory / PID_FILE)
+                _end(process, directory)
                 raise
     except subprocess.TimeoutExpired as error:
-        message = f"the profiled stage did not end within {_TIMEOUT_S} s"
+        message = f"the profiled stage did not end within {timeout_s:.0f} s"
         raise StageError(message) from error
     except OSError as error:
         message = f"{command[0]} cannot be run: {error.strerror}"

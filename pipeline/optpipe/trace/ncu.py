@@ -4,12 +4,13 @@ import csv
 import io
 import re
 import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from optpipe.core.events import Listener
+from optpipe.errors import OptpipeError
+from optpipe.trace.capture import run_recorded
 from optpipe.trace.projection import MEASURED_RANGE
 
 _METRICS = {
@@ -24,7 +25,9 @@ _MOST_LAUNCHES = 150
 _TIMEOUT_S = 600
 
 
-def counters(program: Sequence[str], kernels: Sequence[Mapping[str, Any]], listener: Listener) -> list[dict[str, Any]]:
+def counters(
+    program: Sequence[str], directory: Path, kernels: Sequence[Mapping[str, Any]], listener: Listener
+) -> list[dict[str, Any]]:
     """Runs `program` once more under ncu for the first kernels of `kernels`; empty, with a warning, where that cannot be.
 
     Only launches inside the measured range count: the search for algorithms and the warm-up launch others.
@@ -40,21 +43,20 @@ def counters(program: Sequence[str], kernels: Sequence[Mapping[str, Any]], liste
     command = [ncu, "--csv", "--page", "raw", "--print-units", "base", "--metrics", ",".join(_METRICS)]
     command += ["--kernel-name", f"regex:^({pattern})$", "--launch-count", str(_MOST_LAUNCHES)]
     # A push/pop range is named with a slash behind it (Nsight Compute CLI, NVTX filtering).
-    command += ["--nvtx", "--nvtx-include", f"{MEASURED_RANGE}/", "--target-processes", "all", *program]
+    command += ["--nvtx", "--nvtx-include", f"{MEASURED_RANGE}/", "--target-processes", "all"]
+    log = directory / "ncu.csv"
     try:
-        finished = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        listener.warn(f"ncu did not finish: {error}")
+        _, said = run_recorded([*command, "--log-file", str(log), *program], directory, _TIMEOUT_S)
+    except OptpipeError as error:
+        listener.warn(f"ncu counted nothing: {error}")
         return []
-    if "ERR_NVGPUCTRPERM" in finished.stdout + finished.stderr:
+    text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+    if "ERR_NVGPUCTRPERM" in text + said:
         listener.warn("ncu may not read this GPU's counters (ERR_NVGPUCTRPERM); an administrator can allow it")
         return []
-    rows = rows_from_csv(finished.stdout)
+    rows = rows_from_csv(text)
     if not rows:
-        said = " ".join((finished.stderr.strip() or finished.stdout.strip())[-200:].split())
-        listener.warn(f"ncu counted nothing: {said}")
+        listener.warn(f"ncu counted nothing: {' '.join((text.strip() or said.strip())[-200:].split())}")
     return rows
 
 

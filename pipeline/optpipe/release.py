@@ -8,15 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from optpipe.core.comparison import Comparison
 from optpipe.core.events import Listener
 from optpipe.core.report import Report
-from optpipe.core.runs import load_run, write_json
+from optpipe.core.runs import write_json
 from optpipe.core.sealed import sign
 from optpipe.core.store import Store
 from optpipe.core.verdict import Verdict
-from optpipe.stages.dossier import Checked, Wanted, checked_dossier, collected, finished, verdict_document
+from optpipe.stages.again import disagreements
+from optpipe.stages.collect import BUILDS, Wanted, collected
+from optpipe.stages.dossier import Checked, checked_dossier, finished, verdict_document
 from optpipe.stages.judge import VERDICT, Signoff, json_file, judged
-from optpipe.stages.overview import Overview, overview, stage_bars
+from optpipe.stages.overview import Overview, manifests_in, overview_of_dossier, stage_bars
 from optpipe.stages.report_data import raw_files, report_of
 from optpipe.stages.task_evidence import documents
 
@@ -47,7 +50,7 @@ def signed_off(
             document = verdict_document(signoff)
             write_json(scratch / VERDICT, document)
         with listener.step("write the report"):
-            report = _dossier_report(signoff, document, store)
+            report = _dossier_report(signoff, document)
             write_reports(report, scratch, figures=figures)
         target = output or store.workspace / "dossiers" / str(document["dossier_name"])
         finished(scratch, target)
@@ -58,36 +61,21 @@ def signed_off(
     return Signed(target, document, report, signoff.verdict)
 
 
-def _dossier_report(signoff: Signoff, document: Mapping[str, Any], store: Store) -> Report:
+def _dossier_report(signoff: Signoff, document: Mapping[str, Any]) -> Report:
     folder, model = signoff.folder, signoff.evidence.build.model
-    runs = [load_run(path) for path in sorted((folder / "runs").glob("*/"))]
-    found = _compared(signoff, store)
-    title = f"{model}: {signoff.policy.name}"
+    found = overview_of_dossier(folder)
     return report_of(
-        title,
+        f"{model}: {signoff.policy.name}",
         found.comparison,
-        signoff.evidence.measured,
-        runs,
+        found.measured,
+        found.runs,
         folder,
         verdict=document,
-        stages=stage_bars(store, model),
-        files=raw_files(runs, folder),
+        stages=stage_bars(manifests_in(folder)),
+        files=raw_files(found.runs, folder),
         created_utc=document["created_utc"],
-        **documents(runs, folder),
+        **documents(found.runs, folder),
     )
-
-
-def _compared(signoff: Signoff, store: Store) -> Overview:
-    """The comparison of all builds of the model; of nothing where nothing was measured."""
-    from optpipe.core.comparison import Comparison, Goal
-    from optpipe.errors import BadInputError
-
-    try:
-        return overview(store, model=signoff.evidence.build.model)
-    except BadInputError as error:
-        reason = str(error).splitlines()[0]
-        nothing = Comparison((), dict.fromkeys(Goal), dict.fromkeys(Goal, reason), environment=signoff.environment)
-        return Overview(nothing, (), ())
 
 
 def write_reports(report: Report, folder: Path, *, figures: bool = True) -> list[Path]:
@@ -113,27 +101,57 @@ def verified(folder: Path, allowed_signers: Path | None = None) -> Checked:
     checked = checked_dossier(folder, allowed_signers)
     if checked.signoff is None or checked.problems:
         return checked
-    return replace(checked, problems=tuple(_untrue_reports(folder, json_file(folder / VERDICT))))
+    document = json_file(folder / VERDICT)
+    problems = _untrue_reports(folder, document)
+    if (folder / BUILDS).is_dir():  # older ones did not keep the other builds' raw files
+        comparison = overview_of_dossier(folder).comparison
+        computed = json.loads(json.dumps(comparison.as_json()))
+        problems += disagreements(json_file(folder / COMPARISON), computed, COMPARISON)
+        problems += _untrue_tables(folder, document, comparison)
+    return replace(checked, problems=tuple(problems))
 
 
 def _untrue_reports(folder: Path, document: Mapping[str, Any]) -> list[str]:
-    """Where the reports say something else than `document`, whose figures follow from the raw files."""
+    """Where the reports say another verdict than `document`, whose figures follow from the raw files."""
     from optpipe.reporters.html import MARKS
     from optpipe.reporters.junit import junit_report
 
-    def text(name: str) -> str:
-        path = folder / name
-        return path.read_text(encoding="utf-8") if path.is_file() else ""
-
     verdict = str(document["verdict"])
     problems = []
-    if text(JUNIT) != junit_report(document):
+    if _text(folder / JUNIT) != junit_report(document):
         problems.append(f"{JUNIT}: does not say what verdict.json says")
-    if f"{verdict}: " not in text(MARKDOWN).split("\n", 1)[0]:
+    if f"{verdict}: " not in _text(folder / MARKDOWN).split("\n", 1)[0]:
         problems.append(f"{MARKDOWN}: does not say {verdict}")
-    if f"<title>{verdict}: " not in text(HTML) or f"{MARKS[verdict]}</span> {verdict}</p>" not in text(HTML):
+    page = _text(folder / HTML)
+    if f"<title>{verdict}: " not in page or f"{MARKS[verdict]}</span> {verdict}</p>" not in page:
         problems.append(f"{HTML}: does not say {verdict}")
     return problems
+
+
+def _untrue_tables(folder: Path, document: Mapping[str, Any], comparison: Comparison) -> list[str]:
+    """Where the tables of the reports lack a row that says what `document` and `comparison` say."""
+    from optpipe.reporters.html import rows_of_page
+    from optpipe.reporters.markdown import figure_text
+    from optpipe.reporters.records import observed_text
+
+    wanted = [(one["name"], one["verdict"], observed_text(one), str(one["limit"])) for one in document["criteria"]]
+    wanted += [
+        (row.build, row.scenario, figure_text(row.latency_ms.get("p50"), "{:.3g}"),
+         figure_text(row.throughput_images_per_s, "{:,.0f}"))
+        for row in comparison.rows
+    ]  # fmt: skip
+    lines = [line.replace("\\|", "|").replace("&lt;", "<") for line in _text(folder / MARKDOWN).splitlines()]
+    said = {HTML: rows_of_page(_text(folder / HTML)), MARKDOWN: [line for line in lines if line.startswith("|")]}
+    return [
+        f"{name}: no row says {', '.join(texts)}"
+        for name, rows in said.items()
+        for texts in wanted
+        if not any(all(text in row for text in texts) for row in rows)
+    ]
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
 def comparison_report(found: Overview, title: str, folder: Path) -> Report:

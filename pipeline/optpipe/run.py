@@ -25,7 +25,7 @@ from optpipe.core.store import Entry, Store
 from optpipe.errors import BadInputError, ExitStatus, GateError, MissingError, StageError
 from optpipe.release import Signed, signed_off
 from optpipe.stages.build import Build, BuildPlan, build
-from optpipe.stages.dossier import Wanted, judged_artifact
+from optpipe.stages.collect import Wanted, judged_artifact
 from optpipe.stages.model import Model
 
 

@@ -10,7 +10,7 @@ import pytest
 from optpipe.core.events import Silent
 from optpipe.core.policy import policy_from_toml
 from optpipe.release import signed_off
-from optpipe.stages.dossier import Wanted
+from optpipe.stages.collect import Wanted
 
 CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium: .ci/install-chromium")

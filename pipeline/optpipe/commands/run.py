@@ -55,7 +55,7 @@ def run(
     from optpipe.reporters.terminal_signoff import walk_text
     from optpipe.run import WalkPlan, walk, walk_record
     from optpipe.stages.build import BuildPlan
-    from optpipe.stages.dossier import Wanted
+    from optpipe.stages.collect import Wanted
 
     rules = policy_from_file(policy)
     wanted = Wanted(model, rules, None, waivers_from_options(waive or [], because or []))

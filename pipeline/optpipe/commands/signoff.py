@@ -43,7 +43,7 @@ def signoff(
     from optpipe.reporters.junit import junit_report
     from optpipe.reporters.markdown import markdown_report
     from optpipe.reporters.terminal_signoff import verdict_table
-    from optpipe.stages.dossier import Wanted
+    from optpipe.stages.collect import Wanted
 
     if model is None or policy is None:
         message = "signoff needs MODEL and --policy FILE; optpipe signoff --init writes a policy to start from"

@@ -92,6 +92,15 @@ def html_report(report: Report, *, with_figures: bool = True) -> str:
     )
 
 
+def rows_of_page(page: str) -> list[str]:
+    """What the rows of a page's tables say, without markup: `optpipe verify` looks its figures up there."""
+    import re
+    from html import unescape
+
+    rows = re.findall(r"<tr[ >].*?</tr>", page, flags=re.DOTALL)
+    return [" ".join(unescape(re.sub(r"<[^>]*>", " ", row)).split()) for row in rows]
+
+
 def _figures(report: Report) -> "list[Figure]":
     try:
         from optpipe.reporters.charts import figures

@@ -1,19 +1,22 @@
 """Everything measured in a workspace, ready to be compared: runs, artifacts and their accuracy."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from optpipe.core.comparison import Comparison, Interval
-from optpipe.core.evidence import Measured
+from optpipe.core.comparison import Comparison, Goal, Interval
+from optpipe.core.evidence import Measured, foreign
+from optpipe.core.manifest import MANIFEST, Manifest, manifest_from_file
+from optpipe.core.measurement import MEASUREMENTS_FILE
 from optpipe.core.report import StageBar
-from optpipe.core.runs import Run, list_runs, load_run
-from optpipe.core.store import Entry, Store
+from optpipe.core.runs import Run, json_of_run, list_runs, load_run
+from optpipe.core.store import Store
 from optpipe.errors import BadInputError
+from optpipe.stages.collect import BUILDS
 from optpipe.stages.compare import Baseline, Known, Slo, compared
 from optpipe.stages.dossier import approved
 from optpipe.stages.int8_notes import accuracy_note, causes
-from optpipe.stages.judge import build_of, measured_in
+from optpipe.stages.judge import REQUEST, build_of, json_file, measured_in
 from optpipe.stages.recompute import measured_from_run
 from optpipe.stages.task_evidence import accuracy_figures
 
@@ -81,7 +84,7 @@ def overview(
         measured = tuple(one for one in measured if one.measurement.subject.model == model)
     if not measured:
         raise BadInputError(NO_RUNS.format(workspace=store.workspace))
-    known = known_artifacts(store, list_runs(store.workspace))
+    known = known_builds((entry.manifest for entry in store.entries()), list_runs(store.workspace))
     comparison = compared(measured, baseline=held_against, known=known, slo=slo, across=across)
     return Overview(comparison, measured, runs)
 
@@ -102,36 +105,62 @@ def _baseline(store: Store, name: str | None, model: str | None) -> Baseline | N
     return Baseline(f"approved {model}", "approved", tuple(measured_in(runs, 0.95, None)))
 
 
-def known_artifacts(store: Store, runs: Sequence[Run]) -> dict[str, Known]:
-    """Size, build time and accuracy of every stored artifact, by id."""
+def known_builds(manifests: Iterable[Manifest], runs: Sequence[Run]) -> dict[str, Known]:
+    """Size, build time and accuracy of every artifact among `manifests`, by id."""
     found = {}
-    for entry in store.entries():
-        if entry.manifest.kind == "artifact":
-            build = build_of(entry.manifest)
+    for manifest in manifests:
+        if manifest.kind == "artifact":
+            build = build_of(manifest)
             top1 = accuracy_figures(runs, build, 0.95).get("top1")
             accuracy = accuracy_note(runs, build)
-            found[entry.id] = Known(
+            found[manifest.id] = Known(
                 size_bytes=build.size_bytes,
-                build_s=entry.manifest.seconds,
+                build_s=manifest.seconds,
                 top1=None if top1 is None else Interval(top1.value, top1.low, top1.high),
-                causes=causes(entry.info),
+                causes=causes(manifest.info),
                 accuracy=accuracy.message if accuracy else None,
             )
     return found
 
 
-def stage_bars(store: Store, model: str) -> tuple[StageBar, ...]:
-    """How long each stage of each of `model`'s builds took when it was made."""
-    entries = {entry.id: entry for entry in store.entries()}
+def overview_of_dossier(folder: Path) -> Overview:
+    """The comparison of the builds whose raw files lie in a dossier, measured where the judged build last was.
+
+    A function of the folder alone: a sign-off writes what it gives, and `optpipe verify` computes it again.
+    """
+    runs = tuple(load_run(path) for path in sorted((folder / "runs").glob("*/")))
+    bench = [run for run in runs if run.kind == "bench"]
+    measured = tuple(one for run in bench for one in measured_from_run(run, whole=False))
+    stated = sum(len(json_of_run(run, MEASUREMENTS_FILE).get("measurements", ())) for run in bench)
+    request = json_file(folder / REQUEST)
+    mine = [one for one in measured if one.measurement.subject.artifact == request["artifact"]]
+    place = max(mine or measured, key=lambda one: one.measurement.started_utc or "").environment if measured else {}
+    here = tuple(one for one in measured if not foreign(place, one.environment))
+    if not here:
+        reason = f"nothing was measured of {request['model']}; first: optpipe bench {request['model']}"
+        nothing = Comparison((), dict.fromkeys(Goal), dict.fromkeys(Goal, reason), environment=place)
+        return Overview(nothing, (), runs)
+    comparison = compared(here, known=known_builds(manifests_in(folder), runs))
+    notes = (
+        (stated - len(measured), "not in this dossier: their raw samples are large, or they have none"),
+        (len(measured) - len(here), "left out: they are from another machine"),
+    )
+    said = tuple(f"{count} measurement{'s are' if count > 1 else ' is'} {why}" for count, why in notes if count)
+    return Overview(replace(comparison, warnings=(*comparison.warnings, *said)), here, runs)
+
+
+def manifests_in(folder: Path) -> list[Manifest]:
+    """The store's records of the builds in a dossier, and of what they were made from."""
+    return [manifest_from_file(path) for path in sorted(folder.glob(f"{BUILDS}/*/{MANIFEST}"))]
+
+
+def stage_bars(manifests: Sequence[Manifest]) -> tuple[StageBar, ...]:
+    """How long each stage of each build among `manifests` took when it was made."""
+    by_id = {manifest.id: manifest for manifest in manifests}
     bars = []
-    for entry in entries.values():
-        if entry.manifest.kind == "artifact" and entry.info.get("model") == model:
-            label = f"{entry.info['backend']} {entry.info['precision']}"
-            ancestry = _ancestry(entry, entries)
-            bars += [StageBar(label, each.manifest.kind, each.manifest.seconds) for each in ancestry]
+    for manifest in manifests:
+        if manifest.kind == "artifact":
+            label = f"{manifest.info['backend']} {manifest.info['precision']}"
+            ancestry = [by_id[parent] for parent in manifest.parents if parent in by_id]
+            bars += [StageBar(label, each.kind, each.seconds) for each in (*ancestry, manifest)]
     return tuple(bars)
-
-
-def _ancestry(entry: Entry, entries: dict[str, Entry]) -> list[Entry]:
-    parents = [entries[parent] for parent in entry.manifest.parents if parent in entries]
-    return [*parents, entry]

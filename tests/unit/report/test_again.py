@@ -6,11 +6,14 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from optpipe.core.events import Silent
 from optpipe.core.hashing import file_sha256
 from optpipe.core.policy import policy_from_toml
 from optpipe.core.sealed import seal
 from optpipe.core.verdict import Verdict
-from optpipe.stages.dossier import Wanted, checked_dossier, collected, finished, verdict_document
+from optpipe.release import signed_off, verified
+from optpipe.stages.collect import Wanted, collected
+from optpipe.stages.dossier import checked_dossier, finished, verdict_document
 from optpipe.stages.judge import judged
 from optpipe.trace.read import trace_from_sqlite
 
@@ -122,3 +125,28 @@ def test_tables_that_were_left_out_leave_nothing_to_judge(dossier):
     found = {one.name: one for one in checked.signoff.criteria}["tensor_cores.minimum_share"]
     assert found.verdict is Verdict.INCONCLUSIVE
     assert "too large for a dossier" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "says"),
+    [
+        ("comparison.json", '"samples": 950', '"samples": 9500', "samples says 9500, the raw files give 950"),
+        ("report.html", None, None, None),
+        ("report.md", None, None, None),
+    ],
+)
+def test_reports_that_say_other_figures_are_found(workspace, tmp_path, name, old, new, says):
+    entry = workspace.artifact("fp16")
+    workspace.bench(entry, workspace.artifact("fp32"))
+    policy = policy_from_toml(b'schema = 1\n[[latency]]\np50 = "50 ms"\nbatch_size = 1\n[build]\nprecision = "fp16"\n')
+    signed = signed_off(Wanted("digits", policy), workspace.store, tmp_path / "one", None, Silent(), figures=False)
+    assert verified(signed.folder).problems == ()
+    path = signed.folder / name
+    p50 = f"{signed.report.comparison.rows[0].latency_ms['p50'].value:.3g}"
+    text = path.read_text()
+    changed = text.replace(old, new) if says else text.replace(p50, "0.01")
+    assert changed != text
+    path.write_text(changed)
+    seal(signed.folder)
+    problems = verified(signed.folder).problems
+    assert any((says or f"{name}: no row says") in problem for problem in problems), problems

@@ -10,7 +10,8 @@ from optpipe.core.policy import policy_from_toml
 from optpipe.core.sealed import seal
 from optpipe.core.verdict import Verdict
 from optpipe.errors import BadInputError
-from optpipe.stages.dossier import Wanted, approve, checked_dossier, collected, finished, verdict_document
+from optpipe.stages.collect import Wanted, collected
+from optpipe.stages.dossier import approve, checked_dossier, finished, verdict_document
 from optpipe.stages.judge import judged
 
 LATENCY = """schema = 1

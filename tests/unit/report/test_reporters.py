@@ -12,7 +12,7 @@ from optpipe.release import signed_off, verified
 from optpipe.reporters.html import html_report
 from optpipe.reporters.junit import junit_report
 from optpipe.reporters.markdown import markdown_report
-from optpipe.stages.dossier import Wanted
+from optpipe.stages.collect import Wanted
 
 POLICY = """schema = 1
 name = "<script>alert('x')</script> & co"
@@ -64,7 +64,7 @@ def test_a_report_that_was_rewritten_and_resealed_is_found(measured_once):
     for name in ("report.html", "report.md", "junit.xml"):
         (folder / name).write_text((folder / name).read_text().replace("FAIL", "PASS"))
     seal(folder)
-    assert [problem.split(":")[0] for problem in verified(folder).problems] == ["junit.xml", "report.md", "report.html"]
+    assert {problem.split(":")[0] for problem in verified(folder).problems} == {"junit.xml", "report.md", "report.html"}
 
 
 def test_the_page_is_the_same_each_time_and_asks_nothing_of_the_network(measured_once):

@@ -7,7 +7,7 @@ again: a timing is never answered from a cache.
 
 import json
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,14 +18,14 @@ from optpipe import __version__
 from optpipe.core.events import Listener
 from optpipe.core.hashing import value_sha256
 from optpipe.core.manifest import command_line
-from optpipe.core.measurement import Mode, Scenario
-from optpipe.core.policy import Policy, Where
+from optpipe.core.policy import Criterion, Policy
 from optpipe.core.runs import MANIFEST, write_json
 from optpipe.core.store import Entry, Store
 from optpipe.errors import BadInputError, ExitStatus, GateError, MissingError, StageError
 from optpipe.release import Signed, signed_off
 from optpipe.stages.build import Build, BuildPlan, build
 from optpipe.stages.collect import Wanted, judged_artifact
+from optpipe.stages.loads import loads_of
 from optpipe.stages.model import Model
 
 
@@ -157,49 +157,25 @@ def _preprocess(model: Model, plan: WalkPlan, store: Store, listener: Listener) 
 
 
 def _bench(plan: WalkPlan, judged: Entry, artifacts: list[Entry], store: Store, listener: Listener) -> list[Path]:
-    from optpipe.measuring.measure import Load
+    if judged.id not in {each.id for each in artifacts}:
+        message = f"the judged build ({judged.info['backend']} {judged.info['precision']}) cannot run on this machine"
+        raise MissingError(message)
+    return _benched(artifacts, plan.policy.criteria, plan, store, listener)
+
+
+def _benched(
+    artifacts: Sequence[Entry], criteria: Sequence[Criterion], plan: WalkPlan, store: Store, listener: Listener
+) -> list[Path]:
     from optpipe.measuring.validity import LIMITS
     from optpipe.stages.bench import bench
     from optpipe.stages.bench_subject import BenchPlan
     from optpipe.stages.subjects import artifacts_named
 
-    if judged.id not in {each.id for each in artifacts}:
-        message = f"the judged build ({judged.info['backend']} {judged.info['precision']}) cannot run on this machine"
-        raise MissingError(message)
     found = tuple(artifact for each in artifacts for artifact in artifacts_named(each.id, store))
-    runs = []
-    for scenario, mode, batches in loads_of(plan.policy):
-        load = Load(
-            batch_size=1,
-            scenario=scenario,
-            mode=mode,
-            min_seconds=plan.min_seconds,
-            max_seconds=max(plan.max_seconds, plan.min_seconds),
-        )
-        limits = {**LIMITS, "max_cv": plan.max_cv}
-        bench_plan = BenchPlan(load=load, batches=batches or None, limits=limits, to_the_end=True)
-        runs.append(bench(found, bench_plan, store, listener).run.path)
-    return runs
-
-
-def loads_of(policy: Policy) -> list[tuple[Scenario, Mode, tuple[int, ...]]]:
-    """What the policy's criteria need measured: batch sizes by scenario and mode; without any, the whole profile.
-
-    A criterion that names no scenario or mode is about single-stream compute here. Server and multi-stream need a rate or
-    streams, which a policy does not give: they are measured with `optpipe bench`.
-    """
-    loads: dict[tuple[Scenario, Mode], set[int]] = {}
-    for criterion in policy.criteria:
-        where = criterion.where
-        if where == Where():
-            continue
-        scenario = Scenario(where.scenario or Scenario.SINGLE_STREAM)
-        if scenario in (Scenario.SINGLE_STREAM, Scenario.OFFLINE):
-            sizes = loads.setdefault((scenario, Mode(where.mode or Mode.COMPUTE)), set())
-            sizes |= {where.batch_size} if where.batch_size else set()
-    if not loads:
-        return [(Scenario.SINGLE_STREAM, Mode.COMPUTE, (1,))]
-    return [(scenario, mode, tuple(sorted(sizes))) for (scenario, mode), sizes in loads.items()]
+    limits = {**LIMITS, "max_cv": plan.max_cv}
+    loads = loads_of(criteria, plan.min_seconds, plan.max_seconds)
+    plans = [BenchPlan(load=load, batches=batches, limits=limits, to_the_end=True) for load, batches in loads]
+    return [bench(found, each, store, listener).run.path for each in plans]
 
 
 def _profile(plan: WalkPlan, built: Build, judged: Entry, store: Store, listener: Listener) -> list[Path]:

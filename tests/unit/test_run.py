@@ -6,7 +6,8 @@ from optpipe.core.events import Silent
 from optpipe.core.policy import policy_from_toml
 from optpipe.core.runs import MANIFEST
 from optpipe.errors import MissingError, StageError
-from optpipe.run import _Notes, _step, loads_of
+from optpipe.run import _Notes, _step
+from optpipe.stages.loads import loads_of
 
 
 @pytest.fixture
@@ -90,7 +91,35 @@ mode = "end-to-end"
 [size]
 maximum = "1 MiB"
 """
-    loads = [(str(scenario), str(mode), sizes) for scenario, mode, sizes in loads_of(policy_from_toml(text.encode()))]
-    assert loads == [("single-stream", "compute", (1, 8)), ("offline", "end-to-end", (8,))]
+    loads = [
+        (str(load.scenario), str(load.mode), sizes)
+        for load, sizes in loads_of(policy_from_toml(text.encode()).criteria)
+    ]
+    assert loads == [("offline", "end-to-end", (8,)), ("single-stream", "compute", (1, 8))]
     only_size = policy_from_toml(b'schema = 1\n[size]\nmaximum = "1 MiB"\n')
-    assert [sizes for *_, sizes in loads_of(only_size)] == [(1,)]
+    assert [sizes for _, sizes in loads_of(only_size.criteria)] == [(1,)]
+
+
+def test_rates_streams_percentiles_and_energy_decide_the_load():
+    text = """schema = 1
+[[latency]]
+p99 = "20 ms"
+batch_size = 1
+scenario = "server"
+rate = "500 queries/s"
+[[latency]]
+"p99.9" = "20 ms"
+batch_size = 4
+scenario = "multi-stream"
+streams = 3
+[[energy]]
+maximum = "1 J/image"
+batch_size = 64
+"""
+    server, several, energy = sorted(
+        (load for load, _ in loads_of(policy_from_toml(text.encode()).criteria)),
+        key=lambda load: -(load.rate_per_s or 0),
+    )
+    assert (str(server.scenario), server.rate_per_s, server.percentile) == ("server", 500.0, 99.0)
+    assert (several.streams, several.percentile, several.batch_size) == (3, 99.9, 4)
+    assert (energy.min_seconds, energy.batch_size) == (12.0, 64)

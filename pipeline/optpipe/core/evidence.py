@@ -6,7 +6,8 @@ from typing import Any
 
 from optpipe.core.criteria import Cap, Judged, Missing, Observation
 from optpipe.core.measurement import Measurement, Validity
-from optpipe.core.policy import Criterion, Where
+from optpipe.core.policy import Criterion
+from optpipe.core.where import Where
 
 UNKNOWN = float("nan")
 """The value of an observation that could not be made; its caps say why."""
@@ -85,8 +86,8 @@ def matching(where: Where, measured: Sequence[Measured]) -> list[Measured]:
     newest: dict[object, Measured] = {}
     for one in sorted(measured, key=lambda each: (each.measurement.started_utc or "", each.run)):
         found = one.measurement
-        wanted = (where.batch_size, where.scenario, where.mode)
-        actual = (found.batch_size, str(found.scenario), str(found.mode))
+        wanted = (where.batch_size, where.scenario, where.mode, where.streams, where.rate_per_s)
+        actual = (found.batch_size, str(found.scenario), str(found.mode), found.streams, found.offered_rate_per_s)
         if all(want is None or want == has for want, has in zip(wanted, actual, strict=True)):
             newest[found.key] = one
     return list(newest.values())
@@ -99,6 +100,8 @@ def bench_command(evidence: Evidence, where: Where) -> str:
     parts += [f"--batch {where.batch_size}"] if where.batch_size else []
     parts += [f"--scenario {where.scenario}"] if where.scenario else []
     parts += [f"--mode {where.mode}"] if where.mode else []
+    parts += [f"--streams {where.streams}"] if where.streams else []
+    parts += [f"--rate {where.rate_per_s:g}"] if where.rate_per_s else []
     return " ".join(parts)
 
 
@@ -122,8 +125,10 @@ def _of_measurement(one: Measured, figure: Observation | Missing, evidence: Evid
 
 
 def about_measurement(found: Measurement) -> str:
-    """`batch 8, single-stream, compute`."""
-    return f"batch {found.batch_size}, {found.scenario}, {found.mode}"
+    """`batch 8, single-stream, compute`; `batch 1, server at 500 queries/s, compute`."""
+    streams = f" with {found.streams} streams" if found.streams > 1 else ""
+    rate = f" at {found.offered_rate_per_s:g} queries/s" if found.offered_rate_per_s else ""
+    return f"batch {found.batch_size}, {found.scenario}{streams}{rate}, {found.mode}"
 
 
 CAVEATS = {
@@ -214,7 +219,13 @@ def _regression(criterion: Criterion, evidence: Evidence) -> Sequence[Observatio
 
 def _loss(metric: str, one: Measured, evidence: Evidence) -> Observation:
     contender, about = one.measurement, f"{about_measurement(one.measurement)}, against {evidence.baseline_name}"
-    where = Where(contender.batch_size, str(contender.scenario), str(contender.mode))
+    where = Where(
+        contender.batch_size,
+        str(contender.scenario),
+        str(contender.mode),
+        contender.streams,
+        contender.offered_rate_per_s,
+    )
     others = matching(where, evidence.baseline)
     caps = list(measurement_caps(one, evidence))
     if not others:

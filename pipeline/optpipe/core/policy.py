@@ -18,11 +18,10 @@ from enum import StrEnum
 from typing import Any
 
 from optpipe.core.quantity import Dimension, quantity, quantity_text
+from optpipe.core.where import NARROWING, Where, where_from_table
 from optpipe.errors import BadInputError
 
 SCHEMA_VERSION = 1
-SCENARIOS = ("single-stream", "multi-stream", "offline", "server")
-MODES = ("compute", "end-to-end")
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8", "fp8")
 
 
@@ -132,20 +131,6 @@ BUILD_KEYS = ("artifact", "backend", "precision")
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
-    """Which measurements a criterion is about; None means every one."""
-
-    batch_size: int | None = None
-    scenario: str | None = None
-    mode: str | None = None
-
-    def slug(self) -> str:
-        """`.b8.single-stream`; empty for every measurement."""
-        batch = None if self.batch_size is None else f"b{self.batch_size}"
-        return "".join(f".{part}" for part in (batch, self.scenario, self.mode) if part)
-
-
-@dataclass(frozen=True, slots=True)
 class Criterion:
     """One limit of a policy. `threshold` is in the base unit of `dimension`; of an environment criterion, a name."""
 
@@ -246,9 +231,9 @@ def _section(name: str, document: Mapping[str, Any]) -> Iterator[Criterion]:
     section = SECTIONS[name]
     for number, table in enumerate(tables, start=1):
         place = f"[[{name}]] number {number}" if len(tables) > 1 else f"[[{name}]]"
-        narrowing = ("batch_size", "scenario", "mode") if section.measured else ()
+        narrowing = NARROWING if section.measured else ()
         _known(table, (*section.limits, *narrowing), place)
-        where = _where(table, place)
+        where = where_from_table(table, place)
         chosen = [metric for metric in table if metric in section.limits]
         if not chosen:
             msg = f"{place} sets no limit; it takes {', '.join(section.limits)}"
@@ -276,18 +261,6 @@ def _threshold(value: object, limit: Limit, place: str) -> float:
         msg = f'{place} = "{value}" can never be met'
         raise ValueError(msg)
     return threshold
-
-
-def _where(table: Mapping[str, Any], place: str) -> Where:
-    batch = table.get("batch_size")
-    if batch is not None and (not isinstance(batch, int) or isinstance(batch, bool) or batch < 1):
-        msg = f"{place}: batch_size = {batch!r} must be a whole number from 1"
-        raise ValueError(msg)
-    for key, choices in (("scenario", SCENARIOS), ("mode", MODES)):
-        if key in table and table[key] not in choices:
-            msg = f"{place}: {key} = {table[key]!r} must be one of {', '.join(choices)}"
-            raise ValueError(msg)
-    return Where(batch, table.get("scenario"), table.get("mode"))
 
 
 def _environment(document: Mapping[str, Any]) -> Iterator[Criterion]:

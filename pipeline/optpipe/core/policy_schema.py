@@ -3,9 +3,10 @@
 from importlib import resources
 from typing import Any
 
-from optpipe.core.policy import BUILD_KEYS, ENVIRONMENT_KEYS, MODES, PRECISIONS, SCENARIOS, SCHEMA_VERSION, SECTIONS
+from optpipe.core.policy import BUILD_KEYS, ENVIRONMENT_KEYS, PRECISIONS, SCHEMA_VERSION, SECTIONS
 from optpipe.core.policy import Section as PolicySection
 from optpipe.core.quantity import EXAMPLES, Dimension, quantity_pattern
+from optpipe.core.where import MODES, SCENARIOS
 
 TEMPLATE = "policy-template.toml"
 
@@ -55,6 +56,27 @@ def _quantity(dimension: Dimension, doc: str) -> dict[str, Any]:
     return {"type": "string", "pattern": quantity_pattern(dimension), "description": doc, "examples": [example]}
 
 
+def _only_with(key: str, scenarios: list[str]) -> dict[str, Any]:
+    there = {"required": ["scenario"], "properties": {"scenario": {"enum": scenarios}}}
+    return {"if": {"required": [key]}, "then": there}
+
+
+def _needs(scenario: str, key: str) -> dict[str, Any]:
+    asked = {"required": ["scenario"], "properties": {"scenario": {"const": scenario}}}
+    return {"if": asked, "then": {"required": [key]}}
+
+
+_LOADS = {
+    "allOf": [
+        _needs("server", "rate"),
+        _needs("multi-stream", "streams"),
+        _only_with("rate", ["server"]),
+        _only_with("streams", ["multi-stream", "offline"]),
+    ]
+}
+"""A server is loaded by a rate, several streams by their number; neither means anything without the other."""
+
+
 def _tables(section: PolicySection) -> dict[str, Any]:
     properties = {name: _quantity(limit.dimension, limit.doc) for name, limit in section.limits.items()}
     if section.measured:
@@ -62,11 +84,13 @@ def _tables(section: PolicySection) -> dict[str, Any]:
             "batch_size": {"type": "integer", "minimum": 1},
             "scenario": {"enum": list(SCENARIOS)},
             "mode": {"enum": list(MODES)},
+            "streams": {"type": "integer", "minimum": 1},
+            "rate": _quantity(Dimension.QUERIES, "Queries per second of the server scenario."),
         }
     table = {
         "type": "object",
         "additionalProperties": False,
         "anyOf": [{"required": [name]} for name in section.limits],
         "properties": properties,
-    }
+    } | (_LOADS if section.measured else {})
     return {"description": section.doc, "oneOf": [table, {"type": "array", "minItems": 1, "items": table}]}

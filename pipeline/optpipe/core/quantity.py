@@ -15,6 +15,7 @@ class Dimension(StrEnum):
 
     TIME = "a time"
     RATE = "a rate"
+    QUERIES = "a rate of queries"
     SHARE = "a share"
     POINTS = "percentage points"
     SIZE = "a size"
@@ -25,17 +26,19 @@ class Dimension(StrEnum):
 UNITS: dict[Dimension, dict[str, float]] = {
     Dimension.TIME: {"ns": 1.0, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9},
     Dimension.RATE: {"images/s": 1.0},
+    Dimension.QUERIES: {"queries/s": 1.0},
     Dimension.SHARE: {"%": 0.01},
     Dimension.POINTS: {"points": 0.01, "point": 0.01},
     Dimension.SIZE: {"B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "kB": 1e3, "MB": 1e6, "GB": 1e9},
     Dimension.ENERGY: {"J/image": 1.0, "mJ/image": 1e-3},
     Dimension.DECIBEL: {"dB": 1.0},
 }
-"""The units of each dimension as factors to its base unit: ns, images/s, a fraction, a fraction, bytes, J/image, dB."""
+"""The units of each dimension as factors to its base unit: ns, images/s, queries/s, a fraction, a fraction, bytes, J/image, dB."""
 
 EXAMPLES = {
     Dimension.TIME: "15 ms",
     Dimension.RATE: "2000 images/s",
+    Dimension.QUERIES: "500 queries/s",
     Dimension.SHARE: "99.5 %",
     Dimension.POINTS: "1.0 points",
     Dimension.SIZE: "512 MiB",
@@ -93,7 +96,8 @@ def quantity_text(value: float, dimension: Dimension) -> str:
         return f"{_trimmed(1e3 * value, 4)} mJ/image" if abs(value) < 1 else f"{_trimmed(value, 4)} J/image"
     if dimension is Dimension.DECIBEL:
         return f"{_trimmed(value, 3)} dB"
-    return f"{value:,.0f} images/s" if value >= 100 else f"{_trimmed(value, 3)} images/s"
+    unit = "queries/s" if dimension is Dimension.QUERIES else "images/s"
+    return f"{value:,.0f} {unit}" if value >= 100 else f"{_trimmed(value, 3)} {unit}"
 
 
 def _trimmed(value: float, digits: int) -> str:

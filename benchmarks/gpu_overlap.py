@@ -1,4 +1,4 @@
-"""Which way of overlapping DALI with inference reaches 0.9 of the slower part, and why the others do not.
+"""What lets DALI and inference overlap on a GPU, and what holds it back: hardware queues, launches, DALI's kernels.
 
 usage, from the project's root on a GPU host: python3 benchmarks/gpu_overlap.py OUTPUT [BUDGET_S]
 Each process measures preprocessing alone, inference alone, and variants of the overlapped loop, all in one run, and
@@ -7,7 +7,6 @@ ran at the same time as what. At most 200 seconds; steps for which no time is le
 the script itself where there is no GPU.
 """
 
-import ctypes
 import itertools
 import json
 import os
@@ -15,19 +14,18 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import deque
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from queue import Queue
 
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "pipeline"))
 
+from optpipe.stages.preprocess import dali_graph, dali_pipeline  # noqa: E402
 from optpipe.stages.preprocess.dali_pipeline import DaliPlan, reading_pipeline  # noqa: E402
 
 WARM_S, MEASURE_S, ALONE_S = 0.5, 1.5, 1.2
@@ -41,17 +39,17 @@ class Variant:
     name: str
     load: float = 1.0
     resize: str = "exact"
-    odd_files: bool = True
+    odd_files: bool = False  # the branch for them in the graph, where no file is odd
+    minibatch: int = 128
     cpu_share: float = 0.0
     prefetch: int = 2
     threads: int = 8
     in_flight: int = 2
     handover: str = "in place"  # or "graph": copied into one of two fixed inputs, whose CUDA graph is replayed
-    split: int = 1  # inference in so many parts per batch of DALI
-    threaded: bool = False  # a thread for DALI and one for inference
 
     def plan(self, batch, cpu):
         """The DALI plan."""
+        dali_graph.MINIBATCH = self.minibatch
         where = {"decode": "cpu", "device": "cpu"} if cpu else {"decode": "mixed", "device": "gpu"}
         return DaliPlan(
             **where,
@@ -65,32 +63,31 @@ class Variant:
         )
 
 
-AS_IT_WAS = Variant("as it was")
-DEEP = Variant("prefetch 4", prefetch=4, in_flight=2)
+BASE = Variant("prefetch 2")
 VARIANTS = (
-    AS_IT_WAS,
-    DEEP,
-    Variant("two threads, prefetch 3", prefetch=3, threaded=True),
+    BASE,
+    Variant("prefetch 3", prefetch=3),
+    Variant("32 pictures per kernel", minibatch=32),
+    Variant("256 pictures per kernel", minibatch=256),
     Variant("graphs, copied in", handover="graph", prefetch=3),
-    Variant("parts of 64", split=4, prefetch=3),
-    Variant("load 0.9", load=0.9, prefetch=3),
-    Variant("fused resize, no branch", resize="fused", odd_files=False, prefetch=3),
+    Variant("fused resize", resize="fused"),
 )
 ALONE = (  # preprocessing without a model: what the CPU's cores add to the hardware decoder
-    AS_IT_WAS,
-    Variant("no odd files", odd_files=False),
+    BASE,
+    Variant("prefetch 3", prefetch=3),
+    Variant("32 pictures per kernel", minibatch=32),
+    Variant("with the branch for odd files", odd_files=True),
     Variant("load 0.9", load=0.9),
-    *(Variant(f"CPU decodes {share}", threads=16, prefetch=3, cpu_share=share) for share in (0.125, 0.1875, 0.25)),
-    Variant("CPU decodes 0.1875, load 0.9", threads=16, prefetch=3, cpu_share=0.1875, load=0.9),
+    *(Variant(f"CPU decodes {share}", threads=16, prefetch=3, cpu_share=share) for share in (0.0625, 0.125, 0.25)),
+    Variant("CPU decodes 0.125, 12 threads", threads=12, prefetch=3, cpu_share=0.125),
 )
-SETTINGS = (  # (name, environment, batch, stream priority, SMs for inference, variants)
-    ("8 queues, batch 256", {}, 256, 0, None, (AS_IT_WAS, DEEP)),
-    ("32 queues, batch 256", {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}, 256, 0, None, VARIANTS),
-    ("preprocessing alone, 32 queues", {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}, 256, 0, None, ALONE),
-    ("32 queues, batch 64", {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}, 64, 0, None, (DEEP, VARIANTS[2])),
-    ("32 queues, inference first", {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}, 256, -1, None, (DEEP,)),
-    ("32 queues, inference on 120 SMs", {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}, 256, 0, 120, (DEEP,)),
-    ("32 queues, batch 128", {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}, 128, 0, None, (DEEP,)),
+SETTINGS = (  # (name, environment, batch, stream priority, variants)
+    ("32 queues, batch 256", {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}, 256, 0, VARIANTS),
+    ("preprocessing alone, 32 queues", {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}, 256, 0, ALONE),
+    ("8 queues, batch 256", {}, 256, 0, (BASE,)),
+    ("32 queues, batch 64", {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}, 64, 0, VARIANTS[:2]),
+    ("32 queues, inference first", {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}, 256, -1, (BASE,)),
+    ("32 queues, batch 128", {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}, 128, 0, (BASE,)),
 )
 
 
@@ -147,23 +144,20 @@ class Gpu:
         if pixels.dtype != self.dtype:
             pixels = pixels.to(self.dtype)
         kept = [pixels]
-        hosts = []
-        for part in pixels.chunk(variant.split):
-            if variant.handover == "graph":
-                pair = self.fixed_pair(tuple(part.shape))
-                self.turn += 1
-                binding = pair[self.turn % 2]
-                binding.inputs[self.spec.name].copy_(part, non_blocking=True)
-            else:
-                binding = self.in_place(part)
-            binding.launch()
-            best = torch.topk(binding.outputs[self.answer].reshape(len(part), -1), 5).indices
-            host = torch.empty(best.shape, dtype=best.dtype, pin_memory=True)
-            host.copy_(best, non_blocking=True)
-            hosts.append(host)
+        if variant.handover == "graph":
+            pair = self.fixed_pair(tuple(pixels.shape))
+            self.turn += 1
+            binding = pair[self.turn % 2]
+            binding.inputs[self.spec.name].copy_(pixels, non_blocking=True)
+        else:
+            binding = self.in_place(pixels)
+        binding.launch()
+        best = torch.topk(binding.outputs[self.answer].reshape(len(pixels), -1), 5).indices
+        host = torch.empty(best.shape, dtype=best.dtype, pin_memory=True)
+        host.copy_(best, non_blocking=True)
         event = torch.cuda.Event()
         event.record(self.stream)
-        return event, hosts, kept
+        return event, host, kept
 
     def in_place(self, part):
         """A binding on DALI's own memory."""
@@ -252,47 +246,16 @@ def overlapped(files, transform, plan, consumer, variant, profiled=nullcontext):
 
     for _ in range(plan.prefetch):
         pipeline.schedule_run()
-    if variant.threaded:
-        found = _threaded(fetch, give_back, consume, settle, plan)
-    else:
-        for _ in range(plan.prefetch + 4):
-            step()
-        for name in spent:
-            spent[name] = 0.0
-        with profiled():
-            found = rate_of(step, MEASURE_S, plan.batch_size)
+    for _ in range(plan.prefetch + 4):
+        step()
+    for name in spent:
+        spent[name] = 0.0
+    with profiled():
+        found = rate_of(step, MEASURE_S, plan.batch_size)
     total = sum(spent.values()) or 1.0
     while pending:
         consumer.wait(pending.popleft()[0])
     return (*found, {name: round(value / total, 3) for name, value in spent.items()})
-
-
-def _threaded(fetch, give_back, consume, settle, plan):
-    """DALI's outputs are taken and given back by a thread of their own; this one only launches and waits."""
-    ready = Queue(maxsize=2)
-    over = threading.Event()
-
-    def produce():
-        while not over.is_set():
-            outputs = fetch()
-            give_back()  # outputs keep their memory until they are let go
-            ready.put(outputs)
-
-    producer = threading.Thread(target=produce)
-    producer.start()
-
-    def step():
-        consume(ready.get())
-        settle()
-
-    try:
-        return rate_of(step, MEASURE_S, plan.batch_size, warm=plan.prefetch + 4)
-    finally:
-        over.set()
-        while producer.is_alive():
-            while not ready.empty():
-                ready.get()
-            producer.join(0.05)
 
 
 def checksums(files, transform, plan, consumer, variant, *, overlap):
@@ -334,32 +297,6 @@ def _add(found, entry):
         found.setdefault(each, set()).add(round(value, 1))
 
 
-def inference_stream(priority, multiprocessors):
-    """torch's stream for inference, of a priority or on a part of the GPU's multiprocessors (a green context)."""
-    import torch
-
-    if multiprocessors is None:
-        return torch.cuda.Stream(priority=priority)
-    torch.zeros(1, device="cuda")
-    cuda = ctypes.CDLL("libcuda.so.1")
-    device, resource, group, rest = ctypes.c_int(), *(ctypes.create_string_buffer(1024) for _ in range(3))
-    descriptor, context, stream = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
-    count = ctypes.c_uint(1)
-    calls = (
-        lambda: cuda.cuDeviceGet(ctypes.byref(device), 0),
-        lambda: cuda.cuDeviceGetDevResource(device, resource, 1),
-        lambda: cuda.cuDevSmResourceSplitByCount(group, ctypes.byref(count), resource, rest, 0, multiprocessors),
-        lambda: cuda.cuDevResourceGenerateDesc(ctypes.byref(descriptor), group, 1),
-        lambda: cuda.cuGreenCtxCreate(ctypes.byref(context), descriptor, device, 1),
-        lambda: cuda.cuGreenCtxStreamCreate(ctypes.byref(stream), context, 1, 0),
-    )
-    for number, call in enumerate(calls):
-        if status := call():
-            msg = f"green context: call {number} gave {status}"
-            raise RuntimeError(msg)
-    return torch.cuda.ExternalStream(stream.value)
-
-
 def worker(job):
     """One process: the parts alone, then every variant; each row is written at once."""
     from optpipe.backends.registry import BACKENDS
@@ -367,6 +304,7 @@ def worker(job):
 
     imagenet = Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     transform = Transform((Decode(), Resize((232,)), CenterCrop(224, 224), Rescale(), imagenet, Pack()))
+    dali_pipeline.is_odd = lambda *_: True  # so that the plan alone decides about the branch
     files = sorted(Path(job["photographs"]).glob("*.jpg"))
     batch, cpu = job["batch"], job["cpu"]
     rows = Path(job["rows"])
@@ -377,11 +315,11 @@ def worker(job):
         shown = {name: round(value, 3) if isinstance(value, float) else value for name, value in row.items()}
         say(f"{job['name']}: {shown}")
 
-    stream = None if cpu else inference_stream(job["priority"], job["multiprocessors"])
-    context = nullcontext()
+    stream, context = None, nullcontext()
     if not cpu:
         import torch
 
+        stream = torch.cuda.Stream(priority=job["priority"])
         context = torch.cuda.stream(stream)
     if job["name"].startswith("preprocessing alone"):
         for variant in (Variant(**each) for each in job["variants"]):
@@ -416,9 +354,9 @@ def worker(job):
             share = rate / min(inference, alone[key])
             keep({"what": variant.name, "images_per_s": rate, "low": low, "high": high, "share": share, "waits": waits})
         if job.get("check") and not cpu:
-            plan = DEEP.plan(batch, cpu)
-            still = checksums(files, transform, plan, consumer, DEEP, overlap=False)
-            moving = checksums(files, transform, plan, consumer, DEEP, overlap=True)
+            plan = BASE.plan(batch, cpu)
+            still = checksums(files, transform, plan, consumer, BASE, overlap=False)
+            moving = checksums(files, transform, plan, consumer, BASE, overlap=True)
             unequal = [
                 index for index in still if max(still[index] | moving[index]) - min(still[index] | moving[index]) > 1
             ]
@@ -640,7 +578,7 @@ def main(out, budget_s, cpu):
         base = prepared(out, work, cpu)
         say("photographs and artifact are there")
         traced_yet = cpu
-        for number, (name, environment, batch, priority, multiprocessors, variants) in enumerate(SETTINGS):
+        for number, (name, environment, batch, priority, variants) in enumerate(SETTINGS):
             left = budget_s - (time.monotonic() - BEGAN)
             if left < 15:
                 say(f"no time for {name}")
@@ -650,10 +588,9 @@ def main(out, budget_s, cpu):
                 "name": name,
                 "batch": 16 if cpu else batch,
                 "priority": priority,
-                "multiprocessors": multiprocessors,
                 "variants": [asdict(each) for each in variants],
                 "rows": str(rows),
-                "check": number == 1,
+                "check": number == 0,
             }
             job_file = work / "job.json"
             job_file.write_text(json.dumps(job))
@@ -666,16 +603,16 @@ def main(out, budget_s, cpu):
                     say(f"{name}: exit {done.returncode}")
                 except subprocess.TimeoutExpired:
                     say(f"{name}: out of time")
-            if number == 1 and not traced_yet:
+            if number == 0 and not traced_yet:
                 os.environ.update(environment)
-                traced({**job, "variants": [asdict(DEEP)], "check": False}, out, work)
+                traced({**job, "variants": [asdict(BASE)], "check": False}, out, work)
                 traced_yet = True
                 os.environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
         if budget_s - (time.monotonic() - BEGAN) > 15:
             dataloader(Path(base["photographs"]), rows, cpu)
         if not cpu and budget_s - (time.monotonic() - BEGAN) > 35:
-            variants = [asdict(AS_IT_WAS)]
-            job |= {"name": "8 queues, as it was", "batch": 256, "priority": 0, "multiprocessors": None, "check": False}
+            variants = [asdict(BASE)]
+            job |= {"name": "8 queues, as it was", "batch": 256, "priority": 0, "check": False}
             traced({**job, "variants": variants}, out, work, "trace-8-queues.txt")
     table(out, rows)
 

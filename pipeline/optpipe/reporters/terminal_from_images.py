@@ -25,6 +25,9 @@ def from_images_table(record: Mapping[str, Any]) -> RenderableType:
         lines.append(Text(f"{each['label']}  {each['bottleneck']['name']}: {each['bottleneck']['reason']}"))
         lines.append(Text(f"  {_timeline_text(each)}", style="dim"))
         lines.append(_answers_text(each))
+        if each["environment"]:
+            settings = " ".join(f"{name}={value}" for name, value in each["environment"].items())
+            lines.append(Text(f"  set in your own process too: {settings}", style="dim"))
     source = record["from_images"]
     head = Text(f"{source['count']} images from {source['folder']}, page cache {source['page_cache']}")
     return Group(head, table, *lines, Text(f"evidence  {record['run_dir']}"))

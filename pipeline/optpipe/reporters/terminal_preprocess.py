@@ -93,6 +93,7 @@ def _race(record: Mapping[str, Any]) -> Table:
     text += f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval else ""
     if tuned["share_of_decode_only"]:
         text += f", {tuned['share_of_decode_only']:.2f} of decoding alone"
+    text += f"; not tried: {tuned['left_out']}" if tuned["left_out"] else ""
     table.caption = f"{text}; {record['images']['count']} images, page cache {record['images']['page_cache']}"
     table.caption_justify = "left"
     return table
@@ -102,6 +103,7 @@ def _race_row(each: Mapping[str, Any]) -> list[str]:
     name = each["implementation"]
     if each["settings"].get("decode") == "mixed":
         name += f" hw {each['settings']['hw_decoder_load']:g}"
+        name += f" cpu {each['settings']['cpu_share']:g}" if each["settings"]["cpu_share"] else ""
     threads = f"{each['threads']}" + (" workers" if each["implementation"] == "dataloader" else "")
     if each["error"]:
         return [name, str(each["device"]), threads, "failed", each["error"], "", ""]

@@ -22,7 +22,7 @@ from optpipe.core.transform import Transform
 from optpipe.inputs.images import batches
 from optpipe.stages.preprocess.dali_pipeline import DaliPlan, bytes_pipeline, reading_pipeline
 from optpipe.stages.preprocess.measured import timed
-from optpipe.stages.preprocess.processes import answer_jobs
+from optpipe.stages.preprocess.processes import QUEUES, answer_jobs
 
 IN_FLIGHT = 2
 """Batches whose answers may be outstanding while the next is launched."""
@@ -57,7 +57,12 @@ def answered(job: Mapping[str, Any]) -> dict[str, Any]:
             enqueue_share = min(before["enqueue_share"], after["enqueue_share"])
             answers = result.pop("answers")
             checked = _checked(answers, session, paths, transform, plan)
-    return {**result, "parts": parts, "enqueue_share": enqueue_share, "handover": consumer.handover, "checked": checked}
+    said = {
+        "handover": consumer.handover,
+        "checked": checked,
+        "environment": {name: os.environ.get(name) for name in QUEUES},
+    }
+    return {**result, "parts": parts, "enqueue_share": enqueue_share, **said}
 
 
 class _OnHost:

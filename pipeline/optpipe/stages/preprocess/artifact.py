@@ -15,7 +15,7 @@ from optpipe.errors import StageError
 from optpipe.inputs.odd import odd_files
 from optpipe.stages.preprocess.dali_pipeline import INPUT, DaliPlan, dali_from_transform, require_dali
 
-REVISION = 1
+REVISION = 2
 PIPELINE = "1/model.dali"
 CONFIG = "config.pbtxt"
 _TRITON_TYPES = {"float32": "TYPE_FP32", "float16": "TYPE_FP16", "uint8": "TYPE_UINT8"}

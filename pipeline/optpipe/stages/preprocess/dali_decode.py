@@ -9,13 +9,15 @@ libraries that Pillow uses. What had to be found out on a GPU:
 - The hardware JPEG decoder is the limit of a pipeline that is otherwise tuned, while the CPU idles: it can take a share.
 """
 
+from pathlib import Path
 from typing import Any
 
 from optpipe.core.transform import Decode
 from optpipe.stages.preprocess.dali_graph import Node, Picture
 
-SHARES = 64
-"""The share of the CPU is counted in so many parts, by the lowest bits of a file's size."""
+SHARES = 16
+"""The share of the CPU is counted in so many parts: of so many files in a row it takes the same number each time, so
+that every batch has as many for the GPU, whose decoder is slow to take another number."""
 
 
 def decoded(encoded: Node, step: Decode, *, odd_files: bool) -> Picture:
@@ -29,16 +31,16 @@ def decoded(encoded: Node, step: Decode, *, odd_files: bool) -> Picture:
 
 
 def decoded_mixed(
-    encoded: Node, step: Decode, options: dict[str, Any], *, odd_files: bool, cpu_share: float
+    encoded: Node, step: Decode, options: dict[str, Any], *, odd_files: bool, cpu_share: tuple[Node, float] | None
 ) -> Picture:
-    """Decodes to 8 bits on the GPU, and by the CPU what is odd (`odd_files`) and `cpu_share` of the rest.
+    """Decodes to 8 bits on the GPU, and by the CPU what is odd (`odd_files`) and a share of the rest, by their index.
 
     `options` are nvJPEG's. Needs `enable_conditionals` unless both are off.
     """
     from nvidia.dali import fn
 
     settings = _settings(step)
-    if not odd_files and not cpu_share:
+    if not odd_files and cpu_share is None:
         pixels = fn.decoders.image(encoded, device="mixed", **settings, **options)
         return Picture(pixels, _sides(encoded, step))
     for_gpu = _is_for_gpu(encoded, odd_files=odd_files, cpu_share=cpu_share)
@@ -49,16 +51,31 @@ def decoded_mixed(
     return Picture(pixels, _sides(encoded, step))
 
 
-def _is_for_gpu(encoded: Node, *, odd_files: bool, cpu_share: float) -> Node:
+def is_odd(path: Path, decode: str) -> bool:
+    """Whether a file needs the branch for odd ones when decoding on the `cpu` or `mixed`, by its first and last bytes."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        head = file.read(28)
+        file.seek(max(0, size - 2))
+        tail = file.read(2)
+    if decode == "cpu":
+        return head[:4] == b"\x89PNG" and head[24:28] == b"\x10\0\0\0"
+    return head[:3] != b"\xff\xd8\xff" or tail != b"\xff\xd9"
+
+
+def _is_for_gpu(encoded: Node, *, odd_files: bool, cpu_share: tuple[Node, float] | None) -> Node:
     from nvidia.dali import fn, types
 
+    own = None
+    if cpu_share is not None:
+        index, share = cpu_share
+        own = (index[0] & (SHARES - 1)) >= round(share * SHARES)
+        if not odd_files:
+            return own
     size = fn.cast(encoded.shape()[0], dtype=types.INT32)
-    own = (size & (SHARES - 1)) >= round(cpu_share * SHARES)
-    if not odd_files:
-        return own
     # ITU-T T.81, table B.1: a file starts with SOI (FF D8) and another marker, and ends with EOI (FF D9)
     whole = ((_number(encoded, [0], 4) & 0xFFFFFF) == 0xFFD8FF) & (_number(encoded, size - 2, 2) == 0xD9FF)
-    return whole & own if cpu_share else whole
+    return whole if own is None else whole & own
 
 
 def _on_cpu(encoded: Node, settings: dict[str, Any], *, odd_files: bool) -> Node:

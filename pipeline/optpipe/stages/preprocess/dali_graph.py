@@ -22,9 +22,6 @@ from typing import Any, Literal
 from optpipe.core.transform import (
     CenterCrop,
     Interpolation,
-    Normalize,
-    Pack,
-    Rescale,
     Resize,
     Transform,
     crop_start,
@@ -44,6 +41,8 @@ SUPPORT: dict[Interpolation, int] = {"nearest": 1, "bilinear": 1, "bicubic": 2, 
 """Half the width of each filter in pixels of the smaller scale; filters that are not here DALI does not have."""
 _TIE = 5e-5
 """Levels added before rounding half up: fixed-point coefficients put exact halves above, float32 may put them below."""
+MINIBATCH = 128
+"""Pictures per kernel of a resize; DALI's 32 leave a fourth of the last wave idle, and each waits beside a model."""
 _NEAREST_TIE = 1e-3
 """The same for positions that fall on a pixel's edge, in pixels."""
 
@@ -114,23 +113,39 @@ def cropped(picture: Picture, step: CenterCrop) -> Picture:
     return Picture(pixels, (step.height, step.width), min(step.height, step.width), picture.floats)
 
 
-def packed(picture: Picture, rescale: Rescale | None, normalize: Normalize | None, pack: Pack, channels: int) -> Node:
-    """Rescales, normalizes and reorders in one operator; 8-bit results are only reordered."""
+def packed(picture: Picture, transform: Transform, crop: CenterCrop | None = None) -> Node:
+    """Cuts `crop` out, rescales, normalizes and reorders in one operator; 8-bit results are only reordered."""
     from nvidia.dali import fn, types
 
+    pack, rescale, normalize = transform.pack, transform.rescale, transform.normalize
     if pack.dtype == "uint8":
         return fn.transpose(picture.pixels, perm=[2, 0, 1]) if pack.order == "CHW" else picture.pixels
     divisor, offset = (rescale.divisor, rescale.offset) if rescale else (1.0, 0.0)
     mean = normalize.mean if normalize else (0.0,)
     std = normalize.std if normalize else (1.0,)
-    wide = channels if len(mean) == 1 else 1
+    wide = transform.channels if len(mean) == 1 else 1
     return fn.crop_mirror_normalize(
         picture.pixels,
         dtype=types.FLOAT if pack.dtype == "float32" else types.FLOAT16,
         output_layout=pack.order,
         mean=[(value - offset) * divisor for value in mean] * wide,
         std=[value * divisor for value in std] * wide,
+        **(_window(picture, crop) if crop else {}),
     )
+
+
+def _window(picture: Picture, crop: CenterCrop) -> dict[str, Any]:
+    """`crop` as the arguments that an operator takes: the start as a share of the margin, which it rounds back."""
+    from nvidia.dali import math
+
+    start, size = _crop_start(picture, crop), [float(crop.height), float(crop.width)]
+    if isinstance(picture.sides, tuple):
+        margins = [side - cut for side, cut in zip(picture.sides, (crop.height, crop.width), strict=True)]
+        along = [each / max(margin, 1) for each, margin in zip(start, margins, strict=True)]
+    else:
+        margin = math.max(picture.sides - _vector(crop.height, crop.width), 1)
+        along = _as_floats(start) / _as_floats(margin)
+    return {"crop": size, "crop_pos_y": along[0], "crop_pos_x": along[1], "rounding": "round"}
 
 
 def after_each_step(picture: Picture, transform: Transform, arithmetic: Arithmetic) -> Iterator[Picture]:
@@ -155,9 +170,22 @@ def applied(
 def finished(picture: Picture, transform: Transform, arithmetic: Arithmetic) -> Node:
     """Everything after decoding."""
     last = picture
-    for each in after_each_step(picture, transform, arithmetic):
-        last = each
-    return packed(last, transform.rescale, transform.normalize, transform.pack, transform.channels)
+    steps = after_each_step(picture, transform, arithmetic)
+    for _ in transform.geometry[:-1]:
+        last = next(steps)
+    crop = crop_to_pack(transform, last)
+    return packed(last, transform, crop) if crop else packed(next(steps, last), transform)
+
+
+def crop_to_pack(transform: Transform, before: Picture) -> CenterCrop | None:
+    """The last step, where it is a crop that the normalizing operator can do too, which saves a pass over the pixels.
+
+    That operator makes floats, and does not pad as `cropped` does.
+    """
+    last = transform.geometry[-1] if transform.geometry else None
+    if not isinstance(last, CenterCrop) or transform.pack.dtype == "uint8":
+        return None
+    return last if before.at_least >= max(last.height, last.width) else None
 
 
 def border_is_hidden(step: Resize, after: Resize | CenterCrop | None) -> bool:
@@ -244,6 +272,7 @@ def _filtering(step: Resize, *, floats: bool) -> dict[str, Any]:
         "antialias": step.antialias,
         "subpixel_scale": False,
         "mode": "stretch",
+        "minibatch_size": MINIBATCH,
         **({"dtype": types.FLOAT} if floats else {}),
     }
 

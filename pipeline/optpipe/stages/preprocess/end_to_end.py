@@ -84,6 +84,7 @@ class EndToEnd:
             "timeline": self._timeline(),
             "cpu_share": self.measured["cpu_share"],
             "handover": self.measured["handover"],
+            "environment": self.measured["environment"] if self.plan.device == "gpu" else {},
             "bottleneck": {"name": bottleneck.name, "reason": bottleneck.reason},
             "answers_checked": self.measured["checked"],
             "verdict": str(self.verdict),

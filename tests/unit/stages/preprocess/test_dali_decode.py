@@ -5,19 +5,22 @@ import pytest
 from nvidia.dali import fn, pipeline_def, types
 
 from optpipe.inputs.odd import odd_files
-from optpipe.stages.preprocess.dali_decode import SHARES, _is_for_gpu
+from optpipe.stages.preprocess.dali_decode import SHARES, _is_for_gpu, is_odd
 
 FILES = dict(odd_files())
 
 
-def for_gpu(files, cpu_share=0.0, odd_files=True):
+def for_gpu(files, cpu_share=None, odd_files=True):
     def graph():
         encoded = fn.external_source(name="X", dtype=types.UINT8, ndim=1, device="cpu")
-        return _is_for_gpu(encoded, odd_files=odd_files, cpu_share=cpu_share)
+        index = fn.external_source(name="I", dtype=types.INT32, ndim=1, device="cpu")
+        share = None if cpu_share is None else (index, cpu_share)
+        return _is_for_gpu(encoded, odd_files=odd_files, cpu_share=share), index, encoded
 
     pipeline = pipeline_def(graph, batch_size=len(files), num_threads=1, device_id=None, prefetch_queue_depth=1)()
     pipeline.feed_input("X", [np.frombuffer(data, np.uint8) for data in files])
-    (where,) = pipeline.run()
+    pipeline.feed_input("I", [np.array([row], np.int32) for row in range(len(files))])
+    where, _, _ = pipeline.run()
     return [bool(np.asarray(where[row])) for row in range(len(files))]
 
 
@@ -37,7 +40,23 @@ def test_a_file_of_a_few_bytes_is_no_whole_jpeg(data):
 
 
 @pytest.mark.parametrize("share", [0.125, 0.25, 1.0])
-def test_the_share_of_the_cpu_is_counted_by_the_files_sizes(share):
-    files = [b"\xff\xd8\xff" + bytes(size) + b"\xff\xd9" for size in range(SHARES)]
+def test_the_cpu_takes_the_same_share_of_every_batch(share):
+    files = [b"\xff\xd8\xff" + bytes(size) + b"\xff\xd9" for size in range(4 * SHARES)]
     for odd in (True, False):
-        assert sum(for_gpu(files, share, odd)) == SHARES - share * SHARES
+        found = for_gpu(files, share, odd)
+        for start in range(0, len(files), SHARES):
+            assert sum(found[start : start + SHARES]) == SHARES - share * SHARES
+
+
+def test_files_that_are_known_are_looked_at_before(tmp_path):
+    odd = {"mixed": set(), "cpu": set()}
+    for name, data in FILES.items():
+        path = tmp_path / name
+        path.write_bytes(data)
+        for decode, found in odd.items():
+            if is_odd(path, decode):
+                found.add(name)
+    assert odd["mixed"] == {name for name in FILES if not name.endswith(".jpg") or name == "truncated.jpg"}
+    assert odd["cpu"] == {"grayscale 16 bit.png"}
+    (tmp_path / "empty").write_bytes(b"")
+    assert is_odd(tmp_path / "empty", "mixed")

@@ -59,8 +59,13 @@ def test_stopping_early_ends_the_process(module):
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_the_environment_is_the_jobs_own(module):
-    assert result_of(module, "one", 20, {"SETTING": "32"})["setting"] == "32"
+def test_defaults_of_the_environment_give_way_to_the_users(module, monkeypatch):
+    monkeypatch.delenv("SETTING", raising=False)
+    (found,) = results_of(module, ["one"], 20, {"SETTING": "32"})
+    assert found["setting"] == "32"
+    monkeypatch.setenv("SETTING", "8")
+    (found,) = results_of(module, ["one"], 20, {"SETTING": "32"})
+    assert found["setting"] == "8"
 
 
 @pytest.mark.parametrize(

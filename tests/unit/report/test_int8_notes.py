@@ -8,7 +8,8 @@ from optpipe.core.measurement_json import measurements_of
 from optpipe.core.policy import policy_from_toml
 from optpipe.core.runs import begin_run, finish_run, json_of_run, write_json
 from optpipe.reporters.terminal_signoff import verdict_table
-from optpipe.stages.dossier import Wanted, checked_dossier, collected, finished, verdict_document
+from optpipe.stages.collect import Wanted, collected
+from optpipe.stages.dossier import checked_dossier, finished, verdict_document
 from optpipe.stages.int8_notes import accuracy_note, causes, with_int8_notes
 from optpipe.stages.judge import build_of, judged
 from optpipe.stages.overview import overview

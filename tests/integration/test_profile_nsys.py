@@ -331,3 +331,28 @@ def test_the_nodes_of_onnx_runtime_lie_inside_their_iterations(document: dict[st
     trace = with_node_ranges(plain, runs, [Anchor(**each) for each in anchors], {})
     added = trace.ranges.height - plain.ranges.height
     assert added == len(runs) // 6 * 5  # the first iteration ran ahead of the recording
+
+
+@needs_nsys
+@pytest.mark.parametrize("free_kb", [60, 900])
+def test_a_full_disk_is_named_and_nothing_is_left(
+    workspace: Path, document: dict[str, Any], tmp_path: Path, free_kb: int
+) -> None:
+    """A real one, of a few hundred kilobytes: it runs full for the job's files, or for what nsys records and exports."""
+    if subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no user namespaces here, so no file system of its own")
+    size_kb = sum(path.stat().st_size // 4096 + 1 for path in (workspace / "store").rglob("*")) * 4 + free_kb
+    small = tmp_path / "small"
+    small.mkdir()
+    script = (
+        f'mount -t tmpfs -o size={size_kb}k tmpfs "{small}" && cp -r "{workspace}/store" "{small}/" && "$@"; status=$?; '
+        f'find "{small}" -path "*/store" -prune -o -type f -print >&2; exit $status'
+    )
+    arguments = ("digits", "--precision", "fp32", "--backend", "onnxruntime", "--stage", "inference")
+    command = [sys.executable, "-m", "optpipe", "profile", *arguments, "--workspace", str(small)]
+    finished = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", script, "sh", *command], capture_output=True, text=True, check=False
+    )
+    assert finished.returncode == ExitStatus.STAGE_FAILED, finished.stderr
+    assert "the disk is full" in finished.stderr.splitlines()[-1], finished.stderr  # nothing is listed behind it
+    assert "Traceback" not in finished.stderr

@@ -35,6 +35,7 @@ from optpipe.trace.roofline import Graph, costs_from_onnx, edge_bytes_from_onnx
 from optpipe.trace.torch_trace import trace_from_torch
 
 STAGES = ("export", "quantize", "build", "preprocess", "inference")
+_LEAST_FREE_BYTES = 1 << 20
 _BUILD_STAGES = ("export", "quantize", "build")
 _ERRORS: Mapping[int, type[OptpipeError]] = {2: BadInputError, 3: MissingError, 4: StageError}
 
@@ -361,7 +362,11 @@ def _result(scratch: Path, recorded: Recorded) -> dict[str, Any]:
     """
     result, log = scratch / "result.json", scratch / "worker.log"
     if result.is_file():
-        found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+        try:
+            found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+        except ValueError as error:
+            message = f"the profiled process left a damaged result: {error}"
+            raise StageError(message) from error
         if "error" in found:
             raise _ERRORS.get(found["exit_status"], StageError)(found["error"])
         return found
@@ -411,6 +416,17 @@ def _scratch(workspace: Path) -> Iterator[Path]:
         raise StageError(message) from error
     try:
         yield path
+    except (OSError, OptpipeError) as error:
+        # Whoever ran out of space first, nsys or the program, says it in its own way, or not at all.
+        if shutil.disk_usage(path).free < _LEAST_FREE_BYTES:
+            message = (
+                f"the disk is full: {workspace} has no room for the recording; choose another place with --workspace"
+            )
+            raise StageError(message) from error
+        if isinstance(error, OSError):
+            message = f"cannot write in {workspace}: {error.strerror}; choose another place with --workspace"
+            raise StageError(message) from error
+        raise
     finally:
         shutil.rmtree(path, ignore_errors=True)
 

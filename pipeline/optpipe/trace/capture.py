@@ -93,7 +93,7 @@ def exported(recorded: Recorded, directory: Path) -> Path:
     """The SQLite export of what was recorded.
 
     Raises:
-        StageError: the disk is full. MissingError: nsys refused to record, in its own words.
+        StageError: nsys says that the disk is full. MissingError: nsys refused to record, in its own words.
     """
     if "no space left" in recorded.said.lower():
         message = f"the disk is full: {directory} has no room for the recording; choose another place with --workspace"

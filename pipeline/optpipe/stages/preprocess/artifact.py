@@ -15,7 +15,7 @@ from optpipe.errors import StageError
 from optpipe.inputs.odd import odd_files
 from optpipe.stages.preprocess.dali_pipeline import INPUT, DaliPlan, dali_from_transform, require_dali
 
-REVISION = 2
+REVISION = 3
 PIPELINE = "1/model.dali"
 CONFIG = "config.pbtxt"
 _TRITON_TYPES = {"float32": "TYPE_FP32", "float16": "TYPE_FP16", "uint8": "TYPE_UINT8"}
@@ -65,6 +65,7 @@ output [
   {{ name: "DALI_OUTPUT_0" data_type: {_TRITON_TYPES[transform.pack.dtype]} dims: [ {", ".join(map(str, shape))} ] }}
 ]
 instance_group [ {{ count: 1 kind: {kind} }} ]
+dynamic_batching {{ }}
 parameters {{ key: "num_threads" value: {{ string_value: "{plan.threads}" }} }}
 """
 

@@ -78,7 +78,8 @@ def dali_from_transform(transform: Transform, plan: DaliPlan, *, prefetch: int |
         picture = decoded_node(encoded, transform, plan)
         return finished(picture, transform, plan.resize)
 
-    return _built(graph, plan, prefetch)
+    # declared, so that whoever loads the serialized pipeline can hold its configuration against it
+    return _built(graph, plan, prefetch, output_dtype=_dali_type(transform), output_ndim=3)
 
 
 def steps_pipeline(transform: Transform, plan: DaliPlan) -> Any:
@@ -177,7 +178,20 @@ def every_output(picture: Picture, transform: Transform, arithmetic: Arithmetic)
     return (*(each.pixels for each in after), last)
 
 
-def _built(graph: Callable[[], Any], plan: DaliPlan, prefetch: int | None, *, conditionals: bool | None = None) -> Any:
+def _dali_type(transform: Transform) -> Any:
+    from nvidia.dali import types
+
+    return {"float32": types.FLOAT, "float16": types.FLOAT16, "uint8": types.UINT8}[transform.pack.dtype]
+
+
+def _built(
+    graph: Callable[[], Any],
+    plan: DaliPlan,
+    prefetch: int | None,
+    *,
+    conditionals: bool | None = None,
+    **declared: Any,
+) -> Any:
     from nvidia.dali import pipeline_def
 
     define = pipeline_def(
@@ -187,6 +201,7 @@ def _built(graph: Callable[[], Any], plan: DaliPlan, prefetch: int | None, *, co
         device_id=0 if plan.device == "gpu" else None,
         prefetch_queue_depth=prefetch or plan.prefetch,
         enable_conditionals=plan.odd_files or plan.cpu_share > 0 if conditionals is None else conditionals,
+        **declared,
     )
     pipeline = define()
     pipeline.build()

@@ -33,6 +33,13 @@ _TABLES = {
     "graphs": """CREATE TABLE CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start INTEGER, "end" INTEGER, graphId INTEGER,
         correlationId INTEGER)""",
     "diagnostics": "CREATE TABLE DIAGNOSTIC_EVENT (timestamp INTEGER, severity INTEGER, text TEXT)",
+    "memory": """CREATE TABLE CUDA_GPU_MEMORY_USAGE_EVENTS (start INTEGER, globalPid INTEGER, deviceId INTEGER, contextId INTEGER,
+        address INTEGER, bytes INTEGER, memKind INTEGER, memoryOperationType INTEGER)""",
+    "metrics": "CREATE TABLE GPU_METRICS (rawTimestamp INTEGER, timestamp INTEGER, typeId INTEGER, metricId INTEGER, value INTEGER)",
+    "metric_names": """CREATE TABLE TARGET_INFO_GPU_METRICS (typeId INTEGER, sourceId INTEGER, typeName TEXT, metricId INTEGER,
+        metricName TEXT)""",
+    "samples": "CREATE TABLE COMPOSITE_EVENTS (id INTEGER, start INTEGER, cpu INTEGER, threadState INTEGER, globalTid INTEGER)",
+    "frames": "CREATE TABLE SAMPLING_CALLCHAINS (id INTEGER, symbol INTEGER, module INTEGER, unresolved INTEGER, stackDepth INTEGER)",
     "os_calls": 'CREATE TABLE OSRT_API (start INTEGER, "end" INTEGER, globalTid INTEGER, nameId INTEGER)',
 }
 
@@ -79,6 +86,25 @@ class Recording:
     def os_call(self, name: str, start: float, end: float) -> None:
         """A call to the operating system."""
         self._add("os_calls", (_ns(start), _ns(end), THREAD, self._string(name)))
+
+    def memory(self, at: float, address: int, size: int, *, allocates: bool, kind: int = 2) -> None:
+        """An allocation or a free of `size` bytes; memory kind 1 pinned, 2 device."""
+        self._add("memory", (_ns(at), PROCESS, 0, 1, address, size, kind, 0 if allocates else 1))
+
+    def metric(self, at: float, name: str, value: int) -> None:
+        """A sample of a GPU metric."""
+        known = [row[4] for row in self.rows.get("metric_names", [])]
+        if name not in known:
+            self._add("metric_names", (1 << 40, 1, "", len(known), name))
+            known.append(name)
+        self._add("metrics", (_ns(at), _ns(at), 1 << 40, known.index(name), value))
+
+    def sample(self, at: float, *stack: str) -> None:
+        """A sampled stack, the running function first."""
+        number = len(self.rows.get("samples", [])) + 1
+        self._add("samples", (number, _ns(at), 0, 1, THREAD))
+        for depth, name in enumerate(stack):
+            self._add("frames", (number, self._string(name), self._string("a module"), 0, depth))
 
     def graph(self, start: float, end: float) -> None:
         """A CUDA graph recorded as one opaque row."""

@@ -95,7 +95,7 @@ def test_a_run_folder_can_be_judged_again_and_compared(document: dict[str, Any])
 
 
 @needs_nsys
-def test_keep_raw_warns(workspace: Path, document: dict[str, Any]) -> None:
+def test_keep_raw_warns_and_can_be_redacted(workspace: Path, document: dict[str, Any], tmp_path: Path) -> None:
     arguments = (
         "digits",
         "--precision",
@@ -107,10 +107,20 @@ def test_keep_raw_warns(workspace: Path, document: dict[str, Any]) -> None:
         "--iterations",
         "3",
     )
-    finished = _optpipe("profile", *arguments, "--keep-raw", "--workspace", str(workspace), "--json")
+    finished = _optpipe("profile", *arguments, "--keep-raw", "--workspace", str(workspace), "--json", API_TOKEN=SECRET)
     kept = json.loads(finished.stdout)
     assert any("whole process environment" in warning for warning in kept["warnings"])
-    assert list(Path(kept["run_dir"]).rglob("raw/recording.*"))
+    raw = next(Path(kept["run_dir"]).rglob("raw/recording.sqlite"))
+    assert SECRET.encode() in raw.read_bytes()
+    redacted = tmp_path / "redacted.sqlite"
+    judged = _optpipe("profile", "--trace", str(raw), "--redacted", str(redacted), "--json")
+    assert SECRET.encode() not in redacted.read_bytes()
+    assert SECRET not in judged.stdout
+    again = json.loads(_optpipe("profile", "--trace", str(redacted), "--json").stdout)
+    assert again["measured"] == json.loads(judged.stdout)["measured"]
+    refused = _optpipe("profile", "--trace", str(raw), "--redacted", str(redacted))
+    assert refused.returncode == ExitStatus.BAD_INPUT
+    assert "is there already" in refused.stderr
 
 
 @needs_nsys

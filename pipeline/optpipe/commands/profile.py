@@ -35,6 +35,13 @@ def profile(
     range: Annotated[
         str | None, typer.Option("--range", metavar="NAME", help="Judge only what this NVTX range launched.")
     ] = None,
+    redacted: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="With --trace: also write the recording as an .sqlite export without the process environment, to pass on.",
+        ),
+    ] = None,
     stage: Annotated[
         str, typer.Option(help="One or more of export, quantize, build, preprocess, inference, separated by commas.")
     ] = "export,quantize,build,preprocess,inference",
@@ -66,7 +73,7 @@ def profile(
         str,
         typer.Option(
             metavar="WHAT",
-            help="More for the raw recording (with --keep-raw): memory, gpu-metrics, python; separated by commas.",
+            help="More to record: memory (use), gpu-metrics, python (stacks, at 1 kHz); separated by commas.",
         ),
     ] = "",
     ncu: Annotated[bool, typer.Option("--ncu", help="Count DRAM bytes and cycles of the top kernels.")] = False,
@@ -81,18 +88,23 @@ def profile(
     from optpipe.commands.terminal import Terminal
     from optpipe.errors import BadInputError
     from optpipe.reporters.terminal_profile import diff_text, profile_text
-    from optpipe.stages.profile import diff_recordings, profile_recording
+    from optpipe.stages.profile import diff_recordings, profile_recording, redact_recording
     from optpipe.trace.kernels import short_name
     from optpipe.trace.report import document_from_profile
 
     if sum(given is not None for given in (model, trace, diff)) != 1:
         message = "give one of: MODEL to record a profile, --trace FILE to judge one, --diff BEFORE AFTER"
         raise BadInputError(message)
+    if redacted is not None and trace is None:
+        message = f"--redacted {redacted}: it needs --trace FILE, the recording to redact"
+        raise BadInputError(message)
     with Terminal() as terminal:
         if diff is not None:
             compared = diff_recordings(*diff, range, terminal).document()
             return Outcome(compared, lambda: diff_text(compared, short_name))
         if trace is not None:
+            if redacted is not None:
+                redact_recording(trace, redacted, terminal)
             document = document_from_profile(profile_recording(trace, range, terminal))
             return Outcome(document, lambda: profile_text(document, short_name))
         asked = {
@@ -116,7 +128,7 @@ def profile(
             "ncu": ncu,
             "keep_raw": keep_raw,
         }
-        capture = _capture_options(record, osrt=osrt, keep_raw=keep_raw)
+        capture = _capture_options(record, osrt=osrt)
         return _profile_model(asked, recorded, images, workspace, terminal, capture)
 
 
@@ -187,16 +199,10 @@ def _profile_model(
     return Outcome(document, lambda: profiles_text(document, short_name), result.status)
 
 
-def _capture_options(record: str, *, osrt: bool, keep_raw: bool) -> "CaptureOptions":
-    from optpipe.errors import BadInputError
+def _capture_options(record: str, *, osrt: bool) -> "CaptureOptions":
     from optpipe.trace.capture import CaptureOptions
 
     words = _words(record, ("memory", "gpu-metrics", "python"), "--record") if record else ()
-    if words and not keep_raw:
-        message = (
-            f"--record {record}: only the raw recording holds these, for Nsight Systems' own window; add --keep-raw"
-        )
-        raise BadInputError(message)
     return CaptureOptions(
         os_runtime=osrt,
         memory_use="memory" in words,

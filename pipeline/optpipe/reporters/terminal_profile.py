@@ -24,6 +24,7 @@ def profile_text(document: Mapping[str, Any], short_name: Any) -> RenderableType
     parts += _classic("OS call", document["os_runtime"][:5], str, distorted=distorted)
     parts += [
         *([] if distorted else [*_gaps(document["gaps"]), *_ranges(document["ranges"])]),
+        *_requested(document),
         *_tensor_cores(document["tensor_cores"]),
         *_roofline(document["roofline"]),
         *_counters(document["roofline"].get("ncu") or [], short_name),
@@ -215,6 +216,30 @@ def _ranges(rows: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
             row["bottleneck"] or "",
         )
     return [Text(), table]
+
+
+def _requested(document: Mapping[str, Any]) -> list[RenderableType]:
+    """Memory use, GPU metrics and sampled functions, where they were recorded."""
+    parts: list[RenderableType] = []
+    if document["memory"]:
+        table = _table("memory", right=("at the start", "at most", "at the end", "allocations", "frees"), left=())
+        for row in document["memory"][:8]:
+            levels = (bytes_text(row[name]) for name in ("start_bytes", "peak_bytes", "end_bytes"))
+            table.add_row(f"device {row['device']}, {row['kind']}", *levels, str(row["allocations"]), str(row["frees"]))
+        parts.append(table)
+    if document["gpu_metrics"]:
+        table = _table("GPU metric", right=("mean", "while a kernel runs", "most", "samples"), left=())
+        for row in document["gpu_metrics"]:
+            if row["max"]:
+                busy = "" if row["mean_busy"] is None else f"{row['mean_busy']:.0f}"
+                table.add_row(_name(row["name"]), f"{row['mean']:.0f}", busy, f"{row['max']:.0f}", str(row["samples"]))
+        parts.append(table)
+    if document["functions"]:
+        table = _table("function", right=("running", "on the stack"), left=())
+        for row in document["functions"][:15]:
+            table.add_row(_name(row["name"]), f"{row['self_share']:.0%}", f"{row['total_share']:.0%}")
+        parts.append(table)
+    return parts
 
 
 def _tensor_cores(found: Mapping[str, Any]) -> list[RenderableType]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from optpipe.core.events import Listener
 from optpipe.trace.analysis import analysis_from_trace, measured_part
 from optpipe.trace.diff import Diff, diff
-from optpipe.trace.files import trace_from_path
+from optpipe.trace.files import redact, trace_from_path
 from optpipe.trace.report import Profile, profile_from_trace
 
 
@@ -15,6 +15,12 @@ def profile_recording(path: Path, range_name: str | None, listener: Listener) ->
         trace = trace_from_path(path)
     with listener.step("views"):
         return profile_from_trace(trace, range_name)
+
+
+def redact_recording(path: Path, target: Path, listener: Listener) -> None:
+    """Writes a copy of a recording of nsys without the process environment: what may be passed on."""
+    with listener.step(f"redact {path.name}"):
+        redact(path, target)
 
 
 def diff_recordings(before: Path, after: Path, range_name: str | None, listener: Listener) -> Diff:

@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 
 from optpipe.errors import BadInputError
-from optpipe.trace import views
+from optpipe.trace import requested, views
 from optpipe.trace.frames import Trace
 from optpipe.trace.projection import ITERATION_RANGE, LIBRARY_RANGES, MEASURED_RANGE, projected, range_table
 from optpipe.trace.timeline import Split, Timeline, split, timeline_from_trace, times
@@ -35,6 +35,9 @@ class Analysis:
     iterations: pl.DataFrame
     """The rows of `projection` that are iterations; empty when nothing repeats."""
     concurrent_ns: int
+    memory: pl.DataFrame
+    metrics: pl.DataFrame
+    functions: pl.DataFrame
 
     @property
     def kernel_ns(self) -> int:
@@ -82,6 +85,9 @@ def analysis_from_trace(trace: Trace, scope: str = "trace") -> Analysis:
         ranges=range_table(projection),
         iterations=_iterations(projection),
         concurrent_ns=views.concurrent_ns(trace),
+        memory=requested.memory_table(trace, timeline),
+        metrics=requested.metric_table(trace, timeline),
+        functions=requested.function_table(trace, timeline),
     )
 
 

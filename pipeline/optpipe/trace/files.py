@@ -12,7 +12,7 @@ from optpipe.errors import BadInputError
 from optpipe.trace.frames import SCHEMAS, Gpu, Trace
 from optpipe.trace.importer import sqlite_from_recording
 from optpipe.trace.read import trace_from_sqlite
-from optpipe.trace.redaction import write_frames
+from optpipe.trace.redaction import redacted_export, write_frames
 from optpipe.trace.torch_trace import trace_from_torch
 
 TABLES = "tables"
@@ -37,6 +37,19 @@ def trace_from_path(path: Path) -> Trace:
         with TemporaryDirectory(prefix="optpipe-") as scratch:
             return trace_from_sqlite(sqlite_from_recording(path, Path(scratch)))
     return trace_from_sqlite(path)
+
+
+def redact(path: Path, target: Path) -> None:
+    """Writes what is read of the recording at `path`, without the process environment, as an export at `target`.
+
+    Raises:
+        BadInputError: `path` is no recording of nsys, or `target` is there already. MissingError: nsys is not here.
+    """
+    if path.suffix not in _RECORDINGS:
+        redacted_export(path, target)
+        return
+    with TemporaryDirectory(prefix="optpipe-") as scratch:
+        redacted_export(sqlite_from_recording(path, Path(scratch)), target)
 
 
 def write_trace(trace: Trace, directory: Path) -> tuple[Path, ...]:

@@ -57,6 +57,26 @@ SYNCHRONIZATIONS: Mapping[str, Any] = {
 RANGES: Mapping[str, Any] = {"start_ns": pl.Int64, "end_ns": pl.Int64, "thread": pl.Int64, "name": NAME}
 OS_RUNTIME: Mapping[str, Any] = RANGES
 THREADS: Mapping[str, Any] = {"thread": pl.Int64, "name": pl.String}
+MEMORY: Mapping[str, Any] = {
+    "time_ns": pl.Int64,
+    "pid": pl.Int64,
+    "device": pl.Int64,
+    "address": pl.Int64,
+    "bytes": pl.Int64,
+    "kind": pl.String,
+    "allocates": pl.Boolean,
+}
+"""Allocations and frees of device, pinned and managed memory; recorded on request."""
+METRICS: Mapping[str, Any] = {"time_ns": pl.Int64, "device": pl.Int64, "name": NAME, "value": pl.Float64}
+"""GPU metrics at a fixed rate; recorded on request."""
+SAMPLES: Mapping[str, Any] = {
+    "time_ns": pl.Int64,
+    "thread": pl.Int64,
+    "sample": pl.Int64,
+    "depth": pl.Int64,
+    "name": NAME,
+}
+"""Sampled stacks, one row per frame; depth 0 is the function that was running. Recorded on request."""
 SCHEMAS: Mapping[str, Mapping[str, Any]] = {
     "kernels": KERNELS,
     "api": API,
@@ -65,6 +85,9 @@ SCHEMAS: Mapping[str, Mapping[str, Any]] = {
     "ranges": RANGES,
     "os_runtime": OS_RUNTIME,
     "threads": THREADS,
+    "memory": MEMORY,
+    "metrics": METRICS,
+    "samples": SAMPLES,
 }
 
 
@@ -100,6 +123,9 @@ class Trace:
     ranges: pl.DataFrame = field(default_factory=lambda: empty("ranges"))
     os_runtime: pl.DataFrame = field(default_factory=lambda: empty("os_runtime"))
     threads: pl.DataFrame = field(default_factory=lambda: empty("threads"))
+    memory: pl.DataFrame = field(default_factory=lambda: empty("memory"))
+    metrics: pl.DataFrame = field(default_factory=lambda: empty("metrics"))
+    samples: pl.DataFrame = field(default_factory=lambda: empty("samples"))
     absent: tuple[str, ...] = ()
     """Tables the recording does not have; what needs them is withheld."""
     diagnostics: tuple[str, ...] = ()

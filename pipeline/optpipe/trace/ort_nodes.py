@@ -7,21 +7,26 @@ a kernel then belongs to the node during which it was launched.
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from optpipe.errors import StageError
 from optpipe.trace.frames import NAME, RANGES, Trace
 from optpipe.trace.projection import ITERATION_RANGE, LAYERS_RANGE
+from optpipe.trace.timeline import times
 
 _FUSED_DEPTH = 4
 """A fused convolution ends at most this many nodes behind its product: bias, sum, activation."""
 _PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "MatMulInteger", "ConvInteger", "QLinearConv"})
 _NODE_SUFFIX = "_kernel_time"
+_NHWC_SUFFIX = re.compile(r"_token_\d+$")
+_STEP_NS = 100
 _TICK_NS = 1_000
 """The profile's times are whole microseconds, cut off."""
 _APART_NS = 50_000
@@ -84,7 +89,7 @@ def with_node_ranges(
         StageError: the recording does not hold these iterations, or its clock cannot be tied to the system's.
     """
     iterations = _marked_iterations(trace)
-    offset_ns = clock_offset_ns(iterations, anchors)
+    offset_ns = _best_offset_ns(trace, iterations, runs, clock_offsets_ns(iterations, anchors))
     thread = int(iterations["thread"][0])
     starts, ends = iterations["start_ns"].to_list(), iterations["end_ns"].to_list()
     rows = []
@@ -113,8 +118,8 @@ def _marked_iterations(trace: Trace) -> pl.DataFrame:
     return trace.ranges.filter((name == ITERATION_RANGE) & inside).sort("start_ns")
 
 
-def clock_offset_ns(iterations: pl.DataFrame, anchors: Sequence[Anchor]) -> int:
-    """System clock minus the recording's: the middle of what all `anchors` of the same `iterations` allow.
+def clock_offsets_ns(iterations: pl.DataFrame, anchors: Sequence[Anchor]) -> tuple[int, int]:
+    """Least and most of the system's clock minus the recording's that all `anchors` of the same `iterations` allow.
 
     Raises:
         StageError: they are not as many, or contradict each other by more than 50 µs.
@@ -123,25 +128,43 @@ def clock_offset_ns(iterations: pl.DataFrame, anchors: Sequence[Anchor]) -> int:
         message = f"the recording holds {iterations.height} iterations for the layers, {len(anchors)} were run"
         raise StageError(message)
     starts, ends = iterations["start_ns"].to_list(), iterations["end_ns"].to_list()
-    least = max(
-        max(each.before_ns - start, each.leaving_ns - end)
-        for each, start, end in zip(anchors, starts, ends, strict=True)
-    )
-    most = min(
-        min(each.entered_ns - start, each.after_ns - end)
-        for each, start, end in zip(anchors, starts, ends, strict=True)
-    )
+    places = list(zip(anchors, starts, ends, strict=True))
+    least = max(max(each.before_ns - start, each.leaving_ns - end) for each, start, end in places)
+    most = min(min(each.entered_ns - start, each.after_ns - end) for each, start, end in places)
     if abs(most - least) > _APART_NS:
         message = f"the profiler's clock and the system's are known to {abs(most - least) / 1e3:.0f} µs only"
         raise StageError(message)
-    return int(least + most) // 2
+    return min(least, most), max(least, most)
+
+
+def _best_offset_ns(trace: Trace, iterations: pl.DataFrame, runs: Sequence[NodeRun], allowed: tuple[int, int]) -> int:
+    """The offset, of those allowed, at which most launches lie inside one node: nothing is launched between nodes.
+
+    The anchors leave some microseconds open, and nodes follow each other within one.
+    """
+    inside = (pl.col("start_ns") >= iterations["start_ns"].min()) & (pl.col("end_ns") <= iterations["end_ns"].max())
+    launches = trace.api.filter(inside).join(trace.kernels.select("correlation_id"), on="correlation_id", how="semi")
+    candidates = np.arange(allowed[0], allowed[1] + 1, _STEP_NS)
+    if launches.is_empty() or not runs:
+        return int(candidates[candidates.size // 2])
+    starts, ends = (np.array([getattr(run, name) for run in runs], dtype=np.int64) for name in ("start_ns", "end_ns"))
+    called, returned = times(launches, "start_ns"), times(launches, "end_ns")
+
+    def held(offset: int) -> int:
+        node = np.maximum(np.searchsorted(starts - offset, called, side="right") - 1, 0)
+        return int(((starts[node] - offset <= called) & (returned <= ends[node] - offset + _TICK_NS)).sum())
+
+    counts = np.array([held(int(offset)) for offset in candidates])
+    best = candidates[counts == counts.max()]
+    return int(best[best.size // 2])
 
 
 def source_names(graph: Path, runtime_names: Sequence[str]) -> dict[str, str]:
     """The names of ONNX Runtime's own nodes (`runtime_names`) by the names of `graph`'s, where one can be told.
 
-    A node that kept its name is that layer. The blocked convolutions of the CPU provider are called after the tensor that
-    they write (`relu_3_nchwc`): they are the product from which that tensor comes by elementwise steps.
+    A node that kept its name is that layer, also where the CUDA provider's NHWC conversion numbered it (`_token_12`). The
+    blocked convolutions of the CPU provider are called after the tensor that they write (`relu_3_nchwc`): they are the
+    product from which that tensor comes by elementwise steps.
     """
     import onnx
 
@@ -150,7 +173,7 @@ def source_names(graph: Path, runtime_names: Sequence[str]) -> dict[str, str]:
     writers = {output: node for node in nodes for output in node.output}
     found: dict[str, str] = {}
     for name in dict.fromkeys(runtime_names):
-        plain = name.removeprefix("fused ")
+        plain = _NHWC_SUFFIX.sub("", name.removeprefix("fused "))
         if plain in known:
             found[name] = plain
         elif (product := _product_behind(plain.removesuffix("_nchwc"), writers, set(found.values()))) is not None:

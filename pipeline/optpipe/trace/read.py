@@ -35,6 +35,7 @@ _LOSS_WORDS = ("lost", "dropped", "overflow", "not collected", "insufficient", "
 
 _KERNEL, _API = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"
 _MEMCPY, _MEMSET_TABLE = "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET"
+_MEMORY = "CUDA_GPU_MEMORY_USAGE_EVENTS"
 _SYNC, _GRAPH = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 
 
@@ -119,6 +120,32 @@ def _queries(export: Export) -> dict[str, str]:
         )
     if export.has("ThreadNames", "nameId", "globalTid"):
         queries["threads"] = "SELECT globalTid AS thread, nameId AS name FROM ThreadNames WHERE globalTid IS NOT NULL"
+    return queries | _requested_queries(export)
+
+
+def _requested_queries(export: Export) -> dict[str, str]:
+    """What is recorded on request: memory use, GPU metrics, sampled stacks."""
+    queries = {}
+    if export.has(_MEMORY, "start", "address", "bytes", "memKind", "memoryOperationType"):
+        queries["memory"] = (
+            f"SELECT start AS time_ns, {_column(export, _MEMORY, 'globalPid', '0')} AS pid, {_column(export, _MEMORY, 'deviceId', '0')} "
+            f"AS device, address, bytes, memKind AS kind, memoryOperationType = 0 AS allocates FROM {_MEMORY}"
+        )
+    if export.has("GPU_METRICS", "timestamp", "typeId", "metricId", "value") and export.has(
+        "TARGET_INFO_GPU_METRICS", "typeId", "metricId", "metricName"
+    ):
+        queries["metrics"] = (
+            "SELECT m.timestamp AS time_ns, m.typeId & 255 AS device, i.metricName AS name, m.value AS value FROM GPU_METRICS m JOIN "
+            "(SELECT DISTINCT typeId, metricId, metricName FROM TARGET_INFO_GPU_METRICS) i "
+            "ON i.typeId = m.typeId AND i.metricId = m.metricId"
+        )
+    if export.has("COMPOSITE_EVENTS", "id", "start", "globalTid") and export.has(
+        "SAMPLING_CALLCHAINS", "id", "symbol", "stackDepth"
+    ):
+        queries["samples"] = (
+            "SELECT e.start AS time_ns, e.globalTid AS thread, e.id AS sample, c.stackDepth AS depth, c.symbol AS name "
+            "FROM COMPOSITE_EVENTS e JOIN SAMPLING_CALLCHAINS c ON c.id = e.id"
+        )
     return queries
 
 
@@ -155,6 +182,8 @@ def _typed(table: str, frame: pl.DataFrame, names: _Names) -> pl.DataFrame:
 def _text_columns(table: str, frame: pl.DataFrame, names: _Names) -> Iterator[pl.Series | pl.Expr]:
     if "name" in frame.columns and frame["name"].dtype.is_integer():
         yield names.of(frame["name"]).alias("name")
+    if table == "memory":
+        yield _label("kind", MEMORY_KINDS)
     if table == "synchronizations":
         yield _label("kind", SYNCHRONIZATION_KINDS)
     if table == "copies":

@@ -11,15 +11,18 @@ from pathlib import Path
 
 import polars as pl
 
-from optpipe.errors import StageError
-from optpipe.trace.export import opened
+from optpipe.errors import BadInputError, StageError
+from optpipe.trace.export import Export, opened
 from optpipe.trace.frames import Trace
 
 _TABLES = (
     "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET",
     "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", "CUPTI_ACTIVITY_KIND_GRAPH_TRACE", "NVTX_EVENTS", "OSRT_API", "PROFILER_OVERHEAD",
+    "CUDA_GPU_MEMORY_USAGE_EVENTS", "GPU_METRICS", "TARGET_INFO_GPU_METRICS", "COMPOSITE_EVENTS", "SAMPLING_CALLCHAINS",
 )  # fmt: skip
-_NAME_COLUMNS = ("demangledName", "shortName", "nameId", "textId")
+_LEFT_OUT = {"NVTX_EVENTS": {"jsonText", "jsonTextId", "binaryData"}, "SAMPLING_CALLCHAINS": {"module"}}
+"""Payloads of any content, and paths of files."""
+_NAME_COLUMNS = ("demangledName", "shortName", "nameId", "textId", "symbol")
 _GPU_COLUMNS = ("name", "id", "smCount", "totalMemory", "memoryBandwidth", "computeMajor", "computeMinor")
 _METADATA = ("EXPORT_PRODUCT_NAME", "EXPORT_PRODUCT_VERSION", "EXPORT_SCHEMA_VERSION")
 KEEP_RAW_WARNING = (
@@ -44,16 +47,31 @@ def write_frames(trace: Trace, directory: Path) -> tuple[Path, ...]:
 
 
 def redacted_export(source: Path, target: Path) -> None:
-    """Copies from `source` what the frames are made of into a fresh export at `target`, which must not exist."""
+    """Copies from `source` what the frames are made of into a fresh export at `target`, which must not exist.
+
+    Raises:
+        BadInputError: `source` is no whole export, or `target` is there already. StageError: it cannot be written.
+    """
     export = opened(source)
     if target.exists():
-        msg = f"{target} is there already; remove it first"
-        raise StageError(msg)
+        msg = f"{target} is there already; remove it, or give another name"
+        raise BadInputError(msg)
+    try:
+        _copied(export, source, target)
+    except sqlite3.Error as error:
+        target.unlink(missing_ok=True)
+        msg = f"cannot write {target}: {error}"
+        raise StageError(msg) from error
+
+
+def _copied(export: Export, source: Path, target: Path) -> None:
     with closing(sqlite3.connect(target)) as copy:
         copy.execute("ATTACH DATABASE ? AS raw", (str(source.resolve()),))
         used = []
         for table in (name for name in _TABLES if name in export.columns):
-            copy.execute(f"CREATE TABLE {table} AS SELECT * FROM raw.{table}")
+            kept = sorted(export.columns[table] - _LEFT_OUT.get(table, set()))
+            columns = ", ".join(f'"{column}"' for column in kept)
+            copy.execute(f"CREATE TABLE {table} AS SELECT {columns} FROM raw.{table}")
             used += [f"SELECT {column} FROM {table}" for column in _NAME_COLUMNS if export.has(table, column)]
         wanted = " UNION ".join(used) or "SELECT NULL"
         copy.execute("CREATE TABLE StringIds (id INTEGER NOT NULL PRIMARY KEY, value TEXT NOT NULL)")

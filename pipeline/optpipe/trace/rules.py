@@ -101,7 +101,7 @@ def host_gaps(facts: Facts) -> Finding | None:
         f"{away.starts.size} {gaps} over {duration_text(GAP_NS)}, {total} in all, in which the host launches nothing"
     )
     advice = (
-        "see what the host does there: optpipe profile --osrt, or --record python --keep-raw; "
+        "see what the host does there: optpipe profile --osrt, or --record python; "
         "preprocess on the GPU (optpipe preprocess) or overlap it"
     )
     return Finding("host-gaps", evidence, away.total_ns, advice, gap_rows(facts.measured, away.starts, away.ends))

@@ -180,7 +180,7 @@ def _use(
         eligible=eligible,
         used=used if is_matrix else False,
         could_save_ns=_saving_ns(row, peaks, cost, iterations) if without else 0,
-        reason=reason or (_reason(kernel) if without else None),
+        reason=reason or (_reason(kernel, cost.type if cost else None) if without else None),
         kernel=short_name(kernel),
     )
 
@@ -196,12 +196,16 @@ def _saving_ns(row: Mapping[str, Any], peaks: Peaks | None, cost: "LayerCost | N
     return int(row["matrix_ns"] * (1 - 1 / max(ratio, 1.0)))
 
 
-def _reason(kernel: str) -> str:
+def _reason(kernel: str, element_type: str | None) -> str:
     lower = kernel.lower()
     if "winograd" in lower:
         return "a Winograd kernel on the FMA units was chosen"
-    if "sgemm" in lower or "scudnn" in lower or "f32f32" in lower or "ffma" in lower or "simt" in lower:
-        return "computes in fp32 on the FMA units: build it in fp16, or allow TF32"
     if "depthwise" in lower or "grouped" in lower:
         return "a depthwise or grouped kernel without Tensor Cores"
+    if "gemv" in lower:
+        return "a matrix-vector product, which reads its matrix once: memory decides"
+    if any(word in lower for word in ("sgemm", "scudnn", "f32f32", "ffma", "simt", "convolve_common_engine")):
+        if element_type in ALIGNMENT and element_type != "tf32":
+            return f"a kernel on the FMA units was chosen, though the layer is {element_type}"
+        return "computes in fp32 on the FMA units: build it in fp16, or allow TF32"
     return "no sign of Tensor Cores in the kernel's name"

@@ -210,3 +210,36 @@ def test_kernels_launched_by_other_threads_are_not_counted_by_iteration(judged: 
     quality = judged(recording).quality
     assert quality.verdict is Verdict.INCONCLUSIVE
     assert "other threads" in quality.withheld["iterations.kernels"]
+
+
+def test_memory_use_by_hand(judged: Judged) -> None:
+    device, pinned = judged(phenomena.recorded_on_request()).measured.memory.to_dicts()
+    assert device == {
+        "device": 0, "kind": "Device", "start_bytes": 1_000_000, "peak_bytes": 3_000_000, "end_bytes": 2_000_000,
+        "allocations": 1, "frees": 2, "allocated_bytes": 2_000_000,
+    }  # fmt: skip
+    assert (pinned["kind"], pinned["peak_bytes"], pinned["end_bytes"]) == ("Pinned", 4_096, 4_096)
+
+
+def test_gpu_metrics_by_hand(judged: Judged) -> None:
+    clock, active = judged(phenomena.recorded_on_request()).measured.metrics.to_dicts()
+    assert active == {
+        "device": 0, "name": "SMs Active [Throughput %]", "samples": 4, "mean": 35.0, "mean_busy": 70.0, "max": 80.0
+    }  # fmt: skip
+    assert (clock["mean"], clock["mean_busy"], clock["max"]) == (1500.0, 2000.0, 2000.0)  # Hz in the export
+
+
+def test_sampled_functions_by_hand(judged: Judged) -> None:
+    functions = judged(phenomena.recorded_on_request()).measured.functions
+    assert functions.select("name", "self", "total", "self_share").rows() == [
+        ("decode", 2, 2, 0.5),
+        ("main", 1, 4, 0.25),
+        ("wait", 1, 1, 0.25),
+    ]
+
+
+def test_nothing_on_request_is_no_table(judged: Judged) -> None:
+    profile = judged(phenomena.gpu_bound())
+    assert {"memory", "metrics", "samples"} <= set(profile.whole.trace.absent)
+    document = document_from_profile(profile)
+    assert (document["memory"], document["gpu_metrics"], document["functions"]) == ([], [], [])

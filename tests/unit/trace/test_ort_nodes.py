@@ -1,6 +1,8 @@
 """ONNX Runtime's nodes by hand: its profile's clock runs 5 s ahead of the recording's, and its ticks are microseconds."""
 
 import json
+import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,13 +11,18 @@ import pytest
 from tests.golden.nsys_export import US, Recording
 
 from optpipe.errors import StageError
+from optpipe.trace.analysis import analysis_from_trace, measured_part
 from optpipe.trace.frames import Trace
+from optpipe.trace.layers import layer_kernels
 from optpipe.trace.ort_nodes import Anchor, NodeRun, node_runs, with_node_ranges
 from optpipe.trace.peaks import Peaks
+from optpipe.trace.projection import LAYERS_RANGE
+from optpipe.trace.read import trace_from_sqlite
 from optpipe.trace.report import Profile, document_from_profile, profile_from_trace
 from optpipe.trace.roofline import Graph, LayerCost
 
 Read = Callable[[Recording], Trace]
+GOLDEN = Path(__file__).parents[2] / "golden" / "traces"
 AHEAD_NS = 5_000_000_000
 GEMM = "sm90_xmma_gemm_f16f16_f16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1_execute_kernel__5x_cublas"
 DIRECT = "void convolve_common_engine_float_NHWC<__half, __half, (int)128, (int)5>(int)"
@@ -115,6 +122,41 @@ def test_clocks_that_contradict_each_other_are_refused(read: Read) -> None:
         with_node_ranges(trace, runs, drifted, {})
     with pytest.raises(StageError, match="holds 2 iterations for the layers, 1 were run"):
         with_node_ranges(trace, runs, anchors[:1], {})
+
+
+# Of the real pair of recordings: when ONNX Runtime's profile began, and the system's clock around each iteration.
+STARTED_NS = 1795256385366758150
+ANCHORS = (
+    Anchor(1795256385977144696, 1795256385977162139, 1795256385978562198, 1795256385978665838),
+    Anchor(1795256385978667774, 1795256385978705512, 1795256385979969858, 1795256385980016246),
+    Anchor(1795256385980027078, 1795256385980058939, 1795256385981177820, 1795256385981213620),
+)
+KERNELS_OF = {
+    "Conv": r"convolve|implicit_convolve_sgemm|cutlass_tensorop|op_generic_tensor_kernel",  # the last adds the bias
+    "Relu": "OP_Relu",
+    "Add": "OP_Add",
+    "Cast": "OP_Cast",
+    "Gemm": "gemv",
+    "ReduceMean": "reduce_matrix_rows|OP_Div",
+    "Transpose": "transpose",
+}
+
+
+def test_on_a_real_gpu_every_node_launches_kernels_of_its_own_operator() -> None:
+    runs = list(node_runs(GOLDEN / "h200-digits-fp16-ort-nodes.json", STARTED_NS))
+    trace = trace_from_sqlite(GOLDEN / "h200-digits-fp16-ort-nodes.sqlite")
+    part = measured_part(analysis_from_trace(with_node_ranges(trace, runs, ANCHORS, {})), LAYERS_RANGE)
+    table = layer_kernels(part)
+    assert table["kernel_ns"].sum() == part.kernel_ns == 464_576  # all 165 kernels belong to a node
+    op_of = {run.name: run.op for run in runs}
+    strange = [
+        (name, kernel)
+        for name, kernel in table.select("layer", "kernel").rows()
+        if not re.search(KERNELS_OF[op_of[name]], kernel)
+    ]
+    assert strange == []
+    by_op = Counter(op_of[name] for name in table["layer"].unique())
+    assert by_op == {"Conv": 15, "Relu": 13, "Add": 6, "Cast": 2, "Gemm": 1, "ReduceMean": 1, "Transpose": 1}
 
 
 def test_nodes_out_of_a_profile(tmp_path: Path) -> None:

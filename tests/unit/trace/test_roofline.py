@@ -89,6 +89,7 @@ def test_costs_from_a_graph_by_hand(tmp_path: Path) -> None:
 def test_times_of_fused_nodes_go_to_their_product(tmp_path: Path) -> None:
     graph = _graph(tmp_path)
     assert layer_times(graph, {"relu_nchwc": 10.0, "ReorderInput": 1.0}) == {"node_conv": 10.0}
+    assert layer_times(graph, {"node_conv_token_12": 3.0}) == {"node_conv": 3.0}
     assert layer_times(graph, {"node_conv": 5.0, "node_relu": 2.0}) == {"node_conv": 5.0, "node_relu": 2.0}
 
 

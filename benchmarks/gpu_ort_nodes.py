@@ -1,6 +1,6 @@
 """Which kernels ONNX Runtime's nodes launch, on a machine with an NVIDIA GPU: what a recording and its own profile hold.
 
-usage: PYTHONPATH=$PWD/pipeline:$PYTHONPATH python3 benchmarks/gpu_ort_nodes.py OUTPUT_DIRECTORY     (about a minute)
+usage: python3 benchmarks/gpu_ort_nodes.py OUTPUT_DIRECTORY [digits|resnet50|tables …]     (about a minute)
 
 ResNet-50 fp16 at batch 1 and `digits` fp16, three iterations each without a CUDA graph, recorded by nsys and by ONNX
 Runtime at once. Writes for each: the exported recording without the process environment (.sqlite.gz), ONNX Runtime's
@@ -187,13 +187,19 @@ def _tables(export: Path) -> dict:
     """Schema and count of each table; rows only of those asked for, without any string of this machine."""
     import sqlite3
 
-    shown = re.compile("METRIC|MEMORY|MEM_|SAMPL|CALLCHAIN|PYTHON|ENUM_(CUDA_DEV_MEM|SAMPL|STACK)")
+    shown = re.compile("METRIC|MEMORY|MEM_|SAMPL|CALLCHAIN|PYTHON|NVTX_PAYLOAD|ENUM_(CUDA_DEV_MEM|SAMPL|STACK)")
     connection = sqlite3.connect(export)
     found = {}
     for name, schema in connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall():
         count = connection.execute(f"SELECT COUNT(*) FROM {name}").fetchone()[0]
         rows = connection.execute(f"SELECT * FROM {name} LIMIT 40").fetchall() if shown.search(name.upper()) else []
         found[name] = {"schema": schema, "count": count, "rows": [[str(value) for value in row] for row in rows]}
+    domain = "(SELECT domainId FROM NVTX_EVENTS WHERE eventType = 75 AND text LIKE 'Python%')"
+    marks = connection.execute(f"SELECT * FROM NVTX_EVENTS WHERE domainId IN {domain} LIMIT 400 OFFSET 200").fetchall()
+    found["python marks"] = {"rows": [[str(value) for value in row] for row in marks[::10]]}
+    functions = "('busy', '<module>', 'randn', 'clamp', 'synchronize', 'range', 'sum')"
+    known = connection.execute(f"SELECT id, value FROM StringIds WHERE value IN {functions}").fetchall()
+    found["function strings"] = {"rows": [[str(value) for value in row] for row in known]}
     ids = {int(v) for t in found.values() for row in t["rows"] for v in row if v.isdigit() and int(v) < 10_000_000}
     strings = [
         row for row in connection.execute("SELECT id, value FROM StringIds") if row[0] in ids and len(row[1]) < 80
@@ -231,9 +237,12 @@ def main() -> None:
     work = Path(os.environ.get("TMPDIR", "/tmp")) / f"ort-nodes-{os.getpid()}"
     work.mkdir(mode=0o700)
     try:
-        for name in ("digits", "resnet50"):
-            probe(name, MODELS[name], work, out)
-        tables_on_request(work, out)
+        wanted = sys.argv[2:] or ["digits", "resnet50", "tables"]
+        for name in wanted:
+            if name in MODELS:
+                probe(name, MODELS[name], work, out)
+        if "tables" in wanted:
+            tables_on_request(work, out)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     for path in sorted(out.iterdir()):

@@ -19,7 +19,7 @@ from optpipe.stages.again import disagreements
 from optpipe.stages.collect import BUILDS, Wanted, collected
 from optpipe.stages.dossier import Checked, checked_dossier, finished, verdict_document
 from optpipe.stages.judge import VERDICT, Signoff, json_file, judged
-from optpipe.stages.overview import Overview, manifests_in, overview_of_dossier, stage_bars
+from optpipe.stages.overview import Overview, build_files, manifests_in, overview_of_dossier, stage_bars
 from optpipe.stages.report_data import raw_files, report_of
 from optpipe.stages.task_evidence import documents
 
@@ -72,6 +72,7 @@ def _dossier_report(signoff: Signoff, document: Mapping[str, Any]) -> Report:
         folder,
         verdict=document,
         stages=stage_bars(manifests_in(folder)),
+        stage_files=build_files(folder),
         files=raw_files(found.runs, folder),
         created_utc=document["created_utc"],
         **documents(found.runs, folder),

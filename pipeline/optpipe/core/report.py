@@ -44,6 +44,15 @@ class StageBar:
 
 
 @dataclass(frozen=True, slots=True)
+class Picture:
+    """A picture inside the page: `uri` holds it whole."""
+
+    caption: str
+    uri: str
+    files: tuple[RawFile, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """Everything one page shows. `verdict` is the document of a sign-off, None for a plain comparison."""
 
@@ -59,8 +68,10 @@ class Report:
     profile_files: tuple[RawFile, ...] = ()
     preprocessing: Mapping[str, Any] | None = None
     """The newest parity proof's document, in the form of `preprocess --json`."""
-    pictures: tuple[tuple[str, str], ...] = ()
-    """Caption and data URI of parity pictures."""
+    pictures: tuple[Picture, ...] = ()
+    """Of the parity proof."""
+    stage_files: tuple[RawFile, ...] = ()
+    """Where `stages` come from."""
     files: tuple[RawFile, ...] = ()
     created_utc: str = ""
     optpipe: str = ""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
     from markupsafe import Markup
 
-    from optpipe.reporters.charts import Figure
+    from optpipe.reporters.drawing import Figure
 
 MARKS = {"PASS": "✓", "FAIL": "✕", "INCONCLUSIVE": "?"}
 
@@ -135,6 +135,10 @@ def _sections(report: Report, drawn: bool) -> Iterator[tuple[str, str]]:
         yield "builds", "Builds"
     if drawn:
         yield "figures", "Figures"
+    if report.pictures:
+        yield "parity", "Preprocessing"
+    if (report.profile or {}).get("findings"):
+        yield "profile", "Bottleneck"
     yield "evidence", "Evidence"
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from optpipe.core.comparison import Comparison, Goal, Interval
 from optpipe.core.evidence import Measured, foreign
+from optpipe.core.hashing import file_sha256
 from optpipe.core.manifest import MANIFEST, Manifest, manifest_from_file
 from optpipe.core.measurement import MEASUREMENTS_FILE
-from optpipe.core.report import StageBar
+from optpipe.core.report import RawFile, StageBar
 from optpipe.core.runs import Run, json_of_run, list_runs, load_run
 from optpipe.core.store import Store
 from optpipe.errors import BadInputError
@@ -152,6 +153,12 @@ def overview_of_dossier(folder: Path) -> Overview:
 def manifests_in(folder: Path) -> list[Manifest]:
     """The store's records of the builds in a dossier, and of what they were made from."""
     return [manifest_from_file(path) for path in sorted(folder.glob(f"{BUILDS}/*/{MANIFEST}"))]
+
+
+def build_files(folder: Path) -> tuple[RawFile, ...]:
+    """The files that `manifests_in` reads."""
+    paths = sorted(folder.glob(f"{BUILDS}/*/{MANIFEST}"))
+    return tuple(RawFile(path.relative_to(folder).as_posix(), file_sha256(path), path.stat().st_size) for path in paths)
 
 
 def stage_bars(manifests: Sequence[Manifest]) -> tuple[StageBar, ...]:

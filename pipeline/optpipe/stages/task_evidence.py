@@ -12,9 +12,10 @@ from typing import Any
 
 from optpipe.core.criteria import Cap
 from optpipe.core.evidence import Build, Figure
-from optpipe.core.report import RawFile
+from optpipe.core.report import Picture, RawFile
 from optpipe.core.runs import Run, json_of_run
 from optpipe.stages.again import PREDICTIONS, PREPROCESSING, PROFILE, answers_again, proof_again, stage_again
+from optpipe.stages.preprocess.proof import ROWS
 
 RANDOM_WEIGHTS = Cap("the weights are random, so accuracy and agreement mean nothing", "build with trained weights")
 PICTURES = 6
@@ -96,23 +97,28 @@ def documents(runs: Sequence[Run], root: Path) -> dict[str, Any]:
         inference = [stage for stage in stages if stage.get("kind") == "inference"]
         if stages:
             fields["profile"] = (inference or stages)[-1]
-            fields["profile_files"] = _files(run, PROFILE, root)
+            folder = (fields["profile"].get("recording") or {}).get("folder", "")
+            tables = (
+                record["path"] for record in run.manifest["files"] if record["path"].startswith(f"{folder}/tables/")
+            )
+            fields["profile_files"] = tuple(file for name in (PROFILE, *tables) for file in _files(run, name, root))
             break
     for run in _newest(runs, "preprocess"):
         fields["preprocessing"] = json_of_run(run, PREPROCESSING)
-        fields["pictures"] = tuple(_pictures(run, fields["preprocessing"]))
+        fields["pictures"] = tuple(_pictures(run, fields["preprocessing"], root))
         break
     return fields
 
 
-def _pictures(run: Run, record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _pictures(run: Run, record: Mapping[str, Any], root: Path) -> Iterator[Picture]:
     for picture in record["parity"].get("pictures", ())[:PICTURES]:
         path = run.path / picture["path"]
         if path.is_file():
             data = base64.b64encode(path.read_bytes()).decode()
             name, times = Path(str(picture["image"])).name, float(picture["difference_times"])
             caption = f"{name}: the model's own, DALI's, and their difference ({times:.3g} times)"
-            yield caption, f"data:image/png;base64,{data}"
+            files = (*_files(run, picture["path"], root), *_files(run, ROWS, root))
+            yield Picture(caption, f"data:image/png;base64,{data}", files)
 
 
 def _files(run: Run, name: str, root: Path) -> tuple[RawFile, ...]:
@@ -120,7 +126,7 @@ def _files(run: Run, name: str, root: Path) -> tuple[RawFile, ...]:
 
     records = [record for record in run.manifest["files"] if record["path"] == name]
     place = Path(os.path.relpath((run.path / name).resolve(), root.resolve())).as_posix()
-    return tuple(RawFile(place, record["sha256"], record["bytes"]) for record in records)
+    return tuple(RawFile(place, record["sha256"], record["bytes"]) for record in records if (run.path / name).is_file())
 
 
 def _newest(runs: Sequence[Run], kind: str) -> list[Run]:

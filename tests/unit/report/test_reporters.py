@@ -121,7 +121,7 @@ def test_a_signed_dossier_is_accepted_from_an_allowed_key_only(measured_once, tm
     assert "does not allow" in verified(found.folder, tmp_path / "theirs.allowed").problems[0]
 
 
-def test_a_gpu_profile_gives_kernels_missed_tensor_cores_and_a_roofline():
+def test_a_gpu_profile_gives_kernels_tensor_cores_and_a_roofline():
     from pathlib import Path
 
     from optpipe.core.comparison import Comparison, Goal
@@ -132,8 +132,27 @@ def test_a_gpu_profile_gives_kernels_missed_tensor_cores_and_a_roofline():
     profile = json.loads(record.read_text())["stages"][-1]
     nothing = Comparison((), dict.fromkeys(Goal), dict.fromkeys(Goal, "nothing"))
     drawn = {figure.title: figure for figure in figures(Report("profile", nothing, profile=profile))}
-    assert list(drawn) == ["Kernels", "Missed Tensor Cores", "Roofline"]
+    assert {"Kernels", "Where Tensor Cores work", "Roofline"} <= set(drawn)
+    missed = profile["tensor_cores"] | {"missed": [{"name": "conv1", "could_save_ns": 2_000_000, "kernel": "simt"}]}
+    titles = [each.title for each in figures(Report("profile", nothing, profile={"tensor_cores": missed}))]
+    assert titles == ["Where Tensor Cores work", "Missed Tensor Cores"]
     assert "Tensor Cores" in drawn["Kernels"].svg
     assert drawn["Roofline"].svg.count("graphics-symbol") > 10
     bare = figures(Report("profile", nothing, profile={"roofline": {"withheld": "no graph"}, "tensor_cores": {}}))
     assert bare == []
+
+
+def test_accuracy_and_energy_are_drawn_against_latency(measured_once):
+    from dataclasses import replace
+
+    from optpipe.core.comparison import Interval
+    from optpipe.reporters.charts import figures
+
+    report = signed(measured_once).report
+    assert "Accuracy against latency" not in [each.title for each in figures(report)], "nothing to draw, nothing drawn"
+    known = {"top1": Interval(0.99, 0.98, 0.995), "energy_j_per_image": Interval(0.05, 0.04, 0.06)}
+    rows = tuple(replace(row, **known) for row in (*report.comparison.rows, *report.comparison.rows))
+    drawn = {each.title: each for each in figures(replace(report, comparison=replace(report.comparison, rows=rows)))}
+    for title in ("Accuracy against latency", "Energy against latency"):
+        assert drawn[title].svg.count("graphics-symbol") >= 2
+        assert drawn[title].files

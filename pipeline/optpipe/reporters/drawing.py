@@ -1,0 +1,103 @@
+"""Drawing for the report: Altair and Vega specifications to SVG by vl-convert, without a browser or a network.
+
+Colours are placeholders that become CSS variables in the SVG, so that one drawing serves light, dark and print. Marks keep
+Vega's `aria-label`, which screen readers read and the page's script shows as a tooltip.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from optpipe.core.report import RawFile
+
+if TYPE_CHECKING:
+    import altair as alt
+
+WIDTH, HEIGHT = 420, 250
+SERIES = tuple(f"#fe00{number:02x}" for number in range(1, 9))
+INK, FAINT, GOOD, BAD = "#fd0001", "#fd0002", "#fd0003", "#fd0004"
+_VARIABLES = {color: f"var(--series-{number})" for number, color in enumerate(SERIES, start=1)} | {
+    INK: "var(--ink)",
+    FAINT: "var(--line)",
+    GOOD: "var(--pass)",
+    BAD: "var(--fail)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One drawn figure with what it says and where its numbers lie."""
+
+    title: str
+    caption: str
+    svg: str
+    files: tuple[RawFile, ...] = ()
+
+
+def svg_from_chart(chart: "alt.TopLevelMixin", name: str) -> str:
+    """Draws an Altair chart."""
+    import vl_convert
+
+    return themed(vl_convert.vegalite_to_svg(chart.to_dict(), allowed_base_urls=[]), name)
+
+
+def themed(svg: str, name: str) -> str:
+    """Makes ids unique to the page, colours variable and the size fluid."""
+    for color, variable in _VARIABLES.items():
+        svg = re.sub(color, variable, svg, flags=re.IGNORECASE)
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    ids = {found: f"{slug}-{at}" for at, found in enumerate(dict.fromkeys(re.findall(r'id="([^"]+)"', svg)))}
+    svg = re.sub(r'id="([^"]+)"', lambda match: f'id="{ids[match[1]]}"', svg)  # Vega counts on over a process's life
+    svg = re.sub(r"url\(#([^)]+)\)", lambda match: f"url(#{ids[match[1]]})", svg)
+    size = re.search(r'<svg[^>]*? width="([\d.]+)" height="([\d.]+)"', svg)
+    width = f' style="max-width:{size[1]}px"' if size else ""
+    svg = re.sub(r'(<svg[^>]*?) width="[\d.]+" height="[\d.]+"', rf"\1{width}", svg, count=1)
+    return re.sub(r"^.*?<svg", '<svg role="img"', svg, count=1, flags=re.DOTALL)
+
+
+def configured(chart: Any) -> Any:
+    """The chart in the page's fonts and colours."""
+    text = {"labelColor": INK, "titleColor": INK, "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": 500}
+    font = "Arial, Helvetica, sans-serif"
+    return (
+        chart.configure(background="transparent", font=font, padding=10)
+        .configure_view(stroke=None)
+        .configure_axis(
+            **text,
+            labelOverlap="greedy",
+            labelSeparation=6,
+            gridColor=FAINT,
+            domainColor=FAINT,
+            tickColor=FAINT,
+            gridOpacity=0.7,
+        )
+        .configure_legend(
+            **text,
+            orient="bottom",
+            columns=2,
+            columnPadding=44,
+            labelLimit=220,
+            symbolStrokeWidth=2,
+            symbolOpacity=1,
+            title=None,
+        )
+        .configure_range(category=list(SERIES))
+    )
+
+
+def colors(labels: Sequence[str]) -> "alt.Scale":
+    """One colour for each distinct label, in their order."""
+    import altair as alt
+
+    names = list(dict.fromkeys(labels))
+    return alt.Scale(domain=names, range=[SERIES[at % len(SERIES)] for at in range(len(names))])
+
+
+def axis_scale(values: Sequence[float], padding: int = 12) -> "alt.Scale":
+    """Logarithmic where the values span more than a factor of four; a narrow logarithmic axis is all tick labels."""
+    import altair as alt
+
+    if values and min(values) > 0 and max(values) / min(values) > 4:
+        return alt.Scale(type="log", nice=False, padding=padding)
+    return alt.Scale(zero=False, nice=False, padding=padding)

@@ -11,10 +11,10 @@ from optpipe.core.environment import gpus
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not gpus(), reason="no NVIDIA GPU or no driver on this machine")]
 
 
-@pytest.mark.parametrize("nhwc", ["true", "false"])
-def test_digits_in_int8_answers_like_the_source(tmp_path, nhwc):
+@pytest.mark.parametrize("layout", [(), ("--option", "onnxruntime.nhwc=false")])
+def test_digits_in_int8_answers_like_the_source(tmp_path, layout):
     command = [sys.executable, "-m", "optpipe", "build", "digits", "--precision", "int8", "--backend", "onnxruntime"]
-    command += ["--device", "cuda", "--option", f"onnxruntime.nhwc={nhwc}", "--workspace", str(tmp_path), "--json"]
+    command += ["--device", "cuda", *layout, "--workspace", str(tmp_path), "--json"]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 1, ran.stderr  # the share of INT8 multiply-adds is 0 %, and a build says so
     (artifact,) = json.loads(ran.stdout)["artifacts"]

@@ -98,11 +98,26 @@ class Inductor:
 
     def load(self, directory: "Path", info: Mapping[str, Any], device: Device, options: Mapping[str, Any]) -> "Session":
         """Loads the package's shared library."""
-        import torch
-
         from optpipe.backends.torch_session import TorchSession
 
         merged = checked_options({**info["options"], **options}, OPTIONS[device], self.name)
-        # one caller at a time: torch's advice for CUDA graphs, where somebody asks for one
-        package = torch._inductor.aoti_load_package(str(directory / PACKAGE), run_single_threaded=True)
-        return TorchSession(package, info, device, merged)
+        return TorchSession(_loaded(directory / PACKAGE, device), info, device, merged)
+
+
+def _loaded(package: "Path", device: Device) -> Any:
+    """The package's library as a callable.
+
+    With torch 2.11 on an H200 a fresh process ended with signal 11 while loading, unless CUDA's libraries were loaded by
+    name first, which is what ONNX Runtime offers. Before that torch spent 25 s compiling probes of the processor's vector
+    instructions, which code for a GPU does not use.
+    """
+    import torch
+
+    if device == "cpu":
+        return torch._inductor.aoti_load_package(str(package), run_single_threaded=True)
+    import onnxruntime
+    from torch._inductor import config
+
+    onnxruntime.preload_dlls()
+    with config.patch({"cpp.vec_isa_ok": True}):
+        return torch._inductor.aoti_load_package(str(package), run_single_threaded=True)

@@ -29,11 +29,31 @@ def seeded(make: Callable[[], Any], seed: int) -> Any:
         return make()
 
 
+def with_drawn_normalization(module: Any) -> Any:
+    """Draws what batch normalization would have learned, from torch's generator; changes `module` in place.
+
+    Freshly made, it is the identity: it folds away without a bias, and the graph is one that no trained model has.
+    """
+    import torch
+
+    with torch.no_grad():
+        for norm in module.modules():
+            if isinstance(norm, torch.nn.modules.batchnorm._BatchNorm):
+                for scale in (norm.weight, norm.running_var):
+                    if scale is not None:
+                        scale.uniform_(0.8, 1.2)
+                for shift in (norm.bias, norm.running_mean):
+                    if shift is not None:
+                        shift.normal_(0.0, 0.1)
+    return module
+
+
 def with_weights(make: Callable[[], Any], request: WeightsRequest) -> tuple[Any, WeightsRecord]:
     """A module made by `make`, with random or file weights as requested, in evaluation mode."""
-    module = seeded(make, request.seed).eval()
     if request.path is None:
+        module = seeded(lambda: with_drawn_normalization(make()), request.seed).eval()
         return module, WeightsRecord("random", module_weights_sha256(module), request.seed)
+    module = seeded(make, request.seed).eval()
     load_state(module, request.path)
     return module, WeightsRecord("file", module_weights_sha256(module))
 

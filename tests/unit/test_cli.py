@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 
@@ -16,6 +17,14 @@ def test_help_imports_nothing_heavy(command: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "Usage:" in done.stdout
     assert done.stdout.rstrip().endswith("IMPORTED []")
+
+
+def test_help_cuts_no_sentence_short_at_eighty_columns() -> None:
+    environment = {**os.environ, "COLUMNS": "80", "TERMINAL_WIDTH": "80"}
+    command = [sys.executable, "-m", "optpipe", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert "..." not in done.stdout.partition("Commands:")[2]
+    assert max(len(line) for line in done.stdout.splitlines()) <= 80
 
 
 def test_doctor_names_every_backend_and_how_to_get_what_is_missing() -> None:

@@ -80,7 +80,10 @@ def bench(
     workspace: WorkspaceOption = DEFAULT_WORKSPACE,
     json: JsonOption = False,
 ) -> Outcome:
-    """Measure latency, throughput, memory and energy of what was built, and say what may be believed."""
+    """Measure latency, throughput, memory and energy, VALID or not.
+
+    Every percentile has its interval, and each INVALID measurement its reason and remedy.
+    """
     from optpipe.commands.bench_request import bench_plan, bench_targets, one_batch, pair_from_targets
     from optpipe.commands.parsing import options_from_text
     from optpipe.commands.terminal import Terminal

@@ -45,7 +45,10 @@ def build(
     workspace: WorkspaceOption = DEFAULT_WORKSPACE,
     json: JsonOption = False,
 ) -> Outcome:
-    """Export, check parity, set the precision, build, prove, verify and store."""
+    """Build engines whose precision is proven and outputs verified.
+
+    Export, parity, calibration, precision in the graph, engine, proof, verification; everything goes to the store.
+    """
     from optpipe.backends.registry import backends_from_text
     from optpipe.commands.parsing import device_from_text, model_from_options, options_from_text
     from optpipe.commands.terminal import Terminal

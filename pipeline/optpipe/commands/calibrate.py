@@ -47,7 +47,7 @@ def calibrate(
     workspace: WorkspaceOption = DEFAULT_WORKSPACE,
     json: JsonOption = False,
 ) -> Outcome:
-    """Choose INT8 ranges from real images or texts, say which method is best, and which layers to spare."""
+    """Choose INT8 ranges from real data, and the layers to spare."""
     from optpipe.calibrators.methods import methods_from_text
     from optpipe.commands.parsing import model_from_options, percent_from_text, target_from_text
     from optpipe.commands.terminal import Terminal

@@ -31,7 +31,7 @@ def compare(
     workspace: WorkspaceOption = DEFAULT_WORKSPACE,
     json: JsonOption = False,
 ) -> Outcome:
-    """Compare everything measured: speed-ups with intervals, the frontier, the best build for each goal."""
+    """Compare everything measured: speed-ups, frontier, best build."""
     from optpipe.commands.release_options import goal_from_text, slo_from_text
     from optpipe.commands.terminal import Terminal
     from optpipe.core.store import Store

@@ -29,7 +29,7 @@ def evaluate(
     workspace: WorkspaceOption = DEFAULT_WORKSPACE,
     json: JsonOption = False,
 ) -> Outcome:
-    """Measure what the task's accuracy has become in every artifact, on paired predictions."""
+    """Measure every build's task accuracy, on paired predictions."""
     from optpipe.commands.parsing import model_from_options, percent_from_text
     from optpipe.commands.terminal import Terminal
     from optpipe.core.store import Store

@@ -33,7 +33,7 @@ def preprocess(
     workspace: WorkspaceOption = DEFAULT_WORKSPACE,
     json: JsonOption = False,
 ) -> Outcome:
-    """Derive the DALI pipeline from the model's own transform, prove parity, measure both."""
+    """Derive the model's DALI pipeline, prove parity, measure both."""
     from optpipe.commands.parsing import model_from_options
     from optpipe.commands.terminal import Terminal
     from optpipe.core.store import Store

@@ -84,7 +84,7 @@ def profile(
     workspace: WorkspaceOption = DEFAULT_WORKSPACE,
     json: JsonOption = False,
 ) -> Outcome:
-    """Say what limits each stage, from a recording under Nsight Systems, and what to try next."""
+    """Say what limits each stage under nsys, and what to try next."""
     from optpipe.commands.terminal import Terminal
     from optpipe.errors import BadInputError
     from optpipe.reporters.terminal_profile import diff_text, profile_text

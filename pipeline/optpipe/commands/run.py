@@ -42,7 +42,10 @@ def run(
     workspace: WorkspaceOption = DEFAULT_WORKSPACE,
     json: JsonOption = False,
 ) -> Outcome:
-    """The whole walk: build, evaluate, preprocess, bench, profile, sign off; goes on where it was interrupted."""
+    """Walk from model to verdict, going on where it was interrupted.
+
+    Build, evaluate, preprocess, bench, profile, sign off, each with what the policy asks for.
+    """
     from optpipe.backends.registry import backends_from_text
     from optpipe.commands.ci import write_step_summary
     from optpipe.commands.parsing import device_from_text, model_from_options, options_from_text

@@ -31,7 +31,7 @@ def signoff(
     workspace: WorkspaceOption = DEFAULT_WORKSPACE,
     json: JsonOption = False,
 ) -> Outcome:
-    """Judge a build by a policy: the verdict, and a dossier that anyone can recompute."""
+    """Judge a build by a policy, in a dossier anyone can recompute."""
     if init:
         return _init(policy or Path("policy.toml"))
     from optpipe.commands.ci import write_step_summary
@@ -81,7 +81,10 @@ def verify(
     ] = None,
     json: JsonOption = False,
 ) -> Outcome:
-    """Recompute every number and the verdict of a dossier, offline; exit 2 if a byte was changed, else its verdict's."""
+    """Recompute every number and the verdict of a dossier, offline.
+
+    Exit status 2 if a byte was changed, 1 if a figure does not follow from the raw files, else the verdict's.
+    """
     from optpipe.commands.terminal import Terminal
     from optpipe.errors import ExitStatus
     from optpipe.release import verified
@@ -102,7 +105,10 @@ def verify(
         "files": checked.files,
         "size_bytes": checked.size_bytes,
     }
-    status = checked.signoff.verdict.exit_status if intact and checked.signoff else ExitStatus.BAD_INPUT
+    if checked.signoff is None:
+        status = ExitStatus.BAD_INPUT
+    else:
+        status = checked.signoff.verdict.exit_status if intact else ExitStatus.FAIL
     return Outcome(document, lambda: verification_text(document), status)
 
 
@@ -114,7 +120,7 @@ def approve(
     workspace: WorkspaceOption = DEFAULT_WORKSPACE,
     json: JsonOption = False,
 ) -> Outcome:
-    """Store a verified dossier as the baseline that later sign-offs are held against."""
+    """Make a verified dossier the baseline of later sign-offs."""
     from optpipe.commands.terminal import Terminal
     from optpipe.core.verdict import Verdict
     from optpipe.errors import BadInputError, GateError

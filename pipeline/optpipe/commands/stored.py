@@ -21,7 +21,7 @@ def ls(workspace: WorkspaceOption = DEFAULT_WORKSPACE, json: JsonOption = False)
 
 
 def show(id: IdArgument, workspace: WorkspaceOption = DEFAULT_WORKSPACE, json: JsonOption = False) -> Outcome:
-    """Show one entry whole: files with hashes, what it was made from, and the command that makes it again."""
+    """Show one entry: hashed files, parents, reproducing command."""
     from optpipe.core.store import Store
     from optpipe.reporters.terminal_stored import entry_text
     from optpipe.stages.stored import entry_details
@@ -51,7 +51,10 @@ def gc(
     workspace: WorkspaceOption = DEFAULT_WORKSPACE,
     json: JsonOption = False,
 ) -> Outcome:
-    """Remove what no artifact needs: leftovers of killed runs, damaged entries, models and graphs without artifacts."""
+    """Remove what no artifact needs.
+
+    Leftovers of killed runs, damaged entries, models and graphs without artifacts.
+    """
     from optpipe.core.store import Store
     from optpipe.reporters.terminal_stored import removed_text
     from optpipe.stages.stored import collected

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # On a machine with an NVIDIA GPU, from the project's root: measures ResNet-50 there with `optpipe bench`.
 # usage: benchmarks/gpu_bench.sh OUTPUT_DIRECTORY [PART ...]      default: all of
-#   build 3.5 min · smoke 0.5 min · ort 3.5 min · torch 3 min · loops 3 min · scenarios 2 min · energy 1 min · pair 1 min
+#   build 2 min · smoke 0.5 min · ort 4 min · torch 2.5 min · loops 3 min · scenarios 2 min · energy 1 min · pair 1 min
 # The workspace is OUTPUT_DIRECTORY/workspace unless OPTPIPE_WORKSPACE says otherwise; parts may run in separate calls.
 set -u
 out=${1:?usage: benchmarks/gpu_bench.sh OUTPUT_DIRECTORY [PART ...]}
@@ -16,17 +16,20 @@ step() { # seconds allowed, name, then the arguments of optpipe; the JSON docume
   echo "== $name: optpipe $* (exit $?, ${SECONDS} s so far)"
   tail -n 3 "$out/$name.log" | cut -c1-300
 }
-fast="--min-time 1 --percentile 90 --max-warm-up 4 --max-time 8"
+fast="--min-time 0.6 --warm-up 0.3 --percentile 90 --max-warm-up 3 --max-time 6"
+random="resnet50 --weights random --device cuda --batch 1:64:256" # the sweep goes to batch 256, so the profile must hold it
 for part in $parts; do
   case $part in
     build)
-      # the sweep goes to batch 256, so the profile must hold it
-      step 220 build build resnet50 --precision fp32,fp16 --backend onnxruntime,inductor,torch --device cuda --batch 1:64:256
-      step 90 build-int8 build resnet50 --precision int8 --backend onnxruntime --device cuda --batch 1:64:256 --calibration calibration/samples
+      step 120 build-ort build $random --precision fp32,tf32,fp16 --backend onnxruntime
+      step 150 build-inductor build $random --precision fp16 --backend inductor & # compiling keeps the processor busy and
+      step 100 build-torch build $random --precision fp32,fp16 --backend torch &  # the GPU hardly at all
+      step 100 build-int8 build $random --precision int8 --backend onnxruntime --calibration calibration/samples &
+      wait
       ;;
     smoke) step 60 smoke bench resnet50 --backend onnxruntime --precision fp16 --batch 1,8 $fast ;;
-    ort) step 230 sweep-ort bench resnet50 --backend onnxruntime --device cuda --batch 1:256 --all-sizes --tune $fast ;;
-    torch) step 230 sweep-torch bench resnet50 --backend inductor,torch --device cuda --batch 1:256 --all-sizes --tune $fast ;;
+    ort) step 300 sweep-ort bench resnet50 --backend onnxruntime --device cuda --batch 1:256 --all-sizes --tune $fast ;;
+    torch) step 200 sweep-torch bench resnet50 --backend inductor,torch --device cuda --batch 1:256 --all-sizes --tune $fast ;;
     loops)
       timeout 230 python3 benchmarks/gpu_loops.py "$OPTPIPE_WORKSPACE" "$out/loops.json" 1 64 256 >"$out/loops.log" 2>&1
       echo "== loops (exit $?, ${SECONDS} s so far)"

@@ -57,6 +57,40 @@ def test_every_stage_is_recorded_and_judged(document: dict[str, Any]) -> None:
 
 
 @needs_nsys
+def test_each_stage_has_advice_of_its_own(document: dict[str, Any]) -> None:
+    advice = {
+        stage["name"]: {each["rule"]: each["advice"] for each in stage["findings"]} for stage in document["stages"]
+    }
+    for stage, kept_for in (
+        ("export", "the model, its weights"),
+        ("quantize", "precision"),
+        ("build", "backend and options"),
+    ):
+        assert kept_for in advice[stage]["paid-once"]
+    assert "optpipe preprocess tunes" in advice["preprocess dali batch 1"]["busiest-operator"]
+    slow = advice["onnxruntime fp32 batch 1"].get("slow-layers")  # none where every layer runs at its bound
+    assert slow is None or "--precision int8" in slow
+
+
+KEYS = {
+    "trace_quality": {"verdict", "withheld"},
+    "totals": {"kernel_ns", "api_ns", "memcpy_ns", "span_ns", "busy_ns", "idle_ns", "idle_by_cause"},
+    "tensor_cores": {"eligible", "used", "missed"},
+    "bottleneck": {"verdict", "share", "why"},
+}
+
+
+@needs_nsys
+def test_the_document_has_the_agreed_keys(document: dict[str, Any]) -> None:
+    for stage in (document, *document["stages"]):
+        assert set(stage) >= {*KEYS, "kernels", "api", "ranges", "roofline", "findings"}
+        for key, inner in KEYS.items():
+            assert set(stage[key]) >= inner, key
+        assert all(set(row) >= {"name", "count", "wall_ns", "gpu_ns"} for row in stage["ranges"])
+        assert all(set(each) >= {"rule", "evidence", "gain_ns", "advice"} for each in stage["findings"])
+
+
+@needs_nsys
 def test_the_stages_are_those_of_one_walk(document: dict[str, Any]) -> None:
     """Export is what takes long in building `digits`; each stage is judged by its own range, not by the recording."""
     spans = {stage["name"]: stage["measured"]["span_ns"] for stage in document["stages"]}

@@ -112,6 +112,7 @@ def stage_again(run: Run, stage: Mapping[str, Any]) -> dict[str, Any] | None:
         graph=graph_from_document(stage["roofline"]),
         unprofiled_iteration_ns=how["unprofiled_iteration_ns"],
         expects_gpu=how["expects_gpu"],
+        stage=how.get("stage"),
     )
     document: dict[str, Any] = _plain(document_from_profile(profile))
     document["roofline"]["ncu"] = stage["roofline"].get("ncu")

@@ -1,12 +1,15 @@
 """Profile: what limits a stage, from a recording that exists or from one made here."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 from optpipe.core.events import Listener
 from optpipe.trace.analysis import analysis_from_trace, measured_part
 from optpipe.trace.diff import Diff, diff
 from optpipe.trace.files import redact, trace_from_path
 from optpipe.trace.report import Profile, profile_from_trace
+from optpipe.trace.roofline import graph_from_document
 
 
 def profile_recording(path: Path, range_name: str | None, listener: Listener) -> Profile:
@@ -14,7 +17,21 @@ def profile_recording(path: Path, range_name: str | None, listener: Listener) ->
     with listener.step(f"read {path.name}"):
         trace = trace_from_path(path)
     with listener.step("views"):
-        return profile_from_trace(trace, range_name)
+        return profile_from_trace(trace, range_name, **_known_beside(path, range_name))
+
+
+def _known_beside(path: Path, range_name: str | None) -> dict[str, Any]:
+    """What a profile's run knows of the stage whose folder is `path`, beside the trace: its graph, its times outside nsys."""
+    try:
+        stages = json.loads((path.parent / "profile.json").read_text(encoding="utf-8"))["stages"]
+        mine = (each for each in stages if each.get("recording", {}).get("folder") == path.name)
+        stage = next((each for each in mine if each["recording"]["range"] == range_name), None)
+        if stage is None:
+            return {}
+        how = {key: value for key, value in stage["recording"].items() if key not in ("folder", "range")}
+        return {**how, "graph": graph_from_document(stage["roofline"])}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}  # no run of optpipe's, or of a time when less was written
 
 
 def redact_recording(path: Path, target: Path, listener: Listener) -> None:

@@ -259,6 +259,7 @@ def _profiled(job: _Job, plan: ProfilePlan, run: OpenRun, store: Store, listener
             how: dict[str, Any] = {
                 "unprofiled_iteration_ns": found.get("unprofiled_iteration_ns"),
                 "expects_gpu": job.on_gpu and job.kind != "build",
+                "stage": stage_of(name, job.kind),
             }
             profile = profile_from_trace(trace, range_name, graph=graph, **how)
             recording = {"folder": folder.name, "range": range_name, **how}
@@ -284,6 +285,11 @@ def _count(scratch: Path, document: dict[str, Any], listener: Listener) -> None:
     if "withheld" not in document["roofline"]:
         rows = against_peaks(rows, document["roofline"]["peaks"]["bytes_per_s"])
     document["roofline"]["ncu"] = rows
+
+
+def stage_of(name: str, kind: str) -> str:
+    """The stage that rules know: export, quantize and build are recorded as one, and named apart."""
+    return name if kind == "build" else kind
 
 
 def _facts(job: _Job) -> dict[str, Any]:

@@ -44,11 +44,12 @@ def profile_from_trace(
     graph: Graph | None = None,
     unprofiled_iteration_ns: float | None = None,
     expects_gpu: bool = True,
+    stage: str | None = None,
 ) -> Profile:
     """Judges `trace`: the part inside `range_name`, or inside optpipe's own measured range, or all of it.
 
     With the model's `graph` its layers are held against the roofline. Without `expects_gpu`, a stage of the CPU, missing
-    GPU rows are no defect of the trace.
+    GPU rows are no defect of the trace. `stage` is the kind of stage that was recorded, where it is known.
     """
     whole = analysis_from_trace(trace)
     measured = measured_part(whole, range_name)
@@ -59,7 +60,7 @@ def profile_from_trace(
     cores = tensor_cores(_layered_part(whole, measured), peaks, costs) if has_gpu else None
     roofs = roofline(graph, unprofiled_iteration_ns, _layer_ns(cores)) if graph else None
     math_share = roofs.math_share if roofs else None
-    facts = Facts(measured, cores, trace.gpus[0].multiprocessors if trace.gpus else None)
+    facts = Facts(measured, cores, trace.gpus[0].multiprocessors if trace.gpus else None, stage, roofs)
     return Profile(
         whole=whole,
         measured=measured,

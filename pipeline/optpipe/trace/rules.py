@@ -4,18 +4,18 @@ Gains are upper bounds over the measured part: the time that would be gone if th
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import polars as pl
 
 from optpipe.core.units import bytes_text, duration_text
-from optpipe.trace.analysis import Analysis
 from optpipe.trace.bottleneck import GAP_NS, long_gaps
 from optpipe.trace.gaps import gap_rows, together_matter
 from optpipe.trace.intervals import difference
 from optpipe.trace.kernels import short_name
+from optpipe.trace.stage_rules import Facts, Finding, busiest_operator, paid_once, saving_ns, slow_layers
 from optpipe.trace.tensor_cores import LayerUse, TensorCores
 from optpipe.trace.timeline import WAITING_CALLS, Cause
 
@@ -27,36 +27,12 @@ HOST_RULES = frozenset(
 """Rules whose evidence is times of the host, which a profiler's overhead distorts."""
 _SMALL_COPY_BYTES = 64 * 1024
 _ROWS = 5
+__all__ = ["HOST_RULES", "Facts", "Finding", "findings"]
 _FIRST_SHARE = 0.2
 _ALLOCATIONS = (
     r"^(cudaMalloc|cudaFree|cudaHostAlloc|cudaFreeHost|cudaMallocHost|cuMemAlloc|cuMemFree|cuModuleLoad|cuLibraryLoad|"
     r"cudaStreamCreate|cudaEventCreate)"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Something that costs time, with the evidence and the next thing to try."""
-
-    rule: str
-    evidence: str
-    gain_ns: int
-    advice: str
-    rows: tuple[dict[str, Any], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What a rule may look at."""
-
-    measured: Analysis
-    tensor_cores: TensorCores | None
-    multiprocessors: int | None
-
-    @property
-    def iterations(self) -> int:
-        """How many iterations were recorded, at least 1."""
-        return max(self.measured.iterations.height, 1)
 
 
 Rule = Callable[[Facts], Finding | None]
@@ -100,10 +76,9 @@ def host_gaps(facts: Facts) -> Finding | None:
     evidence = (
         f"{away.starts.size} {gaps} over {duration_text(GAP_NS)}, {total} in all, in which the host launches nothing"
     )
-    advice = (
-        "see what the host does there: optpipe profile --osrt, or --record python; "
-        "preprocess on the GPU (optpipe preprocess) or overlap it"
-    )
+    advice = "see what the host does there: optpipe profile --osrt, or --record python; preprocess on the GPU (optpipe preprocess)"
+    if facts.stage == "preprocess":
+        advice = "the host cannot feed the GPU: optpipe preprocess tunes threads, prefetch and the share of the hardware decoder"
     return Finding("host-gaps", evidence, away.total_ns, advice, gap_rows(facts.measured, away.starts, away.ends))
 
 
@@ -187,7 +162,7 @@ def missed_tensor_cores(facts: Facts) -> Finding | None:
     advice = "optpipe build --precision fp16, or --precision tf32 where fp32 must stay"
     if any(each.type in ("fp16", "bf16", "int8") for each in found.missed):
         advice = "another kernel: optpipe build --backend onnxruntime,inductor,torch and bench them; onnxruntime.cudnn_search=EXHAUSTIVE"
-    return Finding("missed-tensor-cores", evidence, _saving_ns(facts, found.missed), advice, _use_rows(found.missed))
+    return Finding("missed-tensor-cores", evidence, saving_ns(facts, found.missed), advice, _use_rows(found.missed))
 
 
 def ineligible_for_tensor_cores(facts: Facts) -> Finding | None:
@@ -208,7 +183,7 @@ def ineligible_for_tensor_cores(facts: Facts) -> Finding | None:
         else "pad the channels with zeros, weights too, to the multiple (3 input channels to 8); or a backend that pads: "
         "optpipe build --backend torch,inductor and bench them"
     )
-    gain = _saving_ns(facts, found.ineligible)
+    gain = saving_ns(facts, found.ineligible)
     return Finding("ineligible-for-tensor-cores", evidence, gain, advice, _use_rows(found.ineligible))
 
 
@@ -286,17 +261,10 @@ _GAP_RULES: tuple[Rule, ...] = (launch_gaps, host_gaps, device_gaps, synchroniza
 _GPU_RULES: tuple[Rule, ...] = (
     exposed_copies, pageable_copies, small_copies,
     missed_tensor_cores, ineligible_for_tensor_cores, unfused_kernels, layout_changes, underfilled, allocations, first_iteration,
+    busiest_operator,
 )  # fmt: skip
-_CPU_RULES: tuple[Rule, ...] = (first_iteration, operating_system)
+_CPU_RULES: tuple[Rule, ...] = (first_iteration, operating_system, paid_once, slow_layers, busiest_operator)
 """Without GPU rows nothing can be said about gaps, copies or kernels."""
-
-
-def _saving_ns(facts: Facts, layers: tuple[LayerUse, ...]) -> int:
-    """What `layers` could save over the measured part, which may have other iterations than theirs."""
-    per_iteration = sum(each.could_save_ns for each in layers) / (
-        facts.tensor_cores.iterations if facts.tensor_cores else 1
-    )
-    return int(per_iteration * facts.iterations)
 
 
 def _each(found: TensorCores) -> str:

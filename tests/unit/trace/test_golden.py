@@ -9,7 +9,10 @@ from tests.golden.nsys_export import THREAD, Recording
 
 from optpipe.core.verdict import Verdict
 from optpipe.trace.bottleneck import Limit
-from optpipe.trace.report import Profile, document_from_profile
+from optpipe.trace.frames import Trace
+from optpipe.trace.peaks import Peaks
+from optpipe.trace.report import Profile, document_from_profile, profile_from_trace
+from optpipe.trace.roofline import Graph, LayerCost
 from optpipe.trace.timeline import Cause
 
 US = 1_000
@@ -243,3 +246,42 @@ def test_nothing_on_request_is_no_table(judged: Judged) -> None:
     assert {"memory", "metrics", "samples"} <= set(profile.whole.trace.absent)
     document = document_from_profile(profile)
     assert (document["memory"], document["gpu_metrics"], document["functions"]) == ([], [], [])
+
+
+def test_what_a_stage_costs_once_and_its_longest_part(read: Callable[[Recording], Trace]) -> None:
+    trace = Recording()
+    trace.range("optpipe.quantize", 0, 100)
+    trace.range("calibrate on 500 images", 10, 80)
+    profile = profile_from_trace(read(trace), "optpipe.quantize", expects_gpu=False, stage="quantize")
+    [finding] = profile.findings
+    assert (finding.rule, finding.gain_ns) == ("paid-once", 100 * US)
+    assert finding.evidence == "100 µs on the CPU, of which calibrate on 500 images 70.0 µs"
+    assert "--method max" in finding.advice
+
+
+def test_the_busiest_operator_of_a_pipeline(read: Callable[[Recording], Trace]) -> None:
+    """Decoding for 60 µs on each of two threads, resizing for 40 µs on one."""
+    trace = Recording()
+    trace.range("optpipe.measure", 0, 100)
+    for thread in (THREAD, THREAD + 1):
+        trace.range("DALI:[DALI][CPU op] Run decoders__Image", 10, 70, thread)
+    trace.range("DALI:[DALI][CPU op] Run Resize", 70, 90)
+    trace.range("DALI:[DALI][CPU op] Run Resize", 91, 111)
+    profile = profile_from_trace(read(trace), expects_gpu=False, stage="preprocess")
+    [finding] = profile.findings
+    assert (finding.rule, finding.gain_ns) == ("busiest-operator", 60 * US)
+    assert "decoders__Image takes 75% of the operators' time, on 2 threads" in finding.evidence
+
+
+def test_layers_above_their_bound_on_a_cpu(read: Callable[[Recording], Trace]) -> None:
+    trace = Recording()
+    trace.range("optpipe.measure", 0, 100)
+    for begin in (1, 51):
+        trace.range("optpipe.iteration", begin, begin + 48)
+    peaks = Peaks("CPU", "measured", {"fp32": 1e11}, 1e10)
+    costs = (LayerCost("conv", "Conv", "fp32", 500_000, 10), LayerCost("relu", "Relu", "fp32", 0, 10))
+    graph = Graph(costs, peaks, 1, layer_ns={"conv": 30_000.0, "relu": 0.5})  # bounds: 10 µs and 1 ns
+    profile = profile_from_trace(read(trace), expects_gpu=False, stage="inference", graph=graph)
+    [finding] = profile.findings
+    assert (finding.rule, finding.gain_ns) == ("slow-layers", 2 * 20 * US)
+    assert "--precision int8" in finding.advice

@@ -120,8 +120,13 @@ def onnxruntime_loop(path, info, batch, options, stream):
     binding = session.io_binding()
     binding.bind_input(name.name, "cuda", 0, kinds[name.type][1], tuple(given.shape), given.data_ptr())
     binding.bind_output(answer.name, "cuda", 0, kinds[answer.type][1], tuple(output.shape), output.data_ptr())
+    # as the tool does when it binds: once outside the graph. Without it the graph at batch 1 is a tenth slower
+    outside = ort.RunOptions()
+    outside.add_run_config_entry("gpu_graph_id", "-1")
+    session.run_with_iobinding(binding, outside)
     run = ort.RunOptions()
     run.add_run_config_entry("disable_synchronize_execution_providers", "1")
+    run.add_run_config_entry("gpu_graph_id", "1")
     return warmed_loop(lambda: session.run_with_iobinding(binding, run), stream)
 
 

@@ -16,8 +16,7 @@ step() {  # NAME LIMIT_S COMMAND…: logs, goes on after a failure
 step photographs 60 python3 benchmarks/photographs.py "$work/photographs" 4096
 if [ "$part" != parity ]; then
   step build 120 python3 -m optpipe build resnet50 --weights random --precision fp16 --backend onnxruntime --batch 1:64:256
-  step preprocess 200 python3 -m optpipe preprocess resnet50 --weights random --images "$work/photographs" \
-    --limit 4096 --json
+  step preprocess 200 python3 -m optpipe preprocess resnet50 --weights random --images "$work/photographs" --json
   for batch in 256 64; do
     step "from-images-$batch" 60 python3 -m optpipe bench resnet50 --from-images "$work/photographs" --device cuda \
       --batch "$batch" --min-time 4 --json

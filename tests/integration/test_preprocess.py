@@ -85,7 +85,12 @@ def test_unreadable_images_are_named_and_limited(workspace, tmp_path):
     [
         (["digits", "--images", "absent"], 2, "no such folder"),
         (["digits", "--decode", "gpu"], 2, "give auto, cpu or mixed"),
-        (["digits", "--batch-size", "0"], 2, "at least 1"),
+        (["digits", "--batch-size", "0"], 2, "from 1 to"),
+        (["digits", "--batch-size", "1000000000"], 2, "from 1 to"),
+        (["digits", "--threads", "100000"], 2, "from 1 to"),
+        (["digits", "--seconds", "nan"], 2, "above 0"),
+        (["digits", "--seconds", "-1"], 2, "above 0"),
+        (["digits", "--max-unreadable", "-1"], 2, "0 or more"),
     ],
 )
 def test_bad_input_is_one_line_with_its_status(workspace, arguments, status, said):

@@ -24,6 +24,7 @@ WARM_UP_S = 0.5
 """Beside the batches that were prefetched before the clock ran, twice over."""
 MIN_ROUNDS = 6
 MIN_BATCHES = 24
+FEWEST = 4
 STEADY = 0.02
 """Half the interval's width, relative to the rate, from which more measuring is not needed."""
 LOOK_EVERY = 4
@@ -46,7 +47,7 @@ def _dali(job: dict[str, Any]) -> dict[str, Any]:
         pipeline.run()  # synchronous with this batch, while the next ones are being made
         return perf_counter_ns()
 
-    return timed(batch, job["seconds"], prefetched=plan.prefetch + 1)
+    return timed(batch, job["seconds"], prefetched=plan.prefetch + 1, patience=job["patience"])
 
 
 def _dataloader(job: dict[str, Any]) -> dict[str, Any]:
@@ -76,7 +77,7 @@ def _dataloader(job: dict[str, Any]) -> dict[str, Any]:
         return read_ns
 
     queue = workers * job["prefetch_factor"] if workers else 0
-    return timed(batch, job["seconds"], prefetched=queue + 1, group=max(1, workers))
+    return timed(batch, job["seconds"], prefetched=queue + 1, group=max(1, workers), patience=job["patience"])
 
 
 class _Files:
@@ -101,11 +102,13 @@ def timed(
     prefetched: int,
     *,
     group: int = 1,
+    patience: float = PATIENCE,
     settled: Callable[[], None] | None = None,
 ) -> dict[str, Any]:
     """Runs `batch`, which returns when its data were there, until the rate is known; counts whole groups of batches.
 
-    `settled` is called once, between the warm-up and the measurement, and must not take long.
+    A slow or an unsteady one ends after `patience` times the seconds. `settled` is called once, between the warm-up and
+    the measurement, and must not take long.
     """
     done = 0
     started = perf_counter_ns()
@@ -117,7 +120,7 @@ def timed(
     reader_ns: list[int] = []
     batch_ns: list[int] = []
     started = last = perf_counter_ns()
-    while len(batch_ns) % group or not enough(batch_ns, group, (last - started) / 1e9, seconds):
+    while len(batch_ns) % group or not enough(batch_ns, group, (last - started) / 1e9, seconds, patience):
         read = batch()
         now = perf_counter_ns()
         reader_ns.append(read - last)
@@ -126,10 +129,10 @@ def timed(
     return {"reader_ns": reader_ns, "batch_ns": batch_ns, "warm_up_batches": done, "group": group}
 
 
-def enough(batch_ns: list[int], group: int, elapsed_s: float, seconds: float) -> bool:
+def enough(batch_ns: list[int], group: int, elapsed_s: float, seconds: float, patience: float = PATIENCE) -> bool:
     """Whether whole groups of batches say the rate: long enough, often enough, and steadily."""
-    if elapsed_s >= PATIENCE * seconds:
-        return len(batch_ns) >= group
+    if elapsed_s >= patience * seconds:
+        return len(batch_ns) >= max(group, FEWEST)
     rounds = len(batch_ns) // group
     if elapsed_s < seconds or rounds < MIN_ROUNDS or len(batch_ns) < MIN_BATCHES:
         return False

@@ -33,9 +33,14 @@ if TYPE_CHECKING:
     import numpy as np
 
 
+MOST_SECONDS = 600.0
+MOST_THREADS, MOST_BATCH = 1024, 65536
+"""Beyond these DALI ends the process instead of raising."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What was asked for."""
+    """What was asked for; raises BadInputError for what cannot be meant."""
 
     images: Path | None = None
     limit: int | None = 1000
@@ -43,6 +48,14 @@ class Request:
     plan: DaliPlan = field(default_factory=DaliPlan)
     throughput: bool = True
     seconds: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds <= MOST_SECONDS:
+            msg = f"--seconds {self.seconds:g}: give a number above 0, at most {MOST_SECONDS:g}"
+            raise BadInputError(msg)
+        if self.max_unreadable is not None and self.max_unreadable < 0:
+            msg = f"--max-unreadable {self.max_unreadable}: give 0 or more"
+            raise BadInputError(msg)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +136,10 @@ def automatic_plan(decode: str, threads: int | None, batch_size: int | None, res
     if on_gpu and not gpus():
         msg = "--decode mixed: no NVIDIA GPU or no driver on this machine; --decode cpu works without"
         raise MissingError(msg)
-    if (threads is not None and threads < 1) or (batch_size is not None and batch_size < 1):
-        msg = "--threads and --batch-size must be at least 1"
-        raise BadInputError(msg)
+    for option, value, most in (("--threads", threads, MOST_THREADS), ("--batch-size", batch_size, MOST_BATCH)):
+        if value is not None and not 1 <= value <= most:
+            msg = f"{option} {value}: give a number from 1 to {most}"
+            raise BadInputError(msg)
     default_batch = 256 if on_gpu else 32
     return DaliPlan(
         decode="mixed" if on_gpu else "cpu",

@@ -16,7 +16,7 @@ PREFETCH_FACTOR = 2
 """Batches each DataLoader worker keeps ready, torch's own default. More only delays the steady state: workers limit it."""
 LIMIT_S = 120.0
 """A configuration that takes longer than this beyond its measuring time has hung."""
-PATIENCE = 3.0
+PATIENCE = 2.0
 """A slow or an unsteady configuration ends after this many times the wanted seconds."""
 
 
@@ -94,6 +94,8 @@ class Job:
     batch_size: int
     seconds: float
     details: Mapping[str, Any]
+    patience: float = PATIENCE
+    """How many times the seconds a slow or an unsteady one may take."""
 
     def measured(self, result: Mapping[str, Any] | str) -> Throughput:
         """The row that a process's result, or the reason of its failure, makes."""
@@ -128,7 +130,7 @@ def dataloader_job(transform: Transform, workers: int, batch_size: int, device: 
 def throughputs(paths: Sequence[Path], jobs: Sequence[Job]) -> Generator[Throughput]:
     """Measures the jobs one after the other, in one process as long as none fails."""
     names = [str(path) for path in paths]
-    requests = [{**job.details, "paths": names, "seconds": job.seconds} for job in jobs]
+    requests = [{**job.details, "paths": names, "seconds": job.seconds, "patience": job.patience} for job in jobs]
     limit_s = LIMIT_S + PATIENCE * max(job.seconds for job in jobs)
     for job, result in zip(jobs, results_of(MEASURED, requests, limit_s), strict=True):
         yield job.measured(result)

@@ -9,6 +9,7 @@ from optpipe.core.events import Listener
 from optpipe.core.transform import Transform
 from optpipe.stages.preprocess.dali_pipeline import DaliPlan
 from optpipe.stages.preprocess.throughput import (
+    Job,
     Throughput,
     dali_job,
     dataloader_job,
@@ -87,7 +88,7 @@ def _loaders(
     """The DataLoader with ever fewer workers, as long as that does not lose clearly."""
     device, batch_size = "cuda" if plan.device == "gpu" else "cpu", min(plan.batch_size, LOADER_BATCH)
     counts = _workers(cores)
-    jobs = [dataloader_job(transform, workers, batch_size, device, seconds) for workers in counts]
+    jobs = [hasty(dataloader_job(transform, workers, batch_size, device, seconds)) for workers in counts]
     rows: list[Throughput] = []
     with listener.step("DataLoader by workers", total=len(jobs)) as step:
         measured = throughputs(paths, jobs)
@@ -105,13 +106,13 @@ def _loaders(
 def _pipelines(
     paths: Sequence[Path], transform: Transform, plan: DaliPlan, cores: int, seconds: float, listener: Listener
 ) -> dict[DaliPlan, Throughput]:
-    """DALI: first where to decode, then threads and queue of the best."""
+    """DALI: first where to decode, then the threads of the best."""
     tried: dict[DaliPlan, Throughput] = {}
 
     def measure(plans: Iterable[DaliPlan], name: str) -> DaliPlan:
         new = [each for each in dict.fromkeys(plans) if each not in tried]
         with listener.step(name, total=len(new)) as step:
-            jobs = [dali_job(transform, each, seconds) for each in new]
+            jobs = [hasty(dali_job(transform, each, seconds)) for each in new]
             for each, row in zip(new, throughputs(paths, jobs) if jobs else (), strict=True):
                 tried[each] = row
                 step.advance()
@@ -132,18 +133,24 @@ def _in_turn(
     left_out: str | None,
     listener: Listener,
 ) -> Tuned:
-    """The winners again: loader, DALI and decoding twice, loader, so that drift of the machine hits both alike."""
+    """The winners again, DALI's between those of the loader, so that drift of the machine hits both alike."""
     settings = loader.settings
     again = dataloader_job(transform, settings["workers"], loader.batch_size, settings["device"], seconds)
     ours = [dali_job(transform, plan, seconds), dali_job(transform, plan, seconds, decode_only=True)]
     kinds: dict[str, list[Throughput]] = {"dataloader": [], "dali": [], "dali-decode": []}
-    with listener.step("both in turn", total=6) as step:
-        for jobs in ([again], ours * 2, [again]):
+    order = ([again], [*ours, ours[0]], [again])
+    with listener.step("both in turn", total=sum(map(len, order))) as step:
+        for jobs in order:
             for row in throughputs(paths, jobs):
                 kinds[row.implementation].append(row)
                 step.advance()
     merged = {name: merged_rows(found) for name, found in kinds.items()}
     return Tuned((*rows, *merged.values()), merged["dataloader"], merged["dali"], merged["dali-decode"], plan, left_out)
+
+
+def hasty(job: Job) -> Job:
+    """The same without waiting for a steady rate: to tell configurations apart, and in a bounded time."""
+    return replace(job, patience=1.0)
 
 
 def merged_rows(repeats: Sequence[Throughput]) -> Throughput:
@@ -176,8 +183,8 @@ def _first_plans(plan: DaliPlan, cores: int) -> tuple[DaliPlan, ...]:
 
 
 def _second_plans(best: DaliPlan, cores: int) -> tuple[DaliPlan, ...]:
-    """Other thread counts and a deeper queue for the best of the first plans."""
+    """Other thread counts for the best of the first plans."""
     if best.device == "cpu":
         return tuple(replace(best, threads=count) for count in sorted({1, max(1, cores // 2)}))
     counts = {max(1, best.threads // 2), min(cores, best.threads * 2)}
-    return (*(replace(best, threads=count) for count in sorted(counts)), replace(best, prefetch=best.prefetch + 1))
+    return tuple(replace(best, threads=count) for count in sorted(counts))

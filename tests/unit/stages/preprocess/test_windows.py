@@ -81,7 +81,14 @@ def test_the_interval_of_a_ratio_mirrors_that_of_its_inverse(one, other, spread,
 
 @pytest.mark.parametrize(
     ("batches", "group", "elapsed_s", "is_enough"),
-    [(24, 1, 3.0, True), (24, 1, 2.9, False), (20, 1, 3.0, False), (16, 16, 9.0, True), (8, 16, 9.0, False)],
+    [
+        (24, 1, 3.0, True),
+        (24, 1, 2.9, False),
+        (20, 1, 3.0, False),
+        (16, 16, 6.0, True),
+        (8, 16, 6.0, False),
+        (3, 1, 6.0, False),
+    ],
 )
 def test_a_slow_configuration_ends_with_fewer_batches(batches, group, elapsed_s, is_enough):
     assert enough([1000] * batches, group, elapsed_s, 3.0) is is_enough
@@ -91,4 +98,5 @@ def test_an_unsteady_one_is_measured_longer():
     steady, unsteady = [1000, 1001] * 24, [1000] * 24 + [1500] * 24
     assert enough(steady, 1, 3.0, 3.0)
     assert not enough(unsteady, 1, 3.0, 3.0)
-    assert enough(unsteady, 1, 9.0, 3.0)
+    assert enough(unsteady, 1, 6.0, 3.0)
+    assert enough(unsteady, 1, 3.0, 3.0, patience=1.0)

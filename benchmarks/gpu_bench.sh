@@ -31,7 +31,7 @@ for part in $parts; do
     ort) step 300 sweep-ort bench resnet50 --backend onnxruntime --device cuda --batch 1:256 --all-sizes --tune $fast ;;
     torch) step 200 sweep-torch bench resnet50 --backend inductor,torch --device cuda --batch 1:256 --all-sizes --tune $fast ;;
     loops)
-      timeout 230 python3 benchmarks/gpu_loops.py "$OPTPIPE_WORKSPACE" "$out/loops.json" 1 64 256 >"$out/loops.log" 2>&1
+      timeout 230 python3 benchmarks/gpu_loops.py "$OPTPIPE_WORKSPACE" "$out/loops.json" fp16 1 64 256 >"$out/loops.log" 2>&1
       echo "== loops (exit $?, ${SECONDS} s so far)"
       ;;
     scenarios)

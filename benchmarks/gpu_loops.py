@@ -1,6 +1,6 @@
 """Independent timings on a GPU, written without optpipe's measuring code, to hold its figures against.
 
-usage: gpu_loops.py WORKSPACE OUTPUT.json [BATCH ...]
+usage: gpu_loops.py WORKSPACE OUTPUT.json PRECISION[,PRECISION] [BATCH ...]
 
 Each artifact gets a process of its own (a failed CUDA graph capture poisons the process it happens in). There, rounds
 alternate between the tool's worker and a bare loop of CUDA events over the very same loaded session: cuDNN's search picks
@@ -202,11 +202,13 @@ def main() -> None:
     from optpipe.core.store import Store
 
     workspace, target = Path(sys.argv[1]), Path(sys.argv[2])
-    batches = [int(text) for text in sys.argv[3:]] or [1, 64, 256]
+    precisions, batches = sys.argv[3].split(","), [int(text) for text in sys.argv[4:]] or [1, 64, 256]
     document = {"loops": [], "torch_compile_reduce_overhead_fp16": in_process("compiled", *batches, seconds=120)}
     print(json.dumps(document["torch_compile_reduce_overhead_fp16"]), flush=True)
     for entry in Store(workspace).entries():
-        if entry.manifest.kind != "artifact" or entry.info["device"] != "cuda" or entry.info["model"] != "resnet50":
+        if entry.manifest.kind != "artifact" or entry.info["device"] != "cuda":
+            continue
+        if entry.info["model"] != "resnet50" or entry.info["precision"] not in precisions:
             continue
         options = json.dumps(entry.info.get("options", {}))
         found = in_process("artifact", workspace, entry.id, options, *batches, seconds=90)

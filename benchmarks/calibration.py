@@ -1,10 +1,11 @@
 """Calibrating ResNet-50: optpipe beside ONNX Runtime's quantizer and ModelOpt, same images, each in a process of its own.
 
-usage: python benchmarks/calibration.py [--images 128,512] [--only NAME,…] [--ort-histograms]
-       (ONNX Runtime's entropy and percentile keep every activation, 110 MB per image: --ort-histograms asks for them,
-        on 64 images only)
+usage: python benchmarks/calibration.py [--images 128,512] [--only NAME,…] [--folder FOLDER] [--interleaved]
+       (FOLDER keeps the model and the images from call to call)
 
-`calibration s` is the calibrating alone; `process s` starts Python, imports and loads too; `peak` is the process's.
+`wall s` and `CPU s` are of the calibrating alone, the ratios are to the forward passes of the same call and count; `peak` is
+the whole process's resident memory. ONNX Runtime's entropy and percentile keep every activation: what they need is measured
+on 8 and 24 images first, and where that says that they do not fit into free memory they are not run.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -83,28 +85,36 @@ def prepare(folder: Path, count: int) -> None:
             batch.astype(np.float32).tofile(file)
 
 
-def run(name: str, folder: Path, count: int) -> float:
-    """One contender; seconds of the calibrating alone."""
+def run(name: str, folder: Path, count: int) -> None:
+    """One contender; `calibrating` is timed inside, without imports and loading."""
     if name == "forward passes":
-        return _forward(folder, count)
-    if name in OURS:
-        return _ours(folder, count, OURS[name])
-    if name in ORT:
-        return _onnxruntime(folder, count, ORT[name])
-    return _modelopt(folder, count, MODELOPT[name])
+        _forward(folder, count)
+    elif name in OURS:
+        _ours(folder, count, OURS[name])
+    elif name in ORT:
+        _onnxruntime(folder, count, ORT[name])
+    else:
+        _modelopt(folder, count, MODELOPT[name])
 
 
-def _forward(folder: Path, count: int) -> float:
+@contextmanager
+def calibrating() -> Iterator[None]:
+    """Prints wall and processor seconds of what is inside, all threads together."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    yield
+    print("seconds", time.perf_counter() - wall, time.process_time() - cpu)
+
+
+def _forward(folder: Path, count: int) -> None:
     import onnxruntime as ort
 
     session = ort.InferenceSession(str(folder / "model.onnx"), providers=["CPUExecutionProvider"])
-    started = time.perf_counter()
-    for batch in rows(folder, count):
-        session.run(None, batch)
-    return time.perf_counter() - started
+    with calibrating():
+        for batch in rows(folder, count):
+            session.run(None, batch)
 
 
-def _ours(folder: Path, count: int, methods: tuple[str, ...]) -> float:
+def _ours(folder: Path, count: int, methods: tuple[str, ...]) -> None:
     import onnx
 
     from optpipe.calibrators.collect import Collector, collected
@@ -114,11 +124,10 @@ def _ours(folder: Path, count: int, methods: tuple[str, ...]) -> float:
     model = folder / "model.onnx"
     tensors = placement(onnx.load(model), "tensorrt").tensors
     collector = Collector(model, tensors, needs_histogram(methods))
-    started = time.perf_counter()
-    statistics = collected(collector, rows(folder, count))
-    for method in methods:
-        ranges(statistics, method)
-    return time.perf_counter() - started
+    with calibrating():
+        statistics = collected(collector, rows(folder, count))
+        for method in methods:
+            ranges(statistics, method)
 
 
 def interleaved(folder: Path, count: int) -> None:
@@ -149,7 +158,7 @@ def interleaved(folder: Path, count: int) -> None:
         print(f"| {name} | {1000 * median / BATCH:.1f} ms per image | {ratio:.2f} |")
 
 
-def _onnxruntime(folder: Path, count: int, method: str) -> float:
+def _onnxruntime(folder: Path, count: int, method: str) -> None:
     from onnxruntime.quantization.calibrate import CalibrationMethod, create_calibrator
 
     with tempfile.TemporaryDirectory() as scratch:
@@ -161,17 +170,15 @@ def _onnxruntime(folder: Path, count: int, method: str) -> float:
             calibrate_method=CalibrationMethod[method],
         )
         calibrator.set_execution_providers(["CPUExecutionProvider"])
-        started = time.perf_counter()
-        calibrator.collect_data(Reader(folder, count))
-        calibrator.compute_data()
-        return time.perf_counter() - started
+        with calibrating():
+            calibrator.collect_data(Reader(folder, count))
+            calibrator.compute_data()
 
 
-def _modelopt(folder: Path, count: int, method: str) -> float:
+def _modelopt(folder: Path, count: int, method: str) -> None:
     from modelopt.onnx.quantization import quantize
 
-    with tempfile.TemporaryDirectory() as scratch:
-        started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as scratch, calibrating():
         quantize(
             onnx_path=str(folder / "model.onnx"),
             quantize_mode="int8",
@@ -182,25 +189,36 @@ def _modelopt(folder: Path, count: int, method: str) -> float:
             output_path=str(Path(scratch) / "out.onnx"),
             log_level="ERROR",
         )
-        return time.perf_counter() - started
 
 
 def measured(name: str, folder: Path, count: int) -> dict[str, object]:
-    """Runs `name` in a process of its own: its seconds, the process's seconds and its peak resident memory."""
-    started = time.perf_counter()
+    """Runs `name` in a process of its own: wall and processor seconds, and its peak resident memory."""
     command = [sys.executable, __file__, "--run", name, "--folder", str(folder), "--images", str(count)]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     output = child.stdout.read() if child.stdout else ""
     _, status, usage = os.wait4(child.pid, 0)
     lines = [line for line in output.splitlines() if line.startswith("seconds ")]
+    wall, cpu = map(float, lines[-1].split()[1:]) if lines and status == 0 else (None, None)
     return {
         "name": name,
         "images": count,
-        "seconds": float(lines[-1].split()[1]) if lines and status == 0 else None,
-        "process_seconds": time.perf_counter() - started,
-        "cpu_seconds": usage.ru_utime + usage.ru_stime,
+        "seconds": wall,
+        "cpu_seconds": cpu,
+        "process_cpu_seconds": usage.ru_utime + usage.ru_stime,
         "peak_bytes": usage.ru_maxrss * 1024,
     }
+
+
+def where_it_fits(name: str, folder: Path, count: int) -> dict[str, object]:
+    """`measured`, unless the memory that 8 and 24 images took says that `count` would not fit."""
+    few, more = measured(name, folder, 8), measured(name, folder, 24)
+    per_image = (more["peak_bytes"] - few["peak_bytes"]) / 16
+    needed = few["peak_bytes"] + (count - 8) * per_image
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    free = 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+    if needed < 0.9 * free:
+        return measured(name, folder, count) | {"bytes_per_image": per_image}
+    return {"name": name, "images": count, "seconds": None, "needed_bytes": needed, "bytes_per_image": per_image}
 
 
 def main() -> None:
@@ -210,12 +228,11 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--run")
-    parser.add_argument("--ort-histograms", action="store_true")
     parser.add_argument("--interleaved", action="store_true", help="only the ratios of ours, on the first of --images")
     asked = parser.parse_args()
     counts = [int(count) for count in asked.images.split(",")]
     if asked.run:
-        print("seconds", run(asked.run, asked.folder, counts[0]))
+        run(asked.run, asked.folder, counts[0])
         return
     folder = asked.folder or Path(tempfile.mkdtemp())
     if not (folder / "images.f32").exists():
@@ -228,25 +245,29 @@ def main() -> None:
     for count in counts:
         for name in asked.only.split(",") if asked.only else CONTENDERS:
             huge = name in ("onnxruntime entropy", "onnxruntime percentile")
-            if not huge or asked.ort_histograms:
-                found.append(measured(name, folder, min(count, 64) if huge else count))
-                print(json.dumps(found[-1]), flush=True)
+            found.append((where_it_fits if huge else measured)(name, folder, count))
+            print(json.dumps(found[-1]), flush=True)
     table(found)
 
 
 def table(found: list[dict[str, object]]) -> None:
-    """Ratios are to the forward passes of the same run and count."""
-    bare = {row["images"]: row["seconds"] for row in found if row["name"] == "forward passes"}
-    print("| contender | images | calibration s | × forward passes | process s | CPU s | peak |")
+    """Ratios are to the forward passes of the same call and count."""
+    bare = {row["images"]: row for row in found if row["name"] == "forward passes"}
+    print("| contender | images | wall s | × forward | CPU s | × forward | peak |")
     print("|---|---|---|---|---|---|---|")
     for row in found:
-        seconds, base = row["seconds"], bare.get(row["images"])
-        ratio = f"{seconds / base:.2f}" if seconds and base else ""
-        text = f"{seconds:.1f}" if seconds else "failed"
-        peak = f"{row['peak_bytes'] / 1e9:.2f} GB"
-        print(
-            f"| {row['name']} | {row['images']} | {text} | {ratio} | {row['process_seconds']:.1f} | {row['cpu_seconds']:.0f} | {peak} |"
-        )
+        head = f"| {row['name']} | {row['images']} |"
+        if "needed_bytes" in row:
+            needed, each = row["needed_bytes"] / 1e9, row["bytes_per_image"] / 1e6
+            print(f"{head} does not fit | | | | {needed:.0f} GB ({each:.0f} MB per image) |")
+            continue
+        base = bare.get(row["images"])
+        cells = []
+        for key in ("seconds", "cpu_seconds"):
+            value = row[key]
+            cells.append(f"{value:.1f}" if value else "failed")
+            cells.append(f"{value / base[key]:.2f}" if value and base and base[key] else "")
+        print(f"{head} {' | '.join(cells)} | {row['peak_bytes'] / 1e9:.2f} GB |")
 
 
 if __name__ == "__main__":

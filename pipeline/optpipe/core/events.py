@@ -34,7 +34,7 @@ class Silent:
     @contextmanager
     def step(self, name: str, total: int | None = None) -> Iterator[Step]:  # noqa: ARG002
         """Opens a step that nobody watches."""
-        yield _Unwatched()
+        yield UNWATCHED
 
     def warn(self, message: str) -> None:
         """Keeps `message` in `warnings`, once."""
@@ -48,3 +48,7 @@ class _Unwatched:
 
     def cached(self) -> None:
         pass
+
+
+UNWATCHED: Step = _Unwatched()
+"""For library use: work that nobody watches."""

@@ -1,15 +1,21 @@
 """Image sets with provenance: which files, their hashes, how they were drawn. The format is in `calibration/README.md`."""
 
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from optpipe.core.events import UNWATCHED, Step
 from optpipe.core.hashing import file_sha256
 from optpipe.core.transform import Decode
 from optpipe.errors import BadInputError
-from optpipe.inputs.images import Unreadable, decoded, find_images, unreadable_text
+from optpipe.inputs.images import SUFFIXES, Unreadable, decoded, find_images, unreadable_text
 from optpipe.inputs.sample_set import MAX_UNREADABLE_SHARE, SampleSet, SetFile, stratified, subset
+
+CHECKED_AT_ONCE = 64
+DOCUMENTS = (".", "README", "LICENSE", "LICENCE", "NOTICE")
 
 
 @dataclass(frozen=True)
@@ -35,11 +41,13 @@ def checked(found: ImageSet) -> ImageSet:
     return found
 
 
-def image_set(source: Path, count: int | None = None, seed: int = 0) -> tuple[ImageSet, tuple[Unreadable, ...]]:
+def image_set(
+    source: Path, count: int | None = None, seed: int = 0, step: Step = UNWATCHED
+) -> tuple[ImageSet, tuple[Unreadable, ...]]:
     """The set that `source` names: a manifest, or `count` pictures drawn out of a folder; and what was unreadable.
 
     A folder whose pictures all lie in class folders is labelled by them, and the sample has the classes in their own
-    proportions. Raises BadInputError for an empty folder, or too many unreadable files.
+    proportions. Raises BadInputError for an empty folder, or too many files that are unreadable or no pictures.
     """
     if source.is_file():
         found = ImageSet.from_manifest(source)
@@ -50,13 +58,31 @@ def image_set(source: Path, count: int | None = None, seed: int = 0) -> tuple[Im
     labels = _folder_labels(source, paths)
     wanted = len(paths) if count is None else min(count, len(paths))
     order = stratified(labels, wanted, seed)
-    kept, bad = _readable([paths[index] for index in order], wanted, source)
+    kept, bad = _readable([paths[index] for index in order], wanted, source, step)
+    others = _other_files(source, len(paths))
     by_path = dict(zip(paths, labels, strict=True))
     files = tuple(
         SetFile(path.relative_to(source).as_posix(), file_sha256(path), by_path[path]) for path in sorted(kept)
     )
     names = tuple(sorted({label for label in labels if label is not None}))
-    return ImageSet(source.name, source, seed, files, names), bad
+    return ImageSet(source.resolve().name, source, seed, files, names), (*bad, *others)
+
+
+def _other_files(source: Path, pictures: int) -> tuple[Unreadable, ...]:
+    """Files that do not even claim to be pictures, but for what folders are documented with.
+
+    Raises BadInputError where they are the most.
+    """
+    others = tuple(
+        Unreadable(path, "not a picture's suffix")
+        for path in sorted(source.rglob("*"))
+        if path.is_file() and path.suffix.lower() not in SUFFIXES and not path.name.upper().startswith(DOCUMENTS)
+    )
+    if len(others) > pictures:
+        found = f"{len(others)} of {len(others) + pictures} files are no images"
+        message = f"{source}: {found}: {unreadable_text(others, 3)}\ngive a folder of images"
+        raise BadInputError(message)
+    return others
 
 
 def _folder_labels(root: Path, paths: Sequence[Path]) -> list[str | None]:
@@ -68,19 +94,30 @@ def _folder_labels(root: Path, paths: Sequence[Path]) -> list[str | None]:
     return [each[0] for each in parts]
 
 
-def _readable(paths: Iterable[Path], wanted: int, source: Path) -> tuple[list[Path], tuple[Unreadable, ...]]:
+def _readable(
+    paths: Sequence[Path], wanted: int, source: Path, step: Step
+) -> tuple[list[Path], tuple[Unreadable, ...]]:
     """The first `wanted` pictures that decode; an unreadable one is replaced by the next in line."""
     kept: list[Path] = []
     bad: list[Unreadable] = []
-    for path in paths:
-        if len(kept) == wanted:
-            break
-        try:
-            decoded(path, Decode())
-            kept.append(path)
-        except BadInputError as error:
-            bad.append(Unreadable(path, str(error).rpartition(": ")[2]))
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        waiting = list(paths)
+        while waiting and len(kept) < wanted:
+            size = min(CHECKED_AT_ONCE, wanted - len(kept))
+            chunk, waiting = waiting[:size], waiting[size:]
+            for path, reason in zip(chunk, pool.map(_why_unreadable, chunk), strict=True):
+                kept += [] if reason else [path]
+                bad += [Unreadable(path, reason)] if reason else []
+            step.advance(len(chunk))
     if not kept or len(bad) > max(1, MAX_UNREADABLE_SHARE * (len(kept) + len(bad))):
         message = f"{source}: {len(bad)} of {len(kept) + len(bad)} images cannot be read, 5 % are allowed\n{unreadable_text(bad, 3)}"
         raise BadInputError(message)
     return kept, tuple(bad)
+
+
+def _why_unreadable(path: Path) -> str | None:
+    try:
+        decoded(path, Decode())
+    except BadInputError as error:
+        return str(error).rpartition(": ")[2]
+    return None

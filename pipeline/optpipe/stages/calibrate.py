@@ -158,11 +158,21 @@ def _tables(
 
 
 def quantized_graph(model: Any, table: CalibrationTable, target: "Target") -> tuple[Any, "Placement"]:
-    """`model` (FP32) with the table's Q/DQ pairs, its layers in `keep` left alone; the rest still FP32."""
+    """`model` (FP32) with the table's Q/DQ pairs, its layers in `keep` left alone; the rest still FP32.
+
+    Raises BadInputError where the table keeps a layer or lacks a range that the graph has not or needs.
+    """
+    from optpipe.backends.onnx_graph import named
     from optpipe.calibrators.placement import placement
     from optpipe.calibrators.qdq import Range, qdq_from_onnx
 
     keep = frozenset(table.keep)
+    if unknown := sorted(keep - {node.name for node in named(model).graph.node}):
+        message = (
+            f"the calibration table keeps '{unknown[0]}' in floating point, and {table.model}'s graph has no such layer;"
+            " `optpipe calibrate --sensitivity` lists its layers"
+        )
+        raise BadInputError(message)
     placed = placement(model, target, keep.__contains__)
     ranges = {name: Range(each.amax, each.low >= 0) for name, each in table.ranges.items()}
     return qdq_from_onnx(model, placed, ranges), placed

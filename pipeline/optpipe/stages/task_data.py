@@ -29,9 +29,12 @@ def sample_set(
     """
     require_task_data(card)
     found: SampleSet
-    found, unusable = text_set(source, count, seed) if card.tokenization else image_set(source, count, seed)
+    with listener.step(f"read {source}", total=count) as step:
+        found, unusable = text_set(source, count, seed) if card.tokenization else image_set(source, count, seed, step)
     if unusable:
-        listener.warn(f"{len(unusable)} {found.kind} cannot be read: {unreadable_text(unusable, 3)}")
+        listener.warn(
+            f"{len(unusable)} {'lines' if card.tokenization else 'files'} are left out: {unreadable_text(unusable, 3)}"
+        )
     if isinstance(found, TextSet):
         _, cut = token_rows(list(found.texts.values()), model.file(TOKENIZER), longest(card))
         if cut:

@@ -65,6 +65,22 @@ def test_mse_is_as_good_as_trying_every_bound() -> None:
     assert int8_error(values, mse.amax(seen(values))) <= tried * 1.01
 
 
+@pytest.mark.parametrize(("size", "clips"), [(15.0, True), (1000.0, False)])
+def test_mse_weighs_outliers_by_their_squares(size, clips) -> None:
+    """Six in a million: at 15 times the rest they are clipped, at 1000 times their squares outweigh all other values.
+
+    Trying every bound says the same, so this is what the criterion is, and not how it is searched.
+    """
+    rng = np.random.default_rng(4)
+    values = np.concatenate([np.maximum(rng.standard_normal(1_000_000), 0), np.full(6, size)]).astype(np.float32)
+    tried = np.geomspace(size / 500, size, 200)
+    best = float(tried[np.argmin([int8_error(values, bound) for bound in tried])])
+    assert (best < 0.7 * size) == clips
+    assert (mse.amax(seen(values)) < 0.7 * size) == clips
+    assert int8_error(values, mse.amax(seen(values))) <= int8_error(values, best) * 1.01
+    assert percentile.amax(seen(values)) < 6
+
+
 def test_entropy_clips_rare_outliers_and_leaves_uniform_values_alone() -> None:
     rng = np.random.default_rng(2)
     outliers = np.concatenate([rng.standard_normal(200_000), [90.0]])

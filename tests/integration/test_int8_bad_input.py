@@ -1,0 +1,218 @@
+"""Bad input to `calibrate` and `evaluate`, from the command line: one or two lines that say what, where and what mends it."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+from PIL import Image
+
+from optpipe.core.shipped import shipped
+from optpipe.errors import ExitStatus
+from tests.integration.conftest import Ran, optpipe
+
+Run = Callable[..., Ran]
+DIGITS = shipped("calibration") / "digits"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working directory in which `digits` was calibrated once by `max`."""
+    place = tmp_path_factory.mktemp("bad-int8")
+    made = optpipe("calibrate", "digits", "--method", "max", "--output", "made", "--json", cwd=place)
+    assert made.status == 0, made.stderr
+    return place
+
+
+@pytest.fixture
+def run(folder: Path) -> Run:
+    return lambda *arguments: optpipe(*arguments, cwd=folder)
+
+
+def refused(ran: Ran, *said: str, status: ExitStatus = ExitStatus.BAD_INPUT) -> None:
+    """The command ended with `status`, said all of `said` in at most three lines, and showed no traceback."""
+    assert ran.status == status, ran.stdout + ran.stderr
+    lines = [line for line in ran.stderr.splitlines() if line.startswith("optpipe: ")]
+    assert len(lines) == 1, ran.stderr
+    text = " ".join(ran.stderr.split())
+    assert all(each in text for each in said), ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert json.loads(ran.stdout)["error"]["exit_status"] == int(status)
+
+
+def pictures(folder: Path, count: int, size: int = 28) -> Path:
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(len(folder.name))
+    for index in range(count):
+        Image.fromarray(rng.integers(0, 255, (size, size, 3), dtype=np.uint8)).save(folder / f"{index}.png")
+    return folder
+
+
+def test_folders_that_hold_no_set(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    refused(run("calibrate", "digits", "--images", tmp_path / "empty", "--json"), "no images in this folder")
+    refused(run("calibrate", "digits", "--images", tmp_path / "none", "--json"), "no such folder")
+    some = pictures(tmp_path / "some", 20)
+    (some / "1.png").write_bytes(b"")
+    (some / "2.png").write_bytes((some / "3.png").read_bytes()[:60])
+    (some / "notes.txt").write_text("no picture")
+    refused(run("calibrate", "digits", "--images", some, "--json"), "2 of 20 images cannot be read", "1.png")
+    (some / "2.png").unlink()
+    one_bad = run("calibrate", "digits", "--images", some, "--method", "max", "--json")
+    assert one_bad.status == 0, one_bad.stderr
+    assert {Path(each).name for each in one_bad.document["set"]["unreadable"]} == {"1.png", "notes.txt"}
+    for index in range(30):
+        (some / f"{index}.txt").write_text("")
+    refused(run("calibrate", "digits", "--images", some, "--json"), "31 of 50 files are no images")
+
+
+def test_sets_for_something_else(run: Run, folder: Path, tmp_path: Path) -> None:
+    manifest = json.loads((folder / "made" / "set.json").read_text())
+    for name, value, said in (
+        ("model", "resnet50", "was drawn for model resnet50, not for digits"),
+        ("transform_sha256", "0" * 64, "was drawn for another preprocessing"),
+        ("count", 3, ""),
+    ):
+        (tmp_path / "set.json").write_text(json.dumps(manifest | {name: value}))
+        ran = run("calibrate", "digits", "--images", tmp_path / "set.json", "--method", "max", "--json")
+        if said:
+            refused(ran, said)
+    (tmp_path / "set.json").write_text(json.dumps(manifest | {"files": manifest["files"][1:]}))
+    refused(run("calibrate", "digits", "--images", tmp_path / "set.json", "--json"), "list of files was changed")
+    (tmp_path / "set.json").write_text(json.dumps(manifest | {"root": "elsewhere"}))
+    refused(run("calibrate", "digits", "--images", tmp_path / "set.json", "--json"), "is missing; draw the set again")
+    refused(
+        run("calibrate", "digits", "--images", DIGITS / "validation", "--json"),
+        "800 of 800 calibration images are also in the validation set",
+    )
+
+
+def test_tables_that_do_not_fit(run: Run, folder: Path, tmp_path: Path) -> None:
+    table = json.loads((folder / "made" / "table-max.json").read_text())
+    build = ("build", "digits", "--precision", "int8", "--backend", "tensorrt-rtx", "--calibration")
+
+    def failed(value: object, said: str) -> None:
+        (tmp_path / "table.json").write_text(value if isinstance(value, str) else json.dumps(value))
+        ran = run(*build, tmp_path / "table.json", "--json")
+        assert ran.status == ExitStatus.BAD_INPUT, ran.stdout + ran.stderr
+        assert said in ran.stdout + ran.stderr
+        assert "Traceback" not in ran.stderr
+
+    first = next(iter(table["ranges"]))
+    failed(table | {"model": "resnet50"}, "the calibration table is for model resnet50, not for digits")
+    failed(table | {"ranges": {}}, "it has no range for")
+    failed(table | {"ranges": table["ranges"] | {first: {"amax": 0, "low": 0, "high": 0}}}, "above zero")
+    failed(table | {"ranges": table["ranges"] | {first: {"amax": 1e400, "low": 0, "high": 1}}}, "finite")
+    failed(table | {"format": "optpipe.calibration-table/9"}, "is in format optpipe.calibration-table/9")
+    failed(json.dumps(table)[:-40], "is not a readable calibration table")
+    failed(table | {"keep": ["no such layer"]}, "no such layer")
+
+
+def test_activations_that_are_not_finite_are_named(folder: Path, tmp_path: Path) -> None:
+    """`log` of a channel that is zero somewhere: -inf on real pictures."""
+    rng = np.random.default_rng(0)
+    weight = rng.standard_normal((32, 16, 3, 3)).astype(np.float32)
+    first = rng.standard_normal((16, 3, 3, 3)).astype(np.float32)
+    nodes = [
+        helper.make_node("Conv", ["image", "w0"], ["c0"], name="first", pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["c0"], ["r0"], name="relu"),
+        helper.make_node("Log", ["r0"], ["log"], name="log"),
+        helper.make_node("Conv", ["log", "w1"], ["c1"], name="second"),
+        helper.make_node("GlobalAveragePool", ["c1"], ["p"], name="pool"),
+        helper.make_node("Flatten", ["p"], ["scores"], name="flat"),
+    ]
+    value = helper.make_tensor_value_info
+    card = (shipped("models") / "digits.toml").read_text()
+    lines = [line for line in card.splitlines() if not line.startswith(("weights", "source", 'name = "digits"'))]
+    body = "\n".join(lines).replace("../calibration", str(shipped("calibration").resolve()))
+    shape = ["n", 3, 32, 32] if "32" in card else ["n", 3, 28, 28]
+    graph = helper.make_graph(
+        nodes, "g", [value("image", 1, shape)], [value("scores", 1, ["n", 32])],
+        [numpy_helper.from_array(first, "w0"), numpy_helper.from_array(weight, "w1")],
+    )  # fmt: skip
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), tmp_path / "log.onnx"
+    )
+    (tmp_path / "log.toml").write_text('name = "log"\nsource = "log.onnx"\n' + body)
+    ran = optpipe("calibrate", "log.toml", "--json", cwd=tmp_path)
+    refused(ran, "tensor 'log' holds NaN or inf on calibration data", status=ExitStatus.STAGE_FAILED)
+
+
+def test_models_that_cannot_be_evaluated_or_have_nothing_built(run: Run, tmp_path: Path) -> None:
+    refused(
+        run("evaluate", "digits", "--json", "--workspace", tmp_path / "fresh"),
+        "nothing is built",
+        "optpipe build digits",
+    )
+    refused(run("evaluate", "digits", "--data", tmp_path / "none", "--json"), "")
+    refused(run("calibrate", "digits", "--method", "median", "--json"), "known methods are max, percentile")
+    refused(run("calibrate", "digits", "--target", "tpu", "--json"), "tpu")
+    refused(run("calibrate", "digits", "--accuracy-budget", "much", "--json"), "--accuracy-budget")
+
+
+def test_a_broken_artifact_does_not_hide_the_others(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / ".optpipe", tmp_path / ".optpipe", symlinks=True)
+    built = optpipe("build", "digits", "--precision", "fp32,int8", "--backend", "onnxruntime", "--json", cwd=tmp_path)
+    assert built.status == 0, built.stderr
+    broken = Path(next(each["path"] for each in built.document["artifacts"] if each["precision"] == "int8"))
+    (tmp_path / broken).write_bytes((tmp_path / broken).read_bytes()[:-10])
+    ran = optpipe("evaluate", "digits", "--count", "50", "--json", cwd=tmp_path)
+    assert ran.status == ExitStatus.STAGE_FAILED
+    rows = {row["precision"]: row for row in ran.document["results"]}
+    assert rows["int8"]["failed"]
+    assert "is damaged" in rows["int8"]["why_not"]
+    assert rows["fp32"]["top1"] is not None
+    keys = {
+        "artifact",
+        "backend",
+        "precision",
+        "n",
+        "top1",
+        "top1_ci",
+        "top5",
+        "drop_vs_source",
+        "drop_ci",
+        "agreement",
+    }
+    assert all(keys <= set(row) for row in rows.values())
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
+def test_an_interrupted_calibration_leaves_nothing_half_used(name: str, tmp_path: Path) -> None:
+    """Stopped while it runs over the images; then there is no table, and the next calibration is whole."""
+    images = pictures(tmp_path / "images", 40)
+    for index in range(40, 3000):
+        os.link(images / f"{index % 40}.png", images / f"{index}.png")
+    command = [sys.executable, "-m", "optpipe", "calibrate", "digits", "--images", str(images), "--json"]
+    child = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob(".optpipe/tmp/calibration-*")) and time.monotonic() < deadline:
+        assert child.poll() is None, child.stderr.read() if child.stderr else ""
+        time.sleep(0.02)
+    time.sleep(0.3)
+    os.killpg(child.pid, getattr(signal, name))
+    _, said = child.communicate(timeout=60)
+    assert child.returncode != 0
+    assert "Traceback" not in said
+    if name == "SIGINT":
+        assert child.returncode == ExitStatus.INTERRUPTED
+        assert "interrupted" in said
+    assert not list(tmp_path.glob(".optpipe/store/calibration-*"))
+    assert not list(tmp_path.rglob("table-*.json"))
+    again = optpipe(
+        "calibrate", "digits", "--images", images, "--count", "40", "--method", "max", "--json", cwd=tmp_path
+    )
+    assert again.status == 0, again.stderr
+    assert optpipe("gc", "--json", cwd=tmp_path).status == 0
+    assert not list(tmp_path.glob(".optpipe/tmp/*"))

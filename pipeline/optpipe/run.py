@@ -6,10 +6,9 @@ again: a timing is never answered from a cache.
 """
 
 import json
-import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -17,16 +16,15 @@ from typing import Any
 from optpipe import __version__
 from optpipe.core.events import Listener
 from optpipe.core.hashing import value_sha256
-from optpipe.core.manifest import command_line
-from optpipe.core.policy import Criterion, Policy
+from optpipe.core.policy import Policy
 from optpipe.core.runs import MANIFEST, write_json
 from optpipe.core.store import Entry, Store
 from optpipe.errors import BadInputError, ExitStatus, GateError, MissingError, StageError
 from optpipe.release import Signed, signed_off
 from optpipe.stages.build import Build, BuildPlan, build
 from optpipe.stages.collect import Wanted, judged_artifact
-from optpipe.stages.loads import loads_of
 from optpipe.stages.model import Model
+from optpipe.stages.steps import Pace, bench_step, evaluate_step, preprocess_step, profile_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +37,7 @@ class WalkPlan:
     """The model's and builds' options as texts: a profiled process makes them again."""
     data: Path | None = None
     images: Path | None = None
-    min_seconds: float = 3.0
-    max_seconds: float = 30.0
-    max_cv: float = 0.025
+    pace: Pace = field(default_factory=Pace)
     preprocess: bool = True
     profile: bool = True
     output: Path | None = None
@@ -107,9 +103,9 @@ def _steps(
     store: Store,
     listener: Listener,
 ) -> Iterator[tuple[str, Step]]:
-    yield "evaluate", lambda: _evaluate(model, plan, store, listener)
+    yield "evaluate", lambda: evaluate_step(model, plan.data, store, listener)
     if plan.preprocess:
-        yield "preprocess", lambda: _preprocess(model, plan, store, listener)
+        yield "preprocess", lambda: preprocess_step(model, plan.images, store, listener)
     yield "bench", lambda: _bench(plan, judged, artifacts, store, listener)
     if plan.profile:
         yield "profile", lambda: _profile(plan, built, judged, store, listener)
@@ -142,62 +138,17 @@ def _require_artifacts(built: Build) -> None:
     raise MissingError(message) if built.status is ExitStatus.MISSING else StageError(message)
 
 
-def _evaluate(model: Model, plan: WalkPlan, store: Store, listener: Listener) -> list[Path]:
-    from optpipe.stages.evaluation_run import evaluation_run
-
-    record = evaluation_run(model, plan.data, None, 0, None, store, listener)
-    return [Path(record["run_dir"])]
-
-
-def _preprocess(model: Model, plan: WalkPlan, store: Store, listener: Listener) -> list[Path]:
-    from optpipe.stages.preprocess.stage import Request, automatic_plan, preprocess
-
-    request = Request(images=plan.images, plan=automatic_plan("auto", None, None, "exact"), throughput=False)
-    return [preprocess(model, request, store, listener).run.path]
-
-
 def _bench(plan: WalkPlan, judged: Entry, artifacts: list[Entry], store: Store, listener: Listener) -> list[Path]:
     if judged.id not in {each.id for each in artifacts}:
         message = f"the judged build ({judged.info['backend']} {judged.info['precision']}) cannot run on this machine"
         raise MissingError(message)
-    return _benched(artifacts, plan.policy.criteria, plan, store, listener)
-
-
-def _benched(
-    artifacts: Sequence[Entry], criteria: Sequence[Criterion], plan: WalkPlan, store: Store, listener: Listener
-) -> list[Path]:
-    from optpipe.measuring.validity import LIMITS
-    from optpipe.stages.bench import bench
-    from optpipe.stages.bench_subject import BenchPlan
-    from optpipe.stages.subjects import artifacts_named
-
-    found = tuple(artifact for each in artifacts for artifact in artifacts_named(each.id, store))
-    limits = {**LIMITS, "max_cv": plan.max_cv}
-    loads = loads_of(criteria, plan.min_seconds, plan.max_seconds)
-    plans = [BenchPlan(load=load, batches=batches, limits=limits, to_the_end=True) for load, batches in loads]
-    return [bench(found, each, store, listener).run.path for each in plans]
+    return bench_step(artifacts, plan.policy.criteria, plan.pace, store, listener)
 
 
 def _profile(plan: WalkPlan, built: Build, judged: Entry, store: Store, listener: Listener) -> list[Path]:
-    from optpipe.stages.profile_model import ProfilePlan, profile_model, require_profilable
-
-    require_profilable("nsys")
-    sizes = {one.where.batch_size for one in plan.policy.criteria if one.where.batch_size}
-    artifacts = [each for each in built.artifacts if each.entry.id == judged.id]
-    options = plan.build.options
-    profile_plan = ProfilePlan(
-        model={
-            **plan.asked,
-            "backends": [judged.info["backend"]],
-            "device": judged.info["device"],
-            "options": options,
-        },
-        stages=("inference",),
-        batch_sizes=(max(sizes, default=1),),
-        options=options,
-    )
-    result = profile_model(profile_plan, artifacts, built.model, store, listener, shlex.split(command_line()))
-    return [result.run_dir]
+    artifact = next(each for each in built.artifacts if each.entry.id == judged.id)
+    criteria, options = plan.policy.criteria, plan.build.options
+    return profile_step(artifact, built.model, criteria, store, listener, asked=plan.asked, options=options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +164,7 @@ class _Notes:
             "optpipe": __version__,
             "artifacts": sorted(each.entry.id for each in built.artifacts),
             "policy": plan.policy.sha256,
-            "settings": [plan.min_seconds, plan.max_seconds, plan.max_cv, str(plan.data), str(plan.images)],
+            "settings": [*astuple(plan.pace), str(plan.data), str(plan.images)],
         }
         return cls(store.workspace / "walks" / f"{value_sha256(decisive)[:12]}.json")
 

@@ -59,6 +59,7 @@ def run(
     from optpipe.run import WalkPlan, walk, walk_record
     from optpipe.stages.build import BuildPlan
     from optpipe.stages.collect import Wanted
+    from optpipe.stages.steps import Pace
 
     rules = policy_from_file(policy)
     wanted = Wanted(model, rules, None, waivers_from_options(waive or [], because or []))
@@ -82,7 +83,7 @@ def run(
             "model": model, "precision": precision_text, "backend": backend_text, "batch": batch, "shapes": [],
             "weights": weights, "seed": seed, "calibration": str(calibration) if calibration else None,
         },
-        data=data, images=images, min_seconds=min_time, max_cv=share_from_text(max_cv, "--max-cv"),
+        data=data, images=images, pace=Pace(min_time, max(30.0, min_time), share_from_text(max_cv, "--max-cv")),
         preprocess=preprocess, profile=profile, output=output, key=sign,
     )  # fmt: skip
     with Terminal() as terminal:

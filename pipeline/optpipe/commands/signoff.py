@@ -26,6 +26,8 @@ def signoff(
     output: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the dossier goes.")] = None,
     junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the verdict as JUnit XML too.")] = None,
     sign: Annotated[Path | None, typer.Option(metavar="KEY", help="Sign the dossier with this SSH key.")] = None,
+    measure: Annotated[bool, typer.Option(help="Measure what the policy asks for and no run shows yet.")] = True,
+    max_cv: Annotated[str, typer.Option(help="For what is measured: as for `optpipe bench`.")] = "2.5 %",
     figures: Annotated[bool, typer.Option(help="Draw the report's figures.")] = True,
     init: Annotated[bool, typer.Option(help="Write a commented policy and its JSON Schema, and stop.")] = False,
     workspace: WorkspaceOption = DEFAULT_WORKSPACE,
@@ -35,7 +37,8 @@ def signoff(
     if init:
         return _init(policy or Path("policy.toml"))
     from optpipe.commands.ci import write_step_summary
-    from optpipe.commands.release_options import policy_from_file, waivers_from_options
+    from optpipe.commands.parsing import model_from_options
+    from optpipe.commands.release_options import policy_from_file, share_from_text, waivers_from_options
     from optpipe.commands.terminal import Terminal
     from optpipe.core.store import Store
     from optpipe.errors import BadInputError
@@ -44,13 +47,18 @@ def signoff(
     from optpipe.reporters.markdown import markdown_report
     from optpipe.reporters.terminal_signoff import verdict_table
     from optpipe.stages.collect import Wanted
+    from optpipe.stages.missing import measured_missing
+    from optpipe.stages.steps import Pace
 
     if model is None or policy is None:
         message = "signoff needs MODEL and --policy FILE; optpipe signoff --init writes a policy to start from"
         raise BadInputError(message)
     wanted = Wanted(model, policy_from_file(policy), artifact, waivers_from_options(waive or [], because or []))
+    pace, store = Pace(max_cv=share_from_text(max_cv, "--max-cv")), Store(workspace)
     with Terminal() as terminal:
-        signed = signed_off(wanted, Store(workspace), output, sign, terminal, figures=figures)
+        if measure:
+            measured_missing(wanted, lambda: model_from_options(model, "default", 0, None, []), pace, store, terminal)
+        signed = signed_off(wanted, store, output, sign, terminal, figures=figures)
     if junit is not None:
         junit.write_text(junit_report(signed.document), encoding="utf-8")
     write_step_summary(markdown_report(signed.report))
@@ -105,10 +113,9 @@ def verify(
         "files": checked.files,
         "size_bytes": checked.size_bytes,
     }
-    if checked.signoff is None:
-        status = ExitStatus.BAD_INPUT
-    else:
-        status = checked.signoff.verdict.exit_status if intact else ExitStatus.FAIL
+    status = ExitStatus.FAIL if checked.signoff else ExitStatus.BAD_INPUT
+    if intact and checked.signoff:
+        status = checked.signoff.verdict.exit_status
     return Outcome(document, lambda: verification_text(document), status)
 
 

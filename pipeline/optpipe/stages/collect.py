@@ -123,7 +123,7 @@ def _copy_runs(entry: Entry, store: Store, folder: Path) -> None:
     model = {each.id for each in store.entries() if each.info.get("model") == entry.info["model"]}
     room = LARGEST_OTHERS_BYTES
     for run in reversed(list_runs(store.workspace)):
-        if run.kind in JUDGED_KINDS and _concerns(run, entry):
+        if run.kind in JUDGED_KINDS and concerns(run, entry):
             room = _copy_run(run, folder / "runs" / run.run_id, entry.id, room)
         elif run.kind == "bench" and model & set(run.manifest.get("parents", ())):
             needed = sum(record["bytes"] for record in run.manifest["files"])
@@ -131,7 +131,7 @@ def _copy_runs(entry: Entry, store: Store, folder: Path) -> None:
                 room = _copy_run(run, folder / "runs" / run.run_id, entry.id, room)
 
 
-def _concerns(run: Run, entry: Entry) -> bool:
+def concerns(run: Run, entry: Entry) -> bool:
     """Whether a run is about the build; a parity proof is about every build of its model."""
     if run.kind == "preprocess":
         return bool(run.manifest.get("details", {}).get("model") == entry.info["model"])

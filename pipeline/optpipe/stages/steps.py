@@ -1,0 +1,86 @@
+"""The steps that gather evidence, as `optpipe run` takes them all and `optpipe signoff` takes what is missing."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from optpipe.core.events import Listener
+from optpipe.core.manifest import command_line
+from optpipe.core.policy import Criterion
+from optpipe.core.store import Entry, Store
+from optpipe.stages.build import BuiltArtifact
+from optpipe.stages.loads import loads_of
+from optpipe.stages.model import Model
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long each load is measured, and how much it may scatter."""
+
+    min_seconds: float = 3.0
+    max_seconds: float = 30.0
+    max_cv: float = 0.025
+
+
+def evaluate_step(model: Model, data: Path | None, store: Store, listener: Listener) -> list[Path]:
+    """Task accuracy of everything that is built of `model`; returns the run."""
+    from optpipe.stages.evaluation_run import evaluation_run
+
+    record = evaluation_run(model, data, None, 0, None, store, listener)
+    return [Path(record["run_dir"])]
+
+
+def preprocess_step(model: Model, images: Path | None, store: Store, listener: Listener) -> list[Path]:
+    """The proof of the derived preprocessing, without its speed; returns the run."""
+    from optpipe.stages.preprocess.stage import Request, automatic_plan, preprocess
+
+    request = Request(images=images, plan=automatic_plan("auto", None, None, "exact"), throughput=False)
+    return [preprocess(model, request, store, listener).run.path]
+
+
+def bench_step(
+    artifacts: Sequence[Entry], criteria: Sequence[Criterion], pace: Pace, store: Store, listener: Listener
+) -> list[Path]:
+    """Every load that `criteria` need, on every artifact; returns the runs."""
+    from optpipe.measuring.validity import LIMITS
+    from optpipe.stages.bench import bench
+    from optpipe.stages.bench_subject import BenchPlan
+    from optpipe.stages.subjects import artifacts_named
+
+    found = tuple(artifact for each in artifacts for artifact in artifacts_named(each.id, store))
+    limits = {**LIMITS, "max_cv": pace.max_cv}
+    loads = loads_of(criteria, pace.min_seconds, pace.max_seconds)
+    plans = [BenchPlan(load=load, batches=batches, limits=limits, to_the_end=True) for load, batches in loads]
+    return [bench(found, each, store, listener).run.path for each in plans]
+
+
+def profile_step(
+    artifact: BuiltArtifact,
+    model: Entry,
+    criteria: Sequence[Criterion],
+    store: Store,
+    listener: Listener,
+    *,
+    asked: Mapping[str, Any] | None = None,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+) -> list[Path]:
+    """Inference under nsys at the largest batch size that `criteria` name; returns the run."""
+    from optpipe.stages.profile_model import ProfilePlan, profile_model, require_profilable
+
+    require_profilable("nsys")
+    sizes = {one.where.batch_size for one in criteria if one.where.batch_size}
+    info = artifact.entry.info
+    plan = ProfilePlan(
+        model={
+            **(asked or {}),
+            "backends": [info["backend"]],
+            "device": info["device"],
+            "options": options or {},
+        },
+        stages=("inference",),
+        batch_sizes=(max(sizes, default=1),),
+        options=options or {},
+    )
+    return [profile_model(plan, [artifact], model, store, listener, shlex.split(command_line())).run_dir]

@@ -21,9 +21,11 @@ on_gpu="--backend onnxruntime --device cuda"
 # ResNet-50 first: random weights, the profile holds batch 256. INT8 ends with status 1: nothing is computed in INT8 there, and it says so.
 step resnet50-build 80 $optpipe build resnet50 --weights random --precision fp32,fp16,int8 $on_gpu --batch 1:64:256 --calibration calibration/samples
 step times 75 python3 benchmarks/gpu_int8_times.py "$out"
-# the trained network: as built by default (INT8 without NHWC), then INT8 with NHWC insisted on, and all of them evaluated together
+# the trained network: as built by default (options that a graph does not run with are switched off), then INT8 with NHWC
+# insisted on (refused where ONNX Runtime cannot run it) and insisted off, and all that were built evaluated together
 step digits-build 45 $optpipe build digits --precision fp32,fp16,int8 $on_gpu
 step digits-nhwc-build 30 $optpipe build digits --precision int8 $on_gpu --option onnxruntime.nhwc=true
+step digits-nchw-build 30 $optpipe build digits --precision int8 $on_gpu --option onnxruntime.nhwc=false
 step digits-evaluate-json 30 $optpipe evaluate digits --accuracy-budget 1.0% --json
 step digits-table 10 python3 - "$out/digits-evaluate-json.out" <<'PYTHON'
 import json, os, sys
@@ -53,7 +55,7 @@ for row in json.loads(Path(sys.argv[1]).read_text())["results"]:
 PYTHON
 step calibration 60 python3 benchmarks/gpu_calibration.py "$out"
 step gpu-tests 40 python3 -m pytest -q -m gpu tests/gpu/calibrators -p no:cacheprovider
-for name in resnet50-build times digits-build digits-nhwc-build digits-evaluate-json digits-table calibration gpu-tests; do
+for name in resnet50-build times digits-build digits-nhwc-build digits-nchw-build digits-evaluate-json digits-table calibration gpu-tests; do
   echo "== $name"
   [ "$name" = digits-evaluate-json ] || tail -n 25 "$out/$name.out" | cut -c1-200
   [ -f "$out/$name.err" ] && grep -v ': [0-9.]* m\?s$\|from the store$' "$out/$name.err" | tail -n 4 | cut -c1-300

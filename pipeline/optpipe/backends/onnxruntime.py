@@ -58,6 +58,8 @@ class OnnxRuntime:
             "provider": PROVIDERS[device],
             "gpu": gpus()[0]["name"] if device == "cuda" and gpus() else None,
             "options": checked_options(options, OPTIONS[device], self.name),
+            # what nobody insists on is switched off where a graph does not run with it
+            **({"insisted": sorted(options)} if options and device == "cuda" else {}),
         }
 
     def unsupported(self, request: BuildRequest) -> tuple[str, ...]:

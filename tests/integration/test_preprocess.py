@@ -80,6 +80,27 @@ def test_unreadable_images_are_named_and_limited(workspace, tmp_path):
     assert "1 of 4 images cannot be read" in none.stderr
 
 
+@pytest.mark.slow
+def test_the_race_is_run_and_its_fields_are_the_documented_ones(workspace, tmp_path):
+    for index in range(16):
+        Image.fromarray(synthetic_picture(50, 60, index)).save(tmp_path / f"{index}.jpg")
+    arguments = ["--images", str(tmp_path), "--batch-size", "4", "--seconds", "0.1", "--json"]
+    done = optpipe("preprocess", "digits", *arguments, workspace=workspace)
+    record = json.loads(done.stdout)
+    assert {"steps", "path", "sha256"} <= set(record["pipeline"])
+    assert {"steps", "output", "top1_agreement", "verdict"} <= set(record["parity"])
+    for row in record["throughput"]:
+        assert {"implementation", "device", "threads", "images_per_s", "ci", "reader_cost_s", "batch_cost_s"} <= set(
+            row
+        )
+        assert row["error"] is None
+        assert row["ci"] is None or row["ci"][0] <= row["images_per_s"] <= row["ci"][1]
+    tuned = record["tuned"]
+    assert record["speedup"] == tuned["dali"]["images_per_s"] / tuned["dataloader"]["images_per_s"]
+    assert [len(tuned[name]["repeats_images_per_s"]) for name in ("dataloader", "dali", "decode_only")] == [2, 2, 1]
+    assert all(name in done.stderr for name in ("DataLoader by workers", "DALI by decoder", "both in turn"))
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [

@@ -7,8 +7,9 @@ from PIL import Image
 from optpipe.core.environment import gpus
 from optpipe.core.events import Silent
 from optpipe.core.transform import CenterCrop, Decode, Normalize, Pack, Rescale, Resize, Transform
+from optpipe.inputs.images import preprocessed
 from optpipe.inputs.synthetic import synthetic_picture
-from optpipe.stages.preprocess.dali_pipeline import DaliPlan
+from optpipe.stages.preprocess.dali_pipeline import DaliPlan, reading_pipeline
 from optpipe.stages.preprocess.parity import odd_parity, parity
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not gpus(), reason="needs an NVIDIA GPU and its driver")]
@@ -42,3 +43,16 @@ def test_odd_files_come_through_as_pillow_reads_them(cpu_share):
     assert found.pop("truncated.jpg").outcome == "refused by both"
     for name, each in found.items():
         assert each.outcome == "equal" or (each.outcome == "near" and name.endswith(".jpg")), each
+
+
+@pytest.mark.parametrize("cpu_share", [0.0, 0.25])
+def test_a_share_decoded_by_the_cpu_is_as_good(tmp_path, cpu_share):
+    paths = [tmp_path / f"{index:02}.jpg" for index in range(32)]
+    for index, path in enumerate(paths):
+        Image.fromarray(synthetic_picture(300 + index, 400, index)).save(path, quality=90)
+    plan = DaliPlan(decode="mixed", device="gpu", batch_size=32, cpu_share=cpu_share)
+    tensors, index = reading_pipeline(paths, TRANSFORM, plan).run()
+    got, rows = np.asarray(tensors.as_cpu().as_tensor()), np.asarray(index.as_tensor()).ravel()
+    expected = np.stack([preprocessed(paths[row], TRANSFORM) for row in rows])
+    assert np.abs(got - expected).mean() * 255 * 0.25 < 0.1
+    assert np.abs(got - expected).max() * 255 * 0.25 < 8

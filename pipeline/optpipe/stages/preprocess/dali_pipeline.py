@@ -43,7 +43,7 @@ class DaliPlan:
     fancy_upsampling: bool = True
     """Interpolates chroma as libjpeg-turbo does, which Pillow uses; nvJPEG's default repeats it."""
     cpu_share: float = 0.0
-    """Share of the pictures that the CPU decodes beside the GPU's decoders: with `mixed`, of a list of files."""
+    """Share of the pictures that the CPU decodes beside the GPU's decoders, with `mixed`."""
     odd_files: bool = True
     """Sends what is no whole JPEG to the CPU's decoders and clips 16-bit grayscale, as Pillow reads them."""
     resize: Arithmetic = "exact"
@@ -158,11 +158,14 @@ def bytes_pipeline(paths: Sequence[Path], plan: DaliPlan) -> Any:
 def decoded_node(encoded: Any, transform: Transform, plan: DaliPlan, index: Any = None) -> Picture:
     """Decodes where the plan says and brings the pixels to where it goes on.
 
-    The CPU takes its share of files by their `index`; without one it takes none.
+    The CPU takes its share of files by their `index`; where they have none, by their size.
     """
     if plan.decode == "mixed":
+        from nvidia.dali import fn, types
+
         options = {"hw_decoder_load": plan.hw_decoder_load, "jpeg_fancy_upsampling": plan.fancy_upsampling}
-        share = None if index is None or not plan.cpu_share else (index, plan.cpu_share)
+        number = fn.cast(encoded.shape(), dtype=types.INT32) if index is None else index
+        share = (number, plan.cpu_share) if plan.cpu_share else None
         return decoded_mixed(encoded, transform.decode, options, odd_files=plan.odd_files, cpu_share=share)
     picture = decoded(encoded, transform.decode, odd_files=plan.odd_files)
     if plan.device == "gpu":

@@ -70,6 +70,10 @@ def test_folders_that_hold_no_set(run: Run, tmp_path: Path) -> None:
     one_bad = run("calibrate", "digits", "--images", some, "--method", "max", "--json")
     assert one_bad.status == 0, one_bad.stderr
     assert {Path(each).name for each in one_bad.document["set"]["unreadable"]} == {"1.png", "notes.txt"}
+    (some / "1.png").rename(os.fsdecode(bytes(some) + b"/\xff.png"))
+    unnamed = run("calibrate", "digits", "--images", some, "--method", "max", "--json")
+    assert unnamed.status == 0, unnamed.stderr
+    assert "its name is not UTF-8" in " ".join(unnamed.stderr.split())
     for index in range(30):
         (some / f"{index}.txt").write_text("")
     refused(run("calibrate", "digits", "--images", some, "--json"), "31 of 50 files are no images")
@@ -157,6 +161,31 @@ def test_models_that_cannot_be_evaluated_or_have_nothing_built(run: Run, tmp_pat
     refused(run("calibrate", "digits", "--method", "median", "--json"), "known methods are max, percentile")
     refused(run("calibrate", "digits", "--target", "tpu", "--json"), "tpu")
     refused(run("calibrate", "digits", "--accuracy-budget", "much", "--json"), "--accuracy-budget")
+    (tmp_path / "file").write_text("")
+    refused(run("calibrate", "digits", "--output", tmp_path / "file", "--json"), "cannot be made")
+    assert run("calibrate", "digits", "--seed", "-1").status == ExitStatus.BAD_INPUT
+
+
+def test_accuracy_on_the_calibration_images_is_never_a_pass(folder: Path) -> None:
+    built = optpipe("build", "digits", "--precision", "int8", "--backend", "onnxruntime", "--json", cwd=folder)
+    assert built.status == 0, built.stderr
+    judged = optpipe(
+        "evaluate", "digits", "--data", DIGITS / "calibration.json", "--accuracy-budget", "5%", "--json", cwd=folder
+    )
+    assert judged.status == ExitStatus.INCONCLUSIVE, judged.stderr
+    row = next(each for each in judged.document["results"] if each["precision"] == "int8")
+    assert row["calibrated_on"] == 500
+    assert "evaluate on others" in " ".join(judged.stderr.split())
+
+
+def test_labels_that_are_no_classes_end_it_at_once(folder: Path, tmp_path: Path) -> None:
+    for name in ("bird", "dog"):
+        pictures(tmp_path / "animals" / name, 3)
+    built = optpipe("build", "digits", "--precision", "int8", "--backend", "onnxruntime", "--json", cwd=folder)
+    assert built.status == 0, built.stderr
+    ran = optpipe("evaluate", "digits", "--data", tmp_path / "animals", "--json", cwd=folder)
+    refused(ran, "label 'bird' of animals is no class of digits")
+    assert "evaluate source" not in ran.stderr
 
 
 def test_a_broken_artifact_does_not_hide_the_others(folder: Path, tmp_path: Path) -> None:

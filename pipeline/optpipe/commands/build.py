@@ -28,7 +28,7 @@ def build(
         ),
     ] = None,
     weights: Annotated[str, typer.Option(help="default, random, or a .safetensors/.pt file.")] = "default",
-    seed: Annotated[int, typer.Option(help="Seed of random weights.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of random weights.")] = 0,
     images: Annotated[Path | None, typer.Option(metavar="DIR", help="Real images to verify on.")] = None,
     calibration: Annotated[
         Path | None,

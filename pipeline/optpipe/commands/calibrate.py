@@ -23,7 +23,7 @@ def calibrate(
     count: Annotated[
         int | None, typer.Option(min=1, help="Draw this many, stratified where labels exist; default: all.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the sample, and of random weights.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the sample, and of random weights.")] = 0,
     method: Annotated[str, typer.Option(help="max, percentile, entropy, mse, separated by commas; or all.")] = "all",
     target: Annotated[
         str, typer.Option(help="Whose placement of Q/DQ layers are judged in: tensorrt or cpu.")

@@ -23,7 +23,7 @@ def evaluate(
         str | None, typer.Option(metavar="PERCENT", help="Judge the drop against this many points, such as 1.0%.")
     ] = None,
     weights: Annotated[str, typer.Option(help="default, random, or a .safetensors/.pt file, as in build.")] = "default",
-    seed: Annotated[int, typer.Option(help="Seed of random weights and of the sample.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of random weights and of the sample.")] = 0,
     batch: Annotated[str | None, typer.Option(metavar="MIN:OPT:MAX", help="As given to build.")] = None,
     shape: Annotated[list[str] | None, typer.Option(metavar="NAME=MIN:OPT:MAX", help="As given to build.")] = None,
     workspace: WorkspaceOption = DEFAULT_WORKSPACE,

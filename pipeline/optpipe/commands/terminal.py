@@ -19,7 +19,9 @@ class Terminal:
 
     def __init__(self) -> None:
         # a descriptor of its own, so that progress goes on while a library's output is sent elsewhere (core.quiet)
-        self._stderr = os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1, encoding="utf-8")
+        self._stderr = os.fdopen(
+            os.dup(sys.stderr.fileno()), "w", buffering=1, encoding="utf-8", errors="backslashreplace"
+        )
         self.console = Console(file=self._stderr, highlight=False)
         self.warnings: list[str] = []
         self._progress = Progress(

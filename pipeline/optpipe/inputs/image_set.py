@@ -117,7 +117,10 @@ def _readable(
 
 def _why_unreadable(path: Path) -> str | None:
     try:
+        str(path).encode()  # manifests and tables hold names as UTF-8
         decoded(path, Decode())
+    except UnicodeEncodeError:
+        return "its name is not UTF-8"
     except BadInputError as error:
         return str(error).rpartition(": ")[2]
     return None

@@ -1,5 +1,6 @@
 """A calibration from the command to the tables beside it."""
 
+import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from optpipe.core.card import card_from_file
 from optpipe.core.events import Listener
 from optpipe.core.hashing import file_sha256
 from optpipe.core.store import Entry, Store
+from optpipe.errors import BadInputError
 from optpipe.inputs.sample_set import SampleSet
 from optpipe.stages.calibrate import SET, TARGETS, calibrated, calibration_data, quantized_graph, table_file, tables_of
 from optpipe.stages.export import CARD, ONNX, exported_model, is_exported
@@ -41,6 +43,8 @@ class CalibrationPlan:
 
 def calibration_run(model: Model, plan: CalibrationPlan, store: Store, listener: Listener) -> dict[str, Any]:
     """Draws the set, makes the tables, compares them, ranks and spares layers where asked; the JSON document."""
+    if plan.output is not None:
+        _made(plan.output)
     if not is_exported(model, store):
         model = with_available_weights(model, store.workspace, listener)
     exported, _ = exported_model(model, store, listener)
@@ -85,6 +89,19 @@ def calibration_run(model: Model, plan: CalibrationPlan, store: Store, listener:
     return record
 
 
+def _made(output: Path) -> None:
+    """The folder for the results, before anything is computed. Raises BadInputError where it cannot be had."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        writable = os.access(output, os.W_OK)
+    except OSError as error:
+        message = f"--output {output} cannot be made: {error.strerror}"
+        raise BadInputError(message) from error
+    if not writable:
+        message = f"--output {output} cannot be written"
+        raise BadInputError(message)
+
+
 def _graph(exported: Entry) -> Any:
     import onnx
 
@@ -96,7 +113,6 @@ def _written(entry: Entry, plan: CalibrationPlan, store: Store) -> dict[str, Pat
     names = [SET, *(table_file(method) for method in plan.methods)]
     if plan.output is None:
         return {name: store.verified(entry).file(name) for name in names}
-    plan.output.mkdir(parents=True, exist_ok=True)
     return {name: Path(shutil.copyfile(entry.file(name), plan.output / name)) for name in names}
 
 

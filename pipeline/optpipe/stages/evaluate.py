@@ -3,6 +3,7 @@
 What is judged is the difference on paired predictions, with its interval: two accuracies side by side prove little.
 """
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,7 @@ from optpipe.core.store import Entry, Store
 from optpipe.core.verdict import Verdict
 from optpipe.errors import BadInputError, StageError
 from optpipe.inputs.sample_set import SampleSet
+from optpipe.stages.calibrate import SET
 from optpipe.stages.export import CARD, ONNX, torch_outputs
 from optpipe.stages.model import Model
 from optpipe.stages.task_data import fitting_batch, input_batches, require_task_data
@@ -61,6 +63,8 @@ class Evaluated:
     why_not: str | None = None
     failed: bool = False
     """Whether it should have run here and did not."""
+    calibrated_on: int = 0
+    """How many of the samples its INT8 ranges were computed from: accuracy on those flatters."""
 
 
 def predictions(scores: "NDArray[Any]") -> Predictions:
@@ -100,8 +104,25 @@ def evaluated(
         except StageError as error:  # one broken artifact must not hide what the others do
             rows.append(Evaluated(entry, None, str(error), failed=True))
             continue
-        rows.append(Evaluated(entry, predictions(scores)))
+        rows.append(Evaluated(entry, predictions(scores), calibrated_on=_calibrated_on(entry, samples, store)))
     return rows
+
+
+def _calibrated_on(artifact: Entry, samples: SampleSet, store: Store) -> int:
+    """How many of `samples` are, by content, in the calibration set of an INT8 artifact, as far as the store knows it."""
+    entries = store.entries()
+    graph = next((each for each in entries if each.id in artifact.manifest.parents and "set" in each.info), None)
+    drawn = [
+        each
+        for each in entries
+        if graph is not None
+        and each.manifest.kind == "calibration"
+        and each.info["set"]["sha256"] == graph.info["set"]["sha256"]
+    ]
+    if not drawn:
+        return 0
+    known = {each["sha256"] for each in json.loads(drawn[-1].file(SET).read_text(encoding="utf-8"))["files"]}
+    return sum(each.sha256 in known for each in samples.files)
 
 
 def require_classifier(card: ModelCard) -> None:
@@ -182,6 +203,7 @@ def result_rows(
             "n": len(source.best),
             "why_not": row.why_not,
             "failed": row.failed,
+            "calibrated_on": row.calibrated_on,
             **dict.fromkeys(_FIGURES),
         }
         if row.predictions is not None:
@@ -255,14 +277,17 @@ def _judged(source: Predictions, found: Predictions, labels: "NDArray[np.int64]"
 
 
 def _verdict(record: Mapping[str, Any], budget: float | None) -> str | None:
-    """PASS where the whole interval of the drop is inside the budget, FAIL where all of it is outside."""
+    """PASS where the whole interval of the drop is inside the budget, FAIL where all of it is outside.
+
+    Never PASS on samples that the ranges were computed from.
+    """
     if budget is None or record["artifact"] is None:
         return None
     if record["drop_ci"] is None:
         return str(Verdict.INCONCLUSIVE)
     low, high = record["drop_ci"]
     if high <= budget:
-        return str(Verdict.PASS)
+        return str(Verdict.INCONCLUSIVE if record["calibrated_on"] else Verdict.PASS)
     return str(Verdict.FAIL if low > budget else Verdict.INCONCLUSIVE)
 
 

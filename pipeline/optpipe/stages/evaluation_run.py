@@ -53,7 +53,15 @@ def evaluation_run(
         message = f"nothing is built of {card.name} in {store.workspace}; run `optpipe build {card.name}` first"
         raise BadInputError(message)
     samples, unreadable = sample_set(exported, card, data or Path(card.data["validation"]), count, seed, listener)
+    if isinstance(classes := card.outputs[0].shape[-1], int):
+        label_indices(samples, card, classes)  # labels that fit no class end it before anything runs
     rows = evaluated(model, exported, artifacts, samples, store, listener)
+    for row in rows:
+        if row.calibrated_on and row.entry:
+            listener.warn(
+                f"{row.calibrated_on} of the {len(samples.files)} {samples.kind} calibrated {row.entry.id}: its accuracy"
+                " on them flatters; evaluate on others"
+            )
     assert rows[0].predictions is not None
     labels = label_indices(samples, card, rows[0].predictions.scores.shape[1])
     weights = dict(exported.info["weights"])

@@ -14,7 +14,15 @@ from optpipe.core.criteria import Cap
 from optpipe.core.evidence import Build, Figure
 from optpipe.core.report import Picture, RawFile
 from optpipe.core.runs import Run, json_of_run
-from optpipe.stages.again import PREDICTIONS, PREPROCESSING, PROFILE, answers_again, proof_again, stage_again
+from optpipe.stages.again import (
+    EVALUATION,
+    PREDICTIONS,
+    PREPROCESSING,
+    PROFILE,
+    answers_again,
+    proof_again,
+    stage_again,
+)
 from optpipe.stages.preprocess.proof import ROWS
 
 RANDOM_WEIGHTS = Cap("the weights are random, so accuracy and agreement mean nothing", "build with trained weights")
@@ -27,11 +35,23 @@ def accuracy_figures(runs: Sequence[Run], build: Build, confidence: float) -> Ma
     Computed anew from the run's predictions. Agreement is left out where the source gives every image the same class.
     """
     for run in _newest(runs, "evaluate"):
-        caps = () if run.manifest["details"].get("trained", False) else (RANDOM_WEIGHTS,)
+        caps: tuple[Cap, ...] = () if run.manifest["details"].get("trained", False) else (RANDOM_WEIGHTS,)
         found = answers_again(run.path / PREDICTIONS, build.artifact, confidence)
         if found:
+            caps = (*caps, *_calibrated_on(run, build.artifact))
             return {name: replace(figure, caps=caps, source=run.run_id) for name, figure in found.items()}
     return {}
+
+
+def _calibrated_on(run: Run, artifact: str) -> tuple[Cap, ...]:
+    """Accuracy on samples that the ranges were computed from proves nothing about others."""
+    rows = json_of_run(run, EVALUATION).get("results", ())
+    count = next((row.get("calibrated_on", 0) for row in rows if row.get("artifact") == artifact), 0)
+    return (
+        (Cap(f"{count} of its samples calibrated the build", "optpipe evaluate on others: --data PATH"),)
+        if count
+        else ()
+    )
 
 
 def preprocessing_figures(runs: Sequence[Run], build: Build) -> Mapping[str, Figure]:

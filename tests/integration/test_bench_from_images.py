@@ -48,6 +48,8 @@ def test_the_answers_of_the_timed_run_are_the_references(workspace):
         (["--from-images", "absent"], "no such folder"),
         (["--from-images", FILES, "--batch", "1,8"], "one batch size"),
         (["--from-images", FILES, "--batch", "9999"], "outside the profile"),
+        (["--from-images", FILES, "--min-time", "nan"], "above 0"),
+        (["--from-images", FILES, "--rate", "10", "--tune"], "does not go with --rate, --tune"),
     ],
 )
 def test_bad_input_is_named(workspace, arguments, said):

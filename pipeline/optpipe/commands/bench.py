@@ -84,7 +84,13 @@ def bench(
 
     Every percentile has its interval, and each INVALID measurement its reason and remedy.
     """
-    from optpipe.commands.bench_request import bench_plan, bench_targets, one_batch, pair_from_targets
+    from optpipe.commands.bench_request import (
+        bench_plan,
+        bench_targets,
+        one_batch,
+        pair_from_targets,
+        require_only_from_images,
+    )
     from optpipe.commands.parsing import options_from_text
     from optpipe.commands.terminal import Terminal
     from optpipe.core.store import Store
@@ -107,6 +113,10 @@ def bench(
         message = "give a MODEL that was built, or --recover RUN_DIR; `optpipe ls` lists what there is"
         raise BadInputError(message)
     if from_images is not None:
+        require_only_from_images(
+            scenario=scenario != "single-stream", mode=mode != "compute", streams=streams != 1, rate=rate, slo=slo,
+            tune=tune, interleave=interleave, energy=energy, images=images, affinity=affinity,
+        )  # fmt: skip
         with Terminal() as terminal:
             groups = bench_targets(model, store, precision, backend, device, terminal)
             fed = run_from_images(

@@ -169,7 +169,7 @@ def _rate(pipeline: Any, plan: DaliPlan, seconds: float) -> float:
         pipeline.run()
         return perf_counter_ns()
 
-    found = timed(batch, seconds, prefetched=plan.prefetch + 1)
+    found = timed(batch, seconds, prefetched=plan.prefetch + 1, patience=1.0)
     return float(plan.batch_size * len(found["batch_ns"]) / (sum(found["batch_ns"]) / 1e9))
 
 
@@ -199,7 +199,7 @@ def _inference(consumer: Any, plan: DaliPlan, transform: Transform, seconds: flo
         nonlocal launch_ns
         launch_ns = 0
 
-    found = timed(batch, seconds, prefetched=IN_FLIGHT + 1, settled=settled)
+    found = timed(batch, seconds, prefetched=IN_FLIGHT + 1, patience=1.0, settled=settled)
     total = sum(found["batch_ns"])
     return plan.batch_size * len(found["batch_ns"]) / (total / 1e9), launch_ns / total
 

@@ -16,7 +16,7 @@ from optpipe.errors import BadInputError, ExitStatus
 from optpipe.inputs.images import readable_images, unreadable_text
 from optpipe.stages.preprocess.dali_pipeline import DaliPlan, require_dali
 from optpipe.stages.preprocess.end_to_end import EndToEnd, end_to_end
-from optpipe.stages.preprocess.stage import automatic_plan, cores, image_transform
+from optpipe.stages.preprocess.stage import MOST_SECONDS, automatic_plan, cores, image_transform
 from optpipe.stages.preprocess.throughput import warm_page_cache
 from optpipe.stages.subjects import StoredArtifact
 
@@ -53,6 +53,9 @@ def bench_from_images(
     Raises BadInputError for models without image preprocessing and for unusable images, MissingError without DALI.
     """
     require_dali()
+    if not 0 < seconds <= MOST_SECONDS:
+        msg = f"--min-time {seconds:g}: give a number above 0, at most {MOST_SECONDS:g}"
+        raise BadInputError(msg)
     found = readable_images(images, LIMIT, threads=cores())
     if found.unreadable:
         listener.warn(

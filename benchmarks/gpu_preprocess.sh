@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The preprocessing record on a GPU host, all in one run: parity of mixed decoding for three libraries' presets and odd
-# files, DALI tuned against the best DataLoader, decoding alone, files to answers overlapped. About 4 minutes, or a part.
+# files (about 2 minutes); DALI tuned against the best DataLoader, decoding alone, files to answers overlapped (about 3).
 # usage, from the project's root: bash benchmarks/gpu_preprocess.sh OUTPUT [parity|record]
 set -u
 out=${1:?output directory}; part=${2:-all}; mkdir -p "$out"
@@ -13,7 +13,8 @@ step() {  # NAME LIMIT_S COMMAND…: logs, goes on after a failure
   echo "$name: exit $status, $((SECONDS - began)) s, $SECONDS s so far"
   case $status in 0|5) ;; *) failed=1; tail -n 5 "$out/$name.log" ;; esac
 }
-step photographs 60 python3 benchmarks/photographs.py "$work/photographs" 4096
+count=4096; [ "$part" = parity ] && count=128
+step photographs 60 python3 benchmarks/photographs.py "$work/photographs" "$count"
 if [ "$part" != parity ]; then
   step build 120 python3 -m optpipe build resnet50 --weights random --precision fp16 --backend onnxruntime --batch 1:64:256
   step preprocess 200 python3 -m optpipe preprocess resnet50 --weights random --images "$work/photographs" --json

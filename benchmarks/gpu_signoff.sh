@@ -32,14 +32,14 @@ model=$work/model/$name.toml
 policy=reports/examples/resnet50-h200.toml
 validation=$work/model/validation
 if [ -n "${DRY:-}" ]; then
-  side=64 epochs=${EPOCHS:-3} device=cpu judged=int8 sizes=1,8 few=1,8 large=8 rate=40 limit=600
+  side=64 epochs=${EPOCHS:-3} device=cpu judged=int8 sizes=1,8 few=1 large=8 rate=40 limit=600
   options="--calibration $work/model/train"
   energy="" # no counter without a GPU
   policy=$work/policy.toml
   sed -e '/^\[environment\]/,$d' -e '/^\[\[energy\]\]/,/^$/d' -e '/^\[tensor_cores\]/,/^$/d' -e 's/fp16/int8/; s/batch_size = 64/batch_size = 8/' \
     -e 's/"[0-9.]* ms"/"900 ms"/; s/"1000 queries/"40 queries/; s/"[0-9]* images/"5 images/' reports/examples/resnet50-h200.toml >$policy
 else
-  side=224 epochs=${EPOCHS:-40} device=cuda judged=fp16 sizes=1,8,64,256 few=8,256 large=64 rate=1000 limit=90
+  side=224 epochs=${EPOCHS:-40} device=cuda judged=fp16 sizes=1,64 few=1,8,256 large=64 rate=1000 limit=90
   options="--option onnxruntime.nhwc=true --option onnxruntime.cuda_graph=true"
   energy=--energy
 fi
@@ -54,10 +54,10 @@ step preprocess $limit preprocess "$model" --images "$validation" --no-throughpu
 wait
 
 short="--min-time 2 --max-time 15 --max-cv 10%"
-step bench-energy $limit bench $name --backend onnxruntime --precision $judged --batch 1,$large --mode compute $energy $short
+step bench-energy $limit bench $name --backend onnxruntime --precision $judged --batch $large --mode compute $energy $short
 step bench-judged $limit bench $name --backend onnxruntime --precision $judged --batch $few --mode compute $short
 step bench-baseline $limit bench $name --backend onnxruntime --precision fp32 --batch $sizes --mode compute --percentile 90 $short
-step bench-end-to-end $limit bench $name --backend onnxruntime --precision $judged --batch 1,$large --mode end-to-end $short
+step bench-end-to-end $limit bench $name --backend onnxruntime --precision $judged --batch 1 --mode end-to-end $short
 step bench-server $limit bench $name --backend onnxruntime --precision $judged --batch 1 --mode compute --scenario server --rate $rate --min-time 4 --max-time 30 --max-cv 25%
 step profile $limit profile $build --precision $judged --stage inference --batch-size $large --iterations 10 --images "$validation"
 

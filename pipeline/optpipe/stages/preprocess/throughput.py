@@ -139,6 +139,6 @@ def throughputs(paths: Sequence[Path], jobs: Sequence[Job]) -> Generator[Through
 def require_rate(measured: Throughput, what: str) -> Throughput:
     """Raises StageError where nothing could be measured."""
     if measured.error:
-        msg = f"{what} could not be measured: {measured.error}"
+        msg = f"{what} could not be measured: {measured.error}\n--no-throughput proves parity without measuring"
         raise StageError(msg)
     return measured

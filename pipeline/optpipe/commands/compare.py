@@ -37,7 +37,7 @@ def compare(
     from optpipe.core.store import Store
     from optpipe.release import comparison_report, write_reports
     from optpipe.reporters.files import write_csv, write_parquet
-    from optpipe.reporters.terminal_signoff import comparison_table
+    from optpipe.reporters.terminal_compare import comparison_table
     from optpipe.stages.compare import sorted_for
     from optpipe.stages.overview import overview
 

@@ -1,4 +1,4 @@
-"""A verdict, a verification and a comparison on the terminal."""
+"""A verdict and a verification on the terminal."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,10 +8,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from optpipe.core.comparison import Comparison, Row
 from optpipe.core.units import bytes_text
 from optpipe.reporters.answer import verdict_answer
-from optpipe.reporters.markdown import figure_text
 from optpipe.reporters.records import observed_text
 
 COLORS = {"PASS": "green", "FAIL": "red", "INCONCLUSIVE": "yellow"}
@@ -70,52 +68,3 @@ def verification_text(record: Mapping[str, Any]) -> RenderableType:
         ("intact", "green"), f"  {record['files']} files, {bytes_text(record['size_bytes'])}, {signed}"
     )
     return Group(head, verdict_table(record["recomputed"], None))
-
-
-def comparison_table(comparison: Comparison) -> RenderableType:
-    """The best builds first, then every row."""
-    lines: list[RenderableType] = []
-    for goal, row_id in comparison.best.items():
-        name = f"best for {goal}"
-        if row_id is None:
-            lines.append(Text(f"{name:<21} – {comparison.best_reason[goal]}", style="dim"))
-        else:
-            found = comparison.row(row_id)
-            lines.append(Text.assemble(f"{name:<21} ", (found.label, "bold"), f"  {comparison.best_reason[goal]}"))
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("build", "batch", "load"):
-        table.add_column(name, overflow="fold")
-    for name in ("p50 ms", "p99 ms", "images/s", "speed-up", "top-1", "memory", "size"):
-        table.add_column(name, justify="right")
-    table.add_column("standing", overflow="fold")
-    for row in comparison.rows:
-        table.add_row(*_cells(row))
-    lines.append(table)
-    if comparison.baseline:
-        lines.append(Text(f"baseline  {comparison.baseline['name']}", style="dim"))
-    lines += [Text(f"no counterpart  {one['label']}: {one['reason']}", style="dim") for one in comparison.unmatched]
-    lines += [Text(f"warning  {one}", style="yellow") for one in comparison.warnings]
-    return Group(*lines)
-
-
-def _cells(row: Row) -> tuple[str | Text, ...]:
-    standing = (
-        Text("frontier", style="green")
-        if row.on_frontier
-        else Text("dominated", style="dim")
-        if row.valid
-        else Text(f"INVALID: {', '.join(row.reason_codes)}", style="red")
-    )
-    return (
-        row.build,
-        str(row.batch_size),
-        f"{row.scenario}, {row.mode}",
-        figure_text(row.latency_ms.get("p50"), "{:.3g}"),
-        figure_text(row.latency_ms.get("p99"), "{:.3g}"),
-        figure_text(row.throughput_images_per_s, "{:,.0f}"),
-        figure_text(row.speedup, "{:.2f}", interval=True),
-        figure_text(row.top1, "{:.1%}"),
-        bytes_text(row.memory_bytes) if row.memory_bytes else "–",
-        bytes_text(row.size_bytes) if row.size_bytes else "–",
-        standing,
-    )

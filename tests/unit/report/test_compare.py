@@ -192,3 +192,22 @@ def test_different_clocks_are_not_compared():
     assert found.rows[0].speedup is None
     assert "the GPU ran at 1980 MHz and 1200 MHz" in found.unmatched[0]["reason"]
     assert compared([fast], baseline=Baseline("b", "run", (slow,)), across=True).rows[0].speedup is not None
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_the_table_fits_the_terminal(measured_workspace, width):
+    from io import StringIO
+
+    from rich.console import Console
+
+    from optpipe.reporters.terminal_compare import comparison_table
+
+    written = StringIO()
+    Console(file=written, width=width).print(comparison_table(overview(measured_workspace.store).comparison))
+    lines = written.getvalue().splitlines()
+    header = next(line for line in lines if "p50 ms" in line)
+    assert "p99 ms" in header, "a folded header is unreadable"
+    assert "speed-up" in header
+    assert ("memory" in header) == (width > 80)
+    assert max(map(len, lines)) <= width
+    assert sum("frontier" in line for line in lines) == 3, lines

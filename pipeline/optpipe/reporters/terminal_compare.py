@@ -1,0 +1,117 @@
+"""A comparison on the terminal: the best builds, then a table for each kind of load, then what is known of each build.
+
+A table that is wider than the terminal is no table: columns are left out from the end of `_OPTIONAL` until it fits.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from rich import box
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from optpipe.core.comparison import Comparison, Interval, Row
+from optpipe.core.units import bytes_text, duration_text
+from optpipe.reporters.markdown import figure_text
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    name: str
+    text: Callable[[Row], str]
+    number: bool = True
+
+
+def comparison_table(comparison: Comparison) -> RenderableType:
+    """The best builds first, then every row."""
+    lines: list[RenderableType] = list(_best(comparison))
+    loads = dict.fromkeys((row.scenario, row.mode) for row in comparison.rows)
+    for scenario, mode in loads:
+        rows = [row for row in comparison.rows if (row.scenario, row.mode) == (scenario, mode)]
+        lines += [Text(""), Text(f"{scenario}, {mode}", style="bold"), _Measured(rows)]
+        lines += [
+            Text(f"INVALID  {row.label}: {', '.join(row.reason_codes)}", style="red") for row in rows if not row.valid
+        ]
+    lines += [Text(""), _builds(comparison.rows)] if comparison.rows else []
+    if comparison.baseline:
+        lines.append(Text(f"baseline  {comparison.baseline['name']}; speed-up is of the p50 latency", style="dim"))
+    lines += [Text(f"no counterpart  {one['label']}: {one['reason']}", style="dim") for one in comparison.unmatched]
+    lines += [Text(f"warning  {one}", style="yellow") for one in comparison.warnings]
+    return Group(*lines)
+
+
+def _best(comparison: Comparison) -> Iterator[Text]:
+    for goal, row_id in comparison.best.items():
+        name = f"best for {goal}"
+        if row_id is None:
+            yield Text(f"{name:<21} – {comparison.best_reason[goal]}", style="dim")
+        else:
+            found = comparison.row(row_id)
+            yield Text.assemble(f"{name:<21} ", (found.label, "bold"), f"  {comparison.best_reason[goal]}")
+
+
+_ALWAYS = (
+    _Column("build", lambda row: row.build, number=False),
+    _Column("batch", lambda row: str(row.batch_size)),
+    _Column("p50 ms", lambda row: figure_text(row.latency_ms.get("p50"), "{:.3g}")),
+    _Column("p99 ms", lambda row: figure_text(row.latency_ms.get("p99"), "{:.3g}")),
+    _Column("images/s", lambda row: figure_text(row.throughput_images_per_s, "{:,.0f}")),
+    _Column("speed-up", lambda row: _range(row.speedup)),
+    _Column("standing", lambda row: "frontier" if row.on_frontier else "" if row.valid else "INVALID", number=False),
+)
+_OPTIONAL = (
+    _Column("memory", lambda row: bytes_text(row.memory_bytes) if row.memory_bytes else "–"),
+    _Column("images/J", lambda row: f"{1 / row.energy_j_per_image.value:.3g}" if row.energy_j_per_image else "–"),
+    _Column("samples", lambda row: f"{row.samples:,}"),
+)
+
+
+def _range(figure: Interval | None) -> str:
+    if figure is None:
+        return "–"
+    return f"{figure.value:.2f}" if figure.low is None else f"{figure.low:.2f} … {figure.high:.2f}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """The measurements under one kind of load, as wide as the terminal."""
+
+    rows: Sequence[Row]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        known = [column for column in _OPTIONAL if any(column.text(row) != "–" for row in self.rows)]
+        while True:
+            table = _table((*_ALWAYS[:-1], *known, _ALWAYS[-1]), self.rows)
+            if not known or console.measure(table, options=options.update(width=10_000)).maximum <= options.max_width:
+                break
+            known.pop()
+        yield table
+
+
+def _table(columns: Sequence[_Column], rows: Sequence[Row]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for column in columns:
+        table.add_column(column.name, justify="right" if column.number else "left", overflow="fold")
+    for row in rows:
+        style = "green" if row.on_frontier else "red" if not row.valid else ""
+        table.add_row(*(Text(column.text(row), style=style if column.name == "standing" else "") for column in columns))
+    return table
+
+
+def _builds(rows: Sequence[Row]) -> Table:
+    """What holds for a build at every batch size."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in ("build", "artifact"):
+        table.add_column(name)
+    for name in ("top-1", "size", "build time"):
+        table.add_column(name, justify="right")
+    for row in {row.artifact: row for row in rows}.values():
+        table.add_row(
+            row.build,
+            row.artifact[:12],
+            figure_text(row.top1, "{:.2%}", interval=True),
+            bytes_text(row.size_bytes) if row.size_bytes else "–",
+            duration_text(row.build_s * 1e9) if row.build_s is not None else "–",
+        )
+    return table

@@ -29,10 +29,11 @@ from optpipe.sources.resolve import source_from_text
 from optpipe.stages.artifact import built_artifact
 from optpipe.stages.calibrate import calibration_data, quantized_graph
 from optpipe.stages.calibration_run import CalibrationPlan, calibration_run
-from optpipe.stages.evaluate import label_indices, predictions
+from optpipe.stages.evaluate import predictions
 from optpipe.stages.export import CARD, ONNX, exported_model
 from optpipe.stages.int8 import graph_from_table, int8_graph
 from optpipe.stages.model import Model
+from optpipe.stages.task_data import label_indices
 
 METHODS = ("max", "percentile", "entropy", "mse")
 OUTLIERS = 1000.0

@@ -186,6 +186,9 @@ def test_labels_that_are_no_classes_end_it_at_once(folder: Path, tmp_path: Path)
     ran = optpipe("evaluate", "digits", "--data", tmp_path / "animals", "--json", cwd=folder)
     refused(ran, "label 'bird' of animals is no class of digits")
     assert "evaluate source" not in ran.stderr
+    used = optpipe("calibrate", "digits", "--images", tmp_path / "animals", "--method", "max", "--json", cwd=folder)
+    assert used.status == 0, used.stderr  # ranges need no labels
+    assert any("the folders or labels are not used" in each for each in used.document["warnings"])
 
 
 def test_a_broken_artifact_does_not_hide_the_others(folder: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from optpipe.inputs.image_set import image_set
 from optpipe.inputs.images import Unreadable
 from optpipe.inputs.sample_set import FEW, SampleSet, refuse_other_model, refuse_overlap
 from optpipe.stages.export import CARD, ONNX
-from optpipe.stages.task_data import fitting_batch, input_batches, require_task_data, sample_set
+from optpipe.stages.task_data import fitting_batch, input_batches, require_task_data, sample_set, with_known_labels
 
 if TYPE_CHECKING:
     from optpipe.calibrators.placement import Placement, Target
@@ -54,7 +54,7 @@ def calibration_data(
         refuse_overlap(found, image_set(Path(card.data["validation"]))[0])
     if len(found.files) < FEW:
         listener.warn(f"{len(found.files)} calibration {found.kind}; {FEW} or more give steadier ranges")
-    return CalibrationData(found, unreadable)
+    return CalibrationData(with_known_labels(found, card, listener), unreadable)
 
 
 def calibrated(

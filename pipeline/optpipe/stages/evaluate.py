@@ -161,32 +161,6 @@ def _scores(
     return np.concatenate(parts)[: len(samples.files)]
 
 
-def label_indices(samples: SampleSet, card: ModelCard, classes: int) -> "NDArray[np.int64] | None":
-    """The class of every sample; None where the set has no labels.
-
-    A label is one of the card's names, or an index; or else the set's folders, in sorted order, are the classes, where there
-    are just as many. Raises BadInputError for labels that fit in none of these ways.
-    """
-    names = [each.label for each in samples.files]
-    if any(name is None for name in names):
-        return None
-    known = set(names)
-    if known <= set(card.labels):
-        index = {label: position for position, label in enumerate(card.labels)}
-    elif all(str(name).isdecimal() and int(str(name)) < classes for name in known):
-        index = {str(name): int(str(name)) for name in known}
-    elif len(samples.labels) == classes:
-        index = {label: position for position, label in enumerate(sorted(samples.labels))}
-    else:
-        odd = sorted(str(name) for name in known - set(card.labels))[0]
-        message = (
-            f"label '{odd}' of {samples.name} is no class of {card.name}: name the folders after its labels or its"
-            f" class indices, or give all {classes} folders in the order of the classes"
-        )
-        raise BadInputError(message)
-    return np.array([index[str(name)] for name in names], np.int64)
-
-
 def result_rows(
     rows: Sequence[Evaluated], labels: "NDArray[np.int64] | None", trained: bool, budget: float | None
 ) -> Iterator[dict[str, Any]]:
@@ -279,15 +253,15 @@ def _judged(source: Predictions, found: Predictions, labels: "NDArray[np.int64]"
 def _verdict(record: Mapping[str, Any], budget: float | None) -> str | None:
     """PASS where the whole interval of the drop is inside the budget, FAIL where all of it is outside.
 
-    Never PASS on samples that the ranges were computed from.
+    Samples that the ranges were computed from flatter: for a PASS it has to hold even if all of those had been lost.
     """
     if budget is None or record["artifact"] is None:
         return None
     if record["drop_ci"] is None:
         return str(Verdict.INCONCLUSIVE)
     low, high = record["drop_ci"]
-    if high <= budget:
-        return str(Verdict.INCONCLUSIVE if record["calibrated_on"] else Verdict.PASS)
+    if high + record["calibrated_on"] / record["n"] <= budget:
+        return str(Verdict.PASS)
     return str(Verdict.FAIL if low > budget else Verdict.INCONCLUSIVE)
 
 

@@ -13,14 +13,13 @@ from optpipe.errors import BadInputError
 from optpipe.stages.evaluate import (
     artifacts_of,
     evaluated,
-    label_indices,
     require_classifier,
     result_rows,
     write_predictions,
 )
 from optpipe.stages.export import CARD, exported_model, is_exported
 from optpipe.stages.model import Model, with_available_weights
-from optpipe.stages.task_data import sample_set
+from optpipe.stages.task_data import label_indices, sample_set
 
 RESULT = "evaluate.json"
 PREDICTIONS = "predictions.parquet"

@@ -20,9 +20,9 @@ from optpipe.core.store import Entry, Store
 from optpipe.errors import BadInputError
 from optpipe.inputs.sample_set import SampleSet, subset
 from optpipe.stages.calibrate import quantized_graph
-from optpipe.stages.evaluate import BATCH, Predictions, label_indices, predictions
+from optpipe.stages.evaluate import BATCH, Predictions, predictions
 from optpipe.stages.export import CARD, ONNX
-from optpipe.stages.task_data import fitting_batch, input_batches
+from optpipe.stages.task_data import fitting_batch, input_batches, label_indices
 from optpipe.stats.paired import difference_interval
 
 if TYPE_CHECKING:

@@ -1,6 +1,7 @@
 """A task's samples, images or texts, as the model's inputs."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,13 +12,14 @@ from optpipe.core.store import Entry
 from optpipe.errors import BadInputError, MissingError
 from optpipe.inputs.image_set import ImageSet, image_set
 from optpipe.inputs.images import Unreadable, batches, unreadable_text
-from optpipe.inputs.sample_set import SampleSet
+from optpipe.inputs.sample_set import AnySet, SampleSet
 from optpipe.inputs.text_set import TextSet, text_set
 from optpipe.inputs.tokens import longest, padded, token_rows
 from optpipe.stages.export import TOKENIZER
 
 if TYPE_CHECKING:
     import numpy as np
+    from numpy.typing import NDArray
 
 
 def sample_set(
@@ -95,3 +97,43 @@ def _batches(
     assert card.transform is not None
     for pixels in batches(samples.paths, card.transform, size, threads=2):
         yield {card.inputs[0].name: pixels}
+
+
+def label_indices(samples: SampleSet, card: ModelCard, classes: int) -> "NDArray[np.int64] | None":
+    """The class of every sample; None where the set has no labels.
+
+    A label is one of the card's names, or an index; or else the set's folders, in sorted order, are the classes, where there
+    are just as many. Raises BadInputError for labels that fit in none of these ways.
+    """
+    names = [each.label for each in samples.files]
+    if any(name is None for name in names):
+        return None
+    known = set(names)
+    if known <= set(card.labels):
+        index = {label: position for position, label in enumerate(card.labels)}
+    elif all(str(name).isdecimal() and int(str(name)) < classes for name in known):
+        index = {str(name): int(str(name)) for name in known}
+    elif len(samples.labels) == classes:
+        index = {label: position for position, label in enumerate(sorted(samples.labels))}
+    else:
+        odd = sorted(str(name) for name in known - set(card.labels))[0]
+        message = (
+            f"label '{odd}' of {samples.name} is no class of {card.name}: name the folders after its labels or its"
+            f" class indices, or give all {classes} folders in the order of the classes"
+        )
+        raise BadInputError(message)
+    import numpy as np
+
+    return np.array([index[str(name)] for name in names], np.int64)
+
+
+def with_known_labels(samples: AnySet, card: ModelCard, listener: Listener) -> AnySet:
+    """`samples`, without labels where they are no classes of the model: enough to calibrate on."""
+    classes = card.outputs[0].shape[-1] if card.outputs else None
+    try:
+        if isinstance(classes, int):
+            label_indices(samples, card, classes)
+    except BadInputError as error:
+        listener.warn(f"{str(error).partition(':')[0]}; the folders or labels are not used")
+        return replace(samples, files=tuple(replace(each, label=None) for each in samples.files), labels=())
+    return samples

@@ -35,23 +35,29 @@ def accuracy_figures(runs: Sequence[Run], build: Build, confidence: float) -> Ma
     Computed anew from the run's predictions. Agreement is left out where the source gives every image the same class.
     """
     for run in _newest(runs, "evaluate"):
-        caps: tuple[Cap, ...] = () if run.manifest["details"].get("trained", False) else (RANDOM_WEIGHTS,)
+        caps = () if run.manifest["details"].get("trained", False) else (RANDOM_WEIGHTS,)
         found = answers_again(run.path / PREDICTIONS, build.artifact, confidence)
         if found:
-            caps = (*caps, *_calibrated_on(run, build.artifact))
-            return {name: replace(figure, caps=caps, source=run.run_id) for name, figure in found.items()}
+            return {
+                name: replace(_as_if_lost(figure, name, run, build.artifact), caps=caps, source=run.run_id)
+                for name, figure in found.items()
+            }
     return {}
 
 
-def _calibrated_on(run: Run, artifact: str) -> tuple[Cap, ...]:
-    """Accuracy on samples that the ranges were computed from proves nothing about others."""
+def _as_if_lost(figure: Figure, name: str, run: Run, artifact: str) -> Figure:
+    """The figure with its interval wide enough to hold even if all samples that the ranges were computed from had been lost.
+
+    On those accuracy flatters; how many they are is on the evaluation's record.
+    """
     rows = json_of_run(run, EVALUATION).get("results", ())
-    count = next((row.get("calibrated_on", 0) for row in rows if row.get("artifact") == artifact), 0)
-    return (
-        (Cap(f"{count} of its samples calibrated the build", "optpipe evaluate on others: --data PATH"),)
-        if count
-        else ()
-    )
+    row = next((row for row in rows if row.get("artifact") == artifact and row.get("calibrated_on")), None)
+    if row is None or figure.low is None or figure.high is None:
+        return figure
+    share, about = row["calibrated_on"] / row["n"], f"{figure.about}, {row['calibrated_on']} of which calibrated it"
+    if name == "drop":
+        return replace(figure, high=min(1.0, figure.high + share), about=about)
+    return replace(figure, low=max(0.0, figure.low - share), about=about)
 
 
 def preprocessing_figures(runs: Sequence[Run], build: Build) -> Mapping[str, Figure]:

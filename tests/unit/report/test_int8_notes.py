@@ -13,6 +13,7 @@ from optpipe.stages.dossier import checked_dossier, finished, verdict_document
 from optpipe.stages.int8_notes import accuracy_note, causes, with_int8_notes
 from optpipe.stages.judge import build_of, judged
 from optpipe.stages.overview import overview
+from optpipe.stages.task_evidence import accuracy_figures
 
 LINT = {
     "counts": {"reformat": 3, "channels": 1},
@@ -121,3 +122,16 @@ def test_signoff_says_that_nothing_was_measured_beside_int8(built, tmp_path) -> 
     with console.capture() as capture:
         console.print(verdict_table(document, None))
     assert "no wider type was measured beside it" in capture.get()
+
+
+def test_samples_that_calibrated_a_build_widen_what_is_judged(built) -> None:
+    workspace, slow, _ = built
+    run = evaluated(workspace, slow, 5)
+    plain = accuracy_figures([run], build_of(slow.manifest), 0.95)
+    row = {"artifact": slow.id, "n": 1000, "calibrated_on": 30}
+    write_json(run.path / "evaluate.json", {"model": "digits", "accuracy_budget": None, "results": [row]})
+    found = accuracy_figures([run], build_of(slow.manifest), 0.95)
+    assert found["drop"].value == plain["drop"].value
+    assert found["drop"].high == pytest.approx(plain["drop"].high + 0.03)
+    assert found["top1"].low == pytest.approx(plain["top1"].low - 0.03)
+    assert "30 of which calibrated it" in found["drop"].about

@@ -6,7 +6,8 @@ from optpipe.core.card import ModelCard, Task
 from optpipe.errors import BadInputError
 from optpipe.inputs.image_set import ImageSet
 from optpipe.inputs.sample_set import SetFile
-from optpipe.stages.evaluate import Evaluated, label_indices, predictions, result_rows, write_predictions
+from optpipe.stages.evaluate import Evaluated, predictions, result_rows, write_predictions
+from optpipe.stages.task_data import label_indices
 
 RNG = np.random.default_rng(0)
 LABELS = RNG.integers(0, 10, 400)
@@ -70,6 +71,16 @@ def test_verdicts_follow_the_interval() -> None:
     assert rows(predictions(scores(0.95)), budget=0.02)[1]["verdict"] == "PASS"
     assert rows(predictions(scores(0.95)), budget=0.001)[1]["verdict"] == "INCONCLUSIVE"
     assert rows(None, budget=0.5)[1]["verdict"] == "INCONCLUSIVE"
+
+
+def test_calibration_samples_count_as_lost() -> None:
+    evaluated = [
+        Evaluated(None, predictions(scores(0.95))),
+        Evaluated(Entry(), predictions(scores(0.95)), calibrated_on=8),
+    ]
+    found = {budget: list(result_rows(evaluated, LABELS, True, budget))[1] for budget in (0.02, 0.05)}
+    assert found[0.02]["verdict"] == "INCONCLUSIVE"
+    assert found[0.05]["verdict"] == "PASS"
 
 
 def test_random_weights_prove_nothing() -> None:

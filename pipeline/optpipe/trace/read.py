@@ -48,10 +48,15 @@ def trace_from_sqlite(path: Path) -> Trace:
     export = opened(path)
     queries = {table: sql for table, sql in _queries(export).items() if sql}
     raw = frames(export, {"strings": "SELECT id, value FROM StringIds", **queries})
-    names = _Names(raw.pop("strings"))
-    read = {table: _typed(table, frame, names) for table, frame in raw.items() if table != "memsets"}
-    if "memsets" in raw:
-        read["copies"] = pl.concat([read.get("copies", empty("copies")), _typed("copies", raw["memsets"], names)])
+    try:
+        names = _Names(raw.pop("strings"))
+        read = {table: _typed(table, frame, names) for table, frame in raw.items() if table != "memsets"}
+        if "memsets" in raw:
+            read["copies"] = pl.concat([read.get("copies", empty("copies")), _typed("copies", raw["memsets"], names)])
+    except pl.exceptions.PolarsError as error:
+        msg = f"{path}: the export is damaged: a column holds what it cannot ({str(error).splitlines()[0][:120]})"
+        raise BadInputError(msg) from error
+    read, timeless = _with_times(read)
     if not any(read[table].height for table in read if table != "threads"):
         msg = f"{path}: nothing was recorded in it: no kernels, API calls, NVTX ranges or OS calls"
         raise BadInputError(msg)
@@ -61,11 +66,22 @@ def trace_from_sqlite(path: Path) -> Trace:
         schema=_metadata(export).get("EXPORT_SCHEMA_VERSION"),
         gpus=_gpus(export),
         absent=tuple(table for table in SCHEMAS if table not in read or read[table].is_empty()),
-        diagnostics=_diagnostics(export),
+        diagnostics=(*_diagnostics(export), *timeless),
         graph_launches_untraced=_count(export, _GRAPH),
         overhead_ns=_overhead_ns(export),
         **read,
     )
+
+
+def _with_times(read: Mapping[str, pl.DataFrame]) -> tuple[dict[str, pl.DataFrame], tuple[str, ...]]:
+    """The rows that have their times, and what is lacking elsewhere: as events that were lost, which the quality gate sees."""
+    kept, complaints = {}, []
+    for table, frame in read.items():
+        whole = frame.drop_nulls([column for column in ("start_ns", "end_ns", "time_ns") if column in frame.columns])
+        if whole.height < frame.height:
+            complaints.append(f"{frame.height - whole.height} rows of {table} were lost: they have no time")
+        kept[table] = whole
+    return kept, tuple(complaints)
 
 
 class _Names:

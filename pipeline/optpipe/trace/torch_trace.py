@@ -30,33 +30,47 @@ def trace_from_torch(path: Path) -> Trace:
     try:
         with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
             document = json.load(file)
-        events = [event for event in document["traceEvents"] if event.get("ph") == "X"]
+        found = _rows(document)
+        frames = {table: pl.DataFrame(rows, schema=dict(SCHEMAS[table])) for table, rows in found.items()}
+        gpus = _gpus(document)
     except FileNotFoundError:
         message = f"{path}: no such file"
         raise BadInputError(message) from None
-    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (
+        OSError,
+        EOFError,
+        ArithmeticError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        pl.exceptions.PolarsError,
+    ) as error:
         message = f"{path}: not a trace of torch.profiler ({type(error).__name__}: {str(error)[:120]})"
         raise BadInputError(message) from error
-    found = {
-        "kernels": [_kernel(event) for event in _of(events, "kernel")],
-        "api": [_call(event) for event in _of(events, "cuda_runtime", "cuda_driver")],
-        "copies": [_copy(event) for event in _of(events, "gpu_memcpy", "gpu_memset")],
-        "ranges": [_range(event) for event in _of(events, "user_annotation")],
-    }
     if not any(found.values()):
         message = f"{path}: nothing was recorded in it: no kernels, API calls or annotations"
         raise BadInputError(message)
-    frames = {table: pl.DataFrame(rows, schema=dict(SCHEMAS[table])) for table, rows in found.items()}
     return Trace(
         source=path.name,
         tracer="torch.profiler",
-        gpus=_gpus(document),
+        gpus=gpus,
         absent=tuple(table for table in SCHEMAS if not found.get(table)),
         kernels=frames["kernels"],
         api=frames["api"],
         copies=frames["copies"],
         ranges=frames["ranges"],
     )
+
+
+def _rows(document: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    events = [event for event in document["traceEvents"] if event.get("ph") == "X"]
+    return {
+        "kernels": [_kernel(event) for event in _of(events, "kernel")],
+        "api": [_call(event) for event in _of(events, "cuda_runtime", "cuda_driver")],
+        "copies": [_copy(event) for event in _of(events, "gpu_memcpy", "gpu_memset")],
+        "ranges": [_range(event) for event in _of(events, "user_annotation")],
+    }
 
 
 def _of(events: Iterable[Mapping[str, Any]], *categories: str) -> list[Mapping[str, Any]]:

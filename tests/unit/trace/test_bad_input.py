@@ -1,18 +1,31 @@
 """Recordings that cannot be read say so in two lines, and what to do."""
 
+import json
+import shutil
 import sqlite3
 import sys
-from contextlib import closing
+from contextlib import closing, suppress
+from io import StringIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
 from tests.golden import phenomena
 from tests.golden.nsys_export import Recording
 from tests.unit.trace.conftest import SAMPLE
 
 from optpipe.commands.profile import profile
-from optpipe.errors import BadInputError, ExitStatus
+from optpipe.core.verdict import Verdict
+from optpipe.errors import BadInputError, ExitStatus, OptpipeError
+from optpipe.reporters.terminal_profile import profile_text
 from optpipe.trace.files import trace_from_path
+from optpipe.trace.kernels import short_name
+from optpipe.trace.report import document_from_profile, profile_from_trace
+
+NODES = SAMPLE.with_name("h200-digits-fp16-ort-nodes.sqlite")
 
 
 def test_no_such_file(tmp_path: Path) -> None:
@@ -98,3 +111,42 @@ def test_without_adbc_the_same_rows_are_read(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "adbc_driver_sqlite", None)
     without = trace_from_path(SAMPLE)
     assert all(frame.equals(without.tables[table]) for table, frame in with_driver.tables.items())
+
+
+MUTATIONS = ("NULL", "'[bold]x'", "-5", "9223372036854775807", "0", "1.5", "x'ff00'")
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_an_export_with_anything_in_its_columns_is_judged_or_refused(data: st.DataObject) -> None:
+    """Every other, third … row of a column replaced, a column or a table gone: an answer, or two lines; never a traceback."""
+    with TemporaryDirectory() as directory:
+        path = Path(directory) / "changed.sqlite"
+        shutil.copyfile(NODES, path)
+        with closing(sqlite3.connect(path)) as connection:
+            tables = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+            for _ in range(data.draw(st.integers(1, 3))):
+                table = data.draw(st.sampled_from(tables))
+                columns = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
+                column = data.draw(st.sampled_from(columns))
+                change = data.draw(st.sampled_from((*MUTATIONS, "rename")))
+                every = data.draw(st.integers(1, 7))
+                statement = f'UPDATE {table} SET "{column}" = {change} WHERE rowid % {every} = 0'
+                if change == "rename":
+                    statement = f'ALTER TABLE {table} RENAME COLUMN "{column}" TO gone{len(columns)}'
+                with suppress(sqlite3.IntegrityError, sqlite3.OperationalError):
+                    connection.execute(statement)
+            connection.commit()
+        with suppress(OptpipeError):
+            document = document_from_profile(profile_from_trace(trace_from_path(path)))
+            json.dumps(document, allow_nan=False)
+            Console(file=StringIO()).print(profile_text(document, short_name))
+
+
+def test_rows_without_times_count_as_lost(tmp_path: Path) -> None:
+    recording = phenomena.gpu_bound()
+    recording.rows["kernels"].append((None, *recording.rows["kernels"][0][1:]))
+    trace = trace_from_path(recording.write(tmp_path / "trace.sqlite"))
+    assert trace.kernels.height == 3
+    assert profile_from_trace(trace).quality.verdict is Verdict.FAIL
+    assert "1 rows of kernels were lost" in trace.diagnostics[0]

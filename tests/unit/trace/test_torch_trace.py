@@ -46,7 +46,20 @@ def test_tables(tmp_path: Path, name: str) -> None:
     assert analysis.projection["kernels"].to_list() == [1]
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"traceEvents": 3}', '{"traceEvents": []}'])
+BROKEN = [
+    json.dumps({"traceEvents": [{**EVENTS[2], **change}]})
+    for change in (
+        {"ts": None},
+        {"ts": "a"},
+        {"ts": float("nan")},
+        {"dur": float("inf")},
+        {"args": []},
+        {"args": {"stream": "x"}},
+    )
+]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"traceEvents": 3}', '{"traceEvents": []}', *BROKEN])
 def test_what_is_no_trace(tmp_path: Path, text: str) -> None:
     (tmp_path / "trace.json").write_text(text)
     with pytest.raises(BadInputError):

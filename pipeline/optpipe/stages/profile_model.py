@@ -6,7 +6,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,11 @@ from optpipe.trace.analysis import analysis_from_trace, measured_part
 from optpipe.trace.capture import CaptureOptions, Recorded, exported, record, run_recorded
 from optpipe.trace.files import trace_from_folder, write_trace
 from optpipe.trace.frames import Trace
-from optpipe.trace.importer import nsys_path
+from optpipe.trace.importer import json_from_recording, nsys_path
 from optpipe.trace.ncu import against_peaks, counters
 from optpipe.trace.ort_nodes import Anchor, NodeRun, layer_times, source_names, with_node_ranges
 from optpipe.trace.peaks import Peaks
+from optpipe.trace.python_samples import samples_from_json
 from optpipe.trace.read import trace_from_sqlite
 from optpipe.trace.redaction import KEEP_RAW_WARNING
 from optpipe.trace.report import document_from_profile, profile_from_trace
@@ -248,6 +249,7 @@ def _profiled(job: _Job, plan: ProfilePlan, run: OpenRun, store: Store, listener
     with _scratch(store.workspace) as scratch:
         trace, found = _recorded(job, plan, scratch, listener)
         trace = _with_nodes(trace, job, found, listener)
+        _say_what_is_lacking(trace, job, plan.capture, listener)
         folder = run.path / _folder_name(job.name)
         write_trace(trace, folder)
         trace = trace_from_folder(folder)  # what is judged is what is kept, so that it can be judged again
@@ -309,7 +311,29 @@ def _recorded(job: _Job, plan: ProfilePlan, scratch: Path, listener: Listener) -
         recorded = record(_program(scratch / "job.json"), scratch, plan.capture, on_gpu=True, whole=True)
         found = _result(scratch, recorded)
         trace = trace_from_sqlite(exported(recorded, scratch))
+    if plan.capture.python_sampling and recorded.recording is not None:
+        trace = _with_samples(trace, recorded.recording, scratch, listener)
     return trace, found
+
+
+def _with_samples(trace: Trace, recording: Path, scratch: Path, listener: Listener) -> Trace:
+    try:
+        samples, unread = samples_from_json(json_from_recording(recording, scratch))
+    except StageError as error:
+        listener.warn(f"Python's stacks cannot be read: {error}")
+        return trace
+    if unread:
+        listener.warn(f"{unread} of Python's stacks are in a form that is not known here")
+    return replace(trace, samples=samples, absent=tuple(each for each in trace.absent if each != "samples"))
+
+
+def _say_what_is_lacking(trace: Trace, job: _Job, asked: CaptureOptions, listener: Listener) -> None:
+    """What was asked for with --record and is not there is said, not left out."""
+    wanted = {"memory": asked.memory_use, "metrics": asked.gpu_metrics, "samples": asked.python_sampling}
+    for table, is_wanted in wanted.items():
+        if is_wanted and trace.tables[table].is_empty():
+            why = "" if job.on_gpu or table == "samples" else " (the stage does not use the GPU)"
+            listener.warn(f"{job.name}: {trace.tracer} recorded no {table}{why}")
 
 
 def _recorded_by_torch(scratch: Path) -> tuple[Trace, dict[str, Any]]:

@@ -15,6 +15,7 @@ from optpipe.trace.bottleneck import GAP_NS
 from optpipe.trace.intervals import Intervals, Times, complement, within
 from optpipe.trace.kernels import short_name
 from optpipe.trace.timeline import Cause
+from optpipe.trace.views import VERSION_SUFFIX
 
 GAP_SHARE = 0.05
 _SHOWN = 10
@@ -90,4 +91,4 @@ def _calls_during(measured: Analysis, start_ns: int, end_ns: int) -> Iterable[st
     names = overlapping.with_columns((pl.col("end_ns") - pl.col("start_ns")).alias("ns")).sort("ns", descending=True)[
         "name"
     ]
-    return names.cast(pl.String).unique(maintain_order=True).head(2).to_list()
+    return names.cast(pl.String).str.replace(VERSION_SUFFIX, "").unique(maintain_order=True).head(2).to_list()

@@ -74,6 +74,24 @@ def sqlite_from_recording(recording: Path, directory: Path) -> Path:
     return target
 
 
+def json_from_recording(recording: Path, directory: Path) -> Path:
+    """Exports what `sqlite_from_recording` has exported before as JSON lines too, under the name that this nsys has for them.
+
+    Raises:
+        StageError: it cannot.
+    """
+    report = directory / f"{recording.stem}.nsys-rep" if recording.suffix == ".qdstrm" else recording
+    target = directory / f"{recording.stem}.json"
+    for kind in ("jsonlines", "json"):
+        command = [str(nsys_path()), "export", "--type", kind, "--force-overwrite", "true", "--output", str(target)]
+        finished = _run([*command, str(report)])
+        written = next((path for path in (target, target.with_suffix(".jsonl")) if path.is_file()), None)
+        if finished.returncode == 0 and written is not None:
+            return written
+    message = f"nsys {nsys_version()} cannot export {recording.name} as JSON: {_last_line(finished)}"
+    raise StageError(message)
+
+
 def report_from_qdstrm(qdstrm: Path, directory: Path) -> Path:
     """Runs the importer that nsys did not find."""
     importers = list(_importers(nsys_path()))

@@ -11,7 +11,8 @@ from optpipe.trace.timeline import Timeline, times
 CLASSIC_SHARE = 0.9
 """The classic list: what together takes 90 % of the time."""
 _DURATION = (pl.col("end_ns") - pl.col("start_ns")).alias("duration_ns")
-_VERSION_SUFFIX = r"_v\d{4,5}(_ptsz|_ptds)?$"
+VERSION_SUFFIX = r"_v\d{4,5}(_ptsz|_ptds)?$"
+"""What CUPTI appends to the name of an API call."""
 
 
 def kernel_table(kernels: pl.DataFrame) -> pl.DataFrame:
@@ -22,7 +23,7 @@ def kernel_table(kernels: pl.DataFrame) -> pl.DataFrame:
 
 def api_table(api: pl.DataFrame) -> pl.DataFrame:
     """API calls by name without the version that CUPTI appends, longest total first."""
-    versioned = _by_name(api).with_columns(pl.col("name").str.replace(_VERSION_SUFFIX, ""))
+    versioned = _by_name(api).with_columns(pl.col("name").str.replace(VERSION_SUFFIX, ""))
     # Two versions of one call are rare: only then are the groups merged, which has no median to offer.
     merged = versioned.group_by("name").agg(
         pl.col("count").sum(),

@@ -15,7 +15,8 @@ from optpipe.core.runs import write_json
 from optpipe.core.sealed import sign
 from optpipe.core.store import Store
 from optpipe.core.verdict import Verdict
-from optpipe.stages.again import disagreements
+from optpipe.sources.base import first_line
+from optpipe.stages.again import disagreements, unreadable
 from optpipe.stages.collect import BUILDS, Wanted, collected
 from optpipe.stages.dossier import Checked, checked_dossier, finished, verdict_document
 from optpipe.stages.judge import VERDICT, Signoff, json_file, judged
@@ -102,6 +103,15 @@ def verified(folder: Path, allowed_signers: Path | None = None) -> Checked:
     checked = checked_dossier(folder, allowed_signers)
     if checked.signoff is None or checked.problems:
         return checked
+    try:
+        problems = _untrue_forms(folder)
+    except unreadable() as error:
+        problems = [f"cannot be recomputed: {first_line(error)}"]
+    return replace(checked, problems=tuple(problems))
+
+
+def _untrue_forms(folder: Path) -> list[str]:
+    """Where comparison and reports say something else than the raw files."""
     document = json_file(folder / VERDICT)
     problems = _untrue_reports(folder, document)
     if (folder / BUILDS).is_dir():  # older ones did not keep the other builds' raw files
@@ -109,7 +119,7 @@ def verified(folder: Path, allowed_signers: Path | None = None) -> Checked:
         computed = json.loads(json.dumps(comparison.as_json()))
         problems += disagreements(json_file(folder / COMPARISON), computed, COMPARISON)
         problems += _untrue_tables(folder, document, comparison)
-    return replace(checked, problems=tuple(problems))
+    return problems
 
 
 def _untrue_reports(folder: Path, document: Mapping[str, Any]) -> list[str]:

@@ -8,7 +8,6 @@ accuracy, drop and agreement, from every prediction. A run whose raw files were 
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +30,14 @@ PROSE = ("reason", "remedy", "limit", "about", "message", "note", "detail", "why
 """Sentences about the figures beside them: another version of optpipe may word them differently."""
 RELATIVE_TOLERANCE = 1e-9
 """Between two computations of one figure, on two machines, by the same formula."""
+
+
+def unreadable() -> tuple[type[Exception], ...]:
+    """What reading a file can raise whose values are of the wrong kind, however intact its form."""
+    import polars as pl
+
+    wrong_kind = (AttributeError, ArithmeticError, IndexError, KeyError, TypeError, ValueError)
+    return (BadInputError, pl.exceptions.PolarsError, *wrong_kind)
 
 
 def disagreements(stored: object, computed: object, place: str) -> list[str]:
@@ -63,10 +70,19 @@ def untrue_figures(run: Run) -> list[str]:
 
 
 def _bench(run: Run) -> Iterator[str]:
-    for one in measurements_of(json_of_run(run, MEASUREMENTS_FILE)):
+    document = json_of_run(run, MEASUREMENTS_FILE)
+    for one, stored in zip(measurements_of(document), document["measurements"], strict=True):
         if one.samples_file is not None and (run.path / one.samples_file).is_file():
-            again = judged_again(one, run.path, *_asked(one))
-            yield from disagreements(_record(one), _record(again), f"{MEASUREMENTS_FILE}: {one.id}")
+            again = _plain(as_json(judged_again(one, run.path, *_asked(one))))
+            same_rules = one.limits.get(RULES) == LIMITS[RULES]
+            said, found = (_record(each, same_rules=same_rules) for each in (stored, again))
+            yield from disagreements(said, found, f"{MEASUREMENTS_FILE}: {one.id}")
+
+
+def _record(document: Mapping[str, Any], *, same_rules: bool) -> dict[str, Any]:
+    """Without order among the reasons; without reasons where other rules of validity were in force."""
+    reasons = sorted(document["reasons"], key=lambda reason: str(reason["code"]))
+    return {**document, **({"reasons": reasons} if same_rules else {"reasons": [], "verdict": None})}
 
 
 def _asked(one: Measurement) -> tuple[float, float]:
@@ -75,14 +91,6 @@ def _asked(one: Measurement) -> tuple[float, float]:
         return 0.95, 99.0
     asked = [each.percent for each in one.latency.percentiles] + [float(name[1:]) for name in one.latency.withheld]
     return one.latency.confidence, max(asked, default=99.0)
-
-
-def _record(one: Measurement) -> Any:
-    """Its JSON form without order among the reasons; without reasons where other rules of validity were in force."""
-    reasons = tuple(sorted(one.reasons, key=lambda reason: reason.code))
-    document = _plain(as_json(replace(one, reasons=reasons)))
-    same_rules = one.limits.get(RULES) == LIMITS[RULES]
-    return document if same_rules else document | {"reasons": [], "verdict": None}
 
 
 def _plain(document: object) -> Any:

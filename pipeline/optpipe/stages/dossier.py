@@ -12,7 +12,8 @@ from optpipe.core.quantity import Dimension
 from optpipe.core.runs import load_run, write_json
 from optpipe.core.sealed import SIGNATURE, broken, seal, signature_problem
 from optpipe.errors import BadInputError
-from optpipe.stages.again import disagreements, untrue_figures
+from optpipe.sources.base import first_line
+from optpipe.stages.again import disagreements, unreadable, untrue_figures
 from optpipe.stages.judge import (
     REQUEST,
     VERDICT,
@@ -133,8 +134,8 @@ def checked_dossier(folder: Path, allowed_signers: Path | None = None) -> Checke
             problems += disagreements(json_file(folder / VERDICT), verdict_document(signoff), VERDICT)
             for run in (load_run(path) for path in sorted(folder.glob("**/runs/*/"))):
                 problems += untrue_figures(run)
-        except (BadInputError, KeyError, TypeError, ValueError) as error:
-            problems.append(f"cannot be recomputed: {error}")
+        except unreadable() as error:
+            problems.append(f"cannot be recomputed: {first_line(error)}")
     files = [path for path in folder.rglob("*") if path.is_file()]
     return Checked(
         folder=folder,

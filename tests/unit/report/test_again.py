@@ -1,16 +1,20 @@
 """Nothing a run says of itself is believed: figures that do not follow from its raw files are found, however well resealed."""
 
 import json
+import shutil
 from pathlib import Path
 
 import polars as pl
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from optpipe.core.events import Silent
 from optpipe.core.hashing import file_sha256
 from optpipe.core.policy import policy_from_toml
 from optpipe.core.sealed import seal
 from optpipe.core.verdict import Verdict
+from optpipe.errors import BadInputError
 from optpipe.release import signed_off, verified
 from optpipe.stages.collect import Wanted, collected
 from optpipe.stages.dossier import checked_dossier, finished, verdict_document
@@ -150,3 +154,40 @@ def test_reports_that_say_other_figures_are_found(workspace, tmp_path, name, old
     seal(signed.folder)
     problems = verified(signed.folder).problems
     assert any((says or f"{name}: no row says") in problem for problem in problems), problems
+
+
+def places(value, at=()):
+    if at:
+        yield at
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, each in inner:
+        yield from places(each, (*at, key))
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_values_of_the_wrong_kind_are_problems_and_never_a_traceback(dossier, tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("wrong") / "one"
+    shutil.copytree(dossier, folder)
+    path = data.draw(st.sampled_from(sorted(folder.rglob("*.json"))))
+    document = json.loads(path.read_text())
+    *steps, last = data.draw(st.sampled_from(list(places(document))))
+    inner = document
+    for step in steps:
+        inner = inner[step]
+    inner[last] = data.draw(st.sampled_from([None, "x", [], {}, -1, 1e300, True]))
+    path.write_text(json.dumps(document))
+    for manifest in folder.glob("runs/*/manifest.json"):
+        record = json.loads(manifest.read_text())
+        for file in record["files"] if isinstance(record["files"], list) else ():
+            if isinstance(file, dict) and manifest.parent / str(file["path"]) == path:
+                file["sha256"] = file_sha256(path)
+        if manifest != path:
+            manifest.write_text(json.dumps(record))
+    seal(folder)
+    said = ""
+    try:
+        verified(folder)
+    except BadInputError as error:
+        said = str(error)
+    assert len(said.splitlines()) <= 2

@@ -164,7 +164,7 @@ def places(value, at=()):
         yield from places(each, (*at, key))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_values_of_the_wrong_kind_are_problems_and_never_a_traceback(dossier, tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("wrong") / "one"
@@ -177,13 +177,12 @@ def test_values_of_the_wrong_kind_are_problems_and_never_a_traceback(dossier, tm
         inner = inner[step]
     inner[last] = data.draw(st.sampled_from([None, "x", [], {}, -1, 1e300, True]))
     path.write_text(json.dumps(document))
-    for manifest in folder.glob("runs/*/manifest.json"):
+    for manifest in {*folder.glob("runs/*/manifest.json")} - {path}:
         record = json.loads(manifest.read_text())
-        for file in record["files"] if isinstance(record["files"], list) else ():
-            if isinstance(file, dict) and manifest.parent / str(file["path"]) == path:
+        for file in record["files"]:
+            if manifest.parent / file["path"] == path:
                 file["sha256"] = file_sha256(path)
-        if manifest != path:
-            manifest.write_text(json.dumps(record))
+        manifest.write_text(json.dumps(record))
     seal(folder)
     said = ""
     try:

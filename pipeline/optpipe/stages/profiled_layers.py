@@ -94,14 +94,16 @@ def _node_times(entry: Any, inputs: Mapping[str, Any], job: Mapping[str, Any]) -
 
 
 def _noting_session(entry: Any, job: Mapping[str, Any]) -> Any:
-    from optpipe.backends.onnxruntime import CUDA_OPTIONS
+    from optpipe.backends.base import checked_options
+    from optpipe.backends.onnxruntime import OPTIONS
     from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
 
-    defaults = CUDA_OPTIONS if job["device"] == "cuda" else {}
+    # What was given on the command line is text until it is checked.
+    options = checked_options(job["options"], OPTIONS[job["device"]], job["backend"])
     return OnnxRuntimeSession(
         entry.file(entry.info["file"]),
         job["device"],
-        {**defaults, **job["options"], "cuda_graph": False},
+        {**options, "cuda_graph": False},
         tf32=bool(entry.info.get("tf32")),
         profile=Path(job["result"]).with_name("nodes"),
     )

@@ -29,8 +29,8 @@ def waivers_from_options(names: Sequence[str], reasons: Sequence[str]) -> dict[s
         message = "--because gives the reason for a --waive CRITERION, and there is none"
         raise BadInputError(message)
     given = list(reasons) * len(names) if len(reasons) == 1 else list(reasons)
-    if len(given) != len(names) or not all(reason.strip() for reason in given):
-        message = "--waive needs its reason: --because TEXT, once for all or once per --waive"
+    if len(given) != len(names) or not all(reason.strip() and reason.isprintable() for reason in given):
+        message = "--waive needs its reason: --because TEXT, on one line, once for all or once per --waive"
         raise BadInputError(message)
     return dict(zip(names, given, strict=True))
 

@@ -9,7 +9,6 @@ Schema (`core.policy_schema`) both read it.
 """
 
 import hashlib
-import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -174,7 +173,7 @@ class Policy:
 def policy_from_toml(source: bytes, origin: str = "the policy") -> Policy:
     """Parses a policy. Raises BadInputError naming `origin`, the key and what to write instead."""
     try:
-        document = tomllib.loads(source.decode("utf-8"))
+        document = tomllib.loads(source.decode("utf-8-sig"))  # editors on Windows write a byte order mark
         return _policy(document, source)
     except UnicodeDecodeError as error:
         message = f"{origin}: not UTF-8 text (byte {error.start})"
@@ -189,7 +188,7 @@ def policy_from_toml(source: bytes, origin: str = "the policy") -> Policy:
 
 def _policy(document: Mapping[str, Any], source: bytes) -> Policy:
     version = document.get("schema")
-    if version != SCHEMA_VERSION or isinstance(version, bool):
+    if version != SCHEMA_VERSION or type(version) is not int:
         stated = "no schema version" if version is None else f"schema version {version}"
         msg = f"{stated}; this optpipe reads `schema = {SCHEMA_VERSION}` (optpipe signoff --init writes a template)"
         raise ValueError(msg)
@@ -324,7 +323,7 @@ def _names(table: object, allowed: Mapping[str, str] | tuple[str, ...] | None, p
     if allowed is not None:
         _known(table, tuple(allowed), f"[{place}]")
     for key, value in table.items():
-        if not isinstance(value, str) or not value.strip():
+        if not _is_name(value):
             msg = f"{place}.{key} = {value!r} must be a name in quotes"
             raise ValueError(msg)
     return dict(table)
@@ -332,10 +331,15 @@ def _names(table: object, allowed: Mapping[str, str] | tuple[str, ...] | None, p
 
 def _text(document: Mapping[str, Any], key: str, default: str | None = None) -> str | None:
     value = document.get(key, default)
-    if value is not None and (not isinstance(value, str) or not re.search(r"\S", value)):
+    if value is not None and not _is_name(value):
         msg = f"{key} = {value!r} must be a name in quotes"
         raise ValueError(msg)
     return value
+
+
+def _is_name(value: object) -> bool:
+    """Text with something to read and no control characters, which no report could carry."""
+    return isinstance(value, str) and bool(value.strip()) and value.isprintable()
 
 
 def _known(table: Mapping[str, Any], allowed: tuple[str, ...], place: str) -> None:

@@ -74,6 +74,15 @@ def test_a_bad_policy_is_refused_with_its_place(text):
     assert "\n" not in str(failure.value)
 
 
+def test_a_byte_order_mark_is_no_fault_and_control_characters_are():
+    text = 'schema = 1\nname = "{}"\n[size]\nmaximum = "1 MiB"\n'
+    assert policy_from_toml(b"\xef\xbb\xbf" + text.format("release").encode()).name == "release"
+    with pytest.raises(BadInputError, match="must be a name in quotes"):
+        policy_from_toml(text.format("\\u0007").encode())
+    with pytest.raises(BadInputError, match=r"schema version 1\.0"):
+        policy_from_toml(text.format("x").replace("schema = 1", "schema = 1.0").encode())
+
+
 def test_bytes_that_are_no_text_are_refused():
     with pytest.raises(BadInputError, match="not UTF-8"):
         policy_from_toml(b"\xff\xfe", "p.toml")

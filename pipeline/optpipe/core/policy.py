@@ -334,7 +334,7 @@ def _text(document: Mapping[str, Any], key: str, default: str | None = None) -> 
     if value is not None and not _is_name(value):
         msg = f"{key} = {value!r} must be a name in quotes"
         raise ValueError(msg)
-    return value
+    return None if value is None else str(value)
 
 
 def _is_name(value: object) -> bool:

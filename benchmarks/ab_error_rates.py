@@ -10,11 +10,12 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+from optpipe.backends.registry import options_in_force
 from optpipe.core.store import Store
 from optpipe.measuring.interleave import interleaved
 from optpipe.measuring.measure import Load, measure
 from optpipe.measuring.process import WorkerProcess
-from optpipe.stages.bench_subject import BenchPlan, defaults_of, prepared, subject_of
+from optpipe.stages.bench_subject import BenchPlan, prepared, subject_of
 from optpipe.stages.subjects import artifacts_named
 from optpipe.stats.distributions import proportion_interval
 
@@ -26,8 +27,8 @@ def comparison(artifact, store, rounds, slower, seconds):
     plan = BenchPlan(load)
     with tempfile.TemporaryDirectory() as scratch:
         session, frame = prepared(artifact, plan, store, Path(scratch) / "inputs", Path(scratch))
-        options = defaults_of(
-            artifact, {"threads": 1}
+        options = options_in_force(
+            artifact.entry.info, {"threads": 1}
         )  # one thread, so that a second core is left to the rest of the machine
         session = replace(session, arguments={**session.arguments, "options": options})
         held_back = replace(

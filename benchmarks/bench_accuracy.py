@@ -17,11 +17,12 @@ from statistics import median
 
 import numpy as np
 
+from optpipe.backends.registry import options_in_force
 from optpipe.core.measurement import Subject
 from optpipe.core.store import Store
 from optpipe.measuring.measure import Frame, Load, measure
 from optpipe.measuring.process import WorkerProcess
-from optpipe.stages.bench_subject import BenchPlan, defaults_of, prepared, subject_of
+from optpipe.stages.bench_subject import BenchPlan, prepared, subject_of
 from optpipe.stages.subjects import artifacts_named
 from optpipe.worker.plan import SessionPlan
 
@@ -58,7 +59,7 @@ def tool_ms(artifact, store, batch, seconds):
     load = Load(batch, min_seconds=seconds, percentile=50.0, warm_up_seconds=0.5, max_warm_up_seconds=2.0)
     with tempfile.TemporaryDirectory() as scratch:
         session, frame = prepared(artifact, BenchPlan(load), store, Path(scratch) / "inputs", Path(scratch))
-        options = defaults_of(artifact, {"threads": 1})
+        options = options_in_force(artifact.entry.info, {"threads": 1})
         with WorkerProcess(
             replace(session, arguments={**session.arguments, "options": options}), Path(scratch)
         ) as worker:

@@ -1,6 +1,9 @@
 """The backends by name, in the order in which `--backend auto` prefers them."""
 
-from optpipe.backends.base import Backend, Device
+from collections.abc import Mapping
+from typing import Any
+
+from optpipe.backends.base import Backend, Device, checked_options
 from optpipe.backends.inductor import Inductor
 from optpipe.backends.onnxruntime import OnnxRuntime
 from optpipe.backends.tensorrt import TENSORRT, TENSORRT_RTX
@@ -50,3 +53,13 @@ def chosen_device(backend: Backend, wanted: Device | None) -> Device:
         return wanted
     able = [device for device in backend.devices() if backend.capability(device).builds]
     return able[0] if able else backend.devices()[0]
+
+
+def options_in_force(info: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """An artifact's own options, overridden by what was given, text read as the type of each.
+
+    Raises BadInputError for an option that its backend does not have.
+    """
+    backend = BACKENDS[info["backend"]]
+    known = dict(backend.recipe(info["device"], {}).get("options", {}))
+    return checked_options({**info.get("options", {}), **given}, known, backend.name) if known else dict(given)

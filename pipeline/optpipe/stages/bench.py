@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from optpipe.backends.registry import options_in_force
 from optpipe.core.events import Listener
 from optpipe.core.manifest import command_line
 from optpipe.core.measurement import MEASUREMENTS_FILE, Measurement, Scenario
@@ -20,7 +21,7 @@ from optpipe.measuring.rate import highest_rate
 from optpipe.measuring.slo import Slo, ran
 from optpipe.measuring.sweep import largest_inside, nearest, sweep
 from optpipe.measuring.tune import Trial, chosen, nearest_options, tune, tuning_record, tuning_sizes
-from optpipe.stages.bench_subject import BenchPlan, defaults_of, prepared, subject_of
+from optpipe.stages.bench_subject import BenchPlan, prepared, subject_of
 from optpipe.stages.int8_notes import with_int8_notes
 from optpipe.stages.subjects import StoredArtifact, checked_batches
 
@@ -104,7 +105,7 @@ class _Subject:
         self.artifact, self.running, self.scratch = artifact, running, scratch
         info = artifact.entry.info
         self.given = dict(running.plan.options.get(info["backend"], {}))
-        self.defaults = defaults_of(artifact, self.given)
+        self.defaults = options_in_force(info, self.given)
         self.plan_base, self.frame = prepared(artifact, running.plan, running.store, scratch, running.run.path)
 
     def measure_all(self, sizes: Sequence[int], limits: list[dict[str, Any]], tunings: list[dict[str, Any]]) -> None:

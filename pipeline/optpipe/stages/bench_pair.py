@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from optpipe.backends.registry import options_in_force
 from optpipe.core.events import Listener, Step
 from optpipe.core.manifest import command_line
 from optpipe.core.measurement import COMPARISON_FILE, MEASUREMENTS_FILE, Measurement
@@ -16,7 +17,7 @@ from optpipe.errors import ExitStatus
 from optpipe.measuring.interleave import Comparison, Metric, interleaved
 from optpipe.measuring.measure import Frame, Load, measure
 from optpipe.measuring.process import WorkerProcess
-from optpipe.stages.bench_subject import BenchPlan, defaults_of, prepared, subject_of
+from optpipe.stages.bench_subject import BenchPlan, prepared, subject_of
 from optpipe.stages.subjects import StoredArtifact, checked_batches
 
 
@@ -92,7 +93,7 @@ def _side(
     artifact: StoredArtifact, plan: BenchPlan, load: Load, store: Store, scratch: Path, directory: Path, step: Step
 ) -> Callable[[str], Measurement]:
     session, frame = prepared(artifact, plan, store, scratch, directory)
-    options = defaults_of(artifact, plan.options.get(artifact.entry.info["backend"], {}))
+    options = options_in_force(artifact.entry.info, plan.options.get(artifact.entry.info["backend"], {}))
     session = replace(session, arguments={**session.arguments, "options": options})
 
     def measured(name: str) -> Measurement:

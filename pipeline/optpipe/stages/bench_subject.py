@@ -85,17 +85,6 @@ def _known_inputs(artifact: StoredArtifact) -> tuple[dict[str, Any], dict[str, A
     return tuple({name: array[:POOL_LIMIT] for name, array in each.items()} for each in (known.inputs, known.outputs))  # type: ignore[return-value]
 
 
-def defaults_of(artifact: StoredArtifact, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options in force: the artifact's own, overridden by what was given. Raises BadInputError for an unknown one."""
-    from optpipe.backends.base import checked_options
-    from optpipe.backends.registry import BACKENDS
-
-    info = artifact.entry.info
-    backend = BACKENDS[info["backend"]]
-    known = dict(backend.recipe(info["device"], {}).get("options", {}))
-    return checked_options({**info.get("options", {}), **given}, known, backend.name) if known else dict(given)
-
-
 def subject_of(artifact: StoredArtifact, options: Mapping[str, Any]) -> Subject:
     """What a measurement says that it measured."""
     info = artifact.entry.info

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from optpipe.backends.registry import options_in_force
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.events import Listener
 from optpipe.core.runs import MANIFEST, OpenRun, begin_run, finish_run, write_json
@@ -198,7 +199,7 @@ def _has_dali() -> bool:
 
 def _inference_job(plan: ProfilePlan, entry: Entry, card: ModelCard, batch_size: int, store: Store) -> _Job:
     info = entry.info
-    options = {**info.get("options", {}), **plan.options.get(info["backend"], {})}
+    options = options_in_force(info, plan.options.get(info["backend"], {}))
     name = f"{info['backend']} {info['precision']} batch {batch_size}"
     details = {
         "workspace": str(store.workspace.resolve()),

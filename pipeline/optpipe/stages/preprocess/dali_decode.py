@@ -16,8 +16,11 @@ from optpipe.core.transform import Decode
 from optpipe.stages.preprocess.dali_graph import Node, Picture
 
 SHARES = 16
-"""The share of the CPU is counted in so many parts: of so many files in a row it takes the same number each time, so
-that every batch has as many for the GPU, whose decoder is slow to take another number."""
+"""The share of the CPU is counted in so many parts: of so many files in a row it takes the same number each time.
+
+Taken by the files' sizes, so that every batch had another number for the GPU, a share halved the rate on an H200; whether
+that was the cause has not been measured.
+"""
 
 
 def decoded(encoded: Node, step: Decode, *, odd_files: bool) -> Picture:

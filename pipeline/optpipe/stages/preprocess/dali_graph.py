@@ -42,7 +42,7 @@ SUPPORT: dict[Interpolation, int] = {"nearest": 1, "bilinear": 1, "bicubic": 2, 
 _TIE = 5e-5
 """Levels added before rounding half up: fixed-point coefficients put exact halves above, float32 may put them below."""
 MINIBATCH = 128
-"""Pictures per kernel of a resize; DALI's 32 leave a fourth of the last wave idle, and each waits beside a model."""
+"""Pictures per kernel of a resize, instead of DALI's 32: beside a model every launch waits for a place on the GPU."""
 _NEAREST_TIE = 1e-3
 """The same for positions that fall on a pixel's edge, in pixels."""
 

@@ -140,8 +140,9 @@ def _window(picture: Picture, crop: CenterCrop) -> dict[str, Any]:
 
     start, size = _crop_start(picture, crop), [float(crop.height), float(crop.width)]
     if isinstance(picture.sides, tuple):
-        margins = [side - cut for side, cut in zip(picture.sides, (crop.height, crop.width), strict=True)]
-        along = [each / max(margin, 1) for each, margin in zip(start, margins, strict=True)]
+        # DALI's autograph runs this and its zip knows no `strict`
+        margins = [side - cut for side, cut in zip(picture.sides, (crop.height, crop.width))]  # noqa: B905
+        along = [each / max(margin, 1) for each, margin in zip(start, margins)]  # noqa: B905
     else:
         margin = math.max(picture.sides - _vector(crop.height, crop.width), 1)
         along = _as_floats(start) / _as_floats(margin)
@@ -224,7 +225,7 @@ def _crop_start(picture: Picture, step: CenterCrop) -> Any:
     """`core.transform.crop_start` on a vector of both sides."""
     if isinstance(picture.sides, tuple):
         wanted = (step.height, step.width)
-        return [crop_start(side, cut, step.rounding) for side, cut in zip(picture.sides, wanted, strict=True)]
+        return [crop_start(side, cut, step.rounding) for side, cut in zip(picture.sides, wanted)]  # noqa: B905
     from nvidia.dali import math
 
     margin = picture.sides - _vector(step.height, step.width)

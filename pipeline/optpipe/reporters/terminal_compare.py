@@ -26,6 +26,11 @@ class _Column:
 def comparison_table(comparison: Comparison) -> RenderableType:
     """The best builds first, then every row."""
     lines: list[RenderableType] = list(_best(comparison))
+    lines += (
+        [Text(f"only what keeps {comparison.slo}, by the interval's upper bound", style="dim")]
+        if comparison.slo
+        else []
+    )
     loads = dict.fromkeys((row.scenario, row.mode) for row in comparison.rows)
     for scenario, mode in loads:
         rows = [row for row in comparison.rows if (row.scenario, row.mode) == (scenario, mode)]

@@ -7,6 +7,7 @@ instruction names (`hmma`, `imma`, `wgmma`, `tcgen05`).
 
 import re
 from enum import StrEnum
+from functools import lru_cache
 
 import polars as pl
 
@@ -73,6 +74,7 @@ _KINDS: tuple[tuple[Kind, re.Pattern[str]], ...] = tuple(
 )  # fmt: skip
 
 
+@lru_cache(maxsize=8192)
 def kind_of(name: str) -> Kind:
     """The kind of work that the kernel called `name` does, as far as the name tells."""
     return next((kind for kind, pattern in _KINDS if pattern.search(name)), Kind.OTHER)

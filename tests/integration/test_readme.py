@@ -25,7 +25,7 @@ def commands():
         words = shlex.split(line, comments=True)
         for position, word in enumerate(words):
             if word == "optpipe":
-                yield " ".join(words[position:])
+                yield shlex.join(words[position:])
 
 
 COMMANDS = tuple(commands())

@@ -22,7 +22,7 @@ from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR, output_error, same
 if TYPE_CHECKING:
     import numpy as np
 
-REVISION = 1
+REVISION = 2
 """Raised whenever this stage would write something else from the same recipe."""
 OLDEST_IR = 4
 """Before it, weights had to be listed as inputs; the simplifier lists none."""

@@ -49,6 +49,12 @@ class EndToEnd:
         return float(self.plan.batch_size * len(batch_ns) / (sum(batch_ns) / 1e9))
 
     @property
+    def of_slower_part(self) -> float:
+        """The overlapped rate over that of the slower part alone: at most 1, but for noise."""
+        parts = self.measured["parts"]
+        return self.images_per_s / float(min(parts["preprocess"], parts["inference"]))
+
+    @property
     def verdict(self) -> Verdict:
         """FAIL where the timed answers are other answers; INCONCLUSIVE where all are one class."""
         if self.error is not None:
@@ -69,7 +75,6 @@ class EndToEnd:
         if self.error is not None:
             return {**base, "error": self.error, "verdict": str(self.verdict)}
         parts = self.measured["parts"]
-        slower = min(parts["preprocess"], parts["inference"])
         serial = 1 / (1 / parts["preprocess"] + 1 / parts["inference"])
         bottleneck = named_bottleneck(self.images_per_s, self.measured, self.plan)
         return {
@@ -79,7 +84,7 @@ class EndToEnd:
             "ci": rate_interval(self.measured["batch_ns"], 1, self.plan.batch_size),
             "latency_ms": self._latency(),
             "parts_images_per_s": parts,
-            "of_slower_part": self.images_per_s / slower,
+            "of_slower_part": self.of_slower_part,
             "of_one_after_the_other": self.images_per_s / serial,
             "timeline": self._timeline(),
             "cpu_share": self.measured["cpu_share"],

@@ -23,6 +23,9 @@ from optpipe.stages.subjects import StoredArtifact
 LIMIT = 4096
 """More files than this are not needed to measure a steady state; they are spread over the whole folder."""
 
+NOISE = 0.05
+"""By so much the whole may seem faster than its slower part."""
+
 
 @dataclass(frozen=True, slots=True)
 class FromImages:
@@ -78,6 +81,12 @@ def bench_from_images(
                     seconds,
                     store,
                 )
+            )
+    for one in results:
+        if one.error is None and one.of_slower_part > 1 + NOISE:
+            listener.warn(
+                f"{one.label}: {one.of_slower_part:.2f} of the slower part cannot be; other work held the parts back "
+                "while they were measured alone: measure again on a quiet machine"
             )
     record = _kept(results, artifacts, found.paths, images, size_bytes, store)
     return FromImages(tuple(results), record)

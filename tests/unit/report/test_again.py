@@ -190,3 +190,24 @@ def test_values_of_the_wrong_kind_are_problems_and_never_a_traceback(dossier, tm
     except BadInputError as error:
         said = str(error)
     assert len(said.splitlines()) <= 2
+
+
+def test_exit_statuses_tell_a_changed_byte_from_a_figure_that_does_not_follow(workspace, tmp_path):
+    from optpipe.commands.signoff import verify
+
+    workspace.bench(workspace.artifact("fp16"))
+    policy = policy_from_toml(b'schema = 1\n[[latency]]\np50 = "50 ms"\nbatch_size = 1\n')
+    folder = signed_off(
+        Wanted("digits", policy), workspace.store, tmp_path / "one", None, Silent(), figures=False
+    ).folder
+    assert verify(folder, None).status == 0
+    policy_file = folder / "policy.toml"
+    text = policy_file.read_bytes()
+    policy_file.write_bytes(text.replace(b"50 ms", b"51 ms"))
+    assert verify(folder, None).status == 2
+    policy_file.write_bytes(text)
+    verdict = folder / "verdict.json"
+    verdict.write_text(verdict.read_text().replace('"PASS"', '"FAIL"'))
+    seal(folder)
+    outcome = verify(folder, None)
+    assert (outcome.status, outcome.document["intact"], outcome.document["verdict"]) == (1, False, None)

@@ -254,7 +254,7 @@ def test_a_qdstrm_without_a_report_is_imported(tmp_path: Path) -> None:
 )
 def test_a_process_that_dies_under_nsys_shows_its_own_error(tmp_path: Path, program: str, words: str) -> None:
     from optpipe.errors import StageError
-    from optpipe.stages.profile_model import _result
+    from optpipe.stages.profile_recording import result_of
     from optpipe.trace.capture import CaptureOptions, record
 
     (tmp_path / "job.json").write_text(
@@ -267,7 +267,7 @@ def test_a_process_that_dies_under_nsys_shows_its_own_error(tmp_path: Path, prog
     )
     recorded = record([sys.executable, "-c", broken], tmp_path, CaptureOptions(), on_gpu=False)
     with pytest.raises(StageError, match=f"died under the profiler.*{words}"):
-        _result(tmp_path, recorded)
+        result_of(tmp_path, recorded)
 
 
 @needs_nsys

@@ -42,22 +42,36 @@ def counters(
     pattern = "|".join(re.escape(name) for name in sorted(names))
     command = [ncu, "--csv", "--page", "raw", "--print-units", "base", "--metrics", ",".join(_METRICS)]
     command += ["--kernel-name", f"regex:^({pattern})$", "--launch-count", str(_MOST_LAUNCHES)]
+    command += ["--target-processes", "all"]
+    said = ""
     # A push/pop range is named with a slash behind it (Nsight Compute CLI, NVTX filtering).
-    command += ["--nvtx", "--nvtx-include", f"{MEASURED_RANGE}/", "--target-processes", "all"]
+    for bounds in (["--nvtx", "--nvtx-include", f"{MEASURED_RANGE}/"], []):
+        try:
+            said = _said([*command, *bounds], program, directory)
+        except OptpipeError as error:
+            listener.warn(f"ncu counted nothing: {error}")
+            return []
+        if "ERR_NVGPUCTRPERM" in said:
+            listener.warn("ncu may not read this GPU's counters (ERR_NVGPUCTRPERM); an administrator can allow it")
+            return []
+        rows = rows_from_csv(said)
+        if rows:
+            if not bounds:
+                listener.warn(
+                    "ncu saw no launch inside the measured range: what it counted includes the warm-up's launches"
+                )
+            return rows
+    listener.warn(f"ncu counted nothing: {' '.join(said.strip()[-200:].split())}")
+    return []
+
+
+def _said(command: Sequence[str], program: Sequence[str], directory: Path) -> str:
+    """What ncu wrote into its log, which the program's own output stays out of; else what either printed."""
     log = directory / "ncu.csv"
-    try:
-        _, said = run_recorded([*command, "--log-file", str(log), *program], directory, _TIMEOUT_S)
-    except OptpipeError as error:
-        listener.warn(f"ncu counted nothing: {error}")
-        return []
+    log.unlink(missing_ok=True)
+    _, printed = run_recorded([*command, "--log-file", str(log), *program], directory, _TIMEOUT_S)
     text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
-    if "ERR_NVGPUCTRPERM" in text + said:
-        listener.warn("ncu may not read this GPU's counters (ERR_NVGPUCTRPERM); an administrator can allow it")
-        return []
-    rows = rows_from_csv(text)
-    if not rows:
-        listener.warn(f"ncu counted nothing: {' '.join((text.strip() or said.strip())[-200:].split())}")
-    return rows
+    return text if text.strip() else printed
 
 
 def rows_from_csv(text: str) -> list[dict[str, Any]]:

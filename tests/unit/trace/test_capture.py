@@ -1,13 +1,15 @@
 """The nsys command for each version, and what becomes of a refusal."""
 
+import os
 from pathlib import Path
 
 import pytest
 from tests.unit.trace.conftest import SAMPLE
 
+from optpipe.core.events import Silent
 from optpipe.errors import MissingError, StageError
 from optpipe.trace.capture import CaptureOptions, Recorded, exported, nsys_command, refusal
-from optpipe.trace.ncu import against_peaks, rows_from_csv
+from optpipe.trace.ncu import against_peaks, counters, rows_from_csv
 
 
 def _command(version: str, options: CaptureOptions | None = None, *, on_gpu: bool = True, whole: bool = False) -> str:
@@ -68,3 +70,31 @@ def test_counters_of_ncu_are_means_per_kernel() -> None:
 
 def test_the_sample_is_small_enough_to_keep() -> None:
     assert SAMPLE.stat().st_size < 400_000
+
+
+FAKE_NCU = """#!/bin/sh
+log=
+bounded=no
+while [ $# -gt 0 ]; do
+  [ "$1" = --log-file ] && log=$2
+  [ "$1" = --nvtx-include ] && bounded=yes
+  shift
+done
+echo "==PROF== Connected to process 1" > "$log"
+[ "$bounded" = %s ] || { echo "==WARNING== No kernels were profiled." >> "$log"; exit 0; }
+printf '"ID","Kernel Name","dram__bytes.sum"\\n"","","byte"\\n"0","gemm","1,000"\\n' >> "$log"
+"""
+
+
+@pytest.mark.parametrize(("bounded", "warns"), [("yes", False), ("no", True), ("never", True)])
+def test_ncu_counts_the_measured_range_and_says_where_it_cannot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bounded: str, warns: bool
+) -> None:
+    """A stand-in for ncu, which needs a GPU: it knows the range, or does not, or counts nothing at all."""
+    (tmp_path / "ncu").write_text(FAKE_NCU % bounded)
+    (tmp_path / "ncu").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    listener = Silent()
+    rows = counters(["true"], tmp_path, [{"name": "gemm"}], listener)
+    assert rows == ([] if bounded == "never" else [{"name": "gemm", "launches": 1, "dram_bytes": 1000.0}])
+    assert bool(listener.warnings) is warns

@@ -63,7 +63,10 @@ def launch_gaps(facts: Facts) -> Finding | None:
         f"{count} gaps of {duration_text(gain / count)} on average while the host prepares the next launch; "
         f"{kernels} kernels of {duration_text(facts.measured.kernel_ns / max(kernels, 1))} on average"
     )
-    advice = "replay a CUDA graph (onnxruntime.cuda_graph=true with `optpipe build --option`, or backend inductor), or use a larger batch"
+    advice = (
+        "replay a CUDA graph (onnxruntime.cuda_graph=true with `optpipe build --option`), launch fewer kernels (backend inductor), "
+        "or use a larger batch"
+    )
     return Finding("launch-gaps", evidence, gain, advice, gap_rows(facts.measured, short.starts, short.ends))
 
 

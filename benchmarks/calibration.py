@@ -86,7 +86,7 @@ def prepare(folder: Path, count: int) -> None:
 
 
 def run(name: str, folder: Path, count: int) -> None:
-    """One contender; `calibrating` is timed inside, without imports and loading."""
+    """One contender; `calibrating` is timed inside, without imports and loading. Prints the process's peak memory last."""
     if name == "forward passes":
         _forward(folder, count)
     elif name in OURS:
@@ -95,6 +95,9 @@ def run(name: str, folder: Path, count: int) -> None:
         _onnxruntime(folder, count, ORT[name])
     else:
         _modelopt(folder, count, MODELOPT[name])
+    # of this program alone: what the parent had resident when it forked counts in ru_maxrss
+    status = Path("/proc/self/status").read_text().splitlines()
+    print("peak", next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM")))
 
 
 @contextmanager
@@ -201,15 +204,19 @@ def measured(name: str, folder: Path, count: int) -> dict[str, object]:
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     output = child.stdout.read() if child.stdout else ""
     _, status, usage = os.wait4(child.pid, 0)
-    lines = [line for line in output.splitlines() if line.startswith("seconds ")]
-    wall, cpu = map(float, lines[-1].split()[1:]) if lines and status == 0 else (None, None)
+    said = {
+        words[0]: words[1:]
+        for words in map(str.split, output.splitlines())
+        if words and words[0] in ("seconds", "peak")
+    }
+    wall, cpu = map(float, said["seconds"]) if status == 0 else (None, None)
     return {
         "name": name,
         "images": count,
         "seconds": wall,
         "cpu_seconds": cpu,
         "process_cpu_seconds": usage.ru_utime + usage.ru_stime,
-        "peak_bytes": usage.ru_maxrss * 1024,
+        "peak_bytes": int(said["peak"][0]) if status == 0 else None,
     }
 
 
@@ -235,6 +242,8 @@ def main() -> None:
     parser.add_argument("--interleaved", action="store_true", help="only the ratios of ours, on the first of --images")
     asked = parser.parse_args()
     counts = [int(count) for count in asked.images.split(",")]
+    if unknown := sorted(set(filter(None, asked.only.split(","))) - set(CONTENDERS)):
+        parser.error(f"unknown {unknown[0]!r}; known are {', '.join(CONTENDERS)}")
     if asked.run:
         run(asked.run, asked.folder, counts[0])
         return
@@ -271,7 +280,8 @@ def table(found: list[dict[str, object]]) -> None:
             value = row[key]
             cells.append(f"{value:.1f}" if value else "failed")
             cells.append(f"{value / base[key]:.2f}" if value and base and base[key] else "")
-        print(f"{head} {' | '.join(cells)} | {row['peak_bytes'] / 1e9:.2f} GB |")
+        peak = f"{row['peak_bytes'] / 1e9:.2f} GB" if row["peak_bytes"] else ""
+        print(f"{head} {' | '.join(cells)} | {peak} |")
 
 
 if __name__ == "__main__":

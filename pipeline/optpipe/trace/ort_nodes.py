@@ -61,12 +61,12 @@ def node_runs(profile: Path, started_ns: int) -> Iterator[NodeRun]:
     """
     try:
         events = json.loads(profile.read_text(encoding="utf-8"))
-        nodes = sorted((_started(event), event) for event in events if _is_node(event))
+        nodes = sorted((event for event in events if _is_node(event)), key=lambda event: int(event["ts"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         message = f"{profile.name}: not a profile of ONNX Runtime ({type(error).__name__}: {str(error)[:120]})"
         raise StageError(message) from error
-    for start_us, event in nodes:
-        start_ns = started_ns + start_us * _TICK_NS
+    for event in nodes:
+        start_ns = started_ns + int(event["ts"]) * _TICK_NS
         name = str(event["name"]).removesuffix(_NODE_SUFFIX)
         op = str(event.get("args", {}).get("op_name", ""))
         yield NodeRun(name, op, start_ns, start_ns + int(event["dur"]) * _TICK_NS)
@@ -74,10 +74,6 @@ def node_runs(profile: Path, started_ns: int) -> Iterator[NodeRun]:
 
 def _is_node(event: Mapping[str, Any]) -> bool:
     return event.get("cat") == "Node" and str(event.get("name", "")).endswith(_NODE_SUFFIX)
-
-
-def _started(event: Mapping[str, Any]) -> int:
-    return int(event["ts"])
 
 
 def with_node_ranges(

@@ -171,6 +171,8 @@ def test_nodes_out_of_a_profile(tmp_path: Path) -> None:
         NodeRun("a", "Conv", 17_000, 26_000),
         NodeRun("b", "Relu", 27_000, 32_000),
     ]
+    (tmp_path / "profile.json").write_text(json.dumps([*events, {**events[1], "name": "c_kernel_time", "dur": 0}]))
+    assert [run.name for run in node_runs(tmp_path / "profile.json", 0)] == ["a", "b", "c"]  # two in one microsecond
     (tmp_path / "profile.json").write_text('{"no": "list"}')
     with pytest.raises(StageError, match="not a profile of ONNX Runtime"):
         list(node_runs(tmp_path / "profile.json", 0))

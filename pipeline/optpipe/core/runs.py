@@ -138,6 +138,11 @@ def list_runs(workspace: Path, kind: str | None = None) -> tuple[Run, ...]:
     return tuple(load_run(path) for path in folders if (path / MANIFEST).is_file())
 
 
+def runs_in(folder: Path) -> tuple[Run, ...]:
+    """The runs that lie in `folder`, all of which are finished, by name. Raises BadInputError where one is not."""
+    return tuple(load_run(path) for path in sorted(folder.glob("*/")))
+
+
 def changed_files(run: Run) -> tuple[str, ...]:
     """What no longer is as the manifest says: `PATH: changed | missing | not in the manifest`. Empty when intact."""
     stated = {entry["path"]: entry["sha256"] for entry in run.manifest["files"]}

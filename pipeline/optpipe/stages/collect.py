@@ -14,7 +14,7 @@ from optpipe.core.environment import environment
 from optpipe.core.manifest import MANIFEST
 from optpipe.core.measurement import MEASUREMENTS_FILE
 from optpipe.core.policy import Policy
-from optpipe.core.runs import Run, list_runs, load_run, write_json
+from optpipe.core.runs import Run, list_runs, runs_in, write_json
 from optpipe.core.store import Entry, Store
 from optpipe.errors import BadInputError
 from optpipe.stages.dossier import approved, now_utc
@@ -141,8 +141,8 @@ def concerns(run: Run, entry: Entry) -> bool:
 def _copy_baseline(baseline: Path, target: Path) -> None:
     """What was measured of the approved build."""
     artifact = json_file(baseline / REQUEST)["artifact"]
-    for run in (load_run(path) for path in sorted((baseline / "runs").glob("bench-*/"))):
-        if artifact in run.manifest.get("parents", ()):
+    for run in runs_in(baseline / "runs"):
+        if run.kind == "bench" and artifact in run.manifest.get("parents", ()):
             _copy_run(run, target / "runs" / run.run_id, artifact, 0, whole=False)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from optpipe.core.criteria import Judged
 from optpipe.core.quantity import Dimension
-from optpipe.core.runs import load_run, write_json
+from optpipe.core.runs import runs_in, write_json
 from optpipe.core.sealed import SIGNATURE, broken, seal, signature_problem
 from optpipe.errors import BadInputError
 from optpipe.sources.base import first_line
@@ -132,7 +132,7 @@ def checked_dossier(folder: Path, allowed_signers: Path | None = None) -> Checke
         try:
             signoff = judged(folder)
             problems += disagreements(json_file(folder / VERDICT), verdict_document(signoff), VERDICT)
-            for run in (load_run(path) for path in sorted(folder.glob("**/runs/*/"))):
+            for run in (*runs_in(folder / "baseline" / "runs"), *runs_in(folder / "runs")):
                 problems += untrue_figures(run)
         except unreadable() as error:
             problems.append(f"cannot be recomputed: {first_line(error)}")

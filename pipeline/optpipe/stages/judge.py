@@ -18,9 +18,9 @@ from typing import Any
 
 from optpipe.core.criteria import Judged, judge, overall, waive
 from optpipe.core.evidence import Build, Evidence, Measured, foreign, observe, place_of
-from optpipe.core.manifest import Manifest, manifest_from_file
+from optpipe.core.manifest import MANIFEST, Manifest, manifest_from_file
 from optpipe.core.policy import Policy, policy_from_toml
-from optpipe.core.runs import Run, load_run
+from optpipe.core.runs import Run, runs_in
 from optpipe.core.verdict import Verdict
 from optpipe.errors import BadInputError
 from optpipe.stages.int8_notes import Note, int8_notes
@@ -67,7 +67,9 @@ def judged(folder: Path) -> Signoff:
         )
         raise BadInputError(message)
     policy = policy_from_toml(_bytes(folder / POLICY), str(folder / POLICY))
-    evidence = evidence_of(folder, request, policy.confidence)
+    runs = runs_in(folder / "runs")
+    manifest = manifest_from_file(folder / "artifact" / MANIFEST)
+    evidence = _evidence(folder, runs, manifest, request, policy.confidence)
     found = (*evidence.trust, *(judge(criterion, observe(criterion, evidence)) for criterion in policy.criteria))
     try:
         criteria = waive(found, dict(request["waivers"]))
@@ -76,27 +78,21 @@ def judged(folder: Path) -> Signoff:
         message = f"no criterion {error.args[0]!r} to waive; this policy has {names}"
         raise BadInputError(message) from error
     environment = json_file(folder / ENVIRONMENT)
-    notes = tuple(_notes(folder, evidence, policy.confidence))
+    measured = [one.measurement for one in evidence.measured]
+    notes = tuple(int8_notes(manifest.info, evidence.build, runs, measured, policy.confidence))
     return Signoff(folder, request, policy, evidence, criteria, overall(criteria), environment, notes)
 
 
-def _notes(folder: Path, evidence: Evidence, confidence: float) -> Iterator[Note]:
-    info = manifest_from_file(folder / "artifact" / "manifest.json").info
-    runs = [load_run(path) for path in sorted((folder / "runs").glob("*/"))]
-    measured = [one.measurement for one in evidence.measured]
-    yield from int8_notes(info, evidence.build, runs, measured, confidence)
-
-
-def evidence_of(folder: Path, request: Mapping[str, Any], confidence: float) -> Evidence:
+def _evidence(
+    folder: Path, runs: Sequence[Run], manifest: Manifest, request: Mapping[str, Any], confidence: float
+) -> Evidence:
     """Everything in `folder` that was gathered for the build, measurements computed anew from raw samples."""
-    manifest = manifest_from_file(folder / "artifact" / "manifest.json")
     build = build_of(manifest)
-    runs = [load_run(path) for path in sorted((folder / "runs").glob("*/"))]
     measured = tuple(measured_in(runs, confidence, build.artifact, judged=True))
-    baseline = [load_run(path) for path in sorted((folder / "baseline" / "runs").glob("*/"))]
+    baseline = runs_in(folder / "baseline" / "runs")
     for run in runs:
         require_unchanged(run, whole=False)
-    verification = folder / "verification" / "manifest.json"
+    verification = folder / "verification" / MANIFEST
     checked = manifest_from_file(verification) if verification.is_file() else None
     return Evidence(
         build=build,

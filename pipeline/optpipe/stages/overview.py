@@ -10,7 +10,7 @@ from optpipe.core.hashing import file_sha256
 from optpipe.core.manifest import MANIFEST, Manifest, manifest_from_file
 from optpipe.core.measurement import MEASUREMENTS_FILE
 from optpipe.core.report import RawFile, StageBar
-from optpipe.core.runs import Run, json_of_run, list_runs, load_run
+from optpipe.core.runs import Run, json_of_run, list_runs, load_run, runs_in
 from optpipe.core.store import Store
 from optpipe.errors import BadInputError
 from optpipe.stages.collect import BUILDS
@@ -47,7 +47,7 @@ def bench_runs(workspace: Path, names: Sequence[str] = ()) -> tuple[Run, ...]:
 
 
 def _named(name: str, present: Sequence[Run], workspace: Path) -> Run:
-    if (Path(name) / "manifest.json").is_file():
+    if (Path(name) / MANIFEST).is_file():
         run = load_run(Path(name))
         if run.kind != "bench":
             message = f"{name} is a {run.kind} run; compare takes bench runs"
@@ -102,8 +102,8 @@ def _baseline(store: Store, name: str | None, model: str | None) -> Baseline | N
             f"no approved baseline of {model or 'which model? say --model'}; store one with optpipe approve DOSSIER"
         )
         raise BadInputError(message)
-    runs = [load_run(path) for path in sorted((folder / "runs").glob("*/"))]
-    return Baseline(f"approved {model}", "approved", tuple(measured_in(runs, 0.95, None)))
+    measured = tuple(measured_in(runs_in(folder / "runs"), 0.95, None))
+    return Baseline(f"approved {model}", "approved", measured)
 
 
 def known_builds(manifests: Iterable[Manifest], runs: Sequence[Run]) -> dict[str, Known]:
@@ -129,7 +129,7 @@ def overview_of_dossier(folder: Path) -> Overview:
 
     A function of the folder alone: a sign-off writes what it gives, and `optpipe verify` computes it again.
     """
-    runs = tuple(load_run(path) for path in sorted((folder / "runs").glob("*/")))
+    runs = runs_in(folder / "runs")
     bench = [run for run in runs if run.kind == "bench"]
     measured = tuple(one for run in bench for one in measured_from_run(run, whole=False))
     stated = sum(len(json_of_run(run, MEASUREMENTS_FILE).get("measurements", ())) for run in bench)

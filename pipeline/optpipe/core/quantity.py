@@ -35,6 +35,17 @@ UNITS: dict[Dimension, dict[str, float]] = {
 }
 """The units of each dimension as factors to its base unit: ns, images/s, queries/s, a fraction, a fraction, bytes, J/image, dB."""
 
+RECORDED_UNITS = {
+    Dimension.TIME: "ns",
+    Dimension.RATE: "images/s",
+    Dimension.SHARE: "fraction",
+    Dimension.POINTS: "points",
+    Dimension.SIZE: "bytes",
+    Dimension.ENERGY: "J/image",
+    Dimension.DECIBEL: "dB",
+}
+"""The unit that a verdict's document states a criterion's figures in."""
+
 EXAMPLES = {
     Dimension.TIME: "15 ms",
     Dimension.RATE: "2000 images/s",

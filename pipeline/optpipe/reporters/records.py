@@ -3,17 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from optpipe.core.quantity import Dimension, quantity_text
+from optpipe.core.quantity import RECORDED_UNITS, quantity_text
 
-DIMENSIONS = {
-    "ns": Dimension.TIME,
-    "images/s": Dimension.RATE,
-    "fraction": Dimension.SHARE,
-    "points": Dimension.POINTS,
-    "bytes": Dimension.SIZE,
-    "J/image": Dimension.ENERGY,
-    "dB": Dimension.DECIBEL,
-}
+_DIMENSIONS = {unit: dimension for dimension, unit in RECORDED_UNITS.items()}
 
 
 def observed_text(one: Mapping[str, Any]) -> str:
@@ -25,8 +17,8 @@ def observed_text(one: Mapping[str, Any]) -> str:
         value, bounds = value / 100, [bound / 100 for bound in one["ci"] or ()]
     else:
         bounds = one["ci"] or []
-    text = quantity_text(value, DIMENSIONS[unit])
+    text = quantity_text(value, _DIMENSIONS[unit])
     if not bounds or bounds[0] == bounds[1]:
         return text
-    low, high = (quantity_text(bound, DIMENSIONS[unit]) for bound in bounds)
+    low, high = (quantity_text(bound, _DIMENSIONS[unit]) for bound in bounds)
     return f"{text} [{low}, {high}]"

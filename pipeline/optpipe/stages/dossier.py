@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.core.criteria import Judged
-from optpipe.core.quantity import Dimension
+from optpipe.core.quantity import RECORDED_UNITS, Dimension
 from optpipe.core.runs import runs_in, write_json
 from optpipe.core.sealed import SIGNATURE, broken, seal, signature_problem
 from optpipe.errors import BadInputError
@@ -64,17 +64,6 @@ def dossier_name(signoff: Signoff) -> str:
     return f"{Path(build.model).stem}-{build.backend}-{build.precision}-{when}"
 
 
-_UNITS = {
-    Dimension.TIME: "ns",
-    Dimension.RATE: "images/s",
-    Dimension.SHARE: "fraction",
-    Dimension.POINTS: "points",
-    Dimension.SIZE: "bytes",
-    Dimension.ENERGY: "J/image",
-    Dimension.DECIBEL: "dB",
-}
-
-
 def _criterion_record(one: Judged) -> dict[str, Any]:
     seen = one.observation
     scale = 100 if one.dimension is Dimension.POINTS else 1
@@ -90,7 +79,7 @@ def _criterion_record(one: Judged) -> dict[str, Any]:
         "observed": figure(seen.value) if seen else None,
         "threshold": figure(one.threshold),
         "ci": [figure(seen.low), figure(seen.high)] if seen is not None and bounded else None,
-        "unit": None if one.dimension is None else _UNITS[one.dimension],
+        "unit": None if one.dimension is None else RECORDED_UNITS[one.dimension],
         "verdict": str(one.verdict),
         "reason": one.reason,
         "remedy": one.remedy,

@@ -1,4 +1,4 @@
-"""Texts for the records of a verdict's document; every reporter writes a figure the same way."""
+"""Texts that several reporters share: every one of them writes a figure or a verdict the same way."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,6 +6,9 @@ from typing import Any
 from optpipe.core.quantity import RECORDED_UNITS, quantity_text
 
 _DIMENSIONS = {unit: dimension for dimension, unit in RECORDED_UNITS.items()}
+
+VERDICT_STYLES = {"PASS": "green", "FAIL": "red", "INCONCLUSIVE": "yellow"}
+RANDOM_WEIGHTS = "weights are random: nothing here says anything about accuracy"
 
 
 def observed_text(one: Mapping[str, Any]) -> str:
@@ -22,3 +25,9 @@ def observed_text(one: Mapping[str, Any]) -> str:
         return text
     low, high = (quantity_text(bound, _DIMENSIONS[unit]) for bound in bounds)
     return f"{text} [{low}, {high}]"
+
+
+def drop_text(drop: float, interval: tuple[float, float]) -> str:
+    """A drop of a share in percentage points, with its interval."""
+    low, high = interval
+    return f"{100 * drop:+.2f} ({100 * low:+.2f} … {100 * high:+.2f})"

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from optpipe.core.units import count_text
+from optpipe.reporters.records import RANDOM_WEIGHTS, drop_text
 
 LISTED = 12
 
@@ -30,7 +31,7 @@ def calibrate_table(record: Mapping[str, Any]) -> RenderableType:
     for each in record["lint"][:LISTED]:
         lines.append(Text(f"{each['rule']}  {each['layer']}: {each['message']}; {each['advice']}", style="yellow"))
     if not record["weights"]["trained"]:
-        lines.append(Text("weights are random: nothing here says anything about accuracy", style="yellow"))
+        lines.append(Text(RANDOM_WEIGHTS, style="yellow"))
     chosen = record["selection"]["table"] if record["selection"] else _path(record, record["best"])
     lines.append(Text(f"build with it: optpipe build {record['model']} --precision int8 --calibration {chosen}"))
     return Group(*lines)
@@ -81,7 +82,4 @@ def _selection(chosen: Mapping[str, Any]) -> Table:
 
 
 def _drop(row: Mapping[str, Any]) -> str:
-    if row["drop_ci"] is None:
-        return "no answer varies"
-    low, high = row["drop_ci"]
-    return f"{100 * row['drop']:+.2f} ({100 * low:+.2f} … {100 * high:+.2f})"
+    return "no answer varies" if row["drop_ci"] is None else drop_text(row["drop"], row["drop_ci"])

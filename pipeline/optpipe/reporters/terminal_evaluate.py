@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-_COLOURS = {"PASS": "green", "FAIL": "red", "INCONCLUSIVE": "yellow"}
+from optpipe.reporters.records import RANDOM_WEIGHTS, VERDICT_STYLES, drop_text
 
 
 def evaluate_table(record: Mapping[str, Any]) -> RenderableType:
@@ -37,7 +37,7 @@ def evaluate_table(record: Mapping[str, Any]) -> RenderableType:
             else f"{row['snr_db']:.0f} dB"
             if row["artifact"]
             else "",
-            Text(row["verdict"] or "", style=_COLOURS.get(row["verdict"], "")),
+            Text(row["verdict"] or "", style=VERDICT_STYLES.get(row["verdict"], "")),
         )
     dataset = record["dataset"]
     head = f"{record['model']} on {dataset['count']} {dataset['kind']} of {dataset['name']} ({dataset['sha256'][:12]})"
@@ -53,7 +53,7 @@ def evaluate_table(record: Mapping[str, Any]) -> RenderableType:
     if not dataset["labelled"]:
         lines.append(Text("no labels: agreement with the source model only, no accuracy", style="yellow"))
     if not record["weights"]["trained"]:
-        lines.append(Text("weights are random: nothing here says anything about accuracy", style="yellow"))
+        lines.append(Text(RANDOM_WEIGHTS, style="yellow"))
     lines.append(Text(f"predictions and manifest in {record['run_dir']}", style="dim"))
     return Group(*lines)
 
@@ -65,8 +65,7 @@ def _percent(share: float | None) -> str:
 def _drop(row: Mapping[str, Any], name: str, interval: str) -> str:
     if row[interval] is None or row["artifact"] is None:
         return ""
-    low, high = row[interval]
-    return f"{100 * row[name]:+.2f} ({100 * low:+.2f} … {100 * high:+.2f})"
+    return drop_text(row[name], row[interval])
 
 
 def _macro_f1(row: Mapping[str, Any]) -> str:

@@ -9,15 +9,14 @@ from rich.table import Table
 from rich.text import Text
 
 from optpipe.core.units import duration_text
-
-_STYLES = {"PASS": "green", "FAIL": "red", "INCONCLUSIVE": "yellow"}
+from optpipe.reporters.records import VERDICT_STYLES
 
 
 def preprocess_table(record: Mapping[str, Any]) -> RenderableType:
     """The verdict first, then step by step, the odd files, and the race."""
     proof = record["parity"]
     lines: list[RenderableType] = [
-        Text(f"{proof['verdict']}  {record['model']}: {proof['reason']}", style=_STYLES[proof["verdict"]])
+        Text(f"{proof['verdict']}  {record['model']}: {proof['reason']}", style=VERDICT_STYLES[proof["verdict"]])
     ]
     if proof["remedy"]:
         lines.append(Text(f"→ {proof['remedy']}"))

@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from optpipe.core.units import bytes_text, count_text, duration_text
+from optpipe.reporters.records import VERDICT_STYLES
 
-_VERDICT_STYLE = {"PASS": "green", "FAIL": "red", "INCONCLUSIVE": "yellow"}
 _CAUSES = {"host_wait": "host wait", "kernel_wait": "kernel wait", "copy": "copy", "synchronization": "synchronization"}
 _NAME_WIDTH = 60
 
@@ -107,7 +107,7 @@ def _answer(document: Mapping[str, Any]) -> list[RenderableType]:
     )
     if limit["verdict"] == "withheld":
         verdict = Text(f"no verdict: {limit['why']}", style="yellow")
-    trusted = (quality["verdict"], _VERDICT_STYLE[quality["verdict"]])
+    trusted = (quality["verdict"], VERDICT_STYLES[quality["verdict"]])
     lines: list[RenderableType] = [verdict]
     lines.append(Text.assemble(f"{scope} of {document['source']}, {document['tracer']}; trace quality ", trusted))
     if totals["kernels"]:

@@ -10,14 +10,12 @@ from rich.text import Text
 
 from optpipe.core.units import bytes_text
 from optpipe.reporters.answer import verdict_answer
-from optpipe.reporters.records import observed_text
-
-COLORS = {"PASS": "green", "FAIL": "red", "INCONCLUSIVE": "yellow"}
+from optpipe.reporters.records import VERDICT_STYLES, observed_text
 
 
 def verdict_table(verdict: Mapping[str, Any], dossier: str | None, warnings: Sequence[str] = ()) -> RenderableType:
     """The verdict, why, and what to do."""
-    color = COLORS[verdict["verdict"]]
+    color = VERDICT_STYLES[verdict["verdict"]]
     lines: list[RenderableType] = [Text.assemble((verdict["verdict"], f"bold {color}"), "  ", verdict_answer(verdict))]
     lines += [
         Text(f"WAIVED  {one['name']} is {one['verdict']} and does not count: {one['waived']}", style="bold red")
@@ -31,7 +29,7 @@ def verdict_table(verdict: Mapping[str, Any], dossier: str | None, warnings: Seq
         why = Text(one["reason"])
         if one["remedy"] and one["verdict"] != "PASS":
             why.append(f"\n→ {one['remedy']}", style="dim")
-        said = Text(one["verdict"], style=COLORS[one["verdict"]])
+        said = Text(one["verdict"], style=VERDICT_STYLES[one["verdict"]])
         said.append(" waived" if one["waived"] else "", style="bold red")
         table.add_row(one["name"], said, observed_text(one), str(one["limit"]), why)
     lines.append(table)

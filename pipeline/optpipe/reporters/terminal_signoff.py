@@ -1,6 +1,6 @@
 """A verdict and a verification on the terminal."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from rich import box
@@ -13,7 +13,7 @@ from optpipe.reporters.answer import verdict_answer
 from optpipe.reporters.records import VERDICT_STYLES, observed_text
 
 
-def verdict_table(verdict: Mapping[str, Any], dossier: str | None, warnings: Sequence[str] = ()) -> RenderableType:
+def verdict_table(verdict: Mapping[str, Any], dossier: str | None) -> RenderableType:
     """The verdict, why, and what to do."""
     color = VERDICT_STYLES[verdict["verdict"]]
     lines: list[RenderableType] = [Text.assemble((verdict["verdict"], f"bold {color}"), "  ", verdict_answer(verdict))]
@@ -38,7 +38,6 @@ def verdict_table(verdict: Mapping[str, Any], dossier: str | None, warnings: Seq
     if dossier is not None:
         lines.append(Text(f"dossier  {dossier}"))
         lines.append(Text(f"check it anywhere  optpipe verify {dossier}", style="dim"))
-    lines += [Text(f"warning  {one}", style="yellow") for one in warnings]
     return Group(*lines)
 
 

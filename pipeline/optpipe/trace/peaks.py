@@ -10,6 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+_CPU_REPEATS, _GPU_REPEATS, _GPU_ROUNDS = 20, 5, 4
+
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
@@ -106,25 +108,25 @@ def _product_flops_per_s(torch: Any, size: int) -> float:
     return float(2 * size**3 / _best_seconds(lambda: one @ other))
 
 
-def _best_seconds(work: Callable[[], Any], repeats: int = 20) -> float:
+def _best_seconds(work: Callable[[], Any]) -> float:
     work()
     best = float("inf")
-    for _ in range(repeats):
+    for _ in range(_CPU_REPEATS):
         started = time.perf_counter()
         work()
         best = min(best, time.perf_counter() - started)
     return best
 
 
-def _gpu_seconds(torch: Any, work: Callable[[], Any], repeats: int = 5, rounds: int = 4) -> float:
+def _gpu_seconds(torch: Any, work: Callable[[], Any]) -> float:
     work()
     best = float("inf")
-    for _ in range(repeats):
+    for _ in range(_GPU_REPEATS):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
-        for _ in range(rounds):
+        for _ in range(_GPU_ROUNDS):
             work()
         end.record()
         end.synchronize()
-        best = min(best, start.elapsed_time(end) / 1e3 / rounds)
+        best = min(best, start.elapsed_time(end) / 1e3 / _GPU_ROUNDS)
     return best

@@ -82,11 +82,6 @@ class Split:
         """The time in which copies run and no kernel does."""
         return self.idle_by_cause[Cause.COPY]
 
-    @property
-    def busy_share(self) -> float:
-        """Busy time as a share of the span; 0 for an empty window."""
-        return self.busy_ns / self.span_ns if self.span_ns else 0.0
-
 
 def timeline_from_trace(trace: Trace) -> Timeline:
     """The timeline over everything recorded: from the first GPU operation, API call or range to the last."""

@@ -28,6 +28,8 @@ IN_FLIGHT = 2
 """Batches whose answers may be outstanding while the next is launched."""
 CHECKED = 32
 """So many answers of the timed run are compared with the reference's."""
+TOP = 5
+"""The best classes that come back from the GPU, as a server would send them."""
 PART_S = 1.5
 """Each part alone is measured for so long, before and after the whole."""
 
@@ -86,10 +88,10 @@ class _OnHost:
 class _OnDevice:
     """Answers on a GPU: enqueued on the stream, fetched when their event has passed."""
 
-    def __init__(self, session: Session, shape: tuple[int, ...], stream: Any, top_k: int = 5) -> None:
+    def __init__(self, session: Session, shape: tuple[int, ...], stream: Any) -> None:
         import torch
 
-        self._torch, self._stream, self._top_k, self._session = torch, stream, top_k, session
+        self._torch, self._stream = torch, stream
         self._input, self._output = session.inputs[0], session.outputs[0].name
         self._dtype = getattr(torch, self._input.dtype)
         self._fixed = session.bind({self._input.name: np.zeros(shape, self._input.dtype)})
@@ -104,7 +106,7 @@ class _OnDevice:
         binding = self._bound(pixels)
         binding.launch()
         scores = binding.outputs[self._output].reshape(len(pixels), -1)
-        best = self._torch.topk(scores, min(self._top_k, scores.shape[1])).indices
+        best = self._torch.topk(scores, min(TOP, scores.shape[1])).indices
         host = self._torch.empty(best.shape, dtype=best.dtype, pin_memory=True)
         host.copy_(best, non_blocking=True)
         event = self._torch.cuda.Event()

@@ -59,10 +59,10 @@ def agreement(reference: "np.ndarray", got: "np.ndarray") -> Agreement | None:
     return Agreement(int(np.count_nonzero(reference == got)), len(reference))
 
 
-def images_needed(share: float = AGREEMENT) -> int:
-    """How many images must all agree before the interval's lower end reaches `share`."""
-    count = ceil(1 / (1 - share))
-    while proportion_interval(count, count)[0] < share:
+def images_needed() -> int:
+    """How many images must all agree before the interval's lower end reaches AGREEMENT."""
+    count = ceil(1 / (1 - AGREEMENT))
+    while proportion_interval(count, count)[0] < AGREEMENT:
         count += 1
     return count
 

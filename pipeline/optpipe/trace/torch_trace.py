@@ -7,6 +7,7 @@ empty and is listed in `absent`: operating-system calls, and anything that other
 import gzip
 import json
 from collections.abc import Iterable, Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from optpipe.trace.frames import SCHEMAS, Gpu, Trace
 from optpipe.trace.read import MEMSET
 
 _PROCESS = 1 << 48
-_MEMORY = {"Pageable": "Pageable", "Pinned": "Pinned", "Device": "Device", "Array": "Array", "Managed": "Managed"}
+_MEMORIES = frozenset({"Pageable", "Pinned", "Device", "Array", "Managed"})
 _COPY_NAMES = {"HtoD": "Host-to-Device", "DtoH": "Device-to-Host", "DtoD": "Device-to-Device", "PtoP": "Peer-to-Peer"}
 
 
@@ -97,15 +98,8 @@ def _operation(event: Mapping[str, Any]) -> dict[str, Any]:
 
 def _kernel(event: Mapping[str, Any]) -> dict[str, Any]:
     about = event.get("args", {})
-    blocks, threads = (_product(about.get(name, ())) for name in ("grid", "block"))
+    blocks, threads = (prod(map(int, about.get(name, ()))) for name in ("grid", "block"))
     return {**_operation(event), "name": str(event["name"]), "blocks": blocks, "threads": threads}
-
-
-def _product(sizes: Iterable[int]) -> int:
-    product = 1
-    for size in sizes:
-        product *= int(size)
-    return product
 
 
 def _copy(event: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,8 +113,8 @@ def _copy(event: Mapping[str, Any]) -> dict[str, Any]:
         **_operation(event),
         "bytes": int(event.get("args", {}).get("bytes", 0)),
         "kind": kind,
-        "source_memory": _MEMORY.get(source) if source else None,
-        "target_memory": _MEMORY.get(target) if target else None,
+        "source_memory": source if source in _MEMORIES else None,
+        "target_memory": target if target in _MEMORIES else None,
     }
 
 

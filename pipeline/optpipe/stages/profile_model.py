@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from optpipe.trace.ncu import against_peaks, counters
 from optpipe.trace.ort_nodes import layer_times
 from optpipe.trace.peaks import Peaks
 from optpipe.trace.report import document_from_profile, profile_from_trace
-from optpipe.trace.roofline import Graph, costs_from_onnx, edge_bytes_from_onnx
+from optpipe.trace.roofline import Graph, graph_from_onnx
 
 __all__ = ["STAGES", "ModelProfile", "ProfilePlan", "preprocess_images", "profile_model", "require_profilable"]
 _BUILD_STAGES = ("export", "quantize", "build")
@@ -176,14 +176,10 @@ def _graph(job: Job, found: Mapping[str, Any]) -> Graph | None:
     """The model's layers by `job.source_graph`, with the peaks that were found; None without either."""
     if job.source_graph is None or not found.get("peaks"):
         return None
-    batch_size = int(job.details["batch_size"])
-    return Graph(
-        costs=costs_from_onnx(job.source_graph, job.inputs, batch_size, tf32=job.details["precision"] == "tf32"),
-        peaks=Peaks(**found["peaks"]),
-        batch_size=batch_size,
-        edge_bytes=edge_bytes_from_onnx(job.source_graph, job.inputs, batch_size),
-        layer_ns=layer_times(job.source_graph, found["layer_ns"]) if found.get("layer_ns") else {},
-    )
+    batch_size, tf32 = int(job.details["batch_size"]), job.details["precision"] == "tf32"
+    graph = graph_from_onnx(job.source_graph, job.inputs, batch_size, Peaks(**found["peaks"]), tf32=tf32)
+    node_ns = found.get("layer_ns")
+    return replace(graph, layer_ns=layer_times(job.source_graph, node_ns)) if node_ns else graph
 
 
 def _profiled(job: Job, plan: ProfilePlan, run: OpenRun, store: Store, listener: Listener) -> list[dict[str, Any]]:

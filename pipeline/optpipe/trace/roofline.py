@@ -6,8 +6,9 @@ and caches save makes a layer faster than its bound, which is why whole-model bo
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ class Graph:
     peaks: Peaks
     batch_size: int
     edge_bytes: int = 0
-    """What no fusion can save: the model's inputs, weights and outputs (`edge_bytes_from_onnx`)."""
+    """What no fusion can save: the model's inputs, weights and outputs."""
     layer_ns: Mapping[str, float] = field(default_factory=dict)
     """Times of the layers where the recording has none."""
 
@@ -217,9 +218,7 @@ def ineligible_layers(costs: Sequence[LayerCost]) -> dict[str, str]:
     return {name: reason for name, reason in reasons.items() if reason}
 
 
-def costs_from_onnx(
-    graph: Path, inputs: Sequence[Any], batch_size: int, *, tf32: bool = False
-) -> tuple[LayerCost, ...]:
+def graph_from_onnx(path: Path, inputs: Sequence[Any], batch_size: int, peaks: Peaks, *, tf32: bool = False) -> Graph:
     """Multiply-adds and bytes of every node of an ONNX graph, its inputs (`InputSpec`s) at `batch_size`.
 
     With `tf32` the products of fp32 tensors count as TF32, which is how the runtime was told to compute them.
@@ -228,30 +227,18 @@ def costs_from_onnx(
 
     from optpipe.backends.onnx_graph import graph_types, node_macs
 
-    model = onnx.load(graph, load_external_data=False)
+    model = onnx.load(path, load_external_data=False)
     known = graph_types(model, [_at_batch(each, batch_size) for each in inputs])
-    return tuple(
+    costs = tuple(
         _node_cost(node, known, node_macs(node, known), tf32=tf32)
         for node in model.graph.node
         if node.op_type not in _NO_COST and node.output
     )
-
-
-def edge_bytes_from_onnx(graph: Path, inputs: Sequence[Any], batch_size: int) -> int:
-    """The bytes of the model's inputs, weights and outputs at `batch_size`."""
-    import onnx
-
-    from optpipe.backends.onnx_graph import graph_types
-
-    model = onnx.load(graph, load_external_data=False)
-    known = graph_types(model, [_at_batch(each, batch_size) for each in inputs])
-    tensors = (*model.graph.input, *model.graph.output, *model.graph.initializer)
-    return sum(_tensor_bytes(known, name) for name in dict.fromkeys(each.name for each in tensors))
+    edges = dict.fromkeys(each.name for each in (*model.graph.input, *model.graph.output, *model.graph.initializer))
+    return Graph(costs, peaks, batch_size, sum(_tensor_bytes(known, name) for name in edges))
 
 
 def _at_batch(spec: Any, batch_size: int) -> Any:
-    from dataclasses import replace
-
     shape = (batch_size, *spec.opt[1:])
     return replace(
         spec,
@@ -272,10 +259,8 @@ def _node_cost(node: Any, known: Any, macs: int, *, tf32: bool) -> LayerCost:
 
 
 def _tensor_bytes(known: Any, name: str) -> int:
-    import math
-
     shape = known.shapes.get(name)
-    return math.prod(shape) * _TYPE_BYTES.get(known.types.get(name, "fp32"), 4) if shape is not None else 0
+    return prod(shape) * _TYPE_BYTES.get(known.types.get(name, "fp32"), 4) if shape is not None else 0
 
 
 def _channels(node: Any, known: Any) -> tuple[int, int] | None:

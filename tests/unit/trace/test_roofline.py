@@ -13,8 +13,7 @@ from optpipe.trace.roofline import (
     Graph,
     LayerCost,
     Quadrant,
-    costs_from_onnx,
-    edge_bytes_from_onnx,
+    graph_from_onnx,
     ineligible_layers,
     quadrant,
     roofline,
@@ -79,7 +78,7 @@ def _graph(directory: Path) -> Path:
 
 def test_costs_from_a_graph_by_hand(tmp_path: Path) -> None:
     spec = InputSpec("x", "float32", (1, 3, 4, 4), (1, 3, 4, 4), (8, 3, 4, 4))
-    conv, relu = costs_from_onnx(_graph(tmp_path), [spec], batch_size=2)
+    conv, relu = graph_from_onnx(_graph(tmp_path), [spec], 2, PEAKS).costs
     assert conv.macs == 2 * 8 * 4 * 4 * 27
     assert conv.bytes == 4 * (2 * 3 * 16 + 216 + 2 * 8 * 16)
     assert conv.channels == (3, 8)
@@ -95,7 +94,8 @@ def test_times_of_fused_nodes_go_to_their_product(tmp_path: Path) -> None:
 
 def test_bound_if_everything_fused(tmp_path: Path) -> None:
     spec = InputSpec("x", "float32", (1, 3, 4, 4), (1, 3, 4, 4), (8, 3, 4, 4))
-    edges = edge_bytes_from_onnx(_graph(tmp_path), [spec], batch_size=2)
-    assert edges == 4 * (2 * 3 * 16 + 216 + 2 * 8 * 16)  # all but the tensor between the two
+    assert graph_from_onnx(_graph(tmp_path), [spec], 2, PEAKS).edge_bytes == 4 * (
+        2 * 3 * 16 + 216 + 2 * 8 * 16
+    )  # all but the tensor between the two
     assert roofline(Graph((MATH, MEMORY), PEAKS, 1, edge_bytes=300)).fused_bound_ns == 100
     assert roofline(Graph((MATH, MEMORY), PEAKS, 1, edge_bytes=3_000)).fused_bound_ns == 300

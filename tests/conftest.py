@@ -1,7 +1,15 @@
 """Settings of the whole suite."""
 
+import os
+import sys
+
 from hypothesis import settings
 
 # wall-clock limits per example would make laws fail on a busy machine
 settings.register_profile("optpipe", deadline=None)
 settings.load_profile("optpipe")
+
+# Some hundred processes start here, many with torch. Container images like to forbid cached bytecode, and then each of
+# them compiles torch's thousand modules anew: more than the tests' own work.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False

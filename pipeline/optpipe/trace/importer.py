@@ -56,18 +56,7 @@ def sqlite_from_recording(recording: Path, directory: Path) -> Path:
         raise BadInputError(msg)
     report = report_from_qdstrm(recording, directory) if recording.suffix == ".qdstrm" else recording
     target = directory / f"{recording.stem}.sqlite"
-    command = [
-        str(nsys_path()),
-        "export",
-        "--type",
-        "sqlite",
-        "--force-overwrite",
-        "true",
-        "--output",
-        str(target),
-        str(report),
-    ]
-    finished = _run(command)
+    finished = _export("sqlite", report, target)
     if finished.returncode != 0 or not target.is_file():
         msg = f"{recording}: nsys cannot export it: {_last_line(finished)}\nit may be of a newer nsys than this one ({nsys_version()})"
         raise BadInputError(msg)
@@ -83,8 +72,7 @@ def json_from_recording(recording: Path, directory: Path) -> Path:
     report = directory / f"{recording.stem}.nsys-rep" if recording.suffix == ".qdstrm" else recording
     target = directory / f"{recording.stem}.json"
     for kind in ("jsonlines", "json"):
-        command = [str(nsys_path()), "export", "--type", kind, "--force-overwrite", "true", "--output", str(target)]
-        finished = _run([*command, str(report)])
+        finished = _export(kind, report, target)
         written = next((path for path in (target, target.with_suffix(".jsonl")) if path.is_file()), None)
         if finished.returncode == 0 and written is not None:
             return written
@@ -130,6 +118,11 @@ def _importers(nsys: Path) -> Iterator[Path]:
             if candidate.is_file() and candidate.resolve() not in seen:
                 seen.add(candidate.resolve())
                 yield candidate
+
+
+def _export(kind: str, report: Path, target: Path) -> "subprocess.CompletedProcess[str]":
+    options = ["--type", kind, "--force-overwrite", "true", "--output", str(target)]
+    return _run([str(nsys_path()), "export", *options, str(report)])
 
 
 def _run(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":

@@ -46,13 +46,13 @@ def report_of(
     )
 
 
-def raw_files(runs: Sequence[Run], root: Path) -> tuple[RawFile, ...]:
-    """Every file of `runs` that is there, with the hash in its run's manifest."""
+def raw_files(runs: Sequence[Run], root: Path, name: str | None = None) -> tuple[RawFile, ...]:
+    """Every file of `runs` that is there, or what each has by `name`, with the hash in its run's manifest."""
     return tuple(
         RawFile(_relative(run.path / record["path"], root), record["sha256"], record["bytes"])
         for run in runs
         for record in run.manifest["files"]
-        if (run.path / record["path"]).is_file()
+        if name in (None, record["path"]) and (run.path / record["path"]).is_file()
     )
 
 
@@ -77,11 +77,6 @@ def _label(one: Measured) -> str:
     return f"{found.subject.backend} {found.subject.precision}, batch {found.batch_size}{mode}"
 
 
-def _file(run: Run, name: str, root: Path) -> tuple[RawFile, ...]:
-    found = [record for record in run.manifest["files"] if record["path"] == name]
-    return tuple(RawFile(_relative(run.path / name, root), record["sha256"], record["bytes"]) for record in found)
-
-
 def _distribution(one: Measured, run: Run, root: Path) -> Curve:
     import numpy as np
 
@@ -93,7 +88,7 @@ def _distribution(one: Measured, run: Run, root: Path) -> Curve:
         np.concatenate([np.linspace(0, count - 1, POINTS), count - 1 - np.arange(min(8, count))]).astype(int)
     )
     points = tuple((float(ordered[index]), (index + 1) / count) for index in at)
-    return Curve(_label(one), points, _file(run, name, root))
+    return Curve(_label(one), points, raw_files((run,), root, name))
 
 
 def _traces(chosen: Sequence[Measured], folders: dict[str, Run], root: Path) -> list[Trace]:
@@ -103,7 +98,8 @@ def _traces(chosen: Sequence[Measured], folders: dict[str, Run], root: Path) -> 
     for one in chosen:
         name = one.measurement.machine_file
         if name and (folders[one.run].path / name).is_file():
-            frames.append((one, pl.read_parquet(folders[one.run].path / name), _file(folders[one.run], name, root)))
+            files = raw_files((folders[one.run],), root, name)
+            frames.append((one, pl.read_parquet(folders[one.run].path / name), files))
     traces = []
     for column, title in QUANTITIES:
         curves = []

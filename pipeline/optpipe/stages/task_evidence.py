@@ -12,7 +12,7 @@ from typing import Any
 
 from optpipe.core.criteria import Cap
 from optpipe.core.evidence import Build, Figure
-from optpipe.core.report import Picture, RawFile
+from optpipe.core.report import Picture
 from optpipe.core.runs import Run, json_of_run
 from optpipe.stages.again import (
     EVALUATION,
@@ -24,6 +24,7 @@ from optpipe.stages.again import (
     stage_again,
 )
 from optpipe.stages.preprocess.proof import ROWS
+from optpipe.stages.report_data import raw_files
 
 RANDOM_WEIGHTS = Cap("the weights are random, so accuracy and agreement mean nothing", "build with trained weights")
 PICTURES = 6
@@ -127,7 +128,9 @@ def documents(runs: Sequence[Run], root: Path) -> dict[str, Any]:
             tables = (
                 record["path"] for record in run.manifest["files"] if record["path"].startswith(f"{folder}/tables/")
             )
-            fields["profile_files"] = tuple(file for name in (PROFILE, *tables) for file in _files(run, name, root))
+            fields["profile_files"] = tuple(
+                file for name in (PROFILE, *tables) for file in raw_files((run,), root, name)
+            )
             break
     for run in _newest(runs, "preprocess"):
         fields["preprocessing"] = json_of_run(run, PREPROCESSING)
@@ -143,16 +146,8 @@ def _pictures(run: Run, record: Mapping[str, Any], root: Path) -> Iterator[Pictu
             data = base64.b64encode(path.read_bytes()).decode()
             name, times = Path(str(picture["image"])).name, float(picture["difference_times"])
             caption = f"{name}: the model's own, DALI's, and their difference ({times:.3g} times)"
-            files = (*_files(run, picture["path"], root), *_files(run, ROWS, root))
+            files = (*raw_files((run,), root, picture["path"]), *raw_files((run,), root, ROWS))
             yield Picture(caption, f"data:image/png;base64,{data}", files)
-
-
-def _files(run: Run, name: str, root: Path) -> tuple[RawFile, ...]:
-    import os
-
-    records = [record for record in run.manifest["files"] if record["path"] == name]
-    place = Path(os.path.relpath((run.path / name).resolve(), root.resolve())).as_posix()
-    return tuple(RawFile(place, record["sha256"], record["bytes"]) for record in records if (run.path / name).is_file())
 
 
 def _newest(runs: Sequence[Run], kind: str) -> list[Run]:

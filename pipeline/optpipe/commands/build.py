@@ -49,26 +49,14 @@ def build(
 
     Export, parity, calibration, precision in the graph, engine, proof, verification; everything goes to the store.
     """
-    from optpipe.backends.registry import backends_from_text
-    from optpipe.commands.parsing import device_from_text, model_from_options, options_from_text
+    from optpipe.commands.parsing import build_plan_from_options, model_from_options
     from optpipe.commands.terminal import Terminal
-    from optpipe.core.precision import precisions_from_text
     from optpipe.core.store import Store
     from optpipe.reporters.terminal_build import build_table
-    from optpipe.stages.build import BuildPlan, build_record
     from optpipe.stages.build import build as run_build
+    from optpipe.stages.build import build_record
 
-    target = device_from_text(device)
-    plan = BuildPlan(
-        precisions=precisions_from_text(precision),
-        backends=backends_from_text(backend, target),
-        named=backend not in ("auto", "all"),
-        automatic=backend == "auto",
-        device=target,
-        images=images,
-        calibration=calibration,
-        options=options_from_text(option or []),
-    )
+    plan = build_plan_from_options(precision, backend, device, option or [], images=images, calibration=calibration)
     wanted = model_from_options(model, weights, seed, batch, shape or [])
     with Terminal() as terminal:
         result = run_build(wanted, plan, Store(workspace), terminal)

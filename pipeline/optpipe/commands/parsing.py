@@ -1,13 +1,17 @@
 """From option texts to values, once, at the edge."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optpipe.backends.base import Device
+from optpipe.backends.registry import BACKENDS, backends_from_text
+from optpipe.core.precision import precisions_from_text
 from optpipe.core.tensors import batch_range_from_text, shapes_from_text
 from optpipe.core.weights import weights_from_text
 from optpipe.errors import BadInputError
 from optpipe.sources.resolve import source_from_text
+from optpipe.stages.build import BuildPlan
 from optpipe.stages.model import Model
 
 if TYPE_CHECKING:
@@ -41,10 +45,31 @@ def model_from_options(model: str, weights: str, seed: int, batch: str | None, s
     )
 
 
+def build_plan_from_options(
+    precision: str,
+    backend: str,
+    device: str | None,
+    option: Sequence[str],
+    *,
+    images: Path | None,
+    calibration: Path | None,
+) -> BuildPlan:
+    """Reads `--precision`, `--backend`, `--device` and `--option` of every command that builds."""
+    target = device_from_text(device)
+    return BuildPlan(
+        precisions=precisions_from_text(precision),
+        backends=backends_from_text(backend, target),
+        named=backend not in ("auto", "all"),
+        automatic=backend == "auto",
+        device=target,
+        images=images,
+        calibration=calibration,
+        options=options_from_text(option),
+    )
+
+
 def options_from_text(texts: Sequence[str]) -> dict[str, dict[str, str]]:
     """Reads `--option BACKEND.KEY=VALUE`, repeated."""
-    from optpipe.backends.registry import BACKENDS
-
     options: dict[str, dict[str, str]] = {}
     for text in texts:
         name, _, value = text.partition("=")

@@ -143,48 +143,44 @@ def _profile_model(
     """Builds what is to be profiled, or takes it from the store, then profiles it."""
     import shlex
 
-    from optpipe.backends.registry import backends_from_text
-    from optpipe.commands.parsing import device_from_text, model_from_options, options_from_text
+    from optpipe.commands.parsing import build_plan_from_options, model_from_options
     from optpipe.core.card import card_from_file
     from optpipe.core.manifest import command_line
-    from optpipe.core.precision import precisions_from_text
     from optpipe.core.store import Store
     from optpipe.reporters.terminal_profile import profiles_text
-    from optpipe.stages.build import BuildPlan, build
+    from optpipe.stages.build import build
     from optpipe.stages.export import CARD
     from optpipe.stages.profile_model import ProfilePlan, preprocess_images, profile_model, require_profilable
     from optpipe.trace.kernels import short_name
 
-    device = device_from_text(asked["device"])
-    backends = backends_from_text(asked["backend"], device)
-    options = options_from_text(asked["options"])
+    builds = build_plan_from_options(
+        asked["precision"],
+        asked["backend"],
+        asked["device"],
+        asked["options"],
+        images=None,
+        calibration=asked["calibration"],
+    )
     require_profilable(recorded["tracer"])
     wanted = model_from_options(asked["model"], asked["weights"], asked["seed"], asked["batch"], asked["shapes"])
-    build_plan = BuildPlan(
-        precisions=precisions_from_text(asked["precision"]),
-        backends=backends,
-        named=asked["backend"] not in ("auto", "all"),
-        automatic=asked["backend"] == "auto",
-        device=device,
-        calibration=asked["calibration"],
-        options=options,
-    )
     store = Store(workspace)
-    built = build(wanted, build_plan, store, terminal)
+    built = build(wanted, builds, store, terminal)
     card = card_from_file(built.model.file(CARD))
-    target = device or next((each.entry.info["device"] for each in built.artifacts if each.why_not is None), "cpu")
+    target = builds.device or next(
+        (each.entry.info["device"] for each in built.artifacts if each.why_not is None), "cpu"
+    )
     plan = ProfilePlan(
         model={
             **asked,
-            "backends": [each.name for each in backends],
+            "backends": [each.name for each in builds.backends],
             "device": target,
             "calibration": str(asked["calibration"]) if asked["calibration"] else None,
-            "options": options,
+            "options": builds.options,
             "weights": "random" if built.fallback_reason else asked["weights"],
         },
         capture=capture,
         images=preprocess_images(card, images, max(recorded["batch_sizes"])),
-        options=options,
+        options=builds.options,
         **recorded,
     )
     result = profile_model(plan, built.artifacts, built.model, store, terminal, shlex.split(command_line()))

@@ -46,38 +46,27 @@ def run(
 
     Build, evaluate, preprocess, bench, profile, sign off, each with what the policy asks for.
     """
-    from optpipe.backends.registry import backends_from_text
     from optpipe.commands.ci import write_step_summary
-    from optpipe.commands.parsing import device_from_text, model_from_options, options_from_text
+    from optpipe.commands.parsing import build_plan_from_options, model_from_options
     from optpipe.commands.release_options import policy_from_file, share_from_text, waivers_from_options
     from optpipe.commands.terminal import Terminal
-    from optpipe.core.precision import precisions_from_text
     from optpipe.core.store import Store
     from optpipe.reporters.junit import junit_report
     from optpipe.reporters.markdown import markdown_report
     from optpipe.reporters.terminal_signoff import walk_text
     from optpipe.run import WalkPlan, walk, walk_record
-    from optpipe.stages.build import BuildPlan
     from optpipe.stages.collect import Wanted
     from optpipe.stages.steps import Pace
 
     rules = policy_from_file(policy)
     wanted = Wanted(model, rules, None, waivers_from_options(waive or [], because or []))
-    target, options = device_from_text(device), options_from_text(option or [])
     backend_text = backend or rules.build.get("backend", "auto")
     judged = rules.build.get("precision")
     precision_text = precision or (f"fp32,{judged}" if judged not in (None, "fp32") else judged or "fp32")
     plan = WalkPlan(
         wanted=wanted,
-        build=BuildPlan(
-            precisions=precisions_from_text(precision_text),
-            backends=backends_from_text(backend_text, target),
-            named=backend_text not in ("auto", "all"),
-            automatic=backend_text == "auto",
-            device=target,
-            images=images,
-            calibration=calibration,
-            options=options,
+        build=build_plan_from_options(
+            precision_text, backend_text, device, option or [], images=images, calibration=calibration
         ),
         asked={
             "model": model, "precision": precision_text, "backend": backend_text, "batch": batch, "shapes": [],

@@ -10,7 +10,7 @@ from optpipe.commands.options import DEFAULT_WORKSPACE, JsonOption, WorkspaceOpt
 from optpipe.commands.outcome import Outcome
 
 if TYPE_CHECKING:
-    from optpipe.core.events import Listener
+    from optpipe.commands.terminal import Terminal
     from optpipe.trace.capture import CaptureOptions
 
 
@@ -137,7 +137,7 @@ def _profile_model(
     recorded: dict[str, Any],
     images: Path | None,
     workspace: Path,
-    terminal: "Listener",
+    terminal: "Terminal",
     capture: "CaptureOptions",
 ) -> Outcome:
     """Builds what is to be profiled, or takes it from the store, then profiles it."""
@@ -190,7 +190,7 @@ def _profile_model(
         "stages": list(result.stages),
         "not_run": [{"artifact": e.entry.id, "why_not": e.why_not} for e in built.artifacts if e.why_not],
         "run_dir": str(result.run_dir),
-        "warnings": getattr(terminal, "warnings", []),
+        "warnings": terminal.warnings,
     }
     return Outcome(document, lambda: profiles_text(document, short_name), result.status)
 

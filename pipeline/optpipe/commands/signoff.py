@@ -102,20 +102,20 @@ def verify(
     with Terminal() as terminal, terminal.step("verify"):
         checked = verified(dossier, allowed_signers)
     signature = "signed by an allowed key" if allowed_signers else "signed" if checked.signed else "not signed"
-    intact = checked.intact and checked.signoff is not None
+    found = checked.signoff if checked.intact else None
     document = {
         "dossier": str(dossier),
-        "intact": intact,
+        "intact": found is not None,
         "problems": list(checked.problems),
-        "verdict": str(checked.signoff.verdict) if intact and checked.signoff else None,
-        "recomputed": verdict_document(checked.signoff) if intact and checked.signoff else None,
+        "verdict": str(found.verdict) if found else None,
+        "recomputed": verdict_document(found) if found else None,
         "signature": signature,
         "files": checked.files,
         "size_bytes": checked.size_bytes,
     }
     status = ExitStatus.FAIL if checked.signoff else ExitStatus.BAD_INPUT
-    if intact and checked.signoff:
-        status = checked.signoff.verdict.exit_status
+    if found:
+        status = found.verdict.exit_status
     return Outcome(document, lambda: verification_text(document), status)
 
 

@@ -127,7 +127,7 @@ def bench(
         return Outcome(answers, lambda: from_images_table(answers), fed.status)
     plan = bench_plan(
         batch=batch, scenario=scenario, mode=mode, streams=streams, rate=rate, slo=slo, tune=tune, percentile=percentile,
-        min_time=max(min_time, 12.0) if energy else min_time, max_time=max_time, warm_up=warm_up,
+        min_time=min_time, max_time=max_time, warm_up=warm_up,
         max_warm_up=max_warm_up, max_cv=max_cv, all_sizes=all_sizes, images=images, option=option or [],
         affinity=affinity, seed=seed, energy=energy, interleave=interleave,
     )  # fmt: skip

@@ -16,6 +16,7 @@ from optpipe.measuring.slo import slo_from_text
 from optpipe.measuring.sweep import batch_sizes_from_text
 from optpipe.measuring.validity import LIMITS
 from optpipe.stages.bench_subject import BenchPlan
+from optpipe.stages.loads import ENERGY_SECONDS
 from optpipe.stages.subjects import StoredArtifact, artifacts_named, runnable_here
 
 Kind = TypeVar("Kind", Scenario, Mode)
@@ -60,7 +61,9 @@ def bench_plan(
     if not 0 < percentile < 100:
         message = f"--percentile {percentile:g}: give a number between 0 and 100, such as 99 or 99.9"
         raise BadInputError(message)
-    if not 0 < min_time <= max(max_time, 12.0 if energy else 0.0) or warm_up < 0 or max_warm_up < warm_up:
+    least = ENERGY_SECONDS if energy else 0.0
+    min_time, max_time = max(min_time, least), max(max_time, least)
+    if not 0 < min_time <= max_time or warm_up < 0 or max_warm_up < warm_up:
         message = "times must be positive, with --min-time up to --max-time and --warm-up up to --max-warm-up"
         raise BadInputError(message)
     if interleave and (tune or limit):
@@ -73,7 +76,7 @@ def bench_plan(
         streams=streams,
         rate_per_s=rate,
         min_seconds=min_time,
-        max_seconds=max(max_time, min_time),
+        max_seconds=max_time,
         percentile=max(percentile, limit.percent) if limit else percentile,
         warm_up_seconds=warm_up,
         max_warm_up_seconds=max_warm_up,

@@ -13,8 +13,8 @@ from optpipe.core.precision import Precision
 from optpipe.core.store import Entry, Store
 from optpipe.errors import ExitStatus, MissingError, OptpipeError
 from optpipe.stages.artifact import built_artifact
-from optpipe.stages.export import exported_model, is_exported, reference
-from optpipe.stages.model import Model, with_available_weights
+from optpipe.stages.export import exportable, exported_model, reference
+from optpipe.stages.model import Model
 from optpipe.stages.quantize import graph_in_precision
 from optpipe.stages.verify import verification
 
@@ -102,9 +102,8 @@ def build(model: Model, plan: BuildPlan, store: Store, listener: Listener) -> Bu
     times: list[StageTime] = []
     _require_available(plan)
     store.require_writable()
-    if not is_exported(model, store):
-        model = with_available_weights(model, store.workspace, listener)
-    exported = _step("export", times, listener, lambda: exported_model(model, store, listener))
+    model, stored = exportable(model, store, listener)
+    exported = _step("export", times, listener, lambda: exported_model(model, store, listener, stored))
     expected = _step("reference", times, listener, lambda: reference(model, exported, plan.images, store, listener))
     result = Build(exported, model.fallback_reason, stages=times)
     for backend, precision, device in _combinations(plan, listener):

@@ -16,9 +16,9 @@ from optpipe.core.store import Entry, Store
 from optpipe.errors import BadInputError
 from optpipe.inputs.sample_set import SampleSet
 from optpipe.stages.calibrate import SET, TARGETS, calibrated, calibration_data, quantized_graph, table_file, tables_of
-from optpipe.stages.export import CARD, ONNX, exported_model, is_exported
+from optpipe.stages.export import CARD, ONNX, exportable, exported_model
 from optpipe.stages.int8 import calibration_device
-from optpipe.stages.model import Model, with_available_weights
+from optpipe.stages.model import Model
 from optpipe.stages.sensitivity import compared_methods, sensitivity, spared
 
 if TYPE_CHECKING:
@@ -45,9 +45,8 @@ def calibration_run(model: Model, plan: CalibrationPlan, store: Store, listener:
     """Draws the set, makes the tables, compares them, ranks and spares layers where asked; the JSON document."""
     if plan.output is not None:
         _made(plan.output)
-    if not is_exported(model, store):
-        model = with_available_weights(model, store.workspace, listener)
-    exported, _ = exported_model(model, store, listener)
+    model, stored = exportable(model, store, listener)
+    exported, _ = exported_model(model, store, listener, stored)
     card = card_from_file(exported.file(CARD))
     data = calibration_data(exported, plan.source, plan.count, plan.seed, listener)
     entry, _ = calibrated(exported, data, plan.methods, TARGETS, calibration_device(), store, listener)

@@ -17,8 +17,8 @@ from optpipe.stages.evaluate import (
     result_rows,
     write_predictions,
 )
-from optpipe.stages.export import CARD, exported_model, is_exported
-from optpipe.stages.model import Model, with_available_weights
+from optpipe.stages.export import CARD, exportable, exported_model
+from optpipe.stages.model import Model
 from optpipe.stages.task_data import label_indices, sample_set
 
 RESULT = "evaluate.json"
@@ -38,9 +38,8 @@ def evaluation_run(
 
     Raises BadInputError where there are no images, or nothing was built yet.
     """
-    if not is_exported(model, store):
-        model = with_available_weights(model, store.workspace, listener)
-    exported, _ = exported_model(model, store, listener)
+    model, stored = exportable(model, store, listener)
+    exported, _ = exported_model(model, store, listener, stored)
     card = card_from_file(exported.file(CARD))
     require_classifier(card)
     if data is None and "validation" not in card.data:

@@ -16,7 +16,7 @@ from optpipe.core.tensors import TensorSpec
 from optpipe.errors import GateError, StageError
 from optpipe.inputs.samples import Samples, row_batches, sample_inputs, samples_for
 from optpipe.inputs.tokens import SENTENCES
-from optpipe.stages.model import Model
+from optpipe.stages.model import Model, with_available_weights
 from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR, output_error, same_rows
 
 if TYPE_CHECKING:
@@ -34,8 +34,24 @@ TOKENIZER = "tokenizer.json"
 REFERENCE = "reference.npz"
 
 
-def exported_model(model: Model, store: Store, listener: Listener) -> tuple[Entry, bool]:
-    """The store entry `model` with `model.onnx` and `card.json`; its info holds the weights' record."""
+def stored_model(model: Model, store: Store) -> Entry | None:
+    """What `exported_model` made before, every byte of it checked; None where there is nothing."""
+    return store.get("model", _recipe(model))
+
+
+def exportable(model: Model, store: Store, listener: Listener) -> tuple[Model, Entry | None]:
+    """`model` with weights that can be had here, and its store entry where it needs none any more."""
+    stored = stored_model(model, store)
+    return (model if stored else with_available_weights(model, store.workspace, listener)), stored
+
+
+def exported_model(model: Model, store: Store, listener: Listener, stored: Entry | None = None) -> tuple[Entry, bool]:
+    """The store entry `model` with `model.onnx` and `card.json`, and whether it was there; its info holds the weights' record.
+
+    `stored` is what `exportable` found: to look for it again would hash all of it twice.
+    """
+    if stored is not None:
+        return stored, True
 
     def make(directory: Path) -> Mapping[str, Any]:
         loaded = model.loaded()
@@ -60,11 +76,6 @@ def _recipe(model: Model) -> dict[str, Any]:
         "model": model.recipe(),
         "tools": {name: package_version(name) for name in ("onnx", "onnxscript", "onnxslim", "torch")},
     }
-
-
-def is_exported(model: Model, store: Store) -> bool:
-    """Whether the store already has what `exported_model` would make."""
-    return store.get("model", _recipe(model)) is not None
 
 
 def onnx_from_torch(module: Any, card: ModelCard, target: Path) -> None:

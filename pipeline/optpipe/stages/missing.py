@@ -12,7 +12,7 @@ from optpipe.core.store import Entry, Store
 from optpipe.errors import BadInputError, OptpipeError
 from optpipe.stages.build import BuiltArtifact
 from optpipe.stages.collect import JUDGED_KINDS, Wanted, concerns, judged_artifact
-from optpipe.stages.export import exported_model, is_exported
+from optpipe.stages.export import stored_model
 from optpipe.stages.judge import build_of, measured_in
 from optpipe.stages.model import Model
 from optpipe.stages.steps import Pace, bench_step, evaluate_step, preprocess_step, profile_step
@@ -87,7 +87,8 @@ def _steps(
     def source() -> Model:
         """The model, where it is the one that was built: with other weights its accuracy would be another's."""
         found = model()
-        if is_exported(found, store) and exported_model(found, store, listener)[0].id in judged.manifest.parents:
+        stored = stored_model(found, store)
+        if stored is not None and stored.id in judged.manifest.parents:
             return found
         message = f"{wanted.model} was built with other options than its defaults; give them to optpipe evaluate or preprocess"
         raise BadInputError(message)

@@ -18,8 +18,8 @@ from optpipe.core.verdict import Verdict
 from optpipe.errors import BadInputError
 from optpipe.inputs.images import Images, readable_images, unreadable_text
 from optpipe.inputs.samples import labelled_files
-from optpipe.stages.export import CARD, ONNX, exported_model, is_exported
-from optpipe.stages.model import Model, with_available_weights
+from optpipe.stages.export import CARD, ONNX, exportable, exported_model
+from optpipe.stages.model import Model
 from optpipe.stages.preprocess.artifact import PIPELINE, preprocessing_artifact
 from optpipe.stages.preprocess.dali_graph import require_translatable
 from optpipe.stages.preprocess.dali_pipeline import DaliPlan, require_dali
@@ -85,10 +85,9 @@ def preprocess(model: Model, request: Request, store: Store, listener: Listener)
     MissingError without DALI.
     """
     require_dali()
-    if not is_exported(model, store):
-        model = with_available_weights(model, store.workspace, listener)
+    model, stored = exportable(model, store, listener)
     with listener.step("export") as step:
-        exported, cached = exported_model(model, store, listener)
+        exported, cached = exported_model(model, store, listener, stored)
         if cached:
             step.cached()
     card = card_from_file(exported.file(CARD))

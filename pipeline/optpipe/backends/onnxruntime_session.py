@@ -26,7 +26,11 @@ WRONG_IN_FP16 = "WeightBiasQuantization"
 are FP16 that product is subnormal or zero, and so are the biases: `digits` fell from 99.5 % to 9.6 % on an H200."""
 
 
-def _session(graph: Path, device: "Device", options: Any, provider: Mapping[str, str]) -> Any:
+def inference_session(graph: Path | bytes, device: "Device", options: Any, provider: Mapping[str, str]) -> Any:
+    """ONNX Runtime's own session of a file or of a graph in memory; `provider` are the CUDA provider's options.
+
+    Raises StageError where ONNX Runtime refuses the graph, MissingError where its CUDA provider does not start.
+    """
     import onnxruntime as ort
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
@@ -40,7 +44,8 @@ def _session(graph: Path, device: "Device", options: Any, provider: Mapping[str,
     try:
         # only the CPU's integer kernels want INT32 biases, and the graphs for it keep FP32 scales
         left_out = [WRONG_IN_FP16] if device == "cuda" else []
-        session = ort.InferenceSession(str(graph), options, providers=providers, disabled_optimizers=left_out)
+        source = str(graph) if isinstance(graph, Path) else graph
+        session = ort.InferenceSession(source, options, providers=providers, disabled_optimizers=left_out)
     except (
         state.Fail,
         state.InvalidGraph,
@@ -48,7 +53,8 @@ def _session(graph: Path, device: "Device", options: Any, provider: Mapping[str,
         state.InvalidArgument,
         state.RuntimeException,
     ) as error:
-        message = f"ONNX Runtime refuses {graph.name}: {_reason(error)}"
+        name = graph.name if isinstance(graph, Path) else "the graph"
+        message = f"ONNX Runtime refuses {name}: {_reason(error)}"
         raise StageError(message) from error
     if device == "cuda" and session.get_providers()[0] != "CUDAExecutionProvider":
         message = "ONNX Runtime's CUDA provider did not start and would have used the CPU silently; `optpipe doctor` says what it lacks"
@@ -68,7 +74,7 @@ def refused(graph: Path, device: "Device", provider: Mapping[str, str]) -> str |
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
-        _session(graph, device, options, provider)
+        inference_session(graph, device, options, provider)
     except StageError as error:
         return str(error).partition(": ")[2]
     return None
@@ -81,7 +87,7 @@ def optimize(graph: Path, target: Path, device: "Device") -> None:
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     options.optimized_model_filepath = str(target)
-    _session(graph, device, options, {})
+    inference_session(graph, device, options, {})
 
 
 def refused_with(graph: Path, options: Mapping[str, Any], inputs: Mapping[str, "np.ndarray"]) -> str | None:
@@ -130,7 +136,7 @@ class OnnxRuntimeSession:
         if profile is not None:
             settings.enable_profiling = True
             settings.profile_file_prefix = str(profile)
-        self._session = _session(
+        self._session = inference_session(
             graph, device, settings, _provider_options(options, tf32=tf32) if device == "cuda" else {}
         )
         self.inputs = tuple(_spec(each) for each in self._session.get_inputs())

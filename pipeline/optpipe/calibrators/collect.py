@@ -9,13 +9,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from optpipe.backends.base import Device
+from optpipe.backends.onnxruntime_session import inference_session
 from optpipe.calibrators.histogram import BINS, Magnitudes, count_on_device, magnitudes
 from optpipe.calibrators.statistics import TensorStatistics
-from optpipe.errors import MissingError, StageError
+from optpipe.errors import StageError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,7 +38,7 @@ class Collector:
     graph: Path
     tensors: tuple[str, ...]
     histograms: bool
-    device: Literal["cpu", "cuda"] = "cpu"
+    device: Device = "cpu"
     threads: int = 0
     samples: int = 0
     _low: dict[str, float] = field(default_factory=dict)
@@ -152,7 +154,7 @@ def _extremes_of(value: "NDArray[np.float32]") -> tuple[float, float]:
     return float(value.min()), float(value.max())
 
 
-def exposed_session(graph: Path, tensors: Sequence[str], device: str, threads: int = 0) -> Any:
+def exposed_session(graph: Path, tensors: Sequence[str], device: Device, threads: int = 0) -> Any:
     """An ONNX Runtime session of `graph` whose outputs are its own and `tensors`; on CUDA without TF32."""
     import onnx
 
@@ -162,22 +164,13 @@ def exposed_session(graph: Path, tensors: Sequence[str], device: str, threads: i
     return model_session(model, device, threads)
 
 
-def model_session(model: Any, device: str = "cpu", threads: int = 0) -> Any:
+def model_session(model: Any, device: Device = "cpu", threads: int = 0) -> Any:
     """A session of a graph in memory; Q/DQ pairs that the provider does not fuse are computed in floating point."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
-    options.log_severity_level = 4
     options.intra_op_num_threads = threads
-    if device == "cpu":
-        return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    ort.preload_dlls()
-    providers = [("CUDAExecutionProvider", {"use_tf32": "0"}), "CPUExecutionProvider"]
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=providers)
-    if session.get_providers()[0] != "CUDAExecutionProvider":
-        message = "ONNX Runtime's CUDA provider did not start; `optpipe doctor` says what it lacks, --device cpu works"
-        raise MissingError(message)
-    return session
+    return inference_session(model.SerializeToString(), device, options, {"use_tf32": "0"})
 
 
 def run_on_device(session: Any, inputs: Mapping[str, Any], outputs: Sequence[str]) -> dict[str, Any]:

@@ -170,7 +170,8 @@ class OnnxRuntimeSession:
         """Buffers for these shapes; with `cuda_graph`, each binding has a graph of its own."""
         outputs = self.run(inputs)
         if self.device == "cpu":
-            return _HostBinding(self._session, dict(inputs), outputs)
+            own = {name: array.copy() for name, array in outputs.items()}  # not memory of the session's arena
+            return HostBinding(self._session, inputs, own)
         self._graphs += 1
         graph_id = self._graphs if self._cuda_graph else None
         return _DeviceBinding(self._session, inputs, outputs, graph_id=graph_id, waits=self._own_stream)
@@ -204,18 +205,19 @@ def _spec(value: Any) -> TensorSpec:
     return TensorSpec(value.name, _ORT_TYPES.get(value.type, value.type), shape)
 
 
-class _HostBinding:
-    def __init__(self, session: Any, inputs: dict[str, "np.ndarray"], outputs: dict[str, "np.ndarray"]) -> None:
+class HostBinding:
+    """A copy of `inputs`, and the arrays `outputs`, which have the shapes that the session answers with."""
+
+    def __init__(self, session: Any, inputs: Mapping[str, "np.ndarray"], outputs: Mapping[str, "np.ndarray"]) -> None:
         import numpy as np
 
         self.inputs = {name: np.ascontiguousarray(array).copy() for name, array in inputs.items()}
-        self.outputs = {name: np.ascontiguousarray(array).copy() for name, array in outputs.items()}
+        self.outputs = outputs
         self._session = session
         self._io = session.io_binding()
-        for name, array in self.inputs.items():
-            self._io.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
-        for name, array in self.outputs.items():
-            self._io.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+        for bind, arrays in ((self._io.bind_input, self.inputs), (self._io.bind_output, outputs)):
+            for name, array in arrays.items():
+                bind(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
 
     def launch(self) -> None:
         """Runs to the end."""

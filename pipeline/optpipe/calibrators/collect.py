@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optpipe.backends.base import Device
-from optpipe.backends.onnxruntime_session import inference_session
+from optpipe.backends.onnxruntime_session import HostBinding, inference_session
 from optpipe.calibrators.histogram import BINS, Magnitudes, count_on_device, magnitudes
 from optpipe.calibrators.statistics import TensorStatistics
 from optpipe.errors import StageError
@@ -44,7 +44,7 @@ class Collector:
     _low: dict[str, float] = field(default_factory=dict)
     _high: dict[str, float] = field(default_factory=dict)
     _counts: dict[str, Any] = field(default_factory=dict)
-    _buffers: "_Buffers | None" = None
+    _bound: HostBinding | None = None
 
     def __post_init__(self) -> None:
         self._session = exposed_session(self.graph, self.tensors, self.device, self.threads)
@@ -72,16 +72,20 @@ class Collector:
         counts = self._counts.setdefault(name, np.zeros(BINS, np.int64))
         counts += magnitudes(value).counts
 
-    def _outputs_on_host(self, batch: Batch) -> "dict[str, NDArray[Any]]":
+    def _outputs_on_host(self, batch: Batch) -> Batch:
         """Into the same memory for as long as the shapes stay: fresh pages for every batch cost a sixth of a forward pass."""
         if not self._outputs:
             return {}
-        if self._buffers is None or not self._buffers.fit(batch):
-            self._buffers = None  # gone before the others are there
+        bound = self._bound
+        if bound is None or any(value.shape != batch[name].shape for name, value in bound.inputs.items()):
+            bound = self._bound = None  # gone before the others are there
             values = self._session.run(list(self._outputs), dict(batch))
-            self._buffers = _Buffers(self._session, batch, dict(zip(self._outputs, values, strict=True)))
-            return self._buffers.outputs
-        return self._buffers.run(batch)
+            self._bound = HostBinding(self._session, batch, dict(zip(self._outputs, values, strict=True)))
+            return self._bound.outputs
+        for name, value in bound.inputs.items():
+            np.copyto(value, batch[name])
+        bound.launch()
+        return bound.outputs
 
     def _add_on_device(self, batch: Batch) -> None:
         import torch
@@ -124,30 +128,6 @@ class Collector:
         whole = found[:BINS].copy()
         whole[0] += found[BINS] - whole.sum()  # the zeros, which the device leaves out
         return Magnitudes(whole)
-
-
-class _Buffers:
-    """A session's inputs and outputs bound to memory that is used again."""
-
-    def __init__(self, session: Any, inputs: Batch, outputs: "dict[str, NDArray[Any]]") -> None:
-        self._session = session
-        self._inputs = {name: np.ascontiguousarray(value).copy() for name, value in inputs.items()}
-        self.outputs = outputs
-        self._io = session.io_binding()
-        for bind, arrays in ((self._io.bind_input, self._inputs), (self._io.bind_output, outputs)):
-            for name, value in arrays.items():
-                bind(name, "cpu", 0, value.dtype, value.shape, value.ctypes.data)
-
-    def fit(self, inputs: Batch) -> bool:
-        """Whether `inputs` have the shapes that the memory is for."""
-        return all(value.shape == inputs[name].shape for name, value in self._inputs.items())
-
-    def run(self, inputs: Batch) -> "dict[str, NDArray[Any]]":
-        """The outputs; valid until the next run."""
-        for name, value in self._inputs.items():
-            np.copyto(value, inputs[name])
-        self._session.run_with_iobinding(self._io)
-        return self.outputs
 
 
 def _extremes_of(value: "NDArray[np.float32]") -> tuple[float, float]:

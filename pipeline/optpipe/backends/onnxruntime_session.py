@@ -172,13 +172,17 @@ class OnnxRuntimeSession:
         if self.device == "cpu":
             own = {name: array.copy() for name, array in outputs.items()}  # not memory of the session's arena
             return HostBinding(self._session, inputs, own)
+        import torch
+
         self._graphs += 1
         graph_id = self._graphs if self._cuda_graph else None
-        return _DeviceBinding(self._session, inputs, outputs, graph_id=graph_id, waits=self._own_stream)
+        filled = {name: torch.from_numpy(array).cuda() for name, array in inputs.items()}
+        empty = {name: torch.empty_like(torch.from_numpy(array), device="cuda") for name, array in outputs.items()}
+        return _DeviceBinding(self._session, filled, empty, graph_id=graph_id, waits=self._own_stream)
 
     def bind_in_place(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Binding:
         """Binds torch CUDA tensors where they lie: nothing is copied, and no CUDA graph keeps their addresses."""
-        return _PlacedBinding(self._session, inputs, outputs, waits=self._own_stream)
+        return _DeviceBinding(self._session, inputs, outputs, graph_id=-1, waits=self._own_stream)
 
 
 def _stream() -> int:
@@ -236,47 +240,28 @@ def _run_options(graph_id: int | None, *, waits: bool) -> Any:
     return options
 
 
-class _PlacedBinding:
-    def __init__(self, session: Any, inputs: Mapping[str, Any], outputs: Mapping[str, Any], *, waits: bool) -> None:
+class _DeviceBinding:
+    """CUDA tensors where they lie."""
+
+    def __init__(
+        self,
+        session: Any,
+        inputs: Mapping[str, Any],
+        outputs: Mapping[str, Any],
+        *,
+        graph_id: int | None,
+        waits: bool,
+    ) -> None:
         import numpy as np
 
         self.inputs, self.outputs = dict(inputs), dict(outputs)
         self._session = session
-        self._options = _run_options(-1, waits=waits)
+        self._options = _run_options(graph_id, waits=waits)
         self._io = session.io_binding()
         for bind, tensors in ((self._io.bind_input, self.inputs), (self._io.bind_output, self.outputs)):
             for name, tensor in tensors.items():
                 dtype = np.dtype(str(tensor.dtype).removeprefix("torch."))
                 bind(name, "cuda", 0, dtype, tuple(tensor.shape), tensor.data_ptr())
-
-    def launch(self) -> None:
-        """Enqueues on the stream that was torch's current one when the session was loaded."""
-        self._session.run_with_iobinding(self._io, self._options)
-
-
-class _DeviceBinding:
-    def __init__(
-        self,
-        session: Any,
-        inputs: Mapping[str, "np.ndarray"],
-        outputs: Mapping[str, "np.ndarray"],
-        *,
-        graph_id: int | None,
-        waits: bool,
-    ) -> None:
-        import torch
-
-        self.inputs = {name: torch.from_numpy(array).cuda() for name, array in inputs.items()}
-        self.outputs = {
-            name: torch.empty_like(torch.from_numpy(array), device="cuda") for name, array in outputs.items()
-        }
-        self._session = session
-        self._options = _run_options(graph_id, waits=waits)
-        self._io = session.io_binding()
-        for name, tensor in self.inputs.items():
-            self._io.bind_input(name, "cuda", 0, inputs[name].dtype, tuple(tensor.shape), tensor.data_ptr())
-        for name, tensor in self.outputs.items():
-            self._io.bind_output(name, "cuda", 0, outputs[name].dtype, tuple(tensor.shape), tensor.data_ptr())
 
     def launch(self) -> None:
         """Enqueues on the stream that was torch's current one when the session was loaded."""

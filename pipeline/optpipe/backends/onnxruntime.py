@@ -66,7 +66,7 @@ class OnnxRuntime:
         """Operators without a kernel in this provider: ONNX Runtime names them when it makes a session."""
         from optpipe.backends.onnxruntime_session import refused
 
-        reason = refused(request.graph, request.device, {})
+        reason = refused(request.graph, request.device)
         return () if reason is None else (reason,)
 
     def build(self, request: BuildRequest) -> Built:
@@ -84,8 +84,12 @@ class OnnxRuntime:
         tf32 = request.precision is Precision.TF32
         if tf32:
             layers = tuple(_as_tf32(layer) for layer in layers)
-        if request.precision is Precision.INT8 and not any(layer.type == "int8" and layer.macs for layer in layers):
-            _refuse_simulated(request.device)
+        in_int8 = any(layer.type == "int8" and layer.macs for layer in layers)
+        if request.precision is Precision.INT8 and request.device == "cpu" and not in_int8:
+            message = (
+                "ONNX Runtime fused no INT8 kernel: the graph's Q/DQ nodes would only be simulated in floating point"
+            )
+            raise StageError(message)
         info = {
             "provider": PROVIDERS[request.device],
             "options": options,
@@ -129,9 +133,3 @@ def _switched_off(graph: "Path", request: BuildRequest, options: Mapping[str, An
 def _as_tf32(layer: LayerType) -> LayerType:
     """cuDNN and cuBLAS may use TF32 for FP32 products once it is allowed."""
     return LayerType(layer.name, layer.op, "tf32", layer.macs) if layer.macs and layer.type == "fp32" else layer
-
-
-def _refuse_simulated(device: Device) -> None:
-    if device == "cpu":
-        message = "ONNX Runtime fused no INT8 kernel: the graph's Q/DQ nodes would only be simulated in floating point"
-        raise StageError(message)

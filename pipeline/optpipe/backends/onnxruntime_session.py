@@ -67,14 +67,14 @@ def _reason(error: Exception) -> str:
     return str(error).strip().splitlines()[0].rpartition(" : ")[2].rpartition("&) ")[2][:240]
 
 
-def refused(graph: Path, device: "Device", provider: Mapping[str, str]) -> str | None:
+def refused(graph: Path, device: "Device") -> str | None:
     """Why ONNX Runtime cannot take `graph`, in its own words; None where it can."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
-        inference_session(graph, device, options, provider)
+        inference_session(graph, device, options, {})
     except StageError as error:
         return str(error).partition(": ")[2]
     return None

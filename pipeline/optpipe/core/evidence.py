@@ -112,8 +112,7 @@ def _measurements(
     if not found:
         wanted = criterion.where.slug().lstrip(".").replace(".", ", ") or "this build"
         return Missing(f"not measured: {wanted}", bench_command(evidence, criterion.where))
-    seen = [_of_measurement(one, figure(one.measurement), evidence) for one in found]
-    return seen or Missing("nothing was observed", bench_command(evidence, criterion.where))
+    return [_of_measurement(one, figure(one.measurement), evidence) for one in found]
 
 
 def _of_measurement(one: Measured, figure: Observation | Missing, evidence: Evidence) -> Observation:
@@ -155,10 +154,7 @@ def measurement_caps(one: Measured, evidence: Evidence) -> tuple[Cap, ...]:
 
 
 def _latency(criterion: Criterion, evidence: Evidence) -> Sequence[Observation] | Missing:
-    def figure(found: Measurement) -> Observation | Missing:
-        return percentile_of(found, criterion.metric)
-
-    return _measurements(criterion, evidence, figure)
+    return _measurements(criterion, evidence, lambda found: percentile_of(found, criterion.metric))
 
 
 def percentile_of(found: Measurement, name: str) -> Observation | Missing:

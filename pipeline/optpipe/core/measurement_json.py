@@ -88,27 +88,17 @@ def as_json(measurement: Measurement) -> dict[str, Any]:
         "verdict": str(measurement.verdict),
         "reasons": [_plain(reason) for reason in measurement.reasons],
         "throughput_images_per_s_ci": None if throughput is None or throughput.ci is None else list(throughput.ci),
-        "throughput_batches_per_s": measurement.throughput_batches_per_s,
         "images_per_joule": 1.0 / energy.value if energy is not None and energy.value > 0 else None,
         "energy": {"value": None, "ci": None, "note": measurement.energy_why_not}
         if energy is None
         else _plain(energy) | {"approximate": True},
         "parts_ms": {name: summary_as_json(part) for name, part in measurement.parts.items()},
-        "device_peak_bytes": measurement.device_peak_bytes,
-        "host_peak_bytes": measurement.host_peak_bytes,
         "subject": _plain(subject),
-        "streams": measurement.streams,
-        "offered_rate_per_s": measurement.offered_rate_per_s,
-        "warm_up_samples": measurement.warm_up_samples,
-        "duration_s": measurement.duration_s,
         "output_check": None if check is None else _plain(check),
         "inputs": dict(measurement.inputs),
         "limits": dict(measurement.limits),
         "caveats": list(measurement.caveats),
-        "interrupted": measurement.interrupted,
-        "samples_file": measurement.samples_file,
-        "machine_file": measurement.machine_file,
-        "started_utc": measurement.started_utc,
+        **{name: getattr(measurement, name) for name in _COPIED},
     }
 
 
@@ -170,7 +160,7 @@ def _measurement(document: Mapping[str, Any]) -> Measurement:
     )
 
 
-_COPIED = (
+_COPIED = (  # the same in both forms
     "samples", "warm_up_samples", "duration_s", "throughput_batches_per_s", "streams", "offered_rate_per_s",
     "device_peak_bytes", "host_peak_bytes", "interrupted", "samples_file", "machine_file", "started_utc",
 )  # fmt: skip

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from optpipe.core.measurement import Mode, Scenario
 from optpipe.core.quantity import Dimension, quantity
 
-SCENARIOS = ("single-stream", "multi-stream", "offline", "server")
-MODES = ("compute", "end-to-end")
+SCENARIOS = tuple(map(str, Scenario))
+MODES = tuple(map(str, Mode))
 NARROWING = ("batch_size", "scenario", "mode", "streams", "rate")
 """Keys that say which measurements a criterion is about."""
 

@@ -24,7 +24,7 @@ def value_sha256(value: Any) -> str:
     Raises `TypeError` for anything JSON cannot hold: a key that silently fell back to `repr` would not be stable.
     """
     canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return hashlib.sha256(canonical.encode()).hexdigest()
+    return text_sha256(canonical)
 
 
 def tensors_sha256(tensors: Mapping[str, Any]) -> str:

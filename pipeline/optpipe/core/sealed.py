@@ -124,7 +124,7 @@ def _canonical(armored: bytes) -> bytes:
 
 def _hashes(folder: Path) -> dict[str, str]:
     found = {}
-    for path in sorted(folder.rglob("*")):
+    for path in folder.rglob("*"):
         name = path.relative_to(folder).as_posix()
         if path.is_file() and not path.is_symlink() and name not in _OWN:
             found[name] = file_sha256(path)

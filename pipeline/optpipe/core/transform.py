@@ -9,12 +9,11 @@ A transform is written in model cards and manifests as a list of tables, one per
 Fields that are left out have the defaults below, which are those of torchvision's presets.
 """
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
+from optpipe.core.hashing import value_sha256
 from optpipe.errors import BadInputError
 
 Channels = Literal["RGB", "BGR", "L"]
@@ -207,8 +206,7 @@ class Transform:
     @property
     def hash(self) -> str:
         """The sha256 of the canonical JSON: equal for equal transforms, on every machine and version of Python."""
-        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()
+        return value_sha256(self.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
         """Plain tables for TOML and JSON; absent optional fields are left out, since TOML has no null."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 from optpipe.core.card import ModelCard
 from optpipe.core.precision import LayerType, Precision
 from optpipe.core.tensors import TensorSpec
+from optpipe.errors import BadInputError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -140,8 +141,6 @@ class Backend(Protocol):
 
 def checked_options(given: Mapping[str, Any], known: Mapping[str, Any], backend: str) -> dict[str, Any]:
     """`known` defaults overridden by `given`; raises `BadInputError` for an option the backend does not have."""
-    from optpipe.errors import BadInputError
-
     if unknown := sorted(set(given) - set(known)):
         message = f"{backend} has no option '{unknown[0]}'; it has {', '.join(sorted(known)) or 'none'}"
         raise BadInputError(message)
@@ -150,8 +149,6 @@ def checked_options(given: Mapping[str, Any], known: Mapping[str, Any], backend:
 
 def _like(value: Any, default: Any, key: str) -> Any:
     """Text from the command line, read as the type that the option's default has."""
-    from optpipe.errors import BadInputError
-
     if not isinstance(value, str) or isinstance(default, str):
         return value
     try:

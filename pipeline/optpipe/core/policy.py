@@ -203,7 +203,7 @@ def _policy(document: Mapping[str, Any], source: bytes) -> Policy:
         raise ValueError(msg)
     _refuse_contradictions(criteria, build)
     return Policy(
-        name=_text(document, "name", default="unnamed policy") or "unnamed policy",
+        name=_text(document, "name") or "unnamed policy",
         criteria=criteria,
         source=source,
         model=_text(document, "model"),
@@ -329,8 +329,8 @@ def _names(table: object, allowed: Mapping[str, str] | tuple[str, ...] | None, p
     return dict(table)
 
 
-def _text(document: Mapping[str, Any], key: str, default: str | None = None) -> str | None:
-    value = document.get(key, default)
+def _text(document: Mapping[str, Any], key: str) -> str | None:
+    value = document.get(key)
     if value is not None and not _is_name(value):
         msg = f"{key} = {value!r} must be a name in quotes"
         raise ValueError(msg)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from optpipe.core.card import ModelCard
 from optpipe.core.hashing import tensors_sha256
+from optpipe.errors import BadInputError
 from optpipe.inputs.images import batches, find_images
 
 SIZE = 64
@@ -33,8 +34,6 @@ def varied(real: Mapping[str, NDArray[Any]], size: int, seed: int) -> dict[str, 
 
 def images_pool(card: ModelCard, folder: Path, size: int = SIZE) -> dict[str, NDArray[Any]]:
     """Up to `size` pictures of `folder` as the model's first input, preprocessed as its card says."""
-    from optpipe.errors import BadInputError
-
     if card.transform is None:
         message = f"--images: {card.name} has no image preprocessing on its card"
         raise BadInputError(message)

@@ -30,8 +30,8 @@ def tensor_records(request: BuildRequest) -> dict[str, Any]:
     """Names, types and shapes of inputs and outputs, which a torch package does not keep."""
     card = request.card
     return {
-        "inputs": [{"name": e.name, "dtype": e.dtype, "shape": list(e.tensor.shape)} for e in card.inputs],
-        "outputs": [{"name": e.name, "dtype": e.dtype, "shape": list(e.shape)} for e in card.outputs],
+        "inputs": [each.tensor.to_dict() for each in card.inputs],
+        "outputs": [each.to_dict() for each in card.outputs],
         "tf32": request.precision is Precision.TF32,
         "device": request.device,
     }

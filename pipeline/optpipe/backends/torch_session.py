@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 from optpipe.backends.base import Binding
 from optpipe.backends.cuda_graph import replayed
 from optpipe.backends.torch_program import set_float32_products
-from optpipe.core.tensors import TensorSpec
+from optpipe.core.tensors import tensor_from_dict
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,8 +24,8 @@ class TorchSession:
         import torch
 
         self.device = device
-        self.inputs = tuple(TensorSpec(each["name"], each["dtype"], tuple(each["shape"])) for each in info["inputs"])
-        self.outputs = tuple(TensorSpec(each["name"], each["dtype"], tuple(each["shape"])) for each in info["outputs"])
+        self.inputs = tuple(map(tensor_from_dict, info["inputs"]))
+        self.outputs = tuple(map(tensor_from_dict, info["outputs"]))
         self._call = call
         self._options = options
         if device == "cpu" and options.get("threads"):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.core.hashing import value_sha256
-from optpipe.core.tensors import InputSpec, Shape, TensorSpec, input_from_dict
+from optpipe.core.tensors import InputSpec, Shape, TensorSpec, input_from_dict, tensor_from_dict
 from optpipe.core.transform import Transform
 from optpipe.errors import BadInputError
 
@@ -74,7 +74,7 @@ class ModelCard:
             "source": self.source,
             "task": str(self.task),
             "inputs": [each.to_dict() for each in self.inputs],
-            "outputs": [{"name": t.name, "dtype": t.dtype, "shape": list(t.shape)} for t in self.outputs],
+            "outputs": [each.to_dict() for each in self.outputs],
             "preprocessing": self.transform.to_dict() if self.transform else None,
             "labels": list(self.labels),
             "data": dict(self.data),
@@ -102,10 +102,6 @@ class ModelCard:
         return replace(self, inputs=tuple(inputs))
 
 
-def _output_from_dict(value: Mapping[str, Any]) -> TensorSpec:
-    return TensorSpec(value["name"], value.get("dtype", "float32"), tuple(value.get("shape", ())))
-
-
 def card_from_dict(value: Mapping[str, Any]) -> ModelCard:
     """Reads the JSON or TOML form."""
     try:
@@ -114,7 +110,7 @@ def card_from_dict(value: Mapping[str, Any]) -> ModelCard:
             source=str(value["source"]),
             task=Task(value["task"]),
             inputs=tuple(input_from_dict(each) for each in value["inputs"]),
-            outputs=tuple(_output_from_dict(each) for each in value.get("outputs", ())),
+            outputs=tuple(tensor_from_dict(each) for each in value.get("outputs", ())),
             transform=Transform.from_dict(value["preprocessing"]) if value.get("preprocessing") else None,
             labels=tuple(map(str, value.get("labels", ()))),
             data=dict(value.get("data", {})),

@@ -18,6 +18,15 @@ class TensorSpec:
     dtype: str
     shape: tuple[int | str, ...]
 
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form; `tensor_from_dict` reads it."""
+        return {"name": self.name, "dtype": self.dtype, "shape": list(self.shape)}
+
+
+def tensor_from_dict(value: Mapping[str, Any]) -> TensorSpec:
+    """Reads `{name, dtype, shape}`; a model card may leave the last two out."""
+    return TensorSpec(value["name"], value.get("dtype", "float32"), tuple(value.get("shape", ())))
+
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:

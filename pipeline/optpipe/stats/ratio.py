@@ -54,12 +54,17 @@ def ratio_of_rounds(baseline: Sequence[float], contender: Sequence[float], confi
     count = len(logs)
     centre = sum(logs) / count
     error = sqrt(sum((each - centre) ** 2 for each in logs) / (count - 1) / count)
-    quantile = student_t_quantile(0.5 + confidence / 2, count - 1)
+    return _ratio(centre, error, count - 1, count, confidence)
+
+
+def _ratio(centre: float, error: float, freedom: float, rounds: int, confidence: float) -> Ratio:
+    """From a mean of log ratios and its standard error, by Student's t."""
+    quantile = student_t_quantile(0.5 + confidence / 2, freedom)
     low, high = centre - quantile * error, centre + quantile * error
-    p_value = 2 * student_t_tail(abs(centre) / error, count - 1) if error > 0 else 1.0 if centre == 0 else 0.0
+    p_value = 2 * student_t_tail(abs(centre) / error, freedom) if error > 0 else float(centre == 0)
     change = Change.FASTER if high < 0 else Change.SLOWER if low > 0 else Change.NO_DIFFERENCE
-    visible = exp((quantile + student_t_quantile(0.9, count - 1)) * error) - 1
-    return Ratio(exp(centre), (exp(low), exp(high)), change, count, confidence, p_value, visible)
+    visible = exp((quantile + student_t_quantile(0.9, freedom)) * error) - 1
+    return Ratio(exp(centre), (exp(low), exp(high)), change, rounds, confidence, p_value, visible)
 
 
 def _log_ratios(baseline: Sequence[float], contender: Sequence[float]) -> list[float]:
@@ -72,7 +77,7 @@ def _log_ratios(baseline: Sequence[float], contender: Sequence[float]) -> list[f
     return [log(after) - log(before) for before, after in zip(baseline, contender, strict=True)]
 
 
-def medians_ratio(baseline: "Sequence[float]", contender: "Sequence[float]", confidence: float = 0.95) -> Ratio:
+def medians_ratio(baseline: Sequence[float], contender: Sequence[float], confidence: float = 0.95) -> Ratio:
     """The ratio of two *unpaired* sets of process statistics (Welch's t on logs): for runs made at different times."""
     first, second = [log(value) for value in baseline], [log(value) for value in contender]
     if min(len(first), len(second)) < SMALLEST_ROUNDS:
@@ -89,10 +94,4 @@ def medians_ratio(baseline: "Sequence[float]", contender: "Sequence[float]", con
         if error > 0
         else float(len(first) + len(second) - 2)
     )
-    quantile = student_t_quantile(0.5 + confidence / 2, freedom)
-    low, high = centre - quantile * error, centre + quantile * error
-    p_value = 2 * student_t_tail(abs(centre) / error, freedom) if error > 0 else float(centre == 0)
-    change = Change.FASTER if high < 0 else Change.SLOWER if low > 0 else Change.NO_DIFFERENCE
-    visible = exp((quantile + student_t_quantile(0.9, freedom)) * error) - 1
-    rounds = min(len(first), len(second))
-    return Ratio(exp(centre), (exp(low), exp(high)), change, rounds, confidence, p_value, visible)
+    return _ratio(centre, error, freedom, min(len(first), len(second)), confidence)

@@ -9,6 +9,9 @@ from optpipe.core.card import ModelCard
 from optpipe.core.weights import WeightsRecord, WeightsRequest
 from optpipe.errors import OptpipeError
 
+BATCH = (1, 8, 64)
+"""Profile of an open first dimension unless `--batch` says otherwise."""
+
 
 @dataclass(frozen=True, slots=True)
 class Loaded:

@@ -14,7 +14,7 @@ from optpipe.core.hashing import file_sha256, text_sha256
 from optpipe.core.tensors import InputSpec
 from optpipe.core.weights import WeightsRecord, WeightsRequest
 from optpipe.errors import BadInputError, MissingError
-from optpipe.sources.base import Loaded, NoWeightsError, first_line
+from optpipe.sources.base import BATCH, Loaded, NoWeightsError, first_line
 from optpipe.sources.modules import flat_module
 from optpipe.sources.transform import transform_from_processor
 from optpipe.sources.weights import module_weights_sha256, with_weights
@@ -108,13 +108,13 @@ class HuggingFaceSource:
         transform = transform_from_processor(processor)
         size = transform.size or (getattr(config, "image_size", 224),) * 2
         channels = getattr(config, "num_channels", 3)
-        image = InputSpec("pixel_values", "float32", *((n, channels, *size) for n in (1, 8, 64)))
+        image = InputSpec("pixel_values", "float32", *((n, channels, *size) for n in BATCH))
         labels = tuple(config.id2label[key] for key in sorted(config.id2label))
         return ModelCard(self._short(), self.name, Task.CLASSIFICATION, (image,), transform=transform, labels=labels)
 
     def _text_card(self, config: Any, tokenizer: Any) -> ModelCard:
         limit = getattr(config, "max_position_embeddings", SEQUENCE[2])
-        shapes = [(batch, min(length, limit)) for batch, length in zip((1, 8, 64), SEQUENCE, strict=True)]
+        shapes = [(batch, min(length, limit)) for batch, length in zip(BATCH, SEQUENCE, strict=True)]
         inputs = tuple(InputSpec(name, "int64", *shapes) for name in ("input_ids", "attention_mask"))
         labels = tuple(config.id2label[key] for key in sorted(config.id2label))
         tokenization = _tokenization(tokenizer, config, shapes[-1][1]) if tokenizer else None

@@ -10,11 +10,10 @@ from optpipe.core.hashing import file_sha256
 from optpipe.core.tensors import DTYPES, InputSpec, Shape
 from optpipe.core.weights import WeightsRecord, WeightsRequest
 from optpipe.errors import BadInputError
-from optpipe.sources.base import Loaded
+from optpipe.sources.base import BATCH, Loaded
 
 OLDEST_OPSET = 9
 _RUNTIME_DOMAINS = ("com.microsoft", "ai.onnx.contrib")
-BATCH = (1, 8, 64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,12 +159,10 @@ def _input_spec(value: Any, shapes: Mapping[str, tuple[Shape, Shape, Shape]], pa
             f"{path}: input '{value.name}' is {shown}; give its open dimensions with --shape {value.name}=MIN:OPT:MAX"
         )
         raise BadInputError(message)
-    rest = tuple(int(size) for size in sizes[1:] if size is not None)
-    first = sizes[:1]
-    if first and first[0] is None:
-        return InputSpec(value.name, dtype, *((batch, *rest) for batch in BATCH))
-    fixed: Shape = (*(int(size) for size in first if size is not None), *rest)
-    return InputSpec(value.name, dtype, fixed, fixed, fixed)
+    known: Shape = tuple(size for size in sizes if size is not None)
+    if sizes[:1] == [None]:
+        return InputSpec(value.name, dtype, *((batch, *known) for batch in BATCH))
+    return InputSpec(value.name, dtype, known, known, known)
 
 
 def _guessed_task(model: Any, inputs: tuple[InputSpec, ...]) -> Task:

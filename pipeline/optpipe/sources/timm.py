@@ -9,7 +9,7 @@ from optpipe.core.environment import package_version
 from optpipe.core.tensors import InputSpec
 from optpipe.core.weights import WeightsRecord, WeightsRequest
 from optpipe.errors import BadInputError, MissingError
-from optpipe.sources.base import Loaded, NoWeightsError, first_line
+from optpipe.sources.base import BATCH, Loaded, NoWeightsError, first_line
 from optpipe.sources.transform import transform_from_timm
 from optpipe.sources.weights import module_weights_sha256, with_weights
 
@@ -52,7 +52,7 @@ class TimmSource:
         module, record = self._module(timm, weights)
         config = timm.data.resolve_data_config(model=module)
         transform = transform_from_timm(config)
-        image = InputSpec("images", "float32", *((n, *config["input_size"]) for n in (1, 8, 64)))
+        image = InputSpec("images", "float32", *((n, *config["input_size"]) for n in BATCH))
         return Loaded(
             ModelCard(self.model, self.name, Task.CLASSIFICATION, (image,), transform=transform), record, module=module
         )

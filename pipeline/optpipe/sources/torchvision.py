@@ -10,7 +10,7 @@ from optpipe.core.environment import package_version
 from optpipe.core.tensors import InputSpec
 from optpipe.core.weights import WeightsRecord, WeightsRequest
 from optpipe.errors import BadInputError
-from optpipe.sources.base import Loaded, NoWeightsError
+from optpipe.sources.base import BATCH, Loaded, NoWeightsError
 from optpipe.sources.modules import detection_module, flat_module
 from optpipe.sources.transform import transform_from_torchvision
 from optpipe.sources.weights import module_weights_sha256, with_weights
@@ -22,8 +22,6 @@ _TASKS = {
     "torchvision.models.optical_flow": None,
     "torchvision.models.quantization": None,
 }
-BATCH = (1, 8, 64)
-"""Profile of an image model unless `--batch` says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,11 +73,11 @@ class CardSource:
 
     def identity(self) -> Mapping[str, Any]:
         """The card's values, the file it names, and its weights' hash."""
-        weights = self._weights()
+        weights, stated = self._weights(), self._table.get("weights_sha256")  # which the file was just held against
         described = {key: value for key, value in self.card.to_dict().items() if key != "data"}
         return {
             "card": value_sha256(described),
-            "weights": file_sha256(weights) if weights else None,
+            "weights": (stated or file_sha256(weights)) if weights else None,
             **self._inner().identity(),
         }
 

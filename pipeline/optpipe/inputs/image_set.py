@@ -9,9 +9,8 @@ from typing import ClassVar
 
 from optpipe.core.events import UNWATCHED, Step
 from optpipe.core.hashing import file_sha256
-from optpipe.core.transform import Decode
 from optpipe.errors import BadInputError
-from optpipe.inputs.images import SUFFIXES, Unreadable, decoded, find_images, unreadable_text
+from optpipe.inputs.images import SUFFIXES, Unreadable, find_images, unreadable_text, why_unreadable
 from optpipe.inputs.sample_set import MAX_UNREADABLE_SHARE, SampleSet, SetFile, stratified, subset
 
 CHECKED_AT_ONCE = 64
@@ -105,7 +104,7 @@ def _readable(
         while waiting and len(kept) < wanted:
             size = min(CHECKED_AT_ONCE, wanted - len(kept))
             chunk, waiting = waiting[:size], waiting[size:]
-            for path, reason in zip(chunk, pool.map(_why_unreadable, chunk), strict=True):
+            for path, reason in zip(chunk, pool.map(_why_unusable, chunk), strict=True):
                 kept += [] if reason else [path]
                 bad += [Unreadable(path, reason)] if reason else []
             step.advance(len(chunk))
@@ -115,12 +114,9 @@ def _readable(
     return kept, tuple(bad)
 
 
-def _why_unreadable(path: Path) -> str | None:
+def _why_unusable(path: Path) -> str | None:
     try:
         str(path).encode()  # manifests and tables hold names as UTF-8
-        decoded(path, Decode())
     except UnicodeEncodeError:
         return "its name is not UTF-8"
-    except BadInputError as error:
-        return str(error).rpartition(": ")[2]
-    return None
+    return why_unreadable(path)

@@ -71,7 +71,7 @@ def readable_images(
     """
     found = find_images(folder, limit)
     with ThreadPoolExecutor(threads) as pool:
-        reasons = list(pool.map(_unreadable_reason, found.paths))
+        reasons = list(pool.map(why_unreadable, found.paths))
     bad = tuple(Unreadable(path, why) for path, why in zip(found.paths, reasons, strict=True) if why)
     good = tuple(path for path, why in zip(found.paths, reasons, strict=True) if not why)
     if not good or (max_unreadable is not None and len(bad) > max_unreadable):
@@ -138,7 +138,8 @@ def _pixels(source: Path | bytes, step: Decode) -> NDArray[np.uint8]:
     return np.ascontiguousarray(pixels[:, :, ::-1]) if step.channels == "BGR" else pixels
 
 
-def _unreadable_reason(path: Path) -> str | None:
+def why_unreadable(path: Path) -> str | None:
+    """Pillow's reason for refusing a file, on one line; None where it decodes."""
     try:
         _pixels(path, Decode())
     except _REASONS as error:

@@ -2,10 +2,11 @@
 
 import io
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from optpipe.core.transform import Decode, Transform
 from optpipe.errors import BadInputError
 from optpipe.inputs.reference import apply
 
+Item = TypeVar("Item")
 SUFFIXES = frozenset({".jpg", ".jpeg", ".jpe", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2"})
 _REASONS = (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError, EOFError)
 """What Pillow raises for a file that is damaged, empty, too large, or not a picture."""
@@ -57,9 +59,14 @@ def find_images(folder: Path, limit: int | None = None) -> Images:
         kinds = " ".join(sorted(suffix.lstrip(".") for suffix in SUFFIXES))
         msg = f"{folder}: no images in this folder or below it (looked for {kinds})"
         raise BadInputError(msg)
-    # spread over all, so that folders sorted by class keep their mixture
-    kept = [paths[row * len(paths) // limit] for row in range(limit)] if limit and limit < len(paths) else paths
-    return Images(folder, tuple(kept), left_out=len(paths) - len(kept))
+    kept = spread(paths, limit or len(paths))
+    return Images(folder, kept, left_out=len(paths) - len(kept))
+
+
+def spread(items: Sequence[Item], count: int) -> tuple[Item, ...]:
+    """`count` items evenly out of all; a set that is sorted by class keeps its mixture."""
+    count = min(count, len(items))
+    return tuple(items[index * len(items) // count] for index in range(count))
 
 
 def readable_images(

@@ -5,7 +5,6 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
@@ -15,11 +14,10 @@ from optpipe.core.hashing import file_sha256, value_sha256
 from optpipe.core.shipped import shipped
 from optpipe.core.transform import CenterCrop, Transform
 from optpipe.errors import BadInputError
-from optpipe.inputs.images import batches, find_images
+from optpipe.inputs.images import batches, find_images, spread
 from optpipe.inputs.synthetic import synthetic_tensor
 from optpipe.inputs.tokens import SENTENCES, longest, padded, token_rows
 
-Item = TypeVar("Item")
 COUNT = 8
 """Samples per verification."""
 LABELLED_BYTES = 16 << 20
@@ -60,21 +58,16 @@ def samples_for(card: ModelCard, images: Path | None, tokenizer: Path | None = N
         return Samples("synthetic", (), value_sha256(seed))
     if images is None and "validation" in card.data:
         return _labelled(card, Path(card.data["validation"]))
-    files = _spread(find_images(images or shipped("calibration") / "samples").paths, COUNT)
+    files = find_images(images or shipped("calibration") / "samples", COUNT).paths
     return Samples("images", files, _files_sha256(files))
 
 
 def _labelled(card: ModelCard, manifest: Path) -> Samples:
     image = card.inputs[0]
     count = max(COUNT, LABELLED_BYTES // (4 * math.prod(image.opt[1:])))
-    pairs = _spread(tuple(labelled_files(manifest)), count)
+    pairs = spread(tuple(labelled_files(manifest)), count)
     files = tuple(path for path, _ in pairs)
     return Samples("images", files, _files_sha256(files), tuple(card.labels.index(label) for _, label in pairs))
-
-
-def _spread(items: tuple[Item, ...], count: int) -> tuple[Item, ...]:
-    """`count` items evenly out of all; a set that is sorted by class keeps its mixture."""
-    return tuple(items[index * len(items) // count] for index in range(count)) if len(items) > count else items
 
 
 def _files_sha256(files: tuple[Path, ...]) -> str:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -67,9 +67,7 @@ def _with_texts(found: TextSet) -> TextSet:
             message = f"text set {found.name}: line {each.path} of {found.root} has changed; draw the set again"
             raise BadInputError(message)
         texts[each.path] = text
-    return TextSet(
-        found.name, found.root, found.seed, found.files, found.labels, found.model, found.transform_sha256, texts
-    )
+    return replace(found, texts=texts)
 
 
 def _lines(source: Path) -> tuple[dict[int, tuple[str, str | None]], tuple[Unreadable, ...]]:

@@ -39,15 +39,13 @@ class Collector:
     tensors: tuple[str, ...]
     histograms: bool
     device: Device = "cpu"
-    threads: int = 0
-    samples: int = 0
     _low: dict[str, float] = field(default_factory=dict)
     _high: dict[str, float] = field(default_factory=dict)
     _counts: dict[str, Any] = field(default_factory=dict)
     _bound: HostBinding | None = None
 
     def __post_init__(self) -> None:
-        self._session = exposed_session(self.graph, self.tensors, self.device, self.threads)
+        self._session = exposed_session(self.graph, self.tensors, self.device)
         self._fed = {each.name for each in self._session.get_inputs()} & set(self.tensors)
         self._outputs = tuple(name for name in self.tensors if name not in self._fed)
 
@@ -57,7 +55,6 @@ class Collector:
             self._add_on_device(batch)
         else:
             self._add_on_host(batch)
-        self.samples += len(next(iter(batch.values())))
 
     def _add_on_host(self, batch: Batch) -> None:
         found = {**{name: np.asarray(batch[name]) for name in self._fed}, **self._outputs_on_host(batch)}
@@ -134,23 +131,21 @@ def _extremes_of(value: "NDArray[np.float32]") -> tuple[float, float]:
     return float(value.min()), float(value.max())
 
 
-def exposed_session(graph: Path, tensors: Sequence[str], device: Device, threads: int = 0) -> Any:
+def exposed_session(graph: Path, tensors: Sequence[str], device: Device) -> Any:
     """An ONNX Runtime session of `graph` whose outputs are its own and `tensors`; on CUDA without TF32."""
     import onnx
 
     model = onnx.load(graph)
     present = {each.name for each in (*model.graph.output, *model.graph.input)}
     model.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in tensors if name not in present)
-    return model_session(model, device, threads)
+    return model_session(model, device)
 
 
-def model_session(model: Any, device: Device = "cpu", threads: int = 0) -> Any:
+def model_session(model: Any, device: Device = "cpu") -> Any:
     """A session of a graph in memory; Q/DQ pairs that the provider does not fuse are computed in floating point."""
     import onnxruntime as ort
 
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    return inference_session(model.SerializeToString(), device, options, {"use_tf32": "0"})
+    return inference_session(model.SerializeToString(), device, ort.SessionOptions(), {"use_tf32": "0"})
 
 
 def run_on_device(session: Any, inputs: Mapping[str, Any], outputs: Sequence[str]) -> dict[str, Any]:

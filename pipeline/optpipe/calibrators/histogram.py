@@ -45,18 +45,10 @@ class Magnitudes:
         index = LOWEST + np.flatnonzero(self.counts[LOWEST:])
         return edge(index), edge(index + 1), self.counts[index].astype(np.float64)
 
-    def __add__(self, other: "Magnitudes") -> "Magnitudes":
-        return Magnitudes(self.counts + other.counts)
-
 
 def edge(index: NDArray[np.intp]) -> NDArray[np.float64]:
     """The smallest magnitude in the bins `index`."""
     return (index.astype(np.uint32) << SHIFT).view(np.float32).astype(np.float64)
-
-
-def empty() -> Magnitudes:
-    """A histogram of nothing."""
-    return Magnitudes(np.zeros(BINS, np.int64))
 
 
 def magnitudes(values: NDArray[np.float32]) -> Magnitudes:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import Any
 
 from optpipe.calibrators import entropy, maximum, mse, percentile
 from optpipe.calibrators.statistics import TensorStatistics
@@ -33,10 +32,10 @@ def needs_histogram(methods: tuple[str, ...]) -> bool:
     return any(METHODS[name].HISTOGRAM for name in methods)
 
 
-def ranges(statistics: Mapping[str, TensorStatistics], method: str, **parameters: Any) -> dict[str, float]:
+def ranges(statistics: Mapping[str, TensorStatistics], method: str) -> dict[str, float]:
     """The bound of every tensor's range by `method`: finite, and never below SMALLEST_AMAX."""
-    compute: Callable[..., float] = METHODS[method].amax
-    return {name: _usable(compute(each, **parameters)) for name, each in statistics.items()}
+    compute: Callable[[TensorStatistics], float] = METHODS[method].amax
+    return {name: _usable(compute(each)) for name, each in statistics.items()}
 
 
 def _usable(bound: float) -> float:

@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optpipe.backends.base import BuildRequest, Built, Capability, Device, checked_options
@@ -18,8 +19,6 @@ from optpipe.core.precision import LayerType, Precision
 from optpipe.errors import MissingError, StageError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from optpipe.backends.base import Session
 
 ENGINE = "model.engine"
@@ -120,7 +119,7 @@ class TensorRT:
             raise StageError(message)
         (request.directory / ENGINE).write_bytes(plan)
         if timing_cache := str(request.options.get("timing_cache", "")):
-            _keep_timing_cache(config, timing_cache)
+            Path(timing_cache).write_bytes(config.get_timing_cache().serialize())
         layers = network_layers(trt, network, request)
         return Built(layers=layers, file=ENGINE, info={"tf32": request.precision is Precision.TF32})
 
@@ -137,7 +136,9 @@ class TensorRT:
         if options["optimization_level"] >= 0:
             config.builder_optimization_level = options["optimization_level"]
         if options.get("timing_cache"):
-            config.set_timing_cache(_timing_cache(config, options["timing_cache"]), ignore_mismatch=False)
+            file = Path(options["timing_cache"])
+            known = file.read_bytes() if file.is_file() else b""
+            config.set_timing_cache(config.create_timing_cache(known), ignore_mismatch=False)
         profile = builder.create_optimization_profile()
         for each in request.card.inputs:
             profile.set_shape(each.name, each.min, each.opt, each.max)
@@ -152,7 +153,7 @@ class TensorRT:
             return f"built for {tuned_for}, this is {gpus()[0]['name']}"
         return why_not
 
-    def load(self, directory: "Path", info: Mapping[str, Any], device: Device, options: Mapping[str, Any]) -> "Session":  # noqa: ARG002
+    def load(self, directory: Path, info: Mapping[str, Any], device: Device, options: Mapping[str, Any]) -> "Session":  # noqa: ARG002
         """Deserializes an engine; raises `StageError` where the runtime refuses it."""
         from optpipe.backends.tensorrt_session import TensorRTSession
 
@@ -222,19 +223,6 @@ def _outputs_of(network: Any, kind: Any) -> frozenset[str]:
 def _network(trt: Any, builder: Any) -> Any:
     """Strongly typed: asked for by flag in TensorRT 10, the only kind there is from 11 on."""
     return builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
-
-
-def _timing_cache(config: Any, path: str) -> Any:
-    from pathlib import Path
-
-    file = Path(path)
-    return config.create_timing_cache(file.read_bytes() if file.is_file() else b"")
-
-
-def _keep_timing_cache(config: Any, path: str) -> None:
-    from pathlib import Path
-
-    Path(path).write_bytes(config.get_timing_cache().serialize())
 
 
 def _logger(trt: Any) -> Any:

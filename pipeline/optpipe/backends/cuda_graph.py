@@ -6,12 +6,14 @@ WARM_UP_LAUNCHES = 3
 """Lazy initialization has to happen before capture (PyTorch documentation, "CUDA Graphs")."""
 
 
-class _Replayed:
+class Replayed:
+    """Captures `binding.launch` once; has the same buffers."""
+
     def __init__(self, binding: Binding) -> None:
         import torch
 
-        self.inputs, self.outputs = binding.inputs, binding.outputs
-        self._binding = binding
+        self.inputs = binding.inputs
+        self._binding = binding  # its buffers live as long as the graph that writes to them
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -27,8 +29,3 @@ class _Replayed:
     def launch(self) -> None:
         """Replays the graph on torch's current stream."""
         self._graph.replay()
-
-
-def replayed(binding: Binding) -> Binding:
-    """Captures `binding.launch` once; the result has the same buffers."""
-    return _Replayed(binding)

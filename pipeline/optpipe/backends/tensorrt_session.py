@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from optpipe.backends.base import Binding, checked_options
-from optpipe.backends.cuda_graph import replayed
+from optpipe.backends.cuda_graph import Replayed
 from optpipe.core.tensors import TensorSpec
 from optpipe.errors import BadInputError, StageError
 
@@ -34,7 +34,6 @@ class TensorRTSession:
     device: "Device" = "cuda"
 
     def __init__(self, trt: Any, engine: Path, options: Mapping[str, Any]) -> None:
-        self._trt = trt
         self._options = checked_options(options, OPTIONS, "tensorrt")
         self._logger = trt.Logger(trt.Logger.ERROR)
         self._runtime = trt.Runtime(self._logger)
@@ -74,7 +73,7 @@ class TensorRTSession:
     def bind(self, inputs: Mapping[str, "np.ndarray"]) -> Binding:
         """Fixed buffers; captured into a CUDA graph unless `cuda_graph` is off."""
         binding = self._bound(inputs)
-        return replayed(binding) if self._options["cuda_graph"] else binding
+        return Replayed(binding) if self._options["cuda_graph"] else binding
 
     def _bound(self, inputs: Mapping[str, "np.ndarray"]) -> "_EngineBinding":
         import torch

@@ -5,7 +5,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from optpipe.backends.base import Binding
-from optpipe.backends.cuda_graph import replayed
+from optpipe.backends.cuda_graph import Replayed
 from optpipe.backends.torch_program import set_float32_products
 from optpipe.core.tensors import tensor_from_dict
 
@@ -51,7 +51,7 @@ class TorchSession:
         binding = self._bound(inputs)
         binding.launch()
         if self.device == "cuda" and self._options["cuda_graph"]:
-            return replayed(binding)
+            return Replayed(binding)
         return binding
 
     def _bound(self, inputs: Mapping[str, "np.ndarray"]) -> "_TorchBinding":

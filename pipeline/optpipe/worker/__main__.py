@@ -91,7 +91,7 @@ class Worker:
     def measured(self, point: Point, events: Any) -> dict[str, Any]:
         """Puts one load on the session; returns the event that ends it."""
         turns = rotation(self.pool, point.batch_size, self.plan.seed)
-        before = next(answers_before(session, turns) for session in self.sessions[:1])
+        before = answers_before(self.sessions[0], turns)
         with suppress(OSError):  # where the kernel does not offer it the peak is the process's, and the larger for it
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
         used = len(self.streams) if point.scenario in (Scenario.MULTI_STREAM, Scenario.OFFLINE) else 1

@@ -9,6 +9,8 @@ from typing import Any
 from optpipe.core.precision import LayerType
 from optpipe.core.tensors import InputSpec
 
+WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+"""Operators that Q/DQ pairs are put around: their second input are weights."""
 _CONVOLUTIONS = {"Conv", "FusedConv", "QLinearConv", "ConvInteger", "NhwcFusedConv", "QLinearConvTranspose"}
 _PRODUCTS = {
     "MatMul",

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from optpipe.backends.onnx_graph import Graph
+from optpipe.backends.onnx_graph import WEIGHTED, Graph
 
-_PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _ACTIVATIONS = ("Relu", "Clip", "BatchNormalization", "LeakyRelu", "Sigmoid", "HardSwish")
 _TRANSPARENT = ("MaxPool", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Concat", "Identity")
 
@@ -39,7 +38,7 @@ class QuantizedGraph(Graph):
 
     def int8(self, node: Any) -> bool:
         """Whether both operands of a product are dequantized."""
-        return node.op_type in _PRODUCTS and all(self.dequantizes(name) is not None for name in node.input[:2])
+        return node.op_type in WEIGHTED and all(self.dequantizes(name) is not None for name in node.input[:2])
 
     def weight(self, node: Any) -> Any | None:
         """A product's constant weights, also behind their DequantizeLinear."""
@@ -47,6 +46,12 @@ class QuantizedGraph(Graph):
             return None
         behind = self.dequantizes(node.input[1])
         return self.weights.get(behind.input[0] if behind is not None else node.input[1])
+
+    def quantized_behind(self, node: Any) -> bool:
+        """Whether what a node writes is quantized, itself or after one more node."""
+        readers = self.consumers.get(node.output[0], [])
+        reached = (node.output[0], *(name for each in readers for name in each.output))
+        return any(each.op_type == "QuantizeLinear" for name in reached for each in self.consumers.get(name, []))
 
 
 def lint(model: Any) -> tuple[Finding, ...]:
@@ -59,7 +64,7 @@ def _channels(graph: QuantizedGraph) -> Iterator[Finding]:
     """Tensor Cores take 16 channels of INT8 or 8 of FP16 at a time; others are padded."""
     quantized = any(node.op_type == "QuantizeLinear" for node in graph.model.graph.node)
     for node in graph.model.graph.node:
-        weight = graph.weight(node) if node.op_type in _PRODUCTS else None
+        weight = graph.weight(node) if node.op_type in WEIGHTED else None
         if weight is None or len(weight.dims) < 2 or (quantized and not graph.int8(node)):
             continue
         kind, multiple = ("INT8", 16) if quantized else ("FP16", 8)
@@ -73,7 +78,7 @@ def _channels(graph: QuantizedGraph) -> Iterator[Finding]:
 def _split_fusion(graph: QuantizedGraph) -> Iterator[Finding]:
     """A pair between a product and what would be fused with it makes two kernels and two roundings of one."""
     for node in graph.model.graph.node:
-        if node.op_type not in _PRODUCTS:
+        if node.op_type not in WEIGHTED:
             continue
         for quantize in graph.consumers.get(node.output[0], []):
             if quantize.op_type != "QuantizeLinear":
@@ -96,13 +101,8 @@ def _floating_shortcut(graph: QuantizedGraph) -> Iterator[Finding]:
         writers = [graph.producers.get(name) for name in node.input]
         fused = [each for each in writers if each is not None and graph.int8(each)]
         others = [name for name, each in zip(node.input, writers, strict=True) if each not in fused]
-        quantized_after = any(
-            reader.op_type == "QuantizeLinear"
-            for name in (node.output[0], *(o for r in graph.consumers.get(node.output[0], []) for o in r.output))
-            for reader in graph.consumers.get(name, [])
-        )
         open_side = len(fused) == 2 or any(graph.dequantizes(name) is None for name in others)
-        if fused and open_side and quantized_after:
+        if fused and open_side and graph.quantized_behind(node):
             message = "its shortcut is not quantized: the addition runs apart from the INT8 convolution"
             yield Finding("floating-shortcut", node.name, message, "put Q/DQ on the branch that no convolution fuses")
 
@@ -121,15 +121,13 @@ def _lonely_pair(graph: QuantizedGraph) -> Iterator[Finding]:
 def _reformats(graph: QuantizedGraph) -> Iterator[Finding]:
     """A floating-point layer between INT8 ones: the tensor is converted out of INT8 and back."""
     for node in graph.model.graph.node:
-        if node.op_type not in _PRODUCTS or graph.int8(node) or graph.weight(node) is None:
+        if node.op_type not in WEIGHTED or graph.int8(node) or graph.weight(node) is None:
             continue
         source = graph.producers.get(node.input[0])
         before = source is not None and any(
             graph.int8(each) for each in (source, *(graph.producers.get(n) for n in source.input)) if each is not None
         )
-        reached = [node.output[0], *(o for r in graph.consumers.get(node.output[0], []) for o in r.output)]
-        after = any(each.op_type == "QuantizeLinear" for name in reached for each in graph.consumers.get(name, []))
-        if before and after:
+        if before and graph.quantized_behind(node):
             message = "floating point between INT8 layers: its tensors are reformatted on both sides"
             yield Finding("reformat", node.name, message, "quantize it too, unless the sensitivity search spared it")
 

@@ -10,10 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from optpipe.backends.onnx_graph import Graph, named
+from optpipe.backends.onnx_graph import WEIGHTED, Graph, named
 
 Target = Literal["tensorrt", "cpu"]
-PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _ACTIVATIONS = ("Relu", "Clip")
 _MIN_CHANNELS = 16
 """INT8 Tensor Core kernels take 16 channels at a time (and 32 per group of a grouped convolution pays)."""
@@ -46,7 +45,7 @@ def placement(model: Any, target: Target, keep: Callable[[str], bool] = lambda _
     graph = Graph(named(model))
     layers, skipped = [], []
     for node in model.graph.node:
-        if node.op_type not in PRODUCTS:
+        if node.op_type not in WEIGHTED:
             continue
         reason = "kept in floating point as asked" if keep(node.name) else _unfit(node, graph)
         skipped.append(Skipped(node.name, reason)) if reason else layers.append(node)

@@ -7,6 +7,7 @@ from typing import Any, NoReturn, cast
 from optpipe.core.transform import (
     CenterCrop,
     Decode,
+    Fit,
     Interpolation,
     Kernel,
     Normalize,
@@ -59,8 +60,8 @@ def transform_from_timm(data_config: Mapping[str, Any]) -> Transform:
         resize = Resize(scaled[:1], "short", cast("Interpolation", name))
     else:
         _refuse("timm", f"crop_mode {mode!r} with input_size {height}×{width}")
-    mean = tuple(float(value) for value in data_config.get("mean") or (0.485, 0.456, 0.406))
-    std = tuple(float(value) for value in data_config.get("std") or (0.229, 0.224, 0.225))
+    mean = _floats(data_config.get("mean") or (0.485, 0.456, 0.406))
+    std = _floats(data_config.get("std") or (0.229, 0.224, 0.225))
     decode = Decode("L" if channels == 1 else "RGB")
     return Transform((decode, resize, CenterCrop(height, width), Rescale(), Normalize(mean, std), Pack()))
 
@@ -91,32 +92,17 @@ def transform_from_processor(processor: Any) -> Transform:
     return Transform((*steps, Pack()))
 
 
+def _from_preset(preset: Any, *crop: CenterCrop) -> Transform:
+    resize = _sides_list(preset.resize_size)
+    fit: Fit = "short" if len(resize) == 1 else "exact"
+    scaled = Resize(resize, fit, _interpolation("resize", preset.interpolation))
+    levels = Normalize(_floats(preset.mean), _floats(preset.std))
+    return Transform((Decode(), scaled, *crop, Rescale(), levels, Pack()))
+
+
 def _from_classification(preset: Any) -> Transform:
-    resize = _sides_list(preset.resize_size)
     crop = _sides_list(preset.crop_size)
-    return Transform(
-        (
-            Decode(),
-            Resize(resize, "short" if len(resize) == 1 else "exact", _interpolation("resize", preset.interpolation)),
-            CenterCrop(crop[0], crop[-1]),
-            Rescale(),
-            Normalize(tuple(map(float, preset.mean)), tuple(map(float, preset.std))),
-            Pack(),
-        )
-    )
-
-
-def _from_segmentation(preset: Any) -> Transform:
-    resize = _sides_list(preset.resize_size)
-    return Transform(
-        (
-            Decode(),
-            Resize(resize, "short" if len(resize) == 1 else "exact", _interpolation("resize", preset.interpolation)),
-            Rescale(),
-            Normalize(tuple(map(float, preset.mean)), tuple(map(float, preset.std))),
-            Pack(),
-        )
-    )
+    return _from_preset(preset, CenterCrop(crop[0], crop[-1]))
 
 
 def _from_detection(_: Any) -> Transform:
@@ -126,7 +112,7 @@ def _from_detection(_: Any) -> Transform:
 
 _PRESETS = {
     "ImageClassification": _from_classification,
-    "SemanticSegmentation": _from_segmentation,
+    "SemanticSegmentation": _from_preset,
     "ObjectDetection": _from_detection,
 }
 
@@ -174,8 +160,8 @@ def _compose_resize(where: str, stage: Any, kernel: Kernel) -> Resize:
     if stage.size is None:
         return Resize((int(stage.max_size),), "long", interpolation, antialias, kernel=kernel)
     size = _sides_list(stage.size)
-    fit = "short" if len(size) == 1 else "exact"
-    return Resize(size, cast("Any", fit), interpolation, antialias, stage.max_size, kernel)
+    fit: Fit = "short" if len(size) == 1 else "exact"
+    return Resize(size, fit, interpolation, antialias, stage.max_size, kernel)
 
 
 def _rescaled(steps: list[Step]) -> Kernel:

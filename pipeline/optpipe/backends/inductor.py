@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from optpipe.backends.base import BuildRequest, Built, Capability, Device, checked_options
 from optpipe.backends.torch_eager import tensor_records, torch_capability
 from optpipe.backends.torch_program import PRECISIONS, exported, program_layers, set_float32_products
-from optpipe.core.environment import cpu_model, gpus, package_version
+from optpipe.core.environment import cpu_model, gpu_name, package_version
 from optpipe.core.precision import Precision
 from optpipe.errors import StageError
 
@@ -55,7 +55,7 @@ class Inductor:
         """torch's version and the processor that the code is compiled for."""
         return {
             "torch": package_version("torch"),
-            "compiled_for": gpus()[0]["name"] if device == "cuda" and gpus() else cpu_model(),
+            "compiled_for": (gpu_name() if device == "cuda" else None) or cpu_model(),
             "options": checked_options(options, OPTIONS[device], self.name),
         }
 

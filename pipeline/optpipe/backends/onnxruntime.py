@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from optpipe.backends.base import BuildRequest, Built, Capability, Device, checked_options
 from optpipe.backends.onnx_graph import onnx_layers
-from optpipe.core.environment import gpus, package_version
+from optpipe.core.environment import gpu_name, gpus, package_version
 from optpipe.core.precision import LayerType, Precision
 from optpipe.errors import StageError
 
@@ -56,7 +56,7 @@ class OnnxRuntime:
         return {
             "version": self.capability("cpu").version,
             "provider": PROVIDERS[device],
-            "gpu": gpus()[0]["name"] if device == "cuda" and gpus() else None,
+            "gpu": gpu_name() if device == "cuda" else None,
             "options": checked_options(options, OPTIONS[device], self.name),
             # what nobody insists on is switched off where a graph does not run with it
             **({"insisted": sorted(options)} if options and device == "cuda" else {}),

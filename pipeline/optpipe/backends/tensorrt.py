@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from optpipe.backends.base import BuildRequest, Built, Capability, Device, checked_options
 from optpipe.backends.onnx_graph import graph_types, node_macs
-from optpipe.core.environment import gpus, package_version
+from optpipe.core.environment import gpu_name, gpus, package_version
 from optpipe.core.precision import LayerType, Precision
 from optpipe.errors import MissingError, StageError
 
@@ -78,7 +78,7 @@ class TensorRT:
 
     def recipe(self, device: Device, options: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG002
         """The library's version, the GPU an engine is tuned for (none when built ahead of time), and the options."""
-        tuned_for = None if self.ahead_of_time or not gpus() else gpus()[0]["name"]
+        tuned_for = None if self.ahead_of_time else gpu_name()
         return {
             "library": self.library,
             "version": package_version(self.package),
@@ -149,8 +149,8 @@ class TensorRT:
         """Engines need a GPU of the kind they were built for."""
         why_not = self.capability(device).why_not
         tuned_for = info.get("gpu")
-        if why_not is None and tuned_for and gpus()[0]["name"] != tuned_for:
-            return f"built for {tuned_for}, this is {gpus()[0]['name']}"
+        if why_not is None and tuned_for and gpu_name() != tuned_for:
+            return f"built for {tuned_for}, this is {gpu_name()}"
         return why_not
 
     def load(self, directory: Path, info: Mapping[str, Any], device: Device, options: Mapping[str, Any]) -> "Session":  # noqa: ARG002

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from optpipe.backends.base import BuildRequest, Built, Capability, Device, checked_options
 from optpipe.backends.tensorrt import ENGINE, TENSORRT
 from optpipe.backends.torch_program import PRECISIONS, exported, program_layers
-from optpipe.core.environment import gpus, package_version
+from optpipe.core.environment import gpu_name, gpus, package_version
 from optpipe.core.precision import Precision
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class TorchTensorRT:
         return {
             "torch_tensorrt": package_version("torch-tensorrt"),
             "torch": package_version("torch"),
-            "gpu": gpus()[0]["name"] if gpus() else None,
+            "gpu": gpu_name(),
             "options": checked_options(options, {"workspace_bytes": 0}, self.name),
         }
 
@@ -83,7 +83,7 @@ class TorchTensorRT:
             require_full_compilation=True,
         )
         (request.directory / ENGINE).write_bytes(plan)
-        return Built(program_layers(program, request.precision), ENGINE, {"gpu": gpus()[0]["name"]})
+        return Built(program_layers(program, request.precision), ENGINE, {"gpu": gpu_name()})
 
     def runnable(self, info: Mapping[str, Any], device: Device) -> str | None:
         """As a TensorRT engine."""

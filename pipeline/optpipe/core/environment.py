@@ -48,6 +48,11 @@ def gpus() -> tuple[dict[str, Any], ...]:
         pynvml.nvmlShutdown()
 
 
+def gpu_name() -> str | None:
+    """The first GPU's name, which engines are tuned for; None without one."""
+    return gpus()[0]["name"] if gpus() else None
+
+
 def _gpu(nvml: Any, index: int) -> dict[str, Any]:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)

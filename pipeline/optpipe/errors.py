@@ -47,3 +47,8 @@ class GateError(OptpipeError):
     """A stage finished and its result is outside what was asked for: a judged FAIL."""
 
     exit_status = ExitStatus.FAIL
+
+
+def first_line(error: BaseException) -> str:
+    """A library's error on one line, for a message that adds the way out; its type's name where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:240]

@@ -15,7 +15,7 @@ from optpipe.core.runs import write_json
 from optpipe.core.sealed import sign
 from optpipe.core.store import Store
 from optpipe.core.verdict import Verdict
-from optpipe.sources.base import first_line
+from optpipe.errors import first_line
 from optpipe.stages.again import disagreements, unreadable
 from optpipe.stages.collect import BUILDS, Wanted, collected
 from optpipe.stages.dossier import Checked, checked_dossier, finished, verdict_document

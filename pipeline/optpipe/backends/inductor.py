@@ -13,7 +13,7 @@ from optpipe.backends.torch_eager import tensor_records, torch_capability
 from optpipe.backends.torch_program import PRECISIONS, exported, program_layers, set_float32_products
 from optpipe.core.environment import cpu_model, gpu_name, package_version
 from optpipe.core.precision import Precision
-from optpipe.errors import StageError
+from optpipe.errors import StageError, first_line
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -78,7 +78,7 @@ class Inductor:
                 program, package_path=str(request.directory / PACKAGE), inductor_configs=configs
             )
         except InductorError as error:
-            message = f"AOTInductor could not compile {request.card.name}: {str(error).strip().splitlines()[0][:240]}"
+            message = f"AOTInductor could not compile {request.card.name}: {first_line(error)}"
             raise StageError(message) from error
         info = {
             **tensor_records(request),

@@ -49,8 +49,3 @@ class NoWeightsError(OptpipeError):
     def __init__(self, reason: str, host: str) -> None:
         super().__init__(reason)
         self.host = host
-
-
-def first_line(error: Exception) -> str:
-    """A library's error on one line, for a message that adds the way out."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

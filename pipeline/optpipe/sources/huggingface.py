@@ -13,8 +13,8 @@ from optpipe.core.environment import package_version
 from optpipe.core.hashing import file_sha256, text_sha256
 from optpipe.core.tensors import InputSpec
 from optpipe.core.weights import WeightsRecord, WeightsRequest
-from optpipe.errors import BadInputError, MissingError
-from optpipe.sources.base import BATCH, Loaded, NoWeightsError, first_line
+from optpipe.errors import BadInputError, MissingError, first_line
+from optpipe.sources.base import BATCH, Loaded, NoWeightsError
 from optpipe.sources.modules import flat_module
 from optpipe.sources.transform import transform_from_processor
 from optpipe.sources.weights import module_weights_sha256, with_weights

@@ -9,7 +9,7 @@ from optpipe.core.card import ModelCard, Task
 from optpipe.core.hashing import file_sha256
 from optpipe.core.tensors import DTYPES, InputSpec, Shape
 from optpipe.core.weights import WeightsRecord, WeightsRequest
-from optpipe.errors import BadInputError
+from optpipe.errors import BadInputError, first_line
 from optpipe.sources.base import BATCH, Loaded
 
 OLDEST_OPSET = 9
@@ -75,7 +75,7 @@ def onnx_from_file(path: Path) -> Any:
         model = onnx.load(path)
     except (DecodeError, onnx.checker.ValidationError, OSError, ValueError, RuntimeError) as error:
         message = (
-            f"{path} is not a complete ONNX file: {str(error).splitlines()[0][:160]}\n"
+            f"{path} is not a complete ONNX file: {first_line(error)}\n"
             "it may be truncated, of another format, or without its external data"
         )
         raise BadInputError(message) from error
@@ -92,7 +92,7 @@ def onnx_from_file(path: Path) -> Any:
     try:
         onnx.checker.check_model(str(path))
     except (onnx.checker.ValidationError, ValueError) as error:
-        message = f"{path} is not valid ONNX: {str(error).strip().splitlines()[0][:200]}"
+        message = f"{path} is not valid ONNX: {first_line(error)}"
         raise BadInputError(message) from error
     return model
 

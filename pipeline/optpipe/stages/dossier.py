@@ -11,8 +11,7 @@ from optpipe.core.criteria import Judged
 from optpipe.core.quantity import RECORDED_UNITS, Dimension
 from optpipe.core.runs import runs_in, write_json
 from optpipe.core.sealed import SIGNATURE, broken, seal, signature_problem
-from optpipe.errors import BadInputError
-from optpipe.sources.base import first_line
+from optpipe.errors import BadInputError, first_line
 from optpipe.stages.again import disagreements, unreadable, untrue_figures
 from optpipe.stages.judge import (
     REQUEST,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.core.measurement import Scenario
-from optpipe.errors import OptpipeError
+from optpipe.errors import OptpipeError, first_line
 from optpipe.worker.checks import Reservoir, answers_before, cache_probe, outputs_verdict
 from optpipe.worker.lanes import CpuLane, CudaLane, Lane
 from optpipe.worker.loading import session_from_loader
@@ -45,7 +45,7 @@ def main() -> None:
     except Exception as error:
         if not _out_of_memory(error):
             raise
-        events.write(json.dumps({"event": "out-of-memory", "message": str(error).strip().splitlines()[0][:240]}) + "\n")
+        events.write(json.dumps({"event": "out-of-memory", "message": first_line(error)}) + "\n")
 
 
 class Worker:

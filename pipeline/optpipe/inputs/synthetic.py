@@ -1,38 +1,29 @@
 """Seeded stand-ins for real inputs, for when there are none; whoever uses them must say so."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-LABEL = "synthetic"
+TOKENS = 1000
+"""Every vocabulary has as many."""
 
 
-@dataclass(frozen=True, slots=True)
-class Synthetic:
-    """A made-up tensor with the words that must stand beside every figure measured with it."""
-
-    values: NDArray[np.generic]
-    label: str
-
-
-def synthetic_tensor(shape: Sequence[int], dtype: DTypeLike = np.float32, seed: int = 0, high: int = 1000) -> Synthetic:
+def synthetic_tensor(shape: Sequence[int], dtype: DTypeLike = np.float32, seed: int = 0) -> NDArray[np.generic]:
     """Makes a tensor like a model's real input, different in every row of the batch.
 
     Four axes with 1 or 3 channels: pictures with the spectrum of photographs, zero mean, unit variance. Integers:
-    uniform below `high`, as token identifiers are. Everything else: standard normal.
+    uniform below TOKENS, as token identifiers are. Everything else: standard normal.
     """
     kind = np.dtype(dtype)
     random = np.random.default_rng(seed)
     if kind.kind in "iu":
-        top = min(high, int(np.iinfo(kind).max) + 1)
-        return Synthetic(random.integers(0, top, tuple(shape)).astype(kind), f"{LABEL} (uniform integers, seed {seed})")
+        return random.integers(0, min(TOKENS, int(np.iinfo(kind).max) + 1), tuple(shape)).astype(kind)
     if len(shape) == 4 and shape[1] in (1, 3):
         rows = [_photograph_like(random, shape[2], shape[3], shape[1]) for _ in range(shape[0])]
         values = np.stack([np.moveaxis(row, -1, 0) for row in rows]) if rows else np.zeros(tuple(shape))
-        return Synthetic(values.astype(kind), f"{LABEL} (pictures with the spectrum of photographs, seed {seed})")
-    return Synthetic(random.standard_normal(tuple(shape)).astype(kind), f"{LABEL} (standard normal, seed {seed})")
+        return values.astype(kind)
+    return random.standard_normal(tuple(shape)).astype(kind)
 
 
 def synthetic_picture(height: int, width: int, seed: int = 0) -> NDArray[np.uint8]:

@@ -87,8 +87,7 @@ def matching(where: Where, measured: Sequence[Measured]) -> list[Measured]:
     for one in sorted(measured, key=lambda each: (each.measurement.started_utc or "", each.run)):
         found = one.measurement
         wanted = (where.batch_size, where.scenario, where.mode, where.streams, where.rate_per_s)
-        actual = (found.batch_size, str(found.scenario), str(found.mode), found.streams, found.offered_rate_per_s)
-        if all(want is None or want == has for want, has in zip(wanted, actual, strict=True)):
+        if all(want is None or want == has for want, has in zip(wanted, found.load, strict=True)):
             newest[found.key] = one
     return list(newest.values())
 
@@ -215,14 +214,7 @@ def _regression(criterion: Criterion, evidence: Evidence) -> Sequence[Observatio
 
 def _loss(metric: str, one: Measured, evidence: Evidence) -> Observation:
     contender, about = one.measurement, f"{about_measurement(one.measurement)}, against {evidence.baseline_name}"
-    where = Where(
-        contender.batch_size,
-        str(contender.scenario),
-        str(contender.mode),
-        contender.streams,
-        contender.offered_rate_per_s,
-    )
-    others = matching(where, evidence.baseline)
+    others = matching(Where(*contender.load), evidence.baseline)
     caps = list(measurement_caps(one, evidence))
     if not others:
         cap = Cap(f"the baseline has no measurement of {about_measurement(contender)}", "approve a newer baseline")

@@ -222,13 +222,15 @@ class Measurement:
     started_utc: str | None = None
 
     @property
+    def load(self) -> tuple[int, Scenario, Mode, int, float | None]:
+        """What was put on the subject: batch size, scenario, mode, streams and queries per second."""
+        return self.batch_size, self.scenario, self.mode, self.streams, self.offered_rate_per_s
+
+    @property
     def key(self) -> tuple[object, ...]:
         """What must be equal for two measurements to measure the same thing."""
-        graph = self.subject.cuda_graph
-        return (
-            self.subject.model, self.subject.backend, self.subject.precision, self.subject.device, graph,
-            self.batch_size, self.scenario, self.mode, self.streams, self.offered_rate_per_s,
-        )  # fmt: skip
+        of = self.subject
+        return of.model, of.backend, of.precision, of.device, of.cuda_graph, *self.load
 
 
 def percentile_name(percent: float) -> str:

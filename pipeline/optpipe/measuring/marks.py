@@ -32,15 +32,9 @@ def _marked(found: Measurement, measurements: Sequence[Measurement], cause: str)
 
 def same_load(one: Measurement, other: Measurement) -> bool:
     """Whether two measurements differ in nothing but the build of one model for one runtime and device."""
-
-    def load(each: Measurement) -> tuple[object, ...]:
-        subject = each.subject
-        return (
-            subject.model, subject.backend, subject.device, each.batch_size, each.scenario, each.mode, each.streams,
-            each.offered_rate_per_s,
-        )  # fmt: skip
-
-    return load(one) == load(other)
+    ours, theirs = one.subject, other.subject
+    place = (ours.model, ours.backend, ours.device) == (theirs.model, theirs.backend, theirs.device)
+    return place and one.load == other.load
 
 
 def _clearly_more(one: Estimate, other: Estimate) -> bool:

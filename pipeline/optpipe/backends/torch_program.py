@@ -17,6 +17,9 @@ from optpipe.errors import StageError
 
 _DTYPES = {Precision.FP32: "float32", Precision.TF32: "float32", Precision.FP16: "float16", Precision.BF16: "bfloat16"}
 _NAMES = {"torch.float32": "fp32", "torch.float16": "fp16", "torch.bfloat16": "bf16", "torch.float64": "fp64"}
+_DATA_MOVEMENT = {
+    "_to_copy", "clone", "view", "permute", "expand", "cat", "slice", "select", "unsqueeze", "squeeze", "alias",
+}  # fmt: skip
 PRECISIONS = frozenset(_DTYPES)
 """INT8 is not here: torch's convolutions have no INT8 kernel on a GPU, and simulated quantization would prove nothing."""
 
@@ -113,27 +116,10 @@ def program_layers(program: Any, precision: Precision) -> tuple[LayerType, ...]:
         flops = _flops(flop_registry[packet], node) if packet in flop_registry else 0
         if kind == "fp32" and flops and precision is Precision.TF32:
             kind = "tf32"
-        if flops or packet not in _data_movement(torch.ops.aten):
-            layers.append(LayerType(node.name, str(packet).rpartition(".")[2], kind, flops // 2))
+        op = str(packet).rpartition(".")[2]
+        if flops or op not in _DATA_MOVEMENT:
+            layers.append(LayerType(node.name, op, kind, flops // 2))
     return tuple(layers)
-
-
-def _data_movement(aten: Any) -> frozenset[Any]:
-    return frozenset(
-        (
-            aten._to_copy,
-            aten.clone,
-            aten.view,
-            aten.permute,
-            aten.expand,
-            aten.cat,
-            aten.slice,
-            aten.select,
-            aten.unsqueeze,
-            aten.squeeze,
-            aten.alias,
-        )
-    )
 
 
 def _flops(count: Any, node: Any) -> int:

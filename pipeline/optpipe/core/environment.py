@@ -65,6 +65,11 @@ def _gpu(nvml: Any, index: int) -> dict[str, Any]:
     }
 
 
+def cores() -> int:
+    """The processors this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
 def environment() -> dict[str, Any]:
     """Tool versions, device, driver and host, as they go into a manifest. Names neither the host nor its user."""
     return {

@@ -2,12 +2,12 @@
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from optpipe.backends.registry import options_in_force
+from optpipe.core.environment import cores
 from optpipe.core.events import Listener
 from optpipe.core.manifest import command_line
 from optpipe.core.measurement import MEASUREMENTS_FILE, Measurement, Scenario
@@ -163,7 +163,7 @@ class _Subject:
                     if not self.running.interrupted
                 )
 
-        return tune(measured, self.defaults, cpus=len(self.running.plan.affinity or _cpus()))
+        return tune(measured, self.defaults, cpus=len(self.running.plan.affinity or ()) or cores())
 
     def _one(self, workers: "_Workers", load: Load, options: Mapping[str, Any], *, trial: bool = False) -> Measurement:
         running = self.running
@@ -257,14 +257,6 @@ def _keep_refusal(running: _Running, answer: Answer) -> None:
         error = OptpipeError(answer.message)
         error.exit_status = answer.status
         running.refusals.append(error)
-
-
-def _cpus() -> tuple[int, ...]:
-    import os
-
-    with suppress(OSError):
-        return tuple(sorted(os.sched_getaffinity(0)))
-    return (0,)
 
 
 def bench_record(result: Bench, warnings: Sequence[str]) -> dict[str, Any]:

@@ -3,12 +3,13 @@
 Data sheets: NVIDIA H100/H200/A100/L4/L40S/A10/T4/V100 and B200 product pages; dense rates, without sparsity.
 """
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+
+from optpipe.core.environment import cores
 
 _CPU_REPEATS, _GPU_REPEATS, _GPU_ROUNDS = 20, 5, 4
 
@@ -92,7 +93,7 @@ def measured_cpu_peaks(threads: int | None = None) -> Peaks:
     import torch
 
     before = torch.get_num_threads()
-    torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
+    torch.set_num_threads(threads or cores())
     try:
         rate = max(_product_flops_per_s(torch, size) for size in (512, 1024))
         buffer = torch.zeros(1 << 28, dtype=torch.uint8)

@@ -18,6 +18,7 @@ import numpy as np
 
 from optpipe.backends.base import Session
 from optpipe.backends.registry import BACKENDS
+from optpipe.core.environment import cores
 from optpipe.core.transform import Transform
 from optpipe.inputs.images import batches
 from optpipe.stages.preprocess.dali_pipeline import DaliPlan, bytes_pipeline, reading_pipeline
@@ -256,11 +257,7 @@ def _overlapped(pipeline: Any, consumer: Any, plan: DaliPlan, stream: Any, secon
         take()
     count = len(found["batch_ns"])
     kept = {name: values[:count] for name, values in rows.items() if name != "batch_ns"}
-    return {**kept, "batch_ns": found["batch_ns"], "cpu_share": busy_s / elapsed_s / _cores(), "answers": answers}
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))
+    return {**kept, "batch_ns": found["batch_ns"], "cpu_share": busy_s / elapsed_s / cores(), "answers": answers}
 
 
 def _checked(
@@ -274,7 +271,7 @@ def _checked(
     rows = [paths[index] for index in chosen]
     padded = rows + rows[-1:] * (-len(rows) % plan.batch_size)
     found: list[int] = []
-    for batch in batches(padded, transform, plan.batch_size, threads=_cores()):
+    for batch in batches(padded, transform, plan.batch_size, threads=cores()):
         scores = session.run({spec.name: batch.astype(spec.dtype)})[name]
         found += np.argmax(scores.reshape(len(scores), -1), axis=1).tolist()
     equal = sum(latest[index] == best for index, best in zip(chosen, found[: len(chosen)], strict=True))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from optpipe.core.environment import cores
 from optpipe.core.events import Listener
 from optpipe.core.manifest import command_line
 from optpipe.core.runs import begin_run, finish_run, list_runs, write_json
@@ -16,7 +17,7 @@ from optpipe.errors import BadInputError, ExitStatus
 from optpipe.inputs.images import readable_images, unreadable_text
 from optpipe.stages.preprocess.dali_pipeline import DaliPlan, require_dali
 from optpipe.stages.preprocess.end_to_end import EndToEnd, end_to_end
-from optpipe.stages.preprocess.stage import MOST_SECONDS, automatic_plan, cores, image_transform
+from optpipe.stages.preprocess.stage import MOST_SECONDS, automatic_plan, image_transform
 from optpipe.stages.preprocess.throughput import warm_page_cache
 from optpipe.stages.subjects import StoredArtifact
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optpipe.core.card import ModelCard, Task, card_from_file
-from optpipe.core.environment import gpus
+from optpipe.core.environment import cores, gpus
 from optpipe.core.events import Listener
 from optpipe.core.manifest import command_line
 from optpipe.core.runs import Run, begin_run, finish_run, write_json
@@ -117,11 +117,6 @@ def preprocess(model: Model, request: Request, store: Store, listener: Listener)
         )
     _warn_of_odd_files(proof, listener)
     return _kept(card, weights, transform, images, artifact, proof, speed, store)
-
-
-def cores() -> int:
-    """The processors this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def automatic_plan(decode: str, threads: int | None, batch_size: int | None, resize: str) -> DaliPlan:

@@ -8,8 +8,8 @@ Each part is first measured alone, in the same process, so that overlap can be j
 import os
 import sys
 from collections import deque
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
@@ -134,28 +134,25 @@ class _OnDevice:
 def _consumer(session: Session, plan: DaliPlan, transform: Transform, stream: Any) -> Any:
     if session.device == "cpu":
         return _OnHost(session)
-    height, width = transform.size or (0, 0)
-    return _OnDevice(session, (plan.batch_size, transform.channels, height, width), stream)
+    return _OnDevice(session, _shape(plan, transform), stream)
 
 
-def _stream(device: str) -> AbstractContextManager[Any]:
+def _shape(plan: DaliPlan, transform: Transform) -> tuple[int, int, int, int]:
+    """Of a batch of the model's input."""
+    return plan.batch_size, transform.channels, *(transform.size or (0, 0))
+
+
+@contextmanager
+def _stream(device: str) -> Iterator[Any]:
     """On a GPU a stream of our own, which runtimes take as theirs when they load."""
     if device == "cpu":
-        return nullcontext()
+        yield None
+        return
     import torch
 
     stream = torch.cuda.Stream()
-
-    class Entered:
-        def __enter__(self) -> Any:
-            self._context = torch.cuda.stream(stream)
-            self._context.__enter__()
-            return stream
-
-        def __exit__(self, *reason: Any) -> None:
-            self._context.__exit__(*reason)
-
-    return Entered()
+    with torch.cuda.stream(stream):
+        yield stream
 
 
 def _alone(consumer: Any, paths: list[Path], transform: Transform, plan: DaliPlan) -> dict[str, float]:
@@ -178,8 +175,7 @@ def _rate(pipeline: Any, plan: DaliPlan, seconds: float) -> float:
 
 def _inference(consumer: Any, plan: DaliPlan, transform: Transform, seconds: float) -> tuple[float, float]:
     """Images per second of the artifact alone, and the share of the time that its launches take."""
-    height, width = transform.size or (0, 0)
-    values = np.random.default_rng(0).standard_normal((plan.batch_size, transform.channels, height, width))
+    values = np.random.default_rng(0).standard_normal(_shape(plan, transform))
     tensor: Any = values.astype(transform.pack.dtype)
     if isinstance(consumer, _OnDevice):
         import torch
@@ -267,7 +263,6 @@ def _checked(
     latest = dict(answers)
     chosen = sorted(latest)[:: max(1, len(latest) // CHECKED)][:CHECKED]
     name, spec = session.outputs[0].name, session.inputs[0]
-    equal = 0
     rows = [paths[index] for index in chosen]
     padded = rows + rows[-1:] * (-len(rows) % plan.batch_size)
     found: list[int] = []

@@ -24,6 +24,7 @@ from optpipe.inputs.images import batches
 from optpipe.stages.preprocess.dali_pipeline import DaliPlan, bytes_pipeline, reading_pipeline
 from optpipe.stages.preprocess.measured import timed
 from optpipe.stages.preprocess.processes import QUEUES, answer_jobs
+from optpipe.stages.preprocess.windows import images_per_s
 
 IN_FLIGHT = 2
 """Batches whose answers may be outstanding while the next is launched."""
@@ -170,7 +171,7 @@ def _rate(pipeline: Any, plan: DaliPlan, seconds: float) -> float:
         return perf_counter_ns()
 
     found = timed(batch, seconds, prefetched=plan.prefetch + 1, patience=1.0)
-    return float(plan.batch_size * len(found["batch_ns"]) / (sum(found["batch_ns"]) / 1e9))
+    return images_per_s(found["batch_ns"], plan.batch_size)
 
 
 def _inference(consumer: Any, plan: DaliPlan, transform: Transform, seconds: float) -> tuple[float, float]:
@@ -199,8 +200,7 @@ def _inference(consumer: Any, plan: DaliPlan, transform: Transform, seconds: flo
         launch_ns = 0
 
     found = timed(batch, seconds, prefetched=IN_FLIGHT + 1, patience=1.0, settled=settled)
-    total = sum(found["batch_ns"])
-    return plan.batch_size * len(found["batch_ns"]) / (total / 1e9), launch_ns / total
+    return images_per_s(found["batch_ns"], plan.batch_size), launch_ns / sum(found["batch_ns"])
 
 
 def _overlapped(pipeline: Any, consumer: Any, plan: DaliPlan, stream: Any, seconds: float) -> dict[str, Any]:

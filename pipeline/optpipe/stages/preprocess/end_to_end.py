@@ -1,7 +1,7 @@
 """Files to answers: throughput and latency with preprocessing and inference overlapped, and what limits them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from optpipe.core.verdict import Verdict
 from optpipe.stages.preprocess.dali_pipeline import DaliPlan
 from optpipe.stages.preprocess.processes import result_of
 from optpipe.stages.preprocess.throughput import LIMIT_S, PATIENCE
-from optpipe.stages.preprocess.windows import rate_interval
+from optpipe.stages.preprocess.windows import images_per_s, rate_interval
 
 ANSWERING = "optpipe.stages.preprocess.answering"
 NEAR = 1.15
@@ -45,8 +45,7 @@ class EndToEnd:
     @property
     def images_per_s(self) -> float:
         """Of the overlapped path."""
-        batch_ns = self.measured["batch_ns"]
-        return float(self.plan.batch_size * len(batch_ns) / (sum(batch_ns) / 1e9))
+        return images_per_s(self.measured["batch_ns"], self.plan.batch_size)
 
     @property
     def of_slower_part(self) -> float:
@@ -90,7 +89,7 @@ class EndToEnd:
             "cpu_share": self.measured["cpu_share"],
             "handover": self.measured["handover"],
             "environment": self.measured["environment"] if self.plan.device == "gpu" else {},
-            "bottleneck": {"name": bottleneck.name, "reason": bottleneck.reason},
+            "bottleneck": asdict(bottleneck),
             "answers_checked": self.measured["checked"],
             "verdict": str(self.verdict),
         }

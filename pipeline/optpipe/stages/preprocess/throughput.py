@@ -9,7 +9,7 @@ from optpipe.core.transform import Transform
 from optpipe.errors import StageError
 from optpipe.stages.preprocess.dali_pipeline import DaliPlan
 from optpipe.stages.preprocess.processes import results_of
-from optpipe.stages.preprocess.windows import rate_interval
+from optpipe.stages.preprocess.windows import images_per_s, rate_interval
 
 MEASURED = "optpipe.stages.preprocess.measured"
 PREFETCH_FACTOR = 2
@@ -42,14 +42,14 @@ class Throughput:
     @property
     def images_per_s(self) -> float:
         """All images over all time; 0 where it failed."""
-        return self.batch_size * len(self.batch_ns) / (sum(self.batch_ns) / 1e9) if self.batch_ns else 0.0
+        return images_per_s(self.batch_ns, self.batch_size) if self.batch_ns else 0.0
 
     @property
     def repeated_images_per_s(self) -> tuple[float, ...]:
         """The rate of each repetition."""
         rates, start = [], 0
         for count in self.repeats:
-            rates.append(self.batch_size * count / (sum(self.batch_ns[start : start + count]) / 1e9))
+            rates.append(images_per_s(self.batch_ns[start : start + count], self.batch_size))
             start += count
         return tuple(rates)
 

@@ -7,6 +7,11 @@ WINDOWS = 12
 """A measurement is cut into at most so many windows of equally many batches; their times give the interval."""
 
 
+def images_per_s(batch_ns: Sequence[int], batch_size: int) -> float:
+    """All images over all time."""
+    return batch_size * len(batch_ns) / (sum(batch_ns) / 1e9)
+
+
 def rate_interval(batch_ns: Sequence[int], group: int, batch_size: int) -> tuple[float, float] | None:
     """95 % interval of images per second; None where it cannot be told.
 

@@ -92,7 +92,7 @@ def resized(picture: Picture, step: Resize, arithmetic: Arithmetic, *, border_hi
         filtering = _filtering(step, floats=floats)
         size, pixels = _as_floats(new), picture.pixels
         if arithmetic != "fused":
-            pixels = fn.resize(pixels, size=_only(size, 1), **filtering)  # a side of 0 stays as it is
+            pixels = fn.resize(pixels, size=_width_only(size), **filtering)  # a side of 0 stays as it is
         pixels = fn.resize(pixels, size=size, **filtering)
     low = min(step.size) if step.fit != "long" and step.max_size is None else 1
     return Picture(pixels, new, low, floats or picture.floats)
@@ -246,11 +246,9 @@ def _vector(first: float, second: float) -> Any:
     return np.array([first, second], dtype=np.int32 if whole else np.float32)
 
 
-def _only(sides: Sides, axis: int) -> Any:
-    """`sides` with the other one set to 0."""
-    if isinstance(sides, list | tuple):
-        return [side if index == axis else type(side)(0) for index, side in enumerate(sides)]
-    return sides * _vector(*((1.0, 0.0) if axis == 0 else (0.0, 1.0)))
+def _width_only(size: Any) -> Any:
+    """`size` (as floats) with the height set to 0."""
+    return [0.0, size[1]] if isinstance(size, list) else size * _vector(0.0, 1.0)
 
 
 def _as_floats(sides: Sides) -> Any:

@@ -72,11 +72,7 @@ def dali_from_transform(transform: Transform, plan: DaliPlan, *, prefetch: int |
     require_translatable(transform)
 
     def graph() -> Any:
-        from nvidia.dali import fn, types
-
-        encoded = fn.external_source(name=INPUT, dtype=types.UINT8, ndim=1, device="cpu")
-        picture = decoded_node(encoded, transform, plan)
-        return finished(picture, transform, plan.resize)
+        return finished(_fed(transform, plan), transform, plan.resize)
 
     # declared, so that whoever loads the serialized pipeline can hold its configuration against it
     return _built(graph, plan, prefetch, output_dtype=_dali_type(transform), output_ndim=3)
@@ -88,11 +84,7 @@ def steps_pipeline(transform: Transform, plan: DaliPlan) -> Any:
     require_translatable(transform)
 
     def graph() -> Any:
-        from nvidia.dali import fn, types
-
-        encoded = fn.external_source(name=INPUT, dtype=types.UINT8, ndim=1, device="cpu")
-        picture = decoded_node(encoded, transform, plan)
-        return every_output(picture, transform, plan.resize)
+        return every_output(_fed(transform, plan), transform, plan.resize)
 
     return _built(graph, plan, 1)
 
@@ -153,6 +145,13 @@ def bytes_pipeline(paths: Sequence[Path], plan: DaliPlan) -> Any:
         return encoded
 
     return _built(graph, replace(plan, decode="cpu", device="cpu"), None, conditionals=False)
+
+
+def _fed(transform: Transform, plan: DaliPlan) -> Picture:
+    """Encoded files at the pipeline's input, decoded."""
+    from nvidia.dali import fn, types
+
+    return decoded_node(fn.external_source(name=INPUT, dtype=types.UINT8, ndim=1, device="cpu"), transform, plan)
 
 
 def decoded_node(encoded: Any, transform: Transform, plan: DaliPlan, index: Any = None) -> Picture:

@@ -1,7 +1,8 @@
 """`optpipe preprocess`, as plain calls: derive, prove, measure, keep the evidence."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -184,34 +185,28 @@ def chosen_images(card: ModelCard, request: Request, listener: Listener) -> tupl
     return found, [card.labels.index(truth[path]) for path in found.paths]
 
 
-class model_outputs:
+@contextmanager
+def model_outputs(graph: Path, card: ModelCard) -> Iterator[Callable[["np.ndarray"], "np.ndarray"]]:
     """The exported model on ONNX Runtime's CPU provider in FP32; a function from a batch to the first output."""
+    import numpy as np
 
-    def __init__(self, graph: Path, card: ModelCard) -> None:
-        from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
+    from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
 
-        self._session = OnnxRuntimeSession(graph, "cpu", {}, tf32=False)
-        self._card = card
+    spec = card.inputs[0]
+    smallest, largest = spec.min[0], spec.max[0]
+    with OnnxRuntimeSession(graph, "cpu", {}, tf32=False) as session:
 
-    def __enter__(self) -> Callable[["np.ndarray"], "np.ndarray"]:
-        return self._infer
+        def infer(batch: "np.ndarray") -> "np.ndarray":
+            outputs = []
+            for start in range(0, len(batch), largest):
+                part = batch[start : start + largest]
+                short = max(0, smallest - len(part))
+                padded = np.concatenate([part, np.repeat(part[-1:], short, axis=0)]) if short else part
+                found = session.run({spec.name: padded.astype(spec.dtype)})
+                outputs.append(found[session.outputs[0].name][: len(part)])
+            return np.concatenate(outputs).astype(np.float32)
 
-    def __exit__(self, *_: object) -> None:
-        self._session.__exit__(None, None, None)
-
-    def _infer(self, batch: "np.ndarray") -> "np.ndarray":
-        import numpy as np
-
-        spec = self._card.inputs[0]
-        smallest, largest = spec.min[0], spec.max[0]
-        outputs = []
-        for start in range(0, len(batch), largest):
-            part = batch[start : start + largest]
-            short = max(0, smallest - len(part))
-            padded = np.concatenate([part, np.repeat(part[-1:], short, axis=0)]) if short else part
-            found = self._session.run({spec.name: padded.astype(spec.dtype)})
-            outputs.append(found[self._session.outputs[0].name][: len(part)])
-        return np.concatenate(outputs).astype(np.float32)
+        yield infer
 
 
 def _warn_of_odd_files(proof: Parity, listener: Listener) -> None:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from optpipe.calibrators.placement import Target
 
 REVISION = 1
+LOG = "modelopt.log"
+"""What ModelOpt said while it worked; kept with the graph."""
 CHOSEN_ON = 32
 """Images on which a build chooses the method: the one whose INT8 graph keeps the outputs nearest to FP32's."""
 
@@ -97,7 +99,7 @@ def graph_from_table(
 
 def _in_half(graph: Any, directory: Path) -> Any:
     """FP16 around the Q/DQ pairs, inputs and outputs in FP32, by ModelOpt, which knows which operators must not follow."""
-    with output_to(directory / "modelopt.log"):
+    with output_to(directory / LOG):
         from modelopt.onnx.autocast import convert_to_f16
 
         return convert_to_f16(graph, keep_io_types=True)

@@ -14,7 +14,8 @@ from optpipe.core.precision import Precision
 from optpipe.core.quiet import output_to
 from optpipe.core.store import Entry, Store
 from optpipe.stages.export import ONNX, REFERENCE
-from optpipe.stages.int8 import int8_graph
+from optpipe.stages.int8 import LOG, int8_graph
+from optpipe.stages.verify import reference_tensors
 
 REVISION = 1
 FP16_HEADROOM = 65504 / 8
@@ -22,8 +23,6 @@ FP16_HEADROOM = 65504 / 8
 BF16_OPSET = 22
 """The first opset whose Conv takes BF16."""
 CONVERTED = "converted.onnx"
-LOG = "modelopt.log"
-"""What ModelOpt said while it worked; kept with the graph."""
 
 
 def graph_in_precision(
@@ -62,10 +61,8 @@ def _half(precision: Precision, model: Entry, reference: Entry, store: Store, li
         import onnx
         from modelopt.onnx.autocast import convert_to_mixed_precision
 
-        with np.load(reference.file(REFERENCE)) as stored:
-            inputs = {name.removeprefix("input:"): stored[name] for name in stored.files if name.startswith("input:")}
         samples = directory / "samples.npz"
-        np.savez(samples, **inputs)
+        np.savez(samples, **reference_tensors(reference.file(REFERENCE)).inputs)  # type: ignore[arg-type]
         with output_to(directory / LOG):
             graph = convert_to_mixed_precision(
                 str(_in_opset(BF16_OPSET, model, directory) if precision is Precision.BF16 else model.file(ONNX)),

@@ -10,6 +10,7 @@ from optpipe.core.manifest import command_line
 from optpipe.core.runs import begin_run, finish_run, write_json
 from optpipe.core.store import Store
 from optpipe.errors import BadInputError
+from optpipe.stages.again import EVALUATION, PREDICTIONS
 from optpipe.stages.evaluate import (
     artifacts_of,
     evaluated,
@@ -20,9 +21,6 @@ from optpipe.stages.evaluate import (
 from optpipe.stages.export import CARD, exportable, exported_model
 from optpipe.stages.model import Model
 from optpipe.stages.task_data import label_indices, sample_set
-
-RESULT = "evaluate.json"
-PREDICTIONS = "predictions.parquet"
 
 
 def evaluation_run(
@@ -83,7 +81,7 @@ def evaluation_run(
         "results": list(result_rows(rows, labels, bool(weights["trained"]), budget)),
         "run_dir": str(run.path),
     }
-    write_json(run.path / RESULT, record)
+    write_json(run.path / EVALUATION, record)
     parents = [exported.id, *(each.id for each in artifacts)]
     details = {"model": card.name, "dataset": record["dataset"], "trained": bool(weights["trained"])}
     finish_run(run, command=shlex.split(command_line()), parents=parents, details=details)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.core.events import Listener
+from optpipe.stages.again import PROFILE
 from optpipe.trace.analysis import analysis_from_trace, measured_part
 from optpipe.trace.diff import Diff, diff
 from optpipe.trace.files import redact, trace_from_path
@@ -23,7 +24,7 @@ def profile_recording(path: Path, range_name: str | None, listener: Listener) ->
 def _known_beside(path: Path, range_name: str | None) -> dict[str, Any]:
     """What a profile's run knows of the stage whose folder is `path`, beside the trace: its graph, its times outside nsys."""
     try:
-        stages = json.loads((path.parent / "profile.json").read_text(encoding="utf-8"))["stages"]
+        stages = json.loads((path.parent / PROFILE).read_text(encoding="utf-8"))["stages"]
         mine = (each for each in stages if each.get("recording", {}).get("folder") == path.name)
         stage = next((each for each in mine if each["recording"]["range"] == range_name), None)
         if stage is None:

@@ -14,6 +14,7 @@ from optpipe.core.runs import MANIFEST, OpenRun, begin_run, finish_run, write_js
 from optpipe.core.store import Entry, Store
 from optpipe.errors import ExitStatus, OptpipeError
 from optpipe.inputs.samples import samples_for
+from optpipe.stages.again import PROFILE
 from optpipe.stages.build import BuiltArtifact
 from optpipe.stages.export import CARD, ONNX
 from optpipe.stages.preprocess.dali_pipeline import DaliPlan
@@ -105,7 +106,7 @@ def profile_model(
 def _finish(
     run: OpenRun, documents: Sequence[dict[str, Any]], command: Sequence[str], parents: Sequence[str], status: str
 ) -> None:
-    write_json(run.path / "profile.json", {"stages": documents})
+    write_json(run.path / PROFILE, {"stages": documents})
     stages = [{"name": each["name"], "bottleneck": each.get("bottleneck")} for each in documents]
     finish_run(run, command=command, parents=parents, details={"stages": stages}, status=status)
 

@@ -15,6 +15,7 @@ from optpipe.core.store import Store
 from optpipe.core.verdict import Verdict, combined
 from optpipe.errors import BadInputError, ExitStatus
 from optpipe.inputs.images import readable_images, unreadable_text
+from optpipe.stages.again import PREPROCESSING
 from optpipe.stages.preprocess.dali_pipeline import DaliPlan, require_dali
 from optpipe.stages.preprocess.end_to_end import EndToEnd, end_to_end
 from optpipe.stages.preprocess.stage import MOST_SECONDS, automatic_plan, image_transform
@@ -116,7 +117,7 @@ def plan_for(artifact: StoredArtifact, batch_size: int | None, store: Store, lis
 def tuned_plan(model: str, store: Store, *, gpu: bool) -> DaliPlan | None:
     """What the newest `optpipe preprocess` of `model` found fastest on this kind of device; None where none ran."""
     for run in reversed(list_runs(store.workspace, "preprocess")):
-        file = run.path / "preprocess.json"
+        file = run.path / PREPROCESSING
         if run.manifest["details"].get("model") != model or not file.is_file():
             continue
         tuned = json.loads(file.read_text(encoding="utf-8"))["tuned"]

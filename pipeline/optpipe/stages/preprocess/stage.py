@@ -19,6 +19,7 @@ from optpipe.core.verdict import Verdict
 from optpipe.errors import BadInputError
 from optpipe.inputs.images import Images, readable_images, unreadable_text
 from optpipe.inputs.samples import labelled_files
+from optpipe.stages.again import PREPROCESSING
 from optpipe.stages.export import CARD, ONNX, exportable, exported_model
 from optpipe.stages.model import Model
 from optpipe.stages.preprocess.artifact import PIPELINE, preprocessing_artifact
@@ -271,7 +272,7 @@ def _kept(
         "verdict": str(proof.judgement.verdict),
         "run_dir": str(run.path),
     }
-    write_json(run.path / "preprocess.json", record)
+    write_json(run.path / PREPROCESSING, record)
     finished = finish_run(
         run, command=shlex.split(command_line()), parents=(artifact.id,), details={"model": card.name}
     )

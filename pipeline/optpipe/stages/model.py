@@ -10,6 +10,7 @@ from typing import Any
 
 from optpipe.core.events import Listener
 from optpipe.core.hashing import value_sha256
+from optpipe.core.runs import write_json
 from optpipe.core.tensors import Shape
 from optpipe.core.weights import WeightsRequest
 from optpipe.sources.base import Loaded, NoWeightsError, Source
@@ -66,7 +67,7 @@ def with_available_weights(model: Model, workspace: Path, listener: Listener) ->
             model.loaded()
         except NoWeightsError as error:
             reason = str(error)
-            _remember(memory, reason, error.host)
+            write_json(memory, {"reason": reason, "host": error.host})
         else:
             memory.unlink(missing_ok=True)
             return model
@@ -84,13 +85,6 @@ def _remembered(memory: Path) -> str | None:
         return None if _answers(record["host"]) else str(record["reason"])
     except (OSError, ValueError, KeyError):
         return None
-
-
-def _remember(memory: Path, reason: str, host: str) -> None:
-    memory.parent.mkdir(parents=True, exist_ok=True)
-    scratch = memory.with_suffix(f".{os.getpid()}")
-    scratch.write_text(json.dumps({"reason": reason, "host": host}), encoding="utf-8")
-    scratch.replace(memory)
 
 
 def _answers(host: str) -> bool:

@@ -120,7 +120,7 @@ class _Subject:
             return
         with _Workers(self) as workers:
             if plan.load.scenario is Scenario.SERVER and plan.slo is not None:
-                self._search_rate(workers, sizes[0], options[sizes[0]], limits)
+                self._search_rate(workers, sizes[0], options[sizes[0]], plan.slo, limits)
                 return
             found = sweep(
                 lambda size: self._one(workers, replace(plan.load, batch_size=size), nearest_options(options, size)),
@@ -132,11 +132,9 @@ class _Subject:
             limits.append(_limit_of(self.artifact, plan.slo, largest_inside(found, plan.slo), nearest(found, plan.slo)))
 
     def _search_rate(
-        self, workers: "_Workers", size: int, options: Mapping[str, Any], limits: list[dict[str, Any]]
+        self, workers: "_Workers", size: int, options: Mapping[str, Any], slo: Slo, limits: list[dict[str, Any]]
     ) -> None:
         plan = self.running.plan
-        if plan.slo is None:
-            return
         quick = replace(plan.load, batch_size=size, scenario=Scenario.SINGLE_STREAM, percentile=50.0, min_seconds=1.0)
         first = self._one(workers, quick, options)
         if first.latency is None:
@@ -144,9 +142,9 @@ class _Subject:
         found, best = highest_rate(
             lambda rate: self._one(workers, replace(plan.load, batch_size=size, rate_per_s=rate), options),
             first.latency.mean / 1e3,
-            plan.slo,
+            slo,
         )
-        limits.append(_limit_of(self.artifact, plan.slo, best, nearest(found, plan.slo)))
+        limits.append(_limit_of(self.artifact, slo, best, nearest(found, slo)))
 
     def _tuned(self, sizes: Sequence[int]) -> tuple[Trial, ...]:
         quick = replace(

@@ -15,7 +15,7 @@ from optpipe.core.runs import Run, begin_run, finish_run, write_json
 from optpipe.core.store import Store
 from optpipe.errors import ExitStatus
 from optpipe.measuring.interleave import Comparison, Metric, interleaved
-from optpipe.measuring.measure import Frame, Load, measure
+from optpipe.measuring.measure import Load, measure
 from optpipe.measuring.process import WorkerProcess
 from optpipe.stages.bench_subject import BenchPlan, prepared, subject_of
 from optpipe.stages.subjects import StoredArtifact, checked_batches
@@ -98,13 +98,7 @@ def _side(
 
     def measured(name: str) -> Measurement:
         with WorkerProcess(session, scratch) as worker:
-            found = measure(
-                worker,
-                subject_of(artifact, options),
-                load,
-                name,
-                Frame(directory, frame.limits, frame.inputs, frame.caveats),
-            )[0]
+            found = measure(worker, subject_of(artifact, options), load, name, frame)[0]
         step.advance()
         return found
 

@@ -11,7 +11,7 @@ from optpipe.core.measurement_json import document_of, measurement_from_json, me
 from optpipe.core.runs import MANIFEST, OpenRun, finish_run, write_json
 from optpipe.errors import BadInputError, ExitStatus
 from optpipe.measuring.measure import recovered
-from optpipe.stages.bench import Bench
+from optpipe.stages.bench import Bench, bench_record
 
 
 def recover(directory: Path) -> Bench:
@@ -47,8 +47,6 @@ def recover(directory: Path) -> Bench:
 
 def recovered_record(result: Bench, warnings: Sequence[str]) -> dict[str, Any]:
     """The JSON document of `optpipe bench --recover`: as of `bench`, and DONE because recovering is what was asked."""
-    from optpipe.stages.bench import bench_record
-
     return {**bench_record(result, warnings), "exit_status": int(ExitStatus.DONE)}
 
 

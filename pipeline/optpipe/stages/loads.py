@@ -28,8 +28,8 @@ def loads_of(
             needed[where] = _for(criterion, needed.get(where) or _load(where, min_seconds, max_seconds))
     loads = list(needed.values()) or [_load(_spelled_out(Where()), min_seconds, max_seconds)]
     alike = sorted(loads, key=lambda load: (_order(load), load.batch_size))
-    groups = groupby(alike, key=_order)
-    return [(found[0], tuple(dict.fromkeys(load.batch_size for load in found))) for found in map(_members, groups)]
+    groups = [list(found) for _, found in groupby(alike, key=_order)]
+    return [(found[0], tuple(dict.fromkeys(load.batch_size for load in found))) for found in groups]
 
 
 def _spelled_out(where: Where) -> Where:
@@ -40,10 +40,6 @@ def _spelled_out(where: Where) -> Where:
         mode=where.mode or str(Mode.COMPUTE),
         streams=where.streams or 1,
     )
-
-
-def _members(group: tuple[object, Iterable[Load]]) -> list[Load]:
-    return list(group[1])
 
 
 def _load(where: Where, min_seconds: float, max_seconds: float) -> Load:

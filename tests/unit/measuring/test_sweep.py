@@ -7,15 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.fakes.measurements import planted
 
 from optpipe.core.measurement import (
-    Estimate,
-    LatencySummary,
-    Measurement,
-    Mode,
-    Percentile,
     Reason,
-    Scenario,
     Subject,
     Validity,
 )
@@ -29,19 +24,9 @@ from optpipe.stats.ratio import Change
 
 
 def measurement(batch, latency_ms, *, name="m", reasons=(), options=None, rate=None):
-    percentiles = tuple(Percentile(p, latency_ms, (latency_ms * 0.99, latency_ms * 1.01)) for p in (50.0, 99.0))
-    return Measurement(
-        id=name,
-        subject=Subject("a", "fake", "fp32", "cpu", options=options or {}),
-        batch_size=batch,
-        scenario=Scenario.SINGLE_STREAM,
-        mode=Mode.COMPUTE,
-        verdict=Validity.INVALID if reasons else Validity.VALID,
-        reasons=tuple(Reason(code, code, "remedy", invalidates=True) for code in reasons),
-        latency=LatencySummary(1000, percentiles, latency_ms, latency_ms, latency_ms, 0.0, {}),
-        throughput_images_per_s=Estimate(batch / latency_ms * 1e3),
-        offered_rate_per_s=rate,
-    )
+    subject = Subject("a", "fake", "fp32", "cpu", options=options or {})
+    invalid = [Reason(code, code, "remedy", invalidates=True) for code in reasons]
+    return planted(subject, batch, latency_ms, reasons=invalid, id=name, offered_rate_per_s=rate)
 
 
 def runtime(fixed_ms, per_image_ms, memory=10**9):

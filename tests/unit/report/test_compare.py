@@ -7,6 +7,7 @@ import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.fakes.console import text_of
 
 from optpipe.core.comparison import Goal
 from optpipe.core.evidence import Measured
@@ -196,15 +197,9 @@ def test_different_clocks_are_not_compared():
 
 @pytest.mark.parametrize("width", [80, 100, 160])
 def test_the_table_fits_the_terminal(measured_workspace, width):
-    from io import StringIO
-
-    from rich.console import Console
-
     from optpipe.reporters.terminal_compare import comparison_table
 
-    written = StringIO()
-    Console(file=written, width=width).print(comparison_table(overview(measured_workspace.store).comparison))
-    lines = written.getvalue().splitlines()
+    lines = text_of(comparison_table(overview(measured_workspace.store).comparison), width=width).splitlines()
     header = next(line for line in lines if "p50 ms" in line)
     assert "p99 ms" in header, "a folded header is unreadable"
     assert "speed-up" in header

@@ -2,7 +2,7 @@
 
 import polars as pl
 import pytest
-from rich.console import Console
+from tests.fakes.console import text_of
 
 from optpipe.core.measurement_json import measurements_of
 from optpipe.core.policy import policy_from_toml
@@ -118,10 +118,7 @@ def test_signoff_says_that_nothing_was_measured_beside_int8(built, tmp_path) -> 
     workspace.bench(slow, mean_ms=10.0)
     document, _ = signed(workspace, tmp_path)
     assert [note["code"] for note in document["notes"]] == ["int8-alone", "int8-causes"]
-    console = Console(width=200)
-    with console.capture() as capture:
-        console.print(verdict_table(document, None))
-    assert "no wider type was measured beside it" in capture.get()
+    assert "no wider type was measured beside it" in text_of(verdict_table(document, None), width=200)
 
 
 def test_samples_that_calibrated_a_build_widen_what_is_judged(built) -> None:

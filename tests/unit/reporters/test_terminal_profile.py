@@ -1,11 +1,10 @@
 """A profile as people read it: every golden trace can be shown, and the answer comes first."""
 
 from collections.abc import Callable
-from io import StringIO
 from pathlib import Path
 
 import pytest
-from rich.console import Console
+from tests.fakes.console import text_of
 from tests.golden import phenomena
 from tests.golden.nsys_export import Recording
 
@@ -19,16 +18,10 @@ from optpipe.trace.report import document_from_profile, profile_from_trace
 BUILDERS = [value for value in vars(phenomena).values() if callable(value) and value.__module__ == phenomena.__name__]
 
 
-def _text(renderable: object) -> str:
-    console = Console(file=StringIO(), width=140, highlight=False)
-    console.print(renderable)
-    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
-
-
 @pytest.mark.parametrize("build", BUILDERS, ids=lambda build: build.__name__)
 def test_the_answer_comes_first(build: Callable[[], Recording], tmp_path: Path) -> None:
     trace = trace_from_sqlite(build().write(tmp_path / "trace.sqlite"))
-    text = _text(profile_text(document_from_profile(profile_from_trace(trace)), short_name))
+    text = text_of(profile_text(document_from_profile(profile_from_trace(trace)), short_name))
     assert text.startswith(("limited by ", "no verdict: "))
 
 
@@ -36,7 +29,7 @@ def test_names_with_brackets_are_no_markup(tmp_path: Path) -> None:
     recording = Recording()
     recording.range("[bold]layer[/bold]", 0, 10)
     trace = trace_from_sqlite(recording.write(tmp_path / "trace.sqlite"))
-    assert "[bold]layer[/bold]" in _text(profile_text(document_from_profile(profile_from_trace(trace)), short_name))
+    assert "[bold]layer[/bold]" in text_of(profile_text(document_from_profile(profile_from_trace(trace)), short_name))
 
 
 def test_what_is_withheld_is_not_printed(tmp_path: Path) -> None:
@@ -45,7 +38,7 @@ def test_what_is_withheld_is_not_printed(tmp_path: Path) -> None:
     document = document_from_profile(profile_from_trace(trace, unprofiled_iteration_ns=50_000))
     assert document["iterations"]["period_ns"] is None
     assert "withheld" in document["gaps"]
-    text = _text(profile_text(document, short_name))
+    text = text_of(profile_text(document, short_name))
     assert text.startswith("limited by launch (")
     assert "3 iterations (iter): 50.0 µs each without the profiler, of which GPU 8.00 µs in 4 kernels" in text
     printed, _, quality = text.partition("quality, overhead")
@@ -61,7 +54,7 @@ def test_times_that_contradict_each_other_are_not_printed(tmp_path: Path) -> Non
     trace = trace_from_sqlite(phenomena.launch_bound().write(tmp_path / "trace.sqlite"))
     document = document_from_profile(profile_from_trace(trace, unprofiled_iteration_ns=200_000))
     assert document["trace_quality"]["verdict"] == "INCONCLUSIVE"
-    text = _text(profile_text(document, short_name))
+    text = text_of(profile_text(document, short_name))
     assert "3 iterations (iter), of which GPU 8.00 µs in 4 kernels" in text
     assert "other work ran beside one of the two" in " ".join(text.split())
 
@@ -78,7 +71,7 @@ def test_what_ncu_counted_stands_below_the_roofline(tmp_path: Path) -> None:
         "compute_peak_percent": 40.0,
     }
     document["roofline"]["ncu"] = [{**row, "dram_bytes_per_s": 1e12, "memory_peak_share": 0.25}]
-    text = _text(profile_text(document, short_name))
+    text = text_of(profile_text(document, short_name))
     line = next(line for line in text.splitlines() if line.startswith(" gemm"))
     assert "25%" in line
     assert "3,000" in line
@@ -89,6 +82,6 @@ def test_a_diff_says_what_became_slower(tmp_path: Path) -> None:
         analysis_from_trace(trace_from_sqlite(recording.write(tmp_path / f"{name}.sqlite")))
         for name, recording in (("before", phenomena.launch_bound()), ("after", phenomena.gpu_bound()))
     )
-    text = _text(diff_text(diff(before, after).document(), short_name))
+    text = text_of(diff_text(diff(before, after).document(), short_name))
     assert "slower" in text
     assert "+1025%" in text  # four kernels of 2 µs per iteration against one of 90 µs

@@ -61,13 +61,6 @@ class Judged:
     waived: str | None = None
     """The reason given for setting this criterion aside; its own verdict stays as it is."""
 
-    @property
-    def observed_text(self) -> str:
-        """The observed value with its interval, or a dash."""
-        if self.observation is None:
-            return "–"
-        return _observed_text(self.observation, self.dimension)
-
 
 def judge(criterion: Criterion, found: Sequence[Observation] | Missing) -> Judged:
     """Holds `criterion` against everything observed for it: the worst observation decides and is the one shown."""

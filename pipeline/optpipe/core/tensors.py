@@ -1,6 +1,6 @@
 """Tensors by name, type and shape, and the shapes an engine is built for."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -62,12 +62,6 @@ class InputSpec:
     def with_batch(self, low: int, usual: int, high: int) -> "InputSpec":
         """The same input with another range for its first dimension."""
         return replace(self, min=(low, *self.min[1:]), opt=(usual, *self.opt[1:]), max=(high, *self.max[1:]))
-
-    def holds(self, shape: Sequence[int]) -> bool:
-        """Whether the profile covers `shape`."""
-        return len(shape) == len(self.min) and all(
-            low <= size <= high for low, size, high in zip(self.min, shape, self.max, strict=True)
-        )
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form; `input_from_dict` reads it."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from math import log10, sqrt
 from typing import TYPE_CHECKING, Any
 
 from optpipe.core.precision import Precision
@@ -70,8 +71,6 @@ def row_errors(reference: "np.ndarray", got: "np.ndarray") -> "dict[str, np.ndar
 
 def pooled_error(name: str, rows: "Mapping[str, np.ndarray]") -> OutputError:
     """The error figures over all samples together, from what `row_errors` gave for each."""
-    from math import log10, sqrt
-
     if not rows["finite"].all():
         return _as_wrong_as_can_be(name)
     norm, distance, length = (sqrt(float(rows[f"{of}_square"].sum())) for of in ("reference", "difference", "output"))

@@ -115,7 +115,7 @@ class Worker:
             "steady": load.steady,
             "stopped": stopped,
             "host_peak_bytes": _peak_resident_bytes(),
-            "rotation_bytes": turns.nbytes if lanes and isinstance(lanes[0], CudaLane) else 0,
+            "rotation_bytes": turns.nbytes if isinstance(lanes[0], CudaLane) else 0,
             "rotated": len(turns.batches),
             "output_check": self._checked(kept, lanes, before, turns),
             "cache_probe": cache_probe(

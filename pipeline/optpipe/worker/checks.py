@@ -6,6 +6,7 @@ one, as a cache would?
 """
 
 from collections.abc import Mapping, Sequence
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 from optpipe.stats.ratio import SMALLEST_ROUNDS, ratio_of_rounds
@@ -24,8 +25,6 @@ class Reservoir:
     """A uniform random sample of a stream whose length nobody knows (Vitter's algorithm R); seeded."""
 
     def __init__(self, size: int, seed: int) -> None:
-        from random import Random
-
         self.size, self._random, self._seen = size, Random(seed), 0
         self.kept: list[tuple[int, Any]] = []
 

@@ -8,6 +8,7 @@ Poisson arrivals in an open loop; a query's latency starts when it was due, so f
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from random import Random
 from statistics import median
 from threading import Lock
 from time import perf_counter_ns, sleep
@@ -144,8 +145,6 @@ def _multi_stream(load: Load) -> None:
 
 
 def _server(load: Load) -> None:
-    from random import Random
-
     point, lane, write, size = load.point, load.lanes[0], load.write, load.point.batch_size
     if point.rate_per_s is None:
         message = "the server scenario needs a rate"

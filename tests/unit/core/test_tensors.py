@@ -14,8 +14,6 @@ def test_profiles_survive_their_text_and_their_json(dimensions: list[list[int]])
     spec = InputSpec("x", "float32", low, usual, high)
     assert shapes_from_text(f"x={spec.profile_text()}") == ("x", (low, usual, high))
     assert input_from_dict(spec.to_dict()) == spec
-    assert all(spec.holds(shape) for shape in (low, usual, high))
-    assert not spec.holds((high[0] + 1, *high[1:]))
 
 
 @pytest.mark.parametrize("text", ["0", "0:1:2", "4:2:8", "1:8", "a", "", "-1:1:2", "1:2:3:4"])

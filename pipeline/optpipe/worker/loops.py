@@ -121,25 +121,21 @@ def _closed_loop(load: Load) -> None:
 def _multi_stream(load: Load) -> None:
     lanes, size, count = load.lanes, load.point.batch_size * len(load.lanes), 0
     started = now = perf_counter_ns()
-    device = all(isinstance(lane, CudaLane) for lane in lanes)
+    on_gpu = [lane for lane in lanes if isinstance(lane, CudaLane)]
     with ThreadPoolExecutor(len(lanes)) as threads:
         while not load.finished(started, now, count):
             index = count % load.inputs
             for lane in lanes:
                 lane.stage(index)
             begun = perf_counter_ns()
-            if device:
-                enqueue = sum(lane.launch(lane.marks) for lane in lanes if isinstance(lane, CudaLane))
-                for lane in lanes:
-                    if isinstance(lane, CudaLane):
-                        lane.marks[-1].synchronize()
-            else:
-                enqueue = 0
+            enqueued = sum(lane.launch(lane.marks) for lane in on_gpu)
+            for lane in on_gpu:
+                lane.marks[-1].synchronize()
+            if not on_gpu:
                 list(threads.map(lambda lane: lane.query(), lanes))
             now = perf_counter_ns()
-            load.write(
-                Phase.MEASURED, 0, index, size, 0, begun, begun, now, enqueue if device else now - begun, -1, -1, -1
-            )
+            enqueue = enqueued if on_gpu else now - begun
+            load.write(Phase.MEASURED, 0, index, size, 0, begun, begun, now, enqueue, -1, -1, -1)
             load.keep(lanes[count % len(lanes)], index)
             count += 1
 

@@ -109,7 +109,6 @@ def onnxruntime_loop(path, info, batch, options, stream):
         "enable_cuda_graph": str(int(options["cuda_graph"])),
         "cudnn_conv_algo_search": options["cudnn_search"],
         "cudnn_conv_use_max_workspace": "1",
-        "fuse_conv_bias": str(int(options["fuse_bias"])),
     }
     settings = ort.SessionOptions()
     settings.log_severity_level = 4

@@ -200,7 +200,6 @@ def _provider_options(options: Mapping[str, Any], *, tf32: bool) -> dict[str, st
         "enable_cuda_graph": str(int(options["cuda_graph"])),
         "cudnn_conv_algo_search": str(options["cudnn_search"]),
         "cudnn_conv_use_max_workspace": "1",
-        "fuse_conv_bias": str(int(options["fuse_bias"])),
     }
 
 

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from optpipe.backends.base import Session
 
 PROGRAM = "model.pt2"
-OPTIONS: dict[Device, dict[str, Any]] = {"cpu": {"threads": 0}, "cuda": {"cuda_graph": True}}
+OPTIONS: dict[Device, dict[str, Any]] = {"cpu": {"threads": 0}, "cuda": {"cuda_graph": True, "fuse": True}}
+"""`fuse`: convolutions, additions and ReLUs in FP16 or BF16 in one cuDNN kernel each; off, the program as it was exported."""
 
 
 def torch_capability(device: Device) -> Capability:
@@ -81,11 +82,26 @@ class TorchEager:
         return self.capability(device).why_not if info["device"] == device else f"exported for {info['device']}"
 
     def load(self, directory: "Path", info: Mapping[str, Any], device: Device, options: Mapping[str, Any]) -> "Session":
-        """Loads the program; refuses one with pickles in it."""
-        import torch
-
+        """Loads the program."""
         from optpipe.backends.torch_session import TorchSession
 
-        refuse_pickles(directory / PROGRAM)
-        merged = checked_options({**info["options"], **options}, OPTIONS[device], self.name)
-        return TorchSession(torch.export.load(directory / PROGRAM).module(), info, device, merged)
+        chosen = options_of(info, options, device)
+        return TorchSession(loaded_program(directory / PROGRAM, chosen), info, device, chosen)
+
+
+def options_of(info: Mapping[str, Any], options: Mapping[str, Any], device: Device) -> dict[str, Any]:
+    """What a session of an artifact runs with: `options` over those it was built with over the defaults."""
+    return checked_options({**info["options"], **options}, OPTIONS[device], "torch")
+
+
+def loaded_program(path: "Path", options: Mapping[str, Any]) -> Any:
+    """The saved program as a GraphModule, fused where `options` ask for it; refuses one with pickles in it."""
+    import torch
+
+    from optpipe.backends.torch_fusion import fuse_convolutions
+
+    refuse_pickles(path)
+    program = torch.export.load(path).module()
+    if options.get("fuse"):
+        fuse_convolutions(program)
+    return program

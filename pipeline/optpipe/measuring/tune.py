@@ -29,7 +29,7 @@ def choices(defaults: Mapping[str, Any], cpus: int) -> dict[str, tuple[Any, ...]
     threads = sorted({1 << power for power in range(cpus.bit_length()) if 1 << power <= cpus} | {cpus})
     known: dict[str, tuple[Any, ...]] = {
         "nhwc": (True, False),
-        "fuse_bias": (False, True),
+        "fuse": (True, False),
         "cuda_graph": (True, False),
         "channels_last": (True, False),
         "cudnn_search": ("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),

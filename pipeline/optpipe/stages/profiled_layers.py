@@ -53,7 +53,7 @@ def layers_of(
         yield layers
         layers.found["layer_ns"] = _node_times(entry, inputs, job)
     elif backend == "torch" and on_gpu:
-        yield Layers(_module_by_module(entry, bound))
+        yield Layers(_module_by_module(entry, bound, job))
     else:
         yield Layers()
 
@@ -109,11 +109,13 @@ def _noting_session(entry: Any, job: Mapping[str, Any]) -> Any:
     )
 
 
-def _module_by_module(entry: Any, inputs: Mapping[str, Any]) -> Callable[[], None]:
-    """The exported program run node by node, each in a range named after its module."""
+def _module_by_module(entry: Any, inputs: Mapping[str, Any], job: Mapping[str, Any]) -> Callable[[], None]:
+    """The session's program run node by node, each in a range named after its module."""
     import torch
 
-    program = torch.export.load(entry.file(entry.info["file"])).module()
+    from optpipe.backends.torch_eager import loaded_program, options_of
+
+    program = loaded_program(entry.file(entry.info["file"]), options_of(entry.info, job["options"], "cuda"))
 
     class Marked(torch.fx.Interpreter):
         def run_node(self, n: Any) -> Any:

@@ -400,3 +400,15 @@ def test_a_full_disk_is_named_and_nothing_is_left(
     assert finished.returncode == ExitStatus.STAGE_FAILED, finished.stderr
     assert "the disk is full" in finished.stderr.splitlines()[-1], finished.stderr  # nothing is listed behind it
     assert "Traceback" not in finished.stderr
+
+
+def test_what_was_built_on_the_same_pictures_is_profiled_not_built_again(tmp_path: Path) -> None:
+    workspace, pictures = tmp_path / "workspace", Path(__file__).parents[2] / "calibration" / "samples"
+    model = ("digits", "--precision", "fp32", "--backend", "onnxruntime", "--images", str(pictures))
+    place = ("--workspace", str(workspace), "--json")
+    built = _optpipe("build", *model, *place)
+    assert built.returncode == ExitStatus.DONE, built.stderr
+    profiled = _optpipe("profile", *model, "--stage", "inference", "--iterations", "5", "--tracer", "torch", *place)
+    assert profiled.returncode == ExitStatus.DONE, profiled.stderr
+    assert json.loads(profiled.stdout)["artifact"] == json.loads(built.stdout)["artifacts"][0]["id"]
+    assert len(list((workspace / "store").glob("artifact-*"))) == 1

@@ -55,7 +55,10 @@ def profile(
     shape: Annotated[list[str] | None, typer.Option(metavar="NAME=MIN:OPT:MAX", help="As for `optpipe build`.")] = None,
     weights: Annotated[str, typer.Option(help="default, random, or a .safetensors/.pt file.")] = "default",
     seed: Annotated[int, typer.Option(help="Seed of random weights.")] = 0,
-    images: Annotated[Path | None, typer.Option(metavar="DIR", help="Pictures for the preprocessing stage.")] = None,
+    images: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Pictures to preprocess, and to build on as `build --images` does."),
+    ] = None,
     calibration: Annotated[Path | None, typer.Option(metavar="DIR", help="Real images to calibrate INT8 on.")] = None,
     option: Annotated[
         list[str] | None,
@@ -158,7 +161,7 @@ def _profile_model(
         asked["backend"],
         asked["device"],
         asked["options"],
-        images=None,
+        images=images,
         calibration=asked["calibration"],
     )
     require_profilable(recorded["tracer"])

@@ -183,8 +183,9 @@ def _first_plans(plan: DaliPlan, cores: int) -> tuple[DaliPlan, ...]:
 
 
 def _second_plans(best: DaliPlan, cores: int) -> tuple[DaliPlan, ...]:
-    """Other thread counts for the best of the first plans."""
+    """Other thread counts for the best of the first plans; on a GPU also a longer queue, against a host that stutters."""
     if best.device == "cpu":
         return tuple(replace(best, threads=count) for count in sorted({1, max(1, cores // 2)}))
     counts = {max(1, best.threads // 2), min(cores, best.threads * 2)}
-    return tuple(replace(best, threads=count) for count in sorted(counts))
+    queued = replace(best, prefetch=best.prefetch + 2)
+    return (*(replace(best, threads=count) for count in sorted(counts)), queued)

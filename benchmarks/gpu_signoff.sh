@@ -32,20 +32,20 @@ model=$work/model/$name.toml
 policy=reports/examples/resnet50-h200.toml
 validation=$work/model/validation
 if [ -n "${DRY:-}" ]; then
-  side=64 epochs=${EPOCHS:-3} device=cpu judged=int8 sizes=1,8 few=1 large=8 rate=40 limit=600
+  side=64 epochs=${EPOCHS:-3} device=cpu backend=${BACKEND:-onnxruntime} judged=${JUDGED:-int8} sizes=1,8 few=1 large=8 rate=40 limit=600
   options="--calibration $work/model/train"
   energy="" # no counter without a GPU
   policy=$work/policy.toml
-  sed -e '/^\[environment\]/,$d' -e '/^\[\[energy\]\]/,/^$/d' -e '/^\[tensor_cores\]/,/^$/d' -e 's/fp16/int8/; s/batch_size = 64/batch_size = 8/' \
+  sed -e '/^\[environment\]/,$d' -e '/^\[\[energy\]\]/,/^$/d' -e '/^\[tensor_cores\]/,/^$/d' -e "s/fp16/$judged/; s/backend = .*/backend = \"$backend\"/" -e 's/batch_size = 64/batch_size = 8/' \
     -e 's/"[0-9.]* ms"/"900 ms"/; s/"1000 queries/"40 queries/; s/"[0-9]* images/"5 images/' reports/examples/resnet50-h200.toml >$policy
 else
-  side=224 epochs=${EPOCHS:-40} device=cuda judged=fp16 sizes=1,64 few=1,8,256 large=64 rate=1000 limit=90
-  options="--option onnxruntime.nhwc=true --option onnxruntime.cuda_graph=true"
+  side=224 epochs=${EPOCHS:-40} device=cuda backend=${BACKEND:-torch} judged=fp16 sizes=1,64 few=1,8,256 large=64 rate=1000 limit=90
+  options=""
   energy=--energy
 fi
 timeout $limit "$python" benchmarks/trained_resnet50.py "$work/model" --side $side --epochs $epochs >"$out/train.log" 2>&1
 echo "train: exit $?, $SECONDS s so far, $(tail -n 1 "$out/train.log")" | tee -a "$out/times.txt"
-build="$model --device $device --backend onnxruntime $options"
+build="$model --device $device --backend $backend $options"
 step build $limit build $build --precision fp32,$judged --images "$validation"
 
 # Nothing here is timed, so it runs side by side.
@@ -54,11 +54,11 @@ step preprocess $limit preprocess "$model" --images "$validation" --no-throughpu
 wait
 
 short="--min-time 2 --max-time 15 --max-cv 10%"
-step bench-energy $limit bench $name --backend onnxruntime --precision $judged --batch $large --mode compute $energy $short
-step bench-judged $limit bench $name --backend onnxruntime --precision $judged --batch $few --mode compute $short
-step bench-baseline $limit bench $name --backend onnxruntime --precision fp32 --batch $sizes --mode compute --percentile 90 $short
-step bench-end-to-end $limit bench $name --backend onnxruntime --precision $judged --batch 1 --mode end-to-end $short
-step bench-server $limit bench $name --backend onnxruntime --precision $judged --batch 1 --mode compute --scenario server --rate $rate --min-time 4 --max-time 30 --max-cv 25%
+step bench-energy $limit bench $name --backend $backend --precision $judged --batch $large --mode compute $energy $short
+step bench-judged $limit bench $name --backend $backend --precision $judged --batch $few --mode compute $short
+step bench-baseline $limit bench $name --backend $backend --precision fp32 --batch $sizes --mode compute --percentile 90 $short
+step bench-end-to-end $limit bench $name --backend $backend --precision $judged --batch 1 --mode end-to-end $short
+step bench-server $limit bench $name --backend $backend --precision $judged --batch 1 --mode compute --scenario server --rate $rate --min-time 4 --max-time 30 --max-cv 25%
 step profile $limit profile $build --precision $judged --stage inference --batch-size $large --iterations 10 --images "$validation"
 
 rm -rf "$out/dossier"

@@ -10,6 +10,7 @@ from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from optpipe.core.events import Step
 
@@ -22,11 +23,11 @@ class Terminal:
         self._stderr = os.fdopen(
             os.dup(sys.stderr.fileno()), "w", buffering=1, encoding="utf-8", errors="backslashreplace"
         )
-        self.console = Console(file=self._stderr, highlight=False)
+        self.console = Console(file=self._stderr, highlight=False, markup=False)
         self.warnings: list[str] = []
         self._progress = Progress(
             SpinnerColumn(finished_text="✓"),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             TimeElapsedColumn(),
             console=self.console,
@@ -59,7 +60,7 @@ class Terminal:
         """Prints a warning once, and keeps it for the JSON document."""
         if message not in self.warnings:
             self.warnings.append(message)
-            self.console.print(f"[yellow]warning:[/yellow] {message}", markup=True)
+            self.console.print(Text.assemble(("warning:", "yellow"), f" {message}"))
 
 
 class _Shown:

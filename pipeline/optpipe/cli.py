@@ -74,9 +74,9 @@ def _print_failure(message: str, status: ExitStatus, *, as_json: bool) -> None:
 def _print_text(text: object) -> None:
     from rich.console import Console
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     if not console.is_terminal:
-        console = Console(highlight=False, width=PIPED_WIDTH)
+        console = Console(highlight=False, markup=False, width=PIPED_WIDTH)
     console.print(text)
 
 

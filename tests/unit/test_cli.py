@@ -3,6 +3,7 @@ import subprocess
 import sys
 
 import pytest
+from rich.table import Table
 
 HEAVY = ("torch", "onnx", "onnxruntime", "tensorrt_rtx", "nvidia.dali", "modelopt", "polars", "numpy", "PIL")
 
@@ -37,3 +38,15 @@ def test_doctor_names_every_backend_and_how_to_get_what_is_missing() -> None:
     for backend in ("tensorrt", "tensorrt-rtx", "torch-tensorrt", "onnxruntime", "inductor", "torch"):
         assert f"backend {backend}" in findings
     assert all(each["install"] for each in findings.values() if not each["found"])
+
+
+def test_brackets_in_a_result_are_text(capsys: pytest.CaptureFixture[str]) -> None:
+    from optpipe.cli import _print_text
+
+    table = Table("name")
+    table.add_row("run[hf] in [/data]")
+    _print_text(table)
+    _print_text("the baseline of optpipe[hf]")
+    said = capsys.readouterr().out
+    assert "run[hf] in [/data]" in said
+    assert "the baseline of optpipe[hf]" in said

@@ -15,7 +15,7 @@ from optpipe.core.evidence import Figure
 from optpipe.core.measurement import MEASUREMENTS_FILE, Measurement
 from optpipe.core.measurement_json import as_json, measurements_of
 from optpipe.core.runs import Run, json_of_run
-from optpipe.errors import BadInputError
+from optpipe.errors import BadInputError, first_line
 from optpipe.measuring.validity import LIMITS, RULES
 from optpipe.stages.preprocess.proof import ROWS, Proof, proof_from_rows, rows_from_file
 from optpipe.stages.recompute import judged_again
@@ -210,5 +210,5 @@ def _table(path: Path) -> "pl.DataFrame":
     try:
         return pl.read_parquet(path)
     except (OSError, pl.exceptions.PolarsError) as error:
-        message = f"cannot read {path}: {str(error).splitlines()[0]}"
+        message = f"cannot read {path}: {first_line(error)}"
         raise BadInputError(message) from error

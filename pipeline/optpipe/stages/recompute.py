@@ -9,7 +9,7 @@ from optpipe.core.evidence import Measured
 from optpipe.core.measurement import MACHINE_COLUMNS, MEASUREMENTS_FILE, SAMPLE_COLUMNS, Measurement, Phase
 from optpipe.core.measurement_json import measurements_of
 from optpipe.core.runs import Run, changed_files, json_of_run
-from optpipe.errors import BadInputError
+from optpipe.errors import BadInputError, first_line
 
 if TYPE_CHECKING:
     import polars as pl
@@ -103,7 +103,7 @@ def _machine_rows(path: Path | None) -> "pl.DataFrame":
     try:
         return pl.read_parquet(path, columns=list(schema)).cast(schema)  # type: ignore[arg-type]
     except (pl.exceptions.PolarsError, OSError) as error:
-        message = f"cannot read the machine's rows in {path}: {str(error).splitlines()[0]}"
+        message = f"cannot read the machine's rows in {path}: {first_line(error)}"
         raise BadInputError(message) from error
 
 
@@ -120,5 +120,5 @@ def samples(path: Path, columns: tuple[str, ...] = NEEDED) -> "pl.DataFrame":
         measured = lazy.filter(pl.col("phase") == Phase.MEASURED).select(columns)
         return measured.cast({"images": pl.Int64}).sort("end_ns", maintain_order=True).collect()
     except (pl.exceptions.PolarsError, OSError) as error:
-        message = f"cannot read the raw samples in {path}: {str(error).splitlines()[0]}"
+        message = f"cannot read the raw samples in {path}: {first_line(error)}"
         raise BadInputError(message) from error

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import polars as pl
 
-from optpipe.errors import BadInputError
+from optpipe.errors import BadInputError, first_line
 
 BATCH_ROWS = 100_000
 _MAGIC = b"SQLite format 3\x00"
@@ -86,7 +86,7 @@ def _frame(path: Path, sql: str) -> pl.DataFrame:
             cursor.execute(sql)
             return pl.DataFrame(cursor.fetch_arrow())
     except (dbapi.Error, OSError) as error:
-        raise BadInputError(_damaged(path, str(error).splitlines()[0])) from error
+        raise BadInputError(_damaged(path, first_line(error))) from error
 
 
 def _frame_by_rows(path: Path, sql: str) -> pl.DataFrame:

@@ -10,7 +10,7 @@ from typing import Any
 
 import polars as pl
 
-from optpipe.errors import BadInputError
+from optpipe.errors import BadInputError, first_line
 from optpipe.trace.export import Export, frames, opened, rows
 from optpipe.trace.frames import NAME, SCHEMAS, Gpu, Trace, empty
 
@@ -54,7 +54,7 @@ def trace_from_sqlite(path: Path) -> Trace:
         if "memsets" in raw:
             read["copies"] = pl.concat([read.get("copies", empty("copies")), _typed("copies", raw["memsets"], names)])
     except pl.exceptions.PolarsError as error:
-        msg = f"{path}: the export is damaged: a column holds what it cannot ({str(error).splitlines()[0][:120]})"
+        msg = f"{path}: the export is damaged: a column holds what it cannot ({first_line(error)[:120]})"
         raise BadInputError(msg) from error
     read, timeless = _with_times(read)
     if not any(read[table].height for table in read if table != "threads"):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optpipe.errors import BadInputError
+from optpipe.errors import BadInputError, first_line
 from optpipe.stages.preprocess.judge import Agreement, Judgement, agreement, judged
 from optpipe.stats.agreement import OutputError, pooled_error, row_errors
 
@@ -74,7 +74,7 @@ def rows_from_file(path: Path) -> "pl.DataFrame":
     try:
         rows = pl.read_parquet(path)
     except (OSError, pl.exceptions.PolarsError) as error:
-        message = f"cannot read the rows of the parity proof in {path}: {str(error).splitlines()[0]}"
+        message = f"cannot read the rows of the parity proof in {path}: {first_line(error)}"
         raise BadInputError(message) from error
     if "difference_square" not in rows.columns:
         message = f"{path} holds no output errors by image, as earlier versions wrote it; run optpipe preprocess again"

@@ -263,10 +263,9 @@ def _int8_without_gain(rows: list[Row], known: Mapping[str, Known]) -> list[str]
 
 def _objectives(row: Row) -> dict[str, float]:
     """What a build is weighed by, larger is better."""
-    latency = row.latency_ms.get("p99") or row.latency_ms.get("p50")
     found = {
-        "latency": -latency.value if latency else None,
-        "throughput": row.throughput_images_per_s.value if row.throughput_images_per_s else None,
+        "latency": _score(row, Goal.LATENCY),
+        "throughput": _score(row, Goal.THROUGHPUT),
         "energy": -row.energy_j_per_image.value if row.energy_j_per_image else None,
         "accuracy": row.top1.value if row.top1 else None,
     }

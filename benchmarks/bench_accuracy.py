@@ -67,7 +67,7 @@ def tool_ms(artifact, store, batch, seconds):
     return found.latency.percentile(50.0).value
 
 
-def harness_ns(seconds=1.0):
+def harness_ns():
     """Median time from the end of one call to the start of the next, with a session whose call does nothing."""
     import polars as pl
 
@@ -75,7 +75,7 @@ def harness_ns(seconds=1.0):
         folder = Path(scratch)
         np.save(folder / "x.npy", np.zeros((64, 4), np.float32))
         plan = SessionPlan("nothing:nothing", {}, {"x": str(folder / "x.npy")})
-        load = Load(1, min_seconds=seconds, percentile=50.0, cache_probes=0)
+        load = Load(1, min_seconds=1.0, percentile=50.0, cache_probes=0)
         with WorkerProcess(plan, folder) as worker:
             found = measure(worker, Subject("nothing", "none", "fp32", "cpu"), load, "m0", Frame(folder))[0]
         samples = pl.read_parquet(folder / found.samples_file).filter(pl.col("phase") == 1)

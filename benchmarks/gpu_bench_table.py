@@ -23,9 +23,9 @@ def read(folder, name):
         return {}
 
 
-def figure(row, part, name="p50"):
-    found = (row.get("parts_ms") or {}).get(part) or {}
-    return found.get(name, {}).get("value") if isinstance(found.get(name), dict) else None
+def p50(row, part):
+    found = ((row.get("parts_ms") or {}).get(part) or {}).get("p50")
+    return found.get("value") if isinstance(found, dict) else None
 
 
 def sweep_lines(sweep):
@@ -33,9 +33,12 @@ def sweep_lines(sweep):
     yield "|---|---|---|---|---|---|---|---|---|---|"
     for row in sweep.get("measurements", []):
         latency, codes = row["latency_ms"] or {}, ",".join(reason["code"] for reason in row["reasons"])
-        p50 = latency.get("p50", {}).get("value")
         cells = [row["backend"], row["precision"], row["batch_size"], row["subject"]["cuda_graph"]]
-        cells += [_text(figure(row, "compute")), _text(p50), _text(row["throughput_images_per_s"], 0)]
+        cells += [
+            _text(p50(row, "compute")),
+            _text(latency.get("p50", {}).get("value")),
+            _text(row["throughput_images_per_s"], 0),
+        ]
         cells += [_text(latency.get("cv"), 4), row["verdict"], codes]
         yield "| " + " | ".join(str(cell) for cell in cells) + " |"
 
@@ -47,7 +50,7 @@ def _text(value, digits=4) -> str:
 def beat_lines(sweep, loops):
     best = {}
     for row in sweep.get("measurements", []):
-        if compute := figure(row, "compute"):
+        if compute := p50(row, "compute"):
             best[row["backend"], row["precision"], row["batch_size"]] = row["batch_size"] / compute * 1e3
     for (backend, precision), noted in TO_BEAT.items():
         ours = {size: best.get((backend, precision, size)) for size in noted}

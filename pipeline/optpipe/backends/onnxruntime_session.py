@@ -133,6 +133,8 @@ class OnnxRuntimeSession:
         settings = ort.SessionOptions()
         settings.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
         settings.intra_op_num_threads = int(options.get("threads", 0))
+        if not options.get("spinning", True):  # threads that wait for work give their core to others
+            settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if profile is not None:
             settings.enable_profiling = True
             settings.profile_file_prefix = str(profile)

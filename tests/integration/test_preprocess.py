@@ -80,6 +80,34 @@ def test_unreadable_images_are_named_and_limited(workspace, tmp_path):
     assert "1 of 4 images cannot be read" in none.stderr
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [(None, "no images in this folder"), ("notes.txt", "no images in this folder"), ("notes.jpg", "not an image")],
+)
+def test_a_folder_without_pictures_is_refused_in_two_lines(workspace, tmp_path, name, said):
+    if name:
+        (tmp_path / name).write_text("not a picture")
+    done = optpipe("preprocess", "digits", "--images", str(tmp_path), workspace=workspace)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_wrong_folder_is_refused_before_the_model_is_exported(tmp_path):
+    done = optpipe("preprocess", "digits", "--images", str(tmp_path / "absent"), workspace=tmp_path / "workspace")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert not list((tmp_path / "workspace").rglob("*.onnx"))
+
+
+def test_pictures_of_one_pixel_come_through_alike(workspace, tmp_path):
+    for level in range(6):
+        Image.new("RGB", (1, 1), (40 * level, 255 - 40 * level, 9)).save(tmp_path / f"{level}.png")
+    done = optpipe("preprocess", "digits", "--no-throughput", "--images", str(tmp_path), "--json", workspace=workspace)
+    record = json.loads(done.stdout)
+    assert done.returncode == 5, done.stderr  # six pictures prove little
+    assert (record["images"]["count"], record["parity"]["top1_agreement"]["share"]) == (6, 1.0)
+
+
 @pytest.mark.slow
 def test_the_race_is_run_and_its_fields_are_the_documented_ones(workspace, tmp_path):
     for index in range(16):

@@ -17,7 +17,7 @@ from optpipe.core.store import Entry, Store
 from optpipe.core.transform import Transform, step_name
 from optpipe.core.verdict import Verdict
 from optpipe.errors import BadInputError
-from optpipe.inputs.images import Images, readable_images, unreadable_text
+from optpipe.inputs.images import Images, find_images, readable_images, unreadable_text
 from optpipe.inputs.samples import labelled_files
 from optpipe.stages.again import PREPROCESSING
 from optpipe.stages.export import CARD, ONNX, exportable, exported_model
@@ -87,6 +87,8 @@ def preprocess(model: Model, request: Request, store: Store, listener: Listener)
     MissingError without DALI.
     """
     require_dali()
+    if request.images is not None:
+        find_images(request.images)  # a folder without images is refused before the export, which may take minutes
     model, stored = exportable(model, store, listener)
     with listener.step("export") as step:
         exported, cached = exported_model(model, store, listener, stored)

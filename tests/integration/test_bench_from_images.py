@@ -5,9 +5,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from optpipe.backends.registry import BACKENDS
 from optpipe.core.shipped import shipped
+from optpipe.core.store import Store
+from optpipe.inputs.images import readable_images
+from optpipe.stages.preprocess.consumers import OnHost
+from optpipe.stages.preprocess.dali_pipeline import DaliPlan, reading_pipeline
+from optpipe.stages.preprocess.loops import overlapped
+from optpipe.stages.preprocess.stage import image_transform
+from optpipe.stages.subjects import artifacts_named
 
 
 def optpipe(*arguments, workspace):
@@ -28,7 +37,7 @@ FILES = str(shipped("calibration") / "digits" / "validation")
 
 
 def test_the_answers_of_the_timed_run_are_the_references(workspace):
-    done = optpipe("bench", "digits", "--from-images", FILES, "--min-time", "0.5", "--json", workspace=workspace)
+    done = optpipe("bench", "digits", "--from-images", FILES, "--min-time", "0.3", "--json", workspace=workspace)
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
     (found,) = record["results"]
@@ -39,7 +48,44 @@ def test_the_answers_of_the_timed_run_are_the_references(workspace):
     assert found["bottleneck"]["name"] == "CPU"
     assert sum(found["timeline"].values()) == pytest.approx(1, abs=0.05)
     assert "optpipe preprocess digits" in " ".join(record["warnings"])
+    sharing = found["sharing"]
+    assert sharing["division"] in [{k: v for k, v in each.items() if k != "images_per_s"} for each in sharing["tried"]]
+    assert all(cost > 0 for cost in sharing["cpu_ms_per_image"].values())
+    alone = sharing["cpu_ms_per_image"]["preprocess"] + sharing["cpu_ms_per_image"]["inference"]
+    assert sharing["bound_images_per_s"] == pytest.approx(1000 * sharing["cores"] / alone)
+    assert sharing["of_bound"] == pytest.approx(found["images_per_s"] / sharing["bound_images_per_s"])
+    assert sharing["of_slower_part_with_same_threads"] > 0
+    # a part at its best is no slower than with the threads of the division
+    assert found["parts_images_per_s"]["inference"] >= sharing["same_threads_images_per_s"]["inference"]
     assert (Path(record["run_dir"]) / f"{found['artifact']}.parquet").is_file()
+
+
+def test_threads_that_the_user_gives_are_kept_and_the_terminal_names_the_bound(workspace):
+    given = ("--option", "onnxruntime.threads=1", "--batch", "16")
+    done = optpipe("bench", "digits", "--from-images", FILES, "--min-time", "0.2", *given, workspace=workspace)
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stdout.split())
+    assert "1 stream of 1 thread, spinning off" in said
+    assert "ms of processor time per image on" in said
+    assert "of the slower part alone with the same threads" in said
+
+
+def test_batches_that_several_streams_answer_at_once_keep_their_pixels(workspace):
+    (artifact,) = artifacts_named("digits", Store(workspace), ("fp32",), ("onnxruntime",), "cpu")
+    plan, transform = DaliPlan(batch_size=16, threads=2), image_transform(artifact.card)
+    paths = readable_images(Path(FILES), 400).paths
+    info = artifact.entry.info
+    with BACKENDS["onnxruntime"].load(artifact.entry.path, info, "cpu", {"threads": 1}) as session:
+        consumer = OnHost(session, streams=3)
+        found = overlapped(reading_pipeline(paths, transform, plan), consumer, plan, None, 0.3)
+        expected = {}
+        pipeline = reading_pipeline(paths, transform, plan)
+        while len(expected) < len(paths):
+            pixels, index = pipeline.run()
+            best = consumer.finish(consumer.launch(pixels.as_tensor()))
+            expected |= dict(zip(np.asarray(index.as_tensor()).ravel().tolist(), best.tolist(), strict=True))
+    assert len(found.answers) >= 16 * len(found.rows["batch_ns"])
+    assert all(expected[index] == best for index, best in found.answers)
 
 
 @pytest.mark.parametrize(
@@ -49,6 +95,8 @@ def test_the_answers_of_the_timed_run_are_the_references(workspace):
         (["--from-images", FILES, "--batch", "1,8"], "one batch size"),
         (["--from-images", FILES, "--batch", "9999"], "outside the profile"),
         (["--from-images", FILES, "--min-time", "nan"], "above 0"),
+        (["--from-images", FILES, "--option", "onnxruntime.spinning=perhaps"], "spinning=perhaps: expected a bool"),
+        (["--from-images", FILES, "--option", "onnxruntime.streams=2"], "no option 'streams'"),
         (["--from-images", FILES, "--rate", "10", "--tune"], "does not go with --rate, --tune"),
     ],
 )

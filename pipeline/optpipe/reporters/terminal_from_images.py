@@ -24,6 +24,8 @@ def from_images_table(record: Mapping[str, Any]) -> RenderableType:
         table.add_row(*_row(each))
         lines.append(Text(f"{each['label']}  {each['bottleneck']['name']}: {each['bottleneck']['reason']}"))
         lines.append(Text(f"  {_timeline_text(each)}", style="dim"))
+        if each["sharing"] is not None:
+            lines += [Text(f"  {line}", style="dim") for line in _sharing_lines(each["sharing"])]
         lines.append(_answers_text(each))
         if each["environment"]:
             settings = " ".join(f"{name}={value}" for name, value in each["environment"].items())
@@ -50,6 +52,25 @@ def _row(each: Mapping[str, Any]) -> list[str]:
 def _timeline_text(each: Mapping[str, Any]) -> str:
     shares = ", ".join(f"{name} {share:.0%}" for name, share in each["timeline"].items())
     return f"timeline: {shares}; handover {each['handover']}"
+
+
+def _sharing_lines(sharing: Mapping[str, Any]) -> tuple[str, ...]:
+    """Who has which threads, what shared cores allow at best, and the ratio without the loss of threads."""
+    division, cost, alone = sharing["division"], sharing["cpu_ms_per_image"], sharing["same_threads_images_per_s"]
+    threads = _counted(division["threads"], "thread") if division["threads"] else "the runtime's own threads"
+    return (
+        f"cores: {_counted(division['streams'], 'stream')} of {threads}, spinning {'on' if division['spinning'] else 'off'}, "
+        f"{_counted(division['dali_threads'], 'thread')} of DALI; the fastest of {len(sharing['tried'])} divisions",
+        f"at best {sharing['bound_images_per_s']:,.0f} images/s, {sharing['bound_of_slower_part']:.2f} of the slower part: "
+        f"{cost['preprocess']:.3g} + {cost['inference']:.3g} ms of processor time per image on {sharing['cores']} shared "
+        f"cores; reached {sharing['of_bound']:.2f} of that",
+        f"{sharing['of_slower_part_with_same_threads']:.2f} of the slower part alone with the same threads "
+        f"(preprocessing {alone['preprocess']:,.0f}, inference {alone['inference']:,.0f} images/s)",
+    )
+
+
+def _counted(count: int, name: str) -> str:
+    return f"{count} {name}" if count == 1 else f"{count} {name}s"
 
 
 def _answers_text(each: Mapping[str, Any]) -> Text:

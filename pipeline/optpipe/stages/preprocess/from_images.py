@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from optpipe.backends.registry import options_in_force
 from optpipe.core.environment import cores
 from optpipe.core.events import Listener
 from optpipe.core.manifest import command_line
@@ -61,6 +62,8 @@ def bench_from_images(
     if not 0 < seconds <= MOST_SECONDS:
         msg = f"--min-time {seconds:g}: give a number above 0, at most {MOST_SECONDS:g}"
         raise BadInputError(msg)
+    for each in artifacts:
+        options_in_force(each.entry.info, options.get(each.entry.info["backend"], {}))  # refuses what is no option
     found = readable_images(images, LIMIT, threads=cores())
     if found.unreadable:
         listener.warn(

@@ -20,6 +20,7 @@ def measured(cpu_share=0.3, enqueue_share=0.1, **parts):
         "launch_ns": [1_000_000] * 700,
         "answer_ns": [2_000_000] * 700,
         "handover": "none: DLPack",
+        "sharing": None,
         "environment": {"CUDA_DEVICE_MAX_CONNECTIONS": "32"},
         "checked": {"answers": 32, "equal": 32, "classes": 9},
     }

@@ -15,8 +15,14 @@ from typing import Any
 import polars as pl
 import pytest
 
-from optpipe.errors import ExitStatus, MissingError
+from optpipe.errors import ExitStatus, MissingError, OptpipeError, StageError
+from optpipe.stages.profile_recording import result_of
+from optpipe.trace.capture import CaptureOptions, exported, record
+from optpipe.trace.files import trace_from_path
 from optpipe.trace.importer import nsys_path
+from optpipe.trace.ort_nodes import Anchor, node_runs, with_node_ranges
+from optpipe.trace.read import trace_from_sqlite
+from optpipe.trace.report import profile_from_trace
 
 try:
     NSYS: Path | None = nsys_path()
@@ -216,30 +222,15 @@ def test_a_qdstrm_without_a_report_is_imported(tmp_path: Path) -> None:
     """Debian's nsys leaves the .qdstrm, because it looks for its importer elsewhere; then it is called here."""
     assert NSYS is not None
     program = "import torch; torch.cuda.nvtx.range_push('hello'); torch.cuda.nvtx.range_pop()"
-    command = [
-        str(NSYS),
-        "profile",
-        "-t",
-        "nvtx",
-        "--sample",
-        "none",
-        "--cpuctxsw",
-        "none",
-        "-o",
-        str(tmp_path / "left"),
-    ]
-    subprocess.run([*command, sys.executable, "-c", program], capture_output=True, check=True)
+    options = ["-t", "nvtx", "--sample", "none", "--cpuctxsw", "none", "-o", str(tmp_path / "left")]
+    subprocess.run([str(NSYS), "profile", *options, sys.executable, "-c", program], capture_output=True, check=True)
     left = tmp_path / "left.qdstrm"
     if not left.is_file():
         pytest.skip("this nsys finds its importer by itself")
-    from optpipe.trace.files import trace_from_path
-
     assert trace_from_path(left).ranges["name"].to_list() == ["hello"]
     shutil.copy(left, tmp_path / "cut.qdstrm")
     with (tmp_path / "cut.qdstrm").open("r+b") as file:
         file.truncate(1000)
-    from optpipe.errors import OptpipeError
-
     with pytest.raises(OptpipeError):
         trace_from_path(tmp_path / "cut.qdstrm")
 
@@ -253,10 +244,6 @@ def test_a_qdstrm_without_a_report_is_imported(tmp_path: Path) -> None:
     ],
 )
 def test_a_process_that_dies_under_nsys_shows_its_own_error(tmp_path: Path, program: str, words: str) -> None:
-    from optpipe.errors import StageError
-    from optpipe.stages.profile_recording import result_of
-    from optpipe.trace.capture import CaptureOptions, record
-
     (tmp_path / "job.json").write_text(
         json.dumps({"stage": "broken", "result": str(tmp_path / "result.json"), "log": str(tmp_path / "worker.log")})
     )
@@ -273,10 +260,6 @@ def test_a_process_that_dies_under_nsys_shows_its_own_error(tmp_path: Path, prog
 @needs_nsys
 def test_osrt_tells_reading_from_computing(tmp_path: Path) -> None:
     """A program that reads files through the operating system, recorded for real."""
-    from optpipe.trace.capture import CaptureOptions, exported, record
-    from optpipe.trace.read import trace_from_sqlite
-    from optpipe.trace.report import profile_from_trace
-
     (tmp_path / "file").write_bytes(b"0" * 50_000_000)
     program = (
         "import os\nfrom optpipe.trace.annotate import CAPTURE_RANGE, marked\n"
@@ -345,10 +328,6 @@ def test_a_signal_ends_nsys_and_the_program_and_leaves_nothing(
 @needs_nsys
 def test_the_nodes_of_onnx_runtime_lie_inside_their_iterations(document: dict[str, Any], tmp_path: Path) -> None:
     """Two clocks tied together: what ONNX Runtime noted on the system's falls where nsys recorded the iterations."""
-    from optpipe.trace.capture import CaptureOptions, exported, record
-    from optpipe.trace.ort_nodes import Anchor, node_runs, with_node_ranges
-    from optpipe.trace.read import trace_from_sqlite
-
     graph = next(Path(document["run_dir"]).parents[1].glob("store/artifact-*/model.onnx"))
     program = (
         "import json, numpy as np, dataclasses\n"

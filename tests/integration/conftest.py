@@ -1,7 +1,9 @@
-"""One workspace with `digits` built in it, shared by the tests that only read."""
+"""`digits` is exported once per session, whatever the number of workers; each module begins with a copy of that store."""
 
+import fcntl
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -40,9 +42,25 @@ def optpipe(*arguments: object, cwd: Path, **environment: str) -> Ran:
 
 
 @pytest.fixture(scope="session")
-def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def exported(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Callable[[Path], Path]:
+    """`exported(workspace)`: a workspace that holds `digits` exported, and built in FP32 for ONNX Runtime on the CPU."""
+    own = tmp_path_factory.getbasetemp()
+    shared = own if worker_id == "master" else own.parent  # the workers' common folder
+    with (shared / "exported.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (shared / "exported").exists():
+            arguments = ("--precision", "fp32", "--backend", "onnxruntime", "--device", "cpu")
+            ran = optpipe("build", "digits", *arguments, "--workspace", shared / "exporting", cwd=own)
+            assert ran.status == 0, ran.stderr
+            (shared / "exporting").rename(shared / "exported")
+    return lambda workspace: shutil.copytree(shared / "exported", workspace)
+
+
+@pytest.fixture(scope="session")
+def digits(tmp_path_factory: pytest.TempPathFactory, exported: Callable[[Path], Path]) -> Path:
     """A working directory whose `.optpipe` holds `digits` in FP32 and FP16 for TensorRT-RTX and ONNX Runtime."""
     folder = tmp_path_factory.mktemp("digits")
+    exported(folder / ".optpipe")
     ran = optpipe("build", "digits", "--precision", "fp32,fp16", "--json", cwd=folder)
     assert ran.status == 0, ran.stderr
     (folder / "build.json").write_text(ran.stdout)

@@ -27,8 +27,8 @@ def optpipe(workspace, *arguments):
 
 
 @pytest.fixture(scope="module")
-def workspace(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("bench") / "work"
+def workspace(tmp_path_factory, exported):
+    folder = exported(tmp_path_factory.mktemp("bench") / "work")
     built = optpipe(
         folder, "build", "digits", "--precision", "fp32", "--backend", "onnxruntime,torch", "--device", "cpu"
     )

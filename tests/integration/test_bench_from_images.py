@@ -26,11 +26,8 @@ def optpipe(*arguments, workspace):
 
 
 @pytest.fixture(scope="module")
-def workspace(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("workspace")
-    done = optpipe("build", "digits", "--precision", "fp32", "--backend", "onnxruntime", workspace=folder)
-    assert done.returncode == 0, done.stderr
-    return folder
+def workspace(tmp_path_factory, exported):
+    return exported(tmp_path_factory.mktemp("from-images") / "workspace")
 
 
 FILES = str(shipped("calibration") / "digits" / "validation")

@@ -79,8 +79,8 @@ def weights_of(graph, name):
 
 
 @pytest.fixture(scope="module")
-def digits(tmp_path_factory):
-    store = Store(tmp_path_factory.mktemp("workspace"))
+def digits(tmp_path_factory, exported):
+    store = Store(exported(tmp_path_factory.mktemp("hard-store") / "workspace"))
     return exported_model(named_model("digits"), store, Silent())[0], store
 
 

@@ -17,13 +17,14 @@ def optpipe(workspace, *arguments):
     return json.loads(ran.stdout)
 
 
-def test_digits_compiled_ahead_of_time_answers_like_the_source_in_another_process(tmp_path):
-    built = optpipe(tmp_path, "build", "digits", "--precision", "fp32", "--backend", "inductor", "--device", "cpu")
+def test_digits_compiled_ahead_of_time_answers_like_the_source_in_another_process(exported, tmp_path):
+    workspace = exported(tmp_path / "workspace")
+    built = optpipe(workspace, "build", "digits", "--precision", "fp32", "--backend", "inductor", "--device", "cpu")
     (artifact,) = built["artifacts"]
     assert artifact["precision_proof"]["proven"]
     assert artifact["parity"]["passed"]
     assert artifact["parity"]["top1_accuracy"] > 0.99
     quick = ("--batch", "2", "--min-time", "0.2", "--percentile", "50", "--max-warm-up", "1", "--max-cv", "100%")
-    (measured,) = optpipe(tmp_path, "bench", "digits", "--backend", "inductor", *quick)["measurements"]
+    (measured,) = optpipe(workspace, "bench", "digits", "--backend", "inductor", *quick)["measurements"]
     assert measured["output_check"]["passed"]
     assert measured["samples"] > 10

@@ -25,9 +25,10 @@ DIGITS = shipped("calibration") / "digits"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, exported: Callable[[Path], Path]) -> Path:
     """A working directory in which `digits` was calibrated once by `max`."""
     place = tmp_path_factory.mktemp("bad-int8")
+    exported(place / ".optpipe")
     made = optpipe("calibrate", "digits", "--method", "max", "--output", "made", "--json", cwd=place)
     assert made.status == 0, made.stderr
     return place
@@ -219,8 +220,11 @@ def test_a_broken_artifact_does_not_hide_the_others(folder: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
-def test_an_interrupted_calibration_leaves_nothing_half_used(name: str, tmp_path: Path) -> None:
+def test_an_interrupted_calibration_leaves_nothing_half_used(
+    name: str, exported: Callable[[Path], Path], tmp_path: Path
+) -> None:
     """Stopped while it runs over the images; then there is no table, and the next calibration is whole."""
+    exported(tmp_path / ".optpipe")
     images = pictures(tmp_path / "images", 40)
     for index in range(40, 3000):
         os.link(images / f"{index % 40}.png", images / f"{index}.png")

@@ -17,8 +17,8 @@ def optpipe(*arguments, workspace):
 
 
 @pytest.fixture(scope="module")
-def workspace(tmp_path_factory):
-    return tmp_path_factory.mktemp("workspace")
+def workspace(tmp_path_factory, exported):
+    return exported(tmp_path_factory.mktemp("preprocess") / "workspace")
 
 
 @pytest.fixture(scope="module")

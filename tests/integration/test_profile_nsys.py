@@ -30,6 +30,8 @@ except MissingError:
     NSYS = None
 needs_nsys = pytest.mark.skipif(NSYS is None, reason="Nsight Systems (nsys) is not installed: sudo .ci/install-nsys")
 SECRET = "correct-horse-battery-staple"
+FP32 = ("digits", "--precision", "fp32", "--backend", "onnxruntime")
+INFERENCE = (*FP32, "--stage", "inference")
 
 
 def _optpipe(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -38,14 +40,14 @@ def _optpipe(*arguments: str, **environment: str) -> subprocess.CompletedProcess
 
 
 @pytest.fixture(scope="module")
-def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("profile") / "workspace"
+def workspace(tmp_path_factory: pytest.TempPathFactory, exported: Callable[[Path], Path]) -> Path:
+    return exported(tmp_path_factory.mktemp("profile") / "workspace")
 
 
 @pytest.fixture(scope="module")
 def document(workspace: Path) -> dict[str, Any]:
-    arguments = ("digits", "--precision", "fp32", "--backend", "onnxruntime", "--batch-size", "1", "--iterations", "10")
-    finished = _optpipe("profile", *arguments, "--workspace", str(workspace), "--json", API_TOKEN=SECRET)
+    arguments = (*FP32, "--batch-size", "1", "--iterations", "10", "--json")
+    finished = _optpipe("profile", *arguments, "--workspace", str(workspace), API_TOKEN=SECRET)
     assert finished.returncode == ExitStatus.DONE, finished.stderr
     found: dict[str, Any] = json.loads(finished.stdout)
     return found
@@ -136,18 +138,8 @@ def test_a_run_folder_can_be_judged_again_and_compared(document: dict[str, Any])
 
 @needs_nsys
 def test_keep_raw_warns_and_can_be_redacted(workspace: Path, document: dict[str, Any], tmp_path: Path) -> None:
-    arguments = (
-        "digits",
-        "--precision",
-        "fp32",
-        "--backend",
-        "onnxruntime",
-        "--stage",
-        "inference",
-        "--iterations",
-        "3",
-    )
-    finished = _optpipe("profile", *arguments, "--keep-raw", "--workspace", str(workspace), "--json", API_TOKEN=SECRET)
+    arguments = (*INFERENCE, "--iterations", "3", "--workspace", str(workspace), "--json")
+    finished = _optpipe("profile", *arguments, "--keep-raw", API_TOKEN=SECRET)
     kept = json.loads(finished.stdout)
     assert any("whole process environment" in warning for warning in kept["warnings"])
     raw = next(Path(kept["run_dir"]).rglob("raw/recording.sqlite"))
@@ -166,8 +158,7 @@ def test_keep_raw_warns_and_can_be_redacted(workspace: Path, document: dict[str,
 @needs_nsys
 def test_the_stages_own_error_is_shown(workspace: Path, document: dict[str, Any]) -> None:
     """A batch size outside the profile is refused in words of its own, and nothing is left behind."""
-    arguments = ("digits", "--precision", "fp32", "--backend", "onnxruntime", "--stage", "inference")
-    finished = _optpipe("profile", *arguments, "--batch-size", "100000", "--workspace", str(workspace))
+    finished = _optpipe("profile", *INFERENCE, "--batch-size", "100000", "--workspace", str(workspace))
     assert finished.returncode == ExitStatus.BAD_INPUT
     assert "--batch-size 100000: digits was built for" in finished.stderr
     assert "Traceback" not in finished.stderr
@@ -185,20 +176,8 @@ def test_without_nsys_it_says_how_to_get_it(tmp_path: Path) -> None:
 
 
 def test_torch_profiler_fills_the_same_tables(workspace: Path) -> None:
-    arguments = (
-        "digits",
-        "--precision",
-        "fp32",
-        "--backend",
-        "onnxruntime",
-        "--stage",
-        "inference",
-        "--iterations",
-        "5",
-    )
-    finished = _optpipe(
-        "profile", *arguments, "--tracer", "torch", "--workspace", str(workspace), "--json", PATH="/nowhere"
-    )
+    arguments = (*INFERENCE, "--iterations", "5", "--workspace", str(workspace), "--json")
+    finished = _optpipe("profile", *arguments, "--tracer", "torch", PATH="/nowhere")
     assert finished.returncode == ExitStatus.DONE, finished.stderr
     document = json.loads(finished.stdout)
     assert document["tracer"] == "torch.profiler"
@@ -211,8 +190,7 @@ def test_nsys_that_refuses_is_named(workspace: Path, document: dict[str, Any], t
     refusing.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "NVIDIA Nsight Systems version 2023.4.4" && exit 0\n'
                         'echo "Failed to start: ptrace is not permitted here" >&2\nexit 1\n')  # fmt: skip
     refusing.chmod(0o755)
-    arguments = ("digits", "--precision", "fp32", "--backend", "onnxruntime", "--stage", "inference")
-    finished = _optpipe("profile", *arguments, "--workspace", str(workspace), OPTPIPE_NSYS=str(refusing))
+    finished = _optpipe("profile", *INFERENCE, "--workspace", str(workspace), OPTPIPE_NSYS=str(refusing))
     assert finished.returncode == ExitStatus.MISSING
     assert "ptrace is not permitted" in finished.stderr
 
@@ -298,18 +276,8 @@ def test_a_signal_ends_nsys_and_the_program_and_leaves_nothing(
 ) -> None:
     """To the process alone, as a scheduler does it: not to its group, as a terminal does."""
     before = set((workspace / "runs").iterdir())
-    arguments = (
-        "digits",
-        "--precision",
-        "fp32",
-        "--backend",
-        "onnxruntime",
-        "--stage",
-        "inference",
-        "--iterations",
-        "200000",
-    )
-    command = [sys.executable, "-m", "optpipe", "profile", *arguments, "--workspace", str(workspace), "--json"]
+    arguments = (*INFERENCE, "--iterations", "200000", "--workspace", str(workspace), "--json")
+    command = [sys.executable, "-m", "optpipe", "profile", *arguments]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -371,8 +339,7 @@ def test_a_full_disk_is_named_and_nothing_is_left(
         f'mount -t tmpfs -o size={size_kb}k tmpfs "{small}" && cp -r "{workspace}/store" "{small}/" && "$@"; status=$?; '
         f'find "{small}" -path "*/store" -prune -o -type f -print >&2; exit $status'
     )
-    arguments = ("digits", "--precision", "fp32", "--backend", "onnxruntime", "--stage", "inference")
-    command = [sys.executable, "-m", "optpipe", "profile", *arguments, "--workspace", str(small)]
+    command = [sys.executable, "-m", "optpipe", "profile", *INFERENCE, "--workspace", str(small)]
     finished = subprocess.run(
         ["unshare", "-rm", "sh", "-c", script, "sh", *command], capture_output=True, text=True, check=False
     )

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from optpipe.cli import app
+
 
 @dataclass(frozen=True)
 class Ran:
@@ -71,3 +73,17 @@ def digits(tmp_path_factory: pytest.TempPathFactory, exported: Callable[[Path], 
 def run(tmp_path: Path) -> Callable[..., Ran]:
     """`run("build", "digits")` in an empty directory."""
     return lambda *arguments, **environment: optpipe(*arguments, cwd=tmp_path, **environment)
+
+
+@pytest.fixture
+def inside(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ran]:
+    """`optpipe` without a process of its own, for what ends before any work begins: most of its time would be imports."""
+
+    def run(*arguments: object, cwd: Path) -> Ran:
+        monkeypatch.chdir(cwd)
+        with pytest.raises(SystemExit) as ended:
+            app([*map(str, arguments)])
+        out, err = capfd.readouterr()
+        return Ran(int(ended.value.code or 0), out, err)
+
+    return run

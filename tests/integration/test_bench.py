@@ -102,11 +102,11 @@ def test_a_table_for_people(workspace):
         (("digits", "--images", "nowhere", "--batch", "1"), 2, "nowhere"),
     ],
 )
-def test_bad_input_is_one_or_two_lines(workspace, arguments, status, words):
+def test_bad_input_is_one_or_two_lines(workspace, inside, tmp_path, arguments, status, words):
     if "cuda" in arguments and os.path.exists("/dev/nvidia0"):  # noqa: PTH110
         pytest.skip("there is a GPU here")
-    ran = optpipe(workspace, "bench", *arguments)
-    assert ran.returncode == status
+    ran = inside("bench", *arguments, "--workspace", workspace, cwd=tmp_path)
+    assert ran.status == status
     assert words in ran.stderr
     assert "Traceback" not in ran.stderr
     assert len([line for line in ran.stderr.splitlines() if "warning" not in line]) <= 3

@@ -97,8 +97,8 @@ def test_batches_that_several_streams_answer_at_once_keep_their_pixels(workspace
         (["--from-images", FILES, "--rate", "10", "--tune"], "does not go with --rate, --tune"),
     ],
 )
-def test_bad_input_is_named(workspace, arguments, said):
-    done = optpipe("bench", "digits", *arguments, workspace=workspace)
-    assert done.returncode == 2
+def test_bad_input_is_named(workspace, inside, tmp_path, arguments, said):
+    done = inside("bench", "digits", *arguments, "--workspace", workspace, cwd=tmp_path)
+    assert done.status == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr

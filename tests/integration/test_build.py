@@ -143,9 +143,9 @@ def bad_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", BAD_INPUT)
-def test_bad_input_gives_one_clear_message(name: str, bad_files: Path) -> None:
+def test_bad_input_gives_one_clear_message(name: str, bad_files: Path, inside: Run) -> None:
     arguments, expected = BAD_INPUT[name]
-    ran = optpipe("build", *arguments, cwd=bad_files)
+    ran = inside("build", *arguments, cwd=bad_files)
     text = ran.stderr + ran.stdout
     assert expected in text, text
     assert ran.status == 2, text

@@ -142,9 +142,9 @@ def test_the_race_is_run_and_its_fields_are_the_documented_ones(workspace, tmp_p
         (["digits", "--max-unreadable", "-1"], 2, "0 or more"),
     ],
 )
-def test_bad_input_is_one_line_with_its_status(workspace, arguments, status, said):
-    done = optpipe("preprocess", *arguments, workspace=workspace)
-    assert done.returncode == status
+def test_bad_input_is_one_line_with_its_status(workspace, inside, tmp_path, arguments, status, said):
+    done = inside("preprocess", *arguments, "--workspace", workspace, cwd=tmp_path)
+    assert done.status == status
     assert said in done.stderr
     assert "Traceback" not in done.stderr
 

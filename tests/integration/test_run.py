@@ -7,8 +7,6 @@ import sys
 
 import pytest
 
-from optpipe.cli import app
-
 BUILD = 'schema = 1\nname = "digits"\nmodel = "digits"\n[build]\nbackend = "onnxruntime"\nprecision = "int8"\n'
 POLICIES = {
     "PASS": BUILD + '[accuracy]\nmaximum_drop = "2 points"\n[precision]\nint8 = "80 %"\n[size]\nmaximum = "1 MiB"\n',
@@ -23,18 +21,6 @@ def optpipe(folder, *arguments):
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, json.loads(done.stdout), done.stderr
-
-
-@pytest.fixture
-def inside(capfd):
-    """The same without a process of its own: for what ends before any work begins."""
-
-    def run(*arguments):
-        with pytest.raises(SystemExit) as ended:
-            app([*arguments, "--json"])
-        return ended.value.code, json.loads(capfd.readouterr().out)
-
-    return run
 
 
 @pytest.fixture(scope="module")
@@ -105,16 +91,16 @@ def _an_approved_baseline_is_used(folder, verdicts):
         (["run", "digits", "--policy", "none.toml"], 2, "cannot read the policy"),
     ],
 )
-def test_wrong_use_is_one_or_two_lines(folder, monkeypatch, inside, arguments, status, message):
-    monkeypatch.chdir(folder)
+def test_wrong_use_is_one_or_two_lines(folder, inside, arguments, status, message):
     (folder / "PASS.toml").write_text(POLICIES["PASS"])
-    found, document = inside(*arguments)
-    assert (found, document["error"]["exit_status"]) == (status, status)
+    ran = inside(*arguments, "--json", cwd=folder)
+    document = ran.document
+    assert (ran.status, document["error"]["exit_status"]) == (status, status)
     assert message in document["error"]["message"]
     assert len(document["error"]["message"].splitlines()) <= 2
 
 
-def test_init_writes_a_policy_that_works_and_never_over_another(tmp_path, monkeypatch, inside):
-    monkeypatch.chdir(tmp_path)
-    assert inside("signoff", "--init") == (0, {"policy": "policy.toml", "schema": "policy.schema.json"})
-    assert inside("signoff", "--init")[0] == 2
+def test_init_writes_a_policy_that_works_and_never_over_another(tmp_path, inside):
+    written = inside("signoff", "--init", "--json", cwd=tmp_path)
+    assert (written.status, written.document) == (0, {"policy": "policy.toml", "schema": "policy.schema.json"})
+    assert inside("signoff", "--init", "--json", cwd=tmp_path).status == 2

@@ -165,9 +165,9 @@ def test_bad_lines_are_named_counted_and_limited(run: Run, folder: Path, tmp_pat
         (b"text,label\nfine,positive\n", "2 of 2 lines cannot be used"),
     ],
 )
-def test_files_that_are_no_json_lines(run: Run, folder: Path, tmp_path: Path, content: bytes, message: str) -> None:
+def test_files_that_are_no_json_lines(inside: Run, folder: Path, tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "bad.jsonl").write_bytes(content)
-    found = run("calibrate", f"hf:{folder / 'reviews'}", "--data", str(tmp_path / "bad.jsonl"), "--json")
+    found = inside("calibrate", f"hf:{folder / 'reviews'}", "--data", tmp_path / "bad.jsonl", "--json", cwd=folder)
     assert found.status == ExitStatus.BAD_INPUT
     assert message in found.stderr
     assert "Traceback" not in found.stderr

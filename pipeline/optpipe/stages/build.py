@@ -101,6 +101,7 @@ def build(model: Model, plan: BuildPlan, store: Store, listener: Listener) -> Bu
     """
     times: list[StageTime] = []
     _require_available(plan)
+    _require_known_options(plan)
     store.require_writable()
     model, stored = exportable(model, store, listener)
     exported = _step("export", times, listener, lambda: exported_model(model, store, listener, stored))
@@ -145,6 +146,13 @@ def _require_available(plan: BuildPlan) -> None:
             install = f"; {capability.install}" if capability.install else ""
             message = f"backend {backend.name} cannot build here: {capability.why_not}{install}"
             raise MissingError(message)
+
+
+def _require_known_options(plan: BuildPlan) -> None:
+    """Fails at once, before any work, for an option that its backend does not have, or not with that value."""
+    for backend in plan.backends:
+        if given := plan.options.get(backend.name):
+            backend.recipe(chosen_device(backend, plan.device), given)
 
 
 def _build_one(

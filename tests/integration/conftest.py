@@ -29,10 +29,11 @@ class Ran:
         return json.loads(self.stdout)
 
 
-def optpipe(*arguments: object, cwd: Path, **environment: str) -> Ran:
+def optpipe(*arguments: object, cwd: Path | None = None, workspace: Path | None = None, **environment: str) -> Ran:
     """Runs the command as a user does, in a process of its own."""
+    options = () if workspace is None else ("--workspace", workspace)
     done = subprocess.run(
-        [sys.executable, "-m", "optpipe", *map(str, arguments)],
+        [sys.executable, "-m", "optpipe", *map(str, (*arguments, *options))],
         cwd=cwd,
         env={**os.environ, **environment},
         capture_output=True,

@@ -17,37 +17,36 @@ from optpipe.core.measurement_json import measurements_of
 from optpipe.core.runs import changed_files, list_runs, load_run
 from optpipe.stats.percentiles import order_statistic
 from optpipe.worker.spool import frame_from_spool, spooled_count
+from tests.integration.conftest import optpipe
 
+ORT = ("digits", "--backend", "onnxruntime")
 QUICK = ("--min-time", "0.3", "--percentile", "90", "--warm-up", "0.1", "--max-warm-up", "1", "--max-time", "4")
 
 
-def optpipe(workspace, *arguments):
-    command = [sys.executable, "-m", "optpipe", *arguments, "--workspace", str(workspace)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+def bench(workspace, *arguments):
+    return optpipe("bench", *arguments, workspace=workspace)
 
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory, exported):
     folder = exported(tmp_path_factory.mktemp("bench") / "work")
     built = optpipe(
-        folder, "build", "digits", "--precision", "fp32", "--backend", "onnxruntime,torch", "--device", "cpu"
+        "build", "digits", "--precision", "fp32", "--backend", "onnxruntime,torch", "--device", "cpu", workspace=folder
     )
-    assert built.returncode == 0, built.stderr
+    assert built.status == 0, built.stderr
     return folder
 
 
 @pytest.fixture(scope="module")
 def artifact(workspace):
-    listed = json.loads(
-        optpipe(workspace, "bench", "digits", "--backend", "onnxruntime", "--batch", "1", *QUICK, "--json").stdout
-    )
+    listed = bench(workspace, *ORT, "--batch", "1", *QUICK, "--json").document
     return listed["measurements"][0]["artifact"]
 
 
 def test_the_document_the_run_and_the_raw_samples_agree(workspace):
-    ran = optpipe(workspace, "bench", "digits", "--backend", "onnxruntime", "--batch", "1,4", *QUICK, "--json")
-    assert ran.returncode == 0, ran.stderr
-    document = json.loads(ran.stdout)
+    ran = bench(workspace, *ORT, "--batch", "1,4", *QUICK, "--json")
+    assert ran.status == 0, ran.stderr
+    document = ran.document
     rows = document["measurements"]
     assert [row["batch_size"] for row in rows] == [1, 4]
     run = load_run(Path(document["run_dir"]))
@@ -73,10 +72,8 @@ def test_the_document_the_run_and_the_raw_samples_agree(workspace):
 
 
 def test_a_table_for_people(workspace):
-    ran = optpipe(
-        workspace, "bench", "digits", "--backend", "onnxruntime,torch", "--batch", "1", "--sort", "throughput", *QUICK
-    )
-    assert ran.returncode == 0, ran.stderr
+    ran = bench(workspace, "digits", "--backend", "onnxruntime,torch", "--batch", "1", "--sort", "throughput", *QUICK)
+    assert ran.status == 0, ran.stderr
     for word in ("images/s", "batches/s", "p50 ms", "onnxruntime", "torch", "VALID"):
         assert word in ran.stdout
 
@@ -113,26 +110,24 @@ def test_bad_input_is_one_or_two_lines(workspace, inside, tmp_path, arguments, s
 
 
 def test_a_limit_that_nothing_meets_fails_with_the_nearest(workspace):
-    arguments = ("bench", "digits", "--backend", "onnxruntime", "--batch", "1,2", "--slo", "p90=1us", *QUICK)
-    ran = optpipe(workspace, *arguments, "--json")
-    assert ran.returncode == 1
-    limit = json.loads(ran.stdout)["limit"]
+    arguments = (*ORT, "--batch", "1,2", "--slo", "p90=1us", *QUICK)
+    ran = bench(workspace, *arguments, "--json")
+    assert ran.status == 1
+    limit = ran.document["limit"]
     assert limit["met"] is False
     assert limit["artifacts"][0]["batch_size"] == 1
-    assert "nothing meets p90=0.001ms; nearest is batch 1" in optpipe(workspace, *arguments).stdout
+    assert "nothing meets p90=0.001ms; nearest is batch 1" in bench(workspace, *arguments).stdout
 
 
 def test_a_limit_finds_its_batch(workspace):
-    ran = optpipe(
-        workspace, "bench", "digits", "--backend", "onnxruntime", "--batch", "1,2", "--slo", "p50=10s", *QUICK, "--json"
-    )
-    assert json.loads(ran.stdout)["limit"]["artifacts"][0]["batch_size"] == 2
+    ran = bench(workspace, *ORT, "--batch", "1,2", "--slo", "p50=10s", *QUICK, "--json")
+    assert ran.document["limit"]["artifacts"][0]["batch_size"] == 2
 
 
 def test_tuning_tries_threads_and_says_what_it_chose(workspace):
-    ran = optpipe(workspace, "bench", "digits", "--backend", "onnxruntime", "--batch", "8", "--tune", *QUICK, "--json")
-    assert ran.returncode == 0, ran.stderr
-    document = json.loads(ran.stdout)
+    ran = bench(workspace, *ORT, "--batch", "8", "--tune", *QUICK, "--json")
+    assert ran.status == 0, ran.stderr
+    document = ran.document
     tuning = document["tuning"][0]
     tried = {trial["options"]["threads"] for trial in tuning["trials"]}
     assert tried >= {0, 1}
@@ -141,11 +136,9 @@ def test_tuning_tries_threads_and_says_what_it_chose(workspace):
 
 
 def test_an_artifact_against_itself(workspace, artifact):
-    ran = optpipe(
-        workspace, "bench", artifact, artifact, "--interleave", "--rounds", "4", "--batch", "1", *QUICK, "--json"
-    )
-    assert ran.returncode == 0, ran.stderr
-    document = json.loads(ran.stdout)
+    ran = bench(workspace, artifact, artifact, "--interleave", "--rounds", "4", "--batch", "1", *QUICK, "--json")
+    assert ran.status == 0, ran.stderr
+    document = ran.document
     found = document["comparison"]
     assert found["ratio"]["rounds"] in range(4, 13)
     assert found["ratio"]["ci"][0] <= found["ratio"]["value"] <= found["ratio"]["ci"][1]
@@ -161,15 +154,15 @@ def test_a_corrupted_artifact_is_refused(workspace, tmp_path):
         content[len(content) // 2] ^= 1
         path.write_bytes(content)
     backend = json.loads((folder / "manifest.json").read_text())["info"]["backend"]
-    ran = optpipe(tmp_path / "copy", "bench", "digits", "--backend", backend, "--batch", "1", *QUICK)
-    assert ran.returncode == 4
+    ran = bench(tmp_path / "copy", "digits", "--backend", backend, "--batch", "1", *QUICK)
+    assert ran.status == 4
     assert "damaged" in ran.stderr
     assert "Traceback" not in ran.stderr
 
 
 def long_bench(workspace):
     """A measurement that is under way, and that only a signal ends within the test's time."""
-    arguments = ["bench", "digits", "--backend", "onnxruntime", "--batch", "1", *QUICK[4:8], "--min-time", "50"]
+    arguments = ["bench", *ORT, "--batch", "1", *QUICK[4:8], "--min-time", "50"]
     command = [sys.executable, "-m", "optpipe", *arguments, "--workspace", str(workspace)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
@@ -208,9 +201,9 @@ def test_a_killed_run_is_recovered_from_its_samples(workspace):
     process.communicate()
     cut = next(path for path in (workspace / "runs").iterdir() if path not in known)
     assert cut.name not in {run.run_id for run in list_runs(workspace)}
-    ran = optpipe(workspace, "bench", "--recover", str(cut), "--json")
-    assert ran.returncode == 0, ran.stderr
-    row = json.loads(ran.stdout)["measurements"][0]
+    ran = bench(workspace, "--recover", str(cut), "--json")
+    assert ran.status == 0, ran.stderr
+    row = ran.document["measurements"][0]
     assert row["samples"] >= 200
     assert row["warm_up_samples"] > 0
     assert row["verdict"] == "INVALID"
@@ -218,4 +211,4 @@ def test_a_killed_run_is_recovered_from_its_samples(workspace):
     assert run.interrupted
     assert changed_files(run) == ()
     assert not list(cut.rglob("*.spool"))
-    assert "finished already" in optpipe(workspace, "bench", "--recover", str(cut)).stderr
+    assert "finished already" in bench(workspace, "--recover", str(cut)).stderr

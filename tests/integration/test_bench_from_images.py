@@ -1,8 +1,5 @@
 """`optpipe bench --from-images` as users run it: files in, answers out, both at once."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +14,7 @@ from optpipe.stages.preprocess.dali_pipeline import DaliPlan, reading_pipeline
 from optpipe.stages.preprocess.loops import overlapped
 from optpipe.stages.preprocess.stage import image_transform
 from optpipe.stages.subjects import artifacts_named
-
-
-def optpipe(*arguments, workspace):
-    return subprocess.run(
-        [sys.executable, "-m", "optpipe", *arguments, "--workspace", str(workspace)], capture_output=True, text=True
-    )
+from tests.integration.conftest import optpipe
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +27,8 @@ FILES = str(shipped("calibration") / "digits" / "validation")
 
 def test_the_answers_of_the_timed_run_are_the_references(workspace):
     done = optpipe("bench", "digits", "--from-images", FILES, "--min-time", "0.3", "--json", workspace=workspace)
-    assert done.returncode == 0, done.stderr
-    record = json.loads(done.stdout)
+    assert done.status == 0, done.stderr
+    record = done.document
     (found,) = record["results"]
     assert found["error"] is None
     assert found["answers_checked"] == {"answers": 32, "equal": 32, "classes": found["answers_checked"]["classes"]}
@@ -60,7 +52,7 @@ def test_the_answers_of_the_timed_run_are_the_references(workspace):
 def test_threads_that_the_user_gives_are_kept_and_the_terminal_names_the_bound(workspace):
     given = ("--option", "onnxruntime.threads=1", "--batch", "16")
     done = optpipe("bench", "digits", "--from-images", FILES, "--min-time", "0.2", *given, workspace=workspace)
-    assert done.returncode == 0, done.stderr
+    assert done.status == 0, done.stderr
     said = " ".join(done.stdout.split())
     assert "1 stream of 1 thread, spinning off" in said
     assert "ms of processor time per image on" in said

@@ -56,7 +56,7 @@ def test_a_factory_in_a_file(run: Run, tmp_path: Path) -> None:
 
 def test_published_weights_that_cannot_be_had(run: Run) -> None:
     """Without a network the build goes on with random weights and says so; with one it has real weights."""
-    ran = run("build", "mobilenet_v3_small", "--precision", "fp32", "--backend", "onnxruntime", "--json")
+    ran = run("build", "squeezenet1_1", "--precision", "fp32", "--backend", "onnxruntime", "--json")
     assert ran.status == 0, ran.stderr
     weights = ran.document["weights"]
     assert weights["trained"] == (weights["fallback_reason"] is None)

@@ -1,6 +1,5 @@
 """`optpipe preprocess` as users run it, on the model that ships."""
 
-import json
 import subprocess
 import sys
 
@@ -8,12 +7,7 @@ import pytest
 from PIL import Image
 
 from optpipe.inputs.synthetic import synthetic_picture
-
-
-def optpipe(*arguments, workspace):
-    return subprocess.run(
-        [sys.executable, "-m", "optpipe", *arguments, "--workspace", str(workspace)], capture_output=True, text=True
-    )
+from tests.integration.conftest import optpipe
 
 
 @pytest.fixture(scope="module")
@@ -24,8 +18,8 @@ def workspace(tmp_path_factory, exported):
 @pytest.fixture(scope="module")
 def record(workspace):
     done = optpipe("preprocess", "digits", "--no-throughput", "--json", workspace=workspace)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    assert done.status == 0, done.stderr
+    return done.document
 
 
 def test_digits_pass_on_their_own_validation_images(record):
@@ -53,7 +47,7 @@ def test_the_evidence_lies_in_a_finished_run_folder(record, workspace):
 
 def test_people_read_the_verdict_first(workspace):
     done = optpipe("preprocess", "digits", "--no-throughput", "--limit", "40", workspace=workspace)
-    assert done.returncode == 5
+    assert done.status == 5
     assert done.stdout.startswith("INCONCLUSIVE  digits: 40 of 40 top-1 answers agree")
     assert "give at least" in done.stdout
     assert "resize ← most" in done.stdout
@@ -64,7 +58,7 @@ def test_unreadable_images_are_named_and_limited(workspace, tmp_path):
         Image.fromarray(synthetic_picture(50, 60, index)).save(tmp_path / f"{index}.jpg")
     (tmp_path / "broken.jpg").write_bytes((tmp_path / "1.jpg").read_bytes()[:-300])
     some = optpipe("preprocess", "digits", "--no-throughput", "--images", str(tmp_path), "--json", workspace=workspace)
-    assert json.loads(some.stdout)["images"]["unreadable"][0]["path"].endswith("broken.jpg")
+    assert some.document["images"]["unreadable"][0]["path"].endswith("broken.jpg")
     assert "broken.jpg" in some.stderr
     none = optpipe(
         "preprocess",
@@ -76,7 +70,7 @@ def test_unreadable_images_are_named_and_limited(workspace, tmp_path):
         "0",
         workspace=workspace,
     )
-    assert (none.returncode, none.stderr.count("\n") <= 3) == (2, True)
+    assert (none.status, none.stderr.count("\n") <= 3) == (2, True)
     assert "1 of 4 images cannot be read" in none.stderr
 
 
@@ -88,14 +82,14 @@ def test_a_folder_without_pictures_is_refused_in_two_lines(workspace, tmp_path, 
     if name:
         (tmp_path / name).write_text("not a picture")
     done = optpipe("preprocess", "digits", "--images", str(tmp_path), workspace=workspace)
-    assert done.returncode == 2
+    assert done.status == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_a_wrong_folder_is_refused_before_the_model_is_exported(tmp_path):
     done = optpipe("preprocess", "digits", "--images", str(tmp_path / "absent"), workspace=tmp_path / "workspace")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert (done.status, done.stderr.count("\n")) == (2, 1)
     assert not list((tmp_path / "workspace").rglob("*.onnx"))
 
 
@@ -103,8 +97,8 @@ def test_pictures_of_one_pixel_come_through_alike(workspace, tmp_path):
     for level in range(6):
         Image.new("RGB", (1, 1), (40 * level, 255 - 40 * level, 9)).save(tmp_path / f"{level}.png")
     done = optpipe("preprocess", "digits", "--no-throughput", "--images", str(tmp_path), "--json", workspace=workspace)
-    record = json.loads(done.stdout)
-    assert done.returncode == 5, done.stderr  # six pictures prove little
+    record = done.document
+    assert done.status == 5, done.stderr  # six pictures prove little
     assert (record["images"]["count"], record["parity"]["top1_agreement"]["share"]) == (6, 1.0)
 
 
@@ -114,7 +108,7 @@ def test_the_race_is_run_and_its_fields_are_the_documented_ones(workspace, tmp_p
         Image.fromarray(synthetic_picture(50, 60, index)).save(tmp_path / f"{index}.jpg")
     arguments = ["--images", str(tmp_path), "--batch-size", "4", "--seconds", "0.1", "--json"]
     done = optpipe("preprocess", "digits", *arguments, workspace=workspace)
-    record = json.loads(done.stdout)
+    record = done.document
     assert {"steps", "path", "sha256"} <= set(record["pipeline"])
     assert {"steps", "output", "top1_agreement", "verdict"} <= set(record["parity"])
     for row in record["throughput"]:
@@ -158,7 +152,7 @@ def test_a_model_without_image_preprocessing_is_refused(workspace, tmp_path):
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.save(model, tmp_path / "tabular.onnx")
     done = optpipe("preprocess", str(tmp_path / "tabular.onnx"), workspace=workspace)
-    assert done.returncode == 2
+    assert done.status == 2
     assert "no image preprocessing" in done.stderr
 
 

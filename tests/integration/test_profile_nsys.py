@@ -1,7 +1,6 @@
 """Real nsys without a GPU: export, quantize, build, preprocess and CPU inference of `digits`."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -23,6 +22,7 @@ from optpipe.trace.importer import nsys_path
 from optpipe.trace.ort_nodes import Anchor, node_runs, with_node_ranges
 from optpipe.trace.read import trace_from_sqlite
 from optpipe.trace.report import profile_from_trace
+from tests.integration.conftest import optpipe
 
 try:
     NSYS: Path | None = nsys_path()
@@ -34,11 +34,6 @@ FP32 = ("digits", "--precision", "fp32", "--backend", "onnxruntime")
 INFERENCE = (*FP32, "--stage", "inference")
 
 
-def _optpipe(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "optpipe", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, check=False)
-
-
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory, exported: Callable[[Path], Path]) -> Path:
     return exported(tmp_path_factory.mktemp("profile") / "workspace")
@@ -47,9 +42,9 @@ def workspace(tmp_path_factory: pytest.TempPathFactory, exported: Callable[[Path
 @pytest.fixture(scope="module")
 def document(workspace: Path) -> dict[str, Any]:
     arguments = (*FP32, "--batch-size", "1", "--iterations", "10", "--json")
-    finished = _optpipe("profile", *arguments, "--workspace", str(workspace), API_TOKEN=SECRET)
-    assert finished.returncode == ExitStatus.DONE, finished.stderr
-    found: dict[str, Any] = json.loads(finished.stdout)
+    finished = optpipe("profile", *arguments, workspace=workspace, API_TOKEN=SECRET)
+    assert finished.status == ExitStatus.DONE, finished.stderr
+    found: dict[str, Any] = finished.document
     return found
 
 
@@ -130,36 +125,36 @@ def test_the_run_folder_is_whole_and_holds_no_environment(document: dict[str, An
 @needs_nsys
 def test_a_run_folder_can_be_judged_again_and_compared(document: dict[str, Any]) -> None:
     stage = str(Path(document["run_dir"]) / "onnxruntime-fp32-batch-1")
-    again = _optpipe("profile", "--trace", stage, "--json")
-    assert json.loads(again.stdout)["iterations"] == document["iterations"]
-    same = json.loads(_optpipe("profile", "--diff", stage, stage, "--json").stdout)
+    again = optpipe("profile", "--trace", stage, "--json")
+    assert again.document["iterations"] == document["iterations"]
+    same = optpipe("profile", "--diff", stage, stage, "--json").document
     assert same["kernels"] == []
 
 
 @needs_nsys
 def test_keep_raw_warns_and_can_be_redacted(workspace: Path, document: dict[str, Any], tmp_path: Path) -> None:
     arguments = (*INFERENCE, "--iterations", "3", "--workspace", str(workspace), "--json")
-    finished = _optpipe("profile", *arguments, "--keep-raw", API_TOKEN=SECRET)
-    kept = json.loads(finished.stdout)
+    finished = optpipe("profile", *arguments, "--keep-raw", API_TOKEN=SECRET)
+    kept = finished.document
     assert any("whole process environment" in warning for warning in kept["warnings"])
     raw = next(Path(kept["run_dir"]).rglob("raw/recording.sqlite"))
     assert SECRET.encode() in raw.read_bytes()
     redacted = tmp_path / "redacted.sqlite"
-    judged = _optpipe("profile", "--trace", str(raw), "--redacted", str(redacted), "--json")
+    judged = optpipe("profile", "--trace", str(raw), "--redacted", str(redacted), "--json")
     assert SECRET.encode() not in redacted.read_bytes()
     assert SECRET not in judged.stdout
-    again = json.loads(_optpipe("profile", "--trace", str(redacted), "--json").stdout)
-    assert again["measured"] == json.loads(judged.stdout)["measured"]
-    refused = _optpipe("profile", "--trace", str(raw), "--redacted", str(redacted))
-    assert refused.returncode == ExitStatus.BAD_INPUT
+    again = optpipe("profile", "--trace", str(redacted), "--json").document
+    assert again["measured"] == judged.document["measured"]
+    refused = optpipe("profile", "--trace", str(raw), "--redacted", str(redacted))
+    assert refused.status == ExitStatus.BAD_INPUT
     assert "is there already" in refused.stderr
 
 
 @needs_nsys
 def test_the_stages_own_error_is_shown(workspace: Path, document: dict[str, Any]) -> None:
     """A batch size outside the profile is refused in words of its own, and nothing is left behind."""
-    finished = _optpipe("profile", *INFERENCE, "--batch-size", "100000", "--workspace", str(workspace))
-    assert finished.returncode == ExitStatus.BAD_INPUT
+    finished = optpipe("profile", *INFERENCE, "--batch-size", "100000", workspace=workspace)
+    assert finished.status == ExitStatus.BAD_INPUT
     assert "--batch-size 100000: digits was built for" in finished.stderr
     assert "Traceback" not in finished.stderr
 
@@ -168,8 +163,8 @@ def test_without_nsys_it_says_how_to_get_it(tmp_path: Path) -> None:
     """PATH without nsys: exit 3 before anything is built."""
     if Path("/opt/nvidia").exists():
         pytest.skip("an nsys below /opt would be found without PATH")
-    finished = _optpipe("profile", "digits", "--workspace", str(tmp_path), PATH="/nowhere")
-    assert finished.returncode == ExitStatus.MISSING
+    finished = optpipe("profile", "digits", workspace=tmp_path, PATH="/nowhere")
+    assert finished.status == ExitStatus.MISSING
     assert "Nsight Systems (nsys) is not here" in finished.stderr
     assert "--tracer torch" in finished.stderr
     assert not (tmp_path / "store").exists()
@@ -177,9 +172,9 @@ def test_without_nsys_it_says_how_to_get_it(tmp_path: Path) -> None:
 
 def test_torch_profiler_fills_the_same_tables(workspace: Path) -> None:
     arguments = (*INFERENCE, "--iterations", "5", "--workspace", str(workspace), "--json")
-    finished = _optpipe("profile", *arguments, "--tracer", "torch", PATH="/nowhere")
-    assert finished.returncode == ExitStatus.DONE, finished.stderr
-    document = json.loads(finished.stdout)
+    finished = optpipe("profile", *arguments, "--tracer", "torch", PATH="/nowhere")
+    assert finished.status == ExitStatus.DONE, finished.stderr
+    document = finished.document
     assert document["tracer"] == "torch.profiler"
     assert document["iterations"]["count"] == 5
 
@@ -190,8 +185,8 @@ def test_nsys_that_refuses_is_named(workspace: Path, document: dict[str, Any], t
     refusing.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "NVIDIA Nsight Systems version 2023.4.4" && exit 0\n'
                         'echo "Failed to start: ptrace is not permitted here" >&2\nexit 1\n')  # fmt: skip
     refusing.chmod(0o755)
-    finished = _optpipe("profile", *INFERENCE, "--workspace", str(workspace), OPTPIPE_NSYS=str(refusing))
-    assert finished.returncode == ExitStatus.MISSING
+    finished = optpipe("profile", *INFERENCE, workspace=workspace, OPTPIPE_NSYS=str(refusing))
+    assert finished.status == ExitStatus.MISSING
     assert "ptrace is not permitted" in finished.stderr
 
 
@@ -350,11 +345,10 @@ def test_a_full_disk_is_named_and_nothing_is_left(
 
 def test_what_was_built_on_the_same_pictures_is_profiled_not_built_again(tmp_path: Path) -> None:
     workspace, pictures = tmp_path / "workspace", Path(__file__).parents[2] / "calibration" / "samples"
-    model = ("digits", "--precision", "fp32", "--backend", "onnxruntime", "--images", str(pictures))
-    place = ("--workspace", str(workspace), "--json")
-    built = _optpipe("build", *model, *place)
-    assert built.returncode == ExitStatus.DONE, built.stderr
-    profiled = _optpipe("profile", *model, "--stage", "inference", "--iterations", "5", "--tracer", "torch", *place)
-    assert profiled.returncode == ExitStatus.DONE, profiled.stderr
-    assert json.loads(profiled.stdout)["artifact"] == json.loads(built.stdout)["artifacts"][0]["id"]
+    ours = ("--images", pictures, "--json")
+    built = optpipe("build", *FP32, *ours, workspace=workspace)
+    assert built.status == ExitStatus.DONE, built.stderr
+    profiled = optpipe("profile", *INFERENCE, *ours, "--iterations", "5", "--tracer", "torch", workspace=workspace)
+    assert profiled.status == ExitStatus.DONE, profiled.stderr
+    assert profiled.document["artifact"] == built.document["artifacts"][0]["id"]
     assert len(list((workspace / "store").glob("artifact-*"))) == 1

@@ -1,11 +1,10 @@
 """`optpipe run digits`, cold to verdict: three policies, three verdicts; a dossier that verifies; a walk that goes on."""
 
-import json
 import shutil
-import subprocess
-import sys
 
 import pytest
+
+from tests.integration.conftest import optpipe
 
 BUILD = 'schema = 1\nname = "digits"\nmodel = "digits"\n[build]\nbackend = "onnxruntime"\nprecision = "int8"\n'
 POLICIES = {
@@ -16,11 +15,11 @@ POLICIES = {
 STATUS = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 5}
 
 
-def optpipe(folder, *arguments):
-    command = [sys.executable, "-m", "optpipe", *arguments, "--json"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.returncode, json.loads(done.stdout), done.stderr
+def finished(*arguments, cwd):
+    """The status, the document and what was said; never a traceback."""
+    ran = optpipe(*arguments, "--json", cwd=cwd)
+    assert "Traceback" not in ran.stderr, ran.stderr
+    return ran.status, ran.document, ran.stderr
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +31,7 @@ def test_cold_to_verdict(folder, tmp_path):
     """One workspace, cold first, then from the store; one test, so that parallel workers do not build it twice."""
     verdicts = {name: _walked(folder, name) for name in POLICIES}
     for name, document in verdicts.items():
-        status, verified, _ = optpipe(folder, "verify", document["dossier"])
+        status, verified, _ = finished("verify", document["dossier"], cwd=folder)
         assert verified["intact"], verified["problems"]
         assert (verified["verdict"], status) == (name, STATUS[name])
     _a_changed_byte_is_exit_status_2(folder / verdicts["PASS"]["dossier"], tmp_path)
@@ -42,7 +41,7 @@ def test_cold_to_verdict(folder, tmp_path):
 def _walked(folder, name):
     (folder / f"{name}.toml").write_text(POLICIES[name])
     quick = ["--min-time", "0.2", "--no-profile", "--no-preprocess", "--junit", f"{name}.xml"]
-    status, document, errors = optpipe(folder, "run", "digits", "--policy", f"{name}.toml", *quick)
+    status, document, errors = finished("run", "digits", "--policy", f"{name}.toml", *quick, cwd=folder)
     criteria = {one["name"]: one["verdict"] for one in document["criteria"]}
     assert (document["verdict"], status) == (name, STATUS[name]), (criteria, errors)
     assert {"name", "observed", "threshold", "ci", "verdict", "reason", "remedy"} <= set(document["criteria"][0])
@@ -59,18 +58,18 @@ def _a_changed_byte_is_exit_status_2(dossier, tmp_path):
     content = bytearray(samples.read_bytes())
     content[len(content) // 2] ^= 1
     samples.write_bytes(content)
-    status, document, _ = optpipe(tmp_path, "verify", "copied")
+    status, document, _ = finished("verify", "copied", cwd=tmp_path)
     assert status == 2
     assert document["problems"] == [f"{samples.relative_to(copied)}: changed"]
 
 
 def _an_approved_baseline_is_used(folder, verdicts):
-    status, _, _ = optpipe(folder, "approve", verdicts["FAIL"]["dossier"])
+    status, _, _ = finished("approve", verdicts["FAIL"]["dossier"], cwd=folder)
     assert status == 1, "a FAIL is no baseline without a reason"
-    status, document, _ = optpipe(folder, "approve", verdicts["PASS"]["dossier"])
+    status, document, _ = finished("approve", verdicts["PASS"]["dossier"], cwd=folder)
     assert (status, document["model"]) == (0, "digits")
     (folder / "regression.toml").write_text(BUILD + '[[regression]]\np50 = "10000 %"\nbatch_size = 1\n')
-    _, document, _ = optpipe(folder, "signoff", "digits", "--policy", "regression.toml")
+    _, document, _ = finished("signoff", "digits", "--policy", "regression.toml", cwd=folder)
     found = next(one for one in document["criteria"] if one["name"] == "regression.p50.b1")
     assert document["baseline"] == verdicts["PASS"]["dossier_name"]
     assert found["observed"] is not None

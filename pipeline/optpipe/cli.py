@@ -23,7 +23,7 @@ from optpipe.commands import (
     stored,
 )
 from optpipe.commands.outcome import Outcome
-from optpipe.core.interrupts import terminated_as_interrupted
+from optpipe.core.interrupts import interruptible
 from optpipe.core.quiet import stdout_to_stderr
 from optpipe.errors import ExitStatus, OptpipeError
 
@@ -48,7 +48,7 @@ def shown(command: Callable[..., Outcome]) -> Callable[..., None]:
     def run(*args: Any, **options: Any) -> None:
         as_json = bool(options.get("json"))
         try:
-            with stdout_to_stderr(), terminated_as_interrupted():
+            with stdout_to_stderr(), interruptible():
                 outcome = command(*args, **options)
         except OptpipeError as error:
             _print_failure(str(error), error.exit_status, as_json=as_json)

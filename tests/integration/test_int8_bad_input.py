@@ -223,7 +223,7 @@ def test_a_broken_artifact_does_not_hide_the_others(folder: Path, tmp_path: Path
 def test_an_interrupted_calibration_leaves_nothing_half_used(
     name: str, exported: Callable[[Path], Path], tmp_path: Path
 ) -> None:
-    """Stopped while it runs over the images; then there is no table, and the next calibration is whole."""
+    """Stopped on the way to its table, wherever that is; then there is none, and the next calibration is whole."""
     exported(tmp_path / ".optpipe")
     images = pictures(tmp_path / "images", 40)
     for index in range(40, 3000):

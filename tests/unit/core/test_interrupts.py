@@ -1,0 +1,64 @@
+import signal
+import threading
+
+import pytest
+
+from optpipe.core.interrupts import interruptible
+
+SIGNALS = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+
+
+@pytest.fixture(autouse=True)
+def _handlers():
+    """As a program begins, whatever the test runner does with SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@SIGNALS
+def test_both_signals_interrupt_and_the_handlers_come_back(number):
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        signal.raise_signal(number)
+    assert signal.getsignal(number) is before
+
+
+@SIGNALS
+def test_what_an_extension_module_makes_of_it_is_an_interruption(number):
+    def imported():
+        try:
+            signal.raise_signal(number)
+        except KeyboardInterrupt as error:
+            message = "initialization failed"
+            raise ImportError(message) from error
+
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        imported()
+
+
+@SIGNALS
+def test_it_is_not_lost_in_a_destructor(number, capsys):
+    class Destroyed:
+        def __del__(self):
+            signal.raise_signal(number)
+
+    def destroyed():
+        Destroyed()
+        assert threading.Event().wait(60), "it went on"
+
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        destroyed()
+    assert capsys.readouterr().err == ""
+
+
+def test_other_errors_stay_what_they_are():
+    with pytest.raises(ZeroDivisionError), interruptible():
+        1 / 0  # noqa: B018
+
+
+def test_an_ignored_signal_stays_ignored():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with interruptible():
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN

@@ -26,6 +26,8 @@ class Consumer(Protocol):
     handover: str
     """What is copied between the two."""
     in_flight: int
+    streams: int
+    """Batches that end at about the same time."""
 
     def launch(self, tensor: Any) -> Any:
         """Begins the inference of a batch, whose memory must stay until its answer was given."""
@@ -40,6 +42,7 @@ class OnHost:
     handover = "none: the runtime reads DALI's memory"
 
     def __init__(self, session: Session, streams: int = 1) -> None:
+        self.streams = streams
         # one more than work at once, so that no stream waits for this thread (12 % for 32 pictures of 8×8)
         self.in_flight = streams if streams > 1 else 0
         # one stream stays in the thread that loaded the session: to torch threads differ in their settings
@@ -66,6 +69,7 @@ class OnDevice:
     """Answers on a GPU: enqueued on the stream, fetched when their event has passed."""
 
     in_flight = IN_FLIGHT
+    streams = 1
 
     def __init__(self, session: Session, shape: tuple[int, ...], stream: Any) -> None:
         import torch

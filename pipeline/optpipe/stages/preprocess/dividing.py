@@ -13,7 +13,7 @@ from optpipe.stages.preprocess.dali_pipeline import DaliPlan, reading_pipeline
 from optpipe.stages.preprocess.loops import Rate, Whole, inference_rate, overlapped, pipeline_rate
 from optpipe.stages.preprocess.sharing import Division, Sharing, divisions, with_other_dali_threads
 
-LOOK_S = 1.0
+LOOK_S = 1.5
 """Each division is looked at for so long, `ROUNDS` times; the better look counts, as one may have been disturbed."""
 ROUNDS = 2
 BATCH_S = 0.25

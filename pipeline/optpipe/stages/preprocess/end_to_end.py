@@ -82,17 +82,19 @@ class EndToEnd:
             return {**base, "error": self.error, "verdict": str(self.verdict)}
         parts = self.measured["parts"]
         serial = 1 / (1 / parts["preprocess"] + 1 / parts["inference"])
+        sharing = self.measured["sharing"]
+        round_of = sharing["division"]["streams"] if sharing else 1
         bottleneck = named_bottleneck(self.images_per_s, self.measured, self.plan)
         return {
             **base,
             "error": None,
             "images_per_s": self.images_per_s,
-            "ci": rate_interval(self.measured["batch_ns"], 1, self.plan.batch_size),
+            "ci": rate_interval(self.measured["batch_ns"], round_of, self.plan.batch_size),
             "latency_ms": self._latency(),
             "parts_images_per_s": parts,
             "of_slower_part": self.of_slower_part,
             "of_one_after_the_other": self.images_per_s / serial,
-            "sharing": self.measured["sharing"],
+            "sharing": sharing,
             "timeline": self._timeline(),
             "cpu_share": self.measured["cpu_share"],
             "handover": self.measured["handover"],

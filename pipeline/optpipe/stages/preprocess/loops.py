@@ -68,7 +68,9 @@ def inference_rate(consumer: Consumer, plan: DaliPlan, transform: Transform, sec
             consumer.finish(pending.popleft())
         return now
 
-    rate, batch_ns = _steady(batch, plan, seconds, consumer.in_flight + 1, settled=launch_ns.clear)
+    rate, batch_ns = _steady(
+        batch, plan, seconds, consumer.in_flight + 1, group=consumer.streams, settled=launch_ns.clear
+    )
     while pending:
         consumer.finish(pending.popleft())
     return replace(rate, launch_share=sum(launch_ns) / sum(batch_ns))
@@ -118,7 +120,7 @@ def overlapped(
     for _ in range(plan.prefetch):
         schedule()
     queue = plan.prefetch + consumer.in_flight + 1
-    rate, batch_ns = _steady(batch, plan, seconds, queue, settled=settled, patience=patience)
+    rate, batch_ns = _steady(batch, plan, seconds, queue, group=consumer.streams, settled=settled, patience=patience)
     while pending:
         take()
     kept = {name: values[: len(batch_ns)] for name, values in rows.items()}
@@ -131,10 +133,14 @@ def _steady(
     seconds: float,
     prefetched: int,
     *,
+    group: int = 1,
     settled: Callable[[], None] | None = None,
     patience: float = 1.0,
 ) -> tuple[Rate, list[int]]:
-    """Runs `batch` until its rate is known; also the time of each batch."""
+    """Runs `batch` until its rate is known; also the time of each batch.
+
+    Streams end their batches together, so only whole rounds of `group` batches are counted.
+    """
     begun_ns = 0
 
     def begin() -> None:
@@ -143,6 +149,6 @@ def _steady(
             settled()
         begun_ns = process_time_ns()
 
-    found = timed(batch, seconds, prefetched=prefetched, patience=patience, settled=begin)
+    found = timed(batch, seconds, prefetched=prefetched, group=group, patience=patience, settled=begin)
     busy_ns, batch_ns = process_time_ns() - begun_ns, found["batch_ns"]
     return Rate(images_per_s(batch_ns, plan.batch_size), busy_ns / 1e9 / (plan.batch_size * len(batch_ns))), batch_ns

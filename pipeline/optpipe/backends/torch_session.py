@@ -57,7 +57,7 @@ class TorchSession:
     def _bound(self, inputs: Mapping[str, "np.ndarray"]) -> "_TorchBinding":
         import torch
 
-        tensors = {each.name: torch.from_numpy(inputs[each.name]).to(self.device) for each in self.inputs}
+        tensors = {each.name: torch.from_numpy(inputs[each.name]).to(self.device, copy=True) for each in self.inputs}
         return _TorchBinding(self._call, tensors, tuple(each.name for each in self.outputs), self.device)
 
 

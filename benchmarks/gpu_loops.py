@@ -81,6 +81,8 @@ def own_api(info, path, batch, options):
     """Median ms of a loop over the runtime's own Python API, with a session of its own."""
     import torch
 
+    from optpipe.backends.torch_eager import loaded_program
+
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         if info["backend"] == "onnxruntime":
@@ -89,7 +91,7 @@ def own_api(info, path, batch, options):
         call = (
             torch._inductor.aoti_load_package(str(path))
             if info["backend"] == "inductor"
-            else torch.export.load(path).module()
+            else loaded_program(path, options)
         )
         dtype = {"float16": torch.float16, "float32": torch.float32}[info["inputs"][0]["dtype"]]
         return torch_loop(call, batch, dtype, stream, options.get("cuda_graph", False))

@@ -17,7 +17,7 @@ from optpipe.core.store import Store
 from optpipe.core.verdict import Verdict
 from optpipe.errors import first_line
 from optpipe.stages.again import disagreements, unreadable
-from optpipe.stages.collect import BUILDS, Wanted, collected
+from optpipe.stages.collect import Wanted, collected
 from optpipe.stages.dossier import Checked, checked_dossier, finished, verdict_document
 from optpipe.stages.judge import VERDICT, Signoff, json_file, judged
 from optpipe.stages.overview import Overview, build_files, manifests_in, overview_of_dossier, stage_bars
@@ -113,13 +113,13 @@ def verified(folder: Path, allowed_signers: Path | None = None) -> Checked:
 def _untrue_forms(folder: Path) -> list[str]:
     """Where comparison and reports say something else than the raw files."""
     document = json_file(folder / VERDICT)
-    problems = _untrue_reports(folder, document)
-    if (folder / BUILDS).is_dir():  # older ones did not keep the other builds' raw files
-        comparison = overview_of_dossier(folder).comparison
-        computed = json.loads(json.dumps(comparison.as_json()))
-        problems += disagreements(json_file(folder / COMPARISON), computed, COMPARISON)
-        problems += _untrue_tables(folder, document, comparison)
-    return problems
+    comparison = overview_of_dossier(folder).comparison
+    computed = json.loads(json.dumps(comparison.as_json()))
+    return [
+        *_untrue_reports(folder, document),
+        *disagreements(json_file(folder / COMPARISON), computed, COMPARISON),
+        *_untrue_tables(folder, document, comparison),
+    ]
 
 
 def _untrue_reports(folder: Path, document: Mapping[str, Any]) -> list[str]:

@@ -111,7 +111,7 @@ def stage_again(run: Run, stage: Mapping[str, Any]) -> dict[str, Any] | None:
     from optpipe.trace.report import document_from_profile, profile_from_trace
     from optpipe.trace.roofline import graph_from_document
 
-    how = stage.get("recording") or _guessed(stage)
+    how = stage["recording"]
     if not _all_there(run, how["folder"]):
         return None
     profile = profile_from_trace(
@@ -125,13 +125,6 @@ def stage_again(run: Run, stage: Mapping[str, Any]) -> dict[str, Any] | None:
     document: dict[str, Any] = _plain(document_from_profile(profile))
     document["roofline"]["ncu"] = stage["roofline"].get("ncu")
     return document if "layers" in document["roofline"] else document | {"roofline": stage["roofline"]}
-
-
-def _guessed(stage: Mapping[str, Any]) -> dict[str, Any]:
-    """How the stage was judged, for runs that do not say it yet."""
-    measured_ns = (stage.get("roofline") or {}).get("measured_ns")
-    folder, on_gpu = str(stage["name"]).replace(" ", "-"), stage.get("device") == "cuda"
-    return {"folder": folder, "range": None, "unprofiled_iteration_ns": measured_ns, "expects_gpu": on_gpu}
 
 
 def _all_there(run: Run, folder: str) -> bool:

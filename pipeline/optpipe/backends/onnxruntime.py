@@ -78,6 +78,8 @@ class OnnxRuntime:
         options = checked_options(request.options, OPTIONS[request.device], self.name)
         target = request.directory / GRAPH
         optimize(request.graph, target, request.device)
+        if request.device == "cuda" and request.precision in (Precision.FP16, Precision.BF16):
+            _separate_biases(target)
         switched_off = _switched_off(target, request, options) if request.device == "cuda" else {}
         options |= dict.fromkeys(switched_off, False)
         layers = onnx_layers(onnx.load(target), request.card.inputs, dequantized_is_int8=False)
@@ -110,6 +112,16 @@ class OnnxRuntime:
 
         merged = checked_options({**info.get("options", {}), **options}, OPTIONS[device], self.name)
         return OnnxRuntimeSession(directory / GRAPH, device, merged, tf32=bool(info.get("tf32")))
+
+
+def _separate_biases(path: "Path") -> None:
+    import onnx
+
+    from optpipe.backends.onnxruntime_biases import separate_biases
+
+    model = onnx.load(path)
+    if separate_biases(model):
+        onnx.save(model, path)
 
 
 def _switched_off(graph: "Path", request: BuildRequest, options: Mapping[str, Any]) -> dict[str, str]:

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from optpipe.backends.base import Binding
+from optpipe.backends.onnxruntime_biases import FUSED_BACK
 from optpipe.core.tensors import TensorSpec
 from optpipe.errors import BadInputError, MissingError, StageError
 
@@ -42,8 +43,8 @@ def inference_session(graph: Path | bytes, device: "Device", options: Any, provi
     else:
         providers = ["CPUExecutionProvider"]
     try:
-        # only the CPU's integer kernels want INT32 biases, and the graphs for it keep FP32 scales
-        left_out = [WRONG_IN_FP16] if device == "cuda" else []
+        # only the CPU's integer kernels want INT32 biases, and only its convolutions a bias of their own
+        left_out = [WRONG_IN_FP16, FUSED_BACK] if device == "cuda" else []
         source = str(graph) if isinstance(graph, Path) else graph
         session = ort.InferenceSession(source, options, providers=providers, disabled_optimizers=left_out)
     except (

@@ -27,22 +27,6 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
-    """A figure with its interval, and what forbids judging it."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
-    caps: tuple[Cap, ...] = ()
-    source: str = ""
-    about: str = ""
-
-    def observed(self) -> Observation:
-        """The figure as an observation."""
-        return Observation(self.value, self.low, self.high, self.caps, self.about, self.source)
-
-
-@dataclass(frozen=True, slots=True)
 class Build:
     """The build that is judged."""
 
@@ -67,11 +51,11 @@ class Evidence:
     measured: tuple[Measured, ...] = ()
     baseline: tuple[Measured, ...] = ()
     baseline_name: str | None = None
-    accuracy: Mapping[str, Figure] = field(default_factory=dict)
+    accuracy: Mapping[str, Observation] = field(default_factory=dict)
     """`top1`, `drop`, `agreement`, as fractions."""
-    preprocessing: Mapping[str, Figure] = field(default_factory=dict)
+    preprocessing: Mapping[str, Observation] = field(default_factory=dict)
     """`agreement` as a fraction, `snr` in dB."""
-    tensor_core_share: Figure | None = None
+    tensor_core_share: Observation | None = None
     trust: tuple[Judged, ...] = ()
     """What is judged whatever the policy says: weights, outputs, precision, one environment."""
 
@@ -300,7 +284,7 @@ def _accuracy(criterion: Criterion, evidence: Evidence) -> Sequence[Observation]
     if figure is None:
         command = f"optpipe evaluate {evidence.build.model} --data DIR"
         return Missing(f"the {wanted} was not evaluated for this build", command)
-    return [figure.observed()]
+    return [figure]
 
 
 def _preprocessing(criterion: Criterion, evidence: Evidence) -> Sequence[Observation] | Missing:
@@ -308,7 +292,7 @@ def _preprocessing(criterion: Criterion, evidence: Evidence) -> Sequence[Observa
     if figure is None:
         command = f"optpipe preprocess {evidence.build.model} --images DIR"
         return Missing("the preprocessing was not proven for this model", command)
-    return [figure.observed()]
+    return [figure]
 
 
 def _precision(criterion: Criterion, evidence: Evidence) -> Sequence[Observation] | Missing:
@@ -327,7 +311,7 @@ def _size(criterion: Criterion, evidence: Evidence) -> Sequence[Observation] | M
 def _tensor_cores(criterion: Criterion, evidence: Evidence) -> Sequence[Observation] | Missing:  # noqa: ARG001
     if evidence.tensor_core_share is None:
         return Missing("not profiled on a GPU", f"optpipe profile {evidence.build.model}")
-    return [evidence.tensor_core_share.observed()]
+    return [evidence.tensor_core_share]
 
 
 _OBSERVERS: Mapping[str, Callable[[Criterion, Evidence], Sequence[Observation] | Missing]] = {

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optpipe.core.evidence import Figure
+from optpipe.core.criteria import Observation
 from optpipe.core.measurement import MEASUREMENTS_FILE, Measurement
 from optpipe.core.measurement_json import as_json, measurements_of
 from optpipe.core.runs import Run, json_of_run
@@ -161,7 +161,7 @@ def _evaluate(run: Run) -> Iterator[str]:
                 yield from disagreements(row[name], again[key].value, place)
 
 
-def answers_again(path: Path, artifact: str | None, confidence: float) -> dict[str, Figure]:
+def answers_again(path: Path, artifact: str | None, confidence: float) -> dict[str, Observation]:
     """The figures of one artifact's predictions in the file at `path`; none where it has none there."""
     import polars as pl
 
@@ -178,7 +178,7 @@ def answers_again(path: Path, artifact: str | None, confidence: float) -> dict[s
     )
 
 
-def _answer_figures(answers: "pl.DataFrame", confidence: float) -> dict[str, Figure]:
+def _answer_figures(answers: "pl.DataFrame", confidence: float) -> dict[str, Observation]:
     n, about = answers.height, f"{answers.height} images"
     figures = {}
     if answers["source"].n_unique() > 1:
@@ -193,8 +193,8 @@ def _answer_figures(answers: "pl.DataFrame", confidence: float) -> dict[str, Fig
     return figures
 
 
-def _figure(value: float, interval: Interval, about: str) -> Figure:
-    return Figure(value, interval.low, interval.high, about=about)
+def _figure(value: float, interval: Interval, about: str) -> Observation:
+    return Observation(value, interval.low, interval.high, about=about)
 
 
 def _table(path: Path) -> "pl.DataFrame":

@@ -59,7 +59,7 @@ def accuracy_note(runs: Sequence[Run], build: Build, confidence: float = 0.95) -
     if figure.high <= budget:
         return None
     said = "is outside" if figure.low > budget else "is not shown to be inside"
-    interval = f"{100 * figure.value:+.2f} points, {100 * figure.low:+.2f} to {100 * figure.high:+.2f}"
+    interval = f"{100 * float(figure.value):+.2f} points, {100 * figure.low:+.2f} to {100 * figure.high:+.2f}"
     return Note(
         ACCURACY,
         f"its drop ({interval}, {figure.about}) {said} the budget of {100 * budget:g} points",

@@ -117,7 +117,7 @@ def known_builds(manifests: Iterable[Manifest], runs: Sequence[Run]) -> dict[str
             found[manifest.id] = Known(
                 size_bytes=build.size_bytes,
                 build_s=manifest.seconds,
-                top1=None if top1 is None else Interval(top1.value, top1.low, top1.high),
+                top1=None if top1 is None else Interval(float(top1.value), top1.low, top1.high),
                 causes=causes(manifest.info),
                 accuracy=accuracy.message if accuracy else None,
             )

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from optpipe.core.criteria import Cap
-from optpipe.core.evidence import Build, Figure
+from optpipe.core.criteria import Cap, Observation
+from optpipe.core.evidence import Build
 from optpipe.core.report import Picture
 from optpipe.core.runs import Run, json_of_run
 from optpipe.stages.again import (
@@ -30,7 +30,7 @@ RANDOM_WEIGHTS = Cap("the weights are random, so accuracy and agreement mean not
 PICTURES = 6
 
 
-def accuracy_figures(runs: Sequence[Run], build: Build, confidence: float) -> Mapping[str, Figure]:
+def accuracy_figures(runs: Sequence[Run], build: Build, confidence: float) -> Mapping[str, Observation]:
     """`top1`, `drop` and `agreement` of the newest evaluation that has the build, as fractions.
 
     Computed anew from the run's predictions. Agreement is left out where the source gives every image the same class.
@@ -46,7 +46,7 @@ def accuracy_figures(runs: Sequence[Run], build: Build, confidence: float) -> Ma
     return {}
 
 
-def _as_if_lost(figure: Figure, name: str, run: Run, artifact: str) -> Figure:
+def _as_if_lost(figure: Observation, name: str, run: Run, artifact: str) -> Observation:
     """The figure with its interval wide enough to hold even if all samples that the ranges were computed from had been lost.
 
     On those accuracy flatters; how many they are is on the evaluation's record.
@@ -61,7 +61,7 @@ def _as_if_lost(figure: Figure, name: str, run: Run, artifact: str) -> Figure:
     return replace(figure, low=max(0.0, figure.low - share), about=about)
 
 
-def preprocessing_figures(runs: Sequence[Run], build: Build) -> Mapping[str, Figure]:
+def preprocessing_figures(runs: Sequence[Run], build: Build) -> Mapping[str, Observation]:
     """`agreement` (fraction) and `snr` (dB) of the newest parity proof for the build's model, from its rows."""
     for run in _newest(runs, "preprocess"):
         record = json_of_run(run, PREPROCESSING)
@@ -70,17 +70,17 @@ def preprocessing_figures(runs: Sequence[Run], build: Build) -> Mapping[str, Fig
     return {}
 
 
-def _parity_figures(run: Run, record: Mapping[str, Any]) -> dict[str, Figure]:
+def _parity_figures(run: Run, record: Mapping[str, Any]) -> dict[str, Observation]:
     proof, caps = proof_again(run, record), _refused(record["parity"])
     about = f"{record['parity']['images']} images"
     found = {}
     if proof.top1 is not None:
         weights = () if record["weights"].get("trained", False) else (RANDOM_WEIGHTS,)
         share = proof.top1.equal / proof.top1.images
-        found["agreement"] = Figure(share, *proof.top1.interval, (*caps, *weights), run.run_id, about)
+        found["agreement"] = Observation(share, *proof.top1.interval, (*caps, *weights), about, run.run_id)
     snr = proof.outputs.snr_db
     if snr is not None:
-        found["snr"] = Figure(snr, snr, snr, caps, run.run_id, about)
+        found["snr"] = Observation(snr, snr, snr, caps, about, run.run_id)
     return found
 
 
@@ -91,7 +91,7 @@ def _refused(parity: Mapping[str, Any]) -> tuple[Cap, ...]:
     return (Cap(f"{len(refused)} images could not be decoded", "convert or remove them, then prove parity again"),)
 
 
-def tensor_core_figure(runs: Sequence[Run], build: Build) -> Figure | None:
+def tensor_core_figure(runs: Sequence[Run], build: Build) -> Observation | None:
     """Share of the eligible kernel time that used Tensor Cores, from the newest profile of the build and its raw tables."""
     for run in _newest(runs, "profile"):
         for stage in json_of_run(run, PROFILE).get("stages", ()):
@@ -102,13 +102,13 @@ def tensor_core_figure(runs: Sequence[Run], build: Build) -> Figure | None:
     return None
 
 
-def _share(stage: Mapping[str, Any], source: str, caps: tuple[Cap, ...]) -> Figure | None:
+def _share(stage: Mapping[str, Any], source: str, caps: tuple[Cap, ...]) -> Observation | None:
     cores, quality = stage["tensor_cores"], stage["trace_quality"]["verdict"]
     if not cores.get("eligible_ns"):
         return None
     caps += () if quality == "PASS" else (Cap(f"the trace's quality is {quality}", "profile again"),)
     share = cores["used_ns"] / cores["eligible_ns"]
-    return Figure(share, share, share, caps, source, str(stage.get("name", "")))
+    return Observation(share, share, share, caps, str(stage.get("name", "")), source)
 
 
 _NO_TABLES = Cap(

@@ -124,7 +124,7 @@ class Store:
             info = make(scratch)
             manifest = Manifest(
                 kind=kind,
-                id=_entry_id(kind, recipe),
+                id=entry_id(kind, recipe),
                 recipe=recipe,
                 parents=parents,
                 files=file_records(scratch),
@@ -188,12 +188,13 @@ class Store:
         return entry.size_bytes
 
 
-def _entry_id(kind: str, recipe: Mapping[str, Any]) -> str:
+def entry_id(kind: str, recipe: Mapping[str, Any]) -> str:
+    """The id that the entry made by `recipe` has or would have."""
     return value_sha256({"kind": kind, "recipe": recipe})[:ID_LENGTH]
 
 
 def _entry_name(kind: str, recipe: Mapping[str, Any]) -> str:
-    return f"{kind}-{_entry_id(kind, recipe)}"
+    return f"{kind}-{entry_id(kind, recipe)}"
 
 
 def _flush(directory: Path) -> None:

@@ -74,11 +74,11 @@ def predictions(scores: "NDArray[Any]") -> Predictions:
     return Predictions(best.astype(np.int64), values)
 
 
-def artifacts_of(model: Entry, store: Store) -> list[Entry]:
-    """The stored artifacts of an exported model, the newest of each backend, device, precision, options and graph."""
+def artifacts_of(model_id: str, store: Store) -> list[Entry]:
+    """The stored artifacts of the exported model with that id, the newest of each backend, device, precision, options and graph."""
     found: dict[tuple[Any, ...], Entry] = {}
     for entry in store.entries():
-        if entry.manifest.kind == "artifact" and model.id in entry.manifest.parents:
+        if entry.manifest.kind == "artifact" and model_id in entry.manifest.parents:
             info = entry.info
             options = tuple(sorted(info.get("options", {}).items()))  # a layout that breaks answers is an option
             found[info["backend"], info["device"], info["precision"], options, *entry.manifest.parents] = entry

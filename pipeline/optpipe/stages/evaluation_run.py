@@ -18,7 +18,7 @@ from optpipe.stages.evaluate import (
     result_rows,
     write_predictions,
 )
-from optpipe.stages.export import CARD, exportable, exported_model
+from optpipe.stages.export import CARD, exportable, exported_model, model_id
 from optpipe.stages.model import Model
 from optpipe.stages.task_data import label_indices, sample_set
 
@@ -37,17 +37,18 @@ def evaluation_run(
     Raises BadInputError where there are no images, or nothing was built yet.
     """
     model, stored = exportable(model, store, listener)
-    exported, _ = exported_model(model, store, listener, stored)
-    card = card_from_file(exported.file(CARD))
+    card = card_from_file(stored.file(CARD)) if stored else model.loaded().card
     require_classifier(card)
     if data is None and "validation" not in card.data:
         what = "texts with --data FILE" if card.tokenization else "images with --data DIR"
         message = f"{card.name} has no validation set on its card; give labelled {what}"
         raise BadInputError(message)
-    artifacts = artifacts_of(exported, store)
+    artifacts = artifacts_of(model_id(model), store)
     if not artifacts:
         message = f"nothing is built of {card.name} in {store.workspace}; run `optpipe build {card.name}` first"
         raise BadInputError(message)
+    exported, _ = exported_model(model, store, listener, stored)
+    card = card_from_file(exported.file(CARD))
     samples, unreadable = sample_set(exported, card, data or Path(card.data["validation"]), count, seed, listener)
     if isinstance(classes := card.outputs[0].shape[-1], int):
         label_indices(samples, card, classes)  # labels that fit no class end it before anything runs

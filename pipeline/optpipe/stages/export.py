@@ -11,7 +11,7 @@ from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.environment import package_version
 from optpipe.core.events import Listener
 from optpipe.core.precision import Precision
-from optpipe.core.store import Entry, Store
+from optpipe.core.store import Entry, Store, entry_id
 from optpipe.core.tensors import TensorSpec
 from optpipe.errors import GateError, StageError
 from optpipe.inputs.samples import Samples, row_batches, sample_inputs, samples_for
@@ -37,6 +37,11 @@ REFERENCE = "reference.npz"
 def stored_model(model: Model, store: Store) -> Entry | None:
     """What `exported_model` made before, every byte of it checked; None where there is nothing."""
     return store.get("model", _recipe(model))
+
+
+def model_id(model: Model) -> str:
+    """The id of what `exported_model` makes of `model`, made or not."""
+    return entry_id("model", _recipe(model))
 
 
 def exportable(model: Model, store: Store, listener: Listener) -> tuple[Model, Entry | None]:

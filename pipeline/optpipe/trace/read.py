@@ -4,6 +4,7 @@ Schema of the export: Nsight Systems user guide, "SQLite Schema Reference". Tabl
 absent and columns vary from 2022.4 to 2025.x; every query is put together from the columns that are there.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -217,7 +218,8 @@ def _count(export: Export, table: str) -> int:
 
 
 def _integer(value: Any) -> int:
-    return int(value or 0)
+    """0 for what is no number: any cell of an export may hold anything."""
+    return int(value) if isinstance(value, int | float) and math.isfinite(value) else 0
 
 
 def _metadata(export: Export) -> dict[str, str]:

@@ -65,6 +65,7 @@ _KINDS: tuple[tuple[Kind, re.Pattern[str]], ...] = tuple(
             r"wgmma|matmul|dot_kernel|triton_(tem|mm|bmm)|splitkreduce|tensorop|s\d{3,5}(gemm|cudnn)",
         ),
         (Kind.CAST, r"direct_copy_kernel|copy_kernel|LoadWithCast|_Cast|cast_kernel|UnaryElementWise.*Cast|convert|quantize"),
+        (Kind.ELEMENTWISE, r"op_(generic_)?tensor_kernel"),  # cuDNN's cudnnOpTensor and cudnnAddTensor; an argument says "reduced"
         (Kind.REDUCTION, r"reduce|argmax|argmin|triton_(red|per)"),
         (
             Kind.ELEMENTWISE,

@@ -55,6 +55,10 @@ def test_a_triton_template_does_not_tell() -> None:
         ("void at::native::batch_norm_transform_input_channels_last_kernel<c10::Half>(int)", Kind.NORMALIZATION),
         ("void at::native::<unnamed>::max_pool_forward_nhwc<c10::Half, int>(int)", Kind.POOLING),
         ("void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(int)>(int)", Kind.CAST),
+        (
+            "void op_generic_tensor_kernel<(int)4, __half>(cudnnTensorStruct, reducedDivisorArray, int)",
+            Kind.ELEMENTWISE,
+        ),
         ("void nhwcAddPaddingKernel<__half, __half>(int)", Kind.LAYOUT),
         ("nvjpeg::DCT::decode_kernel", Kind.IMAGE),
         ("void softmax_warp_forward<float>(int)", Kind.SOFTMAX),

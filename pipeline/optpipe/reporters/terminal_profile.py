@@ -265,13 +265,13 @@ def _roofline(found: Mapping[str, Any]) -> list[RenderableType]:
         return []
     peaks = found["peaks"]
     rates = ", ".join(f"{kind} {count_text(rate)}FLOP/s" for kind, rate in peaks["flops_per_s"].items())
-    text = f"\nRoofline at batch {found['batch_size']}: at least {duration_text(found['bound_ns'])} layer by layer"
-    text += f" ({found['math_share']:.0%} of it arithmetic), {duration_text(found['fused_bound_ns'])} if all fused"
+    fused, unfused = found["fused"], found["unfused"]
+    text = f"\nRoofline at batch {found['batch_size']}: at least {duration_text(found['bound_ns'])}"
     if found["times_bound"]:
         text += f"; measured {duration_text(found['measured_ns'])}, {found['times_bound']:.1f}× the bound"
-        text += (
-            " (fusion and caches save bytes, or the probe ran on a busy machine)" if found["times_bound"] < 1 else ""
-        )
+        text += " (weights in a cache, Winograd, or a probe on a busy machine)" if found["times_bound"] < 1 else ""
+    text += f". Layer by layer {duration_text(fused['ns'])} with elementwise operators fused"
+    text += f" ({fused['math_share']:.0%} of it arithmetic), {duration_text(unfused['ns'])} node by node"
     device = f"peaks of {peaks['device']} ({peaks['source']})"
     lines: list[RenderableType] = [
         Text(text),

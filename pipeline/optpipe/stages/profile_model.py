@@ -20,12 +20,13 @@ from optpipe.stages.export import CARD, ONNX
 from optpipe.stages.preprocess.dali_pipeline import DaliPlan
 from optpipe.stages.profile_recording import STAGES, Job, ProfilePlan, keep_raw, program, recorded, scratch_folder
 from optpipe.trace.files import trace_from_folder, write_trace
+from optpipe.trace.graph_costs import graph_from_onnx
 from optpipe.trace.importer import nsys_path
 from optpipe.trace.ncu import against_peaks, counters
 from optpipe.trace.ort_nodes import layer_times
 from optpipe.trace.peaks import Peaks
 from optpipe.trace.report import document_from_profile, profile_from_trace
-from optpipe.trace.roofline import Graph, graph_from_onnx
+from optpipe.trace.roofline import Graph
 
 __all__ = ["STAGES", "ModelProfile", "ProfilePlan", "preprocess_images", "profile_model", "require_profilable"]
 _BUILD_STAGES = ("export", "quantize", "build")

@@ -6,12 +6,17 @@ from enum import StrEnum
 import numpy as np
 import polars as pl
 
+from optpipe.core.units import duration_text
 from optpipe.trace.analysis import Analysis
 from optpipe.trace.intervals import Intervals, disjoint, within
+from optpipe.trace.kernels import Kind
+from optpipe.trace.roofline import LIMITED_SHARE, Roofline
 from optpipe.trace.timeline import Cause, Timeline
 
 GAP_NS = 50_000
 """Longer than any framework takes from one launch to the next (5 to 30 µs): the host was away."""
+_KIND_OF = {"BatchNormalization": Kind.NORMALIZATION, "Softmax": Kind.SOFTMAX}
+"""Operators that a matrix kernel may take over and whose own kernels are not of an elementwise kind."""
 _IO_CALLS = (
     r"^(read|pread|readv|write|pwrite|writev|open|openat|fopen|fread|fwrite|fsync|fdatasync|sendfile|stat|lseek|mmap|munmap|"
     r"recv|send)"
@@ -28,6 +33,8 @@ class Limit(StrEnum):
     SYNCHRONIZATION = "synchronization"
     MEMORY = "memory-bound GPU"
     MATH = "math-bound GPU"
+    BELOW_PEAKS = "GPU below its peaks"
+    """Kernels run, and neither memory nor arithmetic is near its peak: their latency, occupancy or efficiency decides."""
     WITHHELD = "withheld"
 
 
@@ -48,11 +55,10 @@ def long_gaps(timeline: Timeline) -> Intervals:
     return disjoint(waits.starts[kept], waits.ends[kept])
 
 
-def bottleneck(measured: Analysis, math_share: float | None = None) -> Bottleneck:
+def bottleneck(measured: Analysis, roofs: Roofline | None = None) -> Bottleneck:
     """What limits `measured` as a whole.
 
-    `math_share` is the part of the lower bound that arithmetic takes (from the roofline); without it the kernels' kinds
-    decide between math and memory, which is said.
+    The roofline decides between math, memory and neither; without it the kernels' kinds do, which is said.
     """
     if measured.trace.kernels.is_empty():
         return _without_gpu(measured)
@@ -60,24 +66,24 @@ def bottleneck(measured: Analysis, math_share: float | None = None) -> Bottlenec
         measured,
         np.array([measured.timeline.start_ns], dtype=np.int64),
         np.array([measured.timeline.end_ns], dtype=np.int64),
-        math_share,
+        roofs,
     )
 
 
-def range_bottleneck(measured: Analysis, name: str, math_share: float | None = None) -> Bottleneck | None:
+def range_bottleneck(measured: Analysis, name: str, roofs: Roofline | None = None) -> Bottleneck | None:
     """What limits the range called `name`, over the time from its first to its last GPU operation; None without any."""
     found = measured.projection.filter((pl.col("name").cast(pl.String) == name) & pl.col("gpu_start_ns").is_not_null())
     if found.is_empty():
         return None
-    return _of_windows(measured, found["gpu_start_ns"].to_numpy(), found["gpu_end_ns"].to_numpy(), math_share)
+    return _of_windows(measured, found["gpu_start_ns"].to_numpy(), found["gpu_end_ns"].to_numpy(), roofs)
 
 
-def _of_windows(measured: Analysis, starts: np.ndarray, ends: np.ndarray, math_share: float | None) -> Bottleneck:
+def _of_windows(measured: Analysis, starts: np.ndarray, ends: np.ndarray, roofs: Roofline | None) -> Bottleneck:
     timeline = measured.timeline
     span = max(int((ends - starts).sum()), 1)
     away = int(within(long_gaps(timeline), starts, ends).sum())
     idle = {cause: int(within(timeline.idle[cause], starts, ends).sum()) for cause in Cause}
-    gpu, basis = _gpu_limit(measured, math_share)
+    gpu, basis = _gpu_limit(measured, roofs)
     parts = {
         gpu: int(within(timeline.busy, starts, ends).sum()),
         Limit.LAUNCH: idle[Cause.HOST_WAIT] - away + idle[Cause.KERNEL_WAIT],
@@ -96,14 +102,45 @@ def _of_windows(measured: Analysis, starts: np.ndarray, ends: np.ndarray, math_s
     return Bottleneck(limit, shares[str(limit)], shares, why)
 
 
-def _gpu_limit(measured: Analysis, math_share: float | None) -> tuple[Limit, str]:
-    if math_share is not None:
-        limit = Limit.MATH if math_share >= 0.5 else Limit.MEMORY
-        return limit, f"arithmetic is {math_share:.0%} of the roofline's lower bound"
+def _gpu_limit(measured: Analysis, roofs: Roofline | None) -> tuple[Limit, str]:
+    if roofs is not None and measured.iterations.height and measured.split.busy_ns:
+        return _limit_at_peaks(measured, roofs)
     shares = {str(kind): float(share) for kind, share in measured.kinds.select("kind", "share").iter_rows()}
     matrix = shares.get("matrix", 0.0) + shares.get("attention", 0.0)
     limit = Limit.MATH if matrix >= 0.5 else Limit.MEMORY
     return limit, f"matrix kernels are {matrix:.0%} of kernel time (told from names: no counters, no graph)"
+
+
+def _limit_at_peaks(measured: Analysis, roofs: Roofline) -> tuple[Limit, str]:
+    """What decides while kernels run: layers near a peak for over 70 % of that time, by math or by memory, or neither.
+
+    Elementwise nodes count by the bytes that they move themselves where at least half of them have a kernel of their own.
+    """
+    joining = [each.cost.op for each in roofs.layers if each.cost.joins]
+    kinds = {Kind.ELEMENTWISE, Kind.CAST, *(_KIND_OF[op] for op in joining if op in _KIND_OF)}
+    own = _per_iteration(measured, "count", kinds)
+    cost, counted = (roofs.fused, "as fused") if own < len(joining) / 2 else (roofs.unfused, "one by one")
+    folded_ns = 0.0
+    if not any("Normalization" in each.cost.op for each in roofs.layers):
+        folded_ns = _per_iteration(measured, "total_ns", {Kind.NORMALIZATION})
+    least_ns, busy_ns = cost.ns + folded_ns, measured.split.busy_ns / measured.iterations.height
+    math_share = cost.math_share * cost.ns / least_ns if least_ns else 0.0
+    why = f"at the device's peaks the layers take {duration_text(least_ns)} ({math_share:.0%} of it arithmetic), "
+    why += f"{least_ns / busy_ns:.0%} of {duration_text(busy_ns)} per iteration"
+    if joining:
+        why += f"; elementwise nodes count {counted}: {own:.0f} kernels for {len(joining)}"
+    if folded_ns:
+        why += f"; normalization that the graph has folded away counts as memory's, {duration_text(folded_ns)}"
+    if least_ns / busy_ns >= LIMITED_SHARE:
+        return (Limit.MATH if math_share >= 0.5 else Limit.MEMORY), why
+    why += f"; under {LIMITED_SHARE:.0%} neither memory nor arithmetic limits, but the kernels' latency, occupancy or choice"
+    return Limit.BELOW_PEAKS, why
+
+
+def _per_iteration(measured: Analysis, column: str, kinds: set[Kind]) -> float:
+    """Number or time of the kernels of these kinds in one iteration."""
+    found = measured.kernels.filter(pl.col("kind").is_in([str(kind) for kind in kinds]))
+    return float(found[column].sum()) / measured.iterations.height
 
 
 def _without_gpu(measured: Analysis) -> Bottleneck:

@@ -59,7 +59,6 @@ def profile_from_trace(
     has_gpu = "tensor_cores" not in checked.withheld
     cores = tensor_cores(_layered_part(whole, measured), peaks, costs) if has_gpu else None
     roofs = roofline(graph, unprofiled_iteration_ns, _layer_ns(cores)) if graph else None
-    math_share = roofs.math_share if roofs else None
     facts = Facts(measured, cores, trace.gpus[0].multiprocessors if trace.gpus else None, stage, roofs)
     return Profile(
         whole=whole,
@@ -67,8 +66,8 @@ def profile_from_trace(
         quality=checked,
         tensor_cores=cores,
         roofline=roofs,
-        bottleneck=_judged(measured, checked, math_share),
-        by_range=_by_range(measured, math_share) if "idle_by_cause" not in checked.withheld else {},
+        bottleneck=_judged(measured, checked, roofs),
+        by_range=_by_range(measured, roofs) if "idle_by_cause" not in checked.withheld else {},
         gaps=gaps_that_matter(measured),
         findings=findings(facts) if "totals" not in checked.withheld else (),
         unprofiled_iteration_ns=unprofiled_iteration_ns,
@@ -88,19 +87,17 @@ def _layer_ns(cores: TensorCores | None) -> dict[str, float]:
     return {each.name: each.time_ns / cores.iterations for each in cores.layers}
 
 
-def _judged(measured: Analysis, checked: Quality, math_share: float | None) -> Bottleneck:
+def _judged(measured: Analysis, checked: Quality, roofs: Roofline | None) -> Bottleneck:
     withheld = checked.withheld
     if "idle_by_cause" in withheld and (measured.trace.kernels.height or measured.trace.api.height):
         return Bottleneck(Limit.WITHHELD, 0.0, {}, withheld["idle_by_cause"])
-    return bottleneck(measured, math_share)
+    return bottleneck(measured, roofs)
 
 
-def _by_range(measured: Analysis, math_share: float | None) -> dict[str, Bottleneck]:
+def _by_range(measured: Analysis, roofs: Roofline | None) -> dict[str, Bottleneck]:
     """The verdict on each range name, outermost first; layers are too short to have one of their own."""
     shallow = measured.ranges.filter(pl.col("depth") <= _iteration_depth(measured)).sort("depth", "first_start_ns")
-    found = (
-        (name, range_bottleneck(measured, name, math_share)) for name in shallow["name"].head(_RANGES_SHOWN).to_list()
-    )
+    found = ((name, range_bottleneck(measured, name, roofs)) for name in shallow["name"].head(_RANGES_SHOWN).to_list())
     return {name: verdict for name, verdict in found if verdict is not None}
 
 

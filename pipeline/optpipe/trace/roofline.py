@@ -1,15 +1,17 @@
-"""The roofline: what each layer must at least take on the device, and how far the measured time is from it.
+"""The roofline: what the model and each layer must at least take on the device, and how far the measured time is from it.
 
 Arithmetic intensity and the two ceilings after Williams, Waterman, Patterson, "Roofline: An Insightful Visual
-Performance Model" (CACM 2009). Bytes are those of a layer's inputs, weights and outputs, each moved once: what fusion
-and caches save makes a layer faster than its bound, which is why whole-model bounds are given with and without it.
+Performance Model" (CACM 2009). Three figures for the whole model, each at the peaks given, in this order:
+
+- the bound: all arithmetic, or the model's inputs, weights and outputs moved once, whichever takes longer. No fusion gets
+  below it; what may is weights that stay in a cache, or fewer multiplications than the direct algorithm's (Winograd).
+- fused: layer after layer, elementwise operators computed on what their producer holds in registers.
+- unfused: node after node, each moving its own inputs, weights and outputs.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
-from math import prod
-from pathlib import Path
 from typing import Any
 
 from optpipe.trace.peaks import Peaks
@@ -17,19 +19,6 @@ from optpipe.trace.tensor_cores import ineligible_reason
 
 LIMITED_SHARE = 0.7
 """Over 70 % of a peak, a layer is limited by it."""
-_TYPE_BYTES = {
-    "fp32": 4,
-    "tf32": 4,
-    "fp16": 2,
-    "bf16": 2,
-    "int8": 1,
-    "fp8": 1,
-    "fp64": 8,
-    "int64": 8,
-    "int32": 4,
-    "bool": 1,
-}
-_NO_COST = frozenset({"Constant", "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Shape"})
 
 
 class Quadrant(StrEnum):
@@ -52,6 +41,14 @@ class LayerCost:
     bytes: int
     channels: tuple[int, int] | None = None
     """Input and output channels of a matrix layer, for the alignment that Tensor Cores need."""
+    fused_bytes: int | None = None
+    """What is left of `bytes` where elementwise operators are fused, with those of the operators that join this layer:
+    0 for one that joins another layer. None: nothing is fused."""
+
+    @property
+    def joins(self) -> bool:
+        """Whether it needs no kernel of its own where elementwise operators are fused."""
+        return self.fused_bytes == 0 and not self.macs
 
     def math_ns(self, peaks: Peaks) -> float:
         """The time the arithmetic takes at the peak of the layer's type."""
@@ -62,8 +59,12 @@ class LayerCost:
         return self.bytes / peaks.bytes_per_s * 1e9
 
     def bound_ns(self, peaks: Peaks) -> float:
-        """The larger of the two."""
+        """The larger of the two, for the layer as a node on its own."""
         return max(self.math_ns(peaks), self.memory_ns(peaks))
+
+    def fused(self) -> "LayerCost":
+        """The layer with the elementwise operators that join it."""
+        return self if self.fused_bytes is None else replace(self, bytes=self.fused_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,39 +97,51 @@ class LayerRoof:
 
 
 @dataclass(frozen=True, slots=True)
+class Cost:
+    """What all layers take at the peaks, one after the other, and how it is made up."""
+
+    bytes: int
+    ns: float
+    math_share: float
+    """The part of `ns` in layers whose arithmetic takes longer than their bytes."""
+
+
+@dataclass(frozen=True, slots=True)
 class Roofline:
-    """The whole model: the sum of its layers' bounds, the bound if everything fused, and the layers."""
+    """The whole model, by three measures (see the module), and its layers."""
 
     peaks: Peaks
     batch_size: int
     layers: tuple[LayerRoof, ...]
     bound_ns: float
-    fused_bound_ns: float
-    """Arithmetic alone, or the model's inputs, weights and outputs alone, whichever takes longer."""
+    fused: Cost
+    unfused: Cost
     measured_ns: float | None
-    math_share: float
-    """The part of the layers' bounds that arithmetic decides."""
     ineligible: Mapping[str, str]
     edge_bytes: int = 0
     """What no fusion can save: the model's inputs, weights and outputs."""
 
     def document(self) -> dict[str, Any]:
-        """The JSON form, the layers furthest above their bound first."""
+        """The JSON form, the layers furthest above their bound first.
+
+        `bound_ns`: what no fusion gets below (all arithmetic, or `edge_bytes` once); `times_bound`: `measured_ns` over it.
+        `fused` and `unfused`: {`bytes`, `ns`, `math_share`} of all layers one after the other, with elementwise operators on
+        their producers' registers, and node by node. Each of `layers` stands on its own: its `bytes`, its `bound_ns`.
+        """
         quadrants = [each.quadrant for each in self.layers if each.quadrant]
         return {
             "peaks": asdict(self.peaks),
             "batch_size": self.batch_size,
             "macs": sum(each.cost.macs for each in self.layers),
-            "bytes": sum(each.cost.bytes for each in self.layers),
+            "edge_bytes": self.edge_bytes,
             "bound_ns": self.bound_ns,
-            "fused_bound_ns": self.fused_bound_ns,
+            "fused": asdict(self.fused),
+            "unfused": asdict(self.unfused),
             "measured_ns": self.measured_ns,
             "times_bound": self.measured_ns / self.bound_ns if self.measured_ns and self.bound_ns else None,
-            "math_share": self.math_share,
             "quadrants": {str(each): quadrants.count(each) for each in Quadrant} if quadrants else {},
             "layers": [_layer_document(each, self.peaks) for each in self.layers],
             "ineligible": dict(self.ineligible),
-            "edge_bytes": self.edge_bytes,
             "ncu": [],
         }  # fmt: skip
 
@@ -141,6 +154,7 @@ def _layer_document(roof: LayerRoof, peaks: Peaks) -> dict[str, Any]:
         "type": roof.cost.type,
         "macs": roof.cost.macs,
         "bytes": roof.cost.bytes,
+        "fused_bytes": roof.cost.fused_bytes,
         "channels": list(roof.cost.channels) if roof.cost.channels else None,
         "intensity": roof.intensity,
         "bound_ns": roof.bound_ns,
@@ -156,31 +170,49 @@ def roofline(graph: Graph, measured_ns: float | None = None, layer_ns: Mapping[s
     costs, peaks = graph.costs, graph.peaks
     known_ns = layer_ns or graph.layer_ns
     layers = tuple(_layer_roof(cost, peaks, known_ns.get(cost.name)) for cost in costs)
-    bound = sum(each.bound_ns for each in layers)
-    by_math = sum(each.bound_ns for each in layers if each.cost.math_ns(peaks) >= each.cost.memory_ns(peaks))
     return Roofline(
         peaks=peaks,
         batch_size=graph.batch_size,
         layers=tuple(sorted(layers, key=lambda each: (-each.above_bound_ns, each.cost.name))),
-        bound_ns=bound,
-        fused_bound_ns=max(
-            sum(each.cost.math_ns(peaks) for each in layers), graph.edge_bytes / peaks.bytes_per_s * 1e9
-        ),
+        bound_ns=max(_known_math_ns(costs, peaks), graph.edge_bytes / peaks.bytes_per_s * 1e9),
+        fused=_cost([each.fused() for each in costs], peaks),
+        unfused=_cost(costs, peaks),
         measured_ns=measured_ns,
-        math_share=by_math / bound if bound else 0.0,
         ineligible=ineligible_layers(costs),
         edge_bytes=graph.edge_bytes,
     )
 
 
+def _known_math_ns(costs: Iterable[LayerCost], peaks: Peaks) -> float:
+    """All arithmetic whose peak is known: a type without one may run faster than the fp32 it is otherwise taken for."""
+    return sum(each.math_ns(peaks) for each in costs if each.type in peaks.flops_per_s)
+
+
+def _cost(costs: Sequence[LayerCost], peaks: Peaks) -> Cost:
+    total = sum(each.bound_ns(peaks) for each in costs)
+    by_math = sum(each.bound_ns(peaks) for each in costs if each.math_ns(peaks) >= each.memory_ns(peaks))
+    return Cost(sum(each.bytes for each in costs), total, by_math / total if total else 0.0)
+
+
 def graph_from_document(document: Mapping[str, Any]) -> Graph | None:
-    """What `Roofline.document` was computed from; None where nothing was. Costs are in the order of the document."""
+    """What `Roofline.document` was computed from; None where nothing was. Costs are in the order of the document.
+
+    Documents of a version that did not know what fusion saves have layers without `fused_bytes`.
+    """
     if "layers" not in document:
         return None
     layers = document["layers"]
     return Graph(
         costs=tuple(
-            LayerCost(one["name"], one["op"], one["type"], one["macs"], one["bytes"], _pair(one.get("channels")))
+            LayerCost(
+                name=one["name"],
+                op=one["op"],
+                type=one["type"],
+                macs=one["macs"],
+                bytes=one["bytes"],
+                channels=_pair(one.get("channels")),
+                fused_bytes=one.get("fused_bytes"),
+            )
             for one in layers
         ),
         peaks=Peaks(**document["peaks"]),
@@ -216,57 +248,3 @@ def ineligible_layers(costs: Sequence[LayerCost]) -> dict[str, str]:
     """Matrix layers that Tensor Cores cannot take as they are, and why."""
     reasons = {cost.name: ineligible_reason(cost) for cost in costs if cost.macs}
     return {name: reason for name, reason in reasons.items() if reason}
-
-
-def graph_from_onnx(path: Path, inputs: Sequence[Any], batch_size: int, peaks: Peaks, *, tf32: bool = False) -> Graph:
-    """Multiply-adds and bytes of every node of an ONNX graph, its inputs (`InputSpec`s) at `batch_size`.
-
-    With `tf32` the products of fp32 tensors count as TF32, which is how the runtime was told to compute them.
-    """
-    import onnx
-
-    from optpipe.backends.onnx_graph import graph_types, node_macs
-
-    model = onnx.load(path, load_external_data=False)
-    known = graph_types(model, [_at_batch(each, batch_size) for each in inputs])
-    costs = tuple(
-        _node_cost(node, known, node_macs(node, known), tf32=tf32)
-        for node in model.graph.node
-        if node.op_type not in _NO_COST and node.output
-    )
-    edges = dict.fromkeys(each.name for each in (*model.graph.input, *model.graph.output, *model.graph.initializer))
-    return Graph(costs, peaks, batch_size, sum(_tensor_bytes(known, name) for name in edges))
-
-
-def _at_batch(spec: Any, batch_size: int) -> Any:
-    shape = (batch_size, *spec.opt[1:])
-    return replace(
-        spec,
-        min=(min(spec.min[0], batch_size), *spec.min[1:]),
-        opt=shape,
-        max=(max(spec.max[0], batch_size), *spec.max[1:]),
-    )
-
-
-def _node_cost(node: Any, known: Any, macs: int, *, tf32: bool) -> LayerCost:
-    tensors = [name for name in (*node.input, *node.output) if name]
-    kind = known.types.get(node.input[0], "fp32") if node.input else "fp32"
-    kind = "tf32" if tf32 and macs and kind == "fp32" else kind
-    size = sum(_tensor_bytes(known, name) for name in dict.fromkeys(tensors))
-    return LayerCost(
-        node.name or node.output[0], node.op_type, kind, macs, size, _channels(node, known) if macs else None
-    )
-
-
-def _tensor_bytes(known: Any, name: str) -> int:
-    shape = known.shapes.get(name)
-    return prod(shape) * _TYPE_BYTES.get(known.types.get(name, "fp32"), 4) if shape is not None else 0
-
-
-def _channels(node: Any, known: Any) -> tuple[int, int] | None:
-    """Input and output channels per group: axes 1 and 0 of a convolution's weight, the inner and last of a product."""
-    weight = known.shapes.get(node.input[1]) if len(node.input) > 1 else None
-    if not weight or len(weight) < 2:
-        return None
-    groups = next((each.i for each in node.attribute if each.name == "group"), 1)
-    return (weight[1], weight[0] // groups) if "Conv" in node.op_type else (weight[-2], weight[-1])

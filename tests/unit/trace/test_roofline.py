@@ -1,5 +1,6 @@
 """The roofline by hand: a device of 100 operations and 10 bytes per nanosecond."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -7,13 +8,14 @@ import pytest
 from onnx import TensorProto, helper
 
 from optpipe.core.tensors import InputSpec
+from optpipe.trace.graph_costs import graph_from_onnx
 from optpipe.trace.ort_nodes import layer_times
 from optpipe.trace.peaks import Peaks, sheet_peaks
 from optpipe.trace.roofline import (
     Graph,
     LayerCost,
     Quadrant,
-    graph_from_onnx,
+    graph_from_document,
     ineligible_layers,
     quadrant,
     roofline,
@@ -29,9 +31,10 @@ MEMORY = LayerCost("relu", "Relu", "fp32", macs=0, bytes=1_000)  # 100 ns of mem
 def test_bounds() -> None:
     assert (MATH.math_ns(PEAKS), MATH.memory_ns(PEAKS), MATH.bound_ns(PEAKS)) == (100, 50, 100)
     found = roofline(Graph((MATH, MEMORY), PEAKS, 1), measured_ns=400.0)
-    assert found.bound_ns == 200
-    assert found.math_share == 0.5
-    assert found.document()["times_bound"] == 2
+    assert found.bound_ns == 100
+    assert (found.unfused.bytes, found.unfused.ns, found.unfused.math_share) == (1_500, 200, 0.5)
+    assert found.fused == found.unfused  # nothing is known to fuse
+    assert found.document()["times_bound"] == 4
     assert found.layers[0].quadrant is None  # no layer times, so nothing is said of where it stands
 
 
@@ -96,5 +99,20 @@ def test_bound_if_everything_fused(tmp_path: Path) -> None:
     spec = InputSpec("x", "float32", (1, 3, 4, 4), (1, 3, 4, 4), (8, 3, 4, 4))
     edges = graph_from_onnx(_graph(tmp_path), [spec], 2, PEAKS).edge_bytes
     assert edges == 4 * (2 * 3 * 16 + 216 + 2 * 8 * 16)  # all but the tensor between the two
-    assert roofline(Graph((MATH, MEMORY), PEAKS, 1, edge_bytes=300)).fused_bound_ns == 100
-    assert roofline(Graph((MATH, MEMORY), PEAKS, 1, edge_bytes=3_000)).fused_bound_ns == 300
+    assert roofline(Graph((MATH, MEMORY), PEAKS, 1, edge_bytes=300)).bound_ns == 100
+    assert roofline(Graph((MATH, MEMORY), PEAKS, 1, edge_bytes=3_000)).bound_ns == 300
+
+
+def test_arithmetic_of_a_type_without_a_peak_bounds_nothing() -> None:
+    """A CPU's int8 may be faster than the fp32 that was probed."""
+    quantized = LayerCost("int8", "Conv", "int8", macs=5_000, bytes=500)
+    found = roofline(Graph((quantized,), PEAKS, 1, edge_bytes=10))
+    assert (found.bound_ns, found.fused.ns) == (1, 100)
+
+
+def test_the_document_holds_what_the_figures_were_made_of() -> None:
+    graph = Graph((MATH, replace(MEMORY, fused_bytes=0)), PEAKS, 1, edge_bytes=300)
+    document = roofline(graph).document()
+    again = graph_from_document(document)
+    assert again is not None
+    assert roofline(again).document() == document

@@ -1,0 +1,70 @@
+"""What decides between math, memory and neither: three iterations of 90 µs on a device of 1 TFLOP/s and 1 GB/s."""
+
+from collections.abc import Callable
+
+import pytest
+from tests.golden import phenomena
+from tests.golden.nsys_export import Recording
+
+from optpipe.trace.bottleneck import Limit
+from optpipe.trace.frames import Trace
+from optpipe.trace.peaks import Peaks
+from optpipe.trace.report import profile_from_trace
+from optpipe.trace.roofline import Graph, LayerCost
+
+PEAKS = Peaks("a device", "measured", {"fp32": 1e12}, 1e9)
+RELU = LayerCost("relu", "Relu", "fp32", macs=0, bytes=20_000, fused_bytes=0)
+
+
+def _conv(math_us: int, bytes_alone: int, fused_bytes: int) -> LayerCost:
+    return LayerCost("conv", "Conv", "fp32", math_us * 500_000, bytes_alone, fused_bytes=fused_bytes)
+
+
+def _with_own_relu() -> Recording:
+    """The convolution for 60 µs, then a ReLU for 30."""
+    trace = Recording()
+    for begin in (0, 100, 200):
+        trace.range("iter", begin, begin + 99)
+        trace.kernel(phenomena.GEMM, begin + 6, begin + 66, launch=(begin + 1, begin + 2))
+        trace.kernel(phenomena.RELU, begin + 66, begin + 96, launch=(begin + 3, begin + 5))
+    return trace
+
+
+@pytest.mark.parametrize(
+    ("recording", "conv", "limit", "counted"),
+    [
+        # 60 and 20 µs of memory, which a fused kernel never moves: 30 of 90 µs are left
+        (phenomena.gpu_bound, _conv(10, 60_000, 30_000), Limit.BELOW_PEAKS, "count as fused: 0 kernels for 1"),
+        (phenomena.gpu_bound, _conv(10, 60_000, 64_000), Limit.MEMORY, "count as fused"),
+        (phenomena.gpu_bound, _conv(64, 60_000, 30_000), Limit.MATH, "count as fused"),
+        (_with_own_relu, _conv(10, 60_000, 30_000), Limit.MEMORY, "count one by one: 1 kernels for 1"),
+        (_with_own_relu, _conv(10, 30_000, 30_000), Limit.BELOW_PEAKS, "count one by one"),
+    ],
+)
+def test_seventy_percent_of_a_peak_by_what_the_kernels_move(
+    read: Callable[[Recording], Trace],
+    recording: Callable[[], Recording],
+    conv: LayerCost,
+    limit: Limit,
+    counted: str,
+) -> None:
+    found = profile_from_trace(read(recording()), graph=Graph((conv, RELU), PEAKS, 1)).bottleneck
+    assert found.limit is limit
+    assert counted in found.why
+
+
+def test_normalization_that_the_graph_has_folded_away_counts_as_memory(read: Callable[[Recording], Trace]) -> None:
+    """30 µs of the graph's 90, and 50 in kernels that the graph knows nothing of."""
+    recording = Recording()
+    for begin in (0, 100, 200):
+        recording.range("iter", begin, begin + 99)
+        recording.kernel(phenomena.GEMM, begin + 6, begin + 46, launch=(begin + 1, begin + 2))
+        recording.kernel("void batch_norm_transform_kernel(int)", begin + 46, begin + 96, launch=(begin + 3, begin + 5))
+    trace, conv = read(recording), _conv(10, 30_000, 30_000)
+    found = profile_from_trace(trace, graph=Graph((conv,), PEAKS, 1)).bottleneck
+    assert found.limit is Limit.MEMORY
+    assert "folded away counts as memory's, 50.0 µs" in found.why
+    node = LayerCost("bn", "BatchNormalization", "fp32", macs=0, bytes=20_000, fused_bytes=0)
+    known = profile_from_trace(trace, graph=Graph((conv, node), PEAKS, 1)).bottleneck
+    assert known.limit is Limit.BELOW_PEAKS
+    assert "count one by one: 1 kernels for 1" in known.why

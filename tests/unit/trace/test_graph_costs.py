@@ -1,0 +1,166 @@
+"""What fusion saves, by hand on small graphs, and the order of the three figures on graphs of any form."""
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+
+from optpipe.core.tensors import InputSpec
+from optpipe.trace.graph_costs import graph_from_onnx
+from optpipe.trace.peaks import Peaks
+from optpipe.trace.roofline import Graph, roofline
+
+PEAKS = Peaks("a device", "measured", {"fp32": 1e11, "int8": 4e11}, 1e10)
+SIZE = 4 * 2 * 8 * 4 * 4
+"""Bytes of every activation: batch 2, 8 channels of 4 times 4."""
+WEIGHT = 4 * 8 * 8
+
+
+def _graph(
+    nodes: Sequence[Any], *constants: Any, results: Sequence[str] = ("y",), shape: tuple[int, ...] = (8, 4, 4)
+) -> Graph:
+    """The costs of `nodes` between the input x and `results`, all of one shape, at batch 2."""
+    weight = helper.make_tensor("w", TensorProto.FLOAT, [8, 8, 1, 1], [0.0] * 64)
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", *shape]) for name in ("x", *results)]
+    model = helper.make_model(helper.make_graph(list(nodes), "g", values[:1], values[1:], [weight, *constants]))
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "model.onnx"
+        onnx.save(model, path)
+        return graph_from_onnx(path, [InputSpec("x", "float32", *((size, *shape) for size in (1, 1, 8)))], 2, PEAKS)
+
+
+def _node(op: str, inputs: str, output: str, **attributes: Any) -> Any:
+    return helper.make_node(op, inputs.split(), [output], name=output, **attributes)
+
+
+def _fused(graph: Graph) -> dict[str, int | None]:
+    return {each.name: each.fused_bytes for each in graph.costs}
+
+
+def test_a_skip_connection_is_read_by_the_convolution_that_adds_it() -> None:
+    block = [
+        _node("Conv", "x w", "first"),
+        _node("Relu", "first", "skip"),
+        _node("Conv", "skip w", "second"),
+        _node("Add", "second skip", "sum"),
+        _node("Relu", "sum", "y"),
+    ]
+    graph = _graph(block)
+    assert _fused(graph) == {
+        "first": SIZE + WEIGHT + SIZE,  # reads x, writes skip
+        "skip": 0,
+        "second": SIZE + WEIGHT + SIZE,  # reads skip once for both, writes y
+        "sum": 0,
+        "y": 0,
+    }
+    assert [each.joins for each in graph.costs] == [False, True, False, True, True]
+    assert graph.edge_bytes == SIZE + WEIGHT + SIZE
+    assert sum(each.bytes for each in graph.costs) == 2 * (2 * SIZE + WEIGHT) + (2 + 3 + 2) * SIZE
+
+
+def test_a_branch_is_added_where_the_last_of_its_producers_is_computed() -> None:
+    branches = [
+        _node("Conv", "x w", "left"),
+        _node("Conv", "x w", "right"),
+        _node("Add", "left right", "y"),
+    ]
+    assert _fused(_graph(branches)) == {"left": 2 * SIZE + WEIGHT, "right": 3 * SIZE + WEIGHT, "y": 0}
+
+
+def test_a_tensor_that_leaves_the_group_is_written_once_and_read_by_each_group() -> None:
+    nodes = [
+        _node("Conv", "x w", "conv"),
+        _node("Relu", "conv", "relu"),
+        _node("MaxPool", "relu", "pool", kernel_shape=[1, 1]),
+        _node("Conv", "relu w", "other"),
+        _node("Add", "pool other", "y"),
+    ]
+    found = _fused(_graph(nodes))
+    assert found == {"conv": 2 * SIZE + WEIGHT, "relu": 0, "pool": 2 * SIZE, "other": 3 * SIZE + WEIGHT, "y": 0}
+
+
+def test_views_are_the_same_tensor() -> None:
+    nodes = [_node("Conv", "x w", "conv"), _node("Identity", "conv", "same"), _node("Relu", "same", "y")]
+    assert _fused(_graph(nodes)) == {"conv": 2 * SIZE + WEIGHT, "y": 0}
+
+
+def test_weights_are_read_as_they_are_kept() -> None:
+    """One byte each where they are quantized, though the graph has them as fp32 too."""
+    constants = [
+        helper.make_tensor("q", TensorProto.INT8, [8, 8, 1, 1], [0] * 64),
+        helper.make_tensor("scale", TensorProto.FLOAT, [], [1.0]),
+    ]
+    nodes = [
+        _node("QuantizeLinear", "x scale", "xq"),
+        _node("DequantizeLinear", "xq scale", "xd"),
+        _node("DequantizeLinear", "q scale", "wd"),
+        _node("Conv", "xd wd", "y"),
+    ]
+    graph = _graph(nodes, *constants)
+    costs = {each.name: each for each in graph.costs}
+    assert costs["y"].type == "int8"
+    assert {name: each.fused_bytes for name, each in costs.items()} == {
+        "xq": SIZE + 4 + SIZE // 4,
+        "xd": 0,
+        "wd": 0,
+        "y": SIZE // 4 + 64 + SIZE,
+    }
+    assert graph.edge_bytes == SIZE + 4 + 64 + SIZE
+
+
+def test_rows_picked_from_a_table_are_all_that_is_read() -> None:
+    table = helper.make_tensor("table", TensorProto.FLOAT, [1000, 2], [0.0] * 2000)
+    nodes = [
+        _node("Cast", "x", "index", to=TensorProto.INT64),
+        _node("Gather", "table index", "rows"),
+        _node("ReduceSum", "rows axis", "y", keepdims=0),
+    ]
+    axis = helper.make_tensor("axis", TensorProto.INT64, [1], [-1])
+    graph = _graph(nodes, table, axis)
+    rows, index = 2 * SIZE, 2 * SIZE
+    assert _fused(graph) == {"index": SIZE + index, "rows": rows + index + rows, "y": rows + 8 + SIZE}
+    assert graph.edge_bytes == SIZE + rows + 8 + SIZE  # of the table's 8000 bytes, the rows
+
+
+def test_the_scores_of_an_attention_are_not_moved() -> None:
+    nodes = [
+        _node("MatMul", "x x", "product"),
+        _node("Softmax", "product", "scores"),
+        _node("MatMul", "scores x", "y"),
+    ]
+    found = _fused(_graph(nodes))
+    assert found == {"product": SIZE, "scores": 0, "y": 2 * SIZE}
+
+
+def test_a_softmax_that_is_no_attention_has_a_kernel_of_its_own() -> None:
+    found = _fused(_graph([_node("Conv", "x w", "conv"), _node("Softmax", "conv", "y")]))
+    assert found == {"conv": 2 * SIZE + WEIGHT, "y": 2 * SIZE}
+
+
+@st.composite
+def _any_graph(draw: st.DrawFn) -> Graph:
+    tensors, nodes = ["x"], []
+    for number in range(draw(st.integers(1, 12))):
+        op = draw(st.sampled_from(["Conv", "Relu", "Add", "Identity", "Softmax", "MatMul", "MaxPool"]))
+        given = [draw(st.sampled_from(tensors)) for _ in range(2 if op in ("Add", "MatMul") else 1)]
+        attributes = {"kernel_shape": [1, 1]} if op == "MaxPool" else {}
+        nodes.append(_node(op, " ".join([*given, *(["w"] if op == "Conv" else [])]), f"t{number}", **attributes))
+        tensors.append(f"t{number}")
+    results = draw(st.lists(st.sampled_from(tensors[1:]), min_size=1, max_size=3, unique=True))
+    return _graph(nodes, results=results)
+
+
+@settings(max_examples=60, deadline=None)
+@given(_any_graph())
+def test_no_figure_is_above_the_next(graph: Graph) -> None:
+    found = roofline(graph)
+    rounding = 1 + 1e-12
+    assert found.bound_ns <= found.fused.ns * rounding
+    assert found.fused.ns <= found.unfused.ns * rounding
+    assert found.fused.bytes <= found.unfused.bytes
+    assert graph.edge_bytes <= found.unfused.bytes

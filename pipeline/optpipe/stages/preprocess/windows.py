@@ -4,7 +4,11 @@ from collections.abc import Sequence
 from math import exp, hypot, log
 
 WINDOWS = 12
-"""A measurement is cut into at most so many windows of equally many batches; their times give the interval."""
+"""A measurement is cut into at most so many windows of consecutive batches; their times give the interval."""
+FEWEST_WINDOWS = 6
+"""With fewer, Student's factor alone makes the interval several times as wide as the spread: it would say nothing."""
+WIDEST = 0.5
+"""Half the interval of the time per image, relative to it, from which nothing is said: the rate's end would double it."""
 
 
 def images_per_s(batch_ns: Sequence[int], batch_size: int) -> float:
@@ -13,26 +17,26 @@ def images_per_s(batch_ns: Sequence[int], batch_size: int) -> float:
 
 
 def rate_interval(batch_ns: Sequence[int], group: int, batch_size: int) -> tuple[float, float] | None:
-    """95 % interval of images per second; None where it cannot be told.
+    """95 % interval of `images_per_s` of the same batches, which it holds; None where it cannot be told.
 
-    `group` batches belong together (a round of the DataLoader's workers): a window holds whole groups. The interval is
-    that of the mean time of a window, so it holds the rate, which is all images over all time.
+    `group` batches belong together (a round of the DataLoader's workers): a window holds whole groups. All of them are
+    in a window, so that the interval and the rate speak of the same time; windows differ by a group at most.
     """
     import numpy as np
 
-    from optpipe.stats.stability import mean_interval
+    from optpipe.stats.stability import ratio_of_sums_interval
 
     groups = len(batch_ns) // group
     count = min(WINDOWS, groups)
-    if count < 3:
+    if count < FEWEST_WINDOWS:
         return None
-    size = groups // count * group
-    windows = np.asarray(batch_ns[-size * count :], float).reshape(count, size).sum(axis=1)
-    interval = mean_interval(windows)
-    if interval is None or interval[0] <= 0:
+    starts = np.arange(count) * groups // count * group
+    images = np.diff(starts, append=len(batch_ns)) * float(batch_size)
+    interval = ratio_of_sums_interval(np.add.reduceat(np.asarray(batch_ns, float), starts), images)
+    if interval is None or interval[1] - interval[0] >= WIDEST * (interval[1] + interval[0]):
         return None  # windows so unequal that nothing can be said
-    low, high = (batch_size * size * 1e9 / each for each in reversed(interval))
-    return low, high
+    rate = images_per_s(batch_ns, batch_size)  # between the two but for rounding
+    return min(1e9 / interval[1], rate), max(1e9 / interval[0], rate)
 
 
 def ratio_interval(

@@ -1,12 +1,12 @@
 """What is counted, and what its interval says, of a source that hands out batches in bursts."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from optpipe.stages.preprocess import measured
 from optpipe.stages.preprocess.measured import enough, timed
-from optpipe.stages.preprocess.windows import rate_interval, ratio_interval
+from optpipe.stages.preprocess.windows import FEWEST_WINDOWS, images_per_s, rate_interval, ratio_interval
 
 
 class Loader:
@@ -56,14 +56,42 @@ def test_bursts_of_the_workers_do_not_change_the_rate(monkeypatch, workers):
 
 
 def test_the_rate_lies_in_its_interval_even_where_windows_are_unequal():
-    batch_ns = [1_000_000] * 20 + [9_000_000] * 2 + [1_000_000] * 20 + [5_000_000] * 6
+    batch_ns = [1_000_000] * 20 + [6_000_000] * 2 + [1_000_000] * 20 + [3_000_000] * 6
     low, high = rate_interval(batch_ns, 1, 8)
     assert low < 8 * len(batch_ns) / (sum(batch_ns) / 1e9) < high
 
 
+@given(
+    st.lists(st.integers(1, 10**12) | st.integers(10**6, 2 * 10**6), min_size=1, max_size=200),
+    st.integers(1, 20),
+    st.integers(1, 512),
+)
+@example([10_000_000] + [1_000_000] * 24, 1, 8)  # the slow first batch counts in both or in neither
+@example([3] * 55, 5, 7)  # no spread at all: rounding must not put the rate outside
+def test_an_interval_holds_the_rate_beside_it(batch_ns, group, batch_size):
+    interval = rate_interval(batch_ns, group, batch_size)
+    if interval is not None:
+        assert 0 < interval[0] <= images_per_s(batch_ns, batch_size) <= interval[1]
+
+
+@given(st.lists(st.integers(10**6, 11 * 10**5), min_size=FEWEST_WINDOWS, max_size=200), st.integers(1, 512))
+def test_six_even_batches_or_more_have_an_interval(batch_ns, batch_size):
+    low, high = rate_interval(batch_ns, 1, batch_size)
+    assert high < 1.15 * low
+
+
 def test_a_burst_and_a_long_wait_say_nothing():
     assert rate_interval([1] * 40 + [10**10], 1, 8) is None
-    assert rate_interval([5, 5], 1, 8) is None
+    assert rate_interval([5] * (FEWEST_WINDOWS - 1), 1, 8) is None
+
+
+def test_a_burst_of_sixteen_workers_is_one_observation():
+    burst = [500_000_000] + [100_000] * 15
+    assert rate_interval(burst * 4, 16, 64) is None, "64 batches, but four rounds"
+    low, high = rate_interval(burst * 6, 16, 64)
+    assert high - low < 1e-6 * high
+    waits = [each for wait in (1, 1, 9, 1, 12, 1) for each in (wait * 10**8, *[10**5] * 15)]
+    assert rate_interval(waits, 16, 64) is None, "so uneven that the upper end would be several times the rate"
 
 
 positive = st.floats(1.0, 1e6)

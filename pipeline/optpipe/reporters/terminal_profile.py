@@ -270,6 +270,8 @@ def _roofline(found: Mapping[str, Any]) -> list[RenderableType]:
     if found["times_bound"]:
         text += f"; measured {duration_text(found['measured_ns'])}, {found['times_bound']:.1f}× the bound"
         text += " (weights in a cache, Winograd, or a probe on a busy machine)" if found["times_bound"] < 1 else ""
+    if found["types_without_peak"]:
+        text += f" ({', '.join(found['types_without_peak'])} arithmetic has no known peak and is left out)"
     text += f". Layer by layer {duration_text(fused['ns'])} with elementwise operators fused"
     text += f" ({fused['math_share']:.0%} of it arithmetic), {duration_text(unfused['ns'])} node by node"
     device = f"peaks of {peaks['device']} ({peaks['source']})"

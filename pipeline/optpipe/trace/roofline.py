@@ -121,10 +121,16 @@ class Roofline:
     edge_bytes: int = 0
     """What no fusion can save: the model's inputs, weights and outputs."""
 
+    @property
+    def types_without_peak(self) -> list[str]:
+        """Types whose arithmetic the bound leaves out: they may run faster than the fp32 that they are else taken for."""
+        return sorted({each.cost.type for each in self.layers if each.cost.macs} - set(self.peaks.flops_per_s))
+
     def document(self) -> dict[str, Any]:
         """The JSON form, the layers furthest above their bound first.
 
-        `bound_ns`: what no fusion gets below (all arithmetic, or `edge_bytes` once); `times_bound`: `measured_ns` over it.
+        `bound_ns`: what no fusion gets below (all arithmetic but that of `types_without_peak`, or `edge_bytes` once);
+        `times_bound`: `measured_ns` over it.
         `fused` and `unfused`: {`bytes`, `ns`, `math_share`} of all layers one after the other, with elementwise operators on
         their producers' registers, and node by node. Each of `layers` stands on its own: its `bytes`, its `bound_ns`.
         """
@@ -135,6 +141,7 @@ class Roofline:
             "macs": sum(each.cost.macs for each in self.layers),
             "edge_bytes": self.edge_bytes,
             "bound_ns": self.bound_ns,
+            "types_without_peak": self.types_without_peak,
             "fused": asdict(self.fused),
             "unfused": asdict(self.unfused),
             "measured_ns": self.measured_ns,
@@ -184,7 +191,7 @@ def roofline(graph: Graph, measured_ns: float | None = None, layer_ns: Mapping[s
 
 
 def _known_math_ns(costs: Iterable[LayerCost], peaks: Peaks) -> float:
-    """All arithmetic whose peak is known: a type without one may run faster than the fp32 it is otherwise taken for."""
+    """All arithmetic whose peak is known."""
     return sum(each.math_ns(peaks) for each in costs if each.type in peaks.flops_per_s)
 
 

@@ -12,8 +12,10 @@ from optpipe.reporters.terminal_profile import diff_text, profile_text
 from optpipe.trace.analysis import analysis_from_trace
 from optpipe.trace.diff import diff
 from optpipe.trace.kernels import short_name
+from optpipe.trace.peaks import Peaks
 from optpipe.trace.read import trace_from_sqlite
 from optpipe.trace.report import document_from_profile, profile_from_trace
+from optpipe.trace.roofline import Graph, LayerCost
 
 BUILDERS = [value for value in vars(phenomena).values() if callable(value) and value.__module__ == phenomena.__name__]
 
@@ -57,6 +59,20 @@ def test_times_that_contradict_each_other_are_not_printed(tmp_path: Path) -> Non
     text = text_of(profile_text(document, short_name))
     assert "3 iterations (iter), of which GPU 8.00 µs in 4 kernels" in text
     assert "other work ran beside one of the two" in " ".join(text.split())
+
+
+def test_the_bound_stands_before_what_the_layers_take(tmp_path: Path) -> None:
+    """20 µs of arithmetic in 100; 30 µs of memory where the ReLU is fused, 80 where it is not."""
+    peaks = Peaks("a device", "measured", {"fp32": 1e12}, 1e9)
+    conv = LayerCost("conv", "Conv", "fp32", macs=10_000_000, bytes=60_000, fused_bytes=30_000)
+    relu = LayerCost("relu", "Relu", "fp32", macs=0, bytes=20_000, fused_bytes=0)
+    trace = trace_from_sqlite(phenomena.gpu_bound().write(tmp_path / "trace.sqlite"))
+    graph = Graph((conv, relu), peaks, 1, edge_bytes=10_000)
+    document = document_from_profile(profile_from_trace(trace, graph=graph, unprofiled_iteration_ns=100_000))
+    text = " ".join(text_of(profile_text(document, short_name)).split())
+    assert "limited by GPU below its peaks" in text
+    assert "at least 20.0 µs; measured 100 µs, 5.0× the bound" in text
+    assert "30.0 µs with elementwise operators fused (0% of it arithmetic), 80.0 µs node by node" in text
 
 
 def test_what_ncu_counted_stands_below_the_roofline(tmp_path: Path) -> None:

@@ -108,6 +108,7 @@ def test_arithmetic_of_a_type_without_a_peak_bounds_nothing() -> None:
     quantized = LayerCost("int8", "Conv", "int8", macs=5_000, bytes=500)
     found = roofline(Graph((quantized,), PEAKS, 1, edge_bytes=10))
     assert (found.bound_ns, found.fused.ns) == (1, 100)
+    assert found.types_without_peak == ["int8"]
 
 
 def test_the_document_holds_what_the_figures_were_made_of() -> None:

@@ -20,7 +20,7 @@ from optpipe.stages.export import CARD, ONNX
 from optpipe.stages.preprocess.dali_pipeline import DaliPlan
 from optpipe.stages.profile_recording import STAGES, Job, ProfilePlan, keep_raw, program, recorded, scratch_folder
 from optpipe.trace.files import trace_from_folder, write_trace
-from optpipe.trace.graph_costs import graph_from_onnx
+from optpipe.trace.graph_costs import graph_from_onnx, graph_from_program
 from optpipe.trace.importer import nsys_path
 from optpipe.trace.ncu import against_peaks, counters
 from optpipe.trace.ort_nodes import layer_times
@@ -175,11 +175,19 @@ def _inference_job(plan: ProfilePlan, entry: Entry, card: ModelCard, batch_size:
 
 
 def _graph(job: Job, found: Mapping[str, Any]) -> Graph | None:
-    """The model's layers by `job.source_graph`, with the peaks that were found; None without either."""
-    if job.source_graph is None or not found.get("peaks"):
+    """The layers of the program that ran, else of `job.source_graph`, with the peaks that were found; None without."""
+    if not found.get("peaks"):
         return None
-    batch_size, tf32 = int(job.details["batch_size"]), job.details["precision"] == "tf32"
-    graph = graph_from_onnx(job.source_graph, job.inputs, batch_size, Peaks(**found["peaks"]), tf32=tf32)
+    batch_size, tf32, peaks = (
+        int(job.details["batch_size"]),
+        job.details["precision"] == "tf32",
+        Peaks(**found["peaks"]),
+    )
+    if program := found.get("program"):
+        return graph_from_program(program, batch_size, peaks, tf32=tf32)
+    if job.source_graph is None:
+        return None
+    graph = graph_from_onnx(job.source_graph, job.inputs, batch_size, peaks, tf32=tf32)
     node_ns = found.get("layer_ns")
     return replace(graph, layer_ns=layer_times(job.source_graph, node_ns)) if node_ns else graph
 

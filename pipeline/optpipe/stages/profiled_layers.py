@@ -41,7 +41,7 @@ def layers_of(
     """The way to the layers of one artifact; `found` is filled when the block ends.
 
     `layer_ns`: times by node, for ONNX Runtime on the CPU. `nodes`: when each node ran, and the anchors of the clock,
-    for ONNX Runtime on a GPU. torch's layers are ranges in the recording itself.
+    for ONNX Runtime on a GPU. torch's layers are ranges in the recording itself, and `program` says what they cost.
     """
     backend, on_gpu = job["backend"], job["device"] == "cuda"
     if not job.get("layers", True):
@@ -53,7 +53,7 @@ def layers_of(
         yield layers
         layers.found["layer_ns"] = _node_times(entry, inputs, job)
     elif backend == "torch" and on_gpu:
-        yield Layers(_module_by_module(entry, bound, job))
+        yield _module_by_module(entry, bound, job)
     else:
         yield Layers()
 
@@ -109,10 +109,11 @@ def _noting_session(entry: Any, job: Mapping[str, Any]) -> Any:
     )
 
 
-def _module_by_module(entry: Any, inputs: Mapping[str, Any], job: Mapping[str, Any]) -> Callable[[], None]:
-    """The session's program run node by node, each in a range named after its module."""
+def _module_by_module(entry: Any, inputs: Mapping[str, Any], job: Mapping[str, Any]) -> Layers:
+    """The session's program run node by node, each in a range named after its module; `program`: what each costs."""
     import torch
 
+    from optpipe.backends.torch_costs import program_costs
     from optpipe.backends.torch_eager import loaded_program, options_of
 
     program = loaded_program(entry.file(entry.info["file"]), options_of(entry.info, job["options"], "cuda"))
@@ -130,7 +131,7 @@ def _module_by_module(entry: Any, inputs: Mapping[str, Any], job: Mapping[str, A
         torch.cuda.synchronize()
 
     iteration()
-    return iteration
+    return Layers(iteration, found={"program": program_costs(program, inputs, _layer_name)})
 
 
 def _layer_name(node: Any) -> str:

@@ -81,6 +81,16 @@ def graph_from_onnx(path: Path, inputs: Sequence[Any], batch_size: int, peaks: P
     return Graph(tuple(costs), peaks, batch_size, edge_bytes)
 
 
+def graph_from_program(program: Mapping[str, Any], batch_size: int, peaks: Peaks, *, tf32: bool = False) -> Graph:
+    """What a torch program computes and moves (`backends.torch_costs`): its nodes are its kernels, so nothing joins another."""
+    costs = []
+    for row in program["layers"]:
+        kind = "tf32" if tf32 and row["macs"] and row["type"] == "fp32" else row["type"]
+        channels = (row["channels"][0], row["channels"][1]) if row["channels"] else None
+        costs.append(LayerCost(row["name"], row["op"], kind, row["macs"], row["bytes"], channels))
+    return Graph(tuple(costs), peaks, batch_size, program["edge_bytes"])
+
+
 def _at_batch(spec: Any, batch_size: int) -> Any:
     shape = (batch_size, *spec.opt[1:])
     return replace(

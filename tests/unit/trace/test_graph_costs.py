@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from optpipe.core.tensors import InputSpec
-from optpipe.trace.graph_costs import graph_from_onnx
+from optpipe.trace.graph_costs import graph_from_onnx, graph_from_program
 from optpipe.trace.peaks import Peaks
 from optpipe.trace.roofline import Graph, roofline
 
@@ -164,3 +165,17 @@ def test_no_figure_is_above_the_next(graph: Graph) -> None:
     assert found.fused.ns <= found.unfused.ns * rounding
     assert found.fused.bytes <= found.unfused.bytes
     assert graph.edge_bytes <= found.unfused.bytes
+
+
+@pytest.mark.parametrize("tf32", [True, False])
+def test_a_torch_program_is_its_own_graph(*, tf32: bool) -> None:
+    conv = {"name": "conv1", "op": "Conv", "type": "fp32", "macs": 100, "bytes": 40, "channels": [3, 64]}
+    pool = {"name": "pool", "op": "max_pool2d", "type": "fp32", "macs": 0, "bytes": 30, "channels": None}
+    peaks = Peaks("GPU", "measured", {"fp32": 1e12, "tf32": 8e12}, 1e12)
+    graph = graph_from_program({"layers": [conv, pool], "edge_bytes": 50}, 2, peaks, tf32=tf32)
+    assert [each.type for each in graph.costs] == ["tf32" if tf32 else "fp32", "fp32"]
+    assert graph.costs[0].channels == (3, 64)
+    roofs = roofline(graph)
+    assert roofs.fused == roofs.unfused  # what is one kernel in it is one node
+    assert roofs.unfused.bytes == 70
+    assert roofs.edge_bytes == 50

@@ -1,0 +1,102 @@
+"""What every node of a torch program computes and moves, from the tensors of one call."""
+
+from collections.abc import Callable, Iterator, Mapping
+from math import prod
+from operator import attrgetter
+from typing import Any
+
+_OPERATORS = {
+    "conv1d": "Conv", "conv2d": "Conv", "conv3d": "Conv", "convolution": "Conv", "cudnn_convolution_relu": "Conv",
+    "cudnn_convolution_add_relu": "Conv", "linear": "Gemm", "mm": "MatMul", "bmm": "MatMul", "matmul": "MatMul",
+    "batch_norm": "BatchNormalization", "layer_norm": "LayerNormalization", "group_norm": "GroupNormalization",
+}  # fmt: skip
+"""Operators that rules know by their names in ONNX; the others keep torch's. `torch.export` leaves linear layers whole."""
+
+
+def program_costs(program: Any, inputs: Mapping[str, Any], name_of: Callable[[Any], str]) -> dict[str, Any]:
+    """Calls the GraphModule once on `inputs`, node by node: `layers`, per name multiply-adds and bytes; and `edge_bytes`,
+    what its inputs, weights and outputs hold.
+
+    `name_of(node)` names a node; nodes of one name are one row, with the operator and type of its largest. Bytes are those of inputs,
+    weights and outputs, each moved once; what is only another view of an input moves none. Raises what the program raises.
+    """
+    import torch
+
+    rows: list[dict[str, Any]] = []
+
+    class Counted(torch.fx.Interpreter):
+        def run_node(self, n: Any) -> Any:
+            given, _ = self.fetch_args_kwargs_from_env(n)
+            result = super().run_node(n)
+            if n.op == "call_function" and isinstance(result, torch.Tensor):
+                rows.append({"name": name_of(n), **_cost(n.target, given, result)})
+            return result
+
+    with torch.inference_mode():
+        answer = Counted(program).run(*inputs.values())
+    weights = {node.target: attrgetter(node.target)(program) for node in program.graph.nodes if node.op == "get_attr"}
+    edges = [*inputs.values(), *weights.values(), *_flat([answer])]
+    return {"layers": list(_by_name(rows)), "edge_bytes": sum(each.nbytes for each in edges)}
+
+
+def _cost(operation: Any, given: tuple[Any, ...], result: Any) -> dict[str, Any]:
+    import torch
+
+    tensors = [each for each in _flat(given) if isinstance(each, torch.Tensor)]
+    floats = [each for each in tensors if each.is_floating_point()]
+    name = str(getattr(operation, "overloadpacket", operation)).rpartition(".")[2]
+    view = any(each.data_ptr() == result.data_ptr() and each.numel() == result.numel() for each in tensors)
+    in_place = bool(getattr(getattr(operation, "_schema", None), "is_mutable", False))
+    operator = _OPERATORS.get(name, name)
+    return {
+        "op": operator,
+        "type": _type_name((floats or [result])[0].dtype),
+        "macs": _macs(operator, given, result),
+        "bytes": 0 if view and not in_place else sum(each.nbytes for each in (*tensors, result)),
+        "channels": _channels(given[0], given[1]) if operator in ("Conv", "Gemm") else None,
+    }
+
+
+def _flat(values: Any) -> Iterator[Any]:
+    for each in values:
+        if isinstance(each, tuple | list):
+            yield from _flat(each)
+        else:
+            yield each
+
+
+def _macs(operator: str, given: tuple[Any, ...], result: Any) -> int:
+    """Each value of a product takes one multiply-add per value that it sums over; attention is two products."""
+    match operator:
+        case "Conv":
+            return int(result.numel() * prod(given[1].shape[1:]))
+        case "Gemm":
+            return int(result.numel() * given[0].shape[-1])
+        case "MatMul":
+            return int(result.numel() * given[0].shape[-1])
+        case "scaled_dot_product_attention":
+            query, key, value = given[:3]
+            return int(prod(query.shape[:-1]) * key.shape[-2] * (query.shape[-1] + value.shape[-1]))
+    return 0
+
+
+def _channels(given: Any, weight: Any) -> list[int]:
+    """Input and output channels, per group of a convolution."""
+    groups = given.shape[1] // weight.shape[1] if weight.dim() > 2 else 1
+    return [int(weight.shape[1]), int(weight.shape[0]) // groups]
+
+
+def _type_name(dtype: Any) -> str:
+    names = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float64": "fp64"}
+    text = str(dtype).removeprefix("torch.")
+    return names.get(text, text)
+
+
+def _by_name(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """One row per name: sums, and the operator, type and channels of the largest node."""
+    grouped: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        grouped.setdefault(row["name"], []).append(row)
+    for same in grouped.values():
+        largest = max(same, key=lambda row: (row["macs"], row["bytes"]))
+        yield largest | {part: sum(row[part] for row in same) for part in ("macs", "bytes")}

@@ -107,6 +107,7 @@ def verify(
         "dossier": str(dossier),
         "intact": found is not None,
         "problems": list(checked.problems),
+        "not_recomputed": list(checked.not_recomputed),
         "verdict": str(found.verdict) if found else None,
         "recomputed": verdict_document(found) if found else None,
         "signature": signature,

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from optpipe.backends.base import BuildRequest, Built, Capability, Device, checked_options
-from optpipe.backends.torch_eager import tensor_records, torch_capability
-from optpipe.backends.torch_program import PRECISIONS, exported, program_layers, set_float32_products
-from optpipe.core.environment import cpu_model, gpu_name, package_version
+from optpipe.backends.torch_backend import TorchBackend, processor, tensor_records
+from optpipe.backends.torch_program import exported, program_layers, set_float32_products
+from optpipe.core.environment import package_version
 from optpipe.core.precision import Precision
 from optpipe.errors import StageError, first_line
 
@@ -29,23 +29,14 @@ OPTIONS: dict[Device, dict[str, Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Inductor:
+class Inductor(TorchBackend):
     """torch's own compiler, without Python at run time."""
 
     name: str = "inductor"
-    needs_module: bool = True
-
-    def precisions(self, device: Device) -> frozenset[Precision]:
-        """Floating point; TF32 is a type of NVIDIA's Tensor Cores."""
-        return PRECISIONS if device == "cuda" else PRECISIONS - {Precision.TF32}
-
-    def devices(self) -> tuple[Device, ...]:
-        """A GPU first where there is one."""
-        return ("cuda", "cpu")
 
     def capability(self, device: Device) -> Capability:
         """torch, and for the CPU a C++ compiler."""
-        found = torch_capability(device)
+        found = TorchBackend.capability(self, device)
         if found.builds and shutil.which("g++") is None and shutil.which("clang++") is None:
             why_not = "AOTInductor needs a C++ compiler and finds none"
             return Capability(False, found.runs, found.version, why_not, "`apt-get install g++`")
@@ -55,13 +46,9 @@ class Inductor:
         """torch's version and the processor that the code is compiled for."""
         return {
             "torch": package_version("torch"),
-            "compiled_for": (gpu_name() if device == "cuda" else None) or cpu_model(),
+            "compiled_for": processor(device),
             "options": checked_options(options, OPTIONS[device], self.name),
         }
-
-    def unsupported(self, request: BuildRequest) -> tuple[str, ...]:  # noqa: ARG002
-        """Nothing: what could be exported, torch can run."""
-        return ()
 
     def build(self, request: BuildRequest) -> Built:
         """Exports, compiles and packages."""
@@ -83,18 +70,9 @@ class Inductor:
         info = {
             **tensor_records(request),
             "options": options,
-            "compiled_for": self.recipe(request.device, {})["compiled_for"],
+            "compiled_for": processor(request.device),
         }
         return Built(layers, PACKAGE, info)
-
-    def runnable(self, info: Mapping[str, Any], device: Device) -> str | None:
-        """On the kind of processor that it was compiled for."""
-        if info["device"] != device:
-            return f"compiled for {info['device']}"
-        here = self.recipe(device, {})["compiled_for"]
-        if info["compiled_for"] != here:
-            return f"compiled for {info['compiled_for']}, this is {here}"
-        return torch_capability(device).why_not
 
     def load(self, directory: "Path", info: Mapping[str, Any], device: Device, options: Mapping[str, Any]) -> "Session":
         """Loads the package's shared library."""

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from optpipe.backends.base import BuildRequest, Built, Capability, Device, checked_options
-from optpipe.backends.torch_program import PRECISIONS, exported, program_layers, refuse_pickles
-from optpipe.core.environment import gpus, package_version
-from optpipe.core.precision import Precision
+from optpipe.backends.base import BuildRequest, Built, Device, checked_options
+from optpipe.backends.torch_backend import TorchBackend, tensor_records
+from optpipe.backends.torch_program import exported, program_layers, refuse_pickles
+from optpipe.core.environment import package_version
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,51 +19,15 @@ OPTIONS: dict[Device, dict[str, Any]] = {"cpu": {"threads": 0}, "cuda": {"cuda_g
 """`fuse`: convolutions, additions and ReLUs in FP16 or BF16 in one cuDNN kernel each; off, the program as it was exported."""
 
 
-def torch_capability(device: Device) -> Capability:
-    """What torch can do here; `torch` and `inductor` share it."""
-    version = package_version("torch")
-    if device == "cuda" and not gpus():
-        return Capability(False, False, version, "no NVIDIA GPU on this machine")
-    return Capability(True, True, version)
-
-
-def tensor_records(request: BuildRequest) -> dict[str, Any]:
-    """Names, types and shapes of inputs and outputs, which a torch package does not keep."""
-    card = request.card
-    return {
-        "inputs": [each.tensor.to_dict() for each in card.inputs],
-        "outputs": [each.to_dict() for each in card.outputs],
-        "tf32": request.precision is Precision.TF32,
-        "device": request.device,
-    }
-
-
 @dataclass(frozen=True, slots=True)
-class TorchEager:
+class TorchEager(TorchBackend):
     """The exported program, called as it is."""
 
     name: str = "torch"
-    needs_module: bool = True
-
-    def precisions(self, device: Device) -> frozenset[Precision]:
-        """Floating point; TF32 is a type of NVIDIA's Tensor Cores."""
-        return PRECISIONS if device == "cuda" else PRECISIONS - {Precision.TF32}
-
-    def devices(self) -> tuple[Device, ...]:
-        """A GPU first where there is one."""
-        return ("cuda", "cpu")
-
-    def capability(self, device: Device) -> Capability:
-        """torch is always there."""
-        return torch_capability(device)
 
     def recipe(self, device: Device, options: Mapping[str, Any]) -> dict[str, Any]:
         """torch's version; eager code is not tuned for a GPU."""
         return {"torch": package_version("torch"), "options": checked_options(options, OPTIONS[device], self.name)}
-
-    def unsupported(self, request: BuildRequest) -> tuple[str, ...]:  # noqa: ARG002
-        """Nothing: what could be exported, torch can run."""
-        return ()
 
     def build(self, request: BuildRequest) -> Built:
         """Exports and saves the program."""
@@ -76,10 +40,6 @@ class TorchEager:
             "options": checked_options(request.options, OPTIONS[request.device], self.name),
         }
         return Built(program_layers(program, request.precision), PROGRAM, info)
-
-    def runnable(self, info: Mapping[str, Any], device: Device) -> str | None:
-        """Where its device is."""
-        return self.capability(device).why_not if info["device"] == device else f"exported for {info['device']}"
 
     def load(self, directory: "Path", info: Mapping[str, Any], device: Device, options: Mapping[str, Any]) -> "Session":
         """Loads the program."""

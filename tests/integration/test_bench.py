@@ -116,7 +116,7 @@ def test_a_limit_that_nothing_meets_fails_with_the_nearest(workspace):
     limit = ran.document["limit"]
     assert limit["met"] is False
     assert limit["artifacts"][0]["batch_size"] == 1
-    assert "nothing meets p90=0.001ms; nearest is batch 1" in bench(workspace, *arguments).stdout
+    assert "nothing meets p90 ≤ 1.00 µs; nearest is batch 1" in bench(workspace, *arguments).stdout
 
 
 def test_a_limit_finds_its_batch(workspace):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from optpipe.commands.parsing import device_from_text, options_from_text
+from optpipe.commands.parsing import device_from_text, options_from_text, share_from_text
 from optpipe.core.events import Listener
 from optpipe.core.measurement import Mode, Scenario
 from optpipe.core.precision import precisions_from_text
@@ -90,7 +90,7 @@ def bench_plan(
         options=options_from_text(option),
         images=images,
         affinity=_cpus_from_text(affinity),
-        limits={**LIMITS, "max_cv": _share(max_cv, "--max-cv")},
+        limits={**LIMITS, "max_cv": share_from_text(max_cv, "--max-cv")},
         seed=seed,
     )
 
@@ -162,17 +162,6 @@ def _one_of(kinds: type[Kind], text: str, flag: str) -> Kind:
     except ValueError as error:
         message = f"{flag} {text}: give one of {', '.join(kinds)}"
         raise BadInputError(message) from error
-
-
-def _share(text: str, flag: str) -> float:
-    try:
-        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        value = -1.0
-    if not 0 < value <= 10:
-        message = f"{flag} {text}: give a share such as 2.5% or 0.025"
-        raise BadInputError(message)
-    return value
 
 
 def _cpus_from_text(text: str | None) -> tuple[int, ...] | None:

@@ -32,16 +32,17 @@ def compare(
     json: JsonOption = False,
 ) -> Outcome:
     """Compare everything measured: speed-ups, frontier, best build."""
-    from optpipe.commands.release_options import goal_from_text, slo_from_text
+    from optpipe.commands.release_options import goal_from_text
     from optpipe.commands.terminal import Terminal
     from optpipe.core.store import Store
+    from optpipe.measuring.slo import slo_from_text
     from optpipe.release import comparison_report, write_reports
     from optpipe.reporters.files import write_csv, write_parquet
     from optpipe.reporters.terminal_compare import comparison_table
     from optpipe.stages.compare import sorted_for
     from optpipe.stages.overview import overview
 
-    wanted, limit = goal_from_text(goal), slo_from_text(slo)
+    wanted, limit = goal_from_text(goal), slo_from_text(slo) if slo else None
     with Terminal() as terminal:
         with terminal.step("compare"):
             found = overview(

@@ -93,6 +93,18 @@ def percent_from_text(text: str, option: str) -> float:
     return value / 100
 
 
+def share_from_text(text: str, flag: str) -> float:
+    """Reads `2.5%` or `0.025` as 0.025."""
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 < value <= 10:
+        message = f"{flag} {text}: give a share such as 2.5% or 0.025"
+        raise BadInputError(message)
+    return value
+
+
 def target_from_text(text: str) -> "Target":
     """Reads `--target`."""
     if text == "tensorrt":

@@ -1,14 +1,11 @@
 """From the option texts of compare, signoff and run to values, once, at the edge."""
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from optpipe.core.comparison import Goal
 from optpipe.core.policy import Policy, policy_from_toml
-from optpipe.core.quantity import Dimension, quantity
 from optpipe.errors import BadInputError
-from optpipe.stages.compare import Slo
 
 
 def policy_from_file(path: Path) -> Policy:
@@ -43,27 +40,3 @@ def goal_from_text(text: str | None) -> Goal | None:
         message = f"--for {text}: give {', '.join(Goal)}"
         raise BadInputError(message)
     return Goal(text)
-
-
-def slo_from_text(text: str | None) -> Slo | None:
-    """Reads `--slo p99=15ms`."""
-    if text is None:
-        return None
-    match = re.fullmatch(r"\s*(p50|p90|p95|p99|p99\.9)\s*(?:=|<=|≤)\s*(.+)", text)
-    if match is None:
-        message = f"--slo {text}: write for example --slo p99=15ms (p50, p90, p95, p99 or p99.9)"
-        raise BadInputError(message)
-    try:
-        return Slo(match[1], quantity(match[2], Dimension.TIME))
-    except ValueError as error:
-        message = f"--slo {text}: {error}"
-        raise BadInputError(message) from error
-
-
-def share_from_text(text: str, option: str) -> float:
-    """Reads a share such as `2.5 %`."""
-    try:
-        return quantity(text, Dimension.SHARE)
-    except ValueError as error:
-        message = f"{option} {text}: {error}"
-        raise BadInputError(message) from error

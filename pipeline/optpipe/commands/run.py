@@ -47,8 +47,8 @@ def run(
     Build, evaluate, preprocess, bench, profile, sign off, each with what the policy asks for.
     """
     from optpipe.commands.ci import write_step_summary
-    from optpipe.commands.parsing import build_plan_from_options, model_from_options
-    from optpipe.commands.release_options import policy_from_file, share_from_text, waivers_from_options
+    from optpipe.commands.parsing import build_plan_from_options, model_from_options, share_from_text
+    from optpipe.commands.release_options import policy_from_file, waivers_from_options
     from optpipe.commands.terminal import Terminal
     from optpipe.core.store import Store
     from optpipe.reporters.junit import junit_report

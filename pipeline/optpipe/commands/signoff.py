@@ -37,8 +37,8 @@ def signoff(
     if init:
         return _init(policy or Path("policy.toml"))
     from optpipe.commands.ci import write_step_summary
-    from optpipe.commands.parsing import model_from_options
-    from optpipe.commands.release_options import policy_from_file, share_from_text, waivers_from_options
+    from optpipe.commands.parsing import model_from_options, share_from_text
+    from optpipe.commands.release_options import policy_from_file, waivers_from_options
     from optpipe.commands.terminal import Terminal
     from optpipe.core.store import Store
     from optpipe.errors import BadInputError

@@ -4,10 +4,13 @@ import re
 from dataclasses import dataclass
 
 from optpipe.core.measurement import Measurement, Validity, percentile_name
+from optpipe.core.quantity import Dimension, quantity, quantity_text
 from optpipe.errors import BadInputError
+from optpipe.stats.percentiles import PERCENTS
 
-_UNITS_MS = {"us": 1e-3, "µs": 1e-3, "ms": 1.0, "s": 1e3}
-_FORM = re.compile(r"p(\d+(?:\.\d+)?)\s*(?:=|<=)\s*(\d+(?:\.\d+)?)\s*(us|µs|ms|s)")
+_FORM = re.compile(r"\s*p(\d+(?:\.\d+)?)\s*(?:=|<=|≤)\s*(.+)")
+_MS = 1e6
+"""Nanoseconds in one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +21,7 @@ class Slo:
     limit_ms: float
 
     def __str__(self) -> str:
-        return f"{percentile_name(self.percent)}={self.limit_ms:g}ms"
+        return f"{percentile_name(self.percent)} ≤ {quantity_text(self.limit_ms * _MS, Dimension.TIME)}"
 
     def met(self, measurement: Measurement) -> bool:
         """Whether the percentile's upper bound is inside the limit: what the interval cannot show is not met."""
@@ -32,12 +35,21 @@ class Slo:
 
 
 def slo_from_text(text: str) -> Slo:
-    """Reads `--slo`. Raises BadInputError for anything but pNN=TIME with a unit."""
-    form = _FORM.fullmatch(text.strip())
-    if form is None or not 0 < float(form[1]) < 100 or float(form[2]) == 0:
-        message = f"--slo {text}: give a percentile and a time with its unit, such as p99=15ms"
+    """Reads `--slo`. Raises BadInputError for anything but pNN=TIME with a unit, of a percentile that summaries have."""
+    form = _FORM.fullmatch(text)
+    percent = float(form[1]) if form else 0.0
+    if form is None or (percent not in PERCENTS and not 99 < percent < 100):
+        message = f"--slo {text}: write for example --slo p99=15ms (p50, p90, p95, p99 or one above it)"
         raise BadInputError(message)
-    return Slo(float(form[1]), float(form[2]) * _UNITS_MS[form[3]])
+    try:
+        limit_ns = quantity(form[2], Dimension.TIME)
+    except ValueError as error:
+        message = f"--slo {text}: {error}"
+        raise BadInputError(message) from error
+    if limit_ns == 0:
+        message = f"--slo {text}: nothing takes no time; write for example --slo p99=15ms"
+        raise BadInputError(message)
+    return Slo(percent, limit_ns / _MS)
 
 
 def ran(measurement: Measurement) -> bool:

@@ -14,18 +14,8 @@ from optpipe.core.evidence import Measured, clocks_apart, foreign
 from optpipe.core.measurement import Measurement, Validity, percentile_name
 from optpipe.core.quantity import Dimension, quantity_text
 from optpipe.errors import BadInputError
+from optpipe.measuring.slo import Slo
 from optpipe.stats.ratio import SMALLEST_ROUNDS, medians_ratio
-
-
-@dataclass(frozen=True, slots=True)
-class Slo:
-    """A latency limit: only builds that keep it can be the best."""
-
-    percentile: str
-    limit_ns: float
-
-    def __str__(self) -> str:
-        return f"{self.percentile} ≤ {quantity_text(self.limit_ns, Dimension.TIME)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,8 +313,8 @@ def sorted_for(comparison: Comparison, goal: Goal) -> Comparison:
 
 
 def _keeps(row: Row, slo: Slo) -> bool:
-    found = row.latency_ms.get(slo.percentile)
-    return found is not None and found.high is not None and found.high * 1e6 <= slo.limit_ns
+    found = row.latency_ms.get(percentile_name(slo.percent))
+    return found is not None and found.high is not None and found.high <= slo.limit_ms
 
 
 def _score(row: Row, goal: Goal) -> float | None:
@@ -351,9 +341,10 @@ def _nothing(rows: list[Row], goal: Goal, slo: Slo | None) -> str:
     if not valid:
         return "no measurement is VALID"
     if slo is not None and not any(_keeps(row, slo) for row in valid):
-        nearest = [row.latency_ms[slo.percentile] for row in valid if slo.percentile in row.latency_ms]
+        name = percentile_name(slo.percent)
+        nearest = [row.latency_ms[name] for row in valid if name in row.latency_ms]
         if not nearest:
-            return f"no sample is large enough for {slo.percentile}"
+            return f"no measurement gives {name}: too few samples, or it was not asked for"
         closest = min(nearest, key=lambda each: each.high or each.value)
         bound = quantity_text((closest.high or closest.value) * 1e6, Dimension.TIME)
         return f"no build keeps {slo}; the nearest has an upper bound of {bound}"

@@ -13,8 +13,9 @@ from optpipe.core.report import RawFile, StageBar
 from optpipe.core.runs import Run, json_of_run, list_runs, load_run, runs_in
 from optpipe.core.store import Store
 from optpipe.errors import BadInputError
+from optpipe.measuring.slo import Slo
 from optpipe.stages.collect import BUILDS
-from optpipe.stages.compare import Baseline, Known, Slo, compared
+from optpipe.stages.compare import Baseline, Known, compared
 from optpipe.stages.dossier import approved
 from optpipe.stages.int8_notes import accuracy_note, causes
 from optpipe.stages.judge import REQUEST, build_of, json_file, measured_in

@@ -91,7 +91,9 @@ def test_limits():
     assert slo_from_text("p99=15ms") == Slo(99.0, 15.0)
     assert slo_from_text("p99.9<=500us") == Slo(99.9, 0.5)
     assert slo_from_text("p50=1s") == Slo(50.0, 1000.0)
-    for text in ("p99=15", "15ms", "p0=1ms", "p100=1ms", "p99=0ms", "p99=-1ms"):
+    assert slo_from_text("p90 ≤ 2.5 ms") == Slo(90.0, 2.5)
+    assert str(slo_from_text("p99=15ms")) == "p99 ≤ 15.0 ms"
+    for text in ("p99=15", "15ms", "p0=1ms", "p97=1ms", "p100=1ms", "p99=0ms", "p99=-1ms"):
         with pytest.raises(BadInputError, match="--slo"):
             slo_from_text(text)
 

@@ -22,8 +22,9 @@ from optpipe.core.measurement import (
     Validity,
 )
 from optpipe.errors import BadInputError
+from optpipe.measuring.slo import Slo
 from optpipe.reporters.files import frame_from_comparison
-from optpipe.stages.compare import Baseline, Slo, compared, sorted_for
+from optpipe.stages.compare import Baseline, compared, sorted_for
 from optpipe.stages.overview import bench_runs, overview
 
 
@@ -111,7 +112,7 @@ def test_invalid_measurements_are_shown_and_never_best():
 
 
 def test_a_limit_that_nothing_meets_names_the_nearest():
-    found = compared([measured("m", 10.0, 1.0)], slo=Slo("p99", 1e6))
+    found = compared([measured("m", 10.0, 1.0)], slo=Slo(99.0, 1.0))
     assert found.best[Goal.LATENCY] is None
     assert found.best_reason[Goal.LATENCY] == "no build keeps p99 ≤ 1.00 ms; the nearest has an upper bound of 13.2 ms"
 

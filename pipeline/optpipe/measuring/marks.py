@@ -15,19 +15,26 @@ def marked(measurements: Sequence[Measurement], causes: Mapping[str, str] | None
 
     `causes` says by artifact what is known to slow it down.
     """
-    return tuple(_marked(each, measurements, (causes or {}).get(each.subject.artifact, "")) for each in measurements)
+    return tuple(
+        each
+        if (reason := not_faster(each, measurements, (causes or {}).get(each.subject.artifact, ""))) is None
+        else replace(each, reasons=(*each.reasons, reason))
+        for each in measurements
+    )
 
 
-def _marked(found: Measurement, measurements: Sequence[Measurement], cause: str) -> Measurement:
+def not_faster(found: Measurement, others: Sequence[Measurement], cause: str = "") -> Reason | None:
+    """The note where `found` is INT8 and one of `others`, of the same runtime and load in a wider type, is as fast.
+
+    None where INT8 is clearly faster, or nothing was measured to say it. `cause` is what is known to slow it down.
+    """
     ours = found.throughput_images_per_s
     for precision in WIDER.get(found.subject.precision, ()):
-        for other in measurements:
+        for other in others:
             theirs = other.throughput_images_per_s
             if other.subject.precision == precision and same_load(found, other) and ours and theirs:
-                if _clearly_more(ours, theirs):
-                    return found
-                return replace(found, reasons=(*found.reasons, _not_faster(ours, theirs, precision, cause)))
-    return found
+                return None if _clearly_more(ours, theirs) else _reason(ours, theirs, precision, cause)
+    return None
 
 
 def same_load(one: Measurement, other: Measurement) -> bool:
@@ -43,12 +50,12 @@ def _clearly_more(one: Estimate, other: Estimate) -> bool:
     return low > high
 
 
-def _not_faster(ours: Estimate, theirs: Estimate, precision: str, cause: str) -> Reason:
+def _reason(ours: Estimate, theirs: Estimate, precision: str, cause: str) -> Reason:
     return Reason(
         NOT_FASTER,
         f"{ours.value:,.0f} images/s in int8, {theirs.value:,.0f} in {precision} on the same runtime"
         + (f"; {cause}" if cause else ""),
         f"ship {precision}, or find what stops the fusions: optpipe profile on both",
         invalidates=False,
-        evidence={"ratio": ours.value / theirs.value},
+        evidence={"ratio": ours.value / theirs.value, "than": precision},
     )

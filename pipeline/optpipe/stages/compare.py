@@ -14,6 +14,7 @@ from optpipe.core.evidence import Measured, clocks_apart, foreign
 from optpipe.core.measurement import Measurement, Validity, percentile_name
 from optpipe.core.quantity import Dimension, quantity_text
 from optpipe.errors import BadInputError
+from optpipe.measuring.marks import not_faster
 from optpipe.measuring.slo import Slo
 from optpipe.stats.ratio import SMALLEST_ROUNDS, medians_ratio
 
@@ -67,7 +68,7 @@ def compared(
     if baseline:
         unmatched += _left_over(baselines, groups)
     rows = _with_frontier(rows)
-    warnings += _int8_without_gain(rows, known or {})
+    warnings += _int8_notes([group[-1].measurement for group in groups.values()], known or {})
     best, why = _best(rows, slo)
     return Comparison(
         rows=tuple(sorted(rows, key=lambda row: (row.model, row.scenario, row.mode, row.batch_size, row.build))),
@@ -222,32 +223,17 @@ def _change(speedup: Interval) -> str:
     return "faster" if speedup.low > 1 else "slower" if speedup.high < 1 else "no difference shown"
 
 
-def _int8_without_gain(rows: list[Row], known: Mapping[str, Known]) -> list[str]:
-    """INT8 that is not shown to be faster than FP16, or FP32 where there is none, on the same backend and load.
-
-    And INT8 whose accuracy is not shown to keep its budget.
-    """
-    valid = {(row.model, row.backend, row.device, row.precision, *row.load): row for row in rows if row.valid}
-    found = [
-        f"{row.build}: {known[row.artifact].accuracy}"
-        for row in rows
-        if row.artifact in known and known[row.artifact].accuracy is not None
-    ]
-    for row in rows:
-        higher = [
-            valid.get((row.model, row.backend, row.device, precision, *row.load)) for precision in ("fp16", "fp32")
-        ]
-        other = next((each for each in higher if each is not None), None)
-        mine, theirs = row.latency_ms.get("p50"), other.latency_ms.get("p50") if other else None
-        if row.precision != "int8" or not row.valid or other is None or mine is None or theirs is None:
-            continue
-        if mine.high is None or theirs.low is None or mine.high >= theirs.low:
-            ratio = theirs.value / mine.value
-            cause = known[row.artifact].causes if row.artifact in known else ""
-            found.append(
-                f"{row.label}: INT8 is not shown to be faster than {other.precision} ({ratio:.2f} times as fast)"
-                + (f"; {cause}" if cause else "")
-            )
+def _int8_notes(measured: Sequence[Measurement], known: Mapping[str, Known]) -> list[str]:
+    """INT8 whose accuracy is not shown to keep its budget, then INT8 that is not shown to be faster than a wider type."""
+    of = {one.subject.artifact: known.get(one.subject.artifact, Known()) for one in measured}
+    found = [f"{_build(one)}: {text}" for one in measured if (text := of[one.subject.artifact].accuracy)]
+    valid = [one for one in measured if one.verdict is Validity.VALID]
+    for one in valid:
+        cause = of[one.subject.artifact].causes
+        if (reason := not_faster(one, valid, cause)) is not None:
+            seen = f"INT8 is not shown to be faster than {reason.evidence['than']}"
+            ratio = f"{reason.evidence['ratio']:.2f} times as fast"
+            found.append(f"{_build(one)}, batch {one.batch_size}: {seen} ({ratio})" + (f"; {cause}" if cause else ""))
     return found
 
 

@@ -10,7 +10,7 @@ from optpipe.core.measurement_json import measurements_of
 from optpipe.core.precision import REQUIRED_SHARE, Precision
 from optpipe.core.runs import Run, json_of_run, list_runs
 from optpipe.core.store import Entry, Store
-from optpipe.measuring.marks import NOT_FASTER, WIDER, marked, same_load
+from optpipe.measuring.marks import NOT_FASTER, WIDER, marked, not_faster, same_load
 from optpipe.stages.again import EVALUATION
 from optpipe.stages.task_evidence import accuracy_figures
 
@@ -118,14 +118,7 @@ def _speed_notes(build: Build, runs: Sequence[Run], measured: Sequence[Measureme
         for one in measurements_of(json_of_run(run, MEASUREMENTS_FILE))
         if one.subject.precision in WIDER["int8"]
     ]
-    plain = [_without_mark(one) for one in measured]
-    marks = [
-        reason
-        for one in marked([*plain, *beside], {build.artifact: cause})
-        if one.subject.artifact == build.artifact
-        for reason in one.reasons
-        if reason.code == NOT_FASTER
-    ]
+    marks = [reason for one in measured if (reason := not_faster(one, beside, cause)) is not None]
     if marks:
         worst = min(marks, key=lambda reason: float(reason.evidence["ratio"]))
         yield Note(NOT_FASTER, f"INT8 is not shown to be faster: {worst.message}", worst.remedy)
@@ -135,7 +128,3 @@ def _speed_notes(build: Build, runs: Sequence[Run], measured: Sequence[Measureme
             "no wider type was measured beside it, so that INT8 is worth it is not shown",
             f"optpipe bench {build.model} --backend {build.backend} --precision fp16,fp32,int8",
         )
-
-
-def _without_mark(one: Measurement) -> Measurement:
-    return replace(one, reasons=tuple(reason for reason in one.reasons if reason.code != NOT_FASTER))

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -71,6 +71,7 @@ endings = st.sampled_from(
 
 @settings(deadline=None, max_examples=20)
 @given(st.lists(resizes | crops, max_size=2), endings, sides, sides, st.booleans(), st.integers(0, 5))
+@example([Resize((3,), kernel="pillow")], (Pack("HWC", "uint8"),), 9, 4, False, 0)  # loses more rows than columns
 def test_any_transform_gives_the_same_picture(geometry, ending, height, width, bgr, seed):
     transform = Transform((Decode("BGR" if bgr else "RGB"), *geometry, *ending))
     data = encoded(synthetic_picture(height, width, seed))
@@ -84,6 +85,29 @@ def test_any_transform_gives_the_same_picture(geometry, ending, height, width, b
     # One level where rounding falls the other way; a second resize can double it and steep filters overshoot.
     assert apart.max(initial=0) <= 1.01 + 3 * len([step for step in geometry if isinstance(step, Resize)])
     assert apart.mean() <= 0.1 + 4 / apart.size  # a picture of nine levels has one off
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("resize", [Resize((120,)), Resize((150, 100), "exact"), Resize((100, 130), "exact")])
+@pytest.mark.parametrize("arithmetic", ["exact", "two-pass"])
+def test_tall_pictures_are_resized_in_the_order_of_the_installed_pillow(interpolation, resize, arithmetic):
+    transform = Transform(
+        (Decode(), replace(resize, interpolation=interpolation), CenterCrop(80, 80), Rescale(), Pack())
+    )
+    noise = np.random.default_rng(0).integers(0, 256, (360, 151, 3), dtype=np.uint8)
+    for pixels in (noise, noise.transpose(1, 0, 2)):
+        (got,) = through_dali([encoded(pixels)], transform, replace(PLAN, resize=arithmetic))
+        apart = levels_apart(transform, got, preprocessed(encoded(pixels), transform))
+        assert apart.max() <= 2.01, "the other order is off by up to 13"
+        assert apart.mean() <= 0.1, "and in a quarter of all levels"
+
+
+def test_a_batch_may_mix_both_orders():
+    transform = Transform((Decode(), Resize((30,)), CenterCrop(28, 28), Rescale(), Pack()))
+    shapes = [(160, 51), (51, 160), (91, 80), (23, 71), (71, 23)]
+    files = [encoded(np.random.default_rng(0).integers(0, 256, (*shape, 3), dtype=np.uint8)) for shape in shapes]
+    for data, got in zip(files, through_dali(files, transform), strict=True):
+        assert levels_apart(transform, got, preprocessed(data, transform)).mean() <= 0.1
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "lanczos"])

@@ -87,8 +87,9 @@ def test_a_folder_without_pictures_is_refused_in_two_lines(workspace, tmp_path, 
     assert "Traceback" not in done.stderr
 
 
-def test_a_wrong_folder_is_refused_before_the_model_is_exported(tmp_path):
-    done = optpipe("preprocess", "digits", "--images", str(tmp_path / "absent"), workspace=tmp_path / "workspace")
+@pytest.mark.parametrize("command", [("preprocess",), ("profile", "--tracer", "torch")])
+def test_a_wrong_folder_is_refused_before_the_model_is_exported(tmp_path, command):
+    done = optpipe(*command, "digits", "--images", str(tmp_path / "absent"), workspace=tmp_path / "workspace")
     assert (done.status, done.stderr.count("\n")) == (2, 1)
     assert not list((tmp_path / "workspace").rglob("*.onnx"))
 

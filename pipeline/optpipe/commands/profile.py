@@ -150,6 +150,7 @@ def _profile_model(
     from optpipe.core.card import card_from_file
     from optpipe.core.manifest import command_line
     from optpipe.core.store import Store
+    from optpipe.inputs.images import find_images
     from optpipe.reporters.terminal_profile import profiles_text
     from optpipe.stages.build import build
     from optpipe.stages.export import CARD
@@ -165,6 +166,8 @@ def _profile_model(
         calibration=asked["calibration"],
     )
     require_profilable(recorded["tracer"])
+    if images is not None:
+        find_images(images)  # a folder without images is refused before the build, which may take minutes
     wanted = model_from_options(asked["model"], asked["weights"], asked["seed"], asked["batch"], asked["shapes"])
     store = Store(workspace)
     built = build(wanted, builds, store, terminal)

@@ -19,6 +19,7 @@ from optpipe.stages.build import BuiltArtifact
 from optpipe.stages.export import CARD, ONNX
 from optpipe.stages.preprocess.dali_pipeline import DaliPlan
 from optpipe.stages.profile_recording import STAGES, Job, ProfilePlan, keep_raw, program, recorded, scratch_folder
+from optpipe.trace.analysis import analysis_from_trace
 from optpipe.trace.files import trace_from_folder, write_trace
 from optpipe.trace.graph_costs import graph_from_onnx, graph_from_program
 from optpipe.trace.importer import nsys_path
@@ -198,7 +199,8 @@ def _profiled(job: Job, plan: ProfilePlan, run: OpenRun, store: Store, listener:
         trace, found = recorded(job, plan, scratch, listener)
         folder = run.path / _folder_name(job.name)
         write_trace(trace, folder)
-        trace = trace_from_folder(folder)  # what is judged is what is kept, so that it can be judged again
+        # What is kept is what is judged, so that it can be judged again.
+        whole = analysis_from_trace(trace_from_folder(folder))
         if plan.keep_raw:
             keep_raw(scratch, folder, listener)
         graph = _graph(job, found)
@@ -209,7 +211,7 @@ def _profiled(job: Job, plan: ProfilePlan, run: OpenRun, store: Store, listener:
                 "expects_gpu": job.on_gpu and job.kind != "build",
                 "stage": stage_of(name, job.kind),
             }
-            profile = profile_from_trace(trace, range_name, graph=graph, **how)
+            profile = profile_from_trace(whole, range_name, graph=graph, **how)
             recording = {"folder": folder.name, "range": range_name, **how}
             facts = {"name": name, "kind": job.kind, **_facts(job), "recording": recording}
             document = {**facts, **document_from_profile(profile)}

@@ -38,7 +38,7 @@ class Profile:
 
 
 def profile_from_trace(
-    trace: Trace,
+    trace: Trace | Analysis,
     range_name: str | None = None,
     *,
     graph: Graph | None = None,
@@ -50,16 +50,18 @@ def profile_from_trace(
 
     With the model's `graph` its layers are held against the roofline. Without `expects_gpu`, a stage of the CPU, missing
     GPU rows are no defect of the trace. `stage` is the kind of stage that was recorded, where it is known.
+    Several ranges of one trace are judged from one analysis of it.
     """
-    whole = analysis_from_trace(trace)
+    whole = trace if isinstance(trace, Analysis) else analysis_from_trace(trace)
+    gpus = whole.trace.gpus
     measured = measured_part(whole, range_name)
     checked = quality(measured, unprofiled_iteration_ns, expects_gpu=expects_gpu)
-    peaks = graph.peaks if graph else sheet_peaks(trace.gpus[0].name) if trace.gpus else None
+    peaks = graph.peaks if graph else sheet_peaks(gpus[0].name) if gpus else None
     costs = {cost.name: cost for cost in graph.costs} if graph else {}
     has_gpu = "tensor_cores" not in checked.withheld
     cores = tensor_cores(_layered_part(whole, measured), peaks, costs) if has_gpu else None
     roofs = roofline(graph, unprofiled_iteration_ns, _layer_ns(cores)) if graph else None
-    facts = Facts(measured, cores, trace.gpus[0].multiprocessors if trace.gpus else None, stage, roofs)
+    facts = Facts(measured, cores, gpus[0].multiprocessors if gpus else None, stage, roofs)
     return Profile(
         whole=whole,
         measured=measured,

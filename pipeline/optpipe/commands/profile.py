@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +11,10 @@ from optpipe.commands.outcome import Outcome
 
 if TYPE_CHECKING:
     from optpipe.commands.terminal import Terminal
+    from optpipe.core.store import Store
+    from optpipe.stages.build import BuildPlan
+    from optpipe.stages.model import Model
+    from optpipe.stages.profile_model import ProfilePlan
     from optpipe.trace.capture import CaptureOptions
 
 
@@ -88,10 +92,13 @@ def profile(
     json: JsonOption = False,
 ) -> Outcome:
     """Say what limits each stage under nsys, and what to try next."""
+    from optpipe.commands.parsing import build_plan_from_options, model_from_options
     from optpipe.commands.terminal import Terminal
+    from optpipe.core.store import Store
     from optpipe.errors import BadInputError
     from optpipe.reporters.terminal_profile import diff_text, profile_text
     from optpipe.stages.profile import diff_recordings, profile_recording, redact_recording
+    from optpipe.stages.profile_model import ProfilePlan
     from optpipe.trace.kernels import short_name
     from optpipe.trace.report import document_from_profile
 
@@ -110,84 +117,64 @@ def profile(
                 redact_recording(trace, redacted, terminal)
             document = document_from_profile(profile_recording(trace, range, terminal))
             return Outcome(document, lambda: profile_text(document, short_name))
-        asked = {
-            "model": model,
-            "precision": precision,
-            "backend": backend,
-            "device": device,
-            "batch": batch,
-            "shapes": shape or [],
-            "weights": weights,
-            "seed": seed,
-            "calibration": calibration,
-            "options": option or [],
-        }
-        recorded = {
-            "stages": _stages(stage),
-            "batch_sizes": _batch_sizes(batch_size),
-            "iterations": iterations,
-            "warm_up": warm_up,
-            "tracer": _tracer(tracer),
-            "ncu": ncu,
-            "keep_raw": keep_raw,
-        }
-        capture = _capture_options(record, osrt=osrt)
-        return _profile_model(asked, recorded, images, workspace, terminal, capture)
+        assert model is not None
+        builds = build_plan_from_options(
+            precision, backend, device, option or [], images=images, calibration=calibration
+        )
+        plan = ProfilePlan(
+            model={
+                "model": model,
+                "precision": precision,
+                "backends": [each.name for each in builds.backends],
+                "batch": batch,
+                "shapes": shape or [],
+                "weights": weights,
+                "seed": seed,
+                "calibration": str(calibration) if calibration else None,
+                "options": builds.options,
+            },
+            stages=_stages(stage),
+            batch_sizes=_batch_sizes(batch_size),
+            iterations=iterations,
+            warm_up=warm_up,
+            tracer=_tracer(tracer),
+            capture=_capture_options(record, osrt=osrt),
+            ncu=ncu,
+            keep_raw=keep_raw,
+            options=builds.options,
+        )
+        wanted = model_from_options(model, weights, seed, batch, shape or [])
+        return _profile_model(plan, wanted, builds, Store(workspace), terminal)
 
 
 def _profile_model(
-    asked: dict[str, Any],
-    recorded: dict[str, Any],
-    images: Path | None,
-    workspace: Path,
-    terminal: "Terminal",
-    capture: "CaptureOptions",
+    plan: "ProfilePlan", wanted: "Model", builds: "BuildPlan", store: "Store", terminal: "Terminal"
 ) -> Outcome:
     """Builds what is to be profiled, or takes it from the store, then profiles it."""
     import shlex
+    from dataclasses import replace
 
-    from optpipe.commands.parsing import build_plan_from_options, model_from_options
     from optpipe.core.card import card_from_file
     from optpipe.core.manifest import command_line
-    from optpipe.core.store import Store
     from optpipe.inputs.images import find_images
     from optpipe.reporters.terminal_profile import profiles_text
     from optpipe.stages.build import build
     from optpipe.stages.export import CARD
-    from optpipe.stages.profile_model import ProfilePlan, preprocess_images, profile_model, require_profilable
+    from optpipe.stages.profile_model import preprocess_images, profile_model, require_profilable
     from optpipe.trace.kernels import short_name
 
-    builds = build_plan_from_options(
-        asked["precision"],
-        asked["backend"],
-        asked["device"],
-        asked["options"],
-        images=images,
-        calibration=asked["calibration"],
-    )
-    require_profilable(recorded["tracer"])
-    if images is not None:
-        find_images(images)  # a folder without images is refused before the build, which may take minutes
-    wanted = model_from_options(asked["model"], asked["weights"], asked["seed"], asked["batch"], asked["shapes"])
-    store = Store(workspace)
+    require_profilable(plan.tracer)
+    if builds.images is not None:
+        find_images(builds.images)  # a folder without images is refused before the build, which may take minutes
     built = build(wanted, builds, store, terminal)
-    card = card_from_file(built.model.file(CARD))
-    target = builds.device or next(
+    device = builds.device or next(
         (each.entry.info["device"] for each in built.artifacts if each.why_not is None), "cpu"
     )
-    plan = ProfilePlan(
-        model={
-            **asked,
-            "backends": [each.name for each in builds.backends],
-            "device": target,
-            "calibration": str(asked["calibration"]) if asked["calibration"] else None,
-            "options": builds.options,
-            "weights": "random" if built.fallback_reason else asked["weights"],
-        },
-        capture=capture,
-        images=preprocess_images(card, images, max(recorded["batch_sizes"])),
-        options=builds.options,
-        **recorded,
+    weights = {"weights": "random"} if built.fallback_reason else {}
+    plan = replace(
+        plan,
+        model={**plan.model, "device": device, **weights},
+        images=preprocess_images(card_from_file(built.model.file(CARD)), builds.images, max(plan.batch_sizes)),
     )
     result = profile_model(plan, built.artifacts, built.model, store, terminal, shlex.split(command_line()))
     document = {

@@ -43,7 +43,8 @@ def workspace(tmp_path_factory: pytest.TempPathFactory, exported: Callable[[Path
 def document(workspace: Path) -> dict[str, Any]:
     arguments = (*FP32, "--batch-size", "1", "--iterations", "10", "--json")
     finished = optpipe("profile", *arguments, workspace=workspace, API_TOKEN=SECRET)
-    assert finished.status == ExitStatus.DONE, finished.stderr
+    failed = [each["error"] for each in finished.document.get("stages", ()) if "error" in each]
+    assert finished.status == ExitStatus.DONE, (failed, finished.stderr)
     found: dict[str, Any] = finished.document
     return found
 

@@ -49,3 +49,9 @@ def test_wilson_by_hand():
     assert proportion_interval(0, 40) == pytest.approx((0.0, 0.0876), abs=1e-4)
     with pytest.raises(ValueError, match="no trials"):
         proportion_interval(0, 0)
+
+
+@pytest.mark.parametrize("level", [0.4, 1.0, 5e20, float("inf"), float("nan")])
+def test_a_level_that_is_no_probability_ends_at_once(level):
+    with pytest.raises(ValueError, match="no quantile"):
+        student_t_quantile(level, 9)

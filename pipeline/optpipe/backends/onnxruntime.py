@@ -73,16 +73,19 @@ class OnnxRuntime:
         """Optimizes the graph for the provider and reads the types out of the optimized graph."""
         import onnx
 
+        from optpipe.backends.onnxruntime_biases import separate_biases
         from optpipe.backends.onnxruntime_session import optimize
 
         options = checked_options(request.options, OPTIONS[request.device], self.name)
         target = request.directory / GRAPH
         optimize(request.graph, target, request.device)
-        if request.device == "cuda" and request.precision in (Precision.FP16, Precision.BF16):
-            _separate_biases(target)
+        model = onnx.load(target)
+        half = request.precision in (Precision.FP16, Precision.BF16)
+        if request.device == "cuda" and half and separate_biases(model):
+            onnx.save(model, target)
         switched_off = _switched_off(target, request, options) if request.device == "cuda" else {}
         options |= dict.fromkeys(switched_off, False)
-        layers = onnx_layers(onnx.load(target), request.card.inputs, dequantized_is_int8=False)
+        layers = onnx_layers(model, request.card.inputs, dequantized_is_int8=False)
         tf32 = request.precision is Precision.TF32
         if tf32:
             layers = tuple(_as_tf32(layer) for layer in layers)
@@ -112,16 +115,6 @@ class OnnxRuntime:
 
         merged = checked_options({**info.get("options", {}), **options}, OPTIONS[device], self.name)
         return OnnxRuntimeSession(directory / GRAPH, device, merged, tf32=bool(info.get("tf32")))
-
-
-def _separate_biases(path: "Path") -> None:
-    import onnx
-
-    from optpipe.backends.onnxruntime_biases import separate_biases
-
-    model = onnx.load(path)
-    if separate_biases(model):
-        onnx.save(model, path)
 
 
 def _switched_off(graph: "Path", request: BuildRequest, options: Mapping[str, Any]) -> dict[str, str]:

@@ -5,6 +5,8 @@ from math import prod
 from operator import attrgetter
 from typing import Any
 
+from optpipe.backends.torch_program import type_name
+
 _OPERATORS = {
     "conv1d": "Conv", "conv2d": "Conv", "conv3d": "Conv", "convolution": "Conv", "cudnn_convolution_relu": "Conv",
     "cudnn_convolution_add_relu": "Conv", "linear": "Gemm", "mm": "MatMul", "bmm": "MatMul", "matmul": "MatMul",
@@ -50,7 +52,7 @@ def _cost(operation: Any, given: tuple[Any, ...], result: Any) -> dict[str, Any]
     operator = _OPERATORS.get(name, name)
     return {
         "op": operator,
-        "type": _type_name((floats or [result])[0].dtype),
+        "type": type_name((floats or [result])[0].dtype),
         "macs": _macs(operator, given, result),
         "bytes": 0 if view and not in_place else sum(each.nbytes for each in (*tensors, result)),
         "channels": _channels(given[0], given[1]) if operator in ("Conv", "Gemm") else None,
@@ -70,9 +72,7 @@ def _macs(operator: str, given: tuple[Any, ...], result: Any) -> int:
     match operator:
         case "Conv":
             return int(result.numel() * prod(given[1].shape[1:]))
-        case "Gemm":
-            return int(result.numel() * given[0].shape[-1])
-        case "MatMul":
+        case "Gemm" | "MatMul":
             return int(result.numel() * given[0].shape[-1])
         case "scaled_dot_product_attention":
             query, key, value = given[:3]
@@ -84,12 +84,6 @@ def _channels(given: Any, weight: Any) -> list[int]:
     """Input and output channels, per group of a convolution."""
     groups = given.shape[1] // weight.shape[1] if weight.dim() > 2 else 1
     return [int(weight.shape[1]), int(weight.shape[0]) // groups]
-
-
-def _type_name(dtype: Any) -> str:
-    names = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float64": "fp64"}
-    text = str(dtype).removeprefix("torch.")
-    return names.get(text, text)
 
 
 def _by_name(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -29,7 +29,6 @@ def fuse_convolutions(program: Any) -> int:
     import torch
 
     aten = torch.ops.aten
-    before = _count(program)
     for relu in list(program.graph.nodes):
         if not _calls(relu, aten.relu.default, aten.relu_.default):
             continue
@@ -42,10 +41,6 @@ def fuse_convolutions(program: Any) -> int:
     program.delete_all_unused_submodules()  # the weights that nothing reads any more
     program.graph.lint()
     program.recompile()
-    return _count(program) - before
-
-
-def _count(program: Any) -> int:
     return sum("cudnn_convolution" in str(node.target) for node in program.graph.nodes)
 
 
@@ -115,7 +110,9 @@ def _fuse_addition(program: Any, relu: Any, addition: Any) -> None:
     in_place = addition.target is aten.add_.Tensor
     if not _alike(left, right) or (in_place and len(left.users) > 1):
         return
-    found, other = (_folded(program, left), right) if _folded(program, left) else (_folded(program, right), left)
+    found, other = _folded(program, left), right
+    if found is None:
+        found, other = _folded(program, right), left
     if found is None or _changed_in_place(other, but_by=addition):
         return
     bare = _folded(program, other)

@@ -24,6 +24,11 @@ PRECISIONS = frozenset(_DTYPES)
 """INT8 is not here: torch's convolutions have no INT8 kernel on a GPU, and simulated quantization would prove nothing."""
 
 
+def type_name(dtype: Any) -> str:
+    """A torch type as precisions are called: `fp16` for `torch.float16`; others by their own name."""
+    return _NAMES.get(str(dtype), str(dtype).removeprefix("torch."))
+
+
 def module_in(precision: Precision, module: Any, device: str) -> Any:
     """`module` with parameters of `precision` on `device`, channels last; FP32 tensors in and out."""
     import torch
@@ -112,7 +117,7 @@ def program_layers(program: Any, precision: Precision) -> tuple[LayerType, ...]:
         floats = [tensor for tensor in tensors if tensor.is_floating_point()]
         if packet is None or not floats or not isinstance(node.meta.get("val"), torch.Tensor | tuple):
             continue
-        kind = _NAMES.get(str(floats[0].dtype), str(floats[0].dtype))
+        kind = type_name(floats[0].dtype)
         flops = _flops(flop_registry[packet], node) if packet in flop_registry else 0
         if kind == "fp32" and flops and precision is Precision.TF32:
             kind = "tf32"

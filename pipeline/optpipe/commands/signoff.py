@@ -106,6 +106,7 @@ def verify(
     document = {
         "dossier": str(dossier),
         "intact": found is not None,
+        "as_sealed": checked.as_sealed,
         "problems": list(checked.problems),
         "not_recomputed": list(checked.not_recomputed),
         "verdict": str(found.verdict) if found else None,

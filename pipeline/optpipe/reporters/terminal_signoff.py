@@ -53,13 +53,18 @@ def walk_text(document: Mapping[str, Any]) -> RenderableType:
     return Group(*lines, verdict_table(document, document["dossier"]))
 
 
+NOT_RECOMPUTED = "→ changed before it was sealed, or made by the rules of another version: measure and sign off again"
+
+
 def verification_text(record: Mapping[str, Any]) -> RenderableType:
     """Whether a dossier is intact, and the verdict that its raw files give."""
     if not record["intact"]:
         problems = [Text(f"  {one}") for one in record["problems"][:20]]
         more = len(record["problems"]) - 20
         tail = [Text(f"  and {more} more", style="dim")] if more > 0 else []
-        return Group(Text(f"NOT INTACT  {record['dossier']}", style="bold red"), *problems, *tail)
+        why = ": every byte is as sealed, but not all of it follows from the raw files" if record["as_sealed"] else ""
+        advice = [Text(NOT_RECOMPUTED)] if record["as_sealed"] else []
+        return Group(Text(f"NOT INTACT  {record['dossier']}{why}", style="bold red"), *problems, *tail, *advice)
     signed = record["signature"]
     head = Text.assemble(
         ("intact", "green"), f"  {record['files']} files, {bytes_text(record['size_bytes'])}, {signed}"

@@ -53,11 +53,21 @@ def disagreements(stored: object, computed: object, place: str) -> list[str]:
         ]
     if isinstance(computed, list) and isinstance(stored, list) and len(computed) == len(stored):
         pairs = enumerate(zip(stored, computed, strict=True))
-        return [problem for at, (one, other) in pairs for problem in disagreements(one, other, f"{place}[{at}]")]
+        return [
+            problem
+            for at, (one, other) in pairs
+            for problem in disagreements(one, other, f"{place}[{_common_name(one, other) or at}]")
+        ]
     numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in (stored, computed))
     if stored == computed or (numbers and math.isclose(stored, computed, rel_tol=RELATIVE_TOLERANCE)):  # type: ignore[arg-type]
         return []
     return [f"{place} says {_short(stored)}, the raw files give {_short(computed)}"]
+
+
+def _common_name(one: object, other: object) -> object:
+    """What both call themselves, so that a line names a criterion and not its place in a list."""
+    names = [each.get("name") if isinstance(each, Mapping) else None for each in (one, other)]
+    return names[0] if names[0] == names[1] else None
 
 
 def _short(value: object) -> str:

@@ -95,6 +95,8 @@ class Checked:
 
     folder: Path
     problems: tuple[str, ...]
+    as_sealed: bool
+    """Whether every byte and the signature are right, so that `problems` are all about what the files say."""
     not_recomputed: tuple[str, ...]
     """Figures that no criterion rests on and that former rules made."""
     signoff: Signoff | None
@@ -117,8 +119,8 @@ def checked_dossier(folder: Path, allowed_signers: Path | None = None) -> Checke
     problems = broken(folder)
     signature = signature_problem(folder, allowed_signers)
     problems += [signature] if signature else []
-    signoff, left_out = None, []
-    if not problems:
+    as_sealed, signoff, left_out = not problems, None, []
+    if as_sealed:
         try:
             signoff = judged(folder)
             problems += disagreements(json_file(folder / VERDICT), verdict_document(signoff), VERDICT)
@@ -131,6 +133,7 @@ def checked_dossier(folder: Path, allowed_signers: Path | None = None) -> Checke
     return Checked(
         folder=folder,
         problems=tuple(problems),
+        as_sealed=as_sealed,
         not_recomputed=tuple(left_out),
         signoff=signoff,
         signed=(folder / SIGNATURE).is_file(),

@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.fakes.console import text_of
 
 from optpipe.core.events import Silent
 from optpipe.core.hashing import file_sha256
@@ -204,10 +205,16 @@ def test_exit_statuses_tell_a_changed_byte_from_a_figure_that_does_not_follow(wo
     policy_file = folder / "policy.toml"
     text = policy_file.read_bytes()
     policy_file.write_bytes(text.replace(b"50 ms", b"51 ms"))
-    assert verify(folder, None).status == 2
+    outcome = verify(folder, None)
+    assert (outcome.status, outcome.document["as_sealed"]) == (2, False)
+    assert "as sealed" not in text_of(outcome.text())
     policy_file.write_bytes(text)
     verdict = folder / "verdict.json"
     verdict.write_text(verdict.read_text().replace('"PASS"', '"FAIL"'))
     seal(folder)
     outcome = verify(folder, None)
     assert (outcome.status, outcome.document["intact"], outcome.document["verdict"]) == (1, False, None)
+    said = text_of(outcome.text())
+    assert "every byte is as sealed, but not all of it follows from the raw files" in said
+    assert 'verdict.json: criteria[latency.p50.b1]: verdict says "FAIL", the raw files give "PASS"' in said
+    assert "the rules of another version: measure and sign off again" in said

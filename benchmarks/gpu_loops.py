@@ -106,15 +106,19 @@ def onnxruntime_loop(path, info, batch, options, stream):
     ort.preload_dlls()
     provider = {
         "user_compute_stream": str(stream.cuda_stream),
-        "use_tf32": str(int(bool(info.get("tf32")))),
+        "use_tf32": str(int(info["tensor_cores"])),
         "prefer_nhwc": str(int(options["nhwc"])),
         "enable_cuda_graph": str(int(options["cuda_graph"])),
         "cudnn_conv_algo_search": options["cudnn_search"],
         "cudnn_conv_use_max_workspace": "1",
+        "fuse_conv_bias": str(int(options["fuse_conv_bias"])),
     }
+    left_out = ["WeightBiasQuantization", *([] if options["fuse_conv_bias"] else ["ConvAddFusion"])]
     settings = ort.SessionOptions()
     settings.log_severity_level = 4
-    session = ort.InferenceSession(str(path), settings, providers=[("CUDAExecutionProvider", provider)])
+    session = ort.InferenceSession(
+        str(path), settings, providers=[("CUDAExecutionProvider", provider)], disabled_optimizers=left_out
+    )
     kinds = {"tensor(float)": (torch.float32, np.float32), "tensor(float16)": (torch.float16, np.float16)}
     name, answer = session.get_inputs()[0], session.get_outputs()[0]
     given = torch.randn(batch, 3, 224, 224, device="cuda").to(kinds[name.type][0])

@@ -32,7 +32,7 @@ target = Path(target)
 with torch.cuda.stream(torch.cuda.Stream()):
     options = {**CUDA_OPTIONS, "cuda_graph": False}
     profile = target.with_name(target.name + "-ort")
-    session = OnnxRuntimeSession(entry.file(entry.info["file"]), "cuda", options, tf32=False, profile=profile)
+    session = OnnxRuntimeSession(entry.file(entry.info["file"]), "cuda", options, tensor_cores=entry.info["tensor_cores"], profile=profile)
     spec = session.inputs[0]
     shape = tuple(int(batch) if axis == 0 else size for axis, size in enumerate(spec.shape))
     binding = session.bind({spec.name: np.random.default_rng(0).standard_normal(shape).astype(spec.dtype)})

@@ -299,7 +299,7 @@ def test_the_nodes_of_onnx_runtime_lie_inside_their_iterations(document: dict[st
         "from optpipe.backends.onnxruntime_session import OnnxRuntimeSession\n"
         "from optpipe.stages.profiled_layers import Layers\n"
         "from optpipe.trace.annotate import CAPTURE_RANGE, LAYERS_RANGE, marked\n"
-        f"session = OnnxRuntimeSession(Path({str(graph)!r}), 'cpu', {{'threads': 1}}, tf32=False, profile=Path('nodes'))\n"
+        f"session = OnnxRuntimeSession(Path({str(graph)!r}), 'cpu', {{'threads': 1}}, profile=Path('nodes'))\n"
         "spec = session.inputs[0]\n"
         "inputs = {spec.name: np.ones([s if isinstance(s, int) else 1 for s in spec.shape], spec.dtype)}\n"
         "layers = Layers(lambda: session.run(inputs))\n"

@@ -4,7 +4,7 @@ The artifact is the graph as optimized by ONNX Runtime for one execution provide
 it. Session options and provider options: onnxruntime.ai/docs/execution-providers/CUDA-ExecutionProvider.html
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,12 @@ if TYPE_CHECKING:
 GRAPH = "model.onnx"
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 CPU_OPTIONS: dict[str, Any] = {"threads": 0, "spinning": True}
-CUDA_OPTIONS: dict[str, Any] = {"nhwc": True, "cuda_graph": True, "cudnn_search": "EXHAUSTIVE"}
+CUDA_OPTIONS: dict[str, Any] = {
+    "nhwc": True,
+    "cuda_graph": True,
+    "cudnn_search": "EXHAUSTIVE",
+    "fuse_conv_bias": False,  # pays from some batch size on, and compiles kernels for seconds at the first run of a shape
+}
 OPTIONS: dict[str, dict[str, Any]] = {"cpu": CPU_OPTIONS, "cuda": CUDA_OPTIONS}
 """All but `threads` change how a session runs, not what the artifact is; they are recorded with every measurement."""
 
@@ -80,17 +85,18 @@ class OnnxRuntime:
         target = request.directory / GRAPH
         optimize(request.graph, target, request.device)
         model = onnx.load(target)
-        half = request.precision in (Precision.FP16, Precision.BF16)
-        if request.device == "cuda" and half and separate_biases(model):
+        on_gpu, half = request.device == "cuda", request.precision in (Precision.FP16, Precision.BF16)
+        if on_gpu and half and separate_biases(model):
             onnx.save(model, target)
-        switched_off = _switched_off(target, request, options) if request.device == "cuda" else {}
-        options |= dict.fromkeys(switched_off, False)
         layers = onnx_layers(model, request.card.inputs, dequantized_is_int8=False)
         tf32 = request.precision is Precision.TF32
         if tf32:
             layers = tuple(_as_tf32(layer) for layer in layers)
+        tensor_cores = on_gpu and may_use_tensor_cores(layers)
+        switched_off = _switched_off(target, request, options, tensor_cores) if on_gpu else {}
+        options |= dict.fromkeys(switched_off, False)
         in_int8 = any(layer.type == "int8" and layer.macs for layer in layers)
-        if request.precision is Precision.INT8 and request.device == "cpu" and not in_int8:
+        if request.precision is Precision.INT8 and not on_gpu and not in_int8:
             message = (
                 "ONNX Runtime fused no INT8 kernel: the graph's Q/DQ nodes would only be simulated in floating point"
             )
@@ -99,6 +105,7 @@ class OnnxRuntime:
             "provider": PROVIDERS[request.device],
             "options": options,
             "tf32": tf32,
+            "tensor_cores": tensor_cores,
             "switched_off": switched_off,
         }
         return Built(layers=layers, file=GRAPH, info=info)
@@ -114,10 +121,22 @@ class OnnxRuntime:
         from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
 
         merged = checked_options({**info.get("options", {}), **options}, OPTIONS[device], self.name)
-        return OnnxRuntimeSession(directory / GRAPH, device, merged, tf32=bool(info.get("tf32")))
+        return OnnxRuntimeSession(directory / GRAPH, device, merged, tensor_cores=bool(info.get("tensor_cores")))
 
 
-def _switched_off(graph: "Path", request: BuildRequest, options: Mapping[str, Any]) -> dict[str, str]:
+def may_use_tensor_cores(layers: Sequence[LayerType]) -> bool:
+    """Whether the provider may: not where a product is of FP32, which it would round to TF32 unasked.
+
+    Its option `use_tf32` means more than its name: without it, cuDNN's plans for Tensor Cores are dropped for FP16 and BF16
+    convolutions too wherever cuDNN has another plan (onnxruntime/core/providers/cuda/nn/conv.cc, the deselected numeric
+    note TENSOR_CORE). ResNet-50's first convolution took 767 instead of 120 us at batch 64 on an H200.
+    """
+    return all(layer.type != "fp32" for layer in layers if layer.macs)
+
+
+def _switched_off(
+    graph: "Path", request: BuildRequest, options: Mapping[str, Any], tensor_cores: bool
+) -> dict[str, str]:
     """Options that this graph does not run with and that nobody insisted on, each with ONNX Runtime's reason.
 
     Quantized graphs may have nodes without a CUDA kernel, which cannot be captured or converted to NHWC.
@@ -130,7 +149,9 @@ def _switched_off(graph: "Path", request: BuildRequest, options: Mapping[str, An
     found: dict[str, str] = {}
     for name, others_off in (("nhwc", {"cuda_graph": False}), ("cuda_graph", {})):
         tried = {**options, **others_off, **dict.fromkeys(found, False)}
-        if tried[name] and name not in request.options and (reason := refused_with(graph, tried, inputs)) is not None:
+        if not tried[name] or name in request.options:
+            continue
+        if (reason := refused_with(graph, tried, inputs, tensor_cores=tensor_cores)) is not None:
             found[name] = reason
     return found
 

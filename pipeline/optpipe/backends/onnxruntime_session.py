@@ -43,8 +43,10 @@ def inference_session(graph: Path | bytes, device: "Device", options: Any, provi
     else:
         providers = ["CPUExecutionProvider"]
     try:
-        # only the CPU's integer kernels want INT32 biases, and only its convolutions a bias of their own
-        left_out = [WRONG_IN_FP16, FUSED_BACK] if device == "cuda" else []
+        # only the CPU's integer kernels want INT32 biases; its convolutions want biases of their own, CUDA's where cuDNN adds them
+        left_out = [WRONG_IN_FP16] if device == "cuda" else []
+        if device == "cuda" and provider.get("fuse_conv_bias") != "1":
+            left_out.append(FUSED_BACK)
         source = str(graph) if isinstance(graph, Path) else graph
         session = ort.InferenceSession(source, options, providers=providers, disabled_optimizers=left_out)
     except (
@@ -91,10 +93,12 @@ def optimize(graph: Path, target: Path, device: "Device") -> None:
     inference_session(graph, device, options, {})
 
 
-def refused_with(graph: Path, options: Mapping[str, Any], inputs: Mapping[str, "np.ndarray"]) -> str | None:
+def refused_with(
+    graph: Path, options: Mapping[str, Any], inputs: Mapping[str, "np.ndarray"], *, tensor_cores: bool
+) -> str | None:
     """Why the CUDA provider cannot load and run a graph with `options`; None where it can."""
     try:
-        OnnxRuntimeSession(graph, "cuda", options, tf32=False).run(inputs)
+        OnnxRuntimeSession(graph, "cuda", options, tensor_cores=tensor_cores).run(inputs)
     except StageError as error:
         return str(error)
     return None
@@ -118,9 +122,17 @@ class OnnxRuntimeSession:
     """One optimized graph on one provider."""
 
     def __init__(
-        self, graph: Path, device: "Device", options: Mapping[str, Any], *, tf32: bool, profile: Path | None = None
+        self,
+        graph: Path,
+        device: "Device",
+        options: Mapping[str, Any],
+        *,
+        tensor_cores: bool = False,
+        profile: Path | None = None,
     ) -> None:
-        """With `profile`, a file's beginning, ONNX Runtime notes when it runs each node: see `end_profiling`.
+        """`tensor_cores` allows CUDA to use them, for products of FP32 too, which are TF32 then.
+
+        With `profile`, a file's beginning, ONNX Runtime notes when it runs each node: see `end_profiling`.
 
         Raises:
             StageError: `cuda_graph` is on and a node has no CUDA kernel: such a graph cannot be captured.
@@ -140,7 +152,7 @@ class OnnxRuntimeSession:
             settings.enable_profiling = True
             settings.profile_file_prefix = str(profile)
         self._session = inference_session(
-            graph, device, settings, _provider_options(options, tf32=tf32) if device == "cuda" else {}
+            graph, device, settings, _provider_options(options, tensor_cores) if device == "cuda" else {}
         )
         self.inputs = tuple(_spec(each) for each in self._session.get_inputs())
         self.outputs = tuple(_spec(each) for each in self._session.get_outputs())
@@ -195,14 +207,15 @@ def _stream() -> int:
     return int(torch.cuda.current_stream().cuda_stream)
 
 
-def _provider_options(options: Mapping[str, Any], *, tf32: bool) -> dict[str, str]:
+def _provider_options(options: Mapping[str, Any], tensor_cores: bool) -> dict[str, str]:
     return {
         "user_compute_stream": str(_stream()),
-        "use_tf32": str(int(tf32)),
+        "use_tf32": str(int(tensor_cores)),  # of every type: see onnxruntime.may_use_tensor_cores
         "prefer_nhwc": str(int(options["nhwc"])),
         "enable_cuda_graph": str(int(options["cuda_graph"])),
         "cudnn_conv_algo_search": str(options["cudnn_search"]),
         "cudnn_conv_use_max_workspace": "1",
+        "fuse_conv_bias": str(int(options["fuse_conv_bias"])),
     }
 
 

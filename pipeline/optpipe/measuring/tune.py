@@ -32,6 +32,7 @@ def choices(defaults: Mapping[str, Any], cpus: int) -> dict[str, tuple[Any, ...]
         "fuse": (True, False),
         "cuda_graph": (True, False),
         "channels_last": (True, False),
+        "fuse_conv_bias": (False, True),
         "cudnn_search": ("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
         "threads": tuple(threads),
     }

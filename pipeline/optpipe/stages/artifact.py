@@ -14,7 +14,7 @@ from optpipe.core.store import Entry, Store
 from optpipe.errors import StageError
 from optpipe.stages.export import CARD, ONNX
 
-REVISION = 2
+REVISION = 3
 LOG = "build.log"
 LISTED_LAYERS = 10
 """How many layers of another type a manifest and a message name."""

@@ -138,7 +138,7 @@ def _source(model: Model, exported: Entry, card: ModelCard, samples: SampleSet, 
     if module is None:
         from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
 
-        with OnnxRuntimeSession(exported.file(ONNX), "cpu", {}, tf32=False) as session:
+        with OnnxRuntimeSession(exported.file(ONNX), "cpu", {}) as session:
             return predictions(_scores(exported, card, samples, session.run, "evaluate source", listener))
     run = partial(torch_outputs, module, card)
     return predictions(_scores(exported, card, samples, run, "evaluate source", listener))

@@ -245,7 +245,7 @@ def _onnx_outputs(path: Path, card: ModelCard, inputs: Mapping[str, "np.ndarray"
 
     from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
 
-    with OnnxRuntimeSession(path, "cpu", {}, tf32=False) as session:
+    with OnnxRuntimeSession(path, "cpu", {}) as session:
         sizes = {
             size
             for size in (1, 3, len(next(iter(inputs.values()))))

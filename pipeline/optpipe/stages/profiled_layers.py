@@ -104,7 +104,7 @@ def _noting_session(entry: Any, job: Mapping[str, Any]) -> Any:
         entry.file(entry.info["file"]),
         job["device"],
         {**options, "cuda_graph": False},
-        tf32=bool(entry.info.get("tf32")),
+        tensor_cores=bool(entry.info.get("tensor_cores")),
         profile=Path(job["result"]).with_name("nodes"),
     )
 

@@ -10,7 +10,7 @@ INFO = {"backend": "onnxruntime", "device": "cuda", "options": {"nhwc": False}}
 
 def test_text_from_the_command_line_is_read_as_the_type_of_its_option():
     found = options_in_force(INFO, {"cuda_graph": "false", "cudnn_search": "HEURISTIC"})
-    assert found == {"nhwc": False, "cuda_graph": False, "cudnn_search": "HEURISTIC"}
+    assert found == {"nhwc": False, "cuda_graph": False, "cudnn_search": "HEURISTIC", "fuse_conv_bias": False}
 
 
 @pytest.mark.parametrize("given", [{"nhwc": "maybe"}, {"layout": "nhwc"}])

@@ -126,7 +126,14 @@ def test_no_rate_is_inside_an_impossible_limit():
     assert len(found) < 10
 
 
-DEFAULTS = {"nhwc": True, "cuda_graph": True, "cudnn_search": "EXHAUSTIVE", "threads": 0, "unknown": 1}
+DEFAULTS = {
+    "nhwc": True,
+    "cuda_graph": True,
+    "cudnn_search": "EXHAUSTIVE",
+    "fuse_conv_bias": False,
+    "threads": 0,
+    "unknown": 1,
+}
 
 
 def tuned(latency, reasons=lambda _options: ()):

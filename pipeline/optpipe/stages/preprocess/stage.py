@@ -197,7 +197,7 @@ def model_outputs(graph: Path, card: ModelCard) -> Iterator[Callable[["np.ndarra
 
     spec = card.inputs[0]
     smallest, largest = spec.min[0], spec.max[0]
-    with OnnxRuntimeSession(graph, "cpu", {}, tf32=False) as session:
+    with OnnxRuntimeSession(graph, "cpu", {}) as session:
 
         def infer(batch: "np.ndarray") -> "np.ndarray":
             outputs = []

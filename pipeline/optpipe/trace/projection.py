@@ -14,9 +14,10 @@ MEASURED_RANGE = "optpipe.measure"
 """The range that bounds what is judged in a capture of optpipe's own."""
 ITERATION_RANGE = "optpipe.iteration"
 LIBRARY_RANGES = (
-    r"^(cuBLAS|cuBLASLt|cuDNN|cuSOLVER|cuSPARSE|CUB|CCCL|NCCL|DALI|nvjpeg|nvJPEG|nvImageCodec|TensorRT internal)[: ]"
+    r"^(cuBLAS|cuBLASLt|cuDNN|cuSOLVER|cuSPARSE|CUB|CCCL|NCCL|DALI|nvjpeg|nvJPEG|nvImageCodec|TensorRT internal|"
+    r"GIL Trace|Python Periodic Sampling)[: ]"
 )
-"""Ranges that libraries open in domains of their own: neither iterations nor layers of the program."""
+"""Ranges that libraries, and nsys for `-t python-gil`, open in domains of their own: no iterations or layers of the program."""
 LAYERS_RANGE = "optpipe.layers"
 """Iterations in which every layer has a range of its own: they say what a layer launches, and nothing about time."""
 

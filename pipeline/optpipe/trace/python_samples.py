@@ -1,8 +1,10 @@
 """Python's sampled stacks out of nsys' JSON export: its SQLite export marks when they were taken and leaves them out.
 
-Each sample is an NVTX mark of the domain `Python Backtrace` with a binary payload: two 32-bit words, the number of frames
-(64 bits), then three 64-bit numbers per frame, the running function first: string ids of function and file, and the
-line. Found by reading recordings of 2023.4; a payload of another length is not read, and counted.
+Each sample is an NVTX mark with a binary payload, in a domain of nsys' own: `Python Backtrace` in 2023.4, `Python Periodic
+Sampling` in later ones. The payload is a header of 16 bytes, then three 64-bit numbers per frame, the running function
+first: string ids of function and file, and the line. The header ends with the number of frames, in 64 bits in 2023.4
+(found by reading recordings), in 32 bits behind the thread's state in later ones (as public readers of such exports
+decode it). A payload whose length is not that of its frames is not read, and counted.
 """
 
 import base64
@@ -18,9 +20,9 @@ import polars as pl
 from optpipe.errors import StageError
 from optpipe.trace.frames import SAMPLES
 
-_DOMAIN = "Python Backtrace"
+_DOMAINS = frozenset({"Python Backtrace", "Python Periodic Sampling"})
 _DOMAIN_EVENT, _MARK = 75, 34
-_HEADER, _FRAME = struct.Struct("<IIQ"), struct.Struct("<QQQ")
+_HEADER, _FRAME = struct.Struct("<QII"), struct.Struct("<QQQ")
 
 
 def samples_from_json(path: Path) -> tuple[pl.DataFrame, int]:
@@ -31,6 +33,7 @@ def samples_from_json(path: Path) -> tuple[pl.DataFrame, int]:
     """
     strings: list[str] = []
     domains: set[str] = set()
+    marks: list[tuple[int, Mapping[str, Any]]] = []
     rows: list[tuple[int, int, int, int, str]] = []
     unread = 0
     try:
@@ -39,16 +42,18 @@ def samples_from_json(path: Path) -> tuple[pl.DataFrame, int]:
                 document = json.loads(line)
                 if "data" in document:
                     strings = [html.unescape(str(text)) for text in document["data"]]
-                event = document.get("NvtxEvent")
-                if not event:
-                    continue
-                if event.get("Type") == _DOMAIN_EVENT and event.get("Text") == _DOMAIN:
-                    domains.add(str(event["DomainId"]))
-                elif event.get("Type") == _MARK and str(event.get("DomainId")) in domains:
-                    stack = list(_stack(event, strings))
-                    unread += not stack
-                    at, thread = int(event["Timestamp"]), int(event["GlobalTid"])
-                    rows += [(at, thread, number, depth, name) for depth, name in enumerate(stack)]
+                if event := document.get("NvtxEvent"):
+                    kind = event.get("Type", document.get("Type"))
+                    if kind == _DOMAIN_EVENT and event.get("Text") in _DOMAINS:
+                        domains.add(str(event["DomainId"]))
+                    elif kind == _MARK and "Payload" in event:
+                        marks.append((number, event))
+        for number, event in marks:
+            if str(event.get("DomainId")) in domains:
+                stacks = [stack for data in _payloads(event) if (stack := _stack(data, strings)) is not None]
+                unread += not stacks
+                at, thread = int(event["Timestamp"]), int(event["GlobalTid"])
+                rows += [(at, thread, number, depth, name) for stack in stacks for depth, name in enumerate(stack)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         message = f"{path.name}: not a JSON export of nsys ({type(error).__name__}: {str(error)[:120]})"
         raise StageError(message) from error
@@ -56,15 +61,21 @@ def samples_from_json(path: Path) -> tuple[pl.DataFrame, int]:
     return plain.cast(dict(SAMPLES)), unread  # type: ignore[arg-type]
 
 
-def _stack(event: Mapping[str, Any], strings: list[str]) -> Iterator[str]:
-    """Functions with their file's name (never its path), the running one first; nothing for a payload of another kind."""
-    for payload in event.get("Payload", {}).get("BinaryData", []):
-        data = base64.b64decode(payload["Data"])
-        if len(data) < _HEADER.size:
-            continue
-        _, _, count = _HEADER.unpack_from(data)
-        if len(data) != _HEADER.size + count * _FRAME.size:
-            continue
-        for function, file, _ in _FRAME.iter_unpack(data[_HEADER.size :]):
-            if function < len(strings) and file < len(strings):
-                yield f"{strings[function]} ({PurePosixPath(strings[file]).name})"
+def _payloads(event: Mapping[str, Any]) -> Iterator[bytes]:
+    for payload in event["Payload"].get("BinaryData", []):
+        yield base64.b64decode(payload["Data"])
+
+
+def _stack(data: bytes, strings: list[str]) -> list[str] | None:
+    """Functions with their file's name (never its path), the running one first; None for a payload of another kind."""
+    frames, rest = divmod(len(data) - _HEADER.size, _FRAME.size)
+    if rest or frames < 0:
+        return None
+    _, low, high = _HEADER.unpack_from(data)
+    if frames not in (high, low + (high << 32)):
+        return None
+    return [
+        f"{strings[function]} ({PurePosixPath(strings[file]).name})"
+        for function, file, _ in _FRAME.iter_unpack(data[_HEADER.size :])
+        if function < len(strings) and file < len(strings)
+    ]

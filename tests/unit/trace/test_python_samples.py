@@ -1,8 +1,9 @@
-"""Python's stacks out of a JSON export, put together by hand after what nsys 2023.4 writes."""
+"""Python's stacks out of a JSON export, put together by hand after what nsys 2023.4, and later ones, write."""
 
 import base64
 import json
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,19 +14,56 @@ from optpipe.trace.python_samples import samples_from_json
 STRINGS = ["zero", "decode", "&lt;module&gt;", "/home/someone/secret/job.py"]
 
 
-def _mark(at: int, domain: str, *frames: tuple[int, int, int], extra: bytes = b"") -> dict[str, object]:
-    data = struct.pack("<IIQ", 1, 1, len(frames)) + b"".join(struct.pack("<QQQ", *frame) for frame in frames) + extra
+def _header_of_2023(count: int) -> bytes:
+    return struct.pack("<IIQ", 1, 1, count)
+
+
+def _later_header(count: int) -> bytes:
+    return struct.pack("<QII", 1, 8, count)  # 8: the thread is in a call to the operating system
+
+
+def _mark(
+    at: int,
+    domain: str,
+    *frames: tuple[int, int, int],
+    header: Callable[[int], bytes] = _header_of_2023,
+    extra: bytes = b"",
+) -> dict[str, object]:
+    data = header(len(frames)) + b"".join(struct.pack("<QQQ", *frame) for frame in frames) + extra
     payload = {"BinaryData": [{"SchemaId": "4294967299", "Data": base64.b64encode(data).decode()}]}
     return {"NvtxEvent": {"Type": 34, "Timestamp": str(at), "Payload": payload, "GlobalTid": "77", "DomainId": domain}}
 
 
-def _written(directory: Path, *events: dict[str, object]) -> Path:
-    domain = {
-        "NvtxEvent": {"Type": 75, "Text": "Python Backtrace", "Timestamp": "1", "GlobalTid": "77", "DomainId": "1"}
-    }
+def _domain(name: str) -> dict[str, object]:
+    return {"NvtxEvent": {"Type": 75, "Text": name, "Timestamp": "1", "GlobalTid": "77", "DomainId": "1"}}
+
+
+def _written(directory: Path, *events: dict[str, object], domain: str = "Python Backtrace") -> Path:
     path = directory / "recording.json"
-    path.write_text("\n".join(json.dumps(each) for each in ({"data": STRINGS}, domain, *events)))
+    path.write_text("\n".join(json.dumps(each) for each in ({"data": STRINGS}, _domain(domain), *events)))
     return path
+
+
+def test_the_domain_and_the_header_of_later_versions(tmp_path: Path) -> None:
+    frames = ((1, 3, 12), (2, 3, 40))
+    path = _written(tmp_path, _mark(10, "1", *frames, header=_later_header), domain="Python Periodic Sampling")
+    samples, unread = samples_from_json(path)
+    assert unread == 0
+    assert samples["name"].to_list() == ["decode (job.py)", "<module> (job.py)"]
+
+
+def test_the_event_s_type_beside_it_and_its_domain_named_after_it(tmp_path: Path) -> None:
+    mark = _mark(10, "1", (1, 3, 12), header=_later_header)
+    event = {key: value for key, value in mark["NvtxEvent"].items() if key != "Type"}  # type: ignore[attr-defined]
+    lines = ({"data": STRINGS}, {"Type": 34, "NvtxEvent": event}, _domain("Python Periodic Sampling"))
+    (tmp_path / "recording.json").write_text("\n".join(json.dumps(each) for each in lines))
+    samples, unread = samples_from_json(tmp_path / "recording.json")
+    assert (samples["name"].to_list(), unread) == (["decode (job.py)"], 0)
+
+
+def test_a_thread_without_a_python_frame_is_read(tmp_path: Path) -> None:
+    samples, unread = samples_from_json(_written(tmp_path, _mark(10, "1", header=_later_header)))
+    assert (samples.height, unread) == (0, 0)
 
 
 def test_stacks_with_the_running_function_first_and_no_paths(tmp_path: Path) -> None:

@@ -212,3 +212,14 @@ def recorded_on_request() -> Recording:
     for at, stack in ((5, ("decode", "main")), (25, ("decode", "main")), (45, ("wait", "main")), (65, ("main",))):
         trace.sample(at, *stack)
     return trace
+
+
+def setup_ahead_of_numbered_iterations() -> Recording:
+    """Somebody's own program: 900 µs of setup, a first iteration of 300 µs, then three of 90 µs with three short kernels each."""
+    trace = Recording()
+    trace.kernel(RELU, 850, 852, launch=(840, 845))
+    for number, (begin, end) in enumerate(((900, 1200), (1200, 1290), (1300, 1390), (1400, 1490))):
+        trace.range(f"iteration {number}", begin, end)
+        for at in (begin, begin + 30, begin + 60):
+            trace.kernel(GEMM, at + 6, at + 8, launch=(at + 1, at + 5))
+    return trace

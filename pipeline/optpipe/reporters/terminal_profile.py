@@ -101,7 +101,7 @@ def _time_of(stage: Mapping[str, Any]) -> str:
 def _answer(document: Mapping[str, Any]) -> list[RenderableType]:
     limit, totals, quality = document["bottleneck"], document["measured"], document["trace_quality"]
     of_span = "" if _distorted(document) else f" of {duration_text(totals['span_ns'])}"
-    scope = "the whole trace" if document["scope"] == "trace" else f"range {document['scope']}"
+    scope = _scope_text(document["scope"])
     verdict = Text.assemble(
         "limited by ", (limit["verdict"], "bold"), f" ({limit['share']:.0%}{of_span}): {limit['why']}"
     )
@@ -116,6 +116,12 @@ def _answer(document: Mapping[str, Any]) -> list[RenderableType]:
         )
         lines.append(Text(f"GPU busy {totals['busy_ns'] / totals['span_ns']:.0%}{of_span}; idle: {idle}"))
     return [*lines, *_iterations(document)]
+
+
+def _scope_text(scope: str) -> str:
+    if scope == "trace":
+        return "the whole trace"
+    return f"{scope}, --range judges another part," if scope.startswith("iterations ") else f"range {scope}"
 
 
 def _iterations(document: Mapping[str, Any]) -> list[RenderableType]:

@@ -11,6 +11,8 @@ from optpipe.trace.frames import Trace
 from optpipe.trace.projection import ITERATION_RANGE, LIBRARY_RANGES, MEASURED_RANGE, projected, range_table
 from optpipe.trace.timeline import Split, Timeline, split, timeline_from_trace, times
 
+_WARMED_UP = 2.0
+
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
@@ -94,16 +96,20 @@ def analysis_from_trace(trace: Trace, scope: str = "trace") -> Analysis:
 def measured_part(analysis: Analysis, range_name: str | None = None) -> Analysis:
     """The part that the measured range launched, so that warm-up and tear-down decide nothing.
 
-    `range_name` is by default the range that bounds optpipe's own captures; a trace without it is judged whole.
+    `range_name` is by default the range that bounds optpipe's own captures; without it, the iterations that were found,
+    from the first that is no warm-up to the last; without iterations a trace is judged whole.
 
     Raises:
         BadInputError: the trace has no range called `range_name`.
     """
     wanted = range_name or MEASURED_RANGE
-    found = analysis.projection.filter(pl.col("name").cast(pl.String) == wanted)
-    if found.is_empty():
-        if range_name is None:
+    named = (pl.col("name").cast(pl.String) == wanted) | (pl.col("family") == wanted)
+    found = analysis.projection.filter(named).select("start_ns", "end_ns")
+    if found.is_empty() and range_name is None:
+        found, wanted = _steady(analysis.iterations)
+        if found.is_empty():
             return analysis
+    if found.is_empty():
         names = ", ".join(analysis.ranges["name"].head(8).to_list()) or "none at all"
         msg = f"no NVTX range is called {range_name!r}; the trace has: {names}"
         raise BadInputError(msg)
@@ -113,6 +119,17 @@ def measured_part(analysis: Analysis, range_name: str | None = None) -> Analysis
     if all(frame.height == analysis.trace.tables[table].height for table, frame in part.tables.items()):
         return replace(analysis, scope=wanted)
     return analysis_from_trace(part, scope=wanted)
+
+
+def _steady(iterations: pl.DataFrame) -> tuple[pl.DataFrame, str]:
+    """One window around the iterations, those ahead left out that take over twice the median, and what to call it."""
+    if iterations.is_empty():
+        return iterations, ""
+    walls = iterations["wall_ns"].to_numpy()
+    usual = walls <= _WARMED_UP * np.median(walls)
+    first = int(np.argmax(usual)) if np.count_nonzero(usual) > 1 else 0
+    window = iterations[first:].select(pl.col("start_ns").min(), pl.col("end_ns").max())
+    return window, f"iterations {first + 1} to {iterations.height} ({iterations['family'][0]})"
 
 
 def _holds_everything(analysis: Analysis, ranges: pl.DataFrame) -> bool:
@@ -149,15 +166,22 @@ def _launched_in(analysis: Analysis, ranges: pl.DataFrame) -> Trace:
 
 
 def _iterations(projection: pl.DataFrame) -> pl.DataFrame:
-    """optpipe's own iterations; in a foreign trace what repeats on the outermost level that has any, the longest in sum."""
-    name = pl.col("name").cast(pl.String)
+    """optpipe's own iterations; in a foreign trace what repeats, those first that launch kernels, outermost, longest in sum."""
+    family = pl.col("family")
     repeated = (
-        projection.filter((name != MEASURED_RANGE) & ~name.str.contains(LIBRARY_RANGES))
-        .group_by(name)
-        .agg(pl.len().alias("count"), pl.col("depth").min(), pl.col("wall_ns").sum())
+        projection.filter((family != MEASURED_RANGE) & ~family.str.contains(LIBRARY_RANGES))
+        .group_by(family)
+        .agg(pl.len().alias("count"), pl.col("depth").min(), pl.col("wall_ns", "kernels").sum())
         .filter(pl.col("count") > 1)
-        .sort(pl.col("name") == ITERATION_RANGE, "depth", "wall_ns", "name", descending=[True, False, True, False])
+        .sort(
+            family == ITERATION_RANGE,
+            pl.col("kernels") > 0,
+            "depth",
+            "wall_ns",
+            "family",
+            descending=[True, True, False, True, False],
+        )
     )
     if repeated.is_empty():
         return projection.clear()
-    return projection.filter((name == repeated["name"][0]) & (pl.col("depth") == repeated["depth"][0]))
+    return projection.filter((family == repeated["family"][0]) & (pl.col("depth") == repeated["depth"][0]))

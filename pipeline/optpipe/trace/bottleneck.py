@@ -72,7 +72,7 @@ def bottleneck(measured: Analysis, roofs: Roofline | None = None) -> Bottleneck:
 
 def range_bottleneck(measured: Analysis, name: str, roofs: Roofline | None = None) -> Bottleneck | None:
     """What limits the range called `name`, over the time from its first to its last GPU operation; None without any."""
-    found = measured.projection.filter((pl.col("name").cast(pl.String) == name) & pl.col("gpu_start_ns").is_not_null())
+    found = measured.projection.filter((pl.col("family") == name) & pl.col("gpu_start_ns").is_not_null())
     if found.is_empty():
         return None
     return _of_windows(measured, found["gpu_start_ns"].to_numpy(), found["gpu_end_ns"].to_numpy(), roofs)

@@ -117,10 +117,9 @@ def _below_iterations(measured: Analysis) -> pl.DataFrame:
     """The ranges inside an iteration; library ranges with a domain of their own (`cuBLAS:…`) are no layers."""
     if measured.iterations.is_empty():
         return pl.DataFrame(schema={**RANGES, "depth": pl.Int64})
-    depth, name = measured.iterations["depth"][0], measured.iterations["name"].cast(pl.String)[0]
+    depth, family = measured.iterations["depth"][0], measured.iterations["family"][0]
+    name = pl.col("family")
     deeper = measured.projection.filter(
-        (pl.col("depth") > depth)
-        & (pl.col("name").cast(pl.String) != name)
-        & ~pl.col("name").cast(pl.String).str.contains(LIBRARY_RANGES)
+        (pl.col("depth") > depth) & (name != family) & ~name.str.contains(LIBRARY_RANGES)
     )
     return deeper.sort("start_ns", "end_ns", descending=[False, True])

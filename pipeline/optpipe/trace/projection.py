@@ -18,6 +18,8 @@ LIBRARY_RANGES = (
     r"GIL Trace|Python Periodic Sampling)[: ]"
 )
 """Ranges that libraries, and nsys for `-t python-gil`, open in domains of their own: no iterations or layers of the program."""
+_NUMBERED = r"(?i)^((?:.*[^a-z])?(?:iter|iteration|step|batch|frame|request|profilerstep)[\s_#:=.-]*)\d+$"
+"""Repetitions that are numbered: `iteration 7`, `step_7`, `ProfilerStep#7`. Layers are numbered too, and are no repetitions."""
 LAYERS_RANGE = "optpipe.layers"
 """Iterations in which every layer has a range of its own: they say what a layer launches, and nothing about time."""
 
@@ -37,6 +39,7 @@ class _Launched:
 def projected(trace: Trace, timeline: Timeline) -> pl.DataFrame:
     """Every NVTX range with what it launched: one row per range, in the order of their start.
 
+    `family`: the name, with `N` for the number of a repetition that is counted in it.
     `gpu_start_ns`, `gpu_end_ns`: from the first operation launched inside the range (same thread, as nsys does it) to
     the end of the last; null when it launched nothing. `gpu_ns`: the summed time of these operations, `kernel_ns` of
     the kernels among them. `busy_ns` and the idle causes split the *projected* window, whoever launched what runs there.
@@ -47,6 +50,7 @@ def projected(trace: Trace, timeline: Timeline) -> pl.DataFrame:
     table = pl.concat(parts).sort(*order, descending=[False, True, False]) if parts else _nothing(ranges)
     start, end = (table[column].fill_null(0).to_numpy() for column in ("gpu_start_ns", "gpu_end_ns"))
     return table.with_columns(
+        _families(table["name"]).alias("family"),
         pl.Series("busy_ns", within(timeline.busy, start, end)),
         *(pl.Series(f"{cause}_ns", within(timeline.idle[cause], start, end)) for cause in Cause),
         (pl.col("end_ns") - pl.col("start_ns")).alias("wall_ns"),
@@ -54,10 +58,10 @@ def projected(trace: Trace, timeline: Timeline) -> pl.DataFrame:
 
 
 def range_table(projection: pl.DataFrame) -> pl.DataFrame:
-    """Ranges by name: how often, wall time on the host, time on the GPU, and the split of the projected time."""
+    """Ranges by family, called `name` here: how often, wall time on the host, time on the GPU, and the split of the projected time."""
     sums = ("wall_ns", "gpu_ns", "kernel_ns", "kernels", "busy_ns", *(f"{cause}_ns" for cause in Cause))
     return (
-        projection.group_by("name")
+        projection.group_by(pl.col("family").alias("name"))
         .agg(
             pl.len().cast(pl.Int64).alias("count"),
             pl.col(*sums).sum(),
@@ -65,9 +69,15 @@ def range_table(projection: pl.DataFrame) -> pl.DataFrame:
             pl.col("start_ns").min().alias("first_start_ns"),
             pl.col("depth").min(),
         )
-        .with_columns(pl.col("name").cast(pl.String))
         .sort("wall_ns", "name", descending=[True, False])
     )
+
+
+def _families(names: pl.Series) -> pl.Series:
+    """Looked up once per distinct name, not per row."""
+    distinct = names.unique()
+    families = distinct.cast(pl.String).str.replace(_NUMBERED, "${1}N")
+    return names.replace_strict(distinct, families, return_dtype=pl.String) if names.len() else names.cast(pl.String)
 
 
 def _by_thread(ranges: pl.DataFrame) -> list[tuple[int, pl.DataFrame]]:

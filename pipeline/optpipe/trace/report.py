@@ -206,7 +206,7 @@ def _iterations(profile: Profile) -> dict[str, Any]:
         "period_ns": profile.measured.iteration_ns,
     }
     return {
-        "range": str(rows["name"][0]),
+        "range": str(rows["family"][0]),
         "count": rows.height,
         **(dict.fromkeys(host) if ABSOLUTE_TIMES in withheld else host),
         "unprofiled_ns": None if UNPROFILED in withheld else profile.unprofiled_iteration_ns,

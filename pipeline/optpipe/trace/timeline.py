@@ -103,8 +103,8 @@ def split(timeline: Timeline, start_ns: int | None = None, end_ns: int | None = 
 
 
 def times(frame: pl.DataFrame, column: str) -> Times:
-    """A column of times as an array."""
-    return frame[column].to_numpy().astype(np.int64, copy=False)
+    """A column of whole numbers as an array; what is missing is -1, which is no time and no id."""
+    return frame[column].fill_null(-1).to_numpy().astype(np.int64, copy=False)
 
 
 def sorted_order(values: Times) -> Times | None:

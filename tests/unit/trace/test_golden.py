@@ -204,6 +204,41 @@ def test_ranges_of_libraries_on_other_threads_are_no_iterations(judged: Judged) 
     assert iterations.height == 3
 
 
+def test_setup_and_warm_up_of_somebodys_program_decide_nothing(judged: Judged) -> None:
+    profile = judged(phenomena.setup_ahead_of_numbered_iterations())
+    assert profile.measured.scope == "iterations 2 to 4 (iteration N)"
+    assert profile.measured.iterations["kernels"].to_list() == [3, 3, 3]
+    assert profile.measured.split.span_ns == 290 * US  # from 1200 to 1490
+    assert profile.measured.split.busy_ns == 18 * US
+    assert profile.bottleneck.limit is Limit.LAUNCH
+    assert profile.whole.split.span_ns == 650 * US  # the first launch is the first thing recorded, at 840
+    assert profile.whole.ranges.filter(pl.col("name") == "iteration N")["count"].item() == 4
+
+
+@pytest.mark.parametrize("name", ["iteration N", "iteration 2"])
+def test_numbered_iterations_are_asked_for_together_or_one_by_one(
+    read: Callable[[Recording], Trace], name: str
+) -> None:
+    part = profile_from_trace(read(phenomena.setup_ahead_of_numbered_iterations()), name).measured
+    assert part.trace.kernels.height == (12 if name == "iteration N" else 3)
+
+
+def test_numbered_layers_are_no_iterations(judged: Judged) -> None:
+    trace = Recording()
+    for number in range(3):
+        trace.range(f"layer{number}", 100 * number, 100 * number + 90)
+        trace.kernel(phenomena.GEMM, 100 * number + 6, 100 * number + 8, launch=(100 * number + 1, 100 * number + 5))
+    profile = judged(trace)
+    assert (profile.measured.scope, profile.measured.iterations.height) == ("trace", 0)
+
+
+def test_who_holds_pythons_lock_is_no_iteration(judged: Judged) -> None:
+    trace = phenomena.launch_bound()
+    for number in range(4):
+        trace.range("GIL Trace:Holding GIL", 70 * number, 70 * number + 69, thread=THREAD + 1)
+    assert judged(trace).measured.iterations["family"].unique().to_list() == ["iter"]
+
+
 def test_kernels_launched_by_other_threads_are_not_counted_by_iteration(judged: Judged) -> None:
     recording = Recording()
     for iteration in range(3):

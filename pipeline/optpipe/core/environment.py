@@ -2,6 +2,7 @@
 
 import os
 import platform
+from collections.abc import Sequence
 from functools import cache
 from importlib import metadata
 from typing import Any
@@ -33,7 +34,7 @@ def package_version(name: str) -> str | None:
 
 @cache
 def gpus() -> tuple[dict[str, Any], ...]:
-    """The NVIDIA GPUs as the driver's management library (NVML) names them; empty without a driver."""
+    """The NVIDIA GPUs that CUDA shows, in its order, as the driver's library (NVML) names them; empty without a driver."""
     try:
         import pynvml
     except ModuleNotFoundError:
@@ -43,9 +44,31 @@ def gpus() -> tuple[dict[str, Any], ...]:
     except pynvml.NVMLError:
         return ()
     try:
-        return tuple(_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount()))
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        uuids = [pynvml.nvmlDeviceGetUUID(handle) for handle in handles]
+        shown = visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), uuids)
+        return tuple(_gpu(pynvml, index, handles[index]) for index in shown)
     finally:
         pynvml.nvmlShutdown()
+
+
+def visible_gpus(text: str | None, uuids: Sequence[str]) -> tuple[int, ...]:
+    """Which of a host's GPUs CUDA shows, in its order; `text` is CUDA_VISIBLE_DEVICES, None where that is not set.
+
+    It lists indices of nvidia-smi or beginnings of UUIDs, and counts up to the first that is neither (CUDA programming
+    guide, CUDA environment variables). With a part of a GPU (MIG) in it all are shown: NVML lists no parts.
+    """
+    if text is None or "MIG-" in text:
+        return tuple(range(len(uuids)))
+    found: list[int] = []
+    for word in (each.strip() for each in text.split(",")):
+        meant = (
+            [int(word)] if word.isdecimal() else [at for at, uuid in enumerate(uuids) if uuid.startswith(word or "-")]
+        )
+        if len(meant) != 1 or meant[0] >= len(uuids):
+            break
+        found += meant
+    return tuple(found)
 
 
 def gpu_name() -> str | None:
@@ -53,8 +76,7 @@ def gpu_name() -> str | None:
     return gpus()[0]["name"] if gpus() else None
 
 
-def _gpu(nvml: Any, index: int) -> dict[str, Any]:
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+def _gpu(nvml: Any, index: int, handle: Any) -> dict[str, Any]:
     major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
     return {
         "index": index,

@@ -6,6 +6,8 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
+from optpipe.core.environment import gpus
+
 INTERVAL_S = 0.2
 
 POWER_CAP = "power cap"
@@ -100,14 +102,14 @@ def _cpu_mhz() -> float | None:
 
 
 def gpu_used_bytes() -> int | None:
-    """Memory in use on the first GPU before a worker starts; None where NVML does not say."""
+    """Memory in use on CUDA's first GPU before a worker starts; None where NVML does not say."""
     gpu = _gpu(None)
     value = None if gpu is None else gpu.look(0)["gpu_used_bytes"]
     return None if value is None else int(value)
 
 
 def _gpu(uuid: str | None) -> "_Gpu | None":
-    """The GPU with this UUID, else the first one; None without NVML: its columns then stay null."""
+    """The GPU with this UUID, else CUDA's first; None without NVML or without a GPU: its columns then stay null."""
     try:
         import pynvml
     except ModuleNotFoundError:
@@ -115,12 +117,13 @@ def _gpu(uuid: str | None) -> "_Gpu | None":
     try:
         pynvml.nvmlInit()
         try:
-            handle = pynvml.nvmlDeviceGetHandleByUUID(uuid) if uuid else pynvml.nvmlDeviceGetHandleByIndex(0)
+            if uuid:
+                return _Gpu(pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid))
         except pynvml.NVMLError:
-            handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+            pass
+        return _Gpu(pynvml, pynvml.nvmlDeviceGetHandleByIndex(gpus()[0]["index"])) if gpus() else None
     except pynvml.NVMLError:
         return None
-    return _Gpu(pynvml, handle)
 
 
 class _Gpu:

@@ -15,8 +15,10 @@ import pytest
 from optpipe.core.measurement import SAMPLE_COLUMNS, Phase
 from optpipe.core.measurement_json import measurements_of
 from optpipe.core.runs import changed_files, list_runs, load_run
+from optpipe.measuring.process import WorkerProcess
 from optpipe.stats.percentiles import order_statistic
 from optpipe.worker.spool import frame_from_spool, spooled_count
+from tests.fakes.console import text_of
 from tests.integration.conftest import optpipe
 
 ORT = ("digits", "--backend", "onnxruntime")
@@ -192,6 +194,46 @@ def test_ctrl_c_keeps_what_was_measured(workspace):
     assert row.interrupted
     assert row.samples > 0
     assert "interrupted" in {reason.code for reason in row.reasons}
+
+
+def interrupting(real, calls, *, after):
+    """`real`, whose call number `calls` is interrupted, before or after its work."""
+    count = 0
+
+    def called(*arguments):
+        nonlocal count
+        count += 1
+        if count == calls and not after:
+            raise KeyboardInterrupt
+        found = real(*arguments)
+        if count == calls:
+            raise KeyboardInterrupt
+        return found
+
+    return called
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["between two", "twice inside one"])
+@pytest.mark.parametrize("interleave", [False, True], ids=["sweep", "interleave"])
+def test_ctrl_c_at_any_moment_keeps_what_was_measured(workspace, artifact, monkeypatch, interleave, after):
+    """A worker that is told to stop ends in order; an interruption it never hears of must lose nothing either."""
+    from optpipe.commands.bench import bench as command
+
+    monkeypatch.setattr(WorkerProcess, "measure", interrupting(WorkerProcess.measure, 2, after=after))
+    outcome = command(
+        [artifact] * (2 if interleave else 1), batch="1" if interleave else "1,2", interleave=interleave, rounds=4,
+        min_time=0.2, max_time=4.0, warm_up=0.1, max_warm_up=1.0, percentile=50.0, workspace=workspace,
+    )  # fmt: skip
+    assert outcome.status == 130
+    assert outcome.document["interrupted"]
+    run = load_run(Path(outcome.document["run_dir"]))
+    assert run.interrupted
+    assert changed_files(run) == ()
+    first, second = measurements_of(json.loads((run.path / "measurements.json").read_text()))
+    assert (first.interrupted, second.interrupted) == (False, True)
+    assert first.samples > 0
+    assert (second.samples > 0) is after
+    assert text_of(outcome.text())
 
 
 def test_a_killed_run_is_recovered_from_its_samples(workspace):

@@ -50,10 +50,10 @@ def interleaved(
     measure_contender: Callable[[str], Measurement],
     rounds: int,
     metric: Metric,
-) -> Comparison | tuple[Measurement, ...]:
+) -> Comparison | None:
     """Runs the rounds; every other one begins with the contender; a noisy machine gets up to MOST_TIMES as many.
 
-    Interrupted early, returns what was measured.
+    None where one was interrupted.
 
     Raises StageError when a process fails: a comparison with holes would be one-sided.
     """
@@ -70,7 +70,7 @@ def interleaved(
             found = measures[side](f"{side}{turn:03}")
             every.append(found)
             if found.interrupted:
-                return tuple(every)
+                return None
             figures[side].append(_figure(found, metric))
         if turn + 1 >= rounds:
             ratio = ratio_of_rounds(figures["a"], figures["b"], CONFIDENCE)

@@ -1,6 +1,7 @@
 """From an answer of the worker to a `Measurement`: samples to Parquet, summary, memory, energy, verdict."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +18,7 @@ from optpipe.core.measurement import (
     Subject,
     Validity,
 )
-from optpipe.core.measurement_json import as_json
+from optpipe.core.measurement_json import as_json, measurement_from_json
 from optpipe.core.runs import write_json
 from optpipe.measuring.figures import ROTATED_BYTES, evidence_of, figures, judged, worker_peak_bytes
 from optpipe.measuring.process import Answer, WorkerProcess
@@ -161,12 +162,14 @@ def measurement_from_answer(
 
 
 def stored_samples(spool: Path) -> "pl.DataFrame":
-    """Turns the spool into Parquet beside it; empty where the worker never opened one."""
+    """Turns the spool into Parquet beside it, if that is not done; empty where the worker never opened one."""
     import polars as pl
 
     from optpipe.core.measurement import SAMPLE_COLUMNS
 
     if not spool.exists():
+        if (done := spool.with_suffix(".parquet")).exists():
+            return pl.read_parquet(done)
         return pl.DataFrame(schema={name: getattr(pl, kind) for name, kind in SAMPLE_COLUMNS.items()})
     frame = frame_from_spool(spool)
     frame.write_parquet(spool.with_suffix(".parquet"))
@@ -184,6 +187,17 @@ def stored_machine(path: Path, answer: Answer) -> "pl.DataFrame":
         path.parent.mkdir(parents=True, exist_ok=True)
         frame.write_parquet(path)
     return frame
+
+
+def cut_off(directory: Path, known: Sequence[Measurement]) -> tuple[Measurement, ...]:
+    """What was begun in the run folder `directory` and is not among `known`, from the samples that it left."""
+    found = []
+    for path in sorted((directory / "samples").glob("*.json")):
+        begun = measurement_from_json(json.loads(path.read_text(encoding="utf-8")))
+        if all(each.id != begun.id for each in known):
+            found.append(recovered(begun, path.with_suffix(".spool")))
+        path.unlink()
+    return tuple(found)
 
 
 def recovered(blank: Measurement, spool: Path) -> Measurement:

@@ -15,7 +15,7 @@ from optpipe.core.measurement_json import document_of
 from optpipe.core.runs import OpenRun, Run, begin_run, finish_run, write_json
 from optpipe.core.store import Store
 from optpipe.errors import ExitStatus, OptpipeError
-from optpipe.measuring.measure import Load, measure
+from optpipe.measuring.measure import Load, cut_off, measure
 from optpipe.measuring.process import Answer, WorkerProcess
 from optpipe.measuring.rate import highest_rate
 from optpipe.measuring.slo import Slo, ran
@@ -62,11 +62,19 @@ def bench(artifacts: Sequence[StoredArtifact], plan: BenchPlan, store: Store, li
     limits: list[dict[str, Any]] = []
     tunings: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="optpipe-bench-") as scratch:
-        for artifact in artifacts:
-            one = _Subject(artifact, bench_run, Path(scratch) / artifact.entry.id)
-            one.measure_all(sizes[artifact.entry.id], limits, tunings)
-            if bench_run.interrupted:
-                break
+        try:
+            for artifact in artifacts:
+                one = _Subject(artifact, bench_run, Path(scratch) / artifact.entry.id)
+                one.measure_all(sizes[artifact.entry.id], limits, tunings)
+                if bench_run.interrupted:
+                    break
+        except (
+            KeyboardInterrupt
+        ):  # between two measurements, where no worker ends one in order, or once more inside one
+            bench_run.measurements += cut_off(run.path, bench_run.measurements)
+            if not bench_run.measurements:
+                raise
+            bench_run.interrupted = True
     found = with_int8_notes(bench_run.measurements, [each.entry for each in artifacts], store)
     if bench_run.refusals and not any(ran(each) for each in found):
         raise bench_run.refusals[0]

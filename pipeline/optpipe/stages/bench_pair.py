@@ -15,7 +15,7 @@ from optpipe.core.runs import Run, begin_run, finish_run, write_json
 from optpipe.core.store import Store
 from optpipe.errors import ExitStatus
 from optpipe.measuring.interleave import Comparison, Metric, interleaved
-from optpipe.measuring.measure import Load, measure
+from optpipe.measuring.measure import Load, cut_off, measure
 from optpipe.measuring.process import WorkerProcess
 from optpipe.stages.bench_subject import BenchPlan, prepared, subject_of
 from optpipe.stages.subjects import StoredArtifact, checked_batches
@@ -50,17 +50,22 @@ def bench_pair(
     checked_batches(contender, (size,))
     load = replace(plan.load, batch_size=size)
     run = begin_run(store.workspace, "bench")
+    done: list[Measurement] = []
+    comparison = None
     with tempfile.TemporaryDirectory(prefix="optpipe-bench-") as scratch:
         total = 2 * rounds
         with listener.step(f"{baseline.label} against {contender.label}, {total} processes", total=total) as step:
-            sides = [
-                _side(artifact, plan, load, store, Path(scratch) / name, run.path, step)
-                for name, artifact in (("a", baseline), ("b", contender))
-            ]
-            found = interleaved(sides[0], sides[1], rounds, metric)
-    comparison = found if isinstance(found, Comparison) else None
-    measurements = found.measurements if isinstance(found, Comparison) else found
-    write_json(run.path / MEASUREMENTS_FILE, document_of(measurements))
+            try:
+                sides = [
+                    _side(artifact, plan, load, store, Path(scratch) / name, run.path, step, done)
+                    for name, artifact in (("a", baseline), ("b", contender))
+                ]
+                comparison = interleaved(sides[0], sides[1], rounds, metric)
+            except KeyboardInterrupt:  # between two processes
+                done += cut_off(run.path, done)
+                if not done:
+                    raise
+    write_json(run.path / MEASUREMENTS_FILE, document_of(tuple(done)))
     if comparison is not None:
         write_json(run.path / COMPARISON_FILE, comparison.to_dict())
     finished = finish_run(
@@ -70,7 +75,7 @@ def bench_pair(
         status="complete" if comparison else "interrupted",
     )
     labels = tuple(f"{each.entry.id} {each.label}" for each in (baseline, contender))
-    return PairBench(finished, measurements, comparison, (labels[0], labels[1]))
+    return PairBench(finished, tuple(done), comparison, (labels[0], labels[1]))
 
 
 def pair_record(result: PairBench, warnings: Sequence[str]) -> dict[str, Any]:
@@ -90,7 +95,14 @@ def pair_record(result: PairBench, warnings: Sequence[str]) -> dict[str, Any]:
 
 
 def _side(
-    artifact: StoredArtifact, plan: BenchPlan, load: Load, store: Store, scratch: Path, directory: Path, step: Step
+    artifact: StoredArtifact,
+    plan: BenchPlan,
+    load: Load,
+    store: Store,
+    scratch: Path,
+    directory: Path,
+    step: Step,
+    done: list[Measurement],
 ) -> Callable[[str], Measurement]:
     session, frame = prepared(artifact, plan, store, scratch, directory)
     options = options_in_force(artifact.entry.info, plan.options.get(artifact.entry.info["backend"], {}))
@@ -99,6 +111,8 @@ def _side(
     def measured(name: str) -> Measurement:
         with WorkerProcess(session, scratch) as worker:
             found = measure(worker, subject_of(artifact, options), load, name, frame)[0]
+        done.append(found)
+        write_json(directory / MEASUREMENTS_FILE, document_of(tuple(done)))  # a crash loses no process that ended
         step.advance()
         return found
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from optpipe.core.manifest import command_line
 from optpipe.core.measurement import MEASUREMENTS_FILE, Measurement
-from optpipe.core.measurement_json import document_of, measurement_from_json, measurements_of
+from optpipe.core.measurement_json import document_of, measurements_of
 from optpipe.core.runs import MANIFEST, OpenRun, finish_run, write_json
 from optpipe.errors import BadInputError, ExitStatus
-from optpipe.measuring.measure import recovered
+from optpipe.measuring.measure import cut_off
 from optpipe.stages.bench import Bench, bench_record
 
 
@@ -24,11 +24,7 @@ def recover(directory: Path) -> Bench:
         message = f"{directory} {what}; give the folder of a run without {MANIFEST}"
         raise BadInputError(message)
     done = list(_done(directory))
-    for path in sorted((directory / "samples").glob("*.json")):
-        begun = measurement_from_json(json.loads(path.read_text(encoding="utf-8")))
-        if not any(each.id == begun.id for each in done):
-            done.append(recovered(begun, path.with_suffix(".spool")))
-        path.unlink()
+    done += cut_off(directory, done)
     if not done:
         message = f"{directory} was cut off before anything was measured; delete it"
         raise BadInputError(message)

@@ -83,9 +83,9 @@ class Recording:
         """A push/pop range."""
         self._add("ranges", (_ns(start), _ns(end), 59, name, None, thread, 0))
 
-    def os_call(self, name: str, start: float, end: float) -> None:
+    def os_call(self, name: str, start: float, end: float, thread: int = THREAD) -> None:
         """A call to the operating system."""
-        self._add("os_calls", (_ns(start), _ns(end), THREAD, self._string(name)))
+        self._add("os_calls", (_ns(start), _ns(end), thread, self._string(name)))
 
     def memory(self, at: float, address: int, size: int, *, allocates: bool, kind: int = 2) -> None:
         """An allocation or a free of `size` bytes; memory kind 1 pinned, 2 device."""

@@ -22,7 +22,7 @@ def profile(
     model: Annotated[
         str | None,
         typer.Argument(
-            metavar="[MODEL]", help="As for `optpipe build`; left out with --trace and --diff.", show_default=False
+            metavar="MODEL", help="As for `optpipe build`; left out with --trace and --diff.", show_default=False
         ),
     ] = None,
     trace: Annotated[
@@ -163,7 +163,7 @@ def _profile_model(
     from optpipe.stages.profile_model import preprocess_images, profile_model, require_profilable
     from optpipe.trace.kernels import short_name
 
-    require_profilable(plan.tracer)
+    require_profilable(plan)
     if builds.images is not None:
         find_images(builds.images)  # a folder without images is refused before the build, which may take minutes
     built = build(wanted, builds, store, terminal)

@@ -10,7 +10,8 @@ from optpipe.trace.kernels import short_name
 
 def kernels(report: Report) -> Figure | None:
     """A treemap of the kernels by time."""
-    kernels = (report.profile or {}).get("kernels") or []
+    profile = report.profile or {}
+    kernels = profile.get("measured_views", profile).get("kernels") or []
     if not kernels:
         return None
     import vl_convert

@@ -114,7 +114,8 @@ def _profile(run: Run) -> Iterator[str]:
         again = stage_again(run, stage) if "recording" in stage else None
         if again is not None:
             left_out = _BY_ROOFLINE if _has_former_roofline(stage) else ()
-            stored = {name: stage.get(name, "nothing") for name in again if name not in left_out}
+            # What only a later version says cannot disagree.
+            stored = {name: stage[name] for name in again if name in stage and name not in left_out}
             again = {name: again[name] for name in stored}
             yield from disagreements(stored, again, f"{PROFILE}: {stage['name']}")
 

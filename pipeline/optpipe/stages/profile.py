@@ -7,8 +7,9 @@ from typing import Any
 from optpipe.core.events import Listener
 from optpipe.stages.again import PROFILE
 from optpipe.trace.analysis import analysis_from_trace, measured_part
-from optpipe.trace.diff import Diff, diff
+from optpipe.trace.diff import Diff, Side, diff
 from optpipe.trace.files import redact, trace_from_path
+from optpipe.trace.layers import layered_part
 from optpipe.trace.report import Profile, profile_from_trace
 from optpipe.trace.roofline import graph_from_document
 
@@ -43,8 +44,12 @@ def redact_recording(path: Path, target: Path, listener: Listener) -> None:
 
 def diff_recordings(before: Path, after: Path, range_name: str | None, listener: Listener) -> Diff:
     """Compares two recordings, kernel by kernel and layer by layer."""
-    analyses = []
+    sides = []
     for path in (before, after):
         with listener.step(f"read {path.name}"):
-            analyses.append(measured_part(analysis_from_trace(trace_from_path(path)), range_name))
-    return diff(*analyses)
+            whole = analysis_from_trace(trace_from_path(path))
+            measured, known = measured_part(whole, range_name), _known_beside(path, range_name)
+            graph = known.get("graph")
+            unprofiled_ns = known.get("unprofiled_iteration_ns")
+            sides.append(Side(measured, layered_part(whole, measured), graph.layer_ns if graph else {}, unprofiled_ns))
+    return diff(*sides)

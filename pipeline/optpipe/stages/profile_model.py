@@ -20,9 +20,9 @@ from optpipe.stages.export import CARD, ONNX
 from optpipe.stages.preprocess.dali_pipeline import DaliPlan
 from optpipe.stages.profile_recording import STAGES, Job, ProfilePlan, keep_raw, program, recorded, scratch_folder
 from optpipe.trace.analysis import analysis_from_trace
+from optpipe.trace.capture import require_nsys
 from optpipe.trace.files import trace_from_folder, write_trace
 from optpipe.trace.graph_costs import graph_from_onnx, graph_from_program
-from optpipe.trace.importer import nsys_path
 from optpipe.trace.ncu import against_peaks, counters
 from optpipe.trace.ort_nodes import layer_times
 from optpipe.trace.peaks import Peaks
@@ -49,10 +49,10 @@ class ModelProfile:
         return next(iter(inferences or done[::-1]), None)
 
 
-def require_profilable(tracer: str) -> None:
-    """Fails at once, before anything is built, where the tracer is not here."""
-    if tracer == "nsys":
-        nsys_path()
+def require_profilable(plan: ProfilePlan) -> None:
+    """Fails at once, before anything is built, where the tracer is not here or cannot record what is asked for."""
+    if plan.tracer == "nsys":
+        require_nsys(plan.capture)
 
 
 def preprocess_images(card: ModelCard, folder: Path | None, batch_size: int) -> tuple[Path, ...]:
@@ -217,6 +217,8 @@ def _profiled(job: Job, plan: ProfilePlan, run: OpenRun, store: Store, listener:
             document = {**facts, **document_from_profile(profile)}
             if plan.ncu and job.kind == "inference" and job.on_gpu:
                 _count(scratch, document, listener)
+            elif plan.ncu and job.kind == "inference":
+                listener.warn(f"{name}: ncu counts what runs on a GPU, and this stage does not")
             documents.append(document)
     return documents
 
@@ -231,7 +233,7 @@ def _count(scratch: Path, document: dict[str, Any], listener: Listener) -> None:
     }
     once |= {"result": str(scratch / "ncu.json"), "log": str(scratch / "ncu.log"), "torch_trace": None}
     (scratch / "ncu-job.json").write_text(json.dumps(once), encoding="utf-8")
-    rows = counters(program(scratch / "ncu-job.json"), scratch, document["kernels"], listener)
+    rows = counters(program(scratch / "ncu-job.json"), scratch, document["measured_views"]["kernels"], listener)
     if "withheld" not in document["roofline"]:
         rows = against_peaks(rows, document["roofline"]["peaks"]["bytes_per_s"])
     document["roofline"]["ncu"] = rows

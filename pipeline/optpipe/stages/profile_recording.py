@@ -106,12 +106,17 @@ def _with_samples(trace: Trace, recording: Path, scratch: Path, listener: Listen
 
 
 def _say_what_is_lacking(trace: Trace, job: Job, asked: CaptureOptions, listener: Listener) -> None:
-    """What was asked for with --record and is not there is said, not left out."""
-    wanted = {"memory": asked.memory_use, "metrics": asked.gpu_metrics, "samples": asked.python_sampling}
-    for table, is_wanted in wanted.items():
+    """What was asked for and is not there is said, not left out."""
+    wanted = (
+        ("memory", asked.memory_use, "memory use", True),
+        ("metrics", asked.gpu_metrics, "GPU metrics", True),
+        ("samples", asked.python_sampling, "stacks of Python", False),
+        ("os_runtime", asked.os_runtime, "calls to the operating system", False),
+    )
+    for table, is_wanted, what, of_gpu in wanted:
         if is_wanted and trace.tables[table].is_empty():
-            why = "" if job.on_gpu or table == "samples" else " (the stage does not use the GPU)"
-            listener.warn(f"{job.name}: {trace.tracer} recorded no {table}{why}")
+            why = " (the stage does not use the GPU)" if of_gpu and not job.on_gpu else ""
+            listener.warn(f"{job.name}: {trace.tracer} recorded no {what}{why}")
 
 
 def _recorded_by_torch(scratch: Path) -> tuple[Trace, dict[str, Any]]:

@@ -69,7 +69,6 @@ def profile_step(
     """Inference under nsys at the largest batch size that `criteria` name; returns the run."""
     from optpipe.stages.profile_model import ProfilePlan, profile_model, require_profilable
 
-    require_profilable("nsys")
     sizes = {one.where.batch_size for one in criteria if one.where.batch_size}
     info = artifact.entry.info
     plan = ProfilePlan(
@@ -83,4 +82,5 @@ def profile_step(
         batch_sizes=(max(sizes, default=1),),
         options=options or {},
     )
+    require_profilable(plan)
     return [profile_model(plan, [artifact], model, store, listener, shlex.split(command_line())).run_dir]

@@ -15,12 +15,13 @@ from optpipe.trace.timeline import Cause, Timeline
 
 GAP_NS = 50_000
 """Longer than any framework takes from one launch to the next (5 to 30 µs): the host was away."""
+_NEITHER = "neither memory nor arithmetic limits, but the kernels' latency, occupancy or choice"
 _KIND_OF = {"BatchNormalization": Kind.NORMALIZATION, "Softmax": Kind.SOFTMAX}
 """Operators that a matrix kernel may take over and whose own kernels are not of an elementwise kind."""
-_IO_CALLS = (
-    r"^(read|pread|readv|write|pwrite|writev|open|openat|fopen|fread|fwrite|fsync|fdatasync|sendfile|stat|lseek|mmap|munmap|"
-    r"recv|send)"
-)
+_IO_CALLS = r"^(read|pread|readv|write|pwrite|writev|open|openat|fopen|fread|fwrite|fsync|fdatasync|sendfile|stat|lseek|recv|send)"
+_MEMORY_METRICS = r"^DRAM (Read|Write) Bandwidth \[Throughput %\]$"
+_MATH_METRICS = r"^(Tensor Active|SM Issue) \[Throughput %\]$"
+"""Shares of the hardware's peak, as nsys' GPU metrics have them; reading and writing share the DRAM's."""
 
 
 class Limit(StrEnum):
@@ -35,6 +36,8 @@ class Limit(StrEnum):
     MATH = "math-bound GPU"
     BELOW_PEAKS = "GPU below its peaks"
     """Kernels run, and neither memory nor arithmetic is near its peak: their latency, occupancy or efficiency decides."""
+    GPU = "GPU"
+    """Kernels run, and nothing recorded tells which of the three it is: names do not."""
     WITHHELD = "withheld"
 
 
@@ -58,7 +61,7 @@ def long_gaps(timeline: Timeline) -> Intervals:
 def bottleneck(measured: Analysis, roofs: Roofline | None = None) -> Bottleneck:
     """What limits `measured` as a whole.
 
-    The roofline decides between math, memory and neither; without it the kernels' kinds do, which is said.
+    The roofline decides between math, memory and neither; without it GPU metrics do; without either it is not told.
     """
     if measured.trace.kernels.is_empty():
         return _without_gpu(measured)
@@ -105,10 +108,31 @@ def _of_windows(measured: Analysis, starts: np.ndarray, ends: np.ndarray, roofs:
 def _gpu_limit(measured: Analysis, roofs: Roofline | None) -> tuple[Limit, str]:
     if roofs is not None and measured.iterations.height and measured.split.busy_ns:
         return _limit_at_peaks(measured, roofs)
-    shares = {str(kind): float(share) for kind, share in measured.kinds.select("kind", "share").iter_rows()}
-    matrix = shares.get("matrix", 0.0) + shares.get("attention", 0.0)
-    limit = Limit.MATH if matrix >= 0.5 else Limit.MEMORY
-    return limit, f"matrix kernels are {matrix:.0%} of kernel time (told from names: no counters, no graph)"
+    if measured.metrics.height:
+        return _limit_by_counters(measured.metrics)
+    kinds = [f"{kind} {share:.0%}" for kind, share in measured.kinds.select("kind", "share").head(3).iter_rows()]
+    why = f"by their names {', '.join(kinds)}; whether memory or arithmetic limits them is told by the model's graph "
+    return Limit.GPU, why + "(optpipe profile MODEL) or by counters (--record gpu-metrics)"
+
+
+def _limit_by_counters(metrics: pl.DataFrame) -> tuple[Limit, str]:
+    """Shares of the peaks of memory and arithmetic, both while a kernel runs: over 70 % of one, it limits."""
+
+    def busy(pattern: str) -> dict[str, float]:
+        rows = metrics.filter(pl.col("name").str.contains(pattern) & pl.col("mean_busy").is_not_null())
+        return {
+            str(name).partition(" [")[0]: float(value) for name, value in rows.select("name", "mean_busy").iter_rows()
+        }
+
+    memory, math = busy(_MEMORY_METRICS), busy(_MATH_METRICS)
+    if not memory or not math:
+        return Limit.GPU, "the GPU metrics recorded do not tell memory from arithmetic"
+    moved, computed = sum(memory.values()), max(math.values())
+    why = ", ".join(f"{name} {value:.0f} %" for name, value in (memory | math).items())
+    why = f"of the hardware's peaks, while one runs: {why}"
+    if max(moved, computed) < 100 * LIMITED_SHARE:
+        return Limit.BELOW_PEAKS, f"{why}; under {LIMITED_SHARE:.0%} {_NEITHER}"
+    return (Limit.MEMORY if moved >= computed else Limit.MATH), why
 
 
 def _limit_at_peaks(measured: Analysis, roofs: Roofline) -> tuple[Limit, str]:
@@ -133,7 +157,7 @@ def _limit_at_peaks(measured: Analysis, roofs: Roofline) -> tuple[Limit, str]:
         why += f"; normalization that the graph has folded away counts as memory's, {duration_text(folded_ns)}"
     if least_ns / busy_ns >= LIMITED_SHARE:
         return (Limit.MATH if math_share >= 0.5 else Limit.MEMORY), why
-    why += f"; under {LIMITED_SHARE:.0%} neither memory nor arithmetic limits, but the kernels' latency, occupancy or choice"
+    why += f"; under {LIMITED_SHARE:.0%} {_NEITHER}"
     return Limit.BELOW_PEAKS, why
 
 
@@ -144,20 +168,23 @@ def _per_iteration(measured: Analysis, column: str, kinds: set[Kind]) -> float:
 
 
 def _without_gpu(measured: Analysis) -> Bottleneck:
-    span = measured.split.span_ns
     if measured.trace.api.height or measured.trace.graph_launches_untraced:
         return Bottleneck(Limit.WITHHELD, 0.0, {}, "CUDA calls without GPU rows: the trace cannot tell")
-    calls = measured.os_runtime
-    io_ns = int(calls.filter(pl.col("name").str.contains(_IO_CALLS))["total_ns"].sum()) if calls.height else 0
-    share = io_ns / span if span else 0.0
+    share = _io_share(measured.os_runtime.filter(pl.col("name").str.contains(_IO_CALLS)), measured)
+    shares = {str(Limit.CPU): 1 - share, str(Limit.IO): share}
     if share >= 0.5:
         return Bottleneck(
-            Limit.IO,
-            share,
-            {str(Limit.IO): share, str(Limit.CPU): 1 - share},
-            "reading and writing files takes most of the time",
+            Limit.IO, share, shares, "reading and writing files takes most of the time of the threads that do it"
         )
-    basis = "" if calls.height else " (OS calls were not traced: I/O is not told apart; --osrt does)"
+    basis = " (OS calls were not traced: I/O is not told apart; --osrt does)"
     return Bottleneck(
-        Limit.CPU, 1 - share, {str(Limit.CPU): 1 - share, str(Limit.IO): share}, f"no GPU work at all{basis}"
+        Limit.CPU, 1 - share, shares, f"no GPU work at all{basis if 'os_runtime' in measured.trace.absent else ''}"
     )
+
+
+def _io_share(calls: pl.DataFrame, measured: Analysis) -> float:
+    """The share of the time that threads which read or write spend in it, at most 1."""
+    rows = measured.trace.os_runtime
+    rows = rows.filter(pl.col("name").cast(pl.String).is_in(calls["name"].to_list()))
+    threads_ns = measured.split.span_ns * rows["thread"].n_unique()
+    return min(1.0, int(calls["total_ns"].sum()) / threads_ns) if threads_ns else 0.0

@@ -50,7 +50,7 @@ def nsys_command(options: CaptureOptions, version: str, output: Path, *, on_gpu:
 
     With `whole` the recording is not bounded: some drivers record no kernels of CUDA graphs that were made before it began.
     """
-    year = int(version.split(".")[0]) if version[:4].isdigit() else 2022
+    year = _year(version)
     traced = ["nvtx", *(("cuda", "cublas", "cudnn") if on_gpu else ()), *(("osrt",) if options.os_runtime else ())]
     command = ["profile", "--output", str(output), "--force-overwrite", "true", "--trace", ",".join(traced)]
     command += ["--sample", "none", "--cpuctxsw", "none", "--kill", "none"]
@@ -65,11 +65,20 @@ def nsys_command(options: CaptureOptions, version: str, output: Path, *, on_gpu:
     if options.gpu_metrics and on_gpu:
         command += ["--gpu-metrics-devices" if year >= 2024 else "--gpu-metrics-device", "all"]
     if options.python_sampling:
-        if year < 2023:
-            message = f"nsys {version} cannot sample Python's stacks; 2023.1 and later can"
-            raise MissingError(message)
         command += ["--python-sampling", "true", "--python-sampling-frequency", "1000"]
     return command
+
+
+def require_nsys(options: CaptureOptions) -> None:
+    """Fails at once where nsys is not here, or cannot record what `options` ask for."""
+    nsys_path(otherwise="or profile with torch.profiler instead: --tracer torch")
+    if options.python_sampling and _year(version := nsys_version()) < 2023:
+        message = f"nsys {version} cannot sample Python's stacks; 2023.1 and later can"
+        raise MissingError(message)
+
+
+def _year(version: str) -> int:
+    return int(version[:4]) if version[:4].isdigit() else 2022
 
 
 def record(

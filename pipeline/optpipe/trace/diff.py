@@ -1,6 +1,7 @@
 """Two profiles side by side, per iteration where both have iterations: what became faster or slower, came or went."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -25,53 +26,103 @@ class Change(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two profiles: the measured part, and what is known of it beside its recording."""
+
+    measured: Analysis
+    layered: Analysis | None = None
+    """Where the layers are marked, when that is not the measured part."""
+    layer_ns: Mapping[str, float] = field(default_factory=dict)
+    """Times of one inference's layers on a CPU, which no recording has."""
+    unprofiled_iteration_ns: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Diff:
     """Times are nanoseconds per iteration where `per_iteration`, else over the whole measured part."""
 
     per_iteration: bool
     iterations: tuple[int, int]
+    host_ns: tuple[float, float]
+    """One iteration on the host, or all of the measured part; outside the profiler where `unprofiled`."""
+    unprofiled: bool
     span_ns: tuple[float, float]
     busy_ns: tuple[float, float]
     idle_ns: tuple[float, float]
+    """On the GPU."""
     kernels: pl.DataFrame
     kinds: pl.DataFrame
     layers: pl.DataFrame
-    """Empty where NVTX does not name layers in both."""
+    """Empty where layers are not known in both."""
+    ranges: pl.DataFrame
+    """Time on the host by range."""
 
     def document(self) -> dict[str, Any]:
         """The JSON form."""
         return {
             "per_iteration": self.per_iteration,
             "iterations": list(self.iterations),
+            "host_ns": list(self.host_ns),
+            "unprofiled": self.unprofiled,
             "span_ns": list(self.span_ns),
             "busy_ns": list(self.busy_ns),
             "idle_ns": list(self.idle_ns),
             "kernels": self.kernels.to_dicts(),
             "kinds": self.kinds.to_dicts(),
             "layers": self.layers.to_dicts(),
+            "ranges": self.ranges.to_dicts(),
         }
 
 
-def diff(before: Analysis, after: Analysis) -> Diff:
-    """Aligns kernels by name and layers by their range's name."""
+def diff(one: Side, other: Side) -> Diff:
+    """Aligns kernels by name, layers and ranges by the range's name."""
+    before, after = one.measured, other.measured
     per_iteration = bool(before.iterations.height and after.iterations.height)
     counts = (max(before.iterations.height, 1), max(after.iterations.height, 1)) if per_iteration else (1, 1)
     pair = (_in_iterations(before), _in_iterations(after)) if per_iteration else (before.kernels, after.kernels)
     kernels = _aligned(*(_times(table, "name", "total_ns", count) for table, count in zip(pair, counts, strict=True)))
-    layers = [
-        _times(layer_kernels(each), "layer", "kernel_ns", count)
+    layers = [_layers(side, per_iteration=per_iteration) for side in (one, other)]
+    ranges = [
+        _times(_own_ranges(each, per_iteration=per_iteration), "name", "wall_ns", count)
         for each, count in zip((before, after), counts, strict=True)
     ]
+    host_ns, unprofiled = _host(one, other, per_iteration=per_iteration)
     return Diff(
         per_iteration=per_iteration,
         iterations=counts,
+        host_ns=host_ns,
+        unprofiled=unprofiled,
         span_ns=_per_iteration(before, after, counts, per_iteration=per_iteration, column="span"),
         busy_ns=_per_iteration(before, after, counts, per_iteration=per_iteration, column="busy"),
         idle_ns=_per_iteration(before, after, counts, per_iteration=per_iteration, column="idle"),
         kernels=kernels,
         kinds=_by_kind(kernels),
-        layers=_aligned(*layers) if layers[0].height and layers[1].height else layers[0].clear(),
+        layers=_aligned(*layers)
+        if layers[0].height and layers[1].height
+        else _aligned(layers[0].clear(), layers[1].clear()),
+        ranges=_aligned(*ranges),
     )
+
+
+def _own_ranges(analysis: Analysis, *, per_iteration: bool) -> pl.DataFrame:
+    """Without the ranges that bound iterations, where it is these that are compared."""
+    return analysis.ranges.filter(~pl.col("name").str.starts_with("optpipe.")) if per_iteration else analysis.ranges
+
+
+def _host(one: Side, other: Side, *, per_iteration: bool) -> tuple[tuple[float, float], bool]:
+    if per_iteration and one.unprofiled_iteration_ns and other.unprofiled_iteration_ns:
+        return (one.unprofiled_iteration_ns, other.unprofiled_iteration_ns), True
+    found = [side.measured.iteration_ns if per_iteration else side.measured.split.span_ns for side in (one, other)]
+    return (found[0] or 0.0, found[1] or 0.0), False
+
+
+def _layers(side: Side, *, per_iteration: bool) -> pl.DataFrame:
+    part = side.layered or side.measured
+    marked = layer_kernels(part)
+    if marked.height:
+        return _times(marked, "layer", "kernel_ns", max(part.iterations.height, 1) if per_iteration else 1)
+    schema = {"name": pl.String, "ns": pl.Float64, "count": pl.Float64}
+    return pl.DataFrame([(name, ns, 1.0) for name, ns in side.layer_ns.items()], schema=schema, orient="row")
 
 
 def _in_iterations(analysis: Analysis) -> pl.DataFrame:

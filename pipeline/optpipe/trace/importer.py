@@ -17,8 +17,8 @@ INSTALL = "sudo .ci/install-nsys (Debian), or the nsight-systems-cli package of 
 _IMPORT_TIMEOUT_S = 600
 
 
-def nsys_path() -> Path:
-    """Where nsys is: `OPTPIPE_NSYS`, PATH, or the places where its packages put it.
+def nsys_path(otherwise: str = "") -> Path:
+    """Where nsys is: `OPTPIPE_NSYS`, PATH, or the places where its packages put it; `otherwise` is what can be done without.
 
     Raises:
         MissingError: it is nowhere.
@@ -40,8 +40,8 @@ def nsys_path() -> Path:
         places = sorted(Path("/opt").glob(pattern))
         if places:
             return places[-1]
-    msg = f"Nsight Systems (nsys) is not here; install it: {INSTALL}\nor profile with torch.profiler instead: --tracer torch"
-    raise MissingError(msg)
+    msg = f"Nsight Systems (nsys) is not here; install it: {INSTALL}"
+    raise MissingError(f"{msg}\n{otherwise}" if otherwise else msg)
 
 
 def sqlite_from_recording(recording: Path, directory: Path) -> Path:
@@ -54,6 +54,7 @@ def sqlite_from_recording(recording: Path, directory: Path) -> Path:
     if recording.stat().st_size == 0:
         msg = f"{recording}: the file is empty"
         raise BadInputError(msg)
+    nsys_path(otherwise=f"or export it where nsys is, and give that: nsys export --type sqlite {recording.name}")
     report = report_from_qdstrm(recording, directory) if recording.suffix == ".qdstrm" else recording
     target = directory / f"{recording.stem}.sqlite"
     finished = _export("sqlite", report, target)

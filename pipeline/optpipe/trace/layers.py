@@ -7,11 +7,11 @@ for which it is the innermost; a group's time is that of everything below it.
 import numpy as np
 import polars as pl
 
-from optpipe.trace.analysis import Analysis
+from optpipe.trace.analysis import Analysis, measured_part
 from optpipe.trace.frames import RANGES
 from optpipe.trace.intervals import Times
 from optpipe.trace.kernels import kernel_names
-from optpipe.trace.projection import LIBRARY_RANGES
+from optpipe.trace.projection import LAYERS_RANGE, LIBRARY_RANGES
 from optpipe.trace.timeline import times
 
 SCHEMA = {
@@ -22,6 +22,11 @@ SCHEMA = {
     "kernels": pl.Int64,
     "kernel_ns": pl.Int64,
 }
+
+
+def layered_part(whole: Analysis, measured: Analysis) -> Analysis:
+    """Where the layers are marked: iterations apart, which optpipe adds to its own captures, or the measured ones."""
+    return measured_part(whole, LAYERS_RANGE) if (whole.ranges["name"] == LAYERS_RANGE).any() else measured
 
 
 def layer_kernels(measured: Analysis) -> pl.DataFrame:

@@ -11,11 +11,11 @@ from optpipe.trace.analysis import Analysis, analysis_from_trace, measured_part
 from optpipe.trace.bottleneck import Bottleneck, Limit, bottleneck, range_bottleneck
 from optpipe.trace.frames import Trace
 from optpipe.trace.gaps import Gaps, gaps_that_matter
+from optpipe.trace.layers import layered_part
 from optpipe.trace.peaks import sheet_peaks
-from optpipe.trace.projection import LAYERS_RANGE
 from optpipe.trace.quality import ABSOLUTE_TIMES, UNPROFILED, Quality, quality
 from optpipe.trace.roofline import Graph, Roofline, roofline
-from optpipe.trace.rules import HOST_RULES, Facts, Finding, findings
+from optpipe.trace.rules import HOST_RULES, RULES_UNDER_PROFILER, Facts, Finding, findings
 from optpipe.trace.tensor_cores import TensorCores, tensor_cores
 
 _RANGES_SHOWN = 100
@@ -59,7 +59,7 @@ def profile_from_trace(
     peaks = graph.peaks if graph else sheet_peaks(gpus[0].name) if gpus else None
     costs = {cost.name: cost for cost in graph.costs} if graph else {}
     has_gpu = "tensor_cores" not in checked.withheld
-    cores = tensor_cores(_layered_part(whole, measured), peaks, costs) if has_gpu else None
+    cores = tensor_cores(layered_part(whole, measured), peaks, costs) if has_gpu else None
     roofs = roofline(graph, unprofiled_iteration_ns, _layer_ns(cores)) if graph else None
     facts = Facts(measured, cores, gpus[0].multiprocessors if gpus else None, stage, roofs)
     return Profile(
@@ -74,12 +74,6 @@ def profile_from_trace(
         findings=findings(facts) if "totals" not in checked.withheld else (),
         unprofiled_iteration_ns=unprofiled_iteration_ns,
     )
-
-
-def _layered_part(whole: Analysis, measured: Analysis) -> Analysis:
-    """Where the layers are marked: iterations apart, which optpipe adds to its own captures, or the measured ones."""
-    found = whole.ranges.filter(pl.col("name") == LAYERS_RANGE)
-    return measured_part(whole, LAYERS_RANGE) if found.height else measured
 
 
 def _layer_ns(cores: TensorCores | None) -> dict[str, float]:
@@ -108,7 +102,11 @@ def _iteration_depth(measured: Analysis) -> int:
 
 
 def document_from_profile(profile: Profile) -> dict[str, Any]:
-    """The JSON document of one profile; `totals`, `kernels`, `api` and `ranges` are of the whole trace."""
+    """The JSON document of one profile.
+
+    `totals`, `kernels`, `api`, `copies`, `executions`, `streams`, `os_runtime` and `ranges` are of the whole trace, as
+    `nsys stats` has them; `measured` has the totals of the part that is judged, `measured_views` its tables.
+    """
     whole, measured = profile.whole, profile.measured
     return {
         "source": whole.trace.source,
@@ -118,17 +116,18 @@ def document_from_profile(profile: Profile) -> dict[str, Any]:
         "scope": measured.scope,
         "totals": _totals(whole),
         "measured": _totals(measured),
-        "kernels": _kernel_rows(whole, profile.quality),
+        "kernels": _kernel_rows(whole),
         "kernel_kinds": whole.kinds.select("kind", "count", "total_ns", "share").to_dicts(),
         "api": whole.api.select("name", "count", "total_ns", "share", "in_classic_list").to_dicts(),
         "copies": whole.copies.to_dicts(),
         "executions": whole.executions.to_dicts(),
         "streams": whole.streams.to_dicts(),
         "os_runtime": whole.os_runtime.select("name", "count", "total_ns", "share").to_dicts(),
+        "measured_views": _measured_views(profile),
         "memory": measured.memory.to_dicts(),
         "gpu_metrics": measured.metrics.to_dicts(),
         "functions": measured.functions.to_dicts(),
-        "ranges": _range_rows(profile),
+        "ranges": _range_rows(whole, profile.by_range),
         "iterations": _iterations(profile),
         "gaps": _gaps_document(profile),
         "tensor_cores": _tensor_core_document(profile),
@@ -136,7 +135,7 @@ def document_from_profile(profile: Profile) -> dict[str, Any]:
         if profile.roofline
         else {"withheld": "no graph of the model was given"},
         "bottleneck": _bottleneck_document(profile.bottleneck),
-        "findings": [_finding_document(finding, measured) for finding in profile.findings],
+        "findings": [_finding_document(finding, profile) for finding in profile.findings],
     }
 
 
@@ -163,9 +162,30 @@ def _totals(analysis: Analysis) -> dict[str, Any]:
     }
 
 
-def _kernel_rows(whole: Analysis, checked: Quality) -> list[dict[str, Any]]:
-    if "kernels" in checked.withheld and whole.kernels.is_empty():
-        return []
+def _measured_views(profile: Profile) -> dict[str, Any]:
+    """The tables of the part that is judged; kernels with the time in their launching calls and in the queue behind these.
+
+    Both are null for kernels of CUDA graphs: these have one launch for all, and wait for each other.
+    """
+    measured = profile.measured
+    in_graphs = set(measured.trace.kernels.filter(pl.col("graph_node").is_not_null())["name"].unique().to_list())
+    waits = {
+        row["name"]: {"launch_ns": row["launch_ns"], "queue_ns": row["queue_ns"]}
+        for row in measured.executions.iter_rows(named=True)
+        if row["name"] not in in_graphs
+    }
+    unknown = {"launch_ns": None, "queue_ns": None}
+    return {
+        "kernels": [{**row, **waits.get(row["name"], unknown)} for row in _kernel_rows(measured)],
+        "api": measured.api.select("name", "count", "total_ns", "share", "in_classic_list").to_dicts(),
+        "copies": measured.copies.to_dicts(),
+        "streams": measured.streams.height,
+        "os_runtime": measured.os_runtime.select("name", "count", "total_ns", "share").to_dicts(),
+        "ranges": _range_rows(measured, profile.by_range),
+    }
+
+
+def _kernel_rows(analysis: Analysis) -> list[dict[str, Any]]:
     columns = (
         "name",
         "count",
@@ -179,15 +199,14 @@ def _kernel_rows(whole: Analysis, checked: Quality) -> list[dict[str, Any]]:
         "max_ns",
         "in_classic_list",
     )
-    return whole.kernels.select(columns).to_dicts()
+    return analysis.kernels.select(columns).to_dicts()
 
 
-def _range_rows(profile: Profile) -> list[dict[str, Any]]:
+def _range_rows(analysis: Analysis, by_range: Mapping[str, Bottleneck]) -> list[dict[str, Any]]:
     columns = ("name", "count", "wall_ns", "gpu_ns", "kernel_ns", "kernels", "projected_ns", "busy_ns")
-    rows = profile.whole.ranges.head(_RANGES_SHOWN).select(columns).to_dicts()
+    rows = analysis.ranges.head(_RANGES_SHOWN).select(columns).to_dicts()
     return [
-        {**row, "bottleneck": str(profile.by_range[row["name"]].limit) if row["name"] in profile.by_range else None}
-        for row in rows
+        {**row, "bottleneck": str(by_range[row["name"]].limit) if row["name"] in by_range else None} for row in rows
     ]
 
 
@@ -248,13 +267,22 @@ def _gaps_document(profile: Profile) -> dict[str, Any]:
     return {"withheld": why} if why else asdict(profile.gaps)
 
 
-def _finding_document(finding: Finding, measured: Analysis) -> dict[str, Any]:
+def _finding_document(finding: Finding, profile: Profile) -> dict[str, Any]:
     return {
         "rule": finding.rule,
         "evidence": finding.evidence,
         "host_times": finding.rule in HOST_RULES,
         "gain_ns": finding.gain_ns,
-        "gain_share": finding.gain_ns / max(measured.split.span_ns, 1),
+        "gain_share": finding.gain_ns / max(_time_of(finding, profile), 1),
         "advice": finding.advice,
         "rows": list(finding.rows),
     }
+
+
+def _time_of(finding: Finding, profile: Profile) -> float:
+    """What a gain is a share of: where the profiler slowed the host, the time without it for what it did not slow."""
+    withheld, iterations = profile.quality.withheld, profile.measured.iterations.height
+    unprofiled_ns = None if UNPROFILED in withheld else profile.unprofiled_iteration_ns
+    if ABSOLUTE_TIMES in withheld and unprofiled_ns and iterations and finding.rule not in RULES_UNDER_PROFILER:
+        return unprofiled_ns * iterations
+    return profile.measured.split.span_ns

@@ -25,9 +25,11 @@ HOST_RULES = frozenset(
     {"launch-gaps", "host-gaps", "device-gaps", "synchronization", "allocations", "first-iteration", "operating-system"}
 )
 """Rules whose evidence is times of the host, which a profiler's overhead distorts."""
+RULES_UNDER_PROFILER = HOST_RULES | {"busiest-operator"}
+"""Rules whose gain was timed on the host under the profiler, so that it is a part of the time there."""
 _SMALL_COPY_BYTES = 64 * 1024
 _ROWS = 5
-__all__ = ["HOST_RULES", "Facts", "Finding", "findings"]
+__all__ = ["HOST_RULES", "RULES_UNDER_PROFILER", "Facts", "Finding", "findings"]
 _FIRST_SHARE = 0.2
 _ALLOCATIONS = (
     r"^(cudaMalloc|cudaFree|cudaHostAlloc|cudaFreeHost|cudaMallocHost|cuMemAlloc|cuMemFree|cuModuleLoad|cuLibraryLoad|"

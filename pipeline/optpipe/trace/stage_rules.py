@@ -96,8 +96,14 @@ def slow_layers(facts: Facts) -> Finding | None:
     if not timed or facts.measured.trace.kernels.height:
         return None
     above_ns = sum(each.above_bound_ns for each in timed)
+    assert facts.roofline is not None
+    if facts.roofline.measured_ns is not None:
+        # No more than the whole inference is above its bound; one that is below it says that the peaks are too low.
+        above_ns = min(above_ns, facts.roofline.measured_ns - facts.roofline.bound_ns)
+    if above_ns <= 0:
+        return None
     evidence = (
-        f"{len(timed)} layers take {duration_text(above_ns)} more per inference than arithmetic and memory need; "
+        f"{len(timed)} layers take up to {duration_text(above_ns)} more per inference than arithmetic and memory need; "
         f"{timed[0].cost.op} {timed[0].cost.name} the most"
     )
     advice = "optpipe bench with --option onnxruntime.threads=N and larger batches"

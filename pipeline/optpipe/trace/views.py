@@ -37,8 +37,8 @@ def api_table(api: pl.DataFrame) -> pl.DataFrame:
 
 
 def os_runtime_table(os_runtime: pl.DataFrame) -> pl.DataFrame:
-    """Operating-system calls by name, longest total first."""
-    return _with_shares(_by_name(os_runtime))
+    """Operating-system calls by name, longest total first; nsys' own note that it traces them is none."""
+    return _with_shares(_by_name(os_runtime).filter(~pl.col("name").str.ends_with("profiling started")))
 
 
 def kind_table(kernels: pl.DataFrame) -> pl.DataFrame:

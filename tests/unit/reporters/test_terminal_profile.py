@@ -10,7 +10,7 @@ from tests.golden.nsys_export import Recording
 
 from optpipe.reporters.terminal_profile import diff_text, profile_text
 from optpipe.trace.analysis import analysis_from_trace
-from optpipe.trace.diff import diff
+from optpipe.trace.diff import Side, diff
 from optpipe.trace.kernels import short_name
 from optpipe.trace.peaks import Peaks
 from optpipe.trace.read import trace_from_sqlite
@@ -49,6 +49,42 @@ def test_what_is_withheld_is_not_printed(tmp_path: Path) -> None:
         assert time not in printed
     assert "1. 8" in printed  # what it could gain, as a share only
     assert "launch-gaps" in printed
+
+
+def test_a_gain_on_the_gpu_is_a_share_of_the_time_without_the_profiler(tmp_path: Path) -> None:
+    """12 kernels of 2 µs with ten blocks each, for a GPU of 132: of 290 µs recorded, or 150 µs as it really takes."""
+    recording = phenomena.launch_bound()
+    recording.rows["kernels"] = [(*row[:7], 10, *row[8:]) for row in recording.rows["kernels"]]
+    trace = trace_from_sqlite(recording.write(tmp_path / "trace.sqlite"))
+    unused_ns = 12 * 2_000 * (1 - 10 / 132)
+    for unprofiled_ns, time_ns in ((None, 290_000), (50_000, 150_000)):
+        document = document_from_profile(profile_from_trace(trace, unprofiled_iteration_ns=unprofiled_ns))
+        share = {each["rule"]: each["gain_share"] for each in document["findings"]}
+        assert share["underfilled-gpu"] == pytest.approx(unused_ns / time_ns, rel=1e-3)
+        assert share["launch-gaps"] < 0.9  # host times are a share of what was recorded
+
+
+def test_the_tables_are_those_of_the_part_that_is_judged(tmp_path: Path) -> None:
+    trace = trace_from_sqlite(phenomena.setup_ahead_of_numbered_iterations().write(tmp_path / "trace.sqlite"))
+    text = text_of(profile_text(document_from_profile(profile_from_trace(trace)), short_name))
+    assert "iterations 2 to 4 (iteration N), --range judges another part, of trace.sqlite" in " ".join(text.split())
+    assert "launch_clamp_scalar" not in text  # ran in the setup
+    kernel = next(line for line in text.splitlines() if line.startswith(" sm90_xmma"))
+    assert kernel.split()[-7:] == ["2.00", "µs", "4.00", "µs", "1.00", "µs", "yes"]  # mean, launch, queue
+
+
+def test_a_graphs_kernels_have_no_queue_of_their_own(tmp_path: Path) -> None:
+    trace = trace_from_sqlite(phenomena.graph_replay().write(tmp_path / "trace.sqlite"))
+    document = document_from_profile(profile_from_trace(trace))
+    assert {row["queue_ns"] for row in document["measured_views"]["kernels"]} == {None}
+    assert "queue" not in text_of(profile_text(document, short_name))
+
+
+def test_copies_say_their_memory_and_what_ran_beside_kernels(tmp_path: Path) -> None:
+    trace = trace_from_sqlite(phenomena.overlapping().write(tmp_path / "trace.sqlite"))
+    text = text_of(profile_text(document_from_profile(profile_from_trace(trace)), short_name))
+    assert "beside kernels" in text
+    assert "2 streams run kernels, two or more at once for" in text
 
 
 def test_times_that_contradict_each_other_are_not_printed(tmp_path: Path) -> None:
@@ -95,7 +131,7 @@ def test_what_ncu_counted_stands_below_the_roofline(tmp_path: Path) -> None:
 
 def test_a_diff_says_what_became_slower(tmp_path: Path) -> None:
     before, after = (
-        analysis_from_trace(trace_from_sqlite(recording.write(tmp_path / f"{name}.sqlite")))
+        Side(analysis_from_trace(trace_from_sqlite(recording.write(tmp_path / f"{name}.sqlite"))))
         for name, recording in (("before", phenomena.launch_bound()), ("after", phenomena.gpu_bound()))
     )
     text = text_of(diff_text(diff(before, after).document(), short_name))

@@ -8,7 +8,7 @@ from tests.unit.trace.conftest import SAMPLE
 
 from optpipe.core.events import Silent
 from optpipe.errors import MissingError, StageError
-from optpipe.trace.capture import CaptureOptions, Recorded, exported, nsys_command, refusal
+from optpipe.trace.capture import CaptureOptions, Recorded, exported, nsys_command, refusal, require_nsys
 from optpipe.trace.ncu import against_peaks, counters, rows_from_csv
 
 
@@ -37,8 +37,16 @@ def test_options_that_versions_spell_differently() -> None:
     assert "--gpu-metrics-devices all" in _command("2024.5.1", metrics)
     python = CaptureOptions(python_sampling=True)
     assert "--python-sampling-frequency 1000" in _command("2023.4.4.54", python)
-    with pytest.raises(MissingError, match=r"2023\.1 and later"):
-        _command("2022.4.2.1", python)
+
+
+def test_an_nsys_too_old_for_pythons_stacks_is_refused_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    nsys = tmp_path / "nsys"
+    nsys.write_text("#!/bin/sh\necho NVIDIA Nsight Systems version 2022.4.2.1-df9881f\n")
+    nsys.chmod(0o755)
+    monkeypatch.setenv("OPTPIPE_NSYS", str(nsys))
+    require_nsys(CaptureOptions())
+    with pytest.raises(MissingError, match=r"2022\.4\.2\.1 cannot .* 2023\.1 and later"):
+        require_nsys(CaptureOptions(python_sampling=True))
 
 
 def test_a_full_disk_is_named(tmp_path: Path) -> None:

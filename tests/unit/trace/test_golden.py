@@ -8,8 +8,11 @@ from tests.golden import phenomena
 from tests.golden.nsys_export import THREAD, Recording
 
 from optpipe.core.verdict import Verdict
+from optpipe.trace.analysis import analysis_from_trace, measured_part
 from optpipe.trace.bottleneck import Limit
+from optpipe.trace.diff import Side, diff
 from optpipe.trace.frames import Trace
+from optpipe.trace.layers import layered_part
 from optpipe.trace.peaks import Peaks
 from optpipe.trace.report import Profile, document_from_profile, profile_from_trace
 from optpipe.trace.roofline import Graph, LayerCost
@@ -38,11 +41,39 @@ def test_launch_bound(judged: Judged) -> None:
     assert profile.quality.verdict is Verdict.PASS
 
 
-def test_gpu_bound_by_matrix_kernels_is_math_bound(judged: Judged) -> None:
+def test_kernels_all_the_time_are_the_gpu_and_names_tell_no_more(judged: Judged) -> None:
     profile = judged(phenomena.gpu_bound())
-    assert profile.bottleneck.limit is Limit.MATH
+    assert profile.bottleneck.limit is Limit.GPU
+    assert "by their names matrix 100%" in profile.bottleneck.why
     assert profile.measured.split.busy_ns == 270 * US
     assert profile.by_range["iter"].share == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("reading", "writing", "issue", "tensor", "limit"),
+    [
+        (50, 25, 30, 10, Limit.MEMORY),
+        (10, 10, 40, 75, Limit.MATH),
+        (10, 10, 75, 5, Limit.MATH),
+        (12, 13, 52, 8, Limit.BELOW_PEAKS),  # ResNet-50 fp16, batch 64, ONNX Runtime on an H200
+    ],
+)
+def test_gpu_metrics_tell_memory_from_arithmetic(
+    judged: Judged, reading: int, writing: int, issue: int, tensor: int, limit: Limit
+) -> None:
+    trace = phenomena.gpu_bound()
+    shares = {
+        "DRAM Read Bandwidth": reading,
+        "DRAM Write Bandwidth": writing,
+        "SM Issue": issue,
+        "Tensor Active": tensor,
+    }
+    for name, share in shares.items():
+        trace.metric(50, f"{name} [Throughput %]", share)
+        trace.metric(2, f"{name} [Throughput %]", 0)  # before the first kernel
+    found = judged(trace).bottleneck
+    assert found.limit is limit
+    assert f"Tensor Active {tensor} %" in found.why
 
 
 def test_kernels_of_a_graph_share_one_launch(judged: Judged) -> None:
@@ -51,7 +82,7 @@ def test_kernels_of_a_graph_share_one_launch(judged: Judged) -> None:
     assert execution["count"] == 6
     assert execution["launch_ns"] == 2 * 4 * US  # the graph's launch call, once per replay
     assert execution["queue_ns"] == 2 * (1 + 22 + 43) * US
-    assert profile.by_range["iter"].limit is Limit.MATH
+    assert profile.by_range["iter"].limit is Limit.GPU
     assert "6 kernels of CUDA graphs" in {c.name: c.detail for c in profile.quality.checks}["graph_mode"]
 
 
@@ -175,6 +206,26 @@ def test_reading_files_is_io_bound(judged: Judged) -> None:
     assert profile.bottleneck.share == pytest.approx(0.8)
 
 
+def test_many_threads_that_read_are_io_bound_by_their_own_time(judged: Judged) -> None:
+    """Four threads that read all the time are no 400 %."""
+    trace = phenomena.reading_files()
+    for thread in range(1, 4):
+        for iteration in range(3):
+            trace.os_call("read", 100 * iteration + 5, 100 * iteration + 85, thread=THREAD + thread)
+    profile = judged(trace)
+    assert profile.bottleneck.limit is Limit.IO
+    assert profile.bottleneck.shares == pytest.approx({"I/O": 0.8, "CPU": 0.2})
+
+
+def test_calls_that_were_traced_and_did_not_happen_are_not_asked_for_again(judged: Judged) -> None:
+    trace = phenomena.without_gpu()
+    trace.os_call("OS runtime libraries profiling started", 0, 0)
+    profile = judged(trace)
+    assert profile.bottleneck.limit is Limit.CPU
+    assert "--osrt" not in profile.bottleneck.why
+    assert profile.measured.os_runtime.is_empty()
+
+
 def test_capture_of_a_graph_is_no_lost_event(judged: Judged) -> None:
     recording = phenomena.gpu_bound()
     recording.call("cudaStreamBeginCapture_v10000", 400, 401)
@@ -192,6 +243,27 @@ def test_layers_may_be_marked_in_iterations_apart(judged: Judged) -> None:
     assert cores is not None
     assert (cores.basis, cores.eligible, cores.used) == ("layers", 2, 1)
     assert [each.name for each in cores.missed] == ["fc"]
+
+
+def test_layers_apart_are_compared_too(read: Callable[[Recording], Trace]) -> None:
+    """One recording against itself: the layers lie in iterations of their own, outside the measured range."""
+    whole = analysis_from_trace(read(phenomena.layers_apart()))
+    measured = measured_part(whole)
+    side = Side(measured, layered_part(whole, measured))
+    assert diff(side, side).layers.select("name", "change").sort("name").rows() == [("conv1", "same"), ("fc", "same")]
+    assert diff(Side(measured), Side(measured)).layers.is_empty()
+
+
+def test_what_only_the_host_did_is_compared_by_range_and_by_the_times_of_its_layers(
+    read: Callable[[Recording], Trace],
+) -> None:
+    measured = measured_part(analysis_from_trace(read(phenomena.without_gpu())))
+    before = Side(measured, layer_ns={"conv": 30_000.0, "fc": 8_000.0}, unprofiled_iteration_ns=90_000.0)
+    after = Side(measured, layer_ns={"conv": 15_000.0, "fc": 8_000.0}, unprofiled_iteration_ns=60_000.0)
+    found = diff(before, after)
+    assert (found.host_ns, found.unprofiled) == ((90_000.0, 60_000.0), True)
+    assert found.layers.select("name", "change").rows() == [("conv", "faster"), ("fc", "same")]
+    assert diff(Side(measured), after).host_ns == (100_000.0, 100_000.0)  # not both are known without the profiler
 
 
 def test_ranges_of_libraries_on_other_threads_are_no_iterations(judged: Judged) -> None:
@@ -320,3 +392,18 @@ def test_layers_above_their_bound_on_a_cpu(read: Callable[[Recording], Trace]) -
     [finding] = profile.findings
     assert (finding.rule, finding.gain_ns) == ("slow-layers", 2 * 20 * US)
     assert "--precision int8" in finding.advice
+
+
+def test_layers_cannot_gain_more_than_the_whole_is_above_its_bound(read: Callable[[Recording], Trace]) -> None:
+    """Layers noted one by one take longer than they do together: 30 µs against 10, where all takes 12 µs, or 9."""
+    trace = Recording()
+    trace.range("optpipe.measure", 0, 100)
+    for begin in (1, 51):
+        trace.range("optpipe.iteration", begin, begin + 48)
+    costs = (LayerCost("conv", "Conv", "fp32", 500_000, 10),)
+    graph = Graph(costs, Peaks("CPU", "measured", {"fp32": 1e11}, 1e10), 1, layer_ns={"conv": 30_000.0})
+    how = {"expects_gpu": False, "stage": "inference", "graph": graph}
+    recorded = read(trace)
+    [finding] = profile_from_trace(recorded, unprofiled_iteration_ns=12_000, **how).findings  # type: ignore[arg-type]
+    assert finding.gain_ns == 2 * 2 * US
+    assert profile_from_trace(recorded, unprofiled_iteration_ns=9_000, **how).findings == ()  # type: ignore[arg-type]

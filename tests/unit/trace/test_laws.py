@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.golden.nsys_export import THREAD, Recording
 
 from optpipe.trace.analysis import Analysis, analysis_from_trace
-from optpipe.trace.diff import diff
+from optpipe.trace.diff import Side, diff
 from optpipe.trace.intervals import complement, covered, difference, intersection, union
 from optpipe.trace.read import trace_from_sqlite
 from optpipe.trace.report import document_from_profile, profile_from_trace
@@ -95,7 +95,7 @@ def test_of_kernels_that_start_at_once_the_first_launched_ends_the_gap() -> None
 @given(recordings())
 def test_a_profile_does_not_differ_from_itself(recording: Recording) -> None:
     analysis = _analysis(recording)
-    same = diff(analysis, analysis)
+    same = diff(Side(analysis), Side(analysis))
     assert set(same.kernels["change"].to_list()) <= {"same"}
     assert same.kernels["change_ns"].sum() == 0
 
@@ -103,7 +103,7 @@ def test_a_profile_does_not_differ_from_itself(recording: Recording) -> None:
 @settings(max_examples=40)
 @given(recordings(), recordings())
 def test_diff_mirrors(one: Recording, other: Recording) -> None:
-    forth, back = diff(*(pair := (_analysis(one), _analysis(other)))), diff(*pair[::-1])
+    forth, back = diff(*(pair := (Side(_analysis(one)), Side(_analysis(other))))), diff(*pair[::-1])
     mirror = {"faster": "slower", "slower": "faster", "appeared": "vanished", "vanished": "appeared", "same": "same"}
     expected = {
         (name, mirror[change], -ns) for name, change, ns in forth.kernels.select("name", "change", "change_ns").rows()

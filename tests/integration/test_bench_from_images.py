@@ -84,7 +84,10 @@ def test_batches_that_several_streams_answer_at_once_keep_their_pixels(workspace
         (["--from-images", FILES, "--batch", "1,8"], "one batch size"),
         (["--from-images", FILES, "--batch", "9999"], "outside the profile"),
         (["--from-images", FILES, "--min-time", "nan"], "above 0"),
-        (["--from-images", FILES, "--option", "onnxruntime.spinning=perhaps"], "spinning=perhaps: expected a bool"),
+        (
+            ["--from-images", FILES, "--option", "onnxruntime.spinning=perhaps"],
+            "spinning=perhaps: expected true or false",
+        ),
         (["--from-images", FILES, "--option", "onnxruntime.streams=2"], "no option 'streams'"),
         (["--from-images", FILES, "--rate", "10", "--tune"], "does not go with --rate, --tune"),
     ],

@@ -156,5 +156,8 @@ def _like(value: Any, default: Any, key: str) -> Any:
             return {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}[value.lower()]
         return type(default)(value)
     except (KeyError, ValueError) as error:
-        message = f"option {key}={value}: expected a {type(default).__name__}, such as {default}"
+        kind = {bool: "true or false", int: "a whole number", float: "a number"}.get(
+            type(default), type(default).__name__
+        )
+        message = f"option {key}={value}: expected {kind}, such as {str(default).lower()}"
         raise BadInputError(message) from error

@@ -61,7 +61,7 @@ def manifest_from_file(path: Path) -> Manifest:
         value["parents"] = tuple(value["parents"])
         return Manifest(**value)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        message = f"{path} is not a readable manifest ({type(error).__name__}); remove the entry with `optpipe rm`"
+        message = f"{path} is not a readable manifest ({type(error).__name__}); delete its folder and make it again"
         raise BadInputError(message) from error
 
 

@@ -33,7 +33,7 @@ def not_faster(found: Measurement, others: Sequence[Measurement], cause: str = "
         for other in others:
             theirs = other.throughput_images_per_s
             if other.subject.precision == precision and same_load(found, other) and ours and theirs:
-                return None if _clearly_more(ours, theirs) else _reason(ours, theirs, precision, cause)
+                return None if _clearly_more(ours, theirs) else _reason(found, other, cause)
     return None
 
 
@@ -50,12 +50,20 @@ def _clearly_more(one: Estimate, other: Estimate) -> bool:
     return low > high
 
 
-def _reason(ours: Estimate, theirs: Estimate, precision: str, cause: str) -> Reason:
+def _reason(found: Measurement, other: Measurement, cause: str) -> Reason:
+    ours, theirs = found.throughput_images_per_s, other.throughput_images_per_s
+    assert ours is not None
+    assert theirs is not None
+    precision = other.subject.precision
+    text = f"{ours.value:,.0f} images/s in int8, {theirs.value:,.0f} in {precision} on the same runtime"
+    remedy = f"ship {precision}, or find what stops the fusions: optpipe profile on both"
+    if ours.value > theirs.value:
+        text += ", but their intervals overlap: not shown to be faster"
+        remedy = f"compare them in turns: optpipe bench {found.subject.artifact} {other.subject.artifact} --interleave"
     return Reason(
         NOT_FASTER,
-        f"{ours.value:,.0f} images/s in int8, {theirs.value:,.0f} in {precision} on the same runtime"
-        + (f"; {cause}" if cause else ""),
-        f"ship {precision}, or find what stops the fusions: optpipe profile on both",
+        text + (f"; {cause}" if cause else ""),
+        remedy,
         invalidates=False,
         evidence={"ratio": ours.value / theirs.value, "than": precision},
     )

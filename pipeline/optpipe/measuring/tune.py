@@ -1,7 +1,8 @@
 """Which runtime options are fastest for this artifact and batch here. One option at a time from the defaults.
 
-Only a *valid* measurement can win, and it must beat the defaults by more than noise: a choice that flips from run to run
-would be worse than the defaults. Options that change the arithmetic (TF32) are never touched.
+What failed or answers wrongly cannot win, and the winner must beat the defaults by more than noise: a choice that flips
+from run to run would be worse than the defaults. A short look that is INVALID for noise counts all the same, for the
+winner is then measured in full and judged. Options that change the arithmetic (TF32) are never touched.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -69,7 +70,7 @@ def chosen(trials: Sequence[Trial], batch_size: int) -> Mapping[str, Any]:
 
 
 def _rate(trial: Trial, batch_size: int) -> float:
-    """Throughput at a batch size; zero for what failed, and what is invalid counts only where nothing is valid."""
+    """Throughput at a batch size; zero for what failed or is not `usable`."""
     for each in trial.measurements:
         if each.batch_size == batch_size and ran(each) and each.throughput_images_per_s and usable(each):
             return each.throughput_images_per_s.value

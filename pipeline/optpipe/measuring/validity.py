@@ -125,11 +125,18 @@ def _dispersion(evidence: Evidence) -> list[Reason]:
         return []
     return _bad(
         "dispersion",
-        f"coefficient of variation {cv:.1%}, over {limit:.1%}",
+        f"coefficient of variation {cv:.1%}{_of_what(evidence)}, over {limit:.1%}",
         "quiet the machine, lock clocks, pin threads (--affinity); or accept it with --max-cv, which is recorded",
         cv=cv,
         limit=limit,
     )
+
+
+def _of_what(evidence: Evidence) -> str:
+    """What varied, where that is not the latency whose variation the table shows."""
+    if evidence.samples["compute_ns"].null_count() == 0:
+        return " on the device"
+    return " of the time in service" if evidence.scenario is Scenario.SERVER else ""
 
 
 def _bimodal(evidence: Evidence) -> list[Reason]:
@@ -261,7 +268,7 @@ def _enqueue_bound(evidence: Evidence) -> list[Reason]:
     return _note(
         "enqueue-bound",
         f"the host takes {enqueue / 1e6:.3g} ms to launch {compute / 1e6:.3g} ms of work",
-        "use a CUDA graph (--option cuda_graph=true) or a larger batch",
+        "use a CUDA graph (--option BACKEND.cuda_graph=true) or a larger batch",
         enqueue_over_compute=enqueue / compute,
     )
 

@@ -28,6 +28,13 @@ def test_int8_that_is_slower_or_not_clearly_faster_is_marked():
     assert codes(at("fp16", 100.0), at("int8", 160.0)) == [[], []]
 
 
+def test_a_faster_int8_whose_interval_overlaps_is_not_called_slower():
+    noisy = marked((at("fp16", 100.0, (60.0, 140.0)), at("int8", 130.0, (90.0, 170.0))))[1].reasons[0]
+    assert "their intervals overlap: not shown to be faster" in noisy.message
+    assert noisy.remedy == "compare them in turns: optpipe bench a a --interleave"
+    assert "ship fp16" in marked((at("fp16", 100.0), at("int8", 60.0)))[1].reasons[0].remedy
+
+
 def test_only_the_same_load_is_compared_and_fp16_before_fp32():
     assert codes(at("fp16", 100.0, batch=1), at("int8", 60.0)) == [[], []]
     assert codes(at("fp32", 50.0), at("fp16", 100.0), at("int8", 60.0))[2] == ["int8-not-faster"]

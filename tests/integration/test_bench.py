@@ -12,13 +12,15 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from optpipe.core.measurement import SAMPLE_COLUMNS, Phase
+from optpipe.core.measurement import SAMPLE_COLUMNS, Phase, Subject
 from optpipe.core.measurement_json import measurements_of
-from optpipe.core.runs import changed_files, list_runs, load_run
+from optpipe.core.runs import Run, changed_files, list_runs, load_run
 from optpipe.measuring.process import WorkerProcess
+from optpipe.stages.bench import Bench
 from optpipe.stats.percentiles import order_statistic
 from optpipe.worker.spool import frame_from_spool, spooled_count
 from tests.fakes.console import text_of
+from tests.fakes.measurements import planted
 from tests.integration.conftest import optpipe
 
 ORT = ("digits", "--backend", "onnxruntime")
@@ -95,6 +97,9 @@ def test_a_table_for_people(workspace):
         (("digits", "--streams", "4"), 2, "multi-stream"),
         (("digits", "--device", "cuda"), 3, "no NVIDIA GPU"),
         (("digits", "--interleave", "--backend", "onnxruntime"), 2, "two"),
+        (("digits", "--interleave", "--batch", "1,4"), 2, "--batch 4"),
+        (("digits", "--backend", "nonsense"), 2, "known are"),
+        (("digits", "--option", "onnxruntime.threads=some"), 2, "a whole number"),
         (("digits", "--option", "onnxruntime.nonsense=1"), 2, "nonsense"),
         (("digits", "--max-cv", "no"), 2, "--max-cv"),
         (("digits", "--percentile", "100"), 2, "--percentile"),
@@ -137,6 +142,24 @@ def test_tuning_tries_threads_and_says_what_it_chose(workspace):
     assert (Path(document["run_dir"]) / "tuning.json").is_file()
 
 
+def test_a_limit_that_could_not_be_judged_is_not_called_broken():
+    measurement = planted(Subject("a", "fake", "fp32", "cpu"), 1, 1.0)
+    run = Run(Path("r"), {})
+
+    def status(met, not_judged):
+        limit = {"slo": "p99 ≤ 1 ms", "met": met, "artifacts": [{"met": met, "not_judged": not_judged}]}
+        return Bench(run, (measurement,), limit).status
+
+    unknown = [{"batch_size": 1, "rate_per_s": None, "why": "too alike"}]
+    assert (status(True, unknown), status(False, []), status(False, unknown)) == (0, 1, 5)
+
+
+def test_an_option_of_a_backend_that_is_not_measured_is_said(workspace):
+    ran = bench(workspace, *ORT, "--batch", "1", "--option", "torch.fuse=false", *QUICK)
+    assert ran.status == 0
+    assert "warning: --option torch.… has no effect: nothing of torch is measured" in ran.stderr
+
+
 def test_an_artifact_against_itself(workspace, artifact):
     ran = bench(workspace, artifact, artifact, "--interleave", "--rounds", "4", "--batch", "1", *QUICK, "--json")
     assert ran.status == 0, ran.stderr
@@ -160,6 +183,11 @@ def test_a_corrupted_artifact_is_refused(workspace, tmp_path):
     assert ran.status == 4
     assert "damaged" in ran.stderr
     assert "Traceback" not in ran.stderr
+    both = bench(tmp_path / "copy", "digits", "--batch", "1", *QUICK)
+    assert both.status == 4  # the other was measured, and what was asked for is not all there
+    assert "damaged" in both.stdout
+    assert "→ remove it with `optpipe rm" in both.stdout
+    assert "samples" in both.stdout
 
 
 def long_bench(workspace):

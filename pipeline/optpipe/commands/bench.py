@@ -118,7 +118,7 @@ def bench(
             tune=tune, interleave=interleave, energy=energy, images=images, affinity=affinity,
         )  # fmt: skip
         with Terminal() as terminal:
-            groups = bench_targets(model, store, precision, backend, device, terminal)
+            groups = bench_targets(model, store, precision, backend, device, option or [], terminal)
             fed = run_from_images(
                 [artifact for group in groups for artifact in group], from_images, one_batch(batch), min_time,
                 options_from_text(option or []), store, terminal,
@@ -132,7 +132,7 @@ def bench(
         affinity=affinity, seed=seed, energy=energy, interleave=interleave,
     )  # fmt: skip
     with Terminal() as terminal:
-        found = bench_targets(model, store, precision, backend, device, terminal)
+        found = bench_targets(model, store, precision, backend, device, option or [], terminal)
         if interleave:
             first, second, metric_name = pair_from_targets(model, found, metric)
             pair = bench_pair(first, second, plan, rounds, metric_name, store, terminal)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from optpipe.backends.registry import BACKENDS
 from optpipe.commands.parsing import device_from_text, options_from_text, share_from_text
 from optpipe.core.events import Listener
 from optpipe.core.measurement import Mode, Scenario
@@ -69,6 +70,10 @@ def bench_plan(
     if interleave and (tune or limit):
         message = "--interleave compares two artifacts as they are; tune (--tune) or search (--slo) before"
         raise BadInputError(message)
+    batches = batch_sizes_from_text(batch) if batch else None
+    if interleave and batches and len(batches) > 1:
+        message = f"--interleave compares at one batch size, not {len(batches)}; give --batch {batches[-1]}"
+        raise BadInputError(message)
     load = Load(
         batch_size=1,
         scenario=kind,
@@ -83,7 +88,7 @@ def bench_plan(
     )
     return BenchPlan(
         load=load,
-        batches=batch_sizes_from_text(batch) if batch else None,
+        batches=batches,
         slo=limit,
         tune=tune,
         to_the_end=all_sizes,
@@ -101,13 +106,17 @@ def bench_targets(
     precision: str | None,
     backend: str | None,
     device: str | None,
+    options: Sequence[str],
     listener: Listener,
 ) -> tuple[tuple[StoredArtifact, ...], ...]:
-    """For each MODEL what it names and can run here; what cannot is said."""
+    """For each MODEL what it names and can run here; what cannot is said, and so is an option that nothing here has."""
     precisions = tuple(str(each) for each in precisions_from_text(precision)) if precision else ()
     backends = tuple(name.strip() for name in backend.split(",") if name.strip()) if backend else ()
+    if unknown := [name for name in backends if name not in BACKENDS]:
+        message = f"unknown backend '{unknown[0]}'; known are {', '.join(BACKENDS)}"
+        raise BadInputError(message)
     target = device_from_text(device)
-    groups = []
+    groups: list[tuple[StoredArtifact, ...]] = []
     for model in models:
         able, reasons = runnable_here(artifacts_named(model, store, precisions, backends, target))
         for label, why_not in reasons.items():
@@ -115,6 +124,9 @@ def bench_targets(
         if any(not each.entry.info["weights"]["trained"] for each in able):
             listener.warn(f"{model}: weights are random; speed can be judged, answers cannot")
         groups.append(able)
+    measured = {each.entry.info["backend"] for group in groups for each in group}
+    for name in sorted(set(options_from_text(options)) - measured):
+        listener.warn(f"--option {name}.… has no effect: nothing of {name} is measured")
     return tuple(groups)
 
 

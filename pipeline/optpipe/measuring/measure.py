@@ -237,9 +237,10 @@ def _failure(answer: Answer) -> tuple[Reason, ...]:
     remedies = {
         "out-of-memory": "use a smaller batch, fewer streams, or a smaller precision",
         "died": "run it again; if it repeats, report it with the worker's last words",
-        "refused": "see the message",
+        "refused": "build it again for this machine: optpipe build",
     }
-    return (Reason(answer.failure, answer.message, remedies[answer.failure], invalidates=True),)
+    what, _, remedy = answer.message.partition("\n")  # an expected failure says on its second line what mends it
+    return (Reason(answer.failure, what, remedy or remedies[answer.failure], invalidates=True),)
 
 
 def _nothing_measured(answer: Answer) -> Reason:

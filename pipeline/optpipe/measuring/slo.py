@@ -28,6 +28,16 @@ class Slo:
         found = self.value(measurement)
         return found is not None and found[1] <= self.limit_ms
 
+    def why_not_judged(self, measurement: Measurement) -> str | None:
+        """Why nothing is known of the limit: the percentile was withheld, and no lower one is beyond; None where it is."""
+        latency = measurement.latency
+        if latency is None or latency.percentile(self.percent) is not None:
+            return None
+        if any(each.ci[0] > self.limit_ms for each in latency.percentiles if each.percent < self.percent):
+            return None
+        name = percentile_name(self.percent)
+        return f"{name} was withheld, {latency.withheld.get(name, 'not computed')}"
+
     def value(self, measurement: Measurement) -> tuple[float, float] | None:
         """The percentile and its upper bound in ms; None where it could not be measured."""
         found = None if measurement.latency is None else measurement.latency.percentile(self.percent)

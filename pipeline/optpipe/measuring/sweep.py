@@ -35,14 +35,15 @@ def sweep(
 ) -> list[Measurement]:
     """Measures `sizes` upwards until memory, saturation or the limit ends it; then closes in on the limit.
 
-    A size that ran out of memory is in the result, without figures. With a limit, saturation does not end the sweep.
+    A size that ran out of memory is in the result, without figures. With a limit, saturation does not end the sweep, and
+    neither does a size of which the limit's percentile was withheld: it is not known to be beyond.
     """
     found: list[Measurement] = []
     for size in sorted(set(sizes)):
         found.append(measure(size))
         if found[-1].interrupted or not ran(found[-1]):
             break
-        if slo is not None and not slo.met(found[-1]):
+        if slo is not None and not slo.met(found[-1]) and slo.why_not_judged(found[-1]) is None:
             break
         if slo is None and not to_the_end and saturated(found):
             break
@@ -62,7 +63,7 @@ def saturated(found: Sequence[Measurement]) -> bool:
 def closing_in(measure: Callable[[int], Measurement], found: Sequence[Measurement], slo: Slo) -> list[Measurement]:
     """Halves between the largest size inside the limit and the smallest beyond it, to one eighth of the size or to 1."""
     inside = max((each.batch_size for each in found if slo.met(each)), default=0)
-    beyond = min((each.batch_size for each in found if not slo.met(each)), default=0)
+    beyond = min((each.batch_size for each in found if not slo.met(each) and each.batch_size > inside), default=0)
     more: list[Measurement] = []
     while inside and beyond - inside > max(1, inside // 8):
         more.append(measure((inside + beyond) // 2))

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from optpipe.core.units import bytes_text
 from optpipe.errors import BadInputError
+from optpipe.stats.percentiles import samples_needed
 
 Row = Mapping[str, Any]
 _LAST = float("inf")
@@ -40,6 +41,7 @@ def bench_table(document: Mapping[str, Any], sort: str) -> RenderableType:
     lines += _limit_lines(document.get("limit"))
     lines += _tuning_lines(document.get("tuning") or [])
     lines += _reason_lines(rows)
+    lines += _withheld_lines(rows)
     lines.append(Text(f"run {document['run_dir']}", style="dim"))
     return Group(*lines)
 
@@ -50,7 +52,7 @@ def _figures(rows: list[Row]) -> RenderableType:
     columns: list[tuple[str, Sequence[str | Text]]] = [
         ("artifact", [f"{row['backend']} {row['precision']}" for row in rows]),
         ("device", [_device(row) for row in rows]),
-        ("load", [f"{row['scenario']}, {row['mode']}" for row in rows]),
+        ("load", [_load(row) for row in rows]),
         ("batch", [str(row["batch_size"]) for row in rows]),
         ("rate/s", [_number(row["offered_rate_per_s"]) for row in rows]),
         ("p50 ms", [_with_interval(row, "p50") for row in rows]),
@@ -79,6 +81,11 @@ def _figures(rows: list[Row]) -> RenderableType:
     return Group(Text(f"{rows[0]['model']}: {heading}" if heading else str(rows[0]["model"])), table) if rows else table
 
 
+def _load(row: Row) -> str:
+    streams = f", {row['streams']} streams" if row["streams"] > 1 else ""
+    return f"{row['scenario']}, {row['mode']}{streams}"
+
+
 def _device(row: Row) -> str:
     graph = {True: ", CUDA graph", False: ", no CUDA graph", None: ""}[row["subject"]["cuda_graph"]]
     return f"{row['subject']['device']}{graph}"
@@ -89,14 +96,17 @@ def pair_table(document: Mapping[str, Any]) -> RenderableType:
     first, second = document["baseline"], document["contender"]
     found = document["comparison"]
     if found is None:
-        return Text("interrupted before the last round: no comparison; what was measured is kept", style="yellow")
+        text = f"interrupted before the last round: no comparison; what was measured is kept in {document['run_dir']}"
+        return Text(text, style="yellow")
     ratio, metric = found["ratio"], found["metric"]
     low, high = ratio["ci"]
     style = {"faster": "green", "slower": "red"}.get(found["verdict"], "")
     answer = Text(f"{second} is {found['verdict']}", style=style)
     if found["verdict"] == "no difference shown":
         answer = Text(f"no difference shown between {first} and {second}")
+    row = document["measurements"][0]
     detail = (
+        f"batch {row['batch_size']}, {_load(row)}: "
         f"{metric} ratio {ratio['value']:.4f} ({ratio['confidence']:.0%} interval {low:.4f} to {high:.4f}) "
         f"over {ratio['rounds']} rounds of fresh processes; a difference of {ratio['smallest_visible']:.1%} would show"
     )
@@ -106,19 +116,27 @@ def pair_table(document: Mapping[str, Any]) -> RenderableType:
 def _limit_lines(limit: Mapping[str, Any] | None) -> list[Text]:
     lines = []
     for each in (limit or {}).get("artifacts", []):
-        what = f"batch {each['batch_size']}" if each["rate_per_s"] is None else f"{each['rate_per_s']:.4g} queries/s"
+        what = _point(each)
         value = "" if each["value_ms"] is None else f" ({each['value_ms']:.3g} ms)"
+        doubt = "" if each["verdict"] == "VALID" else ", by an INVALID measurement"
         if each["met"]:
-            sure = each["verdict"] == "VALID"
-            text = f"{each['label']}: largest inside {each['slo']} is {what}{value}"
-            lines.append(
-                Text(text if sure else f"{text}, by an INVALID measurement", style="green" if sure else "yellow")
-            )
+            text = f"{each['label']}: largest inside {each['slo']} is {what}{value}{doubt}"
+            lines.append(Text(text, style="yellow" if doubt else "green"))
         elif each["measurement"] is None:
             lines.append(Text(f"{each['label']}: {each['slo']} could not be judged", style="red"))
         else:
-            lines.append(Text(f"{each['label']}: nothing meets {each['slo']}; nearest is {what}{value}", style="red"))
+            text = f"{each['label']}: nothing meets {each['slo']}; nearest is {what}{value}{doubt}"
+            lines.append(Text(text, style="red"))
+        if unknown := each["not_judged"]:
+            points = ", ".join(_point(one) for one in unknown)
+            text = f"{each['label']}: not judged at {points}: {unknown[0]['why']}; measure longer (--min-time)"
+            lines.append(Text(text, style="yellow"))
     return lines
+
+
+def _point(record: Mapping[str, Any]) -> str:
+    rate = record["rate_per_s"]
+    return f"batch {record['batch_size']}" if rate is None else f"{rate:.4g} queries/s"
 
 
 def _tuning_lines(tuning: list[Mapping[str, Any]]) -> list[Text]:
@@ -141,16 +159,38 @@ def _reason_lines(rows: list[Row]) -> list[Text]:
     found: dict[tuple[bool, str, str], list[str]] = {}
     for row in rows:
         for reason in row["reasons"]:
-            where = f"{row['backend']} {row['precision']} batch {row['batch_size']}"
+            where = _where(row)
             key = (bool(reason["invalidates"]), reason["code"], reason["remedy"])
             found.setdefault(key, []).append(f"{where}: {reason['message']}")
-    lines = []
-    for (invalid, code, remedy), seen in found.items():
-        heading = f"{'INVALID' if invalid else 'note'}  {code}"
-        more = [f"… and {len(seen) - SHOWN} more"] if len(seen) > SHOWN else []
-        text = "\n".join([heading, *(f"    {each}" for each in (*seen[:SHOWN], *more)), f"    → {remedy}"])
-        lines.append(Text(text, style="yellow" if invalid else "dim"))
-    return lines
+    return [
+        Text(
+            _with_remedy(f"{'INVALID' if invalid else 'note'}  {code}", seen, remedy),
+            style="yellow" if invalid else "dim",
+        )
+        for (invalid, code, remedy), seen in found.items()
+    ]
+
+
+def _withheld_lines(rows: list[Row]) -> list[Text]:
+    """Why a percentile is missing that has samples enough; one that was given too few was not asked for, or is INVALID."""
+    seen = [
+        f"{_where(row)}: {name}: {why}"
+        for row in rows
+        for name, why in (row["latency_ms"] or {}).get("withheld", {}).items()
+        if row["samples"] >= samples_needed(float(name[1:]))
+    ]
+    remedy = "measure longer (--min-time), or on a quieter machine"
+    return [Text(_with_remedy("note  withheld", seen, remedy), style="dim")] if seen else []
+
+
+def _with_remedy(heading: str, seen: Sequence[str], remedy: str) -> str:
+    more = [f"… and {len(seen) - SHOWN} more"] if len(seen) > SHOWN else []
+    return "\n".join([heading, *(f"    {each}" for each in (*seen[:SHOWN], *more)), f"    → {remedy}"])
+
+
+def _where(row: Row) -> str:
+    rate = "" if row["offered_rate_per_s"] is None else f" at {row['offered_rate_per_s']:.4g}/s"
+    return f"{row['backend']} {row['precision']} batch {row['batch_size']}{rate}"
 
 
 def _verdict_text(row: Row) -> Text:

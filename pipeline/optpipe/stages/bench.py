@@ -41,14 +41,19 @@ class Bench:
 
     @property
     def status(self) -> ExitStatus:
-        """INTERRUPTED, STAGE_FAILED without any figure, FAIL for a wrong output or a limit that nothing meets."""
+        """INTERRUPTED; STAGE_FAILED where an artifact was refused or died, or nothing has a figure; FAIL for a wrong output
+        or a limit that nothing meets, INCONCLUSIVE where that could not be judged."""
         codes = {reason.code for each in self.measurements for reason in each.reasons}
         if self.interrupted:
             return ExitStatus.INTERRUPTED
-        if not any(ran(each) for each in self.measurements):
+        if codes & {"refused", "died"} or not any(ran(each) for each in self.measurements):
             return ExitStatus.STAGE_FAILED
-        wrong = codes & {"wrong-output", "stale-answer", "cached-answer"}
-        return ExitStatus.FAIL if wrong or (self.limit and not self.limit["met"]) else ExitStatus.DONE
+        if codes & {"wrong-output", "stale-answer", "cached-answer"}:
+            return ExitStatus.FAIL
+        if self.limit is None or self.limit["met"]:
+            return ExitStatus.DONE
+        unknown = any(each["not_judged"] for each in self.limit["artifacts"])
+        return ExitStatus.INCONCLUSIVE if unknown else ExitStatus.FAIL
 
 
 def bench(artifacts: Sequence[StoredArtifact], plan: BenchPlan, store: Store, listener: Listener) -> Bench:
@@ -137,7 +142,7 @@ class _Subject:
                 to_the_end=plan.to_the_end,
             )
         if plan.slo is not None:
-            limits.append(_limit_of(self.artifact, plan.slo, largest_inside(found, plan.slo), nearest(found, plan.slo)))
+            limits.append(_limit_of(self.artifact, plan.slo, found, largest_inside(found, plan.slo)))
 
     def _search_rate(
         self, workers: "_Workers", size: int, options: Mapping[str, Any], slo: Slo, limits: list[dict[str, Any]]
@@ -152,7 +157,7 @@ class _Subject:
             first.latency.mean / 1e3,
             slo,
         )
-        limits.append(_limit_of(self.artifact, slo, best, nearest(found, slo)))
+        limits.append(_limit_of(self.artifact, slo, found, best))
 
     def _tuned(self, sizes: Sequence[int]) -> tuple[Trial, ...]:
         quick = replace(
@@ -234,9 +239,9 @@ class _Workers:
 
 
 def _limit_of(
-    artifact: StoredArtifact, slo: Slo, best: Measurement | None, closest: Measurement | None
+    artifact: StoredArtifact, slo: Slo, found: Sequence[Measurement], best: Measurement | None
 ) -> dict[str, Any]:
-    shown = best or closest
+    shown = best or nearest(found, slo)
     value = None if shown is None else slo.value(shown)
     return {
         "artifact": artifact.entry.id,
@@ -249,6 +254,11 @@ def _limit_of(
         "value_ms": None if value is None else value[0],
         "upper_bound_ms": None if value is None else value[1],
         "verdict": None if shown is None else str(shown.verdict),
+        "not_judged": [
+            {"batch_size": each.batch_size, "rate_per_s": each.offered_rate_per_s, "why": why}
+            for each in found
+            if (why := slo.why_not_judged(each)) is not None
+        ],
     }
 
 

@@ -48,7 +48,8 @@ def bench_pair(
     """Runs A B B A …, each in a fresh process, and writes the run with its comparison."""
     size = checked_batches(baseline, plan.batches)[0]
     checked_batches(contender, (size,))
-    load = replace(plan.load, batch_size=size)
+    percent = float(metric[1:]) if metric.startswith("p") else 0.0
+    load = replace(plan.load, batch_size=size, percentile=max(plan.load.percentile, percent))
     run = begin_run(store.workspace, "bench")
     done: list[Measurement] = []
     comparison = None

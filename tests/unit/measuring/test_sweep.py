@@ -78,6 +78,38 @@ def test_the_largest_batch_inside_a_limit(fixed, per_image, limit, memory):
         assert truth * 0.85 - 1 <= best.batch_size <= truth
 
 
+def withholding(measured, sizes):
+    """As `measured`, without the p99 of some sizes: their samples were too much alike."""
+
+    def called(size):
+        found = measured(size)
+        if size not in sizes or found.latency is None:
+            return found
+        latency = found.latency
+        kept = tuple(each for each in latency.percentiles if each.percent < 99)
+        return replace(found, latency=replace(latency, percentiles=kept, withheld={"p99": "too alike"}))
+
+    return called
+
+
+def test_a_size_whose_percentile_was_withheld_neither_meets_nor_ends_the_search():
+    slo = Slo(99.0, 10.0)
+    found = sweep(withholding(runtime(0.0, 0.5)[0], {1, 4}), POWERS, slo)
+    assert largest_inside(found, slo).batch_size in range(17, 20)  # 1 % of doubt beyond 0.5 ms each: 19 at most
+    unknown = {each.batch_size: slo.why_not_judged(each) for each in found}
+    assert {size for size, why in unknown.items() if why} == {1, 4}
+    assert unknown[4] == "p99 was withheld, too alike"
+
+
+def test_a_percentile_below_the_withheld_one_can_show_that_the_limit_is_broken():
+    slo = Slo(99.0, 10.0)
+    found = sweep(withholding(runtime(0.0, 0.5)[0], set(POWERS)), POWERS, slo)
+    assert largest_inside(found, slo) is None
+    assert found[-1].batch_size == 32  # p50 alone is over 10 ms there
+    assert slo.why_not_judged(found[-1]) is None
+    assert slo.why_not_judged(found[0]) is not None
+
+
 def test_batch_sizes():
     assert batch_sizes_from_text("8") == (8,)
     assert batch_sizes_from_text("8,1,32") == (1, 8, 32)

@@ -54,12 +54,12 @@ def test_the_table_sorts_by_what_was_asked_for(sort, first):
         table_of({"measurements": []}, "beauty")
 
 
-def limit(met, verdict="VALID"):
+def limit(met, verdict="VALID", not_judged=()):
     one = {"label": "ort", "slo": "p99=5ms", "met": met, "measurement": "m", "batch_size": 8, "rate_per_s": None}
     return {
         "slo": "p99=5ms",
         "met": met,
-        "artifacts": [{**one, "value_ms": 4.0, "upper_bound_ms": 4.1, "verdict": verdict}],
+        "artifacts": [{**one, "value_ms": 4.0, "upper_bound_ms": 4.1, "verdict": verdict, "not_judged": not_judged}],
     }
 
 
@@ -68,13 +68,32 @@ def test_a_limit_is_answered_and_a_doubtful_answer_says_so():
     assert "largest inside p99=5ms is batch 8 (4 ms)" in table_of({"measurements": rows, "limit": limit(True)})
     assert "by an INVALID measurement" in table_of({"measurements": rows, "limit": limit(True, "INVALID")})
     assert "nothing meets p99=5ms; nearest is batch 8" in table_of({"measurements": rows, "limit": limit(False)})
+    unknown = [{"batch_size": size, "rate_per_s": None, "why": "p99 was withheld, too alike"} for size in (16, 32)]
+    text = table_of({"measurements": rows, "limit": limit(True, not_judged=unknown)})
+    assert "ort: not judged at batch 16, batch 32: p99 was withheld, too alike; measure longer (--min-time)" in text
+
+
+def test_a_missing_percentile_is_explained_where_it_had_samples_enough():
+    found = row(8, 4.0)
+    why = "samples follow each other too closely: 700 are worth 90 independent ones"
+    found["latency_ms"]["withheld"] = {"p99": why, "p99.9": "needs 6,636 samples, has 700"}
+    text = table_of({"measurements": [found]})
+    assert f"onnxruntime fp16 batch 8: p99: {why}" in text
+    assert "6,636" not in text
+
+
+def test_rates_and_streams_are_named():
+    found = [{**row(4, 1.0, DRIFT), "offered_rate_per_s": 250.0, "streams": 2} for _ in range(2)]
+    text = table_of({"measurements": found})
+    assert "onnxruntime fp16 batch 4 at 250/s: it became slower" in text
+    assert "single-stream, compute, 2 streams" in text
 
 
 def test_a_pair_is_answered_in_words():
     ratio = {"value": 0.9, "ci": [0.89, 0.91], "confidence": 0.99, "rounds": 8, "smallest_visible": 0.01}
     found = {"verdict": "faster", "metric": "p50", "ratio": ratio}
-    document = {"baseline": "a", "contender": "b", "comparison": found, "run_dir": "r"}
+    document = {"baseline": "a", "contender": "b", "comparison": found, "run_dir": "r", "measurements": [row(8, 4.0)]}
     text = text_of(pair_table(document), pair_table({**document, "comparison": None}))
     assert "b is faster" in text
-    assert "p50 ratio 0.9000 (99% interval 0.8900 to 0.9100) over 8 rounds" in text
-    assert "interrupted" in text
+    assert "batch 8, single-stream, compute: p50 ratio 0.9000 (99% interval 0.8900 to 0.9100) over 8 rounds" in text
+    assert "interrupted before the last round: no comparison; what was measured is kept in r" in text

@@ -1,5 +1,6 @@
 """AOTInductor for real, on the CPU: compiled ahead of time, then loaded and measured by a process that compiles nothing."""
 
+import json
 import shutil
 
 import pytest
@@ -28,3 +29,16 @@ def test_digits_compiled_ahead_of_time_answers_like_the_source_in_another_proces
     (measured,) = done("bench", "digits", "--backend", "inductor", *quick, workspace=workspace)["measurements"]
     assert measured["output_check"]["passed"]
     assert measured["samples"] > 10
+    manifest = next((workspace / "store").glob(f"artifact-{artifact['id']}*")) / "manifest.json"
+    for key, said in (
+        ("compiled_by", "compiled by torch 1.0, this is torch"),
+        ("compiled_for", "compiled for 1.0, this"),
+    ):
+        intact = manifest.read_text()
+        record = json.loads(intact)
+        record["info"][key] = "1.0"
+        manifest.write_text(json.dumps(record))
+        ran = optpipe("bench", "digits", "--backend", "inductor", workspace=workspace)
+        manifest.write_text(intact)
+        assert ran.status == 3
+        assert said in ran.stderr

@@ -71,6 +71,7 @@ class Inductor(TorchBackend):
             **tensor_records(request),
             "options": options,
             "compiled_for": processor(request.device),
+            "compiled_by": package_version("torch"),
         }
         return Built(layers, PACKAGE, info)
 

@@ -37,12 +37,15 @@ class TorchBackend:
         return ()
 
     def runnable(self, info: Mapping[str, Any], device: Device) -> str | None:
-        """On its device, and the kind of processor that it was compiled for."""
+        """On its device, the kind of processor that it was compiled for, and the torch whose library its code calls."""
         if info["device"] != device:
             return f"built for {info['device']}"
         here = processor(device)
         if (made_for := info.get("compiled_for", here)) != here:
             return f"compiled for {made_for}, this is {here}"
+        version = package_version("torch")
+        if (made_by := info.get("compiled_by", version)) != version:
+            return f"compiled by torch {made_by}, this is torch {version}"
         return TorchBackend.capability(self, device).why_not  # what only building needs may be missing
 
 

@@ -89,7 +89,11 @@ def test_a_table_for_people(workspace):
         (("--recover", "nowhere"), 2, "no bench run that was cut off"),
         (("nothing",), 2, "optpipe build nothing"),
         (("digits", "--precision", "int8"), 2, "optpipe build digits --precision int8"),
-        (("digits", "--batch", "100000"), 2, "outside the profile"),
+        (
+            ("digits", "--backend", "onnxruntime", "--batch", "100000"),
+            2,
+            "build digits --precision fp32 --backend onnxruntime --batch 1:256:100000",
+        ),
         (("digits", "--batch", "0"), 2, "--batch"),
         (("digits", "--slo", "15ms"), 2, "p99=15ms"),
         (("digits", "--scenario", "server"), 2, "--rate"),

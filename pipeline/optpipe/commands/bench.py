@@ -140,5 +140,8 @@ def bench(
             return Outcome(record, lambda: pair_table(record), pair.status)
         everything = tuple(artifact for group in found for artifact in group)
         result = run_bench(everything, plan, store, terminal)
+        for why in sorted({each.energy_why_not or "" for each in result.measurements} if energy else ()):
+            if why:
+                terminal.warn(f"--energy: no figure, {why}")
     document = bench_record(result, terminal.warnings)
     return Outcome(document, lambda: bench_table(document, sort), result.status)

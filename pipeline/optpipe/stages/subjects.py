@@ -120,9 +120,11 @@ def checked_batches(artifact: StoredArtifact, sizes: Sequence[int] | None) -> tu
         return tuple(size for size in (1 << power for power in range(20)) if low <= size <= high) or (low,)
     outside = [size for size in sizes if not low <= size <= high]
     if outside:
+        info, wider = artifact.entry.info, f"{min(low, *outside)}:{high}:{max(high, *outside)}"
+        build = f"{artifact.card.name} --precision {info['precision']} --backend {info['backend']} --batch {wider}"
         message = (
             f"batch {outside[0]} is outside the profile {low}…{high} of {artifact.label}\n"
-            f"`optpipe build {artifact.card.name} --batch {min(low, *outside)}:{high}:{max(high, *outside)}` builds one that holds it"
+            f"`optpipe build {build}` builds one that holds it"
         )
         raise BadInputError(message)
     return tuple(sizes)

@@ -9,14 +9,14 @@ from optpipe.core.measurement import Estimate, LatencySummary, Measurement, Reas
 from optpipe.measuring.energy import energy_per_image
 from optpipe.measuring.validity import LIMITS, WITNESSED, Evidence, reasons_for
 from optpipe.stats.percentiles import CONFIDENCE, PERCENTS, summary_from_ns
-from optpipe.stats.stability import mean_interval
+from optpipe.stats.stability import ratio_of_sums_interval
 
 if TYPE_CHECKING:
     import polars as pl
 
 PARTS = ("enqueue", "h2d", "compute", "d2h")
 GROUPS = 10
-"""Consecutive groups of samples whose throughputs give its interval."""
+"""Consecutive groups of samples whose images and times give the throughput's interval."""
 ROTATED_BYTES = "rotated_bytes"
 """Key of `Measurement.inputs`: device memory of the rotated inputs, which is none of the artifact's."""
 
@@ -127,21 +127,28 @@ def images_per_second(measured: "pl.DataFrame", scenario: Scenario, confidence: 
     """Throughput while answering (closed loops), or from the first start to the last end (offline, server).
 
     `measured` holds the measured queries in the order of their end; a sign-off computes the figure again by this function.
+    All images over all time; the interval is that of a ratio of sums over consecutive groups, so that it holds the figure
+    whatever the groups are like. Calls that follow each other are alike: a group joins many of them and stands for one.
     """
     import numpy as np
 
-    images = measured["images"].to_numpy().astype(float)
+    images = measured["images"].to_numpy().astype(np.int64)
     if scenario in (Scenario.SINGLE_STREAM, Scenario.MULTI_STREAM):
-        busy = (measured["end_ns"] - measured["start_ns"]).to_numpy() / 1e9
+        busy_ns = (measured["end_ns"] - measured["start_ns"]).to_numpy()
         note = "images over the time spent answering"
     else:
-        ends = measured["end_ns"].to_numpy()
-        busy = np.diff(ends, prepend=measured["start_ns"].to_numpy().min()) / 1e9
+        busy_ns = np.diff(measured["end_ns"].to_numpy(), prepend=measured["start_ns"].to_numpy().min())
         note = "images from the first start to the last end"
-    groups = min(GROUPS, len(images))
-    parts = zip(np.array_split(images, groups), np.array_split(busy, groups), strict=True)
-    rates: np.ndarray = np.array([float(some.sum() / max(time.sum(), 1e-12)) for some, time in parts])
-    return Estimate(float(images.sum() / max(busy.sum(), 1e-12)), mean_interval(rates, confidence), note)
+    groups = min(GROUPS, len(images))  # whole numbers: their sums are exact, however they are grouped
+    in_groups, ns_in_groups = (
+        np.array([int(part.sum()) for part in np.array_split(column, groups)]) for column in (images, busy_ns)
+    )
+    interval = ratio_of_sums_interval(in_groups, ns_in_groups, confidence)
+    return Estimate(
+        int(images.sum()) / max(int(busy_ns.sum()), 1) * 1e9,
+        None if interval is None else (max(0.0, interval[0]) * 1e9, interval[1] * 1e9),
+        note,
+    )
 
 
 def _seconds(measured: "pl.DataFrame") -> float:

@@ -133,12 +133,12 @@ def ratio_of_sums_interval(
 
     The ratio estimator of survey sampling (Cochran, Sampling Techniques, 3rd ed., 2.11): windows may differ in length,
     and the longer weighs more. The mean of the windows' own ratios is another figure and may lie outside. None for
-    fewer than 3 windows.
+    fewer than 3 windows, or denominators that add up to nothing.
     """
     import numpy as np
 
     count, total = len(numerators), float(np.sum(denominators))
-    if count < 3:
+    if count < 3 or total <= 0:
         return None
     ratio = float(np.sum(numerators)) / total
     residuals = numerators - ratio * denominators

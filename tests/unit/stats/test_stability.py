@@ -87,3 +87,4 @@ def test_the_interval_of_a_ratio_of_sums_covers():
         intervals.append(ratio_of_sums_interval(3.0 * images + GENERATOR.normal(0, 1, 10), images))
     assert 0.92 <= np.mean([low <= 3.0 <= high for low, high in intervals]) <= 0.98
     assert ratio_of_sums_interval(np.ones(2), np.ones(2)) is None
+    assert ratio_of_sums_interval(np.ones(5), np.zeros(5)) is None

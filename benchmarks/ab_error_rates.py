@@ -17,7 +17,7 @@ from optpipe.measuring.measure import Load, measure
 from optpipe.measuring.process import WorkerProcess
 from optpipe.stages.bench_subject import BenchPlan, prepared, subject_of
 from optpipe.stages.subjects import artifacts_named
-from optpipe.stats.distributions import proportion_interval
+from optpipe.stats.paired import share_interval
 
 
 def comparison(artifact, store, rounds, slower, seconds):
@@ -68,7 +68,7 @@ def main():
     found = [json.loads(line) for line in given.output.read_text().splitlines()]
     for change in ("faster", "slower", "no difference shown"):
         count = sum(each["change"] == change for each in found)
-        low, high = proportion_interval(count, len(found))
+        low, high = share_interval(count, len(found)).to_list()
         print(f"{change}: {count} of {len(found)} ({low:.1%} to {high:.1%})")
 
 

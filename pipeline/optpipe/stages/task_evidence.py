@@ -76,8 +76,8 @@ def _parity_figures(run: Run, record: Mapping[str, Any]) -> dict[str, Observatio
     found = {}
     if proof.top1 is not None:
         weights = () if record["weights"].get("trained", False) else (RANDOM_WEIGHTS,)
-        share = proof.top1.equal / proof.top1.images
-        found["agreement"] = Observation(share, *proof.top1.interval, (*caps, *weights), about, run.run_id)
+        share, interval = proof.top1.equal / proof.top1.images, proof.top1.interval
+        found["agreement"] = Observation(share, interval.low, interval.high, (*caps, *weights), about, run.run_id)
     snr = proof.outputs.snr_db
     if snr is not None:
         found["snr"] = Observation(snr, snr, snr, caps, about, run.run_id)

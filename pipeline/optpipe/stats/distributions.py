@@ -5,7 +5,7 @@ machines that measure do not all have it.
 """
 
 from functools import cache
-from math import exp, lgamma, log, log1p, sqrt
+from math import exp, lgamma, log, log1p
 
 _TINY = 1e-300
 
@@ -73,15 +73,3 @@ def student_t_quantile(level: float, freedom: float) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if student_t_tail(middle, freedom) > 1 - level else (low, middle)
     return (low + high) / 2
-
-
-def proportion_interval(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Wilson's score interval for a share. Raises ValueError for no trials."""
-    if trials < 1:
-        message = "no trials"
-        raise ValueError(message)
-    z = student_t_quantile(0.5 + confidence / 2, 1e9)
-    share, spread = successes / trials, z * z / trials
-    centre = (share + spread / 2) / (1 + spread)
-    half = z / (1 + spread) * sqrt(share * (1 - share) / trials + spread / trials / 4)
-    return max(0.0, centre - half), min(1.0, centre + half)

@@ -34,7 +34,10 @@ def _z(confidence: float) -> float:
 
 
 def share_interval(hits: int, n: int, confidence: float = CONFIDENCE) -> Interval:
-    """Wilson's interval of a share."""
+    """Wilson's score interval of a share. Raises ValueError for no samples."""
+    if n < 1:
+        message = "no samples, no share"
+        raise ValueError(message)
     z = _z(confidence)
     share = hits / n
     middle = (share + z * z / (2 * n)) / (1 + z * z / n)

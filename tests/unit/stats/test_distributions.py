@@ -6,7 +6,6 @@ from optpipe.stats.distributions import (
     binomial_cdf,
     binomial_quantile,
     incomplete_beta,
-    proportion_interval,
     student_t_quantile,
     student_t_tail,
 )
@@ -43,12 +42,6 @@ def test_student_quantiles_of_the_tables(level, freedom, value):
 
 def test_the_ends_of_the_beta_function():
     assert (incomplete_beta(2, 3, 0.0), incomplete_beta(2, 3, 1.0)) == (0.0, 1.0)
-
-
-def test_wilson_by_hand():
-    assert proportion_interval(0, 40) == pytest.approx((0.0, 0.0876), abs=1e-4)
-    with pytest.raises(ValueError, match="no trials"):
-        proportion_interval(0, 0)
 
 
 @pytest.mark.parametrize("level", [0.4, 1.0, 5e20, float("inf"), float("nan")])

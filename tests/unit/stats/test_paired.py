@@ -54,6 +54,12 @@ def test_share_interval_against_published_values() -> None:
     assert (round(found.low, 4), round(found.high, 4)) == (0.2553, 0.3662)
     assert share_interval(0, 20).low == 0
     assert share_interval(20, 20).high == 1
+    assert share_interval(0, 40).high == pytest.approx(1.959964**2 / (40 + 1.959964**2), rel=1e-6)  # by hand
+
+
+def test_no_samples_have_no_share() -> None:
+    with pytest.raises(ValueError, match="no samples"):
+        share_interval(0, 0)
 
 
 def test_mcnemar_is_the_sign_test() -> None:

@@ -5,7 +5,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from optpipe.core.verdict import Verdict
-from optpipe.stats.distributions import proportion_interval
+from optpipe.stats.paired import Interval, share_interval
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,9 +27,9 @@ class Agreement:
     images: int
 
     @property
-    def interval(self) -> tuple[float, float]:
+    def interval(self) -> Interval:
         """The 95 % interval of the share."""
-        return proportion_interval(self.equal, self.images)
+        return share_interval(self.equal, self.images)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
@@ -37,7 +37,7 @@ class Agreement:
             "share": self.equal / self.images,
             "equal": self.equal,
             "images": self.images,
-            "ci": list(self.interval),
+            "ci": self.interval.to_list(),
         }
 
 
@@ -62,7 +62,7 @@ def agreement(reference: "np.ndarray", got: "np.ndarray") -> Agreement | None:
 def images_needed() -> int:
     """How many images must all agree before the interval's lower end reaches AGREEMENT."""
     count = ceil(1 / (1 - AGREEMENT))
-    while proportion_interval(count, count)[0] < AGREEMENT:
+    while share_interval(count, count).low < AGREEMENT:
         count += 1
     return count
 
@@ -100,11 +100,12 @@ def judged(
 
 
 def _by_agreement(found: Agreement) -> Judgement:
-    low, high = found.interval
-    share = f"{found.equal} of {found.images} top-1 answers agree, 95 % interval {low:.2%} to {high:.2%}"
-    if low >= AGREEMENT:
+    interval = found.interval
+    extent = f"95 % interval {interval.low:.2%} to {interval.high:.2%}"
+    share = f"{found.equal} of {found.images} top-1 answers agree, {extent}"
+    if interval.low >= AGREEMENT:
         return Judgement(Verdict.PASS, share)
-    if high < AGREEMENT:
+    if interval.high < AGREEMENT:
         return Judgement(Verdict.FAIL, f"{share}; {AGREEMENT:.1%} is wanted")
     return Judgement(
         Verdict.INCONCLUSIVE,

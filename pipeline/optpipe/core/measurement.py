@@ -200,6 +200,7 @@ class Measurement:
     """`enqueue`, `h2d`, `compute`, `d2h`, `queue`, where measured."""
     throughput_images_per_s: Estimate | None = None
     throughput_batches_per_s: float | None = None
+    """Batches of `batch_size`: a query of multi-stream holds one for each stream."""
     streams: int = 1
     offered_rate_per_s: float | None = None
     """Server: queries per second that were due."""

@@ -63,7 +63,7 @@ def judged(
         verdict=Validity.INVALID if any(reason.invalidates for reason in reasons) else Validity.VALID,
         reasons=tuple(reasons),
         samples=len(measured),
-        **figures(measured, blank.scenario, highest, confidence),
+        **figures(blank, measured, highest, confidence),
         energy_j_per_image=None if isinstance(energy, str) else energy,
         energy_why_not=energy if isinstance(energy, str) else None,
     )
@@ -92,19 +92,19 @@ def computed_again(
 
 
 def figures(
-    measured: "pl.DataFrame", scenario: Scenario, highest: float = 99.0, confidence: float = CONFIDENCE
+    blank: Measurement, measured: "pl.DataFrame", highest: float = 99.0, confidence: float = CONFIDENCE
 ) -> dict[str, Any]:
-    """The fields of a `Measurement` that the samples alone give; percentiles up to p99 or `highest`."""
+    """The fields of a `Measurement` that its samples and load give; percentiles up to p99 or `highest`."""
     wanted = (percent for percent in (*PERCENTS, highest) if percent <= max(99.0, highest))
     percents = tuple(sorted(set(wanted)))
     latency = (measured["end_ns"] - measured["scheduled_ns"]).to_numpy()
-    throughput = images_per_second(measured, scenario, confidence)
+    throughput = images_per_second(measured, blank.scenario, confidence)
     return {
         "latency": summary_from_ns(latency, percents, confidence),
-        "parts": _parts(measured, percents, scenario, confidence),
+        "parts": _parts(measured, percents, blank.scenario, confidence),
         "duration_s": _seconds(measured),
         "throughput_images_per_s": throughput,
-        "throughput_batches_per_s": throughput.value * len(measured) / int(measured["images"].sum()),
+        "throughput_batches_per_s": throughput.value / blank.batch_size,
     }
 
 

@@ -207,7 +207,7 @@ def recovered(blank: Measurement, spool: Path) -> Measurement:
     reason = Reason(
         "interrupted", "cut off before its end; recovered from its samples", "run it again", invalidates=True
     )
-    found = figures(measured, blank.scenario) if len(measured) else {}
+    found = figures(blank, measured) if len(measured) else {}
     return replace(
         blank,
         reasons=(reason,),

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from optpipe.core.measurement import Scenario
-from optpipe.measuring.figures import GROUPS, images_per_second
+from optpipe.core.measurement import Measurement, Mode, Scenario, Subject, Validity
+from optpipe.measuring.figures import GROUPS, PARTS, figures, images_per_second
 
 CALLS = st.lists(
     st.tuples(st.one_of(st.integers(0, 10**15), st.just(1_000_000)), st.integers(1, 512)), min_size=1, max_size=45
@@ -44,6 +44,18 @@ def test_the_figure_is_all_images_over_all_time(calls, idle_ns):
     answering = images_per_second(measured, Scenario.SINGLE_STREAM).value
     assert answering * max(sum(durations), 1) == pytest.approx(sum(images) * 1e9)
     assert images_per_second(measured, Scenario.OFFLINE).value * max(whole_ns, 1) == pytest.approx(sum(images) * 1e9)
+
+
+def test_a_query_of_several_streams_is_as_many_batches():
+    blank = Measurement(
+        "m", Subject("a", "fake", "fp32", "cpu"), 4, Scenario.MULTI_STREAM, Mode.COMPUTE, Validity.VALID, (), streams=2
+    )
+    whole = frame([2_000_000] * 100, images=8).with_columns(
+        pl.col("start_ns").alias("scheduled_ns"), *(pl.lit(None, pl.Int64).alias(f"{part}_ns") for part in PARTS)
+    )
+    found = figures(blank, whole)
+    assert found["throughput_images_per_s"].value == pytest.approx(4000)
+    assert found["throughput_batches_per_s"] == pytest.approx(1000)
 
 
 @pytest.mark.parametrize(("calls", "has_one"), [(1, False), (2, False), (3, True), (GROUPS + 1, True)])

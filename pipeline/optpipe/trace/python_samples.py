@@ -40,8 +40,9 @@ def samples_from_json(path: Path) -> tuple[pl.DataFrame, int]:
         with path.open(encoding="utf-8", errors="replace") as file:
             for number, line in enumerate(file):
                 document = json.loads(line)
-                if "data" in document:
-                    strings = [html.unescape(str(text)) for text in document["data"]]
+                texts = document.get("data")
+                if texts and all(isinstance(text, str) for text in texts):  # the names of threads have that key too
+                    strings = [html.unescape(text) for text in texts]
                 if event := document.get("NvtxEvent"):
                     kind = event.get("Type", document.get("Type"))
                     if kind == _DOMAIN_EVENT and event.get("Text") in _DOMAINS:

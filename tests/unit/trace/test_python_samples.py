@@ -61,6 +61,13 @@ def test_the_event_s_type_beside_it_and_its_domain_named_after_it(tmp_path: Path
     assert (samples["name"].to_list(), unread) == (["decode (job.py)"], 0)
 
 
+def test_names_of_threads_that_follow_are_no_strings(tmp_path: Path) -> None:
+    path = _written(tmp_path, _mark(10, "1", (1, 3, 12)))
+    threads = {"data": [{"nameIdx": "1", "priority": "20", "globalTid": "77"}] * 4}
+    path.write_text(path.read_text() + "\n" + json.dumps(threads))
+    assert samples_from_json(path)[0]["name"].to_list() == ["decode (job.py)"]
+
+
 def test_a_thread_without_a_python_frame_is_read(tmp_path: Path) -> None:
     samples, unread = samples_from_json(_written(tmp_path, _mark(10, "1", header=_later_header)))
     assert (samples.height, unread) == (0, 0)

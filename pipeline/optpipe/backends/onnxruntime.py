@@ -85,6 +85,8 @@ class OnnxRuntime:
         target = request.directory / GRAPH
         optimize(request.graph, target, request.device)
         model = onnx.load(target)
+        if request.precision is Precision.FP32 and request.device == "cuda" and "nhwc" not in request.options:
+            options["nhwc"] = False  # cuDNN without TF32: see torch_program.image_layout
         on_gpu, half = request.device == "cuda", request.precision in (Precision.FP16, Precision.BF16)
         if on_gpu and half and separate_biases(model):
             onnx.save(model, target)

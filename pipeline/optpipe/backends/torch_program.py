@@ -30,11 +30,11 @@ def type_name(dtype: Any) -> str:
 
 
 def module_in(precision: Precision, module: Any, device: str) -> Any:
-    """`module` with parameters of `precision` on `device`, channels last; FP32 tensors in and out."""
+    """`module` with parameters of `precision` on `device`, in the layout that is fast there; FP32 tensors in and out."""
     import torch
 
-    dtype = getattr(torch, _DTYPES[precision])
-    inner = module.to(device=device, dtype=dtype, memory_format=torch.channels_last)
+    dtype, layout = getattr(torch, _DTYPES[precision]), image_layout(precision, device)
+    inner = module.to(device=device, dtype=dtype, memory_format=layout)
 
     class InPrecision(torch.nn.Module):
         def __init__(self) -> None:
@@ -42,20 +42,31 @@ def module_in(precision: Precision, module: Any, device: str) -> Any:
             self.model = inner
 
         def forward(self, *inputs: Any) -> Any:
-            outputs = self.model(*(_cast(each, dtype) for each in inputs))
+            outputs = self.model(*(_cast(each, dtype, layout) for each in inputs))
             flat = outputs if isinstance(outputs, tuple) else (outputs,)
-            return tuple(_cast(each, torch.float32) for each in flat)
+            return tuple(_cast(each, torch.float32, layout) for each in flat)
 
     return InPrecision().eval()
 
 
-def _cast(tensor: Any, dtype: Any) -> Any:
-    """Floating tensors in `dtype`, images channels last; token ids stay as they are."""
+def image_layout(precision: Precision, device: str) -> Any:
+    """Channels last, but for FP32 on a GPU: cuDNN's fast kernels without TF32 want channels first.
+
+    ResNet-50 at batch 64 on an H200: torch 23.5 ms channels last, 9.5 noted for torch's own layout; ONNX Runtime 4,455
+    images/s channels first at batch 256, 3,686 channels last.
+    """
+    import torch
+
+    return torch.contiguous_format if precision is Precision.FP32 and device == "cuda" else torch.channels_last
+
+
+def _cast(tensor: Any, dtype: Any, layout: Any) -> Any:
+    """Floating tensors in `dtype`, images in `layout`; token ids stay as they are."""
     import torch
 
     if not tensor.is_floating_point():
         return tensor
-    return tensor.to(dtype=dtype, memory_format=torch.channels_last if tensor.dim() == 4 else torch.contiguous_format)
+    return tensor.to(dtype=dtype, memory_format=layout if tensor.dim() == 4 else torch.contiguous_format)
 
 
 def example_inputs(inputs: tuple[InputSpec, ...], device: str) -> tuple[Any, ...]:

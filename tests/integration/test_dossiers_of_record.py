@@ -16,9 +16,7 @@ def test_a_dossier_of_record_is_intact_and_recomputed(folder):
     assert checked.problems == ()
     assert checked.signoff is not None
     assert checked.size_bytes < 5e6
-    # the profile of the H200 was judged before the roofline knew what fusion saves
-    left_out = ["torch fp16 batch 64: roofline, bottleneck, ranges"] if folder.name == "resnet50-h200" else []
-    assert [one.partition(": ")[2] for one in checked.not_recomputed] == left_out
+    assert checked.not_recomputed == ()
 
 
 def test_there_is_one():

@@ -100,6 +100,13 @@ def summary_from_ns(
     )
 
 
+def supported(durations: "np.ndarray", percent: float, confidence: float = CONFIDENCE) -> bool:
+    """Whether durations, in the order in which they were measured, are enough and independent enough for this percentile."""
+    import numpy as np
+
+    return not isinstance(_percentile(durations, np.sort(durations), percent, confidence), str)
+
+
 def _percentile(values: "np.ndarray", ordered: "np.ndarray", percent: float, confidence: float) -> Percentile | str:
     count, needed = len(values), samples_needed(percent)
     if count < needed:

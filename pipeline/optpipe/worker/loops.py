@@ -15,6 +15,7 @@ from time import perf_counter_ns, sleep
 from typing import Any
 
 from optpipe.core.measurement import Phase, Scenario
+from optpipe.stats.percentiles import samples_needed, supported
 from optpipe.stats.stability import steady
 from optpipe.worker.checks import Reservoir
 from optpipe.worker.lanes import CudaLane, Lane
@@ -23,6 +24,8 @@ from optpipe.worker.spool import Spool
 
 WINDOWS_PER_WARM_UP = 6
 IN_FLIGHT = 2
+LONGEST = 4
+"""Samples that follow each other closely are worth fewer: up to so many times as many are measured for the percentile."""
 SPIN_NS = 150_000
 """Sleeping is not exact; the last part before an arrival is waited for by reading the clock."""
 
@@ -40,15 +43,24 @@ class Load:
     """Called once, between warm-up and measuring."""
     steady: bool = False
     write: Callable[..., None] = field(init=False)
+    _look_at: int = field(init=False)
+    """The count at which is looked, the next time, whether the samples are enough for the percentile."""
+    _most: int = 0
 
     def __post_init__(self) -> None:
         self.write = self.spool.writer()
+        self._look_at = samples_needed(self.point.percentile)
 
     def finished(self, started_ns: int, now_ns: int, count: int) -> bool:
-        """Both minimum time and minimum count, or the most time, or the parent's word."""
+        """Both minimum time and what the percentile needs, or the most time, or the parent's word."""
         seconds = (now_ns - started_ns) / 1e9
-        enough = seconds >= self.point.min_seconds and count >= self.point.min_samples
-        return enough or seconds >= self.point.max_seconds or self.spool.stopped
+        if seconds >= self.point.max_seconds or self.spool.stopped:
+            return True
+        if seconds < self.point.min_seconds or count < self._look_at:
+            return False
+        self._most = self._most or LONGEST * count
+        self._look_at = count + count // 4
+        return count >= self._most or supported(self.spool.last_latencies_ns(count), self.point.percentile)
 
     def keep(self, lane: Lane, index: int) -> None:
         """Keeps the lane's last answer if the reservoir wants it."""
@@ -208,7 +220,10 @@ def _threads(load: Load) -> None:
 
     def serve(stream: int) -> None:
         lane, now = load.lanes[stream], started
-        while not load.finished(started, now, sum(counts)):
+        while True:
+            with lock:
+                if load.finished(started, now, sum(counts)):
+                    return
             index = counts[stream] % load.inputs
             lane.stage(index)
             times = lane.query()

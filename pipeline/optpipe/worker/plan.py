@@ -43,8 +43,9 @@ class Point:
     spool: str
     """File that the samples go to."""
     min_seconds: float
-    min_samples: int
     max_seconds: float
+    percentile: float = 99.0
+    """The highest one wanted: it decides how many samples are measured."""
     warm_up_seconds: float = 0.5
     max_warm_up_seconds: float = 20.0
     rate_per_s: float | None = None

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Self
 from optpipe.errors import StageError
 
 if TYPE_CHECKING:
+    import numpy as np
     import polars as pl
 
 MAGIC = b"OPTSPOOL"
@@ -63,6 +64,15 @@ class Spool:
 
         return write
 
+    def last_latencies_ns(self, count: int) -> "np.ndarray":
+        """From when each of the last `count` queries was due to its answer, in ns."""
+        import numpy as np
+
+        count = min(count, self.count)
+        start = HEADER_BYTES + (self.count - count) * RECORD.size
+        records = np.frombuffer(self._map[start : start + count * RECORD.size], dtype=_record_dtype())
+        return records["end_ns"] - records["scheduled_ns"]  # type: ignore[no-any-return]
+
     @property
     def stopped(self) -> bool:
         """Whether the parent asked for an end."""
@@ -99,6 +109,17 @@ def spooled_count(path: Path) -> int:
     return int(_COUNT.unpack_from(head, COUNT_AT)[0]) if len(head) == HEADER_BYTES else 0
 
 
+def _record_dtype() -> "np.dtype[np.void]":
+    import numpy as np
+
+    from optpipe.core.measurement import SAMPLE_COLUMNS
+
+    return np.dtype(
+        [("phase", "u1"), ("_0", "u1"), ("stream", "<u2"), ("input", "<u4"), ("images", "<u4"), ("_1", "<u4")]
+        + [(name, "<i8") for name in SAMPLE_COLUMNS if name.endswith("_ns")]
+    )
+
+
 def frame_from_spool(path: Path) -> "pl.DataFrame":
     """The samples as a frame with the columns of `core.measurement.SAMPLE_COLUMNS`. Raises StageError for another file."""
     import numpy as np
@@ -111,11 +132,7 @@ def frame_from_spool(path: Path) -> "pl.DataFrame":
         message = f"{path} is not a sample spool of version {VERSION}"
         raise StageError(message)
     count = _COUNT.unpack_from(content, COUNT_AT)[0]
-    kind = np.dtype(
-        [("phase", "u1"), ("_0", "u1"), ("stream", "<u2"), ("input", "<u4"), ("images", "<u4"), ("_1", "<u4")]
-        + [(name, "<i8") for name in SAMPLE_COLUMNS if name.endswith("_ns")]
-    )
-    records = np.frombuffer(content, dtype=kind, count=count, offset=HEADER_BYTES)
+    records = np.frombuffer(content, dtype=_record_dtype(), count=count, offset=HEADER_BYTES)
     frame = pl.DataFrame({name: records[name].copy() for name in SAMPLE_COLUMNS})
     typed = [pl.col(name).cast(getattr(pl, kind_name)) for name, kind_name in SAMPLE_COLUMNS.items()]
     missing = [pl.col(name).replace(-1, None) for name in ("h2d_ns", "compute_ns", "d2h_ns")]

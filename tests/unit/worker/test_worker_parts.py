@@ -14,7 +14,7 @@ from optpipe.worker.spool import CHUNK_RECORDS, Spool, frame_from_spool, request
 def test_plans_survive_json():
     plan = SessionPlan("a:b", {"x": 1}, {"x": "x.npy"}, affinity=(0, 1))
     assert session_from_json(plan.to_json()) == plan
-    point = Point("m0", 4, Scenario.SERVER, Mode.COMPUTE, "s", 1.0, 10, 2.0, rate_per_s=5.0)
+    point = Point("m0", 4, Scenario.SERVER, Mode.COMPUTE, "s", 1.0, 2.0, rate_per_s=5.0)
     assert point_from_json(point.to_json()) == point
 
 

@@ -1,0 +1,71 @@
+"""When a measurement ends, on a simulated clock."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from optpipe.core.measurement import Mode, Scenario
+from optpipe.stats.percentiles import samples_needed, summary_from_ns
+from optpipe.worker.checks import Reservoir
+from optpipe.worker.loops import LONGEST, Load
+from optpipe.worker.plan import Point
+from optpipe.worker.spool import Spool
+
+MS = 1_000_000
+
+
+def measured(
+    folder: Path, durations_ns: Iterator[int], *, min_seconds: float = 0.0, max_seconds: float = 1e9
+) -> list[int]:
+    """The durations that were taken until the load had enough for p99."""
+    point = Point("m0", 1, Scenario.SINGLE_STREAM, Mode.COMPUTE, str(folder / "s"), min_seconds, max_seconds, 99.0)
+    taken: list[int] = []
+    with Spool(folder / "s") as spool:
+        load = Load(point, spool, [], 1, Reservoir(1, 0), lambda: None)
+        for _ in range(50):  # the warm-up does not count
+            load.write(0, 0, 0, 1, 0, 0, 0, 9 * MS, 0, -1, -1, -1)
+        now = 0
+        while not load.finished(0, now, len(taken)):
+            duration = next(durations_ns)
+            load.write(1, 0, 0, 1, 0, now, now, now + duration, 0, -1, -1, -1)
+            now += duration
+            taken.append(duration)
+    return taken
+
+
+def independent() -> Iterator[int]:
+    generator = np.random.default_rng(0)
+    while True:
+        yield int(MS * generator.gamma(20, 0.05))
+
+
+def waves(length: int) -> Iterator[int]:
+    """Independent noise on a level that stays the same for `length` calls."""
+    generator, noise = np.random.default_rng(1), independent()
+    while True:
+        level = generator.normal(5, 1)
+        for _ in range(length):
+            yield int(MS * level) + next(noise) // 10
+
+
+def test_independent_samples_are_as_many_as_the_percentile_needs(tmp_path: Path) -> None:
+    assert len(measured(tmp_path, independent())) == samples_needed(99.0)
+
+
+@pytest.mark.parametrize("length", [3, 5])
+def test_samples_that_follow_each_other_closely_are_more(tmp_path: Path, length: int) -> None:
+    taken = measured(tmp_path, waves(length))
+    assert samples_needed(99.0) < len(taken) < LONGEST * samples_needed(99.0)
+    assert 99.0 in {each.percent for each in summary_from_ns(np.array(taken)).percentiles}
+
+
+def test_it_does_not_wait_for_ever(tmp_path: Path) -> None:
+    taken = measured(tmp_path, waves(400))
+    assert len(taken) <= LONGEST * samples_needed(99.0) * 5 // 4
+
+
+def test_the_least_and_the_most_time_hold(tmp_path: Path) -> None:
+    assert sum(measured(tmp_path, independent(), min_seconds=3.0)) >= 3000 * MS
+    assert sum(measured(tmp_path, waves(50), max_seconds=0.5)) < 520 * MS

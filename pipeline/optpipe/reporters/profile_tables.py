@@ -66,9 +66,13 @@ def copy_tables(rows: Sequence[Mapping[str, Any]], totals: Mapping[str, Any], st
             rate = "" if row["bytes_per_s"] is None else f"{bytes_text(row['bytes_per_s'])}/s"
             size = duration_text(row["total_ns"]), str(row["count"]), bytes_text(row["bytes"]), rate
             shown.add_row(row["kind"] or "unknown", *size, row["source_memory"] or "", row["target_memory"] or "")
+        parts += [Text(), shown]
+    if totals["kernel_ns"] is None:
+        return parts
+    if rows:
         copies_ns = totals["memcpy_ns"] + totals["memset_ns"]
         beside = f"{duration_text(totals['copy_beside_compute_ns'])} of {duration_text(copies_ns)} beside kernels"
-        parts += [Text(), shown, Text(beside, style="dim")]
+        parts.append(Text(beside, style="dim"))
     if streams > 1:
         both = (
             f"{streams} streams run kernels, two or more at once for {duration_text(totals['streams_concurrent_ns'])}"

@@ -54,7 +54,7 @@ def profiles_text(document: Mapping[str, Any], short_name: Any) -> RenderableTyp
         shown.add_row(
             stage["name"],
             _time_of(stage),
-            f"{totals['busy_ns'] / totals['span_ns']:.0%}" if totals["kernels"] else "",
+            f"{totals['busy_ns'] / totals['span_ns']:.0%}" if totals["busy_ns"] is not None else "",
             f"{first['gain_share']:.0%}" if first else "",
             Text(stage["bottleneck"]["verdict"], style="bold"),
             first["advice"] if first else "",
@@ -126,7 +126,7 @@ def _answer(document: Mapping[str, Any]) -> list[RenderableType]:
     trusted = (quality["verdict"], VERDICT_STYLES[quality["verdict"]])
     lines: list[RenderableType] = [verdict]
     lines.append(Text.assemble(f"{scope} of {document['source']}, {document['tracer']}; trace quality ", trusted))
-    if totals["kernels"]:
+    if totals["busy_ns"] is not None:
         idle = ", ".join(
             f"{label} {totals['idle_by_cause'][cause] / totals['span_ns']:.0%}" for cause, label in CAUSES.items()
         )

@@ -20,6 +20,8 @@ LAUNCH_CALLS = r"^(cudaLaunchKernel|cudaLaunchCooperativeKernel|cuLaunchKernel|c
 ABSOLUTE_TIMES = "absolute times"
 """What is withheld where the profiler slowed the host: its times. Kernel times and shares still hold."""
 UNPROFILED = "time without the profiler"
+_OF_ALL_EVENTS = ("totals", "kernels", "idle_by_cause", "tensor_cores")
+"""What is wrong when a part of the events is missing."""
 _LOST_SHARE = 0.01
 _OVERHEAD_SHARE = 0.2
 _PROJECTION_RATIO = 2.0
@@ -61,7 +63,11 @@ def quality(measured: Analysis, unprofiled_iteration_ns: float | None = None, *,
         _constant_kernel_count,
         _projection_against_wall,
     )
-    rest = (check(measured) for check in checks)
+    rest = [check(measured) for check in checks]
+    devices = measured.trace.kernels["device"].n_unique()
+    if devices > 1:
+        detail = f"kernels of {devices} GPUs: busy would be when any of them is; record one, with CUDA_VISIBLE_DEVICES"
+        rest.append(Check("one_gpu", Verdict.INCONCLUSIVE, detail, ("idle_by_cause",)))
     return Quality((_gpu_rows(measured, expects_gpu=expects_gpu), *rest, _overhead(measured, unprofiled_iteration_ns)))
 
 
@@ -101,9 +107,7 @@ def _graph_mode(measured: Analysis) -> Check:
 
 def _lost_events(measured: Analysis) -> Check:
     if measured.trace.diagnostics:
-        return Check(
-            "lost_events", Verdict.FAIL, f"nsys says: {measured.trace.diagnostics[0]}", ("totals", "idle_by_cause")
-        )
+        return Check("lost_events", Verdict.FAIL, f"nsys says: {measured.trace.diagnostics[0]}", _OF_ALL_EVENTS)
     launches, lost = _launches_without_kernel(measured.trace, measured.timeline)
     if (
         launches
@@ -112,7 +116,7 @@ def _lost_events(measured: Analysis) -> Check:
         and not measured.trace.graph_launches_untraced
     ):
         detail = f"{lost} of {launches} launches have no kernel: events were lost; record a shorter range"
-        return Check("lost_events", Verdict.FAIL, detail, ("totals", "idle_by_cause"))
+        return Check("lost_events", Verdict.FAIL, detail, _OF_ALL_EVENTS)
     if not launches and measured.trace.kernels.height:
         detail = "the launching API calls were not recorded; trace with -t cuda"
         return Check("lost_events", Verdict.INCONCLUSIVE, detail, ("executions", "idle_by_cause"))

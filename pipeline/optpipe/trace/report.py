@@ -71,7 +71,9 @@ def profile_from_trace(
         bottleneck=_judged(measured, checked, roofs),
         by_range=_by_range(measured, roofs) if "idle_by_cause" not in checked.withheld else {},
         gaps=gaps_that_matter(measured),
-        findings=findings(facts) if "totals" not in checked.withheld else (),
+        findings=()
+        if "totals" in checked.withheld
+        else findings(facts, with_gaps="idle_by_cause" not in checked.withheld),
         unprofiled_iteration_ns=unprofiled_iteration_ns,
     )
 
@@ -107,16 +109,16 @@ def document_from_profile(profile: Profile) -> dict[str, Any]:
     `totals`, `kernels`, `api`, `copies`, `executions`, `streams`, `os_runtime` and `ranges` are of the whole trace, as
     `nsys stats` has them; `measured` has the totals of the part that is judged, `measured_views` its tables.
     """
-    whole, measured = profile.whole, profile.measured
+    whole, measured, withheld = profile.whole, profile.measured, profile.quality.withheld
     return {
         "source": whole.trace.source,
         "tracer": whole.trace.tracer,
         "gpus": [asdict(gpu) for gpu in whole.trace.gpus],
         "trace_quality": _quality_document(profile.quality),
         "scope": measured.scope,
-        "totals": _totals(whole),
-        "measured": _totals(measured),
-        "kernels": _kernel_rows(whole),
+        "totals": _totals(whole, withheld),
+        "measured": _totals(measured, withheld),
+        "kernels": [] if "kernels" in withheld else _kernel_rows(whole),
         "kernel_kinds": whole.kinds.select("kind", "count", "total_ns", "share").to_dicts(),
         "api": whole.api.select("name", "count", "total_ns", "share", "in_classic_list").to_dicts(),
         "copies": whole.copies.to_dicts(),
@@ -144,21 +146,25 @@ def _quality_document(checked: Quality) -> dict[str, Any]:
     return {**checks, "withheld": checked.withheld, "verdict": str(checked.verdict)}
 
 
-def _totals(analysis: Analysis) -> dict[str, Any]:
-    has_kernels = analysis.trace.kernels.height > 0
-    return {
+def _totals(analysis: Analysis, withheld: Mapping[str, str]) -> dict[str, Any]:
+    """Null is what the trace cannot support, and what `trace_quality.withheld` gives the reason of."""
+    sums = {
         "kernel_ns": analysis.kernel_ns,
-        "kernels": analysis.trace.kernels.height,
         "api_ns": int(analysis.api["total_ns"].sum()),
         "memcpy_ns": int(analysis.copies.filter(pl.col("kind") != "Memset")["total_ns"].sum()),
         "memset_ns": int(analysis.copies.filter(pl.col("kind") == "Memset")["total_ns"].sum()),
-        "span_ns": analysis.split.span_ns,
-        # Without a kernel there is no telling a GPU that idles from one that was not traced.
-        "busy_ns": analysis.split.busy_ns if has_kernels else None,
-        "idle_ns": analysis.split.idle_ns if has_kernels else None,
-        "idle_by_cause": {str(cause): ns for cause, ns in analysis.split.idle_by_cause.items()} if has_kernels else {},
         "copy_beside_compute_ns": analysis.overlapped_copy_ns,
         "streams_concurrent_ns": analysis.concurrent_ns,
+    }
+    # Without a kernel there is no telling a GPU that idles from one that was not traced.
+    is_split = analysis.trace.kernels.height > 0 and "idle_by_cause" not in withheld
+    return {
+        **(dict.fromkeys(sums) if "totals" in withheld else sums),
+        "kernels": analysis.trace.kernels.height,
+        "span_ns": analysis.split.span_ns,
+        "busy_ns": analysis.split.busy_ns if is_split else None,
+        "idle_ns": analysis.split.idle_ns if is_split else None,
+        "idle_by_cause": {str(cause): ns for cause, ns in analysis.split.idle_by_cause.items()} if is_split else {},
     }
 
 
@@ -175,8 +181,9 @@ def _measured_views(profile: Profile) -> dict[str, Any]:
         if row["name"] not in in_graphs
     }
     unknown = {"launch_ns": None, "queue_ns": None}
+    kernels = [] if "kernels" in profile.quality.withheld else _kernel_rows(measured)
     return {
-        "kernels": [{**row, **waits.get(row["name"], unknown)} for row in _kernel_rows(measured)],
+        "kernels": [{**row, **waits.get(row["name"], unknown)} for row in kernels],
         "api": measured.api.select("name", "count", "total_ns", "share", "in_classic_list").to_dicts(),
         "copies": measured.copies.to_dicts(),
         "streams": measured.streams.height,

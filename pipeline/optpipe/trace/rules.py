@@ -40,13 +40,13 @@ _ALLOCATIONS = (
 Rule = Callable[[Facts], Finding | None]
 
 
-def findings(facts: Facts) -> tuple[Finding, ...]:
-    """All findings that matter, the largest estimated gain first."""
+def findings(facts: Facts, *, with_gaps: bool = True) -> tuple[Finding, ...]:
+    """All findings that matter, the largest estimated gain first; those from gaps only where the trace supports these."""
     least_ns = _WORTH_SHARE * facts.measured.split.span_ns
     has_gpu = facts.measured.trace.kernels.height > 0
     found = (rule(facts) for rule in (_GPU_RULES if has_gpu else _CPU_RULES))
     kept = [finding for finding in found if finding is not None and finding.gain_ns >= least_ns]
-    if has_gpu:  # these have a threshold of their own
+    if has_gpu and with_gaps:  # these have a threshold of their own
         kept += [finding for rule in _GAP_RULES if (finding := rule(facts)) is not None]
     return tuple(sorted(kept, key=lambda finding: (-finding.gain_ns, finding.rule)))
 

@@ -185,6 +185,25 @@ def test_lost_events_withhold_the_totals(judged: Judged) -> None:
     assert profile.bottleneck.limit is Limit.WITHHELD
 
 
+def test_what_is_withheld_is_not_in_the_document(judged: Judged) -> None:
+    document = document_from_profile(judged(phenomena.lost_events()))
+    assert {"totals", "kernels", "idle_by_cause", "tensor_cores"} <= set(document["trace_quality"]["withheld"])
+    for totals in (document["totals"], document["measured"]):
+        assert {totals[name] for name in ("kernel_ns", "api_ns", "busy_ns", "idle_ns")} == {None}
+    assert (document["kernels"], document["measured_views"]["kernels"]) == ([], [])
+    assert document["tensor_cores"]["used"] is None
+
+
+def test_two_gpus_have_no_busy_time_in_common(judged: Judged) -> None:
+    trace = phenomena.launch_bound()
+    trace.rows["kernels"] = [(*row[:2], number % 2, *row[3:]) for number, row in enumerate(trace.rows["kernels"])]
+    profile = judged(trace)
+    assert profile.bottleneck.limit is Limit.WITHHELD
+    assert "kernels of 2 GPUs" in profile.quality.withheld["idle_by_cause"]
+    assert "launch-gaps" not in _rules(profile)
+    assert document_from_profile(profile)["totals"]["kernel_ns"] == 24 * US
+
+
 def test_the_profilers_own_complaint_is_shown(judged: Judged) -> None:
     recording = phenomena.gpu_bound()
     recording.diagnostic("CUDA device: 12 events were lost")

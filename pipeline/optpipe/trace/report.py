@@ -15,7 +15,7 @@ from optpipe.trace.layers import layered_part
 from optpipe.trace.peaks import sheet_peaks
 from optpipe.trace.quality import ABSOLUTE_TIMES, UNPROFILED, Quality, quality
 from optpipe.trace.roofline import Graph, Roofline, roofline
-from optpipe.trace.rules import HOST_RULES, RULES_UNDER_PROFILER, Facts, Finding, findings
+from optpipe.trace.rules import HOST_RULES, Facts, Finding, findings
 from optpipe.trace.tensor_cores import TensorCores, tensor_cores
 
 _RANGES_SHOWN = 100
@@ -61,7 +61,14 @@ def profile_from_trace(
     has_gpu = "tensor_cores" not in checked.withheld
     cores = tensor_cores(layered_part(whole, measured), peaks, costs) if has_gpu else None
     roofs = roofline(graph, unprofiled_iteration_ns, _layer_ns(cores)) if graph else None
-    facts = Facts(measured, cores, gpus[0].multiprocessors if gpus else None, stage, roofs)
+    facts = Facts(
+        measured,
+        cores,
+        gpus[0].multiprocessors if gpus else None,
+        stage,
+        roofs,
+        _undisturbed_ns(measured, checked, unprofiled_iteration_ns),
+    )
     return Profile(
         whole=whole,
         measured=measured,
@@ -76,6 +83,12 @@ def profile_from_trace(
         else findings(facts, with_gaps="idle_by_cause" not in checked.withheld),
         unprofiled_iteration_ns=unprofiled_iteration_ns,
     )
+
+
+def _undisturbed_ns(measured: Analysis, checked: Quality, unprofiled_iteration_ns: float | None) -> float | None:
+    if ABSOLUTE_TIMES not in checked.withheld or UNPROFILED in checked.withheld or not measured.iterations.height:
+        return None
+    return unprofiled_iteration_ns
 
 
 def _layer_ns(cores: TensorCores | None) -> dict[str, float]:
@@ -137,7 +150,7 @@ def document_from_profile(profile: Profile) -> dict[str, Any]:
         if profile.roofline
         else {"withheld": "no graph of the model was given"},
         "bottleneck": _bottleneck_document(profile.bottleneck),
-        "findings": [_finding_document(finding, profile) for finding in profile.findings],
+        "findings": [_finding_document(finding) for finding in profile.findings],
     }
 
 
@@ -274,22 +287,13 @@ def _gaps_document(profile: Profile) -> dict[str, Any]:
     return {"withheld": why} if why else asdict(profile.gaps)
 
 
-def _finding_document(finding: Finding, profile: Profile) -> dict[str, Any]:
+def _finding_document(finding: Finding) -> dict[str, Any]:
     return {
         "rule": finding.rule,
         "evidence": finding.evidence,
         "host_times": finding.rule in HOST_RULES,
         "gain_ns": finding.gain_ns,
-        "gain_share": finding.gain_ns / max(_time_of(finding, profile), 1),
+        "gain_share": finding.gain_ns / max(finding.of_ns, 1),
         "advice": finding.advice,
         "rows": list(finding.rows),
     }
-
-
-def _time_of(finding: Finding, profile: Profile) -> float:
-    """What a gain is a share of: where the profiler slowed the host, the time without it for what it did not slow."""
-    withheld, iterations = profile.quality.withheld, profile.measured.iterations.height
-    unprofiled_ns = None if UNPROFILED in withheld else profile.unprofiled_iteration_ns
-    if ABSOLUTE_TIMES in withheld and unprofiled_ns and iterations and finding.rule not in RULES_UNDER_PROFILER:
-        return unprofiled_ns * iterations
-    return profile.measured.split.span_ns

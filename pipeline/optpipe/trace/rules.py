@@ -4,7 +4,7 @@ Gains are upper bounds over the measured part: the time that would be gone if th
 """
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -25,11 +25,11 @@ HOST_RULES = frozenset(
     {"launch-gaps", "host-gaps", "device-gaps", "synchronization", "allocations", "first-iteration", "operating-system"}
 )
 """Rules whose evidence is times of the host, which a profiler's overhead distorts."""
-RULES_UNDER_PROFILER = HOST_RULES | {"busiest-operator"}
+_UNDER_PROFILER = frozenset({"allocations", "first-iteration", "operating-system", "busiest-operator"})
 """Rules whose gain was timed on the host under the profiler, so that it is a part of the time there."""
 _SMALL_COPY_BYTES = 64 * 1024
 _ROWS = 5
-__all__ = ["HOST_RULES", "RULES_UNDER_PROFILER", "Facts", "Finding", "findings"]
+__all__ = ["HOST_RULES", "Facts", "Finding", "findings"]
 _FIRST_SHARE = 0.2
 _ALLOCATIONS = (
     r"^(cudaMalloc|cudaFree|cudaHostAlloc|cudaFreeHost|cudaMallocHost|cuMemAlloc|cuMemFree|cuModuleLoad|cuLibraryLoad|"
@@ -42,13 +42,35 @@ Rule = Callable[[Facts], Finding | None]
 
 def findings(facts: Facts, *, with_gaps: bool = True) -> tuple[Finding, ...]:
     """All findings that matter, the largest estimated gain first; those from gaps only where the trace supports these."""
-    least_ns = _WORTH_SHARE * facts.measured.split.span_ns
     has_gpu = facts.measured.trace.kernels.height > 0
-    found = (rule(facts) for rule in (_GPU_RULES if has_gpu else _CPU_RULES))
-    kept = [finding for finding in found if finding is not None and finding.gain_ns >= least_ns]
+    found = [finding for rule in (_GPU_RULES if has_gpu else _CPU_RULES) if (finding := rule(facts)) is not None]
+    kept = [finding for finding in found if finding.gain_ns >= _WORTH_SHARE * _time_of(finding.rule, facts)]
     if has_gpu and with_gaps:  # these have a threshold of their own
-        kept += [finding for rule in _GAP_RULES if (finding := rule(facts)) is not None]
-    return tuple(sorted(kept, key=lambda finding: (-finding.gain_ns, finding.rule)))
+        gaps = [finding for rule in _GAP_RULES if (finding := rule(facts)) is not None]
+        kept += gaps if facts.undisturbed_ns is None else _undisturbed(gaps, facts.undisturbed_ns, facts)
+    timed = [replace(finding, of_ns=_time_of(finding.rule, facts)) for finding in kept]
+    return tuple(sorted(timed, key=lambda finding: (-finding.gain_ns / max(finding.of_ns, 1), finding.rule)))
+
+
+def _time_of(rule: str, facts: Facts) -> float:
+    """What a gain is a part of: where the profiler slowed the host, the time without it for what it did not slow."""
+    if facts.undisturbed_ns is None or rule in _UNDER_PROFILER:
+        return facts.measured.split.span_ns
+    return facts.undisturbed_ns * facts.iterations
+
+
+def _undisturbed(gaps: list[Finding], undisturbed_ns: float, facts: Facts) -> list[Finding]:
+    """Gaps as long as an iteration without the profiler leaves room for: it delays launches, and hardly the kernels."""
+    split = facts.measured.split
+    left_ns = max(0.0, undisturbed_ns * facts.iterations - split.busy_ns)
+    share = min(1.0, left_ns / max(split.idle_ns, 1))
+    shorter = []
+    for gap in gaps:
+        gain_ns = int(gap.gain_ns * share)
+        each = f"; without the profiler, {duration_text(gain_ns / facts.iterations)} of an iteration"
+        if gain_ns >= _WORTH_SHARE * undisturbed_ns * facts.iterations:
+            shorter.append(replace(gap, gain_ns=gain_ns, evidence=gap.evidence + each))
+    return shorter
 
 
 def launch_gaps(facts: Facts) -> Finding | None:
@@ -200,7 +222,10 @@ def unfused_kernels(facts: Facts) -> Finding | None:
         f"{count} kernels ({count / facts.iterations:.0f} per iteration) only normalize, cast or compute elementwise: "
         f"{duration_text(total_ns)}"
     )
-    advice = "optpipe build --backend onnxruntime,inductor: they fuse these into the matrix kernels"
+    advice = (
+        "optpipe build --backend torch,inductor and bench them: both fuse these into the matrix kernels, torch for FP16 and BF16 "
+        "convolutions; onnxruntime.fuse_conv_bias=true adds biases there"
+    )
     return Finding("unfused-kernels", evidence, total_ns, advice, _kernel_rows(kernels)) if count else None
 
 

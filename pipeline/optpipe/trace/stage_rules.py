@@ -29,6 +29,8 @@ class Finding:
     gain_ns: int
     advice: str
     rows: tuple[dict[str, Any], ...] = ()
+    of_ns: float = 0.0
+    """What the gain is a part of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,8 @@ class Facts:
     stage: str | None = None
     """`export`, `quantize`, `build`, `preprocess` or `inference`; None for a recording made by someone else."""
     roofline: Roofline | None = None
+    undisturbed_ns: float | None = None
+    """One iteration without the profiler, where it slowed the host too much for the times under it to be trusted."""
 
     @property
     def iterations(self) -> int:

@@ -413,6 +413,30 @@ def test_layers_above_their_bound_on_a_cpu(read: Callable[[Recording], Trace]) -
     assert "--precision int8" in finding.advice
 
 
+def test_gaps_are_no_longer_than_an_iteration_without_the_profiler_leaves_room_for(
+    read: Callable[[Recording], Trace],
+) -> None:
+    """24 of 290 µs are work and 266 gaps; where an iteration takes 40 µs without the profiler, 96 of 120 µs remain."""
+    recorded = read(phenomena.launch_bound())
+    under, without = (
+        {each.rule: each for each in profile_from_trace(recorded, unprofiled_iteration_ns=ns).findings}
+        for ns in (None, 40_000)
+    )
+    assert set(without) <= set(under)
+    for rule, found in without.items():
+        assert found.of_ns == 3 * 40 * US
+        assert found.gain_ns == pytest.approx(under[rule].gain_ns * (96 * US) / under_idle_ns(recorded), abs=2)
+        assert "without the profiler" in found.evidence
+    assert sum(each.gain_ns for each in without.values()) <= 96 * US
+    # with 8 µs, all of it kernels, nothing remains to be gained
+    nothing = profile_from_trace(recorded, unprofiled_iteration_ns=8_000).findings
+    assert not {each.rule for each in nothing} & set(without)
+
+
+def under_idle_ns(recorded: Trace) -> int:
+    return profile_from_trace(recorded).measured.split.idle_ns
+
+
 def test_layers_cannot_gain_more_than_the_whole_is_above_its_bound(read: Callable[[Recording], Trace]) -> None:
     """Layers noted one by one take longer than they do together: 30 µs against 10, where all takes 12 µs, or 9."""
     trace = Recording()

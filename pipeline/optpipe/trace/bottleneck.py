@@ -97,12 +97,21 @@ def _of_windows(measured: Analysis, starts: np.ndarray, ends: np.ndarray, roofs:
     limit = max(parts, key=lambda part: parts[part])
     shares = {str(part): ns / span for part, ns in parts.items()}
     why = {
-        Limit.LAUNCH: "the GPU waits between kernels for the next launch",
+        Limit.LAUNCH: _why_launch(measured, idle[Cause.HOST_WAIT] - away, idle[Cause.KERNEL_WAIT]),
         Limit.CPU: "the GPU waits while the host does other work than launching",
         Limit.COPY: "copies run and no kernel does",
         Limit.SYNCHRONIZATION: "the GPU is idle while the host returns from waiting for it",
     }.get(limit, f"a kernel runs most of the time; {basis}")
     return Bottleneck(limit, shares[str(limit)], shares, why)
+
+
+def _why_launch(measured: Analysis, host_ns: int, kernel_ns: int) -> str:
+    why = "the GPU waits between kernels for the next launch"
+    if kernel_ns > host_ns:
+        why = "the GPU waits for kernels that were launched already to start: for each other, or for their launch to arrive"
+    if measured.kernels["name"].str.contains("nvjpeg").any():
+        why += "; or for its JPEG decoder, whose work no recording shows"
+    return why
 
 
 def _gpu_limit(measured: Analysis, roofs: Roofline | None) -> tuple[Limit, str]:

@@ -48,6 +48,8 @@ def findings(facts: Facts, *, with_gaps: bool = True) -> tuple[Finding, ...]:
     if has_gpu and with_gaps:  # these have a threshold of their own
         gaps = [finding for rule in _GAP_RULES if (finding := rule(facts)) is not None]
         kept += gaps if facts.undisturbed_ns is None else _undisturbed(gaps, facts.undisturbed_ns, facts)
+    if facts.stage == "preprocess":
+        kept = [replace(each, advice=_PREPROCESS_ADVICE.get(each.rule, each.advice)) for each in kept]
     timed = [replace(finding, of_ns=_time_of(finding.rule, facts)) for finding in kept]
     return tuple(sorted(timed, key=lambda finding: (-finding.gain_ns / max(finding.of_ns, 1), finding.rule)))
 
@@ -104,8 +106,6 @@ def host_gaps(facts: Facts) -> Finding | None:
         f"{away.starts.size} {gaps} over {duration_text(GAP_NS)}, {total} in all, in which the host launches nothing"
     )
     advice = "see what the host does there: optpipe profile --osrt, or --record python; preprocess on the GPU (optpipe preprocess)"
-    if facts.stage == "preprocess":
-        advice = "the host cannot feed the GPU: optpipe preprocess tunes threads, prefetch and the share of the hardware decoder"
     return Finding("host-gaps", evidence, away.total_ns, advice, gap_rows(facts.measured, away.starts, away.ends))
 
 
@@ -287,6 +287,17 @@ def operating_system(facts: Facts) -> Finding | None:
     return Finding("operating-system", evidence, int(calls["total_ns"][0]), advice, _rows(calls))
 
 
+_FEED = "optpipe preprocess tunes threads, prefetch and the share of the hardware's JPEG decoder, whose work no recording shows"
+_PREPROCESS_ADVICE = {
+    "host-gaps": f"the host cannot feed the GPU: {_FEED}",
+    "launch-gaps": f"a larger batch; {_FEED}",
+    "device-gaps": f"a larger batch; {_FEED}",
+    "synchronization": f"more batches ahead: {_FEED}",
+    "exposed-copies": f"more batches ahead: {_FEED}",
+    "small-copies": f"a larger batch; {_FEED}",
+    "underfilled-gpu": f"a larger batch; {_FEED}",
+}
+"""What to try where no engine runs: nothing to capture into a graph, and no compiler that fuses."""
 _GAP_RULES: tuple[Rule, ...] = (launch_gaps, host_gaps, device_gaps, synchronizations)
 _GPU_RULES: tuple[Rule, ...] = (
     exposed_copies, pageable_copies, small_copies,

@@ -399,6 +399,24 @@ def test_the_busiest_operator_of_a_pipeline(read: Callable[[Recording], Trace]) 
     assert "decoders__Image takes 75% of the operators' time, on 2 threads" in finding.evidence
 
 
+def test_a_preprocessing_stage_on_a_gpu_gets_advice_of_its_own(read: Callable[[Recording], Trace]) -> None:
+    """Short kernels of nvJPEG, each launched long before it starts: no graph and no compiler helps there."""
+    trace = Recording()
+    for number in range(6):
+        at = 30 * number
+        trace.kernel("void nvjpeg::ycbcr_to_format_kernel_roi<1>(int)", at + 26, at + 28, launch=(at, at + 2))
+    recorded = read(trace)
+    profile = profile_from_trace(recorded, stage="preprocess")
+    assert profile.bottleneck.limit is Limit.LAUNCH
+    assert "launched already to start" in profile.bottleneck.why
+    assert "JPEG decoder, whose work no recording shows" in profile.bottleneck.why
+    advice = {finding.rule: finding.advice for finding in profile.findings}
+    assert "optpipe preprocess" in advice["device-gaps"]
+    assert "cuda_graph" not in " ".join(advice.values())
+    elsewhere = {finding.rule: finding.advice for finding in profile_from_trace(recorded).findings}
+    assert "fewer, larger kernels" in elsewhere["device-gaps"]
+
+
 def test_layers_above_their_bound_on_a_cpu(read: Callable[[Recording], Trace]) -> None:
     trace = Recording()
     trace.range("optpipe.measure", 0, 100)

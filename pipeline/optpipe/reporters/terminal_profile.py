@@ -54,7 +54,7 @@ def profiles_text(document: Mapping[str, Any], short_name: Any) -> RenderableTyp
         shown.add_row(
             stage["name"],
             _time_of(stage),
-            f"{totals['busy_ns'] / totals['span_ns']:.0%}" if totals["busy_ns"] is not None else "",
+            f"{_busy_share(stage):.0%}" if totals["busy_ns"] is not None else "",
             f"{first['gain_share']:.0%}" if first else "",
             Text(stage["bottleneck"]["verdict"], style="bold"),
             first["advice"] if first else "",
@@ -130,8 +130,17 @@ def _answer(document: Mapping[str, Any]) -> list[RenderableType]:
         idle = ", ".join(
             f"{label} {totals['idle_by_cause'][cause] / totals['span_ns']:.0%}" for cause, label in CAUSES.items()
         )
-        lines.append(Text(f"GPU busy {totals['busy_ns'] / totals['span_ns']:.0%}{of_span}; idle: {idle}"))
+        busy = f"GPU busy {totals['busy_ns'] / totals['span_ns']:.0%}{of_span}; idle: {idle}"
+        if "busy_share" in limit:
+            busy = f"GPU busy {limit['busy_share']:.0%} without the profiler, which the shares are corrected for; under it: {busy}"
+        lines.append(Text(busy))
     return [*lines, *_iterations(document)]
+
+
+def _busy_share(document: Mapping[str, Any]) -> float:
+    """How much of the time a kernel runs; of the time without the profiler where that slowed the host too much."""
+    totals = document["measured"]
+    return float(document["bottleneck"].get("busy_share", totals["busy_ns"] / totals["span_ns"]))
 
 
 def _scope_text(scope: str) -> str:

@@ -117,7 +117,15 @@ def _profile(run: Run) -> Iterator[str]:
             # What only a later version says cannot disagree.
             stored = {name: stage[name] for name in again if name in stage and name not in left_out}
             again = {name: again[name] for name in stored}
-            yield from disagreements(stored, again, f"{PROFILE}: {stage['name']}")
+            yield from disagreements(
+                _without_sentences(stored), _without_sentences(again), f"{PROFILE}: {stage['name']}"
+            )
+
+
+def _without_sentences(stage: Mapping[str, Any]) -> dict[str, Any]:
+    """`stage` without what its findings say in words; their gains and rows are the figures."""
+    found = [{name: value for name, value in each.items() if name != "evidence"} for each in stage.get("findings", ())]
+    return {**stage, "findings": found}
 
 
 def not_recomputed(run: Run) -> list[str]:
@@ -144,9 +152,7 @@ def stage_again(run: Run, stage: Mapping[str, Any]) -> dict[str, Any] | None:
         trace_from_folder(run.path / how["folder"]),
         how["range"],
         graph=graph_from_document(stage["roofline"]),
-        unprofiled_iteration_ns=how["unprofiled_iteration_ns"],
-        expects_gpu=how["expects_gpu"],
-        stage=how.get("stage"),
+        **{key: value for key, value in how.items() if key not in ("folder", "range")},
     )
     document: dict[str, Any] = _plain(document_from_profile(profile))
     document["roofline"]["ncu"] = stage["roofline"].get("ncu")

@@ -210,6 +210,7 @@ def _profiled(job: Job, plan: ProfilePlan, run: OpenRun, store: Store, listener:
                 "unprofiled_iteration_ns": found.get("unprofiled_iteration_ns"),
                 "expects_gpu": job.on_gpu and job.kind != "build",
                 "stage": stage_of(name, job.kind),
+                **{key: job.details[key] for key in ("backend", "options") if job.kind == "inference"},
             }
             profile = profile_from_trace(whole, range_name, graph=graph, **how)
             recording = {"folder": folder.name, "range": range_name, **how}

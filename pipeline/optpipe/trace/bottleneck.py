@@ -51,6 +51,19 @@ class Bottleneck:
     why: str
 
 
+def idle_scale(measured: Analysis, undisturbed_ns: float | None) -> float:
+    """What is left of the GPU's waiting where an iteration takes `undisturbed_ns` without the profiler; 1 where not known.
+
+    Kernels and copies take as long with it as without: what iterations take less without it, the GPU waits less.
+    """
+    split = measured.split
+    waiting_ns = split.idle_ns - split.copy_only_ns
+    if undisturbed_ns is None or not waiting_ns:
+        return 1.0
+    left_ns = undisturbed_ns * measured.iterations.height - split.busy_ns - split.copy_only_ns
+    return min(1.0, max(0.0, left_ns / waiting_ns))
+
+
 def long_gaps(timeline: Timeline) -> Intervals:
     """The gaps in which the host was away for at least 50 µs: it did other work than launching."""
     waits = timeline.idle[Cause.HOST_WAIT]
@@ -58,10 +71,11 @@ def long_gaps(timeline: Timeline) -> Intervals:
     return disjoint(waits.starts[kept], waits.ends[kept])
 
 
-def bottleneck(measured: Analysis, roofs: Roofline | None = None) -> Bottleneck:
+def bottleneck(measured: Analysis, roofs: Roofline | None = None, idle_scale: float = 1.0) -> Bottleneck:
     """What limits `measured` as a whole.
 
     The roofline decides between math, memory and neither; without it GPU metrics do; without either it is not told.
+    `idle_scale` is what is left of idle time without the profiler.
     """
     if measured.trace.kernels.is_empty():
         return _without_gpu(measured)
@@ -70,30 +84,35 @@ def bottleneck(measured: Analysis, roofs: Roofline | None = None) -> Bottleneck:
         np.array([measured.timeline.start_ns], dtype=np.int64),
         np.array([measured.timeline.end_ns], dtype=np.int64),
         roofs,
+        idle_scale,
     )
 
 
-def range_bottleneck(measured: Analysis, name: str, roofs: Roofline | None = None) -> Bottleneck | None:
+def range_bottleneck(
+    measured: Analysis, name: str, roofs: Roofline | None = None, idle_scale: float = 1.0
+) -> Bottleneck | None:
     """What limits the range called `name`, over the time from its first to its last GPU operation; None without any."""
     found = measured.projection.filter((pl.col("family") == name) & pl.col("gpu_start_ns").is_not_null())
     if found.is_empty():
         return None
-    return _of_windows(measured, found["gpu_start_ns"].to_numpy(), found["gpu_end_ns"].to_numpy(), roofs)
+    return _of_windows(measured, found["gpu_start_ns"].to_numpy(), found["gpu_end_ns"].to_numpy(), roofs, idle_scale)
 
 
-def _of_windows(measured: Analysis, starts: np.ndarray, ends: np.ndarray, roofs: Roofline | None) -> Bottleneck:
+def _of_windows(
+    measured: Analysis, starts: np.ndarray, ends: np.ndarray, roofs: Roofline | None, idle_scale: float
+) -> Bottleneck:
     timeline = measured.timeline
-    span = max(int((ends - starts).sum()), 1)
     away = int(within(long_gaps(timeline), starts, ends).sum())
     idle = {cause: int(within(timeline.idle[cause], starts, ends).sum()) for cause in Cause}
     gpu, basis = _gpu_limit(measured, roofs)
     parts = {
-        gpu: int(within(timeline.busy, starts, ends).sum()),
-        Limit.LAUNCH: idle[Cause.HOST_WAIT] - away + idle[Cause.KERNEL_WAIT],
-        Limit.CPU: away,
-        Limit.COPY: idle[Cause.COPY],
-        Limit.SYNCHRONIZATION: idle[Cause.SYNCHRONIZATION],
+        gpu: float(within(timeline.busy, starts, ends).sum()),
+        Limit.LAUNCH: idle_scale * (idle[Cause.HOST_WAIT] - away + idle[Cause.KERNEL_WAIT]),
+        Limit.CPU: idle_scale * away,
+        Limit.COPY: float(idle[Cause.COPY]),
+        Limit.SYNCHRONIZATION: idle_scale * idle[Cause.SYNCHRONIZATION],
     }
+    span = max(sum(parts.values()), 1)
     limit = max(parts, key=lambda part: parts[part])
     shares = {str(part): ns / span for part, ns in parts.items()}
     why = {

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from optpipe.trace.analysis import Analysis, analysis_from_trace, measured_part
-from optpipe.trace.bottleneck import Bottleneck, Limit, bottleneck, range_bottleneck
+from optpipe.trace.bottleneck import Bottleneck, Limit, bottleneck, idle_scale, range_bottleneck
 from optpipe.trace.frames import Trace
 from optpipe.trace.gaps import Gaps, gaps_that_matter
 from optpipe.trace.layers import layered_part
@@ -35,6 +35,8 @@ class Profile:
     gaps: Gaps
     findings: tuple[Finding, ...]
     unprofiled_iteration_ns: float | None = None
+    idle_scale: float = 1.0
+    """What is left of the GPU's idle time without the profiler, where that slowed the host too much to be believed."""
 
 
 def profile_from_trace(
@@ -45,12 +47,15 @@ def profile_from_trace(
     unprofiled_iteration_ns: float | None = None,
     expects_gpu: bool = True,
     stage: str | None = None,
+    backend: str | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Profile:
     """Judges `trace`: the part inside `range_name`, or inside optpipe's own measured range, or all of it.
 
     With the model's `graph` its layers are held against the roofline. Without `expects_gpu`, a stage of the CPU, missing
-    GPU rows are no defect of the trace. `stage` is the kind of stage that was recorded, where it is known.
-    Several ranges of one trace are judged from one analysis of it.
+    GPU rows are no defect of the trace. `stage` is the kind of stage that was recorded, `backend` and `options` the runtime
+    of an inference, where they are known. Several ranges of one trace are judged
+    from one analysis of it.
     """
     whole = trace if isinstance(trace, Analysis) else analysis_from_trace(trace)
     gpus = whole.trace.gpus
@@ -61,13 +66,18 @@ def profile_from_trace(
     has_gpu = "tensor_cores" not in checked.withheld
     cores = tensor_cores(layered_part(whole, measured), peaks, costs) if has_gpu else None
     roofs = roofline(graph, unprofiled_iteration_ns, _layer_ns(cores)) if graph else None
+    undisturbed_ns = _undisturbed_ns(measured, checked, unprofiled_iteration_ns)
+    scale = idle_scale(measured, undisturbed_ns)
     facts = Facts(
         measured,
         cores,
         gpus[0].multiprocessors if gpus else None,
         stage,
         roofs,
-        _undisturbed_ns(measured, checked, unprofiled_iteration_ns),
+        undisturbed_ns,
+        scale,
+        backend,
+        options or {},
     )
     return Profile(
         whole=whole,
@@ -75,13 +85,14 @@ def profile_from_trace(
         quality=checked,
         tensor_cores=cores,
         roofline=roofs,
-        bottleneck=_judged(measured, checked, roofs),
-        by_range=_by_range(measured, roofs) if "idle_by_cause" not in checked.withheld else {},
+        bottleneck=_judged(measured, checked, roofs, scale),
+        by_range=_by_range(measured, roofs, scale) if "idle_by_cause" not in checked.withheld else {},
         gaps=gaps_that_matter(measured),
         findings=()
         if "totals" in checked.withheld
         else findings(facts, with_gaps="idle_by_cause" not in checked.withheld),
         unprofiled_iteration_ns=unprofiled_iteration_ns,
+        idle_scale=scale,
     )
 
 
@@ -98,17 +109,19 @@ def _layer_ns(cores: TensorCores | None) -> dict[str, float]:
     return {each.name: each.time_ns / cores.iterations for each in cores.layers}
 
 
-def _judged(measured: Analysis, checked: Quality, roofs: Roofline | None) -> Bottleneck:
+def _judged(measured: Analysis, checked: Quality, roofs: Roofline | None, scale: float) -> Bottleneck:
     withheld = checked.withheld
     if "idle_by_cause" in withheld and (measured.trace.kernels.height or measured.trace.api.height):
         return Bottleneck(Limit.WITHHELD, 0.0, {}, withheld["idle_by_cause"])
-    return bottleneck(measured, roofs)
+    return bottleneck(measured, roofs, scale)
 
 
-def _by_range(measured: Analysis, roofs: Roofline | None) -> dict[str, Bottleneck]:
+def _by_range(measured: Analysis, roofs: Roofline | None, scale: float) -> dict[str, Bottleneck]:
     """The verdict on each range name, outermost first; layers are too short to have one of their own."""
     shallow = measured.ranges.filter(pl.col("depth") <= _iteration_depth(measured)).sort("depth", "first_start_ns")
-    found = ((name, range_bottleneck(measured, name, roofs)) for name in shallow["name"].head(_RANGES_SHOWN).to_list())
+    found = (
+        (name, range_bottleneck(measured, name, roofs, scale)) for name in shallow["name"].head(_RANGES_SHOWN).to_list()
+    )
     return {name: verdict for name, verdict in found if verdict is not None}
 
 
@@ -149,7 +162,7 @@ def document_from_profile(profile: Profile) -> dict[str, Any]:
         "roofline": profile.roofline.document()
         if profile.roofline
         else {"withheld": "no graph of the model was given"},
-        "bottleneck": _bottleneck_document(profile.bottleneck),
+        "bottleneck": _bottleneck_document(profile),
         "findings": [_finding_document(finding) for finding in profile.findings],
     }
 
@@ -277,8 +290,14 @@ def _tensor_core_document(profile: Profile) -> dict[str, Any]:
     }
 
 
-def _bottleneck_document(found: Bottleneck) -> dict[str, Any]:
-    return {"verdict": str(found.limit), "share": found.share, "shares": found.shares, "why": found.why}
+def _bottleneck_document(profile: Profile) -> dict[str, Any]:
+    """`idle_scale` is there where it is not 1: the shares, and `busy_share`, are of the time without the profiler then."""
+    found, count = profile.bottleneck, profile.measured.iterations.height
+    document = {"verdict": str(found.limit), "share": found.share, "shares": found.shares, "why": found.why}
+    if profile.idle_scale == 1.0 or not profile.unprofiled_iteration_ns:
+        return document
+    busy_share = min(1.0, profile.measured.split.busy_ns / (profile.unprofiled_iteration_ns * count))
+    return {**document, "idle_scale": profile.idle_scale, "busy_share": busy_share}
 
 
 def _gaps_document(profile: Profile) -> dict[str, Any]:

@@ -15,12 +15,14 @@ from optpipe.trace.bottleneck import GAP_NS, long_gaps
 from optpipe.trace.gaps import gap_rows, together_matter
 from optpipe.trace.intervals import difference
 from optpipe.trace.kernels import short_name
-from optpipe.trace.stage_rules import Facts, Finding, busiest_operator, paid_once, saving_ns, slow_layers
+from optpipe.trace.stage_rules import Facts, Finding, busiest_operator, fusing, paid_once, saving_ns, slow_layers
 from optpipe.trace.tensor_cores import LayerUse, TensorCores
 from optpipe.trace.timeline import WAITING_CALLS, Cause
 
 _WORTH_SHARE = 0.02
 """Findings worth less than 2 % of the measured time are not worth a line."""
+_WORTH_GAP_SHARE = 0.005
+"""A gap may matter to one iteration of hundreds; below half a percent of all it is worth no line either."""
 HOST_RULES = frozenset(
     {"launch-gaps", "host-gaps", "device-gaps", "synchronization", "allocations", "first-iteration", "operating-system"}
 )
@@ -46,8 +48,8 @@ def findings(facts: Facts, *, with_gaps: bool = True) -> tuple[Finding, ...]:
     found = [finding for rule in (_GPU_RULES if has_gpu else _CPU_RULES) if (finding := rule(facts)) is not None]
     kept = [finding for finding in found if finding.gain_ns >= _WORTH_SHARE * _time_of(finding.rule, facts)]
     if has_gpu and with_gaps:  # these have a threshold of their own
-        gaps = [finding for rule in _GAP_RULES if (finding := rule(facts)) is not None]
-        kept += gaps if facts.undisturbed_ns is None else _undisturbed(gaps, facts.undisturbed_ns, facts)
+        gaps = [_undisturbed(gap, facts) for rule in _GAP_RULES if (gap := rule(facts)) is not None]
+        kept += [gap for gap in gaps if gap.gain_ns >= _WORTH_GAP_SHARE * _time_of(gap.rule, facts)]
     if facts.stage == "preprocess":
         kept = [replace(each, advice=_PREPROCESS_ADVICE.get(each.rule, each.advice)) for each in kept]
     timed = [replace(finding, of_ns=_time_of(finding.rule, facts)) for finding in kept]
@@ -61,18 +63,13 @@ def _time_of(rule: str, facts: Facts) -> float:
     return facts.undisturbed_ns * facts.iterations
 
 
-def _undisturbed(gaps: list[Finding], undisturbed_ns: float, facts: Facts) -> list[Finding]:
-    """Gaps as long as an iteration without the profiler leaves room for: it delays launches, and hardly the kernels."""
-    split = facts.measured.split
-    left_ns = max(0.0, undisturbed_ns * facts.iterations - split.busy_ns)
-    share = min(1.0, left_ns / max(split.idle_ns, 1))
-    shorter = []
-    for gap in gaps:
-        gain_ns = int(gap.gain_ns * share)
-        each = f"; without the profiler, {duration_text(gain_ns / facts.iterations)} of an iteration"
-        if gain_ns >= _WORTH_SHARE * undisturbed_ns * facts.iterations:
-            shorter.append(replace(gap, gain_ns=gain_ns, evidence=gap.evidence + each))
-    return shorter
+def _undisturbed(gap: Finding, facts: Facts) -> Finding:
+    """A gap as long as an iteration without the profiler leaves room for: it delays launches, and hardly the kernels."""
+    if facts.undisturbed_ns is None:
+        return gap
+    gain_ns = int(gap.gain_ns * facts.idle_scale)
+    each = f"; without the profiler, {duration_text(gain_ns / facts.iterations)} of an iteration"
+    return replace(gap, gain_ns=gain_ns, evidence=gap.evidence + each)
 
 
 def launch_gaps(facts: Facts) -> Finding | None:
@@ -86,13 +83,11 @@ def launch_gaps(facts: Facts) -> Finding | None:
         return None
     kernels = facts.measured.trace.kernels.height
     evidence = (
-        f"{count} gaps of {duration_text(gain / count)} on average while the host prepares the next launch; "
+        f"{_gaps_text(count)} of {duration_text(gain / count)} on average while the host prepares the next launch; "
         f"{kernels} kernels of {duration_text(facts.measured.kernel_ns / max(kernels, 1))} on average"
     )
-    advice = (
-        "replay a CUDA graph (onnxruntime.cuda_graph=true with `optpipe build --option`), launch fewer kernels (backend inductor), "
-        "or use a larger batch"
-    )
+    graph = f"replay a CUDA graph (optpipe build --option {facts.backend or 'onnxruntime'}.cuda_graph=true), "
+    advice = f"{'' if facts.options.get('cuda_graph') else graph}use a larger batch, or launch fewer kernels; {fusing(facts)}"
     return Finding("launch-gaps", evidence, gain, advice, gap_rows(facts.measured, short.starts, short.ends))
 
 
@@ -101,10 +96,8 @@ def host_gaps(facts: Facts) -> Finding | None:
     away = long_gaps(facts.measured.timeline)
     if not away.starts.size:
         return None
-    total, gaps = duration_text(away.total_ns), "gap" if away.starts.size == 1 else "gaps"
-    evidence = (
-        f"{away.starts.size} {gaps} over {duration_text(GAP_NS)}, {total} in all, in which the host launches nothing"
-    )
+    evidence = f"{_gaps_text(away.starts.size)} over {duration_text(GAP_NS)}, {duration_text(away.total_ns)} in all, "
+    evidence += "in which the host launches nothing"
     advice = "see what the host does there: optpipe profile --osrt, or --record python; preprocess on the GPU (optpipe preprocess)"
     return Finding("host-gaps", evidence, away.total_ns, advice, gap_rows(facts.measured, away.starts, away.ends))
 
@@ -114,8 +107,9 @@ def device_gaps(facts: Facts) -> Finding | None:
     waits = facts.measured.timeline.idle[Cause.KERNEL_WAIT]
     if not together_matter(facts.measured, waits):
         return None
-    evidence = f"{waits.starts.size} gaps of {duration_text(waits.total_ns / waits.starts.size)} between kernels that were launched already"
-    advice = "fewer, larger kernels: let the compiler fuse (onnxruntime, inductor, TensorRT), or use a larger batch"
+    each = duration_text(waits.total_ns / waits.starts.size)
+    evidence = f"{_gaps_text(waits.starts.size)} of {each} between kernels that were launched already"
+    advice = f"use a larger batch, or fewer, larger kernels; {fusing(facts)}"
     return Finding("device-gaps", evidence, waits.total_ns, advice, gap_rows(facts.measured, waits.starts, waits.ends))
 
 
@@ -222,11 +216,7 @@ def unfused_kernels(facts: Facts) -> Finding | None:
         f"{count} kernels ({count / facts.iterations:.0f} per iteration) only normalize, cast or compute elementwise: "
         f"{duration_text(total_ns)}"
     )
-    advice = (
-        "optpipe build --backend torch,inductor and bench them: both fuse these into the matrix kernels, torch for FP16 and BF16 "
-        "convolutions; onnxruntime.fuse_conv_bias=true adds biases there"
-    )
-    return Finding("unfused-kernels", evidence, total_ns, advice, _kernel_rows(kernels)) if count else None
+    return Finding("unfused-kernels", evidence, total_ns, fusing(facts), _kernel_rows(kernels)) if count else None
 
 
 def layout_changes(facts: Facts) -> Finding | None:
@@ -306,6 +296,10 @@ _GPU_RULES: tuple[Rule, ...] = (
 )  # fmt: skip
 _CPU_RULES: tuple[Rule, ...] = (first_iteration, operating_system, paid_once, slow_layers, busiest_operator)
 """Without GPU rows nothing can be said about gaps, copies or kernels."""
+
+
+def _gaps_text(count: int) -> str:
+    return "1 gap" if count == 1 else f"{count} gaps"
 
 
 def _each(found: TensorCores) -> str:

@@ -1,6 +1,7 @@
 """Findings about a stage as such: what it costs once, which operators and layers take its time. One function per type."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import polars as pl
@@ -45,11 +46,29 @@ class Facts:
     roofline: Roofline | None = None
     undisturbed_ns: float | None = None
     """One iteration without the profiler, where it slowed the host too much for the times under it to be trusted."""
+    idle_scale: float = 1.0
+    """What is left of the GPU's waiting without the profiler."""
+    backend: str | None = None
+    """The runtime of an inference, with its options; None for a recording made by someone else."""
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def iterations(self) -> int:
         """How many iterations were recorded, at least 1."""
         return max(self.measured.iterations.height, 1)
+
+
+def fusing(facts: Facts) -> str:
+    """How elementwise work gets into the kernels beside it, with the runtime that is used, or with another."""
+    if facts.backend == "torch" and not facts.options.get("fuse", True):
+        return "optpipe build --option torch.fuse=true puts elementwise work into the matrix kernels; so does --backend inductor"
+    if facts.backend == "onnxruntime":
+        said = "optpipe build --backend torch,inductor and bench them: both fuse elementwise work into the matrix kernels, torch for "
+        return said + "FP16 and BF16 convolutions; onnxruntime.fuse_conv_bias=true adds biases there"
+    others = ",".join(each for each in ("torch", "inductor", "onnxruntime") if each != facts.backend)
+    if facts.backend is None:
+        return f"fuse elementwise work into the matrix kernels: torch.compile, TensorRT, or optpipe build --backend {others}"
+    return f"another runtime may fuse elementwise work into the matrix kernels: optpipe build --backend {others}, and bench them"
 
 
 def paid_once(facts: Facts) -> Finding | None:

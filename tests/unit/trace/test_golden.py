@@ -399,6 +399,42 @@ def test_the_busiest_operator_of_a_pipeline(read: Callable[[Recording], Trace]) 
     assert "decoders__Image takes 75% of the operators' time, on 2 threads" in finding.evidence
 
 
+def test_idle_time_that_the_profiler_made_limits_nothing(read: Callable[[Recording], Trace]) -> None:
+    """Three iterations of 100 µs, 8 of them busy: 10 µs without the profiler leave the GPU 2 µs to wait."""
+    recorded = read(phenomena.launch_bound())
+    assert profile_from_trace(recorded).bottleneck.limit is Limit.LAUNCH
+    profile = profile_from_trace(recorded, unprofiled_iteration_ns=10_000)
+    assert profile.bottleneck.limit is Limit.GPU
+    assert profile.bottleneck.share == pytest.approx(24 / 30)
+    document = document_from_profile(profile)
+    assert document["bottleneck"]["busy_share"] == pytest.approx(24 / 30)
+    assert sum(document["bottleneck"]["shares"].values()) == pytest.approx(1)
+    gaps = {each["rule"]: each["gain_share"] for each in document["findings"] if each["host_times"]}
+    assert sum(gaps.values()) <= 6 / 30 + 1e-3
+    assert "busy_share" not in document_from_profile(profile_from_trace(recorded))["bottleneck"]
+
+
+@pytest.mark.parametrize(
+    ("backend", "options", "said", "unsaid"),
+    [
+        ("onnxruntime", {"cuda_graph": False}, "onnxruntime.cuda_graph=true", "--backend onnxruntime"),
+        ("onnxruntime", {"cuda_graph": True}, "--backend torch,inductor", "cuda_graph"),
+        ("torch", {"cuda_graph": True, "fuse": False}, "torch.fuse=true", "onnxruntime"),
+        (None, {}, "torch.compile", "another runtime"),
+    ],
+)
+def test_advice_is_not_what_is_done_already(
+    read: Callable[[Recording], Trace], backend: str | None, options: dict[str, bool], said: str, unsaid: str
+) -> None:
+    trace = phenomena.launch_bound()
+    trace.kernel(phenomena.RELU, 250, 280, launch=(240, 245))
+    found = profile_from_trace(read(trace), stage="inference", backend=backend, options=options).findings
+    assert {"launch-gaps", "unfused-kernels"} <= {each.rule for each in found}
+    advice = " ".join(each.advice for each in found if each.rule in ("launch-gaps", "unfused-kernels", "device-gaps"))
+    assert said in advice
+    assert unsaid not in advice
+
+
 def test_a_preprocessing_stage_on_a_gpu_gets_advice_of_its_own(read: Callable[[Recording], Trace]) -> None:
     """Short kernels of nvJPEG, each launched long before it starts: no graph and no compiler helps there."""
     trace = Recording()

@@ -1,0 +1,22 @@
+"""Figures as people read them: three significant digits, and the unit in which they are."""
+
+import pytest
+
+from optpipe.core.units import bytes_text, count_text, duration_text
+
+
+@pytest.mark.parametrize(
+    ("ns", "text"),
+    [
+        (0, "0 ns"), (7, "7.00 ns"), (999.4, "999 ns"), (999.6, "1.00 µs"), (9_996, "10.0 µs"), (999_700, "1.00 ms"),
+        (1_234_567, "1.23 ms"), (-999.6, "-1.00 µs"),
+    ],
+)  # fmt: skip
+def test_durations(ns: float, text: str) -> None:
+    assert duration_text(ns) == text
+
+
+def test_sizes_and_counts() -> None:
+    assert bytes_text(51_603_628) == "49.2 MiB"
+    assert count_text(4_089_184_256) == "4.09 G"
+    assert count_text(999_600) == "1.00 M"

@@ -153,10 +153,16 @@ def stage_again(run: Run, stage: Mapping[str, Any]) -> dict[str, Any] | None:
         how["range"],
         graph=graph_from_document(stage["roofline"]),
         **{key: value for key, value in how.items() if key not in ("folder", "range")},
+        **runtime_of(stage),
     )
     document: dict[str, Any] = _plain(document_from_profile(profile))
     document["roofline"]["ncu"] = stage["roofline"].get("ncu")
     return document if "layers" in document["roofline"] else document | {"roofline": stage["roofline"]}
+
+
+def runtime_of(stage: Mapping[str, Any]) -> dict[str, Any]:
+    """The runtime of an inference and its options, which advice depends on."""
+    return {key: stage.get(key) for key in ("backend", "options")}
 
 
 def _all_there(run: Run, folder: str) -> bool:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.core.events import Listener
-from optpipe.stages.again import PROFILE
+from optpipe.stages.again import PROFILE, runtime_of
 from optpipe.trace.analysis import analysis_from_trace, measured_part
 from optpipe.trace.diff import Diff, Side, diff
 from optpipe.trace.files import redact, trace_from_path
@@ -31,7 +31,7 @@ def _known_beside(path: Path, range_name: str | None) -> dict[str, Any]:
         if stage is None:
             return {}
         how = {key: value for key, value in stage["recording"].items() if key not in ("folder", "range")}
-        return {**how, "graph": graph_from_document(stage["roofline"])}
+        return {**how, **runtime_of(stage), "graph": graph_from_document(stage["roofline"])}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}  # no run of optpipe's, or of a time when less was written
 

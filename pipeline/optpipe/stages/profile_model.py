@@ -14,7 +14,7 @@ from optpipe.core.runs import MANIFEST, OpenRun, begin_run, finish_run, write_js
 from optpipe.core.store import Entry, Store
 from optpipe.errors import ExitStatus, OptpipeError
 from optpipe.inputs.samples import samples_for
-from optpipe.stages.again import PROFILE
+from optpipe.stages.again import PROFILE, runtime_of
 from optpipe.stages.build import BuiltArtifact
 from optpipe.stages.export import CARD, ONNX
 from optpipe.stages.preprocess.dali_pipeline import DaliPlan
@@ -210,11 +210,10 @@ def _profiled(job: Job, plan: ProfilePlan, run: OpenRun, store: Store, listener:
                 "unprofiled_iteration_ns": found.get("unprofiled_iteration_ns"),
                 "expects_gpu": job.on_gpu and job.kind != "build",
                 "stage": stage_of(name, job.kind),
-                **{key: job.details[key] for key in ("backend", "options") if job.kind == "inference"},
             }
-            profile = profile_from_trace(whole, range_name, graph=graph, **how)
-            recording = {"folder": folder.name, "range": range_name, **how}
-            facts = {"name": name, "kind": job.kind, **_facts(job), "recording": recording}
+            facts = {"name": name, "kind": job.kind, **_facts(job)}
+            profile = profile_from_trace(whole, range_name, graph=graph, **how, **runtime_of(facts))
+            facts["recording"] = {"folder": folder.name, "range": range_name, **how}
             document = {**facts, **document_from_profile(profile)}
             if plan.ncu and job.kind == "inference" and job.on_gpu:
                 _count(scratch, document, listener)

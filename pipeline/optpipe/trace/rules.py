@@ -99,6 +99,8 @@ def host_gaps(facts: Facts) -> Finding | None:
     evidence = f"{_gaps_text(away.starts.size)} over {duration_text(GAP_NS)}, {duration_text(away.total_ns)} in all, "
     evidence += "in which the host launches nothing"
     advice = "see what the host does there: optpipe profile --osrt, or --record python; preprocess on the GPU (optpipe preprocess)"
+    if facts.stage == "inference":
+        advice = "launch the next batch before this one is waited for (optpipe bench --streams); --record python shows what the host does"
     return Finding("host-gaps", evidence, away.total_ns, advice, gap_rows(facts.measured, away.starts, away.ends))
 
 
@@ -192,9 +194,10 @@ def ineligible_for_tensor_cores(facts: Facts) -> Finding | None:
     if found is None or not found.ineligible:
         return None
     shut_ns = sum(each.time_ns for each in found.ineligible) // found.iterations
-    first = found.ineligible[0]
+    first, count = found.ineligible[0], len(found.ineligible)
     evidence = (
-        f"{len(found.ineligible)} matrix layers cannot use Tensor Cores as they are: {duration_text(shut_ns)}{_each(found)}; "
+        f"{count} matrix {'layer' if count == 1 else 'layers'} cannot use Tensor Cores as they are: {duration_text(shut_ns)}"
+        f"{_each(found)}; "
         f"{first.name}: {first.reason}"
     )
     by_type = first.reason is not None and "no Tensor Cores" in first.reason
@@ -225,6 +228,8 @@ def layout_changes(facts: Facts) -> Finding | None:
     count, total_ns = _sum(layouts, "count"), _sum(layouts, "total_ns")
     evidence = f"{count} kernels only change the layout of tensors: {duration_text(total_ns)}"
     advice = "keep one layout: NHWC for Tensor Cores (onnxruntime.nhwc=true; torch channels_last)"
+    if facts.options.get("nhwc"):
+        advice = "the layout is NHWC already; what is left converts the model's inputs and outputs, which stay NCHW"
     return Finding("layout-changes", evidence, total_ns, advice, _kernel_rows(layouts)) if count else None
 
 

@@ -17,7 +17,7 @@ from optpipe.trace.roofline import graph_from_document
 def profile_recording(path: Path, range_name: str | None, listener: Listener) -> Profile:
     """Judges a recording made by anyone: an .nsys-rep, its SQLite export, or an optpipe profile's folder."""
     with listener.step(f"read {path.name}"):
-        trace = trace_from_path(path)
+        trace = trace_from_path(path, listener.warn)
     with listener.step("views"):
         return profile_from_trace(trace, range_name, **_known_beside(path, range_name))
 
@@ -47,7 +47,7 @@ def diff_recordings(before: Path, after: Path, range_name: str | None, listener:
     sides = []
     for path in (before, after):
         with listener.step(f"read {path.name}"):
-            whole = analysis_from_trace(trace_from_path(path))
+            whole = analysis_from_trace(trace_from_path(path, listener.warn))
             measured, known = measured_part(whole, range_name), _known_beside(path, range_name)
             graph = known.get("graph")
             unprofiled_ns = known.get("unprofiled_iteration_ns")

@@ -6,7 +6,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,8 @@ from optpipe.stages.export import CARD
 from optpipe.trace.analysis import analysis_from_trace, measured_part
 from optpipe.trace.capture import CaptureOptions, Recorded, exported, record, run_recorded
 from optpipe.trace.frames import Trace
-from optpipe.trace.importer import json_from_recording
 from optpipe.trace.ort_nodes import Anchor, NodeRun, source_names, with_node_ranges
-from optpipe.trace.python_samples import samples_from_json
+from optpipe.trace.python_samples import with_samples
 from optpipe.trace.read import trace_from_sqlite
 from optpipe.trace.redaction import KEEP_RAW_WARNING
 from optpipe.trace.torch_trace import trace_from_torch
@@ -90,19 +89,8 @@ def _recorded_by_nsys(job: Job, plan: ProfilePlan, scratch: Path, listener: List
         found = result_of(scratch, came)
         trace = trace_from_sqlite(exported(came, scratch))
     if plan.capture.python_sampling and came.recording is not None:
-        trace = _with_samples(trace, came.recording, scratch, listener)
+        trace = with_samples(trace, came.recording, scratch, listener.warn)
     return trace, found
-
-
-def _with_samples(trace: Trace, recording: Path, scratch: Path, listener: Listener) -> Trace:
-    try:
-        samples, unread = samples_from_json(json_from_recording(recording, scratch))
-    except StageError as error:
-        listener.warn(f"Python's stacks cannot be read: {error}")
-        return trace
-    if unread:
-        listener.warn(f"{unread} of Python's stacks are in a form that is not known here")
-    return replace(trace, samples=samples, absent=tuple(each for each in trace.absent if each != "samples"))
 
 
 def _say_what_is_lacking(trace: Trace, job: Job, asked: CaptureOptions, listener: Listener) -> None:

@@ -1,6 +1,7 @@
 """A trace from any file or folder that holds one: an SQLite export, an .nsys-rep, torch's JSON, or a run folder."""
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -9,8 +10,10 @@ from typing import Any
 import polars as pl
 
 from optpipe.errors import BadInputError
+from optpipe.trace.export import opened
 from optpipe.trace.frames import SCHEMAS, Gpu, Trace
 from optpipe.trace.importer import sqlite_from_recording
+from optpipe.trace.python_samples import has_samples, with_samples
 from optpipe.trace.read import trace_from_sqlite
 from optpipe.trace.redaction import redacted_export, write_frames
 from optpipe.trace.torch_trace import trace_from_torch
@@ -20,8 +23,8 @@ TRACE_JSON = "trace.json"
 _RECORDINGS = (".nsys-rep", ".qdrep", ".qdstrm")
 
 
-def trace_from_path(path: Path) -> Trace:
-    """Reads `path`, whatever kind of recording it is.
+def trace_from_path(path: Path, warn: Callable[[str], None] = lambda _: None) -> Trace:
+    """Reads `path`, whatever kind of recording it is; `warn` hears of what cannot be read beside the rest.
 
     Raises:
         BadInputError: it is none, or damaged. MissingError: it has to be exported first and nsys is not here.
@@ -35,7 +38,9 @@ def trace_from_path(path: Path) -> Trace:
             msg = f"{path}: no such file"
             raise BadInputError(msg)
         with TemporaryDirectory(prefix="optpipe-") as scratch:
-            return trace_from_sqlite(sqlite_from_recording(path, Path(scratch)))
+            sqlite = sqlite_from_recording(path, Path(scratch))
+            trace = trace_from_sqlite(sqlite)
+            return with_samples(trace, path, Path(scratch), warn) if has_samples(opened(sqlite)) else trace
     return trace_from_sqlite(path)
 
 

@@ -11,18 +11,41 @@ import base64
 import html
 import json
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import polars as pl
 
 from optpipe.errors import StageError
-from optpipe.trace.frames import SAMPLES
+from optpipe.trace.export import Export, rows
+from optpipe.trace.frames import SAMPLES, Trace
+from optpipe.trace.importer import json_from_recording
 
 _DOMAINS = frozenset({"Python Backtrace", "Python Periodic Sampling"})
 _DOMAIN_EVENT, _MARK = 75, 34
 _HEADER, _FRAME = struct.Struct("<QII"), struct.Struct("<QQQ")
+
+
+def has_samples(export: Export) -> bool:
+    """Whether stacks of Python were sampled into the recording that `export` is of."""
+    if not export.has("NVTX_EVENTS", "eventType", "text"):
+        return False
+    found = rows(export, f"SELECT text FROM NVTX_EVENTS WHERE eventType = {_DOMAIN_EVENT}")
+    return any(row[0] in _DOMAINS for row in found)
+
+
+def with_samples(trace: Trace, recording: Path, directory: Path, warn: Callable[[str], None]) -> Trace:
+    """`trace` with the stacks in `recording`, which is exported into `directory`; as it is, with a warning, where that fails."""
+    try:
+        samples, unread = samples_from_json(json_from_recording(recording, directory))
+    except StageError as error:
+        warn(f"Python's stacks cannot be read: {error}")
+        return trace
+    if unread:
+        warn(f"{unread} of Python's stacks are in a form that is not known here")
+    return replace(trace, samples=samples, absent=tuple(each for each in trace.absent if each != "samples"))
 
 
 def samples_from_json(path: Path) -> tuple[pl.DataFrame, int]:
@@ -34,7 +57,7 @@ def samples_from_json(path: Path) -> tuple[pl.DataFrame, int]:
     strings: list[str] = []
     domains: set[str] = set()
     marks: list[tuple[int, Mapping[str, Any]]] = []
-    rows: list[tuple[int, int, int, int, str]] = []
+    found: list[tuple[int, int, int, int, str]] = []
     unread = 0
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
@@ -54,11 +77,11 @@ def samples_from_json(path: Path) -> tuple[pl.DataFrame, int]:
                 stacks = [stack for data in _payloads(event) if (stack := _stack(data, strings)) is not None]
                 unread += not stacks
                 at, thread = int(event["Timestamp"]), int(event["GlobalTid"])
-                rows += [(at, thread, number, depth, name) for stack in stacks for depth, name in enumerate(stack)]
+                found += [(at, thread, number, depth, name) for stack in stacks for depth, name in enumerate(stack)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         message = f"{path.name}: not a JSON export of nsys ({type(error).__name__}: {str(error)[:120]})"
         raise StageError(message) from error
-    plain = pl.DataFrame(rows, schema={**SAMPLES, "name": pl.String}, orient="row")
+    plain = pl.DataFrame(found, schema={**SAMPLES, "name": pl.String}, orient="row")
     return plain.cast(dict(SAMPLES)), unread  # type: ignore[arg-type]
 
 

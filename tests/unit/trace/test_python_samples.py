@@ -7,8 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.golden.nsys_export import THREAD
+from tests.golden.phenomena import launch_bound
 
 from optpipe.errors import StageError
+from optpipe.trace.files import trace_from_path
 from optpipe.trace.python_samples import samples_from_json
 
 STRINGS = ["zero", "decode", "&lt;module&gt;", "/home/someone/secret/job.py"]
@@ -93,3 +96,27 @@ def test_what_is_no_export(tmp_path: Path, text: str) -> None:
     (tmp_path / "other.json").write_text(text)
     with pytest.raises(StageError, match="not a JSON export of nsys"):
         samples_from_json(tmp_path / "other.json")
+
+
+def test_somebodys_recording_with_stacks_is_read_with_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An nsys that exports what lies beside it: the stacks are in its JSON only."""
+    _written(tmp_path, _mark(10, "1", (1, 3, 12), header=_later_header), domain="Python Periodic Sampling")
+    trace = launch_bound()
+    trace.rows["ranges"].append((1, None, 75, "Python Periodic Sampling", None, THREAD, 1))
+    trace.write(tmp_path / "recording.sqlite")
+    nsys = tmp_path / "nsys"
+    nsys.write_text(
+        '#!/bin/sh\nwhile [ "$1" != --type ]; do shift; done\n'
+        f"case $2 in sqlite) from={tmp_path}/recording.sqlite;; jsonlines) from={tmp_path}/recording.json;; *) exit 1;; esac\n"
+        'while [ "$1" != --output ]; do shift; done\ncp "$from" "$2"\n'
+    )
+    nsys.chmod(0o755)
+    monkeypatch.setenv("OPTPIPE_NSYS", str(nsys))
+    (tmp_path / "somebody.nsys-rep").write_bytes(b"a recording")
+    warnings: list[str] = []
+    read = trace_from_path(tmp_path / "somebody.nsys-rep", warnings.append)
+    assert read.samples["name"].to_list() == ["decode (job.py)"]
+    assert "samples" not in read.absent
+    (tmp_path / "recording.json").write_text("{")
+    assert trace_from_path(tmp_path / "somebody.nsys-rep", warnings.append).kernels.height == 12
+    assert [each.partition(":")[0] for each in warnings] == ["Python's stacks cannot be read"]

@@ -47,7 +47,7 @@ def row(stage: dict) -> list[str]:
     return [
         f"{_time_ns(stage) / 1e6:.3f}",
         f"{iterations['median_gpu_ns'] / 1e6:.3f}" if iterations.get("median_gpu_ns") else "",
-        f"{totals['busy_ns'] / totals['span_ns']:.0%}" if totals["busy_ns"] else "",
+        f"{_busy_share(stage):.0%}" if totals["busy_ns"] else "",
         f"{cores['time_share']:.0%}" if cores.get("time_share") is not None else "",
         f"{bound:.1f}" if bound else "",
         stage["bottleneck"]["verdict"],
@@ -72,7 +72,7 @@ def compact(stage: dict) -> dict:
     if "error" in stage:
         return kept
     kept["findings"] = [{**finding, "rows": finding["rows"][:2]} for finding in stage["findings"]]
-    kept["kernels"] = [_short(one) for one in stage["kernels"][:KERNELS]]
+    kept["kernels"] = [_short(one) for one in stage["measured_views"]["kernels"][:KERNELS]]
     kept["functions"] = stage.get("functions", [])[:KERNELS]
     cores = stage["tensor_cores"]
     cut = {key: cores[key][:LAYERS] for key in ("layers", "missed", "ineligible") if key in cores}
@@ -85,6 +85,12 @@ def compact(stage: dict) -> dict:
 
 def _short(one: dict) -> dict:
     return {**one, "name": one["name"][:160]}
+
+
+def _busy_share(stage: dict) -> float:
+    """Of the time without the profiler where that slowed the host too much."""
+    totals = stage["measured"]
+    return stage["bottleneck"].get("busy_share", totals["busy_ns"] / totals["span_ns"])
 
 
 def _time_ns(stage: dict) -> float:

@@ -1,6 +1,7 @@
 """Image files: found, checked, and decoded by Pillow as the models' own loaders do."""
 
 import io
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -52,15 +53,26 @@ def find_images(folder: Path, limit: int | None = None) -> Images:
     if limit is not None and limit < 1:
         msg = f"the limit of images must be at least 1, got {limit}"
         raise BadInputError(msg)
-    paths = sorted(
-        (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file()), key=_natural
-    )
+    paths = sorted((path for path in _files(folder) if path.suffix.lower() in SUFFIXES), key=_natural)
     if not paths:
         kinds = " ".join(sorted(suffix.lstrip(".") for suffix in SUFFIXES))
         msg = f"{folder}: no images in this folder or below it (looked for {kinds})"
         raise BadInputError(msg)
     kept = spread(paths, limit or len(paths))
     return Images(folder, kept, left_out=len(paths) - len(kept))
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Every file below `folder`, in linked folders too, as torchvision's folder datasets find them; no folder twice."""
+    seen: set[Path] = set()
+    for name, below, files in os.walk(folder, followlinks=True):
+        here = Path(name)
+        if (real := here.resolve()) in seen:
+            below.clear()
+            continue
+        seen.add(real)
+        below.sort()
+        yield from (path for path in map(here.joinpath, files) if path.is_file())
 
 
 def spread(items: Sequence[Item], count: int) -> tuple[Item, ...]:

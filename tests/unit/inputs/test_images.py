@@ -24,6 +24,13 @@ def test_pictures_come_in_natural_order_and_other_files_do_not_come(folder):
     assert [path.name for path in find_images(folder).paths] == ["1.png", "2.jpg", "10.jpg"]
 
 
+def test_linked_folders_are_searched_too_and_a_loop_ends(folder, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("linked")
+    (elsewhere / "cats").symlink_to(folder)
+    (elsewhere / "again").symlink_to(elsewhere)
+    assert [path.name for path in find_images(elsewhere).paths] == ["1.png", "2.jpg", "10.jpg"]
+
+
 def test_a_limit_says_what_it_left_out(folder):
     found = find_images(folder, limit=2)
     assert ([path.name for path in found.paths], found.left_out) == (["1.png", "2.jpg"], 1)

@@ -38,7 +38,7 @@ class OutputError:
     """20·log10(1 / relative); None where the two are equal to the bit."""
     cosine: float
     finite: bool
-    """Of the reference's shape, without NaN or infinity."""
+    """Of the reference's shape, both without NaN or infinity."""
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
@@ -59,7 +59,7 @@ def row_errors(reference: "np.ndarray", got: "np.ndarray") -> "dict[str, np.ndar
     difference = np.abs(found - expected)
     return {
         "values": np.full(count, expected.shape[1]),
-        "finite": np.isfinite(found).all(axis=1),
+        "finite": (np.isfinite(found) & np.isfinite(expected)).all(axis=1),
         "reference_square": (expected**2).sum(axis=1),
         "output_square": (found**2).sum(axis=1),
         "difference_square": (difference**2).sum(axis=1),

@@ -29,7 +29,8 @@ class Interval:
         return [self.low, self.high]
 
 
-def _z(confidence: float) -> float:
+def normal_quantile(confidence: float) -> float:
+    """Half the width, in standard deviations, that holds this share of a normal distribution: 1.96 for 95 %."""
     return NormalDist().inv_cdf(0.5 + confidence / 2)
 
 
@@ -38,7 +39,7 @@ def share_interval(hits: int, n: int, confidence: float = CONFIDENCE) -> Interva
     if n < 1:
         message = "no samples, no share"
         raise ValueError(message)
-    z = _z(confidence)
+    z = normal_quantile(confidence)
     share = hits / n
     middle = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * sqrt(share * (1 - share) / n + z * z / (4 * n * n))
@@ -47,7 +48,7 @@ def share_interval(hits: int, n: int, confidence: float = CONFIDENCE) -> Interva
 
 def difference_interval(lost: int, won: int, n: int, confidence: float = CONFIDENCE) -> Interval:
     """Tango's interval of (lost - won) / n: of `n` pairs, `lost` are right in the first only and `won` in the second only."""
-    z = _z(confidence)
+    z = normal_quantile(confidence)
     estimate = (lost - won) / n
     low = _root(lambda delta: _score(lost, won, n, delta) - z, -1.0, estimate)
     high = _root(lambda delta: _score(lost, won, n, delta) + z, estimate, 1.0)

@@ -5,7 +5,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from optpipe.core.verdict import Verdict
-from optpipe.stats.paired import Interval, share_interval
+from optpipe.stats.paired import CONFIDENCE, Interval, normal_quantile, share_interval
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,18 +59,31 @@ def agreement(reference: "np.ndarray", got: "np.ndarray") -> Agreement | None:
     return Agreement(int(np.count_nonzero(reference == got)), len(reference))
 
 
-def images_needed() -> int:
-    """How many images must all agree before the interval's lower end reaches AGREEMENT."""
-    count = ceil(1 / (1 - AGREEMENT))
-    while share_interval(count, count).low < AGREEMENT:
-        count += 1
-    return count
+def images_needed(share: float = 1.0) -> int | None:
+    """How many images with this share of equal answers lift the interval's lower end to AGREEMENT; None where none do.
+
+    Wilson's lower end, solved for the count.
+    """
+    if share <= AGREEMENT:
+        return None
+    needed = normal_quantile(CONFIDENCE) ** 2 * AGREEMENT * (1 - AGREEMENT) / (share - AGREEMENT) ** 2
+    return ceil(needed)
 
 
 def judged(
-    found: Agreement | None, snr_db: float | None, *, finite: bool, trained: bool, classifies: bool, refused: int
+    found: Agreement | None,
+    snr_db: float | None,
+    *,
+    finite: bool,
+    trained: bool,
+    classifies: bool,
+    refused: int,
+    blind: bool = False,
 ) -> Judgement:
-    """The verdict on a derived pipeline; `snr_db` is None where the outputs are equal to the bit."""
+    """The verdict on a derived pipeline; `snr_db` is None where the outputs are equal to the bit.
+
+    `blind` is a model that answers other pictures alike to the bit, as one whose last layer is zero does.
+    """
     if refused:
         return Judgement(
             Verdict.FAIL,
@@ -84,6 +97,12 @@ def judged(
         return _by_agreement(found)
     if snr_db is not None and snr_db < SNR_FLOOR_DB:
         return Judgement(Verdict.FAIL, f"outputs differ: {snr}, the floor is {SNR_FLOOR_DB:.0f} dB")
+    if blind:
+        return Judgement(
+            Verdict.INCONCLUSIVE,
+            "the model's outputs are the same for every image, so that they are equal proves nothing",
+            "give trained weights with --weights",
+        )
     if not classifies:
         return Judgement(
             Verdict.PASS, f"no classifier, so judged by the outputs' error: {snr}, floor {SNR_FLOOR_DB:.0f} dB"
@@ -110,5 +129,7 @@ def _by_agreement(found: Agreement) -> Judgement:
     return Judgement(
         Verdict.INCONCLUSIVE,
         f"{share}; too few to prove {AGREEMENT:.1%}",
-        f"give at least {images_needed()} images with --images",
+        f"give at least {needed} images (--images, --limit)"
+        if (needed := images_needed(found.equal / found.images))
+        else "look at the worst images; where so many answers differ, more images prove no equality",
     )

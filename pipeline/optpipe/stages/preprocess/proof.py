@@ -63,7 +63,15 @@ def proof_from_rows(rows: "pl.DataFrame", *, trained: bool, classifies: bool, re
         if "class" in rows.columns and rows["class"].null_count() == 0:
             truth = sums["class"]
             accuracy = (float((sums["reference_class"] == truth).mean()), float((sums["dali_class"] == truth).mean()))
-    judgement = judged(top1, error.snr_db, finite=error.finite, trained=trained, classifies=classifies, refused=refused)
+    judgement = judged(
+        top1,
+        error.snr_db,
+        finite=error.finite,
+        trained=trained,
+        classifies=classifies,
+        refused=refused,
+        blind=error.snr_db is None and rows["reference_square"].n_unique() < 2 and sums["max_levels"].max() > 0,
+    )
     return Proof(error, top1, accuracy, judgement)
 
 

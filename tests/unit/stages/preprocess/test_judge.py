@@ -20,6 +20,21 @@ def test_too_few_images_prove_nothing_and_the_remedy_names_the_number():
     assert judged(Agreement(images_needed(), images_needed()), 90.0, **GOOD).verdict is Verdict.PASS
 
 
+def test_the_number_is_that_for_the_share_that_was_found():
+    found = judged(Agreement(799, 800), 60.0, **GOOD)
+    needed = images_needed(799 / 800)
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert 800 < needed < 1600
+    assert str(needed) in found.remedy
+    assert judged(Agreement(1598, 1600), 60.0, **GOOD).verdict is Verdict.PASS
+    assert "more images prove no" in judged(Agreement(795, 800), 60.0, **GOOD).remedy
+
+
+def test_outputs_that_do_not_depend_on_the_image_prove_nothing():
+    for kind in ({"trained": False}, {"classifies": False}):
+        assert judged(None, None, **{**GOOD, **kind}, blind=True).verdict is Verdict.INCONCLUSIVE
+
+
 def test_other_answers_fail():
     assert judged(Agreement(780, 800), 60.0, **GOOD).verdict is Verdict.FAIL
 

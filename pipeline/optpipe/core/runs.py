@@ -11,6 +11,7 @@ manifest.json: `schema`, `schema_version`, `run_id`, `kind`, `status` (complete,
 from), `files[]{path, bytes, sha256}`, `details{}` (what the kind adds).
 """
 
+import io
 import json
 import os
 import secrets
@@ -20,11 +21,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from optpipe.core.environment import environment
 from optpipe.core.hashing import file_sha256
 from optpipe.errors import BadInputError, StageError
+
+if TYPE_CHECKING:
+    import polars as pl
 
 SCHEMA = "optpipe.run"
 SCHEMA_VERSION = 1
@@ -170,14 +174,29 @@ def json_of_run(run: Run, name: str) -> dict[str, Any]:
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
     """Writes `document` to `path` so that a reader sees the whole of it or nothing. NaN is refused."""
-    text = json.dumps(document, indent=1, allow_nan=False) + "\n"
+    write_bytes(path, (json.dumps(document, indent=1, allow_nan=False) + "\n").encode())
+
+
+def write_parquet(path: Path, frame: "pl.DataFrame") -> None:
+    """Writes `frame` likewise; polars' own writing leaves half a file and an error of its own where the disk is full."""
+    buffer = io.BytesIO()
+    frame.write_parquet(buffer)
+    write_bytes(path, buffer.getvalue())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Writes the whole of `content` or nothing. Raises StageError where it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=".", delete=False) as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(file.name).replace(path)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
+            try:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+                Path(file.name).replace(path)
+            except OSError:
+                Path(file.name).unlink(missing_ok=True)
+                raise
     except OSError as error:
         message = f"cannot write {path}: {error.strerror}; free some space or choose --workspace"
         raise StageError(message) from error

@@ -15,6 +15,7 @@ import numpy as np
 from optpipe.backends.registry import BACKENDS
 from optpipe.core.card import ModelCard, Task, card_from_file
 from optpipe.core.events import Listener
+from optpipe.core.runs import write_parquet
 from optpipe.core.store import Entry, Store
 from optpipe.core.verdict import Verdict
 from optpipe.errors import BadInputError, StageError
@@ -281,4 +282,4 @@ def write_predictions(
         if row.predictions is not None:
             name = row.entry.id if row.entry else "source"
             columns[f"{name}:best"] = row.predictions.best.tolist()
-    pl.DataFrame(columns).write_parquet(path)
+    write_parquet(path, pl.DataFrame(columns))

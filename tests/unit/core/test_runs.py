@@ -1,5 +1,6 @@
 import json
 
+import polars as pl
 import pytest
 
 from optpipe.core import runs
@@ -28,6 +29,16 @@ def test_the_manifest_reproduces_and_names_its_parents(tmp_path):
     assert manifest["parents"] == ["onnxruntime-0123"]
     assert manifest["files"][0]["path"] == "samples/m0.bin"
     assert "python" in manifest["environment"]
+
+
+def test_what_cannot_be_written_whole_leaves_nothing(tmp_path, monkeypatch):
+    def full(_descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(runs.os, "fsync", full)
+    with pytest.raises(StageError, match="No space left on device; free some space"):
+        runs.write_parquet(tmp_path / "rows.parquet", pl.DataFrame({"a": [1]}))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_every_change_is_found(tmp_path):

@@ -11,7 +11,7 @@ from optpipe.backends.registry import options_in_force
 from optpipe.core.environment import cores
 from optpipe.core.events import Listener
 from optpipe.core.manifest import command_line
-from optpipe.core.runs import begin_run, finish_run, list_runs, write_json
+from optpipe.core.runs import begin_run, finish_run, list_runs, write_json, write_parquet
 from optpipe.core.store import Store
 from optpipe.core.verdict import Verdict, combined
 from optpipe.errors import BadInputError, ExitStatus
@@ -147,9 +147,7 @@ def _kept(
     for each in results:
         if each.error is None:
             columns = {name: each.measured[name] for name in names}
-            pl.DataFrame({name: pl.Series(values) for name, values in columns.items()}).write_parquet(
-                run.path / f"{each.artifact}.parquet"
-            )
+            write_parquet(run.path / f"{each.artifact}.parquet", pl.DataFrame(columns))
     record = {
         "from_images": {"folder": str(images), "count": len(paths), "bytes": size_bytes, "page_cache": "warm"},
         "results": [each.to_dict() for each in results],

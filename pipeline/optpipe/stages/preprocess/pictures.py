@@ -1,8 +1,10 @@
 """Pictures for people: the reference, DALI's, and their difference made visible, side by side."""
 
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from optpipe.core.runs import write_bytes
 from optpipe.core.transform import Transform
 from optpipe.stages.preprocess.pixels import Compared
 
@@ -25,7 +27,9 @@ def save_side_by_side(path: Path, compared: Compared, transform: Transform) -> f
     panels = [reference, got, difference * factor]
     gap = np.full((reference.shape[0], GAP, 3), 255.0)
     row = np.concatenate([panels[0], gap, panels[1], gap, panels[2]], axis=1)
-    Image.fromarray(np.clip(row + 0.5, 0, 255).astype(np.uint8)).save(path)
+    png = io.BytesIO()
+    Image.fromarray(np.clip(row + 0.5, 0, 255).astype(np.uint8)).save(png, "PNG")
+    write_bytes(path, png.getvalue())
     return factor
 
 

@@ -2,7 +2,7 @@
 
 A transform is written in model cards and manifests as a list of tables, one per step:
 
-    [[transform.steps]]
+    [[preprocessing.steps]]
     step = "resize"
     size = [256]
 
@@ -204,6 +204,12 @@ class Transform:
         return None
 
     @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of every result, in the order in which it is packed; -1 for sides that depend on the picture."""
+        height, width = self.size or (-1, -1)
+        return (self.channels, height, width) if self.pack.order == "CHW" else (height, width, self.channels)
+
+    @property
     def hash(self) -> str:
         """The sha256 of the canonical JSON: equal for equal transforms, on every machine and version of Python."""
         return value_sha256(self.to_dict())
@@ -260,7 +266,7 @@ def _table(step: Step) -> dict[str, Any]:
 
 
 def _step(index: int, table: object) -> Step:
-    where = f"transform.steps[{index}]"
+    where = f"preprocessing.steps[{index}]"
     if not isinstance(table, Mapping) or table.get("step") not in STEPS:
         found = table.get("step") if isinstance(table, Mapping) else table
         msg = f"{where}: unknown step {found!r}; known: {', '.join(STEPS)}"

@@ -1,7 +1,8 @@
 """A factory in a Python file: `net.py:make`. The factory takes no arguments and returns a `torch.nn.Module`.
 
 The file may say `INPUTS = [{"name": "x", "dtype": "float32", "min": [1, 3, 32, 32], "opt": [8, 3, 32, 32], "max": [64, 3, 32, 32]}]`;
-a model card says that, and preprocessing and labels, for files that do not.
+and `TRANSFORM = Compose([...])`, torchvision's, from an RGB picture of Pillow to the one input. A model card says that, and
+the task and labels, for files that do not.
 """
 
 import importlib.util
@@ -19,6 +20,7 @@ from optpipe.core.weights import WeightsRequest
 from optpipe.errors import BadInputError
 from optpipe.sources.base import Loaded
 from optpipe.sources.modules import flat_module
+from optpipe.sources.transform import transform_from_torchvision
 from optpipe.sources.weights import with_weights
 
 
@@ -66,7 +68,10 @@ class PythonFileSource:
         if not inputs:
             message = f"{self.path} does not say what its inputs are; define INPUTS in it or write a model card (models/README.md)"
             raise BadInputError(message)
-        return ModelCard(self.factory, self.name, Task.OTHER, tuple(input_from_dict(each) for each in inputs))
+        described = getattr(definitions, "TRANSFORM", None)
+        transform = None if described is None else transform_from_torchvision(described)
+        specs = tuple(input_from_dict(each) for each in inputs)
+        return ModelCard(self.factory, self.name, Task.OTHER, specs, transform=transform)
 
 
 def _imported(path: Path) -> ModuleType:

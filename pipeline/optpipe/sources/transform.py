@@ -245,5 +245,5 @@ def _interpolation(where: str, value: Any) -> Interpolation:
 
 
 def _refuse(source: str, step: str) -> NoReturn:
-    msg = f"{source}: {step} cannot be translated\ndescribe the preprocessing in a model card ([[transform.steps]])"
+    msg = f"{source}: {step} cannot be translated\ndescribe the preprocessing in a model card ([[preprocessing.steps]])"
     raise BadInputError(msg)

@@ -15,7 +15,7 @@ from optpipe.errors import StageError
 from optpipe.inputs.odd import odd_files
 from optpipe.stages.preprocess.dali_pipeline import INPUT, DaliPlan, dali_from_transform, require_dali
 
-REVISION = 3
+REVISION = 4
 PIPELINE = "1/model.dali"
 CONFIG = "config.pbtxt"
 _TRITON_TYPES = {"float32": "TYPE_FP32", "float16": "TYPE_FP16", "uint8": "TYPE_UINT8"}
@@ -41,28 +41,24 @@ def preprocessing_artifact(
         target.parent.mkdir()
         dali_from_transform(transform, plan).serialize(filename=str(target))
         _require_same(target, transform, plan)
-        (directory / CONFIG).write_text(triton_config(card, transform, plan), encoding="utf-8")
+        (directory / CONFIG).write_text(triton_config(transform, plan), encoding="utf-8")
         (directory / "transform.json").write_text(json.dumps(transform.to_dict(), indent=1), encoding="utf-8")
         return {"model": card.name, "transform_sha256": transform.hash, "plan": plan.to_dict(), "file": PIPELINE}
 
     return store.produce("preprocessing", recipe, make, parents=(parent,), listener=listener)
 
 
-def triton_config(card: ModelCard, transform: Transform, plan: DaliPlan) -> str:
+def triton_config(transform: Transform, plan: DaliPlan) -> str:
     """`config.pbtxt` for Triton: encoded files in, as bytes of any length; the model's tensor out."""
-    height, width = transform.size or (-1, -1)
-    shape = (
-        (transform.channels, height, width) if transform.pack.order == "CHW" else (height, width, transform.channels)
-    )
     kind = "KIND_GPU" if plan.device == "gpu" else "KIND_CPU"
-    return f"""name: "{card.name}_preprocessing"
-backend: "dali"
+    # no name: Triton takes the folder's, and refuses a model whose folder has another one
+    return f"""backend: "dali"
 max_batch_size: {plan.batch_size}
 input [
   {{ name: "{INPUT}" data_type: TYPE_UINT8 dims: [ -1 ] allow_ragged_batch: true }}
 ]
 output [
-  {{ name: "DALI_OUTPUT_0" data_type: {_TRITON_TYPES[transform.pack.dtype]} dims: [ {", ".join(map(str, shape))} ] }}
+  {{ name: "DALI_OUTPUT_0" data_type: {_TRITON_TYPES[transform.pack.dtype]} dims: [ {", ".join(map(str, transform.shape))} ] }}
 ]
 instance_group [ {{ count: 1 kind: {kind} }} ]
 dynamic_batching {{ }}

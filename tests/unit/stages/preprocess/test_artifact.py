@@ -143,7 +143,7 @@ def test_a_process_with_nothing_but_dali_serves_it_as_the_configuration_says(tmp
 
 
 def test_a_gpus_configuration_says_so():
-    config = parsed(triton_config(CARD, TRANSFORMS["planes"], DaliPlan(decode="mixed", device="gpu", threads=4)))
+    config = parsed(triton_config(TRANSFORMS["planes"], DaliPlan(decode="mixed", device="gpu", threads=4)))
     assert config.instance_group[0].kind == 1
     assert config.parameters["num_threads"].string_value == "4"
     assert config.HasField("dynamic_batching")

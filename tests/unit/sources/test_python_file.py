@@ -1,0 +1,37 @@
+"""What a Python file says of the model that its factory makes."""
+
+import pytest
+
+from optpipe.core.transform import CenterCrop, Resize
+from optpipe.core.weights import weights_from_text
+from optpipe.errors import BadInputError
+from optpipe.sources.python_file import PythonFileSource
+from optpipe.stages.preprocess.stage import image_transform
+
+FILE = """
+import torch
+from torchvision.transforms import v2
+INPUTS = [{"name": "x", "dtype": "float32", "min": [1, 3, 16, 16], "opt": [2, 3, 16, 16], "max": [4, 3, 16, 16]}]
+TRANSFORM = v2.Compose([v2.Resize(20), STEP, v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True)])
+make = lambda: torch.nn.Flatten()
+"""
+
+
+def card(folder, step):
+    (folder / "net.py").write_text(FILE.replace("STEP", step))
+    return PythonFileSource(folder / "net.py", "make").load(weights_from_text("default", 0)).card
+
+
+def test_its_compose_is_the_preprocessing(tmp_path):
+    transform = image_transform(card(tmp_path, "v2.CenterCrop(16)"))
+    assert transform.geometry == (Resize((20,)), CenterCrop(16, 16))
+
+
+def test_a_step_that_cannot_be_translated_is_named(tmp_path):
+    with pytest.raises(BadInputError, match=r"step 2, Pad cannot be translated\n.*preprocessing\.steps"):
+        card(tmp_path, "v2.Pad(2)")
+
+
+def test_pictures_of_another_size_than_the_input_are_refused(tmp_path):
+    with pytest.raises(BadInputError, match=r"makes float32 of 3×12×12 .CHW., its input x takes float32, 1x3x16x16"):
+        image_transform(card(tmp_path, "v2.CenterCrop(12)"))

@@ -90,6 +90,7 @@ def test_batches_that_several_streams_answer_at_once_keep_their_pixels(workspace
         ),
         (["--from-images", FILES, "--option", "onnxruntime.streams=2"], "no option 'streams'"),
         (["--from-images", FILES, "--rate", "10", "--tune"], "does not go with --rate, --tune"),
+        (["--from-images", FILES, "--max-time", "9", "--max-cv", "9%"], "does not go with --max-time, --max-cv"),
     ],
 )
 def test_bad_input_is_named(workspace, inside, tmp_path, arguments, said):

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -51,6 +52,31 @@ def test_people_read_the_verdict_first(workspace):
     assert done.stdout.startswith("INCONCLUSIVE  digits: 40 of 40 top-1 answers agree")
     assert "give at least" in done.stdout
     assert "resize ← most" in done.stdout
+    assert "side by side with the difference: worst-1.png " in done.stdout
+
+
+def test_a_picture_that_comes_through_as_another_is_named(workspace, tmp_path):
+    levels = np.linspace(0, 255, 64 * 64, dtype=np.float32).reshape(64, 64)
+    Image.fromarray(levels).save(tmp_path / "floats.tif")  # 0 to 255 for Pillow, 0 to 1 for DALI
+    Image.fromarray(levels.astype(np.int32)).save(tmp_path / "integers.tif")
+    Image.fromarray(synthetic_picture(50, 60, 1)).save(tmp_path / "plain.png")
+    done = optpipe("preprocess", "digits", "--no-throughput", "--images", str(tmp_path), "--json", workspace=workspace)
+    assert done.document["verdict"] == "FAIL"
+    assert done.document["parity"]["far"] == 1
+    (refused,) = done.document["parity"]["refused"]
+    assert refused["image"].endswith("integers.tif")
+    assert "sample_type" in refused["reason"]
+    assert "1 of 2 images come through as other pictures" in done.document["warnings"][0]
+    assert "floats.tif" in done.document["warnings"][0]
+
+
+def test_sub_folders_that_are_no_labels_are_said_to_give_no_accuracy(workspace, tmp_path):
+    for name in ("3", "seven"):
+        (tmp_path / name).mkdir()
+        Image.fromarray(synthetic_picture(50, 60, 1)).save(tmp_path / name / "plain.png")
+    done = optpipe("preprocess", "digits", "--no-throughput", "--images", str(tmp_path), "--json", workspace=workspace)
+    assert done.document["parity"]["accuracy"] is None
+    assert "seven is none" in done.document["warnings"][0]
 
 
 def test_unreadable_images_are_named_and_limited(workspace, tmp_path):
@@ -135,6 +161,7 @@ def test_the_race_is_run_and_its_fields_are_the_documented_ones(workspace, tmp_p
         (["digits", "--seconds", "nan"], 2, "above 0"),
         (["digits", "--seconds", "-1"], 2, "above 0"),
         (["digits", "--max-unreadable", "-1"], 2, "0 or more"),
+        (["digits", "--limit", "0"], 2, "at least 1"),
     ],
 )
 def test_bad_input_is_one_line_with_its_status(workspace, inside, tmp_path, arguments, status, said):

@@ -115,7 +115,9 @@ def bench(
     if from_images is not None:
         require_only_from_images(
             scenario=scenario != "single-stream", mode=mode != "compute", streams=streams != 1, rate=rate, slo=slo,
-            tune=tune, interleave=interleave, energy=energy, images=images, affinity=affinity,
+            tune=tune, interleave=interleave, energy=energy, images=images, affinity=affinity, percentile=percentile != 99,
+            max_time=max_time != 60, warm_up=warm_up != 0.5, max_warm_up=max_warm_up != 20, max_cv=max_cv != "2.5%",
+            all_sizes=all_sizes, sort=sort != "given",
         )  # fmt: skip
         with Terminal() as terminal:
             groups = bench_targets(model, store, precision, backend, device, option or [], terminal)

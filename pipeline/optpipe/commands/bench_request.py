@@ -25,7 +25,7 @@ Kind = TypeVar("Kind", Scenario, Mode)
 
 def require_only_from_images(**given: object) -> None:
     """Raises BadInputError that names an option which `--from-images` would ignore."""
-    if names := [f"--{name}" for name, value in given.items() if value]:
+    if names := [f"--{name.replace('_', '-')}" for name, value in given.items() if value]:
         message = (
             f"--from-images measures the whole path, one batch size at a time; it does not go with {', '.join(names)}"
         )

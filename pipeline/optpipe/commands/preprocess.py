@@ -20,7 +20,7 @@ def preprocess(
     ] = None,
     decode: Annotated[str, typer.Option(help="auto, cpu, or mixed (nvJPEG on the GPU).")] = "auto",
     threads: Annotated[
-        int | None, typer.Option(help="DALI's CPU threads in the parity proof; tuned for speed.")
+        int | None, typer.Option(help="DALI's CPU threads; default: tuned, or with --no-throughput up to 8.")
     ] = None,
     batch_size: Annotated[int | None, typer.Option(help="Images per batch; default 32, with a GPU 256.")] = None,
     resize: Annotated[
@@ -46,6 +46,9 @@ def preprocess(
         limit=limit,
         max_unreadable=max_unreadable,
         plan=automatic_plan(decode, threads, batch_size, resize),
+        fixed=frozenset(
+            name for name, given in (("decode", decode != "auto"), ("threads", threads is not None)) if given
+        ),
         throughput=throughput,
         seconds=seconds,
     )

@@ -1,6 +1,7 @@
 """A preprocessing proof on the terminal."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -23,6 +24,7 @@ def preprocess_table(record: Mapping[str, Any]) -> RenderableType:
     lines.append(_steps(proof))
     lines.append(Text(_outputs_text(proof)))
     lines += [Text(f"refused by DALI  {each['image']}: {each['reason']}", style="red") for each in proof["refused"][:5]]
+    lines.append(_worst_text(proof))
     lines.append(_odd_text(proof["odd_files"]))
     if record["throughput"]:
         lines.append(_race(record))
@@ -55,12 +57,24 @@ def _steps(proof: Mapping[str, Any]) -> Table:
 
 def _outputs_text(proof: Mapping[str, Any]) -> str:
     output = proof["output"]
+    if not output["finite"]:
+        return "outputs not finite"
     parts = ["outputs equal to the bit" if output["snr_db"] is None else f"outputs: SNR {output['snr_db']:.1f} dB"]
     if agreement := proof["top1_agreement"]:
         parts.append(f"top-1 agreement {agreement['equal']}/{agreement['images']}")
     if accuracy := proof["accuracy"]:
         parts.append(f"accuracy {accuracy['reference']:.2%} before, {accuracy['dali']:.2%} with DALI")
     return ", ".join(parts)
+
+
+def _worst_text(proof: Mapping[str, Any]) -> Text:
+    """Where to look: the pictures lie in the run's folder."""
+    pairs = zip(proof["worst"], proof["pictures"], strict=True)
+    named = (
+        f"{picture['path']} {Path(each['image']).name} (mean {each['mean_levels']:.2f}, max {each['max_levels']:.0f})"
+        for each, picture in pairs
+    )
+    return Text(f"worst images, side by side with the difference: {', '.join(named)}")
 
 
 def _odd_text(odd: list[Mapping[str, Any]]) -> Text:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 WORST = 3
 """So many pictures are kept to be looked at."""
 NEAR_MEAN_LEVELS, NEAR_MAX_LEVELS = 0.5, 8.0
-"""An odd file whose result stays within these came through; above them it is another picture."""
+"""A file whose result stays within these came through; above them it is another picture."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,11 @@ class Parity:
         """The verdict with its reason."""
         return self.proof.judgement
 
+    def far(self) -> int:
+        """How many pictures did not come through, by the measure that odd files have."""
+        rows = zip(self.rows["mean_levels"], self.rows["max_levels"], strict=True)
+        return sum(not _is_near(mean, largest) for mean, largest in rows)
+
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
         return {
@@ -79,6 +84,7 @@ class Parity:
                 {"step": after.step, **after.to_dict(), "alone": alone.to_dict()}
                 for after, alone in zip(self.pixels.together, self.pixels.alone, strict=True)
             ],
+            "far": self.far(),
             "largest_step": self.pixels.largest(),
             "refused": [{"image": name, "reason": reason} for name, reason in self.pixels.refused],
             "worst": [
@@ -171,10 +177,14 @@ def _readable(data: bytes, transform: Transform) -> bool:
     return True
 
 
+def _is_near(mean_levels: float, max_levels: float) -> bool:
+    return mean_levels <= NEAR_MEAN_LEVELS and max_levels <= NEAR_MAX_LEVELS
+
+
 def _outcome(found: Compared) -> OddFile:
     mean, largest = found.mean_levels, found.max_levels
-    near = mean <= NEAR_MEAN_LEVELS and largest <= NEAR_MAX_LEVELS
-    return OddFile(found.name, "equal" if largest <= 1.01 else "near" if near else "different", mean, largest)
+    outcome = "equal" if largest <= 1.01 else "near" if _is_near(mean, largest) else "different"
+    return OddFile(found.name, outcome, mean, largest)
 
 
 def _both_refuse(data: bytes, transform: Transform, plan: DaliPlan) -> str:

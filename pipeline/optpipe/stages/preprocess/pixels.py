@@ -162,8 +162,11 @@ def require_memory(error: Exception, plan: DaliPlan) -> None:
 def dali_reason(error: Exception) -> str:
     """The line of DALI's message that names the cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if "encountered:" in lines[:-1]:  # what comes after it is said by the operator itself
+        lines = lines[lines.index("encountered:") + 1 :]
+    lines = [line for line in lines if not line.startswith("Current pipeline object")]
     marked = [line for line in lines if line.startswith(("Error", "Assert", "[")) or "rror:" in line]
-    text = next((line for line in marked if "operator" not in line), lines[-1] if lines else type(error).__name__)
+    text = next((line for line in marked if "operator" not in line), lines[0] if lines else type(error).__name__)
     return text[:200]
 
 

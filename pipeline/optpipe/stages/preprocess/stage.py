@@ -11,13 +11,13 @@ from optpipe.core.card import ModelCard, Task, card_from_file
 from optpipe.core.environment import cores, gpus
 from optpipe.core.events import Listener
 from optpipe.core.manifest import command_line
-from optpipe.core.runs import Run, begin_run, finish_run, write_json
+from optpipe.core.runs import Run, begin_run, finish_run, write_json, write_parquet
 from optpipe.core.shipped import shipped
 from optpipe.core.store import Entry, Store
 from optpipe.core.transform import Transform, step_name
 from optpipe.core.verdict import Verdict
 from optpipe.errors import BadInputError
-from optpipe.inputs.images import Images, find_images, readable_images, unreadable_text
+from optpipe.inputs.images import Images, readable_images, unreadable_text
 from optpipe.inputs.samples import labelled_files
 from optpipe.stages.again import PREPROCESSING
 from optpipe.stages.export import CARD, ONNX, exportable, exported_model
@@ -25,7 +25,7 @@ from optpipe.stages.model import Model
 from optpipe.stages.preprocess.artifact import PIPELINE, preprocessing_artifact
 from optpipe.stages.preprocess.dali_graph import require_translatable
 from optpipe.stages.preprocess.dali_pipeline import DaliPlan, require_dali
-from optpipe.stages.preprocess.parity import Parity, parity
+from optpipe.stages.preprocess.parity import NEAR_MAX_LEVELS, NEAR_MEAN_LEVELS, Parity, parity
 from optpipe.stages.preprocess.pictures import save_side_by_side
 from optpipe.stages.preprocess.proof import ROWS
 from optpipe.stages.preprocess.throughput import warm_page_cache
@@ -48,12 +48,17 @@ class Request:
     limit: int | None = 1000
     max_unreadable: int | None = None
     plan: DaliPlan = field(default_factory=DaliPlan)
+    fixed: frozenset[str] = frozenset()
+    """Fields of the plan that were asked for; the others are tuned."""
     throughput: bool = True
     seconds: float = 2.0
 
     def __post_init__(self) -> None:
         if not 0 < self.seconds <= MOST_SECONDS:
             msg = f"--seconds {self.seconds:g}: give a number above 0, at most {MOST_SECONDS:g}"
+            raise BadInputError(msg)
+        if self.limit is not None and self.limit < 1:
+            msg = f"--limit {self.limit}: give at least 1"
             raise BadInputError(msg)
         if self.max_unreadable is not None and self.max_unreadable < 0:
             msg = f"--max-unreadable {self.max_unreadable}: give 0 or more"
@@ -87,8 +92,8 @@ def preprocess(model: Model, request: Request, store: Store, listener: Listener)
     MissingError without DALI.
     """
     require_dali()
-    if request.images is not None:
-        find_images(request.images)  # a folder without images is refused before the export, which may take minutes
+    # unusable images are refused before the export, which may take minutes
+    given = usable_images(request.images, request, listener) if request.images is not None else None
     model, stored = exportable(model, store, listener)
     with listener.step("export") as step:
         exported, cached = exported_model(model, store, listener, stored)
@@ -96,11 +101,11 @@ def preprocess(model: Model, request: Request, store: Store, listener: Listener)
             step.cached()
     card = card_from_file(exported.file(CARD))
     transform = image_transform(card)
-    images, labels = chosen_images(card, request, listener)
+    images, labels = chosen_images(card, given, request, listener)
     speed, plan = None, request.plan
     if request.throughput:
         warm_page_cache(images.paths)
-        speed = tuned(images.paths, transform, plan, cores(), request.seconds, listener)
+        speed = tuned(images.paths, transform, plan, cores(), request.seconds, listener, request.fixed)
         plan = speed.plan  # what is proven and stored is what was found fastest
     with listener.step("pipeline") as step:
         artifact, cached = preprocessing_artifact(card, transform, plan, exported.id, store, listener)
@@ -119,7 +124,7 @@ def preprocess(model: Model, request: Request, store: Store, listener: Listener)
             classifies=card.task is Task.CLASSIFICATION,
             threads=cores(),
         )
-    _warn_of_odd_files(proof, listener)
+    _warn_of_differences(proof, listener)
     return _kept(card, weights, transform, images, artifact, proof, speed, store)
 
 
@@ -158,21 +163,21 @@ def image_transform(card: ModelCard) -> Transform:
         steps = ", ".join(step_name(step) for step in card.transform.steps)
         msg = f"{card.name}: its preprocessing ({steps}) leaves pictures of different sizes, which cannot share a batch"
         raise BadInputError(msg)
+    made, pack, spec = card.transform.shape, card.transform.pack, card.inputs[0]
+    fits = len(spec.opt) == 4 and all(
+        low <= side <= high for low, side, high in zip(spec.min[1:], made, spec.max[1:], strict=True)
+    )
+    if not fits or pack.dtype != spec.dtype:
+        msg = (
+            f"{card.name}: its preprocessing makes {pack.dtype} of {'×'.join(map(str, made))} ({pack.order}), "
+            f"its input {spec.name} takes {spec.dtype}, {spec.profile_text()}"
+        )
+        raise BadInputError(msg)
     return card.transform
 
 
-def chosen_images(card: ModelCard, request: Request, listener: Listener) -> tuple[Images, Sequence[int] | None]:
-    """The pictures and their labels: a folder, else the card's validation images, else the photographs that ship.
-
-    Labels are the names of a folder's sub-folders where all of them are labels of the card.
-    """
-    folder, truth = request.images, {}
-    if folder is None and "validation" in card.data:
-        pairs = list(labelled_files(Path(card.data["validation"])))
-        truth = dict(pairs)
-        folder = Path(os.path.commonpath([path.parent for path, _ in pairs]))
-    elif folder is None:
-        folder = shipped("calibration") / "samples"
+def usable_images(folder: Path, request: Request, listener: Listener) -> Images:
+    """The readable pictures of a folder; says what is left out. Raises BadInputError where that is too much."""
     found = readable_images(folder, request.limit, request.max_unreadable, threads=cores())
     if found.unreadable:
         listener.warn(
@@ -181,11 +186,35 @@ def chosen_images(card: ModelCard, request: Request, listener: Listener) -> tupl
         )
     if found.left_out:
         listener.warn(f"{found.left_out} images beyond --limit {request.limit} are not used")
+    return found
+
+
+def chosen_images(
+    card: ModelCard, given: Images | None, request: Request, listener: Listener
+) -> tuple[Images, Sequence[int] | None]:
+    """The pictures and their labels: those given, else the card's validation images, else the photographs that ship.
+
+    Labels are the names of a folder's sub-folders where all of them are labels of the card.
+    """
+    truth: Mapping[Path, str] = {}
+    if given is not None:
+        found = given
+    elif "validation" in card.data:
+        pairs = list(labelled_files(Path(card.data["validation"])))
+        truth = dict(pairs)
+        folder = Path(os.path.commonpath([path.parent for path, _ in pairs]))
+        found = usable_images(folder, request, listener)
+    else:
+        found = usable_images(shipped("calibration") / "samples", request, listener)
     if not truth:
-        truth = {path: path.parent.name for path in found.paths if path.parent.name in card.labels}
-    if any(path not in truth or truth[path] not in card.labels for path in found.paths):
-        return found, None
-    return found, [card.labels.index(truth[path]) for path in found.paths]
+        truth = {path: path.parent.name for path in found.paths}
+    missing = sorted({truth.get(path, path.parent.name) for path in found.paths} - set(card.labels))
+    if not missing:
+        return found, [card.labels.index(truth[path]) for path in found.paths]
+    if card.labels and any(path.parent != found.folder for path in found.paths):
+        names = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        listener.warn(f"no accuracy, which needs sub-folders named like labels of {card.name}: {names} is none")
+    return found, None
 
 
 @contextmanager
@@ -212,7 +241,14 @@ def model_outputs(graph: Path, card: ModelCard) -> Iterator[Callable[["np.ndarra
         yield infer
 
 
-def _warn_of_odd_files(proof: Parity, listener: Listener) -> None:
+def _warn_of_differences(proof: Parity, listener: Listener) -> None:
+    """Names what a verdict over all images hides: single pictures that come through as others."""
+    if far := proof.far():
+        most = proof.worst[0]
+        listener.warn(
+            f"{far} of {proof.rows.height} images come through as other pictures (mean over {NEAR_MEAN_LEVELS:g} or max over"
+            f" {NEAR_MAX_LEVELS:g} levels), {most.name} most: mean {most.mean_levels:.1f}, max {most.max_levels:.0f}"
+        )
     bad = [each for each in proof.odd if each.outcome not in ("equal", "near", "refused by both")]
     if bad:
         listener.warn(
@@ -236,7 +272,7 @@ def _kept(
     import polars as pl
 
     run = begin_run(store.workspace, "preprocess")
-    proof.rows.write_parquet(run.path / ROWS)
+    write_parquet(run.path / ROWS, proof.rows)
     pictures = []
     for rank, each in enumerate(proof.worst, 1):
         name = f"worst-{rank}.png"
@@ -248,7 +284,7 @@ def _kept(
             for row, each in enumerate(speed.rows)
             for reader, batch in zip(each.reader_ns, each.batch_ns, strict=True)
         ]
-        pl.DataFrame(rows).write_parquet(run.path / "throughput.parquet")
+        write_parquet(run.path / "throughput.parquet", pl.DataFrame(rows))
     record = {
         "model": card.name,
         "classifies": card.task is Task.CLASSIFICATION,

@@ -68,14 +68,22 @@ class Tuned:
 
 
 def tuned(
-    paths: Sequence[Path], transform: Transform, plan: DaliPlan, cores: int, seconds: float, listener: Listener
+    paths: Sequence[Path],
+    transform: Transform,
+    plan: DaliPlan,
+    cores: int,
+    seconds: float,
+    listener: Listener,
+    fixed: frozenset[str] = frozenset(),
 ) -> Tuned:
     """Sweeps workers from `cores` down, then where to decode, who takes which share of it, and threads.
+
+    `fixed` names fields that are as `plan` has them in every pipeline that is tried.
 
     What fails (out of memory, say) is a row with its reason; raises StageError where nothing of a kind worked.
     """
     loaders, left_out = _loaders(paths, transform, plan, cores, seconds * QUICK, listener)
-    found = _pipelines(paths, transform, plan, cores, seconds * QUICK, listener)
+    found = _pipelines(paths, transform, plan, cores, seconds * QUICK, listener, fixed)
     best = max(found, key=lambda each: found[each].images_per_s)
     loader = max(loaders, key=lambda row: row.images_per_s)
     rows = (*loaders, *found.values())
@@ -104,13 +112,20 @@ def _loaders(
 
 
 def _pipelines(
-    paths: Sequence[Path], transform: Transform, plan: DaliPlan, cores: int, seconds: float, listener: Listener
+    paths: Sequence[Path],
+    transform: Transform,
+    plan: DaliPlan,
+    cores: int,
+    seconds: float,
+    listener: Listener,
+    fixed: frozenset[str],
 ) -> dict[DaliPlan, Throughput]:
     """DALI: first where to decode, then the threads of the best."""
     tried: dict[DaliPlan, Throughput] = {}
 
     def measure(plans: Iterable[DaliPlan], name: str) -> DaliPlan:
-        new = [each for each in dict.fromkeys(plans) if each not in tried]
+        kept = {name: getattr(plan, name) for name in fixed}
+        new = [each for each in dict.fromkeys(replace(each, **kept) for each in plans) if each not in tried]
         with listener.step(name, total=len(new)) as step:
             jobs = [hasty(dali_job(transform, each, seconds)) for each in new]
             for each, row in zip(new, throughputs(paths, jobs) if jobs else (), strict=True):

@@ -109,6 +109,14 @@ def test_the_cpu_takes_a_share_where_that_is_faster(monkeypatch):
     assert (found.plan.cpu_share, found.plan.threads) == (0.25, 16)
 
 
+def test_what_was_asked_for_is_not_tuned(monkeypatch):
+    asked = DaliPlan(decode="mixed", device="gpu", batch_size=256, threads=3)
+    simulated(monkeypatch, lambda plan: 9000 if plan.decode == "cpu" else 10 * plan.threads, lambda _: 100)
+    found = tuned([], TRANSFORM, asked, 16, 1.0, Silent(), frozenset({"decode", "threads"}))
+    tried = [row.settings for row in found.rows if row.implementation == "dali"]
+    assert {(each["decode"], each["threads"]) for each in tried} == {("mixed", 3)}
+
+
 def test_a_configuration_that_fails_is_a_row_and_not_the_end(monkeypatch):
     simulated(monkeypatch, lambda plan: None if plan.threads == 2 else 900, lambda workers: 100 if workers else None)
     found = tuned([], TRANSFORM, DaliPlan(batch_size=8), 2, 1.0, Silent())

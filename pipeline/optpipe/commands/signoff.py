@@ -108,7 +108,6 @@ def verify(
         "intact": found is not None,
         "as_sealed": checked.as_sealed,
         "problems": list(checked.problems),
-        "not_recomputed": list(checked.not_recomputed),
         "verdict": str(found.verdict) if found else None,
         "recomputed": verdict_document(found) if found else None,
         "signature": signature,

@@ -28,8 +28,6 @@ PREDICTIONS, EVALUATION = "predictions.parquet", "evaluate.json"
 PREPROCESSING, PROFILE = "preprocess.json", "profile.json"
 PROSE = ("reason", "remedy", "limit", "about", "message", "note", "detail", "why", "advice", "why_not", "withheld")
 """Sentences about the figures beside them: another version of optpipe may word them differently."""
-_BY_ROOFLINE = ("roofline", "bottleneck", "ranges")
-"""What a version judged by other rules that did not know what fusion saves."""
 RELATIVE_TOLERANCE = 1e-9
 """Between two computations of one figure, on two machines, by the same formula."""
 
@@ -113,9 +111,7 @@ def _profile(run: Run) -> Iterator[str]:
     for stage in json_of_run(run, PROFILE).get("stages", ()):
         again = stage_again(run, stage) if "recording" in stage else None
         if again is not None:
-            left_out = _BY_ROOFLINE if _has_former_roofline(stage) else ()
-            # What only a later version says cannot disagree.
-            stored = {name: stage[name] for name in again if name in stage and name not in left_out}
+            stored = {name: stage[name] for name in again if name in stage}  # only a later version's cannot disagree
             again = {name: again[name] for name in stored}
             yield from disagreements(
                 _without_sentences(stored), _without_sentences(again), f"{PROFILE}: {stage['name']}"
@@ -126,17 +122,6 @@ def _without_sentences(stage: Mapping[str, Any]) -> dict[str, Any]:
     """`stage` without what its findings say in words; their gains and rows are the figures."""
     found = [{name: value for name, value in each.items() if name != "evidence"} for each in stage.get("findings", ())]
     return {**stage, "findings": found}
-
-
-def not_recomputed(run: Run) -> list[str]:
-    """What `untrue_figures` leaves out, because it was made by rules that are not these any more."""
-    stages = json_of_run(run, PROFILE).get("stages", ()) if (run.path / PROFILE).is_file() else ()
-    figures = ", ".join(_BY_ROOFLINE)
-    return [f"{run.path.name}: {stage['name']}: {figures}" for stage in stages if _has_former_roofline(stage)]
-
-
-def _has_former_roofline(stage: Mapping[str, Any]) -> bool:
-    return "layers" in stage["roofline"] and "fused" not in stage["roofline"]
 
 
 def stage_again(run: Run, stage: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ from optpipe.core.quantity import RECORDED_UNITS, Dimension
 from optpipe.core.runs import runs_in, write_json
 from optpipe.core.sealed import SIGNATURE, broken, seal, signature_problem
 from optpipe.errors import BadInputError, first_line
-from optpipe.stages.again import disagreements, not_recomputed, unreadable, untrue_figures
+from optpipe.stages.again import disagreements, unreadable, untrue_figures
 from optpipe.stages.judge import (
     REQUEST,
     VERDICT,
@@ -97,8 +97,6 @@ class Checked:
     problems: tuple[str, ...]
     as_sealed: bool
     """Whether every byte and the signature are right, so that `problems` are all about what the files say."""
-    not_recomputed: tuple[str, ...]
-    """Figures that no criterion rests on and that former rules made."""
     signoff: Signoff | None
     """The verdict as recomputed; None where the folder is not intact enough to compute it."""
     signed: bool
@@ -119,14 +117,13 @@ def checked_dossier(folder: Path, allowed_signers: Path | None = None) -> Checke
     problems = broken(folder)
     signature = signature_problem(folder, allowed_signers)
     problems += [signature] if signature else []
-    as_sealed, signoff, left_out = not problems, None, []
+    as_sealed, signoff = not problems, None
     if as_sealed:
         try:
             signoff = judged(folder)
             problems += disagreements(json_file(folder / VERDICT), verdict_document(signoff), VERDICT)
             for run in (*runs_in(folder / "baseline" / "runs"), *runs_in(folder / "runs")):
                 problems += untrue_figures(run)
-                left_out += not_recomputed(run)
         except unreadable() as error:
             problems.append(f"cannot be recomputed: {first_line(error)}")
     files = [path for path in folder.rglob("*") if path.is_file()]
@@ -134,7 +131,6 @@ def checked_dossier(folder: Path, allowed_signers: Path | None = None) -> Checke
         folder=folder,
         problems=tuple(problems),
         as_sealed=as_sealed,
-        not_recomputed=tuple(left_out),
         signoff=signoff,
         signed=(folder / SIGNATURE).is_file(),
         files=len(files),

@@ -121,13 +121,14 @@ def test_bad_input_is_one_or_two_lines(workspace, inside, tmp_path, arguments, s
 
 
 def test_a_limit_that_nothing_meets_fails_with_the_nearest(workspace):
-    arguments = (*ORT, "--batch", "1,2", "--slo", "p90=1us", *QUICK)
+    arguments = (*ORT, "--batch", "1,2", "--slo", "p90=1us", *QUICK, "--max-cv", "900%")
     ran = bench(workspace, *arguments, "--json")
-    assert ran.status == 1
-    limit = ran.document["limit"]
-    assert limit["met"] is False
-    assert limit["artifacts"][0]["batch_size"] == 1
-    assert "nothing meets p90 ≤ 1.00 µs; nearest is batch 1" in bench(workspace, *arguments).stdout
+    limit = ran.document["limit"]["artifacts"][0]
+    disturbed = limit["verdict"] == "INVALID"  # by other work on this machine: then it proves nothing
+    assert (ran.status, limit["met"]) == ((5, None) if disturbed else (1, False))
+    assert limit["batch_size"] == 1
+    assert "meet" in (text := bench(workspace, *arguments).stdout)
+    assert "p90 ≤ 1.00 µs; nearest is batch 1" in text
 
 
 def test_a_limit_finds_its_batch(workspace):
@@ -150,12 +151,10 @@ def test_a_limit_that_could_not_be_judged_is_not_called_broken():
     measurement = planted(Subject("a", "fake", "fp32", "cpu"), 1, 1.0)
     run = Run(Path("r"), {})
 
-    def status(met, not_judged):
-        limit = {"slo": "p99 ≤ 1 ms", "met": met, "artifacts": [{"met": met, "not_judged": not_judged}]}
-        return Bench(run, (measurement,), limit).status
+    def status(met):
+        return Bench(run, (measurement,), {"slo": "p99 ≤ 1 ms", "met": met, "artifacts": []}).status
 
-    unknown = [{"batch_size": 1, "rate_per_s": None, "why": "too alike"}]
-    assert (status(True, unknown), status(False, []), status(False, unknown)) == (0, 1, 5)
+    assert (status(True), status(False), status(None)) == (0, 1, 5)
 
 
 def test_an_option_of_a_backend_that_is_not_measured_is_said(workspace):

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from optpipe.core.measurement import Measurement
-from optpipe.measuring.slo import Slo, ran
+from optpipe.measuring.slo import Slo, ran, valid
 
 STEPS = 6
 """Halvings on a log scale after the bracket; from a factor of two they leave about 1 %."""
@@ -12,7 +12,10 @@ STEPS = 6
 def highest_rate(
     measure: Callable[[float], Measurement], service_s: float, slo: Slo
 ) -> tuple[list[Measurement], Measurement | None]:
-    """Measures rates between a twentieth of and all that the service time allows; returns all, and the best inside."""
+    """Measures rates between a twentieth of and all that the service time allows; returns all, and the best inside.
+
+    The best is an INVALID measurement only where no valid one is inside.
+    """
     found: list[Measurement] = []
 
     def inside(rate: float) -> bool:
@@ -34,7 +37,7 @@ def highest_rate(
         else:
             beyond = rate
     good = [each for each in found if served(each, slo)]
-    return found, max(good, key=lambda each: each.offered_rate_per_s or 0.0, default=None)
+    return found, max(good, key=lambda each: (valid(each), each.offered_rate_per_s or 0.0), default=None)
 
 
 def served(measurement: Measurement, slo: Slo) -> bool:

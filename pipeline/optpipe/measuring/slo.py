@@ -70,3 +70,8 @@ def ran(measurement: Measurement) -> bool:
 def valid(measurement: Measurement) -> bool:
     """Whether its figures may be believed."""
     return measurement.verdict is Validity.VALID
+
+
+def shows_beyond(measurement: Measurement) -> bool:
+    """Whether it may be believed that a limit was not kept: a queue that only grows is INVALID, and shows just that."""
+    return {each.code for each in measurement.reasons if each.invalidates} <= {"falling-behind"}

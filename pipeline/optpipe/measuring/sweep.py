@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from optpipe.core.measurement import Measurement
 from optpipe.errors import BadInputError
-from optpipe.measuring.slo import Slo, ran
+from optpipe.measuring.slo import Slo, ran, valid
 
 SMALLEST_GAIN = 1.05
 """Two steps in a row with less than 5 % more throughput: saturated."""
@@ -77,8 +77,9 @@ def closing_in(measure: Callable[[int], Measurement], found: Sequence[Measuremen
 
 
 def largest_inside(found: Sequence[Measurement], slo: Slo) -> Measurement | None:
-    """The largest batch that meets the limit."""
-    return max((each for each in found if slo.met(each)), key=lambda each: each.batch_size, default=None)
+    """The largest batch that meets the limit; an INVALID measurement only where no valid one does."""
+    met = (each for each in found if slo.met(each))
+    return max(met, key=lambda each: (valid(each), each.batch_size), default=None)
 
 
 def nearest(found: Sequence[Measurement], slo: Slo) -> Measurement | None:

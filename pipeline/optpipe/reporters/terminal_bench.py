@@ -119,14 +119,15 @@ def _limit_lines(limit: Mapping[str, Any] | None) -> list[Text]:
         what = _point(each)
         value = "" if each["value_ms"] is None else f" ({each['value_ms']:.3g} ms)"
         doubt = "" if each["verdict"] == "VALID" else ", by an INVALID measurement"
-        if each["met"]:
+        if each["inside"]:
             text = f"{each['label']}: largest inside {each['slo']} is {what}{value}{doubt}"
             lines.append(Text(text, style="yellow" if doubt else "green"))
         elif each["measurement"] is None:
-            lines.append(Text(f"{each['label']}: {each['slo']} could not be judged", style="red"))
+            lines.append(Text(f"{each['label']}: {each['slo']} could not be judged", style="yellow"))
         else:
-            text = f"{each['label']}: nothing meets {each['slo']}; nearest is {what}{value}{doubt}"
-            lines.append(Text(text, style="red"))
+            says = "nothing meets" if each["met"] is False else "nothing is shown to meet"
+            text = f"{each['label']}: {says} {each['slo']}; nearest is {what}{value}{doubt}"
+            lines.append(Text(text, style="red" if each["met"] is False else "yellow"))
         if unknown := each["not_judged"]:
             points = ", ".join(_point(one) for one in unknown)
             text = f"{each['label']}: not judged at {points}: {unknown[0]['why']}; measure longer (--min-time)"

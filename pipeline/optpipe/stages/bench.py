@@ -18,7 +18,7 @@ from optpipe.errors import ExitStatus, OptpipeError
 from optpipe.measuring.measure import Load, cut_off, measure
 from optpipe.measuring.process import Answer, WorkerProcess
 from optpipe.measuring.rate import highest_rate
-from optpipe.measuring.slo import Slo, ran
+from optpipe.measuring.slo import Slo, ran, shows_beyond, valid
 from optpipe.measuring.sweep import largest_inside, nearest, sweep
 from optpipe.measuring.tune import Trial, chosen, nearest_options, tune, tuning_record, tuning_sizes
 from optpipe.stages.bench_subject import BenchPlan, prepared, subject_of
@@ -35,7 +35,7 @@ class Bench:
     run: Run
     measurements: tuple[Measurement, ...]
     limit: dict[str, Any] | None = None
-    """Whether and by what the latency limit was met, per artifact."""
+    """Whether and by what the latency limit was met, per artifact; `met` is None where no valid measurement says."""
     tuning: tuple[dict[str, Any], ...] = ()
     interrupted: bool = False
 
@@ -52,8 +52,7 @@ class Bench:
             return ExitStatus.FAIL
         if self.limit is None or self.limit["met"]:
             return ExitStatus.DONE
-        unknown = any(each["not_judged"] for each in self.limit["artifacts"])
-        return ExitStatus.INCONCLUSIVE if unknown else ExitStatus.FAIL
+        return ExitStatus.INCONCLUSIVE if self.limit["met"] is None else ExitStatus.FAIL
 
 
 def bench(artifacts: Sequence[StoredArtifact], plan: BenchPlan, store: Store, listener: Listener) -> Bench:
@@ -86,7 +85,7 @@ def bench(artifacts: Sequence[StoredArtifact], plan: BenchPlan, store: Store, li
     write_json(run.path / MEASUREMENTS_FILE, document_of(found))
     if tunings:
         write_json(run.path / TUNING_FILE, {"schema": "optpipe.tuning", "schema_version": 1, "tuning": tunings})
-    limit = _limit_record(plan, limits)
+    limit = None if plan.slo is None else limit_record(plan.slo, limits)
     finished = finish_run(
         run,
         command=command_line(),
@@ -142,7 +141,7 @@ class _Subject:
                 to_the_end=plan.to_the_end,
             )
         if plan.slo is not None:
-            limits.append(_limit_of(self.artifact, plan.slo, found, largest_inside(found, plan.slo)))
+            limits.append(limit_of(self.artifact, plan.slo, found, largest_inside(found, plan.slo)))
 
     def _search_rate(
         self, workers: "_Workers", size: int, options: Mapping[str, Any], slo: Slo, limits: list[dict[str, Any]]
@@ -157,7 +156,7 @@ class _Subject:
             first.latency.mean / 1e3,
             slo,
         )
-        limits.append(_limit_of(self.artifact, slo, found, best))
+        limits.append(limit_of(self.artifact, slo, found, best))
 
     def _tuned(self, sizes: Sequence[int]) -> tuple[Trial, ...]:
         quick = replace(
@@ -238,34 +237,43 @@ class _Workers:
             self._worker = None
 
 
-def _limit_of(
+def limit_of(
     artifact: StoredArtifact, slo: Slo, found: Sequence[Measurement], best: Measurement | None
 ) -> dict[str, Any]:
+    """What the measurements of one artifact say of the limit; `met` is None where no valid one decides it."""
     shown = best or nearest(found, slo)
     value = None if shown is None else slo.value(shown)
+    not_judged = [
+        {"batch_size": each.batch_size, "rate_per_s": each.offered_rate_per_s, "why": why}
+        for each in found
+        if (why := slo.why_not_judged(each)) is not None
+    ]
+    met: bool | None = None
+    if best is not None and valid(best):
+        met = True
+    elif best is None and shown is not None and shows_beyond(shown) and not not_judged:
+        met = False
     return {
         "artifact": artifact.entry.id,
         "label": artifact.label,
         "slo": str(slo),
-        "met": best is not None,
+        "met": met,
+        "inside": best is not None,
         "measurement": None if shown is None else shown.id,
         "batch_size": None if shown is None else shown.batch_size,
         "rate_per_s": None if shown is None else shown.offered_rate_per_s,
         "value_ms": None if value is None else value[0],
         "upper_bound_ms": None if value is None else value[1],
         "verdict": None if shown is None else str(shown.verdict),
-        "not_judged": [
-            {"batch_size": each.batch_size, "rate_per_s": each.offered_rate_per_s, "why": why}
-            for each in found
-            if (why := slo.why_not_judged(each)) is not None
-        ],
+        "not_judged": not_judged,
     }
 
 
-def _limit_record(plan: BenchPlan, limits: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    if plan.slo is None:
-        return None
-    return {"slo": str(plan.slo), "met": any(each["met"] for each in limits), "artifacts": list(limits)}
+def limit_record(slo: Slo, limits: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The answers of all artifacts: met where one meets it, and not met only where none may."""
+    answers = [each["met"] for each in limits]
+    met = True if True in answers else None if None in answers or not answers else False
+    return {"slo": str(slo), "met": met, "artifacts": list(limits)}
 
 
 def _keep_refusal(running: _Running, answer: Answer) -> None:

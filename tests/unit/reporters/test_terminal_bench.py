@@ -55,7 +55,15 @@ def test_the_table_sorts_by_what_was_asked_for(sort, first):
 
 
 def limit(met, verdict="VALID", not_judged=()):
-    one = {"label": "ort", "slo": "p99=5ms", "met": met, "measurement": "m", "batch_size": 8, "rate_per_s": None}
+    one = {
+        "label": "ort",
+        "slo": "p99=5ms",
+        "met": met,
+        "inside": met,
+        "measurement": "m",
+        "batch_size": 8,
+        "rate_per_s": None,
+    }
     return {
         "slo": "p99=5ms",
         "met": met,
@@ -67,6 +75,7 @@ def test_a_limit_is_answered_and_a_doubtful_answer_says_so():
     rows = [row(8, 4.0)]
     assert "largest inside p99=5ms is batch 8 (4 ms)" in table_of({"measurements": rows, "limit": limit(True)})
     assert "by an INVALID measurement" in table_of({"measurements": rows, "limit": limit(True, "INVALID")})
+    assert "nothing is shown to meet p99=5ms" in table_of({"measurements": rows, "limit": limit(None, "INVALID")})
     assert "nothing meets p99=5ms; nearest is batch 8" in table_of({"measurements": rows, "limit": limit(False)})
     unknown = [{"batch_size": size, "rate_per_s": None, "why": "p99 was withheld, too alike"} for size in (16, 32)]
     text = table_of({"measurements": rows, "limit": limit(True, not_judged=unknown)})

@@ -1,12 +1,16 @@
 """The command line: the list of commands, and the only place that prints results or exits."""
 
+import errno
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
 import typer
+from typer.core import TyperGroup
+from typer.exceptions import TyperException
 
 from optpipe import __version__
 from optpipe.commands import (
@@ -27,8 +31,26 @@ from optpipe.core.interrupts import interruptible
 from optpipe.core.quiet import stdout_to_stderr
 from optpipe.errors import ExitStatus, OptpipeError
 
+
+class Commands(TyperGroup):
+    """The commands; where `--json` was asked for, wrong use too is a JSON document on stdout."""
+
+    def main(self, *given: Any, **options: Any) -> Any:
+        """Runs the command line and exits."""
+        words = given[0] if given else sys.argv[1:]
+        try:
+            status = super().main(words, **{**options, "standalone_mode": False}) or ExitStatus.DONE
+        except TyperException as error:
+            error.show()  # type: ignore[attr-defined] # those that Typer raises all have it
+            status = error.exit_code
+            if "--json" in words:
+                _print_json_failure(error.format_message(), status)
+        sys.exit(status)
+
+
 app = typer.Typer(
     name="optpipe",
+    cls=Commands,
     help="From a trained model to a signed-off, deployable inference engine.",
     no_args_is_help=True,
     add_completion=True,
@@ -53,6 +75,11 @@ def shown(command: Callable[..., Outcome]) -> Callable[..., None]:
         except OptpipeError as error:
             _print_failure(str(error), error.exit_status, as_json=as_json)
             raise typer.Exit(error.exit_status) from None
+        except OSError as error:
+            if error.errno not in REFUSED and not isinstance(error, shutil.Error):
+                raise
+            _print_failure(_refusal(error), ExitStatus.STAGE_FAILED, as_json=as_json)
+            raise typer.Exit(ExitStatus.STAGE_FAILED) from None
         except KeyboardInterrupt:
             _print_failure("interrupted; what was finished is kept", ExitStatus.INTERRUPTED, as_json=as_json)
             raise typer.Exit(ExitStatus.INTERRUPTED) from None
@@ -65,10 +92,39 @@ def shown(command: Callable[..., Outcome]) -> Callable[..., None]:
     return run
 
 
+REFUSED = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EEXIST,
+    errno.EFBIG,
+)
+"""What a file system refuses that a user can mend; any other error of the system that comes this far is a bug."""
+
+
+def _refusal(error: OSError) -> str:
+    if isinstance(error, shutil.Error):  # of a folder's copy: a list of (source, target, what was wrong)
+        _, target, why = error.args[0][0]
+        what = str(why).partition(": '")[0]
+        return f"cannot copy to {target}: {what}; free some space, or choose another place"
+    where = f" at {error.filename}" if error.filename else ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"no space left{where}; free some, or choose other places with --workspace, --output and TMPDIR"
+    return f"cannot read or write{where}: {error.strerror}; choose another place"
+
+
 def _print_failure(message: str, status: ExitStatus, *, as_json: bool) -> None:
     print(f"optpipe: {message}", file=sys.stderr)
     if as_json:
-        print(json.dumps({"error": {"message": message, "exit_status": int(status)}}, indent=2))
+        _print_json_failure(message, status)
+
+
+def _print_json_failure(message: str, status: int) -> None:
+    print(json.dumps({"error": {"message": message, "exit_status": int(status)}}, indent=2))
 
 
 def _print_text(text: object) -> None:

@@ -1,8 +1,6 @@
 """From evidence to a dossier with its reports, and back: what signoff, verify and run compose of stages and reporters."""
 
 import json
-import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +10,13 @@ from optpipe.core.comparison import Comparison
 from optpipe.core.events import Listener
 from optpipe.core.report import Report
 from optpipe.core.runs import write_json
-from optpipe.core.sealed import sign
+from optpipe.core.sealed import require_key
 from optpipe.core.store import Store
 from optpipe.core.verdict import Verdict
-from optpipe.errors import first_line
+from optpipe.errors import BadInputError, first_line
 from optpipe.stages.again import disagreements, unreadable
-from optpipe.stages.collect import Wanted, collected
-from optpipe.stages.dossier import Checked, checked_dossier, finished, verdict_document
+from optpipe.stages.collect import Wanted, collected, require_askable
+from optpipe.stages.dossier import Checked, checked_dossier, finished, require_free, verdict_document
 from optpipe.stages.judge import VERDICT, Signoff, json_file, judged
 from optpipe.stages.overview import Overview, build_files, manifests_in, overview_of_dossier, stage_bars
 from optpipe.stages.report_data import raw_files, report_of
@@ -37,13 +35,26 @@ class Signed:
     verdict: Verdict
 
 
+def require_possible(wanted: Wanted, output: Path | None, key: Path | None, junit: Path | None) -> None:
+    """Raises BadInputError where the sign-off could only fail at its end: said before anything is built or measured."""
+    require_askable(wanted)
+    if output is not None:
+        require_free(output)
+    if key is not None:
+        require_key(key)
+    for path in (output, junit):
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+    if junit is not None and junit.is_dir():
+        message = f"--junit {junit} is a folder; give a file"
+        raise BadInputError(message)
+
+
 def signed_off(
     wanted: Wanted, store: Store, output: Path | None, key: Path | None, listener: Listener, *, figures: bool = True
 ) -> Signed:
     """Gathers, judges, writes the reports, seals and moves the dossier to its place in one step."""
-    (store.workspace / "tmp").mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix="dossier-", dir=store.workspace / "tmp"))
-    try:
+    with store.scratch("dossier") as scratch:
         with listener.step("gather evidence"):
             collected(wanted, store, scratch)
         with listener.step("judge"):
@@ -54,11 +65,7 @@ def signed_off(
             report = _dossier_report(signoff, document)
             write_reports(report, scratch, figures=figures)
         target = output or store.workspace / "dossiers" / str(document["dossier_name"])
-        finished(scratch, target)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    if key is not None:
-        sign(target, key)
+        finished(scratch, target, key)
     return Signed(target, document, report, signoff.verdict)
 
 

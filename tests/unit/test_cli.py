@@ -1,9 +1,17 @@
+import errno
+import json
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import typer
 from rich.table import Table
+
+from optpipe.cli import shown
+from optpipe.commands.outcome import Outcome
 
 HEAVY = ("torch", "onnx", "onnxruntime", "tensorrt_rtx", "nvidia.dali", "modelopt", "polars", "numpy", "PIL")
 
@@ -29,8 +37,6 @@ def test_help_cuts_no_sentence_short_at_eighty_columns() -> None:
 
 
 def test_doctor_names_every_backend_and_how_to_get_what_is_missing() -> None:
-    import json
-
     done = subprocess.run(
         [sys.executable, "-m", "optpipe", "doctor", "--json"], capture_output=True, text=True, check=True
     )
@@ -38,6 +44,51 @@ def test_doctor_names_every_backend_and_how_to_get_what_is_missing() -> None:
     for backend in ("tensorrt", "tensorrt-rtx", "torch-tensorrt", "onnxruntime", "inductor", "torch"):
         assert f"backend {backend}" in findings
     assert all(each["install"] for each in findings.values() if not each["found"])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["ls", "--json", "--nope"],
+        ["show", "--json"],
+        ["nope", "--json"],
+        ["run", "digits", "--json"],
+        ["show", "0", "--json"],
+    ],
+)
+def test_wrong_use_too_is_one_json_document(arguments: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "optpipe", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 2
+    error = json.loads(done.stdout)["error"]
+    assert error["exit_status"] == 2
+    assert error["message"].splitlines()[0] in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.ENOSPC, "full", "/a"), "no space left at /a"),
+        (PermissionError(errno.EACCES, "denied", "/a"), "cannot read or write at /a: denied"),
+        (shutil.Error([("/a", "/b", "full")]), "cannot copy to /b: full"),
+    ],
+)
+def test_what_a_file_system_refuses_is_one_line(error: OSError, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def fails() -> Outcome:
+        raise error
+
+    with pytest.raises(typer.Exit) as ended:
+        shown(fails)()
+    assert ended.value.exit_code == 4
+    assert said in capsys.readouterr().err
+
+
+def test_an_unexpected_error_of_the_system_is_a_bug_and_shows_itself() -> None:
+    def fails() -> Outcome:
+        raise BlockingIOError(errno.EAGAIN, "again")
+
+    with pytest.raises(BlockingIOError):
+        shown(fails)()
 
 
 def test_brackets_in_a_result_are_text(capsys: pytest.CaptureFixture[str]) -> None:

@@ -51,6 +51,7 @@ def run(
     from optpipe.commands.release_options import policy_from_file, waivers_from_options
     from optpipe.commands.terminal import Terminal
     from optpipe.core.store import Store
+    from optpipe.release import require_possible
     from optpipe.reporters.junit import junit_report
     from optpipe.reporters.markdown import markdown_report
     from optpipe.reporters.terminal_signoff import walk_text
@@ -75,6 +76,7 @@ def run(
         data=data, images=images, pace=Pace(min_time, max(30.0, min_time), share_from_text(max_cv, "--max-cv")),
         preprocess=preprocess, profile=profile, output=output, key=sign,
     )  # fmt: skip
+    require_possible(wanted, output, sign, junit)
     with Terminal() as terminal:
         walked = walk(model_from_options(model, weights, seed, batch, []), plan, Store(workspace), terminal)
     if junit is not None:

@@ -42,7 +42,7 @@ def signoff(
     from optpipe.commands.terminal import Terminal
     from optpipe.core.store import Store
     from optpipe.errors import BadInputError
-    from optpipe.release import signed_off
+    from optpipe.release import require_possible, signed_off
     from optpipe.reporters.junit import junit_report
     from optpipe.reporters.markdown import markdown_report
     from optpipe.reporters.terminal_signoff import verdict_table
@@ -55,6 +55,7 @@ def signoff(
         raise BadInputError(message)
     wanted = Wanted(model, policy_from_file(policy), artifact, waivers_from_options(waive or [], because or []))
     pace, store = Pace(max_cv=share_from_text(max_cv, "--max-cv")), Store(workspace)
+    require_possible(wanted, output, sign, junit)
     with Terminal() as terminal:
         if measure:
             measured_missing(wanted, lambda: model_from_options(model, "default", 0, None, []), pace, store, terminal)
@@ -76,6 +77,7 @@ def _init(policy: Path) -> Outcome:
         message = f"{policy} exists; choose another name with --policy"
         raise BadInputError(message)
     schema = policy.with_name("policy.schema.json")
+    policy.parent.mkdir(parents=True, exist_ok=True)
     policy.write_text(policy_template(), encoding="utf-8")
     schema.write_text(json_module.dumps(policy_schema(), indent=1) + "\n", encoding="utf-8")
     text = f"wrote {policy} and {schema}; edit the limits, then: optpipe signoff MODEL --policy {policy}"

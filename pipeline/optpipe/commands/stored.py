@@ -7,26 +7,32 @@ import typer
 from optpipe.commands.options import DEFAULT_WORKSPACE, JsonOption, WorkspaceOption
 from optpipe.commands.outcome import Outcome
 
-IdArgument = Annotated[str, typer.Argument(metavar="ID", help="An id, or its first digits.", show_default=False)]
+IdArgument = Annotated[
+    str, typer.Argument(metavar="ID", help="An id or a name that ls lists, or its beginning.", show_default=False)
+]
 
 
 def ls(workspace: WorkspaceOption = DEFAULT_WORKSPACE, json: JsonOption = False) -> Outcome:
     """List what is stored, oldest first."""
     from optpipe.core.store import Store
-    from optpipe.reporters.terminal_stored import entries_table
-    from optpipe.stages.stored import entry_record
+    from optpipe.reporters.terminal_stored import stored_tables
+    from optpipe.stages.stored import stored_record
 
-    records = [entry_record(entry) for entry in Store(workspace).entries()]
-    return Outcome({"workspace": str(workspace), "entries": records}, lambda: entries_table(records))
+    record = stored_record(Store(workspace))
+    return Outcome(record, lambda: stored_tables(record))
 
 
 def show(id: IdArgument, workspace: WorkspaceOption = DEFAULT_WORKSPACE, json: JsonOption = False) -> Outcome:
-    """Show one entry: hashed files, parents, reproducing command."""
+    """Show one entry or run: hashes, parents, reproducing command."""
     from optpipe.core.store import Store
-    from optpipe.reporters.terminal_stored import entry_text
-    from optpipe.stages.stored import entry_details
+    from optpipe.reporters.terminal_stored import entry_text, run_text
+    from optpipe.stages.stored import entry_details, found_run, run_details
 
     store = Store(workspace)
+    folder = found_run(store, id)
+    if folder is not None:
+        run = run_details(folder)
+        return Outcome(run, lambda: run_text(run))
     record = entry_details(store.verified(store.find(id)))
     return Outcome(record, lambda: entry_text(record))
 
@@ -37,7 +43,7 @@ def rm(
     workspace: WorkspaceOption = DEFAULT_WORKSPACE,
     json: JsonOption = False,
 ) -> Outcome:
-    """Remove one entry."""
+    """Remove one entry or run."""
     from optpipe.core.store import Store
     from optpipe.reporters.terminal_stored import removed_text
     from optpipe.stages.stored import removed

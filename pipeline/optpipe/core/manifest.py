@@ -16,6 +16,10 @@ SCHEMA = 1
 MANIFEST = "manifest.json"
 
 
+class UnreadableError(BadInputError):
+    """A manifest that was damaged."""
+
+
 @dataclass(frozen=True, slots=True)
 class FileRecord:
     """A file's size and hash at the moment it was stored."""
@@ -49,8 +53,12 @@ class Manifest:
         return json.dumps(asdict(self), indent=2, sort_keys=True, allow_nan=False) + "\n"
 
 
+_KINDS: Mapping[str, Any] = {"kind": str, "id": str, "command": str, "created": str, "seconds": (int, float), "recipe": dict, "info": dict,
+          "environment": dict}  # fmt: skip
+
+
 def manifest_from_file(path: Path) -> Manifest:
-    """Reads a manifest; raises `BadInputError` where it is damaged or of a newer schema."""
+    """Reads a manifest; raises `UnreadableError` where it is damaged, `BadInputError` where its schema is another."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
         schema = value["schema"]
@@ -59,10 +67,13 @@ def manifest_from_file(path: Path) -> Manifest:
             raise BadInputError(message)
         value["files"] = {name: FileRecord(**record) for name, record in value["files"].items()}
         value["parents"] = tuple(value["parents"])
-        return Manifest(**value)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        message = f"{path} is not a readable manifest ({type(error).__name__}); delete its folder and make it again"
-        raise BadInputError(message) from error
+        found = Manifest(**value)
+        if not all(isinstance(getattr(found, name), kind) for name, kind in _KINDS.items()):
+            raise TypeError  # noqa: TRY301
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        message = f"{path} is not a readable manifest ({type(error).__name__})"
+        raise UnreadableError(message) from error
+    return found
 
 
 def file_records(directory: Path) -> dict[str, FileRecord]:

@@ -133,13 +133,39 @@ def load_run(path: Path) -> Run:
             f"{path} has schema version {manifest.get('schema_version')}; this optpipe reads version {SCHEMA_VERSION}"
         )
         raise BadInputError(message)
+    if not _is_whole(manifest):
+        message = f"{path / MANIFEST} is damaged"
+        raise BadInputError(message)
     return Run(path, manifest)
+
+
+def _is_whole(manifest: Mapping[str, Any]) -> bool:
+    """Whether all that readers rely on is there and of its kind."""
+    kinds = {"run_id": str, "kind": str, "status": str, "command": str, "environment": dict, "parents": list,
+             "files": list, "details": dict}  # fmt: skip
+    files = manifest.get("files")
+    return all(isinstance(manifest.get(name), kind) for name, kind in kinds.items()) and all(
+        isinstance(one, dict) and isinstance(one.get("path"), str) and {"bytes", "sha256"} <= set(one)
+        for one in files or ()
+    )
 
 
 def list_runs(workspace: Path, kind: str | None = None) -> tuple[Run, ...]:
     """All finished runs, oldest first; of one `kind` if given. Cut-off folders are left out."""
-    folders = sorted((workspace / "runs").glob(f"{kind or '*'}-*-*"), key=lambda path: path.name.split("-")[-2:])
-    return tuple(load_run(path) for path in folders if (path / MANIFEST).is_file())
+    return tuple(_listed(path) for path in run_folders(workspace, kind) if (path / MANIFEST).is_file())
+
+
+def _listed(path: Path) -> Run:
+    try:
+        return load_run(path)
+    except BadInputError as error:
+        message = f"{error}\nremove the run with `optpipe rm {path.name}`"
+        raise BadInputError(message) from error
+
+
+def run_folders(workspace: Path, kind: str | None = None) -> list[Path]:
+    """The folders of all runs, oldest first: finished, cut off, and being written."""
+    return sorted((workspace / "runs").glob(f"{kind or '*'}-*-*/"), key=lambda path: path.name.split("-")[-2:])
 
 
 def runs_in(folder: Path) -> tuple[Run, ...]:

@@ -39,8 +39,8 @@ def broken(folder: Path) -> list[str]:
     Raises BadInputError where `folder` is no sealed folder at all.
     """
     if not (folder / SUMS).is_file():
-        problem = "was cut off before it was sealed" if folder.is_dir() else "does not exist"
-        message = f"{folder} {problem}: there is no {SUMS}; make a dossier with optpipe signoff"
+        problem = f"is no dossier: there is no {SUMS} in it" if folder.exists() else "does not exist"
+        message = f"{folder} {problem}; make a dossier with optpipe signoff"
         raise BadInputError(message)
     listed_bytes = (folder / SUMS).read_bytes()
     listed = _parsed(listed_bytes)
@@ -60,11 +60,17 @@ def broken(folder: Path) -> list[str]:
     return sorted(problems)
 
 
-def sign(folder: Path, key: Path) -> None:
-    """Signs a sealed folder with the SSH private key `key`. Raises MissingError, BadInputError or StageError."""
+def require_key(key: Path) -> None:
+    """Raises BadInputError where there is no file with a key, MissingError where nothing could sign with it."""
     if not key.is_file():
         message = f"no key at {key}; make one with: ssh-keygen -t ed25519 -f {key}"
         raise BadInputError(message)
+    _program()
+
+
+def sign(folder: Path, key: Path) -> None:
+    """Signs a sealed folder with the SSH private key `key`. Raises MissingError, BadInputError or StageError."""
+    require_key(key)
     (folder / SIGNATURE).unlink(missing_ok=True)
     result = _ssh_keygen(["-Y", "sign", "-q", "-f", str(key), "-n", NAMESPACE, str(folder / SUMS)], b"")
     if result.returncode != 0 or not (folder / SIGNATURE).is_file():
@@ -101,11 +107,15 @@ def signature_problem(folder: Path, allowed_signers: Path | None = None) -> str 
 
 
 def _ssh_keygen(arguments: list[str], standard_input: bytes) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run([_program(), *arguments], input=standard_input, capture_output=True, check=False)
+
+
+def _program() -> str:
     program = shutil.which("ssh-keygen")
     if program is None:
         message = "signatures need ssh-keygen: install OpenSSH's client (openssh-client)"
         raise MissingError(message)
-    return subprocess.run([program, *arguments], input=standard_input, capture_output=True, check=False)
+    return program
 
 
 def _canonical(armored: bytes) -> bytes:

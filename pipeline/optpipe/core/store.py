@@ -8,6 +8,7 @@ entry lets two builds of the same thing take turns: the second finds what the fi
 import errno
 import fcntl
 import os
+import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,7 +21,15 @@ from typing import Any
 from optpipe.core.environment import environment
 from optpipe.core.events import Listener
 from optpipe.core.hashing import value_sha256
-from optpipe.core.manifest import MANIFEST, Manifest, command_line, damage, file_records, manifest_from_file
+from optpipe.core.manifest import (
+    MANIFEST,
+    Manifest,
+    UnreadableError,
+    command_line,
+    damage,
+    file_records,
+    manifest_from_file,
+)
 from optpipe.errors import BadInputError, StageError
 
 ID_LENGTH = 12
@@ -81,7 +90,10 @@ class Store:
         path = self.root / _entry_name(kind, recipe)
         if not (path / MANIFEST).is_file():
             return None
-        manifest = manifest_from_file(path / MANIFEST)
+        try:
+            manifest = manifest_from_file(path / MANIFEST)
+        except UnreadableError:
+            return None
         return Entry(path, manifest) if damage(path, manifest) is None else None
 
     def produce(
@@ -151,9 +163,26 @@ class Store:
             yield
 
     def entries(self) -> list[Entry]:
-        """All entries with a readable manifest, oldest first. Their files are not hashed here."""
-        found = [Entry(path.parent, manifest_from_file(path)) for path in self.root.glob(f"*/{MANIFEST}")]
-        return sorted(found, key=lambda entry: (entry.manifest.created, entry.path.name))
+        """All entries, oldest first. Their files are not hashed here. Raises BadInputError where a manifest is damaged."""
+        found, damaged = self.listed()
+        if damaged:
+            message = (
+                f"store entry {damaged[0].name} in {self.workspace} has no readable manifest; "
+                f"remove it with `optpipe rm {damaged[0].name}`, or all that is damaged with `optpipe gc`"
+            )
+            raise BadInputError(message)
+        return found
+
+    def listed(self) -> tuple[list[Entry], list[Path]]:
+        """The entries with a readable manifest, oldest first, and the folders that have none."""
+        found, damaged = [], []
+        for path in sorted(self.root.glob("*/")):
+            try:
+                found.append(Entry(path, manifest_from_file(path / MANIFEST)))
+            except UnreadableError:
+                if path.is_dir():  # else another process has removed it in the meantime
+                    damaged.append(path)
+        return sorted(found, key=lambda entry: (entry.manifest.created, entry.path.name)), damaged
 
     def find(self, prefix: str) -> Entry:
         """The one entry whose id or `kind-id` starts with `prefix`."""
@@ -180,12 +209,39 @@ class Store:
 
     def remove(self, entry: Entry) -> int:
         """Deletes an entry; returns the bytes it held."""
-        with _named_failures(self.workspace), self._locked(entry.path.name):
-            doomed = self.workspace / "tmp" / f"{entry.path.name}.removed"
+        return self.remove_folder(entry.path)
+
+    def remove_folder(self, folder: Path) -> int:
+        """Deletes the folder of an entry or a run, damaged or not; returns the bytes it held, 0 where it is gone already."""
+        with _named_failures(self.workspace), self._locked(folder.name):
+            doomed = self.workspace / "tmp" / f"{folder.name}.removed"
             doomed.parent.mkdir(parents=True, exist_ok=True)
-            entry.path.rename(doomed)  # first out of sight in one step, then file by file
+            shutil.rmtree(doomed, ignore_errors=True)
+            try:
+                folder.rename(doomed)  # first out of sight in one step, then file by file
+            except FileNotFoundError:  # another process was faster
+                return 0
+            size = folder_bytes(doomed)
             shutil.rmtree(doomed)
-        return entry.size_bytes
+        return size
+
+    @contextmanager
+    def scratch(self, kind: str) -> Iterator[Path]:
+        """An empty folder that is deleted at the end; where the process dies, by `gc`, which sees that its lock is free."""
+        name = f"{kind}-{secrets.token_hex(6)}"
+        with _named_failures(self.workspace), self._locked(name):
+            folder = self.workspace / "tmp" / name
+            folder.mkdir(parents=True)
+            try:
+                yield folder
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+                (self.workspace / "locks" / name).unlink(missing_ok=True)
+
+
+def folder_bytes(folder: Path) -> int:
+    """The size of all files in `folder`."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def entry_id(kind: str, recipe: Mapping[str, Any]) -> str:

@@ -1,5 +1,6 @@
 """A verdict and a verification on the terminal."""
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,7 +38,7 @@ def verdict_table(verdict: Mapping[str, Any], dossier: str | None) -> Renderable
         lines.append(Text.assemble((f"note  {note['message']}", "yellow"), (f"\n→ {note['remedy']}", "dim")))
     if dossier is not None:
         lines.append(Text(f"dossier  {dossier}"))
-        lines.append(Text(f"check it anywhere  optpipe verify {dossier}", style="dim"))
+        lines.append(Text(f"check it anywhere  {shlex.join(['optpipe', 'verify', dossier])}", style="dim"))
     return Group(*lines)
 
 

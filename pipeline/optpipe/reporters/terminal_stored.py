@@ -11,10 +11,30 @@ from rich.text import Text
 from optpipe.core.units import bytes_text, duration_text
 
 
-def entries_table(entries: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """One line per entry, and the sum."""
-    if not entries:
+def stored_tables(record: Mapping[str, Any]) -> RenderableType:
+    """Entries, what is damaged, and runs."""
+    entries, damaged, runs = record["entries"], record["damaged"], record["runs"]
+    if not (entries or damaged or runs):
         return Text("nothing stored yet; `optpipe build MODEL` comes first")
+    broken = [Text(f"damaged  {name}; optpipe rm {name}, or optpipe gc, removes it", style="red") for name in damaged]
+    return Group(*([_entries_table(entries)] if entries else []), *broken, *([_runs_table(runs)] if runs else []))
+
+
+def _runs_table(runs: Sequence[Mapping[str, Any]]) -> RenderableType:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("run", "status"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("size", justify="right", no_wrap=True)
+    table.add_column("command", overflow="fold")
+    for each in runs:
+        style = "" if each["status"] == "complete" else "yellow"
+        status = Text(each["status"], style=style)
+        table.add_row(each["run_id"], status, bytes_text(each["size_bytes"]), Text(each["command"] or ""))
+    return Group(table, Text(f"{len(runs)} runs, {bytes_text(sum(each['size_bytes'] for each in runs))}"))
+
+
+def _entries_table(entries: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """One line per entry, and the sum."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("id", "kind", "model", "backend", "precision"):
         table.add_column(name)
@@ -29,12 +49,21 @@ def entries_table(entries: Sequence[Mapping[str, Any]]) -> RenderableType:
     return Group(table, Text(f"{len(entries)} entries, {total}"))
 
 
+def run_text(run: Mapping[str, Any]) -> RenderableType:
+    """One run whole."""
+    lines = [f"{run['run_id']}  {run['status']}", f"made {run['started_utc']} by  {run['command']}"]
+    if run["parents"]:
+        lines.append(f"from  {', '.join(run['parents'])}")
+    lines += [f"{each['sha256']}  {bytes_text(each['bytes']):>9}  {each['path']}" for each in run["files"]]
+    return Group(*map(Text, [*lines, f"path  {run['path']}"]))
+
+
 def entry_text(entry: Mapping[str, Any]) -> RenderableType:
     """One entry whole."""
     made_in = duration_text(entry["seconds"] * 1e9)
     lines = [f"{entry['kind']}-{entry['id']}  {entry['model'] or ''}", f"made in {made_in} by  {entry['command']}"]
     if entry["parents"]:
-        lines.append(f"from  {', '.join(entry['parents'])}")
+        lines.append(f"from  {', '.join(dict.fromkeys(entry['parents']))}")
     lines += [f"{each['sha256']}  {bytes_text(each['size_bytes']):>9}  {name}" for name, each in entry["files"].items()]
     proof = entry["info"].get("precision_proof")
     if proof:
@@ -54,5 +83,5 @@ def removed_text(record: Mapping[str, Any]) -> RenderableType:
     freed = bytes_text(record["freed_bytes"] + record.get("scratch_bytes", 0))
     return Group(
         *(Text(f"{verb} {name}") for name in record["removed"]),
-        Text(f"{verb} {len(record['removed'])} entries, {freed}"),
+        Text(f"{verb} {len(record['removed'])} folder{'' if len(record['removed']) == 1 else 's'}, {freed}"),
     )

@@ -18,7 +18,7 @@ from optpipe.core.runs import Run, list_runs, runs_in, write_json
 from optpipe.core.store import Entry, Store
 from optpipe.errors import BadInputError
 from optpipe.stages.dossier import approved, now_utc
-from optpipe.stages.judge import ENVIRONMENT, POLICY, REQUEST, SCHEMA, SCHEMA_VERSION, VERDICT, json_file
+from optpipe.stages.judge import ENVIRONMENT, POLICY, REQUEST, SCHEMA, SCHEMA_VERSION, TRUST, VERDICT, json_file
 from optpipe.stages.recompute import require_unchanged
 
 LARGEST_TABLE_BYTES = 1024 * 1024
@@ -69,13 +69,22 @@ def collected(wanted: Wanted, store: Store, folder: Path) -> Path:
     return folder
 
 
-def judged_artifact(wanted: Wanted, store: Store) -> Entry:
-    """The one build that is judged. Raises BadInputError where none or several fit, saying what to do."""
+def require_askable(wanted: Wanted) -> None:
+    """Raises BadInputError, before anything is built or measured, where the policy is another model's or a waiver names nothing."""
     if wanted.policy.model and wanted.policy.model != wanted.model:
         message = (
             f"the policy is for {wanted.policy.model!r}, not for {wanted.model!r}; change its `model` or the command"
         )
         raise BadInputError(message)
+    names = (*TRUST, *(one.name for one in wanted.policy.criteria))
+    for name in wanted.waivers:
+        if name not in names:
+            message = f"no criterion {name!r} to waive; this policy has {', '.join(names)}"
+            raise BadInputError(message)
+
+
+def judged_artifact(wanted: Wanted, store: Store) -> Entry:
+    """The one build that is judged. Raises BadInputError where none or several fit, saying what to do."""
     built = [one for one in store.entries() if one.manifest.kind == "artifact" and _is_model(one, wanted.model)]
     if not built:
         message = f"{wanted.model} has no build in {store.workspace}; first: optpipe build {wanted.model}"

@@ -10,7 +10,8 @@ from typing import Any
 from optpipe.core.criteria import Judged
 from optpipe.core.quantity import RECORDED_UNITS, Dimension
 from optpipe.core.runs import runs_in, write_json
-from optpipe.core.sealed import SIGNATURE, broken, seal, signature_problem
+from optpipe.core.sealed import SIGNATURE, broken, seal, sign, signature_problem
+from optpipe.core.store import Store
 from optpipe.errors import BadInputError, first_line
 from optpipe.stages.again import disagreements, unreadable, untrue_figures
 from optpipe.stages.judge import (
@@ -138,16 +139,30 @@ def checked_dossier(folder: Path, allowed_signers: Path | None = None) -> Checke
     )
 
 
-def finished(folder: Path, target: Path) -> Path:
-    """Seals `folder` and moves it to `target` in one step."""
-    seal(folder)
-    for path in (folder, *folder.rglob("*")):  # scratch files are private; a dossier is there to be read
-        path.chmod(0o755 if path.is_dir() else 0o644)
-    target.parent.mkdir(parents=True, exist_ok=True)
+def require_free(target: Path) -> None:
+    """Raises BadInputError where something is at `target` already."""
     if target.exists():
         message = f"{target} exists; choose another place with --output"
         raise BadInputError(message)
-    shutil.move(folder, target)
+
+
+def finished(folder: Path, target: Path, key: Path | None = None) -> Path:
+    """Seals `folder`, signs it with `key`, and moves it to `target` in one step."""
+    seal(folder)
+    if key is not None:
+        sign(folder, key)
+    for path in (folder, *folder.rglob("*")):  # scratch files are private; a dossier is there to be read
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    require_free(target)
+    beside = target.with_name(
+        f".{target.name}.{folder.name}"
+    )  # --output may be on another disk, where moving is copying
+    try:
+        shutil.move(folder, beside)
+        beside.rename(target)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
     return target
 
 
@@ -164,18 +179,13 @@ def approve(folder: Path, workspace: Path, because: str | None = None) -> Path:
     """
     request = json_file(folder / REQUEST)
     target = workspace / BASELINES / Path(str(request["model"])).name
-    scratch = target.with_name(f".{target.name}.new")
-    shutil.rmtree(scratch, ignore_errors=True)
-    shutil.copytree(folder, scratch)
+    with Store(workspace).scratch("baseline") as scratch:
+        shutil.copytree(folder, scratch / "new")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.exists():
+            target.rename(scratch / "old")
+        (scratch / "new").rename(target)
     write_json(
         target.parent / f"{target.name}.json", {"approved_utc": now_utc(), "because": because, "dossier": folder.name}
     )
-    if target.exists():
-        old = target.with_name(f".{target.name}.old")
-        shutil.rmtree(old, ignore_errors=True)
-        target.rename(old)
-        scratch.rename(target)
-        shutil.rmtree(old)
-    else:
-        scratch.rename(target)
     return target

@@ -36,6 +36,7 @@ def evaluation_run(
 
     Raises BadInputError where there are no images, or nothing was built yet.
     """
+    store.require_writable()
     model, stored = exportable(model, store, listener)
     card = card_from_file(stored.file(CARD)) if stored else model.loaded().card
     require_classifier(card)

@@ -29,6 +29,8 @@ from optpipe.stages.task_evidence import accuracy_figures, preprocessing_figures
 
 SCHEMA = "optpipe.dossier"
 SCHEMA_VERSION = 1
+TRUST = ("trust.weights", "trust.precision", "trust.outputs", "trust.environment")
+"""What is judged beside the policy's criteria."""
 REQUEST, POLICY, VERDICT, ENVIRONMENT = "request.json", "policy.toml", "verdict.json", "environment.json"
 
 

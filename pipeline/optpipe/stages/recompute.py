@@ -47,7 +47,10 @@ def require_unchanged(run: Run, *, whole: bool = True) -> None:
     problems = [problem for problem in changed_files(run) if whole or not problem.endswith(": missing")]
     if problems:
         more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
-        message = f"run {run.run_id} is not as it was written: {problems[0]}{more}; measure again, or optpipe rm it"
+        message = (
+            f"run {run.run_id} is not as it was written: {problems[0]}{more}\n"
+            f"remove it with `optpipe rm {run.run_id}` and measure again"
+        )
         raise BadInputError(message)
 
 

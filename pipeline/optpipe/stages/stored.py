@@ -3,11 +3,14 @@
 import fcntl
 import shutil
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
-from optpipe.core.manifest import damage
-from optpipe.core.store import Entry, Store
+from optpipe.core.manifest import MANIFEST, damage
+from optpipe.core.runs import load_run, run_folders
+from optpipe.core.store import Entry, Store, folder_bytes
 from optpipe.errors import BadInputError
+from optpipe.stages.recompute import require_unchanged
 
 _KEPT = ("artifact",)
 """Entries of these kinds stay, and so does all that they were made from; everything else goes with them."""
@@ -29,6 +32,36 @@ def entry_record(entry: Entry) -> dict[str, Any]:
     }
 
 
+def stored_record(store: Store) -> dict[str, Any]:
+    """The JSON document of `optpipe ls`."""
+    entries, damaged = store.listed()
+    return {
+        "workspace": str(store.workspace),
+        "entries": [entry_record(entry) for entry in entries],
+        "damaged": [folder.name for folder in damaged],
+        "runs": [run_record(folder) for folder in run_folders(store.workspace)],
+    }
+
+
+def run_record(folder: Path) -> dict[str, Any]:
+    """One run's line of `optpipe ls`."""
+    record = {"run_id": folder.name, "size_bytes": folder_bytes(folder), "path": str(folder)}
+    if not (folder / MANIFEST).is_file():
+        return {**record, "kind": folder.name.partition("-")[0], "status": "unfinished", "command": None}
+    try:
+        manifest = load_run(folder).manifest
+    except BadInputError:
+        return {**record, "kind": folder.name.partition("-")[0], "status": "damaged", "command": None}
+    return {**record, "kind": manifest["kind"], "status": manifest["status"], "command": manifest["command"]}
+
+
+def run_details(folder: Path) -> dict[str, Any]:
+    """All that `optpipe show` says of a run. Raises BadInputError where it is not as it was written."""
+    run = load_run(folder)
+    require_unchanged(run)
+    return {**run_record(folder), **run.manifest}
+
+
 def entry_details(entry: Entry) -> dict[str, Any]:
     """All that `optpipe show` says."""
     manifest = entry.manifest
@@ -48,13 +81,32 @@ def entry_details(entry: Entry) -> dict[str, Any]:
 
 def removed(store: Store, prefix: str, *, with_dependents: bool) -> dict[str, Any]:
     """Removes one entry; raises `BadInputError` where others were made from it and are not to go too."""
+    folder = found_run(store, prefix)
+    if folder is not None:
+        return {"removed": [folder.name], "freed_bytes": store.remove_folder(folder), "dry_run": False}
     entry = store.find(prefix)
     dependents = _dependents(entry.id, store.entries())
     if dependents and not with_dependents:
         names = ", ".join(each.path.name for each in dependents[:3])
-        message = f"{entry.path.name} has {len(dependents)} entries made from it ({names}); pass --with-dependents to remove them too"
+        count = "1 entry" if len(dependents) == 1 else f"{len(dependents)} entries"
+        message = f"{entry.path.name} has {count} made from it ({names}); pass --with-dependents to remove them too"
         raise BadInputError(message)
     return _remove(store, [*reversed(dependents), entry], dry_run=False)
+
+
+def found_run(store: Store, prefix: str) -> Path | None:
+    """The one run or damaged entry whose name, or id, starts with `prefix`; None where an entry may be meant."""
+    entries, damaged = store.listed()
+    if any(prefix in (entry.id[: len(prefix)], entry.path.name[: len(prefix)]) for entry in entries):
+        return None
+    folders = [*damaged, *run_folders(store.workspace)]
+    found = [each for each in folders if each.name.startswith(prefix) or each.name.partition("-")[2].startswith(prefix)]
+    if len(found) > 1:
+        message = (
+            f"'{prefix}' fits {len(found)} runs ({', '.join(each.name for each in found[:5])}); give more of one name"
+        )
+        raise BadInputError(message)
+    return found[0] if found else None
 
 
 def _dependents(ident: str, entries: Iterable[Entry]) -> list[Entry]:
@@ -71,7 +123,7 @@ def _dependents(ident: str, entries: Iterable[Entry]) -> list[Entry]:
 
 def collected(store: Store, *, dry_run: bool) -> dict[str, Any]:
     """Removes scratch folders of dead runs, damaged entries, and what no artifact needs."""
-    entries = store.entries()
+    entries, broken = store.listed()
     by_id = {entry.id: entry for entry in entries}
     needed: set[str] = set()
     wave = [entry for entry in entries if entry.manifest.kind in _KEPT and damage(entry.path, entry.manifest) is None]
@@ -85,6 +137,8 @@ def collected(store: Store, *, dry_run: bool) -> dict[str, Any]:
         ]
     verified = {e.id for e in entries if e.manifest.kind == "verification" and set(e.manifest.parents) <= needed}
     record = _remove(store, [entry for entry in entries if entry.id not in needed | verified], dry_run=dry_run)
+    record["removed"] += [folder.name for folder in broken]
+    record["freed_bytes"] += sum(folder_bytes(each) if dry_run else store.remove_folder(each) for each in broken)
     record["scratch_bytes"] = _sweep(store, dry_run=dry_run)
     return record
 
@@ -105,7 +159,7 @@ def _sweep(store: Store, *, dry_run: bool) -> int:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 continue
-            freed += sum(path.stat().st_size for path in scratch.rglob("*") if path.is_file())
+            freed += folder_bytes(scratch)
             if not dry_run:
                 shutil.rmtree(scratch)
     return freed

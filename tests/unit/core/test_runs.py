@@ -65,6 +65,16 @@ def test_another_schema_version_is_refused_by_number(tmp_path):
         runs.load_run(run.path)
 
 
+@pytest.mark.parametrize("missing", ["run_id", "files", "parents", "details", "environment", "status"])
+def test_a_manifest_that_lacks_something_is_damaged_and_says_how_to_remove_it(tmp_path, missing):
+    run = finished(tmp_path)
+    (run.path / runs.MANIFEST).write_text(
+        json.dumps({name: run.manifest[name] for name in run.manifest if name != missing})
+    )
+    with pytest.raises(BadInputError, match=f"optpipe rm {run.run_id}"):
+        runs.list_runs(tmp_path)
+
+
 def test_a_workspace_that_cannot_be_written_says_so(tmp_path):
     (tmp_path / "runs").write_text("a file where a folder should be")
     with pytest.raises(StageError, match="--workspace"):

@@ -15,6 +15,7 @@ from optpipe.core.hashing import value_sha256
 from optpipe.core.manifest import MANIFEST, damage
 from optpipe.core.store import Store
 from optpipe.errors import BadInputError, StageError
+from optpipe.stages.stored import collected
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.text(max_size=8),
@@ -149,6 +150,46 @@ def test_two_builds_of_the_same_thing_take_turns(tmp_path: Path) -> None:
     assert [process.exitcode for process in processes] == [0] * 4
     assert calls.get(timeout=5)
     assert calls.empty()
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"schema": 1, "files": []}', '{"schema": 1, "files": {}, "parents": []}', None]
+)
+def test_an_unreadable_manifest_is_named_with_its_remedy_and_made_again(tmp_path: Path, text: str | None) -> None:
+    store = Store(tmp_path)
+    entry, _ = store.produce("thing", {"a": 1}, write_payload, listener=Silent())
+    other, _ = store.produce("thing", {"a": 2}, write_payload, listener=Silent())
+    if text is None:
+        (entry.path / MANIFEST).unlink()
+    else:
+        (entry.path / MANIFEST).write_text(text)
+    found, damaged = store.listed()
+    assert ([each.id for each in found], damaged) == ([other.id], [entry.path])
+    with pytest.raises(BadInputError, match=f"optpipe rm {entry.path.name}"):
+        store.entries()
+    again, cached = store.produce("thing", {"a": 1}, write_payload, listener=Silent())
+    assert (again.id, cached, len(store.entries())) == (entry.id, False, 2)
+
+
+def test_what_another_process_has_removed_is_no_failure(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    entry, _ = store.produce("thing", {"a": 1}, write_payload, listener=Silent())
+    assert store.remove(entry) > entry.size_bytes
+    assert store.remove(entry) == 0
+
+
+def test_a_scratch_folder_belongs_to_its_process_until_it_ends(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    with store.scratch("dossier") as folder:
+        (folder / "file").write_text("x")
+        assert collected(store, dry_run=False)["scratch_bytes"] == 0
+        assert (folder / "file").is_file()
+    assert not folder.exists()
+    dead = tmp_path / "tmp" / "dossier-0123"
+    dead.mkdir()
+    (dead / "file").write_text("x")
+    assert collected(store, dry_run=False)["scratch_bytes"] == 1
+    assert not dead.exists()
 
 
 def test_find_needs_one_entry(tmp_path: Path) -> None:

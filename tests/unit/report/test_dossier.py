@@ -10,9 +10,10 @@ from optpipe.core.policy import policy_from_toml
 from optpipe.core.sealed import seal
 from optpipe.core.verdict import Verdict
 from optpipe.errors import BadInputError
+from optpipe.release import require_possible
 from optpipe.stages.collect import Wanted, collected
 from optpipe.stages.dossier import approve, checked_dossier, finished, verdict_document
-from optpipe.stages.judge import judged
+from optpipe.stages.judge import TRUST, judged
 
 LATENCY = """schema = 1
 [[latency]]
@@ -146,5 +147,44 @@ def test_the_build_to_judge_must_be_clear(workspace, tmp_path):
         dossier(workspace, LATENCY % "5", tmp_path, "two")
     with pytest.raises(BadInputError, match="no build of digits is precision bf16"):
         dossier(workspace, LATENCY % "5" + "[build]\nprecision = 'bf16'", tmp_path, "three")
-    with pytest.raises(BadInputError, match="the policy is for 'resnet50'"):
-        dossier(workspace, LATENCY.replace("[[", "model='resnet50'\n[[", 1) % "5", tmp_path, "four")
+
+
+@pytest.mark.parametrize(
+    ("policy", "waivers", "said"),
+    [
+        (LATENCY.replace("[[", "model='resnet50'\n[[", 1), {}, "the policy is for 'resnet50'"),
+        (LATENCY, {"latency": "x"}, "no criterion 'latency' to waive; this policy has trust"),
+    ],
+)
+def test_what_could_never_be_signed_off_is_refused_before_anything_is_built(policy, waivers, said):
+    with pytest.raises(BadInputError, match=said):
+        require_possible(Wanted("digits", policy_from_toml((policy % "5").encode()), None, waivers), None, None, None)
+
+
+def test_a_place_or_key_that_cannot_be_used_is_refused_before_anything_is_built(tmp_path):
+    wanted = Wanted("digits", policy_from_toml((LATENCY % "5").encode()))
+    with pytest.raises(BadInputError, match="--output"):
+        require_possible(wanted, tmp_path, None, None)
+    with pytest.raises(BadInputError, match="ssh-keygen -t ed25519"):
+        require_possible(wanted, None, tmp_path / "none", None)
+    with pytest.raises(BadInputError, match="--junit"):
+        require_possible(wanted, None, None, tmp_path)
+    require_possible(wanted, tmp_path / "new" / "dossier", None, tmp_path / "new" / "junit.xml")
+    assert (tmp_path / "new").is_dir()
+
+
+def test_what_every_dossier_must_prove_is_known_before(workspace, tmp_path):
+    workspace.bench(workspace.artifact("fp16"))
+    signoff, _ = dossier(workspace, LATENCY % "5", tmp_path)
+    assert tuple(one.name for one in signoff.evidence.trust) == TRUST
+
+
+def test_approving_replaces_the_baseline_whole(workspace, tmp_path):
+    workspace.bench(workspace.artifact("fp16"))
+    _, first = dossier(workspace, LATENCY % "5", tmp_path)
+    _, second = dossier(workspace, LATENCY % "6", tmp_path, "two")
+    for folder in (first, second):
+        target = approve(folder, tmp_path / "w", "reason")
+        assert checked_dossier(target).intact
+        assert (target / "policy.toml").read_bytes() == (folder / "policy.toml").read_bytes()
+    assert sorted(path.name for path in target.parent.iterdir()) == ["digits", "digits.json"]

@@ -20,6 +20,7 @@ from optpipe.reporters.profile_tables import (
     table,
 )
 from optpipe.reporters.records import VERDICT_STYLES
+from optpipe.trace.rules import WITHOUT_PROFILER
 
 
 def profile_text(document: Mapping[str, Any], short_name: Any) -> RenderableType:
@@ -130,10 +131,10 @@ def _answer(document: Mapping[str, Any]) -> list[RenderableType]:
         idle = ", ".join(
             f"{label} {totals['idle_by_cause'][cause] / totals['span_ns']:.0%}" for cause, label in CAUSES.items()
         )
-        busy = f"GPU busy {totals['busy_ns'] / totals['span_ns']:.0%}{of_span}; idle: {idle}"
+        busy = f"{totals['busy_ns'] / totals['span_ns']:.0%}{of_span}"
         if "busy_share" in limit:
-            busy = f"GPU busy {limit['busy_share']:.0%} without the profiler, which the shares are corrected for; under it: {busy}"
-        lines.append(Text(busy))
+            busy = f"{limit['busy_share']:.0%} without the profiler, which verdict and gains are corrected for; under it {busy}"
+        lines.append(Text(f"GPU busy {busy}; idle: {idle}"))
     return [*lines, *_iterations(document)]
 
 
@@ -172,13 +173,10 @@ def _findings(findings: Sequence[Mapping[str, Any]], *, distorted: bool) -> list
         return []
     lines: list[RenderableType] = [Text("\nWhat to do, by the time it could save", style="bold")]
     for number, finding in enumerate(findings, 1):
-        lines.append(
-            Text.assemble(
-                f"{number}. ",
-                (_gain_text(finding, distorted=distorted), "bold"),
-                f"  {finding['rule'] if distorted and finding['host_times'] else finding['evidence']}",
-            )
-        )
+        evidence = finding["evidence"]
+        if distorted and finding["host_times"]:  # all its times but the last were taken under the profiler
+            evidence = f"{finding['rule']}{''.join(evidence.partition(WITHOUT_PROFILER)[1:])}"
+        lines.append(Text.assemble(f"{number}. ", (_gain_text(finding, distorted=distorted), "bold"), f"  {evidence}"))
         lines.append(Text(f"   try: {finding['advice']}", style="green"))
     return lines
 

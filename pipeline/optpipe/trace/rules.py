@@ -29,9 +29,11 @@ HOST_RULES = frozenset(
 """Rules whose evidence is times of the host, which a profiler's overhead distorts."""
 _UNDER_PROFILER = frozenset({"allocations", "first-iteration", "operating-system", "busiest-operator"})
 """Rules whose gain was timed on the host under the profiler, so that it is a part of the time there."""
+WITHOUT_PROFILER = "; without the profiler"
+"""What follows in an evidence holds although the profiler slowed the host."""
 _SMALL_COPY_BYTES = 64 * 1024
 _ROWS = 5
-__all__ = ["HOST_RULES", "Facts", "Finding", "findings"]
+__all__ = ["HOST_RULES", "WITHOUT_PROFILER", "Facts", "Finding", "findings"]
 _FIRST_SHARE = 0.2
 _ALLOCATIONS = (
     r"^(cudaMalloc|cudaFree|cudaHostAlloc|cudaFreeHost|cudaMallocHost|cuMemAlloc|cuMemFree|cuModuleLoad|cuLibraryLoad|"
@@ -68,7 +70,7 @@ def _undisturbed(gap: Finding, facts: Facts) -> Finding:
     if facts.undisturbed_ns is None:
         return gap
     gain_ns = int(gap.gain_ns * facts.idle_scale)
-    each = f"; without the profiler, {duration_text(gain_ns / facts.iterations)} of an iteration"
+    each = f"{WITHOUT_PROFILER}, {duration_text(gain_ns / facts.iterations)} of an iteration"
     return replace(gap, gain_ns=gain_ns, evidence=gap.evidence + each)
 
 

@@ -151,6 +151,13 @@ def test_keep_raw_warns_and_can_be_redacted(workspace: Path, document: dict[str,
     assert "is there already" in refused.stderr
 
 
+def test_what_a_recording_that_exists_cannot_take_is_refused() -> None:
+    trace = Path(__file__).parents[1] / "golden" / "traces" / "h200-resnet50-fp16-b8.sqlite"
+    refused = optpipe("profile", "--trace", str(trace), "--osrt", "--batch-size", "1")
+    assert refused.status == ExitStatus.BAD_INPUT
+    assert "--batch-size, --osrt: only for a MODEL to record" in refused.stderr
+
+
 @needs_nsys
 def test_the_stages_own_error_is_shown(workspace: Path, document: dict[str, Any]) -> None:
     """A batch size outside the profile is refused in words of its own, and nothing is left behind."""

@@ -18,7 +18,12 @@ if TYPE_CHECKING:
     from optpipe.trace.capture import CaptureOptions
 
 
+_OF_RECORDINGS = frozenset({"trace", "diff", "range", "redacted", "json"})
+"""What a recording that exists takes; everything else is of one to be made."""
+
+
 def profile(
+    context: typer.Context,
     model: Annotated[
         str | None,
         typer.Argument(
@@ -108,6 +113,9 @@ def profile(
     if redacted is not None and trace is None:
         message = f"--redacted {redacted}: it needs --trace FILE, the recording to redact"
         raise BadInputError(message)
+    if model is None and (given := _only_for_models(context)):
+        message = f"{given}: only for a MODEL to record; a recording that exists takes --range, --redacted and --json"
+        raise BadInputError(message)
     with Terminal() as terminal:
         if diff is not None:
             compared = diff_recordings(*diff, range, terminal).document()
@@ -186,6 +194,12 @@ def _profile_model(
         "warnings": terminal.warnings,
     }
     return Outcome(document, lambda: profiles_text(document, short_name), result.status)
+
+
+def _only_for_models(context: typer.Context) -> str:
+    """The options on the command line that say how to record, as they are typed."""
+    given = [name for name in context.params if context.get_parameter_source(name).name == "COMMANDLINE"]  # type: ignore[union-attr]
+    return ", ".join(f"--{name.replace('_', '-')}" for name in given if name not in _OF_RECORDINGS)
 
 
 def _capture_options(record: str, *, osrt: bool) -> "CaptureOptions":

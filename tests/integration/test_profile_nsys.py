@@ -155,7 +155,7 @@ def test_what_a_recording_that_exists_cannot_take_is_refused() -> None:
     trace = Path(__file__).parents[1] / "golden" / "traces" / "h200-resnet50-fp16-b8.sqlite"
     refused = optpipe("profile", "--trace", str(trace), "--osrt", "--batch-size", "1")
     assert refused.status == ExitStatus.BAD_INPUT
-    assert "--batch-size, --osrt: only for a MODEL to record" in refused.stderr
+    assert "--osrt, --batch-size: only for a MODEL to record" in refused.stderr
 
 
 @needs_nsys

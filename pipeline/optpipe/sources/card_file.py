@@ -54,7 +54,7 @@ class CardSource:
         raise BadInputError(message)
 
     def _weights(self) -> Path | None:
-        if "weights" not in self._table:
+        if self._table.get("weights", "default") in ("default", "random"):
             return None
         path = self._beside(str(self._table["weights"]))
         if not path.is_file():
@@ -77,13 +77,15 @@ class CardSource:
         described = {key: value for key, value in self.card.to_dict().items() if key != "data"}
         return {
             "card": value_sha256(described),
-            "weights": (stated or file_sha256(weights)) if weights else None,
+            "weights": (stated or file_sha256(weights)) if weights else self._table.get("weights"),
             **self._inner().identity(),
         }
 
     def load(self, weights: WeightsRequest) -> Loaded:
         """Loads what the card names; its own weights are the `default` ones."""
         own = self._weights()
+        if weights.kind == "default" and self._table.get("weights") == "random":
+            weights = replace(weights, kind="random")
         if weights.kind != "default" or own is None:
             return self._inner().load(weights)
         loaded = self._inner().load(WeightsRequest(kind="file", path=own))

@@ -3,6 +3,7 @@
 import io
 import os
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from optpipe.errors import BadInputError
 from optpipe.inputs.reference import apply
 
 Item = TypeVar("Item")
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # from twice that size on it is an error
 SUFFIXES = frozenset({".jpg", ".jpeg", ".jpe", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2"})
 _REASONS = (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError, EOFError)
 """What Pillow raises for a file that is damaged, empty, too large, or not a picture."""

@@ -52,21 +52,22 @@ class MachineSampler:
     def _counters(self) -> dict[str, int]:
         return {
             "time_ns": perf_counter_ns(),
-            "busy": _busy_ticks(),
-            "worker": _process_ticks(self._pid),
-            "own": _process_ticks(os.getpid()),
+            "busy": busy_ticks(),
+            "worker": process_ticks(self._pid),
+            "own": process_ticks(os.getpid()),
             "waited_ns": _waited_ns(self._pid),
         }
 
 
-def _busy_ticks() -> int:
+def busy_ticks() -> int:
     """Everything the processors did but idle and wait for disks; time stolen by the hypervisor counts as busy."""
     with Path("/proc/stat").open(encoding="ascii") as file:
         user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, file.readline().split()[1:9])
     return user + nice + system + irq + softirq + steal
 
 
-def _process_ticks(pid: int) -> int:
+def process_ticks(pid: int) -> int:
+    """Processor time of one process so far; 0 where it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:

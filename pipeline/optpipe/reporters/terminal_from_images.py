@@ -13,7 +13,16 @@ def from_images_table(record: Mapping[str, Any]) -> RenderableType:
     """One row per artifact, then what limits each, and where its time went."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("artifact", overflow="fold")
-    for name in ("batch", "images/s", "p50", "p99", "preprocess alone", "inference alone", "of the slower part"):
+    for name in (
+        "batch",
+        "images/s",
+        "95 % interval",
+        "p50",
+        "p99",
+        "preprocess alone",
+        "inference alone",
+        "of the slower part",
+    ):
         table.add_column(name, justify="right")
     table.add_column("bottleneck")
     lines: list[RenderableType] = []
@@ -41,6 +50,7 @@ def _row(each: Mapping[str, Any]) -> list[str]:
         each["label"],
         str(each["batch_size"]),
         f"{each['images_per_s']:,.0f}",
+        f"{each['ci'][0]:,.0f} – {each['ci'][1]:,.0f}" if each["ci"] else "too few to tell",
         *(f"{latency[name]:.1f} ms" if name in latency else "too few" for name in ("p50", "p99")),
         f"{parts['preprocess']:,.0f}",
         f"{parts['inference']:,.0f}",

@@ -64,6 +64,7 @@ def answered(asked: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **whole.rows,
         "cpu_share": whole.rate.cpu_s * whole.rate.images_per_s / cores(),
+        "other_cpu_cores": whole.rate.other_cpu_cores,
         "environment": {name: os.environ.get(name) for name in QUEUES},
         **found,
     }

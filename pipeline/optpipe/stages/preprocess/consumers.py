@@ -124,7 +124,7 @@ def consumer_on(session: Session, plan: DaliPlan, transform: Transform, stream: 
 
 def batch_shape(plan: DaliPlan, transform: Transform) -> tuple[int, int, int, int]:
     """Of a batch of the model's input."""
-    return plan.batch_size, transform.channels, *(transform.size or (0, 0))
+    return plan.batch_size, *transform.shape
 
 
 @contextmanager

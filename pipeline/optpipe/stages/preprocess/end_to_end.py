@@ -97,6 +97,7 @@ class EndToEnd:
             "sharing": sharing,
             "timeline": self._timeline(),
             "cpu_share": self.measured["cpu_share"],
+            "other_cpu_cores": self.measured["other_cpu_cores"],
             "handover": self.measured["handover"],
             "environment": self.measured["environment"] if self.plan.device == "gpu" else {},
             "bottleneck": asdict(bottleneck),

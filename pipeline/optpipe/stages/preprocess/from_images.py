@@ -20,7 +20,7 @@ from optpipe.stages.again import PREPROCESSING
 from optpipe.stages.preprocess.dali_pipeline import DaliPlan, require_dali
 from optpipe.stages.preprocess.end_to_end import EndToEnd, end_to_end
 from optpipe.stages.preprocess.stage import MOST_SECONDS, automatic_plan, image_transform
-from optpipe.stages.preprocess.throughput import warm_page_cache
+from optpipe.stages.preprocess.throughput import warm_page_cache, warn_of_others
 from optpipe.stages.subjects import StoredArtifact
 
 LIMIT = 4096
@@ -88,6 +88,8 @@ def bench_from_images(
                 )
             )
     for one in results:
+        if one.error is None:
+            warn_of_others(one.measured["other_cpu_cores"], one.label, listener)
         if one.error is None and one.of_slower_part > 1 + NOISE:
             listener.warn(
                 f"{one.label}: {one.of_slower_part:.2f} of the slower part cannot be; other work held the parts back "

@@ -25,6 +25,8 @@ class Rate:
     """Processor time per image, of all threads, user and system."""
     launch_share: float = 0.0
     """Share of the time that launching takes."""
+    other_cpu_cores: float = 0.0
+    """Cores that other processes kept busy meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,4 +153,6 @@ def _steady(
 
     found = timed(batch, seconds, prefetched=prefetched, group=group, patience=patience, settled=begin)
     busy_ns, batch_ns = process_time_ns() - begun_ns, found["batch_ns"]
-    return Rate(images_per_s(batch_ns, plan.batch_size), busy_ns / 1e9 / (plan.batch_size * len(batch_ns))), batch_ns
+    cpu_s = busy_ns / 1e9 / (plan.batch_size * len(batch_ns))
+    rate = Rate(images_per_s(batch_ns, plan.batch_size), cpu_s, other_cpu_cores=found["other_cpu_cores"])
+    return rate, batch_ns

@@ -6,15 +6,18 @@ round of them arrives at once and then nothing for as long as one worker takes f
 counted, therefore; half a round more made a rate 1.5 times too high.
 """
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from itertools import cycle
+from multiprocessing import active_children
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
 from optpipe.core.transform import Transform
 from optpipe.inputs.images import preprocessed
+from optpipe.measuring.machine import busy_ticks, process_ticks
 from optpipe.stages.preprocess.dali_pipeline import DaliPlan, reading_pipeline
 from optpipe.stages.preprocess.processes import answer_jobs
 from optpipe.stages.preprocess.throughput import PATIENCE
@@ -119,6 +122,7 @@ def timed(
         settled()
     reader_ns: list[int] = []
     batch_ns: list[int] = []
+    others = _others_ticks()
     started = last = perf_counter_ns()
     while len(batch_ns) % group or not enough(batch_ns, group, (last - started) / 1e9, seconds, patience):
         read = batch()
@@ -126,7 +130,19 @@ def timed(
         reader_ns.append(read - last)
         batch_ns.append(now - last)
         last = now
-    return {"reader_ns": reader_ns, "batch_ns": batch_ns, "warm_up_batches": done, "group": group}
+    return {
+        "reader_ns": reader_ns,
+        "batch_ns": batch_ns,
+        "warm_up_batches": done,
+        "group": group,
+        "other_cpu_cores": max(0, _others_ticks() - others) / os.sysconf("SC_CLK_TCK") / ((last - started) / 1e9),
+    }
+
+
+def _others_ticks() -> int:
+    """Processor time of all that is neither this process nor one of the DataLoader's workers."""
+    own = (os.getpid(), *(each.pid for each in active_children() if each.pid))
+    return busy_ticks() - sum(map(process_ticks, own))
 
 
 def enough(batch_ns: list[int], group: int, elapsed_s: float, seconds: float, patience: float = PATIENCE) -> bool:

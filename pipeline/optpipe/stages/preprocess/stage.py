@@ -5,12 +5,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from optpipe.core.card import ModelCard, Task, card_from_file
 from optpipe.core.environment import cores, gpus
 from optpipe.core.events import Listener
 from optpipe.core.manifest import command_line
+from optpipe.core.quiet import output_to
 from optpipe.core.runs import Run, begin_run, finish_run, write_json, write_parquet
 from optpipe.core.shipped import shipped
 from optpipe.core.store import Entry, Store
@@ -28,7 +30,7 @@ from optpipe.stages.preprocess.dali_pipeline import DaliPlan, require_dali
 from optpipe.stages.preprocess.parity import NEAR_MAX_LEVELS, NEAR_MEAN_LEVELS, Parity, parity
 from optpipe.stages.preprocess.pictures import save_side_by_side
 from optpipe.stages.preprocess.proof import ROWS
-from optpipe.stages.preprocess.throughput import warm_page_cache
+from optpipe.stages.preprocess.throughput import warm_page_cache, warn_of_others
 from optpipe.stages.preprocess.tuning import Tuned, tuned
 
 if TYPE_CHECKING:
@@ -106,13 +108,19 @@ def preprocess(model: Model, request: Request, store: Store, listener: Listener)
     if request.throughput:
         warm_page_cache(images.paths)
         speed = tuned(images.paths, transform, plan, cores(), request.seconds, listener, request.fixed)
+        for each in (speed.dataloader, speed.dali):
+            warn_of_others(each.other_cpu_cores, each.implementation, listener)
         plan = speed.plan  # what is proven and stored is what was found fastest
     with listener.step("pipeline") as step:
         artifact, cached = preprocessing_artifact(card, transform, plan, exported.id, store, listener)
         if cached:
             step.cached()
     weights = dict(exported.info["weights"])
-    with model_outputs(exported.file(ONNX), card) as infer:
+    with (
+        model_outputs(exported.file(ONNX), card) as infer,
+        TemporaryDirectory(prefix="optpipe-") as scratch,
+        output_to(Path(scratch, "dali.log")),
+    ):  # what its decoders print of odd files; which came out odd is in the proof
         proof = parity(
             images.paths,
             transform,

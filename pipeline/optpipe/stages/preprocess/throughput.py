@@ -5,8 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from optpipe.core.environment import cores
+from optpipe.core.events import Listener
 from optpipe.core.transform import Transform
 from optpipe.errors import StageError
+from optpipe.measuring.validity import LIMITS
 from optpipe.stages.preprocess.dali_pipeline import DaliPlan
 from optpipe.stages.preprocess.processes import results_of
 from optpipe.stages.preprocess.windows import images_per_s, rate_interval
@@ -33,6 +36,8 @@ class Throughput:
     batch_ns: tuple[int, ...] = ()
     """Per batch, from the end of the one before to its own end."""
     error: str | None = None
+    other_cpu_cores: float | None = None
+    """Cores that other processes kept busy meanwhile."""
 
     group: int = 1
     """So many batches belong together: a round of the DataLoader's workers, which hand out theirs at once."""
@@ -76,6 +81,7 @@ class Throughput:
             "batch_cost_s": sum(self.batch_ns) / count / 1e9 if self.batch_ns else None,
             "batches": len(self.batch_ns),
             "repeats_images_per_s": list(self.repeated_images_per_s),
+            "other_cpu_cores": self.other_cpu_cores,
             "error": self.error,
         }
 
@@ -102,8 +108,15 @@ class Job:
         if isinstance(result, str):
             return Throughput(self.implementation, self.settings, self.batch_size, error=result)
         reader_ns, batch_ns = tuple(result["reader_ns"]), tuple(result["batch_ns"])
+        others, group = result.get("other_cpu_cores"), result["group"]
         return Throughput(
-            self.implementation, self.settings, self.batch_size, reader_ns, batch_ns, group=result["group"]
+            self.implementation,
+            self.settings,
+            self.batch_size,
+            reader_ns,
+            batch_ns,
+            other_cpu_cores=others,
+            group=group,
         )
 
 
@@ -134,6 +147,15 @@ def throughputs(paths: Sequence[Path], jobs: Sequence[Job]) -> Generator[Through
     limit_s = LIMIT_S + PATIENCE * max(job.seconds for job in jobs)
     for job, result in zip(jobs, results_of(MEASURED, requests, limit_s), strict=True):
         yield job.measured(result)
+
+
+def warn_of_others(cpu_cores: float | None, what: str, listener: Listener) -> None:
+    """Says where other work took more of the processors than a VALID measurement of `optpipe bench` allows."""
+    if cpu_cores is not None and cpu_cores > LIMITS["max_other_cpu_share"] * cores():
+        listener.warn(
+            f"{what}: other processes kept {cpu_cores:.2f} of {cores()} cores busy meanwhile, so the rates are too low and "
+            "their ratios uncertain; measure again on a quiet machine"
+        )
 
 
 def require_rate(measured: Throughput, what: str) -> Throughput:

@@ -176,7 +176,8 @@ def merged_rows(repeats: Sequence[Throughput]) -> Throughput:
     reader = tuple(value for each in good for value in each.reader_ns)
     batch = tuple(value for each in good for value in each.batch_ns)
     counts = tuple(len(each.batch_ns) for each in good)
-    return replace(good[0], reader_ns=reader, batch_ns=batch, repeats=counts)
+    others = max((each.other_cpu_cores or 0.0 for each in good), default=0.0)
+    return replace(good[0], reader_ns=reader, batch_ns=batch, repeats=counts, other_cpu_cores=others)
 
 
 def _workers(cores: int) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ def measured(cpu_share=0.3, enqueue_share=0.1, **parts):
     return {
         "parts": {**usual, **parts},
         "cpu_share": cpu_share,
+        "other_cpu_cores": 0.1,
         "enqueue_share": enqueue_share,
         "batch_ns": [10_000_000] * 700,
         "latency_ns": [25_000_000] * 700,

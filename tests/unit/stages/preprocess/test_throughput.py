@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 from PIL import Image
 
@@ -7,7 +9,7 @@ from optpipe.errors import StageError
 from optpipe.inputs.synthetic import synthetic_picture
 from optpipe.stages.preprocess import tuning
 from optpipe.stages.preprocess.dali_pipeline import DaliPlan
-from optpipe.stages.preprocess.throughput import Throughput, dali_job, dataloader_job, throughputs
+from optpipe.stages.preprocess.throughput import Throughput, dali_job, dataloader_job, throughputs, warn_of_others
 from optpipe.stages.preprocess.tuning import merged_rows, tuned
 
 TRANSFORM = Transform((Decode(), Resize((40,)), CenterCrop(32, 32), Rescale(), Pack()))
@@ -128,3 +130,10 @@ def test_nothing_that_works_is_a_failed_stage(monkeypatch):
     simulated(monkeypatch, lambda _: None, lambda _: 100)
     with pytest.raises(StageError, match="out of memory"):
         tuned([], TRANSFORM, DaliPlan(batch_size=8), 2, 1.0, Silent())
+
+
+@pytest.mark.parametrize(("others", "warned"), [(None, False), (0.0, False), (64.0, True)])
+def test_rates_that_other_work_disturbed_are_said_to_be(others, warned):
+    said = []
+    warn_of_others(others, "dali", SimpleNamespace(warn=said.append))
+    assert bool(said) is warned

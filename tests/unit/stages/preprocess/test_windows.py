@@ -1,5 +1,9 @@
 """What is counted, and what its interval says, of a source that hands out batches in bursts."""
 
+import subprocess
+import sys
+from time import perf_counter_ns, sleep
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -53,6 +57,19 @@ def test_bursts_of_the_workers_do_not_change_the_rate(monkeypatch, workers):
     low, high = rate_interval(batches, workers, 64)
     assert low <= rate <= high
     assert high - low < 0.05 * rate
+
+
+def test_what_other_processes_take_of_the_processors_is_seen():
+    def batch():
+        sleep(0.02)
+        return perf_counter_ns()
+
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
+        try:
+            found = timed(batch, 0.5, prefetched=1)
+        finally:
+            other.kill()
+    assert found["other_cpu_cores"] > 0.2
 
 
 def test_the_rate_lies_in_its_interval_even_where_windows_are_unequal():

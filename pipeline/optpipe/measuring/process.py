@@ -12,6 +12,7 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
+from optpipe.core.interrupts import taken
 from optpipe.errors import ExitStatus, StageError
 from optpipe.measuring.machine import INTERVAL_S, MachineSampler, Row, gpu_used_bytes
 from optpipe.worker.plan import Point, SessionPlan
@@ -104,9 +105,10 @@ class WorkerProcess:
                 if event is None and sampler is not None:
                     rows.append(sampler.look())
                     self.on_progress(point, spooled_count(Path(point.spool)))
-            except KeyboardInterrupt:
+            except KeyboardInterrupt as interruption:
                 if deadline is not None:
                     raise
+                taken(interruption)
                 request_stop(Path(point.spool))
                 begun = Path(point.spool).exists()  # else it is still loading, and there is nothing to wait for
                 deadline = monotonic() + (STOP_SECONDS if begun else 0.0)

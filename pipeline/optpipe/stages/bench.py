@@ -9,6 +9,7 @@ from typing import Any
 from optpipe.backends.registry import options_in_force
 from optpipe.core.environment import cores
 from optpipe.core.events import Listener
+from optpipe.core.interrupts import taken
 from optpipe.core.manifest import command_line
 from optpipe.core.measurement import MEASUREMENTS_FILE, Measurement, Scenario
 from optpipe.core.measurement_json import document_of
@@ -72,12 +73,11 @@ def bench(artifacts: Sequence[StoredArtifact], plan: BenchPlan, store: Store, li
                 one.measure_all(sizes[artifact.entry.id], limits, tunings)
                 if bench_run.interrupted:
                     break
-        except (
-            KeyboardInterrupt
-        ):  # between two measurements, where no worker ends one in order, or once more inside one
+        except KeyboardInterrupt as interruption:  # between two measurements, or once more inside one
             bench_run.measurements += cut_off(run.path, bench_run.measurements)
             if not bench_run.measurements:
                 raise
+            taken(interruption)
             bench_run.interrupted = True
     found = with_int8_notes(bench_run.measurements, [each.entry for each in artifacts], store)
     if bench_run.refusals and not any(ran(each) for each in found):

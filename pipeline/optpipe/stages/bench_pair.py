@@ -8,6 +8,7 @@ from typing import Any
 
 from optpipe.backends.registry import options_in_force
 from optpipe.core.events import Listener, Step
+from optpipe.core.interrupts import taken
 from optpipe.core.manifest import command_line
 from optpipe.core.measurement import COMPARISON_FILE, MEASUREMENTS_FILE, Measurement
 from optpipe.core.measurement_json import document_of
@@ -62,10 +63,11 @@ def bench_pair(
                     for name, artifact in (("a", baseline), ("b", contender))
                 ]
                 comparison = interleaved(sides[0], sides[1], rounds, metric)
-            except KeyboardInterrupt:  # between two processes
+            except KeyboardInterrupt as interruption:  # between two processes
                 done += cut_off(run.path, done)
                 if not done:
                     raise
+                taken(interruption)
     write_json(run.path / MEASUREMENTS_FILE, document_of(tuple(done)))
     if comparison is not None:
         write_json(run.path / COMPARISON_FILE, comparison.to_dict())

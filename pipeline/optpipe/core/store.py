@@ -2,7 +2,8 @@
 
 An entry is a folder `store/<kind>-<id>`, where the id is the hash of all that decides its content. It is made in
 `tmp/` and renamed into place when whole, so a killed process leaves nothing that looks finished. One lock file per
-entry lets two builds of the same thing take turns: the second finds what the first has made.
+entry lets two builds of the same thing take turns: the second finds what the first has made. Who makes entries holds a
+shared lock on the store until the process ends, so that nobody removes what is about to be needed.
 """
 
 import errno
@@ -11,12 +12,12 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import IO, Any
 
 from optpipe.core.environment import environment
 from optpipe.core.events import Listener
@@ -33,6 +34,8 @@ from optpipe.core.manifest import (
 from optpipe.errors import BadInputError, StageError
 
 ID_LENGTH = 12
+_IN_USE: dict[Path, IO[str]] = {}
+"""The lock files of the stores that this process makes entries in: their locks end with the process, however it ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,8 @@ class Store:
 
         `make` fills an empty folder and returns the manifest's `info`; what it raises leaves nothing behind.
         """
+        with suppress(OSError):  # where no lock can be made, nobody can remove anything
+            fcntl.flock(self._in_use(), fcntl.LOCK_SH)
         if (entry := self.get(kind, recipe)) is not None:
             return entry, True
         name = _entry_name(kind, recipe)
@@ -153,6 +158,30 @@ class Store:
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         return Entry(self.root / name, manifest)
+
+    def _in_use(self) -> IO[str]:
+        lock = self.workspace / "locks" / "store"
+        if (held := _IN_USE.get(lock.absolute())) is None:
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            held = _IN_USE[lock.absolute()] = lock.open("w")
+        return held
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """While the block runs no other process makes entries. Raises StageError where one does so already."""
+        with _named_failures(self.workspace):
+            lock = self._in_use()
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                message = (
+                    f"another optpipe is at work in {self.workspace}; nothing was removed, try again when it has ended"
+                )
+                raise StageError(message) from error
+            try:
+                yield
+            finally:
+                fcntl.flock(lock, fcntl.LOCK_UN)
 
     @contextmanager
     def _locked(self, name: str) -> Iterator[None]:

@@ -3,6 +3,7 @@
 import fcntl
 import shutil
 from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,8 @@ def removed(store: Store, prefix: str, *, with_dependents: bool) -> dict[str, An
         count = "1 entry" if len(dependents) == 1 else f"{len(dependents)} entries"
         message = f"{entry.path.name} has {count} made from it ({names}); pass --with-dependents to remove them too"
         raise BadInputError(message)
-    return _remove(store, [*reversed(dependents), entry], dry_run=False)
+    with store.alone():
+        return _remove(store, [*reversed(dependents), entry], dry_run=False)
 
 
 def found_run(store: Store, prefix: str) -> Path | None:
@@ -122,7 +124,15 @@ def _dependents(ident: str, entries: Iterable[Entry]) -> list[Entry]:
 
 
 def collected(store: Store, *, dry_run: bool) -> dict[str, Any]:
-    """Removes scratch folders of dead runs, damaged entries, and what no artifact needs."""
+    """Removes scratch folders of dead runs, damaged entries, and what no artifact needs.
+
+    Raises StageError while another process makes entries: no artifact needs them yet.
+    """
+    with nullcontext() if dry_run or not store.workspace.is_dir() else store.alone():
+        return _collected(store, dry_run=dry_run)
+
+
+def _collected(store: Store, *, dry_run: bool) -> dict[str, Any]:
     entries, broken = store.listed()
     by_id = {entry.id: entry for entry in entries}
     needed: set[str] = set()

@@ -15,7 +15,7 @@ from optpipe.core.hashing import value_sha256
 from optpipe.core.manifest import MANIFEST, damage
 from optpipe.core.store import Store
 from optpipe.errors import BadInputError, StageError
-from optpipe.stages.stored import collected
+from optpipe.stages.stored import collected, removed
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.text(max_size=8),
@@ -176,6 +176,32 @@ def test_what_another_process_has_removed_is_no_failure(tmp_path: Path) -> None:
     entry, _ = store.produce("thing", {"a": 1}, write_payload, listener=Silent())
     assert store.remove(entry) > entry.size_bytes
     assert store.remove(entry) == 0
+
+
+def test_nothing_is_removed_while_another_process_makes_entries(tmp_path: Path) -> None:
+    fork = multiprocessing.get_context("fork")
+    made, go_on = fork.Event(), fork.Event()
+
+    def other() -> None:
+        def make(directory: Path) -> dict[str, object]:
+            made.set()
+            go_on.wait(60)
+            return write_payload(directory)
+
+        Store(tmp_path).produce("thing", {"a": 1}, write_payload, listener=Silent())
+        Store(tmp_path).produce("artifact", {"a": 2}, make, listener=Silent())
+
+    process = fork.Process(target=other)
+    process.start()
+    assert made.wait(60)
+    store = Store(tmp_path)
+    entry = store.entries()[0]
+    for remove in (lambda: collected(store, dry_run=False), lambda: removed(store, entry.id, with_dependents=False)):
+        with pytest.raises(StageError, match="another optpipe is at work"):
+            remove()
+    go_on.set()
+    process.join(60)
+    assert collected(store, dry_run=False)["removed"] == [entry.path.name]
 
 
 def test_a_scratch_folder_belongs_to_its_process_until_it_ends(tmp_path: Path) -> None:

@@ -60,7 +60,10 @@ class Terminal:
         """Prints a warning once, and keeps it for the JSON document."""
         if message not in self.warnings:
             self.warnings.append(message)
-            self.console.print(Text.assemble(("warning:", "yellow"), f" {message}"))
+            # in a log a warning stays one line, whatever names it holds
+            self.console.print(
+                Text.assemble(("warning:", "yellow"), f" {message}"), soft_wrap=not self.console.is_terminal
+            )
 
 
 class _Shown:

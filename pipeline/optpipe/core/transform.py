@@ -309,7 +309,9 @@ def _value(where: str, name: str, kind: str, value: object) -> Any:
         return tuple(_value(where, name, element, item) for item in value)
     if "float" in kind and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
-    if "bool" in kind:
+    if "float" in kind:
+        good = False
+    elif "bool" in kind:
         good = isinstance(value, bool)
     elif "int" in kind:
         good = isinstance(value, int) and not isinstance(value, bool)

@@ -1,7 +1,7 @@
 """A preprocessing proof on the terminal."""
 
+import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -24,7 +24,7 @@ def preprocess_table(record: Mapping[str, Any]) -> RenderableType:
     lines.append(_steps(proof))
     lines.append(Text(_outputs_text(proof)))
     lines += [Text(f"refused by DALI  {each['image']}: {each['reason']}", style="red") for each in proof["refused"][:5]]
-    lines.append(_worst_text(proof))
+    lines.append(_worst_text(record))
     lines.append(_odd_text(proof["odd_files"]))
     if record["throughput"]:
         lines.append(_race(record))
@@ -67,11 +67,12 @@ def _outputs_text(proof: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _worst_text(proof: Mapping[str, Any]) -> Text:
+def _worst_text(record: Mapping[str, Any]) -> Text:
     """Where to look: the pictures lie in the run's folder."""
+    proof, folder = record["parity"], record["images"]["folder"]
     pairs = zip(proof["worst"], proof["pictures"], strict=True)
     named = (
-        f"{picture['path']} {Path(each['image']).name} (mean {each['mean_levels']:.2f}, max {each['max_levels']:.0f})"
+        f"{picture['path']} {os.path.relpath(each['image'], folder)} (mean {each['mean_levels']:.2f}, max {each['max_levels']:.0f})"
         for each, picture in pairs
     )
     return Text(f"worst images, side by side with the difference: {', '.join(named)}")

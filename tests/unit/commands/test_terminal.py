@@ -13,3 +13,9 @@ def test_brackets_in_a_warning_or_a_step_are_text(capfd, said):
     lines = capfd.readouterr().err.splitlines()
     assert lines[0] == f"warning: {said}"
     assert lines[1].startswith(f"{said}: ")
+
+
+def test_a_long_warning_is_one_line_in_a_log(capfd):
+    with Terminal() as terminal:
+        terminal.warn("word " * 60 + "end")
+    assert capfd.readouterr().err.count("\n") == 1

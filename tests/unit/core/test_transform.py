@@ -82,6 +82,7 @@ def test_fields_left_out_are_torchvisions_defaults():
         ([{"step": "decode"}, {"step": "resize", "size": [0]}, {"step": "pack"}], "at least 1"),
         ([{"step": "decode"}, {"step": "resize", "size": [2, 3]}, {"step": "pack"}], "takes 1 side"),
         ([{"step": "decode"}, {"step": "resize", "size": [2], "interpolation": "cubic"}], "one of nearest, bilinear"),
+        ([{"step": "decode"}, {"step": "rescale", "divisor": "a"}, {"step": "pack"}], "'a' is not of the type float"),
         ([{"step": "decode"}, {"step": "rescale", "divisor": 0}, {"step": "pack"}], "must be positive"),
         ([{"step": "decode"}, {"step": "normalize", "mean": [0.5], "std": [0]}, {"step": "pack"}], "positive stds"),
         ([{"step": "decode"}, {"step": "normalize", "mean": [0.5, 0.5], "std": [1, 1]}, {"step": "pack"}], "1 or 3"),

@@ -120,13 +120,14 @@ def plan_for(artifact: StoredArtifact, batch_size: int | None, store: Store, lis
 
 
 def tuned_plan(model: str, store: Store, *, gpu: bool) -> DaliPlan | None:
-    """What the newest `optpipe preprocess` of `model` found fastest on this kind of device; None where none ran."""
+    """What the newest `optpipe preprocess` of `model` that did not FAIL found fastest on this kind of device, or None."""
     for run in reversed(list_runs(store.workspace, "preprocess")):
         file = run.path / PREPROCESSING
         if run.manifest["details"].get("model") != model or not file.is_file():
             continue
-        tuned = json.loads(file.read_text(encoding="utf-8"))["tuned"]
-        if tuned is None or (tuned["plan"]["device"] == "gpu") != gpu:
+        record = json.loads(file.read_text(encoding="utf-8"))
+        tuned = record["tuned"]
+        if tuned is None or record["verdict"] == Verdict.FAIL or (tuned["plan"]["device"] == "gpu") != gpu:
             continue
         if set(tuned["plan"]) == set(DaliPlan().to_dict()):  # another version's plan means something else
             return DaliPlan(**tuned["plan"])

@@ -117,7 +117,7 @@ def parity(
     import numpy as np
     import polars as pl
 
-    files = [(str(path), path.read_bytes()) for path in paths]
+    files = [(str(path), path) for path in paths]
     truth = dict(zip((name for name, _ in files), labels, strict=True)) if labels is not None else {}
     pixels = Pixels(transform, plan)
     worst: list[Compared] = []

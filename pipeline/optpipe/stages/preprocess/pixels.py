@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optpipe.core.transform import CenterCrop, Resize, Transform, step_name
@@ -85,13 +86,16 @@ def levels_per_unit(transform: Transform) -> float:
     return divisor * sum(std) / len(std)
 
 
-def compared(files: Sequence[tuple[str, bytes]], pixels: Pixels, threads: int = 2) -> Iterator[list[Compared]]:
-    """Sends encoded files through both pipelines, batch by batch, and adds to `pixels`; refused files are left out."""
+def compared(files: Sequence[tuple[str, bytes | Path]], pixels: Pixels, threads: int = 2) -> Iterator[list[Compared]]:
+    """Sends encoded files through both pipelines, batch by batch, and adds to `pixels`; refused files are left out.
+
+    Files given by their paths are read when their batch comes, so that memory does not grow with their number.
+    """
     transform, plan = pixels.transform, pixels.plan
     pipeline = None
     with ThreadPoolExecutor(threads) as pool:
         for start in range(0, len(files), plan.batch_size):
-            batch = files[start : start + plan.batch_size]
+            batch = [(name, _content(source)) for name, source in files[start : start + plan.batch_size]]
             pipeline = pipeline or steps_pipeline(transform, plan)
             try:
                 outputs = _run(pipeline, [data for _, data in batch])
@@ -106,11 +110,15 @@ def compared(files: Sequence[tuple[str, bytes]], pixels: Pixels, threads: int = 
             ]
 
 
-def measure_alone(files: Sequence[tuple[str, bytes]], pixels: Pixels) -> None:
+def _content(source: bytes | Path) -> bytes:
+    return source if isinstance(source, bytes) else source.read_bytes()
+
+
+def measure_alone(files: Sequence[tuple[str, bytes | Path]], pixels: Pixels) -> None:
     """Runs every step by itself on what the reference hands to it."""
     transform = pixels.transform
     plan = replace(pixels.plan, batch_size=1)
-    chosen = [data for _, data in files[:: max(1, len(files) // ALONE)][:ALONE]]
+    chosen = [_content(source) for _, source in files[:: max(1, len(files) // ALONE)][:ALONE]]
     values = [_reference(data, transform) for data in chosen]
     pixels.alone[0] = pixels.together[0]
     steps: list[Resize | CenterCrop | None] = [*transform.geometry, None]

@@ -11,7 +11,7 @@ from optpipe.errors import StageError
 from optpipe.inputs.images import decoded
 from optpipe.inputs.reference import applied
 from optpipe.stages.preprocess.dali_pipeline import INPUT, DaliPlan, one_step_pipeline, steps_pipeline
-from optpipe.stages.preprocess.processes import out_of_memory
+from optpipe.stages.preprocess.processes import operator_reason, out_of_memory
 
 if TYPE_CHECKING:
     import numpy as np
@@ -169,12 +169,11 @@ def require_memory(error: Exception, plan: DaliPlan) -> None:
 
 def dali_reason(error: Exception) -> str:
     """The line of DALI's message that names the cause."""
+    if said := operator_reason(str(error)):
+        return said
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if "encountered:" in lines[:-1]:  # what comes after it is said by the operator itself
-        lines = lines[lines.index("encountered:") + 1 :]
-    lines = [line for line in lines if not line.startswith("Current pipeline object")]
     marked = [line for line in lines if line.startswith(("Error", "Assert", "[")) or "rror:" in line]
-    text = next((line for line in marked if "operator" not in line), lines[0] if lines else type(error).__name__)
+    text = next((line for line in marked if "operator" not in line), lines[-1] if lines else type(error).__name__)
     return text[:200]
 
 

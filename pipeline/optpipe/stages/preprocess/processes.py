@@ -112,12 +112,33 @@ def out_of_memory(text: str) -> bool:
     return any(sign in lowered for sign in ("out of memory", "cudaerrormemoryallocation", "bad_alloc", "badalloc"))
 
 
+_IMAGE_CODEC = {
+    "nvImageCodec failure: '#3'": "its decoders take the file for damaged (nvImageCodec status 3)",
+    "nvImageCodec failure: '#4'": "a format that its decoders do not support (nvImageCodec status 4)",
+}
+"""nvimgcodec.h: NVIMGCODEC_STATUS_BAD_CODESTREAM and NVIMGCODEC_STATUS_CODESTREAM_UNSUPPORTED."""
+
+
+def operator_reason(text: str) -> str | None:
+    """What one of DALI's operators said itself, which DALI puts between a traceback and the pipeline's end."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if "encountered:" not in lines[:-1]:
+        return None
+    said = lines[lines.index("encountered:") + 1].rstrip(" :")
+    return _IMAGE_CODEC.get(said, said)[:200]
+
+
 def failure_reason(stderr: str, status: int) -> str:
     """The line of a failed process that says most, in one line."""
     if out_of_memory(stderr):
         return "out of memory; a smaller batch (--batch-size) or fewer threads need less"
     if status < 0:
         return f"ended by signal {-status}" + (" (out of host memory?)" if status == -9 else "")
+    if said := operator_reason(stderr):
+        refused = "fn.decoders" in stderr
+        return f"DALI: {said}" + (
+            "; `optpipe preprocess MODEL --images DIR` names the files it refuses" if refused else ""
+        )
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     named = [line for line in lines if "Error" in line]
     return (named or lines or [f"exit status {status}"])[-1][:300]

@@ -26,6 +26,17 @@ answer_jobs(Path(sys.argv[1]), answer)
 """
 
 
+REFUSED = """RuntimeError: Critical error in pipeline:
+Error in CPU operator `nvidia.dali.fn.decoders.image`,
+which was used in the pipeline definition with the following traceback:
+
+encountered:
+
+nvImageCodec failure: '#4'
+Current pipeline object is no longer valid.
+"""
+
+
 @pytest.fixture
 def module(tmp_path, monkeypatch):
     (tmp_path / "answers.py").write_text(MODULE)
@@ -75,6 +86,7 @@ def test_defaults_of_the_environment_give_way_to_the_users(module, monkeypatch):
         ("CUDA runtime API error cudaErrorMemoryAllocation (2)", 1, "out of memory"),
         ("Traceback\n  x\nValueError: no such thing\n", 1, "ValueError: no such thing"),
         ("", -9, "signal 9"),
+        (REFUSED, 1, "DALI: a format that its decoders do not support (nvImageCodec status 4); `optpipe preprocess"),
     ],
 )
 def test_a_failed_process_gives_its_reason_in_one_line(stderr, status, said):

@@ -61,6 +61,8 @@ class Row:
     on_frontier: bool = False
     dominated_by: str | None = None
     """The id of a row that is better in something and worse in nothing, and in what."""
+    among_models: bool = False
+    """Whether there are rows of other models beside it."""
     caveats: tuple[str, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
     """Raw files and their sha256."""
@@ -68,12 +70,12 @@ class Row:
     @property
     def label(self) -> str:
         """`onnxruntime int8, batch 8`."""
-        return f"{self.backend} {self.precision}, batch {self.batch_size}"
+        return f"{self.build}, batch {self.batch_size}"
 
     @property
     def build(self) -> str:
-        """`onnxruntime int8`; a build keeps this name over all batch sizes."""
-        return f"{self.backend} {self.precision}"
+        """`onnxruntime int8`, with its model first beside other models'; a build keeps this name over all batch sizes."""
+        return f"{f'{self.model} ' if self.among_models else ''}{self.backend} {self.precision}"
 
     @property
     def load(self) -> tuple[int, str, str]:
@@ -83,6 +85,7 @@ class Row:
     def as_json(self) -> dict[str, Any]:
         """One element of `rows[]`."""
         document = asdict(self)
+        del document["among_models"]
         for name in ("throughput_images_per_s", "energy_j_per_image", "top1", "speedup"):
             figure = getattr(self, name)
             document[name] = None if figure is None else figure.as_json()

@@ -52,10 +52,12 @@ def compared(
     """The comparison of `measured`. Raises BadInputError where it mixes machines and `across` is not set."""
     warnings = _environments(measured, baseline, across=across)
     groups = _by_key(measured)
+    several = len({one.measurement.subject.model for one in measured}) > 1
     baselines = _by_key(baseline.measured) if baseline else groups
     rows, unmatched = [], []
     for key, group in groups.items():
         row = _row(group[-1], (known or {}).get(group[-1].measurement.subject.artifact, Known()))
+        row = replace(row, among_models=several)
         other, reason = _counterpart(key, group, baselines, own=baseline is None)
         if other is not None and not across and (apart := clocks_apart(group[-1], other[-1])):
             other, reason = None, f"{apart}; lock the clocks and measure again, or say --across"
@@ -275,6 +277,10 @@ def _dominates(one: Row, other: Row) -> bool:
 
 
 def _best(rows: list[Row], slo: Slo | None) -> tuple[dict[str, str | None], dict[str, str]]:
+    models = sorted({row.model for row in rows})
+    if len(models) > 1:  # the smallest network is no better build of the others
+        reason = f"{len(models)} models are compared ({', '.join(models)}); name one with --model"
+        return dict.fromkeys(Goal), dict.fromkeys(Goal, reason)
     allowed = [row for row in rows if row.valid and (slo is None or _keeps(row, slo))]
     best: dict[str, str | None] = {}
     why: dict[str, str] = {}

@@ -83,7 +83,11 @@ def overview(
             raise BadInputError(message)
     measured = tuple(one for run in runs for one in measured_from_run(run))
     if model is not None:
+        have = sorted({str(one.measurement.subject.model) for one in measured})
         measured = tuple(one for one in measured if one.measurement.subject.model == model)
+        if have and not measured:
+            message = f"nothing was measured of {model} in {store.workspace}; there is {', '.join(have)}"
+            raise BadInputError(message)
     if not measured:
         raise BadInputError(NO_RUNS.format(workspace=store.workspace))
     known = known_builds((entry.manifest for entry in store.entries()), list_runs(store.workspace))

@@ -24,6 +24,7 @@ from optpipe.core.measurement import (
 from optpipe.errors import BadInputError
 from optpipe.measuring.slo import Slo
 from optpipe.reporters.files import frame_from_comparison
+from optpipe.reporters.terminal_compare import comparison_table
 from optpipe.stages.compare import Baseline, compared, sorted_for
 from optpipe.stages.overview import bench_runs, overview
 
@@ -111,6 +112,21 @@ def test_invalid_measurements_are_shown_and_never_best():
     assert [row.id for row in sorted_for(found, Goal.LATENCY).rows] == ["run-a/good", "run-a/bad"]
 
 
+def test_no_build_is_the_best_of_several_models_and_each_row_says_its_own():
+    small = measured("a", 1.0, 0.01)
+    subject = replace(small.measurement.subject, artifact="b", model="large")
+    large = replace(small, measurement=replace(small.measurement, id="b", subject=subject))
+    found = compared([small, large])
+    assert set(found.best.values()) == {None}
+    assert "2 models are compared (large, m); name one with --model" in found.best_reason[Goal.LATENCY]
+    assert [row.build for row in found.rows] == ["large torch fp16", "m torch fp16"]
+    assert compared([large]).rows[0].build == "torch fp16"
+    assert "among_models" not in found.rows[0].as_json()
+    text = text_of(comparison_table(found))
+    assert "large torch fp16" in text
+    assert "name one with --model" in text
+
+
 def test_a_limit_that_nothing_meets_names_the_nearest():
     found = compared([measured("m", 10.0, 1.0)], slo=Slo(99.0, 1.0))
     assert found.best[Goal.LATENCY] is None
@@ -164,6 +180,12 @@ def test_runs_are_named_by_their_beginning_and_must_exist(workspace):
         bench_runs(workspace.path, ["bench-"])
     with pytest.raises(BadInputError, match="fits 0 bench runs"):
         bench_runs(workspace.path, ["bench-1999"])
+
+
+def test_a_model_that_was_not_measured_is_named_with_those_that_were(workspace):
+    workspace.bench(workspace.artifact("fp16"))
+    with pytest.raises(BadInputError, match=r"nothing was measured of nope .*; there is digits"):
+        overview(workspace.store, model="nope")
 
 
 def test_a_baseline_run_is_held_against_and_not_listed(workspace):

@@ -154,10 +154,14 @@ def _like(value: Any, default: Any, key: str) -> Any:
     try:
         if isinstance(default, bool):
             return {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}[value.lower()]
-        return type(default)(value)
+        found = type(default)(value)
     except (KeyError, ValueError) as error:
         kind = {bool: "true or false", int: "a whole number", float: "a number"}.get(
             type(default), type(default).__name__
         )
         message = f"option {key}={value}: expected {kind}, such as {str(default).lower()}"
         raise BadInputError(message) from error
+    if isinstance(found, int | float) and found < min(default, 0):
+        message = f"option {key}={value}: expected at least {min(default, 0)}"
+        raise BadInputError(message)
+    return found

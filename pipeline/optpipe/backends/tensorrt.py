@@ -16,12 +16,14 @@ from optpipe.backends.base import BuildRequest, Built, Capability, Device, check
 from optpipe.backends.onnx_graph import graph_types, node_macs
 from optpipe.core.environment import gpu_name, gpus, package_version
 from optpipe.core.precision import LayerType, Precision
-from optpipe.errors import MissingError, StageError
+from optpipe.errors import BadInputError, MissingError, StageError
 
 if TYPE_CHECKING:
     from optpipe.backends.base import Session
 
 ENGINE = "model.engine"
+HIGHEST_LEVEL = 5
+"""Of `builder_optimization_level`."""
 _TYPES = {"FLOAT": "fp32", "HALF": "fp16", "BF16": "bf16", "INT8": "int8", "FP8": "fp8", "FP4": "fp4", "INT4": "int4"}
 _PRODUCT_LAYERS = ("CONVOLUTION", "DECONVOLUTION", "MATRIX_MULTIPLY")
 _NO_ARITHMETIC = (
@@ -83,8 +85,15 @@ class TensorRT:
             "library": self.library,
             "version": package_version(self.package),
             "gpu": tuned_for,
-            "options": checked_options(options, self._options(), self.name),
+            "options": self._checked(options),
         }
+
+    def _checked(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        options = checked_options(given, self._options(), self.name)
+        if options["optimization_level"] > HIGHEST_LEVEL:
+            message = f"option optimization_level={options['optimization_level']}: expected 0 to {HIGHEST_LEVEL}"
+            raise BadInputError(message)
+        return options
 
     def _options(self) -> dict[str, Any]:
         common = {"workspace_bytes": 0, "optimization_level": -1}
@@ -124,7 +133,7 @@ class TensorRT:
         return Built(layers=layers, file=ENGINE, info={"tf32": request.precision is Precision.TF32})
 
     def _config(self, trt: Any, builder: Any, request: BuildRequest) -> Any:
-        options = checked_options(request.options, self._options(), self.name)
+        options = self._checked(request.options)
         config = builder.create_builder_config()
         if request.precision is Precision.TF32:
             config.set_flag(trt.BuilderFlag.TF32)

@@ -64,7 +64,9 @@ def interruptible() -> Iterator[None]:
     sys.unraisablehook = unraisable
     try:
         yield
-    except Exception as error:
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of Polars is no Exception
         if received:
             raise KeyboardInterrupt from error
         raise

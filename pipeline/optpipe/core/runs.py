@@ -16,8 +16,10 @@ import json
 import os
 import secrets
 import shlex
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -85,6 +87,17 @@ def begin_run(workspace: Path, kind: str) -> OpenRun:
         message = f"cannot make {path}: {error.strerror}; choose another place with --workspace"
         raise StageError(message) from error
     return OpenRun(path, kind, now.isoformat(timespec="milliseconds"))
+
+
+@contextmanager
+def whole_run(workspace: Path, kind: str) -> Iterator[OpenRun]:
+    """A new run that is finished in the block, or leaves nothing behind."""
+    run = begin_run(workspace, kind)
+    try:
+        yield run
+    finally:
+        if not (run.path / MANIFEST).is_file():
+            shutil.rmtree(run.path, ignore_errors=True)
 
 
 def finish_run(

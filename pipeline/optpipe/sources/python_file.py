@@ -17,7 +17,7 @@ from optpipe.core.environment import package_version
 from optpipe.core.hashing import file_sha256
 from optpipe.core.tensors import input_from_dict
 from optpipe.core.weights import WeightsRequest
-from optpipe.errors import BadInputError
+from optpipe.errors import BadInputError, first_line
 from optpipe.sources.base import Loaded
 from optpipe.sources.modules import flat_module
 from optpipe.sources.transform import transform_from_torchvision
@@ -57,10 +57,19 @@ class PythonFileSource:
             known = [name for name, value in vars(definitions).items() if callable(value) and not name.startswith("_")]
             message = f"{self.path} has no factory '{self.factory}'; it defines {', '.join(known) or 'none'}"
             raise BadInputError(message)
-        module, record = with_weights(factory, weights)
-        if not isinstance(module, torch.nn.Module):
-            message = f"{self.name} returned {type(module).__name__}, not a torch.nn.Module"
-            raise BadInputError(message)
+
+        def made() -> torch.nn.Module:
+            try:
+                module = factory()
+            except Exception as error:
+                message = f"{self.name} raised {type(error).__name__}: {first_line(error)}"
+                raise BadInputError(message) from error
+            if not isinstance(module, torch.nn.Module):
+                message = f"{self.name} returned {type(module).__name__}, not a torch.nn.Module"
+                raise BadInputError(message)
+            return module
+
+        module, record = with_weights(made, weights)
         return Loaded(self.card or self._own_card(definitions), record, module=flat_module(module))
 
     def _own_card(self, definitions: ModuleType) -> ModelCard:

@@ -7,7 +7,7 @@ from typing import Any
 from optpipe.core.card import card_from_file
 from optpipe.core.events import Listener
 from optpipe.core.manifest import command_line
-from optpipe.core.runs import begin_run, finish_run, write_json
+from optpipe.core.runs import finish_run, whole_run, write_json
 from optpipe.core.store import Store
 from optpipe.errors import BadInputError
 from optpipe.stages.again import EVALUATION, PREDICTIONS
@@ -63,28 +63,28 @@ def evaluation_run(
     assert rows[0].predictions is not None
     labels = label_indices(samples, card, rows[0].predictions.scores.shape[1])
     weights = dict(exported.info["weights"])
-    run = begin_run(store.workspace, "evaluate")
-    write_predictions(run.path / PREDICTIONS, samples, labels, rows)
-    record = {
-        "model": card.name,
-        "source": card.source,
-        "model_id": exported.id,
-        "weights": weights,
-        "dataset": {
-            "name": samples.name,
-            "kind": samples.kind,
-            "sha256": samples.sha256,
-            "count": len(samples.files),
-            "unreadable": [str(each.path) for each in unreadable],
-            "labelled": labels is not None,
-            "classes": int(rows[0].predictions.scores.shape[1]),
-        },
-        "accuracy_budget": budget,
-        "results": list(result_rows(rows, labels, bool(weights["trained"]), budget)),
-        "run_dir": str(run.path),
-    }
-    write_json(run.path / EVALUATION, record)
-    parents = [exported.id, *(each.id for each in artifacts)]
-    details = {"model": card.name, "dataset": record["dataset"], "trained": bool(weights["trained"])}
-    finish_run(run, command=shlex.split(command_line()), parents=parents, details=details)
+    with whole_run(store.workspace, "evaluate") as run:
+        write_predictions(run.path / PREDICTIONS, samples, labels, rows)
+        record = {
+            "model": card.name,
+            "source": card.source,
+            "model_id": exported.id,
+            "weights": weights,
+            "dataset": {
+                "name": samples.name,
+                "kind": samples.kind,
+                "sha256": samples.sha256,
+                "count": len(samples.files),
+                "unreadable": [str(each.path) for each in unreadable],
+                "labelled": labels is not None,
+                "classes": int(rows[0].predictions.scores.shape[1]),
+            },
+            "accuracy_budget": budget,
+            "results": list(result_rows(rows, labels, bool(weights["trained"]), budget)),
+            "run_dir": str(run.path),
+        }
+        write_json(run.path / EVALUATION, record)
+        parents = [exported.id, *(each.id for each in artifacts)]
+        details = {"model": card.name, "dataset": record["dataset"], "trained": bool(weights["trained"])}
+        finish_run(run, command=shlex.split(command_line()), parents=parents, details=details)
     return record

@@ -38,6 +38,21 @@ def test_what_an_extension_module_makes_of_it_is_an_interruption(number):
 
 
 @SIGNALS
+def test_what_a_rust_library_makes_of_it_is_an_interruption(number):
+    class Panic(BaseException):
+        """As pyo3 has it."""
+
+    def panics():
+        try:
+            signal.raise_signal(number)
+        except KeyboardInterrupt:
+            raise Panic from None
+
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        panics()
+
+
+@SIGNALS
 def test_it_is_not_lost_in_a_destructor(number, capsys):
     class Destroyed:
         def __del__(self):

@@ -23,6 +23,20 @@ def test_a_run_exists_only_once_its_manifest_is_written(tmp_path):
     assert [run.run_id for run in runs.list_runs(tmp_path)] == [begun.run_id]
 
 
+def test_a_run_that_is_worth_nothing_in_part_leaves_nothing(tmp_path):
+    def cut_off():
+        with runs.whole_run(tmp_path, "evaluate") as run:
+            (run.path / "half").write_text("x")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cut_off()
+    assert not list((tmp_path / "runs").iterdir())
+    with runs.whole_run(tmp_path, "evaluate") as run:
+        runs.finish_run(run, command="optpipe evaluate")
+    assert [one.run_id for one in runs.list_runs(tmp_path)] == [run.run_id]
+
+
 def test_the_manifest_reproduces_and_names_its_parents(tmp_path):
     manifest = runs.load_run(finished(tmp_path).path).manifest
     assert manifest["command"] == "optpipe bench 'a b'"

@@ -35,3 +35,17 @@ def test_a_step_that_cannot_be_translated_is_named(tmp_path):
 def test_pictures_of_another_size_than_the_input_are_refused(tmp_path):
     with pytest.raises(BadInputError, match=r"makes float32 of 3×12×12 .CHW., its input x takes float32, 1x3x16x16"):
         image_transform(card(tmp_path, "v2.CenterCrop(12)"))
+
+
+@pytest.mark.parametrize(
+    ("factory", "said"),
+    [
+        ("def make(): raise RuntimeError('boom')", "net.py:make raised RuntimeError: boom"),
+        ("def make(): return 1", "net.py:make returned int, not a torch.nn.Module"),
+        ("def make(size): return size", "net.py:make raised TypeError: .*size"),
+    ],
+)
+def test_a_factory_that_gives_no_model_is_one_line(tmp_path, factory, said):
+    (tmp_path / "net.py").write_text(factory)
+    with pytest.raises(BadInputError, match=said):
+        PythonFileSource(tmp_path / "net.py", "make").load(weights_from_text("default", 0))

@@ -156,7 +156,7 @@ def test_models_that_cannot_be_evaluated_or_have_nothing_built(run: Run, tmp_pat
     refused(
         run("evaluate", "digits", "--json", "--workspace", tmp_path / "fresh"),
         "nothing is built",
-        "optpipe build digits",
+        f"optpipe build digits --workspace {tmp_path / 'fresh'}",
     )
     assert not list((tmp_path / "fresh" / "store").glob("model-*")), "nothing is exported only to say so"
     refused(run("evaluate", "digits", "--data", tmp_path / "none", "--json"), "")

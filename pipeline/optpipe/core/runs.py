@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from optpipe.core.environment import environment
 from optpipe.core.hashing import file_sha256
+from optpipe.core.manifest import workspace_flag
 from optpipe.errors import BadInputError, StageError
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def load_run(path: Path) -> Run:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         problem = "was cut off before its end (no manifest.json)" if path.is_dir() else "does not exist"
-        message = f"the run {path} {problem}; optpipe ls shows the finished ones"
+        message = f"the run {path} {problem}; optpipe ls{workspace_flag(path.parent.parent)} shows what there is"
         raise BadInputError(message) from error
     except (OSError, ValueError) as error:
         message = f"cannot read {path / MANIFEST}: {error}"
@@ -172,7 +173,7 @@ def _listed(path: Path) -> Run:
     try:
         return load_run(path)
     except BadInputError as error:
-        message = f"{error}\nremove the run with `optpipe rm {path.name}`"
+        message = f"{error}\nremove the run with `optpipe rm {path.name}{workspace_flag(path.parent.parent)}`"
         raise BadInputError(message) from error
 
 

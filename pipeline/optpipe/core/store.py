@@ -30,6 +30,7 @@ from optpipe.core.manifest import (
     damage,
     file_records,
     manifest_from_file,
+    workspace_flag,
 )
 from optpipe.errors import BadInputError, StageError
 
@@ -195,9 +196,10 @@ class Store:
         """All entries, oldest first. Their files are not hashed here. Raises BadInputError where a manifest is damaged."""
         found, damaged = self.listed()
         if damaged:
+            flag = workspace_flag(self.workspace)
             message = (
                 f"store entry {damaged[0].name} in {self.workspace} has no readable manifest; "
-                f"remove it with `optpipe rm {damaged[0].name}`, or all that is damaged with `optpipe gc`"
+                f"remove it with `optpipe rm {damaged[0].name}{flag}`, or all that is damaged with `optpipe gc{flag}`"
             )
             raise BadInputError(message)
         return found
@@ -221,7 +223,7 @@ class Store:
             message = (
                 f"'{prefix}' fits {len(found)} entries ({names}); give more digits"
                 if found
-                else f"nothing stored under '{prefix}' in {self.workspace}; `optpipe ls` lists what is"
+                else f"nothing stored under '{prefix}' in {self.workspace}; `optpipe ls{workspace_flag(self.workspace)}` lists what is"
             )
             raise BadInputError(message)
         return found[0]
@@ -231,7 +233,7 @@ class Store:
         if (problem := damage(entry.path, entry.manifest)) is not None:
             message = (
                 f"store entry {entry.path.name} is damaged: {problem}\n"
-                f"remove it with `optpipe rm {entry.id}` and run `{entry.manifest.command}` again"
+                f"remove it with `optpipe rm {entry.id}{workspace_flag(self.workspace)}` and run `{entry.manifest.command}` again"
             )
             raise StageError(message)
         return entry
@@ -296,7 +298,8 @@ def _named_failures(workspace: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            message = f"no space left for workspace {workspace}; free some (`optpipe gc`) or pass --workspace DIR"
+            command = f"optpipe gc{workspace_flag(workspace)}"
+            message = f"no space left for workspace {workspace}; free some (`{command}`) or pass --workspace DIR"
             raise StageError(message) from error
         ours = error.filename is not None and Path(error.filename).is_relative_to(workspace)
         if ours and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST):

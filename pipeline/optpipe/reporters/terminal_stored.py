@@ -1,6 +1,7 @@
 """What is stored, on the terminal."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -8,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from optpipe.core.manifest import workspace_flag
 from optpipe.core.units import bytes_text, duration_text
 
 
@@ -16,7 +18,11 @@ def stored_tables(record: Mapping[str, Any]) -> RenderableType:
     entries, damaged, runs = record["entries"], record["damaged"], record["runs"]
     if not (entries or damaged or runs):
         return Text("nothing stored yet; `optpipe build MODEL` comes first")
-    broken = [Text(f"damaged  {name}; optpipe rm {name}, or optpipe gc, removes it", style="red") for name in damaged]
+    flag = workspace_flag(Path(record["workspace"]))
+    broken = [
+        Text(f"damaged  {name}; optpipe rm {name}{flag}, or optpipe gc{flag}, removes it", style="red")
+        for name in damaged
+    ]
     return Group(*([_entries_table(entries)] if entries else []), *broken, *([_runs_table(runs)] if runs else []))
 
 

@@ -4,9 +4,9 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from optpipe.core.card import card_from_file
+from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.events import Listener
-from optpipe.core.manifest import command_line
+from optpipe.core.manifest import command_line, workspace_flag
 from optpipe.core.runs import finish_run, whole_run, write_json
 from optpipe.core.store import Store
 from optpipe.errors import BadInputError
@@ -46,7 +46,10 @@ def evaluation_run(
         raise BadInputError(message)
     artifacts = artifacts_of(model_id(model), store)
     if not artifacts:
-        message = f"nothing is built of {card.name} in {store.workspace}; run `optpipe build {card.name}` first"
+        message = (
+            f"nothing is built of {card.name} with these options in {store.workspace}\n"
+            f"run `optpipe build {_typed(card)}{workspace_flag(store.workspace)}` first, with the options given here"
+        )
         raise BadInputError(message)
     exported, _ = exported_model(model, store, listener, stored)
     card = card_from_file(exported.file(CARD))
@@ -88,3 +91,9 @@ def evaluation_run(
         details = {"model": card.name, "dataset": record["dataset"], "trained": bool(weights["trained"])}
         finish_run(run, command=shlex.split(command_line()), parents=parents, details=details)
     return record
+
+
+def _typed(card: ModelCard) -> str:
+    """The MODEL of a command that means this model."""
+    is_file = Path(card.source.partition(":")[0]).is_file()
+    return shlex.quote(card.source if is_file or card.source.startswith(("timm:", "hf:")) else card.name)

@@ -7,7 +7,7 @@ from pathlib import Path
 from optpipe.core.comparison import Comparison, Goal, Interval
 from optpipe.core.evidence import Measured, foreign
 from optpipe.core.hashing import file_sha256
-from optpipe.core.manifest import MANIFEST, Manifest, manifest_from_file
+from optpipe.core.manifest import MANIFEST, Manifest, manifest_from_file, workspace_flag
 from optpipe.core.measurement import MEASUREMENTS_FILE
 from optpipe.core.report import RawFile, StageBar
 from optpipe.core.runs import Run, json_of_run, list_runs, load_run, runs_in
@@ -22,7 +22,7 @@ from optpipe.stages.judge import REQUEST, build_of, json_file, measured_in
 from optpipe.stages.recompute import measured_from_run
 from optpipe.stages.task_evidence import accuracy_figures
 
-NO_RUNS = "nothing was measured in {workspace} yet; first: optpipe build MODEL, then optpipe bench MODEL"
+NO_RUNS = "nothing was measured in {workspace} yet; first: optpipe build MODEL{flag}, then optpipe bench MODEL{flag}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def bench_runs(workspace: Path, names: Sequence[str] = ()) -> tuple[Run, ...]:
     present = list_runs(workspace, "bench")
     if not names:
         if not present:
-            raise BadInputError(NO_RUNS.format(workspace=workspace))
+            raise BadInputError(NO_RUNS.format(workspace=workspace, flag=workspace_flag(workspace)))
         return present
     return tuple(_named(name, present, workspace) for name in names)
 
@@ -89,7 +89,7 @@ def overview(
             message = f"nothing was measured of {model} in {store.workspace}; there is {', '.join(have)}"
             raise BadInputError(message)
     if not measured:
-        raise BadInputError(NO_RUNS.format(workspace=store.workspace))
+        raise BadInputError(NO_RUNS.format(workspace=store.workspace, flag=workspace_flag(store.workspace)))
     known = known_builds((entry.manifest for entry in store.entries()), list_runs(store.workspace))
     comparison = compared(measured, baseline=held_against, known=known, slo=slo, across=across)
     return Overview(comparison, measured, runs)
@@ -103,9 +103,8 @@ def _baseline(store: Store, name: str | None, model: str | None) -> Baseline | N
         return Baseline(run.run_id, "run", measured_from_run(run))
     folder = None if model is None else approved(store.workspace, model)
     if folder is None:
-        message = (
-            f"no approved baseline of {model or 'which model? say --model'}; store one with optpipe approve DOSSIER"
-        )
+        which, flag = model or "which model? say --model", workspace_flag(store.workspace)
+        message = f"no approved baseline of {which}; store one with optpipe approve DOSSIER{flag}"
         raise BadInputError(message)
     measured = tuple(measured_in(runs_in(folder / "runs"), 0.95, None))
     return Baseline(f"approved {model}", "approved", measured)

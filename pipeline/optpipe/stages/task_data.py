@@ -33,6 +33,8 @@ def sample_set(
     found: SampleSet
     with listener.step(f"read {source}", total=count) as step:
         found, unusable = text_set(source, count, seed) if card.tokenization else image_set(source, count, seed, step)
+    if count is not None and len(found.files) < count:
+        listener.warn(f"--count {count}: {source} has only {len(found.files)} that can be used; all of them are taken")
     if unusable:
         listener.warn(
             f"{len(unusable)} {'lines' if card.tokenization else 'files'} are left out: {unreadable_text(unusable, 3)}"

@@ -39,7 +39,9 @@ def test_runs_and_what_is_damaged_are_listed(store):
     text = text_of(stored_tables(record))
     assert f"optpipe rm {damaged.path.name}" in text
     assert "optpipe bench digits" in text
-    assert text_of(stored_tables({"entries": [], "damaged": [], "runs": []})).startswith("nothing stored yet")
+    assert text_of(stored_tables({"workspace": "w", "entries": [], "damaged": [], "runs": []})).startswith(
+        "nothing stored yet"
+    )
 
 
 def test_a_run_is_shown_and_removed_by_its_name(store):

@@ -11,7 +11,7 @@ from optpipe.backends.registry import options_in_force
 from optpipe.core.environment import cores
 from optpipe.core.events import Listener
 from optpipe.core.manifest import command_line
-from optpipe.core.runs import begin_run, finish_run, list_runs, write_json, write_parquet
+from optpipe.core.runs import OpenRun, finish_run, list_runs, whole_run, write_json, write_parquet
 from optpipe.core.store import Store
 from optpipe.core.verdict import Verdict, combined
 from optpipe.errors import BadInputError, ExitStatus
@@ -95,7 +95,8 @@ def bench_from_images(
                 f"{one.label}: {one.of_slower_part:.2f} of the slower part cannot be; other work held the parts back "
                 "while they were measured alone: measure again on a quiet machine"
             )
-    record = _kept(results, artifacts, found.paths, images, size_bytes, store)
+    with whole_run(store.workspace, "preprocess") as run:
+        record = _kept(results, artifacts, found.paths, images, size_bytes, run)
     return FromImages(tuple(results), record)
 
 
@@ -140,12 +141,11 @@ def _kept(
     paths: Sequence[Path],
     images: Path,
     size_bytes: int,
-    store: Store,
+    run: OpenRun,
 ) -> dict[str, Any]:
     """Writes the run folder: the record and the raw times of every batch."""
     import polars as pl
 
-    run = begin_run(store.workspace, "preprocess")
     names = ("batch_ns", "latency_ns", "wait_ns", "launch_ns", "answer_ns")
     for each in results:
         if each.error is None:

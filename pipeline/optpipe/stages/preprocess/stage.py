@@ -13,7 +13,7 @@ from optpipe.core.environment import cores, gpus
 from optpipe.core.events import Listener
 from optpipe.core.manifest import command_line
 from optpipe.core.quiet import output_to
-from optpipe.core.runs import Run, begin_run, finish_run, write_json, write_parquet
+from optpipe.core.runs import OpenRun, Run, finish_run, whole_run, write_json, write_parquet
 from optpipe.core.shipped import shipped
 from optpipe.core.store import Entry, Store
 from optpipe.core.transform import Transform, step_name
@@ -133,7 +133,8 @@ def preprocess(model: Model, request: Request, store: Store, listener: Listener)
             threads=cores(),
         )
     _warn_of_differences(proof, listener)
-    return _kept(card, weights, transform, images, artifact, proof, speed, store)
+    with whole_run(store.workspace, "preprocess") as run:
+        return _kept(card, weights, transform, images, artifact, proof, speed, run)
 
 
 def automatic_plan(decode: str, threads: int | None, batch_size: int | None, resize: str) -> DaliPlan:
@@ -272,14 +273,13 @@ def _kept(
     artifact: Entry,
     proof: Parity,
     speed: Tuned | None,
-    store: Store,
+    run: OpenRun,
 ) -> Preprocessed:
     """Writes the run folder: the record, per-image differences, raw batch times, and the worst pictures."""
     import shlex
 
     import polars as pl
 
-    run = begin_run(store.workspace, "preprocess")
     write_parquet(run.path / ROWS, proof.rows)
     pictures = []
     for rank, each in enumerate(proof.worst, 1):

@@ -68,25 +68,25 @@ def shown(command: Callable[..., Outcome]) -> Callable[..., None]:
 
     @wraps(command)
     def run(*args: Any, **options: Any) -> None:
-        as_json = bool(options.get("json"))
+        as_json, outcome = bool(options.get("json")), None
         try:
             with stdout_to_stderr(), interruptible():
                 outcome = command(*args, **options)
+            if as_json:
+                print(json.dumps(outcome.document, indent=2, allow_nan=False), flush=True)
+            else:
+                _print_text(outcome.text())
         except OptpipeError as error:
             _print_failure(str(error), error.exit_status, as_json=as_json)
             raise typer.Exit(error.exit_status) from None
         except OSError as error:
             if error.errno not in REFUSED and not isinstance(error, shutil.Error):
                 raise
-            _print_failure(_refusal(error), ExitStatus.STAGE_FAILED, as_json=as_json)
+            _print_failure(_refusal(error), ExitStatus.STAGE_FAILED, as_json=as_json and outcome is None)
             raise typer.Exit(ExitStatus.STAGE_FAILED) from None
         except KeyboardInterrupt:
             _print_failure("interrupted; what was finished is kept", ExitStatus.INTERRUPTED, as_json=as_json)
             raise typer.Exit(ExitStatus.INTERRUPTED) from None
-        if as_json:
-            print(json.dumps(outcome.document, indent=2, allow_nan=False))
-        else:
-            _print_text(outcome.text())
         raise typer.Exit(outcome.status)
 
     return run

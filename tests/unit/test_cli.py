@@ -83,6 +83,17 @@ def test_what_a_file_system_refuses_is_one_line(error: OSError, said: str, capsy
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_an_answer_that_cannot_be_written_is_one_line(form: list[str], tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "optpipe", "ls", *form]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 4
+    assert "no space left" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_an_unexpected_error_of_the_system_is_a_bug_and_shows_itself() -> None:
     def fails() -> Outcome:
         raise BlockingIOError(errno.EAGAIN, "again")

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.core.criteria import Judged
+from optpipe.core.manifest import workspace_flag
 from optpipe.core.quantity import RECORDED_UNITS, Dimension
 from optpipe.core.runs import runs_in, write_json
-from optpipe.core.sealed import SIGNATURE, broken, seal, sign, signature_problem
+from optpipe.core.sealed import SIGNATURE, SUMS, broken, seal, sign, signature_problem
 from optpipe.core.store import Store
 from optpipe.errors import BadInputError, first_line
 from optpipe.stages.again import disagreements, unreadable, untrue_figures
@@ -167,9 +168,18 @@ def finished(folder: Path, target: Path, key: Path | None = None) -> Path:
 
 
 def approved(workspace: Path, model: str) -> Path | None:
-    """The dossier that is the baseline of `model`, or None."""
+    """The dossier that is the baseline of `model`, or None. Raises BadInputError where it is not as it was approved."""
     folder = workspace / BASELINES / Path(model).name
-    return folder if folder.is_dir() else None
+    if not folder.is_dir():
+        return None
+    problems = broken(folder) if (folder / SUMS).is_file() else [f"{SUMS}: missing"]
+    if problems:
+        message = (
+            f"the approved baseline {folder} is damaged: {problems[0]}\n"
+            f"put its dossier there again with `optpipe approve DOSSIER{workspace_flag(workspace)}`"
+        )
+        raise BadInputError(message)
+    return folder
 
 
 def approve(folder: Path, workspace: Path, because: str | None = None) -> Path:

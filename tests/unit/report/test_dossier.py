@@ -12,7 +12,7 @@ from optpipe.core.verdict import Verdict
 from optpipe.errors import BadInputError
 from optpipe.release import require_possible
 from optpipe.stages.collect import Wanted, collected
-from optpipe.stages.dossier import approve, checked_dossier, finished, verdict_document
+from optpipe.stages.dossier import approve, approved, checked_dossier, finished, verdict_document
 from optpipe.stages.judge import TRUST, judged
 
 LATENCY = """schema = 1
@@ -188,3 +188,17 @@ def test_approving_replaces_the_baseline_whole(workspace, tmp_path):
         assert checked_dossier(target).intact
         assert (target / "policy.toml").read_bytes() == (folder / "policy.toml").read_bytes()
     assert sorted(path.name for path in target.parent.iterdir()) == ["digits", "digits.json"]
+
+
+def test_a_damaged_baseline_is_refused_and_not_taken_for_none(workspace, tmp_path):
+    workspace.bench(workspace.artifact("fp16"))
+    _, folder = dossier(workspace, LATENCY % "5", tmp_path)
+    target = approve(folder, tmp_path / "w")
+    assert approved(tmp_path / "w", "digits") == target
+    (target / "policy.toml").write_text("changed")
+    with pytest.raises(BadInputError, match=r"policy.toml: changed\n.*optpipe approve DOSSIER --workspace"):
+        approved(tmp_path / "w", "digits")
+    for path in target.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with pytest.raises(BadInputError, match="SHA256SUMS: missing"):
+        approved(tmp_path / "w", "digits")

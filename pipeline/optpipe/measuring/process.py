@@ -121,7 +121,8 @@ class WorkerProcess:
                 rows.append(sampler.look())  # rates start anew with the measured part
             elif event and kind == "done":
                 rows.extend([sampler.look()] if sampler else [])
-                stopped = bool(event["stopped"]) or deadline is not None  # asked to stop just as it was done: all ends here
+                # Asked to stop just as it was done, it has not stopped early; all ends here even so.
+                stopped = bool(event["stopped"]) or deadline is not None
                 return Answer(point, event, rows=tuple(rows), interrupted=stopped)
             elif event and deadline is not None:
                 return Answer(point, None, rows=tuple(rows), interrupted=True)

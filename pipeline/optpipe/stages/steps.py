@@ -43,7 +43,7 @@ def preprocess_step(model: Model, images: Path | None, store: Store, listener: L
 def bench_step(
     artifacts: Sequence[Entry], criteria: Sequence[Criterion], pace: Pace, store: Store, listener: Listener
 ) -> list[Path]:
-    """Every load that `criteria` need, on every artifact; returns the runs."""
+    """Every load that `criteria` need, on every artifact; returns the runs. One that was interrupted ends what it is part of."""
     from optpipe.measuring.validity import LIMITS
     from optpipe.stages.bench import bench
     from optpipe.stages.bench_subject import BenchPlan
@@ -53,7 +53,13 @@ def bench_step(
     limits = {**LIMITS, "max_cv": pace.max_cv}
     loads = loads_of(criteria, pace.min_seconds, pace.max_seconds)
     plans = [BenchPlan(load=load, batches=batches, limits=limits, to_the_end=True) for load, batches in loads]
-    return [bench(found, each, store, listener).run.path for each in plans]
+    runs = []
+    for plan in plans:
+        result = bench(found, plan, store, listener)
+        if result.interrupted:
+            raise KeyboardInterrupt
+        runs.append(result.run.path)
+    return runs
 
 
 def profile_step(

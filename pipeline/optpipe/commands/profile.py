@@ -23,7 +23,6 @@ _OF_RECORDINGS = frozenset({"trace", "diff", "range", "redacted", "json"})
 
 
 def profile(
-    context: typer.Context,
     model: Annotated[
         str | None,
         typer.Argument(
@@ -95,6 +94,7 @@ def profile(
     ] = False,
     workspace: WorkspaceOption = DEFAULT_WORKSPACE,
     json: JsonOption = False,
+    context: typer.Context = None,  # type: ignore[assignment]  # Typer gives it; a caller in Python has none
 ) -> Outcome:
     """Say what limits each stage under nsys, and what to try next."""
     from optpipe.commands.parsing import build_plan_from_options, model_from_options
@@ -113,7 +113,7 @@ def profile(
     if redacted is not None and trace is None:
         message = f"--redacted {redacted}: it needs --trace FILE, the recording to redact"
         raise BadInputError(message)
-    if model is None and (given := _only_for_models(context)):
+    if model is None and context is not None and (given := _only_for_models(context)):
         message = f"{given}: only for a MODEL to record; a recording that exists takes --range, --redacted and --json"
         raise BadInputError(message)
     with Terminal() as terminal:

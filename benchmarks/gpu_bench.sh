@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # On a machine with an NVIDIA GPU, from the project's root: measures ResNet-50 there with `optpipe bench`.
 # usage: benchmarks/gpu_bench.sh OUTPUT_DIRECTORY [PART ...]      default: all of
-#   build 2 min · smoke 0.5 min · ort 4 min · torch 2.5 min · loops 3 min · scenarios 2 min · energy 1 min · pair 1 min
+#   build 2 min · smoke 0.5 min · ort 5 min · torch 3 min · loops 3 min · scenarios 4 min · energy 1 min · pair 3 min
 # The workspace is OUTPUT_DIRECTORY/workspace unless OPTPIPE_WORKSPACE says otherwise; parts may run in separate calls.
 set -u
 out=${1:?usage: benchmarks/gpu_bench.sh OUTPUT_DIRECTORY [PART ...]}
@@ -29,7 +29,7 @@ for part in $parts; do
       ;;
     smoke) step 60 smoke bench resnet50 --backend onnxruntime --precision fp16 --batch 1,8 $fast ;;
     ort) step 300 sweep-ort bench resnet50 --backend onnxruntime --device cuda --batch 1:256 --all-sizes --tune $fast ;;
-    torch) step 200 sweep-torch bench resnet50 --backend inductor,torch --device cuda --batch 1:256 --all-sizes --tune $fast ;;
+    torch) step 240 sweep-torch bench resnet50 --backend inductor,torch --device cuda --batch 1:256 --all-sizes --tune $fast ;;
     loops)
       timeout 230 python3 benchmarks/gpu_loops.py "$OPTPIPE_WORKSPACE" "$out/loops.json" fp16 1 64 256 >"$out/loops.log" 2>&1
       echo "== loops (exit $?, ${SECONDS} s so far)"
@@ -39,11 +39,11 @@ for part in $parts; do
       step 40 end-to-end $some --mode end-to-end --batch 1,64 $fast
       step 40 offline $some --scenario offline --batch 64,256 $fast
       step 40 multi-stream $some --scenario multi-stream --streams 4 --batch 1,8 $fast
-      step 60 server $some --scenario server --batch 1 --slo p99=2ms --min-time 1 --max-time 4 --percentile 99
+      step 150 server $some --scenario server --batch 1 --slo p99=2ms --min-time 1 --max-time 20 --percentile 99
       step 60 slo $some --slo p99=5ms --batch 1:256 --min-time 1 --percentile 99
       ;;
     energy) step 60 energy bench resnet50 --backend onnxruntime,inductor --precision fp16 --batch 64 --energy --percentile 90 ;;
-    pair) step 120 pair bench resnet50 --backend onnxruntime,inductor --precision fp16 --batch 64 --interleave --rounds 6 --min-time 0.5 --percentile 90 ;;
+    pair) step 220 pair bench resnet50 --backend torch,inductor --precision fp16 --batch 64 --interleave --rounds 6 --min-time 0.5 --percentile 90 ;;
     *) echo "unknown part $part" ;;
   esac
 done

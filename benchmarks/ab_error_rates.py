@@ -6,6 +6,7 @@ Appends one JSON line per comparison to FILE, so that several short calls add up
 
 import argparse
 import json
+import os
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -57,6 +58,8 @@ def main():
     parser.add_argument("--seconds", type=float, default=0.3)
     parser.add_argument("--output", type=Path, required=True)
     given = parser.parse_args()
+    inherited = os.environ.get("PYTHONPATH")  # workers import slowed.py from here
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent.resolve()), *([inherited] if inherited else [])])
     store = Store(given.workspace)
     artifact = artifacts_named(given.artifact, store)[0]
     with given.output.open("a") as file:

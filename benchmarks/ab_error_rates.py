@@ -59,7 +59,9 @@ def main():
     parser.add_argument("--output", type=Path, required=True)
     given = parser.parse_args()
     inherited = os.environ.get("PYTHONPATH")  # workers import slowed.py from here
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent.resolve()), *([inherited] if inherited else [])])
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [str(Path(__file__).parent.resolve()), *([inherited] if inherited else [])]
+    )
     store = Store(given.workspace)
     artifact = artifacts_named(given.artifact, store)[0]
     with given.output.open("a") as file:

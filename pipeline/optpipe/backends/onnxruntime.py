@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from optpipe.backends.base import BuildRequest, Built, Capability, Device, checked_options
+from optpipe.backends.base import BuildRequest, Built, Capability, Device, channels_last, checked_options
 from optpipe.backends.onnx_graph import onnx_layers
 from optpipe.core.environment import gpu_name, gpus, package_version
 from optpipe.core.precision import LayerType, Precision
@@ -81,13 +81,13 @@ class OnnxRuntime:
         from optpipe.backends.onnxruntime_biases import separate_biases
         from optpipe.backends.onnxruntime_session import optimize
 
+        on_gpu, half = request.device == "cuda", request.precision in (Precision.FP16, Precision.BF16)
         options = checked_options(request.options, OPTIONS[request.device], self.name)
+        if on_gpu and "nhwc" not in request.options:
+            options["nhwc"] = channels_last(request.precision, request.device)
         target = request.directory / GRAPH
         optimize(request.graph, target, request.device)
         model = onnx.load(target)
-        if request.precision is Precision.FP32 and request.device == "cuda" and "nhwc" not in request.options:
-            options["nhwc"] = False  # cuDNN without TF32: see torch_program.image_layout
-        on_gpu, half = request.device == "cuda", request.precision in (Precision.FP16, Precision.BF16)
         if on_gpu and half and separate_biases(model):
             onnx.save(model, target)
         layers = onnx_layers(model, request.card.inputs, dequantized_is_int8=False)

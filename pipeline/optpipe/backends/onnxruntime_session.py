@@ -43,10 +43,9 @@ def inference_session(graph: Path | bytes, device: "Device", options: Any, provi
     else:
         providers = ["CPUExecutionProvider"]
     try:
-        # only the CPU's integer kernels want INT32 biases; its convolutions want biases of their own, CUDA's where cuDNN adds them
-        left_out = [WRONG_IN_FP16] if device == "cuda" else []
-        if device == "cuda" and provider.get("fuse_conv_bias") != "1":
-            left_out.append(FUSED_BACK)
+        left_out = []
+        if device == "cuda":  # only the CPU's integer kernels want INT32 biases
+            left_out = [WRONG_IN_FP16, *([] if provider.get("fuse_conv_bias") == "1" else [FUSED_BACK])]
         source = str(graph) if isinstance(graph, Path) else graph
         session = ort.InferenceSession(source, options, providers=providers, disabled_optimizers=left_out)
     except (

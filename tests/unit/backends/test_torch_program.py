@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from optpipe.backends.base import Device
 from optpipe.backends.torch_program import image_layout, module_in
 from optpipe.core.precision import Precision
 
@@ -25,6 +26,6 @@ def test_a_program_s_answers_are_fp32_in_the_module_s_layout(precision: Precisio
     ],
 )
 def test_channels_first_where_tensor_cores_may_not_be_used(
-    precision: Precision, device: str, layout: torch.memory_format
+    precision: Precision, device: Device, layout: torch.memory_format
 ) -> None:
     assert image_layout(precision, device) is layout

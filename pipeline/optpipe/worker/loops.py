@@ -46,6 +46,8 @@ class Load:
     _look_at: int = field(init=False)
     """The count at which is looked, the next time, whether the samples are enough for the percentile."""
     _most: int = 0
+    looked_ns: int = 0
+    """Time that looking took so far."""
 
     def __post_init__(self) -> None:
         self.write = self.spool.writer()
@@ -60,7 +62,10 @@ class Load:
             return False
         self._most = self._most or LONGEST * count
         self._look_at = count + count // 4
-        return count >= self._most or supported(self.spool.last_latencies_ns(count), self.point.percentile)
+        begun = perf_counter_ns()
+        enough = count >= self._most or supported(self.spool.last_latencies_ns(count), self.point.percentile)
+        self.looked_ns += perf_counter_ns() - begun
+        return enough
 
     def keep(self, lane: Lane, index: int) -> None:
         """Keeps the lane's last answer if the reservoir wants it."""
@@ -158,10 +163,11 @@ def _server(load: Load) -> None:
         message = "the server scenario needs a rate"
         raise ValueError(message)
     gaps = Random(20_240_229)
-    due = started = perf_counter_ns() + 10_000_000
+    arrival = started = perf_counter_ns() + 10_000_000
     count, now = 0, started
     while not load.finished(started, now, count):
-        due += round(gaps.expovariate(point.rate_per_s) * 1e9)
+        arrival += round(gaps.expovariate(point.rate_per_s) * 1e9)
+        due = arrival + load.looked_ns  # nobody arrives meanwhile: the queue would be ours, not the artifact's
         index = count % load.inputs
         lane.stage(index)
         _wait_until(due)

@@ -2,16 +2,19 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
+from time import perf_counter_ns, sleep
 
 import numpy as np
 import pytest
 
 from optpipe.core.measurement import Mode, Scenario
 from optpipe.stats.percentiles import samples_needed, summary_from_ns
+from optpipe.worker import loops
 from optpipe.worker.checks import Reservoir
-from optpipe.worker.loops import LONGEST, Load
+from optpipe.worker.loops import LONGEST, Load, run_load
 from optpipe.worker.plan import Point
-from optpipe.worker.spool import Spool
+from optpipe.worker.spool import Spool, frame_from_spool
 
 MS = 1_000_000
 
@@ -69,3 +72,40 @@ def test_it_does_not_wait_for_ever(tmp_path: Path) -> None:
 def test_the_least_and_the_most_time_hold(tmp_path: Path) -> None:
     assert sum(measured(tmp_path, independent(), min_seconds=3.0)) >= 3000 * MS
     assert sum(measured(tmp_path, waves(50), max_seconds=0.5)) < 520 * MS
+
+
+class AtOnce:
+    """A lane that answers without doing anything."""
+
+    def stage(self, index: int) -> None:
+        pass
+
+    def query(self) -> tuple[int, int, int, int, int, int]:
+        now = perf_counter_ns()
+        return now, perf_counter_ns(), 0, -1, -1, -1
+
+    def outputs(self) -> None:
+        pass
+
+
+def test_nobody_arrives_while_it_is_looked_whether_the_samples_are_enough(tmp_path, monkeypatch) -> None:
+    looks: list[int] = []
+
+    def looked(durations: np.ndarray, percent: float) -> bool:
+        looks.append(len(durations))
+        sleep(0.05)
+        return len(looks) == 3
+
+    monkeypatch.setattr(loops, "supported", looked)
+    rate, path = 5000.0, tmp_path / "s"
+    point = Point("m0", 1, Scenario.SERVER, Mode.COMPUTE, str(path), 0.0, 1e9, 50.0, 0.05, 0.1, rate_per_s=rate)
+    with Spool(path) as spool:
+        run_load(Load(point, spool, [AtOnce()], 1, Reservoir(1, 0), lambda: None))
+    frame = frame_from_spool(path)
+    scheduled = frame.filter(frame["phase"] == 1)["scheduled_ns"].to_numpy()
+    random = Random(20_240_229)
+    gaps = np.array([round(random.expovariate(rate) * 1e9) for _ in scheduled])
+    later = np.diff(scheduled) - gaps[1:]
+    after = np.array(looks[:-1]) - 1  # the last look ended it
+    assert (later[after] >= 50 * MS).all()
+    assert not np.delete(later, after).any()

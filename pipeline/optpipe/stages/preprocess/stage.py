@@ -215,11 +215,10 @@ def chosen_images(
         found = usable_images(folder, request, listener)
     else:
         found = usable_images(shipped("calibration") / "samples", request, listener)
-    if not truth:
-        truth = {path: path.parent.name for path in found.paths}
-    missing = sorted({truth.get(path, path.parent.name) for path in found.paths} - set(card.labels))
+    labels = [truth.get(path, path.parent.name) for path in found.paths]
+    missing = sorted(set(labels) - set(card.labels))
     if not missing:
-        return found, [card.labels.index(truth[path]) for path in found.paths]
+        return found, [card.labels.index(label) for label in labels]
     if card.labels and any(path.parent != found.folder for path in found.paths):
         names = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         listener.warn(f"no accuracy, which needs sub-folders named like labels of {card.name}: {names} is none")

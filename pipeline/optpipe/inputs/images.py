@@ -55,7 +55,9 @@ def find_images(folder: Path, limit: int | None = None) -> Images:
     if limit is not None and limit < 1:
         msg = f"the limit of images must be at least 1, got {limit}"
         raise BadInputError(msg)
-    paths = sorted((path for path in _files(folder) if path.suffix.lower() in SUFFIXES), key=_natural)
+    paths = sorted(
+        (path for path in _files(folder) if path.suffix.lower() in SUFFIXES and path.is_file()), key=_natural
+    )
     if not paths:
         kinds = " ".join(sorted(suffix.lstrip(".") for suffix in SUFFIXES))
         msg = f"{folder}: no images in this folder or below it (looked for {kinds})"
@@ -65,7 +67,7 @@ def find_images(folder: Path, limit: int | None = None) -> Images:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Every file below `folder`, in linked folders too, as torchvision's folder datasets find them; no folder twice."""
+    """All but folders below `folder`, in linked folders too, as torchvision's folder datasets find them; no folder twice."""
     seen: set[Path] = set()
     for name, below, files in os.walk(folder, followlinks=True):
         here = Path(name)
@@ -74,7 +76,7 @@ def _files(folder: Path) -> Iterator[Path]:
             continue
         seen.add(real)
         below.sort()
-        yield from (path for path in map(here.joinpath, files) if path.is_file())
+        yield from map(here.joinpath, files)
 
 
 def spread(items: Sequence[Item], count: int) -> tuple[Item, ...]:

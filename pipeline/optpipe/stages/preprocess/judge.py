@@ -126,10 +126,9 @@ def _by_agreement(found: Agreement) -> Judgement:
         return Judgement(Verdict.PASS, share)
     if interval.high < AGREEMENT:
         return Judgement(Verdict.FAIL, f"{share}; {AGREEMENT:.1%} is wanted")
-    return Judgement(
-        Verdict.INCONCLUSIVE,
-        f"{share}; too few to prove {AGREEMENT:.1%}",
-        f"give at least {needed} images (--images, --limit)"
-        if (needed := images_needed(found.equal / found.images))
-        else "look at the worst images; where so many answers differ, more images prove no equality",
-    )
+    needed = images_needed(found.equal / found.images)
+    if needed is None:
+        remedy = "look at the worst images; where so many answers differ, more images prove no equality"
+    else:
+        remedy = f"give at least {needed} images (--images, --limit)"
+    return Judgement(Verdict.INCONCLUSIVE, f"{share}; too few to prove {AGREEMENT:.1%}", remedy)

@@ -108,15 +108,14 @@ class Job:
         if isinstance(result, str):
             return Throughput(self.implementation, self.settings, self.batch_size, error=result)
         reader_ns, batch_ns = tuple(result["reader_ns"]), tuple(result["batch_ns"])
-        others, group = result.get("other_cpu_cores"), result["group"]
         return Throughput(
             self.implementation,
             self.settings,
             self.batch_size,
             reader_ns,
             batch_ns,
-            other_cpu_cores=others,
-            group=group,
+            other_cpu_cores=result["other_cpu_cores"],
+            group=result["group"],
         )
 
 

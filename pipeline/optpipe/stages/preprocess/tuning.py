@@ -122,9 +122,9 @@ def _pipelines(
 ) -> dict[DaliPlan, Throughput]:
     """DALI: first where to decode, then the threads of the best."""
     tried: dict[DaliPlan, Throughput] = {}
+    kept = {field: getattr(plan, field) for field in fixed}
 
     def measure(plans: Iterable[DaliPlan], name: str) -> DaliPlan:
-        kept = {name: getattr(plan, name) for name in fixed}
         new = [each for each in dict.fromkeys(replace(each, **kept) for each in plans) if each not in tried]
         with listener.step(name, total=len(new)) as step:
             jobs = [hasty(dali_job(transform, each, seconds)) for each in new]
@@ -176,7 +176,7 @@ def merged_rows(repeats: Sequence[Throughput]) -> Throughput:
     reader = tuple(value for each in good for value in each.reader_ns)
     batch = tuple(value for each in good for value in each.batch_ns)
     counts = tuple(len(each.batch_ns) for each in good)
-    others = max((each.other_cpu_cores or 0.0 for each in good), default=0.0)
+    others = max(each.other_cpu_cores or 0.0 for each in good)
     return replace(good[0], reader_ns=reader, batch_ns=batch, repeats=counts, other_cpu_cores=others)
 
 

@@ -54,8 +54,7 @@ def profile_from_trace(
 
     With the model's `graph` its layers are held against the roofline. Without `expects_gpu`, a stage of the CPU, missing
     GPU rows are no defect of the trace. `stage` is the kind of stage that was recorded, `backend` and `options` the runtime
-    of an inference, where they are known. Several ranges of one trace are judged
-    from one analysis of it.
+    of an inference, where they are known. Several ranges of one trace are judged from one analysis of it.
     """
     whole = trace if isinstance(trace, Analysis) else analysis_from_trace(trace)
     gpus = whole.trace.gpus
@@ -144,18 +143,14 @@ def document_from_profile(profile: Profile) -> dict[str, Any]:
         "scope": measured.scope,
         "totals": _totals(whole, withheld),
         "measured": _totals(measured, withheld),
-        "kernels": [] if "kernels" in withheld else _kernel_rows(whole),
+        **_tables(whole, profile),
         "kernel_kinds": whole.kinds.select("kind", "count", "total_ns", "share").to_dicts(),
-        "api": whole.api.select("name", "count", "total_ns", "share", "in_classic_list").to_dicts(),
-        "copies": whole.copies.to_dicts(),
         "executions": whole.executions.to_dicts(),
         "streams": whole.streams.to_dicts(),
-        "os_runtime": whole.os_runtime.select("name", "count", "total_ns", "share").to_dicts(),
         "measured_views": _measured_views(profile),
         "memory": measured.memory.to_dicts(),
         "gpu_metrics": measured.metrics.to_dicts(),
         "functions": measured.functions.to_dicts(),
-        "ranges": _range_rows(whole, profile.by_range),
         "iterations": _iterations(profile),
         "gaps": _gaps_document(profile),
         "tensor_cores": _tensor_core_document(profile),
@@ -194,6 +189,17 @@ def _totals(analysis: Analysis, withheld: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
+def _tables(analysis: Analysis, profile: Profile) -> dict[str, Any]:
+    """What is given both of the whole trace and of the part that is judged."""
+    return {
+        "kernels": [] if "kernels" in profile.quality.withheld else _kernel_rows(analysis),
+        "api": analysis.api.select("name", "count", "total_ns", "share", "in_classic_list").to_dicts(),
+        "copies": analysis.copies.to_dicts(),
+        "os_runtime": analysis.os_runtime.select("name", "count", "total_ns", "share").to_dicts(),
+        "ranges": _range_rows(analysis, profile.by_range),
+    }
+
+
 def _measured_views(profile: Profile) -> dict[str, Any]:
     """The tables of the part that is judged; kernels with the time in their launching calls and in the queue behind these.
 
@@ -207,15 +213,9 @@ def _measured_views(profile: Profile) -> dict[str, Any]:
         if row["name"] not in in_graphs
     }
     unknown = {"launch_ns": None, "queue_ns": None}
-    kernels = [] if "kernels" in profile.quality.withheld else _kernel_rows(measured)
-    return {
-        "kernels": [{**row, **waits.get(row["name"], unknown)} for row in kernels],
-        "api": measured.api.select("name", "count", "total_ns", "share", "in_classic_list").to_dicts(),
-        "copies": measured.copies.to_dicts(),
-        "streams": measured.streams.height,
-        "os_runtime": measured.os_runtime.select("name", "count", "total_ns", "share").to_dicts(),
-        "ranges": _range_rows(measured, profile.by_range),
-    }
+    tables = _tables(measured, profile)
+    kernels = [{**row, **waits.get(row["name"], unknown)} for row in tables["kernels"]]
+    return {**tables, "kernels": kernels, "streams": measured.streams.height}
 
 
 def _kernel_rows(analysis: Analysis) -> list[dict[str, Any]]:

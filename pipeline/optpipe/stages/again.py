@@ -128,21 +128,23 @@ def stage_again(run: Run, stage: Mapping[str, Any]) -> dict[str, Any] | None:
     """A stage of `profile.json` from the tables of its trace; None where not all of them are there."""
     from optpipe.trace.files import trace_from_folder
     from optpipe.trace.report import document_from_profile, profile_from_trace
-    from optpipe.trace.roofline import graph_from_document
 
-    how = stage["recording"]
-    if not _all_there(run, how["folder"]):
+    recording = stage["recording"]
+    if not _all_there(run, recording["folder"]):
         return None
-    profile = profile_from_trace(
-        trace_from_folder(run.path / how["folder"]),
-        how["range"],
-        graph=graph_from_document(stage["roofline"]),
-        **{key: value for key, value in how.items() if key not in ("folder", "range")},
-        **runtime_of(stage),
-    )
+    trace = trace_from_folder(run.path / recording["folder"])
+    profile = profile_from_trace(trace, recording["range"], **known_beside_trace(stage))
     document: dict[str, Any] = _plain(document_from_profile(profile))
     document["roofline"]["ncu"] = stage["roofline"].get("ncu")
     return document if "layers" in document["roofline"] else document | {"roofline": stage["roofline"]}
+
+
+def known_beside_trace(stage: Mapping[str, Any]) -> dict[str, Any]:
+    """What a stage of `profile.json` was judged by beside its trace, as `profile_from_trace` takes it."""
+    from optpipe.trace.roofline import graph_from_document
+
+    how = {key: value for key, value in stage["recording"].items() if key not in ("folder", "range")}
+    return {**how, **runtime_of(stage), "graph": graph_from_document(stage["roofline"])}
 
 
 def runtime_of(stage: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,13 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.core.events import Listener
-from optpipe.stages.again import PROFILE, runtime_of
+from optpipe.stages.again import PROFILE, known_beside_trace
 from optpipe.trace.analysis import analysis_from_trace, measured_part
 from optpipe.trace.diff import Diff, Side, diff
 from optpipe.trace.files import redact, trace_from_path
 from optpipe.trace.layers import layered_part
 from optpipe.trace.report import Profile, profile_from_trace
-from optpipe.trace.roofline import graph_from_document
 
 
 def profile_recording(path: Path, range_name: str | None, listener: Listener) -> Profile:
@@ -28,10 +27,7 @@ def _known_beside(path: Path, range_name: str | None) -> dict[str, Any]:
         stages = json.loads((path.parent / PROFILE).read_text(encoding="utf-8"))["stages"]
         mine = (each for each in stages if each.get("recording", {}).get("folder") == path.name)
         stage = next((each for each in mine if each["recording"]["range"] == range_name), None)
-        if stage is None:
-            return {}
-        how = {key: value for key, value in stage["recording"].items() if key not in ("folder", "range")}
-        return {**how, **runtime_of(stage), "graph": graph_from_document(stage["roofline"])}
+        return {} if stage is None else known_beside_trace(stage)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}  # no run of optpipe's, or of a time when less was written
 

@@ -1,6 +1,6 @@
 """Texts that several reporters share: every one of them writes a figure or a verdict the same way."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from optpipe.core.quantity import RECORDED_UNITS, quantity_text
@@ -25,6 +25,11 @@ def observed_text(one: Mapping[str, Any]) -> str:
         return text
     low, high = (quantity_text(bound, _DIMENSIONS[unit]) for bound in bounds)
     return f"{text} [{low}, {high}]"
+
+
+def rate_interval_text(ci: Sequence[float] | None) -> str:
+    """The interval of a rate in images per second; None where too few batches were timed for one."""
+    return f"{ci[0]:,.0f} – {ci[1]:,.0f}" if ci else "too few to tell"
 
 
 def drop_text(drop: float, interval: tuple[float, float]) -> str:

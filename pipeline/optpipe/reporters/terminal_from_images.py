@@ -8,6 +8,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from optpipe.reporters.records import rate_interval_text
+
 
 def from_images_table(record: Mapping[str, Any]) -> RenderableType:
     """One row per artifact, then what limits each, and where its time went."""
@@ -50,7 +52,7 @@ def _row(each: Mapping[str, Any]) -> list[str]:
         each["label"],
         str(each["batch_size"]),
         f"{each['images_per_s']:,.0f}",
-        f"{each['ci'][0]:,.0f} – {each['ci'][1]:,.0f}" if each["ci"] else "too few to tell",
+        rate_interval_text(each["ci"]),
         *(f"{latency[name]:.1f} ms" if name in latency else "too few" for name in ("p50", "p99")),
         f"{parts['preprocess']:,.0f}",
         f"{parts['inference']:,.0f}",

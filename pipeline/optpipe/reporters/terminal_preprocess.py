@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from optpipe.core.units import duration_text
-from optpipe.reporters.records import VERDICT_STYLES
+from optpipe.reporters.records import VERDICT_STYLES, rate_interval_text
 
 
 def preprocess_table(record: Mapping[str, Any]) -> RenderableType:
@@ -121,6 +121,5 @@ def _race_row(each: Mapping[str, Any]) -> list[str]:
     threads = f"{each['threads']}" + (" workers" if each["implementation"] == "dataloader" else "")
     if each["error"]:
         return [name, str(each["device"]), threads, "failed", each["error"], "", ""]
-    interval = f"{each['ci'][0]:,.0f} – {each['ci'][1]:,.0f}" if each["ci"] else "too few to tell"
     costs = [duration_text(each[key] * 1e9) for key in ("reader_cost_s", "batch_cost_s")]
-    return [name, str(each["device"]), threads, f"{each['images_per_s']:,.0f}", interval, *costs]
+    return [name, str(each["device"]), threads, f"{each['images_per_s']:,.0f}", rate_interval_text(each["ci"]), *costs]

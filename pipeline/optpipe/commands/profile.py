@@ -149,7 +149,6 @@ def profile(
             capture=_capture_options(record, osrt=osrt),
             ncu=ncu,
             keep_raw=keep_raw,
-            options=builds.options,
         )
         wanted = model_from_options(model, weights, seed, batch, shape or [])
         return _profile_model(plan, wanted, builds, Store(workspace), terminal)

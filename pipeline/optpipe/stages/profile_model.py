@@ -157,7 +157,7 @@ def _has_dali() -> bool:
 
 def _inference_job(plan: ProfilePlan, entry: Entry, card: ModelCard, batch_size: int, store: Store) -> Job:
     info = entry.info
-    options = options_in_force(info, plan.options.get(info["backend"], {}))
+    options = options_in_force(info, plan.model["options"].get(info["backend"], {}))
     name = f"{info['backend']} {info['precision']} batch {batch_size}"
     details = {
         "workspace": str(store.workspace.resolve()),
@@ -179,11 +179,8 @@ def _graph(job: Job, found: Mapping[str, Any]) -> Graph | None:
     """The layers of the program that ran, else of `job.source_graph`, with the peaks that were found; None without."""
     if not found.get("peaks"):
         return None
-    batch_size, tf32, peaks = (
-        int(job.details["batch_size"]),
-        job.details["precision"] == "tf32",
-        Peaks(**found["peaks"]),
-    )
+    batch_size, tf32 = int(job.details["batch_size"]), job.details["precision"] == "tf32"
+    peaks = Peaks(**found["peaks"])
     if program := found.get("program"):
         return graph_from_program(program, batch_size, peaks, tf32=tf32)
     if job.source_graph is None:

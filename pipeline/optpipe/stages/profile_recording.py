@@ -46,7 +46,6 @@ class ProfilePlan:
     ncu: bool = False
     keep_raw: bool = False
     images: tuple[Path, ...] = ()
-    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

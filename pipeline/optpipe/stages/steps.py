@@ -86,7 +86,6 @@ def profile_step(
         },
         stages=("inference",),
         batch_sizes=(max(sizes, default=1),),
-        options=options or {},
     )
     require_profilable(plan)
     return [profile_model(plan, [artifact], model, store, listener, shlex.split(command_line())).run_dir]

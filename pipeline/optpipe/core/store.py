@@ -238,10 +238,6 @@ class Store:
             raise StageError(message)
         return entry
 
-    def remove(self, entry: Entry) -> int:
-        """Deletes an entry; returns the bytes it held."""
-        return self.remove_folder(entry.path)
-
     def remove_folder(self, folder: Path) -> int:
         """Deletes the folder of an entry or a run, damaged or not; returns the bytes it held, 0 where it is gone already."""
         with _named_failures(self.workspace), self._locked(folder.name):

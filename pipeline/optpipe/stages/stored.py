@@ -47,12 +47,11 @@ def stored_record(store: Store) -> dict[str, Any]:
 def run_record(folder: Path) -> dict[str, Any]:
     """One run's line of `optpipe ls`."""
     record = {"run_id": folder.name, "size_bytes": folder_bytes(folder), "path": str(folder)}
-    if not (folder / MANIFEST).is_file():
-        return {**record, "kind": folder.name.partition("-")[0], "status": "unfinished", "command": None}
     try:
         manifest = load_run(folder).manifest
     except BadInputError:
-        return {**record, "kind": folder.name.partition("-")[0], "status": "damaged", "command": None}
+        status = "damaged" if (folder / MANIFEST).is_file() else "unfinished"
+        return {**record, "kind": folder.name.partition("-")[0], "status": status, "command": None}
     return {**record, "kind": manifest["kind"], "status": manifest["status"], "command": manifest["command"]}
 
 
@@ -84,7 +83,7 @@ def removed(store: Store, prefix: str, *, with_dependents: bool) -> dict[str, An
     """Removes one entry; raises `BadInputError` where others were made from it and are not to go too."""
     folder = found_run(store, prefix)
     if folder is not None:
-        return {"removed": [folder.name], "freed_bytes": store.remove_folder(folder), "dry_run": False}
+        return _remove(store, [folder], dry_run=False)
     entry = store.find(prefix)
     dependents = _dependents(entry.id, store.entries())
     if dependents and not with_dependents:
@@ -93,7 +92,7 @@ def removed(store: Store, prefix: str, *, with_dependents: bool) -> dict[str, An
         message = f"{entry.path.name} has {count} made from it ({names}); pass --with-dependents to remove them too"
         raise BadInputError(message)
     with store.alone():
-        return _remove(store, [*reversed(dependents), entry], dry_run=False)
+        return _remove(store, [each.path for each in (*reversed(dependents), entry)], dry_run=False)
 
 
 def found_run(store: Store, prefix: str) -> Path | None:
@@ -146,16 +145,15 @@ def _collected(store: Store, *, dry_run: bool) -> dict[str, Any]:
             if parent in by_id and parent not in needed
         ]
     verified = {e.id for e in entries if e.manifest.kind == "verification" and set(e.manifest.parents) <= needed}
-    record = _remove(store, [entry for entry in entries if entry.id not in needed | verified], dry_run=dry_run)
-    record["removed"] += [folder.name for folder in broken]
-    record["freed_bytes"] += sum(folder_bytes(each) if dry_run else store.remove_folder(each) for each in broken)
+    unneeded = [entry.path for entry in entries if entry.id not in needed | verified]
+    record = _remove(store, [*unneeded, *broken], dry_run=dry_run)
     record["scratch_bytes"] = _sweep(store, dry_run=dry_run)
     return record
 
 
-def _remove(store: Store, entries: list[Entry], *, dry_run: bool) -> dict[str, Any]:
-    freed = sum(entry.size_bytes if dry_run else store.remove(entry) for entry in entries)
-    return {"removed": [entry.path.name for entry in entries], "freed_bytes": freed, "dry_run": dry_run}
+def _remove(store: Store, folders: list[Path], *, dry_run: bool) -> dict[str, Any]:
+    freed = sum(folder_bytes(each) if dry_run else store.remove_folder(each) for each in folders)
+    return {"removed": [each.name for each in folders], "freed_bytes": freed, "dry_run": dry_run}
 
 
 def _sweep(store: Store, *, dry_run: bool) -> int:

@@ -183,8 +183,8 @@ def test_advice_names_the_workspace_that_is_meant(tmp_path: Path, monkeypatch: p
 def test_what_another_process_has_removed_is_no_failure(tmp_path: Path) -> None:
     store = Store(tmp_path)
     entry, _ = store.produce("thing", {"a": 1}, write_payload, listener=Silent())
-    assert store.remove(entry) > entry.size_bytes
-    assert store.remove(entry) == 0
+    assert store.remove_folder(entry.path) > entry.size_bytes
+    assert store.remove_folder(entry.path) == 0
 
 
 def test_nothing_is_removed_while_another_process_makes_entries(tmp_path: Path) -> None:

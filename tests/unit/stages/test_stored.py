@@ -78,3 +78,17 @@ def test_a_damaged_entry_is_removed_by_name_id_or_gc(store):
         (entry.path / MANIFEST).unlink()
         assert remove(entry)["removed"] == [entry.path.name]
         assert len(store.entries()) == 1
+
+
+def test_what_gc_would_free_is_what_it_frees(store):
+    unneeded, _ = store.produce(
+        "graph", {"b": 1}, lambda folder: {"n": (folder / "x").write_text("y")}, listener=Silent()
+    )
+    damaged, _ = store.produce(
+        "graph", {"c": 1}, lambda folder: {"n": (folder / "x").write_text("y")}, listener=Silent()
+    )
+    (damaged.path / MANIFEST).write_text("{")
+    would = collected(store, dry_run=True)
+    assert unneeded.path.exists()
+    assert {**would, "dry_run": False} == collected(store, dry_run=False)
+    assert store.listed()[1] == []

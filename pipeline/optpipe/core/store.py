@@ -56,6 +56,10 @@ class Entry:
         """What the stage that made it found out."""
         return self.manifest.info
 
+    def fits(self, prefix: str) -> bool:
+        """Whether its id or `kind-id` starts with `prefix`."""
+        return self.id.startswith(prefix) or self.path.name.startswith(prefix)
+
     def file(self, name: str) -> Path:
         """The path of one of its files."""
         return self.path / name
@@ -217,7 +221,7 @@ class Store:
 
     def find(self, prefix: str) -> Entry:
         """The one entry whose id or `kind-id` starts with `prefix`."""
-        found = [entry for entry in self.entries() if entry.id.startswith(prefix) or entry.path.name.startswith(prefix)]
+        found = [entry for entry in self.entries() if entry.fits(prefix)]
         if len(found) != 1:
             names = ", ".join(entry.path.name for entry in found[:5])
             message = (

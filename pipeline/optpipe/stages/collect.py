@@ -107,7 +107,7 @@ def judged_artifact(wanted: Wanted, store: Store) -> Entry:
 
 def _fits(entry: Entry, key: str, value: str) -> bool:
     if key == "artifact":
-        return entry.id.startswith(value) or entry.path.name.startswith(value)
+        return entry.fits(value)
     return str(entry.info[key]) == value
 
 

@@ -98,7 +98,7 @@ def removed(store: Store, prefix: str, *, with_dependents: bool) -> dict[str, An
 def found_run(store: Store, prefix: str) -> Path | None:
     """The one run or damaged entry whose name, or id, starts with `prefix`; None where an entry may be meant."""
     entries, damaged = store.listed()
-    if any(prefix in (entry.id[: len(prefix)], entry.path.name[: len(prefix)]) for entry in entries):
+    if any(entry.fits(prefix) for entry in entries):
         return None
     folders = [*damaged, *run_folders(store.workspace)]
     found = [each for each in folders if each.name.startswith(prefix) or each.name.partition("-")[2].startswith(prefix)]

@@ -80,7 +80,7 @@ def runnable_here(artifacts: Sequence[StoredArtifact]) -> tuple[tuple[StoredArti
 
 def _names(text: str, entry: Entry) -> bool:
     info = entry.info
-    by_id = len(text) >= 4 and (entry.id.startswith(text) or entry.path.name.startswith(text))
+    by_id = len(text) >= 4 and entry.fits(text)
     source = str(info["source"])
     by_path = Path(text).suffix in (".onnx", ".toml", ".py") and Path(text).stem == info["model"]
     return by_id or by_path or text in (info["model"], source, source.partition(":")[2])

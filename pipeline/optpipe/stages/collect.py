@@ -18,7 +18,16 @@ from optpipe.core.runs import Run, list_runs, runs_in, write_json
 from optpipe.core.store import Entry, Store
 from optpipe.errors import BadInputError
 from optpipe.stages.dossier import approved, now_utc
-from optpipe.stages.judge import ENVIRONMENT, POLICY, REQUEST, SCHEMA, SCHEMA_VERSION, TRUST, VERDICT, json_file
+from optpipe.stages.judge import (
+    ENVIRONMENT,
+    POLICY,
+    REQUEST,
+    SCHEMA,
+    SCHEMA_VERSION,
+    VERDICT,
+    json_file,
+    require_waivable,
+)
 from optpipe.stages.recompute import require_unchanged
 
 LARGEST_TABLE_BYTES = 1024 * 1024
@@ -76,11 +85,7 @@ def require_askable(wanted: Wanted) -> None:
             f"the policy is for {wanted.policy.model!r}, not for {wanted.model!r}; change its `model` or the command"
         )
         raise BadInputError(message)
-    names = (*TRUST, *(one.name for one in wanted.policy.criteria))
-    for name in wanted.waivers:
-        if name not in names:
-            message = f"no criterion {name!r} to waive; this policy has {', '.join(names)}"
-            raise BadInputError(message)
+    require_waivable(wanted.waivers, wanted.policy)
 
 
 def judged_artifact(wanted: Wanted, store: Store) -> Entry:

@@ -11,7 +11,7 @@ A dossier's folder (see `optpipe.core.sealed` for its seal)
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,16 +73,22 @@ def judged(folder: Path) -> Signoff:
     manifest = manifest_from_file(folder / "artifact" / MANIFEST)
     evidence = _evidence(folder, runs, manifest, request, policy.confidence)
     found = (*evidence.trust, *(judge(criterion, observe(criterion, evidence)) for criterion in policy.criteria))
-    try:
-        criteria = waive(found, dict(request["waivers"]))
-    except KeyError as error:
-        names = ", ".join(one.name for one in found)
-        message = f"no criterion {error.args[0]!r} to waive; this policy has {names}"
-        raise BadInputError(message) from error
+    waivers = dict(request["waivers"])
+    require_waivable(waivers, policy)
+    criteria = waive(found, waivers)
     environment = json_file(folder / ENVIRONMENT)
     measured = [one.measurement for one in evidence.measured]
     notes = tuple(int8_notes(manifest.info, evidence.build, runs, measured, policy.confidence))
     return Signoff(folder, request, policy, evidence, criteria, overall(criteria), environment, notes)
+
+
+def require_waivable(waivers: Iterable[str], policy: Policy) -> None:
+    """Raises BadInputError for the name of a waiver that nothing judged by `policy` has."""
+    names = (*TRUST, *(one.name for one in policy.criteria))
+    for name in waivers:
+        if name not in names:
+            message = f"no criterion {name!r} to waive; this policy has {', '.join(names)}"
+            raise BadInputError(message)
 
 
 def _evidence(

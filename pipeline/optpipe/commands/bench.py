@@ -112,6 +112,7 @@ def bench(
     if not model:
         message = "give a MODEL that was built, or --recover RUN_DIR; `optpipe ls` lists what there is"
         raise BadInputError(message)
+    options = options_from_text(option or [])
     if from_images is not None:
         require_only_from_images(
             scenario=scenario != "single-stream", mode=mode != "compute", streams=streams != 1, rate=rate, slo=slo,
@@ -120,21 +121,21 @@ def bench(
             all_sizes=all_sizes, sort=sort != "given",
         )  # fmt: skip
         with Terminal() as terminal:
-            groups = bench_targets(model, store, precision, backend, device, option or [], terminal)
+            groups = bench_targets(model, store, precision, backend, device, options, terminal)
             fed = run_from_images(
                 [artifact for group in groups for artifact in group], from_images, one_batch(batch), min_time,
-                options_from_text(option or []), store, terminal,
+                options, store, terminal,
             )  # fmt: skip
         answers = {**fed.record, "warnings": terminal.warnings}
         return Outcome(answers, lambda: from_images_table(answers), fed.status)
     plan = bench_plan(
         batch=batch, scenario=scenario, mode=mode, streams=streams, rate=rate, slo=slo, tune=tune, percentile=percentile,
         min_time=min_time, max_time=max_time, warm_up=warm_up,
-        max_warm_up=max_warm_up, max_cv=max_cv, all_sizes=all_sizes, images=images, option=option or [],
+        max_warm_up=max_warm_up, max_cv=max_cv, all_sizes=all_sizes, images=images, options=options,
         affinity=affinity, seed=seed, energy=energy, interleave=interleave,
     )  # fmt: skip
     with Terminal() as terminal:
-        found = bench_targets(model, store, precision, backend, device, option or [], terminal)
+        found = bench_targets(model, store, precision, backend, device, options, terminal)
         if interleave:
             first, second, metric_name = pair_from_targets(model, found, metric)
             pair = bench_pair(first, second, plan, rounds, metric_name, store, terminal)

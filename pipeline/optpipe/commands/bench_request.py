@@ -1,11 +1,11 @@
 """From the options of `optpipe bench` to a plan, once, at the edge."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from optpipe.backends.registry import BACKENDS
-from optpipe.commands.parsing import device_from_text, options_from_text, share_from_text
+from optpipe.commands.parsing import device_from_text, share_from_text
 from optpipe.core.events import Listener
 from optpipe.core.measurement import Mode, Scenario
 from optpipe.core.precision import precisions_from_text
@@ -49,7 +49,7 @@ def bench_plan(
     max_cv: str,
     all_sizes: bool,
     images: Path | None,
-    option: Sequence[str],
+    options: Mapping[str, Mapping[str, str]],
     affinity: str | None,
     seed: int,
     energy: bool,
@@ -92,7 +92,7 @@ def bench_plan(
         slo=limit,
         tune=tune,
         to_the_end=all_sizes,
-        options=options_from_text(option),
+        options=options,
         images=images,
         affinity=_cpus_from_text(affinity),
         limits={**LIMITS, "max_cv": share_from_text(max_cv, "--max-cv")},
@@ -106,7 +106,7 @@ def bench_targets(
     precision: str | None,
     backend: str | None,
     device: str | None,
-    options: Sequence[str],
+    options: Mapping[str, Mapping[str, str]],
     listener: Listener,
 ) -> tuple[tuple[StoredArtifact, ...], ...]:
     """For each MODEL what it names and can run here; what cannot is said, and so is an option that nothing here has."""
@@ -125,7 +125,7 @@ def bench_targets(
             listener.warn(f"{model}: weights are random; speed can be judged, answers cannot")
         groups.append(able)
     measured = {each.entry.info["backend"] for group in groups for each in group}
-    for name in sorted(set(options_from_text(options)) - measured):
+    for name in sorted(set(options) - measured):
         listener.warn(f"--option {name}.… has no effect: nothing of {name} is measured")
     return tuple(groups)
 

@@ -56,8 +56,8 @@ def compared(
     baselines = _by_key(baseline.measured) if baseline else groups
     rows, unmatched = [], []
     for key, group in groups.items():
-        row = _row(group[-1], (known or {}).get(group[-1].measurement.subject.artifact, Known()))
-        row = replace(row, among_models=several)
+        known_of_it = (known or {}).get(group[-1].measurement.subject.artifact, Known())
+        row = _row(group[-1], known_of_it, among_models=several)
         other, reason = _counterpart(key, group, baselines, own=baseline is None)
         if other is not None and not across and (apart := clocks_apart(group[-1], other[-1])):
             other, reason = None, f"{apart}; lock the clocks and measure again, or say --across"
@@ -68,9 +68,9 @@ def compared(
             warnings += [note] if note else []
         rows.append(row)
     if baseline:
-        unmatched += _left_over(baselines, groups)
+        unmatched += _left_over(baselines, groups, among_models=several)
     rows = _with_frontier(rows)
-    warnings += _int8_notes([group[-1].measurement for group in groups.values()], known or {})
+    warnings += _int8_notes(rows, [group[-1].measurement for group in groups.values()], known or {})
     best, why = _best(rows, slo)
     return Comparison(
         rows=tuple(sorted(rows, key=lambda row: (row.model, row.scenario, row.mode, row.batch_size, row.build))),
@@ -106,7 +106,7 @@ def _environments(measured: Sequence[Measured], baseline: Baseline | None, *, ac
     return [f"compares across different machines, as asked for: {listed}"]
 
 
-def _row(one: Measured, known: Known) -> Row:
+def _row(one: Measured, known: Known, *, among_models: bool) -> Row:
     found = one.measurement
     subject = found.subject
     throughput, energy = found.throughput_images_per_s, found.energy_j_per_image
@@ -133,6 +133,7 @@ def _row(one: Measured, known: Known) -> Row:
         size_bytes=known.size_bytes,
         build_s=known.build_s,
         top1=known.top1,
+        among_models=among_models,
         caveats=found.caveats,
         sources={} if found.samples_file is None else {found.samples_file: ""},
     )
@@ -171,18 +172,16 @@ def _build(found: Measurement) -> str:
 
 
 def _left_over(
-    baselines: Mapping[tuple[object, ...], list[Measured]], groups: Mapping[tuple[object, ...], list[Measured]]
+    baselines: Mapping[tuple[object, ...], list[Measured]],
+    groups: Mapping[tuple[object, ...], list[Measured]],
+    *,
+    among_models: bool,
 ) -> list[dict[str, str]]:
     loads = {_load(group) for group in groups.values()}
-    return [
-        {
-            "row": f"{group[-1].run}/{group[-1].measurement.id}",
-            "label": f"baseline: {_build(group[-1].measurement)}, batch {group[-1].measurement.batch_size}",
-            "reason": "only the baseline was measured so",
-        }
-        for group in baselines.values()
-        if _load(group) not in loads
-    ]
+    alone = [group[-1] for group in baselines.values() if _load(group) not in loads]
+    rows = [_row(one, Known(), among_models=among_models) for one in alone]
+    reason = "only the baseline was measured so"
+    return [{"row": row.id, "label": f"baseline: {row.label}", "reason": reason} for row in rows]
 
 
 def _with_speedup(row: Row, contender: list[Measured], baseline: list[Measured]) -> tuple[Row, str | None]:
@@ -225,17 +224,19 @@ def _change(speedup: Interval) -> str:
     return "faster" if speedup.low > 1 else "slower" if speedup.high < 1 else "no difference shown"
 
 
-def _int8_notes(measured: Sequence[Measurement], known: Mapping[str, Known]) -> list[str]:
-    """INT8 whose accuracy is not shown to keep its budget, then INT8 that is not shown to be faster than a wider type."""
-    of = {one.subject.artifact: known.get(one.subject.artifact, Known()) for one in measured}
-    found = [f"{_build(one)}: {text}" for one in measured if (text := of[one.subject.artifact].accuracy)]
+def _int8_notes(rows: Sequence[Row], measured: Sequence[Measurement], known: Mapping[str, Known]) -> list[str]:
+    """INT8 whose accuracy is not shown to keep its budget, then INT8 that is not shown to be faster than a wider type.
+
+    `measured` are the measurements that `rows` show, in their order.
+    """
+    of = [known.get(row.artifact, Known()) for row in rows]
+    found = [f"{row.build}: {about.accuracy}" for row, about in zip(rows, of, strict=True) if about.accuracy]
     valid = [one for one in measured if one.verdict is Validity.VALID]
-    for one in valid:
-        cause = of[one.subject.artifact].causes
-        if (reason := not_faster(one, valid, cause)) is not None:
+    for row, one, about in zip(rows, measured, of, strict=True):
+        if row.valid and (reason := not_faster(one, valid, about.causes)) is not None:
             seen = f"INT8 is not shown to be faster than {reason.evidence['than']}"
             ratio = f"{reason.evidence['ratio']:.2f} times as fast"
-            found.append(f"{_build(one)}, batch {one.batch_size}: {seen} ({ratio})" + (f"; {cause}" if cause else ""))
+            found.append(f"{row.label}: {seen} ({ratio})" + (f"; {about.causes}" if about.causes else ""))
     return found
 
 

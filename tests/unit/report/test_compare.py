@@ -25,7 +25,7 @@ from optpipe.errors import BadInputError
 from optpipe.measuring.slo import Slo
 from optpipe.reporters.files import frame_from_comparison
 from optpipe.reporters.terminal_compare import comparison_table
-from optpipe.stages.compare import Baseline, compared, sorted_for
+from optpipe.stages.compare import Baseline, Known, compared, sorted_for
 from optpipe.stages.overview import bench_runs, overview
 
 
@@ -206,6 +206,27 @@ def test_int8_that_gains_nothing_is_said():
         "torch int8, batch 1: INT8 is not shown to be faster than fp16 (0.80 times as fast)",
     )
     assert compared([measured("i", 5.0, 0.1, precision="int8", rate=200.0), slow[1]]).warnings == ()
+
+
+def of_model(one, model):
+    subject = replace(one.measurement.subject, artifact=f"{model}-{one.measurement.id}", model=model)
+    return replace(one, measurement=replace(one.measurement, id=subject.artifact, subject=subject))
+
+
+def test_what_is_said_of_several_models_names_the_model():
+    pair = [measured("i", 10.0, 0.1, precision="int8"), measured("h", 8.0, 0.1, precision="fp16", rate=125.0)]
+    both = [of_model(one, model) for model in ("m", "large") for one in pair]
+    known = {"m-i": Known(accuracy="its drop is outside the budget")}
+    baseline = Baseline(
+        "b", "run", tuple(of_model(measured("c", 9.0, 0.1, batch=4), model) for model in ("m", "large"))
+    )
+    found = compared(both, baseline=baseline, known=known)
+    slower = "torch int8, batch 1: INT8 is not shown to be faster than fp16 (0.80 times as fast)"
+    assert [one for one in found.warnings if "int8" in one] == [
+        "m torch int8: its drop is outside the budget", f"large {slower}", f"m {slower}",
+    ]  # fmt: skip
+    left = [one["label"] for one in found.unmatched if one["label"].startswith("baseline")]
+    assert left == ["baseline: large torch fp16, batch 4", "baseline: m torch fp16, batch 4"]
 
 
 def test_different_clocks_are_not_compared():

@@ -10,7 +10,7 @@ from typing import ClassVar
 from optpipe.core.events import UNWATCHED, Step
 from optpipe.core.hashing import file_sha256
 from optpipe.errors import BadInputError
-from optpipe.inputs.images import SUFFIXES, Unreadable, find_images, unreadable_text, why_unreadable
+from optpipe.inputs.images import SUFFIXES, Unreadable, files_below, find_images, unreadable_text, why_unreadable
 from optpipe.inputs.sample_set import MAX_UNREADABLE_SHARE, SampleSet, SetFile, stratified, subset
 
 CHECKED_AT_ONCE = 64
@@ -74,7 +74,7 @@ def _other_files(source: Path, pictures: int) -> tuple[Unreadable, ...]:
     """
     others = tuple(
         Unreadable(path, "not a picture's suffix")
-        for path in sorted(source.rglob("*"))
+        for path in sorted(files_below(source))
         if path.is_file() and path.suffix.lower() not in SUFFIXES and not path.name.upper().startswith(DOCUMENTS)
     )
     if len(others) > pictures:

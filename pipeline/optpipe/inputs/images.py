@@ -56,7 +56,7 @@ def find_images(folder: Path, limit: int | None = None) -> Images:
         msg = f"the limit of images must be at least 1, got {limit}"
         raise BadInputError(msg)
     paths = sorted(
-        (path for path in _files(folder) if path.suffix.lower() in SUFFIXES and path.is_file()), key=_natural
+        (path for path in files_below(folder) if path.suffix.lower() in SUFFIXES and path.is_file()), key=_natural
     )
     if not paths:
         kinds = " ".join(sorted(suffix.lstrip(".") for suffix in SUFFIXES))
@@ -66,7 +66,7 @@ def find_images(folder: Path, limit: int | None = None) -> Images:
     return Images(folder, kept, left_out=len(paths) - len(kept))
 
 
-def _files(folder: Path) -> Iterator[Path]:
+def files_below(folder: Path) -> Iterator[Path]:
     """All but folders below `folder`, in linked folders too, as torchvision's folder datasets find them; no folder twice."""
     seen: set[Path] = set()
     for name, below, files in os.walk(folder, followlinks=True):

@@ -86,6 +86,15 @@ def test_unreadable_files_are_replaced_and_named_until_they_are_too_many(folder)
         image_set(folder)
 
 
+def test_linked_folders_give_pictures_and_what_is_none(folder, tmp_path_factory) -> None:
+    linking = tmp_path_factory.mktemp("linking")
+    (folder / "cat" / "notes.txt").write_text("no picture")
+    (linking / "all").symlink_to(folder)
+    found, bad = image_set(linking)
+    assert len(found.files) == 40
+    assert [each.path for each in bad] == [linking / "all" / "cat" / "notes.txt"]
+
+
 def test_empty_folder(tmp_path) -> None:
     with pytest.raises(BadInputError, match="no images in this folder"):
         image_set(tmp_path)

@@ -23,6 +23,8 @@ from optpipe.stages.report_data import raw_files, report_of
 from optpipe.stages.task_evidence import documents
 
 HTML, MARKDOWN, JUNIT, COMPARISON = "report.html", "report.md", "junit.xml", "comparison.json"
+LATER_ROW_KEYS = ("build", "held_against", "label", "rate_per_s", "setting", "settings", "streams")
+"""What `comparison.json` says of a row since labels name the settings; older dossiers have none of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +123,25 @@ def _untrue_forms(folder: Path) -> list[str]:
     """Where comparison and reports say something else than the raw files."""
     document = json_file(folder / VERDICT)
     comparison = overview_of_dossier(folder).comparison
-    computed = json.loads(json.dumps(comparison.as_json()))
+    stored, computed = json_file(folder / COMPARISON), json.loads(json.dumps(comparison.as_json()))
+    if any("label" not in row for row in stored["rows"]):
+        stored, computed = _as_first_written(stored), _as_first_written(computed)
     return [
         *_untrue_reports(folder, document),
-        *disagreements(json_file(folder / COMPARISON), computed, COMPARISON),
+        *disagreements(stored, computed, COMPARISON),
         *_untrue_tables(folder, document, comparison),
     ]
+
+
+def _as_first_written(comparison: Mapping[str, Any]) -> dict[str, Any]:
+    """`comparison` without what the first dossiers do not say of a row, and without the names that this gave to rows."""
+    rows = [{name: value for name, value in row.items() if name not in LATER_ROW_KEYS} for row in comparison["rows"]]
+    best = {goal: row and _unnamed(row) for goal, row in comparison["best"].items()}
+    return {**comparison, "rows": rows, "best": best, "unmatched": list(map(_unnamed, comparison["unmatched"]))}
+
+
+def _unnamed(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name != "label"}
 
 
 def _untrue_reports(folder: Path, document: Mapping[str, Any]) -> list[str]:
@@ -154,7 +169,7 @@ def _untrue_tables(folder: Path, document: Mapping[str, Any], comparison: Compar
 
     wanted = [(one["name"], one["verdict"], observed_text(one), str(one["limit"])) for one in document["criteria"]]
     wanted += [
-        (row.build, row.scenario, figure_text(row.latency_ms.get("p50"), "{:.3g}"),
+        (row.configuration, row.scenario, figure_text(row.latency_ms.get("p50"), "{:.3g}"),
          figure_text(row.throughput_images_per_s, "{:,.0f}"))
         for row in comparison.rows
     ]  # fmt: skip

@@ -12,7 +12,9 @@ from optpipe.commands.outcome import Outcome
 def compare(
     runs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RUN]...", help="Bench runs; all in the workspace if left out.", show_default=False),
+        typer.Argument(
+            metavar="[RUN]...", help="Bench runs, or a model; all in the workspace if left out.", show_default=False
+        ),
     ] = None,
     model: Annotated[str | None, typer.Option(help="Only this model.")] = None,
     baseline: Annotated[
@@ -31,7 +33,11 @@ def compare(
     workspace: WorkspaceOption = DEFAULT_WORKSPACE,
     json: JsonOption = False,
 ) -> Outcome:
-    """Compare everything measured: speed-ups, frontier, best build."""
+    """Compare everything measured: speed-ups, frontier, best build.
+
+    A row is a build with its options under one load, of its newest measurement. A speed-up is over the baseline's build with
+    the same options where it was measured so, else with its fastest.
+    """
     from optpipe.commands.release_options import goal_from_text
     from optpipe.commands.terminal import Terminal
     from optpipe.core.store import Store
@@ -39,7 +45,7 @@ def compare(
     from optpipe.release import comparison_report, write_reports
     from optpipe.reporters.files import write_csv, write_parquet
     from optpipe.reporters.terminal_compare import comparison_table
-    from optpipe.stages.compare import sorted_for
+    from optpipe.stages.best import sorted_for
     from optpipe.stages.overview import overview
 
     wanted, limit = goal_from_text(goal), slo_from_text(slo) if slo else None

@@ -29,7 +29,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measured build at one batch size under one load."""
+    """One measured build with one set of options at one batch size under one load."""
 
     id: str
     run: str
@@ -41,7 +41,12 @@ class Row:
     batch_size: int
     scenario: str
     mode: str
+    build: str
+    """`onnxruntime int8`, with its model first and its device last where other rows have others."""
     valid: bool
+    streams: int = 1
+    rate_per_s: float | None = None
+    """Server: queries per second that were due."""
     reasons: tuple[str, ...] = ()
     reason_codes: tuple[str, ...] = ()
     """Of what invalidates it."""
@@ -58,34 +63,39 @@ class Row:
     """Of the p50 latency against the baseline; above 1 is faster."""
     change: str | None = None
     """`faster`, `slower` or `no difference shown`."""
+    held_against: str | None = None
+    """What `speedup` is over: the id and the configuration of the baseline's measurement."""
     on_frontier: bool = False
     dominated_by: str | None = None
     """The id of a row that is better in something and worse in nothing, and in what."""
-    among_models: bool = False
-    """Whether there are rows of other models beside it."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Every option in force, as it is typed."""
+    setting: str = ""
+    """Those that tell it from other rows of its build: `threads=2`."""
     caveats: tuple[str, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
     """Raw files and their sha256."""
 
     @property
     def label(self) -> str:
-        """`onnxruntime int8, batch 8`."""
-        return f"{self.build}, batch {self.batch_size}"
+        """`onnxruntime int8 threads=2, batch 8`; `torch fp16, batch 1 at 500/s`."""
+        return f"{self.configuration}, batch {self.batch_size}" + (f" {self.arrivals}" if self.arrivals else "")
 
     @property
-    def build(self) -> str:
-        """`onnxruntime int8`, with its model first beside other models'; a build keeps this name over all batch sizes."""
-        return f"{f'{self.model} ' if self.among_models else ''}{self.backend} {self.precision}"
+    def configuration(self) -> str:
+        """`onnxruntime int8 threads=2`: the build with its setting, which it keeps over all batch sizes."""
+        return f"{self.build} {self.setting}".rstrip()
 
     @property
-    def load(self) -> tuple[int, str, str]:
-        """What must be equal for two rows to be comparable."""
-        return self.batch_size, self.scenario, self.mode
+    def arrivals(self) -> str:
+        """`at 500/s` or `in 4 streams`; empty for one query after the other."""
+        if self.rate_per_s is not None:
+            return f"at {self.rate_per_s:g}/s"
+        return f"in {self.streams} streams" if self.streams > 1 else ""
 
     def as_json(self) -> dict[str, Any]:
         """One element of `rows[]`."""
-        document = asdict(self)
-        del document["among_models"]
+        document = asdict(self) | {"label": self.label}
         for name in ("throughput_images_per_s", "energy_j_per_image", "top1", "speedup"):
             figure = getattr(self, name)
             document[name] = None if figure is None else figure.as_json()

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from optpipe.core.criteria import Cap, Judged, Missing, Observation
-from optpipe.core.measurement import Measurement, Validity
+from optpipe.core.measurement import Measurement, Validity, differing, setting_text
 from optpipe.core.policy import Criterion
 from optpipe.core.where import Where
 
@@ -41,6 +41,8 @@ class Build:
     weights: str | None = None
     calibration: str | None = None
     """sha256 of the calibration table, for INT8."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """The runtime options that it was built with and runs with where no others are given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +68,13 @@ def observe(criterion: Criterion, evidence: Evidence) -> Sequence[Observation] |
 
 
 def matching(where: Where, measured: Sequence[Measured]) -> list[Measured]:
-    """The measurements that `where` is about, the newest of each kind only."""
+    """The measurements that `where` is about: of each load the newest, whatever its settings."""
     newest: dict[object, Measured] = {}
     for one in sorted(measured, key=lambda each: (each.measurement.started_utc or "", each.run)):
         found = one.measurement
         wanted = (where.batch_size, where.scenario, where.mode, where.streams, where.rate_per_s)
         if all(want is None or want == has for want, has in zip(wanted, found.load, strict=True)):
-            newest[found.key] = one
+            newest[found.load] = one
     return list(newest.values())
 
 
@@ -98,9 +100,18 @@ def _measurements(
     return [_of_measurement(one, figure(one.measurement), evidence) for one in found]
 
 
+def _chosen_settings(one: Measured, measured: Sequence[Measured]) -> str:
+    """`threads=2, the newest of 3 settings`, where the load of `one` was measured with others too; else nothing."""
+    known = [each.measurement.subject.settings for each in measured if each.measurement.load == one.measurement.load]
+    several = len({tuple(each.items()) for each in known})
+    if several < 2:
+        return ""
+    return f", {setting_text(one.measurement.subject.settings, differing(known))}, the newest of {several} settings"
+
+
 def _of_measurement(one: Measured, figure: Observation | Missing, evidence: Evidence) -> Observation:
     caps = measurement_caps(one, evidence)
-    about = about_measurement(one.measurement)
+    about = about_measurement(one.measurement) + _chosen_settings(one, evidence.measured)
     if isinstance(figure, Missing):
         return Observation(UNKNOWN, caps=(*caps, Cap(figure.reason, figure.remedy)), about=about, source=one.run)
     return Observation(figure.value, figure.low, figure.high, (*caps, *figure.caps), about, one.run)
@@ -197,13 +208,15 @@ def _regression(criterion: Criterion, evidence: Evidence) -> Sequence[Observatio
 
 
 def _loss(metric: str, one: Measured, evidence: Evidence) -> Observation:
-    contender, about = one.measurement, f"{about_measurement(one.measurement)}, against {evidence.baseline_name}"
-    others = matching(Where(*contender.load), evidence.baseline)
+    contender, others = one.measurement, matching(Where(*one.measurement.load), evidence.baseline)
+    about = about_measurement(contender) + _chosen_settings(one, evidence.measured)
+    about += f", against {evidence.baseline_name}"
     caps = list(measurement_caps(one, evidence))
     if not others:
         cap = Cap(f"the baseline has no measurement of {about_measurement(contender)}", "approve a newer baseline")
         return Observation(UNKNOWN, caps=(*caps, cap), about=about, source=one.run)
     baseline = others[-1]
+    about += _other_settings(contender, baseline.measurement)
     caps += [Cap(f"baseline: {cap.reason}", cap.remedy) for cap in measurement_caps(baseline, _alone(baseline))]
     caps += [_FOREIGN] if foreign(one.environment, baseline.environment) else []
     caps += [Cap(text, "lock the clocks and measure both again")] if (text := clocks_apart(one, baseline)) else []
@@ -217,6 +230,12 @@ def _loss(metric: str, one: Measured, evidence: Evidence) -> Observation:
     if metric == "throughput":
         return Observation(1 - value, 1 - high, 1 - low, tuple(caps), about, one.run)
     return Observation(value - 1, low - 1, high - 1, tuple(caps), about, one.run)
+
+
+def _other_settings(contender: Measurement, baseline: Measurement) -> str:
+    theirs = baseline.subject.settings
+    names = differing((contender.subject.settings, theirs))
+    return f" with {setting_text(theirs, names)}" if set(names) & set(theirs) else ""
 
 
 _FOREIGN = Cap("the baseline was measured in another environment", "measure both on the machine of the deployment")

@@ -13,7 +13,7 @@ All times are integer nanoseconds of Linux's CLOCK_MONOTONIC (`time.perf_counter
 of one run lie on one axis. Every statistic of a `Measurement` can be recomputed from its Parquet file.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -179,6 +179,12 @@ class Subject:
     weights: str | None = None
     """`default`, a file's hash, or `random`."""
 
+    @property
+    def settings(self) -> dict[str, str]:
+        """What could be set otherwise without another build, as it is typed: the options in force and the processors."""
+        affinity = {} if self.affinity is None else {"affinity": cpus_text(self.affinity)}
+        return {name: option_text(value) for name, value in sorted(self.options.items())} | affinity
+
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
@@ -229,11 +235,39 @@ class Measurement:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What must be equal for two measurements to measure the same thing."""
+        """What must be equal for two measurements to measure the same thing: the build, its settings and the load."""
         of = self.subject
-        return of.model, of.backend, of.precision, of.device, of.cuda_graph, *self.load
+        return of.model, of.backend, of.precision, of.device, tuple(of.settings.items()), *self.load
 
 
 def percentile_name(percent: float) -> str:
     """`p50`, `p99`, `p99.9`."""
     return f"p{percent:g}"
+
+
+def option_text(value: object) -> str:
+    """An option's value as `--option` takes it: `2`, `true`, `HEURISTIC`."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def cpus_text(cpus: Iterable[int]) -> str:
+    """Processors as `--affinity` takes them: `0,4-7`."""
+    spans: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if spans and spans[-1][1] == cpu - 1:
+            spans[-1][1] = cpu
+        else:
+            spans.append([cpu, cpu])
+    return ",".join(f"{low}" if low == high else f"{low}-{high}" for low, high in spans)
+
+
+def differing(settings: Iterable[Mapping[str, str]]) -> tuple[str, ...]:
+    """The names that do not have one value in all of `settings`, in alphabetical order."""
+    known = list(settings)
+    names = sorted({name for each in known for name in each})
+    return tuple(name for name in names if len({each.get(name) for each in known}) > 1)
+
+
+def setting_text(settings: Mapping[str, str], names: Iterable[str]) -> str:
+    """`spinning=false threads=2`: those of `settings` that are among `names`."""
+    return " ".join(f"{name}={settings[name]}" for name in names if name in settings)

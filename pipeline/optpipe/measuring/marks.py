@@ -1,9 +1,9 @@
-"""What only shows when measurements lie side by side: an INT8 build that is not faster than the wider type it came from."""
+"""What only shows when measurements lie side by side: which one to hold another against, and INT8 that is not faster."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from optpipe.core.measurement import Estimate, Measurement, Reason
+from optpipe.core.measurement import Estimate, Measurement, Reason, Validity, differing, setting_text
 
 NOT_FASTER = "int8-not-faster"
 WIDER = {"int8": ("fp16", "bf16", "fp32")}
@@ -23,22 +23,39 @@ def marked(measurements: Sequence[Measurement], causes: Mapping[str, str] | None
     )
 
 
+def counterpart(
+    found: Measurement, others: Sequence[Measurement], speed: Callable[[Measurement], float]
+) -> Measurement | None:
+    """The one of `others` to hold `found` against: the newest with the same settings, else the fastest, of the VALID ones.
+
+    The fastest flatters nothing that is compared with it. None where there are no others.
+    """
+    same = [one for one in others if one.subject.settings == found.subject.settings]
+    if same:
+        return max(same, key=lambda one: one.started_utc or "")
+    return max(others, key=lambda one: (one.verdict is Validity.VALID, speed(one)), default=None)
+
+
 def not_faster(found: Measurement, others: Sequence[Measurement], cause: str = "") -> Reason | None:
     """The note where `found` is INT8 and one of `others`, of the same runtime and load in a wider type, is as fast.
 
     None where INT8 is clearly faster, or nothing was measured to say it. `cause` is what is known to slow it down.
     """
     ours = found.throughput_images_per_s
+    beside = [one for one in others if one.throughput_images_per_s and same_load(found, one)] if ours else []
     for precision in WIDER.get(found.subject.precision, ()):
-        for other in others:
-            theirs = other.throughput_images_per_s
-            if other.subject.precision == precision and same_load(found, other) and ours and theirs:
-                return None if _clearly_more(ours, theirs) else _reason(found, other, cause)
+        wider = counterpart(found, [one for one in beside if one.subject.precision == precision], _rate)
+        if wider is not None and ours and (theirs := wider.throughput_images_per_s):
+            return None if _clearly_more(ours, theirs) else _reason(found, wider, cause)
     return None
 
 
+def _rate(found: Measurement) -> float:
+    return found.throughput_images_per_s.value if found.throughput_images_per_s else 0.0
+
+
 def same_load(one: Measurement, other: Measurement) -> bool:
-    """Whether two measurements differ in nothing but the build of one model for one runtime and device."""
+    """Whether two measurements differ in nothing but build and settings of one model for one runtime and device."""
     ours, theirs = one.subject, other.subject
     place = (ours.model, ours.backend, ours.device) == (theirs.model, theirs.backend, theirs.device)
     return place and one.load == other.load
@@ -55,7 +72,9 @@ def _reason(found: Measurement, other: Measurement, cause: str) -> Reason:
     assert ours is not None
     assert theirs is not None
     precision = other.subject.precision
-    text = f"{ours.value:,.0f} images/s in int8, {theirs.value:,.0f} in {precision} on the same runtime"
+    settings = found.subject.settings, other.subject.settings
+    here, there = (f" ({text})" if (text := setting_text(each, differing(settings))) else "" for each in settings)
+    text = f"{ours.value:,.0f} images/s in int8{here}, {theirs.value:,.0f} in {precision}{there} on the same runtime"
     remedy = f"ship {precision}, or find what stops the fusions: optpipe profile on both"
     if ours.value > theirs.value:
         text += ", but their intervals overlap: not shown to be faster"

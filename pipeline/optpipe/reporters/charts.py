@@ -10,11 +10,12 @@ from optpipe.reporters.drawing import (
     GOOD,
     HEIGHT,
     INK,
+    LONGEST_LABEL,
     SERIES,
     WIDTH,
     Figure,
     axis_scale,
-    colors,
+    colored,
     configured,
     svg_from_chart,
 )
@@ -47,7 +48,7 @@ def _rows(report: Report) -> list[dict[str, Any]]:
             continue
         found.append(
             {
-                "build": f"{row.build}, {row.mode}" if several else row.build,
+                "build": f"{row.configuration}, {row.mode}" if several else row.configuration,
                 "batch size": row.batch_size,
                 "latency": latency.value,
                 "percentile": "p99" if "p99" in row.latency_ms else "p50",
@@ -78,7 +79,7 @@ def _latency_throughput(report: Report) -> Figure | None:
     base = alt.Chart(alt.InlineData(rows)).encode(
         x=alt.X("images per second:Q", title="images per second", scale=rates, axis=alt.Axis(tickCount=6)),
         y=alt.Y("latency:Q", title=f"{name} latency (ms)", scale=times),
-        color=alt.Color("build:N", scale=colors([row["build"] for row in rows])),
+        color=colored("build", [row["build"] for row in rows]),
         order="batch size:Q",
         detail="load:N",
     )
@@ -106,7 +107,7 @@ def _line(curves: Sequence[Curve], x: str, y: str, name: str, *, log: bool, step
     chart = (
         alt.Chart(alt.InlineData(points))
         .mark_line(strokeWidth=2, interpolate="step-after" if step else "linear", clip=True)
-        .encode(x=alt.X("x:Q", title=x, scale=scale), y=y_axis, color=alt.Color("series:N", scale=colors(labels)))
+        .encode(x=alt.X("x:Q", title=x, scale=scale), y=y_axis, color=colored("series", labels))
         .properties(width=WIDTH, height=HEIGHT)
     )
     return svg_from_chart(configured(chart), name)
@@ -180,7 +181,7 @@ def _beside_latency(report: Report, what: str, title: str, unit: str, factor: fl
     y_title = alt.Y("value:Q", title=unit, scale=alt.Scale(zero=False, padding=10))
     base = alt.Chart(alt.InlineData(rows)).encode(
         x=alt.X("latency:Q", title=f"{_rows(report)[0]['percentile']} latency (ms)", scale=times),
-        color=alt.Color("build:N", scale=colors([row["build"] for row in rows])),
+        color=colored("build", [row["build"] for row in rows]),
     )
     chart = (
         base.mark_rule(strokeWidth=2, opacity=0.6, aria=False).encode(y=alt.Y("low:Q", title=unit), y2="high:Q")
@@ -201,7 +202,7 @@ def _speedup(report: Report) -> Figure | None:
     if not rows:
         return None
     rows = sorted(rows, key=lambda row: -float(row["speed-up"]))[:24]
-    y = alt.Y("label:N", title=None, sort=[row["label"] for row in rows], axis=alt.Axis(labelLimit=190))
+    y = alt.Y("label:N", title=None, sort=[row["label"] for row in rows], axis=alt.Axis(labelLimit=LONGEST_LABEL))
     base = alt.Chart(alt.InlineData(rows))
     chart = (
         alt.Chart(alt.InlineData([{"one": 1}])).mark_rule(color=INK, strokeDash=[3, 3], aria=False).encode(x="one:Q")
@@ -221,14 +222,14 @@ def _stages(report: Report) -> Figure | None:
     if not report.stages:
         return None
     rows = [{"build": bar.label, "stage": bar.stage, "seconds": bar.seconds} for bar in report.stages]
-    y = alt.Y("build:N", title=None, axis=alt.Axis(labelLimit=190))
+    y = alt.Y("build:N", title=None, axis=alt.Axis(labelLimit=LONGEST_LABEL))
     chart = (
         alt.Chart(alt.InlineData(rows))
         .mark_bar()
         .encode(
             x=alt.X("seconds:Q", title="seconds"),
             y=y,
-            color=alt.Color("stage:N", scale=colors([bar.stage for bar in report.stages])),
+            color=colored("stage", [bar.stage for bar in report.stages]),
         )
         .properties(width=WIDTH - 130, height=max(60, 26 * len({row["build"] for row in rows})))
     )

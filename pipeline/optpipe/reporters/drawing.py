@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     import altair as alt
 
 WIDTH, HEIGHT = 420, 250
+LONGEST_BESIDE = 32
+"""Characters of a legend's label that still leave room for another beside it."""
+LONGEST_LABEL = 380
+"""Pixels that an axis gives to the name of a build: with its settings, whose end tells it from others."""
 SERIES = tuple(f"#fe00{number:02x}" for number in range(1, 9))
 INK, FAINT, GOOD, BAD = "#fd0001", "#fd0002", "#fd0003", "#fd0004"
 _VARIABLES = {color: f"var(--series-{number})" for number, color in enumerate(SERIES, start=1)} | {
@@ -86,12 +90,14 @@ def configured(chart: Any) -> Any:
     )
 
 
-def colors(labels: Sequence[str]) -> "alt.Scale":
-    """One colour for each distinct label, in their order."""
+def colored(field: str, labels: Sequence[str]) -> "alt.Color":
+    """One colour for each distinct label, in their order; labels that are long stand below each other, whole."""
     import altair as alt
 
     names = list(dict.fromkeys(labels))
-    return alt.Scale(domain=names, range=[SERIES[at % len(SERIES)] for at in range(len(names))])
+    scale = alt.Scale(domain=names, range=[SERIES[at % len(SERIES)] for at in range(len(names))])
+    long = max(map(len, names), default=0) > LONGEST_BESIDE
+    return alt.Color(f"{field}:N", scale=scale, legend=alt.Legend(columns=1, labelLimit=0) if long else alt.Legend())
 
 
 def axis_scale(values: Sequence[float], padding: int = 12) -> "alt.Scale":

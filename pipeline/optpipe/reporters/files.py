@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optpipe.core.comparison import Comparison, Interval, Row
+from optpipe.core.measurement import setting_text
 
 if TYPE_CHECKING:
     import polars as pl
@@ -32,8 +33,12 @@ def _record(row: Row) -> dict[str, Any]:
             "batch_size",
             "scenario",
             "mode",
+            "streams",
+            "rate_per_s",
+            "setting",
         )
     }
+    record |= {"settings": setting_text(row.settings, row.settings)}
     record |= {"verdict": "VALID" if row.valid else "INVALID", "samples": row.samples}
     for name in PERCENTILES:
         record |= _figure(f"latency_{name.replace('.', '_')}_ms", row.latency_ms.get(name))
@@ -43,6 +48,7 @@ def _record(row: Row) -> dict[str, Any]:
     record |= _figure("speedup", row.speedup)
     return record | {
         "change": row.change,
+        "held_against": row.held_against,
         "memory_bytes": row.memory_bytes,
         "size_bytes": row.size_bytes,
         "build_s": row.build_s,

@@ -68,9 +68,9 @@ def comparison_lines(comparison: Comparison) -> list[str]:
 def _cells(row: Row) -> tuple[str, ...]:
     standing = "**frontier**" if row.on_frontier else "dominated" if row.valid else "INVALID"
     return (
-        row.build,
+        row.configuration,
         str(row.batch_size),
-        f"{row.scenario}, {row.mode}",
+        f"{row.scenario}{f' {row.arrivals}' if row.arrivals else ''}, {row.mode}",
         figure_text(row.latency_ms.get("p50"), "{:.3g}"),
         figure_text(row.latency_ms.get("p99"), "{:.3g}"),
         figure_text(row.throughput_images_per_s, "{:,.0f}"),

@@ -57,8 +57,8 @@ def _best(comparison: Comparison) -> Iterator[Text]:
 
 
 _ALWAYS = (
-    _Column("build", lambda row: row.build, number=False),
-    _Column("batch", lambda row: str(row.batch_size)),
+    _Column("build", lambda row: row.configuration, number=False),
+    _Column("batch", lambda row: f"{row.batch_size} {row.arrivals}".rstrip()),
     _Column("p50 ms", lambda row: figure_text(row.latency_ms.get("p50"), "{:.3g}")),
     _Column("p99 ms", lambda row: figure_text(row.latency_ms.get("p99"), "{:.3g}")),
     _Column("images/s", lambda row: figure_text(row.throughput_images_per_s, "{:,.0f}")),

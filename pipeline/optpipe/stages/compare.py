@@ -1,5 +1,8 @@
 """Compares what was measured: speed-up against a baseline, the frontier, the best build for each goal.
 
+A row is a build with its settings under one load (`Measurement.key`): what was measured so several times is one row, of
+its newest measurement.
+
 A speed-up is the ratio of the p50 latencies. With four or more processes of both sides it has Student's t interval over
 the processes' medians; with fewer, the bounds of the two order-statistic intervals, which cover the noise inside a process
 only, and the comparison says so. Exchanging the sides inverts value and interval exactly.
@@ -9,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from optpipe.core.comparison import Comparison, Goal, Interval, Row
+from optpipe.core.comparison import Comparison, Interval, Row
 from optpipe.core.evidence import Measured, clocks_apart, foreign
-from optpipe.core.measurement import Measurement, Validity, percentile_name
-from optpipe.core.quantity import Dimension, quantity_text
+from optpipe.core.measurement import Measurement, Validity, differing, percentile_name, setting_text
 from optpipe.errors import BadInputError
-from optpipe.measuring.marks import not_faster
+from optpipe.measuring.marks import counterpart, not_faster
 from optpipe.measuring.slo import Slo
+from optpipe.stages.best import best_rows, with_frontier
 from optpipe.stats.ratio import SMALLEST_ROUNDS, medians_ratio
 
 
@@ -52,28 +55,34 @@ def compared(
     """The comparison of `measured`. Raises BadInputError where it mixes machines and `across` is not set."""
     warnings = _environments(measured, baseline, across=across)
     groups = _by_key(measured)
-    several = len({one.measurement.subject.model for one in measured}) > 1
+    names = _Names.of([*measured, *(baseline.measured if baseline else ())])
     baselines = _by_key(baseline.measured) if baseline else groups
     rows, unmatched = [], []
-    for key, group in groups.items():
+    chosen: dict[str, list[int]] = {}
+    for group in groups.values():
         known_of_it = (known or {}).get(group[-1].measurement.subject.artifact, Known())
-        row = _row(group[-1], known_of_it, among_models=several)
-        other, reason = _counterpart(key, group, baselines, own=baseline is None)
+        row = _row(group[-1], known_of_it, names)
+        other, said = _counterpart(group, baselines, names, own=baseline is None)
         if other is not None and not across and (apart := clocks_apart(group[-1], other[-1])):
-            other, reason = None, f"{apart}; lock the clocks and measure again, or say --across"
+            other, said = None, f"{apart}; lock the clocks and measure again, or say --across"
         if other is None:
-            unmatched.append({"row": row.id, "label": row.label, "reason": reason})
+            unmatched.append({"row": row.id, "label": row.label, "reason": said})
         elif other is not group:
-            row, note = _with_speedup(row, group, other)
+            row, note = _with_speedup(row, group, other, names)
             warnings += [note] if note else []
+            if said:
+                chosen.setdefault(said, []).append(row.batch_size)
         rows.append(row)
     if baseline:
-        unmatched += _left_over(baselines, groups, among_models=several)
-    rows = _with_frontier(rows)
+        unmatched += _left_over(baselines, groups, names)
+    rows = with_frontier(rows)
+    warnings += [f"{said} (batch {', '.join(map(str, sizes))})" for said, sizes in chosen.items()]
     warnings += _int8_notes(rows, [group[-1].measurement for group in groups.values()], known or {})
-    best, why = _best(rows, slo)
+    best, why = best_rows(rows, slo)
     return Comparison(
-        rows=tuple(sorted(rows, key=lambda row: (row.model, row.scenario, row.mode, row.batch_size, row.build))),
+        rows=tuple(
+            sorted(rows, key=lambda row: (row.model, row.scenario, row.mode, row.batch_size, row.configuration))
+        ),
         best=best,
         best_reason=why,
         unmatched=tuple(unmatched),
@@ -82,6 +91,42 @@ def compared(
         warnings=tuple(dict.fromkeys(warnings)),
         environment=measured[-1].environment if measured else {},
     )
+
+
+_Build = tuple[str | None, str, str, str]
+"""Model, backend, precision and device."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """What builds and their settings are called, so that each name means one of all that are compared."""
+
+    builds: frozenset[_Build]
+    differing: Mapping[_Build, tuple[str, ...]]
+    """The settings that a build was not measured alike with."""
+
+    @classmethod
+    def of(cls, measured: Sequence[Measured]) -> "_Names":
+        settings: dict[_Build, list[Mapping[str, str]]] = {}
+        for one in measured:
+            settings.setdefault(_build(one.measurement), []).append(one.measurement.subject.settings)
+        return cls(frozenset(settings), {build: differing(found) for build, found in settings.items()})
+
+    def build(self, one: Measured) -> str:
+        """`onnxruntime int8`, with its model first and its device last where others have others."""
+        model, backend, precision, device = _build(one.measurement)
+        several_models = len({each[0] for each in self.builds}) > 1
+        several_devices = len([each for each in self.builds if each[:3] == (model, backend, precision)]) > 1
+        first, last = f"{model} " if several_models else "", f" ({device})" if several_devices else ""
+        return f"{first}{backend} {precision}{last}"
+
+    def setting(self, one: Measured) -> str:
+        """`threads=2`: the settings that tell `one` from others of its build."""
+        return setting_text(one.measurement.subject.settings, self.differing[_build(one.measurement)])
+
+    def configuration(self, one: Measured) -> str:
+        """`onnxruntime int8 threads=2`."""
+        return f"{self.build(one)} {self.setting(one)}".rstrip()
 
 
 def _by_key(measured: Sequence[Measured]) -> dict[tuple[object, ...], list[Measured]]:
@@ -106,13 +151,17 @@ def _environments(measured: Sequence[Measured], baseline: Baseline | None, *, ac
     return [f"compares across different machines, as asked for: {listed}"]
 
 
-def _row(one: Measured, known: Known, *, among_models: bool) -> Row:
+def _id(one: Measured) -> str:
+    return f"{one.run}/{one.measurement.id}"
+
+
+def _row(one: Measured, known: Known, names: _Names) -> Row:
     found = one.measurement
     subject = found.subject
     throughput, energy = found.throughput_images_per_s, found.energy_j_per_image
     percentiles = found.latency.percentiles if found.latency else ()
     return Row(
-        id=f"{one.run}/{found.id}",
+        id=_id(one),
         run=one.run,
         artifact=subject.artifact,
         model=subject.model or "",
@@ -122,6 +171,9 @@ def _row(one: Measured, known: Known, *, among_models: bool) -> Row:
         batch_size=found.batch_size,
         scenario=str(found.scenario),
         mode=str(found.mode),
+        build=names.build(one),
+        streams=found.streams,
+        rate_per_s=found.offered_rate_per_s,
         valid=found.verdict is Validity.VALID,
         reasons=tuple(reason.message for reason in found.reasons),
         reason_codes=tuple(reason.code for reason in found.reasons if reason.invalidates),
@@ -133,58 +185,73 @@ def _row(one: Measured, known: Known, *, among_models: bool) -> Row:
         size_bytes=known.size_bytes,
         build_s=known.build_s,
         top1=known.top1,
-        among_models=among_models,
+        settings=subject.settings,
+        setting=names.setting(one),
         caveats=found.caveats,
         sources={} if found.samples_file is None else {found.samples_file: ""},
     )
 
 
 def _counterpart(
-    key: tuple[object, ...], group: list[Measured], baselines: Mapping[tuple[object, ...], list[Measured]], *, own: bool
+    group: list[Measured], baselines: Mapping[tuple[object, ...], list[Measured]], names: _Names, *, own: bool
 ) -> tuple[list[Measured] | None, str]:
-    """The baseline's measurements of the same load: of the same build where there are, else of the only one it has."""
-    contender = group[-1].measurement
-    if not own and key in baselines:
-        return baselines[key], ""
-    same_load = {other: found for other, found in baselines.items() if _load(found) == _load(group)}
+    """The baseline's measurements of the same load: of the same build where there are, else of the only one it has.
+
+    With the same settings where there are, else the fastest. Beside it why there are none, or which of several were taken.
+    """
+    of = group[-1].measurement
+    where = f"batch {of.batch_size}, {of.scenario}, {of.mode}"
+    same_load = {key: found[-1] for key, found in baselines.items() if _load(found) == _load(group)}
+    wanted = (of.subject.backend, "fp32", of.subject.device) if own else _build(of)[1:]
+    fitting = {key: one for key, one in same_load.items() if _build(one.measurement)[1:] == wanted}
+    builds = {_build(one.measurement) for one in same_load.values()}
+    if not fitting and not own and len(builds) == 1:
+        fitting = same_load
+    found = counterpart(of, [one.measurement for one in fitting.values()], _quickness)
+    if found is not None:
+        mine, theirs = names.configuration(group[-1]), names.configuration(fitting[found.key])
+        said = f"{mine} is held against {theirs}"
+        said += f", the fastest of {len(fitting)} settings" if len(fitting) > 1 else ""
+        settled = found.subject.settings == of.subject.settings or (len(fitting) == 1 and _build(found) != _build(of))
+        return baselines[found.key], "" if settled else said
     if own:
-        backend = contender.subject.backend
-        fp32 = [found for found in same_load.values() if found[-1].measurement.subject.precision == "fp32"]
-        own_backend = [found for found in fp32 if found[-1].measurement.subject.backend == backend]
-        if own_backend:
-            return own_backend[-1], ""
-        return None, f"no fp32 build of {backend} was measured at batch {contender.batch_size}, {contender.scenario}"
-    if len(same_load) == 1:
-        return next(iter(same_load.values())), ""
-    where = f"batch {contender.batch_size}, {contender.scenario}, {contender.mode}"
-    if same_load:
-        return None, f"the baseline has {len(same_load)} builds at {where} and none is {_build(contender)}"
+        return None, f"no fp32 build of {of.subject.backend} was measured at batch {of.batch_size}, {of.scenario}"
+    if builds:
+        return None, f"the baseline has {len(builds)} builds at {where} and none is {names.build(group[-1])}"
     return None, f"the baseline was not measured at {where}"
 
 
 def _load(group: list[Measured]) -> tuple[object, ...]:
     found = group[-1].measurement
-    return (found.subject.model, found.batch_size, found.scenario, found.mode, found.streams, found.offered_rate_per_s)
+    return found.subject.model, *found.load
 
 
-def _build(found: Measurement) -> str:
-    return f"{found.subject.backend} {found.subject.precision}"
+def _build(found: Measurement) -> _Build:
+    of = found.subject
+    return of.model, of.backend, of.precision, of.device
+
+
+def _quickness(found: Measurement) -> float:
+    p50 = found.latency.percentile(50.0) if found.latency else None
+    return -p50.value if p50 else float("-inf")
 
 
 def _left_over(
     baselines: Mapping[tuple[object, ...], list[Measured]],
     groups: Mapping[tuple[object, ...], list[Measured]],
-    *,
-    among_models: bool,
+    names: _Names,
 ) -> list[dict[str, str]]:
     loads = {_load(group) for group in groups.values()}
     alone = [group[-1] for group in baselines.values() if _load(group) not in loads]
-    rows = [_row(one, Known(), among_models=among_models) for one in alone]
+    rows = [_row(one, Known(), names) for one in alone]
     reason = "only the baseline was measured so"
     return [{"row": row.id, "label": f"baseline: {row.label}", "reason": reason} for row in rows]
 
 
-def _with_speedup(row: Row, contender: list[Measured], baseline: list[Measured]) -> tuple[Row, str | None]:
+def _with_speedup(
+    row: Row, contender: list[Measured], baseline: list[Measured], names: _Names
+) -> tuple[Row, str | None]:
+    row = replace(row, held_against=f"{_id(baseline[-1])}: {names.configuration(baseline[-1])}")
     medians = [_medians(group) for group in (contender, baseline)]
     if all(len(each) >= SMALLEST_ROUNDS for each in medians):
         ratio = medians_ratio(medians[0], medians[1])
@@ -238,110 +305,6 @@ def _int8_notes(rows: Sequence[Row], measured: Sequence[Measurement], known: Map
             ratio = f"{reason.evidence['ratio']:.2f} times as fast"
             found.append(f"{row.label}: {seen} ({ratio})" + (f"; {about.causes}" if about.causes else ""))
     return found
-
-
-def _objectives(row: Row) -> dict[str, float]:
-    """What a build is weighed by, larger is better."""
-    found = {
-        "latency": _score(row, Goal.LATENCY),
-        "throughput": _score(row, Goal.THROUGHPUT),
-        "energy": -row.energy_j_per_image.value if row.energy_j_per_image else None,
-        "accuracy": row.top1.value if row.top1 else None,
-    }
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def _with_frontier(rows: list[Row]) -> list[Row]:
-    """Marks rows that no other one dominates, among valid rows of one model under one kind of load."""
-    judged = []
-    for row in rows:
-        rivals = [each for each in rows if each.valid and _kind(each) == _kind(row) and each is not row]
-        winner = next((each for each in rivals if _dominates(each, row)), None) if row.valid else None
-        why = f"{winner.id}: better in {', '.join(_better(winner, row))}, worse in nothing" if winner else None
-        judged.append(replace(row, on_frontier=row.valid and winner is None, dominated_by=why))
-    return judged
-
-
-def _kind(row: Row) -> tuple[str, str, str]:
-    return row.model, row.scenario, row.mode
-
-
-def _better(one: Row, other: Row) -> list[str]:
-    mine, theirs = _objectives(one), _objectives(other)
-    return [name for name, value in mine.items() if name in theirs and value > theirs[name]]
-
-
-def _dominates(one: Row, other: Row) -> bool:
-    mine, theirs = _objectives(one), _objectives(other)
-    complete = set(theirs) <= set(mine)  # an objective that is unknown of the winner proves nothing
-    return complete and bool(_better(one, other)) and all(mine[name] >= value for name, value in theirs.items())
-
-
-def _best(rows: list[Row], slo: Slo | None) -> tuple[dict[str, str | None], dict[str, str]]:
-    models = sorted({row.model for row in rows})
-    if len(models) > 1:  # the smallest network is no better build of the others
-        reason = f"{len(models)} models are compared ({', '.join(models)}); name one with --model"
-        return dict.fromkeys(Goal), dict.fromkeys(Goal, reason)
-    allowed = [row for row in rows if row.valid and (slo is None or _keeps(row, slo))]
-    best: dict[str, str | None] = {}
-    why: dict[str, str] = {}
-    for goal in Goal:
-        scored = [(score, row) for row in allowed if (score := _score(row, goal)) is not None]
-        if not scored:
-            best[goal], why[goal] = None, _nothing(rows, goal, slo)
-            continue
-        _, winner = max(scored, key=lambda pair: pair[0])
-        best[goal], why[goal] = winner.id, _praise(winner, goal)
-    return best, why
-
-
-def sorted_for(comparison: Comparison, goal: Goal) -> Comparison:
-    """The rows ordered by `goal`, the best first and what has no figure last; INVALID ones below the valid."""
-
-    def order(row: Row) -> tuple[bool, bool, float]:
-        score = _score(row, goal)
-        return not row.valid, score is None, -(score or 0.0)
-
-    return replace(comparison, rows=tuple(sorted(comparison.rows, key=order)))
-
-
-def _keeps(row: Row, slo: Slo) -> bool:
-    found = row.latency_ms.get(percentile_name(slo.percent))
-    return found is not None and found.high is not None and found.high <= slo.limit_ms
-
-
-def _score(row: Row, goal: Goal) -> float | None:
-    if goal is Goal.LATENCY:
-        latency = row.latency_ms.get("p99") or row.latency_ms.get("p50")
-        return -latency.value if latency else None
-    if goal is Goal.THROUGHPUT:
-        return row.throughput_images_per_s.value if row.throughput_images_per_s else None
-    return 1 / row.energy_j_per_image.value if row.energy_j_per_image else None
-
-
-def _praise(row: Row, goal: Goal) -> str:
-    if goal is Goal.LATENCY:
-        name = "p99" if "p99" in row.latency_ms else "p50"
-        return f"{name} {quantity_text(row.latency_ms[name].value * 1e6, Dimension.TIME)}"
-    if goal is Goal.THROUGHPUT and row.throughput_images_per_s:
-        return quantity_text(row.throughput_images_per_s.value, Dimension.RATE)
-    assert row.energy_j_per_image
-    return f"≈ {quantity_text(row.energy_j_per_image.value, Dimension.ENERGY)}"
-
-
-def _nothing(rows: list[Row], goal: Goal, slo: Slo | None) -> str:
-    valid = [row for row in rows if row.valid]
-    if not valid:
-        return "no measurement is VALID"
-    if slo is not None and not any(_keeps(row, slo) for row in valid):
-        name = percentile_name(slo.percent)
-        nearest = [row.latency_ms[name] for row in valid if name in row.latency_ms]
-        if not nearest:
-            return f"no measurement gives {name}: too few samples, or it was not asked for"
-        closest = min(nearest, key=lambda each: each.high or each.value)
-        bound = quantity_text((closest.high or closest.value) * 1e6, Dimension.TIME)
-        return f"no build keeps {slo}; the nearest has an upper bound of {bound}"
-    return "energy was not measured" if goal is Goal.EFFICIENCY else "not measured"
 
 
 def _baseline_record(

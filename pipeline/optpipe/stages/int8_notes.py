@@ -98,7 +98,7 @@ def _build(entry: Entry) -> Build:
 def int8_notes(
     info: Mapping[str, Any], build: Build, runs: Sequence[Run], measured: Sequence[Measurement], confidence: float
 ) -> Iterator[Note]:
-    """All notes on a build that is to be signed off; `measured` are its measurements, computed anew."""
+    """All notes on a build that is to be signed off; `measured` are those that are judged, computed anew."""
     if build.precision != Precision.INT8:
         return
     cause = causes(info)

@@ -12,16 +12,18 @@ A dossier's folder (see `optpipe.core.sealed` for its seal)
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from optpipe.core.criteria import Judged, judge, overall, waive
-from optpipe.core.evidence import Build, Evidence, Measured, foreign, observe, place_of
+from optpipe.core.evidence import Build, Evidence, Measured, about_measurement, foreign, matching, observe, place_of
 from optpipe.core.manifest import MANIFEST, Manifest, manifest_from_file
+from optpipe.core.measurement import differing, setting_text
 from optpipe.core.policy import Policy, policy_from_toml
 from optpipe.core.runs import Run, runs_in
 from optpipe.core.verdict import Verdict
+from optpipe.core.where import Where
 from optpipe.errors import BadInputError
 from optpipe.stages.int8_notes import Note, int8_notes
 from optpipe.stages.recompute import measured_from_run, require_unchanged
@@ -77,7 +79,7 @@ def judged(folder: Path) -> Signoff:
     require_waivable(waivers, policy)
     criteria = waive(found, waivers)
     environment = json_file(folder / ENVIRONMENT)
-    measured = [one.measurement for one in evidence.measured]
+    measured = [one.measurement for one in matching(Where(), evidence.measured)]
     notes = tuple(int8_notes(manifest.info, evidence.build, runs, measured, policy.confidence))
     return Signoff(folder, request, policy, evidence, criteria, overall(criteria), environment, notes)
 
@@ -139,6 +141,7 @@ def build_of(manifest: Manifest) -> Build:
         macs_share=shares.get("macs") or shares.get("layers"),
         weights=info["weights"]["source"],
         calibration=info.get("calibration") and str(info["calibration"]),
+        options=info.get("options", {}),
     )
 
 
@@ -221,8 +224,18 @@ def _expiry(signoff: Signoff) -> Iterator[str]:
             yield f"{name} is no longer {value}"
     package = _RUNTIMES.get(build.backend, "torch")
     yield f"{package} is no longer {place_of(place, f'packages.{package}')}"
+    yield from _unlike_built(signoff.evidence)
     yield "the clock or power policy of the machine changes"
     yield "the preprocessing, the input shapes or the weights change"
+
+
+def _unlike_built(evidence: Evidence) -> Iterator[str]:
+    """Options that were given, or found by tuning: who deploys the build has to give them too."""
+    for one in matching(Where(), evidence.measured):
+        built = replace(one.measurement.subject, options=evidence.build.options).settings
+        used = one.measurement.subject.settings
+        if names := [name for name in differing((built, used)) if name in built and name in used]:
+            yield f"it does not run with {setting_text(used, names)} at {about_measurement(one.measurement)}"
 
 
 def json_file(path: Path) -> dict[str, Any]:

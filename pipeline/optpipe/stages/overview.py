@@ -47,6 +47,14 @@ def bench_runs(workspace: Path, names: Sequence[str] = ()) -> tuple[Run, ...]:
     return tuple(_named(name, present, workspace) for name in names)
 
 
+def _is_model(name: str, workspace: Path) -> bool:
+    """Whether a model of that name was measured, and no run is called so."""
+    runs = list_runs(workspace, "bench")
+    if (Path(name) / MANIFEST).is_file() or any(run.run_id.startswith(name) for run in runs):
+        return False
+    return any(one.get("model") == name for run in runs for one in json_of_run(run, MEASUREMENTS_FILE)["measurements"])
+
+
 def _named(name: str, present: Sequence[Run], workspace: Path) -> Run:
     if (Path(name) / MANIFEST).is_file():
         run = load_run(Path(name))
@@ -71,7 +79,12 @@ def overview(
     slo: Slo | None = None,
     across: bool = False,
 ) -> Overview:
-    """Compares what was measured. `baseline` is a run, or `approved` for the approved dossier of `model`."""
+    """Compares what was measured. `baseline` is a run, or `approved` for the approved dossier of `model`.
+
+    One name that is a measured model's, and no run's, is `model`.
+    """
+    if model is None and len(names) == 1 and _is_model(names[0], store.workspace):
+        model, names = names[0], ()
     held_against = _baseline(store, baseline, model)
     runs = bench_runs(store.workspace, names)
     if held_against is not None and held_against.kind == "run":
@@ -171,7 +184,12 @@ def stage_bars(manifests: Sequence[Manifest]) -> tuple[StageBar, ...]:
     bars = []
     for manifest in manifests:
         if manifest.kind == "artifact":
-            label = f"{manifest.info['backend']} {manifest.info['precision']}"
+            alike = [each for each in manifests if each.kind == "artifact" and _built(each) == _built(manifest)]
+            label = _built(manifest) + (f" {manifest.id[:8]}" if len(alike) > 1 else "")
             ancestry = [by_id[parent] for parent in manifest.parents if parent in by_id]
             bars += [StageBar(label, each.kind, each.seconds) for each in (*ancestry, manifest)]
     return tuple(bars)
+
+
+def _built(manifest: Manifest) -> str:
+    return f"{manifest.info['backend']} {manifest.info['precision']}"

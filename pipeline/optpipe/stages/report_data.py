@@ -1,14 +1,14 @@
 """Fills a report from run folders: the curves, the machine's traces and the files behind them."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from optpipe import __version__
-from optpipe.core.comparison import Comparison
+from optpipe.core.comparison import Comparison, Row
 from optpipe.core.evidence import Measured
-from optpipe.core.measurement import Mode
+from optpipe.core.measurement import Mode, Scenario
 from optpipe.core.report import Curve, RawFile, Report, Trace
 from optpipe.core.runs import Run
 from optpipe.stages.recompute import samples
@@ -38,7 +38,7 @@ def report_of(
     return Report(
         title=title,
         comparison=comparison,
-        latencies=tuple(_distribution(one, folders[one.run], root) for one in chosen),
+        latencies=tuple(_distribution(label, one, folders[one.run], root) for label, one in chosen.items()),
         machine=tuple(_traces(chosen, folders, root)),
         optpipe=__version__,
         environment=comparison.environment,
@@ -60,24 +60,24 @@ def _relative(path: Path, root: Path) -> str:
     return Path(os.path.relpath(path.resolve(), root.resolve())).as_posix()
 
 
-def _chosen(measured: Sequence[Measured], comparison: Comparison) -> list[Measured]:
-    """The measurements whose distributions are drawn: the best ones, then batch 1 of each build."""
+def _chosen(measured: Sequence[Measured], comparison: Comparison) -> dict[str, Measured]:
+    """The measurements whose distributions are drawn, by label: the best ones, then the smallest batch of each build."""
     by_id = {f"{one.run}/{one.measurement.id}": one for one in measured if one.measurement.samples_file}
-    wanted = [row for row in comparison.best.values() if row]
-    rows = sorted(comparison.rows, key=lambda row: (row.batch_size, row.build))
-    smallest = {row.build: row.id for row in reversed(rows)}
-    wanted += list(smallest.values()) + [row.id for row in rows if row.on_frontier]
-    found = {_label(by_id[one]): by_id[one] for one in reversed(dict.fromkeys(wanted)) if one in by_id}
-    return list(reversed(found.values()))[:CURVES]
+    rows = sorted(comparison.rows, key=lambda row: (row.batch_size, row.configuration))
+    smallest = {row.configuration: row.id for row in reversed(rows)}
+    best = [row for row in comparison.best.values() if row]
+    wanted = dict.fromkeys([*best, *smallest.values(), *(row.id for row in rows if row.on_frontier)])
+    drawn = [one for one in wanted if one in by_id][:CURVES]
+    return {_label(comparison.row(one)): by_id[one] for one in drawn}
 
 
-def _label(one: Measured) -> str:
-    found = one.measurement
-    mode = "" if found.mode is Mode.COMPUTE else f", {found.mode}"
-    return f"{found.subject.backend} {found.subject.precision}, batch {found.batch_size}{mode}"
+def _label(row: Row) -> str:
+    """A row's name among all rows, whatever load they are of."""
+    load = [each for each in (row.scenario, row.mode) if each not in (Scenario.SINGLE_STREAM, Mode.COMPUTE)]
+    return ", ".join([row.label, *load])
 
 
-def _distribution(one: Measured, run: Run, root: Path) -> Curve:
+def _distribution(label: str, one: Measured, run: Run, root: Path) -> Curve:
     import numpy as np
 
     name = str(one.measurement.samples_file)
@@ -88,29 +88,27 @@ def _distribution(one: Measured, run: Run, root: Path) -> Curve:
         np.concatenate([np.linspace(0, count - 1, POINTS), count - 1 - np.arange(min(8, count))]).astype(int)
     )
     points = tuple((float(ordered[index]), (index + 1) / count) for index in at)
-    return Curve(_label(one), points, raw_files((run,), root, name))
+    return Curve(label, points, raw_files((run,), root, name))
 
 
-def _traces(chosen: Sequence[Measured], folders: dict[str, Run], root: Path) -> list[Trace]:
+def _traces(chosen: Mapping[str, Measured], folders: dict[str, Run], root: Path) -> list[Trace]:
     import polars as pl
 
     frames = []
-    for one in chosen:
+    for label, one in chosen.items():
         name = one.measurement.machine_file
         if name and (folders[one.run].path / name).is_file():
             files = raw_files((folders[one.run],), root, name)
-            frames.append((one, pl.read_parquet(folders[one.run].path / name), files))
+            frames.append((label, pl.read_parquet(folders[one.run].path / name), files))
     traces = []
     for column, title in QUANTITIES:
         curves = []
-        for one, frame, files in frames:
+        for label, frame, files in frames:
             if column not in frame.columns or frame[column].null_count() == frame.height:
                 continue
             rows = frame.select("time_ns", column).drop_nulls().gather_every(max(1, frame.height // POINTS))
             start = rows["time_ns"][0]
-            curves.append(
-                Curve(_label(one), tuple(((time - start) / 1e9, float(y)) for time, y in rows.iter_rows()), files)
-            )
+            curves.append(Curve(label, tuple(((time - start) / 1e9, float(y)) for time, y in rows.iter_rows()), files))
         if curves:
             traces.append(Trace(title, tuple(curves)))
     return traces

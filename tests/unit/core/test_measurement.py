@@ -1,6 +1,8 @@
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from optpipe.core import measurement as m
 from optpipe.core import measurement_json as mj
@@ -72,3 +74,22 @@ def test_a_maimed_measurement_is_refused():
     del document["subject"]
     with pytest.raises(BadInputError, match="subject"):
         mj.measurement_from_json(document)
+
+
+@given(st.sets(st.integers(0, 40), min_size=1))
+def test_processors_are_written_as_affinity_reads_them(cpus):
+    spans = [part.partition("-") for part in m.cpus_text(cpus).split(",")]
+    assert {cpu for low, _, high in spans for cpu in range(int(low), int(high or low) + 1)} == cpus
+    assert len(spans) == sum(cpu - 1 not in cpus for cpu in cpus), "neighbours are one span"
+
+
+SETTINGS = st.dictionaries(st.sampled_from("abc"), st.sampled_from(["1", "2", "true"]))
+
+
+@given(st.lists(SETTINGS, min_size=1, max_size=5))
+def test_what_differs_tells_settings_apart_and_nothing_else_is_said(settings):
+    names = m.differing(settings)
+    texts = [m.setting_text(each, names) for each in settings]
+    pairs = [(one, other) for one in range(len(settings)) for other in range(len(settings))]
+    assert all((texts[one] == texts[other]) == (settings[one] == settings[other]) for one, other in pairs)
+    assert bool(names) == any(settings[0] != each for each in settings)

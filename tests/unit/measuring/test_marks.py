@@ -44,3 +44,13 @@ def test_only_the_same_load_is_compared_and_fp16_before_fp32():
 def test_the_verdict_stays():
     found = marked((at("fp16", 100.0), replace(at("int8", 60.0), verdict=Validity.VALID)))
     assert found[1].verdict is Validity.VALID
+
+
+def test_int8_is_held_against_the_same_options_else_against_the_fastest():
+    def with_threads(one, threads):
+        return replace(one, subject=replace(one.subject, options={"threads": threads}))
+
+    wider = [with_threads(at("fp32", rate), threads) for threads, rate in ((4, 120.0), (1, 50.0), (2, 90.0))]
+    assert codes(*wider, with_threads(at("int8", 60.0), 1))[3] == []
+    slower = marked((*wider, with_threads(at("int8", 100.0), 8)))[3].reasons[0]
+    assert "100 images/s in int8 (threads=8), 120 in fp32 (threads=4) on the same runtime" in slower.message

@@ -48,6 +48,7 @@ class Workspace:
             "precision": precision,
             "device": "cpu",
             "file": "model.onnx",
+            "options": {"threads": 0, "spinning": True},
             "weights": {"source": "file" if trained else "random", "sha256": "0" * 64, "trained": trained},
             "precision_proof": {
                 "proven": proven,
@@ -116,7 +117,9 @@ class Workspace:
         return finish_run(run, command=["optpipe", "preprocess", "digits"], details={"model": "digits"})
 
 
-def measurement(entry, batch, name, *, valid=True, scenario="single-stream", mode="compute", caveats=(), reasons=()):
+def measurement(
+    entry, batch, name, *, valid=True, scenario="single-stream", mode="compute", caveats=(), reasons=(), options=None
+):
     return Measurement(
         id=name,
         subject=Subject(
@@ -127,6 +130,7 @@ def measurement(entry, batch, name, *, valid=True, scenario="single-stream", mod
             model="digits",
             sha256=entry.sha256("model.onnx"),
             threads=2,
+            options=options or {},
         ),
         batch_size=batch,
         scenario=Scenario(scenario),
@@ -138,7 +142,7 @@ def measurement(entry, batch, name, *, valid=True, scenario="single-stream", mod
         caveats=tuple(caveats),
         samples_file=f"samples/{name}.parquet",
         machine_file=f"machine/{name}.parquet",
-        started_utc=f"2026-11-21T07:00:00.{len(name):03d}+00:00",
+        started_utc=f"2026-11-21T07:00:00.{int(name[1:]):03d}+00:00",
         duration_s=10.0,
     )
 

@@ -25,7 +25,8 @@ from optpipe.errors import BadInputError
 from optpipe.measuring.slo import Slo
 from optpipe.reporters.files import frame_from_comparison
 from optpipe.reporters.terminal_compare import comparison_table
-from optpipe.stages.compare import Baseline, Known, compared, sorted_for
+from optpipe.stages.best import sorted_for
+from optpipe.stages.compare import Baseline, Known, compared
 from optpipe.stages.overview import bench_runs, overview
 
 
@@ -121,10 +122,93 @@ def test_no_build_is_the_best_of_several_models_and_each_row_says_its_own():
     assert "2 models are compared (large, m); name one with --model" in found.best_reason[Goal.LATENCY]
     assert [row.build for row in found.rows] == ["large torch fp16", "m torch fp16"]
     assert compared([large]).rows[0].build == "torch fp16"
-    assert "among_models" not in found.rows[0].as_json()
     text = text_of(comparison_table(found))
     assert "large torch fp16" in text
     assert "name one with --model" in text
+
+
+def with_options(one, affinity=None, **options):
+    subject = replace(one.measurement.subject, options=options, affinity=affinity)
+    name = "-".join(f"{key}{value}" for key, value in options.items()) or "plain"
+    return replace(one, measurement=replace(one.measurement, id=f"{one.measurement.id}-{name}", subject=subject))
+
+
+def test_every_set_of_options_is_a_row_that_its_label_tells_apart():
+    tried = [
+        with_options(measured("a", 10.0 / threads, 0.01, batch=batch), threads=threads, spinning=True)
+        for threads in (1, 2, 4)
+        for batch in (1, 8)
+    ]
+    found = compared(tried)
+    assert len(found.rows) == 6
+    assert {row.configuration for row in found.rows} == {
+        "torch fp16 threads=1",
+        "torch fp16 threads=2",
+        "torch fp16 threads=4",
+    }
+    assert len({row.label for row in found.rows}) == 6
+    assert found.rows[0].settings == {"threads": "1", "spinning": "true"}
+    assert found.best[Goal.LATENCY] == "run-a/a-threads4-spinningTrue"
+    assert "torch fp16 threads=4" in text_of(comparison_table(found))
+    assert list(frame_from_comparison(found)["setting"][:1]) == ["threads=1"]
+    assert [row.configuration for row in compared(tried[:2]).rows] == ["torch fp16"] * 2, "nothing to tell apart"
+
+
+def test_the_newest_of_equal_settings_counts_and_a_processor_more_is_another_setting():
+    old, new = (with_options(measured("a", ms, 0.01, run=f"run-{ms}"), threads=2, affinity=(0, 1)) for ms in (2.0, 3.0))
+    pinned = with_options(measured("a", 4.0, 0.01), threads=2, affinity=(0, 2, 3))
+    rows = compared([new, old, pinned]).rows
+    assert [(row.setting, row.latency_ms["p50"].value) for row in rows] == [
+        ("affinity=0,2-3", 4.0),
+        ("affinity=0-1", 3.0),
+    ]
+
+
+def test_devices_and_arrivals_are_told_apart_too():
+    cpu = measured("a", 2.0, 0.01)
+    gpu = replace(
+        cpu, measurement=replace(cpu.measurement, id="g", subject=replace(cpu.measurement.subject, device="cuda:0"))
+    )
+    served = [
+        replace(
+            cpu, measurement=replace(cpu.measurement, id=f"s{rate}", scenario=Scenario.SERVER, offered_rate_per_s=rate)
+        )
+        for rate in (100.0, 500.0)
+    ]
+    assert [row.label for row in compared([cpu, gpu, *served]).rows] == [
+        "torch fp16 (cpu), batch 1 at 100/s", "torch fp16 (cpu), batch 1 at 500/s",
+        "torch fp16 (cpu), batch 1", "torch fp16 (cuda:0), batch 1",
+    ]  # fmt: skip
+
+
+def test_a_speedup_is_over_the_same_options_else_over_the_fastest_which_is_said():
+    fp32 = [
+        with_options(measured("w", ms, 0.01, precision="fp32"), threads=threads) for threads, ms in ((1, 8.0), (2, 4.0))
+    ]
+    slow = [with_options(measured("w", 3.0, 0.01, precision="fp32", valid=False), threads=8)]
+    fp16 = [with_options(measured("h", 2.0, 0.01), threads=threads) for threads in (1, 4)]
+    found = compared([*fp32, *slow, *fp16])
+    rows = {row.configuration: row for row in found.rows}
+    assert rows["torch fp16 threads=1"].speedup.value == pytest.approx(4.0)
+    assert rows["torch fp16 threads=1"].held_against == "run-a/w-threads1: torch fp32 threads=1"
+    assert rows["torch fp16 threads=4"].speedup.value == pytest.approx(2.0), (
+        "an INVALID one is no baseline beside VALID ones"
+    )
+    said = "torch fp16 threads=4 is held against torch fp32 threads=2, the fastest of 3 settings (batch 1)"
+    assert said in found.warnings
+    assert sum("held against" in one for one in found.warnings) == 1
+
+
+def test_a_baseline_run_with_other_options_is_held_against_and_named():
+    one, two = (with_options(measured("a", ms, 0.01), threads=threads) for threads, ms in ((1, 8.0), (2, 4.0)))
+    found = compared([two], baseline=Baseline("b", "run", (replace(one, run="run-b"),)))
+    assert [row.change for row in found.rows] == ["faster"]
+    assert found.rows[0].configuration == "torch fp16 threads=2"
+    assert "torch fp16 threads=2 is held against torch fp16 threads=1 (batch 1)" in found.warnings
+    both = Baseline("b", "run", (replace(one, run="run-b"), replace(two, run="run-b")))
+    again = compared([two], baseline=both)
+    assert again.rows[0].held_against == "run-b/a-threads2: torch fp16 threads=2"
+    assert not any("held against" in text for text in again.warnings)
 
 
 def test_a_limit_that_nothing_meets_names_the_nearest():
@@ -186,6 +270,9 @@ def test_a_model_that_was_not_measured_is_named_with_those_that_were(workspace):
     workspace.bench(workspace.artifact("fp16"))
     with pytest.raises(BadInputError, match=r"nothing was measured of nope .*; there is digits"):
         overview(workspace.store, model="nope")
+    assert len(overview(workspace.store, names=["digits"]).comparison.rows) == 1, "a model's name does for --model"
+    with pytest.raises(BadInputError, match="'nope' fits 0 bench runs"):
+        overview(workspace.store, names=["nope"])
 
 
 def test_a_baseline_run_is_held_against_and_not_listed(workspace):

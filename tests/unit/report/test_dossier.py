@@ -128,6 +128,35 @@ def test_a_regression_against_the_approved_baseline(workspace, tmp_path):
     assert checked_dossier(folder).problems == ()
 
 
+def test_the_newest_of_several_settings_is_judged_and_named(workspace, tmp_path):
+    entry = workspace.artifact("fp16")
+    for threads, mean_ms in ((1, 90.0), (2, 10.0)):
+        workspace.bench(entry, mean_ms=mean_ms, options={"threads": threads, "spinning": True})
+    signoff, folder = dossier(workspace, LATENCY % "50", tmp_path)
+    assert signoff.verdict is Verdict.PASS, [one.reason for one in signoff.criteria]
+    said = next(one for one in signoff.criteria if one.name == "latency.p99.b1").reason
+    assert "(batch 1, single-stream, compute, threads=2, the newest of 2 settings)" in said
+    assert "it does not run with threads=2 at batch 1, single-stream, compute" in signoff.expires_if
+    assert checked_dossier(folder).problems == ()
+    workspace.bench(entry, mean_ms=90.0, options={"threads": 0, "spinning": True})
+    signoff, _ = dossier(workspace, LATENCY % "50", tmp_path, "two")
+    assert signoff.verdict is Verdict.FAIL
+    assert not any(one.startswith("it does not run with") for one in signoff.expires_if), "as it was built"
+
+
+def test_a_regression_names_the_options_of_the_baseline(workspace, tmp_path):
+    entry = workspace.artifact("fp16")
+    policy = "schema = 1\n[[regression]]\np50 = '5 %'\nbatch_size = 1\n"
+    workspace.bench(entry, count=2000, options={"threads": 1})
+    _, folder = dossier(workspace, policy, tmp_path, "first")
+    approve(folder, workspace.path)
+    workspace.bench(entry, count=2000, options={"threads": 2})
+    signoff, _ = dossier(workspace, policy, tmp_path, "second")
+    about = next(one.observation.about for one in signoff.criteria if one.name == "regression.p50.b1")
+    assert about.startswith("batch 1, single-stream, compute, threads=2, the newest of 2 settings, against digits-")
+    assert about.endswith(" with threads=1")
+
+
 def test_waiving_needs_a_criterion_that_exists(workspace, tmp_path):
     workspace.bench(workspace.artifact("fp16"))
     signoff, folder = dossier(workspace, LATENCY % "5", tmp_path, waivers={"latency.p99.b1": "ticket 12"})

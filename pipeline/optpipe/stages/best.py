@@ -1,0 +1,113 @@
+"""Which rows of a comparison nothing beats, and which one is the best for each goal."""
+
+from dataclasses import replace
+
+from optpipe.core.comparison import Comparison, Goal, Row
+from optpipe.core.measurement import percentile_name
+from optpipe.core.quantity import Dimension, quantity_text
+from optpipe.measuring.slo import Slo
+
+
+def _objectives(row: Row) -> dict[str, float]:
+    """What a build is weighed by, larger is better."""
+    found = {
+        "latency": _score(row, Goal.LATENCY),
+        "throughput": _score(row, Goal.THROUGHPUT),
+        "energy": -row.energy_j_per_image.value if row.energy_j_per_image else None,
+        "accuracy": row.top1.value if row.top1 else None,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def with_frontier(rows: list[Row]) -> list[Row]:
+    """Marks rows that no other one dominates, among valid rows of one model under one kind of load."""
+    judged = []
+    for row in rows:
+        rivals = [each for each in rows if each.valid and _kind(each) == _kind(row) and each is not row]
+        winner = next((each for each in rivals if _dominates(each, row)), None) if row.valid else None
+        why = f"{winner.id}: better in {', '.join(_better(winner, row))}, worse in nothing" if winner else None
+        judged.append(replace(row, on_frontier=row.valid and winner is None, dominated_by=why))
+    return judged
+
+
+def _kind(row: Row) -> tuple[str, str, str]:
+    return row.model, row.scenario, row.mode
+
+
+def _better(one: Row, other: Row) -> list[str]:
+    mine, theirs = _objectives(one), _objectives(other)
+    return [name for name, value in mine.items() if name in theirs and value > theirs[name]]
+
+
+def _dominates(one: Row, other: Row) -> bool:
+    mine, theirs = _objectives(one), _objectives(other)
+    complete = set(theirs) <= set(mine)  # an objective that is unknown of the winner proves nothing
+    return complete and bool(_better(one, other)) and all(mine[name] >= value for name, value in theirs.items())
+
+
+def best_rows(rows: list[Row], slo: Slo | None) -> tuple[dict[str, str | None], dict[str, str]]:
+    """The best row's id for each goal, None where there is none, and why; with `slo` only rows that keep it count."""
+    models = sorted({row.model for row in rows})
+    if len(models) > 1:  # the smallest network is no better build of the others
+        reason = f"{len(models)} models are compared ({', '.join(models)}); name one with --model"
+        return dict.fromkeys(Goal), dict.fromkeys(Goal, reason)
+    allowed = [row for row in rows if row.valid and (slo is None or _keeps(row, slo))]
+    best: dict[str, str | None] = {}
+    why: dict[str, str] = {}
+    for goal in Goal:
+        scored = [(score, row) for row in allowed if (score := _score(row, goal)) is not None]
+        if not scored:
+            best[goal], why[goal] = None, _nothing(rows, goal, slo)
+            continue
+        _, winner = max(scored, key=lambda pair: pair[0])
+        best[goal], why[goal] = winner.id, _praise(winner, goal)
+    return best, why
+
+
+def sorted_for(comparison: Comparison, goal: Goal) -> Comparison:
+    """The rows ordered by `goal`, the best first and what has no figure last; INVALID ones below the valid."""
+
+    def order(row: Row) -> tuple[bool, bool, float]:
+        score = _score(row, goal)
+        return not row.valid, score is None, -(score or 0.0)
+
+    return replace(comparison, rows=tuple(sorted(comparison.rows, key=order)))
+
+
+def _keeps(row: Row, slo: Slo) -> bool:
+    found = row.latency_ms.get(percentile_name(slo.percent))
+    return found is not None and found.high is not None and found.high <= slo.limit_ms
+
+
+def _score(row: Row, goal: Goal) -> float | None:
+    if goal is Goal.LATENCY:
+        latency = row.latency_ms.get("p99") or row.latency_ms.get("p50")
+        return -latency.value if latency else None
+    if goal is Goal.THROUGHPUT:
+        return row.throughput_images_per_s.value if row.throughput_images_per_s else None
+    return 1 / row.energy_j_per_image.value if row.energy_j_per_image else None
+
+
+def _praise(row: Row, goal: Goal) -> str:
+    if goal is Goal.LATENCY:
+        name = "p99" if "p99" in row.latency_ms else "p50"
+        return f"{name} {quantity_text(row.latency_ms[name].value * 1e6, Dimension.TIME)}"
+    if goal is Goal.THROUGHPUT and row.throughput_images_per_s:
+        return quantity_text(row.throughput_images_per_s.value, Dimension.RATE)
+    assert row.energy_j_per_image
+    return f"≈ {quantity_text(row.energy_j_per_image.value, Dimension.ENERGY)}"
+
+
+def _nothing(rows: list[Row], goal: Goal, slo: Slo | None) -> str:
+    valid = [row for row in rows if row.valid]
+    if not valid:
+        return "no measurement is VALID"
+    if slo is not None and not any(_keeps(row, slo) for row in valid):
+        name = percentile_name(slo.percent)
+        nearest = [row.latency_ms[name] for row in valid if name in row.latency_ms]
+        if not nearest:
+            return f"no measurement gives {name}: too few samples, or it was not asked for"
+        closest = min(nearest, key=lambda each: each.high or each.value)
+        bound = quantity_text((closest.high or closest.value) * 1e6, Dimension.TIME)
+        return f"no build keeps {slo}; the nearest has an upper bound of {bound}"
+    return "energy was not measured" if goal is Goal.EFFICIENCY else "not measured"

@@ -1,9 +1,10 @@
 """Keeps what libraries print out of the way: stdout belongs to the result, stderr to progress and warnings."""
 
+import atexit
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -19,6 +20,18 @@ def stdout_to_stderr() -> Iterator[None]:
     """Sends all that is printed to stdout to stderr while the block runs: libraries print where they like."""
     with _redirected({1: 2}):
         yield
+
+
+def stdout_to_stderr_at_exit() -> None:
+    """Sends to stderr what code that ran before prints when Python ends: after the result, on its stdout."""
+    atexit.unregister(_send_stdout_to_stderr)
+    atexit.register(_send_stdout_to_stderr)  # the last one registered runs first
+
+
+def _send_stdout_to_stderr() -> None:
+    with suppress(OSError, ValueError):  # closed by whom it went to, or by the code itself
+        sys.stdout.flush()
+        os.dup2(2, 1)
 
 
 @contextmanager

@@ -28,10 +28,12 @@ class WeightsRecord:
     """The weights a model really has."""
 
     source: str
-    """`default:NAME`, `random`, `file` or `embedded` (part of an ONNX file)."""
+    """`default:NAME` (as published, or as a factory sets them), `random`, `file` or `embedded` (part of an ONNX file)."""
     sha256: str
     """Over names, types, shapes and bytes of all tensors; for an ONNX file over its bytes."""
     seed: int | None = None
+    drawn: str | None = None
+    """Of a factory's random weights: how many of its tensors depend on the seed, and the first of them."""
 
     @property
     def trained(self) -> bool:

@@ -8,7 +8,12 @@ from optpipe.core.quantity import RECORDED_UNITS, quantity_text
 _DIMENSIONS = {unit: dimension for dimension, unit in RECORDED_UNITS.items()}
 
 VERDICT_STYLES = {"PASS": "green", "FAIL": "red", "INCONCLUSIVE": "yellow"}
-RANDOM_WEIGHTS = "weights are random: nothing here says anything about accuracy"
+
+
+def random_weights_text(weights: Mapping[str, Any]) -> str:
+    """The warning about random weights, with those that a factory draws where the record says which."""
+    which = f" ({weights['drawn']})" if weights.get("drawn") else ""
+    return f"weights are random{which}: nothing here says anything about accuracy"
 
 
 def observed_text(one: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from optpipe.core.units import bytes_text, duration_text
-from optpipe.reporters.records import RANDOM_WEIGHTS
+from optpipe.reporters.records import random_weights_text
 
 
 def build_table(record: Mapping[str, Any]) -> RenderableType:
@@ -57,7 +57,7 @@ def build_table(record: Mapping[str, Any]) -> RenderableType:
         reasons.setdefault(f"{each['backend']}: {each['reason']}", []).append(each["precision"])
     lines += [Text(f"skipped {', '.join(precisions)} for {text}", style="dim") for text, precisions in reasons.items()]
     if not weights["trained"]:
-        lines.append(Text(RANDOM_WEIGHTS, style="yellow"))
+        lines.append(Text(random_weights_text(weights), style="yellow"))
     return Group(*lines)
 
 

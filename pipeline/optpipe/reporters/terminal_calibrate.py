@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from optpipe.core.units import count_text
-from optpipe.reporters.records import RANDOM_WEIGHTS, drop_text
+from optpipe.reporters.records import drop_text, random_weights_text
 
 LISTED = 12
 
@@ -31,7 +31,7 @@ def calibrate_table(record: Mapping[str, Any]) -> RenderableType:
     for each in record["lint"][:LISTED]:
         lines.append(Text(f"{each['rule']}  {each['layer']}: {each['message']}; {each['advice']}", style="yellow"))
     if not record["weights"]["trained"]:
-        lines.append(Text(RANDOM_WEIGHTS, style="yellow"))
+        lines.append(Text(random_weights_text(record["weights"]), style="yellow"))
     chosen = record["selection"]["table"] if record["selection"] else _path(record, record["best"])
     lines.append(Text(f"build with it: optpipe build {record['model']} --precision int8 --calibration {chosen}"))
     return Group(*lines)

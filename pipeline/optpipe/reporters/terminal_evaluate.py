@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from optpipe.reporters.records import RANDOM_WEIGHTS, VERDICT_STYLES, drop_text
+from optpipe.reporters.records import VERDICT_STYLES, drop_text, random_weights_text
 
 
 def evaluate_table(record: Mapping[str, Any]) -> RenderableType:
@@ -53,7 +53,7 @@ def evaluate_table(record: Mapping[str, Any]) -> RenderableType:
     if not dataset["labelled"]:
         lines.append(Text("no labels: agreement with the source model only, no accuracy", style="yellow"))
     if not record["weights"]["trained"]:
-        lines.append(Text(RANDOM_WEIGHTS, style="yellow"))
+        lines.append(Text(random_weights_text(record["weights"]), style="yellow"))
     lines.append(Text(f"predictions and manifest in {record['run_dir']}", style="dim"))
     return Group(*lines)
 

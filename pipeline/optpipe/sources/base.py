@@ -1,7 +1,7 @@
 """What every kind of MODEL can do: say cheaply what it is, and load itself."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,6 +23,8 @@ class Loaded:
     onnx: Path | None = None
     tokenizer: str | None = None
     """A text model's `tokenizer.json`, whole."""
+    made: Mapping[str, Any] = field(default_factory=dict)
+    """What decides it beside its source's `identity`, and shows only once it is made: of models that `runs_code` makes."""
 
 
 class Source(Protocol):
@@ -36,8 +38,12 @@ class Source(Protocol):
     def has_module(self) -> bool:
         """Whether it loads as a torch module; an ONNX file does not."""
 
+    @property
+    def runs_code(self) -> bool:
+        """Whether a user's code makes it: then `identity` is not all that decides it, and `Loaded.made` has the rest."""
+
     def identity(self) -> Mapping[str, Any]:
-        """All that decides the model beside its weights: versions and file hashes. Imports no framework."""
+        """What decides the model beside its weights: versions and file hashes. Imports no framework."""
 
     def load(self, weights: WeightsRequest) -> Loaded:
         """Loads it; raises `BadInputError` for a name or file that is no model, `NoWeightsError` without a network."""

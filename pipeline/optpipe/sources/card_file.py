@@ -44,6 +44,7 @@ class CardSource:
     def _beside(self, name: str) -> Path:
         return (self.path.parent / name).resolve()
 
+    @cached_property
     def _inner(self) -> PythonFileSource | OnnxFileSource:
         file, _, factory = self.card.source.rpartition(":")
         if factory and file.endswith(".py"):
@@ -69,7 +70,12 @@ class CardSource:
     @property
     def has_module(self) -> bool:
         """Whether it loads as a torch module."""
-        return self._inner().has_module
+        return self._inner.has_module
+
+    @property
+    def runs_code(self) -> bool:
+        """Whether a user's code makes it."""
+        return self._inner.runs_code
 
     def identity(self) -> Mapping[str, Any]:
         """The card's values, the file it names, and its weights' hash."""
@@ -78,7 +84,7 @@ class CardSource:
         return {
             "card": value_sha256(described),
             "weights": (stated or file_sha256(weights)) if weights else self._table.get("weights"),
-            **self._inner().identity(),
+            **self._inner.identity(),
         }
 
     def load(self, weights: WeightsRequest) -> Loaded:
@@ -87,7 +93,7 @@ class CardSource:
         if weights.kind == "default" and self._table.get("weights") == "random":
             weights = replace(weights, kind="random")
         if weights.kind != "default" or own is None:
-            return self._inner().load(weights)
-        loaded = self._inner().load(WeightsRequest(kind="file", path=own))
+            return self._inner.load(weights)
+        loaded = self._inner.load(WeightsRequest(kind="file", path=own))
         record = WeightsRecord(f"default:{own.name}", loaded.weights.sha256)
         return replace(loaded, weights=record)

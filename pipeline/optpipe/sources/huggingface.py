@@ -49,6 +49,11 @@ class HuggingFaceSource:
         """Whether it loads as a torch module."""
         return True
 
+    @property
+    def runs_code(self) -> bool:
+        """Whether a user's code makes it."""
+        return False
+
     def identity(self) -> dict[str, Any]:
         """The repository's name; of a local folder the hashes of its files."""
         folder = Path(self.repository)

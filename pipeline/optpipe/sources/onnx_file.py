@@ -35,6 +35,11 @@ class OnnxFileSource:
         """Whether it loads as a torch module."""
         return False
 
+    @property
+    def runs_code(self) -> bool:
+        """Whether a user's code makes it."""
+        return False
+
     def identity(self) -> Mapping[str, Any]:
         """Hashes of the file and of its external data."""
         self._check_file()

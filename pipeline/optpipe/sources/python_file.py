@@ -5,26 +5,31 @@ and `TRANSFORM = Compose([...])`, torchvision's, from an RGB picture of Pillow t
 the task and labels, for files that do not.
 """
 
-import importlib.util
+import copy
+import re
+import sys
+import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.environment import package_version
-from optpipe.core.hashing import file_sha256
+from optpipe.core.hashing import file_sha256, text_sha256, value_sha256
 from optpipe.core.tensors import input_from_dict
-from optpipe.core.weights import WeightsRequest
-from optpipe.errors import BadInputError, first_line
+from optpipe.core.weights import WeightsRecord, WeightsRequest
+from optpipe.errors import BadInputError
 from optpipe.sources.base import Loaded
 from optpipe.sources.modules import flat_module
 from optpipe.sources.transform import transform_from_torchvision
-from optpipe.sources.weights import with_weights
+from optpipe.sources.user_code import UserCode, told
+from optpipe.sources.weights import remade, tensor_hashes, with_factory_weights
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PythonFileSource:
     """A file and the name of a factory in it."""
 
@@ -43,34 +48,93 @@ class PythonFileSource:
         """Whether it loads as a torch module."""
         return True
 
+    @property
+    def runs_code(self) -> bool:
+        """Whether a user's code makes it."""
+        return True
+
     def identity(self) -> Mapping[str, Any]:
-        """The file's hash (not that of what it imports), the factory's name and torch's version."""
+        """The file's hash, the factory's name and torch's version; `Loaded.made` has what the two bring in."""
+        if not self.path.is_file():
+            message = f"{self.path}: no such file"
+            raise BadInputError(message)
         return {"file": file_sha256(self.path), "factory": self.factory, "torch": package_version("torch")}
 
     def load(self, weights: WeightsRequest) -> Loaded:
-        """Calls the factory. `default` weights are those that the factory itself sets, seeded."""
+        """Calls the factory. `default` weights are those that the factory itself sets, or draws.
+
+        Loaded once more it is another module with the same weights; the file is imported only once.
+        """
+        import torch  # noqa: F401 - before the user's code, which so brings in only what is its own
+
+        with self._code.running():
+            self._factory()
+            card = self.card or self._own_card(self._code.definitions())
+            name = f"{self.path.name}:{self.factory}"
+            record = self._records.get(weights)
+            if record is None:
+                module, record = with_factory_weights(self._made, weights, name)
+                self._records[weights] = record
+            else:
+                module = remade(self._made, weights, record, name)
+        made = {
+            **_contents(module),
+            "files": self._code.files(),
+            "card": value_sha256(replace(card, data={}).to_dict()),
+        }
+        return Loaded(card, record, module=flat_module(module), made=made)
+
+    @cached_property
+    def _code(self) -> UserCode:
+        return UserCode(self.path)
+
+    @cached_property
+    def _records(self) -> dict[WeightsRequest, WeightsRecord]:
+        """What was found out of the weights that were loaded."""
+        return {}
+
+    @cached_property
+    def _given(self) -> list["weakref.ref[Any]"]:
+        """The tensors of the modules that were handed out."""
+        return []
+
+    def _made(self) -> Any:
+        """What the factory returns, sharing no tensor with what it returned before. To be called in `_code.running`."""
         import torch
 
-        definitions = _imported(self.path)
+        factory = self._factory()
+        try:
+            module = factory()
+        except (Exception, SystemExit) as error:
+            message = f"{self.name} raised {told(error, self.path)}"
+            raise BadInputError(message) from error
+        if isinstance(module, type) and issubclass(module, torch.nn.Module):
+            message = f"{self.name} returned the class {module.__name__}, not an instance of it: return {module.__name__}(...)"
+            raise BadInputError(message)
+        if not isinstance(module, torch.nn.Module):
+            message = f"{self.name} returned {type(module).__name__}, not a torch.nn.Module"
+            raise BadInputError(message)
+        tensors = [*module.parameters(), *module.buffers()]
+        given = {id(tensor) for each in self._given if (tensor := each()) is not None}
+        if any(id(each) in given for each in tensors):  # made once and kept: what changes one must not change the other
+            module = copy.deepcopy(module)
+            tensors = [*module.parameters(), *module.buffers()]
+        self._given.extend(map(weakref.ref, tensors))
+        return module
+
+    def _factory(self) -> Any:
+        import torch
+
+        definitions = self._code.definitions()
         factory = getattr(definitions, self.factory, None)
+        if isinstance(factory, torch.nn.Module):
+            message = f"{self.name} is a module, not a factory: define a function that returns it"
+            raise BadInputError(message)
         if not callable(factory):
             known = [name for name, value in vars(definitions).items() if callable(value) and not name.startswith("_")]
             message = f"{self.path} has no factory '{self.factory}'; it defines {', '.join(known) or 'none'}"
             raise BadInputError(message)
-
-        def made() -> torch.nn.Module:
-            try:
-                module = factory()
-            except Exception as error:
-                message = f"{self.name} raised {type(error).__name__}: {first_line(error)}"
-                raise BadInputError(message) from error
-            if not isinstance(module, torch.nn.Module):
-                message = f"{self.name} returned {type(module).__name__}, not a torch.nn.Module"
-                raise BadInputError(message)
-            return module
-
-        module, record = with_weights(made, weights)
-        return Loaded(self.card or self._own_card(definitions), record, module=flat_module(module))
+        return factory
 
     def _own_card(self, definitions: ModuleType) -> ModelCard:
         inputs = getattr(definitions, "INPUTS", None)
@@ -83,15 +147,13 @@ class PythonFileSource:
         return ModelCard(self.factory, self.name, Task.OTHER, specs, transform=transform)
 
 
-def _imported(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"optpipe_model_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        message = f"{path} is not a Python file"
-        raise BadInputError(message)
-    definitions = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(definitions)
-    except Exception as error:
-        message = f"{path} cannot be imported: {type(error).__name__}: {error}"
-        raise BadInputError(message) from error
-    return definitions
+def _contents(module: Any) -> dict[str, Any]:
+    """What a module is: its tensors, how its parts are arranged, and the versions of the packages that define them."""
+    parts = list(module.modules())
+    packages = sorted({type(part).__module__.partition(".")[0] for part in parts})
+    code = [str(getattr(part, "code", "")) for part in parts]  # of traced and scripted parts
+    return {
+        "tensors": value_sha256(tensor_hashes(module)),
+        "parts": text_sha256("\n".join([re.sub(" at 0x[0-9a-f]+", "", repr(module)), *code])),
+        "packages": {name: str(getattr(sys.modules.get(name), "__version__", None)) for name in packages},
+    }

@@ -33,6 +33,11 @@ class TimmSource:
         """Whether it loads as a torch module."""
         return True
 
+    @property
+    def runs_code(self) -> bool:
+        """Whether a user's code makes it."""
+        return False
+
     def identity(self) -> dict[str, Any]:
         """The model and the libraries that define it."""
         return {"source": self.name, "torch": package_version("torch"), "timm": package_version("timm")}

@@ -42,6 +42,11 @@ class TorchvisionSource:
         """Whether it loads as a torch module."""
         return True
 
+    @property
+    def runs_code(self) -> bool:
+        """Whether a user's code makes it."""
+        return False
+
     def identity(self) -> dict[str, Any]:
         """The builder and the libraries that define it."""
         return {"source": self.name, "torch": package_version("torch"), "torchvision": package_version("torchvision")}

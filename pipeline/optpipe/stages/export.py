@@ -46,6 +46,9 @@ def model_id(model: Model) -> str:
 
 def exportable(model: Model, store: Store, listener: Listener) -> tuple[Model, Entry | None]:
     """`model` with weights that can be had here, and its store entry where it needs none any more."""
+    if model.source.runs_code:  # which model it is shows only when it is made
+        with listener.step("load"):
+            model.loaded()
     stored = stored_model(model, store)
     return (model if stored else with_available_weights(model, store.workspace, listener)), stored
 

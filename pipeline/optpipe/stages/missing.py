@@ -1,6 +1,7 @@
 """Measures what a policy asks for and no run in the workspace shows yet; what cannot be measured here is said."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 from optpipe.core.criteria import Missing
@@ -84,6 +85,7 @@ def _kind(criterion: Criterion) -> str | None:
 def _steps(
     wanted: Wanted, judged: Entry, model: Callable[[], Model], pace: Pace, store: Store, listener: Listener
 ) -> dict[str, Callable[[list[Criterion]], list[Path]]]:
+    @cache
     def source() -> Model:
         """The model, where it is the one that was built: with other weights its accuracy would be another's."""
         found = model()

@@ -32,9 +32,10 @@ class Model:
     _loaded: Loaded | None = None
 
     def recipe(self) -> dict[str, Any]:
-        """What decides the exported model. Cheap: imports no framework."""
+        """What decides the exported model. Cheap, unless a user's code makes it: what that reads shows only when it runs."""
+        made = {"made": dict(self.loaded().made)} if self.source.runs_code else {}
         return {
-            "source": dict(self.source.identity()),
+            "source": dict(self.source.identity()) | made,
             "weights": self.weights.recipe(),
             "batch": self.batch,
             "shapes": {name: [list(shape) for shape in shapes] for name, shapes in sorted(self.shapes.items())},

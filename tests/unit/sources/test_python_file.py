@@ -46,6 +46,6 @@ def test_pictures_of_another_size_than_the_input_are_refused(tmp_path):
     ],
 )
 def test_a_factory_that_gives_no_model_is_one_line(tmp_path, factory, said):
-    (tmp_path / "net.py").write_text(factory)
+    (tmp_path / "net.py").write_text(f"INPUTS = [dict(name='x', min=[1], opt=[1], max=[1])]\n{factory}")
     with pytest.raises(BadInputError, match=said):
         PythonFileSource(tmp_path / "net.py", "make").load(weights_from_text("default", 0))

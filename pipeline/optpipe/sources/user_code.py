@@ -1,0 +1,174 @@
+"""A user's Python file, run as `python FILE` would run it, and what it brought in: its own modules and the files it read."""
+
+import importlib
+import importlib.util
+import os
+import site
+import sys
+import sysconfig
+import tokenize
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import optpipe
+from optpipe.core.hashing import file_sha256
+from optpipe.core.quiet import stdout_to_stderr_at_exit
+from optpipe.errors import BadInputError, first_line
+
+_SYSTEM = ("/proc/", "/sys/", "/dev/")
+_BROUGHT_IN: dict[str, ModuleType] = {}
+"""The modules in `sys.modules` that came with users' files: another file must not be given them."""
+_READING: list[set[str]] = []
+"""Where the paths that are opened are noted while a user's code runs."""
+
+
+@dataclass
+class UserCode:
+    """One file: imported once, and what it brought in since."""
+
+    path: Path
+    modules: dict[str, ModuleType] = field(default_factory=dict)
+    read: set[str] = field(default_factory=set)
+    _definitions: ModuleType | None = None
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """While the block runs, imports find what lies beside the file, and what is read is noted.
+
+        `sys.path` and `sys.argv` are as before afterwards. The modules stay where Python looks for them, for a forward that
+        imports, until another file's code runs.
+        """
+        _listen()
+        for name, module in list(_BROUGHT_IN.items()):
+            if self.modules.get(name) is not module and sys.modules.get(name) is module:
+                del sys.modules[name]
+        sys.modules.update(self.modules)
+        before, path, argv = set(sys.modules), list(sys.path), sys.argv
+        sys.path.insert(0, str(self.path.resolve().parent))
+        sys.argv = [str(self.path)]
+        _READING.append(self.read)
+        try:
+            yield
+        finally:
+            _READING.pop()
+            sys.path[:], sys.argv = path, argv
+            for name in set(sys.modules) - before:
+                if (origin := _origin(sys.modules[name])) is not None and not _installed(origin):
+                    self.modules[name] = sys.modules[name]
+            _BROUGHT_IN.clear()
+            _BROUGHT_IN.update(self.modules)
+            stdout_to_stderr_at_exit()
+
+    def definitions(self) -> ModuleType:
+        """The imported module; to be called in `running`. Raises `BadInputError` for a file that cannot be imported."""
+        if self._definitions is None:
+            self._definitions = self._imported()
+        return self._definitions
+
+    def _imported(self) -> ModuleType:
+        name = self.path.stem
+        if not name.isidentifier() or name in sys.modules or name in sys.stdlib_module_names:
+            name = f"optpipe_model_{name}"
+        spec = importlib.util.spec_from_file_location(name, self.path)
+        assert spec is not None  # of a name in .py
+        assert spec.loader is not None
+        definitions = importlib.util.module_from_spec(spec)
+        sys.modules[name] = definitions  # dataclasses look their module up there
+        try:
+            importlib.invalidate_caches()  # a folder may have changed within its time stamp's resolution
+            spec.loader.exec_module(definitions)
+        except (Exception, SystemExit) as error:
+            sys.modules.pop(name, None)
+            message = f"{self.path} cannot be imported: {told(error, self.path)}"
+            raise BadInputError(message) from error
+        return definitions
+
+    def files(self) -> Mapping[str, str]:
+        """The hashes of the file, its modules and all that it read, outside of what is installed, by path from its folder."""
+        folder = self.path.resolve().parent
+        origins = (_origin(module) for module in self.modules.values())
+        paths = {str(self.path.resolve()), *map(_source, self.read), *(each for each in origins if each is not None)}
+        return {
+            os.path.relpath(each, folder): file_sha256(Path(each))
+            for each in sorted(paths)
+            if not each.startswith(_SYSTEM) and not _installed(each) and Path(each).is_file()
+        }
+
+
+def told(error: BaseException, path: Path) -> str:
+    """What a user's code raised, on one line, with its line in `path`, and what mends it where that is known."""
+    text = f"{type(error).__name__}: {first_line(error)}" + _place(error, path)
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return text + (
+            f"\n`uv pip install` the package that has {error.name.partition('.')[0]}, or name its folder in PYTHONPATH"
+        )
+    if isinstance(error, ImportError) and "relative import" in str(error):
+        return text + "\nits imports are those of a package: name a file outside the package that imports the factory"
+    if isinstance(error, FileNotFoundError) and error.filename and not Path(os.fsdecode(error.filename)).is_absolute():
+        return (
+            text + f"\nthat path begins in the working directory; Path(__file__).parent / ... begins beside {path.name}"
+        )
+    if isinstance(error, SystemExit):
+        return (
+            text
+            + "\nwhat is not for an import, such as reading the command line, belongs under `if __name__ == '__main__':`"
+        )
+    return text
+
+
+def _place(error: BaseException, path: Path) -> str:
+    """The line of `path` that the error came through; a syntax error says its own."""
+    trace, line = error.__traceback__, None
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == str(path):
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return "" if line is None else f" ({path.name}, line {line})"
+
+
+@cache
+def _listen() -> None:
+    """Notes what is opened for reading from now on, while anyone wants it; Python has no way to end that again."""
+    sys.addaudithook(_note)
+
+
+def _note(event: str, arguments: tuple[Any, ...]) -> None:
+    if (
+        event == "open" and _READING and sys._getframe(1).f_code is not tokenize.open.__code__
+    ):  # source lines of a stack
+        path, _, flags = arguments
+        if isinstance(path, str | bytes) and flags & os.O_ACCMODE == os.O_RDONLY:
+            _READING[-1].add(os.path.abspath(os.fsdecode(path)))  # noqa: PTH100 - Path.absolute() keeps its dots
+
+
+def _source(path: str) -> str:
+    """The source of compiled bytecode, which is read in its place; other files as they are."""
+    try:
+        return importlib.util.source_from_cache(path)
+    except ValueError:
+        return path
+
+
+def _origin(module: Any) -> str | None:
+    """The file of a module, or the folder of a package without one; None for what code put there itself."""
+    own = vars(module) if isinstance(module, ModuleType) else {}  # asking a lazy module would load it
+    origin = own.get("__file__") or next(iter(own.get("__path__") or ()), None)
+    return origin if isinstance(origin, str) and origin.startswith("/") else None
+
+
+def _installed(path: str) -> bool:
+    """Whether it lies in the standard library, among installed packages, or in optpipe."""
+    return path.startswith(_roots())
+
+
+@cache
+def _roots() -> tuple[str, ...]:
+    own = sysconfig.get_paths()
+    folders = [own[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
+    folders += [*site.getsitepackages(), site.getusersitepackages(), str(Path(optpipe.__file__).parent)]
+    return tuple(f"{folder}/" for each in folders for folder in {each, os.path.realpath(each)})

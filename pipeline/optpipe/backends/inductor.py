@@ -26,6 +26,8 @@ OPTIONS: dict[Device, dict[str, Any]] = {
     "cuda": {"cuda_graph": False, "max_autotune": False},
 }
 """`cuda_graph` is off: with torch 2.11 the runner's own calls ended a capture on an H200, also with a single caller."""
+BUILD_ONLY = ("max_autotune",)
+"""Of the options, those that decide what is compiled and mean nothing when it is loaded."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from optpipe.backends.base import Backend, Device, checked_options
+from optpipe.backends.inductor import BUILD_ONLY as INDUCTOR_BUILD_ONLY
 from optpipe.backends.inductor import Inductor
 from optpipe.backends.onnxruntime import OnnxRuntime
 from optpipe.backends.tensorrt import TENSORRT, TENSORRT_RTX
+from optpipe.backends.tensorrt_session import OPTIONS as ENGINE_OPTIONS
 from optpipe.backends.torch_eager import TorchEager
 from optpipe.backends.torch_tensorrt import TorchTensorRT
 from optpipe.errors import BadInputError
@@ -15,6 +17,9 @@ BACKENDS: dict[str, Backend] = {
     backend.name: backend
     for backend in (TENSORRT, TENSORRT_RTX, TorchTensorRT(), OnnxRuntime(), Inductor(), TorchEager())
 }
+ENGINES = (TENSORRT.name, TENSORRT_RTX.name, TorchTensorRT().name)
+"""Those whose artifacts are TensorRT engines: their sessions take other options than their builders."""
+BUILD_ONLY = {Inductor().name: INDUCTOR_BUILD_ONLY}
 
 
 def backends_from_text(text: str, device: Device | None) -> tuple[Backend, ...]:
@@ -55,11 +60,24 @@ def chosen_device(backend: Backend, wanted: Device | None) -> Device:
     return able[0] if able else backend.devices()[0]
 
 
-def options_in_force(info: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """An artifact's own options, overridden by what was given, text read as the type of each.
+def runtime_options(name: str, device: Device) -> dict[str, Any]:
+    """What a session of the backend `name` takes, with the defaults; what only its build takes is not among them."""
+    if name in ENGINES:
+        return dict(ENGINE_OPTIONS)
+    options = BACKENDS[name].recipe(device, {})["options"]
+    return {key: value for key, value in options.items() if key not in BUILD_ONLY.get(name, ())}
 
-    Raises BadInputError for an option that its backend does not have.
+
+def options_in_force(info: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """An artifact's own runtime options, overridden by what was given, text read as the type of each.
+
+    Raises BadInputError for an option that its backend does not have, or only when it builds.
     """
-    backend = BACKENDS[info["backend"]]
-    known = dict(backend.recipe(info["device"], {}).get("options", {}))
-    return checked_options({**info.get("options", {}), **given}, known, backend.name) if known else dict(given)
+    name, device = info["backend"], info["device"]
+    known, built = runtime_options(name, device), BACKENDS[name].recipe(device, {})["options"]
+    for key, value in given.items():
+        if key in built and key not in known:
+            message = f"{name} takes '{key}' when it builds: optpipe build --option {name}.{key}={value}"
+            raise BadInputError(message)
+    own = {key: value for key, value in info.get("options", {}).items() if key in known}
+    return checked_options({**own, **given}, known, name)

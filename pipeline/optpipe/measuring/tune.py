@@ -5,7 +5,7 @@ from run to run would be worse than the defaults. A short look that is INVALID f
 winner is then measured in full and judged. Options that change the arithmetic (TF32) are never touched.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from math import log2
 from typing import Any
@@ -25,35 +25,48 @@ class Trial:
     measurements: tuple[Measurement, ...]
 
 
-def choices(defaults: Mapping[str, Any], cpus: int) -> dict[str, tuple[Any, ...]]:
-    """The values worth trying for each option that a backend has and that takes effect when loading."""
+def choices(cpus: int) -> dict[str, tuple[Any, ...]]:
+    """The values worth trying, by option; a test holds the names against what the backends' sessions take.
+
+    Of `threads`, powers of two up to all processors; its default 0 leaves the number and their places to the runtime.
+    """
     threads = sorted({1 << power for power in range(cpus.bit_length()) if 1 << power <= cpus} | {cpus})
-    known: dict[str, tuple[Any, ...]] = {
+    return {
         "nhwc": (True, False),
         "fuse": (True, False),
         "cuda_graph": (True, False),
-        "channels_last": (True, False),
         "fuse_conv_bias": (False, True),
         "cudnn_search": ("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
         "threads": tuple(threads),
+        "spinning": (True, False),
     }
-    return {name: known[name] for name in defaults if name in known}
+
+
+def alternatives(defaults: Mapping[str, Any], cpus: int, fixed: Container[str] = ()) -> dict[str, tuple[Any, ...]]:
+    """The values to try beside `defaults`, by option; none of an option that is `fixed`."""
+    found = {
+        name: tuple(value for value in values if value != defaults[name])
+        for name, values in choices(cpus).items()
+        if name in defaults and name not in fixed
+    }
+    return {name: values for name, values in found.items() if values}
 
 
 def tune(
-    measure: Callable[[Mapping[str, Any]], tuple[Measurement, ...]], defaults: Mapping[str, Any], cpus: int
+    measure: Callable[[Mapping[str, Any]], tuple[Measurement, ...]],
+    defaults: Mapping[str, Any],
+    cpus: int,
+    fixed: Container[str] = (),
 ) -> tuple[Trial, ...]:
     """Tries the defaults, then each other value of each option with the best so far in the others; at every batch size.
 
-    `measure` loads the artifact with some options and measures all batch sizes.
+    `measure` loads the artifact with some options and measures all batch sizes. What is `fixed` was asked for and stays.
     """
     trials = [Trial(dict(defaults), measure(defaults))]
     best = dict(defaults)
-    for name, values in choices(defaults, cpus).items():
+    for name, values in alternatives(defaults, cpus, fixed).items():
         for value in values:
             options = best | {name: value}
-            if any(dict(trial.options) == options for trial in trials):
-                continue
             trials.append(Trial(options, measure(options)))
             if any(each.interrupted for each in trials[-1].measurements):
                 return tuple(trials)

@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from optpipe.core.measurement import option_text
 from optpipe.core.units import bytes_text
 from optpipe.errors import BadInputError
 from optpipe.stats.percentiles import samples_needed
@@ -146,7 +147,7 @@ def _tuning_lines(tuning: list[Mapping[str, Any]]) -> list[Text]:
         found: dict[str, list[str]] = {}
         for size, options in each["chosen"].items():
             backend = each["label"].partition(" ")[0]
-            text = " ".join(f"--option {backend}.{name}={value}" for name, value in options.items())
+            text = " ".join(f"--option {backend}.{name}={option_text(value)}" for name, value in options.items())
             found.setdefault(text, []).append(size)
         lines += [
             Text(f"tuned {each['label']}, batch {', '.join(sizes)}: {text} (of {len(each['trials'])} tried)")

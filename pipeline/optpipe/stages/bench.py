@@ -173,7 +173,8 @@ class _Subject:
                     if not self.running.interrupted
                 )
 
-        return tune(measured, self.defaults, cpus=len(self.running.plan.affinity or ()) or cores())
+        cpus = len(self.running.plan.affinity or ()) or cores()
+        return tune(measured, self.defaults, cpus, fixed=self.given)
 
     def _one(self, workers: "_Workers", load: Load, options: Mapping[str, Any], *, trial: bool = False) -> Measurement:
         running = self.running

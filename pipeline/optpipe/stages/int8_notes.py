@@ -110,14 +110,11 @@ def int8_notes(
 
 
 def _speed_notes(build: Build, runs: Sequence[Run], measured: Sequence[Measurement], cause: str) -> Iterator[Note]:
-    """Against the wider types that the same runs measured; that none did is a note too."""
-    beside = [
-        one
-        for run in runs
-        if run.kind == "bench"
-        for one in measurements_of(json_of_run(run, MEASUREMENTS_FILE))
-        if one.subject.precision in WIDER["int8"]
-    ]
+    """Against the wider types that the same runs measured, the newest of equal ones; that none did is a note too."""
+    found = (one for run in runs if run.kind == "bench" for one in measurements_of(json_of_run(run, MEASUREMENTS_FILE)))
+    wider = [one for one in found if one.subject.precision in WIDER["int8"]]
+    newest = {one.key: one for one in sorted(wider, key=lambda one: one.started_utc or "")}
+    beside = list(newest.values())
     marks = [reason for one in measured if (reason := not_faster(one, beside, cause)) is not None]
     if marks:
         worst = min(marks, key=lambda reason: float(reason.evidence["ratio"]))

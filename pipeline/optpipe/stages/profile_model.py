@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from optpipe.backends.registry import options_in_force
+from optpipe.backends.registry import options_in_force, runtime_options
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.events import Listener
 from optpipe.core.runs import MANIFEST, OpenRun, begin_run, finish_run, write_json
@@ -157,7 +157,9 @@ def _has_dali() -> bool:
 
 def _inference_job(plan: ProfilePlan, entry: Entry, card: ModelCard, batch_size: int, store: Store) -> Job:
     info = entry.info
-    options = options_in_force(info, plan.model["options"].get(info["backend"], {}))
+    known = runtime_options(info["backend"], info["device"])
+    given = plan.model["options"].get(info["backend"], {})  # what is not among `known` was for the build
+    options = options_in_force(info, {name: value for name, value in given.items() if name in known})
     name = f"{info['backend']} {info['precision']} batch {batch_size}"
     details = {
         "workspace": str(store.workspace.resolve()),

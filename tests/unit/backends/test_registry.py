@@ -3,7 +3,7 @@
 import pytest
 
 from optpipe.backends.registry import BACKENDS, options_in_force
-from optpipe.errors import BadInputError
+from optpipe.errors import BadInputError, StageError
 
 INFO = {"backend": "onnxruntime", "device": "cuda", "options": {"nhwc": False}}
 
@@ -25,3 +25,21 @@ def test_what_cannot_be_meant_is_refused(given):
 def test_a_number_that_no_builder_takes_is_refused_before_it_builds(given):
     with pytest.raises(BadInputError, match=next(iter(given))):
         BACKENDS["tensorrt-rtx"].recipe("cuda", given)
+
+
+@pytest.mark.parametrize("name", ["tensorrt", "tensorrt-rtx", "torch-tensorrt", "inductor"])
+def test_what_only_a_build_takes_is_not_in_force_at_run_time(name):
+    built = {"backend": name, "device": "cuda", "options": BACKENDS[name].recipe("cuda", {})["options"]}
+    assert options_in_force(built, {}).keys() == {"cuda_graph"}
+    given = next(key for key in built["options"] if key != "cuda_graph")
+    with pytest.raises(BadInputError, match=rf"when it builds: optpipe build --option {name}\.{given}=7"):
+        options_in_force(built, {given: "7"})
+
+
+def test_an_engine_takes_the_options_that_are_in_force(tmp_path):
+    """Without a GPU an engine is refused, but after its options were read."""
+    pytest.importorskip("tensorrt_rtx", reason="needs the wheel tensorrt-rtx-cu13")
+    (tmp_path / "model.engine").write_bytes(b"no engine")
+    info = {"backend": "tensorrt-rtx", "device": "cuda"}
+    with pytest.raises(StageError, match=r"refuses model\.engine"):
+        BACKENDS["tensorrt-rtx"].load(tmp_path, info, "cuda", options_in_force(info, {"cuda_graph": "false"}))

@@ -19,12 +19,11 @@ from optpipe.measuring.interleave import Comparison, interleaved
 from optpipe.measuring.rate import highest_rate
 from optpipe.measuring.slo import Slo, slo_from_text
 from optpipe.measuring.sweep import batch_sizes_from_text, largest_inside, nearest, saturated, sweep
-from optpipe.measuring.tune import choices, chosen, tune
 from optpipe.stats.ratio import Change
 
 
-def measurement(batch, latency_ms, *, name="m", reasons=(), options=None, rate=None):
-    subject = Subject("a", "fake", "fp32", "cpu", options=options or {})
+def measurement(batch, latency_ms, *, name="m", reasons=(), rate=None):
+    subject = Subject("a", "fake", "fp32", "cpu")
     invalid = [Reason(code, code, "remedy", invalidates=True) for code in reasons]
     return planted(subject, batch, latency_ms, reasons=invalid, id=name, offered_rate_per_s=rate)
 
@@ -156,47 +155,6 @@ def test_no_rate_is_inside_an_impossible_limit():
     found, best = highest_rate(lambda rate: measurement(1, 10.0, rate=rate), 0.01, Slo(99.0, 5.0))
     assert best is None
     assert len(found) < 10
-
-
-DEFAULTS = {
-    "nhwc": True,
-    "cuda_graph": True,
-    "cudnn_search": "EXHAUSTIVE",
-    "fuse_conv_bias": False,
-    "threads": 0,
-    "unknown": 1,
-}
-
-
-def tuned(latency, reasons=lambda _options: ()):
-    def measured(options):
-        return tuple(
-            measurement(size, latency(options, size), options=options, reasons=reasons(options)) for size in (1, 64)
-        )
-
-    return tune(measured, DEFAULTS, cpus=4)
-
-
-def test_tuning_finds_the_fastest_and_nothing_outside_the_choices():
-    trials = tuned(lambda options, size: size * (0.5 if not options["nhwc"] and options["threads"] == 2 else 1.0))
-    assert all(trial.options["unknown"] == 1 for trial in trials)
-    assert "use_tf32" not in choices(DEFAULTS, 4)
-    joint = tuned(lambda options, size: size * (1 - 0.2 * (not options["nhwc"]) - 0.3 * (options["threads"] == 2)))
-    assert chosen(joint, 64)["nhwc"] is False
-    assert chosen(joint, 64)["threads"] == 2
-
-
-def test_noise_does_not_move_the_defaults():
-    trials = tuned(lambda options, size: size * (0.99 if not options["nhwc"] else 1.0))
-    assert chosen(trials, 1) == DEFAULTS
-
-
-def test_a_wrong_answer_never_wins():
-    trials = tuned(
-        lambda options, size: size * (1.0 if options["nhwc"] else 0.1),
-        reasons=lambda options: () if options["nhwc"] else ("wrong-output",),
-    )
-    assert chosen(trials, 1)["nhwc"] is True
 
 
 def pair(first, second, rounds=6):

@@ -31,7 +31,7 @@ from optpipe.stages.preprocess.parity import NEAR_MAX_LEVELS, NEAR_MEAN_LEVELS, 
 from optpipe.stages.preprocess.pictures import save_side_by_side
 from optpipe.stages.preprocess.proof import ROWS
 from optpipe.stages.preprocess.throughput import warm_page_cache, warn_of_others
-from optpipe.stages.preprocess.tuning import Tuned, tuned
+from optpipe.stages.preprocess.tuning import Search, Tuned, tuned
 
 if TYPE_CHECKING:
     import numpy as np
@@ -107,7 +107,8 @@ def preprocess(model: Model, request: Request, store: Store, listener: Listener)
     speed, plan = None, request.plan
     if request.throughput:
         warm_page_cache(images.paths)
-        speed = tuned(images.paths, transform, plan, cores(), request.seconds, listener, request.fixed)
+        search = Search(images.paths, transform, plan, cores(), request.seconds, listener, request.fixed)
+        speed = tuned(search)
         for each in (speed.dataloader, speed.dali):
             warn_of_others(each.other_cpu_cores, each.implementation, listener)
         plan = speed.plan  # what is proven and stored is what was found fastest

@@ -67,39 +67,42 @@ class Tuned:
         }
 
 
-def tuned(
-    paths: Sequence[Path],
-    transform: Transform,
-    plan: DaliPlan,
-    cores: int,
-    seconds: float,
-    listener: Listener,
-    fixed: frozenset[str] = frozenset(),
-) -> Tuned:
-    """Sweeps workers from `cores` down, then where to decode, who takes which share of it, and threads.
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What is tuned, and for how long each configuration is measured."""
 
-    `fixed` names fields that are as `plan` has them in every pipeline that is tried.
+    paths: Sequence[Path]
+    transform: Transform
+    plan: DaliPlan
+    """Where the search starts."""
+    cores: int
+    seconds: float
+    """Measuring time of the winners; while searching QUICK of it."""
+    listener: Listener
+    fixed: frozenset[str] = frozenset()
+    """Fields that are as `plan` has them in every pipeline that is tried."""
+
+
+def tuned(search: Search) -> Tuned:
+    """Sweeps workers from all cores down, then where to decode, who takes which share of it, and threads.
 
     What fails (out of memory, say) is a row with its reason; raises StageError where nothing of a kind worked.
     """
-    loaders, left_out = _loaders(paths, transform, plan, cores, seconds * QUICK, listener)
-    found = _pipelines(paths, transform, plan, cores, seconds * QUICK, listener, fixed)
+    loaders, left_out = _loaders(search)
+    found = _pipelines(search)
     best = max(found, key=lambda each: found[each].images_per_s)
     loader = max(loaders, key=lambda row: row.images_per_s)
-    rows = (*loaders, *found.values())
-    return _in_turn(paths, transform, best, loader, seconds, rows, left_out, listener)
+    return _in_turn(search, best, loader, (*loaders, *found.values()), left_out)
 
 
-def _loaders(
-    paths: Sequence[Path], transform: Transform, plan: DaliPlan, cores: int, seconds: float, listener: Listener
-) -> tuple[list[Throughput], str | None]:
-    """The DataLoader with ever fewer workers, as long as that does not lose clearly."""
+def _loaders(search: Search) -> tuple[list[Throughput], str | None]:
+    """The DataLoader with ever fewer workers, as long as that does not lose clearly; beside it what was not tried."""
+    plan, seconds, counts = search.plan, search.seconds * QUICK, _workers(search.cores)
     device, batch_size = "cuda" if plan.device == "gpu" else "cpu", min(plan.batch_size, LOADER_BATCH)
-    counts = _workers(cores)
-    jobs = [hasty(dataloader_job(transform, workers, batch_size, device, seconds)) for workers in counts]
+    jobs = [hasty(dataloader_job(search.transform, workers, batch_size, device, seconds)) for workers in counts]
     rows: list[Throughput] = []
-    with listener.step("DataLoader by workers", total=len(jobs)) as step:
-        measured = throughputs(paths, jobs)
+    with search.listener.step("DataLoader by workers", total=len(jobs)) as step:
+        measured = throughputs(search.paths, jobs)
         for row in measured:
             rows.append(row)
             step.advance()
@@ -111,52 +114,37 @@ def _loaders(
     return rows, None
 
 
-def _pipelines(
-    paths: Sequence[Path],
-    transform: Transform,
-    plan: DaliPlan,
-    cores: int,
-    seconds: float,
-    listener: Listener,
-    fixed: frozenset[str],
-) -> dict[DaliPlan, Throughput]:
+def _pipelines(search: Search) -> dict[DaliPlan, Throughput]:
     """DALI: first where to decode, then the threads of the best."""
     tried: dict[DaliPlan, Throughput] = {}
-    kept = {field: getattr(plan, field) for field in fixed}
+    kept = {field: getattr(search.plan, field) for field in search.fixed}
 
     def measure(plans: Iterable[DaliPlan], name: str) -> DaliPlan:
         new = [each for each in dict.fromkeys(replace(each, **kept) for each in plans) if each not in tried]
-        with listener.step(name, total=len(new)) as step:
-            jobs = [hasty(dali_job(transform, each, seconds)) for each in new]
-            for each, row in zip(new, throughputs(paths, jobs) if jobs else (), strict=True):
+        with search.listener.step(name, total=len(new)) as step:
+            jobs = [hasty(dali_job(search.transform, each, search.seconds * QUICK)) for each in new]
+            for each, row in zip(new, throughputs(search.paths, jobs) if jobs else (), strict=True):
                 tried[each] = row
                 step.advance()
         return max(tried, key=lambda each: tried[each].images_per_s)
 
-    best = measure(_first_plans(plan, cores), "DALI by decoder")
-    measure(_second_plans(best, cores), "DALI by threads")
+    best = measure(_first_plans(search.plan, search.cores), "DALI by decoder")
+    measure(_second_plans(best, search.cores), "DALI by threads")
     return tried
 
 
 def _in_turn(
-    paths: Sequence[Path],
-    transform: Transform,
-    plan: DaliPlan,
-    loader: Throughput,
-    seconds: float,
-    rows: tuple[Throughput, ...],
-    left_out: str | None,
-    listener: Listener,
+    search: Search, plan: DaliPlan, loader: Throughput, rows: tuple[Throughput, ...], left_out: str | None
 ) -> Tuned:
     """The winners again, DALI's between those of the loader, so that drift of the machine hits both alike."""
-    settings = loader.settings
+    transform, seconds, settings = search.transform, search.seconds, loader.settings
     again = dataloader_job(transform, settings["workers"], loader.batch_size, settings["device"], seconds)
     ours = [dali_job(transform, plan, seconds), dali_job(transform, plan, seconds, decode_only=True)]
     kinds: dict[str, list[Throughput]] = {"dataloader": [], "dali": [], "dali-decode": []}
     order = ([again], [*ours, ours[0]], [again])
-    with listener.step("both in turn", total=sum(map(len, order))) as step:
+    with search.listener.step("both in turn", total=sum(map(len, order))) as step:
         for jobs in order:
-            for row in throughputs(paths, jobs):
+            for row in throughputs(search.paths, jobs):
                 kinds[row.implementation].append(row)
                 step.advance()
     merged = {name: merged_rows(found) for name, found in kinds.items()}

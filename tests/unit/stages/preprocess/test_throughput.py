@@ -10,7 +10,7 @@ from optpipe.inputs.synthetic import synthetic_picture
 from optpipe.stages.preprocess import tuning
 from optpipe.stages.preprocess.dali_pipeline import DaliPlan
 from optpipe.stages.preprocess.throughput import Throughput, dali_job, dataloader_job, throughputs, warn_of_others
-from optpipe.stages.preprocess.tuning import merged_rows, tuned
+from optpipe.stages.preprocess.tuning import Search, merged_rows, tuned
 
 TRANSFORM = Transform((Decode(), Resize((40,)), CenterCrop(32, 32), Rescale(), Pack()))
 
@@ -95,7 +95,7 @@ def test_the_fastest_of_each_kind_is_found_on_a_gpu(monkeypatch):
         return rate - (0 if plan.prefetch == 2 else 900)
 
     simulated(monkeypatch, dali, lambda workers: 100 + 50 * workers if workers <= 8 else 450)
-    found = tuned([], TRANSFORM, DaliPlan(decode="mixed", device="gpu", batch_size=256), 16, 1.0, Silent())
+    found = tuned(Search([], TRANSFORM, DaliPlan(decode="mixed", device="gpu", batch_size=256), 16, 1.0, Silent()))
     assert (found.plan.hw_decoder_load, found.plan.threads, found.plan.prefetch) == (1.0, 4, 2)
     assert found.plan.cpu_share == 0
     assert found.dataloader.settings["workers"] == 8
@@ -107,21 +107,21 @@ def test_the_fastest_of_each_kind_is_found_on_a_gpu(monkeypatch):
 
 def test_the_cpu_takes_a_share_where_that_is_faster(monkeypatch):
     simulated(monkeypatch, lambda plan: 10_000 * (1 + plan.cpu_share) + plan.threads, lambda workers: 100 * workers)
-    found = tuned([], TRANSFORM, DaliPlan(decode="mixed", device="gpu", batch_size=256), 16, 1.0, Silent())
+    found = tuned(Search([], TRANSFORM, DaliPlan(decode="mixed", device="gpu", batch_size=256), 16, 1.0, Silent()))
     assert (found.plan.cpu_share, found.plan.threads) == (0.25, 16)
 
 
 def test_what_was_asked_for_is_not_tuned(monkeypatch):
     asked = DaliPlan(decode="mixed", device="gpu", batch_size=256, threads=3)
     simulated(monkeypatch, lambda plan: 9000 if plan.decode == "cpu" else 10 * plan.threads, lambda _: 100)
-    found = tuned([], TRANSFORM, asked, 16, 1.0, Silent(), frozenset({"decode", "threads"}))
+    found = tuned(Search([], TRANSFORM, asked, 16, 1.0, Silent(), frozenset({"decode", "threads"})))
     tried = [row.settings for row in found.rows if row.implementation == "dali"]
     assert {(each["decode"], each["threads"]) for each in tried} == {("mixed", 3)}
 
 
 def test_a_configuration_that_fails_is_a_row_and_not_the_end(monkeypatch):
     simulated(monkeypatch, lambda plan: None if plan.threads == 2 else 900, lambda workers: 100 if workers else None)
-    found = tuned([], TRANSFORM, DaliPlan(batch_size=8), 2, 1.0, Silent())
+    found = tuned(Search([], TRANSFORM, DaliPlan(batch_size=8), 2, 1.0, Silent()))
     assert found.plan.threads == 1
     assert {row.error for row in found.rows} == {None, "out of memory"}
 
@@ -129,7 +129,7 @@ def test_a_configuration_that_fails_is_a_row_and_not_the_end(monkeypatch):
 def test_nothing_that_works_is_a_failed_stage(monkeypatch):
     simulated(monkeypatch, lambda _: None, lambda _: 100)
     with pytest.raises(StageError, match="out of memory"):
-        tuned([], TRANSFORM, DaliPlan(batch_size=8), 2, 1.0, Silent())
+        tuned(Search([], TRANSFORM, DaliPlan(batch_size=8), 2, 1.0, Silent()))
 
 
 @pytest.mark.parametrize(("others", "warned"), [(None, False), (0.0, False), (64.0, True)])

@@ -28,7 +28,7 @@ from optpipe.commands import (
 )
 from optpipe.commands.outcome import Outcome
 from optpipe.core.interrupts import interruptible
-from optpipe.core.quiet import stdout_to_stderr
+from optpipe.core.quiet import keep_descriptors, stdout_to_stderr, write_nowhere
 from optpipe.errors import ExitStatus, OptpipeError
 
 
@@ -38,6 +38,7 @@ class Commands(TyperGroup):
     def main(self, *given: Any, **options: Any) -> Any:
         """Runs the command line and exits."""
         words = given[0] if given else sys.argv[1:]
+        keep_descriptors()
         try:
             status = super().main(words, **{**options, "standalone_mode": False}) or ExitStatus.DONE
         except TyperException as error:
@@ -45,6 +46,12 @@ class Commands(TyperGroup):
             status = error.exit_code
             if "--json" in words:
                 _print_json_failure(error.format_message(), status)
+        except OSError as error:  # a text of help or version
+            status = _undelivered(error, ExitStatus.DONE)
+        except SystemExit as ended:  # so it ends itself where the reader of a text has gone
+            if not isinstance(ended.__context__, BrokenPipeError):
+                raise
+            status = _undelivered(ended.__context__, ExitStatus.DONE)
         sys.exit(status)
 
 
@@ -80,6 +87,11 @@ def shown(command: Callable[..., Outcome]) -> Callable[..., None]:
             _print_failure(str(error), error.exit_status, as_json=as_json)
             raise typer.Exit(error.exit_status) from None
         except OSError as error:
+            if outcome is not None and error.errno in GONE:
+                raise typer.Exit(_undelivered(error, outcome.status)) from None
+            if error.errno == errno.EPIPE:  # of another pipe: Typer would take it for this one, and end without a word
+                message = "a pipe to another process broke"
+                raise RuntimeError(message) from error
             if error.errno not in REFUSED and not isinstance(error, shutil.Error):
                 raise
             _print_failure(_refusal(error), ExitStatus.STAGE_FAILED, as_json=as_json and outcome is None)
@@ -90,6 +102,22 @@ def shown(command: Callable[..., Outcome]) -> Callable[..., None]:
         raise typer.Exit(outcome.status)
 
     return run
+
+
+GONE = (errno.EPIPE, errno.EBADF)
+"""What writing to stdout says where nobody reads it any more, or it was closed from the start."""
+
+
+def _undelivered(error: OSError, status: ExitStatus) -> ExitStatus:
+    """Says that not all was written to stdout. Returns `status`, but a failure where all went well and nobody ever read.
+
+    Raises `error` where it is about anything else.
+    """
+    if error.errno not in GONE:
+        raise error
+    write_nowhere(1)
+    _say("standard output is closed: not all of the result was written; what was done is kept")
+    return ExitStatus.STAGE_FAILED if error.errno == errno.EBADF and status is ExitStatus.DONE else status
 
 
 REFUSED = (
@@ -118,13 +146,23 @@ def _refusal(error: OSError) -> str:
 
 
 def _print_failure(message: str, status: ExitStatus, *, as_json: bool) -> None:
-    print(f"optpipe: {message}", file=sys.stderr)
+    _say(message)
     if as_json:
         _print_json_failure(message, status)
 
 
+def _say(message: str) -> None:
+    try:
+        print(f"optpipe: {message}", file=sys.stderr, flush=True)
+    except OSError:  # nobody reads that either; the exit status says it
+        write_nowhere(2)
+
+
 def _print_json_failure(message: str, status: int) -> None:
-    print(json.dumps({"error": {"message": message, "exit_status": int(status)}}, indent=2))
+    try:
+        print(json.dumps({"error": {"message": message, "exit_status": int(status)}}, indent=2), flush=True)
+    except OSError as error:
+        _undelivered(error, ExitStatus(status))
 
 
 def _print_text(text: object) -> None:
@@ -133,12 +171,14 @@ def _print_text(text: object) -> None:
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         console = Console(highlight=False, markup=False, width=PIPED_WIDTH)
-    console.print(text)
+    with console.capture() as written:  # a console that writes ends the process where its reader has gone
+        console.print(text)
+    print(written.get(), end="", flush=True)
 
 
 def _version(asked: bool) -> None:
     if asked:
-        print(f"optpipe {__version__}")
+        print(f"optpipe {__version__}", flush=True)
         raise typer.Exit
 
 

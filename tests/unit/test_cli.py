@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -112,3 +113,52 @@ def test_brackets_in_a_result_are_text(capsys: pytest.CaptureFixture[str]) -> No
     said = capsys.readouterr().out
     assert "run[hf] in [/data]" in said
     assert "the baseline of optpipe[hf]" in said
+
+
+CLOSED = "standard output is closed"
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [("ls", 4), ("ls --json", 4), ("--help", 4), ("--version", 4), ("show nope --json", 2), ("ls --nope --json", 2)],
+)
+@pytest.mark.parametrize(("closing", "reads"), [("", True), (">&-", False)])
+def test_a_closed_output_is_one_line_and_the_commands_own_status(
+    words: str, status: int, closing: str, reads: bool, tmp_path: Path
+) -> None:
+    """Where a reader has gone (`| head`) the status is the result's; where there never was one, a success is none."""
+    shell = f'({sys.executable} -m optpipe {words} {closing}; echo "status $?" >&2) | true'
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False, cwd=tmp_path)
+    wanted = 0 if reads and status == 4 else status
+    assert f"status {wanted}" in done.stderr
+    assert done.stderr.count(CLOSED) == 1
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+@pytest.mark.parametrize("closing", ["2>&-", "<&-", "<&- 2>&-"])
+def test_a_result_is_written_where_other_streams_are_closed(closing: str, tmp_path: Path) -> None:
+    shell = f"{sys.executable} -m optpipe ls --json {closing}"
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["entries"] == []
+
+
+def test_progress_that_nobody_reads_ends_nothing() -> None:
+    program = (
+        "from optpipe.commands.terminal import Terminal\n"
+        "with Terminal() as terminal:\n"
+        "    for at in range(3):\n        terminal.warn(f'{at} ' * 9)\n"
+        "print('done')"
+    )
+    shell = f"{sys.executable} -c {shlex.quote(program)} 2> >(true)"
+    done = subprocess.run(["bash", "-c", f"{shell}; true"], capture_output=True, text=True, check=True)
+    assert done.stdout == "done\n"
+
+
+def test_a_broken_pipe_inside_a_command_is_a_bug_and_no_closed_output() -> None:
+    def fails() -> Outcome:
+        raise BrokenPipeError(errno.EPIPE, "a worker's")
+
+    with pytest.raises(RuntimeError, match="a pipe to another process broke"):
+        shown(fails)()

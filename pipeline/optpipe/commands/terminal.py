@@ -13,6 +13,13 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.text import Text
 
 from optpipe.core.events import Step
+from optpipe.core.quiet import write_nowhere
+
+
+class _Stderr(Console):
+    def on_broken_pipe(self) -> None:
+        """Goes on in silence where nobody reads any more: what is shown here must not end what it is about."""
+        write_nowhere(self.file.fileno())
 
 
 class Terminal:
@@ -23,7 +30,7 @@ class Terminal:
         self._stderr = os.fdopen(
             os.dup(sys.stderr.fileno()), "w", buffering=1, encoding="utf-8", errors="backslashreplace"
         )
-        self.console = Console(file=self._stderr, highlight=False, markup=False)
+        self.console = _Stderr(file=self._stderr, highlight=False, markup=False)
         self.warnings: list[str] = []
         self._progress = Progress(
             SpinnerColumn(finished_text="✓"),

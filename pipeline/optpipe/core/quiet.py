@@ -8,6 +8,29 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
+def keep_descriptors() -> None:
+    """Takes the places of standard streams that were closed, so that no file that is opened later is written to as one.
+
+    From stdin nothing comes; writing to stdout is the error that it would be, and to stderr none.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            _to_null(number, os.O_RDONLY if number < 2 else os.O_WRONLY)
+            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", encoding="utf-8", closefd=False))
+
+
+def write_nowhere(descriptor: int) -> None:
+    """Drops what is written to `descriptor` from here on: nobody reads it, and Python's end must not fail at it."""
+    _to_null(descriptor, os.O_WRONLY)
+
+
+def _to_null(descriptor: int, flags: int) -> None:
+    opened = os.open(os.devnull, flags)
+    if opened != descriptor:
+        os.dup2(opened, descriptor)
+        os.close(opened)
+
+
 @contextmanager
 def output_to(log: Path) -> Iterator[None]:
     """Sends file descriptors 1 and 2 to `log` while the block runs: also what C++ code and child processes print."""

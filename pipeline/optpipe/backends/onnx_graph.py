@@ -27,6 +27,7 @@ _NO_ARITHMETIC = {
     "DequantizeLinear", "ReorderInput", "ReorderOutput", "Reshape", "Shape", "Slice", "Split", "Squeeze", "Tile",
     "Transpose", "Unsqueeze",
 }  # fmt: skip
+_KEEPS_VALUES = {"Cast", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
 _WEIGHT_POSITION = {"QLinearConv": 3, "QLinearMatMul": 3, "QGemm": 3}
 
 
@@ -69,6 +70,24 @@ def named(model: Any) -> Any:
             node.name = f"{node.op_type}_{index}"
         seen.add(node.name)
     return model
+
+
+def index_bounds(model: Any) -> dict[str, int]:
+    """For each graph input that picks rows of a table of constants: how many rows the smallest such table has."""
+    graph = Graph(model)
+    bounds: dict[str, int] = {}
+    for name in (each.name for each in model.graph.input):
+        ahead = [name]
+        while ahead:
+            tensor = ahead.pop()
+            for node in graph.consumers.get(tensor, []):
+                if node.op_type == "Gather" and node.input[1] == tensor and node.input[0] in graph.weights:
+                    axis = next((each.i for each in node.attribute if each.name == "axis"), 0)
+                    rows = graph.weights[node.input[0]].dims[axis]
+                    bounds[name] = min(rows, bounds.get(name, rows))
+                elif node.op_type in _KEEPS_VALUES and node.input[0] == tensor:
+                    ahead += node.output
+    return bounds
 
 
 @dataclass(frozen=True)

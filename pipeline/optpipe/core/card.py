@@ -61,6 +61,12 @@ class ModelCard:
     tokenization: Tokenization | None = None
     """From text to the inputs; None where the input is no text, or its tokenizer is not known."""
 
+    def __post_init__(self) -> None:
+        names = [each.name for each in self.inputs]
+        if doubled := {name for name in names if names.count(name) > 1}:
+            message = f"{self.name}: two of its inputs are named '{min(doubled)}'"
+            raise BadInputError(message)
+
     @property
     def preprocessing_sha256(self) -> str | None:
         """Names what turns a file or text into the inputs, where that is known."""
@@ -94,7 +100,7 @@ class ModelCard:
             resized = each.with_batch(*batch) if batch and each.name not in shapes else each
             if each.name in shapes:
                 low, usual, high = shapes[each.name]
-                resized = InputSpec(each.name, each.dtype, low, usual, high)
+                resized = replace(each, min=low, opt=usual, max=high)
             if len(resized.min) != len(each.min):
                 message = f"--shape {each.name}: {self.name} takes {len(each.min)} dimensions, {each.profile_text()}"
                 raise BadInputError(message)

@@ -1,7 +1,8 @@
 """Tensors by name, type and shape, and the shapes an engine is built for."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from operator import index
 from typing import Any
 
 from optpipe.errors import BadInputError
@@ -37,8 +38,13 @@ class InputSpec:
     min: Shape
     opt: Shape
     max: Shape
+    below: int | None = field(default=None, kw_only=True)
+    """Of integers such as token identifiers: no value reaches this. None where nothing is known."""
 
     def __post_init__(self) -> None:
+        if not self.min:
+            message = f"input '{self.name}' is a single value; an input has at least one dimension, the batch"
+            raise BadInputError(message)
         if not len(self.min) == len(self.opt) == len(self.max):
             message = f"input '{self.name}': min, opt and max have different ranks: {self.profile_text()}"
             raise BadInputError(message)
@@ -71,17 +77,23 @@ class InputSpec:
             "min": list(self.min),
             "opt": list(self.opt),
             "max": list(self.max),
+            **({} if self.below is None else {"below": self.below}),
         }
 
 
 def input_from_dict(value: Mapping[str, Any]) -> InputSpec:
-    """Reads `{name, dtype, min, opt, max}`."""
-    dtype = str(value.get("dtype", "float32"))
+    """Reads `{name, dtype, min, opt, max}`, for integers perhaps `below`; raises `BadInputError` for anything else."""
+    try:
+        name, dtype = str(value["name"]), str(value.get("dtype", "float32")).removeprefix("torch.")
+        low, usual, high = (tuple(index(size) for size in value[key]) for key in ("min", "opt", "max"))
+        below = index(value["below"]) if "below" in value else None
+    except (KeyError, TypeError, AttributeError) as error:
+        message = f"no description of an input: {str(value)[:160]}\nit has a name, a dtype, and min, opt and max as lists of sizes"
+        raise BadInputError(message) from error
     if dtype not in DTYPES:
-        message = f"input '{value.get('name')}': dtype {dtype} is none of {', '.join(DTYPES)}"
+        message = f"input '{name}': dtype {dtype} is none of {', '.join(DTYPES)}"
         raise BadInputError(message)
-    low, usual, high = (tuple(int(size) for size in value[key]) for key in ("min", "opt", "max"))
-    return InputSpec(name=str(value["name"]), dtype=dtype, min=low, opt=usual, max=high)
+    return InputSpec(name, dtype, low, usual, high, below=below)
 
 
 def batch_range_from_text(text: str) -> tuple[int, int, int]:

@@ -94,7 +94,7 @@ def sample_inputs(card: ModelCard, samples: Samples) -> dict[str, np.ndarray]:
     count = max(len(samples.files) or COUNT, *(each.min[0] for each in card.inputs))
     if samples.kind == "synthetic" or card.transform is None:
         return {
-            each.name: synthetic_tensor((count, *each.opt[1:]), each.dtype, seed=index)
+            each.name: synthetic_tensor((count, *each.opt[1:]), each.dtype, seed=index, below=each.below)
             for index, each in enumerate(card.inputs)
         }
     image = card.inputs[0]

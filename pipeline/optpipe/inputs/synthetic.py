@@ -9,16 +9,20 @@ TOKENS = 1000
 """Every vocabulary has as many."""
 
 
-def synthetic_tensor(shape: Sequence[int], dtype: DTypeLike = np.float32, seed: int = 0) -> NDArray[np.generic]:
+def synthetic_tensor(
+    shape: Sequence[int], dtype: DTypeLike = np.float32, seed: int = 0, below: int | None = None
+) -> NDArray[np.generic]:
     """Makes a tensor like a model's real input, different in every row of the batch.
 
     Four axes with 1 or 3 channels: pictures with the spectrum of photographs, zero mean, unit variance. Integers:
-    uniform below TOKENS, as token identifiers are. Everything else: standard normal.
+    uniform below `below`, or below TOKENS, as token identifiers are. Truth values: either. Everything else: standard normal.
     """
     kind = np.dtype(dtype)
     random = np.random.default_rng(seed)
     if kind.kind in "iu":
-        return random.integers(0, min(TOKENS, int(np.iinfo(kind).max) + 1), tuple(shape)).astype(kind)
+        return random.integers(0, min(below or TOKENS, int(np.iinfo(kind).max) + 1), tuple(shape)).astype(kind)
+    if kind.kind == "b":
+        return random.integers(0, 2, tuple(shape)).astype(kind)
     if len(shape) == 4 and shape[1] in (1, 3):
         rows = [_photograph_like(random, shape[2], shape[3], shape[1]) for _ in range(shape[0])]
         values = np.stack([np.moveaxis(row, -1, 0) for row in rows]) if rows else np.zeros(tuple(shape))

@@ -1,17 +1,28 @@
 """Modules made exportable: tensors in, a flat tuple of tensors out."""
 
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 
 def flat_tensors(value: Any) -> tuple[Any, ...]:
-    """The tensors of a nested output in order: of a tensor, tuple, list, mapping or transformers' ModelOutput."""
+    """The tensors of a nested output in order: of a tensor, tuple, list, mapping, dataclass or transformers' ModelOutput.
+
+    Raises `TypeError` for what holds anything else.
+    """
+    import torch
+
     if value is None:
         return ()
     if isinstance(value, Mapping):
         value = tuple(value.values())
+    elif is_dataclass(value) and not isinstance(value, type):
+        value = tuple(getattr(value, each.name) for each in fields(value))
     if isinstance(value, tuple | list):
         return tuple(tensor for each in value for tensor in flat_tensors(each))
+    if not isinstance(value, torch.Tensor):
+        message = f"forward returns {type(value).__name__}, not tensors, or tuples, mappings or dataclasses of them"
+        raise TypeError(message)
     return (value,)
 
 
@@ -25,9 +36,11 @@ def flat_module(module: Any, *, keywords: tuple[str, ...] = ()) -> Any:
             self.model = module
 
         def forward(self, *inputs: Any) -> Any:
-            if keywords:
-                return flat_tensors(self.model(**dict(zip(keywords, inputs, strict=True))))
-            return flat_tensors(self.model(*inputs))
+            given = dict(zip(keywords, inputs, strict=True)) if keywords else {}
+            if outputs := flat_tensors(self.model(**given) if keywords else self.model(*inputs)):
+                return outputs
+            message = "forward returns no tensor"
+            raise TypeError(message)
 
     return Flat().eval()
 

@@ -82,7 +82,8 @@ class PythonFileSource:
             "files": self._code.files(),
             "card": value_sha256(replace(card, data={}).to_dict()),
         }
-        return Loaded(card, record, module=flat_module(module), made=made)
+        names = tuple(each.name for each in card.inputs)
+        return Loaded(card, record, module=flat_module(module, keywords=_by_name(module, names)), made=made)
 
     @cached_property
     def _code(self) -> UserCode:
@@ -100,20 +101,15 @@ class PythonFileSource:
 
     def _made(self) -> Any:
         """What the factory returns, sharing no tensor with what it returned before. To be called in `_code.running`."""
-        import torch
 
         factory = self._factory()
         try:
             module = factory()
         except (Exception, SystemExit) as error:
-            message = f"{self.name} raised {told(error, self.path)}"
+            message = f"{self.name} raised {told(error)}"
             raise BadInputError(message) from error
-        if isinstance(module, type) and issubclass(module, torch.nn.Module):
-            message = f"{self.name} returned the class {module.__name__}, not an instance of it: return {module.__name__}(...)"
-            raise BadInputError(message)
-        if not isinstance(module, torch.nn.Module):
-            message = f"{self.name} returned {type(module).__name__}, not a torch.nn.Module"
-            raise BadInputError(message)
+        _require_usable(module, self.name)
+        module.cpu()
         tensors = [*module.parameters(), *module.buffers()]
         given = {id(tensor) for each in self._given if (tensor := each()) is not None}
         if any(id(each) in given for each in tensors):  # made once and kept: what changes one must not change the other
@@ -143,8 +139,57 @@ class PythonFileSource:
             raise BadInputError(message)
         described = getattr(definitions, "TRANSFORM", None)
         transform = None if described is None else transform_from_torchvision(described)
+        if not isinstance(inputs, list | tuple):
+            message = f"{self.path}: INPUTS is no list of inputs, such as [{{'name': 'x', 'min': [1, 8], 'opt': [4, 8], 'max': [64, 8]}}]"
+            raise BadInputError(message)
         specs = tuple(input_from_dict(each) for each in inputs)
         return ModelCard(self.factory, self.name, Task.OTHER, specs, transform=transform)
+
+
+def _by_name(module: Any, names: tuple[str, ...]) -> tuple[str, ...]:
+    """`names` where they all are parameters of its forward, which then takes them by name; else it takes them in order."""
+    import inspect
+
+    try:
+        known = inspect.signature(module.forward).parameters
+    except (TypeError, ValueError):  # of a scripted module
+        return ()
+    named = {name for name, each in known.items() if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
+    return names if named.issuperset(names) else ()
+
+
+def _require_usable(module: Any, name: str) -> None:
+    """Raises `BadInputError` for anything but a module in FP32 with values, and sets it to evaluation."""
+    import torch
+
+    message = None
+    if isinstance(module, type) and issubclass(module, torch.nn.Module):
+        message = f"{name} returned the class {module.__name__}, not an instance of it: return {module.__name__}(...)"
+    elif not isinstance(module, torch.nn.Module):
+        message = f"{name} returned {type(module).__name__}, not a torch.nn.Module"
+    else:
+        try:
+            module.eval()
+        except NotImplementedError:
+            message = f"{name} returned a program that was exported before; return the module that it was exported from"
+        wrong = ((each, _unusable(tensor)) for each, tensor in [*module.named_parameters(), *module.named_buffers()])
+        message = message or next((f"{name}: {each} {why}" for each, why in wrong if why), None)
+    if message:
+        raise BadInputError(message)
+
+
+def _unusable(tensor: Any) -> str | None:
+    """What keeps a parameter or buffer from being taken as it is."""
+    import torch
+
+    if torch.nn.parameter.is_lazy(tensor):
+        return "has no shape yet (lazy); call the module once on an example before it is returned"
+    if tensor.is_meta:
+        return "is on the meta device and has no values; load them before it is returned"
+    if isinstance(tensor, torch.nn.Parameter) and tensor.is_floating_point() and tensor.dtype != torch.float32:
+        kind = str(tensor.dtype).removeprefix("torch.")
+        return f"is in {kind}; return the module in float32 (.float()), --precision sets its precision"
+    return None
 
 
 def _contents(module: Any) -> dict[str, Any]:

@@ -35,34 +35,51 @@ class UserCode:
     modules: dict[str, ModuleType] = field(default_factory=dict)
     read: set[str] = field(default_factory=set)
     _definitions: ModuleType | None = None
+    _defaults: tuple[Any, Any] | None = None
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """While the block runs, imports find what lies beside the file, and what is read is noted.
 
-        `sys.path` and `sys.argv` are as before afterwards. The modules stay where Python looks for them, for a forward that
-        imports, until another file's code runs.
+        Path, arguments, working directory and torch's defaults are as before afterwards. The modules stay where Python looks
+        for them, for a forward that imports, until another file's code runs.
         """
         _listen()
         for name, module in list(_BROUGHT_IN.items()):
             if self.modules.get(name) is not module and sys.modules.get(name) is module:
                 del sys.modules[name]
         sys.modules.update(self.modules)
-        before, path, argv = set(sys.modules), list(sys.path), sys.argv
+        before, path, argv, folder = set(sys.modules), list(sys.path), sys.argv, Path.cwd()
         sys.path.insert(0, str(self.path.resolve().parent))
         sys.argv = [str(self.path)]
         _READING.append(self.read)
         try:
-            yield
+            with self._own_defaults():
+                yield
         finally:
             _READING.pop()
             sys.path[:], sys.argv = path, argv
+            os.chdir(folder)
             for name in set(sys.modules) - before:
                 if (origin := _origin(sys.modules[name])) is not None and not _installed(origin):
                     self.modules[name] = sys.modules[name]
             _BROUGHT_IN.clear()
             _BROUGHT_IN.update(self.modules)
             stdout_to_stderr_at_exit()
+
+    @contextmanager
+    def _own_defaults(self) -> Iterator[None]:
+        """Torch's defaults as this file set them before; afterwards they are as they were."""
+        import torch
+
+        gradients, before = torch.is_grad_enabled(), _defaults()
+        _set_defaults(self._defaults or before)
+        try:
+            yield
+        finally:
+            self._defaults = _defaults()
+            _set_defaults(before)
+            torch.set_grad_enabled(gradients)
 
     def definitions(self) -> ModuleType:
         """The imported module; to be called in `running`. Raises `BadInputError` for a file that cannot be imported."""
@@ -84,7 +101,7 @@ class UserCode:
             spec.loader.exec_module(definitions)
         except (Exception, SystemExit) as error:
             sys.modules.pop(name, None)
-            message = f"{self.path} cannot be imported: {told(error, self.path)}"
+            message = f"{self.path} cannot be imported: {told(error)}"
             raise BadInputError(message) from error
         return definitions
 
@@ -100,35 +117,45 @@ class UserCode:
         }
 
 
-def told(error: BaseException, path: Path) -> str:
-    """What a user's code raised, on one line, with its line in `path`, and what mends it where that is known."""
-    text = f"{type(error).__name__}: {first_line(error)}" + _place(error, path)
+def _defaults() -> tuple[Any, Any]:
+    import torch
+
+    return torch.get_default_dtype(), torch.get_default_device()
+
+
+def _set_defaults(wanted: tuple[Any, Any]) -> None:
+    import torch
+
+    dtype, device = wanted
+    torch.set_default_dtype(dtype)
+    if device != torch.get_default_device():  # to set it puts a mode before every call
+        torch.set_default_device(device)
+
+
+def told(error: BaseException) -> str:
+    """What a user's code raised, on one line, with the last of its own lines on the way, and what mends it where that is known."""
+    text = f"{type(error).__name__}: {first_line(error)}" + _place(error)
     if isinstance(error, ModuleNotFoundError) and error.name:
-        return text + (
-            f"\n`uv pip install` the package that has {error.name.partition('.')[0]}, or name its folder in PYTHONPATH"
-        )
+        package = error.name.partition(".")[0]
+        return text + f"\n`uv pip install` the package that has {package}, or name its folder in PYTHONPATH"
     if isinstance(error, ImportError) and "relative import" in str(error):
         return text + "\nits imports are those of a package: name a file outside the package that imports the factory"
     if isinstance(error, FileNotFoundError) and error.filename and not Path(os.fsdecode(error.filename)).is_absolute():
-        return (
-            text + f"\nthat path begins in the working directory; Path(__file__).parent / ... begins beside {path.name}"
-        )
+        return text + "\nthat path begins in the working directory; Path(__file__).parent / ... begins beside the file"
     if isinstance(error, SystemExit):
-        return (
-            text
-            + "\nwhat is not for an import, such as reading the command line, belongs under `if __name__ == '__main__':`"
-        )
+        return text + "\nwhat is only for `python FILE` belongs under `if __name__ == '__main__':`"
     return text
 
 
-def _place(error: BaseException, path: Path) -> str:
-    """The line of `path` that the error came through; a syntax error says its own."""
-    trace, line = error.__traceback__, None
+def _place(error: BaseException) -> str:
+    """The last line of a user's own that the error came through; a syntax error says its own."""
+    trace, place = error.__traceback__, ""
     while trace is not None:
-        if trace.tb_frame.f_code.co_filename == str(path):
-            line = trace.tb_lineno
+        file = trace.tb_frame.f_code.co_filename
+        if file.startswith("/") and not _installed(file):
+            place = f" ({Path(file).name}, line {trace.tb_lineno})"
         trace = trace.tb_next
-    return "" if line is None else f" ({path.name}, line {line})"
+    return place
 
 
 @cache

@@ -2,21 +2,19 @@
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optpipe.backends.onnx_graph import named
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.environment import package_version
 from optpipe.core.events import Listener
 from optpipe.core.precision import Precision
 from optpipe.core.store import Entry, Store, entry_id
-from optpipe.core.tensors import TensorSpec
-from optpipe.errors import GateError, StageError
+from optpipe.errors import GateError
 from optpipe.inputs.samples import Samples, row_batches, sample_inputs, samples_for
 from optpipe.inputs.tokens import SENTENCES
 from optpipe.stages.model import Model, with_available_weights
+from optpipe.stages.onnx_export import described, onnx_from_torch, simplify
 from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR, output_error, same_rows
 
 if TYPE_CHECKING:
@@ -24,10 +22,6 @@ if TYPE_CHECKING:
 
 REVISION = 2
 """Raised whenever this stage would write something else from the same recipe."""
-OLDEST_IR = 4
-"""Before it, weights had to be listed as inputs; the simplifier lists none."""
-NEWEST_IR = 13
-"""The newest that ONNX Runtime 1.31 reads; onnx 1.23 writes 14, and no operator here needs it."""
 ONNX = "model.onnx"
 CARD = "card.json"
 TOKENIZER = "tokenizer.json"
@@ -66,10 +60,10 @@ def exported_model(model: Model, store: Store, listener: Listener, stored: Entry
         target = directory / ONNX
         if loaded.onnx is not None:
             _copy_onnx(loaded.onnx, target)
+            simplified = simplify(target)
         else:
-            onnx_from_torch(loaded.module, loaded.card, target)
-        simplified = simplify(target)
-        card = replace(loaded.card, outputs=_outputs(target))
+            simplified = onnx_from_torch(loaded.module, loaded.card, target)
+        card = described(loaded.card, target)
         _write_card(directory / CARD, card)
         if loaded.tokenizer is not None:
             (directory / TOKENIZER).write_text(loaded.tokenizer, encoding="utf-8")
@@ -86,52 +80,6 @@ def _recipe(model: Model) -> dict[str, Any]:
     }
 
 
-def onnx_from_torch(module: Any, card: ModelCard, target: Path) -> None:
-    """Exports with torch's dynamo exporter; open dimensions of the card stay open.
-
-    Raises `StageError` with the operator or the line that cannot be exported.
-    """
-    import logging
-    import warnings
-
-    import torch
-
-    from optpipe.backends.torch_program import dynamic_shapes, example_inputs
-
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")
-            program = torch.onnx.export(
-                module,
-                example_inputs(card.inputs, "cpu"),
-                dynamo=True,
-                dynamic_shapes=_positional(module, dynamic_shapes(card.inputs)),
-                input_names=[each.name for each in card.inputs],
-                verbose=False,
-            )
-    except torch.onnx.OnnxExporterError as error:
-        message = f"{card.name} cannot be exported to ONNX: {_cause(error)}"
-        raise StageError(message) from error
-    program.save(str(target), external_data=False)
-
-
-def _positional(module: Any, shapes: tuple[dict[int, Any], ...]) -> Any:
-    """Dynamic shapes as the forward's signature wants them: a starred parameter takes one nested tuple."""
-    import inspect
-
-    starred = any(each.kind is each.VAR_POSITIONAL for each in inspect.signature(module.forward).parameters.values())
-    return (shapes,) if starred else shapes
-
-
-def _cause(error: BaseException) -> str:
-    """The innermost reason of an export failure, on one line."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:240]}" if lines else type(error).__name__
-
-
 def _copy_onnx(source: Path, target: Path) -> None:
     """A user's file, with its external data drawn in so that the entry is whole."""
     import onnx
@@ -142,45 +90,6 @@ def _copy_onnx(source: Path, target: Path) -> None:
         onnx.save(onnx.load(source), target)
     else:
         shutil.copyfile(source, target)
-
-
-def simplify(path: Path) -> bool:
-    """Folds constants and removes dead nodes in place, then checks the result; False where the graph stayed as it was."""
-    import onnx
-    import onnxslim
-
-    try:
-        slim = onnxslim.slim(onnx.load(path))
-    except Exception:  # noqa: BLE001 - whatever a simplifier trips over, the valid graph goes on; the result says so
-        slim = None
-    graph = slim or onnx.load(path)
-    named(graph)
-    graph.ir_version = min(max(graph.ir_version, OLDEST_IR), NEWEST_IR)
-    onnx.save(graph, path)
-    try:
-        onnx.checker.check_model(str(path), full_check=True)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        message = f"the exported graph is not valid ONNX: {str(error).strip().splitlines()[0][:240]}"
-        raise StageError(message) from error
-    return slim is not None
-
-
-def _outputs(path: Path) -> tuple[TensorSpec, ...]:
-    import onnx
-
-    graph = onnx.load(path, load_external_data=False).graph
-    names = {1: "float32", 10: "float16", 16: "bfloat16", 7: "int64", 6: "int32", 3: "int8", 2: "uint8", 9: "bool"}
-    return tuple(
-        TensorSpec(
-            value.name,
-            names.get(value.type.tensor_type.elem_type, "float32"),
-            tuple(
-                dim.dim_value if dim.dim_value > 0 else (dim.dim_param or f"dim{axis}")
-                for axis, dim in enumerate(value.type.tensor_type.shape.dim)
-            ),
-        )
-        for value in graph.output
-    )
 
 
 def _write_card(path: Path, card: ModelCard) -> None:
@@ -204,9 +113,13 @@ def reference(model: Model, entry: Entry, images: Path | None, store: Store, lis
 
         inputs = sample_inputs(card, samples)
         loaded = model.loaded()
-        onnx_outputs = _onnx_outputs(entry.file(ONNX), card, inputs)
-        outputs = onnx_outputs if loaded.module is None else torch_outputs(loaded.module, card, inputs)
-        errors = [] if loaded.module is None else _parity(card, outputs, onnx_outputs)
+        try:
+            onnx_outputs = _onnx_outputs(entry.file(ONNX), card, inputs)
+            outputs = onnx_outputs if loaded.module is None else torch_outputs(loaded.module, card, inputs)
+            errors = [] if loaded.module is None else _parity(card, outputs, onnx_outputs)
+        except GateError:
+            _require_repeatable(loaded.module, card, inputs)
+            raise
         tensors = {f"input:{name}": value for name, value in inputs.items()}
         tensors |= {f"output:{name}": value for name, value in outputs.items()}
         if samples.labels:
@@ -219,6 +132,20 @@ def reference(model: Model, entry: Entry, images: Path | None, store: Store, lis
         }
 
     return store.produce("reference", recipe, make, parents=(entry.id,), listener=listener)
+
+
+def _require_repeatable(module: Any, card: ModelCard, inputs: Mapping[str, "np.ndarray"]) -> None:
+    """Raises `GateError` for a source model that answers the same inputs differently: nothing can be held against it."""
+    if module is None:
+        return
+    first, again = (torch_outputs(module, card, inputs) for _ in range(2))
+    for name, value in first.items():
+        if output_error(name, *same_rows(value, again[name])).relative > TOLERATED_RELATIVE_ERROR[Precision.FP32]:
+            message = (
+                f"{card.name} answers the same inputs differently each time (output '{name}'): its forward draws at random\n"
+                "leave that out in evaluation mode, as torch.nn.Dropout and functional.dropout(..., training=self.training) do"
+            )
+            raise GateError(message)
 
 
 def _samples_record(samples: Samples) -> dict[str, Any]:

@@ -3,7 +3,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from optpipe.backends.onnx_graph import onnx_layers
+from optpipe.backends.onnx_graph import index_bounds, onnx_layers
 from optpipe.core.tensors import InputSpec
 
 IMAGE = InputSpec("x", "float32", (1, 3, 8, 8), (2, 3, 8, 8), (4, 3, 8, 8))
@@ -75,3 +75,18 @@ def test_the_macs_of_resnet18_agree_with_torch() -> None:
     spec = InputSpec("x", "float32", *[(2, 3, 64, 64)] * 3)
     layers = onnx_layers(onnx.load_from_string(file.getvalue()), [spec], dequantized_is_int8=True)
     assert sum(each.macs for each in layers) * 2 == counter.get_total_flops()
+
+
+def test_how_far_an_index_may_go_is_that_of_the_smallest_table() -> None:
+    from onnx import numpy_helper
+
+    tables = [numpy_helper.from_array(np.zeros((rows, 4), np.float32), name) for name, rows in (("a", 10), ("b", 7))]
+    ids, other = (helper.make_tensor_value_info(name, TensorProto.INT64, ["n", 5]) for name in ("ids", "other"))
+    nodes = [
+        helper.make_node("Cast", ["ids"], ["cast"], to=TensorProto.INT32),
+        helper.make_node("Gather", ["a", "ids"], ["x"]),
+        helper.make_node("Gather", ["b", "cast"], ["y"]),
+        helper.make_node("Add", ["x", "y"], ["z"]),
+    ]
+    out = helper.make_tensor_value_info("z", TensorProto.FLOAT, ["n", 5, 4])
+    assert index_bounds(helper.make_model(helper.make_graph(nodes, "g", [ids, other], [out], tables))) == {"ids": 7}

@@ -43,9 +43,54 @@ def test_pictures_of_another_size_than_the_input_are_refused(tmp_path):
         ("def make(): raise RuntimeError('boom')", "net.py:make raised RuntimeError: boom"),
         ("def make(): return 1", "net.py:make returned int, not a torch.nn.Module"),
         ("def make(size): return size", "net.py:make raised TypeError: .*size"),
+        ("def make(): return nn.ReLU", "the class ReLU, not an instance"),
+        ("make = nn.ReLU()", "is a module, not a factory"),
+        ("def make(): return nn.Linear(8, 4).half()", r"weight is in float16; .*\.float\(\)"),
+        ("def make(): return nn.Linear(8, 4).double()", "weight is in float64"),
+        ("def make(): return nn.LazyLinear(4)", "weight has no shape yet"),
+        ("def make(): return nn.Linear(8, 4, device='meta')", "weight is on the meta device"),
+        ("def make(): return torch.export.export(nn.ReLU(), (torch.ones(1),)).module()", "exported before"),
     ],
 )
 def test_a_factory_that_gives_no_model_is_one_line(tmp_path, factory, said):
-    (tmp_path / "net.py").write_text(f"INPUTS = [dict(name='x', min=[1], opt=[1], max=[1])]\n{factory}")
+    imports = "import torch\nfrom torch import nn\n"
+    (tmp_path / "net.py").write_text(f"{imports}INPUTS = [dict(name='x', min=[1], opt=[1], max=[1])]\n{factory}")
     with pytest.raises(BadInputError, match=said):
         PythonFileSource(tmp_path / "net.py", "make").load(weights_from_text("default", 0))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        ("3", "INPUTS is no list"),
+        ("{'name': 'x'}", "INPUTS is no list"),
+        ("[('x', 'float32')]", "no description of an input"),
+        ("[{'name': 'x', 'shape': [1, 8]}]", "min, opt and max as lists of sizes"),
+        ("[dict(name='x', min=[1, 'a'], opt=[1, 8], max=[1, 8])]", "no description of an input"),
+        ("[dict(name='x', min=[1.5], opt=[2], max=[4])]", "no description of an input"),
+        ("[dict(name='x', min=[], opt=[], max=[])]", "at least one dimension"),
+        ("[dict(name='x', dtype='float', min=[1], opt=[2], max=[4])]", "dtype float is none of float32"),
+        ("[dict(name='x', min=[1], opt=[2], max=[4])] * 2", "two of its inputs are named 'x'"),
+    ],
+)
+def test_inputs_that_are_none_are_one_line(tmp_path, inputs, said):
+    (tmp_path / "net.py").write_text(f"import torch\nmake = torch.nn.ReLU\nINPUTS = {inputs}\n")
+    with pytest.raises(BadInputError, match=said):
+        PythonFileSource(tmp_path / "net.py", "make").load(weights_from_text("default", 0))
+
+
+def test_defaults_that_the_file_sets_hold_for_its_own_code_only(tmp_path):
+    import os
+
+    import torch
+
+    (tmp_path / "net.py").write_text(
+        "import os\nimport torch\nos.chdir('/')\ntorch.set_grad_enabled(False)\ntorch.set_default_dtype(torch.float64)\n"
+        "INPUTS = [dict(name='x', dtype=torch.float32, min=[1, 8], opt=[4, 8], max=[16, 8])]\n"
+        "def make(): return torch.nn.Linear(8, 4).float()\n"
+    )
+    before = (os.getcwd(), torch.is_grad_enabled(), torch.get_default_dtype())  # noqa: PTH109
+    source = PythonFileSource(tmp_path / "net.py", "make")
+    first, again = (source.load(weights_from_text("default", 0)) for _ in range(2))
+    assert before == (os.getcwd(), torch.is_grad_enabled(), torch.get_default_dtype())  # noqa: PTH109
+    assert first.weights == again.weights

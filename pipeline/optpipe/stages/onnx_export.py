@@ -1,0 +1,169 @@
+"""From a torch module to a valid, simplified ONNX file that takes what the card says, or the reason why not."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from optpipe.backends.onnx_graph import index_bounds, named
+from optpipe.core.card import ModelCard
+from optpipe.core.tensors import TensorSpec
+from optpipe.errors import BadInputError, StageError
+from optpipe.inputs.synthetic import TOKENS
+from optpipe.sources.user_code import told
+
+OLDEST_IR = 4
+"""Before it, weights had to be listed as inputs; the simplifier lists none."""
+NEWEST_IR = 13
+"""The newest that ONNX Runtime 1.31 reads; onnx 1.23 writes 14, and no operator here needs it."""
+
+
+def onnx_from_torch(module: Any, card: ModelCard, target: Path) -> bool:
+    """Exports with torch's dynamo exporter and simplifies; open dimensions of the card stay open. Whether it was simplified.
+
+    Raises `BadInputError` where the module does not take the card's inputs, or changes in forward; `StageError` with the
+    operator or the line that cannot be exported.
+    """
+    try:
+        _exported(module, card, target)
+        return simplify(target)
+    except StageError:
+        _require_runs(module, card)  # what it raises itself says more than what the export makes of it
+        raise
+
+
+def _require_runs(module: Any, card: ModelCard) -> None:
+    import torch
+
+    from optpipe.backends.torch_program import example_inputs
+
+    try:
+        with torch.inference_mode():
+            module(*example_inputs(card.inputs, "cpu"))
+    except Exception as error:
+        shapes = ", ".join(f"{each.name} {each.dtype} {'x'.join(map(str, each.opt))}" for each in card.inputs)
+        message = f"{card.name} fails on the inputs that its description promises ({shapes}): {told(error)}"
+        raise BadInputError(message) from error
+
+
+def _exported(module: Any, card: ModelCard, target: Path) -> None:
+    import logging
+    import warnings
+
+    import torch
+
+    from optpipe.backends.torch_program import dynamic_shapes, example_inputs
+
+    disabled = logging.root.manager.disable
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            logging.disable(logging.ERROR)  # what torch would log of a failure, it raises too
+            program = torch.onnx.export(
+                module,
+                example_inputs(card.inputs, "cpu"),
+                dynamo=True,
+                dynamic_shapes=_positional(module, dynamic_shapes(card.inputs)),
+                input_names=[each.name for each in card.inputs],
+                verbose=False,
+            )
+    except torch.onnx.OnnxExporterError as error:
+        scripted = any(isinstance(each, torch.jit.ScriptModule) for each in module.modules())
+        way = (
+            "\na part of it is compiled by torch.jit; give the Python module that it was made from" if scripted else ""
+        )
+        message = f"{card.name} cannot be exported to ONNX: {_cause(error)}{way}"
+        raise StageError(message) from error
+    finally:
+        logging.disable(disabled)
+    if changed := set(program.exported_program.graph_signature.buffers_to_mutate.values()):
+        message = (
+            f"{card.name} changes its own buffer '{min(changed).removeprefix('model.')}' in forward; an engine keeps no state\n"
+            "leave that out in evaluation mode (`if self.training:`)"
+        )
+        raise BadInputError(message)
+    program.save(str(target), external_data=False)
+
+
+def _positional(module: Any, shapes: tuple[dict[int, Any], ...]) -> Any:
+    """Dynamic shapes as the forward's signature wants them: a starred parameter takes one nested tuple."""
+    import inspect
+
+    starred = any(each.kind is each.VAR_POSITIONAL for each in inspect.signature(module.forward).parameters.values())
+    return (shapes,) if starred else shapes
+
+
+def _cause(error: BaseException) -> str:
+    """The innermost reason of an export failure, on one line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    if type(error).__name__ == "GuardOnDataDependentSymNode":
+        return (
+            told(error)
+            + "\na graph cannot branch on the values of a tensor; torch.where or torch.cond can choose by them"
+        )
+    return told(error)
+
+
+def simplify(path: Path) -> bool:
+    """Folds constants and removes dead nodes in place, then checks the result; False where the graph stayed as it was."""
+    import onnx
+    import onnxslim
+
+    try:
+        slim = onnxslim.slim(onnx.load(path))
+    except Exception:  # noqa: BLE001 - whatever a simplifier trips over, the valid graph goes on; the result says so
+        slim = None
+    graph = slim or onnx.load(path)
+    named(graph)
+    graph.ir_version = min(max(graph.ir_version, OLDEST_IR), NEWEST_IR)
+    onnx.save(graph, path)
+    try:
+        onnx.checker.check_model(str(path), full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        message = f"the exported graph is not valid ONNX: {str(error).strip().splitlines()[0][:240]}"
+        raise StageError(message) from error
+    return slim is not None
+
+
+def described(card: ModelCard, path: Path) -> ModelCard:
+    """`card` with what the graph shows: its outputs, and how far the integers of an input may go.
+
+    Raises `BadInputError` where the graph does not take the card's inputs in all shapes that the card promises.
+    """
+    import onnx
+
+    graph = onnx.load(path, load_external_data=False)
+    taken = {each.name: each for each in graph.graph.input}
+    for each in card.inputs:
+        if each.name not in taken:
+            message = f"{card.name} does not use its input '{each.name}': describe it without, or return a module that takes the others"
+            raise BadInputError(message)
+        sizes = [dim.dim_value for dim in taken[each.name].type.tensor_type.shape.dim]
+        for axis, (size, low, high) in enumerate(zip(sizes, each.min, each.max, strict=False)):
+            if size > 0 and not low == size == high:
+                way = f"--batch {size}" if axis == 0 else f"--shape {each.name}=..., or other sizes in its description"
+                message = f"{card.name} takes only {size} in dimension {axis} of '{each.name}', not {low} to {high}: give {way}"
+                raise BadInputError(message)
+    bounds = index_bounds(graph)
+    inputs = (replace(each, below=each.below or _small(bounds.get(each.name))) for each in card.inputs)
+    return replace(card, inputs=tuple(inputs), outputs=_outputs(graph.graph))
+
+
+def _small(bound: int | None) -> int | None:
+    """A bound that synthetic identifiers might exceed."""
+    return bound if bound is not None and bound < TOKENS else None
+
+
+def _outputs(graph: Any) -> tuple[TensorSpec, ...]:
+    names = {1: "float32", 10: "float16", 16: "bfloat16", 7: "int64", 6: "int32", 3: "int8", 2: "uint8", 9: "bool"}
+    return tuple(
+        TensorSpec(
+            value.name,
+            names.get(value.type.tensor_type.elem_type, "float32"),
+            tuple(
+                dim.dim_value if dim.dim_value > 0 else (dim.dim_param or f"dim{axis}")
+                for axis, dim in enumerate(value.type.tensor_type.shape.dim)
+            ),
+        )
+        for value in graph.output
+    )

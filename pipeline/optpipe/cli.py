@@ -27,6 +27,7 @@ from optpipe.commands import (
     stored,
 )
 from optpipe.commands.outcome import Outcome
+from optpipe.core.advice import advising_for
 from optpipe.core.interrupts import interruptible
 from optpipe.core.quiet import keep_descriptors, stdout_to_stderr, write_nowhere
 from optpipe.errors import ExitStatus, OptpipeError
@@ -77,12 +78,13 @@ def shown(command: Callable[..., Outcome]) -> Callable[..., None]:
     def run(*args: Any, **options: Any) -> None:
         as_json, outcome = bool(options.get("json")), None
         try:
-            with stdout_to_stderr(), interruptible():
-                outcome = command(*args, **options)
-            if as_json:
-                print(json.dumps(outcome.document, indent=2, allow_nan=False), flush=True)
-            else:
-                _print_text(outcome.text())
+            with advising_for(options.get("workspace")):
+                with stdout_to_stderr(), interruptible():
+                    outcome = command(*args, **options)
+                if as_json:
+                    print(json.dumps(outcome.document, indent=2, allow_nan=False), flush=True)
+                else:
+                    _print_text(outcome.text())
         except OptpipeError as error:
             _print_failure(str(error), error.exit_status, as_json=as_json)
             raise typer.Exit(error.exit_status) from None

@@ -17,6 +17,7 @@ from optpipe.backends.base import Device
 from optpipe.backends.onnxruntime_session import HostBinding, inference_session
 from optpipe.calibrators.histogram import BINS, Magnitudes, count_on_device, magnitudes
 from optpipe.calibrators.statistics import TensorStatistics
+from optpipe.core.advice import advised
 from optpipe.errors import StageError
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class Collector:
         if not (np.isfinite(low) and np.isfinite(high)):
             message = (
                 f"tensor '{name}' holds NaN or inf on calibration data: no range exists for it\n"
-                "check the preprocessing and the weights; `optpipe build --precision fp32` verifies the model itself"
+                f"check the preprocessing and the weights; `{advised('build MODEL --precision fp32')}` verifies the model itself"
             )
             raise StageError(message)
         self._low[name] = min(low, self._low.get(name, low))

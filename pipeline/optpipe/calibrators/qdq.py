@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from optpipe.backends.onnx_graph import Graph, named
 from optpipe.calibrators.placement import Placement
+from optpipe.core.advice import advised
 from optpipe.errors import BadInputError, StageError
 
 LEVELS = 127
@@ -86,7 +87,7 @@ def qdq_from_onnx(model: Any, placed: Placement, ranges: Mapping[str, Range]) ->
     if missing := [name for name in placed.tensors if name not in ranges]:
         message = (
             f"the calibration table does not fit this graph: it has no range for '{missing[0]}'"
-            f" and {len(missing) - 1} more; make one for it with `optpipe calibrate`"
+            f" and {len(missing) - 1} more; make one for it with `{advised('calibrate MODEL')}`"
         )
         raise BadInputError(message)
     writer = _Writer(_at_opset(model, OPSET), unsigned_types=placed.target == "cpu")

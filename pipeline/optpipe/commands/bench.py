@@ -93,6 +93,7 @@ def bench(
     )
     from optpipe.commands.parsing import options_from_text
     from optpipe.commands.terminal import Terminal
+    from optpipe.core.advice import advised
     from optpipe.core.store import Store
     from optpipe.errors import BadInputError
     from optpipe.reporters.terminal_bench import bench_table, pair_table, sort_key
@@ -110,7 +111,7 @@ def bench(
         rest = recovered_record(recover_run(recover), [])
         return Outcome(rest, lambda: bench_table(rest, sort))
     if not model:
-        message = "give a MODEL that was built, or --recover RUN_DIR; `optpipe ls` lists what there is"
+        message = f"give a MODEL that was built, or --recover RUN_DIR; `{advised('ls')}` lists what there is"
         raise BadInputError(message)
     options = options_from_text(option or [])
     if from_images is not None:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from optpipe.core.advice import advised
 from optpipe.core.policy import Criterion, Sense
 from optpipe.core.quantity import Dimension, quantity_text
 from optpipe.core.verdict import Verdict, combined
@@ -69,7 +70,9 @@ def judge(criterion: Criterion, found: Sequence[Observation] | Missing) -> Judge
         return _judged(criterion, Verdict.INCONCLUSIVE, absent.reason, absent.remedy)
     verdict, _, worst = min(((_verdict(criterion, one), _margin(criterion, one), one) for one in found), key=_badness)
     if worst.caps:
-        reason = "; ".join(dict.fromkeys(cap.reason for cap in worst.caps))
+        reason = "; ".join(dict.fromkeys(cap.reason for cap in worst.caps)) + (
+            f" ({worst.about})" if worst.about else ""
+        )
         remedy = "; ".join(dict.fromkeys(cap.remedy for cap in worst.caps))
         return _judged(criterion, verdict, reason, remedy, worst)
     return _judged(criterion, verdict, _reason(criterion, worst, verdict), _remedy(criterion, verdict), worst)
@@ -147,31 +150,41 @@ def _remedy(criterion: Criterion, verdict: Verdict) -> str | None:
     if criterion.sense is Sense.EQUALS:
         return f"measure on {criterion.threshold}, or change the policy's [environment]"
     if verdict is Verdict.INCONCLUSIVE:
-        return _NARROW.get(criterion.section, "gather more evidence, so that the interval becomes narrower")
-    return _MEND.get(criterion.section, "change the build, or the limit with its reason")
+        return _narrowed(criterion.section)
+    return _mended(criterion.section)
 
 
-_NARROW = {
-    "latency": "measure longer, for a narrower interval: optpipe bench … --min-time 60",
-    "throughput": "measure longer, for a narrower interval: optpipe bench … --min-time 60",
-    "regression": "measure contender and baseline side by side: optpipe bench A B --interleave",
-    "energy": "measure longer: optpipe bench … --min-time 60",
-    "accuracy": "evaluate on more labelled images: optpipe evaluate … --data DIR",
-    "preprocessing": "prove parity on more images: optpipe preprocess … --images DIR",
-}
-_MEND = {
-    "latency": "optpipe profile names the bottleneck; optpipe compare shows the faster builds",
-    "throughput": "optpipe compare shows the best batch size and build; optpipe bench --tune searches the options",
-    "regression": "optpipe profile --diff shows what became slower since the baseline",
-    "accuracy": "optpipe calibrate --sensitivity finds the layers to spare from INT8",
-    "preprocessing": "optpipe preprocess names the step that contributes most",
-    "precision": "optpipe show ARTIFACT lists the layers outside the wanted type",
-    "memory": "a smaller batch size or precision needs less",
-    "size": "a lower precision makes a smaller engine",
-    "energy": "a lower precision or a larger batch needs less per image",
-    "stability": "quiet the host and lock the clocks; optpipe bench names the disturbance",
-    "tensor_cores": "optpipe profile lists the eligible layers that missed them",
-}
+def _narrowed(section: str) -> str:
+    """What makes the interval of a section's figures narrower."""
+    longer = advised("bench … --min-time 60")
+    said = {
+        "latency": f"measure longer, for a narrower interval: {longer}",
+        "throughput": f"measure longer, for a narrower interval: {longer}",
+        "regression": f"measure contender and baseline side by side: {advised('bench A B --interleave')}",
+        "energy": f"measure longer: {longer}",
+        "accuracy": f"evaluate on more labelled images: {advised('evaluate … --data DIR')}",
+        "preprocessing": f"prove parity on more images: {advised('preprocess … --images DIR')}",
+    }
+    return said.get(section, "gather more evidence, so that the interval becomes narrower")
+
+
+def _mended(section: str) -> str:
+    """What brings a build inside a section's limits, or shows what keeps it out."""
+    compare, bench, profile = advised("compare"), advised("bench … --tune"), advised("profile …")
+    said = {
+        "latency": f"`{profile}` names the bottleneck; `{compare}` shows the faster builds",
+        "throughput": f"`{compare}` shows the best batch size and build; `{bench}` searches the options",
+        "regression": f"`{advised('profile --diff BEFORE AFTER')}` shows what became slower since the baseline",
+        "accuracy": f"`{advised('calibrate … --sensitivity')}` finds the layers to spare from INT8",
+        "preprocessing": f"`{advised('preprocess …')}` names the step that contributes most",
+        "precision": f"`{advised('show ARTIFACT')}` lists the layers outside the wanted type",
+        "memory": "a smaller batch size or precision needs less",
+        "size": "a lower precision makes a smaller engine",
+        "energy": "a lower precision or a larger batch needs less per image",
+        "stability": f"quiet the host and lock the clocks; `{advised('bench …')}` names the disturbance",
+        "tensor_cores": f"`{profile}` lists the eligible layers that missed them",
+    }
+    return said.get(section, "change the build, or the limit with its reason")
 
 
 def _judged(

@@ -1,7 +1,6 @@
 """What stands beside every stored artifact: where it came from, what it is, and how to make it again."""
 
 import json
-import os
 import shlex
 import sys
 from collections.abc import Mapping
@@ -104,9 +103,3 @@ def command_line() -> str:
     name = Path(sys.argv[0]).name
     program = "optpipe" if name in ("optpipe", "__main__.py") else name
     return shlex.join([program, *sys.argv[1:]])
-
-
-def workspace_flag(workspace: Path) -> str:
-    """What a command that is advised needs at its end to mean this workspace; nothing where that is the default."""
-    usual = os.environ.get("OPTPIPE_WORKSPACE") or ".optpipe"
-    return "" if workspace == Path(usual) else f" --workspace {shlex.quote(str(workspace))}"

@@ -25,9 +25,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from optpipe.core.advice import advised
 from optpipe.core.environment import environment
 from optpipe.core.hashing import file_sha256
-from optpipe.core.manifest import workspace_flag
 from optpipe.errors import BadInputError, StageError
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def load_run(path: Path) -> Run:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         problem = "was cut off before its end (no manifest.json)" if path.is_dir() else "does not exist"
-        message = f"the run {path} {problem}; optpipe ls{workspace_flag(path.parent.parent)} shows what there is"
+        message = f"the run {path} {problem}; {advised('ls', path.parent.parent)} shows what there is"
         raise BadInputError(message) from error
     except (OSError, ValueError) as error:
         message = f"cannot read {path / MANIFEST}: {error}"
@@ -173,7 +173,7 @@ def _listed(path: Path) -> Run:
     try:
         return load_run(path)
     except BadInputError as error:
-        message = f"{error}\nremove the run with `optpipe rm {path.name}{workspace_flag(path.parent.parent)}`"
+        message = f"{error}\nremove the run with `{advised(f'rm {path.name}', path.parent.parent)}`"
         raise BadInputError(message) from error
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from time import monotonic
 from typing import IO, Any
 
+from optpipe.core.advice import advised
 from optpipe.core.environment import environment
 from optpipe.core.events import Listener
 from optpipe.core.hashing import value_sha256
@@ -30,7 +31,6 @@ from optpipe.core.manifest import (
     damage,
     file_records,
     manifest_from_file,
-    workspace_flag,
 )
 from optpipe.errors import BadInputError, StageError
 
@@ -200,10 +200,10 @@ class Store:
         """All entries, oldest first. Their files are not hashed here. Raises BadInputError where a manifest is damaged."""
         found, damaged = self.listed()
         if damaged:
-            flag = workspace_flag(self.workspace)
+            remove, clean = advised(f"rm {damaged[0].name}", self.workspace), advised("gc", self.workspace)
             message = (
                 f"store entry {damaged[0].name} in {self.workspace} has no readable manifest; "
-                f"remove it with `optpipe rm {damaged[0].name}{flag}`, or all that is damaged with `optpipe gc{flag}`"
+                f"remove it with `{remove}`, or all that is damaged with `{clean}`"
             )
             raise BadInputError(message)
         return found
@@ -227,7 +227,7 @@ class Store:
             message = (
                 f"'{prefix}' fits {len(found)} entries ({names}); give more digits"
                 if found
-                else f"nothing stored under '{prefix}' in {self.workspace}; `optpipe ls{workspace_flag(self.workspace)}` lists what is"
+                else f"nothing stored under '{prefix}' in {self.workspace}; `{advised('ls', self.workspace)}` lists what is"
             )
             raise BadInputError(message)
         return found[0]
@@ -237,7 +237,7 @@ class Store:
         if (problem := damage(entry.path, entry.manifest)) is not None:
             message = (
                 f"store entry {entry.path.name} is damaged: {problem}\n"
-                f"remove it with `optpipe rm {entry.id}{workspace_flag(self.workspace)}` and run `{entry.manifest.command}` again"
+                f"remove it with `{advised(f'rm {entry.id}', self.workspace)}` and run `{entry.manifest.command}` again"
             )
             raise StageError(message)
         return entry
@@ -298,7 +298,7 @@ def _named_failures(workspace: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            command = f"optpipe gc{workspace_flag(workspace)}"
+            command = advised("gc", workspace)
             message = f"no space left for workspace {workspace}; free some (`{command}`) or pass --workspace DIR"
             raise StageError(message) from error
         ours = error.filename is not None and Path(error.filename).is_relative_to(workspace)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from optpipe.core.advice import advised
 from optpipe.core.measurement import Estimate, Measurement, Reason, Validity, differing, setting_text
 
 NOT_FASTER = "int8-not-faster"
@@ -78,7 +79,8 @@ def _reason(found: Measurement, other: Measurement, cause: str) -> Reason:
     remedy = f"ship {precision}, or find what stops the fusions: optpipe profile on both"
     if ours.value > theirs.value:
         text += ", but their intervals overlap: not shown to be faster"
-        remedy = f"compare them in turns: optpipe bench {found.subject.artifact} {other.subject.artifact} --interleave"
+        both = f"bench {found.subject.artifact} {other.subject.artifact} --interleave"
+        remedy = f"compare them in turns: {advised(both)}"
     return Reason(
         NOT_FASTER,
         text + (f"; {cause}" if cause else ""),

@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from optpipe.core.advice import advised
 from optpipe.core.units import bytes_text, duration_text
 from optpipe.reporters.records import random_weights_text
 
@@ -44,7 +45,10 @@ def build_table(record: Mapping[str, Any]) -> RenderableType:
         if not each["precision_proof"]["proven"]
     ]
     lines += [
-        Text(f"lint  {each['id']}: {_lint_text(each['lint'])}; optpipe show {each['id']} lists them", style="yellow")
+        Text(
+            f"lint  {each['id']}: {_lint_text(each['lint'])}; {advised('show ' + each['id'])} lists them",
+            style="yellow",
+        )
         for each in record["artifacts"]
         if each["lint"]
     ]

@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from optpipe.core.advice import advised
 from optpipe.core.units import count_text
 from optpipe.reporters.records import drop_text, random_weights_text
 
@@ -33,7 +34,8 @@ def calibrate_table(record: Mapping[str, Any]) -> RenderableType:
     if not record["weights"]["trained"]:
         lines.append(Text(random_weights_text(record["weights"]), style="yellow"))
     chosen = record["selection"]["table"] if record["selection"] else _path(record, record["best"])
-    lines.append(Text(f"build with it: optpipe build {record['model']} --precision int8 --calibration {chosen}"))
+    build = advised(f"build {record['model']} --precision int8 --calibration {chosen}")
+    lines.append(Text(f"build with it: {build}"))
     return Group(*lines)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from optpipe.core.advice import advised
 from optpipe.core.calibration import CalibrationTable, TensorRange, table_from_file
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.environment import package_version
@@ -170,7 +171,7 @@ def quantized_graph(model: Any, table: CalibrationTable, target: "Target") -> tu
     if unknown := sorted(keep - {node.name for node in named(model).graph.node}):
         message = (
             f"the calibration table keeps '{unknown[0]}' in floating point, and {table.model}'s graph has no such layer;"
-            " `optpipe calibrate --sensitivity` lists its layers"
+            f" `{advised(f'calibrate {table.model} --sensitivity')}` lists its layers"
         )
         raise BadInputError(message)
     placed = placement(model, target, keep.__contains__)

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from optpipe import __version__
+from optpipe.core.advice import advised
 from optpipe.core.environment import environment
-from optpipe.core.manifest import MANIFEST, workspace_flag
+from optpipe.core.manifest import MANIFEST
 from optpipe.core.measurement import MEASUREMENTS_FILE
 from optpipe.core.policy import Policy
 from optpipe.core.runs import Run, list_runs, runs_in, write_json
@@ -92,7 +93,7 @@ def judged_artifact(wanted: Wanted, store: Store) -> Entry:
     """The one build that is judged. Raises BadInputError where none or several fit, saying what to do."""
     built = [one for one in store.entries() if one.manifest.kind == "artifact" and _is_model(one, wanted.model)]
     if not built:
-        message = f"{wanted.model} has no build in {store.workspace}; first: optpipe build {wanted.model}{workspace_flag(store.workspace)}"
+        message = f"{wanted.model} has no build in {store.workspace}; first: {advised(f'build {wanted.model}', store.workspace)}"
         raise BadInputError(message)
     named = {**wanted.policy.build, **({"artifact": wanted.artifact} if wanted.artifact else {})}
     fitting = [one for one in built if all(_fits(one, key, value) for key, value in named.items())]

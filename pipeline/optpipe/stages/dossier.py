@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from optpipe.core.advice import advised
 from optpipe.core.criteria import Judged
-from optpipe.core.manifest import workspace_flag
 from optpipe.core.quantity import RECORDED_UNITS, Dimension
 from optpipe.core.runs import runs_in, write_json
 from optpipe.core.sealed import SIGNATURE, SUMS, broken, seal, sign, signature_problem
@@ -176,7 +176,7 @@ def approved(workspace: Path, model: str) -> Path | None:
     if problems:
         message = (
             f"the approved baseline {folder} is damaged: {problems[0]}\n"
-            f"put its dossier there again with `optpipe approve DOSSIER{workspace_flag(workspace)}`"
+            f"put its dossier there again with `{advised('approve DOSSIER', workspace)}`"
         )
         raise BadInputError(message)
     return folder

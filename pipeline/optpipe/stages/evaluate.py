@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optpipe.backends.registry import BACKENDS
+from optpipe.core.advice import advised
 from optpipe.core.card import ModelCard, Task, card_from_file
 from optpipe.core.events import Listener
 from optpipe.core.runs import write_parquet
@@ -129,7 +130,7 @@ def _calibrated_on(artifact: Entry, samples: SampleSet, store: Store) -> int:
 def require_classifier(card: ModelCard) -> None:
     """Raises BadInputError where answers cannot be right or wrong, or nothing makes inputs for the model."""
     if card.task not in (Task.CLASSIFICATION, Task.TEXT_CLASSIFICATION):
-        message = f"{card.name} is no classifier (its task is {card.task}); `optpipe build` verifies its tensors"
+        message = f"{card.name} is no classifier (its task is {card.task}); `{advised(f'build {card.name}')}` verifies its tensors"
         raise BadInputError(message)
     require_task_data(card)
 

@@ -4,9 +4,10 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from optpipe.core.advice import advised
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.events import Listener
-from optpipe.core.manifest import command_line, workspace_flag
+from optpipe.core.manifest import command_line
 from optpipe.core.runs import finish_run, whole_run, write_json
 from optpipe.core.store import Store
 from optpipe.errors import BadInputError
@@ -48,7 +49,7 @@ def evaluation_run(
     if not artifacts:
         message = (
             f"nothing is built of {card.name} with these options in {store.workspace}\n"
-            f"run `optpipe build {_typed(card)}{workspace_flag(store.workspace)}` first, with the options given here"
+            f"run `{advised(f'build {_typed(card)}', store.workspace)}` first, with the options given here"
         )
         raise BadInputError(message)
     exported, _ = exported_model(model, store, listener, stored)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from optpipe.core.advice import advised
 from optpipe.core.criteria import Judged, judge, overall, waive
 from optpipe.core.evidence import Build, Evidence, Measured, about_measurement, foreign, matching, observe, place_of
 from optpipe.core.manifest import MANIFEST, Manifest, manifest_from_file
@@ -160,7 +161,9 @@ def _trust(manifest: Manifest, checked: Manifest | None, measured: tuple[Measure
         _trusted("trust.precision", f"{manifest.info['precision']} is proven from the built network")
         if proof["proven"]
         else _failed(
-            "trust.precision", f"not the precision asked for: {proof['reason']}", "optpipe show names the layers"
+            "trust.precision",
+            f"not the precision asked for: {proof['reason']}",
+            f"{advised(f'show {manifest.id}')} names the layers",
         )
     )
     yield _outputs(manifest, checked)
@@ -172,12 +175,13 @@ def _trust(manifest: Manifest, checked: Manifest | None, measured: tuple[Measure
         if differences
         else _trusted("trust.environment", "everything was measured on one machine")
         if measured
-        else _doubted("trust.environment", "nothing was measured", f"optpipe bench {manifest.info['model']}")
+        else _doubted("trust.environment", "nothing was measured", advised(f"bench {manifest.info['model']}"))
     )
 
 
 def _outputs(manifest: Manifest, checked: Manifest | None) -> Judged:
-    name, again = "trust.outputs", f"optpipe build {manifest.info['model']} where it can run"
+    build = advised(f"build {manifest.info['model']}")
+    name, again = "trust.outputs", f"{build} where it can run"
     if checked is None:
         return _doubted(name, "the outputs were not held against the source model's", again)
     sha256 = manifest.files[manifest.info["file"]].sha256
@@ -189,7 +193,9 @@ def _outputs(manifest: Manifest, checked: Manifest | None) -> Judged:
     )
     if not checked.info["passed"]:
         return _failed(
-            name, f"outside the tolerance of {manifest.info['precision']} {seen}", "optpipe show names the output"
+            name,
+            f"outside the tolerance of {manifest.info['precision']} {seen}",
+            f"{advised(f'show {checked.id}')} names the output",
         )
     return _trusted(name, f"equal to the source model's within tolerance {seen}")
 

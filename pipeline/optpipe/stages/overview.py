@@ -4,10 +4,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from optpipe.core.advice import advised
 from optpipe.core.comparison import Comparison, Goal, Interval
 from optpipe.core.evidence import Measured, foreign
 from optpipe.core.hashing import file_sha256
-from optpipe.core.manifest import MANIFEST, Manifest, manifest_from_file, workspace_flag
+from optpipe.core.manifest import MANIFEST, Manifest, manifest_from_file
 from optpipe.core.measurement import MEASUREMENTS_FILE
 from optpipe.core.report import RawFile, StageBar
 from optpipe.core.runs import Run, json_of_run, list_runs, load_run, runs_in
@@ -21,8 +22,6 @@ from optpipe.stages.int8_notes import accuracy_note, causes
 from optpipe.stages.judge import REQUEST, build_of, json_file, measured_in
 from optpipe.stages.recompute import measured_from_run
 from optpipe.stages.task_evidence import accuracy_figures
-
-NO_RUNS = "nothing was measured in {workspace} yet; first: optpipe build MODEL{flag}, then optpipe bench MODEL{flag}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +41,14 @@ def bench_runs(workspace: Path, names: Sequence[str] = ()) -> tuple[Run, ...]:
     present = list_runs(workspace, "bench")
     if not names:
         if not present:
-            raise BadInputError(NO_RUNS.format(workspace=workspace, flag=workspace_flag(workspace)))
+            raise _nothing_measured(workspace)
         return present
     return tuple(_named(name, present, workspace) for name in names)
+
+
+def _nothing_measured(workspace: Path) -> BadInputError:
+    build, bench = advised("build MODEL", workspace), advised("bench MODEL", workspace)
+    return BadInputError(f"nothing was measured in {workspace} yet; first: {build}, then {bench}")
 
 
 def _is_model(name: str, workspace: Path) -> bool:
@@ -91,7 +95,8 @@ def overview(
         runs = tuple(run for run in runs if run.run_id != held_against.name)
         if not runs:
             message = (
-                f"there is no run but the baseline {held_against.name}; measure what is to be compared: optpipe bench"
+                f"there is no run but the baseline {held_against.name}; "
+                f"measure what is to be compared: {advised('bench MODEL', store.workspace)}"
             )
             raise BadInputError(message)
     measured = tuple(one for run in runs for one in measured_from_run(run))
@@ -102,7 +107,7 @@ def overview(
             message = f"nothing was measured of {model} in {store.workspace}; there is {', '.join(have)}"
             raise BadInputError(message)
     if not measured:
-        raise BadInputError(NO_RUNS.format(workspace=store.workspace, flag=workspace_flag(store.workspace)))
+        raise _nothing_measured(store.workspace)
     known = known_builds((entry.manifest for entry in store.entries()), list_runs(store.workspace))
     comparison = compared(measured, baseline=held_against, known=known, slo=slo, across=across)
     return Overview(comparison, measured, runs)
@@ -116,8 +121,8 @@ def _baseline(store: Store, name: str | None, model: str | None) -> Baseline | N
         return Baseline(run.run_id, "run", measured_from_run(run))
     folder = None if model is None else approved(store.workspace, model)
     if folder is None:
-        which, flag = model or "which model? say --model", workspace_flag(store.workspace)
-        message = f"no approved baseline of {which}; store one with optpipe approve DOSSIER{flag}"
+        which = model or "which model? say --model"
+        message = f"no approved baseline of {which}; store one with {advised('approve DOSSIER', store.workspace)}"
         raise BadInputError(message)
     measured = tuple(measured_in(runs_in(folder / "runs"), 0.95, None))
     return Baseline(f"approved {model}", "approved", measured)

@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from optpipe.core.advice import advised
 from optpipe.core.evidence import Measured
-from optpipe.core.manifest import workspace_flag
 from optpipe.core.measurement import MACHINE_COLUMNS, MEASUREMENTS_FILE, SAMPLE_COLUMNS, Measurement, Phase
 from optpipe.core.measurement_json import measurements_of
 from optpipe.core.runs import Run, changed_files, json_of_run
@@ -50,7 +50,7 @@ def require_unchanged(run: Run, *, whole: bool = True) -> None:
         more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
         message = (
             f"run {run.run_id} is not as it was written: {problems[0]}{more}\n"
-            f"remove it with `optpipe rm {run.run_id}{workspace_flag(run.path.parent.parent)}` and measure again"
+            f"remove it with `{advised(f'rm {run.run_id}', run.path.parent.parent)}` and measure again"
         )
         raise BadInputError(message)
 

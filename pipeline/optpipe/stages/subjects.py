@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from optpipe.backends.base import Device
+from optpipe.core.advice import advised
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.store import Entry, Store
 from optpipe.errors import BadInputError, MissingError
@@ -73,7 +74,9 @@ def runnable_here(artifacts: Sequence[StoredArtifact]) -> tuple[tuple[StoredArti
             reasons[each.label] = why_not
     if not able:
         text = "; ".join(f"{label}: {why_not}" for label, why_not in reasons.items())
-        message = f"nothing that was built can run here: {text}\n`optpipe build MODEL --backend auto` builds what can"
+        message = (
+            f"nothing that was built can run here: {text}\n`{advised('build MODEL --backend auto')}` builds what can"
+        )
         raise MissingError(message)
     return tuple(able), reasons
 
@@ -100,7 +103,7 @@ def _refuse(
     what = f"{text}{flags}"
     built = sorted({f"{entry.info['backend']} {entry.info['precision']}" for entry in named})
     here = f" (built are: {', '.join(built)})" if built else ""
-    message = f"nothing is built for {what} in {store.workspace}{here}\n`optpipe build {text}{flags}` builds it"
+    message = f"nothing is built for {what} in {store.workspace}{here}\n`{advised(f'build {text}{flags}', store.workspace)}` builds it"
     raise BadInputError(message)
 
 
@@ -124,7 +127,7 @@ def checked_batches(artifact: StoredArtifact, sizes: Sequence[int] | None) -> tu
         build = f"{artifact.card.name} --precision {info['precision']} --backend {info['backend']} --batch {wider}"
         message = (
             f"batch {outside[0]} is outside the profile {low}…{high} of {artifact.label}\n"
-            f"`optpipe build {build}` builds one that holds it"
+            f"`{advised(f'build {build}')}` builds one that holds it"
         )
         raise BadInputError(message)
     return tuple(sizes)

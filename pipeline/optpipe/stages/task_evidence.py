@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from optpipe.core.advice import advised
 from optpipe.core.criteria import Cap, Observation
 from optpipe.core.evidence import Build
 from optpipe.core.report import Picture
@@ -97,7 +98,7 @@ def tensor_core_figure(runs: Sequence[Run], build: Build) -> Observation | None:
         for stage in json_of_run(run, PROFILE).get("stages", ()):
             if stage.get("artifact") == build.artifact and (stage.get("tensor_cores") or {}).get("eligible_ns"):
                 again = stage_again(run, stage)
-                caps = () if again else (_NO_TABLES,)
+                caps = () if again else (_no_tables(),)
                 return _share(again or stage, run.run_id, caps)
     return None
 
@@ -111,9 +112,9 @@ def _share(stage: Mapping[str, Any], source: str, caps: tuple[Cap, ...]) -> Obse
     return Observation(share, share, share, caps, str(stage.get("name", "")), source)
 
 
-_NO_TABLES = Cap(
-    "the tables of the trace are too large for a dossier", "profile fewer iterations: optpipe profile … --iterations 10"
-)
+def _no_tables() -> Cap:
+    fewer = advised("profile … --iterations 10")
+    return Cap("the tables of the trace are too large for a dossier", f"profile fewer iterations: {fewer}")
 
 
 def documents(runs: Sequence[Run], root: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from optpipe.core.events import Silent
 from optpipe.core.hashing import value_sha256
-from optpipe.core.manifest import MANIFEST, damage, workspace_flag
+from optpipe.core.manifest import MANIFEST, damage
 from optpipe.core.store import Store
 from optpipe.errors import BadInputError, StageError
 from optpipe.stages.stored import collected, removed
@@ -169,15 +169,6 @@ def test_an_unreadable_manifest_is_named_with_its_remedy_and_made_again(tmp_path
         store.entries()
     again, cached = store.produce("thing", {"a": 1}, write_payload, listener=Silent())
     assert (again.id, cached, len(store.entries())) == (entry.id, False, 2)
-
-
-def test_advice_names_the_workspace_that_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OPTPIPE_WORKSPACE", raising=False)
-    assert workspace_flag(Path(".optpipe")) == ""
-    assert workspace_flag(Path("my work")) == " --workspace 'my work'"
-    monkeypatch.setenv("OPTPIPE_WORKSPACE", str(tmp_path))
-    assert workspace_flag(tmp_path) == ""
-    assert workspace_flag(Path(".optpipe")) == " --workspace .optpipe"
 
 
 def test_what_another_process_has_removed_is_no_failure(tmp_path: Path) -> None:

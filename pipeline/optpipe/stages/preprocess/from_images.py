@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.backends.registry import options_in_force
+from optpipe.core.advice import advised
 from optpipe.core.environment import cores
 from optpipe.core.events import Listener
 from optpipe.core.manifest import command_line
@@ -106,15 +107,15 @@ def plan_for(artifact: StoredArtifact, batch_size: int | None, store: Store, lis
     plan = tuned_plan(artifact.card.name, store, gpu=on_gpu)
     if plan is None:
         plan = automatic_plan("mixed" if on_gpu else "cpu", None, None, "exact")
-        listener.warn(
-            f"DALI is not tuned for {artifact.card.name} here; `optpipe preprocess {artifact.card.name}` finds the best setting"
-        )
+        tune = advised(f"preprocess {artifact.card.name}", store.workspace)
+        listener.warn(f"DALI is not tuned for {artifact.card.name} here; `{tune}` finds the best setting")
     spec = artifact.card.inputs[0]
     wanted = batch_size or min(plan.batch_size, spec.max[0])
     if not spec.min[0] <= wanted <= spec.max[0]:
+        wider = f"{spec.min[0]}:{wanted}:{max(wanted, spec.max[0])}"
         msg = (
             f"batch {wanted} is outside the profile {spec.min[0]}…{spec.max[0]} of {artifact.label}\n"
-            f"`optpipe build {artifact.card.name} --batch {spec.min[0]}:{wanted}:{max(wanted, spec.max[0])}` builds one that holds it"
+            f"`{advised(f'build {artifact.card.name} --batch {wider}', store.workspace)}` builds one that holds it"
         )
         raise BadInputError(msg)
     return replace(plan, batch_size=wanted)

@@ -65,6 +65,7 @@ class OnnxRuntime:
             "options": checked_options(options, OPTIONS[device], self.name),
             # what nobody insists on is switched off where a graph does not run with it
             **({"insisted": sorted(options)} if options and device == "cuda" else {}),
+            **({"qdq": "as written"} if device == "cuda" else {}),
         }
 
     def unsupported(self, request: BuildRequest) -> tuple[str, ...]:
@@ -81,14 +82,14 @@ class OnnxRuntime:
         from optpipe.backends.onnxruntime_biases import separate_biases
         from optpipe.backends.onnxruntime_session import optimize
 
-        on_gpu, half = request.device == "cuda", request.precision in (Precision.FP16, Precision.BF16)
+        on_gpu = request.device == "cuda"
         options = checked_options(request.options, OPTIONS[request.device], self.name)
         if on_gpu and "nhwc" not in request.options:
             options["nhwc"] = channels_last(request.precision, request.device)
         target = request.directory / GRAPH
         optimize(request.graph, target, request.device)
         model = onnx.load(target)
-        if on_gpu and half and separate_biases(model):
+        if on_gpu and separate_biases(model):
             onnx.save(model, target)
         layers = onnx_layers(model, request.card.inputs, dequantized_is_int8=False)
         tf32 = request.precision is Precision.TF32

@@ -22,9 +22,12 @@ _ORT_TYPES = {
 }  # fmt: skip
 
 
-WRONG_IN_FP16 = "WeightBiasQuantization"
-"""ONNX Runtime 1.31 turns biases between Q/DQ pairs into INT32 with scale(input) * scale(weight). In a graph whose scales
-are FP16 that product is subnormal or zero, and so are the biases: `digits` fell from 99.5 % to 9.6 % on an H200."""
+QDQ_AS_WRITTEN = ("session.disable_quant_qdq", "1")
+"""Leaves out ONNX Runtime's passes over Q/DQ pairs, which prepare integer kernels; its CUDA provider has none. What they
+do there is harm: biases become INT32 with scale(input) * scale(weight), which is zero or subnormal where scales are FP16
+(`digits` fell from 99.5 % to 9.6 % on an H200); weights stay behind a DequantizeLinear of their own, in which form the
+NHWC layout is refused; and every consumer of a dequantized tensor gets a copy of it. Source of the setting:
+onnxruntime_session_options_config_keys.h."""
 
 
 def inference_session(graph: Path | bytes, device: "Device", options: Any, provider: Mapping[str, str]) -> Any:
@@ -39,13 +42,12 @@ def inference_session(graph: Path | bytes, device: "Device", options: Any, provi
     options.log_severity_level = 4
     if device == "cuda":
         ort.preload_dlls()  # cuDNN and CUDA from the packages that came with torch
+        options.add_session_config_entry(*QDQ_AS_WRITTEN)
         providers: list[Any] = [("CUDAExecutionProvider", dict(provider)), "CPUExecutionProvider"]
     else:
         providers = ["CPUExecutionProvider"]
     try:
-        left_out = []
-        if device == "cuda":  # only the CPU's integer kernels want INT32 biases
-            left_out = [WRONG_IN_FP16, *([] if provider.get("fuse_conv_bias") == "1" else [FUSED_BACK])]
+        left_out = [FUSED_BACK] if device == "cuda" and provider.get("fuse_conv_bias") != "1" else []
         source = str(graph) if isinstance(graph, Path) else graph
         session = ort.InferenceSession(source, options, providers=providers, disabled_optimizers=left_out)
     except (

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 PACKAGE = "model.pt2"
 OPTIONS: dict[Device, dict[str, Any]] = {
     "cpu": {"threads": 0},
-    "cuda": {"cuda_graph": False, "max_autotune": False},
+    "cuda": {"cuda_graph": True, "max_autotune": False},
 }
-"""`cuda_graph` is off: with torch 2.11 the runner's own calls ended a capture on an H200, also with a single caller."""
+"""`cuda_graph`: 0.41 instead of 0.97 ms for ResNet-50 in FP16 at batch 1 on an H200 with torch 2.11. It needs the package loaded
+for a single caller, as below: with torch's pool of runners the capture ended there."""
 BUILD_ONLY = ("max_autotune",)
 """Of the options, those that decide what is compiled and mean nothing when it is loaded."""
 

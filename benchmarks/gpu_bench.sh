@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # On a machine with an NVIDIA GPU, from the project's root: measures ResNet-50 there with `optpipe bench`.
 # usage: benchmarks/gpu_bench.sh OUTPUT_DIRECTORY [PART ...]      default: all of
-#   build 2 min · smoke 0.5 min · ort 5 min · torch 3 min · loops 3 min · scenarios 4 min · energy 1 min · pair 3 min
+#   build 2 min · smoke 0.5 min · ort 8 min · torch 4 min · inductor 4 min · loops 5 min · scenarios 4 min · energy 1 min · pair 4 min
 # The workspace is OUTPUT_DIRECTORY/workspace unless OPTPIPE_WORKSPACE says otherwise; parts may run in separate calls.
 set -u
 out=${1:?usage: benchmarks/gpu_bench.sh OUTPUT_DIRECTORY [PART ...]}
 shift
-parts=${*:-build smoke ort torch loops scenarios energy pair}
+parts=${*:-build smoke ort torch inductor loops scenarios energy pair}
 mkdir -p "$out"
 export PYTHONPATH=pipeline${PYTHONPATH:+:$PYTHONPATH} OPTPIPE_WORKSPACE=${OPTPIPE_WORKSPACE:-$out/workspace}
 step() { # seconds allowed, name, then the arguments of optpipe; the JSON document goes to NAME.json, the rest to NAME.log
@@ -15,6 +15,9 @@ step() { # seconds allowed, name, then the arguments of optpipe; the JSON docume
   timeout -s INT "$allowed" python3 -m optpipe "$@" --json >"$out/$name.json" 2>"$out/$name.log"
   echo "== $name: optpipe $* (exit $?, ${SECONDS} s so far)"
   tail -n 3 "$out/$name.log" | cut -c1-300
+}
+sweep() { # seconds allowed, backend, precision: every batch size, tuned
+  step "$1" "sweep-$2-$3" bench resnet50 --backend "$2" --precision "$3" --device cuda --batch 1:256 --all-sizes --tune $fast
 }
 fast="--min-time 0.6 --warm-up 0.3 --percentile 90 --max-warm-up 3 --max-time 6"
 random="resnet50 --weights random --device cuda --batch 1:64:256" # the sweep goes to batch 256, so the profile must hold it
@@ -28,10 +31,11 @@ for part in $parts; do
       wait
       ;;
     smoke) step 60 smoke bench resnet50 --backend onnxruntime --precision fp16 --batch 1,8 $fast ;;
-    ort) step 300 sweep-ort bench resnet50 --backend onnxruntime --device cuda --batch 1:256 --all-sizes --tune $fast ;;
-    torch) step 240 sweep-torch bench resnet50 --backend inductor,torch --device cuda --batch 1:256 --all-sizes --tune $fast ;;
+    ort) for precision in fp16 int8 tf32 fp32; do sweep 170 onnxruntime $precision; done ;;
+    torch) for precision in fp16 fp32; do sweep 130 torch $precision; done ;;
+    inductor) sweep 220 inductor fp16 ;;
     loops)
-      timeout 230 python3 benchmarks/gpu_loops.py "$OPTPIPE_WORKSPACE" "$out/loops.json" fp16 1 64 256 >"$out/loops.log" 2>&1
+      timeout 330 python3 benchmarks/gpu_loops.py "$OPTPIPE_WORKSPACE" "$out/loops.json" fp16 1 64 256 >"$out/loops.log" 2>&1
       echo "== loops (exit $?, ${SECONDS} s so far)"
       ;;
     scenarios)

@@ -83,7 +83,8 @@ def loop_lines(loops):
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    rows = [row for name in ("sweep-ort", "sweep-torch") for row in read(folder, name).get("measurements", [])]
+    sweeps = sorted(each.stem for each in folder.glob("sweep-*.json"))
+    rows = [row for name in sweeps for row in read(folder, name).get("measurements", [])]
     sweep, loops = {"measurements": rows or read(folder, "smoke").get("measurements", [])}, read(folder, "loops")
     lines = ["## Sweep", *sweep_lines(sweep), "", "## Against the figures to beat", *beat_lines(sweep, loops), ""]
     lines += ["## Against bare loops", *loop_lines(loops), "", "## Scenarios, limits, energy"]

@@ -38,7 +38,7 @@ SAMPLE_COLUMNS: Mapping[str, str] = {
 
 MACHINE_COLUMNS: Mapping[str, str] = {
     "time_ns": "Int64",
-    "other_cpu_cores": "Float64",  # cores busy with anything but the worker and its parent, stolen time included
+    "other_cpu_cores": "Float64",  # the worker's CPUs: busy with anything but it and its parent, stolen time included
     "worker_cpu_cores": "Float64",
     "worker_rss_bytes": "Int64",
     "cpu_mhz": "Float64",  # mean over the worker's CPUs; null where the host hides it

@@ -1,7 +1,7 @@
 """Looks at the machine a few times a second while the worker measures: NVML and /proc, no spinning, no subprocess."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
@@ -24,10 +24,10 @@ Row = dict[str, int | float | None]
 
 
 class MachineSampler:
-    """Looks at one worker and the device it uses."""
+    """Looks at one worker, the processors it may use (all, where they are not given) and the device it uses."""
 
-    def __init__(self, pid: int, gpu_uuid: str | None = None) -> None:
-        self._pid = pid
+    def __init__(self, pid: int, gpu_uuid: str | None = None, cpus: Collection[int] | None = None) -> None:
+        self._pid, self._cpus = pid, cpus
         self._gpu = _gpu(gpu_uuid) if gpu_uuid else None
         self._last = self._counters()
         self._ticks = os.sysconf("SC_CLK_TCK")
@@ -45,25 +45,34 @@ class MachineSampler:
             "worker_cpu_cores": worker,
             "worker_waited_cores": rate["waited_ns"] / 1e9,
             "worker_rss_bytes": _resident_bytes(self._pid),
-            "cpu_mhz": _cpu_mhz(),
+            "cpu_mhz": _cpu_mhz(self._cpus),
         }
         return row | (self._gpu.look(self._pid) if self._gpu else {})
 
     def _counters(self) -> dict[str, int]:
         return {
             "time_ns": perf_counter_ns(),
-            "busy": busy_ticks(),
+            "busy": busy_ticks(self._cpus),
             "worker": process_ticks(self._pid),
             "own": process_ticks(os.getpid()),
             "waited_ns": _waited_ns(self._pid),
         }
 
 
-def busy_ticks() -> int:
-    """Everything the processors did but idle and wait for disks; time stolen by the hypervisor counts as busy."""
+def busy_ticks(cpus: Collection[int] | None = None) -> int:
+    """Everything that processors did but idle and wait for disks; time stolen by the hypervisor counts as busy.
+
+    Of all of the machine, or of `cpus`: those of others disturb no worker that is kept off them.
+    """
+    wanted = {"cpu"} if cpus is None else {f"cpu{cpu}" for cpu in cpus}
+    total = 0
     with Path("/proc/stat").open(encoding="ascii") as file:
-        user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, file.readline().split()[1:9])
-    return user + nice + system + irq + softirq + steal
+        for line in file:
+            name, *ticks = line.split()
+            if name in wanted:
+                user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, ticks[:8])
+                total += user + nice + system + irq + softirq + steal
+    return total
 
 
 def process_ticks(pid: int) -> int:
@@ -92,13 +101,14 @@ def _resident_bytes(pid: int) -> int | None:
         return None
 
 
-def _cpu_mhz() -> float | None:
+def _cpu_mhz(cpus: Collection[int] | None) -> float | None:
     readings = []
-    for path in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_cur_freq"):
-        try:
-            readings.append(int(path.read_text(encoding="ascii")) / 1000)
-        except (OSError, ValueError):
-            continue
+    for name in ["cpu[0-9]*"] if cpus is None else [f"cpu{cpu}" for cpu in cpus]:
+        for path in Path("/sys/devices/system/cpu").glob(f"{name}/cpufreq/scaling_cur_freq"):
+            try:
+                readings.append(int(path.read_text(encoding="ascii")) / 1000)
+            except (OSError, ValueError):
+                continue
     return sum(readings) / len(readings) if readings else None
 
 

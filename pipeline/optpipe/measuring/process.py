@@ -132,7 +132,8 @@ class WorkerProcess:
                 self._running().kill()
 
     def _sampler(self) -> MachineSampler | None:
-        return MachineSampler(int(self.facts["pid"]), self.facts.get("gpu_uuid")) if self.facts else None
+        facts = self.facts
+        return MachineSampler(int(facts["pid"]), facts.get("gpu_uuid"), facts["affinity"]) if facts else None
 
     def _failed(self, point: Point, event: dict[str, Any], rows: list[Row]) -> Answer:
         if event["event"] == "out-of-memory":

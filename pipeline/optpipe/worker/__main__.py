@@ -14,7 +14,7 @@ from typing import Any
 
 from optpipe.core.measurement import Scenario
 from optpipe.errors import OptpipeError, first_line
-from optpipe.worker.checks import Reservoir, answers_before, cache_probe, outputs_verdict
+from optpipe.worker.checks import Reservoir, answers_before, cache_probe, outputs_verdict, reference_size
 from optpipe.worker.lanes import CpuLane, CudaLane, Lane
 from optpipe.worker.loading import session_from_loader
 from optpipe.worker.loops import Load, run_load
@@ -90,7 +90,7 @@ class Worker:
 
     def measured(self, point: Point, events: Any) -> dict[str, Any]:
         """Puts one load on the session; returns the event that ends it."""
-        turns = rotation(self.pool, point.batch_size, self.plan.seed)
+        turns = rotation(self.pool, point.batch_size, self.plan.seed, reference_size(self.reference))
         before = answers_before(self.sessions[0], turns)
         with suppress(OSError):  # where the kernel does not offer it the peak is the process's, and the larger for it
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
@@ -105,7 +105,7 @@ class Worker:
         gc.freeze()
         gc.disable()
         with Spool(Path(point.spool)) as spool:
-            load = Load(point, spool, lanes, len(turns.batches), kept, measuring)
+            load = Load(point, spool, lanes, len(turns.batches), kept, measuring, self.plan.seed)
             run_load(load)
             stopped = spool.stopped
         gc.enable()

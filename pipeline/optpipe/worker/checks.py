@@ -85,16 +85,16 @@ def outputs_verdict(
             problems.append(f"differs from the untimed answer by {own:.2g}")
         elif others and own > 1e-7 and min(others) < 0.1 * own:
             problems.append("is the answer to another input")
-    error = _against_reference(reference, rows, kept) if reference else 0.0
-    if error > tolerance:
+    error = _against_reference(reference, rows, kept)
+    if error is not None and error > tolerance:
         problems.append(f"differs from {reference_name} by {error:.2g}")
     between = [_distance(before[first], before[second]) for first in range(len(before)) for second in range(first)]
-    compared = f"{reference_name} and the untimed run" if reference else "the untimed run"
+    compared = "the untimed run" if error is None else f"{reference_name} and the untimed run"
     return {
         "checked": len(kept),
         "passed": bool(kept) and not problems,
         "reference": compared,
-        "relative_error": _finite(error if reference else worst_self),
+        "relative_error": _finite(worst_self if error is None else error),
         "tolerance": f"relative L2 error at most {tolerance:g}",
         "why_not": problems[0] if problems else None if kept else "no timed output was kept",
         "tells_inputs_apart": bool(between) and min(between) > 0.0,
@@ -105,24 +105,34 @@ def _against_reference(
     reference: Mapping[str, "np.ndarray"],
     rows: Sequence["np.ndarray"],
     kept: Sequence[tuple[int, Mapping[str, "np.ndarray"]]],
-) -> float:
-    """The distance over all kept answers together, as the tolerance of a build is meant.
+) -> float | None:
+    """The distance over all kept answers together, as the tolerance of a build is meant; infinite where an output is missing.
 
-    Only inputs that the reference has answers to count: it may cover the first of the pool alone.
+    Only inputs that the reference has answers to count: it may cover the first of the pool alone. None where no such input
+    was kept, so that nothing was compared.
     """
     import numpy as np
 
-    size = min(len(array) for array in reference.values())
+    size = reference_size(reference)
     expected: dict[str, list[np.ndarray]] = {name: [] for name in reference}
     found: dict[str, list[np.ndarray]] = {name: [] for name in reference}
     for index, got in kept:
         known = rows[index] < size
         for name, array in reference.items():
-            if known.any() and name in got and len(got[name]) == len(known):
+            if known.any() and name not in got:
+                return float("inf")
+            if known.any() and len(got[name]) == len(known):
                 expected[name].append(np.asarray(array)[rows[index][known]])
                 found[name].append(got[name][known])
     pairs = {name: (np.concatenate(expected[name]), np.concatenate(found[name])) for name in reference if found[name]}
+    if not pairs:
+        return None
     return _distance({name: pair[0] for name, pair in pairs.items()}, {name: pair[1] for name, pair in pairs.items()})
+
+
+def reference_size(reference: Mapping[str, "np.ndarray"]) -> int:
+    """How many inputs of the pool, its first ones, the reference has answers to."""
+    return min((len(array) for array in reference.values()), default=0)
 
 
 def _finite(value: float) -> float:

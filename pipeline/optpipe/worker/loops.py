@@ -41,6 +41,8 @@ class Load:
     kept: Reservoir
     on_measuring: Callable[[], None]
     """Called once, between warm-up and measuring."""
+    seed: int = 0
+    """Of the arrivals."""
     steady: bool = False
     write: Callable[..., None] = field(init=False)
     _look_at: int = field(init=False)
@@ -124,12 +126,12 @@ def _one(load: Load, stream: int, index: int, phase: int) -> Any:
 
 def _closed_loop(load: Load) -> None:
     lane, write, size, inputs = load.lanes[0], load.write, load.point.batch_size, load.inputs
-    stage, query, started, count, now = lane.stage, lane.query, perf_counter_ns(), 0, 0
+    stage, query, started, count, now, measured = lane.stage, lane.query, perf_counter_ns(), 0, 0, Phase.MEASURED
     while not load.finished(started, now or started, count):
         index = count % inputs
         stage(index)
         times = query()
-        write(1, 0, index, size, 0, times[0], *times)
+        write(measured, 0, index, size, 0, times[0], *times)
         load.keep(lane, index)
         count += 1
         now = times[1]
@@ -162,7 +164,7 @@ def _server(load: Load) -> None:
     if point.rate_per_s is None:
         message = "the server scenario needs a rate"
         raise ValueError(message)
-    gaps = Random(20_240_229)
+    gaps = Random(f"arrivals {load.seed}")  # no other draw follows the same numbers
     arrival = started = perf_counter_ns() + 10_000_000
     count, now = 0, started
     while not load.finished(started, now, count):
@@ -172,7 +174,7 @@ def _server(load: Load) -> None:
         lane.stage(index)
         _wait_until(due)
         times = lane.query()
-        write(1, 0, index, size, 0, due, *times)
+        write(Phase.MEASURED, 0, index, size, 0, due, *times)
         load.keep(lane, index)
         count += 1
         now = times[1]

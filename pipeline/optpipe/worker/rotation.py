@@ -26,8 +26,11 @@ class Rotation:
         return sum(int(array.nbytes) for batch in self.batches for array in batch.values())
 
 
-def rotation(pool: Mapping[str, "np.ndarray"], batch_size: int, seed: int) -> Rotation:
-    """Draws up to MOST batches from the pool, each in another seeded order; a batch larger than the pool repeats it."""
+def rotation(pool: Mapping[str, "np.ndarray"], batch_size: int, seed: int, known: int = 0) -> Rotation:
+    """Draws up to MOST batches from the pool, each in another seeded order; a batch larger than the pool repeats it.
+
+    The first `known` inputs have a reference: as long as there are unused ones, each batch gets one.
+    """
     import numpy as np
 
     size = min(len(array) for array in pool.values())
@@ -36,6 +39,10 @@ def rotation(pool: Mapping[str, "np.ndarray"], batch_size: int, seed: int) -> Ro
     generator = np.random.default_rng(seed)
     drawn = np.concatenate([generator.permutation(size) for _ in range(-(-batch_size * count // size))])
     rows = tuple(drawn[index * batch_size : (index + 1) * batch_size] for index in range(count))
+    unused = iter(np.setdiff1d(np.arange(known), drawn[: count * batch_size]))
+    for row in rows:
+        if (row >= known).all():
+            row[0] = next(unused, row[0])
     batches = tuple({name: np.ascontiguousarray(array[row]) for name, array in pool.items()} for row in rows)
     return Rotation(batches, rows)
 

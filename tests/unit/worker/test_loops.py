@@ -103,7 +103,7 @@ def test_nobody_arrives_while_it_is_looked_whether_the_samples_are_enough(tmp_pa
         run_load(Load(point, spool, [AtOnce()], 1, Reservoir(1, 0), lambda: None))
     frame = frame_from_spool(path)
     scheduled = frame.filter(frame["phase"] == 1)["scheduled_ns"].to_numpy()
-    random = Random(20_240_229)
+    random = Random("arrivals 0")
     gaps = np.array([round(random.expovariate(rate) * 1e9) for _ in scheduled])
     later = np.diff(scheduled) - gaps[1:]
     after = np.array(looks[:-1]) - 1  # the last look ended it

@@ -101,7 +101,26 @@ def test_a_consistent_but_wrong_runtime_is_caught_by_the_reference():
 
 
 def test_a_reference_for_some_of_the_pool_judges_those():
-    assert judged([(1, BEFORE[1])], {"y": np.array([[9.0, 9.0]])})["passed"]  # input 1 has no reference
+    wrong = {"y": np.array([[9.0, 9.0]])}
+    assert not judged([(0, BEFORE[0]), (1, BEFORE[1])], wrong)["passed"]
+    unknown = judged([(1, BEFORE[1])], wrong)  # input 1 has no reference
+    assert (unknown["passed"], unknown["reference"]) == (True, "the untimed run"), (
+        "what was not compared is not said to be"
+    )
+    assert judged([(0, BEFORE[0])], BEFORE[0])["reference"] == "the source model and the untimed run"
+
+
+def test_an_output_that_is_missing_is_wrong():
+    assert judged([(0, BEFORE[0])], {"z": np.array([[1.0, 0.0]])})["why_not"] == "differs from the source model by inf"
+
+
+@given(st.integers(1, 16), st.integers(8, 64))
+def test_every_batch_holds_an_input_with_a_reference_as_long_as_there_are(batch, known):
+    pool = {"x": np.arange(64 * 3, dtype=np.float32).reshape(64, 3)}
+    turns = rotation(pool, batch, seed=0, known=known)
+    used = {int(row) for rows in turns.rows for row in rows if row < known}
+    assert all((rows < known).any() for rows in turns.rows) or len(used) == known
+    assert len({each["x"].tobytes() for each in turns.batches}) == len(turns.batches)
 
 
 @pytest.mark.parametrize("bad", [np.array([[np.nan, 0.0]]), np.zeros((2, 2)), np.zeros((1, 3))])

@@ -140,9 +140,9 @@ def timed(
 
 
 def _others_ticks() -> int:
-    """Processor time of all that is neither this process nor one of the DataLoader's workers."""
+    """Processor time, of those that may be used here, of all that is neither this process nor a worker of the DataLoader."""
     own = (os.getpid(), *(each.pid for each in active_children() if each.pid))
-    return busy_ticks() - sum(map(process_ticks, own))
+    return busy_ticks(os.sched_getaffinity(0)) - sum(map(process_ticks, own))
 
 
 def enough(batch_ns: list[int], group: int, elapsed_s: float, seconds: float, patience: float = PATIENCE) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 from optpipe.backends.base import Device
 from optpipe.core.advice import advised
 from optpipe.core.card import ModelCard, card_from_file
+from optpipe.core.hashing import file_sha256
 from optpipe.core.store import Entry, Store
 from optpipe.errors import BadInputError, MissingError
 from optpipe.stages.export import CARD, REFERENCE
@@ -45,7 +46,8 @@ def artifacts_named(
     Raises BadInputError, with the build command, where there is none.
     """
     every = [entry for entry in store.entries() if entry.manifest.kind == "artifact"]
-    named = [entry for entry in every if _names(text, entry)]
+    content = _content(text)
+    named = [entry for entry in every if _names(text, content, entry)]
     wanted = [
         entry
         for entry in named
@@ -54,7 +56,8 @@ def artifacts_named(
         and (device is None or entry.info["device"] == device)
     ]
     if not wanted:
-        _refuse(text, store, named, precisions, backends, device)
+        other = content is not None and any(_names(text, None, entry) for entry in every)
+        _refuse(text, store, named, precisions, backends, device, other_content=other and not named)
     newest = {(entry.info["backend"], entry.info["precision"], entry.info["device"]): entry for entry in wanted}
     return tuple(_with_model(entry, store) for entry in newest.values())
 
@@ -81,12 +84,20 @@ def runnable_here(artifacts: Sequence[StoredArtifact]) -> tuple[tuple[StoredArti
     return tuple(able), reasons
 
 
-def _names(text: str, entry: Entry) -> bool:
+def _content(text: str) -> str | None:
+    """The hash of the ONNX file that `text` names: two files may share a name, and one may have changed since."""
+    path = Path(text)
+    return file_sha256(path) if path.suffix == ".onnx" and path.is_file() else None
+
+
+def _names(text: str, content: str | None, entry: Entry) -> bool:
     info = entry.info
+    if content is not None and info["weights"]["source"] == "embedded" and info["weights"]["sha256"] != content:
+        return False
     by_id = len(text) >= 4 and entry.fits(text)
     source = str(info["source"])
     by_path = Path(text).suffix in (".onnx", ".toml", ".py") and Path(text).stem == info["model"]
-    return by_id or by_path or text in (info["model"], source, source.partition(":")[2])
+    return by_id or by_path or text in (info["model"], source, source.partition(":")[2] or source)
 
 
 def _refuse(
@@ -96,6 +107,8 @@ def _refuse(
     precisions: Sequence[str],
     backends: Sequence[str],
     device: Device | None,
+    *,
+    other_content: bool,
 ) -> None:
     flags = "".join(
         f" --{name} {','.join(values)}" for name, values in (("precision", precisions), ("backend", backends)) if values
@@ -103,6 +116,8 @@ def _refuse(
     what = f"{text}{flags}"
     built = sorted({f"{entry.info['backend']} {entry.info['precision']}" for entry in named})
     here = f" (built are: {', '.join(built)})" if built else ""
+    if other_content:
+        here = "; what was built by that name had another content"
     message = f"nothing is built for {what} in {store.workspace}{here}\n`{advised(f'build {text}{flags}', store.workspace)}` builds it"
     raise BadInputError(message)
 

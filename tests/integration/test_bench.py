@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -113,6 +114,23 @@ def test_a_table_for_people(workspace):
         (("digits", "--max-cv", "no"), 2, "--max-cv"),
         (("digits", "--percentile", "100"), 2, "--percentile"),
         (("digits", "--images", "nowhere", "--batch", "1"), 2, "nowhere"),
+        (("",), 2, "nothing is built"),  # a variable that nobody set names nothing, and asks for nothing less
+        (("digits", "--slo", ""), 2, "p99=15ms"),
+        (("digits", "--batch", ""), 2, "1:256"),
+        (("digits", "--precision", ""), 2, "fp32"),
+        (("digits", "--backend", ""), 2, "known are"),
+        (("digits", "--warm-up", "nan"), 2, "--warm-up"),
+        (("digits", "--warm-up", "inf", "--max-warm-up", "inf"), 2, "--warm-up"),
+        (("digits", "--min-time", "inf", "--max-time", "inf"), 2, "--min-time"),
+        (("digits", "--scenario", "server", "--rate", "nan"), 2, "--rate"),
+        (("digits", "--scenario", "server", "--rate", "inf"), 2, "--rate"),
+        (("digits", "--scenario", "server", "--rate", "5", "--slo", "p99=5ms"), 2, "one of the two"),
+        (("digits", "--scenario", "server", "--slo", "p99=5ms", "--batch", "1,4"), 2, "--batch 4"),
+        (("digits", "--seed", "-1"), 2, "--seed"),
+        (("digits", "--affinity", "0-99999999999"), 2, "--affinity"),
+        (("digits", "--affinity", "0-"), 2, "--affinity"),
+        (("digits", "--rounds", "20"), 2, "--interleave"),
+        (("digits", "--metric", "p99", "--batch", "1"), 2, "--interleave"),
     ],
 )
 def test_bad_input_is_one_or_two_lines(workspace, inside, tmp_path, arguments, status, words):
@@ -257,7 +275,7 @@ def test_ctrl_c_at_any_moment_keeps_what_was_measured(workspace, artifact, monke
 
     monkeypatch.setattr(WorkerProcess, "measure", interrupting(WorkerProcess.measure, 2, after=after))
     outcome = command(
-        [artifact] * (2 if interleave else 1), batch="1" if interleave else "1,2", interleave=interleave, rounds=4,
+        [artifact] * (2 if interleave else 1), batch="1" if interleave else "1,2", interleave=interleave, rounds=4 if interleave else 10,
         min_time=0.2, max_time=4.0, warm_up=0.1, max_warm_up=1.0, percentile=50.0, workspace=workspace,
     )  # fmt: skip
     assert outcome.status == 130
@@ -270,6 +288,33 @@ def test_ctrl_c_at_any_moment_keeps_what_was_measured(workspace, artifact, monke
     assert first.samples > 0
     assert (second.samples > 0) is after
     assert text_of(outcome.text())
+
+
+@pytest.mark.parametrize("search", [{"scenario": "server", "slo": "p50=10s"}, {"tune": True}], ids=["rate", "options"])
+def test_ctrl_c_in_the_first_measurement_of_a_search_ends_the_search(workspace, artifact, monkeypatch, search):
+    from optpipe.commands.bench import bench as command
+
+    def told_to_stop(*arguments):
+        return replace(measure(*arguments), interrupted=True)
+
+    measure = WorkerProcess.measure
+    monkeypatch.setattr(WorkerProcess, "measure", told_to_stop)
+    outcome = command(
+        [artifact], batch="1", min_time=0.2, max_time=4.0, warm_up=0.1, max_warm_up=1.0, percentile=50.0,
+        workspace=workspace, **search,
+    )  # fmt: skip
+    document = outcome.document
+    assert outcome.status == 130
+    assert len(document["measurements"]) == (0 if "tune" in search else 1)
+    if "tune" in search:
+        assert document["tuning"][0]["chosen"] == {}
+        assert "interrupted, 1 tried: nothing is chosen" in text_of(outcome.text())
+
+
+def test_a_rate_so_low_that_nobody_comes_ends_when_the_time_is_up(workspace, artifact):
+    arguments = (artifact, "--scenario", "server", "--rate", "0.001", "--batch", "1", *QUICK[:-1], "0.5", "--json")
+    row = bench(workspace, *arguments).document["measurements"][0]
+    assert (row["samples"], [each["code"] for each in row["reasons"]]) == (0, ["too-few-samples"])
 
 
 def test_a_killed_run_is_recovered_from_its_samples(workspace):

@@ -89,6 +89,7 @@ def bench(
         bench_targets,
         one_batch,
         pair_from_targets,
+        require_interleave,
         require_only_from_images,
     )
     from optpipe.commands.parsing import options_from_text
@@ -114,6 +115,8 @@ def bench(
         message = f"give a MODEL that was built, or --recover RUN_DIR; `{advised('ls')}` lists what there is"
         raise BadInputError(message)
     options = options_from_text(option or [])
+    if not interleave:
+        require_interleave(rounds=rounds != 10, metric=metric != "p50")
     if from_images is not None:
         require_only_from_images(
             scenario=scenario != "single-stream", mode=mode != "compute", streams=streams != 1, rate=rate, slo=slo,

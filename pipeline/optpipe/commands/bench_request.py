@@ -1,6 +1,7 @@
 """From the options of `optpipe bench` to a plan, once, at the edge."""
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,6 +33,13 @@ def require_only_from_images(**given: object) -> None:
         raise BadInputError(message)
 
 
+def require_interleave(**given: object) -> None:
+    """Raises BadInputError that names an option which only `--interleave` heeds."""
+    if names := [f"--{name}" for name, value in given.items() if value]:
+        message = f"{' and '.join(names)}: only --interleave, which compares two artifacts, has rounds and a metric"
+        raise BadInputError(message)
+
+
 def bench_plan(
     *,
     batch: str | None,
@@ -56,7 +64,7 @@ def bench_plan(
     interleave: bool,
 ) -> BenchPlan:
     """Reads and checks the options; raises BadInputError for what cannot be meant."""
-    limit = slo_from_text(slo) if slo else None
+    limit = slo_from_text(slo) if slo is not None else None
     kind, how = _one_of(Scenario, scenario, "--scenario"), _one_of(Mode, mode, "--mode")
     _check_load(kind, streams, rate, has_limit=limit is not None)
     if not 0 < percentile < 100:
@@ -64,15 +72,19 @@ def bench_plan(
         raise BadInputError(message)
     least = ENERGY_SECONDS if energy else 0.0
     min_time, max_time = max(min_time, least), max(max_time, least)
-    if not 0 < min_time <= max_time or warm_up < 0 or max_warm_up < warm_up:
+    if not (0 < min_time <= max_time and 0 <= warm_up <= max_warm_up and max(min_time, warm_up) < inf):
         message = "times must be positive, with --min-time up to --max-time and --warm-up up to --max-warm-up"
+        raise BadInputError(message)
+    if seed < 0:
+        message = f"--seed {seed}: give 0 or more"
         raise BadInputError(message)
     if interleave and (tune or limit):
         message = "--interleave compares two artifacts as they are; tune (--tune) or search (--slo) before"
         raise BadInputError(message)
-    batches = batch_sizes_from_text(batch) if batch else None
-    if interleave and batches and len(batches) > 1:
-        message = f"--interleave compares at one batch size, not {len(batches)}; give --batch {batches[-1]}"
+    batches = batch_sizes_from_text(batch) if batch is not None else None
+    if batches and len(batches) > 1 and (interleave or (kind is Scenario.SERVER and limit)):
+        what = "--interleave compares" if interleave else "--scenario server with --slo searches the rate"
+        message = f"{what} at one batch size, not {len(batches)}; give --batch {batches[-1]}"
         raise BadInputError(message)
     if kind is Scenario.SERVER and limit and batches and len(batches) > 1:
         message = f"--slo searches the server's rate at one batch size, not {len(batches)}; give --batch {batches[0]}"
@@ -113,8 +125,8 @@ def bench_targets(
     listener: Listener,
 ) -> tuple[tuple[StoredArtifact, ...], ...]:
     """For each MODEL what it names and can run here; what cannot is said, and so is an option that nothing here has."""
-    precisions = tuple(str(each) for each in precisions_from_text(precision)) if precision else ()
-    backends = tuple(name.strip() for name in backend.split(",") if name.strip()) if backend else ()
+    precisions = tuple(str(each) for each in precisions_from_text(precision)) if precision is not None else ()
+    backends = tuple(name.strip() for name in backend.split(",")) if backend is not None else ()
     if unknown := [name for name in backends if name not in BACKENDS]:
         message = f"unknown backend '{unknown[0]}'; known are {', '.join(BACKENDS)}"
         raise BadInputError(message)
@@ -135,7 +147,7 @@ def bench_targets(
 
 def one_batch(text: str | None) -> int | None:
     """The one size that `--from-images` takes; raises BadInputError for a list."""
-    sizes = batch_sizes_from_text(text) if text else ()
+    sizes = batch_sizes_from_text(text) if text is not None else ()
     if len(sizes) > 1:
         message = f"--from-images measures one batch size, not {len(sizes)}; give --batch {sizes[-1]}"
         raise BadInputError(message)
@@ -166,8 +178,11 @@ def _check_load(kind: Scenario, streams: int, rate: float | None, *, has_limit: 
     if kind is Scenario.SERVER and rate is None and not has_limit:
         message = "--scenario server needs --rate QUERIES_PER_SECOND, or --slo to search the highest"
         raise BadInputError(message)
-    if rate is not None and (kind is not Scenario.SERVER or rate <= 0):
+    if rate is not None and (kind is not Scenario.SERVER or not 0 < rate < inf):
         message = "--rate must be positive, and belongs to --scenario server"
+        raise BadInputError(message)
+    if rate is not None and has_limit:
+        message = "--rate measures one rate, --slo searches the highest inside it: give one of the two"
         raise BadInputError(message)
 
 
@@ -184,14 +199,15 @@ def _cpus_from_text(text: str | None) -> tuple[int, ...] | None:
 
     if text is None:
         return None
+    have = os.sched_getaffinity(0)
     cpus: set[int] = set()
     try:
         for part in text.split(","):
-            low, _, high = part.partition("-")
-            cpus |= set(range(int(low), int(high or low) + 1))
+            low, dash, high = part.partition("-")
+            span = range(int(low), int(high if dash else low) + 1)
+            cpus |= set(span) if span and span[-1] <= max(have) else {-1}
     except ValueError:
         cpus = set()
-    have = os.sched_getaffinity(0)
     if not cpus or cpus - have:
         message = f"--affinity {text}: give processors out of {','.join(map(str, sorted(have)))}, such as 0,2 or 4-7"
         raise BadInputError(message)

@@ -66,10 +66,10 @@ def tune(
     best = dict(defaults)
     for name, values in alternatives(defaults, cpus, fixed).items():
         for value in values:
-            options = best | {name: value}
-            trials.append(Trial(options, measure(options)))
             if any(each.interrupted for each in trials[-1].measurements):
                 return tuple(trials)
+            options = best | {name: value}
+            trials.append(Trial(options, measure(options)))
         best = dict(_overall(trials).options)
     return tuple(trials)
 

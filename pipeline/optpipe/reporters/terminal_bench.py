@@ -153,6 +153,9 @@ def _tuning_lines(tuning: list[Mapping[str, Any]]) -> list[Text]:
             Text(f"tuned {each['label']}, batch {', '.join(sizes)}: {text} (of {len(each['trials'])} tried)")
             for text, sizes in found.items()
         ]
+        if not found:
+            text = f"tuning {each['label']} was interrupted, {len(each['trials'])} tried: nothing is chosen"
+            lines.append(Text(text, style="yellow"))
     return lines
 
 

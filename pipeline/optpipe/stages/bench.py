@@ -126,10 +126,11 @@ class _Subject:
         options = dict.fromkeys(sizes, self.defaults)
         if plan.tune:
             trials = self._tuned(tuning_sizes(sizes))
+            if running.interrupted:  # what was not tried cannot lose
+                tunings.append(tuning_record(self.artifact.entry.id, self.artifact.label, trials, {}))
+                return
             options = {size: dict(chosen(trials, size)) for size in tuning_sizes(sizes)}
             tunings.append(tuning_record(self.artifact.entry.id, self.artifact.label, trials, options))
-        if running.interrupted:
-            return
         with _Workers(self) as workers:
             if plan.load.scenario is Scenario.SERVER and plan.slo is not None:
                 self._search_rate(workers, sizes[0], options[sizes[0]], plan.slo, limits)
@@ -149,7 +150,7 @@ class _Subject:
         plan = self.running.plan
         quick = replace(plan.load, batch_size=size, scenario=Scenario.SINGLE_STREAM, percentile=50.0, min_seconds=1.0)
         first = self._one(workers, quick, options)
-        if first.latency is None:
+        if first.latency is None or first.interrupted:
             return
         found, best = highest_rate(
             lambda rate: self._one(workers, replace(plan.load, batch_size=size, rate_per_s=rate), options),

@@ -28,6 +28,8 @@ LONGEST = 4
 """Samples that follow each other closely are worth fewer: up to so many times as many are measured for the percentile."""
 SPIN_NS = 150_000
 """Sleeping is not exact; the last part before an arrival is waited for by reading the clock."""
+LOOK_NS = 200_000_000
+"""How long is slept at most before it is looked whether the measurement is over."""
 
 
 @dataclass
@@ -57,10 +59,9 @@ class Load:
 
     def finished(self, started_ns: int, now_ns: int, count: int) -> bool:
         """Both minimum time and what the percentile needs, or the most time, or the parent's word."""
-        seconds = (now_ns - started_ns) / 1e9
-        if seconds >= self.point.max_seconds or self.spool.stopped:
+        if self.over(started_ns, now_ns):
             return True
-        if seconds < self.point.min_seconds or count < self._look_at:
+        if (now_ns - started_ns) / 1e9 < self.point.min_seconds or count < self._look_at:
             return False
         self._most = self._most or LONGEST * count
         self._look_at = count + count // 4
@@ -68,6 +69,10 @@ class Load:
         enough = count >= self._most or supported(self.spool.last_latencies_ns(count), self.point.percentile)
         self.looked_ns += perf_counter_ns() - begun
         return enough
+
+    def over(self, started_ns: int, now_ns: int) -> bool:
+        """The most time, or the parent's word."""
+        return (now_ns - started_ns) / 1e9 >= self.point.max_seconds or self.spool.stopped
 
     def keep(self, lane: Lane, index: int) -> None:
         """Keeps the lane's last answer if the reservoir wants it."""
@@ -172,7 +177,8 @@ def _server(load: Load) -> None:
         due = arrival + load.looked_ns  # nobody arrives meanwhile: the queue would be ours, not the artifact's
         index = count % load.inputs
         lane.stage(index)
-        _wait_until(due)
+        if not _waited_until(due, load, started):
+            return
         times = lane.query()
         write(Phase.MEASURED, 0, index, size, 0, due, *times)
         load.keep(lane, index)
@@ -180,12 +186,15 @@ def _server(load: Load) -> None:
         now = times[1]
 
 
-def _wait_until(due_ns: int) -> None:
-    left = due_ns - perf_counter_ns()
-    if left > SPIN_NS:
-        sleep((left - SPIN_NS) / 1e9)
+def _waited_until(due_ns: int, load: Load, started_ns: int) -> bool:
+    """Whether the next query came before the end: at a low rate the time is up, or the parent's word comes, in between."""
+    while (left := due_ns - SPIN_NS - perf_counter_ns()) > 0:
+        sleep(min(left, LOOK_NS) / 1e9)
+        if load.over(started_ns, perf_counter_ns()):
+            return False
     while perf_counter_ns() < due_ns:
         pass
+    return True
 
 
 def _pipelined(load: Load, lanes: Sequence[CudaLane]) -> None:

@@ -74,7 +74,7 @@ def measure(worker: WorkerProcess, subject: Subject, load: Load, name: str, fram
     spool.parent.mkdir(parents=True, exist_ok=True)
     blank = Measurement(
         id=name,
-        subject=subject,
+        subject=replace(subject, affinity=worker.affinity),
         batch_size=load.batch_size,
         scenario=load.scenario,
         mode=load.mode,
@@ -90,12 +90,10 @@ def measure(worker: WorkerProcess, subject: Subject, load: Load, name: str, fram
     begun = spool.with_suffix(".json")  # should this process be killed, the samples still say what they are of
     write_json(begun, as_json(blank))
     answer = worker.measure(point_of(load, name, spool))
-    affinity = tuple(worker.facts["affinity"]) if worker.facts else subject.affinity
     done = answer.done or {}
     filled = replace(
         blank,
-        subject=replace(subject, affinity=affinity),
-        inputs={**frame.inputs, **{name: done.get(key, 0) for name, key in ROTATED.items()}},
+        inputs={**frame.inputs, **{said: done.get(key, 0) for said, key in ROTATED.items()}},
         interrupted=answer.interrupted,
     )
     found = measurement_from_answer(filled, answer, load, worker, frame)

@@ -45,6 +45,7 @@ class WorkerProcess:
     """For the session's plan and the worker's log."""
     on_progress: Callable[[Point, int], None] = lambda _point, _count: None
     facts: dict[str, Any] = field(default_factory=dict)
+    """What it said of itself when it had loaded; empty until then."""
     baseline_gpu_bytes: int | None = None
     _process: "subprocess.Popen[bytes] | None" = None
     _buffer: bytes = b""
@@ -84,6 +85,11 @@ class WorkerProcess:
     def alive(self) -> bool:
         """Whether it can take another point."""
         return self._process is not None and self._process.poll() is None
+
+    @property
+    def affinity(self) -> tuple[int, ...]:
+        """The processors that it may use: those of its plan, else this process's."""
+        return tuple(sorted(self.plan.affinity or os.sched_getaffinity(0)))
 
     def measure(self, point: Point) -> Answer:
         """Puts one point on the worker and waits for its end, looking at the machine every INTERVAL_S."""
@@ -133,7 +139,7 @@ class WorkerProcess:
 
     def _sampler(self) -> MachineSampler | None:
         facts = self.facts
-        return MachineSampler(int(facts["pid"]), facts.get("gpu_uuid"), facts["affinity"]) if facts else None
+        return MachineSampler(int(facts["pid"]), facts["gpu_uuid"], self.affinity) if facts else None
 
     def _failed(self, point: Point, event: dict[str, Any], rows: list[Row]) -> Answer:
         if event["event"] == "out-of-memory":

@@ -8,7 +8,7 @@ from math import sqrt
 from typing import TYPE_CHECKING
 
 from optpipe.core.measurement import Estimate
-from optpipe.stats.stability import mean_interval
+from optpipe.stats.means import mean_interval
 
 if TYPE_CHECKING:
     import polars as pl

@@ -24,7 +24,7 @@ def rate_interval(batch_ns: Sequence[int], group: int, batch_size: int) -> tuple
     """
     import numpy as np
 
-    from optpipe.stats.stability import ratio_of_sums_interval
+    from optpipe.stats.means import ratio_of_sums_interval
 
     groups = len(batch_ns) // group
     count = min(WINDOWS, groups)

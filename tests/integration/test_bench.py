@@ -103,11 +103,6 @@ def test_a_table_for_people(workspace):
         (("digits", "--device", "cuda"), 3, "no NVIDIA GPU"),
         (("digits", "--interleave", "--backend", "onnxruntime"), 2, "two"),
         (("digits", "--interleave", "--batch", "1,4"), 2, "--batch 4"),
-        (
-            ("digits", "--scenario", "server", "--slo", "p99=5ms", "--batch", "1,4"),
-            2,
-            "one batch size, not 2; give --batch 1",
-        ),
         (("digits", "--backend", "nonsense"), 2, "known are"),
         (("digits", "--option", "onnxruntime.threads=some"), 2, "a whole number"),
         (("digits", "--option", "onnxruntime.nonsense=1"), 2, "nonsense"),

@@ -86,9 +86,6 @@ def bench_plan(
         what = "--interleave compares" if interleave else "--scenario server with --slo searches the rate"
         message = f"{what} at one batch size, not {len(batches)}; give --batch {batches[-1]}"
         raise BadInputError(message)
-    if kind is Scenario.SERVER and limit and batches and len(batches) > 1:
-        message = f"--slo searches the server's rate at one batch size, not {len(batches)}; give --batch {batches[0]}"
-        raise BadInputError(message)
     load = Load(
         batch_size=1,
         scenario=kind,

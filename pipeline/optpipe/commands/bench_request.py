@@ -19,7 +19,7 @@ from optpipe.measuring.sweep import batch_sizes_from_text
 from optpipe.measuring.validity import LIMITS
 from optpipe.stages.bench_subject import BenchPlan
 from optpipe.stages.loads import ENERGY_SECONDS
-from optpipe.stages.subjects import StoredArtifact, artifacts_named, runnable_here
+from optpipe.stages.subjects import StoredArtifact, artifacts_named, differing, runnable_here
 
 Kind = TypeVar("Kind", Scenario, Mode)
 
@@ -135,6 +135,8 @@ def bench_targets(
             listener.warn(f"not measured: {label}: {why_not}")
         if any(not each.entry.info["weights"]["trained"] for each in able):
             listener.warn(f"{model}: weights are random; speed can be judged, answers cannot")
+        if (why := differing(able)) is not None:
+            listener.warn(why)
         groups.append(able)
     measured = {each.entry.info["backend"] for group in groups for each in group}
     for name in sorted(set(options) - measured):

@@ -108,6 +108,12 @@ class ModelCard:
         return replace(self, inputs=tuple(inputs))
 
 
+def name_from_factory(source: str) -> str:
+    """The name of a model that is known by its factory alone: `net.make` for `folder/net.py:make`."""
+    file, _, factory = source.rpartition(":")
+    return f"{Path(file).stem}.{factory}"
+
+
 def card_from_dict(value: Mapping[str, Any]) -> ModelCard:
     """Reads the JSON or TOML form."""
     try:

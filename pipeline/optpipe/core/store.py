@@ -35,6 +35,8 @@ from optpipe.core.manifest import (
 from optpipe.errors import BadInputError, StageError
 
 ID_LENGTH = 12
+USED = "used"
+"""Where the workspace keeps when an entry was last found by a build, in a file of its name."""
 _IN_USE: dict[Path, IO[str]] = {}
 """The lock files of the stores that this process makes entries in: their locks end with the process, however it ends."""
 
@@ -120,6 +122,7 @@ class Store:
         with suppress(OSError):  # where no lock can be made, nobody can remove anything
             fcntl.flock(self._in_use(), fcntl.LOCK_SH)
         if (entry := self.get(kind, recipe)) is not None:
+            self._note_use(entry)
             return entry, True
         name = _entry_name(kind, recipe)
         with _named_failures(self.workspace), self._locked(name):
@@ -196,8 +199,22 @@ class Store:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
+    def _note_use(self, entry: Entry) -> None:
+        """Notes that a build came to `entry` again: of several that fit a name, that of the last build is meant."""
+        with suppress(OSError):  # a store that cannot be written is read all the same
+            (self.workspace / USED).mkdir(exist_ok=True)
+            (self.workspace / USED / entry.path.name).write_text(datetime.now(UTC).isoformat(), encoding="utf-8")
+
+    def _last_use(self, entry: Entry) -> str:
+        with suppress(OSError):
+            return max(entry.manifest.created, (self.workspace / USED / entry.path.name).read_text(encoding="utf-8"))
+        return entry.manifest.created
+
     def entries(self) -> list[Entry]:
-        """All entries, oldest first. Their files are not hashed here. Raises BadInputError where a manifest is damaged."""
+        """All entries, those that a build made or found last at the end; their files are not hashed here.
+
+        Raises BadInputError where a manifest is damaged.
+        """
         found, damaged = self.listed()
         if damaged:
             remove, clean = advised(f"rm {damaged[0].name}", self.workspace), advised("gc", self.workspace)
@@ -209,7 +226,7 @@ class Store:
         return found
 
     def listed(self) -> tuple[list[Entry], list[Path]]:
-        """The entries with a readable manifest, oldest first, and the folders that have none."""
+        """The entries with a readable manifest, in the order of `entries`, and the folders that have none."""
         found, damaged = [], []
         for path in sorted(self.root.glob("*/")):
             try:
@@ -217,7 +234,7 @@ class Store:
             except UnreadableError:
                 if path.is_dir():  # else another process has removed it in the meantime
                     damaged.append(path)
-        return sorted(found, key=lambda entry: (entry.manifest.created, entry.path.name)), damaged
+        return sorted(found, key=lambda entry: (self._last_use(entry), entry.path.name)), damaged
 
     def find(self, prefix: str) -> Entry:
         """The one entry whose id or `kind-id` starts with `prefix`."""
@@ -252,6 +269,7 @@ class Store:
                 folder.rename(doomed)  # first out of sight in one step, then file by file
             except FileNotFoundError:  # another process was faster
                 return 0
+            (self.workspace / USED / folder.name).unlink(missing_ok=True)
             size = folder_bytes(doomed)
             shutil.rmtree(doomed)
         return size

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from optpipe.core.card import ModelCard, Task
+from optpipe.core.card import ModelCard, Task, name_from_factory
 from optpipe.core.environment import package_version
 from optpipe.core.hashing import file_sha256, text_sha256, value_sha256
 from optpipe.core.tensors import input_from_dict
@@ -143,7 +143,7 @@ class PythonFileSource:
             message = f"{self.path}: INPUTS is no list of inputs, such as [{{'name': 'x', 'min': [1, 8], 'opt': [4, 8], 'max': [64, 8]}}]"
             raise BadInputError(message)
         specs = tuple(input_from_dict(each) for each in inputs)
-        return ModelCard(self.factory, self.name, Task.OTHER, specs, transform=transform)
+        return ModelCard(name_from_factory(self.name), self.name, Task.OTHER, specs, transform=transform)
 
 
 def _by_name(module: Any, names: tuple[str, ...]) -> tuple[str, ...]:

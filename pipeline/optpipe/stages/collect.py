@@ -30,6 +30,7 @@ from optpipe.stages.judge import (
     require_waivable,
 )
 from optpipe.stages.recompute import require_unchanged
+from optpipe.stages.subjects import builds_of
 
 LARGEST_TABLE_BYTES = 1024 * 1024
 """Of a profile or parity run; its record, which the verdict rests on, is always copied."""
@@ -91,7 +92,7 @@ def require_askable(wanted: Wanted) -> None:
 
 def judged_artifact(wanted: Wanted, store: Store) -> Entry:
     """The one build that is judged. Raises BadInputError where none or several fit, saying what to do."""
-    built = [one for one in store.entries() if one.manifest.kind == "artifact" and _is_model(one, wanted.model)]
+    built = builds_of(wanted.model, [one for one in store.entries() if one.manifest.kind == "artifact"])
     if not built:
         message = f"{wanted.model} has no build in {store.workspace}; first: {advised(f'build {wanted.model}', store.workspace)}"
         raise BadInputError(message)
@@ -119,11 +120,6 @@ def _fits(entry: Entry, key: str, value: str) -> bool:
 
 def _asked(named: Mapping[str, str]) -> str:
     return ", ".join(f"{key} {value}" for key, value in named.items())
-
-
-def _is_model(entry: Entry, model: str) -> bool:
-    source = str(entry.info.get("source", ""))
-    return model in (entry.info["model"], source, source.partition(":")[2])
 
 
 def _verification(store: Store, artifact: Entry) -> Entry | None:

@@ -24,6 +24,7 @@ from optpipe.inputs.sample_set import SampleSet
 from optpipe.stages.calibrate import SET
 from optpipe.stages.export import CARD, ONNX, torch_outputs
 from optpipe.stages.model import Model
+from optpipe.stages.subjects import typed
 from optpipe.stages.task_data import fitting_batch, input_batches, require_task_data
 from optpipe.stats.paired import (
     Interval,
@@ -130,7 +131,8 @@ def _calibrated_on(artifact: Entry, samples: SampleSet, store: Store) -> int:
 def require_classifier(card: ModelCard) -> None:
     """Raises BadInputError where answers cannot be right or wrong, or nothing makes inputs for the model."""
     if card.task not in (Task.CLASSIFICATION, Task.TEXT_CLASSIFICATION):
-        message = f"{card.name} is no classifier (its task is {card.task}); `{advised(f'build {card.name}')}` verifies its tensors"
+        way = "\na model card gives it a task and labels (models/README.md)" if card.task is Task.OTHER else ""
+        message = f"{card.name} is no classifier (its task is {card.task}); `{advised(f'build {typed(card)}')}` verifies its tensors{way}"
         raise BadInputError(message)
     require_task_data(card)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.core.advice import advised
-from optpipe.core.card import ModelCard, card_from_file
+from optpipe.core.card import card_from_file
 from optpipe.core.events import Listener
 from optpipe.core.manifest import command_line
 from optpipe.core.runs import finish_run, whole_run, write_json
@@ -21,6 +21,7 @@ from optpipe.stages.evaluate import (
 )
 from optpipe.stages.export import CARD, exportable, exported_model, model_id
 from optpipe.stages.model import Model
+from optpipe.stages.subjects import typed
 from optpipe.stages.task_data import label_indices, sample_set
 
 
@@ -49,7 +50,7 @@ def evaluation_run(
     if not artifacts:
         message = (
             f"nothing is built of {card.name} with these options in {store.workspace}\n"
-            f"run `{advised(f'build {_typed(card)}', store.workspace)}` first, with the options given here"
+            f"run `{advised(f'build {typed(card)}', store.workspace)}` first, with the options given here"
         )
         raise BadInputError(message)
     exported, _ = exported_model(model, store, listener, stored)
@@ -92,9 +93,3 @@ def evaluation_run(
         details = {"model": card.name, "dataset": record["dataset"], "trained": bool(weights["trained"])}
         finish_run(run, command=shlex.split(command_line()), parents=parents, details=details)
     return record
-
-
-def _typed(card: ModelCard) -> str:
-    """The MODEL of a command that means this model."""
-    is_file = Path(card.source.partition(":")[0]).is_file()
-    return shlex.quote(card.source if is_file or card.source.startswith(("timm:", "hf:")) else card.name)

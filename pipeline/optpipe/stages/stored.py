@@ -38,7 +38,7 @@ def stored_record(store: Store) -> dict[str, Any]:
     entries, damaged = store.listed()
     return {
         "workspace": str(store.workspace),
-        "entries": [entry_record(entry) for entry in entries],
+        "entries": [entry_record(entry) for entry in sorted(entries, key=lambda each: each.manifest.created)],
         "damaged": [folder.name for folder in damaged],
         "runs": [run_record(folder) for folder in run_folders(store.workspace)],
     }

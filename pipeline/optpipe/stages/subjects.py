@@ -1,15 +1,17 @@
 """Which stored artifacts a command means by `resnet50`, an id, or a file, and what is known about their inputs."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from optpipe.backends.base import Device
 from optpipe.core.advice import advised
-from optpipe.core.card import ModelCard, card_from_file
+from optpipe.core.card import ModelCard, card_from_file, name_from_factory
 from optpipe.core.hashing import file_sha256
 from optpipe.core.store import Entry, Store
 from optpipe.errors import BadInputError, MissingError
+from optpipe.sources.card_file import CardSource
 from optpipe.stages.export import CARD, REFERENCE
 
 
@@ -46,8 +48,8 @@ def artifacts_named(
     Raises BadInputError, with the build command, where there is none.
     """
     every = [entry for entry in store.entries() if entry.manifest.kind == "artifact"]
-    content = _content(text)
-    named = [entry for entry in every if _names(text, content, entry)]
+    by_id = [entry for entry in every if len(text) >= 4 and entry.fits(text)]
+    named = by_id or builds_of(text, every)
     wanted = [
         entry
         for entry in named
@@ -56,8 +58,8 @@ def artifacts_named(
         and (device is None or entry.info["device"] == device)
     ]
     if not wanted:
-        other = content is not None and any(_names(text, None, entry) for entry in every)
-        _refuse(text, store, named, precisions, backends, device, other_content=other and not named)
+        other = not named and bool(builds_of(text, every, any_content=True))
+        _refuse(text, store, named, precisions, backends, device, other_content=other)
     newest = {(entry.info["backend"], entry.info["precision"], entry.info["device"]): entry for entry in wanted}
     return tuple(_with_model(entry, store) for entry in newest.values())
 
@@ -84,20 +86,61 @@ def runnable_here(artifacts: Sequence[StoredArtifact]) -> tuple[tuple[StoredArti
     return tuple(able), reasons
 
 
-def _content(text: str) -> str | None:
-    """The hash of the ONNX file that `text` names: two files may share a name, and one may have changed since."""
-    path = Path(text)
-    return file_sha256(path) if path.suffix == ".onnx" and path.is_file() else None
+def builds_of(text: str, artifacts: Sequence[Entry], *, any_content: bool = False) -> list[Entry]:
+    """Those that were built of the MODEL typed so: a name, a source, or the path of a file, factory or card.
+
+    Of an ONNX file those of its present content, or of `any_content`: two files may share a name, and one may have changed since.
+    """
+    path, (file, _, factory) = Path(text), text.rpartition(":")
+    if file.endswith(".py"):
+        return [
+            each for each in artifacts if _model(each) == name_from_factory(text) and _is_factory(each, file, factory)
+        ]
+    if path.suffix == ".toml" and path.is_file():
+        name = CardSource(path).card.name
+        return [each for each in artifacts if _model(each) == name]
+    content = file_sha256(path) if not any_content and path.suffix == ".onnx" and path.is_file() else None
+    return [
+        each
+        for each in artifacts
+        if content is None or each.info["weights"]["source"] != "embedded" or each.info["weights"]["sha256"] == content
+        if _is_called(each, text) or (path.suffix in (".onnx", ".toml") and path.stem == _model(each))
+    ]
 
 
-def _names(text: str, content: str | None, entry: Entry) -> bool:
-    info = entry.info
-    if content is not None and info["weights"]["source"] == "embedded" and info["weights"]["sha256"] != content:
-        return False
-    by_id = len(text) >= 4 and entry.fits(text)
-    source = str(info["source"])
-    by_path = Path(text).suffix in (".onnx", ".toml", ".py") and Path(text).stem == info["model"]
-    return by_id or by_path or text in (info["model"], source, source.partition(":")[2] or source)
+def _model(artifact: Entry) -> str:
+    return str(artifact.info["model"])
+
+
+def _is_factory(artifact: Entry, file: str, factory: str) -> bool:
+    own, _, name = str(artifact.info["source"]).rpartition(":")
+    return factory == name and Path(file).resolve() == Path(own).resolve()
+
+
+def _is_called(artifact: Entry, text: str) -> bool:
+    """Whether it is the model's name, its source, or what a library calls it (`resnet50` of `torchvision:resnet50`)."""
+    file, _, name = str(artifact.info["source"]).partition(":")
+    return text in (_model(artifact), artifact.info["source"]) or (text == name != "" and not file.endswith(".py"))
+
+
+def typed(card: ModelCard) -> str:
+    """The MODEL of a command that means this model, as far as its card tells."""
+    named = card.source.startswith(("timm:", "hf:"))
+    own = card.name == (Path(card.source).stem if card.source.endswith(".onnx") else name_from_factory(card.source))
+    return shlex.quote(card.source if named or own else card.name)
+
+
+def differing(artifacts: Sequence[StoredArtifact]) -> str | None:
+    """What to say of artifacts that were made of different weights or sources, as after training again; None where they were not."""
+    made = [{key: each.model.manifest.recipe["model"].get(key) for key in ("source", "weights")} for each in artifacts]
+    other = next((each for each, found in zip(artifacts, made, strict=True) if found != made[0]), None)
+    if other is None:
+        return None
+    first = artifacts[0]
+    return (
+        f"{first.label} ({first.entry.id}) and {other.label} ({other.entry.id}) are not of the same {first.card.name}: its source or "
+        "weights have changed between their builds; build them together"
+    )
 
 
 def _refuse(
@@ -139,7 +182,7 @@ def checked_batches(artifact: StoredArtifact, sizes: Sequence[int] | None) -> tu
     outside = [size for size in sizes if not low <= size <= high]
     if outside:
         info, wider = artifact.entry.info, f"{min(low, *outside)}:{high}:{max(high, *outside)}"
-        build = f"{artifact.card.name} --precision {info['precision']} --backend {info['backend']} --batch {wider}"
+        build = f"{typed(artifact.card)} --precision {info['precision']} --backend {info['backend']} --batch {wider}"
         message = (
             f"batch {outside[0]} is outside the profile {low}…{high} of {artifact.label}\n"
             f"`{advised(f'build {build}')}` builds one that holds it"

@@ -43,6 +43,16 @@ def test_a_second_request_is_answered_from_the_store(tmp_path: Path) -> None:
     assert second.info == {"answer": 42}
 
 
+def test_what_a_build_found_last_is_the_newest(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    first, second = (store.produce("thing", {"a": each}, write_payload, listener=Silent())[0] for each in (1, 2))
+    for each in (first, second, first):
+        store.produce("thing", each.manifest.recipe, write_payload, listener=Silent())
+        assert store.entries()[-1].id == each.id
+    store.remove_folder(first.path)
+    assert [each.name for each in (tmp_path / "used").iterdir()] == [second.path.name]
+
+
 @given(first=json_values, second=json_values)
 def test_recipes_share_an_entry_exactly_when_they_are_equal(first: object, second: object) -> None:
     same = json.dumps(first, sort_keys=True) == json.dumps(second, sort_keys=True)

@@ -5,6 +5,8 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from optpipe.core.measurement import Mode, Scenario
+
 
 class Goal(StrEnum):
     """What `--for` can ask for."""
@@ -78,13 +80,29 @@ class Row:
 
     @property
     def label(self) -> str:
-        """`onnxruntime int8 threads=2, batch 8`; `torch fp16, batch 1 at 500/s`."""
-        return f"{self.configuration}, batch {self.batch_size}" + (f" {self.arrivals}" if self.arrivals else "")
+        """`onnxruntime int8 threads=2, batch 8`; `torch fp16, batch 1, server at 500/s`: no other row has it."""
+        return ", ".join([self.configuration, f"batch {self.batch_size}", *self._unusual])
+
+    @property
+    def series(self) -> str:
+        """The label without its batch size: what a line in a figure is of."""
+        return ", ".join([self.configuration, *self._unusual])
+
+    @property
+    def _unusual(self) -> list[str]:
+        """What is not as usual of the load."""
+        usual = (Scenario.SINGLE_STREAM, Mode.COMPUTE)
+        return [said for said in (self.load, self.mode) if said not in usual]
 
     @property
     def configuration(self) -> str:
         """`onnxruntime int8 threads=2`: the build with its setting, which it keeps over all batch sizes."""
         return f"{self.build} {self.setting}".rstrip()
+
+    @property
+    def load(self) -> str:
+        """`single-stream`, `server at 500/s`, `multi-stream in 4 streams`."""
+        return f"{self.scenario} {self.arrivals}".rstrip()
 
     @property
     def arrivals(self) -> str:

@@ -17,6 +17,7 @@ from optpipe.reporters.drawing import (
     axis_scale,
     colored,
     configured,
+    shaped,
     svg_from_chart,
 )
 
@@ -41,14 +42,13 @@ def figures(report: Report) -> list[Figure]:
 
 def _rows(report: Report) -> list[dict[str, Any]]:
     found = []
-    several = len({(row.scenario, row.mode) for row in report.comparison.rows}) > 1
     for row in report.comparison.rows:
         latency = row.latency_ms.get("p99") or row.latency_ms.get("p50")
         if latency is None or row.throughput_images_per_s is None:
             continue
         found.append(
             {
-                "build": f"{row.configuration}, {row.mode}" if several else row.configuration,
+                "build": row.series,
                 "batch size": row.batch_size,
                 "latency": latency.value,
                 "percentile": "p99" if "p99" in row.latency_ms else "p50",
@@ -85,7 +85,9 @@ def _latency_throughput(report: Report) -> Figure | None:
     )
     texts = base.mark_text(dy=-10, fontSize=11, aria=False).encode(text="batch size:Q", color=alt.value(INK))
     chart = (
-        base.mark_line(strokeWidth=2, aria=False) + base.mark_point(filled=True, size=55, opacity=1) + texts
+        base.mark_line(strokeWidth=2, aria=False)
+        + base.mark_point(filled=True, size=55, opacity=1).encode(shape=shaped("build", [row["build"] for row in rows]))
+        + texts
     ).properties(width=WIDTH, height=HEIGHT)
     caption = "Each line is a build, each point a batch size. Down and to the right is better."
     return Figure(
@@ -179,13 +181,15 @@ def _beside_latency(report: Report, what: str, title: str, unit: str, factor: fl
         return None
     times = axis_scale([row["latency"] for row in rows], 14)
     y_title = alt.Y("value:Q", title=unit, scale=alt.Scale(zero=False, padding=10))
+    builds = [row["build"] for row in rows]
     base = alt.Chart(alt.InlineData(rows)).encode(
         x=alt.X("latency:Q", title=f"{_rows(report)[0]['percentile']} latency (ms)", scale=times),
-        color=colored("build", [row["build"] for row in rows]),
+        color=colored("build", builds),
     )
+    points = base.mark_point(filled=True, size=55, opacity=1)
     chart = (
         base.mark_rule(strokeWidth=2, opacity=0.6, aria=False).encode(y=alt.Y("low:Q", title=unit), y2="high:Q")
-        + base.mark_point(filled=True, size=55, opacity=1).encode(y=y_title, description="label:N")
+        + points.encode(y=y_title, shape=shaped("build", builds), description="label:N")
         + base.mark_text(dx=11, fontSize=11, aria=False).encode(y=y_title, text="batch size:Q", color=alt.value(INK))
     ).properties(width=WIDTH, height=HEIGHT)
     return Figure(title, caption, svg_from_chart(configured(chart), title), _sources(report))

@@ -20,6 +20,7 @@ LONGEST_BESIDE = 32
 LONGEST_LABEL = 380
 """Pixels that an axis gives to the name of a build: with its settings, whose end tells it from others."""
 SERIES = tuple(f"#fe00{number:02x}" for number in range(1, 9))
+SHAPES = ("circle", "square", "diamond", "triangle-up")
 INK, FAINT, GOOD, BAD = "#fd0001", "#fd0002", "#fd0003", "#fd0004"
 _VARIABLES = {color: f"var(--series-{number})" for number, color in enumerate(SERIES, start=1)} | {
     INK: "var(--ink)",
@@ -91,13 +92,32 @@ def configured(chart: Any) -> Any:
 
 
 def colored(field: str, labels: Sequence[str]) -> "alt.Color":
-    """One colour for each distinct label, in their order; labels that are long stand below each other, whole."""
+    """One colour for each distinct label, in their order; where there are more labels than colours, `shaped` tells them apart."""
+    import altair as alt
+
+    return alt.Color(f"{field}:N", scale=_cycle(labels, SERIES, 1), legend=_legend(labels))
+
+
+def shaped(field: str, labels: Sequence[str]) -> "alt.Shape":
+    """Another mark for each round through the colours, in the same legend."""
+    import altair as alt
+
+    return alt.Shape(f"{field}:N", scale=_cycle(labels, SHAPES, len(SERIES)), legend=_legend(labels))
+
+
+def _cycle(labels: Sequence[str], values: Sequence[str], repeat: int) -> "alt.Scale":
     import altair as alt
 
     names = list(dict.fromkeys(labels))
-    scale = alt.Scale(domain=names, range=[SERIES[at % len(SERIES)] for at in range(len(names))])
-    long = max(map(len, names), default=0) > LONGEST_BESIDE
-    return alt.Color(f"{field}:N", scale=scale, legend=alt.Legend(columns=1, labelLimit=0) if long else alt.Legend())
+    return alt.Scale(domain=names, range=[values[at // repeat % len(values)] for at in range(len(names))])
+
+
+def _legend(labels: Sequence[str]) -> "alt.Legend":
+    """Labels that are long stand below each other, whole."""
+    import altair as alt
+
+    long = max(map(len, labels), default=0) > LONGEST_BESIDE
+    return alt.Legend(columns=1, labelLimit=0) if long else alt.Legend()
 
 
 def axis_scale(values: Sequence[float], padding: int = 12) -> "alt.Scale":

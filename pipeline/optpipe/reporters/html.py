@@ -211,7 +211,7 @@ def _build_row(row: Row) -> TableRow:
     standing = "frontier" if row.on_frontier else "dominated" if row.valid else "INVALID"
     why = "" if row.valid else ", ".join(row.reason_codes)
     beaten = row.dominated_by.split(": ", 1)[1] if row.dominated_by else why
-    energy, load = row.energy_j_per_image, f"{row.scenario} {row.arrivals}".rstrip()
+    energy = row.energy_j_per_image
     cells = (
         Cell(Markup("{}<small>{}</small>").format(row.configuration, row.artifact[:12]), row.configuration),
         Cell(
@@ -219,7 +219,7 @@ def _build_row(row: Row) -> TableRow:
             standing,
         ),
         _number(str(row.batch_size), row.batch_size),
-        Cell(Markup("{}<small>{}</small>").format(load, row.mode), f"{load} {row.mode}"),
+        Cell(Markup("{}<small>{}</small>").format(row.load, row.mode), f"{row.load} {row.mode}"),
         _interval(row.latency_ms.get("p50"), "{:.3g}"),
         _interval(row.latency_ms.get("p99"), "{:.3g}"),
         _interval(row.throughput_images_per_s, "{:,.0f}"),

@@ -70,7 +70,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     return (
         row.configuration,
         str(row.batch_size),
-        f"{row.scenario}{f' {row.arrivals}' if row.arrivals else ''}, {row.mode}",
+        f"{row.load}, {row.mode}",
         figure_text(row.latency_ms.get("p50"), "{:.3g}"),
         figure_text(row.latency_ms.get("p99"), "{:.3g}"),
         figure_text(row.throughput_images_per_s, "{:,.0f}"),

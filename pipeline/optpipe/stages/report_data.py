@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from optpipe import __version__
-from optpipe.core.comparison import Comparison, Row
+from optpipe.core.comparison import Comparison
 from optpipe.core.evidence import Measured
-from optpipe.core.measurement import Mode, Scenario
 from optpipe.core.report import Curve, RawFile, Report, Trace
 from optpipe.core.runs import Run
 from optpipe.stages.recompute import samples
@@ -68,13 +67,7 @@ def _chosen(measured: Sequence[Measured], comparison: Comparison) -> dict[str, M
     best = [row for row in comparison.best.values() if row]
     wanted = dict.fromkeys([*best, *smallest.values(), *(row.id for row in rows if row.on_frontier)])
     drawn = [one for one in wanted if one in by_id][:CURVES]
-    return {_label(comparison.row(one)): by_id[one] for one in drawn}
-
-
-def _label(row: Row) -> str:
-    """A row's name among all rows, whatever load they are of."""
-    load = [each for each in (row.scenario, row.mode) if each not in (Scenario.SINGLE_STREAM, Mode.COMPUTE)]
-    return ", ".join([row.label, *load])
+    return {comparison.row(one).label: by_id[one] for one in drawn}
 
 
 def _distribution(label: str, one: Measured, run: Run, root: Path) -> Curve:

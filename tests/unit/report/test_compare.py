@@ -176,7 +176,7 @@ def test_devices_and_arrivals_are_told_apart_too():
         for rate in (100.0, 500.0)
     ]
     assert [row.label for row in compared([cpu, gpu, *served]).rows] == [
-        "torch fp16 (cpu), batch 1 at 100/s", "torch fp16 (cpu), batch 1 at 500/s",
+        "torch fp16 (cpu), batch 1, server at 100/s", "torch fp16 (cpu), batch 1, server at 500/s",
         "torch fp16 (cpu), batch 1", "torch fp16 (cuda:0), batch 1",
     ]  # fmt: skip
 

@@ -1,7 +1,9 @@
 """`optpipe bench` as a user runs it, on a real ONNX Runtime artifact of `digits`."""
 
+import errno
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -207,8 +209,56 @@ def test_a_corrupted_artifact_is_refused(workspace, tmp_path):
     both = bench(tmp_path / "copy", "digits", "--batch", "1", *QUICK)
     assert both.status == 4  # the other was measured, and what was asked for is not all there
     assert "damaged" in both.stdout
-    assert "→ remove it with `optpipe rm" in both.stdout
+    assert "makes it again" in both.stdout
     assert "samples" in both.stdout
+
+
+@pytest.mark.parametrize(
+    ("entry", "name"), [("artifact", "model.onnx"), ("reference", "reference.npz"), ("model", "card.json")]
+)
+@pytest.mark.parametrize("kept", [100, None], ids=["truncated", "changed"])
+def test_what_is_damaged_is_named_and_the_remedy_mends_it(exported, tmp_path, entry, name, kept):
+    store = exported(tmp_path / "work") / "store"
+    path = next(store.glob(f"{entry}-*")) / name
+    content = path.read_bytes()
+    path.write_bytes(content[:kept] if kept else content.replace(b"0", b"1", 1))
+    ran = bench(tmp_path / "work", *ORT, "--batch", "1", *QUICK, "--json")
+    assert (ran.status, "Traceback" in ran.stderr) == (4, False), ran.stderr
+    problem, remedy = ran.document["error"]["message"].split("\n")
+    assert name in problem
+    mend = shlex.split(remedy.split("`")[1])
+    assert str(tmp_path / "work") in mend, "the workspace was copied since"
+    assert optpipe(*mend[1:]).status == 0
+    assert bench(tmp_path / "work", *ORT, "--batch", "1", *QUICK).status == 0
+
+
+def test_where_the_disk_is_full_the_reason_says_so_and_what_was_measured_is_recovered(
+    workspace, artifact, monkeypatch, capfd
+):
+    """The file system's own refusals, at the two places where samples are written."""
+    from optpipe.commands.bench import bench as command
+    from optpipe.core import runs
+    from optpipe.errors import StageError
+
+    def refusing(path, frame):
+        if path.name == "m001.parquet":
+            frame = frame.clear()
+            monkeypatch.setattr(runs.os, "fsync", full)
+        return write(path, frame)
+
+    def full(_number):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    write, fsync, known = runs.write_parquet, os.fsync, set((workspace / "runs").glob("*"))
+    monkeypatch.setattr("optpipe.measuring.measure.write_parquet", refusing)
+    options = {"min_time": 0.2, "max_time": 4.0, "warm_up": 0.1, "max_warm_up": 1.0, "percentile": 50.0}
+    with pytest.raises(StageError, match="No space left"):
+        command([artifact], batch="1,2", workspace=workspace, **options)
+    assert "optpipe bench --recover" in capfd.readouterr().err
+    monkeypatch.setattr(runs.os, "fsync", fsync)
+    cut = next(path for path in (workspace / "runs").iterdir() if path not in known)
+    rows = bench(workspace, "--recover", str(cut), "--json").document["measurements"]
+    assert [row["samples"] > 0 for row in rows] == [True, True]
 
 
 def long_bench(workspace):

@@ -29,3 +29,13 @@ def advised(words: str, workspace: Path | None = None) -> str:
     usual = os.environ.get("OPTPIPE_WORKSPACE") or ".optpipe"
     flag = "" if found is None or found == Path(usual) else f" --workspace {shlex.quote(str(found))}"
     return f"optpipe {words}{flag}"
+
+
+def again(command: str, workspace: Path) -> str:
+    """The recorded `command` for `workspace`, which may have been moved or copied since."""
+    words = shlex.split(command)
+    if "--workspace" in words[:-1]:
+        at = words.index("--workspace")
+        del words[at : at + 2]
+    words = [each for each in words if not each.startswith("--workspace=")]
+    return advised(shlex.join(words[1:]), workspace) if words[:1] == ["optpipe"] else command

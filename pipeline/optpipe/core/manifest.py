@@ -85,9 +85,9 @@ def file_records(directory: Path) -> dict[str, FileRecord]:
     }
 
 
-def damage(directory: Path, manifest: Manifest) -> str | None:
-    """What is wrong with the files of an entry, in a few words; None where every byte is as it was stored."""
-    for name, record in manifest.files.items():
+def damage(directory: Path, manifest: Manifest, only: str | None = None) -> str | None:
+    """What is wrong with the files of an entry, or with `only` one; None where every byte is as it was stored."""
+    for name, record in manifest.files.items() if only is None else [(only, manifest.files[only])]:
         path = directory / name
         if not path.is_file():
             return f"{name} is missing"

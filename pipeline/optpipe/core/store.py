@@ -19,7 +19,7 @@ from pathlib import Path
 from time import monotonic
 from typing import IO, Any
 
-from optpipe.core.advice import advised
+from optpipe.core.advice import advised, again
 from optpipe.core.environment import environment
 from optpipe.core.events import Listener
 from optpipe.core.hashing import value_sha256
@@ -249,12 +249,15 @@ class Store:
             raise BadInputError(message)
         return found[0]
 
-    def verified(self, entry: Entry) -> Entry:
-        """`entry`, after every byte was held against its manifest. Call it before anything is deserialized."""
-        if (problem := damage(entry.path, entry.manifest)) is not None:
+    def verified(self, entry: Entry, only: str | None = None) -> Entry:
+        """`entry`, after every byte, or those of the file `only`, was held against its manifest.
+
+        Call it before anything is deserialized or believed.
+        """
+        if (problem := damage(entry.path, entry.manifest, only)) is not None:
             message = (
                 f"store entry {entry.path.name} is damaged: {problem}\n"
-                f"remove it with `{advised(f'rm {entry.id}', self.workspace)}` and run `{entry.manifest.command}` again"
+                f"`{again(entry.manifest.command, self.workspace)}` makes it again"
             )
             raise StageError(message)
         return entry

@@ -19,7 +19,7 @@ from optpipe.core.measurement import (
     Validity,
 )
 from optpipe.core.measurement_json import as_json, measurement_from_json
-from optpipe.core.runs import write_json
+from optpipe.core.runs import write_json, write_parquet
 from optpipe.measuring.figures import ROTATED_BYTES, evidence_of, figures, judged, worker_peak_bytes
 from optpipe.measuring.process import Answer, WorkerProcess
 from optpipe.measuring.validity import LIMITS, reasons_for
@@ -170,7 +170,7 @@ def stored_samples(spool: Path) -> "pl.DataFrame":
             return pl.read_parquet(done)
         return pl.DataFrame(schema={name: getattr(pl, kind) for name, kind in SAMPLE_COLUMNS.items()})
     frame = frame_from_spool(spool)
-    frame.write_parquet(spool.with_suffix(".parquet"))
+    write_parquet(spool.with_suffix(".parquet"), frame)
     spool.unlink()
     return frame
 
@@ -182,8 +182,7 @@ def stored_machine(path: Path, answer: Answer) -> "pl.DataFrame":
     schema = {name: getattr(pl, kind) for name, kind in MACHINE_COLUMNS.items()}
     frame = pl.DataFrame([{name: row.get(name) for name in schema} for row in answer.rows], schema=schema)
     if len(frame):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        frame.write_parquet(path)
+        write_parquet(path, frame)
     return frame
 
 

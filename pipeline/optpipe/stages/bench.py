@@ -22,7 +22,7 @@ from optpipe.measuring.rate import highest_rate
 from optpipe.measuring.slo import Slo, ran, shows_beyond, valid
 from optpipe.measuring.sweep import largest_inside, nearest, sweep
 from optpipe.measuring.tune import Trial, chosen, nearest_options, tune, tuning_record, tuning_sizes
-from optpipe.stages.bench_subject import BenchPlan, prepared, subject_of
+from optpipe.stages.bench_subject import BenchPlan, prepared, recoverable, subject_of
 from optpipe.stages.int8_notes import with_int8_notes
 from optpipe.stages.subjects import StoredArtifact, checked_batches
 
@@ -63,7 +63,13 @@ def bench(artifacts: Sequence[StoredArtifact], plan: BenchPlan, store: Store, li
     """
     sizes = {each.entry.id: checked_batches(each, plan.batches) for each in artifacts}
     run = begin_run(store.workspace, "bench")
-    bench_run = _Running(run, plan, store, listener)
+    with recoverable(run, listener):
+        return _finished(artifacts, sizes, _Running(run, plan, store, listener))
+
+
+def _finished(artifacts: Sequence[StoredArtifact], sizes: Mapping[str, Sequence[int]], bench_run: "_Running") -> Bench:
+    """Measures, and writes what the run is finished by."""
+    run, plan, store = bench_run.run, bench_run.plan, bench_run.store
     limits: list[dict[str, Any]] = []
     tunings: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="optpipe-bench-") as scratch:

@@ -18,7 +18,7 @@ from optpipe.errors import ExitStatus
 from optpipe.measuring.interleave import Comparison, Metric, interleaved
 from optpipe.measuring.measure import Load, cut_off, measure
 from optpipe.measuring.process import WorkerProcess
-from optpipe.stages.bench_subject import BenchPlan, prepared, subject_of
+from optpipe.stages.bench_subject import BenchPlan, prepared, recoverable, subject_of
 from optpipe.stages.subjects import StoredArtifact, checked_batches
 
 
@@ -54,7 +54,7 @@ def bench_pair(
     run = begin_run(store.workspace, "bench")
     done: list[Measurement] = []
     comparison = None
-    with tempfile.TemporaryDirectory(prefix="optpipe-bench-") as scratch:
+    with recoverable(run, listener), tempfile.TemporaryDirectory(prefix="optpipe-bench-") as scratch:
         total = 2 * rounds
         with listener.step(f"{baseline.label} against {contender.label}, {total} processes", total=total) as step:
             try:

@@ -1,18 +1,24 @@
 """What a bench worker is told of one stored artifact: its inputs, what they must give, and the options in force."""
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from optpipe.core.advice import advised
+from optpipe.core.events import Listener
 from optpipe.core.measurement import Subject
 from optpipe.core.precision import Precision
+from optpipe.core.runs import OpenRun
 from optpipe.core.store import Store
-from optpipe.errors import BadInputError
+from optpipe.errors import BadInputError, OptpipeError
 from optpipe.inputs.pool import SIZE, images_pool, pool_record, save_pool, varied
 from optpipe.measuring.measure import Frame, Load
 from optpipe.measuring.slo import Slo
 from optpipe.measuring.validity import LIMITS
+from optpipe.stages.export import REFERENCE
 from optpipe.stages.subjects import StoredArtifact
 from optpipe.stages.verify import reference_tensors
 from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR
@@ -42,7 +48,7 @@ def prepared(
 ) -> tuple[SessionPlan, Frame]:
     """The worker's plan with its inputs on disk, and what is said of every measurement of this artifact."""
     info, card = artifact.entry.info, artifact.card
-    real, expected = _known_inputs(artifact)
+    real, expected = _known_inputs(artifact, store)
     kind = "images" if card.transform is not None else "texts" if card.tokenization is not None else "synthetic"
     if plan.images is not None:
         real, expected = images_pool(card, plan.images), {}
@@ -76,12 +82,24 @@ def prepared(
     return session, frame
 
 
-def _known_inputs(artifact: StoredArtifact) -> tuple[dict[str, Any], dict[str, Any]]:
+@contextmanager
+def recoverable(run: OpenRun, listener: Listener) -> Iterator[None]:
+    """Says of a run that is not finished, because something failed in the block, how what was measured is had after all."""
+    try:
+        yield
+    except (OptpipeError, OSError, KeyboardInterrupt):
+        if [*run.path.glob("samples/*.spool"), *run.path.glob("samples/*.parquet")]:
+            finish = advised(f"bench --recover {shlex.quote(str(run.path))}")
+            listener.warn(f"what was measured is kept: `{finish}` finishes the run")
+        raise
+
+
+def _known_inputs(artifact: StoredArtifact, store: Store) -> tuple[dict[str, Any], dict[str, Any]]:
     """The inputs that the build verified itself on, with the source model's answers; at most POOL_LIMIT of them."""
     if artifact.reference is None:
         message = f"{artifact.label} has no reference in the store; `{artifact.model.manifest.command}` makes it"
         raise BadInputError(message)
-    known = reference_tensors(artifact.reference)
+    known = reference_tensors(store.verified(artifact.reference, REFERENCE).file(REFERENCE))
     return tuple({name: array[:POOL_LIMIT] for name, array in each.items()} for each in (known.inputs, known.outputs))  # type: ignore[return-value]
 
 

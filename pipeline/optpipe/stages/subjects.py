@@ -12,7 +12,7 @@ from optpipe.core.hashing import file_sha256
 from optpipe.core.store import Entry, Store
 from optpipe.errors import BadInputError, MissingError
 from optpipe.sources.card_file import CardSource
-from optpipe.stages.export import CARD, REFERENCE
+from optpipe.stages.export import CARD
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class StoredArtifact:
     entry: Entry
     card: ModelCard
     model: Entry
-    reference: Path | None
+    reference: Entry | None
 
     @property
     def label(self) -> str:
@@ -170,8 +170,8 @@ def _with_model(entry: Entry, store: Store) -> StoredArtifact:
     references = [
         each for each in store.entries() if each.manifest.kind == "reference" and model.id in each.manifest.parents
     ]
-    reference = references[-1].file(REFERENCE) if references else None
-    return StoredArtifact(entry, card_from_file(model.file(CARD)), model, reference)
+    card = card_from_file(store.verified(model, CARD).file(CARD))
+    return StoredArtifact(entry, card, model, references[-1] if references else None)
 
 
 def checked_batches(artifact: StoredArtifact, sizes: Sequence[int] | None) -> tuple[int, ...]:

@@ -38,7 +38,12 @@ class Spool:
         self._file = path.open("w+b")
         self._capacity = 0
         self.count = 0
-        self._map = self._grown()
+        try:
+            self._map = self._grown()
+        except StageError:
+            self._file.close()
+            path.unlink()
+            raise
         _HEAD.pack_into(self._map, 0, MAGIC, VERSION, RECORD.size)
 
     def __enter__(self) -> Self:
@@ -128,6 +133,8 @@ def frame_from_spool(path: Path) -> "pl.DataFrame":
     from optpipe.core.measurement import SAMPLE_COLUMNS
 
     content = path.read_bytes()
+    if not content.strip(b"\0"):  # whoever opened it was killed before the first sample
+        content = _HEAD.pack(MAGIC, VERSION, RECORD.size).ljust(HEADER_BYTES, b"\0")
     if len(content) < HEADER_BYTES or _HEAD.unpack_from(content) != (MAGIC, VERSION, RECORD.size):
         message = f"{path} is not a sample spool of version {VERSION}"
         raise StageError(message)

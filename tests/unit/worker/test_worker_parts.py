@@ -1,3 +1,6 @@
+import errno
+import os
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -41,6 +44,23 @@ def test_another_file_is_no_spool(tmp_path):
     with pytest.raises(StageError, match="not a sample spool"):
         frame_from_spool(path)
     assert spooled_count(tmp_path / "nothing") == 0
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 5000])
+def test_a_spool_whose_writer_was_killed_at_once_holds_nothing(tmp_path, content):
+    path = tmp_path / "s.spool"
+    path.write_bytes(content)
+    assert frame_from_spool(path).is_empty()
+
+
+def test_no_room_for_samples_is_said_and_leaves_no_spool(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(StageError, match="no room for samples"):
+        Spool(tmp_path / "s.spool")
+    assert list(tmp_path.iterdir()) == []
 
 
 @given(st.integers(1, 300), st.integers(1, 70))

@@ -66,6 +66,12 @@ class ModelCard:
         if doubled := {name for name in names if names.count(name) > 1}:
             message = f"{self.name}: two of its inputs are named '{min(doubled)}'"
             raise BadInputError(message)
+        if self.transform is not None and len(names) != 1:
+            message = (
+                f"{self.name}: its preprocessing makes one input, and it takes {', '.join(names)}\n"
+                "leave the preprocessing out; tensors are compared, accuracy is not judged"
+            )
+            raise BadInputError(message)
 
     @property
     def preprocessing_sha256(self) -> str | None:
@@ -106,6 +112,22 @@ class ModelCard:
                 raise BadInputError(message)
             inputs.append(resized)
         return replace(self, inputs=tuple(inputs))
+
+
+def require_fitting(card: ModelCard) -> None:
+    """Raises BadInputError where the preprocessing makes pictures of one size, and the input takes another."""
+    if card.transform is None or card.transform.size is None:
+        return
+    made, pack, spec = card.transform.shape, card.transform.pack, card.inputs[0]
+    fits = len(spec.opt) == 4 and all(
+        low <= side <= high for low, side, high in zip(spec.min[1:], made, spec.max[1:], strict=True)
+    )
+    if not fits or pack.dtype != spec.dtype:
+        message = (
+            f"{card.name}: its preprocessing makes {pack.dtype} of {'×'.join(map(str, made))} ({pack.order}), "
+            f"its input {spec.name} takes {spec.dtype}, {spec.profile_text()}"
+        )
+        raise BadInputError(message)
 
 
 def name_from_factory(source: str) -> str:

@@ -88,8 +88,13 @@ def input_from_dict(value: Mapping[str, Any]) -> InputSpec:
         low, usual, high = (tuple(index(size) for size in value[key]) for key in ("min", "opt", "max"))
         below = index(value["below"]) if "below" in value else None
     except (KeyError, TypeError, AttributeError) as error:
-        message = f"no description of an input: {str(value)[:160]}\nit has a name, a dtype, and min, opt and max as lists of sizes"
+        message = f"no description of an input: {str(value)[:160]}\nit has name, dtype, and min, opt and max as lists of sizes"
         raise BadInputError(message) from error
+    if unknown := sorted(set(value) - {"name", "dtype", "min", "opt", "max", "below"}):
+        message = (
+            f"input '{name}' has no '{unknown[0]}'; it has name, dtype, min, opt, max, and for integers perhaps below"
+        )
+        raise BadInputError(message)
     if dtype not in DTYPES:
         message = f"input '{name}': dtype {dtype} is none of {', '.join(DTYPES)}"
         raise BadInputError(message)

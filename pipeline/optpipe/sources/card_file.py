@@ -3,6 +3,7 @@
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,29 @@ from optpipe.errors import BadInputError
 from optpipe.sources.base import Loaded
 from optpipe.sources.onnx_file import OnnxFileSource
 from optpipe.sources.python_file import PythonFileSource
+
+FIELDS: Mapping[str, type] = {
+    "name": str, "task": str, "description": str, "source": str, "weights": str, "weights_sha256": str, "labels": list,
+    "licence": dict, "inputs": list, "outputs": list, "preprocessing": dict, "data": dict,
+}  # fmt: skip
+"""What a card may hold."""
+_KINDS: Mapping[type, str] = {str: "a text", list: "a list", dict: "a table"}
+
+
+def _require_known(table: Mapping[str, Any], path: Path) -> None:
+    """Raises BadInputError for a field that no card has, as one that is mistyped, and for one of another kind."""
+    for field, value in table.items():
+        if field not in FIELDS:
+            near = get_close_matches(field, FIELDS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"it may have {', '.join(FIELDS)}"
+            message = f"{path}: a model card has no field '{field}': {hint}"
+            raise BadInputError(message)
+        if not isinstance(value, FIELDS[field]):
+            message = f"{path}: '{field}' has to be {_KINDS[FIELDS[field]]}; models/README.md has the form"
+            raise BadInputError(message)
+    if wrong := [role for role, file in table.get("data", {}).items() if not isinstance(file, str)]:
+        message = f"{path}: [data] {wrong[0]} has to be the path of a set's manifest"
+        raise BadInputError(message)
 
 
 @dataclass(frozen=True)
@@ -30,10 +54,12 @@ class CardSource:
     @cached_property
     def _table(self) -> Mapping[str, Any]:
         try:
-            return tomllib.loads(self.path.read_text(encoding="utf-8"))
+            table = tomllib.loads(self.path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             message = f"{self.path} is not a readable model card: {error}"
             raise BadInputError(message) from error
+        _require_known(table, self.path)
+        return table
 
     @cached_property
     def card(self) -> ModelCard:
@@ -78,11 +104,10 @@ class CardSource:
         return self._inner.runs_code
 
     def identity(self) -> Mapping[str, Any]:
-        """The card's values, the file it names, and its weights' hash."""
+        """The card's values, with the places of its data, which the stored model keeps; the file it names; its weights' hash."""
         weights, stated = self._weights(), self._table.get("weights_sha256")  # which the file was just held against
-        described = {key: value for key, value in self.card.to_dict().items() if key != "data"}
         return {
-            "card": value_sha256(described),
+            "card": value_sha256(self.card.to_dict()),
             "weights": (stated or file_sha256(weights)) if weights else self._table.get("weights"),
             **self._inner.identity(),
         }

@@ -55,9 +55,7 @@ class PythonFileSource:
 
     def identity(self) -> Mapping[str, Any]:
         """The file's hash, the factory's name and torch's version; `Loaded.made` has what the two bring in."""
-        if not self.path.is_file():
-            message = f"{self.path}: no such file"
-            raise BadInputError(message)
+        self._require_file()
         return {"file": file_sha256(self.path), "factory": self.factory, "torch": package_version("torch")}
 
     def load(self, weights: WeightsRequest) -> Loaded:
@@ -65,6 +63,7 @@ class PythonFileSource:
 
         Loaded once more it is another module with the same weights; the file is imported only once.
         """
+        self._require_file()
         import torch  # noqa: F401 - before the user's code, which so brings in only what is its own
 
         with self._code.running():
@@ -84,6 +83,11 @@ class PythonFileSource:
         }
         names = tuple(each.name for each in card.inputs)
         return Loaded(card, record, module=flat_module(module, keywords=_by_name(module, names)), made=made)
+
+    def _require_file(self) -> None:
+        if not self.path.is_file():
+            message = f"{self.path}: no such file"
+            raise BadInputError(message)
 
     @cached_property
     def _code(self) -> UserCode:

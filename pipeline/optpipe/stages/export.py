@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optpipe.core.card import ModelCard, card_from_file
+from optpipe.core.card import ModelCard, card_from_file, require_fitting
 from optpipe.core.environment import package_version
 from optpipe.core.events import Listener
 from optpipe.core.precision import Precision
@@ -20,7 +20,7 @@ from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR, output_error, same
 if TYPE_CHECKING:
     import numpy as np
 
-REVISION = 2
+REVISION = 3
 """Raised whenever this stage would write something else from the same recipe."""
 ONNX = "model.onnx"
 CARD = "card.json"
@@ -57,6 +57,7 @@ def exported_model(model: Model, store: Store, listener: Listener, stored: Entry
 
     def make(directory: Path) -> Mapping[str, Any]:
         loaded = model.loaded()
+        require_fitting(loaded.card)
         target = directory / ONNX
         if loaded.onnx is not None:
             _copy_onnx(loaded.onnx, target)

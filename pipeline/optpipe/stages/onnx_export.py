@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.backends.onnx_graph import index_bounds, named
-from optpipe.core.card import ModelCard
+from optpipe.core.card import ModelCard, Task
 from optpipe.core.tensors import TensorSpec
 from optpipe.errors import BadInputError, StageError
 from optpipe.inputs.synthetic import TOKENS
@@ -64,6 +64,7 @@ def _exported(module: Any, card: ModelCard, target: Path) -> None:
                 dynamo=True,
                 dynamic_shapes=_positional(module, dynamic_shapes(card.inputs)),
                 input_names=[each.name for each in card.inputs],
+                output_names=[each.name for each in card.outputs] or None,
                 verbose=False,
             )
     except torch.onnx.OnnxExporterError as error:
@@ -144,9 +145,17 @@ def described(card: ModelCard, path: Path) -> ModelCard:
                 way = f"--batch {size}" if axis == 0 else f"--shape {each.name}=..., or other sizes in its description"
                 message = f"{card.name} takes only {size} in dimension {axis} of '{each.name}', not {low} to {high}: give {way}"
                 raise BadInputError(message)
+    outputs = _outputs(graph.graph)
+    if (stated := [each.name for each in card.outputs]) and stated != (found := [each.name for each in outputs]):
+        message = f"{card.name}: its description names the outputs {', '.join(stated)}; it has {len(found)}: {', '.join(found)}"
+        raise BadInputError(message)
+    classes = outputs[0].shape[-1]
+    if card.labels and card.task is Task.CLASSIFICATION and isinstance(classes, int) and classes != len(card.labels):
+        message = f"{card.name}: its description has {len(card.labels)} labels, and its first output {classes} classes"
+        raise BadInputError(message)
     bounds = index_bounds(graph)
     inputs = (replace(each, below=each.below or _small(bounds.get(each.name))) for each in card.inputs)
-    return replace(card, inputs=tuple(inputs), outputs=_outputs(graph.graph))
+    return replace(card, inputs=tuple(inputs), outputs=outputs)
 
 
 def _small(bound: int | None) -> int | None:

@@ -2,8 +2,15 @@
 
 import pytest
 
-from optpipe.core.weights import weights_from_text
+from optpipe.core.card import card_from_file
+from optpipe.core.events import Silent
+from optpipe.core.store import Store
+from optpipe.core.weights import WeightsRequest, weights_from_text
+from optpipe.errors import BadInputError
 from optpipe.sources.card_file import CardSource
+from optpipe.stages.export import CARD as CARD_FILE
+from optpipe.stages.export import exported_model
+from optpipe.stages.model import Model
 
 CARD = """
 name = "flat"
@@ -33,3 +40,41 @@ def test_default_and_random_are_no_files(tmp_path, said):
 
 def test_random_weights_make_another_model(tmp_path):
     assert source(tmp_path, "").identity() != source(tmp_path, 'weights = "random"').identity()
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('weigths = "net.pt"', "no field 'weigths': did you mean weights?"),
+        ("labels = 'ab'", "'labels' has to be a list"),
+        ("weights = 3", "'weights' has to be a text"),
+        ("data = {validation = 3}", "validation has to be the path"),
+        ("preprocessing = {steps = [{step = 'resise'}]}", "unknown step 'resise'"),
+        ("labels = ['a', 'b', 'c']", "3 labels, and its first output 2 classes"),
+        ("outputs = [{name = 'a'}, {name = 'b'}]", "names the outputs a, b; it has 1"),
+    ],
+)
+def test_what_is_wrong_in_a_card_is_said(tmp_path, line, said):
+    found = source(tmp_path, line)
+    text = (tmp_path / "card.toml").read_text().replace("other", "classification")
+    (tmp_path / "card.toml").write_text(text)
+    with pytest.raises(BadInputError, match=said):
+        exported_model(Model(found, WeightsRequest()), Store(tmp_path / ".optpipe"), Silent())
+
+
+def test_outputs_have_the_names_that_the_card_gives(tmp_path):
+    found = source(tmp_path, "outputs = [{name = 'scores'}]")
+    entry, _ = exported_model(Model(found, WeightsRequest()), Store(tmp_path / ".optpipe"), Silent())
+    assert [each.name for each in card_from_file(entry.file(CARD_FILE)).outputs] == ["scores"]
+
+
+def test_where_its_data_lies_is_part_of_a_card(tmp_path):
+    assert source(tmp_path, "data = {train = 'a'}").identity() != source(tmp_path, "data = {train = 'b'}").identity()
+
+
+def test_preprocessing_that_does_not_make_the_input_is_refused(tmp_path):
+    steps = "preprocessing = {steps = [{step = 'decode'}, {step = 'rescale', divisor = 255.0}, {step = 'pack'}]}"
+    text = CARD.replace("WEIGHTS", steps) + "\n[[inputs]]\nname = 'y'\nmin = [1]\nopt = [1]\nmax = [1]\n"
+    (tmp_path / "card.toml").write_text(text)
+    with pytest.raises(BadInputError, match="makes one input, and it takes x, y"):
+        assert CardSource(tmp_path / "card.toml").card

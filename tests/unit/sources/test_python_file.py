@@ -66,6 +66,7 @@ def test_a_factory_that_gives_no_model_is_one_line(tmp_path, factory, said):
         ("{'name': 'x'}", "INPUTS is no list"),
         ("[('x', 'float32')]", "no description of an input"),
         ("[{'name': 'x', 'shape': [1, 8]}]", "min, opt and max as lists of sizes"),
+        ("[dict(name='x', dtyp='int64', min=[1], opt=[1], max=[1])]", "input 'x' has no 'dtyp'"),
         ("[dict(name='x', min=[1, 'a'], opt=[1, 8], max=[1, 8])]", "no description of an input"),
         ("[dict(name='x', min=[1.5], opt=[2], max=[4])]", "no description of an input"),
         ("[dict(name='x', min=[], opt=[], max=[])]", "at least one dimension"),

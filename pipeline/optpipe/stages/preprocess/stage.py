@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from optpipe.core.card import ModelCard, Task, card_from_file
+from optpipe.core.card import ModelCard, Task, card_from_file, require_fitting
 from optpipe.core.environment import cores, gpus
 from optpipe.core.events import Listener
 from optpipe.core.manifest import command_line
@@ -173,16 +173,7 @@ def image_transform(card: ModelCard) -> Transform:
         steps = ", ".join(step_name(step) for step in card.transform.steps)
         msg = f"{card.name}: its preprocessing ({steps}) leaves pictures of different sizes, which cannot share a batch"
         raise BadInputError(msg)
-    made, pack, spec = card.transform.shape, card.transform.pack, card.inputs[0]
-    fits = len(spec.opt) == 4 and all(
-        low <= side <= high for low, side, high in zip(spec.min[1:], made, spec.max[1:], strict=True)
-    )
-    if not fits or pack.dtype != spec.dtype:
-        msg = (
-            f"{card.name}: its preprocessing makes {pack.dtype} of {'×'.join(map(str, made))} ({pack.order}), "
-            f"its input {spec.name} takes {spec.dtype}, {spec.profile_text()}"
-        )
-        raise BadInputError(msg)
+    require_fitting(card)
     return card.transform
 
 

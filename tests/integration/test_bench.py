@@ -177,6 +177,18 @@ def test_a_limit_that_could_not_be_judged_is_not_called_broken():
     assert (status(True), status(False), status(None)) == (0, 1, 5)
 
 
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two processors, to be kept on one")
+def test_a_runtime_that_may_start_more_threads_than_it_has_processors_is_said(workspace):
+    cpu = str(min(os.sched_getaffinity(0)))
+    pinned = (*ORT, "--batch", "1", "--affinity", cpu, *QUICK)
+    ran = bench(workspace, *pinned, "--json")
+    said = next(one for one in ran.document["warnings"] if "processors may be used" in one)
+    assert "--option onnxruntime.threads=1 keeps it to them" in said
+    ran = bench(workspace, *pinned, "--option", "onnxruntime.threads=1", "--json")
+    assert not any("processors may be used" in one for one in ran.document["warnings"])
+    assert ran.document["measurements"][0]["subject"]["affinity"] == [int(cpu)]
+
+
 def test_an_option_of_a_backend_that_is_not_measured_is_said(workspace):
     ran = bench(workspace, *ORT, "--batch", "1", "--option", "torch.fuse=false", *QUICK)
     assert ran.status == 0

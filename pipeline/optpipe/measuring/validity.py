@@ -126,7 +126,8 @@ def _dispersion(evidence: Evidence) -> list[Reason]:
     return _bad(
         "dispersion",
         f"coefficient of variation {cv:.1%}{_of_what(evidence)}, over {limit:.1%}",
-        "quiet the machine, lock clocks, pin threads (--affinity); or accept it with --max-cv, which is recorded",
+        "quiet the machine, lock clocks, pin the worker (--affinity, with as many --option BACKEND.threads); "
+        "or accept it with --max-cv, which is recorded",
         cv=cv,
         limit=limit,
     )

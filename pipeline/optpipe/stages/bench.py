@@ -22,7 +22,7 @@ from optpipe.measuring.rate import highest_rate
 from optpipe.measuring.slo import Slo, ran, shows_beyond, valid
 from optpipe.measuring.sweep import largest_inside, nearest, sweep
 from optpipe.measuring.tune import Trial, chosen, nearest_options, tune, tuning_record, tuning_sizes
-from optpipe.stages.bench_subject import BenchPlan, prepared, recoverable, subject_of
+from optpipe.stages.bench_subject import BenchPlan, prepared, recoverable, subject_of, warn_of_threads
 from optpipe.stages.int8_notes import with_int8_notes
 from optpipe.stages.subjects import StoredArtifact, checked_batches
 
@@ -124,6 +124,8 @@ class _Subject:
         info = artifact.entry.info
         self.given = dict(running.plan.options.get(info["backend"], {}))
         self.defaults = options_in_force(info, self.given)
+        if not running.plan.tune:  # which tries numbers of threads
+            warn_of_threads(artifact, self.defaults, running.plan.affinity, running.listener)
         self.plan_base, self.frame = prepared(artifact, running.plan, running.store, scratch, running.run.path)
 
     def measure_all(self, sizes: Sequence[int], limits: list[dict[str, Any]], tunings: list[dict[str, Any]]) -> None:

@@ -18,7 +18,7 @@ from optpipe.errors import ExitStatus
 from optpipe.measuring.interleave import Comparison, Metric, interleaved
 from optpipe.measuring.measure import Load, cut_off, measure
 from optpipe.measuring.process import WorkerProcess
-from optpipe.stages.bench_subject import BenchPlan, prepared, recoverable, subject_of
+from optpipe.stages.bench_subject import BenchPlan, prepared, recoverable, subject_of, warn_of_threads
 from optpipe.stages.subjects import StoredArtifact, checked_batches
 
 
@@ -51,6 +51,8 @@ def bench_pair(
     checked_batches(contender, (size,))
     percent = float(metric[1:]) if metric.startswith("p") else 0.0
     load = replace(plan.load, batch_size=size, percentile=max(plan.load.percentile, percent))
+    for each in (baseline, contender):
+        warn_of_threads(each, _options(each, plan), plan.affinity, listener)
     run = begin_run(store.workspace, "bench")
     done: list[Measurement] = []
     comparison = None
@@ -97,6 +99,11 @@ def pair_record(result: PairBench, warnings: Sequence[str]) -> dict[str, Any]:
     }
 
 
+def _options(artifact: StoredArtifact, plan: BenchPlan) -> dict[str, Any]:
+    info = artifact.entry.info
+    return options_in_force(info, plan.options.get(info["backend"], {}))
+
+
 def _side(
     artifact: StoredArtifact,
     plan: BenchPlan,
@@ -108,7 +115,7 @@ def _side(
     done: list[Measurement],
 ) -> Callable[[str], Measurement]:
     session, frame = prepared(artifact, plan, store, scratch, directory)
-    options = options_in_force(artifact.entry.info, plan.options.get(artifact.entry.info["backend"], {}))
+    options = _options(artifact, plan)
     session = replace(session, arguments={**session.arguments, "options": options})
 
     def measured(name: str) -> Measurement:

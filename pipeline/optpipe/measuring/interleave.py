@@ -7,6 +7,7 @@ from typing import Any, Literal
 from optpipe.core.measurement import Measurement
 from optpipe.errors import BadInputError, StageError
 from optpipe.measuring.slo import ran
+from optpipe.measuring.validity import WRONG_ANSWERS
 from optpipe.stats.ratio import SMALLEST_ROUNDS, Ratio, ratio_of_rounds
 
 Metric = Literal["p50", "p90", "p99", "mean", "throughput"]
@@ -83,7 +84,7 @@ def interleaved(
 
 
 def _figure(found: Measurement, metric: Metric) -> float:
-    wrong = [reason for reason in found.reasons if reason.code in ("wrong-output", "stale-answer", "cached-answer")]
+    wrong = [reason for reason in found.reasons if reason.code in WRONG_ANSWERS]
     if not ran(found) or found.latency is None or wrong:
         reason = (wrong or list(found.reasons))[0]
         message = f"{found.subject.artifact}: {reason.message}; {reason.remedy}"

@@ -12,6 +12,7 @@ from typing import Any
 
 from optpipe.core.measurement import Measurement
 from optpipe.measuring.slo import ran, valid
+from optpipe.measuring.validity import WRONG_ANSWERS
 
 SMALLEST_GAIN = 0.02
 """An option is changed only for at least this much more throughput."""
@@ -143,7 +144,14 @@ def tuning_record(
                     for each in trial.measurements
                 },
                 "verdicts": {str(each.batch_size): str(each.verdict) for each in trial.measurements},
-                "reasons": sorted({reason.code for each in trial.measurements for reason in each.reasons}),
+                "reasons": {
+                    str(each.batch_size): [reason.code for reason in each.reasons] for each in trial.measurements
+                },
+                "wrong_answers": [
+                    each.batch_size
+                    for each in trial.measurements
+                    if any(reason.code in WRONG_ANSWERS for reason in each.reasons)
+                ],
             }
             for trial in trials
         ],

@@ -28,9 +28,11 @@ LIMITS: Mapping[str, float] = {
     "cached_answer": 0.75,
 }
 """Thresholds by name; recorded with every measurement."""
-WITNESSED = frozenset(
+WRONG_ANSWERS = frozenset({"wrong-output", "stale-answer", "cached-answer"})
+"""Codes of answers that no figure makes up for."""
+WITNESSED = WRONG_ANSWERS | frozenset(
     {
-        "wrong-output", "inputs-alike", "stale-answer", "cached-answer", "interrupted", "too-few-samples", "not-steady",
+        "inputs-alike", "interrupted", "too-few-samples", "not-steady",
         "out-of-memory", "died", "refused", "int8-not-faster", "int8-accuracy",
     }
 )  # fmt: skip

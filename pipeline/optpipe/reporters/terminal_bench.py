@@ -141,14 +141,17 @@ def _point(record: Mapping[str, Any]) -> str:
     return f"batch {record['batch_size']}" if rate is None else f"{rate:.4g} queries/s"
 
 
+def _options(label: str, options: Mapping[str, Any]) -> str:
+    backend = label.partition(" ")[0]
+    return " ".join(f"--option {backend}.{name}={option_text(value)}" for name, value in options.items())
+
+
 def _tuning_lines(tuning: list[Mapping[str, Any]]) -> list[Text]:
     lines = []
     for each in tuning:
         found: dict[str, list[str]] = {}
         for size, options in each["chosen"].items():
-            backend = each["label"].partition(" ")[0]
-            text = " ".join(f"--option {backend}.{name}={option_text(value)}" for name, value in options.items())
-            found.setdefault(text, []).append(size)
+            found.setdefault(_options(each["label"], options), []).append(size)
         lines += [
             Text(f"tuned {each['label']}, batch {', '.join(sizes)}: {text} (of {len(each['trials'])} tried)")
             for text, sizes in found.items()
@@ -156,6 +159,15 @@ def _tuning_lines(tuning: list[Mapping[str, Any]]) -> list[Text]:
         if not found:
             text = f"tuning {each['label']} was interrupted, {len(each['trials'])} tried: nothing is chosen"
             lines.append(Text(text, style="yellow"))
+        lines += [
+            Text(
+                f"answers wrongly, so not chosen, batch {', '.join(map(str, trial['wrong_answers']))}: "
+                f"{_options(each['label'], trial['options'])}",
+                style="red",
+            )
+            for trial in each["trials"]
+            if trial["wrong_answers"]
+        ]
     return lines
 
 

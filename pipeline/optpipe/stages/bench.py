@@ -22,6 +22,7 @@ from optpipe.measuring.rate import highest_rate
 from optpipe.measuring.slo import Slo, ran, shows_beyond, valid
 from optpipe.measuring.sweep import largest_inside, nearest, sweep
 from optpipe.measuring.tune import Trial, chosen, nearest_options, tune, tuning_record, tuning_sizes
+from optpipe.measuring.validity import WRONG_ANSWERS
 from optpipe.stages.bench_subject import BenchPlan, prepared, recoverable, subject_of, warn_of_threads
 from optpipe.stages.int8_notes import with_int8_notes
 from optpipe.stages.subjects import StoredArtifact, checked_batches
@@ -49,7 +50,7 @@ class Bench:
             return ExitStatus.INTERRUPTED
         if codes & {"refused", "died"} or not any(ran(each) for each in self.measurements):
             return ExitStatus.STAGE_FAILED
-        if codes & {"wrong-output", "stale-answer", "cached-answer"}:
+        if codes & WRONG_ANSWERS:
             return ExitStatus.FAIL
         if self.limit is None or self.limit["met"]:
             return ExitStatus.DONE

@@ -10,6 +10,7 @@ from optpipe.core.measurement import (
 )
 from optpipe.core.measurement_json import as_json
 from optpipe.errors import BadInputError
+from optpipe.measuring.tune import Trial, tuning_record
 from optpipe.reporters.terminal_bench import bench_table, pair_table
 
 SUBJECT = Subject("a", "onnxruntime", "fp16", "cuda:0", model="resnet50", cuda_graph=True)
@@ -106,3 +107,16 @@ def test_a_pair_is_answered_in_words():
     assert "b is faster" in text
     assert "batch 8, single-stream, compute: p50 ratio 0.9000 (99% interval 0.8900 to 0.9100) over 8 rounds" in text
     assert "interrupted before the last round: no comparison; what was measured is kept in r" in text
+
+
+def test_options_that_answer_wrongly_are_named():
+    wrong = Reason("wrong-output", "a timed answer is wrong", "choose another", invalidates=True)
+    trials = [
+        Trial({"nhwc": nhwc}, tuple(planted(SUBJECT, size, 1.0, reasons=found) for size in (1, 64)))
+        for nhwc, found in ((True, ()), (False, (wrong,)))
+    ]
+    record = tuning_record("a", "onnxruntime fp16 (cuda)", trials, {1: {"nhwc": True}, 64: {"nhwc": True}})
+    assert [each["reasons"]["64"] for each in record["trials"]] == [[], ["wrong-output"]]
+    text = " ".join(table_of({"measurements": [row(1, 0.5)], "tuning": [record]}).split())
+    assert "batch 1, 64: --option onnxruntime.nhwc=true (of 2 tried)" in text
+    assert "answers wrongly, so not chosen, batch 1, 64: --option onnxruntime.nhwc=false" in text

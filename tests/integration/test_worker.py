@@ -9,6 +9,7 @@ from optpipe.core.measurement import Mode, Scenario, Subject, Validity
 from optpipe.measuring.measure import Frame, Load, measure
 from optpipe.measuring.process import WorkerProcess
 from optpipe.worker.plan import SessionPlan
+from optpipe.worker.rotation import MOST
 
 FAKES = Path(__file__).parent.parent / "fakes"
 
@@ -88,6 +89,18 @@ def test_out_of_memory_is_a_row(run):
     found = run("none", Load(64, min_seconds=0.2), memory_limit=16)
     assert codes(found) == {"out-of-memory"}
     assert found.latency is None
+
+
+@pytest.mark.parametrize("mode", [Mode.COMPUTE, Mode.END_TO_END])
+def test_host_memory_is_that_of_one_input_at_a_time_and_not_of_the_rotation(run, mode):
+    large = 50_000
+    small, big = (
+        run("none", Load(size, mode=mode, percentile=50.0, min_seconds=0.1, max_seconds=1.0, warm_up_seconds=0.1))
+        for size in (1, large)
+    )
+    assert big.inputs["rotated"] == MOST
+    batch = large * 64 * 4
+    assert batch < big.host_peak_bytes - small.host_peak_bytes < MOST / 2 * batch
 
 
 def test_samples_survive_the_death_of_the_worker(run, tmp_path):

@@ -212,6 +212,7 @@ class Measurement:
     """Server: queries per second that were due."""
     device_peak_bytes: int | None = None
     host_peak_bytes: int | None = None
+    """The worker's largest resident memory while it measured, without what it held for rotating and comparing."""
     energy_j_per_image: Estimate | None = None
     """Approximate: the driver's counter over the measured window; `note` says how."""
     energy_why_not: str | None = None

@@ -7,14 +7,21 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from optpipe.core.measurement import Scenario
 from optpipe.errors import OptpipeError, first_line
-from optpipe.worker.checks import Reservoir, answers_before, cache_probe, outputs_verdict, reference_size
+from optpipe.worker.checks import (
+    Reservoir,
+    answers_before,
+    cache_probe,
+    checks_that_fit,
+    outputs_verdict,
+    reference_size,
+)
 from optpipe.worker.lanes import CpuLane, CudaLane, Lane
 from optpipe.worker.loading import session_from_loader
 from optpipe.worker.loops import Load, run_load
@@ -53,7 +60,6 @@ class Worker:
 
     def __init__(self, plan: SessionPlan, stack: ExitStack) -> None:
         self.plan = plan
-        self.pool = pool_from_files(plan.inputs)
         self.reference = pool_from_files(plan.reference)
         self.streams: list[Any] = [None] * plan.streams
         if plan.device.startswith("cuda"):
@@ -84,13 +90,16 @@ class Worker:
 
     def measured(self, point: Point, events: Any) -> dict[str, Any]:
         """Puts one load on the session; returns the event that ends it."""
-        turns = rotation(self.pool, point.batch_size, self.plan.seed, reference_size(self.reference))
+        turns = rotation(
+            pool_from_files(self.plan.inputs), point.batch_size, self.plan.seed, reference_size(self.reference)
+        )
         before = answers_before(self.sessions[0], turns)
+        turns = turns.first(len(before))
         with suppress(OSError):  # where the kernel does not offer it the peak is the process's, and the larger for it
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
         used = len(self.streams) if point.scenario in (Scenario.MULTI_STREAM, Scenario.OFFLINE) else 1
         lanes = [self._lane(turns, point, number) for number in range(used)]
-        kept = Reservoir(point.output_checks, self.plan.seed)
+        kept = Reservoir(checks_that_fit(point.output_checks, before[0]), self.plan.seed)
 
         def measuring() -> None:
             events.write(json.dumps({"event": "measuring", "id": point.id}) + "\n")
@@ -108,12 +117,17 @@ class Worker:
             "id": point.id,
             "steady": load.steady,
             "stopped": stopped,
-            "host_peak_bytes": _peak_resident_bytes(),
+            "host_peak_bytes": max(0, _peak_resident_bytes() - _own_bytes(lanes, before, kept)),
             "rotation_bytes": turns.nbytes if isinstance(lanes[0], CudaLane) else 0,
             "rotated": len(turns.batches),
             "output_check": self._checked(kept, lanes, before, turns),
             "cache_probe": cache_probe(
-                self.sessions[0], lanes[0], turns, point.cache_probes, self.plan.seed, self.plan.tolerance
+                self.sessions[0],
+                lanes[0],
+                turns,
+                0 if stopped else point.cache_probes,
+                self.plan.seed,
+                self.plan.tolerance,
             ),
         }
 
@@ -138,6 +152,16 @@ def _events_alone_on_stdout() -> Any:
     kept = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)
     return kept
+
+
+def _own_bytes(lanes: Sequence[Lane], before: Sequence[Mapping[str, Any]], kept: Reservoir) -> int:
+    """Host memory of the measurement itself: inputs in rotation, answers for the comparison. None of it is the artifact's."""
+    answers = [*before, *(outputs for _, outputs in kept.kept if isinstance(lanes[0], CpuLane))]
+    arrays = [array for each in answers for array in each.values()] + [
+        array for lane in lanes for array in lane.spare()
+    ]
+    sizes = {array.__array_interface__["data"][0]: array.nbytes for array in arrays}  # several lanes share the arrays
+    return sum(sizes.values())
 
 
 def _peak_resident_bytes() -> int:

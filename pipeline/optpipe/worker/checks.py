@@ -6,11 +6,13 @@ one, as a cache would?
 """
 
 from collections.abc import Mapping, Sequence
+from math import sqrt
 from random import Random
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from optpipe.stats.ratio import SMALLEST_ROUNDS, ratio_of_rounds
-from optpipe.worker.rotation import Rotation, never_seen
+from optpipe.worker.rotation import FEWEST, Rotation, never_seen
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,6 +21,12 @@ if TYPE_CHECKING:
     from optpipe.worker.lanes import Lane
 
 PROBE_CONFIDENCE = 0.999
+PROBE_SECONDS = 10.0
+"""A slow artifact is asked fewer times: nobody waits for minutes after the clock has stopped."""
+ANSWER_BYTES = 1 << 28
+"""Answers that are kept for the comparison take no more than this, on the host and on a GPU: they are the harness's."""
+ANSWER_SECONDS = 15.0
+PART = 1 << 22
 
 
 class Reservoir:
@@ -45,8 +53,28 @@ class Reservoir:
 
 
 def answers_before(session: "Session", turns: Rotation) -> list[dict[str, "np.ndarray"]]:
-    """What the session says to each rotated input when nobody is timing it."""
-    return [session.run(batch) for batch in turns.batches]
+    """What the session says to the rotated inputs when nobody is timing it: to all of them, as far as time and memory allow.
+
+    At least to FEWEST. The first call may be slow by itself (lazy loading, a search for algorithms) and does not count.
+    """
+    answers = [session.run(turns.batches[0])]
+    begun = perf_counter()
+    for batch in turns.batches[1:]:
+        answers.append(session.run(batch))
+        room = (len(answers) + 1) * answer_bytes(answers[0]) <= ANSWER_BYTES
+        if len(answers) >= FEWEST and not (room and perf_counter() - begun < ANSWER_SECONDS):
+            break
+    return answers
+
+
+def answer_bytes(answer: Mapping[str, "np.ndarray"]) -> int:
+    """The size of all outputs of one call."""
+    return sum(int(array.nbytes) for array in answer.values())
+
+
+def checks_that_fit(wanted: int, answer: Mapping[str, "np.ndarray"]) -> int:
+    """How many timed answers are kept: `wanted`, or as many as memory allows, but at least FEWEST."""
+    return min(wanted, max(FEWEST, ANSWER_BYTES // max(answer_bytes(answer), 1)))
 
 
 def _distance(reference: Mapping[str, "np.ndarray"], got: Mapping[str, "np.ndarray"]) -> float:
@@ -58,11 +86,28 @@ def _distance(reference: Mapping[str, "np.ndarray"], got: Mapping[str, "np.ndarr
         found = got.get(name)
         if found is None or found.shape != expected.shape:
             return float("inf")
-        truth = np.asarray(expected, np.float64)
-        difference = float(np.linalg.norm(np.asarray(found, np.float64) - truth))
-        scale = float(np.linalg.norm(truth))
+        difference, scale = _norms(expected, found)
         worst = max(worst, difference / scale if scale else difference) if np.isfinite(difference) else float("inf")
     return worst
+
+
+def _norms(expected: "np.ndarray", found: "np.ndarray") -> tuple[float, float]:
+    """‖found − expected‖ and ‖expected‖ in float64, a part at a time: outputs may be as large as the memory."""
+    import numpy as np
+
+    truth, got = np.ravel(expected), np.ravel(found)
+    squares = [0.0, 0.0]
+    for start in range(0, truth.size, PART):
+        part = truth[start : start + PART].astype(np.float64)
+        apart = got[start : start + PART].astype(np.float64) - part
+        squares = [squares[0] + float(apart @ apart), squares[1] + float(part @ part)]
+    return sqrt(squares[0]), sqrt(squares[1])
+
+
+def _is_finite(answer: Mapping[str, "np.ndarray"]) -> bool:
+    import numpy as np
+
+    return all(bool(np.isfinite(array).all()) for array in answer.values())
 
 
 def outputs_verdict(
@@ -80,11 +125,13 @@ def outputs_verdict(
     for index, got in kept:
         own = _distance(before[index], got)
         worst_self = max(worst_self, own)
-        others = [_distance(before[other], got) for other in range(len(before)) if other != index]
         if own > tolerance:
-            problems.append(f"differs from the untimed answer by {own:.2g}")
-        elif others and own > 1e-7 and min(others) < 0.1 * own:
-            problems.append("is the answer to another input")
+            apart = f"differs from the untimed answer by {own:.2g}"
+            problems.append(apart if _is_finite(got) else "holds NaN or infinity")
+        elif own > 1e-7:
+            others = [_distance(before[other], got) for other in range(len(before)) if other != index]
+            if others and min(others) < 0.1 * own:
+                problems.append("is the answer to another input")
     error = _against_reference(reference, rows, kept)
     if error is not None and error > tolerance:
         problems.append(f"differs from {reference_name} by {error:.2g}")
@@ -142,7 +189,7 @@ def _finite(value: float) -> float:
 def cache_probe(
     session: "Session", lane: "Lane", turns: Rotation, probes: int, seed: int, tolerance: float
 ) -> dict[str, Any]:
-    """Asks known and never seen inputs in turn.
+    """Asks known and never seen inputs in turn, `probes` times, or as often as PROBE_SECONDS allow.
 
     `known_over_new` is the ratio of their times: well below 1 means that a cache answered, and `upper_bound` says how far
     noise could have made it so. `stale` says that the answer to a new input was not what the session itself says to it.
@@ -151,16 +198,19 @@ def cache_probe(
 
     known = {name: np.array(array) for name, array in turns.batches[0].items()}
     times: dict[str, list[float]] = {"known": [], "new": []}
-    stale = False
+    stale, begun = False, perf_counter()
     for probe in range(probes):
+        late = probe + 1 >= SMALLEST_ROUNDS and perf_counter() - begun > PROBE_SECONDS
         for kind in ("new", "known") if probe % 2 else ("known", "new"):
             batch = never_seen(known, seed + probe) if kind == "new" else known
             lane.replace(0, batch)
             lane.stage(0)
             start, end, *_ = lane.query()
             times[kind].append(float(max(end - start, 1)))
-            if kind == "new" and probe == probes - 1:
+            if kind == "new" and (late or probe == probes - 1):
                 stale = _distance(session.run(batch), lane.on_host(lane.outputs())) > tolerance
+        if late:
+            break
     lane.replace(0, known)
     if probes < SMALLEST_ROUNDS:
         return {"known_over_new": None, "upper_bound": None, "stale": stale}

@@ -34,6 +34,9 @@ class Lane(Protocol):
     def replace(self, index: int, batch: Mapping[str, "np.ndarray"]) -> None:
         """Puts other values in place of rotated input `index`."""
 
+    def spare(self) -> "list[np.ndarray]":
+        """What lies in host memory for the rotation alone: a program with one input at a time would not hold it."""
+
 
 class CpuLane:
     """On the CPU a call returns when it is done, so one clock times everything.
@@ -96,6 +99,11 @@ class CpuLane:
         for name, array in batch.items():
             self._bindings[index].inputs[name][...] = array
 
+    def spare(self) -> "list[np.ndarray]":
+        """The caller's arrays, of which copying in needs one at a time, and the buffers of all bindings but one."""
+        buffers = [each for binding in self._bindings[1:] for each in (binding.inputs, binding.outputs)]
+        return [array for each in (*self._batches[int(self._copies) :], *buffers) for array in each.values()]
+
 
 class CudaLane:
     """One CUDA stream. Events time the parts on the device; the host's clock times the query and the enqueueing.
@@ -122,6 +130,7 @@ class CudaLane:
                 }
             else:
                 self._held = [{name: tensor.cuda() for name, tensor in batch.items()} for batch in held]
+        self._batches = turns.batches
         self._index = 0
         self.marks = self.new_marks()
         stream.synchronize()
@@ -203,3 +212,7 @@ class CudaLane:
         for name, array in batch.items():
             self._held[index][name].copy_(self._torch.from_numpy(array))
         self.stream.synchronize()
+
+    def spare(self) -> "list[np.ndarray]":
+        """The arrays that were copied to the device, or into pinned memory."""
+        return [array for batch in self._batches for array in batch.values()]

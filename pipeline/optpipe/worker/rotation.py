@@ -25,6 +25,10 @@ class Rotation:
         """The size of all batches."""
         return sum(int(array.nbytes) for batch in self.batches for array in batch.values())
 
+    def first(self, count: int) -> "Rotation":
+        """The first `count` batches alone."""
+        return Rotation(self.batches[:count], self.rows[:count])
+
 
 def rotation(pool: Mapping[str, "np.ndarray"], batch_size: int, seed: int, known: int = 0) -> Rotation:
     """Draws up to MOST batches from the pool, each in another seeded order; a batch larger than the pool repeats it.

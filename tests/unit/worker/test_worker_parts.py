@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from optpipe.core.measurement import SAMPLE_COLUMNS, Mode, Scenario
 from optpipe.errors import StageError
-from optpipe.worker.checks import Reservoir, outputs_verdict
+from optpipe.stats.ratio import SMALLEST_ROUNDS
+from optpipe.worker import checks
+from optpipe.worker.checks import Reservoir, answers_before, cache_probe, checks_that_fit, outputs_verdict
 from optpipe.worker.plan import Point, SessionPlan, point_from_json, session_from_json
 from optpipe.worker.rotation import FEWEST, MOST, never_seen, rotation
 from optpipe.worker.spool import CHUNK_RECORDS, Spool, frame_from_spool, request_stop, spooled_count
@@ -150,3 +152,85 @@ def test_nan_and_other_shapes_are_wrong(bad):
 
 def test_nothing_checked_is_not_passed():
     assert not judged([])["passed"]
+
+
+class Answering:
+    """A session whose answers have a size, and whose calls take their time on a clock of the test's own."""
+
+    def __init__(self, clock, seconds=0.0, megabytes=0.0):
+        self.clock, self.seconds, self.calls = clock, seconds, 0
+        self.answer = {"y": np.broadcast_to(np.float32(1.0), (1, int(megabytes * (1 << 18)) or 1))}
+
+    def run(self, _):
+        self.calls += 1
+        self.clock[0] += self.seconds
+        return self.answer
+
+    def query(self):
+        self.run(None)
+        end = int(self.clock[0] * 1e9)
+        return end - max(1, int(self.seconds * 1e9)), end, 0, -1, -1, -1
+
+    def replace(self, index, batch):
+        pass
+
+    def stage(self, index):
+        pass
+
+    def outputs(self):
+        return self.answer
+
+    def on_host(self, kept):
+        return kept
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(checks, "perf_counter", lambda: now[0])
+    return now
+
+
+TURNS = rotation({"x": np.arange(64, dtype=np.float32).reshape(64, 1)}, 1, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "megabytes", "answers", "kept"),
+    [(0.01, 0.1, MOST, 16), (20.0, 0.1, FEWEST, 16), (0.01, 1024.0, FEWEST, FEWEST), (0.01, 100.0, 2, 2)],
+)
+def test_a_slow_artifact_or_one_with_huge_answers_is_asked_less_often(clock, seconds, megabytes, answers, kept):
+    session = Answering(clock, seconds, megabytes)
+    assert len(answers_before(session, TURNS)) == session.calls == answers
+    assert checks_that_fit(16, session.answer) == kept
+
+
+def test_a_first_call_that_is_slow_by_itself_costs_no_input(clock):
+    session = Answering(clock)
+    clock[0] = -60.0
+    run = session.run
+    session.run = lambda batch: (clock.__setitem__(0, max(clock[0], 0.0)), run(batch))[1]
+    assert len(answers_before(session, TURNS)) == MOST
+
+
+@pytest.mark.parametrize(("seconds", "rounds"), [(0.001, 12), (5.0, SMALLEST_ROUNDS)])
+def test_the_cache_probe_of_a_slow_artifact_ends_soon_and_still_says_something(clock, seconds, rounds):
+    session = Answering(clock, seconds)
+    found = cache_probe(session, session, TURNS, 12, 0, 1e-3)
+    assert session.calls == 2 * rounds + 1
+    assert found["known_over_new"] == pytest.approx(1.0)
+
+
+def test_large_answers_are_compared_in_parts_as_if_whole(monkeypatch):
+    random = np.random.default_rng(0)
+    first, second = ({"y": random.standard_normal((7, 11)).astype(np.float32)} for _ in range(2))
+    whole = judged_alone(first, second)
+    monkeypatch.setattr(checks, "PART", 5)
+    assert judged_alone(first, second) == pytest.approx(whole)
+
+
+def judged_alone(before, got):
+    return outputs_verdict([(0, got)], [before], {}, ROWS[:1], 10.0, "")["relative_error"]
+
+
+def test_nan_is_called_by_its_name():
+    assert judged([(0, {"y": np.array([[np.nan, 0.0]])})])["why_not"] == "holds NaN or infinity"

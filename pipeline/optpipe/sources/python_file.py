@@ -78,7 +78,7 @@ class PythonFileSource:
                 module = remade(self._made, weights, record, name)
         made = {
             **_contents(module),
-            "files": self._code.files(),
+            "files": self._code.files(weights.path),
             "card": value_sha256(replace(card, data={}).to_dict()),
         }
         names = tuple(each.name for each in card.inputs)

@@ -36,6 +36,9 @@ def source_from_text(model: str, shapes: Mapping[str, tuple[Shape, Shape, Shape]
         return CardSource(_existing(model))
     if Path(model).is_file():
         return OnnxFileSource(Path(model), shapes=shapes)
+    module, _, factory = model.rpartition(".")
+    if factory.isidentifier() and Path(f"{module}.py").is_file():  # as builds and messages name it
+        return PythonFileSource(Path(f"{module}.py"), factory)
     cards = model_cards()
     return CardSource(cards[model]) if model in cards else TorchvisionSource(model, also_known=tuple(cards))
 

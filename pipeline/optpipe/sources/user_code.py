@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -65,6 +66,10 @@ class UserCode:
                     self.modules[name] = sys.modules[name]
             _BROUGHT_IN.clear()
             _BROUGHT_IN.update(self.modules)
+            hiding = {name for name, module in self.modules.items() if _hides_installed(name, module)}
+            for name in self.modules:
+                if name.partition(".")[0] in hiding:  # optpipe may need the installed one
+                    sys.modules.pop(name, None)
             stdout_to_stderr_at_exit()
 
     @contextmanager
@@ -89,7 +94,7 @@ class UserCode:
 
     def _imported(self) -> ModuleType:
         name = self.path.stem
-        if not name.isidentifier() or name in sys.modules or name in sys.stdlib_module_names:
+        if not name.isidentifier() or name in sys.modules or _installed_file(name) is not None:
             name = f"optpipe_model_{name}"
         spec = importlib.util.spec_from_file_location(name, self.path)
         assert spec is not None  # of a name in .py
@@ -105,15 +110,18 @@ class UserCode:
             raise BadInputError(message) from error
         return definitions
 
-    def files(self) -> Mapping[str, str]:
-        """The hashes of the file, its modules and all that it read, outside of what is installed, by path from its folder."""
-        folder = self.path.resolve().parent
+    def files(self, weights: Path | None) -> Mapping[str, str]:
+        """The hashes of the file, its modules and all that it read, outside of what is installed, by path from its folder.
+
+        Not that of the `weights` that were read for it: they count by their content.
+        """
+        folder, given = self.path.resolve().parent, str(weights and weights.absolute())
         origins = (_origin(module) for module in self.modules.values())
         paths = {str(self.path.resolve()), *map(_source, self.read), *(each for each in origins if each is not None)}
         return {
             os.path.relpath(each, folder): file_sha256(Path(each))
             for each in sorted(paths)
-            if not each.startswith(_SYSTEM) and not _installed(each) and Path(each).is_file()
+            if not each.startswith(_SYSTEM) and not _installed(each) and Path(each).is_file() and each != given
         }
 
 
@@ -142,6 +150,8 @@ def told(error: BaseException) -> str:
         return text + "\nits imports are those of a package: name a file outside the package that imports the factory"
     if isinstance(error, FileNotFoundError) and error.filename and not Path(os.fsdecode(error.filename)).is_absolute():
         return text + "\nthat path begins in the working directory; Path(__file__).parent / ... begins beside the file"
+    if type(error).__name__ == "URLError":
+        return text + "\nit downloads something that is out of reach here; have it load that from a file"
     if isinstance(error, SystemExit):
         return text + "\nwhat is only for `python FILE` belongs under `if __name__ == '__main__':`"
     return text
@@ -186,6 +196,17 @@ def _origin(module: Any) -> str | None:
     own = vars(module) if isinstance(module, ModuleType) else {}  # asking a lazy module would load it
     origin = own.get("__file__") or next(iter(own.get("__path__") or ()), None)
     return origin if isinstance(origin, str) and origin.startswith("/") else None
+
+
+def _installed_file(name: str) -> str | None:
+    """The file of the installed package of that name."""
+    found = PathFinder.find_spec(name, [root.rstrip("/") for root in _roots()])
+    return found.origin if found is not None else None
+
+
+def _hides_installed(name: str, module: ModuleType) -> bool:
+    installed = None if "." in name else _installed_file(name)
+    return installed is not None and installed != _origin(module)
 
 
 def _installed(path: str) -> bool:

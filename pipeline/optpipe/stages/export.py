@@ -136,11 +136,16 @@ def reference(model: Model, entry: Entry, images: Path | None, store: Store, lis
 
 
 def _require_repeatable(module: Any, card: ModelCard, inputs: Mapping[str, "np.ndarray"]) -> None:
-    """Raises `GateError` for a source model that answers the same inputs differently: nothing can be held against it."""
+    """Raises `GateError` for a source model that nothing can be held against: its answers are no numbers, or differ each time."""
+    import numpy as np
+
     if module is None:
         return
     first, again = (torch_outputs(module, card, inputs) for _ in range(2))
     for name, value in first.items():
+        if not np.isfinite(value).all():
+            message = f"{card.name} itself answers with what is no number (output '{name}'): look at its weights"
+            raise GateError(message)
         if output_error(name, *same_rows(value, again[name])).relative > TOLERATED_RELATIVE_ERROR[Precision.FP32]:
             message = (
                 f"{card.name} answers the same inputs differently each time (output '{name}'): its forward draws at random\n"

@@ -6,6 +6,7 @@ from optpipe.core.transform import CenterCrop, Resize
 from optpipe.core.weights import weights_from_text
 from optpipe.errors import BadInputError
 from optpipe.sources.python_file import PythonFileSource
+from optpipe.sources.resolve import source_from_text
 from optpipe.stages.preprocess.stage import image_transform
 
 FILE = """
@@ -95,3 +96,14 @@ def test_defaults_that_the_file_sets_hold_for_its_own_code_only(tmp_path):
     first, again = (source.load(weights_from_text("default", 0)) for _ in range(2))
     assert before == (os.getcwd(), torch.is_grad_enabled(), torch.get_default_dtype())  # noqa: PTH109
     assert first.weights == again.weights
+
+
+def test_the_name_that_tables_give_a_model_is_a_model_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(
+        "import torch\nmake = torch.nn.ReLU\nINPUTS = [dict(name='x', min=[1], opt=[1], max=[1])]\n"
+    )
+    typed = source_from_text("net.py:make")
+    name = typed.load(weights_from_text("default", 0)).card.name
+    assert name == "net.make"
+    assert source_from_text(name) == typed

@@ -99,6 +99,30 @@ def test_a_module_of_another_folder_is_not_taken_for_ones_own(
     assert type(first.fresh_module().model).__name__ == "ReLU"
 
 
+def test_a_module_named_like_an_installed_one_is_its_own_only_there(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "polygraphy", raising=False)
+    (folder / "polygraphy.py").write_text("mine = True\n")
+    (folder / "net.py").write_text("import polygraphy\nassert polygraphy.mine\n" + NET)
+    made(folder).loaded()
+    (folder / "net.py").rename(folder / "altair.py")
+    PythonFileSource(folder / "altair.py", "make").load(WeightsRequest())
+    assert "polygraphy" not in sys.modules
+    assert not hasattr(sys.modules.get("altair"), "kept")
+
+
+def test_weights_that_are_given_count_by_their_content(folder: Path) -> None:
+    (folder / "net.py").write_text(NET.replace("    import late_beside", "    return torch.nn.Linear(3, 2)"))
+    recipes = []
+    for name in ("a.pt", "b.pt"):
+        (folder / name).write_bytes((folder / "ckpt.pt").read_bytes())
+        recipes.append(
+            Model(PythonFileSource(folder / "net.py", "make"), WeightsRequest("file", path=folder / name)).recipe()
+        )
+    assert recipes[0] == recipes[1]
+
+
 def test_loaded_once_for_all_that_asks(folder: Path) -> None:
     model = made(folder)
     model.recipe()
@@ -149,6 +173,7 @@ def test_what_it_prints_never_reaches_the_document(folder: Path) -> None:
         ("def make(:", r"SyntaxError: .*\(net.py, line 1\)"),
         ("from . import x", r"ImportError: .*\n.*outside the package"),
         ("def make():\n    open('ckpt.pt')", r"raised FileNotFoundError: .* \(net.py, line 2\)\n.*working directory"),
+        ("import urllib.error as e\ndef make(): raise e.URLError('no')", r"raised URLError: .*\n.*out of reach"),
         ("def make(): exit(3)", r"raised SystemExit: 3"),
     ],
 )

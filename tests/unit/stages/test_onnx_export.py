@@ -65,6 +65,7 @@ def test_forwards_as_people_write_them(tmp_path, forward, more, outputs) -> None
         ("(self, x): self.calls += 1; return x * self.calls", "", BadInputError, "changes its own buffer 'calls'"),
         ("(self, x): return x if x.sum() > 0 else -x", "", StageError, r"\(net.py, line 15\)\n.*torch.where"),
         ("(self, x): return nn.functional.dropout(x)", "", GateError, "answers the same inputs differently"),
+        ("(self, x): return self.linear(x) / 0 * 0", "", GateError, "no number .output"),
     ],
 )
 def test_what_cannot_be_exported_is_said_with_the_way_out(tmp_path, forward, more, error, said) -> None:

@@ -57,26 +57,11 @@ def compared(
     groups = _by_key(measured)
     names = _Names.of([*measured, *(baseline.measured if baseline else ())])
     baselines = _by_key(baseline.measured) if baseline else groups
-    rows, unmatched = [], []
-    chosen: dict[str, list[int]] = {}
-    for group in groups.values():
-        known_of_it = (known or {}).get(group[-1].measurement.subject.artifact, Known())
-        row = _row(group[-1], known_of_it, names)
-        other, said = _counterpart(group, baselines, names, own=baseline is None)
-        if other is not None and not across and (apart := clocks_apart(group[-1], other[-1])):
-            other, said = None, f"{apart}; lock the clocks and measure again, or say --across"
-        if other is None:
-            unmatched.append({"row": row.id, "label": row.label, "reason": said})
-        elif other is not group:
-            row, note = _with_speedup(row, group, other, names)
-            warnings += [note] if note else []
-            if said:
-                chosen.setdefault(said, []).append(row.batch_size)
-        rows.append(row)
+    rows, unmatched, notes = _held_against(groups, baselines, names, known or {}, own=baseline is None, across=across)
     if baseline:
         unmatched += _left_over(baselines, groups, names)
     rows = with_frontier(rows)
-    warnings += [f"{said} (batch {', '.join(map(str, sizes))})" for said, sizes in chosen.items()]
+    warnings += notes
     warnings += _int8_notes(rows, [group[-1].measurement for group in groups.values()], known or {})
     best, why = best_rows(rows, slo)
     return Comparison(
@@ -93,6 +78,33 @@ def compared(
     )
 
 
+def _held_against(
+    groups: "_Groups", baselines: "_Groups", names: "_Names", known: Mapping[str, Known], *, own: bool, across: bool
+) -> tuple[list[Row], list[dict[str, str]], list[str]]:
+    """A row of each group with its speed-up over the baseline; the rows without a counterpart; what has to be said."""
+    rows, unmatched, notes = [], [], []
+    chosen: dict[str, list[int]] = {}
+    for group in groups.values():
+        row = _row(group[-1], known.get(group[-1].measurement.subject.artifact, Known()), names)
+        other, said = _counterpart(group, baselines, names, own=own)
+        if other is not None and not across and (apart := clocks_apart(group[-1], other[-1])):
+            other, said = None, f"{apart}; lock the clocks and measure again, or say --across"
+        if other is None:
+            unmatched.append({"row": row.id, "label": row.label, "reason": said})
+        elif other is not group and (found := _speedup(group, other)) is not None:
+            speedup, change, note = found
+            held_against = f"{_id(other[-1])}: {names.configuration(other[-1])}"
+            row = replace(row, speedup=speedup, change=change, held_against=held_against)
+            notes += [note] if note else []
+            if said:
+                chosen.setdefault(said, []).append(row.batch_size)
+        rows.append(row)
+    notes += [f"{said} (batch {', '.join(map(str, sizes))})" for said, sizes in chosen.items()]
+    return rows, unmatched, notes
+
+
+_Groups = Mapping[tuple[object, ...], list[Measured]]
+"""What was measured under one key, the newest last."""
 _Build = tuple[str | None, str, str, str]
 """Model, backend, precision and device."""
 
@@ -193,7 +205,7 @@ def _row(one: Measured, known: Known, names: _Names) -> Row:
 
 
 def _counterpart(
-    group: list[Measured], baselines: Mapping[tuple[object, ...], list[Measured]], names: _Names, *, own: bool
+    group: list[Measured], baselines: _Groups, names: _Names, *, own: bool
 ) -> tuple[list[Measured] | None, str]:
     """The baseline's measurements of the same load: of the same build where there are, else of the only one it has.
 
@@ -236,11 +248,7 @@ def _quickness(found: Measurement) -> float:
     return -p50.value if p50 else float("-inf")
 
 
-def _left_over(
-    baselines: Mapping[tuple[object, ...], list[Measured]],
-    groups: Mapping[tuple[object, ...], list[Measured]],
-    names: _Names,
-) -> list[dict[str, str]]:
+def _left_over(baselines: _Groups, groups: _Groups, names: _Names) -> list[dict[str, str]]:
     loads = {_load(group) for group in groups.values()}
     alone = [group[-1] for group in baselines.values() if _load(group) not in loads]
     rows = [_row(one, Known(), names) for one in alone]
@@ -248,18 +256,16 @@ def _left_over(
     return [{"row": row.id, "label": f"baseline: {row.label}", "reason": reason} for row in rows]
 
 
-def _with_speedup(
-    row: Row, contender: list[Measured], baseline: list[Measured], names: _Names
-) -> tuple[Row, str | None]:
-    row = replace(row, held_against=f"{_id(baseline[-1])}: {names.configuration(baseline[-1])}")
+def _speedup(contender: list[Measured], baseline: list[Measured]) -> tuple[Interval, str, str] | None:
+    """The ratio of the p50 latencies, what it shows, and what it does not cover; None where either has none."""
     medians = [_medians(group) for group in (contender, baseline)]
     if all(len(each) >= SMALLEST_ROUNDS for each in medians):
         ratio = medians_ratio(medians[0], medians[1])
         speedup = Interval(ratio.value, *ratio.ci)
-        return replace(row, speedup=speedup, change=_change(speedup)), None
+        return speedup, _change(speedup), ""
     new, old = (_p50(group[-1]) for group in (contender, baseline))
     if new is None or old is None or min(new.low or 0, old.low or 0) <= 0:
-        return row, None
+        return None
     assert new.high is not None
     assert old.low is not None
     assert old.high is not None
@@ -270,7 +276,7 @@ def _with_speedup(
         "optpipe bench A B --interleave covers the rest"
     )
     valid = all(group[-1].measurement.verdict is Validity.VALID for group in (contender, baseline))
-    return replace(row, speedup=speedup, change=_change(speedup) if valid else "not judged: INVALID"), note
+    return speedup, _change(speedup) if valid else "not judged: INVALID", note
 
 
 def _medians(group: list[Measured]) -> list[float]:
@@ -307,9 +313,7 @@ def _int8_notes(rows: Sequence[Row], measured: Sequence[Measurement], known: Map
     return found
 
 
-def _baseline_record(
-    baseline: Baseline | None, baselines: Mapping[tuple[object, ...], list[Measured]]
-) -> dict[str, object] | None:
+def _baseline_record(baseline: Baseline | None, baselines: _Groups) -> dict[str, object] | None:
     if baseline:
         return {"name": baseline.name, "kind": baseline.kind}
     fp32 = any(group[-1].measurement.subject.precision == "fp32" for group in baselines.values())

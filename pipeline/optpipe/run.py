@@ -142,7 +142,8 @@ def _bench(plan: WalkPlan, judged: Entry, artifacts: list[Entry], store: Store, 
     if judged.id not in {each.id for each in artifacts}:
         message = f"the judged build ({judged.info['backend']} {judged.info['precision']}) cannot run on this machine"
         raise MissingError(message)
-    return bench_step(artifacts, plan.policy.criteria, plan.pace, store, listener)
+    options = {judged.info["backend"]: plan.policy.options}
+    return bench_step(artifacts, plan.policy.criteria, plan.pace, store, listener, options=options)
 
 
 def _profile(plan: WalkPlan, built: Build, judged: Entry, store: Store, listener: Listener) -> list[Path]:

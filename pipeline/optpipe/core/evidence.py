@@ -1,6 +1,6 @@
 """Everything a build is judged on, as one value, and what it shows for each criterion of a policy."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,6 +59,8 @@ class Evidence:
     preprocessing: Mapping[str, Observation] = field(default_factory=dict)
     """`agreement` as a fraction, `snr` in dB."""
     tensor_core_share: Observation | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    """What all of `measured` ran with, because the policy asks for it."""
     trust: tuple[Judged, ...] = ()
     """What is judged whatever the policy says: weights, outputs, precision, one environment."""
 
@@ -79,6 +81,13 @@ def matching(where: Where, measured: Sequence[Measured]) -> list[Measured]:
     return list(newest.values())
 
 
+def measured_with(options: Mapping[str, str], measured: Iterable[Measured]) -> Iterator[Measured]:
+    """Those of `measured` that ran with `options`, whatever others they had."""
+    for one in measured:
+        if options.items() <= one.measurement.subject.settings.items():
+            yield one
+
+
 def bench_command(evidence: Evidence, where: Where) -> str:
     """The command that measures what `where` asks for."""
     build = evidence.build
@@ -88,6 +97,7 @@ def bench_command(evidence: Evidence, where: Where) -> str:
     parts += [f"--mode {where.mode}"] if where.mode else []
     parts += [f"--streams {where.streams}"] if where.streams else []
     parts += [f"--rate {where.rate_per_s:g}"] if where.rate_per_s else []
+    parts += [f"--option {build.backend}.{name}={value}" for name, value in evidence.options.items()]
     return advised(" ".join(parts))
 
 
@@ -97,6 +107,7 @@ def _measurements(
     found = matching(criterion.where, evidence.measured)
     if not found:
         wanted = criterion.where.slug().lstrip(".").replace(".", ", ") or "this build"
+        wanted += f", with {setting_text(evidence.options, evidence.options)}" if evidence.options else ""
         return Missing(f"not measured: {wanted}", bench_command(evidence, criterion.where))
     return [_of_measurement(one, figure(one.measurement), evidence) for one in found]
 

@@ -16,6 +16,7 @@ from difflib import get_close_matches
 from enum import StrEnum
 from typing import Any
 
+from optpipe.core.measurement import option_text
 from optpipe.core.quantity import Dimension, quantity, quantity_text
 from optpipe.core.where import NARROWING, Where, where_from_table
 from optpipe.errors import BadInputError
@@ -162,6 +163,8 @@ class Policy:
     source: bytes
     model: str | None = None
     build: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Runtime options, as they are typed: only what was measured with them is judged."""
     confidence: float = 0.95
 
     @property
@@ -197,7 +200,7 @@ def _policy(document: Mapping[str, Any], source: bytes) -> Policy:
     if not criteria:
         msg = "no criterion: a policy without one would pass anything; optpipe signoff --init writes a template"
         raise ValueError(msg)
-    build = _names(document.get("build", {}), BUILD_KEYS, "build")
+    build, options = _build(document.get("build", {}))
     if build.get("precision", PRECISIONS[0]) not in PRECISIONS:
         msg = f"build.precision = {build['precision']!r}: one of {', '.join(PRECISIONS)}"
         raise ValueError(msg)
@@ -208,8 +211,23 @@ def _policy(document: Mapping[str, Any], source: bytes) -> Policy:
         source=source,
         model=_text(document, "model"),
         build=build,
+        options=options,
         confidence=_confidence(document),
     )
+
+
+def _build(table: object) -> tuple[dict[str, str], dict[str, str]]:
+    """Which build, and with which options it has to run."""
+    options = table.get("options", {}) if isinstance(table, dict) else {}
+    names = {key: value for key, value in table.items() if key != "options"} if isinstance(table, dict) else table
+    if not isinstance(options, dict):
+        msg = "build.options must be a table: write [build.options] and below it for example threads = 2"
+        raise ValueError(msg)  # noqa: TRY004
+    for key, value in options.items():
+        if not isinstance(value, bool | int | float) and not _is_name(value):
+            msg = f"build.options.{key} = {value!r} must be a number, true, false or a name in quotes"
+            raise ValueError(msg)
+    return _names(names, BUILD_KEYS, "build"), {key: option_text(value) for key, value in options.items()}
 
 
 def _confidence(document: Mapping[str, Any]) -> float:

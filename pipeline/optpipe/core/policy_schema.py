@@ -35,7 +35,8 @@ def policy_schema() -> dict[str, Any]:
             "build": {
                 "type": "object",
                 "additionalProperties": False,
-                "properties": dict.fromkeys(BUILD_KEYS, _NAME) | {"precision": {"enum": list(PRECISIONS)}},
+                "properties": dict.fromkeys(BUILD_KEYS, _NAME)
+                | {"precision": {"enum": list(PRECISIONS)}, "options": _OPTIONS},
             },
             "environment": {
                 "type": "object",
@@ -49,6 +50,11 @@ def policy_schema() -> dict[str, Any]:
 
 
 _NAME: dict[str, Any] = {"type": "string", "pattern": r"\S"}
+_OPTIONS: dict[str, Any] = {
+    "type": "object",
+    "description": "Runtime options: only what was measured with them is judged.",
+    "additionalProperties": {"anyOf": [{"type": ["number", "boolean"]}, _NAME]},
+}
 
 
 def _quantity(dimension: Dimension, doc: str) -> dict[str, Any]:

@@ -88,6 +88,22 @@ def require_askable(wanted: Wanted) -> None:
         )
         raise BadInputError(message)
     require_waivable(wanted.waivers, wanted.policy)
+    _require_options(wanted.policy)
+
+
+def _require_options(policy: Policy) -> None:
+    """Raises BadInputError for an option that the policy's backend has on no device: nothing would ever be measured so."""
+    from optpipe.backends.registry import BACKENDS, runtime_options
+
+    backend = BACKENDS.get(policy.build.get("backend", ""))
+    if backend is None:
+        return
+    known = sorted({name for device in backend.devices() for name in runtime_options(backend.name, device)})
+    if unknown := [name for name in policy.options if name not in known]:
+        message = (
+            f"the policy's [build.options]: {backend.name} has no option {unknown[0]!r}; it has {', '.join(known)}"
+        )
+        raise BadInputError(message)
 
 
 def judged_artifact(wanted: Wanted, store: Store) -> Entry:

@@ -18,7 +18,17 @@ from typing import Any
 
 from optpipe.core.advice import advised
 from optpipe.core.criteria import Judged, judge, overall, waive
-from optpipe.core.evidence import Build, Evidence, Measured, about_measurement, foreign, matching, observe, place_of
+from optpipe.core.evidence import (
+    Build,
+    Evidence,
+    Measured,
+    about_measurement,
+    foreign,
+    matching,
+    measured_with,
+    observe,
+    place_of,
+)
 from optpipe.core.manifest import MANIFEST, Manifest, manifest_from_file
 from optpipe.core.measurement import differing, setting_text
 from optpipe.core.policy import Policy, policy_from_toml
@@ -74,7 +84,7 @@ def judged(folder: Path) -> Signoff:
     policy = policy_from_toml(_bytes(folder / POLICY), str(folder / POLICY))
     runs = runs_in(folder / "runs")
     manifest = manifest_from_file(folder / "artifact" / MANIFEST)
-    evidence = _evidence(folder, runs, manifest, request, policy.confidence)
+    evidence = _evidence(folder, runs, manifest, request, policy)
     found = (*evidence.trust, *(judge(criterion, observe(criterion, evidence)) for criterion in policy.criteria))
     waivers = dict(request["waivers"])
     require_waivable(waivers, policy)
@@ -95,11 +105,11 @@ def require_waivable(waivers: Iterable[str], policy: Policy) -> None:
 
 
 def _evidence(
-    folder: Path, runs: Sequence[Run], manifest: Manifest, request: Mapping[str, Any], confidence: float
+    folder: Path, runs: Sequence[Run], manifest: Manifest, request: Mapping[str, Any], policy: Policy
 ) -> Evidence:
     """Everything in `folder` that was gathered for the build, measurements computed anew from raw samples."""
-    build = build_of(manifest)
-    measured = tuple(measured_in(runs, confidence, build.artifact, judged=True))
+    build, confidence = build_of(manifest), policy.confidence
+    measured = tuple(measured_with(policy.options, measured_in(runs, confidence, build.artifact, judged=True)))
     baseline = runs_in(folder / "baseline" / "runs")
     for run in runs:
         require_unchanged(run, whole=False)
@@ -113,6 +123,7 @@ def _evidence(
         accuracy=accuracy_figures(runs, build, confidence),
         preprocessing=preprocessing_figures(runs, build),
         tensor_core_share=tensor_core_figure(runs, build),
+        options=policy.options,
         trust=tuple(_trust(manifest, checked, measured)),
     )
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from optpipe.core.criteria import Missing
 from optpipe.core.events import Listener
-from optpipe.core.evidence import Evidence, matching, observe
+from optpipe.core.evidence import Evidence, matching, measured_with, observe
 from optpipe.core.policy import SECTIONS, Criterion
 from optpipe.core.runs import Run, list_runs
 from optpipe.core.store import Entry, Store
@@ -51,7 +51,8 @@ def _needed(wanted: Wanted, judged: Entry, runs: Sequence[Run]) -> Iterator[Crit
     build, confidence = build_of(judged.manifest), wanted.policy.confidence
     evidence = Evidence(
         build,
-        measured=tuple(measured_in(runs, confidence, build.artifact)),
+        measured=tuple(measured_with(wanted.policy.options, measured_in(runs, confidence, build.artifact))),
+        options=wanted.policy.options,
         accuracy=accuracy_figures(runs, build, confidence),
         preprocessing=preprocessing_figures(runs, build),
         tensor_core_share=tensor_core_figure(runs, build),
@@ -100,6 +101,8 @@ def _steps(
     return {
         "evaluate": lambda _: evaluate_step(source(), None, store, listener),
         "preprocess": lambda _: preprocess_step(source(), None, store, listener),
-        "bench": lambda criteria: bench_step([judged], criteria, pace, store, listener),
+        "bench": lambda criteria: bench_step(
+            [judged], criteria, pace, store, listener, options={judged.info["backend"]: wanted.policy.options}
+        ),
         "profile": lambda _: profile_step(built, made_of, wanted.policy.criteria, store, listener),
     }

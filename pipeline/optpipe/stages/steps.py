@@ -41,9 +41,18 @@ def preprocess_step(model: Model, images: Path | None, store: Store, listener: L
 
 
 def bench_step(
-    artifacts: Sequence[Entry], criteria: Sequence[Criterion], pace: Pace, store: Store, listener: Listener
+    artifacts: Sequence[Entry],
+    criteria: Sequence[Criterion],
+    pace: Pace,
+    store: Store,
+    listener: Listener,
+    *,
+    options: Mapping[str, Mapping[str, str]] | None = None,
 ) -> list[Path]:
-    """Every load that `criteria` need, on every artifact; returns the runs. One that was interrupted ends what it is part of."""
+    """Every load that `criteria` need, on every artifact, with the `options` of its backend; returns the runs.
+
+    One that was interrupted ends what it is part of.
+    """
     from optpipe.measuring.validity import LIMITS
     from optpipe.stages.bench import bench
     from optpipe.stages.bench_subject import BenchPlan
@@ -52,7 +61,10 @@ def bench_step(
     found = tuple(artifact for each in artifacts for artifact in artifacts_named(each.id, store))
     limits = {**LIMITS, "max_cv": pace.max_cv}
     loads = loads_of(criteria, pace.min_seconds, pace.max_seconds)
-    plans = [BenchPlan(load=load, batches=batches, limits=limits, to_the_end=True) for load, batches in loads]
+    plans = [
+        BenchPlan(load=load, batches=batches, limits=limits, to_the_end=True, options=options or {})
+        for load, batches in loads
+    ]
     runs = []
     for plan in plans:
         result = bench(found, plan, store, listener)

@@ -32,7 +32,16 @@ def test_every_commented_example_in_the_template_is_right_too():
     assert {"regression.p99.b1", "tensor_cores.minimum_share", "environment.packages.onnxruntime-gpu"} <= names
 
 
+def test_options_are_read_as_they_are_typed():
+    text = "schema = 1\n[size]\nmaximum = '1 MiB'\n[build]\nbackend = 'onnxruntime'\n[build.options]\n"
+    found = parsed(text + "threads = 2\nspinning = false\ncudnn_search = 'HEURISTIC'")
+    assert found.options == {"threads": "2", "spinning": "false", "cudnn_search": "HEURISTIC"}
+    assert found.build == {"backend": "onnxruntime"}
+
+
 BAD = {
+    "schema = 1\n[size]\nmaximum = '1 MiB'\n[build]\noptions = 2": "write [build.options]",
+    "schema = 1\n[size]\nmaximum = '1 MiB'\n[build.options]\nthreads = [2]": "build.options.threads = [2] must be a number, true",
     "": "no schema version",
     "schema = 2": "schema version 2",
     "schema = 1": "no criterion",

@@ -144,6 +144,22 @@ def test_the_newest_of_several_settings_is_judged_and_named(workspace, tmp_path)
     assert not any(one.startswith("it does not run with") for one in signoff.expires_if), "as it was built"
 
 
+def test_a_policy_may_say_with_which_options_the_build_is_judged(workspace, tmp_path):
+    entry, policy = workspace.artifact("fp16"), LATENCY % "50" + "[build.options]\nthreads = 2\n"
+    workspace.bench(entry, mean_ms=10.0, options={"threads": 1, "spinning": True})
+    signoff, _ = dossier(workspace, policy, tmp_path)
+    missing = next(one for one in signoff.criteria if one.name == "latency.p99.b1")
+    assert (missing.verdict, missing.reason) == (Verdict.INCONCLUSIVE, "not measured: b1, with threads=2")
+    assert missing.remedy == (
+        "optpipe bench digits --backend onnxruntime --precision fp16 --batch 1 --option onnxruntime.threads=2"
+    )
+    workspace.bench(entry, mean_ms=10.0, options={"threads": 2, "spinning": True})
+    workspace.bench(entry, mean_ms=90.0, options={"threads": 4, "spinning": True})
+    signoff, folder = dossier(workspace, policy, tmp_path, "two")
+    assert signoff.verdict is Verdict.PASS, [one.reason for one in signoff.criteria]
+    assert checked_dossier(folder).problems == ()
+
+
 def test_a_regression_names_the_options_of_the_baseline(workspace, tmp_path):
     entry = workspace.artifact("fp16")
     policy = "schema = 1\n[[regression]]\np50 = '5 %'\nbatch_size = 1\n"
@@ -183,6 +199,11 @@ def test_the_build_to_judge_must_be_clear(workspace, tmp_path):
     [
         (LATENCY.replace("[[", "model='resnet50'\n[[", 1), {}, "the policy is for 'resnet50'"),
         (LATENCY, {"latency": "x"}, "no criterion 'latency' to waive; this policy has trust"),
+        (
+            LATENCY + "[build]\nbackend = 'onnxruntime'\noptions = {thread = 2}",
+            {},
+            "onnxruntime has no option 'thread'; it has",
+        ),
     ],
 )
 def test_what_could_never_be_signed_off_is_refused_before_anything_is_built(policy, waivers, said):

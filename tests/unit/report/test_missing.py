@@ -56,6 +56,15 @@ def test_what_was_measured_is_not_measured_again(workspace):
     assert set(found) == {"bench", "evaluate", "profile"}
 
 
+def test_what_was_measured_with_other_options_than_the_policy_asks_for_is_missing(workspace, monkeypatch):
+    monkeypatch.setitem(globals(), "POLICY", POLICY + "[build.options]\nthreads = 2\n")
+    entry = workspace.artifact("fp16")
+    workspace.bench(entry, options={"threads": 1})
+    assert "latency.p99.b1" in kinds(workspace)["bench"]
+    workspace.bench(entry, options={"threads": 2})
+    assert "latency.p99.b1" not in kinds(workspace)["bench"]
+
+
 def test_measurements_of_another_build_are_no_evidence(workspace):
     workspace.artifact("fp16")
     workspace.bench(workspace.artifact("fp32"))

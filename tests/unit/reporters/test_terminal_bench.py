@@ -40,6 +40,33 @@ def test_what_is_shared_stands_above_and_figures_have_units_and_intervals():
     assert "J/image" not in text
 
 
+def of(model, artifact, *reasons):
+    one = row(1, 0.5, *reasons)
+    return {**one, "model": model, "artifact": artifact}
+
+
+def test_rows_of_several_models_or_builds_are_told_apart():
+    two = table_of({"measurements": [of("digits", "a1"), of("resnet18", "b1", DRIFT)]})
+    assert "digits onnxruntime fp16" in two
+    assert "    resnet18 onnxruntime fp16 batch 1: it became slower" in two
+    assert not two.startswith("digits:")
+    builds = table_of({"measurements": [of("digits", "a1"), of("digits", "a2")]})
+    assert builds.startswith("digits: cuda:0")
+    assert "a1 onnxruntime fp16" in builds
+    assert "a2 onnxruntime fp16" in builds
+
+
+@pytest.mark.parametrize(("width", "gone"), [(60, "CV"), (160, None)])
+def test_a_narrow_terminal_loses_columns_and_no_part_of_a_figure_or_verdict(width, gone):
+    text = text_of(
+        bench_table({"run_dir": "r", "measurements": [row(1, 0.5), row(64, 4.0, DRIFT)]}, "given"), width=width
+    )
+    assert "…" not in text
+    assert "INVALID" in text
+    assert "0.5 ±2.0%" in text
+    assert ("too narrow for memory, CV" in text) == (gone is not None)
+
+
 def test_reasons_and_remedies_follow_and_failures_are_rows():
     text = table_of({"measurements": [row(1, 0.5, DRIFT), row(512, 1e12, MEMORY)]})
     assert "INVALID  drift" in text

@@ -54,6 +54,27 @@ def test_a_factory_in_a_file(run: Run, tmp_path: Path) -> None:
     assert len(ran.document["artifacts"]) == 4
 
 
+def test_a_factory_that_is_trained_again_is_built_again(run: Run, tmp_path: Path) -> None:
+    import torch
+
+    (tmp_path / "net.py").write_text(
+        "import torch\nfrom pathlib import Path\nprint('imported')\n"
+        'INPUTS = [{"name": "x", "dtype": "float32", "min": [1, 8], "opt": [4, 8], "max": [16, 8]}]\n'
+        "def make():\n    print('called')\n    net = torch.nn.Linear(8, 4)\n"
+        "    net.load_state_dict(torch.load(Path(__file__).parent / 'net.pt'))\n    return net\n"
+    )
+    ids = []
+    for value in (1.0, 1.0, 2.0):
+        torch.save({"weight": torch.full((4, 8), value), "bias": torch.zeros(4)}, tmp_path / "net.pt")
+        ran = run("build", "net.py:make", "--precision", "fp32", "--backend", "onnxruntime", "--json")
+        assert ran.status == 0, ran.stderr
+        assert ran.document["weights"]["source"] == "default:net.py:make"  # and nothing but the document on stdout
+        ids.append(ran.document["model_id"])
+    assert ids[0] == ids[1] != ids[2]
+    wrong = run("build", "net.py:make", "--weights", "random", "--precision", "fp32", "--backend", "onnxruntime")
+    assert (wrong.status, "depends on the seed" in wrong.stderr) == (2, True)
+
+
 def test_published_weights_that_cannot_be_had(run: Run) -> None:
     """Without a network the build goes on with random weights and says so; with one it has real weights."""
     ran = run("build", "squeezenet1_1", "--precision", "fp32", "--backend", "onnxruntime", "--json")

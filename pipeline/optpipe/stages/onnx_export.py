@@ -149,6 +149,11 @@ def described(card: ModelCard, path: Path) -> ModelCard:
     if (stated := [each.name for each in card.outputs]) and stated != (found := [each.name for each in outputs]):
         message = f"{card.name}: its description names the outputs {', '.join(stated)}; it has {len(found)}: {', '.join(found)}"
         raise BadInputError(message)
+    batch = taken[card.inputs[0].name].type.tensor_type.shape.dim[0].dim_param
+    if wrong := next((e for e in outputs if not e.shape or (batch in e.shape[1:] and e.shape[0] != batch)), None):
+        shape = "x".join(map(str, wrong.shape)) or "a single value"
+        message = f"{card.name}: the batch is not the first dimension of output '{wrong.name}' ({shape}): transpose it, or leave it out"
+        raise BadInputError(message)
     classes = outputs[0].shape[-1]
     if card.labels and card.task is Task.CLASSIFICATION and isinstance(classes, int) and classes != len(card.labels):
         message = f"{card.name}: its description has {len(card.labels)} labels, and its first output {classes} classes"

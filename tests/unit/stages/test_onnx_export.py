@@ -60,6 +60,8 @@ def test_forwards_as_people_write_them(tmp_path, forward, more, outputs) -> None
         ("(self, x): return None", "", BadInputError, "forward returns no tensor"),
         ("(self, x): raise ValueError('own')", "", BadInputError, r"ValueError: own \(net.py, line 15\)"),
         ("(self, x): return self.table(x)", "", BadInputError, r"promises \(x float32 4x8\): RuntimeError"),
+        ("(self, x): return x.mean()", "", BadInputError, r"not the first dimension of output '.*' \(a single value\)"),
+        ("(self, x): return x, x.T", "", BadInputError, r"not the first dimension of output '.*' \(8xbatch\)"),
         ("(self, x): return x.reshape(4, 8) * 2", "", BadInputError, "takes only 4 in dimension 0.*--batch 4"),
         ("(self, x, ids): return x * 2", TWO, BadInputError, "does not use its input 'ids'"),
         ("(self, x): self.calls += 1; return x * self.calls", "", BadInputError, "changes its own buffer 'calls'"),

@@ -60,9 +60,12 @@ class Bench:
 def bench(artifacts: Sequence[StoredArtifact], plan: BenchPlan, store: Store, listener: Listener) -> Bench:
     """Measures every artifact in turn and writes the run; one that fails is a row and does not stop the others.
 
-    Raises BadInputError for a batch outside a profile before anything is measured, and what the only artifact failed with.
+    Raises BadInputError for a batch outside a profile or an option that an artifact's backend does not have, before anything
+    is measured, and what the only artifact failed with.
     """
     sizes = {each.entry.id: checked_batches(each, plan.batches) for each in artifacts}
+    for each in artifacts:
+        options_in_force(each.entry.info, plan.options.get(each.entry.info["backend"], {}))
     run = begin_run(store.workspace, "bench")
     with recoverable(run, listener):
         return _finished(artifacts, sizes, _Running(run, plan, store, listener))

@@ -105,7 +105,6 @@ class PythonFileSource:
 
     def _made(self) -> Any:
         """What the factory returns, sharing no tensor with what it returned before. To be called in `_code.running`."""
-
         factory = self._factory()
         try:
             module = factory()

@@ -49,6 +49,7 @@ class UserCode:
         for name, module in list(_BROUGHT_IN.items()):
             if self.modules.get(name) is not module and sys.modules.get(name) is module:
                 del sys.modules[name]
+        displaced = {name: sys.modules[name] for name in self.modules if name in sys.modules}
         sys.modules.update(self.modules)
         before, path, argv, folder = set(sys.modules), list(sys.path), sys.argv, Path.cwd()
         sys.path.insert(0, str(self.path.resolve().parent))
@@ -64,12 +65,11 @@ class UserCode:
             for name in set(sys.modules) - before:
                 if (origin := _origin(sys.modules[name])) is not None and not _installed(origin):
                     self.modules[name] = sys.modules[name]
+            for name in [each for each in self.modules if _hides_installed(each)]:  # optpipe may need the installed one
+                sys.modules.pop(name, None)
+                sys.modules.update({name: displaced[name]} if name in displaced else {})
             _BROUGHT_IN.clear()
             _BROUGHT_IN.update(self.modules)
-            hiding = {name for name, module in self.modules.items() if _hides_installed(name, module)}
-            for name in self.modules:
-                if name.partition(".")[0] in hiding:  # optpipe may need the installed one
-                    sys.modules.pop(name, None)
             stdout_to_stderr_at_exit()
 
     @contextmanager
@@ -94,7 +94,7 @@ class UserCode:
 
     def _imported(self) -> ModuleType:
         name = self.path.stem
-        if not name.isidentifier() or name in sys.modules or _installed_file(name) is not None:
+        if not name.isidentifier() or name in sys.modules or _hides_installed(name):
             name = f"optpipe_model_{name}"
         spec = importlib.util.spec_from_file_location(name, self.path)
         assert spec is not None  # of a name in .py
@@ -175,12 +175,12 @@ def _listen() -> None:
 
 
 def _note(event: str, arguments: tuple[Any, ...]) -> None:
-    if (
-        event == "open" and _READING and sys._getframe(1).f_code is not tokenize.open.__code__
-    ):  # source lines of a stack
-        path, _, flags = arguments
-        if isinstance(path, str | bytes) and flags & os.O_ACCMODE == os.O_RDONLY:
-            _READING[-1].add(os.path.abspath(os.fsdecode(path)))  # noqa: PTH100 - Path.absolute() keeps its dots
+    if event != "open" or not _READING or sys._getframe(1).f_code is tokenize.open.__code__:  # source lines of a stack
+        return
+    path, _, flags = arguments
+    if isinstance(path, str | bytes) and flags & os.O_ACCMODE == os.O_RDONLY:
+        for found in _READING[-1:]:  # perhaps no more: it may be another thread that opens
+            found.add(os.path.abspath(os.fsdecode(path)))  # noqa: PTH100 - Path.absolute() keeps its dots
 
 
 def _source(path: str) -> str:
@@ -198,25 +198,22 @@ def _origin(module: Any) -> str | None:
     return origin if isinstance(origin, str) and origin.startswith("/") else None
 
 
-def _installed_file(name: str) -> str | None:
-    """The file of the installed package of that name."""
-    found = PathFinder.find_spec(name, [root.rstrip("/") for root in _roots()])
-    return found.origin if found is not None else None
-
-
-def _hides_installed(name: str, module: ModuleType) -> bool:
-    installed = None if "." in name else _installed_file(name)
-    return installed is not None and installed != _origin(module)
+@cache
+def _hides_installed(name: str) -> bool:
+    """Whether a user's module of that name has one of an installed package behind it."""
+    package = name.partition(".")[0]
+    found = PathFinder.find_spec(package, [folder.rstrip("/") for folder in _packages()])
+    return package in sys.stdlib_module_names or (found is not None and found.origin is not None)
 
 
 def _installed(path: str) -> bool:
     """Whether it lies in the standard library, among installed packages, or in optpipe."""
-    return path.startswith(_roots())
+    return path.startswith((*_packages(), f"{Path(optpipe.__file__).parent}/"))
 
 
 @cache
-def _roots() -> tuple[str, ...]:
+def _packages() -> tuple[str, ...]:
     own = sysconfig.get_paths()
     folders = [own[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
-    folders += [*site.getsitepackages(), site.getusersitepackages(), str(Path(optpipe.__file__).parent)]
+    folders += [*site.getsitepackages(), site.getusersitepackages()]
     return tuple(f"{folder}/" for each in folders for folder in {each, os.path.realpath(each)})

@@ -105,10 +105,15 @@ def test_a_module_named_like_an_installed_one_is_its_own_only_there(
     monkeypatch.delitem(sys.modules, "polygraphy", raising=False)
     (folder / "polygraphy.py").write_text("mine = True\n")
     (folder / "net.py").write_text("import polygraphy\nassert polygraphy.mine\n" + NET)
-    made(folder).loaded()
-    (folder / "net.py").rename(folder / "altair.py")
-    PythonFileSource(folder / "altair.py", "make").load(WeightsRequest())
+    model = made(folder)
+    model.loaded()
     assert "polygraphy" not in sys.modules
+    import polygraphy
+
+    model.fresh_module()
+    assert sys.modules["polygraphy"] is polygraphy
+    (folder / "altair.py").write_text(NET)
+    PythonFileSource(folder / "altair.py", "make").load(WeightsRequest())
     assert not hasattr(sys.modules.get("altair"), "kept")
 
 

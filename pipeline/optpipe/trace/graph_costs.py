@@ -12,8 +12,9 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from optpipe.trace.layer_cost import LayerCost
 from optpipe.trace.peaks import Peaks
-from optpipe.trace.roofline import Graph, LayerCost
+from optpipe.trace.roofline import Graph
 
 _TYPE_BYTES = {
     "fp32": 4,

@@ -10,12 +10,12 @@ Performance Model" (CACM 2009). Three figures for the whole model, each at the p
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from optpipe.trace.layer_cost import LayerCost
 from optpipe.trace.peaks import Peaks
-from optpipe.trace.tensor_cores import ineligible_reason
 
 LIMITED_SHARE = 0.7
 """Over 70 % of a peak, a layer is limited by it."""
@@ -28,43 +28,6 @@ class Quadrant(StrEnum):
     MEMORY_LIMITED = "memory-limited"
     MATH_BOUND_BELOW_PEAK = "math-bound, below its peak"
     MEMORY_BOUND_BELOW_PEAK = "memory-bound, below its peak"
-
-
-@dataclass(frozen=True, slots=True)
-class LayerCost:
-    """What a layer computes and moves at one batch size."""
-
-    name: str
-    op: str
-    type: str
-    macs: int
-    bytes: int
-    channels: tuple[int, int] | None = None
-    """Input and output channels of a matrix layer, for the alignment that Tensor Cores need."""
-    fused_bytes: int | None = None
-    """What is left of `bytes` where elementwise operators are fused, with those of the operators that join this layer:
-    0 for one that joins another layer. None: nothing is fused."""
-
-    @property
-    def joins(self) -> bool:
-        """Whether it needs no kernel of its own where elementwise operators are fused."""
-        return self.fused_bytes == 0 and not self.macs
-
-    def math_ns(self, peaks: Peaks) -> float:
-        """The time the arithmetic takes at the peak of the layer's type."""
-        return 2 * self.macs / peaks.flops(self.type) * 1e9
-
-    def memory_ns(self, peaks: Peaks) -> float:
-        """The time the layer's bytes take at the peak of the memory."""
-        return self.bytes / peaks.bytes_per_s * 1e9
-
-    def bound_ns(self, peaks: Peaks) -> float:
-        """The larger of the two, for the layer as a node on its own."""
-        return max(self.math_ns(peaks), self.memory_ns(peaks))
-
-    def fused(self) -> "LayerCost":
-        """The layer with the elementwise operators that join it."""
-        return self if self.fused_bytes is None else replace(self, bytes=self.fused_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,5 +216,5 @@ def _layer_roof(cost: LayerCost, peaks: Peaks, measured_ns: float | None) -> Lay
 
 def ineligible_layers(costs: Sequence[LayerCost]) -> dict[str, str]:
     """Matrix layers that Tensor Cores cannot take as they are, and why."""
-    reasons = {cost.name: ineligible_reason(cost) for cost in costs if cost.macs}
+    reasons = {cost.name: cost.ineligible for cost in costs if cost.macs}
     return {name: reason for name, reason in reasons.items() if reason}

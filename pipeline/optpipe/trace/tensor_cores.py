@@ -9,23 +9,20 @@ tell that something is matrix work, and the alignment is not known: `basis` says
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 
 from optpipe.trace.analysis import Analysis
 from optpipe.trace.kernels import short_name
+from optpipe.trace.layer_cost import ALIGNMENT, LayerCost
 from optpipe.trace.layers import layer_kernels, layer_table
 from optpipe.trace.peaks import Peaks
-
-if TYPE_CHECKING:
-    from optpipe.trace.roofline import LayerCost
 
 _UNKNOWN_GAIN = 2.0
 """Speed-up assumed for a missed layer on a device whose peaks are unknown: a small one, so as not to promise."""
 _NAMED_SHARE = 0.5
 """Ranges that cover less of the kernel time (a stray range of a library) are no list of layers."""
-ALIGNMENT = {"fp16": 8, "bf16": 8, "tf32": 4, "int8": 16, "fp8": 16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +104,7 @@ class TensorCores:
 
 
 def tensor_cores(
-    measured: Analysis, peaks: Peaks | None = None, costs: "Mapping[str, LayerCost] | None" = None
+    measured: Analysis, peaks: Peaks | None = None, costs: Mapping[str, LayerCost] | None = None
 ) -> TensorCores:
     """Counts by layer where ranges name layers, else by kernel; `costs` are those layers as the graph knows them."""
     by_layer = layer_kernels(measured)
@@ -134,16 +131,6 @@ def tensor_cores(
     )  # fmt: skip
 
 
-def ineligible_reason(cost: "LayerCost") -> str | None:
-    """Why Tensor Cores cannot take a matrix layer as it is: its type, or channels that are not aligned."""
-    multiple = ALIGNMENT.get(cost.type)
-    if multiple is None:
-        return f"{cost.type} has no Tensor Cores: fp16, or tf32, would"
-    if cost.channels and any(channels % multiple for channels in cost.channels):
-        return f"channels {cost.channels[0]} and {cost.channels[1]} are not multiples of {multiple}"
-    return None
-
-
 def _by_saving(layers: Iterator[LayerUse]) -> tuple[LayerUse, ...]:
     return tuple(sorted(layers, key=lambda each: (-each.could_save_ns, each.name)))
 
@@ -162,11 +149,11 @@ def _kernels_as_layers(kernels: pl.DataFrame) -> pl.DataFrame:
 
 
 def _use(
-    row: Mapping[str, Any], kernel_ns: int, peaks: Peaks | None, cost: "LayerCost | None", iterations: int
+    row: Mapping[str, Any], kernel_ns: int, peaks: Peaks | None, cost: LayerCost | None, iterations: int
 ) -> LayerUse:
     is_matrix = bool(cost.macs) if cost else row["matrix_ns"] > 0
     used = bool(row["tensor_core_ns"]) or (None if row["unknown"] else False)
-    reason = ineligible_reason(cost) if cost and is_matrix and not used else None
+    reason = cost.ineligible if cost and is_matrix and not used else None
     eligible = is_matrix and reason is None
     without = is_matrix and used is False
     kernel, time_ns = str(row["main_kernel"]), int(row["kernel_ns"])
@@ -185,7 +172,7 @@ def _use(
     )
 
 
-def _saving_ns(row: Mapping[str, Any], peaks: Peaks | None, cost: "LayerCost | None", iterations: int) -> int:
+def _saving_ns(row: Mapping[str, Any], peaks: Peaks | None, cost: LayerCost | None, iterations: int) -> int:
     if cost is not None and peaks is not None:
         kind = cost.type if cost.type in ALIGNMENT else "tf32" if "tf32" in peaks.flops_per_s else "fp16"
         reachable_ns = max(2 * cost.macs / peaks.flops(kind) * 1e9, cost.memory_ns(peaks))

@@ -12,10 +12,11 @@ from optpipe.reporters.terminal_profile import diff_text, profile_text
 from optpipe.trace.analysis import analysis_from_trace
 from optpipe.trace.diff import Side, diff
 from optpipe.trace.kernels import short_name
+from optpipe.trace.layer_cost import LayerCost
 from optpipe.trace.peaks import Peaks
 from optpipe.trace.read import trace_from_sqlite
 from optpipe.trace.report import document_from_profile, profile_from_trace
-from optpipe.trace.roofline import Graph, LayerCost
+from optpipe.trace.roofline import Graph
 
 BUILDERS = [value for value in vars(phenomena).values() if callable(value) and value.__module__ == phenomena.__name__]
 

@@ -8,9 +8,10 @@ from tests.golden.nsys_export import Recording
 
 from optpipe.trace.bottleneck import Limit
 from optpipe.trace.frames import Trace
+from optpipe.trace.layer_cost import LayerCost
 from optpipe.trace.peaks import Peaks
 from optpipe.trace.report import profile_from_trace
-from optpipe.trace.roofline import Graph, LayerCost
+from optpipe.trace.roofline import Graph
 
 PEAKS = Peaks("a device", "measured", {"fp32": 1e12}, 1e9)
 RELU = LayerCost("relu", "Relu", "fp32", macs=0, bytes=20_000, fused_bytes=0)

@@ -12,10 +12,11 @@ from optpipe.trace.analysis import analysis_from_trace, measured_part
 from optpipe.trace.bottleneck import Limit
 from optpipe.trace.diff import Side, diff
 from optpipe.trace.frames import Trace
+from optpipe.trace.layer_cost import LayerCost
 from optpipe.trace.layers import layered_part
 from optpipe.trace.peaks import Peaks
 from optpipe.trace.report import Profile, document_from_profile, profile_from_trace
-from optpipe.trace.roofline import Graph, LayerCost
+from optpipe.trace.roofline import Graph
 from optpipe.trace.timeline import Cause
 
 US = 1_000

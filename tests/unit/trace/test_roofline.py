@@ -9,11 +9,11 @@ from onnx import TensorProto, helper
 
 from optpipe.core.tensors import InputSpec
 from optpipe.trace.graph_costs import graph_from_onnx
+from optpipe.trace.layer_cost import LayerCost
 from optpipe.trace.ort_nodes import layer_times
 from optpipe.trace.peaks import Peaks, sheet_peaks
 from optpipe.trace.roofline import (
     Graph,
-    LayerCost,
     Quadrant,
     graph_from_document,
     ineligible_layers,

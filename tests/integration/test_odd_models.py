@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tests.integration.conftest import optpipe
 
@@ -65,3 +66,72 @@ def test_two_files_of_one_name_are_not_taken_for_each_other(tmp_path):
     assert changed.status == 2
     assert "another content" in changed.stderr
     assert f"optpipe build {first}" in changed.stderr
+
+
+X, Y = {"x": ("FLOAT", ["N", 8])}, {"y": ("FLOAT", ["N", 4])}
+THROUGH = ("MatMul", ["x", "w"], ["z"], {})
+REFUSED = {
+    "one value for a batch": (
+        [THROUGH, ("ReduceMean", ["z"], ["y"], {"keepdims": 0})],
+        {"y": ("FLOAT", [])},
+        "output 'y' (a single value)",
+    ),
+    "a size that depends on the data": (
+        [THROUGH, ("Greater", ["z", "zero"], ["g"], {}), ("NonZero", ["g"], ["y"], {})],
+        {"y": ("INT64", [2, "K"])},
+        "output 'y' is (",
+    ),
+    "no numbers": (
+        [THROUGH, ("Sub", ["z", "z"], ["n"], {}), ("Div", ["n", "n"], ["y"], {})],
+        Y,
+        "answers with what is no number (output 'y')",
+    ),
+    "infinite": ([THROUGH, ("Exp", ["z"], ["e"], {}), ("Div", ["e", "zero"], ["y"], {})], Y, "no number (output 'y')"),
+    "drawn at random": (
+        [THROUGH, ("RandomNormalLike", ["z"], ["r"], {}), ("Add", ["z", "r"], ["y"], {})],
+        Y,
+        "answers the same inputs differently each time (output 'y')",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_compared_input_by_input_is_said_of_the_model(tmp_path, case):
+    nodes, outputs, words = REFUSED[case]
+    path = saved(tmp_path / "net.onnx", nodes, X, outputs, w=weights(), zero=np.zeros((), np.float32))
+    ran = built(path, tmp_path / "work")
+    assert ran.status in (1, 2)
+    assert words in ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert "Warning" not in ran.stderr
+
+
+MEASURED = {
+    "several inputs": (
+        [("Add", ["x", "b"], ["s"], {}), ("MatMul", ["s", "w"], ["y"], {})],
+        {**X, "b": ("FLOAT", ["N", 8])},
+        Y,
+    ),
+    "bytes in": ([("Cast", ["x"], ["f"], {"to": 1}), ("MatMul", ["f", "w"], ["y"], {})], {"x": ("UINT8", ["N", 8])}, Y),
+    "identifiers in": (
+        [("Gather", ["w", "x"], ["e"], {}), ("ReduceMax", ["e"], ["y"], {"axes": [1], "keepdims": 0})],
+        {"x": ("INT64", ["N", 5])},
+        Y,
+    ),
+    "classes out": (
+        [THROUGH, ("ArgMax", ["z"], ["y"], {"axis": 1, "keepdims": 0})],
+        X,
+        {"y": ("INT64", ["N"])},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MEASURED)
+def test_inputs_and_outputs_that_are_no_images_and_no_logits_are_measured_and_checked(tmp_path, case):
+    nodes, inputs, outputs = MEASURED[case]
+    path = saved(tmp_path / "net.onnx", nodes, inputs, outputs, w=weights())
+    assert built(path, tmp_path / "work", "--batch", "1:2:4").status == 0
+    found = optpipe("bench", path, "--batch", "4", *QUICK, workspace=tmp_path / "work").document["measurements"][0]
+    assert found["output_check"]["passed"]
+    assert "source model" in found["output_check"]["reference"]
+    assert found["inputs"]["kind"] == "synthetic"

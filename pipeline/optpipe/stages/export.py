@@ -1,7 +1,7 @@
 """From a source model to a checked ONNX file, with proof that the two compute the same."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ from optpipe.core.environment import package_version
 from optpipe.core.events import Listener
 from optpipe.core.precision import Precision
 from optpipe.core.store import Entry, Store, entry_id
-from optpipe.errors import GateError
+from optpipe.errors import BadInputError, GateError
 from optpipe.inputs.samples import Samples, row_batches, sample_inputs, samples_for
 from optpipe.inputs.tokens import SENTENCES
 from optpipe.stages.model import Model, with_available_weights
@@ -99,6 +99,15 @@ def _write_card(path: Path, card: ModelCard) -> None:
     path.write_text(json.dumps(card.to_dict(), indent=2) + "\n", encoding="utf-8")
 
 
+TORCH_WAY_OUT = (
+    "its forward draws at random\n"
+    "leave that out in evaluation mode, as torch.nn.Dropout and functional.dropout(..., training=self.training) do"
+)
+ONNX_WAY_OUT = (
+    "its graph draws at random\nexport it in evaluation mode, or take RandomNormal, Dropout and their like out"
+)
+
+
 def reference(model: Model, entry: Entry, images: Path | None, store: Store, listener: Listener) -> tuple[Entry, bool]:
     """The store entry `reference`: the source model's outputs on real inputs, and the exported graph held against them.
 
@@ -119,7 +128,11 @@ def reference(model: Model, entry: Entry, images: Path | None, store: Store, lis
             outputs = onnx_outputs if loaded.module is None else torch_outputs(loaded.module, card, inputs)
             errors = [] if loaded.module is None else _parity(card, outputs, onnx_outputs)
         except GateError:
-            _require_repeatable(loaded.module, card, inputs)
+            size, module = card.inputs[0].opt[0], loaded.module
+            if module is None:
+                _require_repeatable(_graph_answers(entry.file(ONNX), card, inputs, size, size), card, ONNX_WAY_OUT)
+            else:
+                _require_repeatable([torch_outputs(module, card, inputs) for _ in range(2)], card, TORCH_WAY_OUT)
             raise
         tensors = {f"input:{name}": value for name, value in inputs.items()}
         tensors |= {f"output:{name}": value for name, value in outputs.items()}
@@ -135,22 +148,17 @@ def reference(model: Model, entry: Entry, images: Path | None, store: Store, lis
     return store.produce("reference", recipe, make, parents=(entry.id,), listener=listener)
 
 
-def _require_repeatable(module: Any, card: ModelCard, inputs: Mapping[str, "np.ndarray"]) -> None:
+def _require_repeatable(answers: Sequence[Mapping[str, "np.ndarray"]], card: ModelCard, way_out: str) -> None:
     """Raises `GateError` for a source model that nothing can be held against: its answers are no numbers, or differ each time."""
     import numpy as np
 
-    if module is None:
-        return
-    first, again = (torch_outputs(module, card, inputs) for _ in range(2))
+    first, again = answers
     for name, value in first.items():
         if not np.isfinite(value).all():
             message = f"{card.name} itself answers with what is no number (output '{name}'): look at its weights"
             raise GateError(message)
         if output_error(name, *same_rows(value, again[name])).relative > TOLERATED_RELATIVE_ERROR[Precision.FP32]:
-            message = (
-                f"{card.name} answers the same inputs differently each time (output '{name}'): its forward draws at random\n"
-                "leave that out in evaluation mode, as torch.nn.Dropout and functional.dropout(..., training=self.training) do"
-            )
+            message = f"{card.name} answers the same inputs differently each time (output '{name}'): {way_out}"
             raise GateError(message)
 
 
@@ -161,7 +169,6 @@ def _samples_record(samples: Samples) -> dict[str, Any]:
 
 def torch_outputs(module: Any, card: ModelCard, inputs: Mapping[str, "np.ndarray"]) -> dict[str, "np.ndarray"]:
     """The source model's outputs by name, in FP32 on the CPU, in batches that the profile allows."""
-    import numpy as np
     import torch
 
     parts: list[tuple[np.ndarray, ...]] = []
@@ -173,28 +180,52 @@ def torch_outputs(module: Any, card: ModelCard, inputs: Mapping[str, "np.ndarray
                 tuple(tensor.float().numpy() if tensor.is_floating_point() else tensor.numpy() for tensor in flat)
             )
     names = [each.name for each in card.outputs]
-    return {name: np.concatenate([part[index] for part in parts]) for index, name in enumerate(names)}
+    return {name: joined(name, [part[index] for part in parts]) for index, name in enumerate(names)}
+
+
+def joined(name: str, parts: Sequence["np.ndarray"]) -> "np.ndarray":
+    """One output's answers to all batches; raises `BadInputError` where they have no axes or not the same ones."""
+    import numpy as np
+
+    shapes = list(dict.fromkeys(part.shape[1:] for part in parts))
+    if len(shapes) > 1 or not all(part.ndim for part in parts):
+        seen = (
+            "one value for a whole batch"
+            if len(shapes) == 1
+            else f"{shapes[0]} for one batch and {shapes[1]} for another"
+        )
+        message = (
+            f"output '{name}' is {seen}, and answers are compared input by input: pad it in the model, or leave it out"
+        )
+        raise BadInputError(message)
+    return np.concatenate(parts)
 
 
 def _onnx_outputs(path: Path, card: ModelCard, inputs: Mapping[str, "np.ndarray"]) -> dict[str, "np.ndarray"]:
-    import numpy as np
+    sizes = {
+        size
+        for size in (1, 3, len(next(iter(inputs.values()))))
+        if card.inputs[0].min[0] <= size <= card.inputs[0].max[0]
+    }
+    wanted = sorted(sizes) or [card.inputs[0].opt[0]]
+    found = _graph_answers(path, card, inputs, *wanted)
+    for size, outputs in zip(wanted, found, strict=True):
+        _same_for_every_batch_size(size, outputs, found[-1])
+    return found[-1]
 
+
+def _graph_answers(
+    path: Path, card: ModelCard, inputs: Mapping[str, "np.ndarray"], *sizes: int
+) -> list[dict[str, "np.ndarray"]]:
+    """What the graph answers in batches of each size, one after the other in one session."""
     from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
 
+    found = []
     with OnnxRuntimeSession(path, "cpu", {}) as session:
-        sizes = {
-            size
-            for size in (1, 3, len(next(iter(inputs.values()))))
-            if card.inputs[0].min[0] <= size <= card.inputs[0].max[0]
-        }
-        found: dict[int, dict[str, np.ndarray]] = {}
-        for size in sorted(sizes) or [card.inputs[0].opt[0]]:
+        for size in sizes:
             runs = [session.run(batch) for batch in row_batches(card, inputs, size)]
-            found[size] = {each.name: np.concatenate([run[each.name] for run in runs]) for each in session.outputs}
-    largest = found[max(found)]
-    for size, outputs in found.items():
-        _same_for_every_batch_size(size, outputs, largest)
-    return largest
+            found.append({each.name: joined(each.name, [run[each.name] for run in runs]) for each in session.outputs})
+    return found
 
 
 def _same_for_every_batch_size(

@@ -56,17 +56,18 @@ def row_errors(reference: "np.ndarray", got: "np.ndarray") -> "dict[str, np.ndar
 
     count = len(reference) if reference.ndim else 1
     expected, found = (each.astype(np.float64).reshape(count, -1 if each.size else 0) for each in (reference, got))
-    difference = np.abs(found - expected)
-    return {
-        "values": np.full(count, expected.shape[1]),
-        "finite": (np.isfinite(found) & np.isfinite(expected)).all(axis=1),
-        "reference_square": (expected**2).sum(axis=1),
-        "output_square": (found**2).sum(axis=1),
-        "difference_square": (difference**2).sum(axis=1),
-        "product": (expected * found).sum(axis=1),
-        "difference_sum": difference.sum(axis=1),
-        "difference_max": difference.max(axis=1, initial=0.0),
-    }
+    with np.errstate(invalid="ignore", over="ignore"):  # `finite` says it
+        difference = np.abs(found - expected)
+        return {
+            "values": np.full(count, expected.shape[1]),
+            "finite": (np.isfinite(found) & np.isfinite(expected)).all(axis=1),
+            "reference_square": (expected**2).sum(axis=1),
+            "output_square": (found**2).sum(axis=1),
+            "difference_square": (difference**2).sum(axis=1),
+            "product": (expected * found).sum(axis=1),
+            "difference_sum": difference.sum(axis=1),
+            "difference_max": difference.max(axis=1, initial=0.0),
+        }
 
 
 def pooled_error(name: str, rows: "Mapping[str, np.ndarray]") -> OutputError:

@@ -125,7 +125,7 @@ def test_tables_that_do_not_fit(run: Run, folder: Path, tmp_path: Path) -> None:
 def test_activations_that_are_not_finite_are_named(folder: Path, tmp_path: Path) -> None:
     """`log` of a channel that is zero somewhere: -inf on real pictures."""
     rng = np.random.default_rng(0)
-    weight = rng.standard_normal((32, 16, 3, 3)).astype(np.float32)
+    weight = rng.standard_normal((10, 16, 3, 3)).astype(np.float32)
     first = rng.standard_normal((16, 3, 3, 3)).astype(np.float32)
     nodes = [
         helper.make_node("Conv", ["image", "w0"], ["c0"], name="first", pads=[1, 1, 1, 1]),
@@ -133,7 +133,7 @@ def test_activations_that_are_not_finite_are_named(folder: Path, tmp_path: Path)
         helper.make_node("Log", ["r0"], ["log"], name="log"),
         helper.make_node("Conv", ["log", "w1"], ["c1"], name="second"),
         helper.make_node("GlobalAveragePool", ["c1"], ["p"], name="pool"),
-        helper.make_node("Flatten", ["p"], ["scores"], name="flat"),
+        helper.make_node("Flatten", ["p"], ["logits"], name="flat"),
     ]
     value = helper.make_tensor_value_info
     card = (shipped("models") / "digits.toml").read_text()
@@ -141,7 +141,7 @@ def test_activations_that_are_not_finite_are_named(folder: Path, tmp_path: Path)
     body = "\n".join(lines).replace("../calibration", str(shipped("calibration").resolve()))
     shape = ["n", 3, 32, 32] if "32" in card else ["n", 3, 28, 28]
     graph = helper.make_graph(
-        nodes, "g", [value("image", 1, shape)], [value("scores", 1, ["n", 32])],
+        nodes, "g", [value("image", 1, shape)], [value("logits", 1, ["n", 10])],
         [numpy_helper.from_array(first, "w0"), numpy_helper.from_array(weight, "w1")],
     )  # fmt: skip
     onnx.save(

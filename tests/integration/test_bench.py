@@ -379,6 +379,9 @@ def test_a_killed_run_is_recovered_from_its_samples(workspace):
     process = long_bench(workspace)
     process.kill()
     process.communicate()
+    assert list((workspace / "tmp").glob("bench-*"))
+    freed = optpipe("gc", "--json", workspace=workspace).document["scratch_bytes"]
+    assert freed > 1_000_000, "its inputs and their answers"
     cut = next(path for path in (workspace / "runs").iterdir() if path not in known)
     assert cut.name not in {run.run_id for run in list_runs(workspace)}
     ran = bench(workspace, "--recover", str(cut), "--json")

@@ -106,6 +106,19 @@ def test_what_cannot_be_compared_input_by_input_is_said_of_the_model(tmp_path, c
     assert "Warning" not in ran.stderr
 
 
+def test_a_batch_that_the_file_itself_does_not_take_is_no_question_of_building(tmp_path):
+    path = saved(
+        tmp_path / "net.onnx", [("MatMul", ["x", "w"], ["y"], {})], {"x": ("FLOAT", [4, 8])}, {"y": ("FLOAT", [4, 4])},
+        w=weights(),
+    )  # fmt: skip
+    assert built(path, tmp_path / "work").status == 0
+    ran = optpipe("bench", path, "--batch", "2", *QUICK, workspace=tmp_path / "work")
+    assert ran.status == 2
+    assert "the ONNX file itself takes only 4: leave --batch out" in ran.stderr
+    measured = optpipe("bench", path, *QUICK, workspace=tmp_path / "work").document["measurements"]
+    assert [each["batch_size"] for each in measured] == [4]
+
+
 MEASURED = {
     "several inputs": (
         [("Add", ["x", "b"], ["s"], {}), ("MatMul", ["s", "w"], ["y"], {})],

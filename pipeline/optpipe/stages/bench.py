@@ -1,6 +1,5 @@
 """Measures stored artifacts: batch sizes, scenarios, options, limits; writes one run folder."""
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -76,10 +75,10 @@ def _finished(artifacts: Sequence[StoredArtifact], sizes: Mapping[str, Sequence[
     run, plan, store = bench_run.run, bench_run.plan, bench_run.store
     limits: list[dict[str, Any]] = []
     tunings: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory(prefix="optpipe-bench-") as scratch:
+    with store.scratch("bench") as scratch:
         try:
             for artifact in artifacts:
-                one = _Subject(artifact, bench_run, Path(scratch) / artifact.entry.id)
+                one = _Subject(artifact, bench_run, scratch / artifact.entry.id)
                 one.measure_all(sizes[artifact.entry.id], limits, tunings)
                 if bench_run.interrupted:
                     break

@@ -1,6 +1,5 @@
 """Compares two stored artifacts in interleaved fresh processes."""
 
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -56,12 +55,12 @@ def bench_pair(
     run = begin_run(store.workspace, "bench")
     done: list[Measurement] = []
     comparison = None
-    with recoverable(run, listener), tempfile.TemporaryDirectory(prefix="optpipe-bench-") as scratch:
+    with recoverable(run, listener), store.scratch("bench") as scratch:
         total = 2 * rounds
         with listener.step(f"{baseline.label} against {contender.label}, {total} processes", total=total) as step:
             try:
                 sides = [
-                    _side(artifact, plan, load, store, Path(scratch) / name, run.path, step, done)
+                    _side(artifact, plan, load, store, scratch / name, run.path, step, done)
                     for name, artifact in (("a", baseline), ("b", contender))
                 ]
                 comparison = interleaved(sides[0], sides[1], rounds, metric)

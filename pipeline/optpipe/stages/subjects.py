@@ -12,7 +12,7 @@ from optpipe.core.hashing import file_sha256
 from optpipe.core.store import Entry, Store
 from optpipe.errors import BadInputError, MissingError
 from optpipe.sources.card_file import CardSource
-from optpipe.stages.export import CARD
+from optpipe.stages.export import CARD, ONNX
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,9 +183,19 @@ def checked_batches(artifact: StoredArtifact, sizes: Sequence[int] | None) -> tu
     if outside:
         info, wider = artifact.entry.info, f"{min(low, *outside)}:{high}:{max(high, *outside)}"
         build = f"{typed(artifact.card)} --precision {info['precision']} --backend {info['backend']} --batch {wider}"
-        message = (
-            f"batch {outside[0]} is outside the profile {low}…{high} of {artifact.label}\n"
-            f"`{advised(f'build {build}')}` builds one that holds it"
-        )
+        way_out = f"`{advised(f'build {build}')}` builds one that holds it"
+        if low == high and _is_fixed(artifact):
+            way_out = f"the ONNX file itself takes only {low}: leave --batch out, or build a file whose first dimension is open"
+        message = f"batch {outside[0]} is outside the profile {low}…{high} of {artifact.label}\n{way_out}"
         raise BadInputError(message)
     return tuple(sizes)
+
+
+def _is_fixed(artifact: StoredArtifact) -> bool:
+    """Whether it was built from an ONNX file with a number for the batch, which no other build can change."""
+    import onnx
+
+    if artifact.entry.info["weights"]["source"] != "embedded":
+        return False
+    graph = onnx.load(artifact.model.file(ONNX), load_external_data=False).graph
+    return any(each.type.tensor_type.shape.dim[0].dim_value > 0 for each in graph.input)

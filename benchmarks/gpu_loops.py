@@ -54,7 +54,7 @@ def same_session(entry, store, batch, options, scratch):
     from optpipe.stages.bench_subject import BenchPlan, prepared
     from optpipe.stages.subjects import artifacts_named
     from optpipe.worker.__main__ import Worker
-    from optpipe.worker.rotation import rotation
+    from optpipe.worker.rotation import pool_from_files, rotation
     from optpipe.worker.spool import frame_from_spool
 
     load = Load(batch, min_seconds=0.4, max_seconds=3, percentile=50.0, warm_up_seconds=0.1, max_warm_up_seconds=1.0)
@@ -64,7 +64,7 @@ def same_session(entry, store, batch, options, scratch):
     rounds = []
     with ExitStack() as stack:
         worker = Worker(plan, stack)
-        inputs = rotation(worker.pool, batch, plan.seed).batches[0]
+        inputs = rotation(pool_from_files(plan.inputs), batch, plan.seed).batches[0]
         with torch.cuda.stream(worker.streams[0]):
             binding = worker.sessions[0].bind(inputs)
         warmed_loop(binding.launch, worker.streams[0], 0.1)

@@ -48,7 +48,7 @@ def compare(
     from optpipe.stages.best import sorted_for
     from optpipe.stages.overview import overview
 
-    wanted, limit = goal_from_text(goal), slo_from_text(slo) if slo else None
+    wanted, limit = goal_from_text(goal), slo_from_text(slo) if slo is not None else None
     with Terminal() as terminal:
         with terminal.step("compare"):
             found = overview(

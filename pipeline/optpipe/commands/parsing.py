@@ -40,7 +40,7 @@ def model_from_options(model: str, weights: str, seed: int, batch: str | None, s
     return Model(
         source_from_text(model, shapes),
         weights_from_text(weights, seed),
-        batch_range_from_text(batch) if batch else None,
+        batch_range_from_text(batch) if batch is not None else None,
         shapes,
     )
 

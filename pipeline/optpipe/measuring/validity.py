@@ -88,7 +88,7 @@ def _too_few(evidence: Evidence) -> list[Reason]:
     return _bad(
         "too-few-samples",
         f"{count:,} samples where the wanted percentile needs {evidence.wanted_samples:,}",
-        "give it more time with --max-time, or ask for a lower --percentile",
+        "give it more time with --max-time, or ask for a lower percentile (--percentile, --slo)",
         samples=count,
         needed=evidence.wanted_samples,
     )

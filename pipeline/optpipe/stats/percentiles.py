@@ -84,6 +84,8 @@ def summary_from_ns(
     withheld: dict[str, str] = {}
     for percent in sorted(percents):
         answer = _percentile(values, ordered, percent, confidence)
+        if withheld and not isinstance(answer, str):  # its few slow samples hide that they depend on each other
+            answer = f"{next(iter(withheld))}, which is below it, cannot be shown"
         if isinstance(answer, str):
             withheld[percentile_name(percent)] = answer
         else:
@@ -101,10 +103,14 @@ def summary_from_ns(
 
 
 def supported(durations: "np.ndarray", percent: float, confidence: float = CONFIDENCE) -> bool:
-    """Whether durations, in the order in which they were measured, are enough and independent enough for this percentile."""
+    """Whether durations, in the order in which they were measured, are enough and independent enough for this percentile.
+
+    And for those below it that are usual, without which it would be withheld.
+    """
     import numpy as np
 
-    return not isinstance(_percentile(durations, np.sort(durations), percent, confidence), str)
+    ordered, wanted = np.sort(durations), (percent, *(each for each in PERCENTS if each < percent))
+    return all(not isinstance(_percentile(durations, ordered, each, confidence), str) for each in wanted)
 
 
 def _percentile(values: "np.ndarray", ordered: "np.ndarray", percent: float, confidence: float) -> Percentile | str:

@@ -9,6 +9,7 @@ from optpipe.stats.percentiles import (
     order_statistic,
     samples_needed,
     summary_from_ns,
+    supported,
 )
 
 durations = st.lists(st.integers(1, 10**10), min_size=1, max_size=400).map(np.array)
@@ -78,3 +79,15 @@ def test_correlated_samples_are_worth_fewer():
 def test_nothing_measured_is_no_summary():
     with pytest.raises(ValueError, match="no samples"):
         summary_from_ns(np.array([]))
+
+
+def test_nothing_above_a_percentile_that_cannot_be_shown():
+    """One burst of slow samples, which p99 shows to be one event, and a few lone ones far above it."""
+    slow = np.full(8_000, 1e6)
+    slow[3_000:3_120] = 2e6 + np.arange(120)
+    slow[500::1_000] = 9e6
+    summary = summary_from_ns(slow, (50.0, 99.0, 99.9))
+    assert [each.percent for each in summary.percentiles] == [50.0]
+    assert "too closely" in summary.withheld["p99"]
+    assert summary.withheld["p99.9"] == "p99, which is below it, cannot be shown"
+    assert not supported(slow, 99.9)

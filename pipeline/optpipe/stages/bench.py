@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from optpipe.backends.registry import options_in_force
 from optpipe.core.environment import cores
 from optpipe.core.events import Listener
 from optpipe.core.interrupts import taken
@@ -64,7 +63,7 @@ def bench(artifacts: Sequence[StoredArtifact], plan: BenchPlan, store: Store, li
     """
     sizes = {each.entry.id: checked_batches(each, plan.batches) for each in artifacts}
     for each in artifacts:
-        options_in_force(each.entry.info, plan.options.get(each.entry.info["backend"], {}))
+        each.options_in_force(plan.options)
     run = begin_run(store.workspace, "bench")
     with recoverable(run, listener):
         return _finished(artifacts, sizes, _Running(run, plan, store, listener))
@@ -124,9 +123,8 @@ class _Subject:
 
     def __init__(self, artifact: StoredArtifact, running: _Running, scratch: Path) -> None:
         self.artifact, self.running, self.scratch = artifact, running, scratch
-        info = artifact.entry.info
-        self.given = dict(running.plan.options.get(info["backend"], {}))
-        self.defaults = options_in_force(info, self.given)
+        self.given = artifact.given(running.plan.options)
+        self.defaults = artifact.options_in_force(running.plan.options)
         if not running.plan.tune:  # which tries numbers of threads
             warn_of_threads(artifact, self.defaults, running.plan.affinity, running.listener)
         self.plan_base, self.frame = prepared(artifact, running.plan, running.store, scratch, running.run.path)

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from optpipe.backends.registry import options_in_force
 from optpipe.core.events import Listener, Step
 from optpipe.core.interrupts import taken
 from optpipe.core.manifest import command_line
@@ -51,7 +50,7 @@ def bench_pair(
     percent = float(metric[1:]) if metric.startswith("p") else 0.0
     load = replace(plan.load, batch_size=size, percentile=max(plan.load.percentile, percent))
     for each in (baseline, contender):
-        warn_of_threads(each, _options(each, plan), plan.affinity, listener)
+        warn_of_threads(each, each.options_in_force(plan.options), plan.affinity, listener)
     run = begin_run(store.workspace, "bench")
     done: list[Measurement] = []
     comparison = None
@@ -98,11 +97,6 @@ def pair_record(result: PairBench, warnings: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _options(artifact: StoredArtifact, plan: BenchPlan) -> dict[str, Any]:
-    info = artifact.entry.info
-    return options_in_force(info, plan.options.get(info["backend"], {}))
-
-
 def _side(
     artifact: StoredArtifact,
     plan: BenchPlan,
@@ -114,7 +108,7 @@ def _side(
     done: list[Measurement],
 ) -> Callable[[str], Measurement]:
     session, frame = prepared(artifact, plan, store, scratch, directory)
-    options = _options(artifact, plan)
+    options = artifact.options_in_force(plan.options)
     session = replace(session, arguments={**session.arguments, "options": options})
 
     def measured(name: str) -> Measurement:

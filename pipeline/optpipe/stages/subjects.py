@@ -1,11 +1,13 @@
 """Which stored artifacts a command means by `resnet50`, an id, or a file, and what is known about their inputs."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from optpipe.backends.base import Device
+from optpipe.backends.registry import options_in_force
 from optpipe.core.advice import advised
 from optpipe.core.card import ModelCard, card_from_file, name_from_factory
 from optpipe.core.hashing import file_sha256
@@ -29,6 +31,14 @@ class StoredArtifact:
         """`onnxruntime fp16 (cuda)`."""
         info = self.entry.info
         return f"{info['backend']} {info['precision']} ({info['device']})"
+
+    def given(self, options: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        """Of `options`, by backend as they were typed, those for its own."""
+        return dict(options.get(self.entry.info["backend"], {}))
+
+    def options_in_force(self, options: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        """Its runtime options with those that are given; raises BadInputError for one that its backend does not have."""
+        return options_in_force(self.entry.info, self.given(options))
 
     @property
     def batch_range(self) -> tuple[int, int]:

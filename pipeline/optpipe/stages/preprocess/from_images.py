@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from optpipe.backends.registry import options_in_force
 from optpipe.core.advice import advised
 from optpipe.core.environment import cores
 from optpipe.core.events import Listener
@@ -64,7 +63,7 @@ def bench_from_images(
         msg = f"--min-time {seconds:g}: give a number above 0, at most {MOST_SECONDS:g}"
         raise BadInputError(msg)
     for each in artifacts:
-        options_in_force(each.entry.info, options.get(each.entry.info["backend"], {}))  # refuses what is no option
+        each.options_in_force(options)  # refuses what is no option
     found = readable_images(images, LIMIT, threads=cores())
     if found.unreadable:
         listener.warn(
@@ -83,7 +82,7 @@ def bench_from_images(
                     transform,
                     found.paths,
                     plan,
-                    options.get(each.entry.info["backend"], {}),
+                    each.given(options),
                     seconds,
                     store,
                 )

@@ -11,14 +11,14 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+from optpipe.artifacts.lookup import artifacts_named
 from optpipe.backends.registry import options_in_force
-from optpipe.core.store import Store
+from optpipe.bench.session_plan import BenchPlan, prepared, subject_of
 from optpipe.measuring.interleave import interleaved
 from optpipe.measuring.measure import Load, measure
 from optpipe.measuring.process import WorkerProcess
-from optpipe.stages.bench_subject import BenchPlan, prepared, subject_of
-from optpipe.stages.subjects import artifacts_named
 from optpipe.stats.paired import share_interval
+from optpipe.workspace.store import Store
 
 
 def comparison(artifact, store, rounds, slower, seconds):

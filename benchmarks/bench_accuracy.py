@@ -17,14 +17,14 @@ from statistics import median
 
 import numpy as np
 
+from optpipe.artifacts.lookup import artifacts_named
 from optpipe.backends.registry import options_in_force
+from optpipe.bench.session_plan import BenchPlan, prepared, subject_of
 from optpipe.core.measurement import Subject
-from optpipe.core.store import Store
 from optpipe.measuring.measure import Frame, Load, measure
 from optpipe.measuring.process import WorkerProcess
-from optpipe.stages.bench_subject import BenchPlan, prepared, subject_of
-from optpipe.stages.subjects import artifacts_named
 from optpipe.worker.plan import SessionPlan
+from optpipe.workspace.store import Store
 
 BARE = """
 import sys, time, numpy as np, onnxruntime as ort

@@ -64,12 +64,13 @@ def prepare(folder: Path, count: int) -> None:
     """The exported model, and `count` photographs through its own transform."""
     from optpipe.core.card import card_from_file
     from optpipe.core.events import Silent
-    from optpipe.core.store import Store
     from optpipe.core.weights import weights_from_text
+    from optpipe.export.exported import exported_model
+    from optpipe.export.model import Model
     from optpipe.inputs.images import batches
     from optpipe.sources.resolve import source_from_text
-    from optpipe.stages.export import CARD, ONNX, exported_model
-    from optpipe.stages.model import Model
+    from optpipe.workspace.file_names import CARD, ONNX
+    from optpipe.workspace.store import Store
 
     model = Model(source_from_text("resnet50", {}), weights_from_text("random", 0))
     entry, _ = exported_model(model, Store(folder / "workspace"), Silent())
@@ -120,9 +121,9 @@ def _forward(folder: Path, count: int) -> None:
 def _ours(folder: Path, count: int, methods: tuple[str, ...]) -> None:
     import onnx
 
-    from optpipe.calibrators.collect import Collector, collected
-    from optpipe.calibrators.methods import needs_histogram, ranges
-    from optpipe.calibrators.placement import placement
+    from optpipe.quantize.collect import Collector, collected
+    from optpipe.quantize.methods import needs_histogram, ranges
+    from optpipe.quantize.placement import placement
 
     model = folder / "model.onnx"
     tensors = placement(onnx.load(model), "tensorrt").tensors
@@ -138,8 +139,8 @@ def interleaved(folder: Path, count: int) -> None:
     import onnx
     import onnxruntime as ort
 
-    from optpipe.calibrators.collect import Collector
-    from optpipe.calibrators.placement import placement
+    from optpipe.quantize.collect import Collector
+    from optpipe.quantize.placement import placement
 
     model = folder / "model.onnx"
     tensors = placement(onnx.load(model), "tensorrt").tensors

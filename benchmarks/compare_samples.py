@@ -13,9 +13,16 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from optpipe.core.measurement import SAMPLE_COLUMNS, Measurement, Mode, Scenario, Subject, Validity
+from optpipe.core.measurement import (
+    SAMPLE_COLUMNS,
+    Measurement,
+    Mode,
+    Scenario,
+    Subject,
+    Validity,
+)
 from optpipe.core.measurement_json import document_of
-from optpipe.core.runs import begin_run, finish_run
+from optpipe.workspace.runs import begin_run, finish_run
 
 MEASUREMENTS = 50
 

@@ -13,11 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from optpipe.core.transform import CenterCrop, Decode, Normalize, Pack, Rescale, Resize, Transform
+from optpipe.core.transform import (
+    CenterCrop,
+    Decode,
+    Normalize,
+    Pack,
+    Rescale,
+    Resize,
+    Transform,
+)
 from optpipe.inputs.images import decoded
 from optpipe.inputs.reference import applied
-from optpipe.stages.preprocess.dali_pipeline import INPUT, DaliPlan, steps_pipeline
-from optpipe.stages.preprocess.throughput import (
+from optpipe.preprocess.dali.pipeline import INPUT, DaliPlan, steps_pipeline
+from optpipe.preprocess.throughput.throughput import (
     Job,
     Throughput,
     dali_job,

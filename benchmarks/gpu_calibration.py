@@ -14,13 +14,13 @@ import numpy as np
 import onnx
 from photographs import main as make_photographs
 
-from optpipe.calibrators.collect import Collector, batch_size, bytes_per_sample
-from optpipe.calibrators.methods import METHODS, ranges
-from optpipe.calibrators.placement import placement
 from optpipe.core.card import card_from_file
-from optpipe.core.store import Store
 from optpipe.inputs.images import batches
-from optpipe.stages.export import CARD, ONNX
+from optpipe.quantize.collect import Collector, batch_size, bytes_per_sample
+from optpipe.quantize.methods import METHODS, ranges
+from optpipe.quantize.placement import placement
+from optpipe.workspace.file_names import CARD, ONNX
+from optpipe.workspace.store import Store
 
 
 def main(out: Path, count: int = 256) -> None:

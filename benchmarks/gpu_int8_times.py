@@ -16,11 +16,11 @@ import numpy as np
 
 from optpipe.backends.registry import BACKENDS
 from optpipe.core.card import card_from_file
-from optpipe.core.shipped import shipped
-from optpipe.core.store import Store
 from optpipe.errors import OptpipeError
 from optpipe.inputs.images import batches, find_images
-from optpipe.stages.export import CARD
+from optpipe.workspace.file_names import CARD
+from optpipe.workspace.shipped import shipped
+from optpipe.workspace.store import Store
 
 BATCHES = (1, 64, 256)
 ROUNDS, WARM_UP, TIMED = 5, 5, 20

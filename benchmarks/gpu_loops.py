@@ -50,9 +50,9 @@ def same_session(entry, store, batch, options, scratch):
     """(optpipe ms, bare loop ms) per round, medians of the compute part, in alternation on one session."""
     import torch
 
+    from optpipe.artifacts.lookup import artifacts_named
+    from optpipe.bench.session_plan import BenchPlan, prepared
     from optpipe.measuring.measure import Load, point_of
-    from optpipe.stages.bench_subject import BenchPlan, prepared
-    from optpipe.stages.subjects import artifacts_named
     from optpipe.worker.__main__ import Worker
     from optpipe.worker.rotation import pool_from_files, rotation
     from optpipe.worker.spool import frame_from_spool
@@ -156,7 +156,7 @@ def torch_loop(call, batch, dtype, stream, graph):
 
 def one_artifact(workspace, entry_id, batches, options):
     """Prints one JSON line per batch size."""
-    from optpipe.core.store import Store
+    from optpipe.workspace.store import Store
 
     store = Store(Path(workspace))
     entry = store.find(entry_id)
@@ -206,7 +206,7 @@ def in_process(*arguments, seconds):
 
 
 def main() -> None:
-    from optpipe.core.store import Store
+    from optpipe.workspace.store import Store
 
     workspace, target = Path(sys.argv[1]), Path(sys.argv[2])
     precisions, batches = sys.argv[3].split(","), [int(text) for text in sys.argv[4:]] or [1, 64, 256]

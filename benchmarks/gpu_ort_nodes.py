@@ -24,8 +24,8 @@ from pathlib import Path
 import numpy as np, torch
 from optpipe.backends.onnxruntime import CUDA_OPTIONS
 from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
-from optpipe.core.store import Store
-from optpipe.trace.annotate import CAPTURE_RANGE, ITERATION_RANGE, LAYERS_RANGE, marked
+from optpipe.workspace.store import Store
+from optpipe.trace.recording.annotate import CAPTURE_RANGE, ITERATION_RANGE, LAYERS_RANGE, marked
 workspace, artifact, batch, target = sys.argv[1:]
 entry = Store(Path(workspace)).find(artifact)
 target = Path(target)
@@ -90,7 +90,7 @@ def shrunk(source: Path, target: Path) -> None:
 
 def kept_export(source: Path, target: Path) -> None:
     """The export without anything but the tables of events, the strings that they use, and the GPU."""
-    from optpipe.trace.redaction import redacted_export
+    from optpipe.trace.recording.redaction import redacted_export
 
     redacted_export(source, target)
     shrunk(target, target.with_name(target.name + ".gz"))

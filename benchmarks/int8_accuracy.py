@@ -9,17 +9,24 @@ from pathlib import Path
 
 import onnx
 
-from optpipe.calibrators.methods import METHODS
 from optpipe.core.card import card_from_file
 from optpipe.core.events import Silent
-from optpipe.core.store import Store
 from optpipe.core.weights import weights_from_text
+from optpipe.export.exported import exported_model
+from optpipe.export.model import Model
 from optpipe.inputs.image_set import image_set
+from optpipe.quantize.calibrate import (
+    TARGETS,
+    calibrated,
+    calibration_data,
+    quantized_graph,
+    tables_of,
+)
+from optpipe.quantize.methods import METHODS
+from optpipe.quantize.sensitivity import judge
 from optpipe.sources.resolve import source_from_text
-from optpipe.stages.calibrate import TARGETS, calibrated, calibration_data, quantized_graph, tables_of
-from optpipe.stages.export import CARD, ONNX, exported_model
-from optpipe.stages.model import Model
-from optpipe.stages.sensitivity import judge
+from optpipe.workspace.file_names import CARD, ONNX
+from optpipe.workspace.store import Store
 
 
 def main(name: str = "digits") -> None:

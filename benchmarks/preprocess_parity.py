@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from optpipe.core.transform import Transform
+from optpipe.preprocess.dali.pipeline import DaliPlan
+from optpipe.preprocess.parity.parity import OddFile, odd_parity
+from optpipe.preprocess.parity.pixels import Pixels, compared, measure_alone
 from optpipe.sources.transform import transform_from_processor, transform_from_timm, transform_from_torchvision
-from optpipe.stages.preprocess.dali_pipeline import DaliPlan
-from optpipe.stages.preprocess.parity import OddFile, odd_parity
-from optpipe.stages.preprocess.pixels import Pixels, compared, measure_alone
 
 SAMPLES = Path(__file__).resolve().parent.parent / "calibration" / "samples"
 HEAD = "| preset | resize | decoder | decode | resized | final | levels off | adds most | odd files alike |"

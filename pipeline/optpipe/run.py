@@ -14,17 +14,29 @@ from time import monotonic
 from typing import Any
 
 from optpipe import __version__
+from optpipe.build.build import Build, BuildPlan, build
 from optpipe.core.events import Listener
 from optpipe.core.hashing import value_sha256
-from optpipe.core.policy import Policy
-from optpipe.core.runs import MANIFEST, write_json
-from optpipe.core.store import Entry, Store
-from optpipe.errors import BadInputError, ExitStatus, GateError, MissingError, StageError
-from optpipe.release import Signed, signed_off
-from optpipe.stages.build import Build, BuildPlan, build
-from optpipe.stages.collect import Wanted, judged_artifact
-from optpipe.stages.model import Model
-from optpipe.stages.steps import Pace, bench_step, evaluate_step, preprocess_step, profile_step
+from optpipe.errors import (
+    BadInputError,
+    ExitStatus,
+    GateError,
+    MissingError,
+    StageError,
+)
+from optpipe.export.model import Model
+from optpipe.signoff.collect import Wanted, judged_artifact
+from optpipe.signoff.policy import Policy
+from optpipe.signoff.release import Signed, signed_off
+from optpipe.signoff.steps import (
+    Pace,
+    bench_step,
+    evaluate_step,
+    preprocess_step,
+    profile_step,
+)
+from optpipe.workspace.runs import MANIFEST, write_json
+from optpipe.workspace.store import Entry, Store
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from optpipe.core.environment import gpus
+from optpipe.workspace.environment import gpus
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not gpus(), reason="no NVIDIA GPU or no driver on this machine")]
 

@@ -4,13 +4,21 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from optpipe.core.environment import gpus
 from optpipe.core.events import Silent
-from optpipe.core.transform import CenterCrop, Decode, Normalize, Pack, Rescale, Resize, Transform
+from optpipe.core.transform import (
+    CenterCrop,
+    Decode,
+    Normalize,
+    Pack,
+    Rescale,
+    Resize,
+    Transform,
+)
 from optpipe.inputs.images import preprocessed
 from optpipe.inputs.synthetic import synthetic_picture
-from optpipe.stages.preprocess.dali_pipeline import DaliPlan, reading_pipeline
-from optpipe.stages.preprocess.parity import odd_parity, parity
+from optpipe.preprocess.dali.pipeline import DaliPlan, reading_pipeline
+from optpipe.preprocess.parity.parity import odd_parity, parity
+from optpipe.workspace.environment import gpus
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not gpus(), reason="needs an NVIDIA GPU and its driver")]
 TRANSFORM = Transform(

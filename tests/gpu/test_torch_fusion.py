@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from optpipe.backends.torch_eager import loaded_program
-from optpipe.core.environment import gpus
+from optpipe.workspace.environment import gpus
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not gpus(), reason="no NVIDIA GPU or no driver on this machine")]
 

@@ -15,13 +15,18 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from optpipe.bench.bench import Bench
 from optpipe.core.measurement import SAMPLE_COLUMNS, Phase, Subject
 from optpipe.core.measurement_json import measurements_of
-from optpipe.core.runs import Run, changed_files, list_runs, load_run
 from optpipe.measuring.process import WorkerProcess
-from optpipe.stages.bench import Bench
 from optpipe.stats.percentiles import order_statistic
 from optpipe.worker.spool import frame_from_spool, spooled_count
+from optpipe.workspace.runs import (
+    Run,
+    changed_files,
+    list_runs,
+    load_run,
+)
 from tests.fakes.console import text_of
 from tests.fakes.measurements import planted
 from tests.integration.conftest import optpipe
@@ -249,8 +254,8 @@ def test_where_the_disk_is_full_the_reason_says_so_and_what_was_measured_is_reco
 ):
     """The file system's own refusals, at the two places where samples are written."""
     from optpipe.commands.bench import bench as command
-    from optpipe.core import runs
     from optpipe.errors import StageError
+    from optpipe.workspace import runs
 
     def refusing(path, frame):
         if path.name == "m001.parquet":

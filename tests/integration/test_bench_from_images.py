@@ -5,15 +5,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from optpipe.artifacts.lookup import artifacts_named
 from optpipe.backends.registry import BACKENDS
-from optpipe.core.shipped import shipped
-from optpipe.core.store import Store
+from optpipe.end_to_end.consumers import OnHost
+from optpipe.end_to_end.loops import overlapped
 from optpipe.inputs.images import readable_images
-from optpipe.stages.preprocess.consumers import OnHost
-from optpipe.stages.preprocess.dali_pipeline import DaliPlan, reading_pipeline
-from optpipe.stages.preprocess.loops import overlapped
-from optpipe.stages.preprocess.stage import image_transform
-from optpipe.stages.subjects import artifacts_named
+from optpipe.preprocess.dali.pipeline import DaliPlan, reading_pipeline
+from optpipe.preprocess.preprocess import image_transform
+from optpipe.workspace.shipped import shipped
+from optpipe.workspace.store import Store
 from tests.integration.conftest import optpipe
 
 

@@ -156,7 +156,7 @@ def test_bad_input_gives_one_clear_message(name: str, bad_files: Path, inside: R
 
 
 def test_a_gpu_that_is_demanded_and_missing(run: Run) -> None:
-    from optpipe.core.environment import gpus
+    from optpipe.workspace.environment import gpus
 
     if gpus():
         pytest.skip("this machine has a GPU")

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from optpipe.core.sealed import SUMS
-from optpipe.release import verified
+from optpipe.signoff.release import verified
+from optpipe.workspace.seal import SUMS
 
 DOSSIERS = sorted(path.parent for path in (Path(__file__).parents[2] / "reports").glob(f"*/{SUMS}"))
 

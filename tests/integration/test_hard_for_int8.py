@@ -15,25 +15,26 @@ import pytest
 from onnx import numpy_helper
 
 from optpipe.backends.tensorrt import TENSORRT_RTX
-from optpipe.core.calibration import table_from_file
+from optpipe.build.artifact import built_artifact
 from optpipe.core.card import card_from_file
 from optpipe.core.events import Silent
 from optpipe.core.precision import Precision
-from optpipe.core.shipped import shipped
-from optpipe.core.store import Store
 from optpipe.core.weights import weights_from_text
 from optpipe.errors import BadInputError
+from optpipe.evaluate.evaluate import predictions
+from optpipe.export.exported import exported_model
+from optpipe.export.model import Model
 from optpipe.inputs.image_set import image_set
 from optpipe.inputs.images import batches
+from optpipe.inputs.task_data import label_indices
+from optpipe.quantize.calibrate import calibration_data, quantized_graph
+from optpipe.quantize.calibration_run import CalibrationPlan, calibration_run
+from optpipe.quantize.int8 import graph_from_table, int8_graph
+from optpipe.quantize.table import table_from_file
 from optpipe.sources.resolve import source_from_text
-from optpipe.stages.artifact import built_artifact
-from optpipe.stages.calibrate import calibration_data, quantized_graph
-from optpipe.stages.calibration_run import CalibrationPlan, calibration_run
-from optpipe.stages.evaluate import predictions
-from optpipe.stages.export import CARD, ONNX, exported_model
-from optpipe.stages.int8 import graph_from_table, int8_graph
-from optpipe.stages.model import Model
-from optpipe.stages.task_data import label_indices
+from optpipe.workspace.file_names import CARD, ONNX
+from optpipe.workspace.shipped import shipped
+from optpipe.workspace.store import Store
 
 METHODS = ("max", "percentile", "entropy", "mse")
 OUTLIERS = 1000.0

@@ -16,8 +16,8 @@ import pytest
 from onnx import helper, numpy_helper
 from PIL import Image
 
-from optpipe.core.shipped import shipped
 from optpipe.errors import ExitStatus
+from optpipe.workspace.shipped import shipped
 from tests.integration.conftest import Ran, optpipe
 
 Run = Callable[..., Ran]

@@ -37,7 +37,7 @@ def test_every_odd_file_comes_through(record):
 def test_the_evidence_lies_in_a_finished_run_folder(record, workspace):
     from pathlib import Path
 
-    from optpipe.core.runs import changed_files, load_run
+    from optpipe.workspace.runs import changed_files, load_run
 
     run = load_run(Path(record["run_dir"]))
     assert changed_files(run) == ()

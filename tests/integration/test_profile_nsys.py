@@ -14,14 +14,19 @@ from typing import Any
 import polars as pl
 import pytest
 
-from optpipe.errors import ExitStatus, MissingError, OptpipeError, StageError
-from optpipe.stages.profile_recording import result_of
-from optpipe.trace.capture import CaptureOptions, exported, record
-from optpipe.trace.files import trace_from_path
-from optpipe.trace.importer import nsys_path
-from optpipe.trace.ort_nodes import Anchor, node_runs, with_node_ranges
-from optpipe.trace.read import trace_from_sqlite
-from optpipe.trace.report import profile_from_trace
+from optpipe.errors import (
+    ExitStatus,
+    MissingError,
+    OptpipeError,
+    StageError,
+)
+from optpipe.profile.record import result_of
+from optpipe.trace.findings.report import profile_from_trace
+from optpipe.trace.layers.ort_nodes import Anchor, node_runs, with_node_ranges
+from optpipe.trace.recording.capture import CaptureOptions, exported, record
+from optpipe.trace.recording.files import trace_from_path
+from optpipe.trace.recording.importer import nsys_path
+from optpipe.trace.recording.read import trace_from_sqlite
 from tests.integration.conftest import optpipe
 
 try:
@@ -243,7 +248,7 @@ def test_osrt_tells_reading_from_computing(tmp_path: Path) -> None:
     """A program that reads files through the operating system, recorded for real."""
     (tmp_path / "file").write_bytes(b"0" * 50_000_000)
     program = (
-        "import os\nfrom optpipe.trace.annotate import CAPTURE_RANGE, marked\n"
+        "import os\nfrom optpipe.trace.recording.annotate import CAPTURE_RANGE, marked\n"
         f"with marked(CAPTURE_RANGE):\n  for _ in range(20):\n    f = os.open({str(tmp_path / 'file')!r}, os.O_RDONLY)\n"
         "    while os.read(f, 10_000_000): pass\n    os.close(f)\n"
     )
@@ -304,8 +309,8 @@ def test_the_nodes_of_onnx_runtime_lie_inside_their_iterations(document: dict[st
         "import json, numpy as np, dataclasses\n"
         "from pathlib import Path\n"
         "from optpipe.backends.onnxruntime_session import OnnxRuntimeSession\n"
-        "from optpipe.stages.profiled_layers import Layers\n"
-        "from optpipe.trace.annotate import CAPTURE_RANGE, LAYERS_RANGE, marked\n"
+        "from optpipe.profile.layers_worker import Layers\n"
+        "from optpipe.trace.recording.annotate import CAPTURE_RANGE, LAYERS_RANGE, marked\n"
         f"session = OnnxRuntimeSession(Path({str(graph)!r}), 'cpu', {{'threads': 1}}, profile=Path('nodes'))\n"
         "spec = session.inputs[0]\n"
         "inputs = {spec.name: np.ones([s if isinstance(s, int) else 1 for s in spec.shape], spec.dtype)}\n"

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from optpipe.core.events import Silent
-from optpipe.core.policy import policy_from_toml
-from optpipe.release import signed_off
-from optpipe.stages.collect import Wanted
+from optpipe.signoff.collect import Wanted
+from optpipe.signoff.policy import policy_from_toml
+from optpipe.signoff.release import signed_off
 
 CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium: .ci/install-chromium")

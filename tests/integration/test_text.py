@@ -10,8 +10,8 @@ import pytest
 
 from optpipe.core.weights import WeightsRequest
 from optpipe.errors import BadInputError, ExitStatus
+from optpipe.inputs.task_data import require_task_data
 from optpipe.sources.huggingface import HuggingFaceSource
-from optpipe.stages.task_data import require_task_data
 from tests.integration.conftest import Ran, optpipe
 
 transformers = pytest.importorskip("transformers", reason="needs transformers: uv sync --extra hf")

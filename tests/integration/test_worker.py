@@ -5,7 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from optpipe.core.measurement import Mode, Scenario, Subject, Validity
+from optpipe.core.measurement import (
+    Mode,
+    Scenario,
+    Subject,
+    Validity,
+)
 from optpipe.measuring.measure import Frame, Load, measure
 from optpipe.measuring.process import WorkerProcess
 from optpipe.worker.plan import SessionPlan

@@ -3,11 +3,11 @@
 import pytest
 
 from optpipe.core.events import Silent
-from optpipe.core.policy import policy_from_toml
-from optpipe.core.runs import MANIFEST
 from optpipe.errors import MissingError, StageError
 from optpipe.run import _Notes, _step
-from optpipe.stages.loads import loads_of
+from optpipe.signoff.loads import loads_of
+from optpipe.signoff.policy import policy_from_toml
+from optpipe.workspace.runs import MANIFEST
 
 
 @pytest.fixture

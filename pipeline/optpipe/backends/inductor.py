@@ -8,12 +8,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from optpipe.backends.base import BuildRequest, Built, Capability, Device, checked_options
+from optpipe.backends.base import (
+    BuildRequest,
+    Built,
+    Capability,
+    Device,
+    checked_options,
+)
 from optpipe.backends.torch_backend import TorchBackend, processor, tensor_records
 from optpipe.backends.torch_program import exported, program_layers, set_float32_products
-from optpipe.core.environment import package_version
 from optpipe.core.precision import Precision
 from optpipe.errors import StageError, first_line
+from optpipe.workspace.environment import package_version
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,11 +8,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from optpipe.backends.base import BuildRequest, Built, Capability, Device, channels_last, checked_options
+from optpipe.backends.base import (
+    BuildRequest,
+    Built,
+    Capability,
+    Device,
+    channels_last,
+    checked_options,
+)
 from optpipe.backends.onnx_graph import onnx_layers
-from optpipe.core.environment import gpu_name, gpus, package_version
 from optpipe.core.precision import LayerType, Precision
 from optpipe.errors import StageError
+from optpipe.workspace.environment import gpu_name, gpus, package_version
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,11 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optpipe.backends.base import BuildRequest, Built, Capability, Device, checked_options
+from optpipe.backends.base import (
+    BuildRequest,
+    Built,
+    Capability,
+    Device,
+    checked_options,
+)
 from optpipe.backends.onnx_graph import graph_types, node_macs
-from optpipe.core.environment import gpu_name, gpus, package_version
 from optpipe.core.precision import LayerType, Precision
 from optpipe.errors import BadInputError, MissingError, StageError
+from optpipe.workspace.environment import gpu_name, gpus, package_version
 
 if TYPE_CHECKING:
     from optpipe.backends.base import Session

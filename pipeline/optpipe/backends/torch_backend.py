@@ -6,8 +6,13 @@ from typing import Any
 
 from optpipe.backends.base import BuildRequest, Capability, Device
 from optpipe.backends.torch_program import PRECISIONS
-from optpipe.core.environment import cpu_model, gpu_name, gpus, package_version
 from optpipe.core.precision import Precision
+from optpipe.workspace.environment import (
+    cpu_model,
+    gpu_name,
+    gpus,
+    package_version,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from optpipe.backends.base import BuildRequest, Built, Device, checked_options
+from optpipe.backends.base import (
+    BuildRequest,
+    Built,
+    Device,
+    checked_options,
+)
 from optpipe.backends.torch_backend import TorchBackend, tensor_records
 from optpipe.backends.torch_program import exported, program_layers, refuse_pickles
-from optpipe.core.environment import package_version
+from optpipe.workspace.environment import package_version
 
 if TYPE_CHECKING:
     from pathlib import Path

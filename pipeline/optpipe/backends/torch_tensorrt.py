@@ -8,11 +8,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from optpipe.backends.base import BuildRequest, Built, Capability, Device, checked_options
+from optpipe.backends.base import (
+    BuildRequest,
+    Built,
+    Capability,
+    Device,
+    checked_options,
+)
 from optpipe.backends.tensorrt import ENGINE, TENSORRT
 from optpipe.backends.torch_program import PRECISIONS, exported, program_layers
-from optpipe.core.environment import gpu_name, gpus, package_version
 from optpipe.core.precision import Precision
+from optpipe.workspace.environment import gpu_name, gpus, package_version
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -84,6 +84,11 @@ def bench(
 
     Every percentile has its interval, and each INVALID measurement its reason and remedy.
     """
+    from optpipe.bench.bench import bench as run_bench
+    from optpipe.bench.bench import bench_record
+    from optpipe.bench.pair import bench_pair, pair_record
+    from optpipe.bench.recover import recover as recover_run
+    from optpipe.bench.recover import recovered_record
     from optpipe.commands.bench_request import (
         bench_plan,
         bench_targets,
@@ -95,16 +100,11 @@ def bench(
     from optpipe.commands.parsing import options_from_text
     from optpipe.commands.terminal import Terminal
     from optpipe.core.advice import advised
-    from optpipe.core.store import Store
+    from optpipe.end_to_end.from_images import bench_from_images as run_from_images
     from optpipe.errors import BadInputError
     from optpipe.reporters.terminal_bench import bench_table, pair_table, sort_key
     from optpipe.reporters.terminal_from_images import from_images_table
-    from optpipe.stages.bench import bench as run_bench
-    from optpipe.stages.bench import bench_record
-    from optpipe.stages.bench_pair import bench_pair, pair_record
-    from optpipe.stages.bench_recover import recover as recover_run
-    from optpipe.stages.bench_recover import recovered_record
-    from optpipe.stages.preprocess.from_images import bench_from_images as run_from_images
+    from optpipe.workspace.store import Store
 
     store = Store(workspace)
     sort_key(sort)

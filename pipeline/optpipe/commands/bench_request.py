@@ -5,21 +5,26 @@ from math import inf
 from pathlib import Path
 from typing import TypeVar
 
+from optpipe.artifacts.lookup import (
+    StoredArtifact,
+    artifacts_named,
+    differing,
+    runnable_here,
+)
 from optpipe.backends.registry import BACKENDS
+from optpipe.bench.session_plan import BenchPlan
 from optpipe.commands.parsing import device_from_text, share_from_text
 from optpipe.core.events import Listener
 from optpipe.core.measurement import Mode, Scenario
 from optpipe.core.precision import precisions_from_text
-from optpipe.core.store import Store
 from optpipe.errors import BadInputError
 from optpipe.measuring.interleave import METRICS, Metric
 from optpipe.measuring.measure import Load
 from optpipe.measuring.slo import slo_from_text
 from optpipe.measuring.sweep import batch_sizes_from_text
 from optpipe.measuring.validity import LIMITS
-from optpipe.stages.bench_subject import BenchPlan
-from optpipe.stages.loads import ENERGY_SECONDS
-from optpipe.stages.subjects import StoredArtifact, artifacts_named, differing, runnable_here
+from optpipe.signoff.loads import ENERGY_SECONDS
+from optpipe.workspace.store import Store
 
 Kind = TypeVar("Kind", Scenario, Mode)
 

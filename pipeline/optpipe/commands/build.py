@@ -5,7 +5,12 @@ from typing import Annotated
 
 import typer
 
-from optpipe.commands.options import DEFAULT_WORKSPACE, JsonOption, ModelArgument, WorkspaceOption
+from optpipe.commands.options import (
+    DEFAULT_WORKSPACE,
+    JsonOption,
+    ModelArgument,
+    WorkspaceOption,
+)
 from optpipe.commands.outcome import Outcome
 
 
@@ -49,12 +54,12 @@ def build(
 
     Export, parity, calibration, precision in the graph, engine, proof, verification; everything goes to the store.
     """
+    from optpipe.build.build import build as run_build
+    from optpipe.build.build import build_record
     from optpipe.commands.parsing import build_plan_from_options, model_from_options
     from optpipe.commands.terminal import Terminal
-    from optpipe.core.store import Store
     from optpipe.reporters.terminal_build import build_table
-    from optpipe.stages.build import build as run_build
-    from optpipe.stages.build import build_record
+    from optpipe.workspace.store import Store
 
     plan = build_plan_from_options(precision, backend, device, option or [], images=images, calibration=calibration)
     wanted = model_from_options(model, weights, seed, batch, shape or [])

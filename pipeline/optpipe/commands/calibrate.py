@@ -5,7 +5,12 @@ from typing import Annotated
 
 import typer
 
-from optpipe.commands.options import DEFAULT_WORKSPACE, JsonOption, ModelArgument, WorkspaceOption
+from optpipe.commands.options import (
+    DEFAULT_WORKSPACE,
+    JsonOption,
+    ModelArgument,
+    WorkspaceOption,
+)
 from optpipe.commands.outcome import Outcome
 
 
@@ -48,12 +53,12 @@ def calibrate(
     json: JsonOption = False,
 ) -> Outcome:
     """Choose INT8 ranges from real data, and the layers to spare."""
-    from optpipe.calibrators.methods import methods_from_text
     from optpipe.commands.parsing import model_from_options, percent_from_text, target_from_text
     from optpipe.commands.terminal import Terminal
-    from optpipe.core.store import Store
+    from optpipe.quantize.calibration_run import CalibrationPlan, calibration_run
+    from optpipe.quantize.methods import methods_from_text
     from optpipe.reporters.terminal_calibrate import calibrate_table
-    from optpipe.stages.calibration_run import CalibrationPlan, calibration_run
+    from optpipe.workspace.store import Store
 
     plan = CalibrationPlan(
         source=data,

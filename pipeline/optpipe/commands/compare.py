@@ -40,13 +40,13 @@ def compare(
     """
     from optpipe.commands.release_options import goal_from_text
     from optpipe.commands.terminal import Terminal
-    from optpipe.core.store import Store
+    from optpipe.compare.best import sorted_for
+    from optpipe.compare.overview import overview
     from optpipe.measuring.slo import slo_from_text
-    from optpipe.release import comparison_report, write_reports
     from optpipe.reporters.files import write_csv, write_parquet
     from optpipe.reporters.terminal_compare import comparison_table
-    from optpipe.stages.best import sorted_for
-    from optpipe.stages.overview import overview
+    from optpipe.signoff.release import comparison_report, write_reports
+    from optpipe.workspace.store import Store
 
     wanted, limit = goal_from_text(goal), slo_from_text(slo) if slo is not None else None
     with Terminal() as terminal:

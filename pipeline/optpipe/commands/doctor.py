@@ -6,8 +6,8 @@ from optpipe.commands.outcome import Outcome
 
 def doctor(json: JsonOption = False) -> Outcome:
     """Say what this machine can do, and how to get what it lacks."""
+    from optpipe.build.doctor import diagnose, diagnosis_record
     from optpipe.reporters.terminal_doctor import doctor_table
-    from optpipe.stages.diagnose import diagnose, diagnosis_record
 
     record = diagnosis_record(diagnose())
     return Outcome(record, lambda: doctor_table(record["findings"]))

@@ -5,7 +5,12 @@ from typing import Annotated
 
 import typer
 
-from optpipe.commands.options import DEFAULT_WORKSPACE, JsonOption, ModelArgument, WorkspaceOption
+from optpipe.commands.options import (
+    DEFAULT_WORKSPACE,
+    JsonOption,
+    ModelArgument,
+    WorkspaceOption,
+)
 from optpipe.commands.outcome import Outcome
 
 
@@ -32,10 +37,10 @@ def evaluate(
     """Measure every build's task accuracy, on paired predictions."""
     from optpipe.commands.parsing import model_from_options, percent_from_text
     from optpipe.commands.terminal import Terminal
-    from optpipe.core.store import Store
     from optpipe.errors import ExitStatus
+    from optpipe.evaluate.evaluation_run import evaluation_run
     from optpipe.reporters.terminal_evaluate import evaluate_table
-    from optpipe.stages.evaluation_run import evaluation_run
+    from optpipe.workspace.store import Store
 
     wanted = model_from_options(model, weights, seed, batch, shape or [])
     budget = percent_from_text(accuracy_budget, "--accuracy-budget") if accuracy_budget else None

@@ -6,22 +6,22 @@ from typing import TYPE_CHECKING
 
 from optpipe.backends.base import Device
 from optpipe.backends.registry import BACKENDS, backends_from_text
+from optpipe.build.build import BuildPlan
 from optpipe.core.precision import precisions_from_text
 from optpipe.core.tensors import batch_range_from_text, shapes_from_text
 from optpipe.core.weights import weights_from_text
 from optpipe.errors import BadInputError
+from optpipe.export.model import Model
 from optpipe.sources.resolve import source_from_text
-from optpipe.stages.build import BuildPlan
-from optpipe.stages.model import Model
 
 if TYPE_CHECKING:
-    from optpipe.calibrators.placement import Target
+    from optpipe.quantize.placement import Target
 
 
 def device_from_text(text: str | None) -> Device | None:
     """Reads `--device`; demanding `cuda` where there is no GPU raises `MissingError`."""
-    from optpipe.core.environment import gpus
     from optpipe.errors import MissingError
+    from optpipe.workspace.environment import gpus
 
     if text is None or text == "cpu":
         return "cpu" if text else None

@@ -5,7 +5,12 @@ from typing import Annotated
 
 import typer
 
-from optpipe.commands.options import DEFAULT_WORKSPACE, JsonOption, ModelArgument, WorkspaceOption
+from optpipe.commands.options import (
+    DEFAULT_WORKSPACE,
+    JsonOption,
+    ModelArgument,
+    WorkspaceOption,
+)
 from optpipe.commands.outcome import Outcome
 
 
@@ -36,10 +41,10 @@ def preprocess(
     """Derive the model's DALI pipeline, prove parity, measure both."""
     from optpipe.commands.parsing import model_from_options
     from optpipe.commands.terminal import Terminal
-    from optpipe.core.store import Store
+    from optpipe.preprocess.preprocess import Request, automatic_plan
+    from optpipe.preprocess.preprocess import preprocess as run_preprocess
     from optpipe.reporters.terminal_preprocess import preprocess_table
-    from optpipe.stages.preprocess.stage import Request, automatic_plan
-    from optpipe.stages.preprocess.stage import preprocess as run_preprocess
+    from optpipe.workspace.store import Store
 
     request = Request(
         images=images,

@@ -10,12 +10,12 @@ from optpipe.commands.options import DEFAULT_WORKSPACE, JsonOption, WorkspaceOpt
 from optpipe.commands.outcome import Outcome
 
 if TYPE_CHECKING:
+    from optpipe.build.build import BuildPlan
     from optpipe.commands.terminal import Terminal
-    from optpipe.core.store import Store
-    from optpipe.stages.build import BuildPlan
-    from optpipe.stages.model import Model
-    from optpipe.stages.profile_model import ProfilePlan
-    from optpipe.trace.capture import CaptureOptions
+    from optpipe.export.model import Model
+    from optpipe.profile.profile_model import ProfilePlan
+    from optpipe.trace.recording.capture import CaptureOptions
+    from optpipe.workspace.store import Store
 
 
 _OF_RECORDINGS = frozenset({"trace", "diff", "range", "redacted", "json"})
@@ -99,13 +99,13 @@ def profile(
     """Say what limits each stage under nsys, and what to try next."""
     from optpipe.commands.parsing import build_plan_from_options, model_from_options
     from optpipe.commands.terminal import Terminal
-    from optpipe.core.store import Store
     from optpipe.errors import BadInputError
+    from optpipe.profile.profile_model import ProfilePlan
+    from optpipe.profile.recordings import diff_recordings, profile_recording, redact_recording
     from optpipe.reporters.terminal_profile import diff_text, profile_text
-    from optpipe.stages.profile import diff_recordings, profile_recording, redact_recording
-    from optpipe.stages.profile_model import ProfilePlan
-    from optpipe.trace.kernels import short_name
-    from optpipe.trace.report import document_from_profile
+    from optpipe.trace.findings.report import document_from_profile
+    from optpipe.trace.timeline.kernels import short_name
+    from optpipe.workspace.store import Store
 
     if sum(given is not None for given in (model, trace, diff)) != 1:
         message = "give one of: MODEL to record a profile, --trace FILE to judge one, --diff BEFORE AFTER"
@@ -161,14 +161,14 @@ def _profile_model(
     import shlex
     from dataclasses import replace
 
+    from optpipe.build.build import build
     from optpipe.core.card import card_from_file
-    from optpipe.core.manifest import command_line
     from optpipe.inputs.images import find_images
+    from optpipe.profile.profile_model import preprocess_images, profile_model, require_profilable
     from optpipe.reporters.terminal_profile import profiles_text
-    from optpipe.stages.build import build
-    from optpipe.stages.export import CARD
-    from optpipe.stages.profile_model import preprocess_images, profile_model, require_profilable
-    from optpipe.trace.kernels import short_name
+    from optpipe.trace.timeline.kernels import short_name
+    from optpipe.workspace.file_names import CARD
+    from optpipe.workspace.manifest import command_line
 
     require_profilable(plan)
     if builds.images is not None:
@@ -202,7 +202,7 @@ def _only_for_models(context: typer.Context) -> str:
 
 
 def _capture_options(record: str, *, osrt: bool) -> "CaptureOptions":
-    from optpipe.trace.capture import CaptureOptions
+    from optpipe.trace.recording.capture import CaptureOptions
 
     words = _words(record, ("memory", "gpu-metrics", "python"), "--record") if record else ()
     return CaptureOptions(
@@ -214,7 +214,7 @@ def _capture_options(record: str, *, osrt: bool) -> "CaptureOptions":
 
 
 def _stages(text: str) -> tuple[str, ...]:
-    from optpipe.stages.profile_model import STAGES
+    from optpipe.profile.profile_model import STAGES
 
     return _words(text, STAGES, "--stage")
 

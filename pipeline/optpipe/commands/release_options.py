@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from optpipe.core.comparison import Goal
-from optpipe.core.policy import Policy, policy_from_toml
 from optpipe.errors import BadInputError
+from optpipe.signoff.policy import Policy, policy_from_toml
 
 
 def policy_from_file(path: Path) -> Policy:

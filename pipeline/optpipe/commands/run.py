@@ -5,7 +5,12 @@ from typing import Annotated
 
 import typer
 
-from optpipe.commands.options import DEFAULT_WORKSPACE, JsonOption, ModelArgument, WorkspaceOption
+from optpipe.commands.options import (
+    DEFAULT_WORKSPACE,
+    JsonOption,
+    ModelArgument,
+    WorkspaceOption,
+)
 from optpipe.commands.outcome import Outcome
 
 
@@ -50,14 +55,14 @@ def run(
     from optpipe.commands.parsing import build_plan_from_options, model_from_options, share_from_text
     from optpipe.commands.release_options import policy_from_file, waivers_from_options
     from optpipe.commands.terminal import Terminal
-    from optpipe.core.store import Store
-    from optpipe.release import require_possible
     from optpipe.reporters.junit import junit_report
     from optpipe.reporters.markdown import markdown_report
     from optpipe.reporters.terminal_signoff import walk_text
     from optpipe.run import WalkPlan, walk, walk_record
-    from optpipe.stages.collect import Wanted
-    from optpipe.stages.steps import Pace
+    from optpipe.signoff.collect import Wanted
+    from optpipe.signoff.release import require_possible
+    from optpipe.signoff.steps import Pace
+    from optpipe.workspace.store import Store
 
     rules = policy_from_file(policy)
     wanted = Wanted(model, rules, None, waivers_from_options(waive or [], because or []))

@@ -40,15 +40,15 @@ def signoff(
     from optpipe.commands.parsing import model_from_options, share_from_text
     from optpipe.commands.release_options import policy_from_file, waivers_from_options
     from optpipe.commands.terminal import Terminal
-    from optpipe.core.store import Store
     from optpipe.errors import BadInputError
-    from optpipe.release import require_possible, signed_off
     from optpipe.reporters.junit import junit_report
     from optpipe.reporters.markdown import markdown_report
     from optpipe.reporters.terminal_signoff import verdict_table
-    from optpipe.stages.collect import Wanted
-    from optpipe.stages.missing import measured_missing
-    from optpipe.stages.steps import Pace
+    from optpipe.signoff.collect import Wanted
+    from optpipe.signoff.missing import measured_missing
+    from optpipe.signoff.release import require_possible, signed_off
+    from optpipe.signoff.steps import Pace
+    from optpipe.workspace.store import Store
 
     if model is None or policy is None:
         message = "signoff needs MODEL and --policy FILE; optpipe signoff --init writes a policy to start from"
@@ -70,8 +70,8 @@ def signoff(
 def _init(policy: Path) -> Outcome:
     import json as json_module
 
-    from optpipe.core.policy_schema import policy_schema, policy_template
     from optpipe.errors import BadInputError
+    from optpipe.signoff.policy_schema import policy_schema, policy_template
 
     if policy.exists():
         message = f"{policy} exists; choose another name with --policy"
@@ -97,9 +97,9 @@ def verify(
     """
     from optpipe.commands.terminal import Terminal
     from optpipe.errors import ExitStatus
-    from optpipe.release import verified
     from optpipe.reporters.terminal_signoff import verification_text
-    from optpipe.stages.dossier import verdict_document
+    from optpipe.signoff.dossier import verdict_document
+    from optpipe.signoff.release import verified
 
     with Terminal() as terminal, terminal.step("verify"):
         checked = verified(dossier, allowed_signers)
@@ -134,8 +134,8 @@ def approve(
     from optpipe.commands.terminal import Terminal
     from optpipe.core.verdict import Verdict
     from optpipe.errors import BadInputError, GateError
-    from optpipe.release import verified
-    from optpipe.stages.dossier import approve as store_baseline
+    from optpipe.signoff.release import verified
+    from optpipe.workspace.baselines import approve as store_baseline
 
     with Terminal() as terminal, terminal.step("verify"):
         checked = verified(dossier)

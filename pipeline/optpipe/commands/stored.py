@@ -14,9 +14,9 @@ IdArgument = Annotated[
 
 def ls(workspace: WorkspaceOption = DEFAULT_WORKSPACE, json: JsonOption = False) -> Outcome:
     """List what is stored, oldest first."""
-    from optpipe.core.store import Store
+    from optpipe.artifacts.housekeeping import stored_record
     from optpipe.reporters.terminal_stored import stored_tables
-    from optpipe.stages.stored import stored_record
+    from optpipe.workspace.store import Store
 
     record = stored_record(Store(workspace))
     return Outcome(record, lambda: stored_tables(record))
@@ -24,9 +24,9 @@ def ls(workspace: WorkspaceOption = DEFAULT_WORKSPACE, json: JsonOption = False)
 
 def show(id: IdArgument, workspace: WorkspaceOption = DEFAULT_WORKSPACE, json: JsonOption = False) -> Outcome:
     """Show one entry or run: hashes, parents, reproducing command."""
-    from optpipe.core.store import Store
+    from optpipe.artifacts.housekeeping import entry_details, found_run, run_details
     from optpipe.reporters.terminal_stored import entry_text, run_text
-    from optpipe.stages.stored import entry_details, found_run, run_details
+    from optpipe.workspace.store import Store
 
     store = Store(workspace)
     folder = found_run(store, id)
@@ -44,9 +44,9 @@ def rm(
     json: JsonOption = False,
 ) -> Outcome:
     """Remove one entry or run."""
-    from optpipe.core.store import Store
+    from optpipe.artifacts.housekeeping import removed
     from optpipe.reporters.terminal_stored import removed_text
-    from optpipe.stages.stored import removed
+    from optpipe.workspace.store import Store
 
     record = removed(Store(workspace), id, with_dependents=with_dependents)
     return Outcome(record, lambda: removed_text(record))
@@ -61,9 +61,9 @@ def gc(
 
     Leftovers of killed runs, damaged entries, models and graphs without artifacts.
     """
-    from optpipe.core.store import Store
+    from optpipe.artifacts.housekeeping import collected
     from optpipe.reporters.terminal_stored import removed_text
-    from optpipe.stages.stored import collected
+    from optpipe.workspace.store import Store
 
     record = collected(Store(workspace), dry_run=dry_run)
     return Outcome(record, lambda: removed_text(record))

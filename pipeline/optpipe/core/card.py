@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.core.hashing import value_sha256
-from optpipe.core.tensors import InputSpec, Shape, TensorSpec, input_from_dict, tensor_from_dict
+from optpipe.core.tensors import (
+    InputSpec,
+    Shape,
+    TensorSpec,
+    input_from_dict,
+    tensor_from_dict,
+)
 from optpipe.core.transform import Transform
 from optpipe.errors import BadInputError
 

@@ -3,7 +3,7 @@
 Format history
     1  first version: `measurements.json` beside one Parquet file of raw samples per measurement.
 
-A bench run folder (see `optpipe.core.runs` for what every run folder has)
+A bench run folder (see `optpipe.workspace.runs` for what every run folder has)
     measurements.json          {"schema": "optpipe.measurements", "schema_version": 1, "measurements": [as_json(m), …]}
     samples/<id>.parquet       one row per query, columns SAMPLE_COLUMNS, warm-up included and marked
     machine/<id>.parquet       one row per look at the machine, columns MACHINE_COLUMNS

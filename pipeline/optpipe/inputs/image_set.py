@@ -10,8 +10,21 @@ from typing import ClassVar
 from optpipe.core.events import UNWATCHED, Step
 from optpipe.core.hashing import file_sha256
 from optpipe.errors import BadInputError
-from optpipe.inputs.images import SUFFIXES, Unreadable, files_below, find_images, unreadable_text, why_unreadable
-from optpipe.inputs.sample_set import MAX_UNREADABLE_SHARE, SampleSet, SetFile, stratified, subset
+from optpipe.inputs.images import (
+    SUFFIXES,
+    Unreadable,
+    files_below,
+    find_images,
+    unreadable_text,
+    why_unreadable,
+)
+from optpipe.inputs.sample_set import (
+    MAX_UNREADABLE_SHARE,
+    SampleSet,
+    SetFile,
+    stratified,
+    subset,
+)
 
 CHECKED_AT_ONCE = 64
 DOCUMENTS = (".", "README", "LICENSE", "LICENCE", "NOTICE")

@@ -9,14 +9,19 @@ from pathlib import Path
 import numpy as np
 
 from optpipe.core.card import ModelCard
-from optpipe.core.environment import package_version
 from optpipe.core.hashing import file_sha256, value_sha256
-from optpipe.core.shipped import shipped
 from optpipe.core.transform import CenterCrop, Transform
 from optpipe.errors import BadInputError
 from optpipe.inputs.images import batches, find_images, spread
 from optpipe.inputs.synthetic import synthetic_tensor
-from optpipe.inputs.tokens import SENTENCES, longest, padded, token_rows
+from optpipe.inputs.tokens import (
+    SENTENCES,
+    longest,
+    padded,
+    token_rows,
+)
+from optpipe.workspace.environment import package_version
+from optpipe.workspace.shipped import shipped
 
 COUNT = 8
 """Samples per verification."""

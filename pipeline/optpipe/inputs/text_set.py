@@ -9,7 +9,13 @@ from typing import Any, ClassVar
 from optpipe.core.hashing import text_sha256
 from optpipe.errors import BadInputError
 from optpipe.inputs.images import Unreadable, unreadable_text
-from optpipe.inputs.sample_set import MAX_UNREADABLE_SHARE, SampleSet, SetFile, stratified, subset
+from optpipe.inputs.sample_set import (
+    MAX_UNREADABLE_SHARE,
+    SampleSet,
+    SetFile,
+    stratified,
+    subset,
+)
 
 
 @dataclass(frozen=True)

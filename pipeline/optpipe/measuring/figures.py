@@ -5,9 +5,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from optpipe.core.measurement import Estimate, LatencySummary, Measurement, Reason, Scenario, Validity
+from optpipe.core.measurement import (
+    Estimate,
+    LatencySummary,
+    Measurement,
+    Reason,
+    Scenario,
+    Validity,
+)
 from optpipe.measuring.energy import energy_per_image
-from optpipe.measuring.validity import LIMITS, WITNESSED, Evidence, reasons_for
+from optpipe.measuring.validity import (
+    LIMITS,
+    WITNESSED,
+    Evidence,
+    reasons_for,
+)
 from optpipe.stats.means import ratio_of_sums_interval
 from optpipe.stats.percentiles import CONFIDENCE, PERCENTS, summary_from_ns
 

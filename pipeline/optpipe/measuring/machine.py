@@ -6,7 +6,7 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
-from optpipe.core.environment import gpus
+from optpipe.workspace.environment import gpus
 
 INTERVAL_S = 0.2
 

@@ -4,7 +4,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from optpipe.core.advice import advised
-from optpipe.core.measurement import Estimate, Measurement, Reason, Validity, differing, setting_text
+from optpipe.core.measurement import (
+    Estimate,
+    Measurement,
+    Reason,
+    Validity,
+    differing,
+    setting_text,
+)
 
 NOT_FASTER = "int8-not-faster"
 WIDER = {"int8": ("fp16", "bf16", "fp32")}

@@ -19,13 +19,19 @@ from optpipe.core.measurement import (
     Validity,
 )
 from optpipe.core.measurement_json import as_json, measurement_from_json
-from optpipe.core.runs import write_json, write_parquet
-from optpipe.measuring.figures import ROTATED_BYTES, evidence_of, figures, judged, worker_peak_bytes
+from optpipe.measuring.figures import (
+    ROTATED_BYTES,
+    evidence_of,
+    figures,
+    judged,
+    worker_peak_bytes,
+)
 from optpipe.measuring.process import Answer, WorkerProcess
 from optpipe.measuring.validity import LIMITS, reasons_for
 from optpipe.stats.percentiles import samples_needed
 from optpipe.worker.plan import Point
 from optpipe.worker.spool import frame_from_spool
+from optpipe.workspace.runs import write_json, write_parquet
 
 if TYPE_CHECKING:
     import polars as pl

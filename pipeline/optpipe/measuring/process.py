@@ -14,7 +14,12 @@ from typing import Any, Self
 
 from optpipe.core.interrupts import taken
 from optpipe.errors import ExitStatus, StageError
-from optpipe.measuring.machine import INTERVAL_S, MachineSampler, Row, gpu_used_bytes
+from optpipe.measuring.machine import (
+    INTERVAL_S,
+    MachineSampler,
+    Row,
+    gpu_used_bytes,
+)
 from optpipe.worker.plan import Point, SessionPlan
 from optpipe.worker.spool import request_stop, spooled_count
 

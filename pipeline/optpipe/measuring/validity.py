@@ -8,7 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from optpipe.core.measurement import Mode, OutputCheck, Reason, Scenario
+from optpipe.core.measurement import (
+    Mode,
+    OutputCheck,
+    Reason,
+    Scenario,
+)
 from optpipe.measuring.machine import POWER_CAP, THROTTLE_REASONS
 from optpipe.stats.stability import trend, two_modes
 

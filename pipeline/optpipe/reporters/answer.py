@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from optpipe.core.report import Report
+from optpipe.reporters.report import Report
 
 
 def answer_text(report: Report) -> str:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from optpipe.core.report import Curve, RawFile, Report
 from optpipe.reporters.charts_profile import kernels, roofline, tensor_cores
 from optpipe.reporters.drawing import (
     BAD,
@@ -20,6 +19,7 @@ from optpipe.reporters.drawing import (
     shaped,
     svg_from_chart,
 )
+from optpipe.reporters.report import Curve, RawFile, Report
 
 
 def figures(report: Report) -> list[Figure]:

@@ -3,9 +3,18 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from optpipe.core.report import RawFile, Report
-from optpipe.reporters.drawing import HEIGHT, INK, SERIES, WIDTH, Figure, configured, svg_from_chart, themed
-from optpipe.trace.kernels import short_name
+from optpipe.reporters.drawing import (
+    HEIGHT,
+    INK,
+    SERIES,
+    WIDTH,
+    Figure,
+    configured,
+    svg_from_chart,
+    themed,
+)
+from optpipe.reporters.report import RawFile, Report
+from optpipe.trace.timeline.kernels import short_name
 
 
 def kernels(report: Report) -> Figure | None:

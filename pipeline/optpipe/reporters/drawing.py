@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from optpipe.core.report import RawFile
+from optpipe.reporters.report import RawFile
 
 if TYPE_CHECKING:
     import altair as alt

@@ -7,12 +7,12 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from optpipe.core.comparison import Interval, Row
-from optpipe.core.report import Report
 from optpipe.core.units import bytes_text
 from optpipe.errors import MissingError
 from optpipe.reporters.answer import answer_text
 from optpipe.reporters.gauge import gauge_svg
 from optpipe.reporters.records import observed_text
+from optpipe.reporters.report import Report
 
 if TYPE_CHECKING:
     from jinja2 import Environment

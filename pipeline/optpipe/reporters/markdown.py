@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from optpipe.core.comparison import Comparison, Interval, Row
-from optpipe.core.report import Report
 from optpipe.core.units import bytes_text
 from optpipe.reporters.answer import answer_text
 from optpipe.reporters.records import observed_text
+from optpipe.reporters.report import Report
 
 MARKS = {"PASS": "✅", "FAIL": "❌", "INCONCLUSIVE": "⚠️"}
 

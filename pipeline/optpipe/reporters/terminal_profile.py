@@ -20,7 +20,7 @@ from optpipe.reporters.profile_tables import (
     table,
 )
 from optpipe.reporters.records import VERDICT_STYLES
-from optpipe.trace.rules import WITHOUT_PROFILER
+from optpipe.trace.findings.rules import WITHOUT_PROFILER
 
 
 def profile_text(document: Mapping[str, Any], short_name: Any) -> RenderableType:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.core.card import ModelCard, Task, Tokenization
-from optpipe.core.environment import package_version
 from optpipe.core.hashing import file_sha256, text_sha256
 from optpipe.core.tensors import InputSpec
 from optpipe.core.weights import WeightsRecord, WeightsRequest
@@ -18,6 +17,7 @@ from optpipe.sources.base import BATCH, Loaded, NoWeightsError
 from optpipe.sources.modules import flat_module
 from optpipe.sources.transform import transform_from_processor
 from optpipe.sources.weights import module_weights_sha256, with_weights
+from optpipe.workspace.environment import package_version
 
 HUB = "huggingface.co"
 SEQUENCE = (8, 128, 512)

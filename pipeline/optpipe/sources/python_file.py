@@ -17,7 +17,6 @@ from types import ModuleType
 from typing import Any
 
 from optpipe.core.card import ModelCard, Task, name_from_factory
-from optpipe.core.environment import package_version
 from optpipe.core.hashing import file_sha256, text_sha256, value_sha256
 from optpipe.core.tensors import input_from_dict
 from optpipe.core.weights import WeightsRecord, WeightsRequest
@@ -27,6 +26,7 @@ from optpipe.sources.modules import flat_module
 from optpipe.sources.transform import transform_from_torchvision
 from optpipe.sources.user_code import UserCode, told
 from optpipe.sources.weights import remade, tensor_hashes, with_factory_weights
+from optpipe.workspace.environment import package_version
 
 
 @dataclass(frozen=True)

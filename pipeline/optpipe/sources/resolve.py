@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from optpipe.core.shipped import shipped
 from optpipe.core.tensors import Shape
 from optpipe.errors import BadInputError
 from optpipe.sources.base import Source
@@ -13,6 +12,7 @@ from optpipe.sources.onnx_file import OnnxFileSource
 from optpipe.sources.python_file import PythonFileSource
 from optpipe.sources.timm import TimmSource
 from optpipe.sources.torchvision import TorchvisionSource
+from optpipe.workspace.shipped import shipped
 
 
 def source_from_text(model: str, shapes: Mapping[str, tuple[Shape, Shape, Shape]] | None = None) -> Source:

@@ -5,13 +5,13 @@ from difflib import get_close_matches
 from typing import Any
 
 from optpipe.core.card import ModelCard, Task
-from optpipe.core.environment import package_version
 from optpipe.core.tensors import InputSpec
 from optpipe.core.weights import WeightsRecord, WeightsRequest
 from optpipe.errors import BadInputError, MissingError, first_line
 from optpipe.sources.base import BATCH, Loaded, NoWeightsError
 from optpipe.sources.transform import transform_from_timm
 from optpipe.sources.weights import module_weights_sha256, with_weights
+from optpipe.workspace.environment import package_version
 
 HUB = "huggingface.co"
 """Where timm's published weights come from."""

@@ -6,7 +6,6 @@ from typing import Any
 from urllib.parse import urlparse
 
 from optpipe.core.card import ModelCard, Task
-from optpipe.core.environment import package_version
 from optpipe.core.tensors import InputSpec
 from optpipe.core.weights import WeightsRecord, WeightsRequest
 from optpipe.errors import BadInputError
@@ -14,6 +13,7 @@ from optpipe.sources.base import BATCH, Loaded, NoWeightsError
 from optpipe.sources.modules import detection_module, flat_module
 from optpipe.sources.transform import transform_from_torchvision
 from optpipe.sources.weights import module_weights_sha256, with_weights
+from optpipe.workspace.environment import package_version
 
 _TASKS = {
     "torchvision.models.detection": Task.DETECTION,

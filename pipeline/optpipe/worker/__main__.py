@@ -25,7 +25,12 @@ from optpipe.worker.checks import (
 from optpipe.worker.lanes import CpuLane, CudaLane, Lane
 from optpipe.worker.loading import session_from_loader
 from optpipe.worker.loops import Load, run_load
-from optpipe.worker.plan import Point, SessionPlan, point_from_json, session_from_json
+from optpipe.worker.plan import (
+    Point,
+    SessionPlan,
+    point_from_json,
+    session_from_json,
+)
 from optpipe.worker.rotation import Rotation, pool_from_files, rotation
 from optpipe.worker.spool import Spool
 

@@ -19,7 +19,7 @@ def session_from_loader(loader: str, arguments: Mapping[str, Any]) -> "Session":
 def stored(workspace: str, entry: str, backend: str, device: str, options: Mapping[str, Any]) -> "Session":
     """An artifact of the store, after every byte was held against its manifest: deserializing runs code."""
     from optpipe.backends.registry import BACKENDS
-    from optpipe.core.store import Store
+    from optpipe.workspace.store import Store
 
     store = Store(Path(workspace))
     found = store.verified(store.find(entry))

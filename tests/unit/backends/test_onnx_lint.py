@@ -6,8 +6,8 @@ import pytest
 from onnx import helper, numpy_helper
 
 from optpipe.backends.onnx_lint import lint
-from optpipe.calibrators.placement import placement
-from optpipe.calibrators.qdq import Range, qdq_from_onnx
+from optpipe.quantize.placement import placement
+from optpipe.quantize.qdq import Range, qdq_from_onnx
 
 
 def graph(nodes, weights, channels=16):

@@ -2,7 +2,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optpipe.core.precision import LayerType, Precision, precision_share, precisions_from_text, prove
+from optpipe.core.precision import (
+    LayerType,
+    Precision,
+    precision_share,
+    precisions_from_text,
+    prove,
+)
 from optpipe.errors import BadInputError
 
 layers = st.lists(

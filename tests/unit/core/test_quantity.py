@@ -2,7 +2,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optpipe.core.quantity import EXAMPLES, UNITS, Dimension, quantity, quantity_text
+from optpipe.core.quantity import (
+    EXAMPLES,
+    UNITS,
+    Dimension,
+    quantity,
+    quantity_text,
+)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optpipe.core.tensors import InputSpec, batch_range_from_text, input_from_dict, shapes_from_text
+from optpipe.core.tensors import (
+    InputSpec,
+    batch_range_from_text,
+    input_from_dict,
+    shapes_from_text,
+)
 from optpipe.errors import BadInputError
 
 sizes = st.lists(st.integers(1, 1024), min_size=3, max_size=3).map(sorted)

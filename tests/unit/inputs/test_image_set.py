@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from optpipe.core.shipped import shipped
 from optpipe.core.transform import Decode, Pack, Transform
 from optpipe.errors import BadInputError
 from optpipe.inputs.image_set import ImageSet, image_set
 from optpipe.inputs.sample_set import refuse_other_model, refuse_overlap
+from optpipe.workspace.shipped import shipped
 
 DIGITS = shipped("calibration") / "digits"
 

@@ -4,9 +4,23 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from optpipe.core.transform import CenterCrop, Decode, Pack, Rescale, Resize, Transform
+from optpipe.core.transform import (
+    CenterCrop,
+    Decode,
+    Pack,
+    Rescale,
+    Resize,
+    Transform,
+)
 from optpipe.errors import BadInputError
-from optpipe.inputs.images import batches, decoded, find_images, preprocessed, readable_images, unreadable_text
+from optpipe.inputs.images import (
+    batches,
+    decoded,
+    find_images,
+    preprocessed,
+    readable_images,
+    unreadable_text,
+)
 from optpipe.inputs.synthetic import synthetic_picture
 
 SMALL = Transform((Decode(), Resize((40,)), CenterCrop(32, 32), Rescale(), Pack()))

@@ -6,8 +6,19 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from optpipe.core.measurement import Measurement, Mode, Scenario, Subject, Validity
-from optpipe.measuring.figures import GROUPS, PARTS, figures, images_per_second
+from optpipe.core.measurement import (
+    Measurement,
+    Mode,
+    Scenario,
+    Subject,
+    Validity,
+)
+from optpipe.measuring.figures import (
+    GROUPS,
+    PARTS,
+    figures,
+    images_per_second,
+)
 
 CALLS = st.lists(
     st.tuples(st.one_of(st.integers(0, 10**15), st.just(1_000_000)), st.integers(1, 512)), min_size=1, max_size=45

@@ -1,6 +1,13 @@
 from dataclasses import replace
 
-from optpipe.core.measurement import Estimate, Measurement, Mode, Scenario, Subject, Validity
+from optpipe.core.measurement import (
+    Estimate,
+    Measurement,
+    Mode,
+    Scenario,
+    Subject,
+    Validity,
+)
 from optpipe.measuring.marks import marked
 
 

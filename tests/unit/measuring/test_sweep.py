@@ -9,16 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.measurements import planted
 
-from optpipe.core.measurement import (
-    Reason,
-    Subject,
-    Validity,
-)
+from optpipe.core.measurement import Reason, Subject, Validity
 from optpipe.errors import BadInputError, StageError
 from optpipe.measuring.interleave import Comparison, interleaved
 from optpipe.measuring.rate import highest_rate
 from optpipe.measuring.slo import Slo, slo_from_text
-from optpipe.measuring.sweep import batch_sizes_from_text, largest_inside, nearest, saturated, sweep
+from optpipe.measuring.sweep import (
+    batch_sizes_from_text,
+    largest_inside,
+    nearest,
+    saturated,
+    sweep,
+)
 from optpipe.stats.ratio import Change
 
 

@@ -5,7 +5,12 @@ from tests.fakes.measurements import planted
 
 from optpipe.backends.registry import BACKENDS, options_in_force, runtime_options
 from optpipe.core.measurement import Reason, Subject
-from optpipe.measuring.tune import alternatives, choices, chosen, tune
+from optpipe.measuring.tune import (
+    alternatives,
+    choices,
+    chosen,
+    tune,
+)
 
 DEFAULTS = {
     "nhwc": True,

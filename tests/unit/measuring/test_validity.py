@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optpipe.core.measurement import MACHINE_COLUMNS, SAMPLE_COLUMNS, Mode, OutputCheck, Scenario
+from optpipe.core.measurement import (
+    MACHINE_COLUMNS,
+    SAMPLE_COLUMNS,
+    Mode,
+    OutputCheck,
+    Scenario,
+)
 from optpipe.measuring.validity import LIMITS, Evidence, reasons_for
 
 GENERATOR = np.random.default_rng(5)

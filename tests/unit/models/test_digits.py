@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from optpipe.core.shipped import shipped
+from optpipe.workspace.shipped import shipped
 
 SPLITS = ("train", "calibration", "validation")
 DATA = shipped("calibration") / "digits"

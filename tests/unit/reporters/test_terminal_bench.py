@@ -4,10 +4,7 @@ import pytest
 from tests.fakes.console import text_of
 from tests.fakes.measurements import planted
 
-from optpipe.core.measurement import (
-    Reason,
-    Subject,
-)
+from optpipe.core.measurement import Reason, Subject
 from optpipe.core.measurement_json import as_json
 from optpipe.errors import BadInputError
 from optpipe.measuring.tune import Trial, tuning_record

@@ -9,14 +9,14 @@ from tests.golden import phenomena
 from tests.golden.nsys_export import Recording
 
 from optpipe.reporters.terminal_profile import diff_text, profile_text
-from optpipe.trace.analysis import analysis_from_trace
-from optpipe.trace.diff import Side, diff
-from optpipe.trace.kernels import short_name
-from optpipe.trace.layer_cost import LayerCost
-from optpipe.trace.peaks import Peaks
-from optpipe.trace.read import trace_from_sqlite
-from optpipe.trace.report import document_from_profile, profile_from_trace
-from optpipe.trace.roofline import Graph
+from optpipe.trace.findings.diff import Side, diff
+from optpipe.trace.findings.report import document_from_profile, profile_from_trace
+from optpipe.trace.layers.layer_cost import LayerCost
+from optpipe.trace.layers.peaks import Peaks
+from optpipe.trace.layers.roofline import Graph
+from optpipe.trace.recording.read import trace_from_sqlite
+from optpipe.trace.timeline.analysis import analysis_from_trace
+from optpipe.trace.timeline.kernels import short_name
 
 BUILDERS = [value for value in vars(phenomena).values() if callable(value) and value.__module__ == phenomena.__name__]
 

@@ -4,13 +4,13 @@ import pytest
 
 from optpipe.core.card import card_from_file
 from optpipe.core.events import Silent
-from optpipe.core.store import Store
 from optpipe.core.weights import WeightsRequest, weights_from_text
 from optpipe.errors import BadInputError
+from optpipe.export.exported import exported_model
+from optpipe.export.model import Model
 from optpipe.sources.card_file import CardSource
-from optpipe.stages.export import CARD as CARD_FILE
-from optpipe.stages.export import exported_model
-from optpipe.stages.model import Model
+from optpipe.workspace.file_names import CARD as CARD_FILE
+from optpipe.workspace.store import Store
 
 CARD = """
 name = "flat"

@@ -5,9 +5,9 @@ import pytest
 from optpipe.core.transform import CenterCrop, Resize
 from optpipe.core.weights import weights_from_text
 from optpipe.errors import BadInputError
+from optpipe.preprocess.preprocess import image_transform
 from optpipe.sources.python_file import PythonFileSource
 from optpipe.sources.resolve import source_from_text
-from optpipe.stages.preprocess.stage import image_transform
 
 FILE = """
 import torch

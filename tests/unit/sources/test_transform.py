@@ -6,7 +6,15 @@ from torchvision import transforms as v1
 from torchvision.models import get_model_weights, list_models
 from torchvision.transforms import v2
 
-from optpipe.core.transform import CenterCrop, Decode, Normalize, Pack, Rescale, Resize, Transform
+from optpipe.core.transform import (
+    CenterCrop,
+    Decode,
+    Normalize,
+    Pack,
+    Rescale,
+    Resize,
+    Transform,
+)
 from optpipe.errors import BadInputError
 from optpipe.inputs.reference import apply
 from optpipe.inputs.synthetic import synthetic_picture

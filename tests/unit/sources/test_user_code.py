@@ -7,8 +7,8 @@ import pytest
 
 from optpipe.core.weights import WeightsRequest
 from optpipe.errors import BadInputError
+from optpipe.export.model import Model
 from optpipe.sources.python_file import PythonFileSource
-from optpipe.stages.model import Model
 
 NET = """
 import json

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from tests.golden.nsys_export import Recording
 
-from optpipe.trace.frames import Trace
-from optpipe.trace.read import trace_from_sqlite
-from optpipe.trace.report import Profile, profile_from_trace
+from optpipe.trace.findings.report import Profile, profile_from_trace
+from optpipe.trace.recording.frames import Trace
+from optpipe.trace.recording.read import trace_from_sqlite
 
 SAMPLE = Path(__file__).parents[2] / "golden" / "traces" / "h200-resnet50-fp16-b8.sqlite"
 

@@ -21,9 +21,9 @@ from optpipe.commands.profile import profile
 from optpipe.core.verdict import Verdict
 from optpipe.errors import BadInputError, ExitStatus, OptpipeError
 from optpipe.reporters.terminal_profile import profile_text
-from optpipe.trace.files import trace_from_path
-from optpipe.trace.kernels import short_name
-from optpipe.trace.report import document_from_profile, profile_from_trace
+from optpipe.trace.findings.report import document_from_profile, profile_from_trace
+from optpipe.trace.recording.files import trace_from_path
+from optpipe.trace.timeline.kernels import short_name
 
 NODES = SAMPLE.with_name("h200-digits-fp16-ort-nodes.sqlite")
 

@@ -6,12 +6,12 @@ import pytest
 from tests.golden import phenomena
 from tests.golden.nsys_export import Recording
 
-from optpipe.trace.bottleneck import Limit
-from optpipe.trace.frames import Trace
-from optpipe.trace.layer_cost import LayerCost
-from optpipe.trace.peaks import Peaks
-from optpipe.trace.report import profile_from_trace
-from optpipe.trace.roofline import Graph
+from optpipe.trace.findings.bottleneck import Limit
+from optpipe.trace.findings.report import profile_from_trace
+from optpipe.trace.layers.layer_cost import LayerCost
+from optpipe.trace.layers.peaks import Peaks
+from optpipe.trace.layers.roofline import Graph
+from optpipe.trace.recording.frames import Trace
 
 PEAKS = Peaks("a device", "measured", {"fp32": 1e12}, 1e9)
 RELU = LayerCost("relu", "Relu", "fp32", macs=0, bytes=20_000, fused_bytes=0)

@@ -8,8 +8,15 @@ from tests.unit.trace.conftest import SAMPLE
 
 from optpipe.core.events import Silent
 from optpipe.errors import MissingError, StageError
-from optpipe.trace.capture import CaptureOptions, Recorded, exported, nsys_command, refusal, require_nsys
-from optpipe.trace.ncu import against_peaks, counters, rows_from_csv
+from optpipe.trace.layers.ncu import against_peaks, counters, rows_from_csv
+from optpipe.trace.recording.capture import (
+    CaptureOptions,
+    Recorded,
+    exported,
+    nsys_command,
+    refusal,
+    require_nsys,
+)
 
 
 def _command(version: str, options: CaptureOptions | None = None, *, on_gpu: bool = True, whole: bool = False) -> str:

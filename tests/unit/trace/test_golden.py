@@ -8,16 +8,16 @@ from tests.golden import phenomena
 from tests.golden.nsys_export import THREAD, Recording
 
 from optpipe.core.verdict import Verdict
-from optpipe.trace.analysis import analysis_from_trace, measured_part
-from optpipe.trace.bottleneck import Limit
-from optpipe.trace.diff import Side, diff
-from optpipe.trace.frames import Trace
-from optpipe.trace.layer_cost import LayerCost
-from optpipe.trace.layers import layered_part
-from optpipe.trace.peaks import Peaks
-from optpipe.trace.report import Profile, document_from_profile, profile_from_trace
-from optpipe.trace.roofline import Graph
-from optpipe.trace.timeline import Cause
+from optpipe.trace.findings.bottleneck import Limit
+from optpipe.trace.findings.diff import Side, diff
+from optpipe.trace.findings.report import Profile, document_from_profile, profile_from_trace
+from optpipe.trace.layers.layer_cost import LayerCost
+from optpipe.trace.layers.layers import layered_part
+from optpipe.trace.layers.peaks import Peaks
+from optpipe.trace.layers.roofline import Graph
+from optpipe.trace.recording.frames import Trace
+from optpipe.trace.timeline.analysis import analysis_from_trace, measured_part
+from optpipe.trace.timeline.timeline import Cause
 
 US = 1_000
 Judged = Callable[[Recording], Profile]

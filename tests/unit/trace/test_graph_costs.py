@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from optpipe.core.tensors import InputSpec
-from optpipe.trace.graph_costs import graph_from_onnx, graph_from_program
-from optpipe.trace.peaks import Peaks
-from optpipe.trace.roofline import Graph, roofline
+from optpipe.trace.layers.graph_costs import graph_from_onnx, graph_from_program
+from optpipe.trace.layers.peaks import Peaks
+from optpipe.trace.layers.roofline import Graph, roofline
 
 PEAKS = Peaks("a device", "measured", {"fp32": 1e11, "int8": 4e11}, 1e10)
 SIZE = 4 * 2 * 8 * 4 * 4

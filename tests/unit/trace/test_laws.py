@@ -10,12 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.golden.nsys_export import THREAD, Recording
 
-from optpipe.trace.analysis import Analysis, analysis_from_trace
-from optpipe.trace.diff import Side, diff
-from optpipe.trace.intervals import complement, covered, difference, intersection, union
-from optpipe.trace.read import trace_from_sqlite
-from optpipe.trace.report import document_from_profile, profile_from_trace
-from optpipe.trace.timeline import split
+from optpipe.trace.findings.diff import Side, diff
+from optpipe.trace.findings.report import document_from_profile, profile_from_trace
+from optpipe.trace.recording.read import trace_from_sqlite
+from optpipe.trace.timeline.analysis import Analysis, analysis_from_trace
+from optpipe.trace.timeline.intervals import (
+    complement,
+    covered,
+    difference,
+    intersection,
+    union,
+)
+from optpipe.trace.timeline.timeline import split
 
 SPANS = st.lists(st.tuples(st.integers(0, 200), st.integers(0, 40)), max_size=12)
 NAMES = ("sm90_xmma_gemm_f16f16_f16f32", "ampere_sgemm_128x64_tn", "void relu_kernel<float>(int)")

@@ -11,16 +11,21 @@ import pytest
 from tests.golden.nsys_export import US, Recording
 
 from optpipe.errors import StageError
-from optpipe.trace.analysis import analysis_from_trace, measured_part
-from optpipe.trace.frames import Trace
-from optpipe.trace.layer_cost import LayerCost
-from optpipe.trace.layers import layer_kernels
-from optpipe.trace.ort_nodes import Anchor, NodeRun, node_runs, with_node_ranges
-from optpipe.trace.peaks import Peaks
-from optpipe.trace.projection import LAYERS_RANGE
-from optpipe.trace.read import trace_from_sqlite
-from optpipe.trace.report import Profile, document_from_profile, profile_from_trace
-from optpipe.trace.roofline import Graph
+from optpipe.trace.findings.report import Profile, document_from_profile, profile_from_trace
+from optpipe.trace.layers.layer_cost import LayerCost
+from optpipe.trace.layers.layers import layer_kernels
+from optpipe.trace.layers.ort_nodes import (
+    Anchor,
+    NodeRun,
+    node_runs,
+    with_node_ranges,
+)
+from optpipe.trace.layers.peaks import Peaks
+from optpipe.trace.layers.roofline import Graph
+from optpipe.trace.ranges import LAYERS_RANGE
+from optpipe.trace.recording.frames import Trace
+from optpipe.trace.recording.read import trace_from_sqlite
+from optpipe.trace.timeline.analysis import analysis_from_trace, measured_part
 
 Read = Callable[[Recording], Trace]
 GOLDEN = Path(__file__).parents[2] / "golden" / "traces"

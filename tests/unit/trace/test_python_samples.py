@@ -11,8 +11,8 @@ from tests.golden.nsys_export import THREAD
 from tests.golden.phenomena import launch_bound
 
 from optpipe.errors import StageError
-from optpipe.trace.files import trace_from_path
-from optpipe.trace.python_samples import samples_from_json
+from optpipe.trace.recording.files import trace_from_path
+from optpipe.trace.recording.python_samples import samples_from_json
 
 STRINGS = ["zero", "decode", "&lt;module&gt;", "/home/someone/secret/job.py"]
 

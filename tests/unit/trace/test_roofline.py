@@ -8,11 +8,11 @@ import pytest
 from onnx import TensorProto, helper
 
 from optpipe.core.tensors import InputSpec
-from optpipe.trace.graph_costs import graph_from_onnx
-from optpipe.trace.layer_cost import LayerCost
-from optpipe.trace.ort_nodes import layer_times
-from optpipe.trace.peaks import Peaks, sheet_peaks
-from optpipe.trace.roofline import (
+from optpipe.trace.layers.graph_costs import graph_from_onnx
+from optpipe.trace.layers.layer_cost import LayerCost
+from optpipe.trace.layers.ort_nodes import layer_times
+from optpipe.trace.layers.peaks import Peaks, sheet_peaks
+from optpipe.trace.layers.roofline import (
     Graph,
     Quadrant,
     graph_from_document,

@@ -8,8 +8,8 @@ import pytest
 from tests.unit.trace.conftest import SAMPLE
 
 from optpipe.core.verdict import Verdict
-from optpipe.trace.bottleneck import Limit
-from optpipe.trace.report import Profile, document_from_profile
+from optpipe.trace.findings.bottleneck import Limit
+from optpipe.trace.findings.report import Profile, document_from_profile
 
 
 def _query(sql: str) -> list[tuple[str, int, int]]:

@@ -10,10 +10,32 @@ from optpipe.core.measurement import SAMPLE_COLUMNS, Mode, Scenario
 from optpipe.errors import StageError
 from optpipe.stats.ratio import SMALLEST_ROUNDS
 from optpipe.worker import checks
-from optpipe.worker.checks import Reservoir, answers_before, cache_probe, checks_that_fit, outputs_verdict
-from optpipe.worker.plan import Point, SessionPlan, point_from_json, session_from_json
-from optpipe.worker.rotation import FEWEST, MOST, never_seen, rotation
-from optpipe.worker.spool import CHUNK_RECORDS, Spool, frame_from_spool, request_stop, spooled_count
+from optpipe.worker.checks import (
+    Reservoir,
+    answers_before,
+    cache_probe,
+    checks_that_fit,
+    outputs_verdict,
+)
+from optpipe.worker.plan import (
+    Point,
+    SessionPlan,
+    point_from_json,
+    session_from_json,
+)
+from optpipe.worker.rotation import (
+    FEWEST,
+    MOST,
+    never_seen,
+    rotation,
+)
+from optpipe.worker.spool import (
+    CHUNK_RECORDS,
+    Spool,
+    frame_from_spool,
+    request_stop,
+    spooled_count,
+)
 
 
 def test_plans_survive_json():

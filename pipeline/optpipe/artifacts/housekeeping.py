@@ -1,0 +1,172 @@
+"""Listing and removing what is stored."""
+
+import fcntl
+import shutil
+from collections.abc import Iterable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from optpipe.errors import BadInputError
+from optpipe.workspace.manifest import MANIFEST, damage
+from optpipe.workspace.runs import load_run, require_unchanged, run_folders
+from optpipe.workspace.store import Entry, Store, folder_bytes
+
+_KEPT = ("artifact",)
+"""Entries of these kinds stay, and so does all that they were made from; everything else goes with them."""
+
+
+def entry_record(entry: Entry) -> dict[str, Any]:
+    """One line of `optpipe ls`."""
+    info = entry.info
+    return {
+        "id": entry.id,
+        "kind": entry.manifest.kind,
+        "model": info.get("model") or info.get("name"),
+        "backend": info.get("backend"),
+        "precision": info.get("precision"),
+        "device": info.get("device"),
+        "size_bytes": entry.size_bytes,
+        "created": entry.manifest.created,
+        "path": str(entry.path),
+    }
+
+
+def stored_record(store: Store) -> dict[str, Any]:
+    """The JSON document of `optpipe ls`."""
+    entries, damaged = store.listed()
+    return {
+        "workspace": str(store.workspace),
+        "entries": [entry_record(entry) for entry in sorted(entries, key=lambda each: each.manifest.created)],
+        "damaged": [folder.name for folder in damaged],
+        "runs": [run_record(folder) for folder in run_folders(store.workspace)],
+    }
+
+
+def run_record(folder: Path) -> dict[str, Any]:
+    """One run's line of `optpipe ls`."""
+    record = {"run_id": folder.name, "size_bytes": folder_bytes(folder), "path": str(folder)}
+    try:
+        manifest = load_run(folder).manifest
+    except BadInputError:
+        status = "damaged" if (folder / MANIFEST).is_file() else "unfinished"
+        return {**record, "kind": folder.name.partition("-")[0], "status": status, "command": None}
+    return {**record, "kind": manifest["kind"], "status": manifest["status"], "command": manifest["command"]}
+
+
+def run_details(folder: Path) -> dict[str, Any]:
+    """All that `optpipe show` says of a run. Raises BadInputError where it is not as it was written."""
+    run = load_run(folder)
+    require_unchanged(run)
+    return {**run_record(folder), **run.manifest}
+
+
+def entry_details(entry: Entry) -> dict[str, Any]:
+    """All that `optpipe show` says."""
+    manifest = entry.manifest
+    return {
+        **entry_record(entry),
+        "files": {
+            name: {"sha256": each.sha256, "size_bytes": each.size_bytes} for name, each in manifest.files.items()
+        },
+        "parents": list(manifest.parents),
+        "command": manifest.command,
+        "seconds": manifest.seconds,
+        "info": dict(manifest.info),
+        "recipe": dict(manifest.recipe),
+        "environment": dict(manifest.environment),
+    }
+
+
+def removed(store: Store, prefix: str, *, with_dependents: bool) -> dict[str, Any]:
+    """Removes one entry; raises `BadInputError` where others were made from it and are not to go too."""
+    folder = found_run(store, prefix)
+    if folder is not None:
+        return _remove(store, [folder], dry_run=False)
+    entry = store.find(prefix)
+    dependents = _dependents(entry.id, store.entries())
+    if dependents and not with_dependents:
+        names = ", ".join(each.path.name for each in dependents[:3])
+        count = "1 entry" if len(dependents) == 1 else f"{len(dependents)} entries"
+        message = f"{entry.path.name} has {count} made from it ({names}); pass --with-dependents to remove them too"
+        raise BadInputError(message)
+    with store.alone():
+        return _remove(store, [each.path for each in (*reversed(dependents), entry)], dry_run=False)
+
+
+def found_run(store: Store, prefix: str) -> Path | None:
+    """The one run or damaged entry whose name, or id, starts with `prefix`; None where an entry may be meant."""
+    entries, damaged = store.listed()
+    if any(entry.fits(prefix) for entry in entries):
+        return None
+    folders = [*damaged, *run_folders(store.workspace)]
+    found = [each for each in folders if each.name.startswith(prefix) or each.name.partition("-")[2].startswith(prefix)]
+    if len(found) > 1:
+        message = (
+            f"'{prefix}' fits {len(found)} runs ({', '.join(each.name for each in found[:5])}); give more of one name"
+        )
+        raise BadInputError(message)
+    return found[0] if found else None
+
+
+def _dependents(ident: str, entries: Iterable[Entry]) -> list[Entry]:
+    """Everything made from an entry, nearest first."""
+    entries = list(entries)
+    found: list[Entry] = []
+    wave = {ident}
+    while wave:
+        nearer = [each for each in entries if wave & set(each.manifest.parents) and each not in found]
+        found += nearer
+        wave = {each.id for each in nearer}
+    return found
+
+
+def collected(store: Store, *, dry_run: bool) -> dict[str, Any]:
+    """Removes scratch folders of dead runs, damaged entries, and what no artifact needs.
+
+    Raises StageError while another process makes entries: no artifact needs them yet.
+    """
+    with nullcontext() if dry_run or not store.workspace.is_dir() else store.alone():
+        return _collected(store, dry_run=dry_run)
+
+
+def _collected(store: Store, *, dry_run: bool) -> dict[str, Any]:
+    entries, broken = store.listed()
+    by_id = {entry.id: entry for entry in entries}
+    needed: set[str] = set()
+    wave = [entry for entry in entries if entry.manifest.kind in _KEPT and damage(entry.path, entry.manifest) is None]
+    while wave:
+        needed |= {entry.id for entry in wave}
+        wave = [
+            by_id[parent]
+            for entry in wave
+            for parent in entry.manifest.parents
+            if parent in by_id and parent not in needed
+        ]
+    verified = {e.id for e in entries if e.manifest.kind == "verification" and set(e.manifest.parents) <= needed}
+    unneeded = [entry.path for entry in entries if entry.id not in needed | verified]
+    record = _remove(store, [*unneeded, *broken], dry_run=dry_run)
+    record["scratch_bytes"] = _sweep(store, dry_run=dry_run)
+    return record
+
+
+def _remove(store: Store, folders: list[Path], *, dry_run: bool) -> dict[str, Any]:
+    freed = sum(folder_bytes(each) if dry_run else store.remove_folder(each) for each in folders)
+    return {"removed": [each.name for each in folders], "freed_bytes": freed, "dry_run": dry_run}
+
+
+def _sweep(store: Store, *, dry_run: bool) -> int:
+    """Deletes scratch folders whose maker is gone: it holds a lock for as long as it lives."""
+    freed = 0
+    for scratch in sorted((store.workspace / "tmp").glob("*")):
+        lock = store.workspace / "locks" / scratch.name.removesuffix(".removed")
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        with lock.open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            freed += folder_bytes(scratch)
+            if not dry_run:
+                shutil.rmtree(scratch)
+    return freed

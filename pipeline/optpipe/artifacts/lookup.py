@@ -1,0 +1,211 @@
+"""Which stored artifacts a command means by `resnet50`, an id, or a file, and what is known about their inputs."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from optpipe.backends.base import Device
+from optpipe.backends.registry import options_in_force
+from optpipe.core.advice import advised
+from optpipe.core.card import ModelCard, card_from_file, name_from_factory
+from optpipe.core.hashing import file_sha256
+from optpipe.errors import BadInputError, MissingError
+from optpipe.sources.card_file import CardSource
+from optpipe.workspace.file_names import CARD, ONNX
+from optpipe.workspace.store import Entry, Store
+
+
+@dataclass(frozen=True, slots=True)
+class StoredArtifact:
+    """An artifact of the store with its model's card and, where there is one, its reference."""
+
+    entry: Entry
+    card: ModelCard
+    model: Entry
+    reference: Entry | None
+
+    @property
+    def label(self) -> str:
+        """`onnxruntime fp16 (cuda)`."""
+        info = self.entry.info
+        return f"{info['backend']} {info['precision']} ({info['device']})"
+
+    def given(self, options: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        """Of `options`, by backend as they were typed, those for its own."""
+        return dict(options.get(self.entry.info["backend"], {}))
+
+    def options_in_force(self, options: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        """Its runtime options with those that are given; raises BadInputError for one that its backend does not have."""
+        return options_in_force(self.entry.info, self.given(options))
+
+    @property
+    def batch_range(self) -> tuple[int, int]:
+        """The smallest and largest batch of its profile."""
+        return max(each.min[0] for each in self.card.inputs), min(each.max[0] for each in self.card.inputs)
+
+
+def artifacts_named(
+    text: str,
+    store: Store,
+    precisions: Sequence[str] = (),
+    backends: Sequence[str] = (),
+    device: Device | None = None,
+) -> tuple[StoredArtifact, ...]:
+    """The newest artifact of each backend, precision and device that `text` and the filters name.
+
+    Raises BadInputError, with the build command, where there is none.
+    """
+    every = [entry for entry in store.entries() if entry.manifest.kind == "artifact"]
+    by_id = [entry for entry in every if len(text) >= 4 and entry.fits(text)]
+    named = by_id or builds_of(text, every)
+    wanted = [
+        entry
+        for entry in named
+        if (not precisions or entry.info["precision"] in precisions)
+        and (not backends or entry.info["backend"] in backends)
+        and (device is None or entry.info["device"] == device)
+    ]
+    if not wanted:
+        other = not named and bool(builds_of(text, every, any_content=True))
+        _refuse(text, store, named, precisions, backends, device, other_content=other)
+    newest = {(entry.info["backend"], entry.info["precision"], entry.info["device"]): entry for entry in wanted}
+    return tuple(_with_model(entry, store) for entry in newest.values())
+
+
+def runnable_here(artifacts: Sequence[StoredArtifact]) -> tuple[tuple[StoredArtifact, ...], dict[str, str]]:
+    """Those that can run here, and why the others cannot. Raises MissingError where none can."""
+    from optpipe.backends.registry import BACKENDS
+
+    reasons: dict[str, str] = {}
+    able = []
+    for each in artifacts:
+        info = each.entry.info
+        why_not = BACKENDS[info["backend"]].runnable(info, info["device"])
+        if why_not is None:
+            able.append(each)
+        else:
+            reasons[each.label] = why_not
+    if not able:
+        text = "; ".join(f"{label}: {why_not}" for label, why_not in reasons.items())
+        message = (
+            f"nothing that was built can run here: {text}\n`{advised('build MODEL --backend auto')}` builds what can"
+        )
+        raise MissingError(message)
+    return tuple(able), reasons
+
+
+def builds_of(text: str, artifacts: Sequence[Entry], *, any_content: bool = False) -> list[Entry]:
+    """Those that were built of the MODEL typed so: a name, a source, or the path of a file, factory or card.
+
+    Of an ONNX file those of its present content, or of `any_content`: two files may share a name, and one may have changed since.
+    """
+    path, (file, _, factory) = Path(text), text.rpartition(":")
+    if file.endswith(".py"):
+        return [
+            each for each in artifacts if _model(each) == name_from_factory(text) and _is_factory(each, file, factory)
+        ]
+    if path.suffix == ".toml" and path.is_file():
+        name = CardSource(path).card.name
+        return [each for each in artifacts if _model(each) == name]
+    content = file_sha256(path) if not any_content and path.suffix == ".onnx" and path.is_file() else None
+    return [
+        each
+        for each in artifacts
+        if content is None or each.info["weights"]["source"] != "embedded" or each.info["weights"]["sha256"] == content
+        if _is_called(each, text) or (path.suffix in (".onnx", ".toml") and path.stem == _model(each))
+    ]
+
+
+def _model(artifact: Entry) -> str:
+    return str(artifact.info["model"])
+
+
+def _is_factory(artifact: Entry, file: str, factory: str) -> bool:
+    own, _, name = str(artifact.info["source"]).rpartition(":")
+    return factory == name and Path(file).resolve() == Path(own).resolve()
+
+
+def _is_called(artifact: Entry, text: str) -> bool:
+    """Whether it is the model's name, its source, or what a library calls it (`resnet50` of `torchvision:resnet50`)."""
+    file, _, name = str(artifact.info["source"]).partition(":")
+    return text in (_model(artifact), artifact.info["source"]) or (text == name != "" and not file.endswith(".py"))
+
+
+def typed(card: ModelCard) -> str:
+    """The MODEL of a command that means this model, as far as its card tells."""
+    named = card.source.startswith(("timm:", "hf:"))
+    own = card.name == (Path(card.source).stem if card.source.endswith(".onnx") else name_from_factory(card.source))
+    return shlex.quote(card.source if named or own else card.name)
+
+
+def differing(artifacts: Sequence[StoredArtifact]) -> str | None:
+    """What to say of artifacts that were made of different weights or sources, as after training again; None where they were not."""
+    made = [{key: each.model.manifest.recipe["model"].get(key) for key in ("source", "weights")} for each in artifacts]
+    other = next((each for each, found in zip(artifacts, made, strict=True) if found != made[0]), None)
+    if other is None:
+        return None
+    first = artifacts[0]
+    return (
+        f"{first.label} ({first.entry.id}) and {other.label} ({other.entry.id}) are not of the same {first.card.name}: its source or "
+        "weights have changed between their builds; build them together"
+    )
+
+
+def _refuse(
+    text: str,
+    store: Store,
+    named: Sequence[Entry],
+    precisions: Sequence[str],
+    backends: Sequence[str],
+    device: Device | None,
+    *,
+    other_content: bool,
+) -> None:
+    flags = "".join(
+        f" --{name} {','.join(values)}" for name, values in (("precision", precisions), ("backend", backends)) if values
+    ) + (f" --device {device}" if device else "")
+    what = f"{text}{flags}"
+    built = sorted({f"{entry.info['backend']} {entry.info['precision']}" for entry in named})
+    here = f" (built are: {', '.join(built)})" if built else ""
+    if other_content:
+        here = "; what was built by that name had another content"
+    message = f"nothing is built for {what} in {store.workspace}{here}\n`{advised(f'build {text}{flags}', store.workspace)}` builds it"
+    raise BadInputError(message)
+
+
+def _with_model(entry: Entry, store: Store) -> StoredArtifact:
+    model = store.find(f"model-{entry.manifest.parents[0]}")
+    references = [
+        each for each in store.entries() if each.manifest.kind == "reference" and model.id in each.manifest.parents
+    ]
+    card = card_from_file(store.verified(model, CARD).file(CARD))
+    return StoredArtifact(entry, card, model, references[-1] if references else None)
+
+
+def checked_batches(artifact: StoredArtifact, sizes: Sequence[int] | None) -> tuple[int, ...]:
+    """The batch sizes to measure: those given, all inside the profile, or powers of two up to its end."""
+    low, high = artifact.batch_range
+    if sizes is None:
+        return tuple(size for size in (1 << power for power in range(20)) if low <= size <= high) or (low,)
+    outside = [size for size in sizes if not low <= size <= high]
+    if outside:
+        info, wider = artifact.entry.info, f"{min(low, *outside)}:{high}:{max(high, *outside)}"
+        build = f"{typed(artifact.card)} --precision {info['precision']} --backend {info['backend']} --batch {wider}"
+        way_out = f"`{advised(f'build {build}')}` builds one that holds it"
+        if low == high and _is_fixed(artifact):
+            way_out = f"the ONNX file itself takes only {low}: leave --batch out, or build a file whose first dimension is open"
+        message = f"batch {outside[0]} is outside the profile {low}…{high} of {artifact.label}\n{way_out}"
+        raise BadInputError(message)
+    return tuple(sizes)
+
+
+def _is_fixed(artifact: StoredArtifact) -> bool:
+    """Whether it was built from an ONNX file with a number for the batch, which no other build can change."""
+    import onnx
+
+    if artifact.entry.info["weights"]["source"] != "embedded":
+        return False
+    graph = onnx.load(artifact.model.file(ONNX), load_external_data=False).graph
+    return any(each.type.tensor_type.shape.dim[0].dim_value > 0 for each in graph.input)

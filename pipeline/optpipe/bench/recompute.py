@@ -1,0 +1,164 @@
+"""Measurements computed anew from their raw samples: nothing that a run has stored about itself is believed."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optpipe.core.disagreements import disagreements, plain_json
+from optpipe.core.measurement import MEASUREMENTS_FILE, Measurement
+from optpipe.core.measurement_json import as_json, measurements_of
+from optpipe.errors import BadInputError, first_line
+from optpipe.measuring.validity import LIMITS, RULES
+from optpipe.workspace.runs import Run, json_of_run
+
+if TYPE_CHECKING:
+    import polars as pl
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from optpipe.core.measurement import (
+    MACHINE_COLUMNS,
+    SAMPLE_COLUMNS,
+    Phase,
+)
+from optpipe.measuring.measured import Measured
+from optpipe.workspace.runs import require_unchanged
+
+if TYPE_CHECKING:
+    import polars as pl
+
+NEEDED = ("phase", "images", "scheduled_ns", "start_ns", "end_ns")
+
+
+def measured_from_run(
+    run: Run, confidence: float = 0.95, only: Iterable[str] | None = None, *, whole: bool = True, judged: bool = False
+) -> tuple[Measured, ...]:
+    """The measurements of a bench run, computed anew from the raw samples.
+
+    `only` names the artifacts wanted; with `judged`, validity, energy and memory are computed anew too. Raises
+    BadInputError where a file is not as the run's manifest says; with `whole=False` files that were left out on purpose
+    are no fault.
+    """
+    require_unchanged(run, whole=whole)
+    document = json_of_run(run, MEASUREMENTS_FILE)
+    wanted = None if only is None else set(only)
+    found = [one for one in measurements_of(document) if wanted is None or one.subject.artifact in wanted]
+    return tuple(
+        Measured(
+            (judged_again if judged else recomputed)(one, run.path, confidence),
+            run.run_id,
+            run.manifest.get("environment", {}),
+            _clock(one, run.path),
+        )
+        for one in found
+        if whole or one.samples_file is None or (run.path / one.samples_file).is_file()
+    )
+
+
+def _clock(found: Measurement, folder: Path) -> float | None:
+    """Median clock of the GPU during a measurement, in MHz; None without a GPU."""
+    import polars as pl
+
+    path = None if found.machine_file is None else folder / found.machine_file
+    if path is None or not path.is_file():
+        return None
+    clock = pl.read_parquet(path, columns=["gpu_sm_mhz"])["gpu_sm_mhz"].median()
+    return None if clock is None else float(clock)  # type: ignore[arg-type]
+
+
+def recomputed(stored: Measurement, folder: Path, confidence: float = 0.95) -> Measurement:
+    """`stored` with its latency and throughput computed from its Parquet file."""
+    from optpipe.measuring.figures import images_per_second
+    from optpipe.stats.percentiles import PERCENTS, summary_from_ns
+
+    frame = None if stored.samples_file is None else samples(folder / stored.samples_file)
+    if frame is None or frame.height == 0:
+        return _unmeasured(stored)
+    durations = (frame["end_ns"] - frame["scheduled_ns"]).to_numpy()
+    return replace(
+        stored,
+        latency=summary_from_ns(durations, PERCENTS, confidence),
+        throughput_images_per_s=images_per_second(frame, stored.scenario, confidence),
+        samples=frame.height,
+    )
+
+
+def judged_again(stored: Measurement, folder: Path, confidence: float = 0.95, highest: float = 99.9) -> Measurement:
+    """`stored` with every figure, percentiles up to `highest`, and its verdict computed from samples and machine rows."""
+    from optpipe.measuring.figures import computed_again
+
+    frame = None if stored.samples_file is None else samples(folder / stored.samples_file, tuple(SAMPLE_COLUMNS))
+    if frame is None or frame.height == 0:
+        return _unmeasured(stored)
+    machine = _machine_rows(None if stored.machine_file is None else folder / stored.machine_file)
+    return computed_again(stored, frame, machine, highest=highest, confidence=confidence)
+
+
+def _unmeasured(stored: Measurement) -> Measurement:
+    return replace(stored, latency=None, throughput_images_per_s=None, samples=0)
+
+
+def _machine_rows(path: Path | None) -> "pl.DataFrame":
+    import polars as pl
+
+    schema = {name: getattr(pl, kind) for name, kind in MACHINE_COLUMNS.items()}
+    if path is None:
+        return pl.DataFrame(schema=schema)
+    try:
+        return pl.read_parquet(path, columns=list(schema)).cast(schema)  # type: ignore[arg-type]
+    except (pl.exceptions.PolarsError, OSError) as error:
+        message = f"cannot read the machine's rows in {path}: {first_line(error)}"
+        raise BadInputError(message) from error
+
+
+def samples(path: Path, columns: tuple[str, ...] = NEEDED) -> "pl.DataFrame":
+    """The measured queries of one Parquet file, in the order of their end; `columns` of them."""
+    import polars as pl
+
+    try:
+        lazy = pl.scan_parquet(path)
+        absent = [name for name in columns if name not in lazy.collect_schema()]
+        if absent:
+            message = f"{path} lacks the columns {', '.join(absent)}; it is not a file of raw samples"
+            raise BadInputError(message)
+        measured = lazy.filter(pl.col("phase") == Phase.MEASURED).select(columns)
+        return measured.cast({"images": pl.Int64}).sort("end_ns", maintain_order=True).collect()
+    except (pl.exceptions.PolarsError, OSError) as error:
+        message = f"cannot read the raw samples in {path}: {first_line(error)}"
+        raise BadInputError(message) from error
+
+
+def find_bench_disagreements(run: Run) -> Iterator[str]:
+    """Where `measurements.json` differs from what the raw samples give, one line each."""
+    document = json_of_run(run, MEASUREMENTS_FILE)
+    for one, stored in zip(measurements_of(document), document["measurements"], strict=True):
+        if one.samples_file is not None and (run.path / one.samples_file).is_file():
+            again = plain_json(as_json(judged_again(one, run.path, *_asked(one))))
+            same_rules = one.limits.get(RULES) == LIMITS[RULES]
+            said, found = (_record(each, same_rules=same_rules) for each in (stored, again))
+            yield from disagreements(said, found, f"{MEASUREMENTS_FILE}: {one.id}")
+
+
+def _record(document: Mapping[str, Any], *, same_rules: bool) -> dict[str, Any]:
+    """Without order among the reasons; without reasons where other rules of validity were in force."""
+    reasons = sorted(document["reasons"], key=lambda reason: str(reason["code"]))
+    return {**document, **({"reasons": reasons} if same_rules else {"reasons": [], "verdict": None})}
+
+
+def _asked(one: Measurement) -> tuple[float, float]:
+    """Confidence and highest percentile of the stored summary."""
+    if one.latency is None:
+        return 0.95, 99.0
+    asked = [each.percent for each in one.latency.percentiles] + [float(name[1:]) for name in one.latency.withheld]
+    return one.latency.confidence, max(asked, default=99.0)
+
+
+def measured_in(
+    runs: Sequence[Run], confidence: float, artifact: str | None, *, judged: bool = False
+) -> Iterator[Measured]:
+    """The measurements of `artifact` in the bench runs among `runs`; a run's files may be a part of it."""
+    only = None if artifact is None else [artifact]
+    for run in runs:
+        if run.kind == "bench":
+            yield from measured_from_run(run, confidence, only, whole=False, judged=judged)

@@ -1,0 +1,144 @@
+"""What a bench worker is told of one stored artifact: its inputs, what they must give, and the options in force."""
+
+import os
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from optpipe.artifacts.lookup import StoredArtifact
+from optpipe.core.advice import advised
+from optpipe.core.events import Listener
+from optpipe.core.measurement import Subject
+from optpipe.core.precision import Precision
+from optpipe.errors import BadInputError, OptpipeError
+from optpipe.export.reference import reference_tensors
+from optpipe.inputs.pool import (
+    SIZE,
+    images_pool,
+    pool_record,
+    save_pool,
+    varied,
+)
+from optpipe.measuring.measure import Frame, Load
+from optpipe.measuring.slo import Slo
+from optpipe.measuring.validity import LIMITS
+from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR
+from optpipe.worker.plan import SessionPlan
+from optpipe.workspace.file_names import REFERENCE
+from optpipe.workspace.runs import OpenRun
+from optpipe.workspace.store import Store
+
+POOL_LIMIT = 256
+
+
+@dataclass(frozen=True, slots=True)
+class BenchPlan:
+    """What to measure of every artifact."""
+
+    load: Load
+    batches: tuple[int, ...] | None = None
+    slo: Slo | None = None
+    tune: bool = False
+    to_the_end: bool = False
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    images: Path | None = None
+    affinity: tuple[int, ...] | None = None
+    limits: Mapping[str, float] = field(default_factory=lambda: dict(LIMITS))
+    seed: int = 0
+
+
+def prepared(
+    artifact: StoredArtifact, plan: BenchPlan, store: Store, scratch: Path, directory: Path
+) -> tuple[SessionPlan, Frame]:
+    """The worker's plan with its inputs on disk, and what is said of every measurement of this artifact."""
+    info, card = artifact.entry.info, artifact.card
+    real, expected = _known_inputs(artifact, store)
+    kind = "images" if card.transform is not None else "texts" if card.tokenization is not None else "synthetic"
+    if plan.images is not None:
+        real, expected = images_pool(card, plan.images), {}
+    count = min(len(array) for array in real.values())
+    pool = varied(real, max(SIZE, count), plan.seed)
+    caveats = () if info["weights"]["trained"] else ("random-weights",)
+    session = SessionPlan(
+        loader="optpipe.worker.loading:stored",
+        arguments={
+            "workspace": str(store.workspace),
+            "entry": artifact.entry.path.name,
+            "backend": info["backend"],
+            "device": info["device"],
+            "options": {},
+        },
+        inputs=save_pool(scratch, "input", pool),
+        reference=save_pool(scratch, "reference", expected),
+        reference_name="the source model",
+        tolerance=TOLERATED_RELATIVE_ERROR[Precision(info["precision"])],
+        device=info["device"],
+        streams=plan.load.streams,
+        affinity=plan.affinity,
+        seed=plan.seed,
+    )
+    frame = Frame(
+        directory=directory,
+        limits=plan.limits,
+        inputs=pool_record(kind, count, pool, plan.seed),
+        caveats=(*caveats, *(("synthetic-inputs",) if kind == "synthetic" else ())),
+    )
+    return session, frame
+
+
+@contextmanager
+def recoverable(run: OpenRun, listener: Listener) -> Iterator[None]:
+    """Says of a run that is not finished, because something failed in the block, how what was measured is had after all."""
+    try:
+        yield
+    except (OptpipeError, OSError, KeyboardInterrupt):
+        if [*run.path.glob("samples/*.spool"), *run.path.glob("samples/*.parquet")]:
+            finish = advised(f"bench --recover {shlex.quote(str(run.path))}")
+            listener.warn(f"what was measured is kept: `{finish}` finishes the run")
+        raise
+
+
+def _known_inputs(artifact: StoredArtifact, store: Store) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The inputs that the build verified itself on, with the source model's answers; at most POOL_LIMIT of them."""
+    if artifact.reference is None:
+        message = f"{artifact.label} has no reference in the store; `{artifact.model.manifest.command}` makes it"
+        raise BadInputError(message)
+    known = reference_tensors(store.verified(artifact.reference, REFERENCE).file(REFERENCE))
+    return tuple({name: array[:POOL_LIMIT] for name, array in each.items()} for each in (known.inputs, known.outputs))  # type: ignore[return-value]
+
+
+def warn_of_threads(
+    artifact: StoredArtifact, options: Mapping[str, Any], affinity: Sequence[int] | None, listener: Listener
+) -> None:
+    """Says where a runtime that chooses its own number of threads may choose more than there are processors for the worker.
+
+    ONNX Runtime counts the machine's: pinned to one of two, `digits` scattered by 217 %, with threads=1 it was VALID.
+    """
+    usable, every = len(affinity or os.sched_getaffinity(0)), os.cpu_count() or 1
+    if artifact.entry.info["device"] == "cpu" and options.get("threads") == 0 and usable < every:
+        flag = f"--option {artifact.entry.info['backend']}.threads={usable}"
+        listener.warn(
+            f"{artifact.label}: {usable} of {every} processors may be used, and the runtime may start threads for all; "
+            f"{flag} keeps it to them"
+        )
+
+
+def subject_of(artifact: StoredArtifact, options: Mapping[str, Any]) -> Subject:
+    """What a measurement says that it measured."""
+    info = artifact.entry.info
+    weights = info["weights"]
+    return Subject(
+        artifact=artifact.entry.id,
+        backend=info["backend"],
+        precision=info["precision"],
+        device="cuda:0" if info["device"] == "cuda" else "cpu",
+        model=info["model"],
+        sha256=artifact.entry.sha256(info["file"]),
+        options=dict(options),
+        cuda_graph=None if info["device"] == "cpu" else bool(options.get("cuda_graph", False)),
+        threads=int(options["threads"]) or None if "threads" in options else None,
+        weights=str(weights["source"]) if not weights["trained"] else str(weights["sha256"]),
+    )

@@ -1,0 +1,101 @@
+"""Runs an artifact on the reference inputs and holds its outputs against the source model's."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optpipe.backends.base import Backend, Device, Session
+from optpipe.core.card import ModelCard, Task, card_from_file
+from optpipe.core.events import Listener
+from optpipe.core.precision import Precision
+from optpipe.export.reference import Reference, reference_tensors
+from optpipe.inputs.samples import row_batches
+from optpipe.stats.agreement import (
+    TOLERATED_RELATIVE_ERROR,
+    output_error,
+    top1_accuracy,
+    top1_agreement,
+)
+from optpipe.workspace.environment import gpus
+from optpipe.workspace.file_names import CARD, REFERENCE
+from optpipe.workspace.store import Entry, Store
+
+if TYPE_CHECKING:
+    import numpy as np
+
+REVISION = 1
+
+
+def verification(
+    artifact: Entry, reference: Entry, model: Entry, backend: Backend, device: Device, store: Store, listener: Listener
+) -> tuple[Entry, bool]:
+    """The store entry `verification`: errors per output, and whether all are inside the precision's tolerance.
+
+    Reruns where the artifact's bytes, the reference or the GPU differ.
+    """
+    card = card_from_file(model.file(CARD))
+    precision = Precision(artifact.info["precision"])
+    recipe = {
+        "revision": REVISION,
+        "artifact": {"id": artifact.id, "sha256": artifact.sha256(artifact.info["file"])},
+        "reference": reference.id,
+        "gpu": gpus()[0]["name"] if device == "cuda" and gpus() else None,
+    }
+
+    def make(directory: Path) -> Mapping[str, Any]:  # noqa: ARG001 - the outcome is the manifest's info alone
+        with backend.load(store.verified(artifact).path, artifact.info, device, {}) as session:
+            tensors = reference_tensors(reference.file(REFERENCE))
+            found = run_in_batches(session, card, tensors.inputs)
+        return parity_record(card, precision, tensors, found, str(reference.info["origin"]))
+
+    return store.produce("verification", recipe, make, parents=(artifact.id, reference.id), listener=listener)
+
+
+def run_in_batches(session: Session, card: ModelCard, inputs: Mapping[str, "np.ndarray"]) -> dict[str, "np.ndarray"]:
+    """All samples through the session, in batches as large as the profile allows."""
+    import numpy as np
+
+    runs = [session.run(batch) for batch in row_batches(card, inputs)]
+    return {each.name: np.concatenate([run[each.name] for run in runs]) for each in session.outputs}
+
+
+def parity_record(
+    card: ModelCard,
+    precision: Precision,
+    reference: Reference,
+    found: Mapping[str, "np.ndarray"],
+    origin: str,
+) -> dict[str, Any]:
+    """The JSON form of a comparison; agreement only for classifiers whose reference answers vary.
+
+    `passed` is None where the source model's outputs are empty: then nothing was compared.
+    """
+    import numpy as np
+
+    tolerance = TOLERATED_RELATIVE_ERROR[precision]
+    count = len(next(iter(found.values())))
+    errors = [output_error(name, value[:count], found[name]) for name, value in reference.outputs.items()]
+    values = sum(value.size for value in reference.outputs.values())  # a detector may have found nothing to compare
+    agreement = accuracy = source_accuracy = None
+    if card.task in (Task.CLASSIFICATION, Task.TEXT_CLASSIFICATION):
+        name = next(iter(reference.outputs))
+        expected, scores = reference.outputs[name][:count], found[name].astype(np.float32)
+        agreement = top1_agreement(expected, scores)
+        if reference.labels is not None:
+            accuracy = top1_accuracy(reference.labels[:count], scores)
+            source_accuracy = top1_accuracy(reference.labels[:count], expected)
+    return {
+        "reference": origin,
+        "samples": count,
+        "tolerance_relative": tolerance,
+        "max_abs": max(each.max_abs for each in errors),
+        "relative": max(each.relative for each in errors),
+        "snr_db": min((each.snr_db for each in errors if each.snr_db is not None), default=None),
+        "cosine": min(each.cosine for each in errors),
+        "top1_agreement": agreement,
+        "top1_accuracy": accuracy,
+        "source_top1_accuracy": source_accuracy,
+        "outputs": [each.to_dict() for each in errors],
+        "values": values,
+        "passed": all(each.finite and each.relative <= tolerance for each in errors) if values else None,
+    }

@@ -1,0 +1,326 @@
+"""Compares what was measured: speed-up against a baseline, the frontier, the best build for each goal.
+
+A row is a build with its settings under one load (`Measurement.key`): what was measured so several times is one row, of
+its newest measurement.
+
+A speed-up is the ratio of the p50 latencies. With four or more processes of both sides it has Student's t interval over
+the processes' medians; with fewer, the bounds of the two order-statistic intervals, which cover the noise inside a process
+only, and the comparison says so. Exchanging the sides inverts value and interval exactly.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from optpipe.compare.best import best_rows, with_frontier
+from optpipe.core.comparison import Comparison, Interval, Row
+from optpipe.core.measurement import (
+    Measurement,
+    Validity,
+    differing,
+    percentile_name,
+    setting_text,
+)
+from optpipe.errors import BadInputError
+from optpipe.measuring.marks import counterpart, not_faster
+from optpipe.measuring.measured import Measured, clocks_apart, foreign
+from optpipe.measuring.slo import Slo
+from optpipe.stats.ratio import SMALLEST_ROUNDS, medians_ratio
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of an artifact beyond its measurements."""
+
+    size_bytes: int | None = None
+    build_s: float | None = None
+    top1: Interval | None = None
+    causes: str = ""
+    """Why an INT8 artifact may be slow."""
+    accuracy: str | None = None
+    """What an INT8 artifact's accuracy is not shown to keep."""
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """What everything is held against: a run, an approved dossier, or the FP32 build of each backend."""
+
+    name: str
+    kind: str
+    measured: tuple[Measured, ...]
+
+
+def compared(
+    measured: Sequence[Measured],
+    *,
+    baseline: Baseline | None = None,
+    known: Mapping[str, Known] | None = None,
+    slo: Slo | None = None,
+    across: bool = False,
+) -> Comparison:
+    """The comparison of `measured`. Raises BadInputError where it mixes machines and `across` is not set."""
+    warnings = _environments(measured, baseline, across=across)
+    groups = _by_key(measured)
+    names = _Names.of([*measured, *(baseline.measured if baseline else ())])
+    baselines = _by_key(baseline.measured) if baseline else groups
+    rows, unmatched, notes = _held_against(groups, baselines, names, known or {}, own=baseline is None, across=across)
+    if baseline:
+        unmatched += _left_over(baselines, groups, names)
+    rows = with_frontier(rows)
+    warnings += notes
+    warnings += _int8_notes(rows, [group[-1].measurement for group in groups.values()], known or {})
+    best, why = best_rows(rows, slo)
+    return Comparison(
+        rows=tuple(
+            sorted(rows, key=lambda row: (row.model, row.scenario, row.mode, row.batch_size, row.configuration))
+        ),
+        best=best,
+        best_reason=why,
+        unmatched=tuple(unmatched),
+        baseline=_baseline_record(baseline, baselines),
+        slo=None if slo is None else str(slo),
+        warnings=tuple(dict.fromkeys(warnings)),
+        environment=measured[-1].environment if measured else {},
+    )
+
+
+def _held_against(
+    groups: "_Groups", baselines: "_Groups", names: "_Names", known: Mapping[str, Known], *, own: bool, across: bool
+) -> tuple[list[Row], list[dict[str, str]], list[str]]:
+    """A row of each group with its speed-up over the baseline; the rows without a counterpart; what has to be said."""
+    rows, unmatched, notes = [], [], []
+    chosen: dict[str, list[int]] = {}
+    for group in groups.values():
+        row = _row(group[-1], known.get(group[-1].measurement.subject.artifact, Known()), names)
+        other, said = _counterpart(group, baselines, names, own=own)
+        if other is not None and not across and (apart := clocks_apart(group[-1], other[-1])):
+            other, said = None, f"{apart}; lock the clocks and measure again, or say --across"
+        if other is None:
+            unmatched.append({"row": row.id, "label": row.label, "reason": said})
+        elif other is not group and (found := _speedup(group, other)) is not None:
+            speedup, change, note = found
+            held_against = f"{_id(other[-1])}: {names.configuration(other[-1])}"
+            row = replace(row, speedup=speedup, change=change, held_against=held_against)
+            notes += [note] if note else []
+            if said:
+                chosen.setdefault(said, []).append(row.batch_size)
+        rows.append(row)
+    notes += [f"{said} (batch {', '.join(map(str, sizes))})" for said, sizes in chosen.items()]
+    return rows, unmatched, notes
+
+
+_Groups = Mapping[tuple[object, ...], list[Measured]]
+"""What was measured under one key, the newest last."""
+_Build = tuple[str | None, str, str, str]
+"""Model, backend, precision and device."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """What builds and their settings are called, so that each name means one of all that are compared."""
+
+    builds: frozenset[_Build]
+    differing: Mapping[_Build, tuple[str, ...]]
+    """The settings that a build was not measured alike with."""
+
+    @classmethod
+    def of(cls, measured: Sequence[Measured]) -> "_Names":
+        settings: dict[_Build, list[Mapping[str, str]]] = {}
+        for one in measured:
+            settings.setdefault(_build(one.measurement), []).append(one.measurement.subject.settings)
+        return cls(frozenset(settings), {build: differing(found) for build, found in settings.items()})
+
+    def build(self, one: Measured) -> str:
+        """`onnxruntime int8`, with its model first and its device last where others have others."""
+        model, backend, precision, device = _build(one.measurement)
+        several_models = len({each[0] for each in self.builds}) > 1
+        several_devices = len([each for each in self.builds if each[:3] == (model, backend, precision)]) > 1
+        first, last = f"{model} " if several_models else "", f" ({device})" if several_devices else ""
+        return f"{first}{backend} {precision}{last}"
+
+    def setting(self, one: Measured) -> str:
+        """`threads=2`: the settings that tell `one` from others of its build."""
+        return setting_text(one.measurement.subject.settings, self.differing[_build(one.measurement)])
+
+    def configuration(self, one: Measured) -> str:
+        """`onnxruntime int8 threads=2`."""
+        return f"{self.build(one)} {self.setting(one)}".rstrip()
+
+
+def _by_key(measured: Sequence[Measured]) -> dict[tuple[object, ...], list[Measured]]:
+    def key(one: Measured) -> tuple[object, ...]:
+        return one.measurement.key
+
+    ordered = sorted(measured, key=lambda one: (str(key(one)), one.measurement.started_utc or "", one.run))
+    return {found: list(group) for found, group in groupby(ordered, key=key)}
+
+
+def _environments(measured: Sequence[Measured], baseline: Baseline | None, *, across: bool) -> list[str]:
+    every = [*measured, *(baseline.measured if baseline else ())]
+    differences = {
+        difference: one.run for one in every[1:] for difference in foreign(every[0].environment, one.environment)
+    }
+    if not differences:
+        return []
+    listed = "; ".join(f"{difference} ({every[0].run} and {run})" for difference, run in differences.items())
+    if not across:
+        message = f"the runs are from different machines: {listed}\nname the runs to compare, or say --across"
+        raise BadInputError(message)
+    return [f"compares across different machines, as asked for: {listed}"]
+
+
+def _id(one: Measured) -> str:
+    return f"{one.run}/{one.measurement.id}"
+
+
+def _row(one: Measured, known: Known, names: _Names) -> Row:
+    found = one.measurement
+    subject = found.subject
+    throughput, energy = found.throughput_images_per_s, found.energy_j_per_image
+    percentiles = found.latency.percentiles if found.latency else ()
+    return Row(
+        id=_id(one),
+        run=one.run,
+        artifact=subject.artifact,
+        model=subject.model or "",
+        backend=subject.backend,
+        precision=subject.precision,
+        device=subject.device,
+        batch_size=found.batch_size,
+        scenario=str(found.scenario),
+        mode=str(found.mode),
+        build=names.build(one),
+        streams=found.streams,
+        rate_per_s=found.offered_rate_per_s,
+        valid=found.verdict is Validity.VALID,
+        reasons=tuple(reason.message for reason in found.reasons),
+        reason_codes=tuple(reason.code for reason in found.reasons if reason.invalidates),
+        samples=found.samples,
+        latency_ms={percentile_name(each.percent): Interval(each.value, *each.ci) for each in percentiles},
+        throughput_images_per_s=None if throughput is None else Interval(throughput.value, *(throughput.ci or ())),
+        energy_j_per_image=None if energy is None else Interval(energy.value, *(energy.ci or ())),
+        memory_bytes=found.host_peak_bytes if subject.device == "cpu" else found.device_peak_bytes,
+        size_bytes=known.size_bytes,
+        build_s=known.build_s,
+        top1=known.top1,
+        settings=subject.settings,
+        setting=names.setting(one),
+        caveats=found.caveats,
+        sources={} if found.samples_file is None else {found.samples_file: ""},
+    )
+
+
+def _counterpart(
+    group: list[Measured], baselines: _Groups, names: _Names, *, own: bool
+) -> tuple[list[Measured] | None, str]:
+    """The baseline's measurements of the same load: of the same build where there are, else of the only one it has.
+
+    With the same settings where there are, else the fastest. Beside it why there are none, or which of several were taken.
+    """
+    of = group[-1].measurement
+    where = f"batch {of.batch_size}, {of.scenario}, {of.mode}"
+    same_load = {key: found[-1] for key, found in baselines.items() if _load(found) == _load(group)}
+    wanted = (of.subject.backend, "fp32", of.subject.device) if own else _build(of)[1:]
+    fitting = {key: one for key, one in same_load.items() if _build(one.measurement)[1:] == wanted}
+    builds = {_build(one.measurement) for one in same_load.values()}
+    if not fitting and not own and len(builds) == 1:
+        fitting = same_load
+    found = counterpart(of, [one.measurement for one in fitting.values()], _quickness)
+    if found is not None:
+        mine, theirs = names.configuration(group[-1]), names.configuration(fitting[found.key])
+        said = f"{mine} is held against {theirs}"
+        said += f", the fastest of {len(fitting)} settings" if len(fitting) > 1 else ""
+        settled = found.subject.settings == of.subject.settings or (len(fitting) == 1 and _build(found) != _build(of))
+        return baselines[found.key], "" if settled else said
+    if own:
+        return None, f"no fp32 build of {of.subject.backend} was measured at batch {of.batch_size}, {of.scenario}"
+    if builds:
+        return None, f"the baseline has {len(builds)} builds at {where} and none is {names.build(group[-1])}"
+    return None, f"the baseline was not measured at {where}"
+
+
+def _load(group: list[Measured]) -> tuple[object, ...]:
+    found = group[-1].measurement
+    return found.subject.model, *found.load
+
+
+def _build(found: Measurement) -> _Build:
+    of = found.subject
+    return of.model, of.backend, of.precision, of.device
+
+
+def _quickness(found: Measurement) -> float:
+    p50 = found.latency.percentile(50.0) if found.latency else None
+    return -p50.value if p50 else float("-inf")
+
+
+def _left_over(baselines: _Groups, groups: _Groups, names: _Names) -> list[dict[str, str]]:
+    loads = {_load(group) for group in groups.values()}
+    alone = [group[-1] for group in baselines.values() if _load(group) not in loads]
+    rows = [_row(one, Known(), names) for one in alone]
+    reason = "only the baseline was measured so"
+    return [{"row": row.id, "label": f"baseline: {row.label}", "reason": reason} for row in rows]
+
+
+def _speedup(contender: list[Measured], baseline: list[Measured]) -> tuple[Interval, str, str] | None:
+    """The ratio of the p50 latencies, what it shows, and what it does not cover; None where either has none."""
+    medians = [_medians(group) for group in (contender, baseline)]
+    if all(len(each) >= SMALLEST_ROUNDS for each in medians):
+        ratio = medians_ratio(medians[0], medians[1])
+        speedup = Interval(ratio.value, *ratio.ci)
+        return speedup, _change(speedup), ""
+    new, old = (_p50(group[-1]) for group in (contender, baseline))
+    if new is None or old is None or min(new.low or 0, old.low or 0) <= 0:
+        return None
+    assert new.high is not None
+    assert old.low is not None
+    assert old.high is not None
+    assert new.low is not None
+    speedup = Interval(old.value / new.value, old.low / new.high, old.high / new.low)
+    note = (
+        "speed-ups come from one process each: their intervals cover the noise inside a process only; "
+        "optpipe bench A B --interleave covers the rest"
+    )
+    valid = all(group[-1].measurement.verdict is Validity.VALID for group in (contender, baseline))
+    return speedup, _change(speedup) if valid else "not judged: INVALID", note
+
+
+def _medians(group: list[Measured]) -> list[float]:
+    """One median per process; VALID measurements only."""
+    found = [_p50(one) for one in group if one.measurement.verdict is Validity.VALID]
+    return [one.value for one in found if one is not None]
+
+
+def _p50(one: Measured) -> Interval | None:
+    latency = one.measurement.latency
+    found = None if latency is None else latency.percentile(50.0)
+    return None if found is None else Interval(found.value, *found.ci)
+
+
+def _change(speedup: Interval) -> str:
+    assert speedup.low is not None
+    assert speedup.high is not None
+    return "faster" if speedup.low > 1 else "slower" if speedup.high < 1 else "no difference shown"
+
+
+def _int8_notes(rows: Sequence[Row], measured: Sequence[Measurement], known: Mapping[str, Known]) -> list[str]:
+    """INT8 whose accuracy is not shown to keep its budget, then INT8 that is not shown to be faster than a wider type.
+
+    `measured` are the measurements that `rows` show, in their order.
+    """
+    of = [known.get(row.artifact, Known()) for row in rows]
+    found = [f"{row.build}: {about.accuracy}" for row, about in zip(rows, of, strict=True) if about.accuracy]
+    valid = [one for one in measured if one.verdict is Validity.VALID]
+    for row, one, about in zip(rows, measured, of, strict=True):
+        if row.valid and (reason := not_faster(one, valid, about.causes)) is not None:
+            seen = f"INT8 is not shown to be faster than {reason.evidence['than']}"
+            ratio = f"{reason.evidence['ratio']:.2f} times as fast"
+            found.append(f"{row.label}: {seen} ({ratio})" + (f"; {about.causes}" if about.causes else ""))
+    return found
+
+
+def _baseline_record(baseline: Baseline | None, baselines: _Groups) -> dict[str, object] | None:
+    if baseline:
+        return {"name": baseline.name, "kind": baseline.kind}
+    fp32 = any(group[-1].measurement.subject.precision == "fp32" for group in baselines.values())
+    return {"name": "fp32 of each backend", "kind": "precision"} if fp32 else None

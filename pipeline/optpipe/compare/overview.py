@@ -1,0 +1,149 @@
+"""Everything measured in a workspace, ready to be compared: runs, artifacts and their accuracy."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from optpipe.artifacts.facts import build_of
+from optpipe.bench.int8_notes import accuracy_note, causes
+from optpipe.bench.recompute import measured_from_run, measured_in
+from optpipe.compare.compare import Baseline, Known, compared
+from optpipe.core.advice import advised
+from optpipe.core.comparison import Comparison, Interval
+from optpipe.core.measurement import MEASUREMENTS_FILE
+from optpipe.errors import BadInputError
+from optpipe.evaluate.recompute import accuracy_figures
+from optpipe.measuring.measured import Measured
+from optpipe.measuring.slo import Slo
+from optpipe.workspace.baselines import approved
+from optpipe.workspace.manifest import MANIFEST, Manifest
+from optpipe.workspace.runs import (
+    Run,
+    json_of_run,
+    list_runs,
+    load_run,
+    runs_in,
+)
+from optpipe.workspace.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """A comparison with the runs behind it."""
+
+    comparison: Comparison
+    measured: tuple[Measured, ...]
+    runs: tuple[Run, ...]
+
+
+def bench_runs(workspace: Path, names: Sequence[str] = ()) -> tuple[Run, ...]:
+    """The bench runs called `names` (ids, unambiguous beginnings, or folders), or all of them.
+
+    Raises BadInputError where one does not exist, or where there is none at all, naming the command that makes one.
+    """
+    present = list_runs(workspace, "bench")
+    if not names:
+        if not present:
+            raise _nothing_measured(workspace)
+        return present
+    return tuple(_named(name, present, workspace) for name in names)
+
+
+def _nothing_measured(workspace: Path) -> BadInputError:
+    build, bench = advised("build MODEL", workspace), advised("bench MODEL", workspace)
+    return BadInputError(f"nothing was measured in {workspace} yet; first: {build}, then {bench}")
+
+
+def _is_model(name: str, workspace: Path) -> bool:
+    """Whether a model of that name was measured, and no run is called so."""
+    runs = list_runs(workspace, "bench")
+    if (Path(name) / MANIFEST).is_file() or any(run.run_id.startswith(name) for run in runs):
+        return False
+    return any(one.get("model") == name for run in runs for one in json_of_run(run, MEASUREMENTS_FILE)["measurements"])
+
+
+def _named(name: str, present: Sequence[Run], workspace: Path) -> Run:
+    if (Path(name) / MANIFEST).is_file():
+        run = load_run(Path(name))
+        if run.kind != "bench":
+            message = f"{name} is a {run.kind} run; compare takes bench runs"
+            raise BadInputError(message)
+        return run
+    found = [run for run in present if run.run_id == name] or [run for run in present if run.run_id.startswith(name)]
+    if len(found) != 1:
+        known = ", ".join(run.run_id for run in (found or present)[-5:]) or "none"
+        message = f"{name!r} fits {len(found)} bench runs in {workspace}; there {'are' if found else 'is'}: {known}"
+        raise BadInputError(message)
+    return found[0]
+
+
+def overview(
+    store: Store,
+    *,
+    names: Sequence[str] = (),
+    model: str | None = None,
+    baseline: str | None = None,
+    slo: Slo | None = None,
+    across: bool = False,
+) -> Overview:
+    """Compares what was measured. `baseline` is a run, or `approved` for the approved dossier of `model`.
+
+    One name that is a measured model's, and no run's, is `model`.
+    """
+    if model is None and len(names) == 1 and _is_model(names[0], store.workspace):
+        model, names = names[0], ()
+    held_against = _baseline(store, baseline, model)
+    runs = bench_runs(store.workspace, names)
+    if held_against is not None and held_against.kind == "run":
+        runs = tuple(run for run in runs if run.run_id != held_against.name)
+        if not runs:
+            message = (
+                f"there is no run but the baseline {held_against.name}; "
+                f"measure what is to be compared: {advised('bench MODEL', store.workspace)}"
+            )
+            raise BadInputError(message)
+    measured = tuple(one for run in runs for one in measured_from_run(run))
+    if model is not None:
+        have = sorted({str(one.measurement.subject.model) for one in measured})
+        measured = tuple(one for one in measured if one.measurement.subject.model == model)
+        if have and not measured:
+            message = f"nothing was measured of {model} in {store.workspace}; there is {', '.join(have)}"
+            raise BadInputError(message)
+    if not measured:
+        raise _nothing_measured(store.workspace)
+    known = known_builds((entry.manifest for entry in store.entries()), list_runs(store.workspace))
+    comparison = compared(measured, baseline=held_against, known=known, slo=slo, across=across)
+    return Overview(comparison, measured, runs)
+
+
+def _baseline(store: Store, name: str | None, model: str | None) -> Baseline | None:
+    if name is None:
+        return None
+    if name != "approved":
+        run = bench_runs(store.workspace, [name])[0]
+        return Baseline(run.run_id, "run", measured_from_run(run))
+    folder = None if model is None else approved(store.workspace, model)
+    if folder is None:
+        which = model or "which model? say --model"
+        message = f"no approved baseline of {which}; store one with {advised('approve DOSSIER', store.workspace)}"
+        raise BadInputError(message)
+    measured = tuple(measured_in(runs_in(folder / "runs"), 0.95, None))
+    return Baseline(f"approved {model}", "approved", measured)
+
+
+def known_builds(manifests: Iterable[Manifest], runs: Sequence[Run]) -> dict[str, Known]:
+    """Size, build time and accuracy of every artifact among `manifests`, by id."""
+    found = {}
+    for manifest in manifests:
+        if manifest.kind == "artifact":
+            build = build_of(manifest)
+            top1 = accuracy_figures(runs, build, 0.95).get("top1")
+            accuracy = accuracy_note(runs, build)
+            found[manifest.id] = Known(
+                size_bytes=build.size_bytes,
+                build_s=manifest.seconds,
+                top1=None if top1 is None else Interval(float(top1.value), top1.low, top1.high),
+                causes=causes(manifest.info),
+                accuracy=accuracy.message if accuracy else None,
+            )
+    return found

@@ -1,0 +1,61 @@
+"""Where a stored document differs from the one computed again."""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from optpipe.errors import BadInputError
+
+PROSE = ("reason", "remedy", "limit", "about", "message", "note", "detail", "why", "advice", "why_not", "withheld")
+"""Sentences about the figures beside them: another version of optpipe may word them differently."""
+
+
+RELATIVE_TOLERANCE = 1e-9
+"""Between two computations of one figure, on two machines, by the same formula."""
+
+
+def unreadable() -> tuple[type[Exception], ...]:
+    """What reading a file can raise whose values are of the wrong kind, however intact its form."""
+    import polars as pl
+
+    wrong_kind = (AttributeError, ArithmeticError, IndexError, KeyError, TypeError, ValueError)
+    return (BadInputError, pl.exceptions.PolarsError, *wrong_kind)
+
+
+def disagreements(stored: object, computed: object, place: str) -> list[str]:
+    """Where a stored document says something else than what was computed, one line each."""
+    if isinstance(computed, Mapping) and isinstance(stored, Mapping):
+        names = sorted((set(stored) | set(computed)) - set(PROSE))
+        return [
+            problem
+            for name in names
+            for problem in disagreements(stored.get(name, "nothing"), computed.get(name, "nothing"), f"{place}: {name}")
+        ]
+    if isinstance(computed, list) and isinstance(stored, list) and len(computed) == len(stored):
+        pairs = enumerate(zip(stored, computed, strict=True))
+        return [
+            problem
+            for at, (one, other) in pairs
+            for problem in disagreements(one, other, f"{place}[{_common_name(one, other) or at}]")
+        ]
+    numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in (stored, computed))
+    if stored == computed or (numbers and math.isclose(stored, computed, rel_tol=RELATIVE_TOLERANCE)):  # type: ignore[arg-type]
+        return []
+    return [f"{place} says {_short(stored)}, the raw files give {_short(computed)}"]
+
+
+def _common_name(one: object, other: object) -> object:
+    """What both call themselves, so that a line names a criterion and not its place in a list."""
+    names = [each.get("name") if isinstance(each, Mapping) else None for each in (one, other)]
+    return names[0] if names[0] == names[1] else None
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:79]}…"
+
+
+def plain_json(document: object) -> Any:
+    """`document` as it comes back from a JSON file: tuples are lists, keys are texts."""
+    return json.loads(json.dumps(document))

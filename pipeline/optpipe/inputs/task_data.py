@@ -1,0 +1,141 @@
+"""A task's samples, images or texts, as the model's inputs."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from optpipe.core.card import ModelCard, Task
+from optpipe.core.events import Listener
+from optpipe.errors import BadInputError, MissingError
+from optpipe.inputs.image_set import ImageSet, image_set
+from optpipe.inputs.images import Unreadable, batches, unreadable_text
+from optpipe.inputs.sample_set import AnySet, SampleSet
+from optpipe.inputs.text_set import TextSet, text_set
+from optpipe.inputs.tokens import longest, padded, token_rows
+from optpipe.workspace.environment import package_version
+from optpipe.workspace.file_names import TOKENIZER
+from optpipe.workspace.store import Entry
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+def sample_set(
+    model: Entry, card: ModelCard, source: Path, count: int | None, seed: int, listener: Listener
+) -> tuple[SampleSet, tuple[Unreadable, ...]]:
+    """What `source` holds for this model: pictures for an image model, JSON lines for a text model; and what was unusable.
+
+    Says what is left out. Raises BadInputError for a model that takes neither.
+    """
+    require_task_data(card)
+    found: SampleSet
+    with listener.step(f"read {source}", total=count) as step:
+        found, unusable = text_set(source, count, seed) if card.tokenization else image_set(source, count, seed, step)
+    if count is not None and len(found.files) < count:
+        listener.warn(f"--count {count}: {source} has only {len(found.files)} that can be used; all of them are taken")
+    if unusable:
+        listener.warn(
+            f"{len(unusable)} {'lines' if card.tokenization else 'files'} are left out: {unreadable_text(unusable, 3)}"
+        )
+    if isinstance(found, TextSet):
+        _, cut = token_rows(list(found.texts.values()), model.file(TOKENIZER), longest(card))
+        if cut:
+            listener.warn(f"{cut} of {len(found.files)} texts are longer than {longest(card)} tokens and are cut there")
+    return found, unusable
+
+
+def require_task_data(card: ModelCard) -> None:
+    """Raises BadInputError where nothing is known that turns files or texts into the model's inputs."""
+    if card.transform is not None:
+        return
+    if card.tokenization is None:
+        if card.task is Task.TEXT_CLASSIFICATION:
+            message = (
+                f"{card.name} has no tokenizer, so texts cannot be turned into its inputs; save one beside the model"
+            )
+        else:
+            message = f"{card.name} has no preprocessing, so images cannot be turned into its inputs; give it a model card with one"
+        raise BadInputError(message)
+    if package_version("tokenizers") is None:
+        message = f"{card.name} needs tokenizers: `uv sync --extra hf` installs it"
+        raise MissingError(message)
+
+
+def fitting_batch(card: ModelCard, wanted: int) -> int:
+    """`wanted`, inside the batch sizes that the model was exported for."""
+    return max(card.inputs[0].min[0], min(wanted, card.inputs[0].max[0]))
+
+
+def input_batches(
+    model: Entry, card: ModelCard, samples: SampleSet, size: int, *, by_length: bool = False
+) -> Iterator[dict[str, "np.ndarray"]]:
+    """The set's samples as the model's inputs, `size` at a time; a fixed batch is filled up with the last sample.
+
+    `by_length` puts texts of about the same length together, so that little of a batch is padding.
+    """
+    import numpy as np
+
+    least = card.inputs[0].min[0]
+    for inputs in _batches(model, card, samples, size, by_length=by_length):
+        short = least - len(next(iter(inputs.values())))
+        yield {
+            name: np.concatenate([rows, np.repeat(rows[-1:], short, axis=0)]) if short > 0 else rows
+            for name, rows in inputs.items()
+        }
+
+
+def _batches(
+    model: Entry, card: ModelCard, samples: SampleSet, size: int, *, by_length: bool
+) -> Iterator[Mapping[str, "np.ndarray"]]:
+    if isinstance(samples, TextSet):
+        rows, _ = token_rows([samples.texts[each.path] for each in samples.files], model.file(TOKENIZER), longest(card))
+        if by_length:
+            rows.sort(key=len)
+        yield from (padded(card, rows[start : start + size]) for start in range(0, len(rows), size))
+        return
+    assert isinstance(samples, ImageSet)
+    assert card.transform is not None
+    for pixels in batches(samples.paths, card.transform, size, threads=2):
+        yield {card.inputs[0].name: pixels}
+
+
+def label_indices(samples: SampleSet, card: ModelCard, classes: int) -> "NDArray[np.int64] | None":
+    """The class of every sample; None where the set has no labels.
+
+    A label is one of the card's names, or an index; or else the set's folders, in sorted order, are the classes, where there
+    are just as many. Raises BadInputError for labels that fit in none of these ways.
+    """
+    names = [each.label for each in samples.files]
+    if any(name is None for name in names):
+        return None
+    known = set(names)
+    if known <= set(card.labels):
+        index = {label: position for position, label in enumerate(card.labels)}
+    elif all(str(name).isdecimal() and int(str(name)) < classes for name in known):
+        index = {str(name): int(str(name)) for name in known}
+    elif len(samples.labels) == classes:
+        index = {label: position for position, label in enumerate(sorted(samples.labels))}
+    else:
+        odd = sorted(str(name) for name in known - set(card.labels))[0]
+        message = (
+            f"label '{odd}' of {samples.name} is no class of {card.name}: name the folders after its labels or its"
+            f" class indices, or give all {classes} folders in the order of the classes"
+        )
+        raise BadInputError(message)
+    import numpy as np
+
+    return np.array([index[str(name)] for name in names], np.int64)
+
+
+def with_known_labels(samples: AnySet, card: ModelCard, listener: Listener) -> AnySet:
+    """`samples`, without labels where they are no classes of the model: enough to calibrate on."""
+    classes = card.outputs[0].shape[-1] if card.outputs else None
+    try:
+        if isinstance(classes, int):
+            label_indices(samples, card, classes)
+    except BadInputError as error:
+        listener.warn(f"{str(error).partition(':')[0]}; the folders or labels are not used")
+        return replace(samples, files=tuple(replace(each, label=None) for each in samples.files), labels=())
+    return samples

@@ -1,0 +1,48 @@
+"""A measurement with the place it was made in, and whether two places can be compared."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from optpipe.core.measurement import (
+    Measurement,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A measurement with the run it is from and the environment it was made in."""
+
+    measurement: Measurement
+    run: str
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    clock_mhz: float | None = None
+    """Median clock of the GPU's multiprocessors while it was measured; None without one."""
+
+
+def foreign(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """How two environments differ in what a timing depends on: GPU, driver, CPU; empty when they are the same."""
+    pairs = {name: (place_of(one, name), place_of(other, name)) for name in ("gpu", "driver", "cpu")}
+    return [f"{name}: {first} and {second}" for name, (first, second) in pairs.items() if first != second]
+
+
+CLOCK_TOLERANCE = 0.05
+"""Median clocks further apart than this make two timings incomparable."""
+
+
+def clocks_apart(one: Measured, other: Measured) -> str | None:
+    """Why the clocks of two measurements forbid comparing them, or None."""
+    first, second = one.clock_mhz, other.clock_mhz
+    if not first or not second or max(first, second) / min(first, second) <= 1 + CLOCK_TOLERANCE:
+        return None
+    return f"the GPU ran at {first:.0f} MHz and {second:.0f} MHz"
+
+
+def place_of(environment: Mapping[str, Any], key: str) -> str:
+    """One fact of an environment by its policy name: `gpu`, `driver`, `cpu`, `python`, `packages.NAME`; or "none"."""
+    gpus = environment.get("gpus") or ()
+    if key in ("gpu", "driver"):
+        return str(gpus[0]["name" if key == "gpu" else "driver"]) if gpus else "none"
+    if key.startswith("packages."):
+        return str((environment.get("packages") or {}).get(key.removeprefix("packages."), "none"))
+    return str(environment.get(key, "none"))

@@ -1,0 +1,91 @@
+"""The derived pipeline as an artifact: a model of Triton's DALI backend, ready for its model repository."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from optpipe.core.card import ModelCard
+from optpipe.core.events import Listener
+from optpipe.core.transform import Transform
+from optpipe.errors import StageError
+from optpipe.inputs.odd import odd_files
+from optpipe.preprocess.dali.pipeline import (
+    INPUT,
+    DaliPlan,
+    dali_from_transform,
+    require_dali,
+)
+from optpipe.workspace.environment import package_version
+from optpipe.workspace.store import Entry, Store
+
+REVISION = 4
+PIPELINE = "1/model.dali"
+CONFIG = "config.pbtxt"
+_TRITON_TYPES = {"float32": "TYPE_FP32", "float16": "TYPE_FP16", "uint8": "TYPE_UINT8"}
+
+
+def preprocessing_artifact(
+    card: ModelCard, transform: Transform, plan: DaliPlan, parent: str, store: Store, listener: Listener
+) -> tuple[Entry, bool]:
+    """The store entry `preprocessing`: the serialized pipeline, Triton's configuration and the transform.
+
+    The written file is loaded again and must give the same tensor as the pipeline it was written from.
+    """
+    require_dali()
+    recipe = {
+        "revision": REVISION,
+        "transform": transform.hash,
+        "plan": plan.to_dict(),
+        "dali": package_version("nvidia-dali-cuda130"),
+    }
+
+    def make(directory: Path) -> Mapping[str, Any]:
+        target = directory / PIPELINE
+        target.parent.mkdir()
+        dali_from_transform(transform, plan).serialize(filename=str(target))
+        _require_same(target, transform, plan)
+        (directory / CONFIG).write_text(triton_config(transform, plan), encoding="utf-8")
+        (directory / "transform.json").write_text(json.dumps(transform.to_dict(), indent=1), encoding="utf-8")
+        return {"model": card.name, "transform_sha256": transform.hash, "plan": plan.to_dict(), "file": PIPELINE}
+
+    return store.produce("preprocessing", recipe, make, parents=(parent,), listener=listener)
+
+
+def triton_config(transform: Transform, plan: DaliPlan) -> str:
+    """`config.pbtxt` for Triton: encoded files in, as bytes of any length; the model's tensor out."""
+    kind = "KIND_GPU" if plan.device == "gpu" else "KIND_CPU"
+    # no name: Triton takes the folder's, and refuses a model whose folder has another one
+    return f"""backend: "dali"
+max_batch_size: {plan.batch_size}
+input [
+  {{ name: "{INPUT}" data_type: TYPE_UINT8 dims: [ -1 ] allow_ragged_batch: true }}
+]
+output [
+  {{ name: "DALI_OUTPUT_0" data_type: {_TRITON_TYPES[transform.pack.dtype]} dims: [ {", ".join(map(str, transform.shape))} ] }}
+]
+instance_group [ {{ count: 1 kind: {kind} }} ]
+dynamic_batching {{ }}
+parameters {{ key: "num_threads" value: {{ string_value: "{plan.threads}" }} }}
+"""
+
+
+def _require_same(path: Path, transform: Transform, plan: DaliPlan) -> None:
+    import numpy as np
+    from nvidia.dali.pipeline import Pipeline
+
+    one = replace(plan, batch_size=1)
+    device_id = 0 if plan.device == "gpu" else None
+    loaded = Pipeline.deserialize(
+        filename=str(path), batch_size=1, num_threads=plan.threads, device_id=device_id, prefetch_queue_depth=1
+    )
+    fresh = dali_from_transform(transform, one, prefetch=1)
+    data = np.frombuffer(next(iter(odd_files()))[1], np.uint8)
+    results = []
+    for pipeline in (loaded, fresh):
+        pipeline.feed_input(INPUT, [data])
+        results.append(np.array(pipeline.run()[0].as_cpu()[0]))
+    if not np.array_equal(results[0], results[1]):
+        msg = f"{path.name}: the serialized pipeline gives another tensor than the pipeline it was written from"
+        raise StageError(msg)

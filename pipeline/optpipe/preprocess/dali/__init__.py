@@ -1,0 +1,1 @@
+"""DALI's pipeline from a transform: decoding, resizing, cropping, arithmetic. The only code that knows DALI's operators."""

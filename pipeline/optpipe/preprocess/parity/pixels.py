@@ -1,0 +1,212 @@
+"""How far DALI's pixels are from the reference's, step by step and picture by picture."""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optpipe.core.transform import (
+    CenterCrop,
+    Resize,
+    Transform,
+    step_name,
+)
+from optpipe.errors import StageError
+from optpipe.inputs.images import decoded
+from optpipe.inputs.reference import applied
+from optpipe.preprocess.dali.pipeline import (
+    INPUT,
+    DaliPlan,
+    one_step_pipeline,
+    steps_pipeline,
+)
+from optpipe.preprocess.throughput.processes import operator_reason, out_of_memory
+
+if TYPE_CHECKING:
+    import numpy as np
+
+ALONE = 64
+"""So many pictures are enough to say what each step adds by itself."""
+
+
+@dataclass
+class Difference:
+    """Absolute differences in 8-bit levels, accumulated over pictures."""
+
+    step: str
+    mean: float = 0.0
+    """Of the pictures' means: every picture counts the same, whatever its size."""
+    max: float = 0.0
+    off_share: float = 0.0
+    """Share of levels that are off by more than half a level."""
+    pictures: int = 0
+
+    def add(self, difference: "np.ndarray") -> None:
+        """Takes in one picture's differences."""
+        self.pictures += 1
+        self.mean += (float(difference.mean()) - self.mean) / self.pictures
+        self.off_share += (float((difference > 0.5).mean()) - self.off_share) / self.pictures
+        self.max = max(self.max, float(difference.max(initial=0.0)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {"mean_levels": self.mean, "max_levels": self.max, "off_share": self.off_share, "images": self.pictures}
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One picture through both pipelines."""
+
+    name: str
+    reference: "np.ndarray"
+    """The model's tensor, without batch axis."""
+    got: "np.ndarray"
+    mean_levels: float
+    max_levels: float
+
+
+@dataclass
+class Pixels:
+    """All that the pixels say, filled while pictures are compared."""
+
+    transform: Transform
+    plan: DaliPlan
+    together: list[Difference] = field(default_factory=list)
+    """After each step, everything before it included."""
+    alone: list[Difference] = field(default_factory=list)
+    """By each step itself, on the reference's own pixels."""
+    refused: list[tuple[str, str]] = field(default_factory=list)
+    """Pictures that Pillow reads and DALI does not, with DALI's reason."""
+
+    def __post_init__(self) -> None:
+        names = ["decode", *(step_name(step) for step in self.transform.geometry), "normalize"]
+        self.together = [Difference(name) for name in names]
+        self.alone = [Difference(name) for name in names]
+
+    def largest(self) -> str:
+        """The step that adds most by itself."""
+        return max(self.alone, key=lambda each: each.mean).step
+
+
+def levels_per_unit(transform: Transform) -> float:
+    """How many 8-bit levels one unit of the packed tensor is, over the channels' mean."""
+    divisor = transform.rescale.divisor if transform.rescale else 1.0
+    std = transform.normalize.std if transform.normalize else (1.0,)
+    return divisor * sum(std) / len(std)
+
+
+def compared(files: Sequence[tuple[str, bytes | Path]], pixels: Pixels, threads: int = 2) -> Iterator[list[Compared]]:
+    """Sends encoded files through both pipelines, batch by batch, and adds to `pixels`; refused files are left out.
+
+    Files given by their paths are read when their batch comes, so that memory does not grow with their number.
+    """
+    transform, plan = pixels.transform, pixels.plan
+    pipeline = None
+    with ThreadPoolExecutor(threads) as pool:
+        for start in range(0, len(files), plan.batch_size):
+            batch = [(name, _content(source)) for name, source in files[start : start + plan.batch_size]]
+            pipeline = pipeline or steps_pipeline(transform, plan)
+            try:
+                outputs = _run(pipeline, [data for _, data in batch])
+            except RuntimeError as error:
+                require_memory(error, plan)
+                pipeline = None  # a pipeline that raised is of no further use
+                outputs, batch = _one_by_one(batch, pixels)
+            expected = list(pool.map(lambda data: _reference(data, transform), [data for _, data in batch]))
+            yield [
+                _compare(name, rows, steps, pixels)
+                for (name, _), rows, steps in zip(batch, outputs, expected, strict=True)
+            ]
+
+
+def _content(source: bytes | Path) -> bytes:
+    return source if isinstance(source, bytes) else source.read_bytes()
+
+
+def measure_alone(files: Sequence[tuple[str, bytes | Path]], pixels: Pixels) -> None:
+    """Runs every step by itself on what the reference hands to it."""
+    transform = pixels.transform
+    plan = replace(pixels.plan, batch_size=1)
+    chosen = [_content(source) for _, source in files[:: max(1, len(files) // ALONE)][:ALONE]]
+    values = [_reference(data, transform) for data in chosen]
+    pixels.alone[0] = pixels.together[0]
+    steps: list[Resize | CenterCrop | None] = [*transform.geometry, None]
+    for index, step in enumerate(steps):
+        pipelines: dict[bool, Any] = {}
+        for each in values:
+            floats = each[index].dtype != "uint8"
+            if floats not in pipelines:
+                pipelines[floats] = one_step_pipeline(transform, step, plan, floats=floats)
+            (rows,) = _run(pipelines[floats], [each[index]])
+            scale = levels_per_unit(transform) if step is None else 1.0
+            pixels.alone[index + 1].add(_apart(rows[0], each[index + 1]) * scale)
+
+
+def _run(pipeline: Any, arrays: Sequence[Any]) -> list[list["np.ndarray"]]:
+    """One batch through `pipeline`: per picture, its array at every output."""
+    import numpy as np
+
+    fed = [np.frombuffer(each, np.uint8) if isinstance(each, bytes) else np.ascontiguousarray(each) for each in arrays]
+    pipeline.feed_input(INPUT, fed)
+    outputs = [output.as_cpu() for output in pipeline.run()]
+    return [[np.array(output[row]) for output in outputs] for row in range(len(arrays))]
+
+
+def _one_by_one(
+    batch: Sequence[tuple[str, bytes]], pixels: Pixels
+) -> tuple[list[list["np.ndarray"]], list[tuple[str, bytes]]]:
+    """Finds the files that DALI refuses, which end a whole batch."""
+    outputs, kept = [], []
+    pipeline = None
+    for name, data in batch:
+        pipeline = pipeline or steps_pipeline(pixels.transform, replace(pixels.plan, batch_size=1))
+        try:
+            outputs += _run(pipeline, [data])
+            kept.append((name, data))
+        except RuntimeError as error:
+            pipeline = None
+            pixels.refused.append((name, dali_reason(error)))
+    return outputs, kept
+
+
+def require_memory(error: Exception, plan: DaliPlan) -> None:
+    """Raises StageError where DALI failed for want of memory, which is no fault of a picture."""
+    if out_of_memory(str(error)):
+        msg = f"DALI ran out of memory with {plan.batch_size} images per batch; try --batch-size {max(1, plan.batch_size // 2)}"
+        raise StageError(msg) from error
+
+
+def dali_reason(error: Exception) -> str:
+    """The line of DALI's message that names the cause."""
+    if said := operator_reason(str(error)):
+        return said
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    marked = [line for line in lines if line.startswith(("Error", "Assert", "[")) or "rror:" in line]
+    text = next((line for line in marked if "operator" not in line), lines[-1] if lines else type(error).__name__)
+    return text[:200]
+
+
+def _reference(data: bytes, transform: Transform) -> list["np.ndarray"]:
+    """Pixels after decoding and after each geometric step, then the packed tensor."""
+    first = decoded(data, transform.decode)
+    steps = list(applied(transform, first))
+    return [first, *(value for step, value in steps if isinstance(step, Resize | CenterCrop)), steps[-1][1]]
+
+
+def _compare(name: str, got: Sequence["np.ndarray"], expected: Sequence["np.ndarray"], pixels: Pixels) -> Compared:
+    last = len(expected) - 1
+    difference = None
+    for index, (ours, theirs) in enumerate(zip(got, expected, strict=True)):
+        difference = _apart(ours, theirs) * (levels_per_unit(pixels.transform) if index == last else 1.0)
+        pixels.together[index].add(difference)
+    assert difference is not None
+    return Compared(name, expected[last], got[last], float(difference.mean()), float(difference.max(initial=0.0)))
+
+
+def _apart(got: "np.ndarray", expected: "np.ndarray") -> "np.ndarray":
+    import numpy as np
+
+    if got.shape != expected.shape:  # a wrong side is as wrong as can be
+        return np.full(1, 255.0)
+    return np.abs(got.astype(np.float32) - expected.astype(np.float32))

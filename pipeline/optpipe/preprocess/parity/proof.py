@@ -1,0 +1,94 @@
+"""The figures of a parity proof from its rows, one per image: when it is made, and again whenever it is verified.
+
+`images.parquet`: `image`, `mean_levels`, `max_levels` (pixels), the sums of `stats.agreement.row_errors` (outputs), and for a
+classifier `reference_class`, `dali_class` and, where labels are known, `class`.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optpipe.errors import BadInputError, first_line
+from optpipe.preprocess.parity.judge import (
+    Agreement,
+    Judgement,
+    agreement,
+    judged,
+)
+from optpipe.stats.agreement import OutputError, pooled_error, row_errors
+
+if TYPE_CHECKING:
+    import numpy as np
+    import polars as pl
+
+_CLASSES = ("reference_class", "dali_class", "class")
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What the rows say of the model's outputs."""
+
+    outputs: OutputError
+    top1: Agreement | None
+    accuracy: tuple[float, float] | None
+    """Of the reference and of DALI, where labels are known."""
+    judgement: Judgement
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form: a part of `parity` in `preprocess.json`."""
+        return {
+            "verdict": str(self.judgement.verdict),
+            "reason": self.judgement.reason,
+            "remedy": self.judgement.remedy,
+            "output": self.outputs.to_dict(),
+            "top1_agreement": self.top1.to_dict() if self.top1 else None,
+            "accuracy": dict(zip(("reference", "dali"), self.accuracy, strict=True)) if self.accuracy else None,
+        }
+
+
+def output_rows(reference: "np.ndarray", got: "np.ndarray", *, classifies: bool) -> "pl.DataFrame":
+    """The rows' columns about the outputs of one batch; classes are null for what is no classifier."""
+    import numpy as np
+    import polars as pl
+
+    columns: dict[str, Any] = dict(row_errors(reference, got))
+    for name, outputs in (("reference_class", reference), ("dali_class", got)):
+        columns[name] = np.argmax(outputs, axis=1) if classifies else [None] * len(outputs)
+    return pl.DataFrame(columns).cast({"reference_class": pl.Int64, "dali_class": pl.Int64})
+
+
+def proof_from_rows(rows: "pl.DataFrame", *, trained: bool, classifies: bool, refused: int) -> Proof:
+    """The proof that `rows` amount to."""
+    sums = {name: rows[name].to_numpy() for name in rows.columns if rows[name].dtype.is_numeric() or name == "finite"}
+    error = pooled_error("output", {name: values for name, values in sums.items() if name not in _CLASSES})
+    top1 = accuracy = None
+    if classifies:
+        top1 = agreement(sums["reference_class"], sums["dali_class"])
+        if "class" in rows.columns and rows["class"].null_count() == 0:
+            truth = sums["class"]
+            accuracy = (float((sums["reference_class"] == truth).mean()), float((sums["dali_class"] == truth).mean()))
+    judgement = judged(
+        top1,
+        error.snr_db,
+        finite=error.finite,
+        trained=trained,
+        classifies=classifies,
+        refused=refused,
+        blind=error.snr_db is None and rows["reference_square"].n_unique() < 2 and sums["max_levels"].max() > 0,
+    )
+    return Proof(error, top1, accuracy, judgement)
+
+
+def rows_from_file(path: Path) -> "pl.DataFrame":
+    """The rows of a proof. Raises BadInputError where they are not there or are those of an earlier version."""
+    import polars as pl
+
+    try:
+        rows = pl.read_parquet(path)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        message = f"cannot read the rows of the parity proof in {path}: {first_line(error)}"
+        raise BadInputError(message) from error
+    if "difference_square" not in rows.columns:
+        message = f"{path} holds no output errors by image, as earlier versions wrote it; run optpipe preprocess again"
+        raise BadInputError(message)
+    return rows

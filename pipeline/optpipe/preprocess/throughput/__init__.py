@@ -1,0 +1,1 @@
+"""How fast preprocessing runs: DALI against a DataLoader, tuned, each job in a process of its own."""

@@ -1,0 +1,162 @@
+"""Throughput measurements, run as a process of their own: `python -m optpipe.preprocess.throughput.throughput_worker FOLDER`.
+
+What is not DALI's or the DataLoader's steady state must not be counted. Nothing pauses between warm-up and measurement,
+so no queue fills up unobserved. The DataLoader hands batches out in the order of its workers, which work in step: a
+round of them arrives at once and then nothing for as long as one worker takes for a batch. Only whole rounds are
+counted, therefore; half a round more made a rate 1.5 times too high.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from itertools import cycle
+from multiprocessing import active_children
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+from optpipe.core.transform import Transform
+from optpipe.inputs.images import preprocessed
+from optpipe.measuring.machine import busy_ticks, process_ticks
+from optpipe.preprocess.dali.pipeline import DaliPlan, reading_pipeline
+from optpipe.preprocess.throughput.processes import answer_jobs
+from optpipe.preprocess.throughput.throughput import PATIENCE
+from optpipe.preprocess.throughput.windows import rate_interval
+
+WARM_UP_S = 0.5
+"""Beside the batches that were prefetched before the clock ran, twice over."""
+MIN_ROUNDS = 6
+MIN_BATCHES = 24
+FEWEST = 4
+STEADY = 0.02
+"""Half the interval's width, relative to the rate, from which more measuring is not needed."""
+LOOK_EVERY = 4
+"""The interval is looked at whenever so many rounds were added."""
+
+
+def main(folder: str) -> None:
+    """Answers the jobs in `folder`."""
+    kinds = {"dali": _dali, "dataloader": _dataloader}
+    answer_jobs(Path(folder), lambda job: kinds[job["kind"]](job))
+
+
+def _dali(job: dict[str, Any]) -> dict[str, Any]:
+    plan = DaliPlan(**job["plan"])
+    transform = Transform.from_dict(job["transform"])
+    paths = [Path(path) for path in job["paths"]]
+    pipeline = reading_pipeline(paths, transform, plan, decode_only=job["decode_only"])
+
+    def batch() -> int:
+        pipeline.run()  # synchronous with this batch, while the next ones are being made
+        return perf_counter_ns()
+
+    return timed(batch, job["seconds"], prefetched=plan.prefetch + 1, patience=job["patience"])
+
+
+def _dataloader(job: dict[str, Any]) -> dict[str, Any]:
+    import torch
+    from torch.utils.data import DataLoader
+
+    torch.set_num_threads(1)
+    workers, on_gpu = job["workers"], job["device"] == "cuda"
+    files = _Files(job["paths"], job["transform"])
+    loader = DataLoader(
+        files,
+        batch_size=job["batch_size"],
+        sampler=cycle(range(len(files))),
+        num_workers=workers,
+        pin_memory=on_gpu,
+        prefetch_factor=job["prefetch_factor"] if workers else None,
+        multiprocessing_context="fork" if workers else None,
+    )
+    batches: Iterator[Any] = iter(loader)
+
+    def batch() -> int:
+        pixels = next(batches)
+        read_ns = perf_counter_ns()
+        if on_gpu:
+            pixels.cuda(non_blocking=True)
+            torch.cuda.current_stream().synchronize()
+        return read_ns
+
+    queue = workers * job["prefetch_factor"] if workers else 0
+    return timed(batch, job["seconds"], prefetched=queue + 1, group=max(1, workers), patience=job["patience"])
+
+
+class _Files:
+    """A map-style dataset: the reference preprocessing of one file."""
+
+    def __init__(self, paths: list[str], transform: dict[str, Any]) -> None:
+        self.paths = paths
+        self.transform = Transform.from_dict(transform)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> Any:
+        import torch
+
+        return torch.from_numpy(preprocessed(Path(self.paths[index]), self.transform))
+
+
+def timed(
+    batch: Callable[[], int],
+    seconds: float,
+    prefetched: int,
+    *,
+    group: int = 1,
+    patience: float = PATIENCE,
+    settled: Callable[[], None] | None = None,
+) -> dict[str, Any]:
+    """Runs `batch`, which returns when its data were there, until the rate is known; counts whole groups of batches.
+
+    A slow or an unsteady one ends after `patience` times the seconds. `settled` is called once, between the warm-up and
+    the measurement, and must not take long.
+    """
+    done = 0
+    started = perf_counter_ns()
+    while done < 2 * prefetched or done % group or perf_counter_ns() - started < WARM_UP_S * 1e9:
+        batch()
+        done += 1
+    if settled is not None:
+        settled()
+    reader_ns: list[int] = []
+    batch_ns: list[int] = []
+    others = _others_ticks()
+    started = last = perf_counter_ns()
+    while len(batch_ns) % group or not enough(batch_ns, group, (last - started) / 1e9, seconds, patience):
+        read = batch()
+        now = perf_counter_ns()
+        reader_ns.append(read - last)
+        batch_ns.append(now - last)
+        last = now
+    return {
+        "reader_ns": reader_ns,
+        "batch_ns": batch_ns,
+        "warm_up_batches": done,
+        "group": group,
+        "other_cpu_cores": max(0, _others_ticks() - others) / os.sysconf("SC_CLK_TCK") / ((last - started) / 1e9),
+    }
+
+
+def _others_ticks() -> int:
+    """Processor time, of those that may be used here, of all that is neither this process nor a worker of the DataLoader."""
+    own = (os.getpid(), *(each.pid for each in active_children() if each.pid))
+    return busy_ticks(os.sched_getaffinity(0)) - sum(map(process_ticks, own))
+
+
+def enough(batch_ns: list[int], group: int, elapsed_s: float, seconds: float, patience: float = PATIENCE) -> bool:
+    """Whether whole groups of batches say the rate: long enough, often enough, and steadily."""
+    if elapsed_s >= patience * seconds:
+        return len(batch_ns) >= max(group, FEWEST)
+    rounds = len(batch_ns) // group
+    if elapsed_s < seconds or rounds < MIN_ROUNDS or len(batch_ns) < MIN_BATCHES:
+        return False
+    if rounds % LOOK_EVERY:
+        return False
+    found = rate_interval(batch_ns, group, 1)
+    return found is not None and found[1] - found[0] <= STEADY * (found[0] + found[1])
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,263 @@
+"""Records one stage of a profile: its job for the profiled process, the run under nsys or torch.profiler, what came of it."""
+
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from optpipe.core.card import card_from_file
+from optpipe.core.events import Listener
+from optpipe.core.tensors import InputSpec
+from optpipe.errors import (
+    BadInputError,
+    MissingError,
+    OptpipeError,
+    StageError,
+)
+from optpipe.inputs.samples import sample_inputs, samples_for
+from optpipe.trace.layers.ort_nodes import (
+    Anchor,
+    NodeRun,
+    source_names,
+    with_node_ranges,
+)
+from optpipe.trace.recording.capture import (
+    CaptureOptions,
+    Recorded,
+    exported,
+    record,
+    run_recorded,
+)
+from optpipe.trace.recording.frames import Trace
+from optpipe.trace.recording.python_samples import with_samples
+from optpipe.trace.recording.read import trace_from_sqlite
+from optpipe.trace.recording.redaction import KEEP_RAW_WARNING
+from optpipe.trace.recording.torch_trace import trace_from_torch
+from optpipe.trace.timeline.analysis import analysis_from_trace, measured_part
+from optpipe.workspace.file_names import CARD
+from optpipe.workspace.store import Store
+
+STAGES = ("export", "quantize", "build", "preprocess", "inference")
+_LEAST_FREE_BYTES = 1 << 20
+_ERRORS: Mapping[int, type[OptpipeError]] = {2: BadInputError, 3: MissingError, 4: StageError}
+
+
+@dataclass(frozen=True, slots=True)
+class ProfilePlan:
+    """What to profile, and how."""
+
+    model: Mapping[str, Any]
+    """The options that name the model and its builds, as the profiled process needs them."""
+    stages: tuple[str, ...] = STAGES
+    batch_sizes: tuple[int, ...] = (1,)
+    iterations: int = 20
+    warm_up: int = 5
+    tracer: str = "nsys"
+    capture: CaptureOptions = field(default_factory=CaptureOptions)
+    ncu: bool = False
+    keep_raw: bool = False
+    images: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One profiled process."""
+
+    name: str
+    kind: str
+    on_gpu: bool
+    details: Mapping[str, Any]
+    judged: tuple[tuple[str, str | None], ...]
+    """Stage names with the range that each is judged by."""
+    source_graph: Path | None = None
+    """The ONNX graph that the artifact was built from: its operators are ONNX's own, with known shapes."""
+    inputs: tuple[InputSpec, ...] = ()
+
+
+def recorded(job: Job, plan: ProfilePlan, scratch: Path, listener: Listener) -> tuple[Trace, dict[str, Any]]:
+    """Runs `job` and gives its trace, layers and samples included, and what the profiled process found out.
+
+    Raises:
+        OptpipeError: the stage's own error; MissingError: nsys refused, or never started it.
+    """
+    _write_job(job, plan, scratch)
+    trace, found = (
+        _recorded_by_torch(scratch) if plan.tracer == "torch" else _recorded_by_nsys(job, plan, scratch, listener)
+    )
+    trace = _with_nodes(trace, job, found, listener)
+    _say_what_is_lacking(trace, job, plan.capture, listener)
+    return trace, found
+
+
+def _recorded_by_nsys(job: Job, plan: ProfilePlan, scratch: Path, listener: Listener) -> tuple[Trace, dict[str, Any]]:
+    came = record(program(scratch / "job.json"), scratch, plan.capture, on_gpu=job.on_gpu)
+    found = result_of(scratch, came)
+    trace = trace_from_sqlite(exported(came, scratch))
+    if job.on_gpu and job.kind != "build" and measured_part(analysis_from_trace(trace)).trace.kernels.is_empty():
+        listener.warn(f"{job.name}: nsys recorded no kernels inside the measured range; recorded again as a whole")
+        came = record(program(scratch / "job.json"), scratch, plan.capture, on_gpu=True, whole=True)
+        found = result_of(scratch, came)
+        trace = trace_from_sqlite(exported(came, scratch))
+    if plan.capture.python_sampling and came.recording is not None:
+        trace = with_samples(trace, came.recording, scratch, listener.warn)
+    return trace, found
+
+
+def _say_what_is_lacking(trace: Trace, job: Job, asked: CaptureOptions, listener: Listener) -> None:
+    """What was asked for and is not there is said, not left out."""
+    wanted = (
+        ("memory", asked.memory_use, "memory use", True),
+        ("metrics", asked.gpu_metrics, "GPU metrics", True),
+        ("samples", asked.python_sampling, "stacks of Python", False),
+        ("os_runtime", asked.os_runtime, "calls to the operating system", False),
+    )
+    for table, is_wanted, what, of_gpu in wanted:
+        if is_wanted and trace.tables[table].is_empty():
+            why = " (the stage does not use the GPU)" if of_gpu and not job.on_gpu else ""
+            listener.warn(f"{job.name}: {trace.tracer} recorded no {what}{why}")
+
+
+def _recorded_by_torch(scratch: Path) -> tuple[Trace, dict[str, Any]]:
+    status, said = run_recorded(program(scratch / "job.json"), scratch)
+    found = result_of(scratch, Recorded(None, status, said))
+    return trace_from_torch(scratch / "torch.json"), found
+
+
+def _write_job(job: Job, plan: ProfilePlan, scratch: Path) -> None:
+    details = {
+        **job.details,
+        "stage": job.kind,
+        "warm_up": plan.warm_up,
+        "iterations": plan.iterations,
+        "result": str(scratch / "result.json"),
+        "log": str(scratch / "worker.log"),
+        "scratch": str(scratch / "store"),
+        "torch_trace": str(scratch / "torch.json") if plan.tracer == "torch" else None,
+    }
+    if job.kind == "inference":
+        details["inputs"] = str(_write_inputs(job, scratch))
+    (scratch / "job.json").write_text(json.dumps(details), encoding="utf-8")
+
+
+def _write_inputs(job: Job, scratch: Path) -> Path:
+    """The rows that the model is verified on, repeated to the batch size.
+
+    Raises:
+        BadInputError: the batch size is outside the profile that the artifact was built for.
+    """
+    import numpy as np
+
+    store = Store(Path(job.details["workspace"]))
+    model = store.find(store.find(job.details["artifact"]).manifest.parents[0])
+    card = card_from_file(model.file(CARD))
+    batch_size = int(job.details["batch_size"])
+    rows = sample_inputs(card, samples_for(card, None))
+    for each in card.inputs:
+        if not each.min[0] <= batch_size <= each.max[0]:
+            message = f"--batch-size {batch_size}: {card.name} was built for {each.min[0]} to {each.max[0]}; widen it with --batch"
+            raise BadInputError(message)
+    batch = {name: values[np.arange(batch_size) % len(values)] for name, values in rows.items()}
+    np.savez(scratch / "inputs.npz", **batch)  # type: ignore[arg-type]
+    return scratch / "inputs.npz"
+
+
+def program(job_file: Path) -> list[str]:
+    """The profiled process for a job."""
+    return [sys.executable, "-m", "optpipe.profile.profiled_worker", str(job_file)]
+
+
+def result_of(scratch: Path, recorded: Recorded) -> dict[str, Any]:
+    """What the profiled process found out; its own error comes before anything nsys has to say.
+
+    Raises:
+        OptpipeError: the process failed, or died; MissingError: nsys never started it.
+    """
+    result, log = scratch / "result.json", scratch / "worker.log"
+    if result.is_file():
+        try:
+            found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+        except ValueError as error:
+            message = f"the profiled process left a damaged result: {error}"
+            raise StageError(message) from error
+        if "error" in found:
+            raise _ERRORS.get(found["exit_status"], StageError)(found["error"])
+        return found
+    if not log.is_file():
+        exported(recorded, scratch)  # says why nsys, or the interpreter, refused
+        message = f"the profiled process never started: {recorded.said.strip()[-300:]}"
+        raise StageError(message)
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    why = lines[-1] if lines and lines[0].startswith("Traceback") else lines[0] if lines else _last_words(recorded.said)
+    message = f"the profiled process died under the profiler (exit status {recorded.exit_status}): {why[:300]}"
+    raise StageError(message)
+
+
+def _last_words(said: str) -> str:
+    """The program's last line; what nsys wrote around it is left out."""
+    of_nsys = (
+        "generat",
+        "importer",
+        "processing",
+        "/",
+        "capture range",
+        "unable to retrieve",
+        "collecting",
+        "the target application",
+    )
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    own = [line for line in lines if not line.lower().startswith(of_nsys)]
+    return (own or ["it was killed, or ran out of memory"])[-1]
+
+
+def keep_raw(scratch: Path, folder: Path, listener: Listener) -> None:
+    """Copies the raw recording out of the scratch folder, and warns."""
+    kept = folder / "raw"
+    kept.mkdir(mode=0o700)
+    for path in (*scratch.glob("recording*"), *scratch.glob("torch.json")):
+        shutil.copy2(path, kept / path.name)
+    listener.warn(f"{kept}: {KEEP_RAW_WARNING}")
+
+
+@contextmanager
+def scratch_folder(workspace: Path) -> Iterator[Path]:
+    """A folder for nobody else's eyes, removed in every case."""
+    try:
+        (workspace / "tmp").mkdir(parents=True, exist_ok=True)
+        path = Path(tempfile.mkdtemp(prefix="profile-", dir=workspace / "tmp")).resolve()
+    except OSError as error:
+        message = f"cannot write in {workspace}: {error.strerror}; choose another place with --workspace"
+        raise StageError(message) from error
+    try:
+        yield path
+    except (OSError, OptpipeError) as error:
+        # Whoever ran out of space first, nsys or the program, says it in its own way, or not at all.
+        if shutil.disk_usage(path).free < _LEAST_FREE_BYTES:
+            message = (
+                f"the disk is full: {workspace} has no room for the recording; choose another place with --workspace"
+            )
+            raise StageError(message) from error
+        if isinstance(error, OSError):
+            message = f"cannot write in {workspace}: {error.strerror}; choose another place with --workspace"
+            raise StageError(message) from error
+        raise
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _with_nodes(trace: Trace, job: Job, found: Mapping[str, Any], listener: Listener) -> Trace:
+    """`trace` with ONNX Runtime's nodes as ranges, by the names of the graph; as it is, with a warning, where that fails."""
+    nodes = found.get("nodes")
+    if not nodes:
+        return trace
+    runs = [NodeRun(**run) for run in nodes["runs"]]
+    names = source_names(job.source_graph, [run.name for run in runs]) if job.source_graph else {}
+    try:
+        return with_node_ranges(trace, runs, [Anchor(**each) for each in nodes["anchors"]], names)
+    except StageError as error:
+        listener.warn(f"{job.name}: Tensor Cores are told by kernel, not by layer: {error}")
+        return trace

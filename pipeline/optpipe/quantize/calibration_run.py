@@ -1,0 +1,144 @@
+"""A calibration from the command to the tables beside it."""
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optpipe.backends.onnx_lint import lint
+from optpipe.core.card import card_from_file
+from optpipe.core.events import Listener
+from optpipe.core.hashing import file_sha256
+from optpipe.errors import BadInputError
+from optpipe.export.exported import exportable, exported_model
+from optpipe.export.model import Model
+from optpipe.inputs.sample_set import SampleSet
+from optpipe.quantize.calibrate import (
+    TARGETS,
+    calibrated,
+    calibration_data,
+    quantized_graph,
+    table_file,
+    tables_of,
+)
+from optpipe.quantize.int8 import calibration_device
+from optpipe.quantize.sensitivity import compared_methods, sensitivity, spared
+from optpipe.quantize.table import CalibrationTable
+from optpipe.workspace.file_names import CARD, ONNX, SET
+from optpipe.workspace.store import Entry, Store
+
+if TYPE_CHECKING:
+    from optpipe.quantize.placement import Target
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationPlan:
+    """What to calibrate on, by which methods, and what to find out beside it."""
+
+    source: Path | None
+    """A folder of images, a file of JSON lines, or a set's manifest; None for the card's own."""
+    count: int | None
+    seed: int
+    methods: tuple[str, ...]
+    target: "Target" = "tensorrt"
+    """Whose Q/DQ placement the methods and layers are judged in; the tables serve all targets."""
+    sensitivity: bool = False
+    budget: float | None = None
+    output: Path | None = None
+
+
+def calibration_run(model: Model, plan: CalibrationPlan, store: Store, listener: Listener) -> dict[str, Any]:
+    """Draws the set, makes the tables, compares them, ranks and spares layers where asked; the JSON document."""
+    if plan.output is not None:
+        _made(plan.output)
+    model, stored = exportable(model, store, listener)
+    exported, _ = exported_model(model, store, listener, stored)
+    card = card_from_file(exported.file(CARD))
+    data = calibration_data(exported, plan.source, plan.count, plan.seed, listener)
+    entry, _ = calibrated(exported, data, plan.methods, TARGETS, calibration_device(), store, listener)
+    tables = tables_of(entry)
+    compared, _ = compared_methods(exported, tables, data.samples, plan.target, store, listener)
+    best = tables[compared.info["best"]]
+    files = _written(entry, plan, store)
+    record: dict[str, Any] = {
+        "model": card.name,
+        "model_id": exported.id,
+        "weights": dict(exported.info["weights"]),
+        "set": {
+            **entry.info["set"],
+            "kind": data.samples.kind,
+            "path": str(files[SET]),
+            "unreadable": [str(e.path) for e in data.unreadable],
+        },
+        "target": plan.target,
+        "tables": [
+            {
+                "method": method,
+                "path": str(files[table_file(method)]),
+                "sha256": file_sha256(files[table_file(method)]),
+                **compared.info["outcomes"][method],
+            }
+            for method in plan.methods
+        ],
+        "best": best.method,
+        "compared_on_images": compared.info["images"],
+        "sensitivity": [],
+        "selection": None,
+    }
+    if plan.sensitivity or plan.budget is not None:
+        record |= _layers(exported, best, data.samples, plan, store, listener)
+        best = replace(best, keep=tuple(record["selection"]["keep"])) if record["selection"] else best
+    graph, placed = quantized_graph(_graph(exported), best, plan.target)
+    record["skipped"] = [{"layer": each.layer, "reason": each.reason} for each in placed.skipped]
+    record["lint"] = [each.to_dict() for each in lint(graph)] if plan.target == "tensorrt" else []
+    return record
+
+
+def _made(output: Path) -> None:
+    """The folder for the results, before anything is computed. Raises BadInputError where it cannot be had."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        writable = os.access(output, os.W_OK)
+    except OSError as error:
+        message = f"--output {output} cannot be made: {error.strerror}"
+        raise BadInputError(message) from error
+    if not writable:
+        message = f"--output {output} cannot be written"
+        raise BadInputError(message)
+
+
+def _graph(exported: Entry) -> Any:
+    import onnx
+
+    return onnx.load(exported.file(ONNX))
+
+
+def _written(entry: Entry, plan: CalibrationPlan, store: Store) -> dict[str, Path]:
+    """The set's manifest and the tables: in the store, and copied to `--output` where it is given."""
+    names = [SET, *(table_file(method) for method in plan.methods)]
+    if plan.output is None:
+        return {name: store.verified(entry).file(name) for name in names}
+    return {name: Path(shutil.copyfile(entry.file(name), plan.output / name)) for name in names}
+
+
+def _layers(
+    exported: Entry,
+    table: CalibrationTable,
+    samples: SampleSet,
+    plan: CalibrationPlan,
+    store: Store,
+    listener: Listener,
+) -> Mapping[str, Any]:
+    ranked, _ = sensitivity(exported, table, samples, plan.target, store, listener)
+    rows = ranked.info["layers"]
+    found: dict[str, Any] = {"sensitivity": rows, "ranked_on_images": ranked.info["images"]}
+    if plan.budget is not None:
+        chosen, _ = spared(exported, table, rows, samples, plan.budget, plan.target, store, listener)
+        name = f"table-{table.method}-spared.json"
+        path = (plan.output or store.workspace / "tables" / f"{table.model}-{chosen.id}") / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(replace(table, keep=tuple(chosen.info["keep"])).to_json(), encoding="utf-8")
+        found["selection"] = {**chosen.info, "table": str(path), "sha256": file_sha256(path)}
+    return found

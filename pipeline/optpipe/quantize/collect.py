@@ -1,0 +1,206 @@
+"""One pass of calibration data through a model: what every tensor to be quantized has held, added up as it goes.
+
+The model runs once per batch in ONNX Runtime with the wanted tensors as extra outputs; memory is that of one batch,
+whatever the number of images. On a GPU the outputs stay in its memory, where the extremes and histograms are computed.
+"""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from optpipe.backends.base import Device
+from optpipe.backends.onnxruntime_session import HostBinding, inference_session
+from optpipe.core.advice import advised
+from optpipe.errors import StageError
+from optpipe.quantize.histogram import (
+    BINS,
+    Magnitudes,
+    count_on_device,
+    magnitudes,
+)
+from optpipe.quantize.statistics import TensorStatistics
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+BATCH_BYTES = 160 << 20
+"""The extra outputs of one batch may take this much; the batch size follows from it."""
+THREADS = min(4, os.cpu_count() or 1)
+"""That look for extremes and count, one tensor each."""
+MAX_BATCH = {"cpu": 16, "cuda": 64}
+
+Batch = Mapping[str, "NDArray[Any]"]
+
+
+@dataclass
+class Collector:
+    """A session that exposes `tensors`, and what they have held so far."""
+
+    graph: Path
+    tensors: tuple[str, ...]
+    histograms: bool
+    device: Device = "cpu"
+    _low: dict[str, float] = field(default_factory=dict)
+    _high: dict[str, float] = field(default_factory=dict)
+    _counts: dict[str, Any] = field(default_factory=dict)
+    _bound: HostBinding | None = None
+
+    def __post_init__(self) -> None:
+        self._session = exposed_session(self.graph, self.tensors, self.device)
+        self._fed = {each.name for each in self._session.get_inputs()} & set(self.tensors)
+        self._outputs = tuple(name for name in self.tensors if name not in self._fed)
+
+    def add(self, batch: Batch) -> None:
+        """Runs one batch. Raises StageError that names the first tensor which is not finite."""
+        if self.device == "cuda":
+            self._add_on_device(batch)
+        else:
+            self._add_on_host(batch)
+
+    def _add_on_host(self, batch: Batch) -> None:
+        found = {**{name: np.asarray(batch[name]) for name in self._fed}, **self._outputs_on_host(batch)}
+        values = [found[name].astype(np.float32, copy=False) for name in self.tensors]
+        with ThreadPoolExecutor(THREADS) as pool:
+            for name, (low, high) in zip(self.tensors, pool.map(_extremes_of, values), strict=True):
+                self._extremes(name, low, high)
+            if self.histograms:
+                list(pool.map(self._count, self.tensors, values))
+
+    def _count(self, name: str, value: "NDArray[np.float32]") -> None:
+        counts = self._counts.setdefault(name, np.zeros(BINS, np.int64))
+        counts += magnitudes(value).counts
+
+    def _outputs_on_host(self, batch: Batch) -> Batch:
+        """Into the same memory for as long as the shapes stay: fresh pages for every batch cost a sixth of a forward pass."""
+        if not self._outputs:
+            return {}
+        bound = self._bound
+        if bound is None or any(value.shape != batch[name].shape for name, value in bound.inputs.items()):
+            bound = self._bound = None  # gone before the others are there
+            values = self._session.run(list(self._outputs), dict(batch))
+            self._bound = HostBinding(self._session, batch, dict(zip(self._outputs, values, strict=True)))
+            return self._bound.outputs
+        for name, value in bound.inputs.items():
+            np.copyto(value, batch[name])
+        bound.launch()
+        return bound.outputs
+
+    def _add_on_device(self, batch: Batch) -> None:
+        import torch
+
+        inputs = {name: torch.from_numpy(np.ascontiguousarray(value)).cuda() for name, value in batch.items()}
+        found = {**inputs, **run_on_device(self._session, inputs, self._outputs)}
+        kept = [found[name].float() for name in self.tensors]
+        extremes = torch.stack([torch.stack(torch.aminmax(value)) for value in kept]).double().cpu().tolist()
+        for name, value, (low, high) in zip(self.tensors, kept, extremes, strict=True):
+            self._extremes(name, low, high)
+            if self.histograms:
+                if name not in self._counts:
+                    self._counts[name] = torch.zeros(BINS + 1, dtype=torch.int64, device="cuda")
+                count_on_device(value, self._counts[name][:BINS])
+                self._counts[name][BINS] += value.numel()
+
+    def _extremes(self, name: str, low: float, high: float) -> None:
+        if not (np.isfinite(low) and np.isfinite(high)):
+            message = (
+                f"tensor '{name}' holds NaN or inf on calibration data: no range exists for it\n"
+                f"check the preprocessing and the weights; `{advised('build MODEL --precision fp32')}` verifies the model itself"
+            )
+            raise StageError(message)
+        self._low[name] = min(low, self._low.get(name, low))
+        self._high[name] = max(high, self._high.get(name, high))
+
+    def statistics(self) -> dict[str, TensorStatistics]:
+        """What was seen until now, by tensor."""
+        return {
+            name: TensorStatistics(self._low[name], self._high[name], self._magnitudes(name)) for name in self.tensors
+        }
+
+    def _magnitudes(self, name: str) -> Magnitudes | None:
+        if not self.histograms:
+            return None
+        counts = self._counts[name]
+        if self.device == "cpu":
+            return Magnitudes(counts)
+        found = counts.cpu().numpy()
+        whole = found[:BINS].copy()
+        whole[0] += found[BINS] - whole.sum()  # the zeros, which the device leaves out
+        return Magnitudes(whole)
+
+
+def _extremes_of(value: "NDArray[np.float32]") -> tuple[float, float]:
+    return float(value.min()), float(value.max())
+
+
+def exposed_session(graph: Path, tensors: Sequence[str], device: Device) -> Any:
+    """An ONNX Runtime session of `graph` whose outputs are its own and `tensors`; on CUDA without TF32."""
+    import onnx
+
+    model = onnx.load(graph)
+    present = {each.name for each in (*model.graph.output, *model.graph.input)}
+    model.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in tensors if name not in present)
+    return model_session(model, device)
+
+
+def model_session(model: Any, device: Device = "cpu") -> Any:
+    """A session of a graph in memory; Q/DQ pairs that the provider does not fuse are computed in floating point."""
+    import onnxruntime as ort
+
+    return inference_session(model.SerializeToString(), device, ort.SessionOptions(), {"use_tf32": "0"})
+
+
+def run_on_device(session: Any, inputs: Mapping[str, Any], outputs: Sequence[str]) -> dict[str, Any]:
+    """Runs on CUDA tensors; the outputs are tensors in the GPU's memory too, which ONNX Runtime allocated."""
+    import torch
+
+    binding = session.io_binding()
+    for name, tensor in inputs.items():
+        binding.bind_input(name, "cuda", 0, np.float32, tuple(tensor.shape), tensor.data_ptr())
+    for name in outputs:
+        binding.bind_output(name, "cuda", 0)
+    torch.cuda.current_stream().synchronize()
+    session.run_with_iobinding(binding)
+    binding.synchronize_outputs()
+    values = binding.get_outputs()
+    return {name: _tensor(value) for name, value in zip(outputs, values, strict=True)}
+
+
+def _tensor(value: Any) -> Any:
+    """A copy as a torch tensor: the memory itself goes back to ONNX Runtime with the binding."""
+    import torch
+
+    shape = tuple(value.shape())
+    source = _DeviceArray(int(value.data_ptr()), shape)
+    return torch.as_tensor(source, device="cuda").clone()
+
+
+class _DeviceArray:
+    """Memory on the GPU as torch takes it without a copy: the CUDA array interface, version 3."""
+
+    def __init__(self, address: int, shape: tuple[int, ...]) -> None:
+        self.__cuda_array_interface__ = {"shape": shape, "typestr": "<f4", "data": (address, False), "version": 3}
+
+
+def batch_size(bytes_per_sample: int, device: str) -> int:
+    """How many samples at a time keep the extra outputs inside BATCH_BYTES."""
+    room = BATCH_BYTES * (16 if device == "cuda" else 1)
+    return max(1, min(MAX_BATCH[device], room // max(bytes_per_sample, 1)))
+
+
+def bytes_per_sample(graph: Path, tensors: Sequence[str], sample: Batch) -> int:
+    """The size of `tensors` for one sample, measured by running one on the CPU."""
+    session = exposed_session(graph, tensors, "cpu")
+    outputs = [name for name in tensors if name not in sample]
+    return int(sum(value.nbytes for value in session.run(outputs, dict(sample)))) if outputs else 0
+
+
+def collected(collector: Collector, batches: Iterable[Batch]) -> dict[str, TensorStatistics]:
+    """All of `batches` through `collector`."""
+    for batch in batches:
+        collector.add(batch)
+    return collector.statistics()

@@ -1,0 +1,108 @@
+"""The INT8 graph of a model: Q/DQ from a calibration table, and the rest in the type that the target computes in."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optpipe.core.events import Listener
+from optpipe.core.hashing import value_sha256
+from optpipe.core.quiet import output_to
+from optpipe.errors import BadInputError
+from optpipe.inputs.sample_set import subset
+from optpipe.quantize.calibrate import (
+    calibrated,
+    calibration_data,
+    quantized_graph,
+    tables_of,
+)
+from optpipe.quantize.methods import METHODS
+from optpipe.quantize.sensitivity import compared_methods
+from optpipe.quantize.table import CalibrationTable, is_table, table_from_file
+from optpipe.workspace.environment import gpus, package_version
+from optpipe.workspace.file_names import LOG, ONNX
+from optpipe.workspace.store import Entry, Store
+
+if TYPE_CHECKING:
+    from optpipe.quantize.placement import Target
+
+REVISION = 1
+CHOSEN_ON = 32
+"""Images on which a build chooses the method: the one whose INT8 graph keeps the outputs nearest to FP32's."""
+
+
+def target_of(device: str) -> "Target":
+    """Which placement a device's runtimes fuse."""
+    return "tensorrt" if device == "cuda" else "cpu"
+
+
+def calibration_device() -> str:
+    """Where the passes over calibration data run: on a GPU if there is one."""
+    return "cuda" if gpus() else "cpu"
+
+
+def int8_graph(
+    model: Entry, device: str, calibration: Path | None, store: Store, listener: Listener
+) -> tuple[Entry, bool]:
+    """The store entry `graph` with INT8 in it, for `device`; the rest is FP16 on a GPU and FP32 on the CPU.
+
+    `calibration` is a folder of images, an image-set manifest, or a calibration table; by default the card's own set.
+    """
+    target = target_of(device)
+    if calibration is not None and is_table(calibration):
+        return graph_from_table(model, table_from_file(calibration), target, (), store, listener)
+    data = calibration_data(model, calibration, None, 0, listener)
+    entry, _ = calibrated(model, data, tuple(METHODS), (target,), calibration_device(), store, listener)
+    tables = tables_of(entry)
+    compared, _ = compared_methods(model, tables, subset(data.samples, CHOSEN_ON), target, store, listener)
+    best = tables[compared.info["best"]]
+    return graph_from_table(model, best, target, (entry.id, compared.id), store, listener)
+
+
+def graph_from_table(
+    model: Entry, table: CalibrationTable, target: "Target", parents: tuple[str, ...], store: Store, listener: Listener
+) -> tuple[Entry, bool]:
+    """The store entry `graph` that `table` makes of `model`. Raises BadInputError where the table is another model's."""
+    if table.model != model.info["name"]:
+        message = f"the calibration table is for model {table.model}, not for {model.info['name']}"
+        raise BadInputError(message)
+    if table.graph_sha256 != model.sha256(ONNX):
+        listener.warn(
+            "the calibration table was made for another export of this model; its tensors are matched by name"
+        )
+    recipe = {
+        "revision": REVISION,
+        "model": model.id,
+        "precision": "int8",
+        "target": target,
+        "table": value_sha256(table.to_json()),
+        "tools": {name: package_version(name) for name in ("nvidia-modelopt", "onnx")},
+    }
+
+    def make(directory: Path) -> Mapping[str, Any]:
+        import onnx
+
+        from optpipe.backends.onnx_lint import lint
+
+        graph, placed = quantized_graph(onnx.load(model.file(ONNX)), table, target)
+        findings = [each.to_dict() for each in lint(graph)] if target == "tensorrt" else []
+        onnx.save(_in_half(graph, directory) if target == "tensorrt" else graph, directory / ONNX)
+        (directory / "calibration-table.json").write_text(table.to_json(), encoding="utf-8")
+        return {
+            "precision": "int8",
+            "target": target,
+            "method": table.method,
+            "set": dict(table.image_set),
+            "int8_layers": list(placed.layers),
+            "kept": [{"layer": each.layer, "reason": each.reason} for each in placed.skipped],
+            "lint": findings,
+        }
+
+    return store.produce("graph", recipe, make, parents=(model.id, *parents), listener=listener)
+
+
+def _in_half(graph: Any, directory: Path) -> Any:
+    """FP16 around the Q/DQ pairs, inputs and outputs in FP32, by ModelOpt, which knows which operators must not follow."""
+    with output_to(directory / LOG):
+        from modelopt.onnx.autocast import convert_to_f16
+
+        return convert_to_f16(graph, keep_io_types=True)

@@ -1,0 +1,95 @@
+"""Puts a precision into the ONNX graph: casts by ModelOpt's AutoCast, Q/DQ nodes from a calibration table.
+
+TensorRT 11 takes the types as they stand in the graph; no builder flag changes them.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from optpipe.backends.base import Device
+from optpipe.core.events import Listener
+from optpipe.core.precision import Precision
+from optpipe.core.quiet import output_to
+from optpipe.export.reference import reference_tensors
+from optpipe.quantize.int8 import int8_graph
+from optpipe.workspace.environment import package_version
+from optpipe.workspace.file_names import LOG, ONNX, REFERENCE
+from optpipe.workspace.store import Entry, Store
+
+REVISION = 1
+FP16_HEADROOM = 65504 / 8
+"""Layers whose values come within three bits of FP16's largest number on the reference inputs stay in FP32."""
+BF16_OPSET = 22
+"""The first opset whose Conv takes BF16."""
+CONVERTED = "converted.onnx"
+
+
+def graph_in_precision(
+    precision: Precision,
+    device: Device,
+    model: Entry,
+    reference: Entry,
+    calibration: Path | None,
+    store: Store,
+    listener: Listener,
+) -> tuple[Entry, bool]:
+    """The entry whose `model.onnx` has `precision` in it; FP32 and TF32 are the exported graph itself.
+
+    In an INT8 graph for a GPU the rest is FP16; for the CPU, which has no FP16 kernels, it is FP32.
+
+    TF32 differs from FP32 only in what the runtime may do with FP32 products, so it has no graph of its own.
+    """
+    if precision in (Precision.FP32, Precision.TF32):
+        return model, True
+    if precision is Precision.INT8:
+        return int8_graph(model, device, calibration, store, listener)
+    return _half(precision, model, reference, store, listener)
+
+
+def _half(precision: Precision, model: Entry, reference: Entry, store: Store, listener: Listener) -> tuple[Entry, bool]:
+    recipe = {
+        "revision": REVISION,
+        "model": model.id,
+        "precision": str(precision),
+        "tools": _tools(),
+        "ranges": reference.id,
+    }
+
+    def make(directory: Path) -> Mapping[str, Any]:
+        import numpy as np
+        import onnx
+        from modelopt.onnx.autocast import convert_to_mixed_precision
+
+        samples = directory / "samples.npz"
+        np.savez(samples, **reference_tensors(reference.file(REFERENCE)).inputs)  # type: ignore[arg-type]
+        with output_to(directory / LOG):
+            graph = convert_to_mixed_precision(
+                str(_in_opset(BF16_OPSET, model, directory) if precision is Precision.BF16 else model.file(ONNX)),
+                low_precision_type=str(precision),
+                keep_io_types=True,
+                data_max=FP16_HEADROOM,
+                calibration_data=str(samples),
+            )
+        samples.unlink()
+        (directory / CONVERTED).unlink(missing_ok=True)
+        onnx.save(graph, directory / ONNX)
+        return {"precision": str(precision), "tool": "modelopt.onnx.autocast"}
+
+    return store.produce("graph", recipe, make, parents=(model.id, reference.id), listener=listener)
+
+
+def _in_opset(opset: int, model: Entry, directory: Path) -> Path:
+    import onnx
+
+    graph = onnx.load(model.file(ONNX))
+    own = next(each.version for each in graph.opset_import if each.domain in ("", "ai.onnx"))
+    if own >= opset:
+        return model.file(ONNX)
+    converted = directory / CONVERTED
+    onnx.save(onnx.version_converter.convert_version(graph, opset), converted)
+    return converted
+
+
+def _tools() -> dict[str, str | None]:
+    return {name: package_version(name) for name in ("nvidia-modelopt", "onnx", "onnxruntime-gpu")}

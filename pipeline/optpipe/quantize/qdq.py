@@ -1,0 +1,242 @@
+"""Writes INT8 into an ONNX graph as Q/DQ nodes: per-channel symmetric weights, per-tensor activations.
+
+For TensorRT activations are symmetric INT8 with zero point 0. ONNX Runtime's CPU kernels are fastest, and can take a
+ReLU in, with unsigned activations: there the same range becomes UINT8 with zero point 0 where nothing is negative, and
+128 elsewhere. A scale is never 0, NaN or inf.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optpipe.backends.onnx_graph import Graph, named
+from optpipe.core.advice import advised
+from optpipe.errors import BadInputError, StageError
+from optpipe.quantize.placement import Placement
+
+LEVELS = 127
+OPSET = 19
+"""The first opset whose Q/DQ nodes take FP16 scales."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """An activation's range: its bound, and whether nothing below zero was seen."""
+
+    amax: float
+    unsigned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """Scale and zero point of one activation."""
+
+    scale: np.float32
+    zero_point: int
+    dtype: type[np.generic]
+
+
+def rounded_up(scale: NDArray[np.float32]) -> NDArray[np.float32]:
+    """`scale` as the next FP16 number, in FP32.
+
+    The graph around the Q/DQ pairs may become FP16, scales with it: integers made with another scale would then be off.
+    """
+    smallest, largest = np.float32(2.0**-24), np.float32(np.finfo(np.float16).max)
+    clipped = np.clip(scale, smallest, largest).astype(np.float32)
+    half = clipped.astype(np.float16)
+    below = half.astype(np.float32) < clipped
+    above = np.nextafter(half, np.finfo(np.float16).max, dtype=np.float16)
+    return np.where(below, above, half).astype(np.float32)
+
+
+def activation_quantization(each: Range, *, unsigned_types: bool) -> Quantization:
+    """What a range becomes on a target."""
+    levels = 255 if unsigned_types and each.unsigned else LEVELS
+    scale = rounded_up(np.array([each.amax / levels], np.float32))[0]
+    if not unsigned_types:
+        return Quantization(scale, 0, np.int8)
+    return Quantization(scale, 0 if each.unsigned else 128, np.uint8)
+
+
+def quantized_weights(values: NDArray[np.float32], axis: int) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """`values` as INT8 with one scale per index of `axis`, (channels,)."""
+    others = tuple(each for each in range(values.ndim) if each != axis)
+    scale = rounded_up(np.abs(values).max(axis=others) / np.float32(LEVELS))
+    shape = [-1 if each == axis else 1 for each in range(values.ndim)]
+    steps = np.rint(values / scale.reshape(shape))
+    return np.clip(steps, -LEVELS, LEVELS).astype(np.int8), scale
+
+
+def weight_axis(node: Any) -> int:
+    """The axis of a layer's output channels in its weights."""
+    if node.op_type == "Conv":
+        return 0
+    if node.op_type == "Gemm":
+        return 0 if any(each.name == "transB" and each.i for each in node.attribute) else 1
+    return 1
+
+
+def qdq_from_onnx(model: Any, placed: Placement, ranges: Mapping[str, Range]) -> Any:
+    """A copy of `model` (FP32) with the Q/DQ pairs of `placed`; everything else stays in FP32.
+
+    Raises BadInputError where a range is missing: the calibration table belongs to another graph or target.
+    """
+    if missing := [name for name in placed.tensors if name not in ranges]:
+        message = (
+            f"the calibration table does not fit this graph: it has no range for '{missing[0]}'"
+            f" and {len(missing) - 1} more; make one for it with `{advised('calibrate MODEL')}`"
+        )
+        raise BadInputError(message)
+    writer = _Writer(_at_opset(model, OPSET), unsigned_types=placed.target == "cpu")
+    for name in placed.tensors:
+        writer.activation(name, ranges[name])
+    writer.connect(placed)
+    for name in placed.layers:
+        writer.weights(name, bias=placed.target == "cpu")
+    return writer.finished()
+
+
+def _at_opset(model: Any, least: int) -> Any:
+    """A copy at opset `least` or later, with a name for every node."""
+    import onnx
+
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    version = next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 0)
+    if version < least:
+        try:
+            copy = onnx.version_converter.convert_version(copy, least)
+        except (RuntimeError, ValueError, onnx.version_converter.ConvertError) as error:
+            message = f"cannot lift the graph from opset {version} to {least}, which FP16 Q/DQ needs: {error}"
+            raise StageError(message) from error
+    return named(copy)
+
+
+class _Writer:
+    """One graph while its Q/DQ pairs are added."""
+
+    def __init__(self, model: Any, *, unsigned_types: bool) -> None:
+        self._model = model
+        self._graph = Graph(model)
+        self._unsigned = unsigned_types
+        self._nodes = {node.name: node for node in model.graph.node}
+        self._quantized: dict[str, Quantization] = {}
+        self._new: list[Any] = []
+        self._initializers: dict[str, Any] = {}
+
+    def activation(self, name: str, each: Range) -> None:
+        """Adds the pair for one activation."""
+        import onnx
+
+        found = activation_quantization(each, unsigned_types=self._unsigned)
+        self._quantized[name] = found
+        scale = self._constant(f"{name}_scale", np.array(found.scale, np.float32))
+        zero = self._constant(f"{name}_zero_point", np.array(found.zero_point, found.dtype))
+        make = onnx.helper.make_node
+        self._new += [
+            make("QuantizeLinear", [name, scale, zero], [f"{name}_q"], name=f"{name}_QuantizeLinear"),
+            make("DequantizeLinear", [f"{name}_q", scale, zero], [f"{name}_dq"], name=f"{name}_DequantizeLinear"),
+        ]
+
+    def connect(self, placed: Placement) -> None:
+        """Lets the placed edges, and all readers of `after`, read the dequantized tensors."""
+        for layer, position in placed.edges:
+            node = self._nodes[layer]
+            node.input[position] = f"{node.input[position].removesuffix('_dq')}_dq"
+        for name in placed.after:
+            for node in self._graph.consumers.get(name, []):
+                for position, read in enumerate(node.input):
+                    if read == name:
+                        node.input[position] = f"{name}_dq"
+
+    def weights(self, layer: str, *, bias: bool) -> None:
+        """Turns a layer's weights into INT8 behind a DequantizeLinear, and its bias into INT32 where asked."""
+        node = self._nodes[layer]
+        name, axis = node.input[1], weight_axis(node)
+        target = f"{name}_dq{axis}"
+        if f"{name}_q{axis}" not in self._initializers:
+            import onnx
+
+            values = onnx.numpy_helper.to_array(self._graph.weights[name])
+            steps, scale = quantized_weights(values, axis)
+            self._dequantize(name, axis, steps, scale, np.zeros(scale.shape, np.int8))
+        node.input[1] = target
+        if bias and len(node.input) > 2 and node.input[2] in self._graph.weights:
+            self._bias(node, name, axis)
+
+    def _bias(self, node: Any, weight: str, axis: int) -> None:
+        import onnx
+
+        values = onnx.numpy_helper.to_array(self._graph.weights[node.input[2]])
+        source = node.input[0].removesuffix("_dq")
+        per_channel = onnx.numpy_helper.to_array(self._initializers[f"{weight}_scale{axis}"])
+        scale = (per_channel * self._quantized[source].scale).astype(np.float32)
+        steps = np.rint(values.astype(np.float64) / scale)
+        if values.ndim != 1 or np.abs(steps).max(initial=0) >= 2**31:
+            return
+        name = f"{node.name}_bias"
+        self._dequantize(name, 0, steps.astype(np.int32), scale, np.zeros(scale.shape, np.int32))
+        node.input[2] = f"{name}_dq0"
+
+    def _dequantize(
+        self, name: str, axis: int, steps: NDArray[Any], scale: NDArray[np.float32], zero: NDArray[Any]
+    ) -> None:
+        import onnx
+
+        inputs = [
+            self._constant(f"{name}_q{axis}", steps),
+            self._constant(f"{name}_scale{axis}", scale),
+            self._constant(f"{name}_zero_point{axis}", zero),
+        ]
+        self._new.append(
+            onnx.helper.make_node(
+                "DequantizeLinear", inputs, [f"{name}_dq{axis}"], name=f"{name}_DequantizeLinear{axis}", axis=axis
+            )
+        )
+
+    def _constant(self, name: str, values: NDArray[Any]) -> str:
+        import onnx
+
+        self._initializers[name] = onnx.numpy_helper.from_array(
+            np.ascontiguousarray(values).reshape(values.shape), name
+        )
+        return name
+
+    def finished(self) -> Any:
+        """The graph, its nodes sorted and its unused weights dropped."""
+        graph = self._model.graph
+        graph.initializer.extend(self._initializers.values())
+        nodes = _sorted([*graph.node, *self._new], {each.name for each in (*graph.input, *graph.initializer)} | {""})
+        del graph.node[:]
+        graph.node.extend(nodes)
+        used = {name for node in nodes for name in node.input}
+        kept = [each for each in graph.initializer if each.name in used]
+        del graph.initializer[:]
+        graph.initializer.extend(kept)
+        return self._model
+
+
+def _sorted(nodes: list[Any], known: set[str]) -> list[Any]:
+    """`nodes` so that each comes after what it reads; otherwise in the given order, constants' nodes first."""
+    inner = {output for node in nodes for output in node.output}
+    waiting: dict[str, list[int]] = {}
+    missing = []
+    for index, node in enumerate(nodes):
+        needs = {name for name in node.input if name in inner and name not in known}
+        missing.append(len(needs))
+        for name in needs:
+            waiting.setdefault(name, []).append(index)
+    ready = [index for index, count in enumerate(missing) if count == 0]
+    order = []
+    while ready:
+        index = ready.pop()
+        order.append(nodes[index])
+        for output in nodes[index].output:
+            for reader in waiting.get(output, []):
+                missing[reader] -= 1
+                if missing[reader] == 0:
+                    ready.append(reader)
+    return order

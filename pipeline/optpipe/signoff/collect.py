@@ -1,0 +1,223 @@
+"""Gathers what the verdict on a build rests on into a folder, verified while it is copied.
+
+Beside the judged build's own runs go the raw files of the other builds of its model, so that the report's comparison follows
+from the folder too; those that would make it large stay behind, the oldest first, and the report says how many.
+"""
+
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from optpipe import __version__
+from optpipe.artifacts.lookup import builds_of
+from optpipe.core.advice import advised
+from optpipe.core.measurement import MEASUREMENTS_FILE
+from optpipe.errors import BadInputError
+from optpipe.signoff.judge import SCHEMA, SCHEMA_VERSION, require_waivable
+from optpipe.signoff.policy import Policy
+from optpipe.workspace.baselines import approved, now_utc
+from optpipe.workspace.environment import environment
+from optpipe.workspace.file_names import (
+    BUILDS,
+    ENVIRONMENT,
+    POLICY,
+    REQUEST,
+    VERDICT,
+)
+from optpipe.workspace.manifest import MANIFEST
+from optpipe.workspace.runs import (
+    Run,
+    json_file,
+    list_runs,
+    require_unchanged,
+    runs_in,
+    write_json,
+)
+from optpipe.workspace.store import Entry, Store
+
+LARGEST_TABLE_BYTES = 1024 * 1024
+"""Of a profile or parity run; its record, which the verdict rests on, is always copied."""
+LARGEST_OTHERS_BYTES = 1536 * 1024
+"""Of all bench runs' files about builds that are not judged."""
+JUDGED_KINDS = ("bench", "evaluate", "preprocess", "profile")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is to be signed off."""
+
+    model: str
+    policy: Policy
+    artifact: str | None = None
+    waivers: Mapping[str, str] = field(default_factory=dict)
+
+
+def collected(wanted: Wanted, store: Store, folder: Path) -> Path:
+    """Fills the empty `folder` with everything that the verdict on `wanted` needs, verified while it is copied."""
+    entry = judged_artifact(wanted, store)
+    store.verified(entry)
+    _copy(entry.path / MANIFEST, folder / "artifact" / MANIFEST)
+    checked = _verification(store, entry)
+    if checked is not None:
+        _copy(checked.path / MANIFEST, folder / "verification" / MANIFEST)
+    _copy_runs(entry, store, folder)
+    _copy_builds(store, folder)
+    baseline = approved(store.workspace, str(entry.info["model"]))
+    if baseline is not None:
+        _copy_baseline(baseline, folder / "baseline")
+    (folder / POLICY).write_bytes(wanted.policy.source)
+    request = {
+        "schema": SCHEMA,
+        "schema_version": SCHEMA_VERSION,
+        "model": entry.info["model"],
+        "artifact": entry.id,
+        "waivers": dict(wanted.waivers),
+        "baseline": None if baseline is None else json_file(baseline / VERDICT)["dossier_name"],
+        "baseline_artifact": None if baseline is None else json_file(baseline / REQUEST)["artifact"],
+        "optpipe": __version__,
+        "created_utc": now_utc(),
+    }
+    write_json(folder / REQUEST, request)
+    write_json(folder / ENVIRONMENT, environment())
+    return folder
+
+
+def require_askable(wanted: Wanted) -> None:
+    """Raises BadInputError, before anything is built or measured, where the policy is another model's or a waiver names nothing."""
+    if wanted.policy.model and wanted.policy.model != wanted.model:
+        message = (
+            f"the policy is for {wanted.policy.model!r}, not for {wanted.model!r}; change its `model` or the command"
+        )
+        raise BadInputError(message)
+    require_waivable(wanted.waivers, wanted.policy)
+    _require_options(wanted.policy)
+
+
+def _require_options(policy: Policy) -> None:
+    """Raises BadInputError for an option that the policy's backend has on no device: nothing would ever be measured so."""
+    from optpipe.backends.registry import BACKENDS, runtime_options
+
+    backend = BACKENDS.get(policy.build.get("backend", ""))
+    if backend is None:
+        return
+    known = sorted({name for device in backend.devices() for name in runtime_options(backend.name, device)})
+    if unknown := [name for name in policy.options if name not in known]:
+        message = (
+            f"the policy's [build.options]: {backend.name} has no option {unknown[0]!r}; it has {', '.join(known)}"
+        )
+        raise BadInputError(message)
+
+
+def judged_artifact(wanted: Wanted, store: Store) -> Entry:
+    """The one build that is judged. Raises BadInputError where none or several fit, saying what to do."""
+    built = builds_of(wanted.model, [one for one in store.entries() if one.manifest.kind == "artifact"])
+    if not built:
+        message = f"{wanted.model} has no build in {store.workspace}; first: {advised(f'build {wanted.model}', store.workspace)}"
+        raise BadInputError(message)
+    named = {**wanted.policy.build, **({"artifact": wanted.artifact} if wanted.artifact else {})}
+    fitting = [one for one in built if all(_fits(one, key, value) for key, value in named.items())]
+    newest = {(one.info["backend"], one.info["precision"], one.info["device"]): one for one in fitting}
+    if not newest:
+        have = ", ".join(sorted({f"{one.info['backend']} {one.info['precision']} ({one.id})" for one in built}))
+        message = f"no build of {wanted.model} is {_asked(named)}; there are {have}"
+        raise BadInputError(message)
+    if len(newest) > 1:
+        have = ", ".join(f"{one.info['backend']} {one.info['precision']} ({one.id})" for one in newest.values())
+        message = (
+            f"{len(newest)} builds of {wanted.model} fit: {have}\nname one in the policy's [build], or with --artifact"
+        )
+        raise BadInputError(message)
+    return next(iter(newest.values()))
+
+
+def _fits(entry: Entry, key: str, value: str) -> bool:
+    if key == "artifact":
+        return entry.fits(value)
+    return str(entry.info[key]) == value
+
+
+def _asked(named: Mapping[str, str]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in named.items())
+
+
+def _verification(store: Store, artifact: Entry) -> Entry | None:
+    found = [
+        one for one in store.entries() if one.manifest.kind == "verification" and artifact.id in one.manifest.parents
+    ]
+    return found[-1] if found else None
+
+
+def _copy_runs(entry: Entry, store: Store, folder: Path) -> None:
+    """The runs about the judged build whole, and of the others, the newest first, as much as there is room for."""
+    model = {each.id for each in store.entries() if each.info.get("model") == entry.info["model"]}
+    room = LARGEST_OTHERS_BYTES
+    for run in reversed(list_runs(store.workspace)):
+        if run.kind in JUDGED_KINDS and concerns(run, entry):
+            room = _copy_run(run, folder / "runs" / run.run_id, entry.id, room)
+        elif run.kind == "bench" and model & set(run.manifest.get("parents", ())):
+            needed = sum(record["bytes"] for record in run.manifest["files"])
+            if needed <= room:
+                room = _copy_run(run, folder / "runs" / run.run_id, entry.id, room)
+
+
+def concerns(run: Run, entry: Entry) -> bool:
+    """Whether a run is about the build; a parity proof is about every build of its model."""
+    if run.kind == "preprocess":
+        return bool(run.manifest.get("details", {}).get("model") == entry.info["model"])
+    return entry.id in run.manifest.get("parents", ())
+
+
+def _copy_baseline(baseline: Path, target: Path) -> None:
+    """What was measured of the approved build."""
+    artifact = json_file(baseline / REQUEST)["artifact"]
+    for run in runs_in(baseline / "runs"):
+        if run.kind == "bench" and artifact in run.manifest.get("parents", ()):
+            _copy_run(run, target / "runs" / run.run_id, artifact, 0, whole=False)
+
+
+def _copy_run(run: Run, target: Path, artifact: str, room: int, *, whole: bool = True) -> int:
+    """Copies a run without what there is no room for; returns the room that is left for raw files of other builds."""
+    require_unchanged(run, whole=whole)
+    sizes = {record["path"]: record["bytes"] for record in run.manifest["files"]}
+    left_out = {path for path, size in sizes.items() if _too_large(run, path, size)}
+    if run.kind == "bench":
+        for files in _files_of_others(run, artifact):
+            needed = sum(sizes[path] for path in files)
+            if needed <= room:
+                room -= needed
+            else:
+                left_out |= set(files)
+    for path in (*sizes, MANIFEST):
+        if path not in left_out and (run.path / path).is_file():
+            _copy(run.path / path, target / path)
+    return room
+
+
+def _too_large(run: Run, path: str, size: int) -> bool:
+    return run.kind in ("profile", "preprocess") and size > LARGEST_TABLE_BYTES and not path.endswith(".json")
+
+
+def _files_of_others(run: Run, artifact: str) -> Iterator[list[str]]:
+    """The raw files of each measurement of another build."""
+    for one in json_file(run.path / MEASUREMENTS_FILE).get("measurements", ()):
+        if one.get("artifact") != artifact:
+            yield [one[name] for name in ("samples_file", "machine_file") if one.get(name)]
+
+
+def _copy_builds(store: Store, folder: Path) -> None:
+    """The manifests of all builds that were measured, and of what they were made from."""
+    measured = {
+        one.get("artifact")
+        for path in folder.glob(f"runs/*/{MEASUREMENTS_FILE}")
+        for one in json_file(path).get("measurements", ())
+    }
+    entries = {entry.id: entry for entry in store.entries()}
+    wanted = {found for each in measured if each in entries for found in (each, *entries[each].manifest.parents)}
+    for name in sorted(wanted & set(entries)):
+        _copy(entries[name].path / MANIFEST, folder / BUILDS / entries[name].path.name / MANIFEST)
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, target)

@@ -1,0 +1,69 @@
+"""What the criteria of a policy need measured, as loads that `optpipe bench` can put on the judged build."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import groupby
+
+from optpipe.core.measurement import Mode, Scenario
+from optpipe.measuring.energy import SMALLEST_WINDOW_S
+from optpipe.measuring.measure import Load
+from optpipe.signoff.load_filter import Where
+from optpipe.signoff.policy import Criterion
+
+ENERGY_SECONDS = SMALLEST_WINDOW_S + 2
+
+
+def loads_of(
+    criteria: Iterable[Criterion], min_seconds: float = 3.0, max_seconds: float = 30.0
+) -> list[tuple[Load, tuple[int, ...]]]:
+    """Loads with their batch sizes; one at batch 1 where no criterion names any.
+
+    A criterion that names no scenario or mode is about single-stream compute here. Percentiles decide the sample count, and
+    energy the time.
+    """
+    needed: dict[Where, Load] = {}
+    for criterion in criteria:
+        if criterion.where:
+            where = _spelled_out(criterion.where)
+            needed[where] = _for(criterion, needed.get(where) or _load(where, min_seconds, max_seconds))
+    loads = list(needed.values()) or [_load(_spelled_out(Where()), min_seconds, max_seconds)]
+    alike = sorted(loads, key=lambda load: (_order(load), load.batch_size))
+    groups = [list(found) for _, found in groupby(alike, key=_order)]
+    return [(found[0], tuple(dict.fromkeys(load.batch_size for load in found))) for found in groups]
+
+
+def _spelled_out(where: Where) -> Where:
+    return replace(
+        where,
+        batch_size=where.batch_size or 1,
+        scenario=where.scenario or str(Scenario.SINGLE_STREAM),
+        mode=where.mode or str(Mode.COMPUTE),
+        streams=where.streams or 1,
+    )
+
+
+def _load(where: Where, min_seconds: float, max_seconds: float) -> Load:
+    return Load(
+        batch_size=where.batch_size or 1,
+        scenario=Scenario(str(where.scenario)),
+        mode=Mode(str(where.mode)),
+        streams=where.streams or 1,
+        rate_per_s=where.rate_per_s,
+        min_seconds=min_seconds,
+        max_seconds=max(max_seconds, min_seconds),
+    )
+
+
+def _for(criterion: Criterion, load: Load) -> Load:
+    if criterion.section == "energy":
+        seconds = max(load.min_seconds, ENERGY_SECONDS)
+        return replace(load, min_seconds=seconds, max_seconds=max(load.max_seconds, seconds))
+    if criterion.metric.startswith("p") and criterion.metric[1:].replace(".", "").isdigit():
+        return replace(load, percentile=max(load.percentile, float(criterion.metric[1:])))
+    return load
+
+
+def _order(load: Load) -> tuple[str, str, int, float, float, float]:
+    return (
+        str(load.scenario), str(load.mode), load.streams, load.rate_per_s or 0.0, load.percentile, load.min_seconds,
+    )  # fmt: skip

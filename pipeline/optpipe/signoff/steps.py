@@ -1,0 +1,103 @@
+"""The steps that gather evidence, as `optpipe run` takes them all and `optpipe signoff` takes what is missing."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from optpipe.build.build import BuiltArtifact
+from optpipe.core.events import Listener
+from optpipe.export.model import Model
+from optpipe.signoff.loads import loads_of
+from optpipe.signoff.policy import Criterion
+from optpipe.workspace.manifest import command_line
+from optpipe.workspace.store import Entry, Store
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long each load is measured, and how much it may scatter."""
+
+    min_seconds: float = 3.0
+    max_seconds: float = 30.0
+    max_cv: float = 0.025
+
+
+def evaluate_step(model: Model, data: Path | None, store: Store, listener: Listener) -> list[Path]:
+    """Task accuracy of everything that is built of `model`; returns the run."""
+    from optpipe.evaluate.evaluation_run import evaluation_run
+
+    record = evaluation_run(model, data, None, 0, None, store, listener)
+    return [Path(record["run_dir"])]
+
+
+def preprocess_step(model: Model, images: Path | None, store: Store, listener: Listener) -> list[Path]:
+    """The proof of the derived preprocessing, without its speed; returns the run."""
+    from optpipe.preprocess.preprocess import Request, automatic_plan, preprocess
+
+    request = Request(images=images, plan=automatic_plan("auto", None, None, "exact"), throughput=False)
+    return [preprocess(model, request, store, listener).run.path]
+
+
+def bench_step(
+    artifacts: Sequence[Entry],
+    criteria: Sequence[Criterion],
+    pace: Pace,
+    store: Store,
+    listener: Listener,
+    *,
+    options: Mapping[str, Mapping[str, str]] | None = None,
+) -> list[Path]:
+    """Every load that `criteria` need, on every artifact, with the `options` of its backend; returns the runs.
+
+    One that was interrupted ends what it is part of.
+    """
+    from optpipe.artifacts.lookup import artifacts_named
+    from optpipe.bench.bench import bench
+    from optpipe.bench.session_plan import BenchPlan
+    from optpipe.measuring.validity import LIMITS
+
+    found = tuple(artifact for each in artifacts for artifact in artifacts_named(each.id, store))
+    limits = {**LIMITS, "max_cv": pace.max_cv}
+    loads = loads_of(criteria, pace.min_seconds, pace.max_seconds)
+    plans = [
+        BenchPlan(load=load, batches=batches, limits=limits, to_the_end=True, options=options or {})
+        for load, batches in loads
+    ]
+    runs = []
+    for plan in plans:
+        result = bench(found, plan, store, listener)
+        if result.interrupted:
+            raise KeyboardInterrupt
+        runs.append(result.run.path)
+    return runs
+
+
+def profile_step(
+    artifact: BuiltArtifact,
+    model: Entry,
+    criteria: Sequence[Criterion],
+    store: Store,
+    listener: Listener,
+    *,
+    asked: Mapping[str, Any] | None = None,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+) -> list[Path]:
+    """Inference under nsys at the largest batch size that `criteria` name; returns the run."""
+    from optpipe.profile.profile_model import ProfilePlan, profile_model, require_profilable
+
+    sizes = {one.where.batch_size for one in criteria if one.where.batch_size}
+    info = artifact.entry.info
+    plan = ProfilePlan(
+        model={
+            **(asked or {}),
+            "backends": [info["backend"]],
+            "device": info["device"],
+            "options": options or {},
+        },
+        stages=("inference",),
+        batch_sizes=(max(sizes, default=1),),
+    )
+    require_profilable(plan)
+    return [profile_model(plan, [artifact], model, store, listener, shlex.split(command_line())).run_dir]

@@ -1,1 +1,0 @@
-"""One verb per file, one public function each."""

@@ -1,0 +1,217 @@
+"""What every node of an ONNX graph computes and moves: on its own, and where a runtime fuses elementwise operators.
+
+Fused means: an elementwise operator is computed on what its producer holds in registers, so that only tensors between
+such groups are moved, written once and read once by each group that needs them (a skip connection is read again by the
+group that adds it). The scores between the two products of an attention are not moved at all (Dao et al.,
+"FlashAttention", 2022). Weights count as a runtime keeps them: what is computed from constants alone is computed before.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from optpipe.trace.layers.layer_cost import LayerCost
+from optpipe.trace.layers.peaks import Peaks
+from optpipe.trace.layers.roofline import Graph
+
+_TYPE_BYTES = {
+    "fp32": 4,
+    "tf32": 4,
+    "fp16": 2,
+    "bf16": 2,
+    "int8": 1,
+    "fp8": 1,
+    "fp64": 8,
+    "int64": 8,
+    "int32": 4,
+    "bool": 1,
+}
+_VIEWS = frozenset({"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze"})
+"""The same bytes under another name."""
+_NO_COST = _VIEWS | {"Constant", "Shape"}
+_ELEMENTWISE = frozenset(
+    {
+        "Abs", "Add", "And", "BatchNormalization", "Cast", "Ceil", "Clip", "Cos", "DequantizeLinear", "Div", "Elu", "Equal",
+        "Erf", "Exp", "Floor", "Gelu", "Greater", "HardSigmoid", "HardSwish", "LeakyRelu", "Less", "Log", "Max", "Min",
+        "Mish", "Mul", "Neg", "Not", "Or", "PRelu", "Pow", "QuantizeLinear", "Reciprocal", "Relu", "Round", "Selu",
+        "Sigmoid", "Sign", "Sin", "Softplus", "Sqrt", "Sub", "Swish", "Tanh", "Where",
+    }
+)  # fmt: skip
+_PRODUCT = "MatMul"
+
+
+@dataclass(slots=True)
+class _Traffic:
+    """What is moved if elementwise operators are fused: tensors by the node that leads each group."""
+
+    read: dict[int, dict[str, int]] = field(default_factory=dict)
+    written: dict[int, dict[str, int]] = field(default_factory=dict)
+
+    def by_node(self, count: int) -> list[int]:
+        """Bytes by node; those of a group stand with its leader."""
+        parts = (self.read, self.written)
+        return [sum(sum(part.get(node, {}).values()) for part in parts) for node in range(count)]
+
+
+def graph_from_onnx(path: Path, inputs: Sequence[Any], batch_size: int, peaks: Peaks, *, tf32: bool = False) -> Graph:
+    """Multiply-adds and bytes of every node of an ONNX graph, its inputs (`InputSpec`s) at `batch_size`.
+
+    With `tf32` the products of fp32 tensors count as TF32, which is how the runtime was told to compute them; those of
+    dequantized tensors count as INT8, which is how they can be computed.
+    """
+    import onnx
+
+    from optpipe.backends.onnx_graph import graph_types, node_macs
+
+    model = onnx.load(path, load_external_data=False)
+    known = graph_types(model, [_at_batch(each, batch_size) for each in inputs])
+    nodes = [node for node in model.graph.node if node.output]
+    traffic, edge_bytes = _fused(model.graph, nodes, known)
+    fused = traffic.by_node(len(nodes))
+    quantized = {node.output[0] for node in nodes if node.op_type == "DequantizeLinear"}
+    costs = []
+    for index, node in enumerate(nodes):
+        if node.op_type not in _NO_COST:
+            macs = node_macs(node, known)
+            kind = known.types.get(node.input[0], "fp32") if node.input else "fp32"
+            if macs:
+                kind = "int8" if node.input[0] in quantized else "tf32" if tf32 and kind == "fp32" else kind
+            costs.append(_node_cost(node, known, kind, macs, fused[index]))
+    return Graph(tuple(costs), peaks, batch_size, edge_bytes)
+
+
+def graph_from_program(program: Mapping[str, Any], batch_size: int, peaks: Peaks, *, tf32: bool = False) -> Graph:
+    """What a torch program computes and moves (`backends.torch_costs`): its nodes are its kernels, so nothing joins another."""
+    costs = []
+    for row in program["layers"]:
+        kind = "tf32" if tf32 and row["macs"] and row["type"] == "fp32" else row["type"]
+        channels = (row["channels"][0], row["channels"][1]) if row["channels"] else None
+        costs.append(LayerCost(row["name"], row["op"], kind, row["macs"], row["bytes"], channels))
+    return Graph(tuple(costs), peaks, batch_size, program["edge_bytes"])
+
+
+def _at_batch(spec: Any, batch_size: int) -> Any:
+    shape = (batch_size, *spec.opt[1:])
+    return replace(
+        spec,
+        min=(min(spec.min[0], batch_size), *spec.min[1:]),
+        opt=shape,
+        max=(max(spec.max[0], batch_size), *spec.max[1:]),
+    )
+
+
+def _node_cost(node: Any, known: Any, kind: str, macs: int, fused_bytes: int) -> LayerCost:
+    given = {name: _read_bytes(node, name, known, _tensor_bytes(known, name)) for name in node.input if name}
+    size = sum(given.values()) + sum(_tensor_bytes(known, name) for name in node.output if name and name not in given)
+    channels = _channels(node, known) if macs else None
+    return LayerCost(node.name or node.output[0], node.op_type, kind, macs, size, channels, fused_bytes)
+
+
+def _fused(graph: Any, nodes: Sequence[Any], known: Any) -> tuple[_Traffic, int]:
+    """The traffic between groups, and its part that no fusion saves: the model's inputs, weights and outputs."""
+    same = _same_tensors(nodes, frozenset(each.name for each in graph.output))
+    constants = _constants(graph, nodes, known)
+    scores = _scores(nodes, same)
+    leaders = _leaders(nodes, same, constants, scores)
+    results = {same.get(each.name, each.name) for each in graph.output}
+    written_by: dict[str, int] = {}
+    traffic = _Traffic()
+    edges: dict[str, int] = {}
+    for index, node in enumerate(nodes):
+        if index not in leaders:
+            continue
+        leader = leaders[index]
+        for name in filter(None, node.input):
+            tensor = same.get(name, name)
+            writer = written_by.get(tensor)
+            if writer == leader or tensor in scores:
+                continue
+            size = _read_bytes(node, name, known, constants.get(tensor, _tensor_bytes(known, tensor)))
+            _keep_larger(traffic.read.setdefault(leader, {}), tensor, size)
+            if writer is None:
+                _keep_larger(edges, tensor, size)
+            else:
+                traffic.written.setdefault(writer, {})[tensor] = _tensor_bytes(known, tensor)
+        for name in filter(None, node.output):
+            written_by[name] = leader
+            if name in results:
+                traffic.written.setdefault(leader, {})[name] = edges[name] = _tensor_bytes(known, name)
+    return traffic, sum(edges.values())
+
+
+def _keep_larger(sizes: dict[str, int], tensor: str, size: int) -> None:
+    sizes[tensor] = max(size, sizes.get(tensor, 0))
+
+
+def _same_tensors(nodes: Sequence[Any], results: frozenset[str]) -> dict[str, str]:
+    """What is read in place of each tensor: what it is a view of, or its quantized form."""
+    same: dict[str, str] = {}
+    for node in nodes:
+        if node.op_type in _VIEWS or (node.op_type == "DequantizeLinear" and node.output[0] not in results):
+            same[node.output[0]] = same.get(node.input[0], node.input[0])
+    return same
+
+
+def _constants(graph: Any, nodes: Sequence[Any], known: Any) -> dict[str, int]:
+    """Bytes of the constants, and of what is computed from them alone: as it is or as its sources, whichever is smaller."""
+    found = {each.name: _tensor_bytes(known, each.name) for each in graph.initializer}
+    for node in nodes:
+        given = [name for name in node.input if name]
+        if (given or node.op_type == "Constant") and all(name in found for name in given):
+            sources = sum(found[name] for name in dict.fromkeys(given))
+            for name in node.output:
+                size = _tensor_bytes(known, name)
+                found[name] = min(size, sources) if given else size
+    return found
+
+
+def _leaders(
+    nodes: Sequence[Any], same: Mapping[str, str], constants: Mapping[str, int], scores: frozenset[str]
+) -> dict[int, int]:
+    """The first node of the group that each node is computed in; none for what is read otherwise, or known before.
+
+    An elementwise node joins the last of its producers' groups: the others are complete by then.
+    """
+    leaders: dict[int, int] = {}
+    group: dict[str, int] = {}
+    for index, node in enumerate(nodes):
+        if node.op_type in _NO_COST or node.output[0] in same or all(name in constants for name in node.output):
+            continue
+        producers = [group[tensor] for name in node.input if (tensor := same.get(name, name)) in group]
+        joins = node.op_type in _ELEMENTWISE or node.output[0] in scores
+        leaders[index] = max(producers) if joins and producers else index
+        group |= dict.fromkeys(node.output, leaders[index])
+    return leaders
+
+
+def _scores(nodes: Sequence[Any], same: Mapping[str, str]) -> frozenset[str]:
+    """What comes out of a Softmax and goes into matrix products alone."""
+    softmax = {node.output[0] for node in nodes if node.op_type == "Softmax"}
+    readers: dict[str, set[str]] = {}
+    for node in nodes:
+        if node.output[0] not in same:
+            for name in node.input:
+                readers.setdefault(same.get(name, name), set()).add(node.op_type)
+    return frozenset(name for name in softmax if readers.get(name) == {_PRODUCT})
+
+
+def _read_bytes(node: Any, name: str, known: Any, size: int) -> int:
+    """What `node` reads of an input of `size` bytes: a table of which rows are picked is not read as a whole."""
+    picks = node.op_type == "Gather" and name == node.input[0]
+    return min(size, _tensor_bytes(known, node.output[0])) if picks else size
+
+
+def _tensor_bytes(known: Any, name: str) -> int:
+    shape = known.shapes.get(name)
+    return prod(shape) * _TYPE_BYTES.get(known.types.get(name, "fp32"), 4) if shape is not None else 0
+
+
+def _channels(node: Any, known: Any) -> tuple[int, int] | None:
+    """Input and output channels per group: axes 1 and 0 of a convolution's weight, the inner and last of a product."""
+    weight = known.shapes.get(node.input[1]) if len(node.input) > 1 else None
+    if not weight or len(weight) < 2:
+        return None
+    groups = next((each.i for each in node.attribute if each.name == "group"), 1)
+    return (weight[1], weight[0] // groups) if "Conv" in node.op_type else (weight[-2], weight[-1])

@@ -1,0 +1,130 @@
+"""Layers as NVTX names them: TensorRT's own ranges, torch modules, ONNX Runtime nodes; each with the kernels it launched.
+
+A kernel belongs to the innermost range that was open when it was launched. A layer's own time is that of the kernels
+for which it is the innermost; a group's time is that of everything below it.
+"""
+
+import numpy as np
+import polars as pl
+
+from optpipe.trace.ranges import LAYERS_RANGE, LIBRARY_RANGES
+from optpipe.trace.recording.frames import RANGES
+from optpipe.trace.timeline.analysis import Analysis, measured_part
+from optpipe.trace.timeline.intervals import Times
+from optpipe.trace.timeline.kernels import kernel_names
+from optpipe.trace.timeline.timeline import times
+
+SCHEMA = {
+    "layer": pl.String,
+    "depth": pl.Int64,
+    "count": pl.Int64,
+    "kernel": pl.String,
+    "kernels": pl.Int64,
+    "kernel_ns": pl.Int64,
+}
+
+
+def layered_part(whole: Analysis, measured: Analysis) -> Analysis:
+    """Where the layers are marked: iterations apart, which optpipe adds to its own captures, or the measured ones."""
+    return measured_part(whole, LAYERS_RANGE) if (whole.ranges["name"] == LAYERS_RANGE).any() else measured
+
+
+def layer_kernels(measured: Analysis) -> pl.DataFrame:
+    """Kernel time by layer and kernel name; empty when no range lies below an iteration (or below the trace)."""
+    ranges = _below_iterations(measured)
+    operations = measured.timeline.operations
+    launched = operations.is_kernel & (operations.api_row >= 0)
+    if ranges.is_empty() or not launched.any():
+        return pl.DataFrame(schema=SCHEMA)
+    api_row = operations.api_row[launched]
+    launches = times(measured.trace.api, "start_ns")[api_row]
+    thread = times(measured.trace.api, "thread")[api_row]
+    index = innermost(ranges, launches, thread)
+    inside = index >= 0
+    rows = operations.row[launched][inside]
+    return (
+        pl.DataFrame(
+            {
+                "layer": ranges["name"].gather(pl.Series(index[inside])),
+                "depth": ranges["depth"].gather(pl.Series(index[inside])),
+                "range": index[inside],
+                "kernel": measured.trace.kernels["name"].gather(pl.Series(rows)),
+                "kernel_ns": (operations.ends - operations.starts)[launched][inside],
+            }
+        )
+        .group_by("layer", "kernel")
+        .agg(
+            pl.col("depth").min(),
+            pl.col("range").n_unique().cast(pl.Int64).alias("count"),
+            pl.len().cast(pl.Int64).alias("kernels"),
+            pl.col("kernel_ns").sum(),
+        )
+        .select(pl.col(column).cast(dtype) for column, dtype in SCHEMA.items())
+        .sort("kernel_ns", "layer", "kernel", descending=[True, False, False])
+    )
+
+
+def layer_table(kernels_by_layer: pl.DataFrame) -> pl.DataFrame:
+    """One row per layer: its kernel time, how much of it is matrix work, and how much ran on Tensor Cores."""
+    named = kernels_by_layer.join(
+        kernel_names(kernels_by_layer["kernel"]), left_on="kernel", right_on="name", how="left", maintain_order="left"
+    )
+    return (
+        named.group_by("layer")
+        .agg(
+            pl.col("count").max(),
+            pl.col("kernels").sum(),
+            pl.col("kernel_ns").sum(),
+            pl.col("kernel_ns").filter(pl.col("matrix")).sum().alias("matrix_ns"),
+            pl.col("kernel_ns").filter(pl.col("tensor_core")).sum().alias("tensor_core_ns"),
+            pl.col("tensor_core").is_null().any().alias("unknown"),
+            pl.col("kernel").sort_by("kernel_ns", descending=True).first().alias("main_kernel"),
+        )
+        .sort("kernel_ns", "layer", descending=[True, False])
+    )
+
+
+def innermost(ranges: pl.DataFrame, at: Times, thread: Times) -> Times:
+    """The row of the innermost range (of the same thread) open at each time; -1 for none."""
+    result = np.full(at.size, -1, dtype=np.int64)
+    owner, starts, ends = times(ranges, "thread"), times(ranges, "start_ns"), times(ranges, "end_ns")
+    for each in np.unique(owner):
+        rows = np.flatnonzero(owner == each)
+        order = rows[np.lexsort((-ends[rows], starts[rows]))]
+        mine = np.flatnonzero(thread == each)
+        result[mine] = _innermost_of_thread(starts[order], ends[order], order, at[mine])
+    return result
+
+
+def _innermost_of_thread(starts: Times, ends: Times, rows: Times, at: Times) -> Times:
+    parents = _parents(starts, ends)
+    index = np.searchsorted(starts, at, side="right") - 1
+    while True:
+        closed = (index >= 0) & (ends[np.maximum(index, 0)] <= at)
+        if not closed.any():
+            return np.where(index >= 0, rows[np.maximum(index, 0)], -1)
+        index[closed] = parents[index[closed]]
+
+
+def _parents(starts: Times, ends: Times) -> Times:
+    """The range that encloses each one, -1 for none; ranges in the order of their start, the longer one first."""
+    parents = np.full(starts.size, -1, dtype=np.int64)
+    open_ranges: list[int] = []
+    for index, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
+        while (open_ranges and ends[open_ranges[-1]] < end) or (open_ranges and ends[open_ranges[-1]] <= start):
+            open_ranges.pop()
+        parents[index] = open_ranges[-1] if open_ranges else -1
+        open_ranges.append(index)
+    return parents
+
+
+def _below_iterations(measured: Analysis) -> pl.DataFrame:
+    """The ranges inside an iteration; library ranges with a domain of their own (`cuBLAS:…`) are no layers."""
+    if measured.iterations.is_empty():
+        return pl.DataFrame(schema={**RANGES, "depth": pl.Int64})
+    depth, family = measured.iterations["depth"][0], measured.iterations["family"][0]
+    name = pl.col("family")
+    deeper = measured.projection.filter(
+        (pl.col("depth") > depth) & (name != family) & ~name.str.contains(LIBRARY_RANGES)
+    )
+    return deeper.sort("start_ns", "end_ns", descending=[False, True])

@@ -1,0 +1,197 @@
+"""ONNX Runtime's nodes: when each ran by ONNX Runtime's own profile, which kernels it launched, which layer it is.
+
+The published wheels are built without CUPTI and without NVTX ranges (neither is linked into onnxruntime-gpu 1.31.1), so
+their profile has no kernels and a recording has no nodes. The profile does say when the host was inside each node, on
+the system clock. Iterations that are marked in the recording and timed on that clock too tie the two clocks together;
+a kernel then belongs to the node during which it was launched.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from optpipe.errors import StageError
+from optpipe.trace.ranges import ITERATION_RANGE, LAYERS_RANGE
+from optpipe.trace.recording.frames import NAME, RANGES, Trace
+from optpipe.trace.timeline.timeline import times
+
+_FUSED_DEPTH = 4
+"""A fused convolution ends at most this many nodes behind its product: bias, sum, activation."""
+_PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "MatMulInteger", "ConvInteger", "QLinearConv"})
+_NODE_SUFFIX = "_kernel_time"
+_NHWC_SUFFIX = re.compile(r"_token_\d+$")
+_STEP_NS = 100
+_TICK_NS = 1_000
+"""The profile's times are whole microseconds, cut off."""
+_APART_NS = 50_000
+"""Clocks that can only be tied together worse than this are not: launches follow each other faster."""
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """System-clock times taken just before a range opens, just inside it at both ends, and just after it closes."""
+
+    before_ns: int
+    entered_ns: int
+    leaving_ns: int
+    after_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRun:
+    """One run of one node on the host, on the system clock."""
+
+    name: str
+    op: str
+    start_ns: int
+    end_ns: int
+
+
+def node_runs(profile: Path, started_ns: int) -> Iterator[NodeRun]:
+    """The nodes in a profile of ONNX Runtime that began at `started_ns`, in the order in which they ran.
+
+    Raises:
+        StageError: the file is no such profile.
+    """
+    try:
+        events = json.loads(profile.read_text(encoding="utf-8"))
+        nodes = sorted((event for event in events if _is_node(event)), key=lambda event: int(event["ts"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        message = f"{profile.name}: not a profile of ONNX Runtime ({type(error).__name__}: {str(error)[:120]})"
+        raise StageError(message) from error
+    for event in nodes:
+        start_ns = started_ns + int(event["ts"]) * _TICK_NS
+        name = str(event["name"]).removesuffix(_NODE_SUFFIX)
+        op = str(event.get("args", {}).get("op_name", ""))
+        yield NodeRun(name, op, start_ns, start_ns + int(event["dur"]) * _TICK_NS)
+
+
+def _is_node(event: Mapping[str, Any]) -> bool:
+    return event.get("cat") == "Node" and str(event.get("name", "")).endswith(_NODE_SUFFIX)
+
+
+def with_node_ranges(
+    trace: Trace, runs: Sequence[NodeRun], anchors: Sequence[Anchor], names: Mapping[str, str]
+) -> Trace:
+    """`trace` with a range for every node that ran inside the marked iterations, called by `names` where they know it.
+
+    Raises:
+        StageError: the recording does not hold these iterations, or its clock cannot be tied to the system's.
+    """
+    iterations = _marked_iterations(trace)
+    offset_ns = _best_offset_ns(trace, iterations, runs, clock_offsets_ns(iterations, anchors))
+    thread = int(iterations["thread"][0])
+    starts, ends = iterations["start_ns"].to_list(), iterations["end_ns"].to_list()
+    rows = []
+    for first, second in zip(runs, [*runs[1:], None], strict=True):
+        start, end = first.start_ns - offset_ns, first.end_ns - offset_ns
+        following = second.start_ns - offset_ns if second else end
+        # The profile cuts its ticks off, at both ends; a node that holds others (If, Loop) stays whole.
+        until = following if abs(end - following) <= 2 * _TICK_NS else end + _TICK_NS
+        inside = next((i for i, begin in enumerate(starts) if begin <= start and until <= ends[i]), None)
+        if inside is not None:
+            rows.append((start, max(until, start + 1), thread, names.get(first.name, first.name)))
+    added = pl.DataFrame(rows, schema={**RANGES, "name": pl.String}, orient="row").with_columns(
+        pl.col("name").cast(NAME)
+    )
+    return replace(trace, ranges=pl.concat([trace.ranges, added]).sort("start_ns", maintain_order=True))
+
+
+def _marked_iterations(trace: Trace) -> pl.DataFrame:
+    name = pl.col("name").cast(pl.String)
+    layers = trace.ranges.filter(name == LAYERS_RANGE)
+    if layers.is_empty():
+        message = "the recording has no iterations for the layers: it ended before them"
+        raise StageError(message)
+    begin, end = layers["start_ns"][0], layers["end_ns"][0]
+    inside = (pl.col("start_ns") >= begin) & (pl.col("end_ns") <= end)
+    return trace.ranges.filter((name == ITERATION_RANGE) & inside).sort("start_ns")
+
+
+def clock_offsets_ns(iterations: pl.DataFrame, anchors: Sequence[Anchor]) -> tuple[int, int]:
+    """Least and most of the system's clock minus the recording's that all `anchors` of the same `iterations` allow.
+
+    Raises:
+        StageError: they are not as many, or contradict each other by more than 50 µs.
+    """
+    if iterations.height != len(anchors) or not anchors:
+        message = f"the recording holds {iterations.height} iterations for the layers, {len(anchors)} were run"
+        raise StageError(message)
+    starts, ends = iterations["start_ns"].to_list(), iterations["end_ns"].to_list()
+    places = list(zip(anchors, starts, ends, strict=True))
+    least = max(max(each.before_ns - start, each.leaving_ns - end) for each, start, end in places)
+    most = min(min(each.entered_ns - start, each.after_ns - end) for each, start, end in places)
+    if abs(most - least) > _APART_NS:
+        message = f"the profiler's clock and the system's are known to {abs(most - least) / 1e3:.0f} µs only"
+        raise StageError(message)
+    return min(least, most), max(least, most)
+
+
+def _best_offset_ns(trace: Trace, iterations: pl.DataFrame, runs: Sequence[NodeRun], allowed: tuple[int, int]) -> int:
+    """The offset, of those allowed, at which most launches lie inside one node: nothing is launched between nodes.
+
+    The anchors leave some microseconds open, and nodes follow each other within one.
+    """
+    inside = (pl.col("start_ns") >= iterations["start_ns"].min()) & (pl.col("end_ns") <= iterations["end_ns"].max())
+    launches = trace.api.filter(inside).join(trace.kernels.select("correlation_id"), on="correlation_id", how="semi")
+    candidates = np.arange(allowed[0], allowed[1] + 1, _STEP_NS)
+    if launches.is_empty() or not runs:
+        return int(candidates[candidates.size // 2])
+    starts, ends = (np.array([getattr(run, name) for run in runs], dtype=np.int64) for name in ("start_ns", "end_ns"))
+    called, returned = times(launches, "start_ns"), times(launches, "end_ns")
+
+    def held(offset: int) -> int:
+        node = np.maximum(np.searchsorted(starts - offset, called, side="right") - 1, 0)
+        return int(((starts[node] - offset <= called) & (returned <= ends[node] - offset + _TICK_NS)).sum())
+
+    counts = np.array([held(int(offset)) for offset in candidates])
+    best = candidates[counts == counts.max()]
+    return int(best[best.size // 2])
+
+
+def source_names(graph: Path, runtime_names: Sequence[str]) -> dict[str, str]:
+    """The names of ONNX Runtime's own nodes (`runtime_names`) by the names of `graph`'s, where one can be told.
+
+    A node that kept its name is that layer, also where the CUDA provider's NHWC conversion numbered it (`_token_12`). The
+    blocked convolutions of the CPU provider are called after the tensor that they write (`relu_3_nchwc`): they are the
+    product from which that tensor comes by elementwise steps.
+    """
+    import onnx
+
+    nodes = list(onnx.load(graph, load_external_data=False).graph.node)
+    known = {node.name for node in nodes}
+    writers = {output: node for node in nodes for output in node.output}
+    found: dict[str, str] = {}
+    for name in dict.fromkeys(runtime_names):
+        plain = _NHWC_SUFFIX.sub("", name.removeprefix("fused "))
+        if plain in known:
+            found[name] = plain
+        elif (product := _product_behind(plain.removesuffix("_nchwc"), writers, set(found.values()))) is not None:
+            found[name] = product
+    return found
+
+
+def layer_times(graph: Path, node_ns: Mapping[str, float]) -> dict[str, float]:
+    """`node_ns` by the names of `graph`'s own nodes."""
+    times: dict[str, float] = {}
+    for runtime_name, name in source_names(graph, list(node_ns)).items():
+        times[name] = times.get(name, 0.0) + node_ns[runtime_name]
+    return times
+
+
+def _product_behind(tensor: str, writers: Mapping[str, Any], taken: set[str]) -> str | None:
+    """The nearest product that `tensor` comes from, which no other time was given to."""
+    wave = [tensor]
+    for _ in range(_FUSED_DEPTH):
+        found = [writers[each] for each in wave if each in writers]
+        for node in found:
+            if node.op_type in _PRODUCTS and node.name not in taken:
+                return str(node.name)
+        wave = [each for node in found if node.op_type not in _PRODUCTS for each in node.input]
+    return None

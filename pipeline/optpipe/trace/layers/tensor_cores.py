@@ -1,0 +1,198 @@
+"""Tensor Cores: which layers could use them, which did, and what the others could save.
+
+The successor of what DLProf showed, for inference: op nodes (layers), group nodes (kinds of work), model summary.
+Eligible means matrix work whose element type has Tensor Cores on the device and whose channels are aligned (to 8 for
+fp16 and bf16, to 16 for int8; NVIDIA, "Matrix Multiplication Background", Tensor Core requirements); a layer that did
+use them is eligible whatever the rule says, because a library may pad. Without a graph at hand only the kernels' names
+tell that something is matrix work, and the alignment is not known: `basis` says which.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from optpipe.trace.layers.layer_cost import ALIGNMENT, LayerCost
+from optpipe.trace.layers.layers import layer_kernels, layer_table
+from optpipe.trace.layers.peaks import Peaks
+from optpipe.trace.timeline.analysis import Analysis
+from optpipe.trace.timeline.kernels import short_name
+
+_UNKNOWN_GAIN = 2.0
+"""Speed-up assumed for a missed layer on a device whose peaks are unknown: a small one, so as not to promise."""
+_NAMED_SHARE = 0.5
+"""Ranges that cover less of the kernel time (a stray range of a library) are no list of layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerUse:
+    """One layer and the Tensor Cores; times are over all recorded iterations of the layers."""
+
+    name: str
+    op: str | None
+    type: str | None
+    """Operator and element type where the graph is known."""
+    count: int
+    time_ns: int
+    share: float
+    """Of all kernel time."""
+    eligible: bool
+    used: bool | None
+    """None where the kernel's name does not tell."""
+    could_save_ns: int
+    """At most, for matrix work without Tensor Cores: to the roofline where the graph is known, else by the device's peaks."""
+    reason: str | None
+    """Why a matrix layer is not eligible, or why it did not use them."""
+    kernel: str
+    """The one that takes the most time."""
+
+    @property
+    def missed(self) -> bool:
+        """It could have used them and did not."""
+        return self.eligible and self.used is False
+
+
+@dataclass(frozen=True, slots=True)
+class TensorCores:
+    """The model summary, the layers, longest first, and the kinds of work."""
+
+    basis: str
+    """`layers` or `kernels`: what `layers` are."""
+    layers: tuple[LayerUse, ...]
+    used_ns: int
+    kernel_ns: int
+    named_ns: int
+    """Kernel time that belongs to a layer."""
+    iterations: int
+    groups: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def eligible(self) -> int:
+        """How many could use them."""
+        return sum(each.eligible for each in self.layers)
+
+    @property
+    def used(self) -> int:
+        """How many did."""
+        return sum(each.used is True for each in self.layers)
+
+    @property
+    def unknown(self) -> int:
+        """Eligible ones whose kernel's name does not tell."""
+        return sum(each.eligible and each.used is None for each in self.layers)
+
+    @property
+    def eligible_ns(self) -> int:
+        """Time of the eligible layers."""
+        return sum(each.time_ns for each in self.layers if each.eligible)
+
+    @property
+    def missed(self) -> tuple[LayerUse, ...]:
+        """Eligible and not used, the largest saving first."""
+        return _by_saving(each for each in self.layers if each.missed)
+
+    @property
+    def ineligible(self) -> tuple[LayerUse, ...]:
+        """Matrix layers that cannot use them as they are, the largest saving first."""
+        return _by_saving(each for each in self.layers if not each.eligible and each.reason)
+
+    @property
+    def time_share(self) -> float:
+        """The share of all kernel time that ran on Tensor Cores."""
+        return self.used_ns / self.kernel_ns if self.kernel_ns else 0.0
+
+
+def tensor_cores(
+    measured: Analysis, peaks: Peaks | None = None, costs: Mapping[str, LayerCost] | None = None
+) -> TensorCores:
+    """Counts by layer where ranges name layers, else by kernel; `costs` are those layers as the graph knows them."""
+    by_layer = layer_kernels(measured)
+    named_ns = int(by_layer["kernel_ns"].sum())
+    if by_layer.height and named_ns >= _NAMED_SHARE * max(measured.kernel_ns, 1):
+        table, basis = layer_table(by_layer), "layers"
+    else:
+        table, basis, named_ns = _kernels_as_layers(measured.kernels), "kernels", measured.kernel_ns
+    iterations = max(measured.iterations.height, 1)
+    rows = (
+        _use(row, measured.kernel_ns, peaks, (costs or {}).get(row["layer"]), iterations)
+        for row in table.iter_rows(named=True)
+    )
+    return TensorCores(
+        basis=basis,
+        layers=tuple(rows),
+        used_ns=int(table["tensor_core_ns"].sum()),
+        kernel_ns=measured.kernel_ns,
+        named_ns=named_ns,
+        iterations=iterations,
+        groups=tuple(measured.kernels.group_by("kind").agg(
+            pl.col("total_ns").sum(), pl.col("total_ns").filter(pl.col("tensor_core")).sum().alias("tensor_core_ns")
+        ).sort("total_ns", "kind", descending=[True, False]).iter_rows(named=True)),
+    )  # fmt: skip
+
+
+def _by_saving(layers: Iterator[LayerUse]) -> tuple[LayerUse, ...]:
+    return tuple(sorted(layers, key=lambda each: (-each.could_save_ns, each.name)))
+
+
+def _kernels_as_layers(kernels: pl.DataFrame) -> pl.DataFrame:
+    matrix, on_tensor_cores = pl.col("matrix").fill_null(value=False), pl.col("tensor_core").fill_null(value=False)
+    return kernels.select(
+        pl.col("name").alias("layer"),
+        pl.col("count"),
+        pl.col("total_ns").alias("kernel_ns"),
+        pl.when(matrix).then("total_ns").otherwise(0).alias("matrix_ns"),
+        pl.when(on_tensor_cores).then("total_ns").otherwise(0).alias("tensor_core_ns"),
+        pl.col("tensor_core").is_null().alias("unknown"),
+        pl.col("name").alias("main_kernel"),
+    )
+
+
+def _use(
+    row: Mapping[str, Any], kernel_ns: int, peaks: Peaks | None, cost: LayerCost | None, iterations: int
+) -> LayerUse:
+    is_matrix = bool(cost.macs) if cost else row["matrix_ns"] > 0
+    used = bool(row["tensor_core_ns"]) or (None if row["unknown"] else False)
+    reason = cost.ineligible if cost and is_matrix and not used else None
+    eligible = is_matrix and reason is None
+    without = is_matrix and used is False
+    kernel, time_ns = str(row["main_kernel"]), int(row["kernel_ns"])
+    return LayerUse(
+        name=str(row["layer"]),
+        op=cost.op if cost else None,
+        type=cost.type if cost else None,
+        count=int(row["count"]),
+        time_ns=time_ns,
+        share=time_ns / kernel_ns if kernel_ns else 0.0,
+        eligible=eligible,
+        used=used if is_matrix else False,
+        could_save_ns=_saving_ns(row, peaks, cost, iterations) if without else 0,
+        reason=reason or (_reason(kernel, cost.type if cost else None) if without else None),
+        kernel=short_name(kernel),
+    )
+
+
+def _saving_ns(row: Mapping[str, Any], peaks: Peaks | None, cost: LayerCost | None, iterations: int) -> int:
+    if cost is not None and peaks is not None:
+        kind = cost.type if cost.type in ALIGNMENT else "tf32" if "tf32" in peaks.flops_per_s else "fp16"
+        reachable_ns = max(2 * cost.macs / peaks.flops(kind) * 1e9, cost.memory_ns(peaks))
+        return max(0, int(row["kernel_ns"] - iterations * reachable_ns))
+    ratio = peaks.flops("tf32") / peaks.flops("fp32") if peaks and "tf32" in peaks.flops_per_s else _UNKNOWN_GAIN
+    if peaks and "fp16" in peaks.flops_per_s and "tf32" not in peaks.flops_per_s:
+        ratio = peaks.flops("fp16") / peaks.flops("fp32")
+    return int(row["matrix_ns"] * (1 - 1 / max(ratio, 1.0)))
+
+
+def _reason(kernel: str, element_type: str | None) -> str:
+    lower = kernel.lower()
+    if "winograd" in lower:
+        return "a Winograd kernel on the FMA units was chosen"
+    if "depthwise" in lower or "grouped" in lower:
+        return "a depthwise or grouped kernel without Tensor Cores"
+    if "gemv" in lower:
+        return "a matrix-vector product, which reads its matrix once: memory decides"
+    if any(word in lower for word in ("sgemm", "scudnn", "f32f32", "ffma", "simt", "convolve_common_engine")):
+        if element_type in ALIGNMENT and element_type != "tf32":
+            return f"a kernel on the FMA units was chosen, though the layer is {element_type}"
+        return "computes in fp32 on the FMA units: build it in fp16, or allow TF32"
+    return "no sign of Tensor Cores in the kernel's name"

@@ -1,0 +1,177 @@
+"""Runs a program under `nsys profile`, bounded by the NVTX range that it opens after its warm-up."""
+
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from optpipe.errors import MissingError, StageError
+from optpipe.trace.ranges import CAPTURE_RANGE
+from optpipe.trace.recording.importer import nsys_path, nsys_version, sqlite_from_recording
+
+_TIMEOUT_S = 1800
+_PATIENCE_S = 5.0
+_REFUSALS = re.compile(
+    r"(permission|not permitted|ptrace|unsupported|not supported|unrecogni[sz]ed|failed to (start|create|launch|initialize)|"
+    r"unable to|driver|no space left|illegal)",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureOptions:
+    """What to record beside NVTX, and CUDA where there is a GPU."""
+
+    os_runtime: bool = False
+    """Every call to the operating system over 1 µs: huge for torch, so only on request."""
+    memory_use: bool = False
+    gpu_metrics: bool = False
+    python_sampling: bool = False
+    """Python's stacks at 1 kHz; nsys 2023.1 and later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What came of a run under nsys; `recording` is None where nsys left nothing."""
+
+    recording: Path | None
+    exit_status: int
+    said: str
+    """What nsys and the program wrote, interleaved."""
+
+
+def nsys_command(options: CaptureOptions, version: str, output: Path, *, on_gpu: bool, whole: bool) -> list[str]:
+    """The `nsys profile` command for `version` (2022.4 to 2025.x) ahead of the program's own.
+
+    With `whole` the recording is not bounded: some drivers record no kernels of CUDA graphs that were made before it began.
+    """
+    year = _year(version)
+    traced = ["nvtx", *(("cuda", "cublas", "cudnn") if on_gpu else ()), *(("osrt",) if options.os_runtime else ())]
+    command = ["profile", "--output", str(output), "--force-overwrite", "true", "--trace", ",".join(traced)]
+    command += ["--sample", "none", "--cpuctxsw", "none", "--kill", "none"]
+    if on_gpu:
+        command += ["--cuda-graph-trace", "node"]
+    if not whole:
+        command += ["--capture-range", "nvtx", "--nvtx-capture", CAPTURE_RANGE, "--capture-range-end", "stop"]
+        # Ranges pushed with plain strings, as torch does, only bound a capture with this set.
+        command += ["--env-var", "NSYS_NVTX_PROFILER_REGISTER_ONLY=0"]
+    if options.memory_use and on_gpu:
+        command += ["--cuda-memory-usage", "true"]
+    if options.gpu_metrics and on_gpu:
+        command += ["--gpu-metrics-devices" if year >= 2024 else "--gpu-metrics-device", "all"]
+    if options.python_sampling:
+        command += ["--python-sampling", "true", "--python-sampling-frequency", "1000"]
+    return command
+
+
+def require_nsys(options: CaptureOptions) -> None:
+    """Fails at once where nsys is not here, or cannot record what `options` ask for."""
+    nsys_path(otherwise="or profile with torch.profiler instead: --tracer torch")
+    if options.python_sampling and _year(version := nsys_version()) < 2023:
+        message = f"nsys {version} cannot sample Python's stacks; 2023.1 and later can"
+        raise MissingError(message)
+
+
+def _year(version: str) -> int:
+    return int(version[:4]) if version[:4].isdigit() else 2022
+
+
+def record(
+    program: Sequence[str], directory: Path, options: CaptureOptions, *, on_gpu: bool, whole: bool = False
+) -> Recorded:
+    """Runs `program` under nsys and returns what it left in `directory`, which holds the whole environment: keep it closed.
+
+    Raises:
+        MissingError: nsys is not here, or cannot be run.
+    """
+    output = directory / "recording"
+    nsys = nsys_path()
+    command = [str(nsys), *nsys_command(options, nsys_version(), output, on_gpu=on_gpu, whole=whole), *program]
+    status, said = run_recorded(command, directory)
+    left = [output.with_suffix(suffix) for suffix in (".nsys-rep", ".qdrep", ".qdstrm")]
+    found = next((path for path in left if path.is_file() and path.stat().st_size), None)
+    return Recorded(found, status, said)
+
+
+def exported(recorded: Recorded, directory: Path) -> Path:
+    """The SQLite export of what was recorded.
+
+    Raises:
+        StageError: nsys says that the disk is full. MissingError: nsys refused to record, in its own words.
+    """
+    if "no space left" in recorded.said.lower():
+        message = f"the disk is full: {directory} has no room for the recording; choose another place with --workspace"
+        raise StageError(message)
+    if recorded.recording is None:
+        message = (
+            f"nsys recorded nothing: {refusal(recorded.said)}\nprofile with torch.profiler instead: --tracer torch"
+        )
+        raise MissingError(message)
+    return sqlite_from_recording(recorded.recording, directory)
+
+
+def refusal(said: str) -> str:
+    """The line in which nsys says why, as far as one can be told."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    telling = [line for line in lines if _REFUSALS.search(line)]
+    return (telling or lines or ["it said nothing"])[0][:300]
+
+
+def _end(process: "subprocess.Popen[bytes]", directory: Path) -> None:
+    """Ends nsys, its helpers and the program with all that it started: asked first, then killed.
+
+    nsys puts the program into a session of its own and does not end it. All of them have `directory`, which is this
+    recording's alone, on their command line, also before the program has come to say its id.
+    """
+    groups = {process.pid, *_groups_of(directory)}
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for group in groups:
+            with suppress(ProcessLookupError):
+                os.killpg(group, number)
+        until = time.monotonic() + _PATIENCE_S
+        while _groups_of(directory) and time.monotonic() < until:
+            process.poll()
+            time.sleep(0.05)
+        groups |= _groups_of(directory)
+    process.wait()
+
+
+def _groups_of(directory: Path) -> set[int]:
+    """The process groups of all processes with `directory` on their command line, this process's own apart."""
+    mark, own = os.fsencode(directory.resolve()), os.getpgrp()
+    groups = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                if mark in (entry / "cmdline").read_bytes():
+                    groups.add(os.getpgid(int(entry.name)))
+    return groups - {own}
+
+
+def run_recorded(command: Sequence[str], directory: Path, timeout_s: float = _TIMEOUT_S) -> tuple[int, str]:
+    """Runs `command`, which has `directory` among its arguments, so that all it started ends with this process's wish.
+
+    Raises:
+        StageError: it did not end in time. MissingError: it cannot be run.
+    """
+    log = directory / "nsys.log"
+    try:
+        with log.open("wb") as out:
+            process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+            try:
+                status = process.wait(timeout=timeout_s)
+            except BaseException:
+                _end(process, directory)
+                raise
+    except subprocess.TimeoutExpired as error:
+        message = f"the profiled stage did not end within {timeout_s:.0f} s"
+        raise StageError(message) from error
+    except OSError as error:
+        message = f"{command[0]} cannot be run: {error.strerror}"
+        raise MissingError(message) from error
+    return status, log.read_text(encoding="utf-8", errors="replace")

@@ -1,0 +1,282 @@
+"""A trace from nsys' SQLite export: the one place that knows its table and column names.
+
+Schema of the export: Nsight Systems user guide, "SQLite Schema Reference". Tables in which nothing was recorded may be
+absent and columns vary from 2022.4 to 2025.x; every query is put together from the columns that are there.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from optpipe.errors import BadInputError, first_line
+from optpipe.trace.recording.export import (
+    Export,
+    frames,
+    opened,
+    rows,
+)
+from optpipe.trace.recording.frames import (
+    NAME,
+    SCHEMAS,
+    Gpu,
+    Trace,
+    empty,
+)
+
+# CUPTI's enumerations (CUpti_ActivityMemcpyKind, CUpti_ActivityMemoryKind, CUpti_ActivitySynchronizationType), with
+# the labels and numbers that nsys gives them in its ENUM_ tables.
+COPY_KINDS = {
+    0: "Unknown", 1: "Host-to-Device", 2: "Device-to-Host", 3: "Host-to-Array", 4: "Array-to-Host", 5: "Array-to-Array",
+    6: "Array-to-Device", 7: "Device-to-Array", 8: "Device-to-Device", 9: "Host-to-Host", 10: "Peer-to-Peer",
+    11: "Unified Host-to-Device", 12: "Unified Device-to-Host", 13: "Unified Device-to-Device",
+}  # fmt: skip
+MEMORY_KINDS = {
+    0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed", 5: "Device Static", 6: "Managed Static", 7: "Unknown",
+}  # fmt: skip
+SYNCHRONIZATION_KINDS = {1: "Event", 2: "Stream wait", 3: "Stream", 4: "Context"}
+MEMSET = "Memset"
+_MEMSET_KIND = -1  # no number of CUPTI's: memsets are read from a table of their own
+
+_RANGE_EVENTS = "(59, 60, 70, 71)"  # NvtxPushPopRange, NvtxStartEndRange, and the same from text files (NVTXT)
+_DOMAIN_EVENT = 75
+_SEVERITY_WARNING = 2
+_LOSS_WORDS = ("lost", "dropped", "overflow", "not collected", "insufficient", "incomplete", "exceeded")
+
+_KERNEL, _API = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"
+_MEMCPY, _MEMSET_TABLE = "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET"
+_MEMORY = "CUDA_GPU_MEMORY_USAGE_EVENTS"
+_SYNC, _GRAPH = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+
+
+def trace_from_sqlite(path: Path) -> Trace:
+    """Reads the export at `path`.
+
+    Raises:
+        BadInputError: the file is no whole export of nsys, or nothing at all was recorded in it.
+    """
+    export = opened(path)
+    queries = {table: sql for table, sql in _queries(export).items() if sql}
+    raw = frames(export, {"strings": "SELECT id, value FROM StringIds", **queries})
+    try:
+        names = _Names(raw.pop("strings"))
+        read = {table: _typed(table, frame, names) for table, frame in raw.items() if table != "memsets"}
+        if "memsets" in raw:
+            read["copies"] = pl.concat([read.get("copies", empty("copies")), _typed("copies", raw["memsets"], names)])
+    except pl.exceptions.PolarsError as error:
+        msg = f"{path}: the export is damaged: a column holds what it cannot ({first_line(error)[:120]})"
+        raise BadInputError(msg) from error
+    read, timeless = _with_times(read)
+    if not any(read[table].height for table in read if table != "threads"):
+        msg = f"{path}: nothing was recorded in it: no kernels, API calls, NVTX ranges or OS calls"
+        raise BadInputError(msg)
+    return Trace(
+        source=path.name,
+        tracer=_tracer(export),
+        schema=_metadata(export).get("EXPORT_SCHEMA_VERSION"),
+        gpus=_gpus(export),
+        absent=tuple(table for table in SCHEMAS if table not in read or read[table].is_empty()),
+        diagnostics=(*_diagnostics(export), *timeless),
+        graph_launches_untraced=_count(export, _GRAPH),
+        overhead_ns=_overhead_ns(export),
+        **read,
+    )
+
+
+def _with_times(read: Mapping[str, pl.DataFrame]) -> tuple[dict[str, pl.DataFrame], tuple[str, ...]]:
+    """The rows that have their times, and what is lacking elsewhere: as events that were lost, which the quality gate sees."""
+    kept, complaints = {}, []
+    for table, frame in read.items():
+        whole = frame.drop_nulls([column for column in ("start_ns", "end_ns", "time_ns") if column in frame.columns])
+        if whole.height < frame.height:
+            complaints.append(f"{frame.height - whole.height} rows of {table} were lost: they have no time")
+        kept[table] = whole
+    return kept, tuple(complaints)
+
+
+class _Names:
+    """String ids to names, by position in one shared list of categories instead of a join per table."""
+
+    def __init__(self, strings: pl.DataFrame) -> None:
+        self.strings = strings.select(pl.col("id").cast(pl.Int64), pl.col("value").cast(pl.String))
+
+    def of(self, ids: pl.Series) -> pl.Series:
+        """The names of `ids` as categories; an unknown id reads as its number."""
+        used = ids.unique().drop_nulls().sort().rename("id").to_frame().cast(pl.Int64)
+        known = used.join(self.strings, on="id", how="left", maintain_order="left")
+        names = known.select(pl.coalesce("value", pl.format("[string {}]", "id")).cast(NAME)).to_series()
+        return names.gather(known["id"].search_sorted(ids.cast(pl.Int64)))
+
+
+def _queries(export: Export) -> dict[str, str]:
+    queries = {}
+    if export.has(_KERNEL, "start", "end", "demangledName"):
+        queries["kernels"] = (
+            f"SELECT {_operation(export, _KERNEL)}, demangledName AS name, gridX * gridY * gridZ AS blocks, "
+            f"blockX * blockY * blockZ AS threads, {_column(export, _KERNEL, 'graphNodeId')} AS graph_node FROM {_KERNEL}"
+        )
+    if export.has(_API, "start", "end", "nameId"):
+        queries["api"] = (
+            'SELECT start AS start_ns, "end" AS end_ns, globalTid AS thread, correlationId AS correlation_id, '
+            f"nameId AS name FROM {_API}"
+        )
+    if export.has(_MEMCPY, "start", "end", "bytes", "copyKind"):
+        queries["copies"] = (
+            f"SELECT {_operation(export, _MEMCPY)}, bytes, copyKind AS kind, "
+            f"{_column(export, _MEMCPY, 'srcKind')} AS source_memory, "
+            f"{_column(export, _MEMCPY, 'dstKind')} AS target_memory, "
+            f"{_column(export, _MEMCPY, 'graphNodeId')} AS graph_node FROM {_MEMCPY}"
+        )
+    if export.has(_MEMSET_TABLE, "start", "end", "bytes"):
+        queries["memsets"] = (
+            f"SELECT {_operation(export, _MEMSET_TABLE)}, bytes, {_MEMSET_KIND} AS kind, NULL AS source_memory, "
+            f"{_column(export, _MEMSET_TABLE, 'memKind')} AS target_memory, "
+            f"{_column(export, _MEMSET_TABLE, 'graphNodeId')} AS graph_node FROM {_MEMSET_TABLE}"
+        )
+    if export.has(_SYNC, "start", "end", "syncType"):
+        queries["synchronizations"] = (
+            'SELECT start AS start_ns, "end" AS end_ns, streamId AS stream, correlationId AS correlation_id, '
+            f"{_column(export, _SYNC, 'globalPid', '0')} AS pid, syncType AS kind FROM {_SYNC}"
+        )
+    if export.has("NVTX_EVENTS", "start", "end", "text", "globalTid"):
+        queries["ranges"] = _ranges_query(export)
+    if export.has("OSRT_API", "start", "end", "nameId", "globalTid"):
+        queries["os_runtime"] = (
+            'SELECT start AS start_ns, "end" AS end_ns, globalTid AS thread, nameId AS name FROM OSRT_API'
+        )
+    if export.has("ThreadNames", "nameId", "globalTid"):
+        queries["threads"] = "SELECT globalTid AS thread, nameId AS name FROM ThreadNames WHERE globalTid IS NOT NULL"
+    return queries | _requested_queries(export)
+
+
+def _requested_queries(export: Export) -> dict[str, str]:
+    """What is recorded on request: memory use, GPU metrics, sampled stacks."""
+    queries = {}
+    if export.has(_MEMORY, "start", "address", "bytes", "memKind", "memoryOperationType"):
+        queries["memory"] = (
+            f"SELECT start AS time_ns, {_column(export, _MEMORY, 'globalPid', '0')} AS pid, {_column(export, _MEMORY, 'deviceId', '0')} "
+            f"AS device, address, bytes, memKind AS kind, memoryOperationType = 0 AS allocates FROM {_MEMORY}"
+        )
+    if export.has("GPU_METRICS", "timestamp", "typeId", "metricId", "value") and export.has(
+        "TARGET_INFO_GPU_METRICS", "typeId", "metricId", "metricName"
+    ):
+        queries["metrics"] = (
+            "SELECT m.timestamp AS time_ns, m.typeId & 255 AS device, i.metricName AS name, m.value AS value FROM GPU_METRICS m JOIN "
+            "(SELECT DISTINCT typeId, metricId, metricName FROM TARGET_INFO_GPU_METRICS) i "
+            "ON i.typeId = m.typeId AND i.metricId = m.metricId"
+        )
+    if export.has("COMPOSITE_EVENTS", "id", "start", "globalTid") and export.has(
+        "SAMPLING_CALLCHAINS", "id", "symbol", "stackDepth"
+    ):
+        queries["samples"] = (
+            "SELECT e.start AS time_ns, e.globalTid AS thread, e.id AS sample, c.stackDepth AS depth, c.symbol AS name "
+            "FROM COMPOSITE_EVENTS e JOIN SAMPLING_CALLCHAINS c ON c.id = e.id"
+        )
+    return queries
+
+
+def _ranges_query(export: Export) -> str:
+    """Ranges that ended; `text` is never NULL, because a column's type is taken from its first rows."""
+    registered = "textId" if export.has("NVTX_EVENTS", "textId") else "NULL"
+    domain = "domainId" if export.has("NVTX_EVENTS", "domainId") else "0"
+    return (
+        f"SELECT e.start AS start_ns, e.\"end\" AS end_ns, e.globalTid AS thread, COALESCE(d.text || ':', '') || "
+        f"COALESCE(e.text, s.value, '') AS name FROM (SELECT start, \"end\", globalTid, text, {registered} AS textId, {domain} AS "
+        f'domainId FROM NVTX_EVENTS WHERE "end" IS NOT NULL AND eventType IN {_RANGE_EVENTS}) e '
+        f"LEFT JOIN StringIds s ON s.id = e.textId LEFT JOIN (SELECT {domain} AS domainId, MIN(text) AS text FROM NVTX_EVENTS "
+        f"WHERE eventType = {_DOMAIN_EVENT} GROUP BY 1) d ON d.domainId = e.domainId"
+    )
+
+
+def _operation(export: Export, table: str) -> str:
+    """The columns that kernels, copies and memsets have in common."""
+    pid = _column(export, table, "globalPid", "0")
+    return f'start AS start_ns, "end" AS end_ns, deviceId AS device, streamId AS stream, correlationId AS correlation_id, {pid} AS pid'
+
+
+def _column(export: Export, table: str, column: str, otherwise: str = "NULL") -> str:
+    return column if export.has(table, column) else otherwise
+
+
+def _typed(table: str, frame: pl.DataFrame, names: _Names) -> pl.DataFrame:
+    """`frame` with the columns and types of `table`'s schema, ids and numbers turned into names."""
+    schema = SCHEMAS[table]
+    named = frame.with_columns(_text_columns(table, frame, names))
+    return named.select(pl.col(column).cast(dtype) for column, dtype in schema.items())
+
+
+def _text_columns(table: str, frame: pl.DataFrame, names: _Names) -> Iterator[pl.Series | pl.Expr]:
+    if "name" in frame.columns and frame["name"].dtype.is_integer():
+        yield names.of(frame["name"]).alias("name")
+    if table == "memory":
+        yield _label("kind", MEMORY_KINDS)
+    if table == "synchronizations":
+        yield _label("kind", SYNCHRONIZATION_KINDS)
+    if table == "copies":
+        yield _label("kind", {**COPY_KINDS, _MEMSET_KIND: MEMSET})
+        yield _label("source_memory", MEMORY_KINDS)
+        yield _label("target_memory", MEMORY_KINDS)
+
+
+def _label(column: str, labels: Mapping[int, str]) -> pl.Expr:
+    return pl.col(column).cast(pl.Int64).replace_strict(labels, default=None, return_dtype=pl.String).alias(column)
+
+
+def _count(export: Export, table: str) -> int:
+    return _integer(rows(export, f"SELECT COUNT(*) FROM {table}")[0][0]) if export.has(table) else 0
+
+
+def _integer(value: Any) -> int:
+    """0 for what is no number: any cell of an export may hold anything."""
+    return int(value) if isinstance(value, int | float) and math.isfinite(value) else 0
+
+
+def _metadata(export: Export) -> dict[str, str]:
+    """Names and values of the export's own metadata; the table had another name up to 2022."""
+    for table in ("META_DATA_EXPORT", "EXPORT_META_DATA"):
+        if export.has(table, "name", "value"):
+            return {str(name): str(value) for name, value in rows(export, f"SELECT name, value FROM {table}")}
+    return {}
+
+
+def _tracer(export: Export) -> str:
+    return f"nsys {_metadata(export).get('EXPORT_PRODUCT_VERSION', 'of unknown version')}"
+
+
+def _gpus(export: Export) -> tuple[Gpu, ...]:
+    table = "TARGET_INFO_GPU"
+    if not export.has(table, "name"):
+        return ()
+    wanted = ("name", "computeMajor", "computeMinor", "smCount", "totalMemory", "memoryBandwidth")
+    found = rows(
+        export, f"SELECT {', '.join(_column(export, table, column) for column in wanted)} FROM {table} ORDER BY id"
+    )
+    return tuple(
+        Gpu(
+            name=str(name),
+            compute_capability=None if major is None else f"{major}.{minor}",
+            multiprocessors=_integer(multiprocessors) or None,
+            memory_bytes=_integer(memory) or None,
+            bandwidth_bytes_per_s=_integer(bandwidth) or None,
+        )
+        for name, major, minor, multiprocessors, memory, bandwidth in found
+    )
+
+
+def _diagnostics(export: Export) -> tuple[str, ...]:
+    """The profiler's warnings and errors that speak of events it lost."""
+    if not export.has("DIAGNOSTIC_EVENT", "text", "severity"):
+        return ()
+    found = rows(
+        export, f"SELECT text FROM DIAGNOSTIC_EVENT WHERE severity IN ({_SEVERITY_WARNING}, {_SEVERITY_WARNING + 1})"
+    )
+    texts = (str(row[0]).strip() for row in found)
+    return tuple(dict.fromkeys(text for text in texts if any(word in text.lower() for word in _LOSS_WORDS)))
+
+
+def _overhead_ns(export: Export) -> int:
+    if not export.has("PROFILER_OVERHEAD", "start", "end"):
+        return 0
+    return _integer(rows(export, 'SELECT SUM("end" - start) FROM PROFILER_OVERHEAD')[0][0])

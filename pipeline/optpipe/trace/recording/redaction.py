@@ -1,0 +1,93 @@
+"""What may leave the machine: typed frames and reports, never the raw export, which holds the whole environment.
+
+A raw export carries environment variables, command lines, host and user names, paths and the GPU's UUID in
+TARGET_INFO_SYSTEM_ENV, META_DATA_CAPTURE, PROCESSES, ProcessStreams and StringIds. Everything here is an allow-list: a
+table or string that is not needed for the frames is not copied.
+"""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import polars as pl
+
+from optpipe.errors import BadInputError, StageError
+from optpipe.trace.recording.export import Export, opened
+from optpipe.trace.recording.frames import Trace
+
+_TABLES = (
+    "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET",
+    "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", "CUPTI_ACTIVITY_KIND_GRAPH_TRACE", "NVTX_EVENTS", "OSRT_API", "PROFILER_OVERHEAD",
+    "CUDA_GPU_MEMORY_USAGE_EVENTS", "GPU_METRICS", "TARGET_INFO_GPU_METRICS", "COMPOSITE_EVENTS", "SAMPLING_CALLCHAINS",
+)  # fmt: skip
+_LEFT_OUT = {"NVTX_EVENTS": {"jsonText", "jsonTextId", "binaryData"}, "SAMPLING_CALLCHAINS": {"module"}}
+"""Payloads of any content, and paths of files."""
+_NAME_COLUMNS = ("demangledName", "shortName", "nameId", "textId", "symbol")
+_GPU_COLUMNS = ("name", "id", "smCount", "totalMemory", "memoryBandwidth", "computeMajor", "computeMinor")
+_METADATA = ("EXPORT_PRODUCT_NAME", "EXPORT_PRODUCT_VERSION", "EXPORT_SCHEMA_VERSION")
+KEEP_RAW_WARNING = (
+    "the raw trace holds the whole process environment, host name and paths in clear text: never attach or commit it"
+)
+
+
+def write_frames(trace: Trace, directory: Path) -> tuple[Path, ...]:
+    """Writes each table with rows as Parquet, names as plain strings; thread names stay behind. Returns the files."""
+    written = []
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for table, frame in trace.tables.items():
+            if frame.height and table != "threads":
+                path = directory / f"{table}.parquet"
+                frame.with_columns(pl.col(pl.Categorical).cast(pl.String)).write_parquet(path, compression="zstd")
+                written.append(path)
+    except OSError as error:
+        msg = f"cannot write {directory}: {error.strerror or error}; free some space or choose --workspace"
+        raise StageError(msg) from error
+    return tuple(written)
+
+
+def redacted_export(source: Path, target: Path) -> None:
+    """Copies from `source` what the frames are made of into a fresh export at `target`, which must not exist.
+
+    Raises:
+        BadInputError: `source` is no whole export, or `target` is there already. StageError: it cannot be written.
+    """
+    export = opened(source)
+    if target.exists():
+        msg = f"{target} is there already; remove it, or give another name"
+        raise BadInputError(msg)
+    try:
+        _copied(export, source, target)
+    except sqlite3.Error as error:
+        target.unlink(missing_ok=True)
+        msg = f"cannot write {target}: {error}"
+        raise StageError(msg) from error
+
+
+def _copied(export: Export, source: Path, target: Path) -> None:
+    with closing(sqlite3.connect(target)) as copy:
+        copy.execute("ATTACH DATABASE ? AS raw", (str(source.resolve()),))
+        used = []
+        for table in (name for name in _TABLES if name in export.columns):
+            kept = sorted(export.columns[table] - _LEFT_OUT.get(table, set()))
+            columns = ", ".join(f'"{column}"' for column in kept)
+            copy.execute(f"CREATE TABLE {table} AS SELECT {columns} FROM raw.{table}")
+            used += [f"SELECT {column} FROM {table}" for column in _NAME_COLUMNS if export.has(table, column)]
+        wanted = " UNION ".join(used) or "SELECT NULL"
+        copy.execute("CREATE TABLE StringIds (id INTEGER NOT NULL PRIMARY KEY, value TEXT NOT NULL)")
+        copy.execute(f"INSERT INTO StringIds SELECT id, value FROM raw.StringIds WHERE id IN ({wanted})")
+        if export.has("TARGET_INFO_GPU", "name"):
+            columns = ", ".join(column for column in _GPU_COLUMNS if export.has("TARGET_INFO_GPU", column))
+            copy.execute(f"CREATE TABLE TARGET_INFO_GPU AS SELECT {columns} FROM raw.TARGET_INFO_GPU")
+        for table in ("META_DATA_EXPORT", "EXPORT_META_DATA"):
+            if export.has(table, "name", "value"):
+                marks = ", ".join("?" for _ in _METADATA)
+                copy.execute("CREATE TABLE META_DATA_EXPORT (name TEXT NOT NULL, value TEXT)")
+                copy.execute(
+                    f"INSERT INTO META_DATA_EXPORT SELECT name, value FROM raw.{table} WHERE name IN ({marks})",
+                    _METADATA,
+                )
+                break
+        copy.commit()
+        copy.execute("DETACH DATABASE raw")
+        copy.execute("VACUUM")

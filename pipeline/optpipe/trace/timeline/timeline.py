@@ -1,0 +1,256 @@
+"""One timeline of the GPU: when a kernel runs, and for the rest of the time, why none does.
+
+Busy is the time in which at least one kernel runs. All other time is idle and has exactly one cause:
+
+- `copy`: only copies or memsets run.
+- `synchronization`: nothing runs, and the thread that launches the next operation sits in a call that waits for the GPU.
+- `host_wait`: nothing runs, because the host has not yet launched what comes next.
+- `kernel_wait`: the next operation is launched, and the GPU has not started it (launch latency, dependencies).
+
+busy + copy + synchronization + host_wait + kernel_wait = span, to the nanosecond, for the trace and for every part of it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from optpipe.trace.recording.frames import Trace
+from optpipe.trace.timeline.intervals import (
+    Intervals,
+    Times,
+    complement,
+    difference,
+    disjoint,
+    intersection,
+    union,
+    within,
+)
+
+_DENSE = 8
+_PROCESS = ~0xFFFFFF
+"""nsys' global thread id with the thread (24 bits) cleared is the global process id."""
+WAITING_CALLS = (
+    r"^(cuda(Device|Stream|Event|Thread)Synchronize|cu(Stream|Event|Ctx)Synchronize|cudaMemcpy(2D|3D|ToSymbol|FromSymbol)?|"
+    r"cuMemcpy([DH]to[DH]|2D|3D)?)(_v\d+)?(_ptsz|_ptds)?$"
+)
+"""API calls that return only when the GPU has done something. (cudaStreamWaitEvent only makes a stream wait.)"""
+
+
+class Cause(StrEnum):
+    """Why no kernel runs."""
+
+    HOST_WAIT = "host_wait"
+    KERNEL_WAIT = "kernel_wait"
+    COPY = "copy"
+    SYNCHRONIZATION = "synchronization"
+
+
+@dataclass(frozen=True, slots=True)
+class Operations:
+    """Kernels, copies and memsets in the order of their start, with the API call (row of `trace.api`, or -1) of each."""
+
+    starts: Times
+    ends: Times
+    is_kernel: npt.NDArray[np.bool_]
+    api_row: Times
+    row: Times
+    """The row in `trace.kernels` where `is_kernel`, else in `trace.copies`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """The GPU's time from `start_ns` to `end_ns`, split without remainder into `busy` and the causes of `idle`."""
+
+    start_ns: int
+    end_ns: int
+    operations: Operations
+    busy: Intervals
+    copies: Intervals
+    idle: Mapping[Cause, Intervals]
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How a window of the timeline divides: busy + the sum of `idle_by_cause` = span."""
+
+    span_ns: int
+    busy_ns: int
+    idle_by_cause: Mapping[Cause, int]
+
+    @property
+    def idle_ns(self) -> int:
+        """The time in which no kernel runs."""
+        return self.span_ns - self.busy_ns
+
+    @property
+    def copy_only_ns(self) -> int:
+        """The time in which copies run and no kernel does."""
+        return self.idle_by_cause[Cause.COPY]
+
+
+def timeline_from_trace(trace: Trace) -> Timeline:
+    """The timeline over everything recorded: from the first GPU operation, API call or range to the last."""
+    operations = _operations(trace)
+    start_ns, end_ns = _bounds(trace)
+    busy = union(operations.starts[operations.is_kernel], operations.ends[operations.is_kernel])
+    copies = union(operations.starts[~operations.is_kernel], operations.ends[~operations.is_kernel])
+    active = busy if copies.starts.size == 0 else union(operations.starts, operations.ends)
+    idle = _idle_by_cause(trace, operations, complement(active, start_ns, end_ns))
+    return Timeline(start_ns, end_ns, operations, busy, copies, {**idle, Cause.COPY: difference(copies, busy)})
+
+
+def split(timeline: Timeline, start_ns: int | None = None, end_ns: int | None = None) -> Split:
+    """How [start_ns, end_ns) divides; by default all of the timeline."""
+    start = np.array([timeline.start_ns if start_ns is None else start_ns], dtype=np.int64)
+    end = np.array([timeline.end_ns if end_ns is None else end_ns], dtype=np.int64)
+    idle = {cause: int(within(timeline.idle[cause], start, end)[0]) for cause in Cause}
+    return Split(int(end[0] - start[0]), int(within(timeline.busy, start, end)[0]), idle)
+
+
+def times(frame: pl.DataFrame, column: str) -> Times:
+    """A column of whole numbers as an array; what is missing is -1, which is no time and no id."""
+    return frame[column].fill_null(-1).to_numpy().astype(np.int64, copy=False)
+
+
+def sorted_order(values: Times) -> Times | None:
+    """The order that sorts `values`, or None when they are sorted already, as most exports are."""
+    return None if (np.diff(values) >= 0).all() else np.argsort(values, kind="stable")
+
+
+def rows_named(frame: pl.DataFrame, pattern: str) -> npt.NDArray[np.bool_]:
+    """Which rows have a name that matches `pattern`: looked up once per distinct name, not per row."""
+    distinct = frame["name"].unique()
+    matching = distinct.filter(distinct.cast(pl.String).str.contains(pattern))
+    if matching.is_empty():
+        return np.zeros(frame.height, dtype=np.bool_)
+    codes = frame["name"].to_physical().to_numpy()
+    return np.asarray(np.isin(codes, matching.to_physical().to_numpy()))
+
+
+def _bounds(trace: Trace) -> tuple[int, int]:
+    spanning = [
+        frame for frame in (trace.kernels, trace.copies, trace.api, trace.ranges, trace.os_runtime) if frame.height
+    ]
+    if not spanning:
+        return 0, 0
+    starts = [int(times(frame, "start_ns").min()) for frame in spanning]
+    return min(starts), max(int(times(frame, "end_ns").max()) for frame in spanning)
+
+
+def _operations(trace: Trace) -> Operations:
+    both = (trace.kernels, trace.copies)
+    starts, ends, correlation, pid = (
+        np.concatenate([times(frame, name) for frame in both])
+        for name in ("start_ns", "end_ns", "correlation_id", "pid")
+    )
+    is_kernel = np.repeat([True, False], [frame.height for frame in both])
+    row = np.concatenate([np.arange(frame.height) for frame in both])
+    api_row = _api_rows(trace, correlation, pid)
+    order = _operation_order(trace, starts, ends, api_row, is_kernel)
+    if order is not None:
+        starts, ends, row, api_row = (values[order] for values in (starts, ends, row, api_row))
+        is_kernel = is_kernel[order]
+    return Operations(starts, ends, is_kernel, api_row, row)
+
+
+def _operation_order(
+    trace: Trace, starts: Times, ends: Times, api_row: Times, is_kernel: npt.NDArray[np.bool_]
+) -> Times | None:
+    """By start, None where that is the order already; of those that start at once, the one launched first stands first.
+
+    Which operation ends a gap decides what the gap was waiting for: it must not depend on the order of rows.
+    """
+    order = sorted_order(starts)
+    at_once = np.flatnonzero(np.diff(starts if order is None else starts[order]) == 0)
+    if at_once.size == 0:
+        return order
+    order = np.arange(starts.size) if order is None else order
+    places = np.union1d(at_once, at_once + 1)
+    tied = order[places]
+    rows = api_row[tied]
+    known = rows >= 0
+    launched, thread = np.full(rows.size, -1, dtype=np.int64), np.full(rows.size, -1, dtype=np.int64)
+    launched[known], thread[known] = times(trace.api, "end_ns")[rows[known]], times(trace.api, "thread")[rows[known]]
+    order[places] = tied[np.lexsort((is_kernel[tied], ends[tied], thread, launched, starts[tied]))]
+    return order
+
+
+def _api_rows(trace: Trace, correlation: Times, pid: Times) -> Times:
+    """The API call that launched each operation: same process, same correlation id. All nodes of a graph share one."""
+    if trace.api.height == 0 or correlation.size == 0:
+        return np.full(correlation.size, -1, dtype=np.int64)
+    known, thread = times(trace.api, "correlation_id"), times(trace.api, "thread")
+    processes = {int(each) & _PROCESS for each in (thread.min(), thread.max())} | {int(pid.min()), int(pid.max())}
+    if len(processes) > 1 and pid.any():
+        numbers = np.unique(np.concatenate([pid, thread & _PROCESS]))
+        known = np.searchsorted(numbers, thread & _PROCESS) * (1 << 40) + known
+        correlation = np.searchsorted(numbers, pid) * (1 << 40) + correlation
+    return _row_of(known, correlation)
+
+
+def _row_of(known: Times, wanted: Times) -> Times:
+    """The row of each of `wanted` in `known`, -1 for none: by a table where ids are dense, as nsys counts them, else sorted."""
+    first, last = int(known.min()), int(known.max())
+    if last - first <= _DENSE * known.size:
+        table = np.full(last - first + 2, -1, dtype=np.int64)
+        table[known - first] = np.arange(known.size)
+        inside = (wanted >= first) & (wanted <= last)
+        return table[np.where(inside, wanted - first, last - first + 1)]
+    order = np.argsort(known, kind="stable")
+    position = np.minimum(np.searchsorted(known, wanted, sorter=order), known.size - 1)
+    rows = order[position]
+    return np.where(known[rows] == wanted, rows, -1)
+
+
+def _idle_by_cause(trace: Trace, operations: Operations, gaps: Intervals) -> dict[Cause, Intervals]:
+    """Splits the time in which nothing at all runs, by what the next operation was waiting for."""
+    following = np.searchsorted(operations.starts, gaps.ends)
+    is_last = following >= operations.starts.size
+    launch = (
+        np.where(is_last, -1, operations.api_row[np.minimum(following, max(operations.starts.size - 1, 0))])
+        if (operations.starts.size)
+        else np.full(following.size, -1)
+    )
+    known = launch >= 0
+    launched = gaps.ends.copy()
+    if trace.api.height:
+        launched[known] = times(trace.api, "end_ns")[launch[known]]
+    # An operation may start before its launch call returns; what no call explains counts as not yet launched.
+    launched = np.clip(launched, gaps.starts, gaps.ends)
+    before_launch = disjoint(gaps.starts, launched)
+    waiting = _waiting(trace, gaps, launch)
+    synchronizing = intersection(before_launch, waiting)
+    return {
+        Cause.KERNEL_WAIT: disjoint(launched, gaps.ends),
+        Cause.SYNCHRONIZATION: synchronizing,
+        Cause.HOST_WAIT: difference(before_launch, synchronizing),
+    }
+
+
+def _waiting(trace: Trace, gaps: Intervals, launch: Times) -> Intervals:
+    """When the thread that launches what follows each gap is inside a waiting call; any thread after the last one."""
+    calls = trace.api.filter(pl.Series(rows_named(trace.api, WAITING_CALLS)))
+    if calls.height == 0:
+        return disjoint(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
+    everyone = union(times(calls, "start_ns"), times(calls, "end_ns"))
+    threads = np.unique(times(calls, "thread"))
+    launching = times(trace.api, "thread")[np.maximum(launch, 0)]
+    if threads.size == 1 and (launching[launch >= 0] == threads[0]).all():
+        return everyone
+    parts = [_calls_in(gaps, launch < 0, everyone)]
+    for thread in threads:
+        mine = calls.filter(pl.col("thread") == thread)
+        own = union(times(mine, "start_ns"), times(mine, "end_ns"))
+        parts.append(_calls_in(gaps, (launch >= 0) & (launching == thread), own))
+    starts, ends = (np.concatenate(edges) for edges in zip(*((part.starts, part.ends) for part in parts), strict=True))
+    return union(starts, ends)
+
+
+def _calls_in(gaps: Intervals, chosen: npt.NDArray[np.bool_], calls: Intervals) -> Intervals:
+    """The part of `calls` inside the chosen gaps."""
+    mine = disjoint(gaps.starts[chosen], gaps.ends[chosen])
+    return intersection(mine, calls)

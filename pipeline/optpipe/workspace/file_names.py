@@ -1,0 +1,24 @@
+"""The names of the files that more than one verb reads or writes."""
+
+# an exported model
+ONNX = "model.onnx"
+CARD = "card.json"
+REFERENCE = "reference.npz"
+TOKENIZER = "tokenizer.json"
+# a calibration
+SET = "set.json"
+LOG = "modelopt.log"
+"""What ModelOpt said while it worked; kept with the graph."""
+# runs
+PREDICTIONS = "predictions.parquet"
+EVALUATION = "evaluate.json"
+PREPROCESSING = "preprocess.json"
+ROWS = "images.parquet"
+"""One row for each image of a parity proof."""
+PROFILE = "profile.json"
+# a dossier
+REQUEST = "request.json"
+POLICY = "policy.toml"
+VERDICT = "verdict.json"
+ENVIRONMENT = "environment.json"
+BUILDS = "builds"

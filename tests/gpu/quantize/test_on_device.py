@@ -1,0 +1,51 @@
+"""Ranges and histograms computed in the GPU's memory are those of the CPU."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from optpipe.errors import StageError
+from optpipe.quantize.collect import Collector, collected
+from optpipe.quantize.methods import METHODS, ranges
+from optpipe.workspace.environment import gpus
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not gpus(), reason="no NVIDIA GPU or driver")]
+X = np.random.default_rng(0).standard_normal((24, 16, 32, 32)).astype(np.float32)
+TENSORS = ("x", "r", "c")
+
+
+@pytest.fixture
+def graph(tmp_path):
+    weight = np.random.default_rng(1).standard_normal((32, 16, 3, 3)).astype(np.float32) / 12
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], name="conv", pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["c"], ["r"], name="relu"),
+        helper.make_node("GlobalAveragePool", ["r"], ["y"], name="pool"),
+    ]
+    value = helper.make_tensor_value_info
+    inputs, outputs = [value("x", 1, ["n", 16, 32, 32])], [value("y", 1, ["n", 32, 1, 1])]
+    body = helper.make_graph(nodes, "g", inputs, outputs, [numpy_helper.from_array(weight, "w")])
+    onnx.save(helper.make_model(body, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), tmp_path / "m.onnx")
+    return tmp_path / "m.onnx"
+
+
+def test_statistics_are_those_of_the_cpu(graph) -> None:
+    parts = [{"x": X[:10]}, {"x": X[10:]}]
+    on_gpu, on_cpu = (
+        collected(Collector(graph, TENSORS, histograms=True, device=device), parts) for device in ("cuda", "cpu")
+    )
+    assert np.array_equal(on_gpu["x"].magnitudes.counts, on_cpu["x"].magnitudes.counts)
+    for name in TENSORS:
+        assert on_gpu[name].magnitudes.total == on_cpu[name].magnitudes.total
+        assert on_gpu[name].low == pytest.approx(on_cpu[name].low, rel=1e-4, abs=1e-5)
+        assert on_gpu[name].high == pytest.approx(on_cpu[name].high, rel=1e-4)
+    for method in METHODS:
+        assert ranges(on_gpu, method) == pytest.approx(ranges(on_cpu, method), rel=0.02)
+
+
+def test_what_is_not_finite_is_named(graph) -> None:
+    poisoned = X.copy()
+    poisoned[3, 0, 0, 0] = np.nan
+    with pytest.raises(StageError, match="tensor 'x' holds NaN or inf"):
+        Collector(graph, TENSORS, histograms=True, device="cuda").add({"x": poisoned})

@@ -1,0 +1,110 @@
+"""Which builds a typed MODEL means."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from optpipe.artifacts.lookup import artifacts_named, differing, typed
+from optpipe.core.card import ModelCard, Task
+from optpipe.core.events import Silent
+from optpipe.core.tensors import InputSpec
+from optpipe.errors import BadInputError
+from optpipe.signoff.collect import Wanted, judged_artifact
+from optpipe.signoff.policy import policy_from_toml
+from optpipe.workspace.file_names import CARD
+from optpipe.workspace.store import Entry, Store
+
+INPUTS = (InputSpec("x", "float32", (1, 8), (4, 8), (16, 8)),)
+CARD_FILE = """name = "mine"
+task = "other"
+source = "net.py:make"
+inputs = [{name = "x", min = [1, 8], opt = [4, 8], max = [16, 8]}]
+"""
+
+
+def built(store: Store, name: str, source: str, weights: str = "a", precision: str = "fp32") -> Entry:
+    card = ModelCard(name, source, Task.OTHER, INPUTS)
+
+    def exported(folder: Path) -> dict[str, str]:
+        (folder / CARD).write_text(json.dumps(card.to_dict()))
+        return {"name": name, "source": source}
+
+    model = {"source": {"file": source, "card": name}, "weights": {"file": weights}, "batch": None, "shapes": {}}
+    entry, _ = store.produce("model", {"model": model}, exported, listener=Silent())
+    info = {"model": name, "source": source, "backend": "onnxruntime", "precision": precision, "device": "cpu"}
+    info |= {"weights": {"source": "file", "sha256": weights}}
+    recipe = {"of": entry.id, "precision": precision}
+    return store.produce("artifact", recipe, lambda _: info, parents=(entry.id,), listener=Silent())[0]
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    Path("mine.toml").write_text(CARD_FILE)
+    Path("other.toml").write_text(CARD_FILE.replace("mine", "digits"))
+    return Store(tmp_path / ".optpipe")
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("net.py:make", "net.make"),
+        ("./sub/../net.py:make", "net.make"),
+        ("net.make", "net.make"),
+        ("sub/net.py:make", None),
+        ("net.py:other", None),
+        ("make", None),
+        ("mine", "mine"),
+        ("mine.toml", "mine"),
+        ("other.toml", "digits"),
+        ("resnet50", "resnet50"),
+        ("torchvision:resnet50", "resnet50"),
+        ("light.onnx", "light"),
+    ],
+)
+def test_a_model_is_known_by_its_name_its_source_and_its_file(store: Store, text: str, name: str | None) -> None:
+    for each, source in (
+        ("net.make", "net.py:make"),
+        ("mine", "net.py:make"),
+        ("digits", "digits/digits.py:digits"),
+        ("resnet50", "torchvision:resnet50"),
+        ("light", "light.onnx"),
+    ):
+        built(store, each, source)
+    wanted = Wanted(text, policy_from_toml(b"schema = 1\n[size]\nmaximum = '1 MiB'\n"))
+    if name is None:
+        with pytest.raises(BadInputError, match="nothing is built"):
+            artifacts_named(text, store)
+        return
+    assert [each.card.name for each in artifacts_named(text, store)] == [name]
+    assert judged_artifact(wanted, store).info["model"] == name
+
+
+def test_the_build_that_was_made_or_found_last_is_meant(store: Store) -> None:
+    former, later = (built(store, "net.make", "net.py:make", weights) for weights in ("a", "b"))
+    assert artifacts_named("net.make", store)[0].entry.id == later.id
+    built(store, "net.make", "net.py:make", "a")
+    assert artifacts_named("net.make", store)[0].entry.id == former.id
+
+
+def test_builds_from_before_and_after_training_are_told_apart(store: Store) -> None:
+    built(store, "net.make", "net.py:make", "a", "int8")
+    assert differing(artifacts_named("net.make", store)) is None
+    built(store, "net.make", "net.py:make", "b", "fp32")
+    assert "not of the same net.make" in str(differing(artifacts_named("net.make", store)))
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "text"),
+    [
+        ("net.make", "a b/net.py:make", "'a b/net.py:make'"),
+        ("digits", "digits/digits.py:digits", "digits"),
+        ("resnet50", "torchvision:resnet50", "resnet50"),
+        ("resnet18", "timm:resnet18", "timm:resnet18"),
+        ("light", "x/light.onnx", "x/light.onnx"),
+    ],
+)
+def test_the_model_of_an_advised_command(name: str, source: str, text: str) -> None:
+    assert typed(ModelCard(name, source, Task.OTHER, INPUTS)) == text

@@ -1,0 +1,140 @@
+"""INT8 that does not pay or costs too much says so in `bench`, `compare` and `signoff`, and decides nothing by it."""
+
+import polars as pl
+import pytest
+from tests.fakes.console import text_of
+
+from optpipe.artifacts.facts import build_of
+from optpipe.bench.int8_notes import accuracy_note, causes, with_int8_notes
+from optpipe.compare.overview import overview
+from optpipe.core.measurement_json import measurements_of
+from optpipe.evaluate.recompute import accuracy_figures
+from optpipe.reporters.terminal_signoff import verdict_table
+from optpipe.signoff.collect import Wanted, collected
+from optpipe.signoff.dossier import checked_dossier, finished, verdict_document
+from optpipe.signoff.judge import judged
+from optpipe.signoff.policy import policy_from_toml
+from optpipe.workspace.runs import (
+    begin_run,
+    finish_run,
+    json_of_run,
+    write_json,
+)
+
+LINT = {
+    "counts": {"reformat": 3, "channels": 1},
+    "first": {"rule": "reformat", "layer": "conv7", "message": "floating point between INT8 layers", "advice": "…"},
+    "findings": [],
+}
+POLICY = "schema = 1\nname = 'p'\n[build]\nprecision = 'int8'\n[size]\nmaximum = '1 GiB'\n"
+
+
+@pytest.fixture
+def built(workspace):
+    """INT8 whose bench shows it slower than FP16 in the same run, and FP16."""
+    slow, fast = workspace.artifact("int8", macs=0.4, proven=False), workspace.artifact("fp16")
+    return workspace, slow, fast
+
+
+def evaluated(workspace, entry, lost, budget=None, n=1000):
+    """An evaluation whose source is right everywhere and whose artifact lost `lost` samples."""
+    run = begin_run(workspace.path, "evaluate")
+    classes = [index % 10 for index in range(n)]
+    answers = [[(label + 1) % 10 if index < lost else label] for index, label in enumerate(classes)]
+    frame = {"path": [str(index) for index in range(n)], "sha256": [""] * n, "label": [None] * n, "class": classes}
+    table = pl.DataFrame(frame | {"source:best": [[label] for label in classes], f"{entry.id}:best": answers})
+    table.write_parquet(run.path / "predictions.parquet")
+    write_json(run.path / "evaluate.json", {"model": "digits", "accuracy_budget": budget, "results": []})
+    details = {"model": "digits", "trained": True}
+    return finish_run(run, command=["optpipe", "evaluate", "digits"], parents=[entry.id], details=details)
+
+
+def test_causes_are_read_from_the_built_network_and_the_linter(built) -> None:
+    _, slow, fast = built
+    info = {**slow.info, "lint": LINT}
+    assert causes(info) == (
+        "only 40% of its multiply-adds are computed in int8; "
+        "the linter finds 3 × reformat, 1 × channels (conv7: floating point between INT8 layers)"
+    )
+    assert causes({**fast.info, "lint": LINT}) == ""
+
+
+@pytest.mark.parametrize(("lost", "budget", "said"), [
+    (0, None, None),
+    (10, 0.03, None),
+    (10, None, "is not shown to be inside the budget of 1 points"),
+    (40, None, "is outside the budget of 1 points"),
+    (40, 0.02, "is outside the budget of 2 points"),
+])  # fmt: skip
+def test_a_drop_is_held_against_its_budget(built, lost, budget, said) -> None:
+    workspace, slow, fast = built
+    run = evaluated(workspace, slow, lost, budget)
+    note = accuracy_note([run], build_of(slow.manifest))
+    assert (note is None) if said is None else (said in note.message)
+    assert accuracy_note([run], build_of(fast.manifest)) is None
+
+
+def test_bench_marks_both(built) -> None:
+    workspace, slow, fast = built
+    evaluated(workspace, slow, 40)
+    found = [
+        one
+        for entry, mean in ((slow, 20.0), (fast, 10.0))
+        for one in measurements_of(json_of_run(workspace.bench(entry, mean_ms=mean), "measurements.json"))
+    ]
+    mine, other = with_int8_notes(found, [slow, fast], workspace.store)
+    assert {"int8-not-faster", "int8-accuracy"} <= {reason.code for reason in mine.reasons}
+    assert not any(reason.code.startswith("int8") for reason in other.reasons)
+    assert "only 40% of its multiply-adds" in next(r.message for r in mine.reasons if r.code == "int8-not-faster")
+
+
+def test_compare_warns_of_both_and_names_the_cause(built) -> None:
+    workspace, slow, fast = built
+    evaluated(workspace, slow, 40)
+    workspace.bench(slow, mean_ms=20.0)
+    workspace.bench(fast, mean_ms=10.0)
+    warnings = " ".join(overview(workspace.store).comparison.warnings)
+    assert "INT8 is not shown to be faster than fp16" in warnings
+    assert "only 40% of its multiply-adds are computed in int8" in warnings
+    assert "onnxruntime int8: its drop (+4.00 points" in warnings
+
+
+def signed(workspace, tmp_path):
+    (tmp_path / "scratch").mkdir()
+    wanted = Wanted("digits", policy_from_toml(POLICY.encode(), "policy.toml"))
+    folder = collected(wanted, workspace.store, tmp_path / "scratch")
+    found = judged(folder)
+    document = verdict_document(found)
+    write_json(folder / "verdict.json", document)
+    return document, finished(folder, tmp_path / "dossier")
+
+
+def test_signoff_notes_what_verify_computes_again(built, tmp_path) -> None:
+    workspace, slow, fast = built
+    evaluated(workspace, slow, 40)
+    workspace.bench(slow, fast, mean_ms=10.0)  # drawn so that INT8 is the faster one
+    document, folder = signed(workspace, tmp_path)
+    codes = [note["code"] for note in document["notes"]]
+    assert codes == ["int8-accuracy", "int8-causes"]
+    assert checked_dossier(folder).problems == ()
+
+
+def test_signoff_says_that_nothing_was_measured_beside_int8(built, tmp_path) -> None:
+    workspace, slow, _ = built
+    workspace.bench(slow, mean_ms=10.0)
+    document, _ = signed(workspace, tmp_path)
+    assert [note["code"] for note in document["notes"]] == ["int8-alone", "int8-causes"]
+    assert "no wider type was measured beside it" in text_of(verdict_table(document, None), width=200)
+
+
+def test_samples_that_calibrated_a_build_widen_what_is_judged(built) -> None:
+    workspace, slow, _ = built
+    run = evaluated(workspace, slow, 5)
+    plain = accuracy_figures([run], build_of(slow.manifest), 0.95)
+    row = {"artifact": slow.id, "n": 1000, "calibrated_on": 30}
+    write_json(run.path / "evaluate.json", {"model": "digits", "accuracy_budget": None, "results": [row]})
+    found = accuracy_figures([run], build_of(slow.manifest), 0.95)
+    assert found["drop"].value == plain["drop"].value
+    assert found["drop"].high == pytest.approx(plain["drop"].high + 0.03)
+    assert found["top1"].low == pytest.approx(plain["top1"].low - 0.03)
+    assert "30 of which calibrated it" in found["drop"].about

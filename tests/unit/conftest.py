@@ -1,0 +1,196 @@
+"""A workspace with a built, verified and measured model whose samples are drawn, not timed: statistics without a clock."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from optpipe.bench.recompute import judged_again
+from optpipe.core.events import Silent
+from optpipe.core.measurement import (
+    MACHINE_COLUMNS,
+    SAMPLE_COLUMNS,
+    Measurement,
+    Mode,
+    Reason,
+    Scenario,
+    Subject,
+    Validity,
+)
+from optpipe.core.measurement_json import document_of
+from optpipe.measuring.validity import LIMITS
+from optpipe.preprocess.parity.proof import output_rows, proof_from_rows
+from optpipe.trace.findings.report import document_from_profile, profile_from_trace
+from optpipe.trace.recording.files import trace_from_folder, write_trace
+from optpipe.workspace.runs import begin_run, finish_run, write_json
+from optpipe.workspace.store import Store
+
+NOT_STEADY = Reason("not-steady", "warm-up ended without a steady level", "raise --max-warm-up", invalidates=True)
+
+
+@dataclass
+class Workspace:
+    path: Path
+    counter: int = 0
+
+    @property
+    def store(self):
+        return Store(self.path)
+
+    def artifact(self, precision="fp16", backend="onnxruntime", *, trained=True, passed=True, proven=True, macs=0.97):
+        info = {
+            "model": "digits",
+            "source": "card:digits",
+            "backend": backend,
+            "precision": precision,
+            "device": "cpu",
+            "file": "model.onnx",
+            "options": {"threads": 0, "spinning": True},
+            "weights": {"source": "file" if trained else "random", "sha256": "0" * 64, "trained": trained},
+            "precision_proof": {
+                "proven": proven,
+                "reason": "as asked" if proven else "3 layers are fp32",
+                "share": {"macs": {precision: macs, "fp32": 1 - macs}, "layers": {}},
+                "others": [],
+                "others_count": 0,
+            },
+        }
+
+        def make(folder):
+            (folder / "model.onnx").write_bytes(f"{backend} {precision} {trained}".encode() * 100)
+            return info
+
+        recipe = {"test": [precision, backend, trained, proven, macs]}
+        entry, _ = self.store.produce("artifact", recipe, make, listener=Silent())
+        self.store.produce(
+            "verification",
+            {"artifact": {"id": entry.id, "sha256": entry.sha256("model.onnx")}},
+            lambda _: {"passed": passed, "samples": 8, "reference": "images", "snr_db": 61.2},
+            parents=(entry.id,),
+            listener=Silent(),
+        )
+        return entry
+
+    def bench(self, *entries, batches=(1,), mean_ms=10.0, noise=0.2, count=1000, seed=0, **changes):
+        run = begin_run(self.path, "bench")
+        measurements = []
+        for entry in entries:
+            for batch in batches:
+                self.counter += 1
+                found = measurement(entry, batch, f"m{self.counter}", **changes)
+                speed = {"fp32": 1.0, "fp16": 0.8, "int8": 0.6}.get(entry.info["precision"], 1.0)
+                frame = drawn_samples(mean_ms * batch**0.8 * speed, noise, count, batch, seed + self.counter)
+                for name in ("samples", "machine"):
+                    (run.path / name).mkdir(exist_ok=True)
+                frame.write_parquet(run.path / found.samples_file)
+                drawn_machine(frame).write_parquet(run.path / found.machine_file)
+                measurements.append(judged_again(found, run.path))
+        (run.path / "measurements.json").write_text(json.dumps(document_of(tuple(measurements))))
+        return finish_run(run, command=["optpipe", "bench", "digits"], parents=[entry.id for entry in entries])
+
+    def profile(self, entry, trace):
+        """A profile run of a recorded trace, as `optpipe profile` writes it."""
+        run = begin_run(self.path, "profile")
+        write_trace(trace, run.path / "stage")
+        how = {"unprofiled_iteration_ns": None, "expects_gpu": True}
+        found = document_from_profile(profile_from_trace(trace_from_folder(run.path / "stage"), None, **how))
+        recording = {"folder": "stage", "range": None, **how}
+        stage = {"name": "fp16 batch 8", "kind": "inference", "artifact": entry.id, "recording": recording, **found}
+        write_json(run.path / "profile.json", {"stages": [stage]})
+        return finish_run(run, command=["optpipe", "profile", "digits"], parents=[entry.id])
+
+    def preprocess(self, noise=1e-3, images=800, *, trained=True):
+        """A parity run whose outputs are drawn."""
+        generator = np.random.default_rng(3)
+        outputs = generator.normal(size=(images, 10))
+        rows = output_rows(outputs, outputs + noise * generator.normal(size=outputs.shape), classifies=True)
+        rows = rows.with_columns(pl.format("{}.png", pl.int_range(images)).alias("image"))
+        run = begin_run(self.path, "preprocess")
+        rows.write_parquet(run.path / "images.parquet")
+        proof = proof_from_rows(rows, trained=trained, classifies=True, refused=0)
+        parity = {**proof.to_dict(), "images": images, "refused": [], "pictures": []}
+        record = {"model": "digits", "classifies": True, "weights": {"trained": trained}, "parity": parity}
+        write_json(run.path / "preprocess.json", record)
+        return finish_run(run, command=["optpipe", "preprocess", "digits"], details={"model": "digits"})
+
+
+def measurement(
+    entry, batch, name, *, valid=True, scenario="single-stream", mode="compute", caveats=(), reasons=(), options=None
+):
+    return Measurement(
+        id=name,
+        subject=Subject(
+            artifact=entry.id,
+            backend=entry.info["backend"],
+            precision=entry.info["precision"],
+            device="cpu",
+            model="digits",
+            sha256=entry.sha256("model.onnx"),
+            threads=2,
+            options=options or {},
+        ),
+        batch_size=batch,
+        scenario=Scenario(scenario),
+        mode=Mode(mode),
+        verdict=Validity.VALID if valid else Validity.INVALID,
+        reasons=tuple(reasons) or (() if valid else (NOT_STEADY,)),
+        limits={**LIMITS, "max_cv": 0.5, "max_clock_change": 0.1},
+        host_peak_bytes=200 * 2**20 + batch * 2**20,
+        caveats=tuple(caveats),
+        samples_file=f"samples/{name}.parquet",
+        machine_file=f"machine/{name}.parquet",
+        started_utc=f"2026-11-21T07:00:00.{int(name[1:]):03d}+00:00",
+        duration_s=10.0,
+    )
+
+
+def drawn_samples(mean_ms, noise_ms, count, batch, seed):
+    generator = np.random.default_rng(seed)
+    durations = (1e6 * np.maximum(generator.normal(mean_ms, noise_ms, count), 0.01)).astype(np.int64)
+    durations[generator.random(count) < 0.01] *= 2
+    ends = np.cumsum(durations + 1000)
+    starts = ends - durations
+    columns = {
+        "phase": np.where(np.arange(count) < count // 20, 0, 1),
+        "stream": np.zeros(count),
+        "input": np.arange(count) % 16,
+        "images": np.full(count, batch),
+        "scheduled_ns": starts,
+        "start_ns": starts,
+        "end_ns": ends,
+        "enqueue_ns": durations,
+        "h2d_ns": [None] * count,
+        "compute_ns": [None] * count,
+        "d2h_ns": [None] * count,
+    }
+    return pl.DataFrame(columns).cast({name: getattr(pl, kind) for name, kind in SAMPLE_COLUMNS.items()})
+
+
+def drawn_machine(frame):
+    times = np.linspace(frame["start_ns"].min(), frame["end_ns"].max(), 40).astype(np.int64)
+    columns = {name: [None] * len(times) for name in MACHINE_COLUMNS} | {
+        "time_ns": times,
+        "other_cpu_cores": np.abs(np.sin(times / 1e9)) * 0.1,
+        "worker_cpu_cores": np.full(len(times), 1.9),
+        "worker_rss_bytes": np.full(len(times), 200 * 2**20),
+        "cpu_mhz": 2600 + 50 * np.cos(times / 1e9),
+    }
+    return pl.DataFrame(columns).cast({name: getattr(pl, kind) for name, kind in MACHINE_COLUMNS.items()})
+
+
+@pytest.fixture
+def workspace(tmp_path):
+    return Workspace(tmp_path / "workspace")
+
+
+@pytest.fixture(scope="session")
+def measured_workspace(tmp_path_factory):
+    """Three precisions at four batch sizes; shared, so only to be read."""
+    found = Workspace(tmp_path_factory.mktemp("measured") / "workspace")
+    entries = [found.artifact(precision) for precision in ("fp32", "fp16", "int8")]
+    for entry in entries:
+        found.bench(entry, batches=(1, 2, 4, 8))
+    return found

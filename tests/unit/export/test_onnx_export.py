@@ -1,0 +1,76 @@
+"""What a module may do in forward, and what is said of one that cannot be exported."""
+
+import pytest
+
+from optpipe.core.card import card_from_file
+from optpipe.core.events import Silent
+from optpipe.core.weights import WeightsRequest
+from optpipe.errors import BadInputError, GateError, StageError
+from optpipe.export.exported import exported_model, reference
+from optpipe.export.model import Model
+from optpipe.sources.python_file import PythonFileSource
+from optpipe.workspace.file_names import CARD
+from optpipe.workspace.store import Store
+
+HEAD = """
+from dataclasses import dataclass
+import torch
+from torch import nn
+INPUTS = [dict(name="x", min=[1, 8], opt=[4, 8], max=[16, 8])]
+@dataclass
+class Out:
+    scores: torch.Tensor
+    loss: torch.Tensor | None = None
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.table = nn.Linear(8, 4), nn.Embedding(10, 4)
+        self.register_buffer("calls", torch.zeros(1))
+"""
+TWO = 'INPUTS += [dict(name="ids", dtype="int64", min=[1, 5], opt=[4, 5], max=[16, 5])]\n'
+
+
+def checked(folder, forward, more=""):
+    """The card and the reference of a model with this forward."""
+    (folder / "net.py").write_text(f"{HEAD}    def forward{forward}\n{more}")
+    model, store = Model(PythonFileSource(folder / "net.py", "Net"), WeightsRequest()), Store(folder / ".optpipe")
+    entry, _ = exported_model(model, store, Silent())
+    found, _ = reference(model, entry, None, store, Silent())
+    return card_from_file(entry.file(CARD)), found
+
+
+@pytest.mark.parametrize(
+    ("forward", "more", "outputs"),
+    [
+        ("(self, x, scale=2.0): return Out(self.linear(x) * scale)", "", 1),
+        ("(self, *, x): return {'logits': self.linear(x), 'more': (x, [x * 2])}", "", 3),
+        ("(self, ids, *, x): return self.linear(x) + self.table(ids).mean(1)", TWO, 1),
+    ],
+)
+def test_forwards_as_people_write_them(tmp_path, forward, more, outputs) -> None:
+    card, found = checked(tmp_path, forward, more)
+    assert len(card.outputs) == outputs
+    assert all(each["relative"] < 1e-3 for each in found.info["export_parity"])
+    assert [each.below for each in card.inputs] == [None, 10][: len(card.inputs)]
+
+
+@pytest.mark.parametrize(
+    ("forward", "more", "error", "said"),
+    [
+        ("(self, x): return 3.0", "", BadInputError, "forward returns float, not tensors"),
+        ("(self, x): return None", "", BadInputError, "forward returns no tensor"),
+        ("(self, x): raise ValueError('own')", "", BadInputError, r"ValueError: own \(net.py, line 15\)"),
+        ("(self, x): return self.table(x)", "", BadInputError, r"promises \(x float32 4x8\): RuntimeError"),
+        ("(self, x): return x.mean()", "", BadInputError, r"not the first dimension of output '.*' \(a single value\)"),
+        ("(self, x): return x, x.T", "", BadInputError, r"not the first dimension of output '.*' \(8xbatch\)"),
+        ("(self, x): return x.reshape(4, 8) * 2", "", BadInputError, "takes only 4 in dimension 0.*--batch 4"),
+        ("(self, x, ids): return x * 2", TWO, BadInputError, "does not use its input 'ids'"),
+        ("(self, x): self.calls += 1; return x * self.calls", "", BadInputError, "changes its own buffer 'calls'"),
+        ("(self, x): return x if x.sum() > 0 else -x", "", StageError, r"\(net.py, line 15\)\n.*torch.where"),
+        ("(self, x): return nn.functional.dropout(x)", "", GateError, "answers the same inputs differently"),
+        ("(self, x): return self.linear(x) / 0 * 0", "", GateError, "no number .output"),
+    ],
+)
+def test_what_cannot_be_exported_is_said_with_the_way_out(tmp_path, forward, more, error, said) -> None:
+    with pytest.raises(error, match=said):
+        checked(tmp_path, forward, more)

@@ -1,0 +1,243 @@
+"""Any transform of the supported steps gives the same picture through DALI, within a stated tolerance."""
+
+import io
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from optpipe.core.transform import (
+    CenterCrop,
+    Decode,
+    Normalize,
+    Pack,
+    Rescale,
+    Resize,
+    Transform,
+    resized,
+)
+from optpipe.errors import BadInputError
+from optpipe.inputs.images import preprocessed
+from optpipe.inputs.synthetic import synthetic_picture
+from optpipe.preprocess.dali.graph import border_is_hidden
+from optpipe.preprocess.dali.pipeline import INPUT, DaliPlan, dali_from_transform
+
+PLAN = DaliPlan(batch_size=1, threads=1)
+STD = 0.25
+
+
+def through_dali(files, transform, plan=PLAN):
+    pipeline = dali_from_transform(transform, replace(plan, batch_size=len(files)), prefetch=1)
+    pipeline.feed_input(INPUT, [np.frombuffer(data, np.uint8) for data in files])
+    (outputs,) = pipeline.run()
+    return [np.asarray(outputs[row]) for row in range(len(files))]
+
+
+def encoded(pixels, kind="PNG"):
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, kind)
+    return buffer.getvalue()
+
+
+def levels_apart(transform, got, expected):
+    """The difference in 8-bit levels, whatever the transform made of them."""
+    scale = transform.rescale.divisor if transform.rescale else 1.0
+    std = transform.normalize.std[0] if transform.normalize else 1.0
+    return np.abs(got.astype(np.float64) - expected.astype(np.float64)) * scale * std
+
+
+def ties_fall(geometry, height, width):
+    """Whether torch's `nearest` puts an exact tie one pixel lower: it computes floor(x * scale) in float32."""
+    for step in geometry:
+        after = resized(step, height, width) if isinstance(step, Resize) else (step.height, step.width)
+        if isinstance(step, Resize) and step.interpolation == "nearest":
+            for old, new in zip((height, width), after, strict=True):
+                places = np.floor(np.arange(new, dtype=np.float32) * (np.float32(old) / np.float32(new)))
+                if (places != np.arange(new) * old // new).any():
+                    return True
+        height, width = after
+    return False
+
+
+sides = st.integers(3, 60)
+resizes = st.builds(
+    Resize,
+    st.tuples(st.integers(3, 60)),
+    st.sampled_from(["short", "long"]),
+    st.sampled_from(["bilinear", "bicubic", "lanczos"]),
+    kernel=st.sampled_from(["pillow", "torch"]),
+) | st.builds(
+    Resize,
+    st.tuples(st.integers(3, 60), st.integers(3, 60)),
+    st.just("exact"),
+    st.sampled_from(["bilinear", "bicubic", "nearest"]),
+    kernel=st.just("torch"),
+)
+crops = st.builds(
+    CenterCrop, st.integers(1, 70), st.integers(1, 70), st.sampled_from(["half-even", "floor"]), st.integers(0, 255)
+)
+endings = st.sampled_from(
+    [
+        (Pack("HWC", "uint8"),),
+        (Pack("CHW", "uint8"),),
+        (Rescale(), Pack("HWC")),
+        (Rescale(127.5, -1.0), Pack()),
+        (Rescale(), Normalize((0.4, 0.5, 0.6), (STD,) * 3), Pack()),
+        (Rescale(), Normalize((0.5,), (STD,)), Pack()),
+    ]
+)
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.lists(resizes | crops, max_size=2), endings, sides, sides, st.booleans(), st.integers(0, 5))
+@example([Resize((3,), kernel="pillow")], (Pack("HWC", "uint8"),), 9, 4, False, 0)  # loses more rows than columns
+def test_any_transform_gives_the_same_picture(geometry, ending, height, width, bgr, seed):
+    transform = Transform((Decode("BGR" if bgr else "RGB"), *geometry, *ending))
+    data = encoded(synthetic_picture(height, width, seed))
+    try:
+        expected = preprocessed(data, transform)
+    except BadInputError:
+        return  # a side of 0 pixels
+    assume(not ties_fall(geometry, height, width))
+    (got,) = through_dali([data], transform)
+    assert (got.shape, got.dtype) == (expected.shape, expected.dtype)
+    apart = levels_apart(transform, got, expected)
+    # One level where rounding falls the other way; a second resize can double it and steep filters overshoot.
+    assert apart.max(initial=0) <= 1.01 + 3 * len([step for step in geometry if isinstance(step, Resize)])
+    assert apart.mean() <= 0.1 + 4 / apart.size  # a picture of nine levels has one off
+
+
+def test_where_torch_rounds_a_tie_down_one_column_is_its_neighbour():
+    nearest = Resize((3, 54), "exact", "nearest", kernel="torch")
+    assert ties_fall([nearest], 3, 58)
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 58, 3), dtype=np.uint8)
+    transform = Transform((Decode(), nearest, Pack("HWC", "uint8")))
+    (got,) = through_dali([encoded(pixels)], transform)
+    different = np.flatnonzero((got != preprocessed(encoded(pixels), transform)).any((0, 2)))
+    assert different.tolist() == [27]  # 27 * 58 / 54 is 29, and 28.999998 in float32
+    assert (got[:, 27] == pixels[:, 29]).all()
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("resize", [Resize((120,)), Resize((150, 100), "exact"), Resize((100, 130), "exact")])
+@pytest.mark.parametrize("arithmetic", ["exact", "two-pass"])
+def test_tall_pictures_are_resized_in_the_order_of_the_installed_pillow(interpolation, resize, arithmetic):
+    transform = Transform(
+        (Decode(), replace(resize, interpolation=interpolation), CenterCrop(80, 80), Rescale(), Pack())
+    )
+    noise = np.random.default_rng(0).integers(0, 256, (360, 151, 3), dtype=np.uint8)
+    for pixels in (noise, noise.transpose(1, 0, 2)):
+        (got,) = through_dali([encoded(pixels)], transform, replace(PLAN, resize=arithmetic))
+        apart = levels_apart(transform, got, preprocessed(encoded(pixels), transform))
+        assert apart.max() <= 2.01, "the other order is off by up to 13"
+        assert apart.mean() <= 0.1, "and in a quarter of all levels"
+
+
+def test_a_batch_may_mix_both_orders():
+    transform = Transform((Decode(), Resize((30,)), CenterCrop(28, 28), Rescale(), Pack()))
+    shapes = [(160, 51), (51, 160), (91, 80), (23, 71), (71, 23)]
+    files = [encoded(np.random.default_rng(0).integers(0, 256, (*shape, 3), dtype=np.uint8)) for shape in shapes]
+    for data, got in zip(files, through_dali(files, transform), strict=True):
+        assert levels_apart(transform, got, preprocessed(data, transform)).mean() <= 0.1
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "lanczos"])
+@pytest.mark.parametrize(
+    ("antialias", "kernel"), [(True, "pillow"), (True, "torch"), (True, "float"), (False, "float")]
+)
+def test_presets_differ_by_a_level_at_most_on_a_photograph(interpolation, antialias, kernel):
+    if not antialias and interpolation != "bilinear":
+        pytest.skip("DALI has no such filter")
+    resize = Resize((96, 96), "exact", interpolation, antialias, kernel=kernel)
+    transform = Transform((Decode(), resize, Rescale(), Pack()))
+    data = encoded(synthetic_picture(300, 401))
+    (got,) = through_dali([data], transform)
+    apart = levels_apart(transform, got, preprocessed(data, transform))
+    assert apart.max() <= 1.01
+    assert apart.mean() <= 0.02
+
+
+def test_float16_is_the_rounded_float32():
+    transform = Transform((Decode(), Resize((32, 32), "exact"), Rescale(), Pack(dtype="float16")))
+    data = encoded(synthetic_picture(64, 64))
+    (got,) = through_dali([data], transform)
+    assert got.dtype == np.float16
+    assert np.abs(got.astype(np.float32) - preprocessed(data, transform)).max() < 1.01 / 255 + 1e-3
+
+
+def test_grayscale_input_has_one_channel():
+    transform = Transform((Decode("L"), Resize((32, 32), "exact"), Rescale(), Normalize((0.5,), (STD,)), Pack()))
+    data = encoded(synthetic_picture(64, 64)[:, :, 0])
+    (got,) = through_dali([data], transform)
+    assert got.shape == (1, 32, 32)
+    assert levels_apart(transform, got, preprocessed(data, transform)).max() <= 1.01
+
+
+def test_a_batch_may_mix_sizes_formats_and_depths():
+    transform = Transform((Decode(), Resize((32,)), CenterCrop(28, 28), Rescale(), Pack()))
+    files = [
+        encoded(synthetic_picture(40, 90), "JPEG"),
+        encoded(np.arange(64 * 50, dtype=np.uint16).reshape(64, 50)),
+        encoded(synthetic_picture(1, 1)),
+        encoded(synthetic_picture(33, 20), "WEBP"),
+    ]
+    for data, got in zip(files, through_dali(files, transform), strict=True):
+        assert levels_apart(transform, got, preprocessed(data, transform)).max() <= 1.01
+
+
+@pytest.mark.parametrize("arithmetic", ["two-pass", "fused"])
+def test_faster_arithmetic_stays_near_inside_the_crop(arithmetic):
+    transform = Transform((Decode(), Resize((72,)), CenterCrop(64, 64), Rescale(), Pack()))
+    data = encoded(synthetic_picture(211, 300))
+    (got,) = through_dali([data], transform, replace(PLAN, resize=arithmetic))
+    apart = levels_apart(transform, got, preprocessed(data, transform))
+    assert apart.max() <= 2.01
+    assert apart.mean() <= (0.05 if arithmetic == "two-pass" else 0.3)
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        (Resize((64,), interpolation="box"), "step 2, resize: DALI has no box filter"),
+        (Resize((64,), interpolation="hamming"), "no hamming filter"),
+        (Resize((64,), interpolation="bicubic", antialias=False, kernel="torch"), "bicubic without antialias"),
+    ],
+)
+def test_steps_that_dali_cannot_reproduce_are_named(step, said):
+    with pytest.raises(BadInputError, match=said):
+        dali_from_transform(Transform((Decode(), step, Pack(dtype="uint8"))), PLAN)
+
+
+@pytest.mark.parametrize(
+    ("resize", "crop", "hidden"),
+    [
+        (Resize((232,)), CenterCrop(224, 224), True),
+        (Resize((225,)), CenterCrop(224, 224), False),
+        (Resize((226,)), CenterCrop(224, 224), True),
+        (Resize((224, 300), "exact"), CenterCrop(224, 224), False),
+        (Resize((235,), interpolation="bicubic"), CenterCrop(224, 224), True),
+        (Resize((230,), interpolation="bicubic"), CenterCrop(224, 224), False),
+        (Resize((256,), interpolation="lanczos"), CenterCrop(224, 224), False),
+        (Resize((256,), "long"), CenterCrop(224, 224), False),
+        (Resize((256,)), Resize((224,)), False),
+        (Resize((256,)), None, False),
+    ],
+)
+def test_the_border_is_left_alone_only_where_the_crop_cuts_it_off(resize, crop, hidden):
+    assert border_is_hidden(resize, crop) is hidden
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("shape", [(300, 401), (150, 90), (100, 1200)])
+def test_a_hidden_border_is_not_missed(interpolation, shape):
+    transform = Transform(
+        (Decode(), Resize((235,), interpolation=interpolation), CenterCrop(224, 224), Rescale(), Pack())
+    )
+    noise = np.random.default_rng(0).integers(0, 256, (*shape, 3), dtype=np.uint8)
+    (got,) = through_dali([encoded(noise)], transform)
+    apart = levels_apart(transform, got, preprocessed(encoded(noise), transform))
+    assert apart.max() <= 2.01
+    assert apart.mean() <= 0.05

@@ -1,0 +1,108 @@
+"""The proof finds what is planted: a wrong filter, a shifted crop, a file that only one side reads."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from optpipe.core.events import Silent
+from optpipe.core.transform import (
+    CenterCrop,
+    Decode,
+    Normalize,
+    Pack,
+    Rescale,
+    Resize,
+    Transform,
+)
+from optpipe.core.verdict import Verdict
+from optpipe.errors import StageError
+from optpipe.inputs.synthetic import synthetic_picture
+from optpipe.preprocess.dali import graph as dali_graph
+from optpipe.preprocess.dali.pipeline import DaliPlan
+from optpipe.preprocess.parity import pixels as pixels_module
+from optpipe.preprocess.parity.parity import parity
+from optpipe.preprocess.parity.side_by_side import save_side_by_side
+
+TRANSFORM = Transform(
+    (Decode(), Resize((72,)), CenterCrop(64, 63), Rescale(), Normalize((0.5,) * 3, (0.25,) * 3), Pack())
+)
+PLAN = DaliPlan(batch_size=4, threads=2)
+WEIGHTS = np.random.default_rng(0).standard_normal((3 * 64 * 63, 5)).astype(np.float32)
+
+
+def infer(batch):
+    return batch.reshape(len(batch), -1) @ WEIGHTS
+
+
+@pytest.fixture
+def paths(tmp_path):
+    for index in range(6):
+        Image.fromarray(synthetic_picture(150 + index, 211, index)).save(tmp_path / f"{index}.jpg", quality=90)
+    return sorted(tmp_path.glob("*.jpg"))
+
+
+def prove(paths, **changes):
+    options = {"trained": False, "classifies": True, "labels": None, **changes}
+    return parity(paths, TRANSFORM, PLAN, infer, Silent(), **options)
+
+
+def test_the_derived_pipeline_passes_and_names_the_step_that_adds_most(paths):
+    proof = prove(paths)
+    record = proof.to_dict()
+    assert proof.judgement.verdict is Verdict.PASS
+    assert [each["step"] for each in record["steps"]] == ["decode", "resize", "center_crop", "normalize"]
+    assert record["largest_step"] == "resize"
+    assert record["steps"][-1]["max_levels"] <= 1.01
+    assert len(record["worst"]) == 3
+    assert {each["outcome"] for each in record["odd_files"]} <= {"equal", "refused by both"}
+
+
+def test_a_filter_without_antialiasing_is_found(paths, monkeypatch):
+    filtering = dali_graph._filtering
+    monkeypatch.setattr(
+        dali_graph, "_filtering", lambda step, floats: {**filtering(step, floats=floats), "antialias": False}
+    )
+    proof = prove(paths)
+    assert proof.judgement.verdict is Verdict.FAIL
+    assert proof.pixels.largest() == "resize"
+    assert {each.outcome for each in proof.odd} & {"different"}
+
+
+def test_a_crop_shifted_by_one_pixel_is_found(paths, monkeypatch):
+    start = dali_graph._crop_start
+    monkeypatch.setattr(dali_graph, "_crop_start", lambda *arguments: start(*arguments) + 1)
+    proof = prove(paths)
+    assert proof.judgement.verdict is Verdict.FAIL
+    assert proof.pixels.largest() == "center_crop"
+
+
+def test_accuracy_is_given_where_labels_are_known(paths):
+    proof = prove(paths, trained=True, labels=[0, 1, 2, 3, 4, 0])
+    assert proof.accuracy is not None
+    assert proof.accuracy[0] == proof.accuracy[1]
+    assert proof.judgement.verdict is Verdict.INCONCLUSIVE
+
+
+def test_files_that_only_pillow_reads_are_named_and_fail(paths, tmp_path):
+    Image.fromarray(synthetic_picture(90, 90)).save(tmp_path / "gif in disguise.jpg", "GIF")
+    proof = prove([*paths, tmp_path / "gif in disguise.jpg"])
+    assert [name.rpartition("/")[2] for name, _ in proof.pixels.refused] == ["gif in disguise.jpg"]
+    assert proof.judgement.verdict is Verdict.FAIL
+    assert proof.rows.height == len(paths)
+
+
+def test_running_out_of_memory_is_not_blamed_on_the_pictures(paths, monkeypatch):
+    def exhausted(pipeline, arrays):
+        msg = "CUDA runtime API error cudaErrorMemoryAllocation (2): out of memory"
+        raise RuntimeError(msg)
+
+    monkeypatch.setattr(pixels_module, "_run", exhausted)
+    with pytest.raises(StageError, match="--batch-size 2"):
+        prove(paths)
+
+
+def test_the_worst_picture_is_shown_beside_the_reference_and_the_difference(paths, tmp_path):
+    proof = prove(paths)
+    factor = save_side_by_side(tmp_path / "worst.png", proof.worst[0], TRANSFORM)
+    assert factor > 1
+    assert Image.open(tmp_path / "worst.png").size == (3 * 63 + 2 * 8, 64)

@@ -1,0 +1,152 @@
+from types import SimpleNamespace
+
+import pytest
+from PIL import Image
+
+from optpipe.core.events import Silent
+from optpipe.core.transform import (
+    CenterCrop,
+    Decode,
+    Pack,
+    Rescale,
+    Resize,
+    Transform,
+)
+from optpipe.errors import StageError
+from optpipe.inputs.synthetic import synthetic_picture
+from optpipe.preprocess.dali.pipeline import DaliPlan
+from optpipe.preprocess.throughput import tuning
+from optpipe.preprocess.throughput.throughput import (
+    Throughput,
+    dali_job,
+    dataloader_job,
+    throughputs,
+    warn_of_others,
+)
+from optpipe.preprocess.throughput.tuning import Search, merged_rows, tuned
+
+TRANSFORM = Transform((Decode(), Resize((40,)), CenterCrop(32, 32), Rescale(), Pack()))
+
+
+def test_the_rate_is_all_images_over_all_time_with_an_interval_around_it():
+    batch_ns = tuple(10_000_000 + (index % 7) * 1_000_000 for index in range(120))
+    found = Throughput("dali", {"decode": "cpu", "threads": 2}, 32, batch_ns, batch_ns)
+    assert found.images_per_s == pytest.approx(32 * 120 / (sum(batch_ns) / 1e9))
+    low, high = found.interval()
+    assert low < found.images_per_s < high
+    record = found.to_dict()
+    assert (record["device"], record["threads"]) == ("cpu", 2)
+    assert record["batch_cost_s"] == pytest.approx(sum(batch_ns) / 120 / 1e9)
+
+
+def test_too_few_batches_have_no_interval_and_a_failure_has_no_rate():
+    assert Throughput("dali", {}, 32, (1,) * 2, (1,) * 2).interval() is None
+    assert Throughput("dali", {}, 32, error="out of memory").to_dict()["images_per_s"] is None
+
+
+def test_repetitions_are_put_together_and_widen_the_interval():
+    def steady(ms):
+        return Throughput("dataloader", {}, 10, (1,) * 24, (ms * 1_000_000,) * 24, group=2)
+
+    both = merged_rows([steady(10), steady(11), Throughput("dataloader", {}, 10, error="out of memory")])
+    assert both.repeats == (24, 24)
+    assert both.repeated_images_per_s == pytest.approx((1000, 1e4 / 11))
+    low, high = both.interval()
+    assert low <= 1e4 / 11 < both.images_per_s < 1000 <= high
+
+
+@pytest.mark.slow
+def test_both_are_measured_for_real_in_a_process_of_their_own(tmp_path):
+    for index in range(4):
+        Image.fromarray(synthetic_picture(60, 80, index)).save(tmp_path / f"{index}.jpg")
+    paths, plan = sorted(tmp_path.glob("*.jpg")), DaliPlan(threads=1, batch_size=4)
+    jobs = [
+        dali_job(TRANSFORM, plan, 0.1),
+        dali_job(TRANSFORM, plan, 0.1, decode_only=True),
+        dataloader_job(TRANSFORM, 2, 4, "cpu", 0.1),
+    ]
+    found = list(throughputs(paths, jobs))
+    for each in found:
+        assert each.error is None
+        assert each.images_per_s > 0
+        assert len(each.batch_ns) >= 4
+    assert [each.implementation for each in found] == ["dali", "dali-decode", "dataloader"]
+    assert len(found[2].batch_ns) % 2 == 0, "whole rounds of the two workers"
+
+
+def test_what_cannot_be_read_is_an_error_of_its_row_and_the_next_goes_on(tmp_path):
+    (tmp_path / "1.jpg").write_bytes(b"no picture")
+    job = dali_job(TRANSFORM, DaliPlan(batch_size=1), 0.1)
+    for found in throughputs([tmp_path / "1.jpg"], [job, job]):
+        assert found.error
+
+
+def simulated(monkeypatch, rate_of_dali, rate_of_loader):
+    def measured(job):
+        settings = job.settings
+        if job.implementation == "dataloader":
+            rate = rate_of_loader(settings["workers"])
+        else:
+            rate = rate_of_dali(DaliPlan(**job.details["plan"]))
+            rate = 2 * rate if rate and job.implementation == "dali-decode" else rate
+        if rate is None:
+            return job.measured("out of memory")
+        ns = [int(1e9 * job.batch_size / rate)] * 48
+        return job.measured({"reader_ns": ns, "batch_ns": ns, "group": 1, "other_cpu_cores": 0.0})
+
+    def throughputs(paths, jobs):
+        yield from (measured(job) for job in jobs)
+
+    monkeypatch.setattr(tuning, "throughputs", throughputs)
+
+
+def test_the_fastest_of_each_kind_is_found_on_a_gpu(monkeypatch):
+    def dali(plan):
+        if plan.decode == "cpu":
+            return 2_000
+        rate = 10_000 * plan.hw_decoder_load + (500 if plan.threads == 4 else 0) - 4000 * plan.cpu_share
+        return rate - (0 if plan.prefetch == 2 else 900)
+
+    simulated(monkeypatch, dali, lambda workers: 100 + 50 * workers if workers <= 8 else 450)
+    found = tuned(Search([], TRANSFORM, DaliPlan(decode="mixed", device="gpu", batch_size=256), 16, 1.0, Silent()))
+    assert (found.plan.hw_decoder_load, found.plan.threads, found.plan.prefetch) == (1.0, 4, 2)
+    assert found.plan.cpu_share == 0
+    assert found.dataloader.settings["workers"] == 8
+    assert found.dataloader.batch_size == 64
+    assert found.speedup[0] == pytest.approx(10_500 / 500)
+    assert found.to_dict()["share_of_decode_only"] == pytest.approx(0.5)
+    assert found.to_dict()["left_out"] == "2 workers: 4 gave 0.60 of the best"
+
+
+def test_the_cpu_takes_a_share_where_that_is_faster(monkeypatch):
+    simulated(monkeypatch, lambda plan: 10_000 * (1 + plan.cpu_share) + plan.threads, lambda workers: 100 * workers)
+    found = tuned(Search([], TRANSFORM, DaliPlan(decode="mixed", device="gpu", batch_size=256), 16, 1.0, Silent()))
+    assert (found.plan.cpu_share, found.plan.threads) == (0.25, 16)
+
+
+def test_what_was_asked_for_is_not_tuned(monkeypatch):
+    asked = DaliPlan(decode="mixed", device="gpu", batch_size=256, threads=3)
+    simulated(monkeypatch, lambda plan: 9000 if plan.decode == "cpu" else 10 * plan.threads, lambda _: 100)
+    found = tuned(Search([], TRANSFORM, asked, 16, 1.0, Silent(), frozenset({"decode", "threads"})))
+    tried = [row.settings for row in found.rows if row.implementation == "dali"]
+    assert {(each["decode"], each["threads"]) for each in tried} == {("mixed", 3)}
+
+
+def test_a_configuration_that_fails_is_a_row_and_not_the_end(monkeypatch):
+    simulated(monkeypatch, lambda plan: None if plan.threads == 2 else 900, lambda workers: 100 if workers else None)
+    found = tuned(Search([], TRANSFORM, DaliPlan(batch_size=8), 2, 1.0, Silent()))
+    assert found.plan.threads == 1
+    assert {row.error for row in found.rows} == {None, "out of memory"}
+
+
+def test_nothing_that_works_is_a_failed_stage(monkeypatch):
+    simulated(monkeypatch, lambda _: None, lambda _: 100)
+    with pytest.raises(StageError, match="out of memory"):
+        tuned(Search([], TRANSFORM, DaliPlan(batch_size=8), 2, 1.0, Silent()))
+
+
+@pytest.mark.parametrize(("others", "warned"), [(None, False), (0.0, False), (64.0, True)])
+def test_rates_that_other_work_disturbed_are_said_to_be(others, warned):
+    said = []
+    warn_of_others(others, "dali", SimpleNamespace(warn=said.append))
+    assert bool(said) is warned

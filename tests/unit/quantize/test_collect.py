@@ -1,0 +1,51 @@
+import numpy as np
+import onnx
+import pytest
+
+from optpipe.errors import StageError
+from optpipe.quantize.collect import (
+    Collector,
+    batch_size,
+    bytes_per_sample,
+    collected,
+)
+
+X = np.random.default_rng(0).standard_normal((10, 16, 8, 8)).astype(np.float32)
+TENSORS = ("x", "r1", "s")
+
+
+@pytest.fixture
+def graph(residual_model, tmp_path):
+    onnx.save(residual_model, tmp_path / "m.onnx")
+    return tmp_path / "m.onnx"
+
+
+def test_batches_do_not_matter(graph) -> None:
+    parts = collected(Collector(graph, TENSORS, histograms=True), [{"x": X[:3]}, {"x": X[3:4]}, {"x": X[4:]}])
+    whole = collected(Collector(graph, TENSORS, histograms=True), [{"x": X}])
+    for name in TENSORS:
+        assert parts[name].amax == pytest.approx(whole[name].amax, rel=1e-6)
+        assert parts[name].magnitudes.total == whole[name].magnitudes.total
+    assert np.array_equal(parts["x"].magnitudes.counts, whole["x"].magnitudes.counts)
+    assert whole["x"].amax == np.abs(X).max()
+    assert whole["r1"].unsigned
+    assert not whole["s"].unsigned
+
+
+def test_extremes_alone_keep_no_histogram(graph) -> None:
+    assert collected(Collector(graph, TENSORS, histograms=False), [{"x": X}])["s"].magnitudes is None
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_not_finite_is_named(graph, bad) -> None:
+    poisoned = X.copy()
+    poisoned[0, 0, 0, 0] = bad
+    with pytest.raises(StageError, match="tensor 'x' holds NaN or inf"):
+        Collector(graph, TENSORS, histograms=True).add({"x": poisoned})
+
+
+def test_batch_size_follows_from_the_tensors(graph) -> None:
+    assert bytes_per_sample(graph, TENSORS, {"x": X[:1]}) == 2 * 16 * 8 * 8 * 4
+    assert batch_size(36 << 20, "cpu") == 4
+    assert batch_size(1 << 40, "cpu") == 1
+    assert batch_size(0, "cpu") == 16

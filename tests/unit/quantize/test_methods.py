@@ -1,0 +1,120 @@
+"""What every method promises, and what sets them apart."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from optpipe.errors import BadInputError
+from optpipe.quantize import (
+    entropy,
+    maximum,
+    mse,
+    percentile,
+)
+from optpipe.quantize.histogram import magnitudes
+from optpipe.quantize.methods import (
+    METHODS,
+    SMALLEST_AMAX,
+    methods_from_text,
+    needs_histogram,
+    ranges,
+)
+from optpipe.quantize.statistics import TensorStatistics
+
+arrays = hnp.arrays(np.float32, st.integers(1, 200), elements=st.floats(-1e6, 1e6, width=32))
+
+
+def seen(values) -> TensorStatistics:
+    values = np.asarray(values, np.float32)
+    return TensorStatistics(float(values.min()), float(values.max()), magnitudes(values))
+
+
+def int8_error(values, bound: float) -> float:
+    scale = bound / 127
+    return float(np.mean((values - np.clip(np.rint(values / scale), -127, 127) * scale) ** 2))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@given(arrays)
+def test_a_bound_is_finite_positive_and_inside_what_was_seen(method, values) -> None:
+    bound = ranges({"x": seen(values)}, method)["x"]
+    assert math.isfinite(bound)
+    assert SMALLEST_AMAX <= bound <= max(float(np.abs(values).max()) * (1 + 1e-6), SMALLEST_AMAX)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("value", [0.0, 3.5, -1e-30, 6e4])
+def test_a_constant_tensor_has_a_usable_bound(method, value) -> None:
+    bound = ranges({"x": seen(np.full(100, value))}, method)["x"]
+    assert bound == pytest.approx(max(abs(value), SMALLEST_AMAX), rel=0.04)
+
+
+def test_max_is_the_largest_magnitude() -> None:
+    assert maximum.amax(seen([1.0, -7.25, 3.0])) == 7.25
+
+
+def test_percentile_is_numpys_on_many_values() -> None:
+    values = np.abs(np.random.default_rng(0).standard_normal(200_000)).astype(np.float32)
+    for percent in (90.0, 99.0, 99.9, 99.99):
+        expected = np.percentile(values, percent)
+        assert percentile.amax(seen(values), percent) == pytest.approx(expected, rel=0.004)
+
+
+def test_percentile_counts_zeros() -> None:
+    values = np.concatenate([np.zeros(9_000), np.linspace(1, 2, 1_000)])
+    assert percentile.amax(seen(values), 95.0) == pytest.approx(1.5, rel=0.01)
+
+
+def test_mse_is_as_good_as_trying_every_bound() -> None:
+    rng = np.random.default_rng(1)
+    values = np.concatenate([rng.standard_normal(50_000), rng.standard_normal(20) * 40]).astype(np.float32)
+    tried = min(int8_error(values, bound) for bound in np.linspace(0.5, np.abs(values).max(), 600))
+    assert int8_error(values, mse.amax(seen(values))) <= tried * 1.01
+
+
+@pytest.mark.parametrize(("size", "clips"), [(15.0, True), (1000.0, False)])
+def test_mse_weighs_outliers_by_their_squares(size, clips) -> None:
+    """Six in a million: at 15 times the rest they are clipped, at 1000 times their squares outweigh all other values.
+
+    Trying every bound says the same, so this is what the criterion is, and not how it is searched.
+    """
+    rng = np.random.default_rng(4)
+    values = np.concatenate([np.maximum(rng.standard_normal(1_000_000), 0), np.full(6, size)]).astype(np.float32)
+    tried = np.geomspace(size / 500, size, 200)
+    best = float(tried[np.argmin([int8_error(values, bound) for bound in tried])])
+    assert (best < 0.7 * size) == clips
+    assert (mse.amax(seen(values)) < 0.7 * size) == clips
+    assert int8_error(values, mse.amax(seen(values))) <= int8_error(values, best) * 1.01
+    assert percentile.amax(seen(values)) < 6
+
+
+def test_entropy_clips_rare_outliers_and_leaves_uniform_values_alone() -> None:
+    rng = np.random.default_rng(2)
+    outliers = np.concatenate([rng.standard_normal(200_000), [90.0]])
+    assert 2.5 < entropy.amax(seen(outliers)) < 20
+    assert entropy.amax(seen(rng.uniform(0, 5, 200_000))) > 4.8
+
+
+def test_entropys_linear_bins_keep_the_mass() -> None:
+    values = np.abs(np.random.default_rng(3).standard_normal(5_000))
+    statistics = seen(values)
+    low, high, counts = statistics.magnitudes.nonzero()
+    bins = entropy.linear(low, np.minimum(high, statistics.amax), counts, statistics.amax)
+    assert bins.sum() == pytest.approx(5_000)
+    expected = np.histogram(values, bins=32, range=(0, statistics.amax))[0]
+    assert np.abs(bins.reshape(32, -1).sum(axis=1) - expected).max() <= 12
+
+
+def test_names() -> None:
+    assert methods_from_text("all") == ("max", "percentile", "entropy", "mse")
+    assert methods_from_text(" MSE, max,mse") == ("mse", "max")
+    assert not needs_histogram(("max",))
+    assert needs_histogram(("max", "mse"))
+    with pytest.raises(BadInputError, match="known methods are max"):
+        methods_from_text("minmax")
+    with pytest.raises(BadInputError, match="is empty"):
+        methods_from_text(" , ")

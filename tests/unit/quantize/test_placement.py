@@ -1,0 +1,56 @@
+from onnx import helper
+
+from optpipe.quantize.placement import placement
+
+
+def test_tensorrt_quantizes_inputs_and_the_shortcut_only(residual_model) -> None:
+    found = placement(residual_model, "tensorrt")
+    assert found.layers == ("conv1", "conv2", "down", "conv3")
+    assert set(found.edges) == {("conv1", 0), ("conv2", 0), ("down", 0), ("conv3", 0), ("add", 1)}
+    assert found.tensors == ("x", "r1", "d", "r2")  # nothing between conv2, add and relu2
+    assert found.after == ()
+
+
+def test_cpu_quantizes_what_layers_write(residual_model) -> None:
+    found = placement(residual_model, "cpu")
+    assert set(found.tensors) == {"x", "r1", "c2", "d", "r2"}
+    assert "c1" not in found.tensors  # ReLU is part of the kernel
+    assert "y" not in found.tensors
+
+
+def test_layers_are_kept_as_asked(residual_model) -> None:
+    found = placement(residual_model, "tensorrt", keep=lambda name: name == "conv2")
+    assert "conv2" not in found.layers
+    assert [(each.layer, each.reason) for each in found.skipped] == [("conv2", "kept in floating point as asked")]
+    assert ("add", 0) in found.edges  # now `down` takes the addition in
+
+
+def test_layers_that_do_not_pay_are_named(onnx_model, random_weight) -> None:
+    node = helper.make_node
+    nodes = [
+        node("Conv", ["x", "w3"], ["a"], name="stem"),
+        node("Conv", ["a", "wd"], ["b"], name="depthwise", group=32),
+        node("Conv", ["b", "wg"], ["c"], name="grouped", group=8),
+        node("Conv", ["c", "v"], ["d"], name="dynamic"),
+        node("MatMul", ["d", "m"], ["y"], name="product"),
+    ]
+    weights = {
+        "w3": random_weight(32, 3, 1, 1),
+        "wd": random_weight(32, 1, 1, 1),
+        "wg": random_weight(32, 4, 1, 1),
+        "m": random_weight(8, 8),
+    }
+    graph = onnx_model(nodes, weights, inputs=(("x", ["n", 3, 8, 8]), ("v", [32, 32, 1, 1])))
+    found = placement(graph, "tensorrt")
+    assert found.layers == ("product",)
+    reasons = {each.layer: each.reason for each in found.skipped}
+    assert reasons["stem"].startswith("3 input channels")
+    assert reasons["depthwise"].startswith("depthwise")
+    assert reasons["grouped"].startswith("grouped, 4 channels per group")
+    assert reasons["dynamic"] == "its weights are not constant"
+
+
+def test_nodes_without_names_get_their_own(onnx_model, random_weight) -> None:
+    nodes = [helper.make_node("MatMul", [a, "w"], [b]) for a, b in (("x", "h"), ("h", "y"))]
+    found = placement(onnx_model(nodes, {"w": random_weight(8, 8)}), "tensorrt")
+    assert found.layers == ("MatMul_0", "MatMul_1")

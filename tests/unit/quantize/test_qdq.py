@@ -1,0 +1,120 @@
+"""Graphs with Q/DQ pairs: valid, near the original, fused by ONNX Runtime's CPU provider, and safe at the edges."""
+
+from collections import Counter
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from onnx import helper, numpy_helper
+
+from optpipe.errors import BadInputError
+from optpipe.quantize.placement import placement
+from optpipe.quantize.qdq import (
+    Range,
+    activation_quantization,
+    qdq_from_onnx,
+    quantized_weights,
+    rounded_up,
+)
+
+X = np.random.default_rng(7).standard_normal((4, 16, 8, 8)).astype(np.float32)
+
+
+def run(model, x=X, path=None):
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    if path:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+        options.optimized_model_filepath = str(path)
+    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"]).run(
+        None, {"x": x}
+    )[0]
+
+
+def measured_ranges(model, tensors):
+    exposed = onnx.ModelProto()
+    exposed.CopyFrom(model)
+    names = [name for name in tensors if name != "x"]
+    exposed.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in names)
+    session = ort.InferenceSession(exposed.SerializeToString(), providers=["CPUExecutionProvider"])
+    values = {"x": X, **dict(zip(names, session.run(names, {"x": X}), strict=True))}
+    return {name: Range(float(np.abs(value).max()), bool(value.min() >= 0)) for name, value in values.items()}
+
+
+def snr_db(reference, other) -> float:
+    return float(10 * np.log10(np.sum(reference**2) / np.sum((reference - other) ** 2)))
+
+
+@pytest.mark.parametrize("target", ["tensorrt", "cpu"])
+def test_outputs_stay_near(residual_model, target) -> None:
+    placed = placement(residual_model, target)
+    quantized = qdq_from_onnx(residual_model, placed, measured_ranges(residual_model, placed.tensors))
+    onnx.checker.check_model(quantized, full_check=True)
+    assert snr_db(run(residual_model), run(quantized)) > 30
+    assert len(residual_model.graph.node) == 7  # the original is untouched
+
+
+def test_the_cpu_provider_fuses_every_layer(residual_model, tmp_path) -> None:
+    placed = placement(residual_model, "cpu")
+    quantized = qdq_from_onnx(residual_model, placed, measured_ranges(residual_model, placed.tensors))
+    run(quantized, path=tmp_path / "fused.onnx")
+    operators = Counter(node.op_type for node in onnx.load(tmp_path / "fused.onnx").graph.node)
+    assert operators["QLinearConv"] == 3  # the last one writes the graph's output, which stays in floating point
+    assert operators["QLinearAdd"] == 1
+    assert not operators["Relu"]
+
+
+def test_tensorrt_has_no_pair_between_convolution_addition_and_relu(residual_model) -> None:
+    placed = placement(residual_model, "tensorrt")
+    quantized = qdq_from_onnx(residual_model, placed, measured_ranges(residual_model, placed.tensors))
+    producers = {name: node.op_type for node in quantized.graph.node for name in node.output}
+    readers = {node.name: [producers.get(name) for name in node.input] for node in quantized.graph.node}
+    assert readers["add"] == ["Conv", "DequantizeLinear"]
+    assert readers["relu2"] == ["Add"]
+    zeros = [each for each in quantized.graph.initializer if "zero_point" in each.name]
+    assert {each.data_type for each in zeros} == {onnx.TensorProto.INT8}
+    assert all(not numpy_helper.to_array(each).any() for each in zeros)
+
+
+def test_a_table_of_another_graph_is_refused(residual_model) -> None:
+    placed = placement(residual_model, "tensorrt")
+    with pytest.raises(BadInputError, match="no range for 'r1' and 1 more"):
+        qdq_from_onnx(residual_model, placed, {"x": Range(1.0), "r2": Range(1.0)})
+
+
+def test_older_graphs_are_lifted(residual_model) -> None:
+    old = residual_model
+    old.opset_import[0].version = 11
+    placed = placement(old, "tensorrt")
+    quantized = qdq_from_onnx(old, placed, measured_ranges(old, placed.tensors))
+    assert quantized.opset_import[0].version == 19
+    assert snr_db(run(old), run(quantized)) > 30
+
+
+@given(hnp.arrays(np.float32, (4, 3, 2), elements=st.floats(-1e8, 1e8, width=32)))
+def test_weight_scales_are_never_zero_nan_or_inf_and_steps_fit(values) -> None:
+    steps, scale = quantized_weights(values, 0)
+    assert np.all(np.isfinite(scale))
+    assert np.all(scale > 0)
+    assert np.array_equal(scale.astype(np.float16).astype(np.float32), scale)  # FP16 keeps it
+    inside = np.abs(values) <= 127 * scale.reshape(4, 1, 1)
+    error = np.abs(steps * scale.reshape(4, 1, 1).astype(np.float64) - values)
+    assert np.all(error[inside] <= 0.5001 * np.broadcast_to(scale.reshape(4, 1, 1), values.shape)[inside])
+
+
+@given(st.floats(2.0**-24, 65000.0, width=32))
+def test_rounding_up_never_clips(scale) -> None:
+    rounded = rounded_up(np.array([scale], np.float32))[0]
+    assert scale <= rounded <= scale * 1.001 + 2.0**-24
+
+
+@given(st.floats(1e-9, 1e9), st.booleans(), st.booleans())
+def test_activation_scales_are_usable(amax, unsigned, unsigned_types) -> None:
+    found = activation_quantization(Range(amax, unsigned), unsigned_types=unsigned_types)
+    assert np.isfinite(found.scale)
+    assert found.scale > 0
+    assert found.zero_point == (0 if not unsigned_types or unsigned else 128)

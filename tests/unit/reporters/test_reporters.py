@@ -1,0 +1,158 @@
+"""Every form of a report says the same verdict; text from outside cannot become markup."""
+
+import json
+from xml.etree import ElementTree as Xml
+
+import pytest
+
+from optpipe.core.events import Silent
+from optpipe.errors import BadInputError
+from optpipe.reporters.html import html_report
+from optpipe.reporters.junit import junit_report
+from optpipe.reporters.markdown import markdown_report
+from optpipe.signoff.collect import Wanted
+from optpipe.signoff.policy import policy_from_toml
+from optpipe.signoff.release import signed_off, verified
+
+POLICY = """schema = 1
+name = "<script>alert('x')</script> & co"
+[build]
+precision = "fp16"
+[[latency]]
+p99 = "%s ms"
+batch_size = 1
+[size]
+maximum = "1 KiB"
+"""
+
+
+def signed(workspace, limit="50", waivers=None):
+    policy = policy_from_toml((POLICY % limit).encode())
+    return signed_off(Wanted("digits", policy, None, waivers or {}), workspace.store, None, None, Silent())
+
+
+@pytest.fixture
+def measured_once(workspace):
+    workspace.bench(workspace.artifact("fp16"), batches=(1, 4))
+    return workspace
+
+
+def test_all_forms_say_the_same(measured_once):
+    found = signed(measured_once)
+    assert found.verdict == "FAIL"
+    html = (found.folder / "report.html").read_text()
+    assert "<title>FAIL: " in html
+    assert "Do not ship digits, onnxruntime fp16: size.maximum" in html
+    markdown = (found.folder / "report.md").read_text()
+    assert markdown.startswith("## ❌ FAIL: digits: &lt;script>")
+    suite = Xml.fromstring((found.folder / "junit.xml").read_text())[0]
+    assert (suite.get("failures"), suite.get("errors"), suite.get("tests")) == ("1", "0", "6")
+    assert json.loads((found.folder / "verdict.json").read_text())["verdict"] == "FAIL"
+    assert verified(found.folder).problems == ()
+
+
+def test_names_from_a_policy_cannot_become_markup(measured_once):
+    html = (signed(measured_once).folder / "report.html").read_text()
+    assert "<script>alert" not in html
+    assert "&lt;script&gt;alert(" in html
+
+
+def test_a_report_that_was_rewritten_and_resealed_is_found(measured_once):
+    from optpipe.workspace.seal import seal
+
+    folder = signed(measured_once).folder
+    for name in ("report.html", "report.md", "junit.xml"):
+        (folder / name).write_text((folder / name).read_text().replace("FAIL", "PASS"))
+    seal(folder)
+    assert {problem.split(":")[0] for problem in verified(folder).problems} == {"junit.xml", "report.md", "report.html"}
+
+
+def test_the_page_is_the_same_each_time_and_asks_nothing_of_the_network(measured_once):
+    found = signed(measured_once)
+    page = html_report(found.report)
+    assert page == html_report(found.report)
+    assert page == (found.folder / "report.html").read_text()
+    without_names = page.replace("http://www.w3.org/", "")
+    assert "http://" not in without_names
+    assert "https://" not in without_names
+    assert "<link" in page
+    assert 'href="data:,"' in page
+
+
+def test_a_waiver_is_loud_everywhere(measured_once):
+    found = signed(measured_once, waivers={"size.maximum": "known"})
+    assert found.verdict == "PASS"
+    assert "1 criterion was waived" in (found.folder / "report.html").read_text()
+    assert "**WAIVED** `size.maximum` is FAIL" in markdown_report(found.report)
+    assert '<skipped message="WAIVED (FAIL): known"' in junit_report(found.document)
+
+
+def test_every_figure_links_to_a_file_that_is_there_with_its_hash(measured_once):
+    import hashlib
+
+    found = signed(measured_once)
+    files = [file for curve in found.report.latencies for file in curve.files]
+    assert files
+    for file in (*files, *found.report.files):
+        assert hashlib.sha256((found.folder / file.path).read_bytes()).hexdigest() == file.sha256
+
+
+def test_a_dossier_is_never_written_over(measured_once, tmp_path):
+    policy = policy_from_toml((POLICY % "50").encode())
+    target = tmp_path / "dossier"
+    signed_off(Wanted("digits", policy), measured_once.store, target, None, Silent())
+    with pytest.raises(BadInputError, match="exists; choose another place"):
+        signed_off(Wanted("digits", policy), measured_once.store, target, None, Silent())
+    assert not list((measured_once.path / "tmp").iterdir()), "nothing half-made is left"
+
+
+def test_a_signed_dossier_is_accepted_from_an_allowed_key_only(measured_once, tmp_path):
+    import subprocess
+
+    for name in ("ours", "theirs"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name], check=True)
+        public = (tmp_path / f"{name}.pub").read_text()
+        (tmp_path / f"{name}.allowed").write_text(f"release@example.org {public}")
+    policy = policy_from_toml((POLICY % "50").encode())
+    wanted = Wanted("digits", policy)
+    found = signed_off(wanted, measured_once.store, tmp_path / "dossier", tmp_path / "ours", Silent())
+    assert verified(found.folder).problems == ()
+    assert verified(found.folder, tmp_path / "ours.allowed").problems == ()
+    assert "does not allow" in verified(found.folder, tmp_path / "theirs.allowed").problems[0]
+
+
+def test_a_gpu_profile_gives_kernels_tensor_cores_and_a_roofline():
+    from pathlib import Path
+
+    from optpipe.core.comparison import Comparison, Goal
+    from optpipe.reporters.charts import figures
+    from optpipe.reporters.report import Report
+
+    record = next((Path(__file__).parents[3] / "reports" / "resnet50-h200").glob("runs/profile-*/profile.json"))
+    profile = json.loads(record.read_text())["stages"][-1]
+    nothing = Comparison((), dict.fromkeys(Goal), dict.fromkeys(Goal, "nothing"))
+    drawn = {figure.title: figure for figure in figures(Report("profile", nothing, profile=profile))}
+    assert {"Kernels", "Where Tensor Cores work", "Roofline"} <= set(drawn)
+    missed = profile["tensor_cores"] | {"missed": [{"name": "conv1", "could_save_ns": 2_000_000, "kernel": "simt"}]}
+    titles = [each.title for each in figures(Report("profile", nothing, profile={"tensor_cores": missed}))]
+    assert titles == ["Where Tensor Cores work", "Missed Tensor Cores"]
+    assert "Tensor Cores" in drawn["Kernels"].svg
+    assert drawn["Roofline"].svg.count("graphics-symbol") > 10
+    bare = figures(Report("profile", nothing, profile={"roofline": {"withheld": "no graph"}, "tensor_cores": {}}))
+    assert bare == []
+
+
+def test_accuracy_and_energy_are_drawn_against_latency(measured_once):
+    from dataclasses import replace
+
+    from optpipe.core.comparison import Interval
+    from optpipe.reporters.charts import figures
+
+    report = signed(measured_once).report
+    assert "Accuracy against latency" not in [each.title for each in figures(report)], "nothing to draw, nothing drawn"
+    known = {"top1": Interval(0.99, 0.98, 0.995), "energy_j_per_image": Interval(0.05, 0.04, 0.06)}
+    rows = tuple(replace(row, **known) for row in (*report.comparison.rows, *report.comparison.rows))
+    drawn = {each.title: each for each in figures(replace(report, comparison=replace(report.comparison, rows=rows)))}
+    for title in ("Accuracy against latency", "Energy against latency"):
+        assert drawn[title].svg.count("graphics-symbol") >= 2
+        assert drawn[title].files

@@ -1,0 +1,220 @@
+"""Nothing a run says of itself is believed: figures that do not follow from its raw files are found, however well resealed."""
+
+import json
+import shutil
+from pathlib import Path
+
+import polars as pl
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.fakes.console import text_of
+
+from optpipe.core.events import Silent
+from optpipe.core.hashing import file_sha256
+from optpipe.core.verdict import Verdict
+from optpipe.errors import BadInputError
+from optpipe.signoff.collect import Wanted, collected
+from optpipe.signoff.dossier import checked_dossier, finished, verdict_document
+from optpipe.signoff.judge import judged
+from optpipe.signoff.policy import policy_from_toml
+from optpipe.signoff.release import signed_off, verified
+from optpipe.trace.recording.read import trace_from_sqlite
+from optpipe.workspace.seal import seal
+
+TRACE = Path(__file__).parents[2] / "golden" / "traces" / "h200-resnet50-fp16-b8.sqlite"
+POLICY = """schema = 1
+[[latency]]
+p50 = "50 ms"
+batch_size = 1
+[preprocessing]
+minimum_agreement = "99 %"
+minimum_snr = "40 dB"
+[tensor_cores]
+minimum_share = "20 %"
+"""
+
+
+@pytest.fixture
+def dossier(workspace, tmp_path):
+    entry = workspace.artifact("fp16")
+    workspace.bench(entry)
+    workspace.preprocess()
+    workspace.profile(entry, trace_from_sqlite(TRACE))
+    folder = tmp_path / ".one"
+    folder.mkdir()
+    collected(Wanted("digits", policy_from_toml(POLICY.encode())), workspace.store, folder)
+    signoff = judged(folder)
+    assert signoff.verdict is Verdict.PASS, [(one.name, one.reason) for one in signoff.criteria]
+    (folder / "verdict.json").write_text(json.dumps(verdict_document(signoff)))
+    found = finished(folder, tmp_path / "one")
+    assert checked_dossier(found).problems == ()
+    return found
+
+
+def forged(folder, name, change):
+    """Changes a run's file and everything that hashes it, as someone would who knows the format."""
+    (path,) = folder.glob(f"runs/*/**/{name}")
+    change(path)
+    run = next(each for each in path.parents if (each / "manifest.json").is_file())
+    manifest = json.loads((run / "manifest.json").read_text())
+    for record in manifest["files"]:
+        if run / record["path"] == path:
+            record |= {"sha256": file_sha256(path), "bytes": path.stat().st_size}
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    seal(folder)
+    return checked_dossier(folder)
+
+
+def in_json(*steps, value):
+    def change(path):
+        document = inner = json.loads(path.read_text())
+        for step in steps[:-1]:
+            inner = inner[step]
+        inner[steps[-1]] = value
+        path.write_text(json.dumps(document))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "says"),
+    [
+        ("measurements.json", in_json("measurements", 0, "verdict", value="INVALID"), "verdict says \"INVALID\""),
+        ("measurements.json", in_json("measurements", 0, "latency_ms", "p90", "value", value=1.0), "p90: value says 1.0"),
+        ("measurements.json", in_json("measurements", 0, "duration_s", value=99.0), "duration_s says 99.0"),
+        ("profile.json", in_json("stages", 0, "tensor_cores", "used_ns", value=1), "used_ns says 1"),
+        ("profile.json", in_json("stages", 0, "measured", "busy_ns", value=1), "busy_ns says 1"),
+        ("profile.json", in_json("stages", 0, "bottleneck", "verdict", value="memory"), "bottleneck: verdict says"),
+        ("preprocess.json", in_json("parity", "output", "snr_db", value=99.0), "snr_db says 99.0"),
+        ("preprocess.json", in_json("parity", "top1_agreement", "equal", value=1), "equal says 1"),
+    ],
+)  # fmt: skip
+def test_a_forged_record_is_found(dossier, name, change, says):
+    problems = forged(dossier, name, change).problems
+    assert any(says in problem and "the raw files give" in problem for problem in problems), problems
+
+
+def test_an_invalid_measurement_cannot_be_made_valid(dossier):
+    """Half of the samples become twice as slow: no record can call that VALID."""
+    slow = pl.when(pl.int_range(pl.len()) % 2 == 0).then(20_000_000).otherwise(0)
+
+    def change(path):
+        pl.read_parquet(path).with_columns(pl.col("end_ns") + slow).write_parquet(path)
+
+    checked = forged(dossier, "samples/m1.parquet", change)
+    assert any('verdict says "VALID", the raw files give "INVALID"' in problem for problem in checked.problems)
+    assert checked.signoff is not None
+    found = {one.name: one for one in checked.signoff.criteria}["latency.p50.b1"]
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert "INVALID" in found.reason
+
+
+def test_a_trace_whose_kernels_are_renamed_gives_other_figures(dossier):
+    def change(path):
+        renamed = pl.col("name").str.replace_all("(?i)tensorop|xmma|16816|wgmma|nvjet|cutlass|mma", "plain")
+        pl.read_parquet(path).with_columns(renamed).write_parquet(path)
+
+    problems = forged(dossier, "tables/kernels.parquet", change).problems
+    assert any("used_ns says" in problem for problem in problems), problems
+
+
+def test_tables_that_were_left_out_leave_nothing_to_judge(dossier):
+    def change(path):
+        path.unlink()
+
+    with pytest.raises(FileNotFoundError):
+        forged(dossier, "tables/kernels.parquet", change)
+    seal(dossier)
+    checked = checked_dossier(dossier)
+    found = {one.name: one for one in checked.signoff.criteria}["tensor_cores.minimum_share"]
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert "too large for a dossier" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "says"),
+    [
+        ("comparison.json", '"samples": 950', '"samples": 9500', "samples says 9500, the raw files give 950"),
+        ("report.html", None, None, None),
+        ("report.md", None, None, None),
+    ],
+)
+def test_reports_that_say_other_figures_are_found(workspace, tmp_path, name, old, new, says):
+    entry = workspace.artifact("fp16")
+    workspace.bench(entry, workspace.artifact("fp32"))
+    policy = policy_from_toml(b'schema = 1\n[[latency]]\np50 = "50 ms"\nbatch_size = 1\n[build]\nprecision = "fp16"\n')
+    signed = signed_off(Wanted("digits", policy), workspace.store, tmp_path / "one", None, Silent(), figures=False)
+    assert verified(signed.folder).problems == ()
+    path = signed.folder / name
+    p50 = f"{signed.report.comparison.rows[0].latency_ms['p50'].value:.3g}"
+    text = path.read_text()
+    changed = text.replace(old, new) if says else text.replace(p50, "0.01")
+    assert changed != text
+    path.write_text(changed)
+    seal(signed.folder)
+    problems = verified(signed.folder).problems
+    assert any((says or f"{name}: no row says") in problem for problem in problems), problems
+
+
+def places(value, at=()):
+    if at:
+        yield at
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, each in inner:
+        yield from places(each, (*at, key))
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_values_of_the_wrong_kind_are_problems_and_never_a_traceback(dossier, tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("wrong") / "one"
+    shutil.copytree(dossier, folder)
+    path = data.draw(st.sampled_from(sorted(folder.rglob("*.json"))))
+    document = json.loads(path.read_text())
+    *steps, last = data.draw(st.sampled_from(list(places(document))))
+    inner = document
+    for step in steps:
+        inner = inner[step]
+    inner[last] = data.draw(st.sampled_from([None, "x", [], {}, -1, 1e300, True]))
+    path.write_text(json.dumps(document))
+    for manifest in {*folder.glob("runs/*/manifest.json")} - {path}:
+        record = json.loads(manifest.read_text())
+        for file in record["files"]:
+            if manifest.parent / file["path"] == path:
+                file["sha256"] = file_sha256(path)
+        manifest.write_text(json.dumps(record))
+    seal(folder)
+    said = ""
+    try:
+        verified(folder)
+    except BadInputError as error:
+        said = str(error)
+    assert len(said.splitlines()) <= 2
+
+
+def test_exit_statuses_tell_a_changed_byte_from_a_figure_that_does_not_follow(workspace, tmp_path):
+    from optpipe.commands.signoff import verify
+
+    workspace.bench(workspace.artifact("fp16"))
+    policy = policy_from_toml(b'schema = 1\n[[latency]]\np50 = "50 ms"\nbatch_size = 1\n')
+    folder = signed_off(
+        Wanted("digits", policy), workspace.store, tmp_path / "one", None, Silent(), figures=False
+    ).folder
+    assert verify(folder, None).status == 0
+    policy_file = folder / "policy.toml"
+    text = policy_file.read_bytes()
+    policy_file.write_bytes(text.replace(b"50 ms", b"51 ms"))
+    outcome = verify(folder, None)
+    assert (outcome.status, outcome.document["as_sealed"]) == (2, False)
+    assert "as sealed" not in text_of(outcome.text())
+    policy_file.write_bytes(text)
+    verdict = folder / "verdict.json"
+    verdict.write_text(verdict.read_text().replace('"PASS"', '"FAIL"'))
+    seal(folder)
+    outcome = verify(folder, None)
+    assert (outcome.status, outcome.document["intact"], outcome.document["verdict"]) == (1, False, None)
+    said = text_of(outcome.text())
+    assert "every byte is as sealed, but not all of it follows from the raw files" in said
+    assert 'verdict.json: criteria[latency.p50.b1]: verdict says "FAIL", the raw files give "PASS"' in said
+    assert "the rules of another version: measure and sign off again" in said

@@ -1,0 +1,105 @@
+import json
+
+import polars as pl
+import pytest
+
+from optpipe.errors import BadInputError, StageError
+from optpipe.workspace import runs
+
+
+def finished(workspace, kind="bench"):
+    run = runs.begin_run(workspace, kind)
+    (run.path / "samples").mkdir()
+    (run.path / "samples" / "m0.bin").write_bytes(b"abc")
+    return runs.finish_run(run, command=["optpipe", "bench", "a b"], parents=["onnxruntime-0123"], details={"n": 1})
+
+
+def test_a_run_exists_only_once_its_manifest_is_written(tmp_path):
+    begun = runs.begin_run(tmp_path, "bench")
+    assert runs.list_runs(tmp_path) == ()
+    with pytest.raises(BadInputError, match="cut off"):
+        runs.load_run(begun.path)
+    runs.finish_run(begun, command=["optpipe", "bench"])
+    assert [run.run_id for run in runs.list_runs(tmp_path)] == [begun.run_id]
+
+
+def test_a_run_that_is_worth_nothing_in_part_leaves_nothing(tmp_path):
+    def cut_off():
+        with runs.whole_run(tmp_path, "evaluate") as run:
+            (run.path / "half").write_text("x")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cut_off()
+    assert not list((tmp_path / "runs").iterdir())
+    with runs.whole_run(tmp_path, "evaluate") as run:
+        runs.finish_run(run, command="optpipe evaluate")
+    assert [one.run_id for one in runs.list_runs(tmp_path)] == [run.run_id]
+
+
+def test_the_manifest_reproduces_and_names_its_parents(tmp_path):
+    manifest = runs.load_run(finished(tmp_path).path).manifest
+    assert manifest["command"] == "optpipe bench 'a b'"
+    assert manifest["parents"] == ["onnxruntime-0123"]
+    assert manifest["files"][0]["path"] == "samples/m0.bin"
+    assert "python" in manifest["environment"]
+
+
+def test_what_cannot_be_written_whole_leaves_nothing(tmp_path, monkeypatch):
+    def full(_descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(runs.os, "fsync", full)
+    with pytest.raises(StageError, match="No space left on device; free some space"):
+        runs.write_parquet(tmp_path / "rows.parquet", pl.DataFrame({"a": [1]}))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_change_is_found(tmp_path):
+    run = finished(tmp_path)
+    assert runs.changed_files(run) == ()
+    (run.path / "samples" / "m0.bin").write_bytes(b"abd")
+    (run.path / "extra").write_text("x")
+    assert runs.changed_files(run) == ("extra: not in the manifest", "samples/m0.bin: changed")
+    (run.path / "samples" / "m0.bin").unlink()
+    assert "samples/m0.bin: missing" in runs.changed_files(run)
+
+
+def test_runs_are_listed_by_kind(tmp_path):
+    finished(tmp_path, "bench")
+    finished(tmp_path, "profile")
+    assert [run.kind for run in runs.list_runs(tmp_path, "profile")] == ["profile"]
+
+
+def test_another_schema_version_is_refused_by_number(tmp_path):
+    run = finished(tmp_path)
+    manifest = dict(run.manifest) | {"schema_version": 99}
+    (run.path / runs.MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(BadInputError, match="version 99"):
+        runs.load_run(run.path)
+
+
+@pytest.mark.parametrize("missing", ["run_id", "files", "parents", "details", "environment", "status"])
+def test_a_manifest_that_lacks_something_is_damaged_and_says_how_to_remove_it(tmp_path, missing):
+    run = finished(tmp_path)
+    (run.path / runs.MANIFEST).write_text(
+        json.dumps({name: run.manifest[name] for name in run.manifest if name != missing})
+    )
+    with pytest.raises(BadInputError, match=f"optpipe rm {run.run_id}"):
+        runs.list_runs(tmp_path)
+
+
+def test_a_workspace_that_cannot_be_written_says_so(tmp_path):
+    (tmp_path / "runs").write_text("a file where a folder should be")
+    with pytest.raises(StageError, match="--workspace"):
+        runs.begin_run(tmp_path, "bench")
+
+
+def test_a_missing_run_says_so(tmp_path):
+    with pytest.raises(BadInputError, match="does not exist"):
+        runs.load_run(tmp_path / "nothing")
+
+
+def test_nan_never_reaches_a_file(tmp_path):
+    with pytest.raises(ValueError, match="JSON"):
+        runs.write_json(tmp_path / "x.json", {"a": float("nan")})

@@ -2,10 +2,13 @@
 
 import errno
 import json
+import os
+import shlex
 import shutil
 import sys
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -26,8 +29,8 @@ from optpipe.commands import (
     signoff,
     stored,
 )
+from optpipe.commands.options import DEFAULT_WORKSPACE
 from optpipe.commands.outcome import Outcome
-from optpipe.core.advice import advising_for
 from optpipe.core.interrupts import interruptible
 from optpipe.core.quiet import keep_descriptors, stdout_to_stderr, write_nowhere
 from optpipe.errors import ExitStatus, OptpipeError
@@ -78,22 +81,21 @@ def shown(command: Callable[..., Outcome]) -> Callable[..., None]:
     def run(*args: Any, **options: Any) -> None:
         as_json, outcome = bool(options.get("json")), None
         try:
-            with advising_for(options.get("workspace")):
-                with stdout_to_stderr(), interruptible():
-                    outcome = command(*args, **options)
-                if as_json:
-                    print(json.dumps(outcome.document, indent=2, allow_nan=False), flush=True)
-                else:
-                    _print_text(outcome.text())
+            with stdout_to_stderr(), interruptible():
+                outcome = command(*args, **options)
+            if as_json:
+                print(json.dumps(outcome.document, indent=2, allow_nan=False), flush=True)
+            else:
+                _print_text(outcome.text())
         except OptpipeError as error:
-            _print_failure(str(error), error.exit_status, as_json=as_json)
+            message = str(error) + _workspace_hint(str(error), options.get("workspace"))
+            _print_failure(message, error.exit_status, as_json=as_json)
             raise typer.Exit(error.exit_status) from None
         except OSError as error:
             if outcome is not None and error.errno in GONE:
                 raise typer.Exit(_undelivered(error, outcome.status)) from None
             if error.errno == errno.EPIPE:  # of another pipe: Typer would take it for this one, and end without a word
-                message = "a pipe to another process broke"
-                raise RuntimeError(message) from error
+                raise RuntimeError("a pipe to another process broke") from error
             if error.errno not in REFUSED and not isinstance(error, shutil.Error):
                 raise
             _print_failure(_refusal(error), ExitStatus.STAGE_FAILED, as_json=as_json and outcome is None)
@@ -104,6 +106,14 @@ def shown(command: Callable[..., Outcome]) -> Callable[..., None]:
         raise typer.Exit(outcome.status)
 
     return run
+
+
+def _workspace_hint(message: str, workspace: Path | None) -> str:
+    """What turns the commands that `message` names into ones for `workspace`, where that is not the usual one."""
+    usual = os.environ.get("OPTPIPE_WORKSPACE") or DEFAULT_WORKSPACE
+    if workspace is None or workspace == Path(usual) or "optpipe " not in message:
+        return ""
+    return f"\n(your workspace: --workspace {shlex.quote(str(workspace))})"
 
 
 GONE = (errno.EPIPE, errno.EBADF)

@@ -152,8 +152,9 @@ def _require_artifacts(built: Build) -> None:
 
 def _bench(plan: WalkPlan, judged: Entry, artifacts: list[Entry], store: Store, listener: Listener) -> list[Path]:
     if judged.id not in {each.id for each in artifacts}:
-        message = f"the judged build ({judged.info['backend']} {judged.info['precision']}) cannot run on this machine"
-        raise MissingError(message)
+        raise MissingError(
+            f"the judged build ({judged.info['backend']} {judged.info['precision']}) cannot run on this machine"
+        )
     options = {judged.info["backend"]: plan.policy.options}
     return bench_step(artifacts, plan.policy.criteria, plan.pace, store, listener, options=options)
 

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from optpipe.cli import shown
 from optpipe.commands.outcome import Outcome
+from optpipe.errors import BadInputError
 
 HEAVY = ("torch", "onnx", "onnxruntime", "tensorrt_rtx", "nvidia.dali", "modelopt", "polars", "numpy", "PIL")
 
@@ -162,3 +163,16 @@ def test_a_broken_pipe_inside_a_command_is_a_bug_and_no_closed_output() -> None:
 
     with pytest.raises(RuntimeError, match="a pipe to another process broke"):
         shown(fails)()
+
+
+def test_a_failure_names_the_workspace_that_its_commands_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(workspace: Path) -> Outcome:
+        raise BadInputError("nothing stored; first: optpipe build digits")
+
+    monkeypatch.setenv("OPTPIPE_WORKSPACE", str(tmp_path))
+    for workspace, hint in ((tmp_path, False), (Path("my work"), True)):
+        with pytest.raises(typer.Exit):
+            shown(fail)(workspace=workspace)
+        assert ("(your workspace: --workspace 'my work')" in capsys.readouterr().err) is hint

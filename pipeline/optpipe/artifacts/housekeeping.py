@@ -88,8 +88,9 @@ def removed(store: Store, prefix: str, *, with_dependents: bool) -> dict[str, An
     if dependents and not with_dependents:
         names = ", ".join(each.path.name for each in dependents[:3])
         count = "1 entry" if len(dependents) == 1 else f"{len(dependents)} entries"
-        message = f"{entry.path.name} has {count} made from it ({names}); pass --with-dependents to remove them too"
-        raise BadInputError(message)
+        raise BadInputError(
+            f"{entry.path.name} has {count} made from it ({names}); pass --with-dependents to remove them too"
+        )
     with store.alone():
         return _remove(store, [each.path for each in (*reversed(dependents), entry)], dry_run=False)
 
@@ -102,10 +103,9 @@ def found_run(store: Store, prefix: str) -> Path | None:
     folders = [*damaged, *run_folders(store.workspace)]
     found = [each for each in folders if each.name.startswith(prefix) or each.name.partition("-")[2].startswith(prefix)]
     if len(found) > 1:
-        message = (
+        raise BadInputError(
             f"'{prefix}' fits {len(found)} runs ({', '.join(each.name for each in found[:5])}); give more of one name"
         )
-        raise BadInputError(message)
     return found[0] if found else None
 
 

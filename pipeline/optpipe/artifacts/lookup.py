@@ -8,7 +8,6 @@ from typing import Any
 
 from optpipe.backends.base import Device
 from optpipe.backends.registry import options_in_force
-from optpipe.core.advice import advised
 from optpipe.core.card import ModelCard, card_from_file, name_from_factory
 from optpipe.core.hashing import file_sha256
 from optpipe.errors import BadInputError, MissingError
@@ -89,10 +88,9 @@ def runnable_here(artifacts: Sequence[StoredArtifact]) -> tuple[tuple[StoredArti
             reasons[each.label] = why_not
     if not able:
         text = "; ".join(f"{label}: {why_not}" for label, why_not in reasons.items())
-        message = (
-            f"nothing that was built can run here: {text}\n`{advised('build MODEL --backend auto')}` builds what can"
+        raise MissingError(
+            f"nothing that was built can run here: {text}\n`optpipe build MODEL --backend auto` builds what can"
         )
-        raise MissingError(message)
     return tuple(able), reasons
 
 
@@ -171,8 +169,9 @@ def _refuse(
     here = f" (built are: {', '.join(built)})" if built else ""
     if other_content:
         here = "; what was built by that name had another content"
-    message = f"nothing is built for {what} in {store.workspace}{here}\n`{advised(f'build {text}{flags}', store.workspace)}` builds it"
-    raise BadInputError(message)
+    raise BadInputError(
+        f"nothing is built for {what} in {store.workspace}{here}\n`optpipe build {text}{flags}` builds it"
+    )
 
 
 def _with_model(entry: Entry, store: Store) -> StoredArtifact:
@@ -193,11 +192,10 @@ def checked_batches(artifact: StoredArtifact, sizes: Sequence[int] | None) -> tu
     if outside:
         info, wider = artifact.entry.info, f"{min(low, *outside)}:{high}:{max(high, *outside)}"
         build = f"{typed(artifact.card)} --precision {info['precision']} --backend {info['backend']} --batch {wider}"
-        way_out = f"`{advised(f'build {build}')}` builds one that holds it"
+        way_out = f"`optpipe build {build}` builds one that holds it"
         if low == high and _is_fixed(artifact):
             way_out = f"the ONNX file itself takes only {low}: leave --batch out, or build a file whose first dimension is open"
-        message = f"batch {outside[0]} is outside the profile {low}…{high} of {artifact.label}\n{way_out}"
-        raise BadInputError(message)
+        raise BadInputError(f"batch {outside[0]} is outside the profile {low}…{high} of {artifact.label}\n{way_out}")
     return tuple(sizes)
 
 

@@ -151,8 +151,7 @@ def channels_last(precision: Precision, device: Device) -> bool:
 def checked_options(given: Mapping[str, Any], known: Mapping[str, Any], backend: str) -> dict[str, Any]:
     """`known` defaults overridden by `given`; raises `BadInputError` for an option the backend does not have."""
     if unknown := sorted(set(given) - set(known)):
-        message = f"{backend} has no option '{unknown[0]}'; it has {', '.join(sorted(known)) or 'none'}"
-        raise BadInputError(message)
+        raise BadInputError(f"{backend} has no option '{unknown[0]}'; it has {', '.join(sorted(known)) or 'none'}")
     return {**known, **{key: _like(value, known[key], key) for key, value in given.items()}}
 
 
@@ -168,9 +167,7 @@ def _like(value: Any, default: Any, key: str) -> Any:
         kind = {bool: "true or false", int: "a whole number", float: "a number"}.get(
             type(default), type(default).__name__
         )
-        message = f"option {key}={value}: expected {kind}, such as {str(default).lower()}"
-        raise BadInputError(message) from error
+        raise BadInputError(f"option {key}={value}: expected {kind}, such as {str(default).lower()}") from error
     if isinstance(found, int | float) and found < min(default, 0):
-        message = f"option {key}={value}: expected at least {min(default, 0)}"
-        raise BadInputError(message)
+        raise BadInputError(f"option {key}={value}: expected at least {min(default, 0)}")
     return found

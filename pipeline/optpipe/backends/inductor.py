@@ -74,8 +74,7 @@ class Inductor(TorchBackend):
                 program, package_path=str(request.directory / PACKAGE), inductor_configs=configs
             )
         except InductorError as error:
-            message = f"AOTInductor could not compile {request.card.name}: {first_line(error)}"
-            raise StageError(message) from error
+            raise StageError(f"AOTInductor could not compile {request.card.name}: {first_line(error)}") from error
         info = {
             **tensor_records(request),
             "options": options,

@@ -107,10 +107,9 @@ class OnnxRuntime:
         options |= dict.fromkeys(switched_off, False)
         in_int8 = any(layer.type == "int8" and layer.macs for layer in layers)
         if request.precision is Precision.INT8 and not on_gpu and not in_int8:
-            message = (
+            raise StageError(
                 "ONNX Runtime fused no INT8 kernel: the graph's Q/DQ nodes would only be simulated in floating point"
             )
-            raise StageError(message)
         info = {
             "provider": PROVIDERS[request.device],
             "options": options,

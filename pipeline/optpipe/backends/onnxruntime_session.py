@@ -58,11 +58,11 @@ def inference_session(graph: Path | bytes, device: "Device", options: Any, provi
         state.RuntimeException,
     ) as error:
         name = graph.name if isinstance(graph, Path) else "the graph"
-        message = f"ONNX Runtime refuses {name}: {_reason(error)}"
-        raise StageError(message) from error
+        raise StageError(f"ONNX Runtime refuses {name}: {_reason(error)}") from error
     if device == "cuda" and session.get_providers()[0] != "CUDAExecutionProvider":
-        message = "ONNX Runtime's CUDA provider did not start and would have used the CPU silently; `optpipe doctor` says what it lacks"
-        raise MissingError(message)
+        raise MissingError(
+            "ONNX Runtime's CUDA provider did not start and would have used the CPU silently; `optpipe doctor` says what it lacks"
+        )
     return session
 
 
@@ -112,11 +112,9 @@ def _runtime_errors_named() -> Iterator[None]:
     try:
         yield
     except state.InvalidArgument as error:
-        message = f"ONNX Runtime refuses these inputs: {_reason(error)}"
-        raise BadInputError(message) from error
+        raise BadInputError(f"ONNX Runtime refuses these inputs: {_reason(error)}") from error
     except (state.Fail, state.RuntimeException, state.NotImplemented) as error:
-        message = f"ONNX Runtime could not run the graph: {_reason(error)}"
-        raise StageError(message) from error
+        raise StageError(f"ONNX Runtime could not run the graph: {_reason(error)}") from error
 
 
 class OnnxRuntimeSession:

@@ -33,11 +33,9 @@ def backends_from_text(text: str, device: Device | None) -> tuple[Backend, ...]:
     if words == ["auto"]:
         return _automatic(device)
     if unknown := [word for word in words if word not in BACKENDS]:
-        message = f"unknown backend '{unknown[0]}'; known are auto, all, {', '.join(BACKENDS)}"
-        raise BadInputError(message)
+        raise BadInputError(f"unknown backend '{unknown[0]}'; known are auto, all, {', '.join(BACKENDS)}")
     if not words:
-        message = f"--backend is empty; give auto, all, or any of {', '.join(BACKENDS)}"
-        raise BadInputError(message)
+        raise BadInputError(f"--backend is empty; give auto, all, or any of {', '.join(BACKENDS)}")
     return tuple(BACKENDS[word] for word in dict.fromkeys(words))
 
 
@@ -77,7 +75,6 @@ def options_in_force(info: Mapping[str, Any], given: Mapping[str, Any]) -> dict[
     known, built = runtime_options(name, device), BACKENDS[name].recipe(device, {})["options"]
     for key, value in given.items():
         if key in built and key not in known:
-            message = f"{name} takes '{key}' when it builds: optpipe build --option {name}.{key}={value}"
-            raise BadInputError(message)
+            raise BadInputError(f"{name} takes '{key}' when it builds: optpipe build --option {name}.{key}={value}")
     own = {key: value for key, value in info.get("options", {}).items() if key in known}
     return checked_options({**own, **given}, known, name)

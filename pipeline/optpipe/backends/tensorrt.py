@@ -97,8 +97,9 @@ class TensorRT:
     def _checked(self, given: Mapping[str, Any]) -> dict[str, Any]:
         options = checked_options(given, self._options(), self.name)
         if options["optimization_level"] > HIGHEST_LEVEL:
-            message = f"option optimization_level={options['optimization_level']}: expected 0 to {HIGHEST_LEVEL}"
-            raise BadInputError(message)
+            raise BadInputError(
+                f"option optimization_level={options['optimization_level']}: expected 0 to {HIGHEST_LEVEL}"
+            )
         return options
 
     def _options(self) -> dict[str, Any]:
@@ -125,13 +126,11 @@ class TensorRT:
         network = _network(trt, builder)
         parser = trt.OnnxParser(network, logger)
         if not parser.parse_from_file(str(request.graph)):
-            message = f"{self.name} cannot parse {request.graph.name}: {parser.get_error(0).desc()}"
-            raise StageError(message)
+            raise StageError(f"{self.name} cannot parse {request.graph.name}: {parser.get_error(0).desc()}")
         config = self._config(trt, builder, request)
         plan = builder.build_serialized_network(network, config)
         if plan is None:
-            message = f"{self.name} built no engine: {logger.last_error or 'no reason given'}"
-            raise StageError(message)
+            raise StageError(f"{self.name} built no engine: {logger.last_error or 'no reason given'}")
         (request.directory / ENGINE).write_bytes(plan)
         if timing_cache := str(request.options.get("timing_cache", "")):
             Path(timing_cache).write_bytes(config.get_timing_cache().serialize())
@@ -178,8 +177,7 @@ class TensorRT:
         try:
             return importlib.import_module(self.library)
         except ImportError as error:
-            message = f"{self.library} cannot be imported ({error}); {self.install}"
-            raise MissingError(message) from error
+            raise MissingError(f"{self.library} cannot be imported ({error}); {self.install}") from error
 
 
 TENSORRT = TensorRT(
@@ -221,8 +219,9 @@ def network_layers(trt: Any, network: Any, request: BuildRequest) -> tuple[Layer
         kind = _TYPES.get(str(data.dtype).rpartition(".")[2], str(data.dtype).rpartition(".")[2].lower())
         if op in _PRODUCT_LAYERS:
             if layer.name not in macs:
-                message = f"{request.graph.name}: the precision of layer {layer.name} ({op}) cannot be proven; it has no ONNX node"
-                raise StageError(message)
+                raise StageError(
+                    f"{request.graph.name}: the precision of layer {layer.name} ({op}) cannot be proven; it has no ONNX node"
+                )
             kind = "int8" if data.name in dequantized else "tf32" if kind == "fp32" and tf32 else kind
         elif kind not in _TYPES.values():
             continue

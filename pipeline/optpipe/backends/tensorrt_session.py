@@ -39,8 +39,9 @@ class TensorRTSession:
         self._runtime = trt.Runtime(self._logger)
         self._engine = self._runtime.deserialize_cuda_engine(engine.read_bytes())
         if self._engine is None:
-            message = f"{trt.__name__} {trt.__version__} refuses {engine.name}: it was built for another version or GPU; build it here"
-            raise StageError(message)
+            raise StageError(
+                f"{trt.__name__} {trt.__version__} refuses {engine.name}: it was built for another version or GPU; build it here"
+            )
         self._context = self._engine.create_execution_context()
         names = [self._engine.get_tensor_name(index) for index in range(self._engine.num_io_tensors)]
         inputs = [name for name in names if self._engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT]
@@ -81,11 +82,9 @@ class TensorRTSession:
         on_device = {name: torch.from_numpy(array).cuda() for name, array in inputs.items()}
         for name, tensor in on_device.items():
             if not self._context.set_input_shape(name, tuple(tensor.shape)):
-                message = f"{name} {tuple(tensor.shape)} is outside the engine's optimization profile"
-                raise BadInputError(message)
+                raise BadInputError(f"{name} {tuple(tensor.shape)} is outside the engine's optimization profile")
         if self._context.infer_shapes():
-            message = "the engine's output shapes depend on its inputs' values; it can be built but not bound"
-            raise StageError(message)
+            raise StageError("the engine's output shapes depend on its inputs' values; it can be built but not bound")
         outputs = {
             each.name: torch.empty(
                 tuple(self._context.get_tensor_shape(each.name)), dtype=getattr(torch, each.dtype), device="cuda"
@@ -107,5 +106,4 @@ class _EngineBinding:
         import torch
 
         if not self._context.execute_async_v3(torch.cuda.current_stream().cuda_stream):
-            message = "the engine could not be enqueued; see the CUDA error above"
-            raise StageError(message)
+            raise StageError("the engine could not be enqueued; see the CUDA error above")

@@ -104,8 +104,7 @@ def exported(request: BuildRequest) -> Any:
     import torch
 
     if request.module is None:
-        message = f"{request.card.name} has no torch module to start from"
-        raise StageError(message)
+        raise StageError(f"{request.card.name} has no torch module to start from")
     module = module_in(request.precision, request.module(), request.device)
     examples = example_inputs(request.card.inputs, request.device)
     with torch.no_grad():
@@ -160,8 +159,9 @@ def refuse_pickles(package: Path) -> None:
     with zipfile.ZipFile(package) as archive:
         for name in archive.namelist():
             if name.endswith("_config.json") and _names_pickle(json.loads(archive.read(name))):
-                message = f"{package.name} holds pickled constants, which optpipe does not load; use another backend for this model"
-                raise StageError(message)
+                raise StageError(
+                    f"{package.name} holds pickled constants, which optpipe does not load; use another backend for this model"
+                )
 
 
 def _names_pickle(value: Any) -> bool:

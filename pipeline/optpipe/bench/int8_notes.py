@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from optpipe.artifacts.facts import Build
-from optpipe.core.advice import advised
 from optpipe.core.measurement import MEASUREMENTS_FILE, Measurement, Reason
 from optpipe.core.measurement_json import measurements_of
 from optpipe.core.precision import REQUIRED_SHARE, Precision
@@ -70,9 +69,9 @@ def accuracy_note(runs: Sequence[Run], build: Build, confidence: float = 0.95) -
     return Note(
         ACCURACY,
         f"its drop ({interval}, {figure.about}) {said} the budget of {100 * budget:g} points",
-        f"{advised(f'calibrate {build.model} --accuracy-budget {100 * budget:g}%')} spares the layers that cost most"
+        f"optpipe calibrate {build.model} --accuracy-budget {100 * budget:g}% spares the layers that cost most"
         if figure.low > budget
-        else f"evaluate on more: {advised(f'evaluate {build.model} --data PATH')}",
+        else f"evaluate on more: optpipe evaluate {build.model} --data PATH",
     )
 
 
@@ -113,7 +112,7 @@ def int8_notes(
     if (found := accuracy_note(runs, build, confidence)) is not None:
         yield found
     if cause:
-        yield Note("int8-causes", cause, f"{advised(f'show {build.artifact}')} lists them by layer")
+        yield Note("int8-causes", cause, f"optpipe show {build.artifact} lists them by layer")
 
 
 def _speed_notes(build: Build, runs: Sequence[Run], measured: Sequence[Measurement], cause: str) -> Iterator[Note]:
@@ -130,5 +129,5 @@ def _speed_notes(build: Build, runs: Sequence[Run], measured: Sequence[Measureme
         yield Note(
             "int8-alone",
             "no wider type was measured beside it, so that INT8 is worth it is not shown",
-            advised(f"bench {build.model} --backend {build.backend} --precision fp16,fp32,int8"),
+            f"optpipe bench {build.model} --backend {build.backend} --precision fp16,fp32,int8",
         )

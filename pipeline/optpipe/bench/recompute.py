@@ -108,8 +108,7 @@ def _machine_rows(path: Path | None) -> "pl.DataFrame":
     try:
         return pl.read_parquet(path, columns=list(schema)).cast(schema)  # type: ignore[arg-type]
     except (pl.exceptions.PolarsError, OSError) as error:
-        message = f"cannot read the machine's rows in {path}: {first_line(error)}"
-        raise BadInputError(message) from error
+        raise BadInputError(f"cannot read the machine's rows in {path}: {first_line(error)}") from error
 
 
 def samples(path: Path, columns: tuple[str, ...] = NEEDED) -> "pl.DataFrame":
@@ -120,13 +119,11 @@ def samples(path: Path, columns: tuple[str, ...] = NEEDED) -> "pl.DataFrame":
         lazy = pl.scan_parquet(path)
         absent = [name for name in columns if name not in lazy.collect_schema()]
         if absent:
-            message = f"{path} lacks the columns {', '.join(absent)}; it is not a file of raw samples"
-            raise BadInputError(message)
+            raise BadInputError(f"{path} lacks the columns {', '.join(absent)}; it is not a file of raw samples")
         measured = lazy.filter(pl.col("phase") == Phase.MEASURED).select(columns)
         return measured.cast({"images": pl.Int64}).sort("end_ns", maintain_order=True).collect()
     except (pl.exceptions.PolarsError, OSError) as error:
-        message = f"cannot read the raw samples in {path}: {first_line(error)}"
-        raise BadInputError(message) from error
+        raise BadInputError(f"cannot read the raw samples in {path}: {first_line(error)}") from error
 
 
 def find_bench_disagreements(run: Run) -> Iterator[str]:

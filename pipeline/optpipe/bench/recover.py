@@ -26,13 +26,11 @@ def recover(directory: Path) -> Bench:
     """
     if (directory / MANIFEST).exists() or not (directory / "samples").is_dir():
         what = "is finished already" if (directory / MANIFEST).exists() else "is no bench run that was cut off"
-        message = f"{directory} {what}; give the folder of a run without {MANIFEST}"
-        raise BadInputError(message)
+        raise BadInputError(f"{directory} {what}; give the folder of a run without {MANIFEST}")
     done = list(_done(directory))
     done += cut_off(directory, done)
     if not done:
-        message = f"{directory} was cut off before anything was measured; delete it"
-        raise BadInputError(message)
+        raise BadInputError(f"{directory} was cut off before anything was measured; delete it")
     write_json(directory / MEASUREMENTS_FILE, document_of(tuple(done)))
     started = done[0].started_utc or ""
     parents = list(dict.fromkeys(each.subject.artifact for each in done))

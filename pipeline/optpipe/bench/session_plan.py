@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.artifacts.lookup import StoredArtifact
-from optpipe.core.advice import advised
 from optpipe.core.events import Listener
 from optpipe.core.measurement import Subject
 from optpipe.core.precision import Precision
@@ -96,7 +95,7 @@ def recoverable(run: OpenRun, listener: Listener) -> Iterator[None]:
         yield
     except (OptpipeError, OSError, KeyboardInterrupt):
         if [*run.path.glob("samples/*.spool"), *run.path.glob("samples/*.parquet")]:
-            finish = advised(f"bench --recover {shlex.quote(str(run.path))}")
+            finish = f"optpipe bench --recover {shlex.quote(str(run.path))}"
             listener.warn(f"what was measured is kept: `{finish}` finishes the run")
         raise
 
@@ -104,8 +103,9 @@ def recoverable(run: OpenRun, listener: Listener) -> Iterator[None]:
 def _known_inputs(artifact: StoredArtifact, store: Store) -> tuple[dict[str, Any], dict[str, Any]]:
     """The inputs that the build verified itself on, with the source model's answers; at most POOL_LIMIT of them."""
     if artifact.reference is None:
-        message = f"{artifact.label} has no reference in the store; `{artifact.model.manifest.command}` makes it"
-        raise BadInputError(message)
+        raise BadInputError(
+            f"{artifact.label} has no reference in the store; `{artifact.model.manifest.command}` makes it"
+        )
     known = reference_tensors(store.verified(artifact.reference, REFERENCE).file(REFERENCE))
     return tuple({name: array[:POOL_LIMIT] for name, array in each.items()} for each in (known.inputs, known.outputs))  # type: ignore[return-value]
 

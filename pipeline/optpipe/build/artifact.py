@@ -49,8 +49,7 @@ def built_artifact(
     def make(directory: Path) -> Mapping[str, Any]:
         request = BuildRequest(card, precision, graph.file(ONNX), module, device, options, directory)
         if refused := backend.unsupported(request):
-            message = f"{backend.name} cannot take {card.name} in {precision}: {'; '.join(refused[:5])}"
-            raise StageError(message)
+            raise StageError(f"{backend.name} cannot take {card.name} in {precision}: {'; '.join(refused[:5])}")
         with output_to(directory / LOG):
             built = backend.build(request)
         return {

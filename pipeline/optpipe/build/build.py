@@ -144,8 +144,7 @@ def _require_available(plan: BuildPlan) -> None:
         capability = backend.capability(chosen_device(backend, plan.device))
         if plan.named and not capability.builds:
             install = f"; {capability.install}" if capability.install else ""
-            message = f"backend {backend.name} cannot build here: {capability.why_not}{install}"
-            raise MissingError(message)
+            raise MissingError(f"backend {backend.name} cannot build here: {capability.why_not}{install}")
 
 
 def _require_known_options(plan: BuildPlan) -> None:

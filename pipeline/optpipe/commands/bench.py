@@ -99,7 +99,6 @@ def bench(
     )
     from optpipe.commands.parsing import options_from_text
     from optpipe.commands.terminal import Terminal
-    from optpipe.core.advice import advised
     from optpipe.end_to_end.from_images import bench_from_images as run_from_images
     from optpipe.errors import BadInputError
     from optpipe.reporters.terminal_bench import bench_table, pair_table, sort_key
@@ -112,8 +111,7 @@ def bench(
         rest = recovered_record(recover_run(recover), [])
         return Outcome(rest, lambda: bench_table(rest, sort))
     if not model:
-        message = f"give a MODEL that was built, or --recover RUN_DIR; `{advised('ls')}` lists what there is"
-        raise BadInputError(message)
+        raise BadInputError("give a MODEL that was built, or --recover RUN_DIR; `optpipe ls` lists what there is")
     options = options_from_text(option or [])
     if not interleave:
         require_interleave(rounds=rounds != 10, metric=metric != "p50")

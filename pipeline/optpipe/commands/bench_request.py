@@ -32,17 +32,17 @@ Kind = TypeVar("Kind", Scenario, Mode)
 def require_only_from_images(**given: object) -> None:
     """Raises BadInputError that names an option which `--from-images` would ignore."""
     if names := [f"--{name.replace('_', '-')}" for name, value in given.items() if value]:
-        message = (
+        raise BadInputError(
             f"--from-images measures the whole path, one batch size at a time; it does not go with {', '.join(names)}"
         )
-        raise BadInputError(message)
 
 
 def require_interleave(**given: object) -> None:
     """Raises BadInputError that names an option which only `--interleave` heeds."""
     if names := [f"--{name}" for name, value in given.items() if value]:
-        message = f"{' and '.join(names)}: only --interleave, which compares two artifacts, has rounds and a metric"
-        raise BadInputError(message)
+        raise BadInputError(
+            f"{' and '.join(names)}: only --interleave, which compares two artifacts, has rounds and a metric"
+        )
 
 
 def bench_plan(
@@ -73,24 +73,21 @@ def bench_plan(
     kind, how = _one_of(Scenario, scenario, "--scenario"), _one_of(Mode, mode, "--mode")
     _check_load(kind, streams, rate, has_limit=limit is not None)
     if not 0 < percentile < 100:
-        message = f"--percentile {percentile:g}: give a number between 0 and 100, such as 99 or 99.9"
-        raise BadInputError(message)
+        raise BadInputError(f"--percentile {percentile:g}: give a number between 0 and 100, such as 99 or 99.9")
     least = ENERGY_SECONDS if energy else 0.0
     min_time, max_time = max(min_time, least), max(max_time, least)
     if not (0 < min_time <= max_time and 0 <= warm_up <= max_warm_up and max(min_time, warm_up) < inf):
-        message = "times must be positive, with --min-time up to --max-time and --warm-up up to --max-warm-up"
-        raise BadInputError(message)
+        raise BadInputError(
+            "times must be positive, with --min-time up to --max-time and --warm-up up to --max-warm-up"
+        )
     if seed < 0:
-        message = f"--seed {seed}: give 0 or more"
-        raise BadInputError(message)
+        raise BadInputError(f"--seed {seed}: give 0 or more")
     if interleave and (tune or limit):
-        message = "--interleave compares two artifacts as they are; tune (--tune) or search (--slo) before"
-        raise BadInputError(message)
+        raise BadInputError("--interleave compares two artifacts as they are; tune (--tune) or search (--slo) before")
     batches = batch_sizes_from_text(batch) if batch is not None else None
     if batches and len(batches) > 1 and (interleave or (kind is Scenario.SERVER and limit)):
         what = "--interleave compares" if interleave else "--scenario server with --slo searches the rate"
-        message = f"{what} at one batch size, not {len(batches)}; give --batch {batches[-1]}"
-        raise BadInputError(message)
+        raise BadInputError(f"{what} at one batch size, not {len(batches)}; give --batch {batches[-1]}")
     load = Load(
         batch_size=1,
         scenario=kind,
@@ -130,8 +127,7 @@ def bench_targets(
     precisions = tuple(str(each) for each in precisions_from_text(precision)) if precision is not None else ()
     backends = tuple(name.strip() for name in backend.split(",")) if backend is not None else ()
     if unknown := [name for name in backends if name not in BACKENDS]:
-        message = f"unknown backend '{unknown[0]}'; known are {', '.join(BACKENDS)}"
-        raise BadInputError(message)
+        raise BadInputError(f"unknown backend '{unknown[0]}'; known are {', '.join(BACKENDS)}")
     target = device_from_text(device)
     groups: list[tuple[StoredArtifact, ...]] = []
     for model in models:
@@ -153,8 +149,7 @@ def one_batch(text: str | None) -> int | None:
     """The one size that `--from-images` takes; raises BadInputError for a list."""
     sizes = batch_sizes_from_text(text) if text is not None else ()
     if len(sizes) > 1:
-        message = f"--from-images measures one batch size, not {len(sizes)}; give --batch {sizes[-1]}"
-        raise BadInputError(message)
+        raise BadInputError(f"--from-images measures one batch size, not {len(sizes)}; give --batch {sizes[-1]}")
     return sizes[0] if sizes else None
 
 
@@ -163,39 +158,34 @@ def pair_from_targets(
 ) -> tuple[StoredArtifact, StoredArtifact, Metric]:
     """The two artifacts of `--interleave`: two MODELs of one artifact each, or one MODEL that names two."""
     if metric not in METRICS:
-        message = f"--metric {metric}: give one of {', '.join(METRICS)}"
-        raise BadInputError(message)
+        raise BadInputError(f"--metric {metric}: give one of {', '.join(METRICS)}")
     every = [artifact for group in groups for artifact in group]
     if len(every) != 2:
         labels = ", ".join(f"{each.entry.id} {each.label}" for each in every)
-        message = (
+        raise BadInputError(
             f"--interleave compares two artifacts, and {' '.join(models)} names {len(every)}: {labels}\ngive two ids"
         )
-        raise BadInputError(message)
     return every[0], every[1], metric
 
 
 def _check_load(kind: Scenario, streams: int, rate: float | None, *, has_limit: bool) -> None:
     if streams < 1 or (streams > 1 and kind not in (Scenario.MULTI_STREAM, Scenario.OFFLINE)):
-        message = f"--streams {streams}: at least 1, and more than 1 only with --scenario multi-stream or offline"
-        raise BadInputError(message)
+        raise BadInputError(
+            f"--streams {streams}: at least 1, and more than 1 only with --scenario multi-stream or offline"
+        )
     if kind is Scenario.SERVER and rate is None and not has_limit:
-        message = "--scenario server needs --rate QUERIES_PER_SECOND, or --slo to search the highest"
-        raise BadInputError(message)
+        raise BadInputError("--scenario server needs --rate QUERIES_PER_SECOND, or --slo to search the highest")
     if rate is not None and (kind is not Scenario.SERVER or not 0 < rate < inf):
-        message = "--rate must be positive, and belongs to --scenario server"
-        raise BadInputError(message)
+        raise BadInputError("--rate must be positive, and belongs to --scenario server")
     if rate is not None and has_limit:
-        message = "--rate measures one rate, --slo searches the highest inside it: give one of the two"
-        raise BadInputError(message)
+        raise BadInputError("--rate measures one rate, --slo searches the highest inside it: give one of the two")
 
 
 def _one_of(kinds: type[Kind], text: str, flag: str) -> Kind:
     try:
         return kinds(text)
     except ValueError as error:
-        message = f"{flag} {text}: give one of {', '.join(kinds)}"
-        raise BadInputError(message) from error
+        raise BadInputError(f"{flag} {text}: give one of {', '.join(kinds)}") from error
 
 
 def _cpus_from_text(text: str | None) -> tuple[int, ...] | None:
@@ -213,6 +203,7 @@ def _cpus_from_text(text: str | None) -> tuple[int, ...] | None:
     except ValueError:
         cpus = set()
     if not cpus or cpus - have:
-        message = f"--affinity {text}: give processors out of {','.join(map(str, sorted(have)))}, such as 0,2 or 4-7"
-        raise BadInputError(message)
+        raise BadInputError(
+            f"--affinity {text}: give processors out of {','.join(map(str, sorted(have)))}, such as 0,2 or 4-7"
+        )
     return tuple(sorted(cpus))

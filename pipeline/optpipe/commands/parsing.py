@@ -26,11 +26,11 @@ def device_from_text(text: str | None) -> Device | None:
     if text is None or text == "cpu":
         return "cpu" if text else None
     if text != "cuda":
-        message = f"--device {text}: give cpu or cuda"
-        raise BadInputError(message)
+        raise BadInputError(f"--device {text}: give cpu or cuda")
     if not gpus():
-        message = "--device cuda: no NVIDIA GPU or no driver on this machine; leave --device out to build what can be built here"
-        raise MissingError(message)
+        raise MissingError(
+            "--device cuda: no NVIDIA GPU or no driver on this machine; leave --device out to build what can be built here"
+        )
     return "cuda"
 
 
@@ -75,8 +75,7 @@ def options_from_text(texts: Sequence[str]) -> dict[str, dict[str, str]]:
         name, _, value = text.partition("=")
         backend, _, key = name.partition(".")
         if not key or not value or backend not in BACKENDS:
-            message = f"--option {text}: give BACKEND.KEY=VALUE, with a backend out of {', '.join(BACKENDS)}"
-            raise BadInputError(message)
+            raise BadInputError(f"--option {text}: give BACKEND.KEY=VALUE, with a backend out of {', '.join(BACKENDS)}")
         options.setdefault(backend, {})[key] = value
     return options
 
@@ -88,8 +87,7 @@ def percent_from_text(text: str, option: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value <= 100:
-        message = f"{option} {text}: give percentage points between 0 and 100, such as 1.0%"
-        raise BadInputError(message)
+        raise BadInputError(f"{option} {text}: give percentage points between 0 and 100, such as 1.0%")
     return value / 100
 
 
@@ -100,8 +98,7 @@ def share_from_text(text: str, flag: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 < value <= 10:
-        message = f"{flag} {text}: give a share such as 2.5% or 0.025"
-        raise BadInputError(message)
+        raise BadInputError(f"{flag} {text}: give a share such as 2.5% or 0.025")
     return value
 
 
@@ -111,5 +108,4 @@ def target_from_text(text: str) -> "Target":
         return "tensorrt"
     if text == "cpu":
         return "cpu"
-    message = f"--target {text}: give tensorrt (GPUs) or cpu"
-    raise BadInputError(message)
+    raise BadInputError(f"--target {text}: give tensorrt (GPUs) or cpu")

@@ -108,14 +108,13 @@ def profile(
     from optpipe.workspace.store import Store
 
     if sum(given is not None for given in (model, trace, diff)) != 1:
-        message = "give one of: MODEL to record a profile, --trace FILE to judge one, --diff BEFORE AFTER"
-        raise BadInputError(message)
+        raise BadInputError("give one of: MODEL to record a profile, --trace FILE to judge one, --diff BEFORE AFTER")
     if redacted is not None and trace is None:
-        message = f"--redacted {redacted}: it needs --trace FILE, the recording to redact"
-        raise BadInputError(message)
+        raise BadInputError(f"--redacted {redacted}: it needs --trace FILE, the recording to redact")
     if model is None and context is not None and (given := _only_for_models(context)):
-        message = f"{given}: only for a MODEL to record; a recording that exists takes --range, --redacted and --json"
-        raise BadInputError(message)
+        raise BadInputError(
+            f"{given}: only for a MODEL to record; a recording that exists takes --range, --redacted and --json"
+        )
     with Terminal() as terminal:
         if diff is not None:
             compared = diff_recordings(*diff, range, terminal).document()
@@ -228,8 +227,7 @@ def _words(text: str, known: Sequence[str], option: str) -> tuple[str, ...]:
 
     words = tuple(word.strip() for word in text.split(",") if word.strip())
     if not words or not set(words) <= set(known):
-        message = f"{option} {text}: give {'one or more' if len(known) > 2 else 'one'} of {', '.join(known)}"
-        raise BadInputError(message)
+        raise BadInputError(f"{option} {text}: give {'one or more' if len(known) > 2 else 'one'} of {', '.join(known)}")
     return words
 
 
@@ -241,6 +239,5 @@ def _batch_sizes(text: str) -> tuple[int, ...]:
     except ValueError:
         sizes = ()
     if not sizes or min(sizes) < 1:
-        message = f"--batch-size {text}: give whole numbers from 1, separated by commas, such as 1,64"
-        raise BadInputError(message)
+        raise BadInputError(f"--batch-size {text}: give whole numbers from 1, separated by commas, such as 1,64")
     return sizes

@@ -13,8 +13,9 @@ def policy_from_file(path: Path) -> Policy:
     try:
         source = path.read_bytes()
     except OSError as error:
-        message = f"cannot read the policy {path}: {error.strerror}; optpipe signoff --init writes one"
-        raise BadInputError(message) from error
+        raise BadInputError(
+            f"cannot read the policy {path}: {error.strerror}; optpipe signoff --init writes one"
+        ) from error
     return policy_from_toml(source, str(path))
 
 
@@ -23,12 +24,10 @@ def waivers_from_options(names: Sequence[str], reasons: Sequence[str]) -> dict[s
     if not names and not reasons:
         return {}
     if not names:
-        message = "--because gives the reason for a --waive CRITERION, and there is none"
-        raise BadInputError(message)
+        raise BadInputError("--because gives the reason for a --waive CRITERION, and there is none")
     given = list(reasons) * len(names) if len(reasons) == 1 else list(reasons)
     if len(given) != len(names) or not all(reason.strip() and reason.isprintable() for reason in given):
-        message = "--waive needs its reason: --because TEXT, on one line, once for all or once per --waive"
-        raise BadInputError(message)
+        raise BadInputError("--waive needs its reason: --because TEXT, on one line, once for all or once per --waive")
     return dict(zip(names, given, strict=True))
 
 
@@ -37,6 +36,5 @@ def goal_from_text(text: str | None) -> Goal | None:
     if text is None:
         return None
     if text not in {str(goal) for goal in Goal}:
-        message = f"--for {text}: give {', '.join(Goal)}"
-        raise BadInputError(message)
+        raise BadInputError(f"--for {text}: give {', '.join(Goal)}")
     return Goal(text)

@@ -51,8 +51,9 @@ def signoff(
     from optpipe.workspace.store import Store
 
     if model is None or policy is None:
-        message = "signoff needs MODEL and --policy FILE; optpipe signoff --init writes a policy to start from"
-        raise BadInputError(message)
+        raise BadInputError(
+            "signoff needs MODEL and --policy FILE; optpipe signoff --init writes a policy to start from"
+        )
     wanted = Wanted(model, policy_from_file(policy), artifact, waivers_from_options(waive or [], because or []))
     pace, store = Pace(max_cv=share_from_text(max_cv, "--max-cv")), Store(workspace)
     require_possible(wanted, output, sign, junit)
@@ -74,8 +75,7 @@ def _init(policy: Path) -> Outcome:
     from optpipe.signoff.policy_schema import policy_schema, policy_template
 
     if policy.exists():
-        message = f"{policy} exists; choose another name with --policy"
-        raise BadInputError(message)
+        raise BadInputError(f"{policy} exists; choose another name with --policy")
     schema = policy.with_name("policy.schema.json")
     policy.parent.mkdir(parents=True, exist_ok=True)
     policy.write_text(policy_template(), encoding="utf-8")
@@ -140,13 +140,11 @@ def approve(
     with Terminal() as terminal, terminal.step("verify"):
         checked = verified(dossier)
     if checked.problems or checked.signoff is None:
-        message = f"{dossier} is not intact ({checked.problems[0]}); optpipe verify lists everything"
-        raise BadInputError(message)
+        raise BadInputError(f"{dossier} is not intact ({checked.problems[0]}); optpipe verify lists everything")
     found = checked.signoff
     if because is None and (found.verdict is not Verdict.PASS or found.waived):
         state = f"{len(found.waived)} criteria waived" if found.verdict is Verdict.PASS else str(found.verdict)
-        message = f"{dossier} is no plain PASS ({state}); to make it the baseline all the same: --because TEXT"
-        raise GateError(message)
+        raise GateError(f"{dossier} is no plain PASS ({state}); to make it the baseline all the same: --because TEXT")
     model = found.evidence.build.model
     target = store_baseline(dossier, workspace, because)
     document = {"model": model, "baseline": str(target), "verdict": str(found.verdict), "because": because}

@@ -164,8 +164,9 @@ def _environments(measured: Sequence[Measured], baseline: Baseline | None, *, ac
         return []
     listed = "; ".join(f"{difference} ({every[0].run} and {run})" for difference, run in differences.items())
     if not across:
-        message = f"the runs are from different machines: {listed}\nname the runs to compare, or say --across"
-        raise BadInputError(message)
+        raise BadInputError(
+            f"the runs are from different machines: {listed}\nname the runs to compare, or say --across"
+        )
     return [f"compares across different machines, as asked for: {listed}"]
 
 

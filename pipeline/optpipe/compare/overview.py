@@ -8,7 +8,6 @@ from optpipe.artifacts.facts import build_of
 from optpipe.bench.int8_notes import accuracy_note, causes
 from optpipe.bench.recompute import measured_from_run, measured_in
 from optpipe.compare.compare import Baseline, Known, compared
-from optpipe.core.advice import advised
 from optpipe.core.comparison import Comparison, Interval
 from optpipe.core.measurement import MEASUREMENTS_FILE
 from optpipe.errors import BadInputError
@@ -50,7 +49,7 @@ def bench_runs(workspace: Path, names: Sequence[str] = ()) -> tuple[Run, ...]:
 
 
 def _nothing_measured(workspace: Path) -> BadInputError:
-    build, bench = advised("build MODEL", workspace), advised("bench MODEL", workspace)
+    build, bench = "optpipe build MODEL", "optpipe bench MODEL"
     return BadInputError(f"nothing was measured in {workspace} yet; first: {build}, then {bench}")
 
 
@@ -66,14 +65,14 @@ def _named(name: str, present: Sequence[Run], workspace: Path) -> Run:
     if (Path(name) / MANIFEST).is_file():
         run = load_run(Path(name))
         if run.kind != "bench":
-            message = f"{name} is a {run.kind} run; compare takes bench runs"
-            raise BadInputError(message)
+            raise BadInputError(f"{name} is a {run.kind} run; compare takes bench runs")
         return run
     found = [run for run in present if run.run_id == name] or [run for run in present if run.run_id.startswith(name)]
     if len(found) != 1:
         known = ", ".join(run.run_id for run in (found or present)[-5:]) or "none"
-        message = f"{name!r} fits {len(found)} bench runs in {workspace}; there {'are' if found else 'is'}: {known}"
-        raise BadInputError(message)
+        raise BadInputError(
+            f"{name!r} fits {len(found)} bench runs in {workspace}; there {'are' if found else 'is'}: {known}"
+        )
     return found[0]
 
 
@@ -97,18 +96,16 @@ def overview(
     if held_against is not None and held_against.kind == "run":
         runs = tuple(run for run in runs if run.run_id != held_against.name)
         if not runs:
-            message = (
+            raise BadInputError(
                 f"there is no run but the baseline {held_against.name}; "
-                f"measure what is to be compared: {advised('bench MODEL', store.workspace)}"
+                f"measure what is to be compared: optpipe bench MODEL"
             )
-            raise BadInputError(message)
     measured = tuple(one for run in runs for one in measured_from_run(run))
     if model is not None:
         have = sorted({str(one.measurement.subject.model) for one in measured})
         measured = tuple(one for one in measured if one.measurement.subject.model == model)
         if have and not measured:
-            message = f"nothing was measured of {model} in {store.workspace}; there is {', '.join(have)}"
-            raise BadInputError(message)
+            raise BadInputError(f"nothing was measured of {model} in {store.workspace}; there is {', '.join(have)}")
     if not measured:
         raise _nothing_measured(store.workspace)
     known = known_builds((entry.manifest for entry in store.entries()), list_runs(store.workspace))
@@ -125,8 +122,7 @@ def _baseline(store: Store, name: str | None, model: str | None) -> Baseline | N
     folder = None if model is None else approved(store.workspace, model)
     if folder is None:
         which = model or "which model? say --model"
-        message = f"no approved baseline of {which}; store one with {advised('approve DOSSIER', store.workspace)}"
-        raise BadInputError(message)
+        raise BadInputError(f"no approved baseline of {which}; store one with optpipe approve DOSSIER")
     measured = tuple(measured_in(runs_in(folder / "runs"), 0.95, None))
     return Baseline(f"approved {model}", "approved", measured)
 

@@ -70,14 +70,12 @@ class ModelCard:
     def __post_init__(self) -> None:
         names = [each.name for each in self.inputs]
         if doubled := {name for name in names if names.count(name) > 1}:
-            message = f"{self.name}: two of its inputs are named '{min(doubled)}'"
-            raise BadInputError(message)
+            raise BadInputError(f"{self.name}: two of its inputs are named '{min(doubled)}'")
         if self.transform is not None and len(names) != 1:
-            message = (
+            raise BadInputError(
                 f"{self.name}: its preprocessing makes one input, and it takes {', '.join(names)}\n"
                 "leave the preprocessing out; tensors are compared, accuracy is not judged"
             )
-            raise BadInputError(message)
 
     @property
     def preprocessing_sha256(self) -> str | None:
@@ -105,8 +103,7 @@ class ModelCard:
         """The same model built for other shapes; raises `BadInputError` for an input it does not have."""
         names = [each.name for each in self.inputs]
         if unknown := sorted(set(shapes) - set(names)):
-            message = f"--shape names '{unknown[0]}', but {self.name} has the inputs {', '.join(names)}"
-            raise BadInputError(message)
+            raise BadInputError(f"--shape names '{unknown[0]}', but {self.name} has the inputs {', '.join(names)}")
         inputs = []
         for each in self.inputs:
             resized = each.with_batch(*batch) if batch and each.name not in shapes else each
@@ -114,8 +111,9 @@ class ModelCard:
                 low, usual, high = shapes[each.name]
                 resized = replace(each, min=low, opt=usual, max=high)
             if len(resized.min) != len(each.min):
-                message = f"--shape {each.name}: {self.name} takes {len(each.min)} dimensions, {each.profile_text()}"
-                raise BadInputError(message)
+                raise BadInputError(
+                    f"--shape {each.name}: {self.name} takes {len(each.min)} dimensions, {each.profile_text()}"
+                )
             inputs.append(resized)
         return replace(self, inputs=tuple(inputs))
 
@@ -129,11 +127,10 @@ def require_fitting(card: ModelCard) -> None:
         low <= side <= high for low, side, high in zip(spec.min[1:], made, spec.max[1:], strict=True)
     )
     if not fits or pack.dtype != spec.dtype:
-        message = (
+        raise BadInputError(
             f"{card.name}: its preprocessing makes {pack.dtype} of {'×'.join(map(str, made))} ({pack.order}), "
             f"its input {spec.name} takes {spec.dtype}, {spec.profile_text()}"
         )
-        raise BadInputError(message)
 
 
 def name_from_factory(source: str) -> str:
@@ -157,10 +154,9 @@ def card_from_dict(value: Mapping[str, Any]) -> ModelCard:
             tokenization=Tokenization(**value["tokenization"]) if value.get("tokenization") else None,
         )
     except (KeyError, ValueError, TypeError) as error:
-        message = (
+        raise BadInputError(
             f"model card '{value.get('name', '?')}': {type(error).__name__} {error}; models/README.md has the form"
-        )
-        raise BadInputError(message) from error
+        ) from error
 
 
 def card_from_file(path: Path) -> ModelCard:

@@ -107,8 +107,9 @@ def measurement_from_json(document: Mapping[str, Any]) -> Measurement:
     try:
         return _measurement(document)
     except (KeyError, TypeError, ValueError) as error:
-        message = f"not a measurement of schema version {SCHEMA_VERSION}: {error!r}; measure again with optpipe bench"
-        raise BadInputError(message) from error
+        raise BadInputError(
+            f"not a measurement of schema version {SCHEMA_VERSION}: {error!r}; measure again with optpipe bench"
+        ) from error
 
 
 def document_of(measurements: tuple[Measurement, ...]) -> dict[str, Any]:
@@ -123,11 +124,10 @@ def document_of(measurements: tuple[Measurement, ...]) -> dict[str, Any]:
 def measurements_of(document: Mapping[str, Any]) -> tuple[Measurement, ...]:
     """The measurements in a `measurements.json`. Raises BadInputError for another schema or version, by number."""
     if document.get("schema") != SCHEMA or document.get("schema_version") != SCHEMA_VERSION:
-        message = (
+        raise BadInputError(
             f"measurements of schema {document.get('schema')!r} version {document.get('schema_version')!r}; "
             f"this optpipe reads {SCHEMA!r} version {SCHEMA_VERSION}: measure again with optpipe bench"
         )
-        raise BadInputError(message)
     return tuple(measurement_from_json(one) for one in document["measurements"])
 
 

@@ -27,11 +27,9 @@ def precisions_from_text(text: str) -> tuple[Precision, ...]:
     try:
         wanted = [Precision(word.strip().lower()) for word in text.split(",") if word.strip()]
     except ValueError as error:
-        message = f"{error}: known precisions are {', '.join(Precision)}"
-        raise BadInputError(message) from None
+        raise BadInputError(f"{error}: known precisions are {', '.join(Precision)}") from None
     if not wanted:
-        message = "--precision is empty; name at least one of " + ", ".join(Precision)
-        raise BadInputError(message)
+        raise BadInputError("--precision is empty; name at least one of " + ", ".join(Precision))
     return tuple(dict.fromkeys(wanted))
 
 

@@ -71,23 +71,18 @@ def quantity(text: object, dimension: Dimension) -> float:
     """Reads `text` as a quantity of `dimension`, in its base unit; ValueError says what is wrong and shows the form."""
     example = f'write for example "{EXAMPLES[dimension]}"'
     if isinstance(text, int | float) and not isinstance(text, bool):
-        msg = f"{text} has no unit; {example}"
-        raise ValueError(msg)  # noqa: TRY004 - to the user it is one kind of mistake
+        raise ValueError(f"{text} has no unit; {example}")
     match = _QUANTITY.match(text) if isinstance(text, str) else None
     if match is None:
-        msg = f"{text!r} is not {dimension.value}; {example}"
-        raise ValueError(msg)
+        raise ValueError(f"{text!r} is not {dimension.value}; {example}")
     number, unit = float(match[1]), match[2]
     if not unit:
-        msg = f'"{text}" has no unit; {example}'
-        raise ValueError(msg)
+        raise ValueError(f'"{text}" has no unit; {example}')
     if unit not in UNITS[dimension]:
         known = ", ".join(UNITS[dimension])
-        msg = f'"{text}": {unit} is not a unit of {dimension.value} (known: {known}); {example}'
-        raise ValueError(msg)
+        raise ValueError(f'"{text}": {unit} is not a unit of {dimension.value} (known: {known}); {example}')
     if number < 0 or number * UNITS[dimension][unit] == float("inf"):
-        msg = f'"{text}" cannot be a limit: it must be finite and not negative'
-        raise ValueError(msg)
+        raise ValueError(f'"{text}" cannot be a limit: it must be finite and not negative')
     return number * UNITS[dimension][unit]
 
 

@@ -43,14 +43,15 @@ class InputSpec:
 
     def __post_init__(self) -> None:
         if not self.min:
-            message = f"input '{self.name}' is a single value; an input has at least one dimension, the batch"
-            raise BadInputError(message)
+            raise BadInputError(
+                f"input '{self.name}' is a single value; an input has at least one dimension, the batch"
+            )
         if not len(self.min) == len(self.opt) == len(self.max):
-            message = f"input '{self.name}': min, opt and max have different ranks: {self.profile_text()}"
-            raise BadInputError(message)
+            raise BadInputError(f"input '{self.name}': min, opt and max have different ranks: {self.profile_text()}")
         if any(not 1 <= low <= usual <= high for low, usual, high in zip(self.min, self.opt, self.max, strict=True)):
-            message = f"input '{self.name}': every dimension needs 1 <= min <= opt <= max, got {self.profile_text()}"
-            raise BadInputError(message)
+            raise BadInputError(
+                f"input '{self.name}': every dimension needs 1 <= min <= opt <= max, got {self.profile_text()}"
+            )
 
     @property
     def tensor(self) -> TensorSpec:
@@ -88,16 +89,15 @@ def input_from_dict(value: Mapping[str, Any]) -> InputSpec:
         low, usual, high = (tuple(index(size) for size in value[key]) for key in ("min", "opt", "max"))
         below = index(value["below"]) if "below" in value else None
     except (KeyError, TypeError, AttributeError) as error:
-        message = f"no description of an input: {str(value)[:160]}\nit has name, dtype, and min, opt and max as lists of sizes"
-        raise BadInputError(message) from error
+        raise BadInputError(
+            f"no description of an input: {str(value)[:160]}\nit has name, dtype, and min, opt and max as lists of sizes"
+        ) from error
     if unknown := sorted(set(value) - {"name", "dtype", "min", "opt", "max", "below"}):
-        message = (
+        raise BadInputError(
             f"input '{name}' has no '{unknown[0]}'; it has name, dtype, min, opt, max, and for integers perhaps below"
         )
-        raise BadInputError(message)
     if dtype not in DTYPES:
-        message = f"input '{name}': dtype {dtype} is none of {', '.join(DTYPES)}"
-        raise BadInputError(message)
+        raise BadInputError(f"input '{name}': dtype {dtype} is none of {', '.join(DTYPES)}")
     return InputSpec(name, dtype, low, usual, high, below=below)
 
 
@@ -110,8 +110,7 @@ def batch_range_from_text(text: str) -> tuple[int, int, int]:
     if len(parts) == 1:
         parts *= 3
     if len(parts) != 3 or not 1 <= parts[0] <= parts[1] <= parts[2]:
-        message = f"--batch {text}: give one size or MIN:OPT:MAX with 1 <= MIN <= OPT <= MAX, such as 1:8:64"
-        raise BadInputError(message)
+        raise BadInputError(f"--batch {text}: give one size or MIN:OPT:MAX with 1 <= MIN <= OPT <= MAX, such as 1:8:64")
     return parts[0], parts[1], parts[2]
 
 
@@ -125,6 +124,7 @@ def shapes_from_text(text: str) -> tuple[str, tuple[Shape, Shape, Shape]]:
     if len(shapes) == 1:
         shapes *= 3
     if not name or len(shapes) != 3:
-        message = f"--shape {text}: give NAME=MIN:OPT:MAX, such as images=1x3x224x224:8x3x224x224:64x3x224x224"
-        raise BadInputError(message)
+        raise BadInputError(
+            f"--shape {text}: give NAME=MIN:OPT:MAX, such as images=1x3x224x224:8x3x224x224:64x3x224x224"
+        )
     return name, (shapes[0], shapes[1], shapes[2])

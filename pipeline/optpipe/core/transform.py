@@ -52,14 +52,13 @@ class Resize:
     def __post_init__(self) -> None:
         sides = 2 if self.fit == "exact" else 1
         if len(self.size) != sides or min(self.size) < 1:
-            msg = f"resize: fit {self.fit!r} takes {sides} side(s) of at least 1, got {list(self.size)}"
-            raise BadInputError(msg)
+            raise BadInputError(f"resize: fit {self.fit!r} takes {sides} side(s) of at least 1, got {list(self.size)}")
         if self.kernel == "pillow" and not self.antialias:
-            msg_0 = "resize: Pillow always antialiases; antialias = false needs kernel 'torch' or 'float'"
-            raise BadInputError(msg_0)
+            raise BadInputError("resize: Pillow always antialiases; antialias = false needs kernel 'torch' or 'float'")
         if self.max_size is not None and (self.fit != "short" or self.max_size <= self.size[0]):
-            msg = f"resize: max_size {self.max_size} needs fit 'short' and a smaller size, got {self.fit!r} {self.size}"
-            raise BadInputError(msg)
+            raise BadInputError(
+                f"resize: max_size {self.max_size} needs fit 'short' and a smaller size, got {self.fit!r} {self.size}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +75,9 @@ class CenterCrop:
 
     def __post_init__(self) -> None:
         if min(self.height, self.width) < 1 or not 0 <= self.fill <= 255:
-            msg = f"center_crop: {self.height}×{self.width} with fill {self.fill} is no crop of an 8-bit picture"
-            raise BadInputError(msg)
+            raise BadInputError(
+                f"center_crop: {self.height}×{self.width} with fill {self.fill} is no crop of an 8-bit picture"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +89,7 @@ class Rescale:
 
     def __post_init__(self) -> None:
         if not self.divisor > 0:
-            msg = f"rescale: divisor must be positive, got {self.divisor}"
-            raise BadInputError(msg)
+            raise BadInputError(f"rescale: divisor must be positive, got {self.divisor}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +101,9 @@ class Normalize:
 
     def __post_init__(self) -> None:
         if len(self.mean) != len(self.std) or len(self.mean) not in (1, 3) or not all(std > 0 for std in self.std):
-            msg = f"normalize: needs 1 or 3 means and as many positive stds, got mean {self.mean}, std {self.std}"
-            raise BadInputError(msg)
+            raise BadInputError(
+                f"normalize: needs 1 or 3 means and as many positive stds, got mean {self.mean}, std {self.std}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,18 +150,15 @@ class Transform:
         ranks = [_RANK[type(step)] for step in self.steps]
         alone = all(ranks.count(rank) == 1 for rank in (0, 4)) and all(ranks.count(rank) <= 1 for rank in (2, 3))
         if not alone or ranks != sorted(ranks):
-            msg = (
+            raise BadInputError(
                 "a transform is decode, any resize and center_crop, one rescale, one normalize, pack, in this order;"
                 f" got {', '.join(names) or 'no step'}"
             )
-            raise BadInputError(msg)
         normalize = self.normalize
         if normalize and len(normalize.mean) not in (1, self.channels):
-            msg = f"normalize: {len(normalize.mean)} means for {self.channels} channel(s)"
-            raise BadInputError(msg)
+            raise BadInputError(f"normalize: {len(normalize.mean)} means for {self.channels} channel(s)")
         if self.pack.dtype == "uint8" and (self.rescale or normalize):
-            msg = f"pack: uint8 cannot hold what {names[-2]} makes; use float32"
-            raise BadInputError(msg)
+            raise BadInputError(f"pack: uint8 cannot hold what {names[-2]} makes; use float32")
 
     @property
     def decode(self) -> Decode:
@@ -223,8 +220,9 @@ class Transform:
         """Reads what `to_dict` writes. Raises BadInputError that names the step and the field."""
         steps = table.get("steps")
         if not isinstance(steps, Sequence) or isinstance(steps, str) or set(table) != {"steps"}:
-            msg = "transform: needs the one key 'steps', a list of tables such as {step = \"resize\", size = [256]}"
-            raise BadInputError(msg)
+            raise BadInputError(
+                "transform: needs the one key 'steps', a list of tables such as {step = \"resize\", size = [256]}"
+            )
         return cls(tuple(_step(index, step) for index, step in enumerate(steps)))
 
 
@@ -246,8 +244,7 @@ def resized(resize: Resize, height: int, width: int) -> tuple[int, int]:
     if resize.max_size is not None and new_long > resize.max_size:
         new_short, new_long = resize.max_size * new_short // new_long, resize.max_size
     if new_short < 1:
-        msg = f"resize {resize.fit} {side}: a {width}×{height} picture would be 0 pixels high or wide"
-        raise BadInputError(msg)
+        raise BadInputError(f"resize {resize.fit} {side}: a {width}×{height} picture would be 0 pixels high or wide")
     return (new_short, new_long) if height <= width else (new_long, new_short)
 
 
@@ -269,17 +266,14 @@ def _step(index: int, table: object) -> Step:
     where = f"preprocessing.steps[{index}]"
     if not isinstance(table, Mapping) or table.get("step") not in STEPS:
         found = table.get("step") if isinstance(table, Mapping) else table
-        msg = f"{where}: unknown step {found!r}; known: {', '.join(STEPS)}"
-        raise BadInputError(msg)
+        raise BadInputError(f"{where}: unknown step {found!r}; known: {', '.join(STEPS)}")
     kind = STEPS[str(table["step"])]
     known = {field.name: field for field in fields(kind)}
     for name, value in table.items():
         if name != "step" and name not in known:
-            msg = f"{where}: {table['step']} has no field {name!r}; it has {', '.join(known)}"
-            raise BadInputError(msg)
+            raise BadInputError(f"{where}: {table['step']} has no field {name!r}; it has {', '.join(known)}")
         if name in _CHOICES and value not in _CHOICES[name]:
-            msg = f"{where}: {name} is one of {', '.join(_CHOICES[name])}; got {value!r}"
-            raise BadInputError(msg)
+            raise BadInputError(f"{where}: {name} is one of {', '.join(_CHOICES[name])}; got {value!r}")
     values = {
         name: table[name] if name in _CHOICES else _value(where, name, _type_text(known[name].type), table[name])
         for name in known
@@ -288,11 +282,9 @@ def _step(index: int, table: object) -> Step:
     try:
         return kind(**values)
     except TypeError as error:
-        msg = f"{where}: {table['step']}: {error}".replace("__init__() ", "")
-        raise BadInputError(msg) from None
+        raise BadInputError(f"{where}: {table['step']}: {error}".replace("__init__() ", "")) from None
     except BadInputError as error:
-        msg = f"{where}: {error}"
-        raise BadInputError(msg) from None
+        raise BadInputError(f"{where}: {error}") from None
 
 
 def _type_text(kind: Any) -> str:

@@ -51,6 +51,7 @@ def weights_from_text(text: str, seed: int) -> WeightsRequest:
         return WeightsRequest(kind="default" if text == "default" else "random", seed=seed)
     path = Path(text)
     if not path.is_file():
-        message = f"--weights {text}: no such file; give default, random, or a .safetensors, .pt or .pth file"
-        raise BadInputError(message)
+        raise BadInputError(
+            f"--weights {text}: no such file; give default, random, or a .safetensors, .pt or .pth file"
+        )
     return WeightsRequest(kind="file", path=path)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.artifacts.lookup import StoredArtifact
-from optpipe.core.advice import advised
 from optpipe.core.events import Listener
 from optpipe.core.verdict import Verdict, combined
 from optpipe.end_to_end.end_to_end import EndToEnd, end_to_end
@@ -67,8 +66,7 @@ def bench_from_images(
     """
     require_dali()
     if not 0 < seconds <= MOST_SECONDS:
-        msg = f"--min-time {seconds:g}: give a number above 0, at most {MOST_SECONDS:g}"
-        raise BadInputError(msg)
+        raise BadInputError(f"--min-time {seconds:g}: give a number above 0, at most {MOST_SECONDS:g}")
     for each in artifacts:
         each.options_in_force(options)  # refuses what is no option
     found = readable_images(images, LIMIT, threads=cores())
@@ -113,17 +111,16 @@ def plan_for(artifact: StoredArtifact, batch_size: int | None, store: Store, lis
     plan = tuned_plan(artifact.card.name, store, gpu=on_gpu)
     if plan is None:
         plan = automatic_plan("mixed" if on_gpu else "cpu", None, None, "exact")
-        tune = advised(f"preprocess {artifact.card.name}", store.workspace)
+        tune = f"optpipe preprocess {artifact.card.name}"
         listener.warn(f"DALI is not tuned for {artifact.card.name} here; `{tune}` finds the best setting")
     spec = artifact.card.inputs[0]
     wanted = batch_size or min(plan.batch_size, spec.max[0])
     if not spec.min[0] <= wanted <= spec.max[0]:
         wider = f"{spec.min[0]}:{wanted}:{max(wanted, spec.max[0])}"
-        msg = (
+        raise BadInputError(
             f"batch {wanted} is outside the profile {spec.min[0]}…{spec.max[0]} of {artifact.label}\n"
-            f"`{advised(f'build {artifact.card.name} --batch {wider}', store.workspace)}` builds one that holds it"
+            f"`optpipe build {artifact.card.name} --batch {wider}` builds one that holds it"
         )
-        raise BadInputError(msg)
     return replace(plan, batch_size=wanted)
 
 

@@ -14,7 +14,6 @@ import numpy as np
 
 from optpipe.artifacts.lookup import typed
 from optpipe.backends.registry import BACKENDS
-from optpipe.core.advice import advised
 from optpipe.core.card import ModelCard, Task, card_from_file
 from optpipe.core.events import Listener
 from optpipe.core.verdict import Verdict
@@ -132,8 +131,9 @@ def require_classifier(card: ModelCard) -> None:
     """Raises BadInputError where answers cannot be right or wrong, or nothing makes inputs for the model."""
     if card.task not in (Task.CLASSIFICATION, Task.TEXT_CLASSIFICATION):
         way = "\na model card gives it a task and labels (models/README.md)" if card.task is Task.OTHER else ""
-        message = f"{card.name} is no classifier (its task is {card.task}); `{advised(f'build {typed(card)}')}` verifies its tensors{way}"
-        raise BadInputError(message)
+        raise BadInputError(
+            f"{card.name} is no classifier (its task is {card.task}); `optpipe build {typed(card)}` verifies its tensors{way}"
+        )
     require_task_data(card)
 
 

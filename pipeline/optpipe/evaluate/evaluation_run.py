@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.artifacts.lookup import typed
-from optpipe.core.advice import advised
 from optpipe.core.card import card_from_file
 from optpipe.core.events import Listener
 from optpipe.errors import BadInputError
@@ -44,15 +43,13 @@ def evaluation_run(
     require_classifier(card)
     if data is None and "validation" not in card.data:
         what = "texts with --data FILE" if card.tokenization else "images with --data DIR"
-        message = f"{card.name} has no validation set on its card; give labelled {what}"
-        raise BadInputError(message)
+        raise BadInputError(f"{card.name} has no validation set on its card; give labelled {what}")
     artifacts = artifacts_of(model_id(model), store)
     if not artifacts:
-        message = (
+        raise BadInputError(
             f"nothing is built of {card.name} with these options in {store.workspace}\n"
-            f"run `{advised(f'build {typed(card)}', store.workspace)}` first, with the options given here"
+            f"run `optpipe build {typed(card)}` first, with the options given here"
         )
-        raise BadInputError(message)
     exported, _ = exported_model(model, store, listener, stored)
     card = card_from_file(exported.file(CARD))
     samples, unreadable = sample_set(exported, card, data or Path(card.data["validation"]), count, seed, listener)

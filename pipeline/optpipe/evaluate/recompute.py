@@ -107,5 +107,4 @@ def _table(path: Path) -> "pl.DataFrame":
     try:
         return pl.read_parquet(path)
     except (OSError, pl.exceptions.PolarsError) as error:
-        message = f"cannot read {path}: {first_line(error)}"
-        raise BadInputError(message) from error
+        raise BadInputError(f"cannot read {path}: {first_line(error)}") from error

@@ -157,11 +157,9 @@ def _require_repeatable(answers: Sequence[Mapping[str, "np.ndarray"]], card: Mod
     first, again = answers
     for name, value in first.items():
         if not np.isfinite(value).all():
-            message = f"{card.name} itself answers with what is no number (output '{name}'): look at its weights"
-            raise GateError(message)
+            raise GateError(f"{card.name} itself answers with what is no number (output '{name}'): look at its weights")
         if output_error(name, *same_rows(value, again[name])).relative > TOLERATED_RELATIVE_ERROR[Precision.FP32]:
-            message = f"{card.name} answers the same inputs differently each time (output '{name}'): {way_out}"
-            raise GateError(message)
+            raise GateError(f"{card.name} answers the same inputs differently each time (output '{name}'): {way_out}")
 
 
 def _samples_record(samples: Samples) -> dict[str, Any]:
@@ -196,10 +194,9 @@ def joined(name: str, parts: Sequence["np.ndarray"]) -> "np.ndarray":
             if len(shapes) == 1
             else f"{shapes[0]} for one batch and {shapes[1]} for another"
         )
-        message = (
+        raise BadInputError(
             f"output '{name}' is {seen}, and answers are compared input by input: pad it in the model, or leave it out"
         )
-        raise BadInputError(message)
     return np.concatenate(parts)
 
 
@@ -236,8 +233,9 @@ def _same_for_every_batch_size(
     for name, value in outputs.items():
         error = output_error(name, *same_rows(largest[name], value))
         if error.relative > TOLERATED_RELATIVE_ERROR[Precision.FP32]:
-            message = f"the exported graph gives other answers at batch size {size}: output '{name}' is off by {error.relative:.2e}"
-            raise GateError(message)
+            raise GateError(
+                f"the exported graph gives other answers at batch size {size}: output '{name}' is off by {error.relative:.2e}"
+            )
 
 
 def _parity(
@@ -246,9 +244,8 @@ def _parity(
     errors = [output_error(name, *same_rows(value, found[name])) for name, value in expected.items()]
     for error in errors:
         if error.relative > TOLERATED_RELATIVE_ERROR[Precision.FP32]:
-            message = (
+            raise GateError(
                 f"{card.name}: the exported graph does not compute what the source model does: output '{error.name}' has a "
                 f"relative error of {error.relative:.2e}, {TOLERATED_RELATIVE_ERROR[Precision.FP32]:.0e} is tolerated"
             )
-            raise GateError(message)
     return [error.to_dict() for error in errors]

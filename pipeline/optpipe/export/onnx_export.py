@@ -41,8 +41,9 @@ def _require_runs(module: Any, card: ModelCard) -> None:
             module(*example_inputs(card.inputs, "cpu"))
     except Exception as error:
         shapes = ", ".join(f"{each.name} {each.dtype} {'x'.join(map(str, each.opt))}" for each in card.inputs)
-        message = f"{card.name} fails on the inputs that its description promises ({shapes}): {told(error)}"
-        raise BadInputError(message) from error
+        raise BadInputError(
+            f"{card.name} fails on the inputs that its description promises ({shapes}): {told(error)}"
+        ) from error
 
 
 def _exported(module: Any, card: ModelCard, target: Path) -> None:
@@ -72,16 +73,14 @@ def _exported(module: Any, card: ModelCard, target: Path) -> None:
         way = (
             "\na part of it is compiled by torch.jit; give the Python module that it was made from" if scripted else ""
         )
-        message = f"{card.name} cannot be exported to ONNX: {_cause(error)}{way}"
-        raise StageError(message) from error
+        raise StageError(f"{card.name} cannot be exported to ONNX: {_cause(error)}{way}") from error
     finally:
         logging.disable(disabled)
     if changed := set(program.exported_program.graph_signature.buffers_to_mutate.values()):
-        message = (
+        raise BadInputError(
             f"{card.name} changes its own buffer '{min(changed).removeprefix('model.')}' in forward; an engine keeps no state\n"
             "leave that out in evaluation mode (`if self.training:`)"
         )
-        raise BadInputError(message)
     program.save(str(target), external_data=False)
 
 
@@ -121,8 +120,7 @@ def simplify(path: Path) -> bool:
     try:
         onnx.checker.check_model(str(path), full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        message = f"the exported graph is not valid ONNX: {str(error).strip().splitlines()[0][:240]}"
-        raise StageError(message) from error
+        raise StageError(f"the exported graph is not valid ONNX: {str(error).strip().splitlines()[0][:240]}") from error
     return slim is not None
 
 
@@ -137,27 +135,32 @@ def described(card: ModelCard, path: Path) -> ModelCard:
     taken = {each.name: each for each in graph.graph.input}
     for each in card.inputs:
         if each.name not in taken:
-            message = f"{card.name} does not use its input '{each.name}': describe it without, or return a module that takes the others"
-            raise BadInputError(message)
+            raise BadInputError(
+                f"{card.name} does not use its input '{each.name}': describe it without, or return a module that takes the others"
+            )
         sizes = [dim.dim_value for dim in taken[each.name].type.tensor_type.shape.dim]
         for axis, (size, low, high) in enumerate(zip(sizes, each.min, each.max, strict=False)):
             if size > 0 and not low == size == high:
                 way = f"--batch {size}" if axis == 0 else f"--shape {each.name}=..., or other sizes in its description"
-                message = f"{card.name} takes only {size} in dimension {axis} of '{each.name}', not {low} to {high}: give {way}"
-                raise BadInputError(message)
+                raise BadInputError(
+                    f"{card.name} takes only {size} in dimension {axis} of '{each.name}', not {low} to {high}: give {way}"
+                )
     outputs = _outputs(graph.graph)
     if (stated := [each.name for each in card.outputs]) and stated != (found := [each.name for each in outputs]):
-        message = f"{card.name}: its description names the outputs {', '.join(stated)}; it has {len(found)}: {', '.join(found)}"
-        raise BadInputError(message)
+        raise BadInputError(
+            f"{card.name}: its description names the outputs {', '.join(stated)}; it has {len(found)}: {', '.join(found)}"
+        )
     batch = taken[card.inputs[0].name].type.tensor_type.shape.dim[0].dim_param
     if wrong := next((e for e in outputs if not e.shape or (batch in e.shape[1:] and e.shape[0] != batch)), None):
         shape = "x".join(map(str, wrong.shape)) or "a single value"
-        message = f"{card.name}: the batch is not the first dimension of output '{wrong.name}' ({shape}): transpose it, or leave it out"
-        raise BadInputError(message)
+        raise BadInputError(
+            f"{card.name}: the batch is not the first dimension of output '{wrong.name}' ({shape}): transpose it, or leave it out"
+        )
     classes = outputs[0].shape[-1]
     if card.labels and card.task is Task.CLASSIFICATION and isinstance(classes, int) and classes != len(card.labels):
-        message = f"{card.name}: its description has {len(card.labels)} labels, and its first output {classes} classes"
-        raise BadInputError(message)
+        raise BadInputError(
+            f"{card.name}: its description has {len(card.labels)} labels, and its first output {classes} classes"
+        )
     bounds = index_bounds(graph)
     inputs = (replace(each, below=each.below or _small(bounds.get(each.name))) for each in card.inputs)
     return replace(card, inputs=tuple(inputs), outputs=outputs)

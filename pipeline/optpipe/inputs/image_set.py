@@ -48,8 +48,7 @@ def checked(found: ImageSet) -> ImageSet:
     for each, path in zip(found.files, found.paths, strict=True):
         if not path.is_file() or file_sha256(path) != each.sha256:
             problem = "has changed" if path.is_file() else "is missing"
-            message = f"image set {found.name}: {path} {problem}; draw the set again"
-            raise BadInputError(message)
+            raise BadInputError(f"image set {found.name}: {path} {problem}; draw the set again")
     return found
 
 
@@ -92,8 +91,7 @@ def _other_files(source: Path, pictures: int) -> tuple[Unreadable, ...]:
     )
     if len(others) > pictures:
         found = f"{len(others)} of {len(others) + pictures} files are no images"
-        message = f"{source}: {found}: {unreadable_text(others, 3)}\ngive a folder of images"
-        raise BadInputError(message)
+        raise BadInputError(f"{source}: {found}: {unreadable_text(others, 3)}\ngive a folder of images")
     return others
 
 
@@ -122,8 +120,9 @@ def _readable(
                 bad += [Unreadable(path, reason)] if reason else []
             step.advance(len(chunk))
     if not kept or len(bad) > max(1, MAX_UNREADABLE_SHARE * (len(kept) + len(bad))):
-        message = f"{source}: {len(bad)} of {len(kept) + len(bad)} images cannot be read, 5 % are allowed\n{unreadable_text(bad, 3)}"
-        raise BadInputError(message)
+        raise BadInputError(
+            f"{source}: {len(bad)} of {len(kept) + len(bad)} images cannot be read, 5 % are allowed\n{unreadable_text(bad, 3)}"
+        )
     return kept, tuple(bad)
 
 

@@ -50,18 +50,17 @@ def find_images(folder: Path, limit: int | None = None) -> Images:
     Raises BadInputError when there is no such folder, or no picture in it.
     """
     if not folder.is_dir():
-        msg = f"{folder}: no such folder of images" if not folder.exists() else f"{folder}: is a file; give its folder"
-        raise BadInputError(msg)
+        raise BadInputError(
+            f"{folder}: no such folder of images" if not folder.exists() else f"{folder}: is a file; give its folder"
+        )
     if limit is not None and limit < 1:
-        msg = f"the limit of images must be at least 1, got {limit}"
-        raise BadInputError(msg)
+        raise BadInputError(f"the limit of images must be at least 1, got {limit}")
     paths = sorted(
         (path for path in files_below(folder) if path.suffix.lower() in SUFFIXES and path.is_file()), key=_natural
     )
     if not paths:
         kinds = " ".join(sorted(suffix.lstrip(".") for suffix in SUFFIXES))
-        msg = f"{folder}: no images in this folder or below it (looked for {kinds})"
-        raise BadInputError(msg)
+        raise BadInputError(f"{folder}: no images in this folder or below it (looked for {kinds})")
     kept = spread(paths, limit or len(paths))
     return Images(folder, kept, left_out=len(paths) - len(kept))
 
@@ -99,8 +98,9 @@ def readable_images(
     good = tuple(path for path, why in zip(found.paths, reasons, strict=True) if not why)
     if not good or (max_unreadable is not None and len(bad) > max_unreadable):
         allowed = f"; allowed are {max_unreadable} (--max-unreadable)" if good else ""
-        msg = f"{folder}: {len(bad)} of {len(found.paths)} images cannot be read{allowed}\n{unreadable_text(bad, 3)}"
-        raise BadInputError(msg)
+        raise BadInputError(
+            f"{folder}: {len(bad)} of {len(found.paths)} images cannot be read{allowed}\n{unreadable_text(bad, 3)}"
+        )
     return Images(folder, good, bad, found.left_out)
 
 
@@ -120,8 +120,7 @@ def decoded(source: Path | bytes, step: Decode) -> NDArray[np.uint8]:
         return _pixels(source, step)
     except _REASONS as error:
         name = source if isinstance(source, Path) else f"{len(source)} bytes"
-        msg = f"{name}: cannot be decoded: {_one_line(error)}"
-        raise BadInputError(msg) from None
+        raise BadInputError(f"{name}: cannot be decoded: {_one_line(error)}") from None
 
 
 def preprocessed(source: Path | bytes, transform: Transform) -> NDArray[np.generic]:
@@ -137,13 +136,11 @@ def batches(
     The last batch may be smaller. Raises BadInputError where the transform does not fix the size of its result.
     """
     if transform.size is None:
-        msg = (
+        raise BadInputError(
             "pictures of different sizes cannot share a batch: end the transform with a center_crop or an exact resize"
         )
-        raise BadInputError(msg)
     if batch_size < 1:
-        msg = f"batch size must be at least 1, got {batch_size}"
-        raise BadInputError(msg)
+        raise BadInputError(f"batch size must be at least 1, got {batch_size}")
     pending = list(paths)
     with ThreadPoolExecutor(threads) as pool:
         for start in range(0, len(pending), batch_size):

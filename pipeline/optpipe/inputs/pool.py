@@ -35,8 +35,7 @@ def varied(real: Mapping[str, NDArray[Any]], size: int, seed: int) -> dict[str, 
 def images_pool(card: ModelCard, folder: Path) -> dict[str, NDArray[Any]]:
     """Up to SIZE pictures of `folder` as the model's first input, preprocessed as its card says."""
     if card.transform is None:
-        message = f"--images: {card.name} has no image preprocessing on its card"
-        raise BadInputError(message)
+        raise BadInputError(f"--images: {card.name} has no image preprocessing on its card")
     found = find_images(folder, SIZE)
     return {card.inputs[0].name: np.concatenate(list(batches(found.paths, card.transform, 16, threads=2)))}
 

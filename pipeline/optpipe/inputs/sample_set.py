@@ -83,11 +83,13 @@ class SampleSet:
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             what = cls.format.partition(".")[2].partition("/")[0]
-            message = f"{path} is not a readable {what} manifest ({type(error).__name__}); calibration/README.md has the format"
-            raise BadInputError(message) from error
+            raise BadInputError(
+                f"{path} is not a readable {what} manifest ({type(error).__name__}); calibration/README.md has the format"
+            ) from error
         if value.get("format") != cls.format or value.get("sha256") != found.sha256:
-            message = f"{path}: its list of files was changed, or it is not in the format {cls.format}; draw it again"
-            raise BadInputError(message)
+            raise BadInputError(
+                f"{path}: its list of files was changed, or it is not in the format {cls.format}; draw it again"
+            )
         return found
 
 
@@ -126,19 +128,20 @@ def refuse_overlap(calibration: SampleSet, validation: SampleSet) -> None:
     judged = {each.sha256 for each in validation.files}
     shared = [each.path for each in calibration.files if each.sha256 in judged]
     if shared:
-        message = (
+        raise BadInputError(
             f"{len(shared)} of {len(calibration.files)} calibration {calibration.kind} are also in the validation set"
             f" {validation.name} (such as {shared[0]})\ngive others, without them"
         )
-        raise BadInputError(message)
 
 
 def refuse_other_model(found: SampleSet, model: str, preprocessing_sha256: str | None) -> None:
     """Raises BadInputError where the set was drawn for another model or preprocessing."""
     kind = type(found).__name__.replace("Set", " set").lower()
     if found.model is not None and found.model != model:
-        message = f"{kind} {found.name} was drawn for model {found.model}, not for {model}; give {found.root} itself"
-        raise BadInputError(message)
+        raise BadInputError(
+            f"{kind} {found.name} was drawn for model {found.model}, not for {model}; give {found.root} itself"
+        )
     if found.transform_sha256 is not None and found.transform_sha256 != preprocessing_sha256:
-        message = f"{kind} {found.name} was drawn for another preprocessing than {model}'s; give {found.root} itself"
-        raise BadInputError(message)
+        raise BadInputError(
+            f"{kind} {found.name} was drawn for another preprocessing than {model}'s; give {found.root} itself"
+        )

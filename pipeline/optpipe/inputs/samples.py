@@ -52,10 +52,9 @@ def samples_for(card: ModelCard, images: Path | None, tokenizer: Path | None = N
     """
     if card.transform is None:
         if images is not None:
-            message = (
+            raise BadInputError(
                 f"--images: {card.name} has no image preprocessing on its card, so it cannot be verified on images"
             )
-            raise BadInputError(message)
         if tokenizer is not None and card.tokenization is not None and package_version("tokenizers") is not None:
             known = {"sentences": list(SENTENCES), "tokenization": card.tokenization.to_dict()}
             return Samples("texts", (tokenizer,), value_sha256(known))
@@ -86,8 +85,7 @@ def labelled_files(manifest: Path) -> Iterator[tuple[Path, str]]:
         for each in value["files"]:
             yield manifest.parent / value["root"] / each["path"], str(each.get("label", ""))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        message = f"{manifest} is not a readable image-set manifest ({type(error).__name__})"
-        raise BadInputError(message) from error
+        raise BadInputError(f"{manifest} is not a readable image-set manifest ({type(error).__name__})") from error
 
 
 def sample_inputs(card: ModelCard, samples: Samples) -> dict[str, np.ndarray]:

@@ -59,8 +59,7 @@ def require_task_data(card: ModelCard) -> None:
             message = f"{card.name} has no preprocessing, so images cannot be turned into its inputs; give it a model card with one"
         raise BadInputError(message)
     if package_version("tokenizers") is None:
-        message = f"{card.name} needs tokenizers: `uv sync --extra hf` installs it"
-        raise MissingError(message)
+        raise MissingError(f"{card.name} needs tokenizers: `uv sync --extra hf` installs it")
 
 
 def fitting_batch(card: ModelCard, wanted: int) -> int:
@@ -119,11 +118,10 @@ def label_indices(samples: SampleSet, card: ModelCard, classes: int) -> "NDArray
         index = {label: position for position, label in enumerate(sorted(samples.labels))}
     else:
         odd = sorted(str(name) for name in known - set(card.labels))[0]
-        message = (
+        raise BadInputError(
             f"label '{odd}' of {samples.name} is no class of {card.name}: name the folders after its labels or its"
             f" class indices, or give all {classes} folders in the order of the classes"
         )
-        raise BadInputError(message)
     import numpy as np
 
     return np.array([index[str(name)] for name in names], np.int64)

@@ -42,8 +42,7 @@ def text_set(source: Path, count: int | None = None, seed: int = 0) -> tuple[Tex
     if not lines or len(bad) > allowed:
         found = f"{len(bad)} of {len(lines) + len(bad)} lines cannot be used, 5 % are allowed" if bad else "is empty"
         form = 'each line has to be {"text": "...", "label": "..."}; the label may be left out of all'
-        message = f"{source}: {found}\n{form}" + (f"; {unreadable_text(bad, 3)}" if bad else "")
-        raise BadInputError(message)
+        raise BadInputError(f"{source}: {found}\n{form}" + (f"; {unreadable_text(bad, 3)}" if bad else ""))
     wanted = len(lines) if count is None else min(count, len(lines))
     numbers = list(lines)
     order = stratified([lines[number][1] for number in numbers], wanted, seed)[:wanted]
@@ -57,8 +56,7 @@ def text_set(source: Path, count: int | None = None, seed: int = 0) -> tuple[Tex
 def _is_manifest(source: Path) -> bool:
     if source.is_dir() or not source.exists():
         what = "is a folder" if source.is_dir() else "no such file"
-        message = f"{source}: {what}; a text model takes a file of JSON lines"
-        raise BadInputError(message)
+        raise BadInputError(f"{source}: {what}; a text model takes a file of JSON lines")
     with source.open("rb") as file:
         return TextSet.format.partition("/")[0].encode() in file.read(200)
 
@@ -70,8 +68,9 @@ def _with_texts(found: TextSet) -> TextSet:
     for each in found.files:
         text = lines[int(each.path)][0] if each.path.isdecimal() and int(each.path) in lines else None
         if text is None or text_sha256(text) != each.sha256:
-            message = f"text set {found.name}: line {each.path} of {found.root} has changed; draw the set again"
-            raise BadInputError(message)
+            raise BadInputError(
+                f"text set {found.name}: line {each.path} of {found.root} has changed; draw the set again"
+            )
         texts[each.path] = text
     return replace(found, texts=texts)
 
@@ -101,21 +100,17 @@ def _raw_lines(source: Path) -> Iterator[tuple[int, bytes]]:
         with source.open("rb") as file:
             yield from ((number, raw) for number, raw in enumerate(file, 1) if raw.strip())
     except OSError as error:
-        message = f"cannot read {source}: {error.strerror}"
-        raise BadInputError(message) from error
+        raise BadInputError(f"cannot read {source}: {error.strerror}") from error
 
 
 def _text_and_label(value: Any) -> tuple[str, str | None]:
     if not isinstance(value, dict) or not isinstance(value.get("text"), str):
-        message = 'no object with a "text"'
-        raise TypeError(message)
+        raise TypeError('no object with a "text"')
     if not value["text"].strip():
-        message = "its text is empty"
-        raise ValueError(message)
+        raise ValueError("its text is empty")
     label = value.get("label")
     if label is not None and (isinstance(label, bool) or not isinstance(label, str | int)):
-        message = f"its label is neither a name nor a number: {json.dumps(label)[:40]}"
-        raise TypeError(message)
+        raise TypeError(f"its label is neither a name nor a number: {json.dumps(label)[:40]}")
     return value["text"], None if label is None else str(label)
 
 

@@ -59,8 +59,7 @@ def interleaved(
     Raises StageError when a process fails: a comparison with holes would be one-sided.
     """
     if rounds < SMALLEST_ROUNDS:
-        message = f"--rounds {rounds}: an interval over processes needs at least {SMALLEST_ROUNDS} rounds"
-        raise BadInputError(message)
+        raise BadInputError(f"--rounds {rounds}: an interval over processes needs at least {SMALLEST_ROUNDS} rounds")
     figures: dict[str, list[float]] = {"a": [], "b": []}
     every: list[Measurement] = []
     measures = {"a": measure_baseline, "b": measure_contender}
@@ -78,8 +77,7 @@ def interleaved(
             if ratio.smallest_visible <= RESOLUTION:
                 break
     if ratio is None:
-        message = "no rounds were run"
-        raise StageError(message)
+        raise StageError("no rounds were run")
     return Comparison(metric, ratio, tuple(figures["a"]), tuple(figures["b"]), tuple(every))
 
 
@@ -87,14 +85,14 @@ def _figure(found: Measurement, metric: Metric) -> float:
     wrong = [reason for reason in found.reasons if reason.code in WRONG_ANSWERS]
     if not ran(found) or found.latency is None or wrong:
         reason = (wrong or list(found.reasons))[0]
-        message = f"{found.subject.artifact}: {reason.message}; {reason.remedy}"
-        raise StageError(message)
+        raise StageError(f"{found.subject.artifact}: {reason.message}; {reason.remedy}")
     if metric == "throughput":
         return 1e3 / found.throughput_images_per_s.value if found.throughput_images_per_s else float("nan")
     if metric == "mean":
         return found.latency.mean
     percentile = found.latency.percentile(float(metric[1:]))
     if percentile is None:
-        message = f"{metric} of one process needs more samples: {found.latency.withheld.get(metric)}; raise --min-time"
-        raise BadInputError(message)
+        raise BadInputError(
+            f"{metric} of one process needs more samples: {found.latency.withheld.get(metric)}; raise --min-time"
+        )
     return percentile.value

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from optpipe.core.advice import advised
 from optpipe.core.measurement import (
     Estimate,
     Measurement,
@@ -86,8 +85,7 @@ def _reason(found: Measurement, other: Measurement, cause: str) -> Reason:
     remedy = f"ship {precision}, or find what stops the fusions: optpipe profile on both"
     if ours.value > theirs.value:
         text += ", but their intervals overlap: not shown to be faster"
-        both = f"bench {found.subject.artifact} {other.subject.artifact} --interleave"
-        remedy = f"compare them in turns: {advised(both)}"
+        remedy = f"compare them in turns: optpipe bench {found.subject.artifact} {other.subject.artifact} --interleave"
     return Reason(
         NOT_FASTER,
         text + (f"; {cause}" if cause else ""),

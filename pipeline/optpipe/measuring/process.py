@@ -167,8 +167,7 @@ class WorkerProcess:
         """The next event, None after `seconds` without one, `ended` when the worker has closed its output."""
         process = self._running()
         if process.stdout is None:
-            message = "the worker has no output"
-            raise StageError(message)
+            raise StageError("the worker has no output")
         while b"\n" not in self._buffer:
             ready, _, _ = select.select([process.stdout], [], [], seconds)
             if not ready:
@@ -188,6 +187,5 @@ class WorkerProcess:
 
     def _running(self) -> "subprocess.Popen[bytes]":
         if self._process is None:
-            message = "the worker was not started"
-            raise StageError(message)
+            raise StageError("the worker was not started")
         return self._process

@@ -49,16 +49,13 @@ def slo_from_text(text: str) -> Slo:
     form = _FORM.fullmatch(text)
     percent = float(form[1]) if form else 0.0
     if form is None or (percent not in PERCENTS and not 99 < percent < 100):
-        message = f"--slo {text}: write for example --slo p99=15ms (p50, p90, p95, p99 or one above it)"
-        raise BadInputError(message)
+        raise BadInputError(f"--slo {text}: write for example --slo p99=15ms (p50, p90, p95, p99 or one above it)")
     try:
         limit_ns = quantity(form[2], Dimension.TIME)
     except ValueError as error:
-        message = f"--slo {text}: {error}"
-        raise BadInputError(message) from error
+        raise BadInputError(f"--slo {text}: {error}") from error
     if limit_ns == 0:
-        message = f"--slo {text}: nothing takes no time; write for example --slo p99=15ms"
-        raise BadInputError(message)
+        raise BadInputError(f"--slo {text}: nothing takes no time; write for example --slo p99=15ms")
     return Slo(percent, limit_ns / _MS)
 
 

@@ -26,8 +26,9 @@ def batch_sizes_from_text(text: str) -> tuple[int, ...]:
             raise ValueError  # noqa: TRY301
         return tuple(sizes)
     except ValueError as error:
-        message = f"--batch {text}: give sizes of at least 1, such as 8, 1,8,32, or 1:256 for powers of two"
-        raise BadInputError(message) from error
+        raise BadInputError(
+            f"--batch {text}: give sizes of at least 1, such as 8, 1,8,32, or 1:256 for powers of two"
+        ) from error
 
 
 def sweep(

@@ -87,5 +87,6 @@ def _require_same(path: Path, transform: Transform, plan: DaliPlan) -> None:
         pipeline.feed_input(INPUT, [data])
         results.append(np.array(pipeline.run()[0].as_cpu()[0]))
     if not np.array_equal(results[0], results[1]):
-        msg = f"{path.name}: the serialized pipeline gives another tensor than the pipeline it was written from"
-        raise StageError(msg)
+        raise StageError(
+            f"{path.name}: the serialized pipeline gives another tensor than the pipeline it was written from"
+        )

@@ -73,14 +73,11 @@ class Request:
 
     def __post_init__(self) -> None:
         if not 0 < self.seconds <= MOST_SECONDS:
-            msg = f"--seconds {self.seconds:g}: give a number above 0, at most {MOST_SECONDS:g}"
-            raise BadInputError(msg)
+            raise BadInputError(f"--seconds {self.seconds:g}: give a number above 0, at most {MOST_SECONDS:g}")
         if self.limit is not None and self.limit < 1:
-            msg = f"--limit {self.limit}: give at least 1"
-            raise BadInputError(msg)
+            raise BadInputError(f"--limit {self.limit}: give at least 1")
         if self.max_unreadable is not None and self.max_unreadable < 0:
-            msg = f"--max-unreadable {self.max_unreadable}: give 0 or more"
-            raise BadInputError(msg)
+            raise BadInputError(f"--max-unreadable {self.max_unreadable}: give 0 or more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,15 +157,14 @@ def automatic_plan(decode: str, threads: int | None, batch_size: int | None, res
 
     on_gpu = decode == "mixed" or (decode == "auto" and bool(gpus()))
     if decode not in ("auto", "cpu", "mixed") or resize not in ("exact", "two-pass", "fused"):
-        msg = f"--decode {decode} --resize {resize}: give auto, cpu or mixed, and exact, two-pass or fused"
-        raise BadInputError(msg)
+        raise BadInputError(
+            f"--decode {decode} --resize {resize}: give auto, cpu or mixed, and exact, two-pass or fused"
+        )
     if on_gpu and not gpus():
-        msg = "--decode mixed: no NVIDIA GPU or no driver on this machine; --decode cpu works without"
-        raise MissingError(msg)
+        raise MissingError("--decode mixed: no NVIDIA GPU or no driver on this machine; --decode cpu works without")
     for option, value, most in (("--threads", threads, MOST_THREADS), ("--batch-size", batch_size, MOST_BATCH)):
         if value is not None and not 1 <= value <= most:
-            msg = f"{option} {value}: give a number from 1 to {most}"
-            raise BadInputError(msg)
+            raise BadInputError(f"{option} {value}: give a number from 1 to {most}")
     default_batch = 256 if on_gpu else 32
     return DaliPlan(
         decode="mixed" if on_gpu else "cpu",
@@ -182,13 +178,15 @@ def automatic_plan(decode: str, threads: int | None, batch_size: int | None, res
 def image_transform(card: ModelCard) -> Transform:
     """The card's transform, where it makes tensors of one size that DALI can make too; raises BadInputError."""
     if card.transform is None or len(card.inputs) != 1:
-        msg = f"{card.name} has no image preprocessing on its card ([[preprocessing.steps]], see models/README.md)"
-        raise BadInputError(msg)
+        raise BadInputError(
+            f"{card.name} has no image preprocessing on its card ([[preprocessing.steps]], see models/README.md)"
+        )
     require_translatable(card.transform)
     if card.transform.size is None:
         steps = ", ".join(step_name(step) for step in card.transform.steps)
-        msg = f"{card.name}: its preprocessing ({steps}) leaves pictures of different sizes, which cannot share a batch"
-        raise BadInputError(msg)
+        raise BadInputError(
+            f"{card.name}: its preprocessing ({steps}) leaves pictures of different sizes, which cannot share a batch"
+        )
     require_fitting(card)
     return card.transform
 

@@ -124,8 +124,7 @@ def _build(job: Mapping[str, Any]) -> dict[str, Any]:
         result = build(model, plan, Store(Path(job["scratch"])), listener)
     if not result.artifacts:
         why = "; ".join(each.reason for each in (*result.failed, *result.skipped))
-        message = f"nothing was built: {why}"
-        raise StageError(message)
+        raise StageError(f"nothing was built: {why}")
     return {"warnings": listener.warnings, "steps": {each.name: each.seconds for each in result.stages}}
 
 

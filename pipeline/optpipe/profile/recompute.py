@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from optpipe.artifacts.facts import Build
-from optpipe.core.advice import advised
 from optpipe.core.disagreements import disagreements, plain_json
 from optpipe.core.observation import Cap, Observation
 from optpipe.workspace.file_names import (
@@ -34,7 +33,7 @@ def _share(stage: Mapping[str, Any], source: str, caps: tuple[Cap, ...]) -> Obse
 
 
 def _no_tables() -> Cap:
-    fewer = advised("profile … --iterations 10")
+    fewer = "optpipe profile … --iterations 10"
     return Cap("the tables of the trace are too large for a dossier", f"profile fewer iterations: {fewer}")
 
 

@@ -159,8 +159,9 @@ def _write_inputs(job: Job, scratch: Path) -> Path:
     rows = sample_inputs(card, samples_for(card, None))
     for each in card.inputs:
         if not each.min[0] <= batch_size <= each.max[0]:
-            message = f"--batch-size {batch_size}: {card.name} was built for {each.min[0]} to {each.max[0]}; widen it with --batch"
-            raise BadInputError(message)
+            raise BadInputError(
+                f"--batch-size {batch_size}: {card.name} was built for {each.min[0]} to {each.max[0]}; widen it with --batch"
+            )
     batch = {name: values[np.arange(batch_size) % len(values)] for name, values in rows.items()}
     np.savez(scratch / "inputs.npz", **batch)  # type: ignore[arg-type]
     return scratch / "inputs.npz"
@@ -182,19 +183,16 @@ def result_of(scratch: Path, recorded: Recorded) -> dict[str, Any]:
         try:
             found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
         except ValueError as error:
-            message = f"the profiled process left a damaged result: {error}"
-            raise StageError(message) from error
+            raise StageError(f"the profiled process left a damaged result: {error}") from error
         if "error" in found:
             raise _ERRORS.get(found["exit_status"], StageError)(found["error"])
         return found
     if not log.is_file():
         exported(recorded, scratch)  # says why nsys, or the interpreter, refused
-        message = f"the profiled process never started: {recorded.said.strip()[-300:]}"
-        raise StageError(message)
+        raise StageError(f"the profiled process never started: {recorded.said.strip()[-300:]}")
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     why = lines[-1] if lines and lines[0].startswith("Traceback") else lines[0] if lines else _last_words(recorded.said)
-    message = f"the profiled process died under the profiler (exit status {recorded.exit_status}): {why[:300]}"
-    raise StageError(message)
+    raise StageError(f"the profiled process died under the profiler (exit status {recorded.exit_status}): {why[:300]}")
 
 
 def _last_words(said: str) -> str:
@@ -230,20 +228,21 @@ def scratch_folder(workspace: Path) -> Iterator[Path]:
         (workspace / "tmp").mkdir(parents=True, exist_ok=True)
         path = Path(tempfile.mkdtemp(prefix="profile-", dir=workspace / "tmp")).resolve()
     except OSError as error:
-        message = f"cannot write in {workspace}: {error.strerror}; choose another place with --workspace"
-        raise StageError(message) from error
+        raise StageError(
+            f"cannot write in {workspace}: {error.strerror}; choose another place with --workspace"
+        ) from error
     try:
         yield path
     except (OSError, OptpipeError) as error:
         # Whoever ran out of space first, nsys or the program, says it in its own way, or not at all.
         if shutil.disk_usage(path).free < _LEAST_FREE_BYTES:
-            message = (
+            raise StageError(
                 f"the disk is full: {workspace} has no room for the recording; choose another place with --workspace"
-            )
-            raise StageError(message) from error
+            ) from error
         if isinstance(error, OSError):
-            message = f"cannot write in {workspace}: {error.strerror}; choose another place with --workspace"
-            raise StageError(message) from error
+            raise StageError(
+                f"cannot write in {workspace}: {error.strerror}; choose another place with --workspace"
+            ) from error
         raise
     finally:
         shutil.rmtree(path, ignore_errors=True)

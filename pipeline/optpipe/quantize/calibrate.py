@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optpipe.core.advice import advised
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.events import Listener
 from optpipe.errors import BadInputError
@@ -57,8 +56,9 @@ def calibration_data(
     own = card.data.get("calibration")
     if source is None and own is None:
         what = "a file of JSON lines" if card.tokenization else "a folder of images"
-        message = f"INT8 needs real inputs to calibrate {card.name} on: give {what} with calibrate --data or build --calibration"
-        raise BadInputError(message)
+        raise BadInputError(
+            f"INT8 needs real inputs to calibrate {card.name} on: give {what} with calibrate --data or build --calibration"
+        )
     found, unreadable = sample_set(model, card, source or Path(str(own)), count, seed, listener)
     refuse_other_model(found, card.name, card.preprocessing_sha256)
     if "validation" in card.data and Path(card.data["validation"]).exists():
@@ -140,8 +140,7 @@ def _tables(
     graph = onnx.load(model.file(ONNX))
     wanted = {name for target in targets for name in placement(graph, target).tensors}
     if not wanted:
-        message = f"{card.name} has no layer that INT8 would pay for; build it in fp16"
-        raise BadInputError(message)
+        raise BadInputError(f"{card.name} has no layer that INT8 would pay for; build it in fp16")
     order = [each.name for each in graph.graph.input] + [name for node in graph.graph.node for name in node.output]
     tensors = tuple(name for name in order if name in wanted)
     first = next(input_batches(model, card, samples, 1))
@@ -179,11 +178,10 @@ def quantized_graph(model: Any, table: CalibrationTable, target: "Target") -> tu
 
     keep = frozenset(table.keep)
     if unknown := sorted(keep - {node.name for node in named(model).graph.node}):
-        message = (
+        raise BadInputError(
             f"the calibration table keeps '{unknown[0]}' in floating point, and {table.model}'s graph has no such layer;"
-            f" `{advised(f'calibrate {table.model} --sensitivity')}` lists its layers"
+            f" `optpipe calibrate {table.model} --sensitivity` lists its layers"
         )
-        raise BadInputError(message)
     placed = placement(model, target, keep.__contains__)
     ranges = {name: Range(each.amax, each.low >= 0) for name, each in table.ranges.items()}
     return qdq_from_onnx(model, placed, ranges), placed

@@ -102,11 +102,9 @@ def _made(output: Path) -> None:
         output.mkdir(parents=True, exist_ok=True)
         writable = os.access(output, os.W_OK)
     except OSError as error:
-        message = f"--output {output} cannot be made: {error.strerror}"
-        raise BadInputError(message) from error
+        raise BadInputError(f"--output {output} cannot be made: {error.strerror}") from error
     if not writable:
-        message = f"--output {output} cannot be written"
-        raise BadInputError(message)
+        raise BadInputError(f"--output {output} cannot be written")
 
 
 def _graph(exported: Entry) -> Any:

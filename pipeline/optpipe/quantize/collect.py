@@ -15,7 +15,6 @@ import numpy as np
 
 from optpipe.backends.base import Device
 from optpipe.backends.onnxruntime_session import HostBinding, inference_session
-from optpipe.core.advice import advised
 from optpipe.errors import StageError
 from optpipe.quantize.histogram import (
     BINS,
@@ -107,11 +106,10 @@ class Collector:
 
     def _extremes(self, name: str, low: float, high: float) -> None:
         if not (np.isfinite(low) and np.isfinite(high)):
-            message = (
+            raise StageError(
                 f"tensor '{name}' holds NaN or inf on calibration data: no range exists for it\n"
-                f"check the preprocessing and the weights; `{advised('build MODEL --precision fp32')}` verifies the model itself"
+                f"check the preprocessing and the weights; `optpipe build MODEL --precision fp32` verifies the model itself"
             )
-            raise StageError(message)
         self._low[name] = min(low, self._low.get(name, low))
         self._high[name] = max(high, self._high.get(name, high))
 

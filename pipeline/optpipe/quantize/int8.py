@@ -63,8 +63,7 @@ def graph_from_table(
 ) -> tuple[Entry, bool]:
     """The store entry `graph` that `table` makes of `model`. Raises BadInputError where the table is another model's."""
     if table.model != model.info["name"]:
-        message = f"the calibration table is for model {table.model}, not for {model.info['name']}"
-        raise BadInputError(message)
+        raise BadInputError(f"the calibration table is for model {table.model}, not for {model.info['name']}")
     if table.graph_sha256 != model.sha256(ONNX):
         listener.warn(
             "the calibration table was made for another export of this model; its tensors are matched by name"

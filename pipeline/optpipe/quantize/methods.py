@@ -24,11 +24,9 @@ def methods_from_text(text: str) -> tuple[str, ...]:
     if names == ["all"]:
         return tuple(METHODS)
     if unknown := [name for name in names if name not in METHODS]:
-        message = f"--method {unknown[0]}: known methods are {', '.join(METHODS)}, or all"
-        raise BadInputError(message)
+        raise BadInputError(f"--method {unknown[0]}: known methods are {', '.join(METHODS)}, or all")
     if not names:
-        message = f"--method is empty; name one of {', '.join(METHODS)}, or all"
-        raise BadInputError(message)
+        raise BadInputError(f"--method is empty; name one of {', '.join(METHODS)}, or all")
     return tuple(dict.fromkeys(names))
 
 

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optpipe.backends.onnx_graph import Graph, named
-from optpipe.core.advice import advised
 from optpipe.errors import BadInputError, StageError
 from optpipe.quantize.placement import Placement
 
@@ -85,11 +84,10 @@ def qdq_from_onnx(model: Any, placed: Placement, ranges: Mapping[str, Range]) ->
     Raises BadInputError where a range is missing: the calibration table belongs to another graph or target.
     """
     if missing := [name for name in placed.tensors if name not in ranges]:
-        message = (
+        raise BadInputError(
             f"the calibration table does not fit this graph: it has no range for '{missing[0]}'"
-            f" and {len(missing) - 1} more; make one for it with `{advised('calibrate MODEL')}`"
+            f" and {len(missing) - 1} more; make one for it with `optpipe calibrate MODEL`"
         )
-        raise BadInputError(message)
     writer = _Writer(_at_opset(model, OPSET), unsigned_types=placed.target == "cpu")
     for name in placed.tensors:
         writer.activation(name, ranges[name])
@@ -110,8 +108,9 @@ def _at_opset(model: Any, least: int) -> Any:
         try:
             copy = onnx.version_converter.convert_version(copy, least)
         except (RuntimeError, ValueError, onnx.version_converter.ConvertError) as error:
-            message = f"cannot lift the graph from opset {version} to {least}, which FP16 Q/DQ needs: {error}"
-            raise StageError(message) from error
+            raise StageError(
+                f"cannot lift the graph from opset {version} to {least}, which FP16 Q/DQ needs: {error}"
+            ) from error
     return named(copy)
 
 

@@ -196,8 +196,9 @@ def _probes(count: int, tried: Mapping[int, Mapping[str, Any]], budget: float) -
     """How many layers to keep next: none first, then by halving; keeping all is FP32 and needs no trial."""
     yield 0
     if tried[0]["drop"] is None:
-        message = "the model gives every calibration image the same class: there is no drop to hold against a budget"
-        raise BadInputError(message)
+        raise BadInputError(
+            "the model gives every calibration image the same class: there is no drop to hold against a budget"
+        )
     if tried[0]["drop"] <= budget:
         return
     fails, holds = 0, count

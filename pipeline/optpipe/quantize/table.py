@@ -22,10 +22,9 @@ class TensorRange:
 
     def __post_init__(self) -> None:
         if not (0 < self.amax < math.inf and math.isfinite(self.low) and math.isfinite(self.high)):
-            message = (
+            raise BadInputError(
                 f"a range needs a finite amax above zero and finite extremes, got {self.amax}, {self.low}, {self.high}"
             )
-            raise BadInputError(message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +63,7 @@ def table_from_json(text: str, where: str) -> CalibrationTable:
     try:
         value = json.loads(text)
         if value["format"] != FORMAT:
-            message = f"{where} is in format {value['format']}, this optpipe reads {FORMAT}"
-            raise BadInputError(message)
+            raise BadInputError(f"{where} is in format {value['format']}, this optpipe reads {FORMAT}")
         return CalibrationTable(
             method=str(value["method"]),
             model=str(value["model"]),
@@ -79,8 +77,7 @@ def table_from_json(text: str, where: str) -> CalibrationTable:
             keep=tuple(map(str, value["keep"])),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        message = f"{where} is not a readable calibration table ({type(error).__name__}: {error})"
-        raise BadInputError(message) from error
+        raise BadInputError(f"{where} is not a readable calibration table ({type(error).__name__}: {error})") from error
 
 
 def table_from_file(path: Path) -> CalibrationTable:
@@ -88,8 +85,7 @@ def table_from_file(path: Path) -> CalibrationTable:
     try:
         return table_from_json(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
-        message = f"cannot read the calibration table {path}: {error}"
-        raise BadInputError(message) from error
+        raise BadInputError(f"cannot read the calibration table {path}: {error}") from error
 
 
 def is_table(path: Path) -> bool:

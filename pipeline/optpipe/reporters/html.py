@@ -107,8 +107,9 @@ def _figures(report: Report) -> "list[Figure]":
 
         return figures(report)
     except ModuleNotFoundError as error:
-        message = f"the report's figures need {error.name}: pip install altair vl-convert-python; or say --no-figures"
-        raise MissingError(message) from error
+        raise MissingError(
+            f"the report's figures need {error.name}: pip install altair vl-convert-python; or say --no-figures"
+        ) from error
 
 
 @cache

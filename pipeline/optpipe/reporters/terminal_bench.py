@@ -35,8 +35,7 @@ def sort_key(name: str) -> Callable[[Row], Any] | None:
         "energy": lambda row: row["energy_j_per_image"] or _LAST,
     }
     if name not in keys:
-        message = f"--sort {name}: give one of {', '.join(keys)}"
-        raise BadInputError(message)
+        raise BadInputError(f"--sort {name}: give one of {', '.join(keys)}")
     return keys[name]
 
 

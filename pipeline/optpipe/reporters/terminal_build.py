@@ -8,7 +8,6 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from optpipe.core.advice import advised
 from optpipe.core.units import bytes_text, duration_text
 from optpipe.reporters.records import random_weights_text
 
@@ -46,7 +45,7 @@ def build_table(record: Mapping[str, Any]) -> RenderableType:
     ]
     lines += [
         Text(
-            f"lint  {each['id']}: {_lint_text(each['lint'])}; {advised('show ' + each['id'])} lists them",
+            f"lint  {each['id']}: {_lint_text(each['lint'])}; optpipe show {each['id']} lists them",
             style="yellow",
         )
         for each in record["artifacts"]

@@ -8,7 +8,6 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from optpipe.core.advice import advised
 from optpipe.core.units import count_text
 from optpipe.reporters.records import drop_text, random_weights_text
 
@@ -34,7 +33,7 @@ def calibrate_table(record: Mapping[str, Any]) -> RenderableType:
     if not record["weights"]["trained"]:
         lines.append(Text(random_weights_text(record["weights"]), style="yellow"))
     chosen = record["selection"]["table"] if record["selection"] else _path(record, record["best"])
-    build = advised(f"build {record['model']} --precision int8 --calibration {chosen}")
+    build = f"optpipe build {record['model']} --precision int8 --calibration {chosen}"
     lines.append(Text(f"build with it: {build}"))
     return Group(*lines)
 

@@ -1,7 +1,6 @@
 """What is stored, on the terminal."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -9,21 +8,16 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from optpipe.core.advice import advised
 from optpipe.core.units import bytes_text, duration_text
 
 
 def stored_tables(record: Mapping[str, Any]) -> RenderableType:
     """Entries, what is damaged, and runs."""
     entries, damaged, runs = record["entries"], record["damaged"], record["runs"]
-    workspace = Path(record["workspace"])
     if not (entries or damaged or runs):
-        return Text(f"nothing stored yet; `{advised('build MODEL', workspace)}` comes first")
-    clean = advised("gc", workspace)
-    broken = [
-        Text(f"damaged  {name}; {advised(f'rm {name}', workspace)}, or {clean}, removes it", style="red")
-        for name in damaged
-    ]
+        return Text("nothing stored yet; `optpipe build MODEL` comes first")
+    clean = "optpipe gc"
+    broken = [Text(f"damaged  {name}; optpipe rm {name}, or {clean}, removes it", style="red") for name in damaged]
     return Group(*([_entries_table(entries)] if entries else []), *broken, *([_runs_table(runs)] if runs else []))
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from optpipe import __version__
 from optpipe.artifacts.lookup import builds_of
-from optpipe.core.advice import advised
 from optpipe.core.measurement import MEASUREMENTS_FILE
 from optpipe.errors import BadInputError
 from optpipe.signoff.judge import SCHEMA, SCHEMA_VERSION, require_waivable
@@ -86,10 +85,9 @@ def collected(wanted: Wanted, store: Store, folder: Path) -> Path:
 def require_askable(wanted: Wanted) -> None:
     """Raises BadInputError, before anything is built or measured, where the policy is another model's or a waiver names nothing."""
     if wanted.policy.model and wanted.policy.model != wanted.model:
-        message = (
+        raise BadInputError(
             f"the policy is for {wanted.policy.model!r}, not for {wanted.model!r}; change its `model` or the command"
         )
-        raise BadInputError(message)
     require_waivable(wanted.waivers, wanted.policy)
     _require_options(wanted.policy)
 
@@ -103,31 +101,27 @@ def _require_options(policy: Policy) -> None:
         return
     known = sorted({name for device in backend.devices() for name in runtime_options(backend.name, device)})
     if unknown := [name for name in policy.options if name not in known]:
-        message = (
+        raise BadInputError(
             f"the policy's [build.options]: {backend.name} has no option {unknown[0]!r}; it has {', '.join(known)}"
         )
-        raise BadInputError(message)
 
 
 def judged_artifact(wanted: Wanted, store: Store) -> Entry:
     """The one build that is judged. Raises BadInputError where none or several fit, saying what to do."""
     built = builds_of(wanted.model, [one for one in store.entries() if one.manifest.kind == "artifact"])
     if not built:
-        message = f"{wanted.model} has no build in {store.workspace}; first: {advised(f'build {wanted.model}', store.workspace)}"
-        raise BadInputError(message)
+        raise BadInputError(f"{wanted.model} has no build in {store.workspace}; first: optpipe build {wanted.model}")
     named = {**wanted.policy.build, **({"artifact": wanted.artifact} if wanted.artifact else {})}
     fitting = [one for one in built if all(_fits(one, key, value) for key, value in named.items())]
     newest = {(one.info["backend"], one.info["precision"], one.info["device"]): one for one in fitting}
     if not newest:
         have = ", ".join(sorted({f"{one.info['backend']} {one.info['precision']} ({one.id})" for one in built}))
-        message = f"no build of {wanted.model} is {_asked(named)}; there are {have}"
-        raise BadInputError(message)
+        raise BadInputError(f"no build of {wanted.model} is {_asked(named)}; there are {have}")
     if len(newest) > 1:
         have = ", ".join(f"{one.info['backend']} {one.info['precision']} ({one.id})" for one in newest.values())
-        message = (
+        raise BadInputError(
             f"{len(newest)} builds of {wanted.model} fit: {have}\nname one in the policy's [build], or with --artifact"
         )
-        raise BadInputError(message)
     return next(iter(newest.values()))
 
 

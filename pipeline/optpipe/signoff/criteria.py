@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from optpipe.core.advice import advised
 from optpipe.core.observation import Missing, Observation
 from optpipe.core.quantity import Dimension, quantity_text
 from optpipe.core.verdict import Verdict, combined
@@ -127,32 +126,32 @@ def _remedy(criterion: Criterion, verdict: Verdict) -> str | None:
 
 def _narrowed(section: str) -> str:
     """What makes the interval of a section's figures narrower."""
-    longer = advised("bench … --min-time 60")
+    longer = "optpipe bench … --min-time 60"
     said = {
         "latency": f"measure longer, for a narrower interval: {longer}",
         "throughput": f"measure longer, for a narrower interval: {longer}",
-        "regression": f"measure contender and baseline side by side: {advised('bench A B --interleave')}",
+        "regression": "measure contender and baseline side by side: optpipe bench A B --interleave",
         "energy": f"measure longer: {longer}",
-        "accuracy": f"evaluate on more labelled images: {advised('evaluate … --data DIR')}",
-        "preprocessing": f"prove parity on more images: {advised('preprocess … --images DIR')}",
+        "accuracy": "evaluate on more labelled images: optpipe evaluate … --data DIR",
+        "preprocessing": "prove parity on more images: optpipe preprocess … --images DIR",
     }
     return said.get(section, "gather more evidence, so that the interval becomes narrower")
 
 
 def _mended(section: str) -> str:
     """What brings a build inside a section's limits, or shows what keeps it out."""
-    compare, bench, profile = advised("compare"), advised("bench … --tune"), advised("profile …")
+    compare, bench, profile = "optpipe compare", "optpipe bench … --tune", "optpipe profile …"
     said = {
         "latency": f"`{profile}` names the bottleneck; `{compare}` shows the faster builds",
         "throughput": f"`{compare}` shows the best batch size and build; `{bench}` searches the options",
-        "regression": f"`{advised('profile --diff BEFORE AFTER')}` shows what became slower since the baseline",
-        "accuracy": f"`{advised('calibrate … --sensitivity')}` finds the layers to spare from INT8",
-        "preprocessing": f"`{advised('preprocess …')}` names the step that contributes most",
-        "precision": f"`{advised('show ARTIFACT')}` lists the layers outside the wanted type",
+        "regression": "`optpipe profile --diff BEFORE AFTER` shows what became slower since the baseline",
+        "accuracy": "`optpipe calibrate … --sensitivity` finds the layers to spare from INT8",
+        "preprocessing": "`optpipe preprocess …` names the step that contributes most",
+        "precision": "`optpipe show ARTIFACT` lists the layers outside the wanted type",
         "memory": "a smaller batch size or precision needs less",
         "size": "a lower precision makes a smaller engine",
         "energy": "a lower precision or a larger batch needs less per image",
-        "stability": f"quiet the host and lock the clocks; `{advised('bench …')}` names the disturbance",
+        "stability": "quiet the host and lock the clocks; `optpipe bench …` names the disturbance",
         "tensor_cores": f"`{profile}` lists the eligible layers that missed them",
     }
     return said.get(section, "change the build, or the limit with its reason")

@@ -135,8 +135,7 @@ def checked_dossier(folder: Path, allowed_signers: Path | None = None) -> Checke
 def require_free(target: Path) -> None:
     """Raises BadInputError where something is at `target` already."""
     if target.exists():
-        message = f"{target} exists; choose another place with --output"
-        raise BadInputError(message)
+        raise BadInputError(f"{target} exists; choose another place with --output")
 
 
 def finished(folder: Path, target: Path, key: Path | None = None) -> Path:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from optpipe.artifacts.facts import Build
-from optpipe.core.advice import advised
 from optpipe.core.measurement import (
     Measurement,
     Validity,
@@ -68,14 +67,14 @@ def measured_with(options: Mapping[str, str], measured: Iterable[Measured]) -> I
 def bench_command(evidence: Evidence, where: Where) -> str:
     """The command that measures what `where` asks for."""
     build = evidence.build
-    parts = [f"bench {build.model} --backend {build.backend} --precision {build.precision}"]
+    parts = [f"optpipe bench {build.model} --backend {build.backend} --precision {build.precision}"]
     parts += [f"--batch {where.batch_size}"] if where.batch_size else []
     parts += [f"--scenario {where.scenario}"] if where.scenario else []
     parts += [f"--mode {where.mode}"] if where.mode else []
     parts += [f"--streams {where.streams}"] if where.streams else []
     parts += [f"--rate {where.rate_per_s:g}"] if where.rate_per_s else []
     parts += [f"--option {build.backend}.{name}={value}" for name, value in evidence.options.items()]
-    return advised(" ".join(parts))
+    return " ".join(parts)
 
 
 def _measurements(
@@ -145,7 +144,7 @@ def percentile_of(found: Measurement, name: str) -> Observation | Missing:
     one = None if found.latency is None else found.latency.percentile(float(name[1:]))
     if one is None:
         why = "no latency was measured" if found.latency is None else found.latency.withheld.get(name, "not computed")
-        return Missing(f"{name} cannot be given: {why}", f"measure longer: {advised('bench … --min-time 60')}")
+        return Missing(f"{name} cannot be given: {why}", "measure longer: optpipe bench … --min-time 60")
     return Observation(one.value * MS, one.ci[0] * MS, one.ci[1] * MS)
 
 
@@ -157,7 +156,7 @@ def throughput_of(found: Measurement) -> Observation | Missing:
     """Images per second with its interval."""
     estimate = found.throughput_images_per_s
     if estimate is None or estimate.ci is None:
-        return Missing("the throughput has no interval", f"measure longer: {advised('bench … --min-time 60')}")
+        return Missing("the throughput has no interval", "measure longer: optpipe bench … --min-time 60")
     return Observation(estimate.value, *estimate.ci)
 
 
@@ -189,7 +188,7 @@ def _stability(criterion: Criterion, evidence: Evidence) -> Sequence[Observation
 
 def _regression(criterion: Criterion, evidence: Evidence) -> Sequence[Observation] | Missing:
     if not evidence.baseline:
-        return Missing("no approved baseline", f"store one: {advised('approve DOSSIER')}")
+        return Missing("no approved baseline", "store one: optpipe approve DOSSIER")
     found = matching(criterion.where, evidence.measured)
     if not found:
         return Missing("not measured", bench_command(evidence, criterion.where))
@@ -262,7 +261,7 @@ def _accuracy(criterion: Criterion, evidence: Evidence) -> Sequence[Observation]
     wanted = {"maximum_drop": "drop", "minimum_top1": "top1", "minimum_agreement": "agreement"}[criterion.metric]
     figure = evidence.accuracy.get(wanted)
     if figure is None:
-        command = advised(f"evaluate {evidence.build.model} --data DIR")
+        command = f"optpipe evaluate {evidence.build.model} --data DIR"
         return Missing(f"the {wanted} was not evaluated for this build", command)
     return [figure]
 
@@ -270,7 +269,7 @@ def _accuracy(criterion: Criterion, evidence: Evidence) -> Sequence[Observation]
 def _preprocessing(criterion: Criterion, evidence: Evidence) -> Sequence[Observation] | Missing:
     figure = evidence.preprocessing.get(criterion.metric.removeprefix("minimum_"))
     if figure is None:
-        command = advised(f"preprocess {evidence.build.model} --images DIR")
+        command = f"optpipe preprocess {evidence.build.model} --images DIR"
         return Missing("the preprocessing was not proven for this model", command)
     return [figure]
 
@@ -278,19 +277,19 @@ def _preprocessing(criterion: Criterion, evidence: Evidence) -> Sequence[Observa
 def _precision(criterion: Criterion, evidence: Evidence) -> Sequence[Observation] | Missing:
     shares = evidence.build.macs_share
     if not shares:
-        return Missing("the precision of this build is not proven", advised(f"build {evidence.build.model}"))
+        return Missing("the precision of this build is not proven", f"optpipe build {evidence.build.model}")
     return [Observation(float(shares.get(criterion.metric, 0.0)), source=evidence.build.artifact)]
 
 
 def _size(criterion: Criterion, evidence: Evidence) -> Sequence[Observation] | Missing:  # noqa: ARG001
     if evidence.build.size_bytes is None:
-        return Missing("the size of this build is not recorded", advised(f"build {evidence.build.model}"))
+        return Missing("the size of this build is not recorded", f"optpipe build {evidence.build.model}")
     return [Observation(float(evidence.build.size_bytes), source=evidence.build.artifact)]
 
 
 def _tensor_cores(criterion: Criterion, evidence: Evidence) -> Sequence[Observation] | Missing:  # noqa: ARG001
     if evidence.tensor_core_share is None:
-        return Missing("not profiled on a GPU", advised(f"profile {evidence.build.model}"))
+        return Missing("not profiled on a GPU", f"optpipe profile {evidence.build.model}")
     return [evidence.tensor_core_share]
 
 

@@ -18,7 +18,6 @@ from typing import Any
 from optpipe.artifacts.facts import build_of
 from optpipe.bench.int8_notes import Note, int8_notes
 from optpipe.bench.recompute import measured_in
-from optpipe.core.advice import advised
 from optpipe.core.measurement import differing, setting_text
 from optpipe.core.verdict import Verdict
 from optpipe.errors import BadInputError
@@ -80,11 +79,10 @@ def judged(folder: Path) -> Signoff:
     """Judges the evidence in `folder` by the policy in it. Raises BadInputError where a file is missing or damaged."""
     request = json_file(folder / REQUEST)
     if request.get("schema") != SCHEMA or request.get("schema_version") != SCHEMA_VERSION:
-        message = (
+        raise BadInputError(
             f"{folder}: {request.get('schema')!r} version {request.get('schema_version')!r}; "
             f"this optpipe reads {SCHEMA!r} version {SCHEMA_VERSION}"
         )
-        raise BadInputError(message)
     policy = policy_from_toml(read_dossier_file(folder / POLICY), str(folder / POLICY))
     runs = runs_in(folder / "runs")
     manifest = manifest_from_file(folder / "artifact" / MANIFEST)
@@ -104,8 +102,7 @@ def require_waivable(waivers: Iterable[str], policy: Policy) -> None:
     names = (*TRUST, *(one.name for one in policy.criteria))
     for name in waivers:
         if name not in names:
-            message = f"no criterion {name!r} to waive; this policy has {', '.join(names)}"
-            raise BadInputError(message)
+            raise BadInputError(f"no criterion {name!r} to waive; this policy has {', '.join(names)}")
 
 
 def _evidence(
@@ -149,7 +146,7 @@ def _trust(manifest: Manifest, checked: Manifest | None, measured: tuple[Measure
         else _failed(
             "trust.precision",
             f"not the precision asked for: {proof['reason']}",
-            f"{advised(f'show {manifest.id}')} names the layers",
+            f"optpipe show {manifest.id} names the layers",
         )
     )
     yield _outputs(manifest, checked)
@@ -161,12 +158,12 @@ def _trust(manifest: Manifest, checked: Manifest | None, measured: tuple[Measure
         if differences
         else _trusted("trust.environment", "everything was measured on one machine")
         if measured
-        else _doubted("trust.environment", "nothing was measured", advised(f"bench {manifest.info['model']}"))
+        else _doubted("trust.environment", "nothing was measured", f"optpipe bench {manifest.info['model']}")
     )
 
 
 def _outputs(manifest: Manifest, checked: Manifest | None) -> Judged:
-    build = advised(f"build {manifest.info['model']}")
+    build = f"optpipe build {manifest.info['model']}"
     name, again = "trust.outputs", f"{build} where it can run"
     if checked is None:
         return _doubted(name, "the outputs were not held against the source model's", again)
@@ -181,7 +178,7 @@ def _outputs(manifest: Manifest, checked: Manifest | None) -> Judged:
         return _failed(
             name,
             f"outside the tolerance of {manifest.info['precision']} {seen}",
-            f"{advised(f'show {checked.id}')} names the output",
+            f"optpipe show {checked.id} names the output",
         )
     return _trusted(name, f"equal to the source model's within tolerance {seen}")
 

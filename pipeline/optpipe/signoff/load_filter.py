@@ -41,20 +41,18 @@ def where_from_table(table: Mapping[str, Any], place: str) -> Where:
     counts = {key: table.get(key) for key in ("batch_size", "streams")}
     for key, count in counts.items():
         if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
-            msg = f"{place}: {key} = {count!r} must be a whole number from 1"
-            raise ValueError(msg)
+            raise ValueError(f"{place}: {key} = {count!r} must be a whole number from 1")
     for key, choices in (("scenario", SCENARIOS), ("mode", MODES)):
         if key in table and table[key] not in choices:
-            msg = f"{place}: {key} = {table[key]!r} must be one of {', '.join(choices)}"
-            raise ValueError(msg)
+            raise ValueError(f"{place}: {key} = {table[key]!r} must be one of {', '.join(choices)}")
     scenario = table.get("scenario")
     for wanted, key, example in (("server", "rate", '"500 queries/s"'), ("multi-stream", "streams", "4")):
         if scenario == wanted and key not in table:
-            msg = f"{place}: scenario {wanted} says nothing without its load; add for example {key} = {example}"
-            raise ValueError(msg)
+            raise ValueError(
+                f"{place}: scenario {wanted} says nothing without its load; add for example {key} = {example}"
+            )
         if key in table and scenario != wanted and not (key == "streams" and scenario == "offline"):
-            msg = f'{place}: {key} belongs to scenario = "{wanted}"'
-            raise ValueError(msg)
+            raise ValueError(f'{place}: {key} belongs to scenario = "{wanted}"')
     return Where(counts["batch_size"], scenario, table.get("mode"), counts["streams"], _rate(table, place))
 
 
@@ -64,9 +62,7 @@ def _rate(table: Mapping[str, Any], place: str) -> float | None:
     try:
         rate = quantity(table["rate"], Dimension.QUERIES)
     except ValueError as error:
-        msg = f"{place}: rate = {error}"
-        raise ValueError(msg) from error
+        raise ValueError(f"{place}: rate = {error}") from error
     if rate == 0:
-        msg = f'{place}: rate = "{table["rate"]}" is no load'
-        raise ValueError(msg)
+        raise ValueError(f'{place}: rate = "{table["rate"]}" is no load')
     return rate

@@ -112,8 +112,9 @@ def _steps(
         stored = stored_model(found, store)
         if stored is not None and stored.id in judged.manifest.parents:
             return found
-        message = f"{wanted.model} was built with other options than its defaults; give them to optpipe evaluate or preprocess"
-        raise BadInputError(message)
+        raise BadInputError(
+            f"{wanted.model} was built with other options than its defaults; give them to optpipe evaluate or preprocess"
+        )
 
     made_of = store.find(f"model-{judged.manifest.parents[0]}")
     built = BuiltArtifact(judged, None, None)

@@ -179,31 +179,29 @@ def policy_from_toml(source: bytes, origin: str = "the policy") -> Policy:
         document = tomllib.loads(source.decode("utf-8-sig"))  # editors on Windows write a byte order mark
         return _policy(document, source)
     except UnicodeDecodeError as error:
-        message = f"{origin}: not UTF-8 text (byte {error.start})"
-        raise BadInputError(message) from error
+        raise BadInputError(f"{origin}: not UTF-8 text (byte {error.start})") from error
     except tomllib.TOMLDecodeError as error:
-        message = f"{origin}: not TOML: {error}"
-        raise BadInputError(message) from error
+        raise BadInputError(f"{origin}: not TOML: {error}") from error
     except ValueError as error:
-        message = f"{origin}: {error}"
-        raise BadInputError(message) from error
+        raise BadInputError(f"{origin}: {error}") from error
 
 
 def _policy(document: Mapping[str, Any], source: bytes) -> Policy:
     version = document.get("schema")
     if version != SCHEMA_VERSION or type(version) is not int:
         stated = "no schema version" if version is None else f"schema version {version}"
-        msg = f"{stated}; this optpipe reads `schema = {SCHEMA_VERSION}` (optpipe signoff --init writes a template)"
-        raise ValueError(msg)
+        raise ValueError(
+            f"{stated}; this optpipe reads `schema = {SCHEMA_VERSION}` (optpipe signoff --init writes a template)"
+        )
     _known(document, ("schema", "name", "model", "confidence", "build", "environment", *SECTIONS), "the top level")
     criteria = (*_environment(document), *(one for section in SECTIONS for one in _section(section, document)))
     if not criteria:
-        msg = "no criterion: a policy without one would pass anything; optpipe signoff --init writes a template"
-        raise ValueError(msg)
+        raise ValueError(
+            "no criterion: a policy without one would pass anything; optpipe signoff --init writes a template"
+        )
     build, options = _build(document.get("build", {}))
     if build.get("precision", PRECISIONS[0]) not in PRECISIONS:
-        msg = f"build.precision = {build['precision']!r}: one of {', '.join(PRECISIONS)}"
-        raise ValueError(msg)
+        raise ValueError(f"build.precision = {build['precision']!r}: one of {', '.join(PRECISIONS)}")
     _refuse_contradictions(criteria, build)
     return Policy(
         name=_text(document, "name") or "unnamed policy",
@@ -221,20 +219,17 @@ def _build(table: object) -> tuple[dict[str, str], dict[str, str]]:
     options = table.get("options", {}) if isinstance(table, dict) else {}
     names = {key: value for key, value in table.items() if key != "options"} if isinstance(table, dict) else table
     if not isinstance(options, dict):
-        msg = "build.options must be a table: write [build.options] and below it for example threads = 2"
-        raise ValueError(msg)  # noqa: TRY004
+        raise ValueError("build.options must be a table: write [build.options] and below it for example threads = 2")
     for key, value in options.items():
         if not isinstance(value, bool | int | float) and not _is_name(value):
-            msg = f"build.options.{key} = {value!r} must be a number, true, false or a name in quotes"
-            raise ValueError(msg)
+            raise ValueError(f"build.options.{key} = {value!r} must be a number, true, false or a name in quotes")
     return _names(names, BUILD_KEYS, "build"), {key: option_text(value) for key, value in options.items()}
 
 
 def _confidence(document: Mapping[str, Any]) -> float:
     value = quantity(document["confidence"], Dimension.SHARE) if "confidence" in document else 0.95
     if not 0.5 <= value < 1:
-        msg = f"confidence = {document['confidence']!r}: between 50 % and below 100 %"
-        raise ValueError(msg)
+        raise ValueError(f"confidence = {document['confidence']!r}: between 50 % and below 100 %")
     return value
 
 
@@ -243,8 +238,7 @@ def _section(name: str, document: Mapping[str, Any]) -> Iterator[Criterion]:
     if isinstance(tables, dict):
         tables = [tables]
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        msg = f"{name} must be a table: write [[{name}]] and its limits below"
-        raise ValueError(msg)
+        raise ValueError(f"{name} must be a table: write [[{name}]] and its limits below")
     section = SECTIONS[name]
     for number, table in enumerate(tables, start=1):
         place = f"[[{name}]] number {number}" if len(tables) > 1 else f"[[{name}]]"
@@ -253,8 +247,7 @@ def _section(name: str, document: Mapping[str, Any]) -> Iterator[Criterion]:
         where = where_from_table(table, place)
         chosen = [metric for metric in table if metric in section.limits]
         if not chosen:
-            msg = f"{place} sets no limit; it takes {', '.join(section.limits)}"
-            raise ValueError(msg)
+            raise ValueError(f"{place} sets no limit; it takes {', '.join(section.limits)}")
         for metric in chosen:
             limit = section.limits[metric]
             threshold = _threshold(table[metric], limit, f"{place}: {metric}")
@@ -265,26 +258,23 @@ def _threshold(value: object, limit: Limit, place: str) -> float:
     try:
         threshold = quantity(value, limit.dimension)
     except ValueError as error:
-        msg = f"{place} = {error}"
-        raise ValueError(msg) from error
+        raise ValueError(f"{place} = {error}") from error
     bounded = limit.dimension in (Dimension.SHARE, Dimension.POINTS) and limit.sense is Sense.AT_LEAST
     if bounded and threshold > 1:
-        msg = f'{place} = "{value}" can never be met: at most 100 %'
-        raise ValueError(msg)
+        raise ValueError(f'{place} = "{value}" can never be met: at most 100 %')
     if threshold == 0 and limit.sense is Sense.AT_LEAST:
-        msg = f'{place} = "{value}" is met by anything; leave it out or set a real limit'
-        raise ValueError(msg)
+        raise ValueError(f'{place} = "{value}" is met by anything; leave it out or set a real limit')
     if threshold == 0 and limit.dimension in (Dimension.TIME, Dimension.SIZE, Dimension.ENERGY):
-        msg = f'{place} = "{value}" can never be met'
-        raise ValueError(msg)
+        raise ValueError(f'{place} = "{value}" can never be met')
     return threshold
 
 
 def _environment(document: Mapping[str, Any]) -> Iterator[Criterion]:
     table = document.get("environment", {})
     if not isinstance(table, dict):
-        msg = 'environment must be a table: write [environment] and below it for example gpu = "NVIDIA H200"'
-        raise ValueError(msg)  # noqa: TRY004 - every problem of the file is one kind of error
+        raise ValueError(
+            'environment must be a table: write [environment] and below it for example gpu = "NVIDIA H200"'
+        )
     packages = _names(table.get("packages", {}), None, "environment.packages")
     names = _names({key: value for key, value in table.items() if key != "packages"}, ENVIRONMENT_KEYS, "environment")
     for key, value in names.items():
@@ -297,8 +287,9 @@ def _refuse_contradictions(criteria: tuple[Criterion, ...], build: Mapping[str, 
     by_name: dict[str, Criterion] = {}
     for one in criteria:
         if one.name in by_name:
-            msg = f"{one.name} is limited twice: {by_name[one.name].threshold_text} and {one.threshold_text}; keep one"
-            raise ValueError(msg)
+            raise ValueError(
+                f"{one.name} is limited twice: {by_name[one.name].threshold_text} and {one.threshold_text}; keep one"
+            )
         by_name[one.name] = one
     for one in criteria:
         if one.section == "latency":
@@ -306,20 +297,19 @@ def _refuse_contradictions(criteria: tuple[Criterion, ...], build: Mapping[str, 
     shares = {one.metric: one.threshold for one in criteria if one.section == "precision"}
     total = sum(float(share) for share in shares.values())
     if total > 1 + 1e-9:
-        msg = f"precision: {' and '.join(shares)} together ask for {quantity_text(total, Dimension.SHARE)} of the work"
-        raise ValueError(msg)
+        raise ValueError(
+            f"precision: {' and '.join(shares)} together ask for {quantity_text(total, Dimension.SHARE)} of the work"
+        )
     gpu = by_name.get("environment.gpu")
     if gpu is not None and gpu.threshold == "none":
         for one in criteria:
             if one.section in ("energy", "tensor_cores") or one.name == "environment.driver":
-                msg = f'{one.name} needs a GPU, and environment.gpu = "none" forbids one'
-                raise ValueError(msg)
+                raise ValueError(f'{one.name} needs a GPU, and environment.gpu = "none" forbids one')
     wanted = build.get("precision")
     if wanted is not None:
         for metric, share in shares.items():
             if metric != wanted and float(share) > 0.5:
-                msg = f"precision.{metric} contradicts build.precision = {wanted!r}"
-                raise ValueError(msg)
+                raise ValueError(f"precision.{metric} contradicts build.precision = {wanted!r}")
 
 
 def _refuse_inverted(one: Criterion, criteria: tuple[Criterion, ...]) -> None:
@@ -327,31 +317,27 @@ def _refuse_inverted(one: Criterion, criteria: tuple[Criterion, ...]) -> None:
         comparable = other.section == "latency" and other.where == one.where
         higher = comparable and float(other.metric[1:]) > float(one.metric[1:])
         if higher and float(other.threshold) < float(one.threshold):
-            msg = (
+            raise ValueError(
                 f"{one.name} ({one.threshold_text}) can never decide: {other.metric} is held to "
                 f"{other.threshold_text} already; the limit of a lower percentile must be the smaller one"
             )
-            raise ValueError(msg)
 
 
 def _names(table: object, allowed: Mapping[str, str] | tuple[str, ...] | None, place: str) -> dict[str, str]:
     if not isinstance(table, dict):
-        msg = f"{place} must be a table of names"
-        raise ValueError(msg)  # noqa: TRY004
+        raise ValueError(f"{place} must be a table of names")
     if allowed is not None:
         _known(table, tuple(allowed), f"[{place}]")
     for key, value in table.items():
         if not _is_name(value):
-            msg = f"{place}.{key} = {value!r} must be a name in quotes"
-            raise ValueError(msg)
+            raise ValueError(f"{place}.{key} = {value!r} must be a name in quotes")
     return dict(table)
 
 
 def _text(document: Mapping[str, Any], key: str) -> str | None:
     value = document.get(key)
     if value is not None and not _is_name(value):
-        msg = f"{key} = {value!r} must be a name in quotes"
-        raise ValueError(msg)
+        raise ValueError(f"{key} = {value!r} must be a name in quotes")
     return None if value is None else str(value)
 
 
@@ -365,5 +351,4 @@ def _known(table: Mapping[str, Any], allowed: tuple[str, ...], place: str) -> No
         if key not in allowed:
             near = get_close_matches(key, allowed, n=1)
             hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(allowed)}"
-            msg = f"unknown key {key!r} in {place}; {hint}"
-            raise ValueError(msg)
+            raise ValueError(f"unknown key {key!r} in {place}; {hint}")

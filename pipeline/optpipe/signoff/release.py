@@ -61,8 +61,7 @@ def require_possible(wanted: Wanted, output: Path | None, key: Path | None, juni
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
     if junit is not None and junit.is_dir():
-        message = f"--junit {junit} is a folder; give a file"
-        raise BadInputError(message)
+        raise BadInputError(f"--junit {junit} is a folder; give a file")
 
 
 def signed_off(

@@ -30,14 +30,11 @@ def _require_known(table: Mapping[str, Any], path: Path) -> None:
         if field not in FIELDS:
             near = get_close_matches(field, FIELDS, n=1)
             hint = f"did you mean {near[0]}?" if near else f"it may have {', '.join(FIELDS)}"
-            message = f"{path}: a model card has no field '{field}': {hint}"
-            raise BadInputError(message)
+            raise BadInputError(f"{path}: a model card has no field '{field}': {hint}")
         if not isinstance(value, FIELDS[field]):
-            message = f"{path}: '{field}' has to be {_KINDS[FIELDS[field]]}; models/README.md has the form"
-            raise BadInputError(message)
+            raise BadInputError(f"{path}: '{field}' has to be {_KINDS[FIELDS[field]]}; models/README.md has the form")
     if wrong := [role for role, file in table.get("data", {}).items() if not isinstance(file, str)]:
-        message = f"{path}: [data] {wrong[0]} has to be the path of a set's manifest"
-        raise BadInputError(message)
+        raise BadInputError(f"{path}: [data] {wrong[0]} has to be the path of a set's manifest")
 
 
 @dataclass(frozen=True)
@@ -56,8 +53,7 @@ class CardSource:
         try:
             table = tomllib.loads(self.path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            message = f"{self.path} is not a readable model card: {error}"
-            raise BadInputError(message) from error
+            raise BadInputError(f"{self.path} is not a readable model card: {error}") from error
         _require_known(table, self.path)
         return table
 
@@ -77,20 +73,17 @@ class CardSource:
             return PythonFileSource(self._beside(file), factory, card=self.card)
         if self.card.source.endswith(".onnx"):
             return OnnxFileSource(self._beside(self.card.source), card=self.card)
-        message = f"{self.path}: source '{self.card.source}' is neither FILE.py:FACTORY nor FILE.onnx"
-        raise BadInputError(message)
+        raise BadInputError(f"{self.path}: source '{self.card.source}' is neither FILE.py:FACTORY nor FILE.onnx")
 
     def _weights(self) -> Path | None:
         if self._table.get("weights", "default") in ("default", "random"):
             return None
         path = self._beside(str(self._table["weights"]))
         if not path.is_file():
-            message = f"{self.path}: its weights {path} are missing"
-            raise BadInputError(message)
+            raise BadInputError(f"{self.path}: its weights {path} are missing")
         stated = self._table.get("weights_sha256")
         if stated is not None and file_sha256(path) != stated:
-            message = f"{self.path}: {path.name} does not have the sha256 that the card states"
-            raise BadInputError(message)
+            raise BadInputError(f"{self.path}: {path.name} does not have the sha256 that the card states")
         return path
 
     @property

@@ -69,25 +69,24 @@ class HuggingFaceSource:
     def load(self, weights: WeightsRequest) -> Loaded:
         """Builds the module for the task that its configuration names."""
         if package_version("transformers") is None:
-            message = f"{self.name} needs transformers: `uv sync --extra hf` installs it"
-            raise MissingError(message)
+            raise MissingError(f"{self.name} needs transformers: `uv sync --extra hf` installs it")
         import transformers
 
         transformers.utils.logging.disable_progress_bar()
         try:
             config = transformers.AutoConfig.from_pretrained(self.repository)
         except (OSError, ValueError) as error:
-            message = (
+            raise (BadInputError if Path(self.repository).exists() else MissingError)(
                 f"{self.name}: no configuration to be had ({first_line(error)}); give a name on {HUB} or a local folder"
-            )
-            raise (BadInputError if Path(self.repository).exists() else MissingError)(message) from error
+            ) from error
         image = type(config) in transformers.AutoModelForImageClassification._model_mapping
         kind = (
             transformers.AutoModelForImageClassification if image else transformers.AutoModelForSequenceClassification
         )
         if not image and type(config) not in kind._model_mapping:
-            message = f"{self.name} is a {config.model_type} model without an image or text classification head"
-            raise BadInputError(message)
+            raise BadInputError(
+                f"{self.name} is a {config.model_type} model without an image or text classification head"
+            )
         module, record = self._module(kind, config, weights)
         tokenizer = None if image else _tokenizer(transformers, self.repository)
         card = self._image_card(transformers, config) if image else self._text_card(config, tokenizer)
@@ -108,8 +107,9 @@ class HuggingFaceSource:
         try:
             processor = transformers.AutoImageProcessor.from_pretrained(self.repository)
         except OSError as error:
-            message = f"{self.name}: it has no preprocessor_config.json, so its preprocessing is unknown ({first_line(error)})"
-            raise BadInputError(message) from error
+            raise BadInputError(
+                f"{self.name}: it has no preprocessor_config.json, so its preprocessing is unknown ({first_line(error)})"
+            ) from error
         transform = transform_from_processor(processor)
         size = transform.size or (getattr(config, "image_size", 224),) * 2
         channels = getattr(config, "num_channels", 3)

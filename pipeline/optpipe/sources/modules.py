@@ -21,8 +21,9 @@ def flat_tensors(value: Any) -> tuple[Any, ...]:
     if isinstance(value, tuple | list):
         return tuple(tensor for each in value for tensor in flat_tensors(each))
     if not isinstance(value, torch.Tensor):
-        message = f"forward returns {type(value).__name__}, not tensors, or tuples, mappings or dataclasses of them"
-        raise TypeError(message)
+        raise TypeError(
+            f"forward returns {type(value).__name__}, not tensors, or tuples, mappings or dataclasses of them"
+        )
     return (value,)
 
 
@@ -39,8 +40,7 @@ def flat_module(module: Any, *, keywords: tuple[str, ...] = ()) -> Any:
             given = dict(zip(keywords, inputs, strict=True)) if keywords else {}
             if outputs := flat_tensors(self.model(**given) if keywords else self.model(*inputs)):
                 return outputs
-            message = "forward returns no tensor"
-            raise TypeError(message)
+            raise TypeError("forward returns no tensor")
 
     return Flat().eval()
 

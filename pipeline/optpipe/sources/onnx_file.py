@@ -50,17 +50,16 @@ class OnnxFileSource:
 
     def _check_file(self) -> None:
         if not self.path.is_file():
-            message = f"{self.path}: no such file"
-            raise BadInputError(message)
+            raise BadInputError(f"{self.path}: no such file")
         if self.path.stat().st_size == 0:
-            message = f"{self.path} is empty"
-            raise BadInputError(message)
+            raise BadInputError(f"{self.path} is empty")
 
     def load(self, weights: WeightsRequest) -> Loaded:
         """Parses and checks the file; raises `BadInputError` for anything that is no complete ONNX model."""
         if weights.kind != "default":
-            message = f"{self.path}: an ONNX file has its weights in it; --weights {weights.kind} does not apply"
-            raise BadInputError(message)
+            raise BadInputError(
+                f"{self.path}: an ONNX file has its weights in it; --weights {weights.kind} does not apply"
+            )
         self._check_file()
         model = onnx_from_file(self.path)
         record = WeightsRecord("embedded", file_sha256(self.path))
@@ -79,26 +78,25 @@ def onnx_from_file(path: Path) -> Any:
     try:
         model = onnx.load(path)
     except (DecodeError, onnx.checker.ValidationError, OSError, ValueError, RuntimeError) as error:
-        message = (
+        raise BadInputError(
             f"{path} is not a complete ONNX file: {first_line(error)}\n"
             "it may be truncated, of another format, or without its external data"
-        )
-        raise BadInputError(message) from error
+        ) from error
     if not model.graph.node:
-        message = f"{path} holds no ONNX graph: it may be truncated or another format"
-        raise BadInputError(message)
+        raise BadInputError(f"{path} holds no ONNX graph: it may be truncated or another format")
     opset = next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 0)
     if opset < OLDEST_OPSET:
-        message = f"{path} is opset {opset}; opset {OLDEST_OPSET} is the oldest taken (convert it with onnx.version_converter)"
-        raise BadInputError(message)
+        raise BadInputError(
+            f"{path} is opset {opset}; opset {OLDEST_OPSET} is the oldest taken (convert it with onnx.version_converter)"
+        )
     if unknown := _unknown_operators(model):
-        message = f"{path} has operators that neither ONNX nor ONNX Runtime defines: {', '.join(unknown[:5])}; use standard ones"
-        raise BadInputError(message)
+        raise BadInputError(
+            f"{path} has operators that neither ONNX nor ONNX Runtime defines: {', '.join(unknown[:5])}; use standard ones"
+        )
     try:
         onnx.checker.check_model(str(path))
     except (onnx.checker.ValidationError, ValueError) as error:
-        message = f"{path} is not valid ONNX: {first_line(error)}"
-        raise BadInputError(message) from error
+        raise BadInputError(f"{path} is not valid ONNX: {first_line(error)}") from error
     return model
 
 
@@ -133,11 +131,9 @@ def external_files(path: Path) -> tuple[Path, ...]:
     found = tuple(sorted((folder / name).resolve() for name in names))
     for file in found:
         if not file.is_relative_to(folder):
-            message = f"{path} wants external data outside its folder: {file.name}"
-            raise BadInputError(message)
+            raise BadInputError(f"{path} wants external data outside its folder: {file.name}")
         if not file.is_file():
-            message = f"{path}: its external data {file.name} is missing"
-            raise BadInputError(message)
+            raise BadInputError(f"{path}: its external data {file.name} is missing")
     return found
 
 
@@ -153,17 +149,17 @@ def _input_spec(value: Any, shapes: Mapping[str, tuple[Shape, Shape, Shape]], pa
     name: str = onnx.TensorProto.DataType.Name(tensor.elem_type).lower()
     dtype = "float32" if name == "float" else name
     if dtype not in DTYPES:
-        message = f"{path}: input '{value.name}' is {dtype or 'no tensor'}; optpipe takes {', '.join(DTYPES)}"
-        raise BadInputError(message)
+        raise BadInputError(
+            f"{path}: input '{value.name}' is {dtype or 'no tensor'}; optpipe takes {', '.join(DTYPES)}"
+        )
     if value.name in shapes:
         return InputSpec(value.name, dtype, *shapes[value.name])
     sizes = [each.dim_value if each.HasField("dim_value") and each.dim_value > 0 else None for each in tensor.shape.dim]
     if any(size is None for size in sizes[1:]):
         shown = "x".join("?" if size is None else str(size) for size in sizes)
-        message = (
+        raise BadInputError(
             f"{path}: input '{value.name}' is {shown}; give its open dimensions with --shape {value.name}=MIN:OPT:MAX"
         )
-        raise BadInputError(message)
     known: Shape = tuple(size for size in sizes if size is not None)
     if sizes[:1] == [None]:
         return InputSpec(value.name, dtype, *((batch, *known) for batch in BATCH))

@@ -86,8 +86,7 @@ class PythonFileSource:
 
     def _require_file(self) -> None:
         if not self.path.is_file():
-            message = f"{self.path}: no such file"
-            raise BadInputError(message)
+            raise BadInputError(f"{self.path}: no such file")
 
     @cached_property
     def _code(self) -> UserCode:
@@ -109,8 +108,7 @@ class PythonFileSource:
         try:
             module = factory()
         except (Exception, SystemExit) as error:
-            message = f"{self.name} raised {told(error)}"
-            raise BadInputError(message) from error
+            raise BadInputError(f"{self.name} raised {told(error)}") from error
         _require_usable(module, self.name)
         module.cpu()
         tensors = [*module.parameters(), *module.buffers()]
@@ -127,24 +125,24 @@ class PythonFileSource:
         definitions = self._code.definitions()
         factory = getattr(definitions, self.factory, None)
         if isinstance(factory, torch.nn.Module):
-            message = f"{self.name} is a module, not a factory: define a function that returns it"
-            raise BadInputError(message)
+            raise BadInputError(f"{self.name} is a module, not a factory: define a function that returns it")
         if not callable(factory):
             known = [name for name, value in vars(definitions).items() if callable(value) and not name.startswith("_")]
-            message = f"{self.path} has no factory '{self.factory}'; it defines {', '.join(known) or 'none'}"
-            raise BadInputError(message)
+            raise BadInputError(f"{self.path} has no factory '{self.factory}'; it defines {', '.join(known) or 'none'}")
         return factory
 
     def _own_card(self, definitions: ModuleType) -> ModelCard:
         inputs = getattr(definitions, "INPUTS", None)
         if not inputs:
-            message = f"{self.path} does not say what its inputs are; define INPUTS in it or write a model card (models/README.md)"
-            raise BadInputError(message)
+            raise BadInputError(
+                f"{self.path} does not say what its inputs are; define INPUTS in it or write a model card (models/README.md)"
+            )
         described = getattr(definitions, "TRANSFORM", None)
         transform = None if described is None else transform_from_torchvision(described)
         if not isinstance(inputs, list | tuple):
-            message = f"{self.path}: INPUTS is no list of inputs, such as [{{'name': 'x', 'min': [1, 8], 'opt': [4, 8], 'max': [64, 8]}}]"
-            raise BadInputError(message)
+            raise BadInputError(
+                f"{self.path}: INPUTS is no list of inputs, such as [{{'name': 'x', 'min': [1, 8], 'opt': [4, 8], 'max': [64, 8]}}]"
+            )
         specs = tuple(input_from_dict(each) for each in inputs)
         return ModelCard(name_from_factory(self.name), self.name, Task.OTHER, specs, transform=transform)
 

@@ -28,8 +28,7 @@ def source_from_text(model: str, shapes: Mapping[str, tuple[Shape, Shape, Shape]
     if file.endswith(".py"):
         return PythonFileSource(_existing(file), factory)
     if model.endswith(".py"):
-        message = f"{model}: name the factory too, as {model}:FACTORY"
-        raise BadInputError(message)
+        raise BadInputError(f"{model}: name the factory too, as {model}:FACTORY")
     if model.endswith(".onnx"):
         return OnnxFileSource(_existing(model), shapes=shapes)
     if model.endswith(".toml"):
@@ -52,6 +51,5 @@ def model_cards() -> dict[str, Path]:
 def _existing(text: str) -> Path:
     path = Path(text)
     if not path.is_file():
-        message = f"{text}: no such file"
-        raise BadInputError(message)
+        raise BadInputError(f"{text}: no such file")
     return path

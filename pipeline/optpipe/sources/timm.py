@@ -45,15 +45,15 @@ class TimmSource:
     def load(self, weights: WeightsRequest) -> Loaded:
         """Builds the module; preprocessing and size come from timm's data configuration."""
         if package_version("timm") is None:
-            message = f"{self.name} needs timm: `uv sync --extra timm` installs it"
-            raise MissingError(message)
+            raise MissingError(f"{self.name} needs timm: `uv sync --extra timm` installs it")
         import timm
 
         architecture = self.model.split(".")[0]
         if not timm.is_model(architecture):
             near = get_close_matches(architecture, timm.list_models(), n=3)
-            message = f"unknown timm model '{self.model}'" + (f": did you mean {', '.join(near)}?" if near else "")
-            raise BadInputError(message)
+            raise BadInputError(
+                f"unknown timm model '{self.model}'" + (f": did you mean {', '.join(near)}?" if near else "")
+            )
         module, record = self._module(timm, weights)
         config = timm.data.resolve_data_config(model=module)
         transform = transform_from_timm(config)

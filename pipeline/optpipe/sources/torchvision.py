@@ -83,13 +83,15 @@ class TorchvisionSource:
                 if near
                 else "see `python -c 'import torchvision; print(torchvision.models.list_models())'`"
             )
-            message = f"unknown model '{self.builder}': {hint}\nother sources: timm:NAME, hf:NAME, FILE.onnx, FILE.py:FACTORY, a card"
-            raise BadInputError(message)
+            raise BadInputError(
+                f"unknown model '{self.builder}': {hint}\nother sources: timm:NAME, hf:NAME, FILE.onnx, FILE.py:FACTORY, a card"
+            )
         module = models.get_model_builder(self.builder).__module__
         task = next((task for prefix, task in _TASKS.items() if module.startswith(prefix)), Task.CLASSIFICATION)
         if task is None:
-            message = f"{self.name} is a {module.split('.')[2]} model; optpipe takes classification, detection and segmentation"
-            raise BadInputError(message)
+            raise BadInputError(
+                f"{self.name} is a {module.split('.')[2]} model; optpipe takes classification, detection and segmentation"
+            )
         return task
 
     def _module(self, models: Any, published: Any, request: WeightsRequest) -> tuple[Any, WeightsRecord]:

@@ -33,8 +33,7 @@ def transform_from_torchvision(source: Any) -> Transform:
         return preset(source)
     stages = getattr(source, "transforms", None)
     if stages is None and not callable(source):
-        msg = f"{type(source).__name__}: not an image transform of torchvision"
-        raise BadInputError(msg)
+        raise BadInputError(f"{type(source).__name__}: not an image transform of torchvision")
     return _from_compose(stages if stages is not None else [source])
 
 
@@ -73,8 +72,7 @@ def transform_from_processor(processor: Any) -> Transform:
     cannot be translated.
     """
     if not hasattr(processor, "do_resize"):
-        msg = f"{type(processor).__name__}: not an image processor (it has no do_resize)"
-        raise BadInputError(msg)
+        raise BadInputError(f"{type(processor).__name__}: not an image processor (it has no do_resize)")
     name = type(processor).__name__
     for setting in ("do_pad", "do_thumbnail", "do_align_long_axis", "do_split_image", "do_image_splitting"):
         if getattr(processor, setting, None):
@@ -245,5 +243,6 @@ def _interpolation(where: str, value: Any) -> Interpolation:
 
 
 def _refuse(source: str, step: str) -> NoReturn:
-    msg = f"{source}: {step} cannot be translated\ndescribe the preprocessing in a model card ([[preprocessing.steps]])"
-    raise BadInputError(msg)
+    raise BadInputError(
+        f"{source}: {step} cannot be translated\ndescribe the preprocessing in a model card ([[preprocessing.steps]])"
+    )

@@ -106,8 +106,7 @@ class UserCode:
             spec.loader.exec_module(definitions)
         except (Exception, SystemExit) as error:
             sys.modules.pop(name, None)
-            message = f"{self.path} cannot be imported: {told(error)}"
-            raise BadInputError(message) from error
+            raise BadInputError(f"{self.path} cannot be imported: {told(error)}") from error
         return definitions
 
     def files(self, weights: Path | None) -> Mapping[str, str]:

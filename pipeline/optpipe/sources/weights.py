@@ -116,11 +116,10 @@ def with_factory_weights(make: Callable[[], Any], request: WeightsRequest, name:
             return module.eval(), WeightsRecord(f"default:{name}", module_weights_sha256(module))
         with_drawn_normalization(module)
     if not drawn:
-        message = (
+        raise BadInputError(
             f"no weight that {name} makes depends on the seed, so it has no random weights to give\n"
             "ask for its own (--weights default), or name a factory that loads none"
         )
-        raise BadInputError(message)
     which = f"{len(drawn)} of {len(own)} tensors, first {drawn[0]}"
     record = WeightsRecord("random", module_weights_sha256(module), request.seed, which)
     del module
@@ -136,11 +135,10 @@ def remade(make: Callable[[], Any], request: WeightsRequest, record: WeightsReco
         if record.source == "random":
             with_drawn_normalization(module)
     if module_weights_sha256(module) != record.sha256:
-        message = (
+        raise BadInputError(
             f"{name} makes other weights each time it is called, whatever the seed\n"
             "draw them from torch's, NumPy's or Python's own generator, or load them from a file"
         )
-        raise BadInputError(message)
     return module
 
 
@@ -153,11 +151,10 @@ def load_state(module: Any, path: Path) -> None:
     misshapen = sorted(name for name in set(own) & set(state) if own[name].shape != state[name].shape)
     for names, what in ((missing, "lacks"), (unexpected, "has unknown"), (misshapen, "has in another shape")):
         if names:
-            message = (
+            raise BadInputError(
                 f"{path} does not fit this model: it {what} {len(names)} tensors, first {', '.join(names[:3])}\n"
                 "give weights of the same architecture (for a head of another size, use file.py:factory)"
             )
-            raise BadInputError(message)
     module.load_state_dict(state)
 
 
@@ -175,14 +172,15 @@ def state_dict_from_file(path: Path) -> Mapping[str, Any]:
             return dict(load_file(path))
         state = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        message = f"{path} is a pickle that would run code when loaded; save the state dict as .safetensors instead"
-        raise BadInputError(message) from error
+        raise BadInputError(
+            f"{path} is a pickle that would run code when loaded; save the state dict as .safetensors instead"
+        ) from error
     except (SafetensorError, RuntimeError, EOFError, ValueError, zipfile.BadZipFile, OSError) as error:
-        message = f"{path} cannot be read as weights ({type(error).__name__}): it may be truncated or of another format"
-        raise BadInputError(message) from error
+        raise BadInputError(
+            f"{path} cannot be read as weights ({type(error).__name__}): it may be truncated or of another format"
+        ) from error
     if isinstance(state, Mapping) and isinstance(state.get("state_dict"), Mapping):
         state = state["state_dict"]
     if not isinstance(state, Mapping) or not all(isinstance(value, torch.Tensor) for value in state.values()):
-        message = f"{path} holds no state dict (names to tensors); save one with safetensors.torch.save_file"
-        raise BadInputError(message)
+        raise BadInputError(f"{path} holds no state dict (names to tensors); save one with safetensors.torch.save_file")
     return state

@@ -64,8 +64,7 @@ def student_t_tail(value: float, freedom: float) -> float:
 def student_t_quantile(level: float, freedom: float) -> float:
     """The value that T stays below with probability `level`. Raises ValueError for a level outside 0.5 <= level < 1."""
     if not 0.5 <= level < 1:
-        message = f"no quantile at level {level}: it must be at least 0.5 and under 1"
-        raise ValueError(message)
+        raise ValueError(f"no quantile at level {level}: it must be at least 0.5 and under 1")
     low, high = 0.0, 1.0
     while student_t_tail(high, freedom) > 1 - level:
         low, high = high, high * 2

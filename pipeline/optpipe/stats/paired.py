@@ -37,8 +37,7 @@ def normal_quantile(confidence: float) -> float:
 def share_interval(hits: int, n: int, confidence: float = CONFIDENCE) -> Interval:
     """Wilson's score interval of a share. Raises ValueError for no samples."""
     if n < 1:
-        message = "no samples, no share"
-        raise ValueError(message)
+        raise ValueError("no samples, no share")
     z = normal_quantile(confidence)
     share = hits / n
     middle = (share + z * z / (2 * n)) / (1 + z * z / n)

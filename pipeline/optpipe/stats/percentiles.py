@@ -76,8 +76,7 @@ def summary_from_ns(
     import numpy as np
 
     if len(durations_ns) == 0:
-        message = "no samples to summarize"
-        raise ValueError(message)
+        raise ValueError("no samples to summarize")
     values = np.asarray(durations_ns, dtype=np.float64) / 1e6
     ordered = np.sort(values)
     found: list[Percentile] = []

@@ -69,11 +69,9 @@ def _ratio(centre: float, error: float, freedom: float, rounds: int, confidence:
 
 def _log_ratios(baseline: Sequence[float], contender: Sequence[float]) -> list[float]:
     if len(baseline) != len(contender) or len(baseline) < SMALLEST_ROUNDS:
-        message = f"need {SMALLEST_ROUNDS} or more rounds of both, got {len(baseline)} and {len(contender)}"
-        raise ValueError(message)
+        raise ValueError(f"need {SMALLEST_ROUNDS} or more rounds of both, got {len(baseline)} and {len(contender)}")
     if not all(isfinite(value) and value > 0 for value in (*baseline, *contender)):
-        message = "durations must be positive and finite"
-        raise ValueError(message)
+        raise ValueError("durations must be positive and finite")
     return [log(after) - log(before) for before, after in zip(baseline, contender, strict=True)]
 
 
@@ -81,8 +79,7 @@ def medians_ratio(baseline: Sequence[float], contender: Sequence[float], confide
     """The ratio of two *unpaired* sets of process statistics (Welch's t on logs): for runs made at different times."""
     first, second = [log(value) for value in baseline], [log(value) for value in contender]
     if min(len(first), len(second)) < SMALLEST_ROUNDS:
-        message = f"need {SMALLEST_ROUNDS} or more processes of both, got {len(first)} and {len(second)}"
-        raise ValueError(message)
+        raise ValueError(f"need {SMALLEST_ROUNDS} or more processes of both, got {len(first)} and {len(second)}")
     means = [sum(logs) / len(logs) for logs in (first, second)]
     errors = [
         sum((value - mean) ** 2 for value in logs) / (len(logs) - 1) / len(logs)

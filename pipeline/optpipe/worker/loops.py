@@ -167,8 +167,7 @@ def _multi_stream(load: Load) -> None:
 def _server(load: Load) -> None:
     point, lane, write, size = load.point, load.lanes[0], load.write, load.point.batch_size
     if point.rate_per_s is None:
-        message = "the server scenario needs a rate"
-        raise ValueError(message)
+        raise ValueError("the server scenario needs a rate")
     gaps = Random(f"arrivals {load.seed}")  # no other draw follows the same numbers
     arrival = started = perf_counter_ns() + 10_000_000
     count, now = 0, started

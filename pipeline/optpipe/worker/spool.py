@@ -88,8 +88,9 @@ class Spool:
         try:
             os.posix_fallocate(self._file.fileno(), 0, size)
         except OSError as error:
-            message = f"no room for samples in {self._file.name}: {error.strerror}; free some space or use --workspace"
-            raise StageError(message) from error
+            raise StageError(
+                f"no room for samples in {self._file.name}: {error.strerror}; free some space or use --workspace"
+            ) from error
         self._capacity += CHUNK_RECORDS
         return mmap.mmap(self._file.fileno(), size)
 
@@ -136,8 +137,7 @@ def frame_from_spool(path: Path) -> "pl.DataFrame":
     if not content.strip(b"\0"):  # whoever opened it was killed before the first sample
         content = _HEAD.pack(MAGIC, VERSION, RECORD.size).ljust(HEADER_BYTES, b"\0")
     if len(content) < HEADER_BYTES or _HEAD.unpack_from(content) != (MAGIC, VERSION, RECORD.size):
-        message = f"{path} is not a sample spool of version {VERSION}"
-        raise StageError(message)
+        raise StageError(f"{path} is not a sample spool of version {VERSION}")
     count = _COUNT.unpack_from(content, COUNT_AT)[0]
     records = np.frombuffer(content, dtype=_record_dtype(), count=count, offset=HEADER_BYTES)
     frame = pl.DataFrame({name: records[name].copy() for name in SAMPLE_COLUMNS})

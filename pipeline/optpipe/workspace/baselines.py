@@ -4,7 +4,6 @@ import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 
-from optpipe.core.advice import advised
 from optpipe.errors import BadInputError
 from optpipe.workspace.file_names import REQUEST
 from optpipe.workspace.runs import json_file, write_json
@@ -29,11 +28,10 @@ def approved(workspace: Path, model: str) -> Path | None:
         return None
     problems = broken(folder) if (folder / SUMS).is_file() else [f"{SUMS}: missing"]
     if problems:
-        message = (
+        raise BadInputError(
             f"the approved baseline {folder} is damaged: {problems[0]}\n"
-            f"put its dossier there again with `{advised('approve DOSSIER', workspace)}`"
+            f"put its dossier there again with `optpipe approve DOSSIER`"
         )
-        raise BadInputError(message)
     return folder
 
 

@@ -63,16 +63,16 @@ def manifest_from_file(path: Path) -> Manifest:
         value = json.loads(path.read_text(encoding="utf-8"))
         schema = value["schema"]
         if schema != SCHEMA:
-            message = f"{path}: manifest schema {schema}, this optpipe reads {SCHEMA}; use a matching optpipe"
-            raise BadInputError(message)
+            raise BadInputError(
+                f"{path}: manifest schema {schema}, this optpipe reads {SCHEMA}; use a matching optpipe"
+            )
         value["files"] = {name: FileRecord(**record) for name, record in value["files"].items()}
         value["parents"] = tuple(value["parents"])
         found = Manifest(**value)
         if not all(isinstance(getattr(found, name), kind) for name, kind in _KINDS.items()):
             raise TypeError  # noqa: TRY301
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        message = f"{path} is not a readable manifest ({type(error).__name__})"
-        raise UnreadableError(message) from error
+        raise UnreadableError(f"{path} is not a readable manifest ({type(error).__name__})") from error
     return found
 
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optpipe.core.advice import advised
 from optpipe.errors import BadInputError
 
 if TYPE_CHECKING:
@@ -86,14 +85,13 @@ class Run:
 def begin_run(workspace: Path, kind: str) -> OpenRun:
     """Makes a new, empty run folder. Raises StageError where the workspace cannot be written."""
     if kind not in KINDS:
-        raise ValueError(f"unknown kind of run {kind!r}")  # noqa: EM102
+        raise ValueError(f"unknown kind of run {kind!r}")
     now = datetime.now(UTC)
     path = workspace / "runs" / f"{kind}-{now:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
     try:
         path.mkdir(parents=True)
     except OSError as error:
-        message = f"cannot make {path}: {error.strerror}; choose another place with --workspace"
-        raise StageError(message) from error
+        raise StageError(f"cannot make {path}: {error.strerror}; choose another place with --workspace") from error
     return OpenRun(path, kind, now.isoformat(timespec="milliseconds"))
 
 
@@ -141,22 +139,17 @@ def load_run(path: Path) -> Run:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         problem = "was cut off before its end (no manifest.json)" if path.is_dir() else "does not exist"
-        message = f"the run {path} {problem}; {advised('ls', path.parent.parent)} shows what there is"
-        raise BadInputError(message) from error
+        raise BadInputError(f"the run {path} {problem}; optpipe ls shows what there is") from error
     except (OSError, ValueError) as error:
-        message = f"cannot read {path / MANIFEST}: {error}"
-        raise BadInputError(message) from error
+        raise BadInputError(f"cannot read {path / MANIFEST}: {error}") from error
     if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA:
-        message = f"{path / MANIFEST} is not the manifest of a run"
-        raise BadInputError(message)
+        raise BadInputError(f"{path / MANIFEST} is not the manifest of a run")
     if manifest.get("schema_version") != SCHEMA_VERSION:
-        message = (
+        raise BadInputError(
             f"{path} has schema version {manifest.get('schema_version')}; this optpipe reads version {SCHEMA_VERSION}"
         )
-        raise BadInputError(message)
     if not _is_whole(manifest):
-        message = f"{path / MANIFEST} is damaged"
-        raise BadInputError(message)
+        raise BadInputError(f"{path / MANIFEST} is damaged")
     return Run(path, manifest)
 
 
@@ -180,8 +173,7 @@ def _listed(path: Path) -> Run:
     try:
         return load_run(path)
     except BadInputError as error:
-        message = f"{error}\nremove the run with `{advised(f'rm {path.name}', path.parent.parent)}`"
-        raise BadInputError(message) from error
+        raise BadInputError(f"{error}\nremove the run with `optpipe rm {path.name}`") from error
 
 
 def run_folders(workspace: Path, kind: str | None = None) -> list[Path]:
@@ -211,11 +203,9 @@ def json_of_run(run: Run, name: str) -> dict[str, Any]:
     try:
         found = json.loads((run.path / name).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        message = f"cannot read {run.path / name}: {error}"
-        raise BadInputError(message) from error
+        raise BadInputError(f"cannot read {run.path / name}: {error}") from error
     if not isinstance(found, dict):
-        message = f"{run.path / name} holds no JSON object"
-        raise BadInputError(message)
+        raise BadInputError(f"{run.path / name} holds no JSON object")
     return found
 
 
@@ -245,8 +235,7 @@ def write_bytes(path: Path, content: bytes) -> None:
                 Path(file.name).unlink(missing_ok=True)
                 raise
     except OSError as error:
-        message = f"cannot write {path}: {error.strerror}; free some space or choose --workspace"
-        raise StageError(message) from error
+        raise StageError(f"cannot write {path}: {error.strerror}; free some space or choose --workspace") from error
 
 
 def _entry(root: Path, path: Path) -> dict[str, Any]:
@@ -262,11 +251,10 @@ def require_unchanged(run: Run, *, whole: bool = True) -> None:
     problems = [problem for problem in changed_files(run) if whole or not problem.endswith(": missing")]
     if problems:
         more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
-        message = (
+        raise BadInputError(
             f"run {run.run_id} is not as it was written: {problems[0]}{more}\n"
-            f"remove it with `{advised(f'rm {run.run_id}', run.path.parent.parent)}` and measure again"
+            f"remove it with `optpipe rm {run.run_id}` and measure again"
         )
-        raise BadInputError(message)
 
 
 def json_file(path: Path) -> dict[str, Any]:
@@ -274,11 +262,9 @@ def json_file(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(read_dossier_file(path))
     except ValueError as error:
-        message = f"{path} is not JSON: {error}"
-        raise BadInputError(message) from error
+        raise BadInputError(f"{path} is not JSON: {error}") from error
     if not isinstance(found, dict):
-        message = f"{path} holds no JSON object"
-        raise BadInputError(message)
+        raise BadInputError(f"{path} holds no JSON object")
     return found
 
 
@@ -287,8 +273,7 @@ def read_dossier_file(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        message = f"cannot read {path}: {error.strerror}; the dossier is not whole"
-        raise BadInputError(message) from error
+        raise BadInputError(f"cannot read {path}: {error.strerror}; the dossier is not whole") from error
 
 
 def newest_runs(runs: Sequence[Run], kind: str) -> list[Run]:

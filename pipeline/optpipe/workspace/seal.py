@@ -40,8 +40,7 @@ def broken(folder: Path) -> list[str]:
     """
     if not (folder / SUMS).is_file():
         problem = f"is no dossier: there is no {SUMS} in it" if folder.exists() else "does not exist"
-        message = f"{folder} {problem}; make a dossier with optpipe signoff"
-        raise BadInputError(message)
+        raise BadInputError(f"{folder} {problem}; make a dossier with optpipe signoff")
     listed_bytes = (folder / SUMS).read_bytes()
     listed = _parsed(listed_bytes)
     problems = _strange(folder)
@@ -63,8 +62,7 @@ def broken(folder: Path) -> list[str]:
 def require_key(key: Path) -> None:
     """Raises BadInputError where there is no file with a key, MissingError where nothing could sign with it."""
     if not key.is_file():
-        message = f"no key at {key}; make one with: ssh-keygen -t ed25519 -f {key}"
-        raise BadInputError(message)
+        raise BadInputError(f"no key at {key}; make one with: ssh-keygen -t ed25519 -f {key}")
     _program()
 
 
@@ -74,8 +72,7 @@ def sign(folder: Path, key: Path) -> None:
     (folder / SIGNATURE).unlink(missing_ok=True)
     result = _ssh_keygen(["-Y", "sign", "-q", "-f", str(key), "-n", NAMESPACE, str(folder / SUMS)], b"")
     if result.returncode != 0 or not (folder / SIGNATURE).is_file():
-        message = f"ssh-keygen could not sign with {key}: {_first_line(result.stderr)}"
-        raise StageError(message)
+        raise StageError(f"ssh-keygen could not sign with {key}: {_first_line(result.stderr)}")
 
 
 def signature_problem(folder: Path, allowed_signers: Path | None = None) -> str | None:
@@ -95,8 +92,9 @@ def signature_problem(folder: Path, allowed_signers: Path | None = None) -> str 
         result = _ssh_keygen(["-Y", "check-novalidate", "-n", NAMESPACE, "-s", str(file)], listed)
         return None if result.returncode == 0 else f"{SIGNATURE}: {_first_line(result.stderr or result.stdout)}"
     if not allowed_signers.is_file():
-        message = f"no file of allowed signers at {allowed_signers}; its form is in the manual page of ssh-keygen"
-        raise BadInputError(message)
+        raise BadInputError(
+            f"no file of allowed signers at {allowed_signers}; its form is in the manual page of ssh-keygen"
+        )
     signers = ["-f", str(allowed_signers)]
     who = _ssh_keygen(["-Y", "find-principals", "-s", str(file), *signers], b"")
     if who.returncode != 0:
@@ -113,8 +111,7 @@ def _ssh_keygen(arguments: list[str], standard_input: bytes) -> subprocess.Compl
 def _program() -> str:
     program = shutil.which("ssh-keygen")
     if program is None:
-        message = "signatures need ssh-keygen: install OpenSSH's client (openssh-client)"
-        raise MissingError(message)
+        raise MissingError("signatures need ssh-keygen: install OpenSSH's client (openssh-client)")
     return program
 
 

@@ -15,5 +15,6 @@ def shipped(name: Literal["models", "calibration"]) -> Path:
     for folder in (in_wheel, in_checkout):
         if folder.is_dir():
             return folder
-    msg = f"this installation lacks the folder {name}/ (looked at {in_wheel} and {in_checkout}); reinstall optpipe"
-    raise MissingError(msg)
+    raise MissingError(
+        f"this installation lacks the folder {name}/ (looked at {in_wheel} and {in_checkout}); reinstall optpipe"
+    )

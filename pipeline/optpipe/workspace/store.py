@@ -19,7 +19,6 @@ from pathlib import Path
 from time import monotonic
 from typing import IO, Any
 
-from optpipe.core.advice import advised, again
 from optpipe.core.events import Listener
 from optpipe.core.hashing import value_sha256
 from optpipe.errors import BadInputError, StageError
@@ -182,10 +181,9 @@ class Store:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                message = (
+                raise StageError(
                     f"another optpipe is at work in {self.workspace}; nothing was removed, try again when it has ended"
-                )
-                raise StageError(message) from error
+                ) from error
             try:
                 yield
             finally:
@@ -217,12 +215,11 @@ class Store:
         """
         found, damaged = self.listed()
         if damaged:
-            remove, clean = advised(f"rm {damaged[0].name}", self.workspace), advised("gc", self.workspace)
-            message = (
+            remove, clean = f"optpipe rm {damaged[0].name}", "optpipe gc"
+            raise BadInputError(
                 f"store entry {damaged[0].name} in {self.workspace} has no readable manifest; "
                 f"remove it with `{remove}`, or all that is damaged with `{clean}`"
             )
-            raise BadInputError(message)
         return found
 
     def listed(self) -> tuple[list[Entry], list[Path]]:
@@ -241,12 +238,11 @@ class Store:
         found = [entry for entry in self.entries() if entry.fits(prefix)]
         if len(found) != 1:
             names = ", ".join(entry.path.name for entry in found[:5])
-            message = (
+            raise BadInputError(
                 f"'{prefix}' fits {len(found)} entries ({names}); give more digits"
                 if found
-                else f"nothing stored under '{prefix}' in {self.workspace}; `{advised('ls', self.workspace)}` lists what is"
+                else f"nothing stored under '{prefix}' in {self.workspace}; `optpipe ls` lists what is"
             )
-            raise BadInputError(message)
         return found[0]
 
     def verified(self, entry: Entry, only: str | None = None) -> Entry:
@@ -255,11 +251,9 @@ class Store:
         Call it before anything is deserialized or believed.
         """
         if (problem := damage(entry.path, entry.manifest, only)) is not None:
-            message = (
-                f"store entry {entry.path.name} is damaged: {problem}\n"
-                f"`{again(entry.manifest.command, self.workspace)}` makes it again"
+            raise StageError(
+                f"store entry {entry.path.name} is damaged: {problem}\n`{entry.manifest.command}` makes it again"
             )
-            raise StageError(message)
         return entry
 
     def remove_folder(self, folder: Path) -> int:
@@ -319,11 +313,13 @@ def _named_failures(workspace: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            command = advised("gc", workspace)
-            message = f"no space left for workspace {workspace}; free some (`{command}`) or pass --workspace DIR"
-            raise StageError(message) from error
+            command = "optpipe gc"
+            raise StageError(
+                f"no space left for workspace {workspace}; free some (`{command}`) or pass --workspace DIR"
+            ) from error
         ours = error.filename is not None and Path(error.filename).is_relative_to(workspace)
         if ours and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST):
-            message = f"workspace {workspace} cannot be written ({error.strerror}); pass --workspace DIR"
-            raise BadInputError(message) from error
+            raise BadInputError(
+                f"workspace {workspace} cannot be written ({error.strerror}); pass --workspace DIR"
+            ) from error
         raise

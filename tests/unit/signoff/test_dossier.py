@@ -247,7 +247,7 @@ def test_a_damaged_baseline_is_refused_and_not_taken_for_none(workspace, tmp_pat
     target = approve(folder, tmp_path / "w")
     assert approved(tmp_path / "w", "digits") == target
     (target / "policy.toml").write_text("changed")
-    with pytest.raises(BadInputError, match=r"policy.toml: changed\n.*optpipe approve DOSSIER --workspace"):
+    with pytest.raises(BadInputError, match=r"policy.toml: changed\n.*optpipe approve DOSSIER`"):
         approved(tmp_path / "w", "digits")
     for path in target.iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()

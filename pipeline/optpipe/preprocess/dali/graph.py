@@ -78,8 +78,7 @@ def untranslatable(transform: Transform) -> tuple[str, ...]:
 def require_translatable(transform: Transform) -> None:
     """Raises BadInputError that names every step DALI cannot reproduce."""
     if reasons := untranslatable(transform):
-        msg = f"no DALI pipeline gives this model's pictures: {'; '.join(reasons)}"
-        raise BadInputError(msg)
+        raise BadInputError(f"no DALI pipeline gives this model's pictures: {'; '.join(reasons)}")
 
 
 def resized(picture: Picture, step: Resize, arithmetic: Arithmetic, *, border_hidden: bool = False) -> Picture:

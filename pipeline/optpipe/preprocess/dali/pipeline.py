@@ -59,8 +59,7 @@ def require_dali() -> None:
     try:
         import nvidia.dali  # noqa: F401
     except ImportError as error:
-        msg = f"DALI is not here ({error}); install it with `pip install nvidia-dali-cuda130`"
-        raise MissingError(msg) from error
+        raise MissingError(f"DALI is not here ({error}); install it with `pip install nvidia-dali-cuda130`") from error
 
 
 def dali_from_transform(transform: Transform, plan: DaliPlan, *, prefetch: int | None = None) -> Any:

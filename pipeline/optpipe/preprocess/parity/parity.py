@@ -135,8 +135,7 @@ def parity(
             worst = sorted([*worst, *batch], key=lambda each: -each.mean_levels)[:WORST]
             step.advance(len(batch))
     if not parts:
-        msg = f"DALI cannot decode any of the {len(files)} images: {pixels.refused[0][1]}"
-        raise BadInputError(msg)
+        raise BadInputError(f"DALI cannot decode any of the {len(files)} images: {pixels.refused[0][1]}")
     rows = pl.concat(parts)
     kept = set(rows["image"])
     measure_alone([pair for pair in files if pair[0] in kept], pixels)

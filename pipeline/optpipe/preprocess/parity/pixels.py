@@ -173,8 +173,9 @@ def _one_by_one(
 def require_memory(error: Exception, plan: DaliPlan) -> None:
     """Raises StageError where DALI failed for want of memory, which is no fault of a picture."""
     if out_of_memory(str(error)):
-        msg = f"DALI ran out of memory with {plan.batch_size} images per batch; try --batch-size {max(1, plan.batch_size // 2)}"
-        raise StageError(msg) from error
+        raise StageError(
+            f"DALI ran out of memory with {plan.batch_size} images per batch; try --batch-size {max(1, plan.batch_size // 2)}"
+        ) from error
 
 
 def dali_reason(error: Exception) -> str:

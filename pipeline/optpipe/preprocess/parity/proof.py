@@ -86,9 +86,9 @@ def rows_from_file(path: Path) -> "pl.DataFrame":
     try:
         rows = pl.read_parquet(path)
     except (OSError, pl.exceptions.PolarsError) as error:
-        message = f"cannot read the rows of the parity proof in {path}: {first_line(error)}"
-        raise BadInputError(message) from error
+        raise BadInputError(f"cannot read the rows of the parity proof in {path}: {first_line(error)}") from error
     if "difference_square" not in rows.columns:
-        message = f"{path} holds no output errors by image, as earlier versions wrote it; run optpipe preprocess again"
-        raise BadInputError(message)
+        raise BadInputError(
+            f"{path} holds no output errors by image, as earlier versions wrote it; run optpipe preprocess again"
+        )
     return rows

@@ -16,8 +16,6 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from optpipe.core.advice import advised
-
 JOBS, LOG = "jobs.json", "stderr.txt"
 QUEUES = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
 """CUDA maps streams onto 8 hardware queues unless told otherwise, and what shares a queue waits in line. DALI's decoder has
@@ -139,7 +137,7 @@ def failure_reason(stderr: str, status: int) -> str:
     if said := operator_reason(stderr):
         refused = "fn.decoders" in stderr
         return f"DALI: {said}" + (
-            f"; `{advised('preprocess MODEL --images DIR')}` names the files it refuses" if refused else ""
+            "; `optpipe preprocess MODEL --images DIR` names the files it refuses" if refused else ""
         )
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     named = [line for line in lines if "Error" in line]

@@ -160,6 +160,7 @@ def warn_of_others(cpu_cores: float | None, what: str, listener: Listener) -> No
 def require_rate(measured: Throughput, what: str) -> Throughput:
     """Raises StageError where nothing could be measured."""
     if measured.error:
-        msg = f"{what} could not be measured: {measured.error}\n--no-throughput proves parity without measuring"
-        raise StageError(msg)
+        raise StageError(
+            f"{what} could not be measured: {measured.error}\n--no-throughput proves parity without measuring"
+        )
     return measured

@@ -63,8 +63,9 @@ def node_runs(profile: Path, started_ns: int) -> Iterator[NodeRun]:
         events = json.loads(profile.read_text(encoding="utf-8"))
         nodes = sorted((event for event in events if _is_node(event)), key=lambda event: int(event["ts"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        message = f"{profile.name}: not a profile of ONNX Runtime ({type(error).__name__}: {str(error)[:120]})"
-        raise StageError(message) from error
+        raise StageError(
+            f"{profile.name}: not a profile of ONNX Runtime ({type(error).__name__}: {str(error)[:120]})"
+        ) from error
     for event in nodes:
         start_ns = started_ns + int(event["ts"]) * _TICK_NS
         name = str(event["name"]).removesuffix(_NODE_SUFFIX)
@@ -107,8 +108,7 @@ def _marked_iterations(trace: Trace) -> pl.DataFrame:
     name = pl.col("name").cast(pl.String)
     layers = trace.ranges.filter(name == LAYERS_RANGE)
     if layers.is_empty():
-        message = "the recording has no iterations for the layers: it ended before them"
-        raise StageError(message)
+        raise StageError("the recording has no iterations for the layers: it ended before them")
     begin, end = layers["start_ns"][0], layers["end_ns"][0]
     inside = (pl.col("start_ns") >= begin) & (pl.col("end_ns") <= end)
     return trace.ranges.filter((name == ITERATION_RANGE) & inside).sort("start_ns")
@@ -121,15 +121,13 @@ def clock_offsets_ns(iterations: pl.DataFrame, anchors: Sequence[Anchor]) -> tup
         StageError: they are not as many, or contradict each other by more than 50 µs.
     """
     if iterations.height != len(anchors) or not anchors:
-        message = f"the recording holds {iterations.height} iterations for the layers, {len(anchors)} were run"
-        raise StageError(message)
+        raise StageError(f"the recording holds {iterations.height} iterations for the layers, {len(anchors)} were run")
     starts, ends = iterations["start_ns"].to_list(), iterations["end_ns"].to_list()
     places = list(zip(anchors, starts, ends, strict=True))
     least = max(max(each.before_ns - start, each.leaving_ns - end) for each, start, end in places)
     most = min(min(each.entered_ns - start, each.after_ns - end) for each, start, end in places)
     if abs(most - least) > _APART_NS:
-        message = f"the profiler's clock and the system's are known to {abs(most - least) / 1e3:.0f} µs only"
-        raise StageError(message)
+        raise StageError(f"the profiler's clock and the system's are known to {abs(most - least) / 1e3:.0f} µs only")
     return min(least, most), max(least, most)
 
 

@@ -73,8 +73,7 @@ def require_nsys(options: CaptureOptions) -> None:
     """Fails at once where nsys is not here, or cannot record what `options` ask for."""
     nsys_path(otherwise="or profile with torch.profiler instead: --tracer torch")
     if options.python_sampling and _year(version := nsys_version()) < 2023:
-        message = f"nsys {version} cannot sample Python's stacks; 2023.1 and later can"
-        raise MissingError(message)
+        raise MissingError(f"nsys {version} cannot sample Python's stacks; 2023.1 and later can")
 
 
 def _year(version: str) -> int:
@@ -105,13 +104,13 @@ def exported(recorded: Recorded, directory: Path) -> Path:
         StageError: nsys says that the disk is full. MissingError: nsys refused to record, in its own words.
     """
     if "no space left" in recorded.said.lower():
-        message = f"the disk is full: {directory} has no room for the recording; choose another place with --workspace"
-        raise StageError(message)
+        raise StageError(
+            f"the disk is full: {directory} has no room for the recording; choose another place with --workspace"
+        )
     if recorded.recording is None:
-        message = (
+        raise MissingError(
             f"nsys recorded nothing: {refusal(recorded.said)}\nprofile with torch.profiler instead: --tracer torch"
         )
-        raise MissingError(message)
     return sqlite_from_recording(recorded.recording, directory)
 
 
@@ -169,9 +168,7 @@ def run_recorded(command: Sequence[str], directory: Path, timeout_s: float = _TI
                 _end(process, directory)
                 raise
     except subprocess.TimeoutExpired as error:
-        message = f"the profiled stage did not end within {timeout_s:.0f} s"
-        raise StageError(message) from error
+        raise StageError(f"the profiled stage did not end within {timeout_s:.0f} s") from error
     except OSError as error:
-        message = f"{command[0]} cannot be run: {error.strerror}"
-        raise MissingError(message) from error
+        raise MissingError(f"{command[0]} cannot be run: {error.strerror}") from error
     return status, log.read_text(encoding="utf-8", errors="replace")

@@ -54,8 +54,7 @@ def opened(path: Path) -> Export:
         raise BadInputError(_damaged(path, str(error))) from error
     if "StringIds" not in columns:
         message = f"{path}: an SQLite file, but not an export of Nsight Systems (no table StringIds)"
-        msg = f"{message}\nmake one with: nsys export --type sqlite FILE.nsys-rep"
-        raise BadInputError(msg)
+        raise BadInputError(f"{message}\nmake one with: nsys export --type sqlite FILE.nsys-rep")
     return Export(path, columns)
 
 
@@ -113,17 +112,13 @@ def _check_whole(path: Path) -> None:
             header = file.read(_HEADER_BYTES)
         size_bytes = path.stat().st_size
     except FileNotFoundError:
-        msg = f"{path}: no such file; give an .nsys-rep or its .sqlite export"
-        raise BadInputError(msg) from None
+        raise BadInputError(f"{path}: no such file; give an .nsys-rep or its .sqlite export") from None
     except OSError as error:
-        msg = f"{path}: cannot be read ({error.strerror})"
-        raise BadInputError(msg) from error
+        raise BadInputError(f"{path}: cannot be read ({error.strerror})") from error
     if size_bytes == 0:
-        msg = f"{path}: the file is empty; export it again: nsys export --type sqlite FILE.nsys-rep"
-        raise BadInputError(msg)
+        raise BadInputError(f"{path}: the file is empty; export it again: nsys export --type sqlite FILE.nsys-rep")
     if not header.startswith(_MAGIC):
-        msg = f"{path}: not an SQLite export of Nsight Systems; make one: nsys export --type sqlite"
-        raise BadInputError(msg)
+        raise BadInputError(f"{path}: not an SQLite export of Nsight Systems; make one: nsys export --type sqlite")
     # https://www.sqlite.org/fileformat.html, 1.3: page size at offset 16 (1 means 65536), page count at offset 28.
     page_bytes = int.from_bytes(header[16:18], "big")
     page_bytes = 65536 if page_bytes == 1 else page_bytes

@@ -35,8 +35,7 @@ def trace_from_path(path: Path, warn: Callable[[str], None] = lambda _: None) ->
         return trace_from_torch(path)
     if path.suffix in _RECORDINGS:
         if not path.is_file():
-            msg = f"{path}: no such file"
-            raise BadInputError(msg)
+            raise BadInputError(f"{path}: no such file")
         with TemporaryDirectory(prefix="optpipe-") as scratch:
             sqlite = sqlite_from_recording(path, Path(scratch))
             trace = trace_from_sqlite(sqlite)
@@ -79,8 +78,7 @@ def trace_from_folder(directory: Path) -> Trace:
     if not (directory / TRACE_JSON).is_file():
         inner = sorted(path.parent.name for path in directory.glob(f"*/{TRACE_JSON}"))
         hint = f"; give one of its stages: {', '.join(inner)}" if inner else ""
-        msg = f"{directory}: holds no trace{hint or ' (no trace.json)'}"
-        raise BadInputError(msg)
+        raise BadInputError(f"{directory}: holds no trace{hint or ' (no trace.json)'}")
     try:
         known: dict[str, Any] = json.loads((directory / TRACE_JSON).read_text(encoding="utf-8"))
         frames = {
@@ -100,5 +98,4 @@ def trace_from_folder(directory: Path) -> Trace:
             **frames,
         )
     except (OSError, ValueError, KeyError, TypeError, pl.exceptions.PolarsError) as error:
-        msg = f"{directory}: the trace in it is damaged ({type(error).__name__}: {error})"
-        raise BadInputError(msg) from error
+        raise BadInputError(f"{directory}: the trace in it is damaged ({type(error).__name__}: {error})") from error

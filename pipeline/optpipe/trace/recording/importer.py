@@ -26,8 +26,7 @@ def nsys_path(otherwise: str = "") -> Path:
     named = os.environ.get("OPTPIPE_NSYS")
     if named:
         if not Path(named).is_file():
-            msg = f"OPTPIPE_NSYS={named}: no such file"
-            raise MissingError(msg)
+            raise MissingError(f"OPTPIPE_NSYS={named}: no such file")
         return Path(named)
     found = shutil.which("nsys")
     if found:
@@ -40,8 +39,8 @@ def nsys_path(otherwise: str = "") -> Path:
         places = sorted(Path("/opt").glob(pattern))
         if places:
             return places[-1]
-    msg = f"Nsight Systems (nsys) is not here; install it: {INSTALL}"
-    raise MissingError(f"{msg}\n{otherwise}" if otherwise else msg)
+    missing = f"Nsight Systems (nsys) is not here; install it: {INSTALL}"
+    raise MissingError(f"{missing}\n{otherwise}" if otherwise else missing)
 
 
 def sqlite_from_recording(recording: Path, directory: Path) -> Path:
@@ -52,15 +51,15 @@ def sqlite_from_recording(recording: Path, directory: Path) -> Path:
         BadInputError: the recording cannot be read. StageError: the export failed for another reason.
     """
     if recording.stat().st_size == 0:
-        msg = f"{recording}: the file is empty"
-        raise BadInputError(msg)
+        raise BadInputError(f"{recording}: the file is empty")
     nsys_path(otherwise=f"or export it where nsys is, and give that: nsys export --type sqlite {recording.name}")
     report = report_from_qdstrm(recording, directory) if recording.suffix == ".qdstrm" else recording
     target = directory / f"{recording.stem}.sqlite"
     finished = _export("sqlite", report, target)
     if finished.returncode != 0 or not target.is_file():
-        msg = f"{recording}: nsys cannot export it: {_last_line(finished)}\nit may be of a newer nsys than this one ({nsys_version()})"
-        raise BadInputError(msg)
+        raise BadInputError(
+            f"{recording}: nsys cannot export it: {_last_line(finished)}\nit may be of a newer nsys than this one ({nsys_version()})"
+        )
     return target
 
 
@@ -77,16 +76,16 @@ def json_from_recording(recording: Path, directory: Path) -> Path:
         written = next((path for path in (target, target.with_suffix(".jsonl")) if path.is_file()), None)
         if finished.returncode == 0 and written is not None:
             return written
-    message = f"nsys {nsys_version()} cannot export {recording.name} as JSON: {_last_line(finished)}"
-    raise StageError(message)
+    raise StageError(f"nsys {nsys_version()} cannot export {recording.name} as JSON: {_last_line(finished)}")
 
 
 def report_from_qdstrm(qdstrm: Path, directory: Path) -> Path:
     """Runs the importer that nsys did not find."""
     importers = list(_importers(nsys_path()))
     if not importers:
-        msg = f"nsys left {qdstrm.name} because its importer (QdstrmImporter) is not installed; install it: {INSTALL}"
-        raise MissingError(msg)
+        raise MissingError(
+            f"nsys left {qdstrm.name} because its importer (QdstrmImporter) is not installed; install it: {INSTALL}"
+        )
     target = directory / f"{qdstrm.stem}.nsys-rep"
     said = ""
     for importer in importers:
@@ -132,11 +131,9 @@ def _run(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
             command, capture_output=True, text=True, errors="replace", timeout=_IMPORT_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired as error:
-        msg = f"{Path(command[0]).name} did not finish within {_IMPORT_TIMEOUT_S} s"
-        raise StageError(msg) from error
+        raise StageError(f"{Path(command[0]).name} did not finish within {_IMPORT_TIMEOUT_S} s") from error
     except OSError as error:
-        msg = f"{command[0]} cannot be run: {error.strerror}"
-        raise MissingError(msg) from error
+        raise MissingError(f"{command[0]} cannot be run: {error.strerror}") from error
 
 
 def _last_line(finished: "subprocess.CompletedProcess[str]") -> str:

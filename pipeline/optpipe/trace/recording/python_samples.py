@@ -79,8 +79,9 @@ def samples_from_json(path: Path) -> tuple[pl.DataFrame, int]:
                 at, thread = int(event["Timestamp"]), int(event["GlobalTid"])
                 found += [(at, thread, number, depth, name) for stack in stacks for depth, name in enumerate(stack)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        message = f"{path.name}: not a JSON export of nsys ({type(error).__name__}: {str(error)[:120]})"
-        raise StageError(message) from error
+        raise StageError(
+            f"{path.name}: not a JSON export of nsys ({type(error).__name__}: {str(error)[:120]})"
+        ) from error
     plain = pl.DataFrame(found, schema={**SAMPLES, "name": pl.String}, orient="row")
     return plain.cast(dict(SAMPLES)), unread  # type: ignore[arg-type]
 

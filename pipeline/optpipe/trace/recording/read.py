@@ -66,12 +66,12 @@ def trace_from_sqlite(path: Path) -> Trace:
         if "memsets" in raw:
             read["copies"] = pl.concat([read.get("copies", empty("copies")), _typed("copies", raw["memsets"], names)])
     except pl.exceptions.PolarsError as error:
-        msg = f"{path}: the export is damaged: a column holds what it cannot ({first_line(error)[:120]})"
-        raise BadInputError(msg) from error
+        raise BadInputError(
+            f"{path}: the export is damaged: a column holds what it cannot ({first_line(error)[:120]})"
+        ) from error
     read, timeless = _with_times(read)
     if not any(read[table].height for table in read if table != "threads"):
-        msg = f"{path}: nothing was recorded in it: no kernels, API calls, NVTX ranges or OS calls"
-        raise BadInputError(msg)
+        raise BadInputError(f"{path}: nothing was recorded in it: no kernels, API calls, NVTX ranges or OS calls")
     return Trace(
         source=path.name,
         tracer=_tracer(export),

@@ -41,8 +41,9 @@ def write_frames(trace: Trace, directory: Path) -> tuple[Path, ...]:
                 frame.with_columns(pl.col(pl.Categorical).cast(pl.String)).write_parquet(path, compression="zstd")
                 written.append(path)
     except OSError as error:
-        msg = f"cannot write {directory}: {error.strerror or error}; free some space or choose --workspace"
-        raise StageError(msg) from error
+        raise StageError(
+            f"cannot write {directory}: {error.strerror or error}; free some space or choose --workspace"
+        ) from error
     return tuple(written)
 
 
@@ -54,14 +55,12 @@ def redacted_export(source: Path, target: Path) -> None:
     """
     export = opened(source)
     if target.exists():
-        msg = f"{target} is there already; remove it, or give another name"
-        raise BadInputError(msg)
+        raise BadInputError(f"{target} is there already; remove it, or give another name")
     try:
         _copied(export, source, target)
     except sqlite3.Error as error:
         target.unlink(missing_ok=True)
-        msg = f"cannot write {target}: {error}"
-        raise StageError(msg) from error
+        raise StageError(f"cannot write {target}: {error}") from error
 
 
 def _copied(export: Export, source: Path, target: Path) -> None:

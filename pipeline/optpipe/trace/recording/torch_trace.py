@@ -35,8 +35,7 @@ def trace_from_torch(path: Path) -> Trace:
         frames = {table: pl.DataFrame(rows, schema=dict(SCHEMAS[table])) for table, rows in found.items()}
         gpus = _gpus(document)
     except FileNotFoundError:
-        message = f"{path}: no such file"
-        raise BadInputError(message) from None
+        raise BadInputError(f"{path}: no such file") from None
     except (
         OSError,
         EOFError,
@@ -47,11 +46,11 @@ def trace_from_torch(path: Path) -> Trace:
         AttributeError,
         pl.exceptions.PolarsError,
     ) as error:
-        message = f"{path}: not a trace of torch.profiler ({type(error).__name__}: {str(error)[:120]})"
-        raise BadInputError(message) from error
+        raise BadInputError(
+            f"{path}: not a trace of torch.profiler ({type(error).__name__}: {str(error)[:120]})"
+        ) from error
     if not any(found.values()):
-        message = f"{path}: nothing was recorded in it: no kernels, API calls or annotations"
-        raise BadInputError(message)
+        raise BadInputError(f"{path}: nothing was recorded in it: no kernels, API calls or annotations")
     return Trace(
         source=path.name,
         tracer="torch.profiler",

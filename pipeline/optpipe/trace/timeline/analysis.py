@@ -118,8 +118,7 @@ def measured_part(analysis: Analysis, range_name: str | None = None) -> Analysis
             return analysis
     if found.is_empty():
         names = ", ".join(analysis.ranges["name"].head(8).to_list()) or "none at all"
-        msg = f"no NVTX range is called {range_name!r}; the trace has: {names}"
-        raise BadInputError(msg)
+        raise BadInputError(f"no NVTX range is called {range_name!r}; the trace has: {names}")
     if _holds_everything(analysis, found):
         return replace(analysis, scope=wanted)
     part = _launched_in(analysis, found)

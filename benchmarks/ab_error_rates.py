@@ -11,24 +11,26 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from optpipe.artifacts.lookup import artifacts_named
-from optpipe.backends.registry import options_in_force
-from optpipe.bench.session_plan import BenchPlan, prepared, subject_of
-from optpipe.measuring.interleave import interleaved
-from optpipe.measuring.measure import Load, measure
+from optpipe.artifacts.lookup import find_artifacts
+from optpipe.backends.registry import resolve_effective_options
+from optpipe.bench.session_plan import BenchPlan, prepare_session, subject_from_artifact
+from optpipe.measuring.interleave import run_interleaved
+from optpipe.measuring.measure import LoadSpec, measure_load
 from optpipe.measuring.process import WorkerProcess
-from optpipe.stats.paired import share_interval
+from optpipe.stats.paired import compute_share_interval
 from optpipe.workspace.store import Store
 
 
 def comparison(artifact, store, rounds, slower, seconds):
     """One comparison of the artifact with itself; the contender's calls are held back to `slower` times their length."""
-    load = Load(1, min_seconds=seconds, max_seconds=10, percentile=50.0, warm_up_seconds=0.1, max_warm_up_seconds=1.0)
+    load = LoadSpec(
+        1, min_seconds=seconds, max_seconds=10, percentile=50.0, warm_up_seconds=0.1, max_warm_up_seconds=1.0
+    )
     load = replace(load, cache_probes=0)
     plan = BenchPlan(load)
     with tempfile.TemporaryDirectory() as scratch:
-        session, frame = prepared(artifact, plan, store, Path(scratch) / "inputs", Path(scratch))
-        options = options_in_force(
+        session, frame = prepare_session(artifact, plan, store, Path(scratch) / "inputs", Path(scratch))
+        options = resolve_effective_options(
             artifact.entry.info, {"threads": 1}
         )  # one thread, so that a second core is left to the rest of the machine
         session = replace(session, arguments={**session.arguments, "options": options})
@@ -41,11 +43,11 @@ def comparison(artifact, store, rounds, slower, seconds):
         def side(plan):
             def measured(name):
                 with WorkerProcess(plan, Path(scratch)) as worker:
-                    return measure(worker, subject_of(artifact, options), load, name, frame)[0]
+                    return measure_load(worker, subject_from_artifact(artifact, options), load, name, frame)[0]
 
             return measured
 
-        return interleaved(side(session), side(held_back if slower != 1 else session), rounds, "p50").ratio
+        return run_interleaved(side(session), side(held_back if slower != 1 else session), rounds, "p50").ratio
 
 
 def main():
@@ -63,7 +65,7 @@ def main():
         [str(Path(__file__).parent.resolve()), *([inherited] if inherited else [])]
     )
     store = Store(given.workspace)
-    artifact = artifacts_named(given.artifact, store)[0]
+    artifact = find_artifacts(given.artifact, store)[0]
     with given.output.open("a") as file:
         for _ in range(given.comparisons):
             ratio = comparison(artifact, store, given.rounds, given.slower, given.seconds)
@@ -73,7 +75,7 @@ def main():
     found = [json.loads(line) for line in given.output.read_text().splitlines()]
     for change in ("faster", "slower", "no difference shown"):
         count = sum(each["change"] == change for each in found)
-        low, high = share_interval(count, len(found)).to_list()
+        low, high = compute_share_interval(count, len(found)).to_list()
         print(f"{change}: {count} of {len(found)} ({low:.1%} to {high:.1%})")
 
 

@@ -17,11 +17,11 @@ from statistics import median
 
 import numpy as np
 
-from optpipe.artifacts.lookup import artifacts_named
-from optpipe.backends.registry import options_in_force
-from optpipe.bench.session_plan import BenchPlan, prepared, subject_of
+from optpipe.artifacts.lookup import find_artifacts
+from optpipe.backends.registry import resolve_effective_options
+from optpipe.bench.session_plan import BenchPlan, prepare_session, subject_from_artifact
 from optpipe.core.measurement import Subject
-from optpipe.measuring.measure import Frame, Load, measure
+from optpipe.measuring.measure import LoadSpec, RunContext, measure_load
 from optpipe.measuring.process import WorkerProcess
 from optpipe.worker.plan import SessionPlan
 from optpipe.workspace.store import Store
@@ -56,14 +56,14 @@ def bare_ms(path, batch, seconds):
 
 
 def tool_ms(artifact, store, batch, seconds):
-    load = Load(batch, min_seconds=seconds, percentile=50.0, warm_up_seconds=0.5, max_warm_up_seconds=2.0)
+    load = LoadSpec(batch, min_seconds=seconds, percentile=50.0, warm_up_seconds=0.5, max_warm_up_seconds=2.0)
     with tempfile.TemporaryDirectory() as scratch:
-        session, frame = prepared(artifact, BenchPlan(load), store, Path(scratch) / "inputs", Path(scratch))
-        options = options_in_force(artifact.entry.info, {"threads": 1})
+        session, frame = prepare_session(artifact, BenchPlan(load), store, Path(scratch) / "inputs", Path(scratch))
+        options = resolve_effective_options(artifact.entry.info, {"threads": 1})
         with WorkerProcess(
             replace(session, arguments={**session.arguments, "options": options}), Path(scratch)
         ) as worker:
-            found = measure(worker, subject_of(artifact, options), load, "m0", frame)[0]
+            found = measure_load(worker, subject_from_artifact(artifact, options), load, "m0", frame)[0]
     return found.latency.percentile(50.0).value
 
 
@@ -75,9 +75,9 @@ def harness_ns():
         folder = Path(scratch)
         np.save(folder / "x.npy", np.zeros((64, 4), np.float32))
         plan = SessionPlan("nothing:nothing", {}, {"x": str(folder / "x.npy")})
-        load = Load(1, min_seconds=1.0, percentile=50.0, cache_probes=0)
+        load = LoadSpec(1, min_seconds=1.0, percentile=50.0, cache_probes=0)
         with WorkerProcess(plan, folder) as worker:
-            found = measure(worker, Subject("nothing", "none", "fp32", "cpu"), load, "m0", Frame(folder))[0]
+            found = measure_load(worker, Subject("nothing", "none", "fp32", "cpu"), load, "m0", RunContext(folder))[0]
         samples = pl.read_parquet(folder / found.samples_file).filter(pl.col("phase") == 1)
         between = (samples["start_ns"].shift(-1) - samples["end_ns"]).drop_nulls()
         inside = samples["end_ns"] - samples["start_ns"]
@@ -93,7 +93,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=1.5)
     given = parser.parse_args()
     store = Store(given.workspace)
-    artifact = artifacts_named(given.artifact, store)[0]
+    artifact = find_artifacts(given.artifact, store)[0]
     path = artifact.entry.path / artifact.entry.info["file"]
     pairs = [
         (bare_ms(path, given.batch, given.seconds), tool_ms(artifact, store, given.batch, given.seconds))

@@ -63,17 +63,17 @@ class Reader:
 def prepare(folder: Path, count: int) -> None:
     """The exported model, and `count` photographs through its own transform."""
     from optpipe.core.card import card_from_file
-    from optpipe.core.events import Silent
+    from optpipe.core.events import SilentListener
     from optpipe.core.weights import weights_from_text
-    from optpipe.export.exported import exported_model
+    from optpipe.export.exported import export_model
     from optpipe.export.model import Model
-    from optpipe.inputs.images import batches
+    from optpipe.inputs.images import preprocess_batches
     from optpipe.sources.resolve import source_from_text
     from optpipe.workspace.file_names import CARD, ONNX
     from optpipe.workspace.store import Store
 
     model = Model(source_from_text("resnet50", {}), weights_from_text("random", 0))
-    entry, _ = exported_model(model, Store(folder / "workspace"), Silent())
+    entry, _ = export_model(model, Store(folder / "workspace"), SilentListener())
     card = card_from_file(entry.file(CARD))
     (folder / "model.onnx").write_bytes(entry.file(ONNX).read_bytes())
     make_photographs(folder / "photographs", count)
@@ -82,7 +82,7 @@ def prepare(folder: Path, count: int) -> None:
     name = onnx.load(folder / "model.onnx").graph.input[0].name
     assert name == INPUT, name
     with (folder / "images.f32").open("wb") as file:
-        for batch in batches(sorted((folder / "photographs").iterdir()), card.transform, 16, threads=2):
+        for batch in preprocess_batches(sorted((folder / "photographs").iterdir()), card.transform, 16, threads=2):
             batch.astype(np.float32).tofile(file)
 
 
@@ -121,17 +121,17 @@ def _forward(folder: Path, count: int) -> None:
 def _ours(folder: Path, count: int, methods: tuple[str, ...]) -> None:
     import onnx
 
-    from optpipe.quantize.collect import Collector, collected
-    from optpipe.quantize.methods import needs_histogram, ranges
-    from optpipe.quantize.placement import placement
+    from optpipe.quantize.collect import Collector, collect_statistics
+    from optpipe.quantize.methods import compute_ranges, needs_histogram
+    from optpipe.quantize.placement import place_qdq
 
     model = folder / "model.onnx"
-    tensors = placement(onnx.load(model), "tensorrt").tensors
+    tensors = place_qdq(onnx.load(model), "tensorrt").tensors
     collector = Collector(model, tensors, needs_histogram(methods))
     with calibrating():
-        statistics = collected(collector, rows(folder, count))
+        statistics = collect_statistics(collector, rows(folder, count))
         for method in methods:
-            ranges(statistics, method)
+            compute_ranges(statistics, method)
 
 
 def interleaved(folder: Path, count: int) -> None:
@@ -140,10 +140,10 @@ def interleaved(folder: Path, count: int) -> None:
     import onnxruntime as ort
 
     from optpipe.quantize.collect import Collector
-    from optpipe.quantize.placement import placement
+    from optpipe.quantize.placement import place_qdq
 
     model = folder / "model.onnx"
-    tensors = placement(onnx.load(model), "tensorrt").tensors
+    tensors = place_qdq(onnx.load(model), "tensorrt").tensors
     session = ort.InferenceSession(str(model), providers=["CPUExecutionProvider"])
     work = {
         "forward passes": lambda batch: session.run(None, batch),

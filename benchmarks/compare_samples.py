@@ -21,7 +21,7 @@ from optpipe.core.measurement import (
     Subject,
     Validity,
 )
-from optpipe.core.measurement_json import document_of
+from optpipe.core.measurement_json import document_from_measurements
 from optpipe.workspace.runs import begin_run, finish_run
 
 MEASUREMENTS = 50
@@ -49,7 +49,7 @@ def write_run(workspace: Path, total: int) -> None:
                 samples_file=f"samples/m{at}.parquet",
             )
         )  # fmt: skip
-    (run.path / "measurements.json").write_text(json.dumps(document_of(tuple(found))))
+    (run.path / "measurements.json").write_text(json.dumps(document_from_measurements(tuple(found))))
     finish_run(run, command=["optpipe", "bench", "m"])
 
 

@@ -22,15 +22,15 @@ from optpipe.core.transform import (
     Resize,
     Transform,
 )
-from optpipe.inputs.images import decoded
-from optpipe.inputs.reference import applied
-from optpipe.preprocess.dali.pipeline import INPUT, DaliPlan, steps_pipeline
+from optpipe.inputs.images import decode_image
+from optpipe.inputs.reference import iterate_steps
+from optpipe.preprocess.dali.pipeline import INPUT, DaliPlan, make_steps_pipeline
 from optpipe.preprocess.throughput.throughput import (
-    Job,
     Throughput,
-    dali_job,
-    dataloader_job,
-    throughputs,
+    ThroughputJob,
+    make_dali_job,
+    make_dataloader_job,
+    measure_throughputs,
     warm_page_cache,
 )
 
@@ -44,15 +44,15 @@ PARITY_IMAGES, BATCH = 192, 64
 
 def parity_row(paths: list[Path], transform: Transform, plan: DaliPlan) -> dict[str, Any]:
     """Mean and largest difference after each step, in levels (8 bits), the last one in normalized units."""
-    pipeline = steps_pipeline(transform, replace(plan, batch_size=BATCH))
+    pipeline = make_steps_pipeline(transform, replace(plan, batch_size=BATCH))
     sums, largest, counts = None, None, 0
     for start in range(0, len(paths), BATCH):
         files = [path.read_bytes() for path in paths[start : start + BATCH]]
         pipeline.feed_input(INPUT, [np.frombuffer(data, np.uint8) for data in files])
         outputs = [output.as_cpu() for output in pipeline.run()]
         for row, data in enumerate(files):
-            pixels = decoded(data, transform.decode)
-            steps = list(applied(transform, pixels))
+            pixels = decode_image(data, transform.decode)
+            steps = list(iterate_steps(transform, pixels))
             expected = [
                 pixels,
                 *(value for step, value in steps if isinstance(step, Resize | CenterCrop)),
@@ -102,8 +102,8 @@ def main(folder: Path, out: Path, gpu: bool) -> None:
     seconds = 3.0
     measured = []
 
-    def keep(job: Job) -> Throughput:
-        (throughput,) = throughputs(paths, [job])
+    def keep(job: ThroughputJob) -> Throughput:
+        (throughput,) = measure_throughputs(paths, [job])
         row = throughput.to_dict()
         measured.append(row)
         (out / "throughput.json").write_text(json.dumps(measured, indent=1))
@@ -113,12 +113,12 @@ def main(folder: Path, out: Path, gpu: bool) -> None:
 
     began = time.monotonic()
     for workers in (8, 16) if gpu else (0, 1, 2):
-        keep(dataloader_job(RESNET50, workers, 64, "cuda" if gpu else "cpu", seconds))
+        keep(make_dataloader_job(RESNET50, workers, 64, "cuda" if gpu else "cpu", seconds))
     loads = [{"hw_decoder_load": load} for load in (0.0, 0.65, 0.85, 1.0)] if gpu else [{}]
     for load in loads:
-        keep(dali_job(RESNET50, replace(base, **load), seconds))
+        keep(make_dali_job(RESNET50, replace(base, **load), seconds))
     full = loads[-1]
-    keep(dali_job(RESNET50, replace(base, **full), seconds, decode_only=True))
+    keep(make_dali_job(RESNET50, replace(base, **full), seconds, decode_only=True))
     for change in (
         {"odd_files": False},
         {"resize": "two-pass"},
@@ -126,11 +126,11 @@ def main(folder: Path, out: Path, gpu: bool) -> None:
         {"resize": "fused", "odd_files": False},
         *([{"fancy_upsampling": False}, {"threads": 16}, {"threads": 4}, {"prefetch": 4}] if gpu else [{"threads": 1}]),
     ):
-        keep(dali_job(RESNET50, replace(base, **full, **change), seconds))
-    keep(dali_job(RESNET50, replace(base, **full, odd_files=False), seconds, decode_only=True))
+        keep(make_dali_job(RESNET50, replace(base, **full, **change), seconds))
+    keep(make_dali_job(RESNET50, replace(base, **full, odd_files=False), seconds, decode_only=True))
     if gpu:
         for change in ({"batch_size": 64}, {"batch_size": 512}, {"fancy_upsampling": False}):
-            keep(dali_job(RESNET50, replace(base, **full, odd_files=False, **change), seconds, decode_only=True))
+            keep(make_dali_job(RESNET50, replace(base, **full, odd_files=False, **change), seconds, decode_only=True))
 
 
 if __name__ == "__main__":

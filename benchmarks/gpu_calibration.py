@@ -15,10 +15,10 @@ import onnx
 from photographs import main as make_photographs
 
 from optpipe.core.card import card_from_file
-from optpipe.inputs.images import batches
-from optpipe.quantize.collect import Collector, batch_size, bytes_per_sample
-from optpipe.quantize.methods import METHODS, ranges
-from optpipe.quantize.placement import placement
+from optpipe.inputs.images import preprocess_batches
+from optpipe.quantize.collect import Collector, choose_batch_size, measure_bytes_per_sample
+from optpipe.quantize.methods import METHODS, compute_ranges
+from optpipe.quantize.placement import place_qdq
 from optpipe.workspace.file_names import CARD, ONNX
 from optpipe.workspace.store import Store
 
@@ -28,16 +28,16 @@ def main(out: Path, count: int = 256) -> None:
     import torch
 
     store = Store(Path(os.environ["OPTPIPE_WORKSPACE"]))
-    model = next(e for e in store.entries() if e.manifest.kind == "model" and e.info["name"] == "resnet50")
+    model = next(e for e in store.list_entries() if e.manifest.kind == "model" and e.info["name"] == "resnet50")
     card = card_from_file(model.file(CARD))
     graph = model.file(ONNX)
-    tensors = placement(onnx.load(graph), "tensorrt").tensors
+    tensors = place_qdq(onnx.load(graph), "tensorrt").tensors
     with tempfile.TemporaryDirectory() as folder:
         make_photographs(Path(folder), count)
         files = sorted(Path(folder).iterdir())
-        images = np.concatenate(list(batches(files, card.transform, 32, threads=os.cpu_count() or 1)))
+        images = np.concatenate(list(preprocess_batches(files, card.transform, 32, threads=os.cpu_count() or 1)))
     size = {
-        device: batch_size(bytes_per_sample(graph, tensors, {card.inputs[0].name: images[:1]}), device)
+        device: choose_batch_size(measure_bytes_per_sample(graph, tensors, {card.inputs[0].name: images[:1]}), device)
         for device in ("cuda", "cpu")
     }
     rows, tables = [], {}
@@ -54,7 +54,7 @@ def main(out: Path, count: int = 256) -> None:
         statistics = collector.statistics()
         seconds = time.perf_counter() - started
         if histograms:
-            tables[device] = {method: ranges(statistics, method) for method in METHODS}
+            tables[device] = {method: compute_ranges(statistics, method) for method in METHODS}
         rows.append(
             {
                 "device": device,

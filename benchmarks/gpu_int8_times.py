@@ -17,9 +17,9 @@ import numpy as np
 from optpipe.backends.registry import BACKENDS
 from optpipe.core.card import card_from_file
 from optpipe.errors import OptpipeError
-from optpipe.inputs.images import batches, find_images
+from optpipe.inputs.images import find_images, preprocess_batches
 from optpipe.workspace.file_names import CARD
-from optpipe.workspace.shipped import shipped
+from optpipe.workspace.shipped import find_shipped_folder
 from optpipe.workspace.store import Store
 
 BATCHES = (1, 64, 256)
@@ -37,11 +37,15 @@ def main(out: Path) -> None:
     store = Store(Path(os.environ["OPTPIPE_WORKSPACE"]))
     artifacts = {
         entry.info["precision"]: entry
-        for entry in store.entries()
+        for entry in store.list_entries()
         if entry.manifest.kind == "artifact" and entry.info["model"] == "resnet50" and entry.info["device"] == "cuda"
     }
     card = card_from_file(store.find(artifacts["fp32"].manifest.parents[0]).file(CARD))
-    images = next(batches(find_images(shipped("calibration") / "samples").paths, card.transform, 10, threads=4))
+    images = next(
+        preprocess_batches(
+            find_images(find_shipped_folder("calibration") / "samples").paths, card.transform, 10, threads=4
+        )
+    )
     rows = []
     # on torch's default stream ONNX Runtime would take one of its own, and events would time nothing
     with torch.cuda.stream(torch.cuda.Stream()), ExitStack() as stack:

@@ -50,27 +50,29 @@ def same_session(entry, store, batch, options, scratch):
     """(optpipe ms, bare loop ms) per round, medians of the compute part, in alternation on one session."""
     import torch
 
-    from optpipe.artifacts.lookup import artifacts_named
-    from optpipe.bench.session_plan import BenchPlan, prepared
-    from optpipe.measuring.measure import Load, point_of
+    from optpipe.artifacts.lookup import find_artifacts
+    from optpipe.bench.session_plan import BenchPlan, prepare_session
+    from optpipe.measuring.measure import LoadSpec, point_from_load
     from optpipe.worker.__main__ import Worker
-    from optpipe.worker.rotation import pool_from_files, rotation
+    from optpipe.worker.rotation import draw_rotation, pool_from_files
     from optpipe.worker.spool import frame_from_spool
 
-    load = Load(batch, min_seconds=0.4, max_seconds=3, percentile=50.0, warm_up_seconds=0.1, max_warm_up_seconds=1.0)
+    load = LoadSpec(
+        batch, min_seconds=0.4, max_seconds=3, percentile=50.0, warm_up_seconds=0.1, max_warm_up_seconds=1.0
+    )
     load = replace(load, cache_probes=0)
-    plan, _frame = prepared(artifacts_named(entry, store)[0], BenchPlan(load), store, scratch / "inputs", scratch)
+    plan, _frame = prepare_session(find_artifacts(entry, store)[0], BenchPlan(load), store, scratch / "inputs", scratch)
     plan = replace(plan, arguments={**plan.arguments, "options": options})
     rounds = []
     with ExitStack() as stack:
         worker = Worker(plan, stack)
-        inputs = rotation(pool_from_files(plan.inputs), batch, plan.seed).batches[0]
+        inputs = draw_rotation(pool_from_files(plan.inputs), batch, plan.seed).batches[0]
         with torch.cuda.stream(worker.streams[0]):
             binding = worker.sessions[0].bind(inputs)
         warmed_loop(binding.launch, worker.streams[0], 0.1)
         for turn in range(ROUNDS):
             spool = scratch / f"{turn}.spool"
-            worker.measured(point_of(load, f"r{turn}", spool), StringIO())
+            worker.measured(point_from_load(load, f"r{turn}", spool), StringIO())
             samples = frame_from_spool(spool)
             tool = samples.filter(samples["phase"] == 1)["compute_ns"].median() / 1e6
             rounds.append((tool, event_loop(binding.launch, worker.streams[0], 0.4)))
@@ -81,7 +83,7 @@ def own_api(info, path, batch, options):
     """Median ms of a loop over the runtime's own Python API, with a session of its own."""
     import torch
 
-    from optpipe.backends.torch_eager import loaded_program
+    from optpipe.backends.torch_eager import load_program
 
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -91,7 +93,7 @@ def own_api(info, path, batch, options):
         call = (
             torch._inductor.aoti_load_package(str(path))
             if info["backend"] == "inductor"
-            else loaded_program(path, options)
+            else load_program(path, options)
         )
         dtype = {"float16": torch.float16, "float32": torch.float32}[info["inputs"][0]["dtype"]]
         return torch_loop(call, batch, dtype, stream, options.get("cuda_graph", False))
@@ -212,7 +214,7 @@ def main() -> None:
     precisions, batches = sys.argv[3].split(","), [int(text) for text in sys.argv[4:]] or [1, 64, 256]
     document = {"loops": [], "torch_compile_reduce_overhead_fp16": in_process("compiled", *batches, seconds=120)}
     print(json.dumps(document["torch_compile_reduce_overhead_fp16"]), flush=True)
-    for entry in Store(workspace).entries():
+    for entry in Store(workspace).list_entries():
         if entry.manifest.kind != "artifact" or entry.info["device"] != "cuda":
             continue
         if entry.info["model"] != "resnet50" or entry.info["precision"] not in precisions:

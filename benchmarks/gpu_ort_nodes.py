@@ -90,9 +90,9 @@ def shrunk(source: Path, target: Path) -> None:
 
 def kept_export(source: Path, target: Path) -> None:
     """The export without anything but the tables of events, the strings that they use, and the GPU."""
-    from optpipe.trace.recording.redaction import redacted_export
+    from optpipe.trace.recording.redaction import write_redacted_export
 
-    redacted_export(source, target)
+    write_redacted_export(source, target)
     shrunk(target, target.with_name(target.name + ".gz"))
     target.unlink()
 

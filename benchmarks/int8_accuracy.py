@@ -10,20 +10,20 @@ from pathlib import Path
 import onnx
 
 from optpipe.core.card import card_from_file
-from optpipe.core.events import Silent
+from optpipe.core.events import SilentListener
 from optpipe.core.weights import weights_from_text
-from optpipe.export.exported import exported_model
+from optpipe.export.exported import export_model
 from optpipe.export.model import Model
-from optpipe.inputs.image_set import image_set
+from optpipe.inputs.image_set import image_set_from_path
 from optpipe.quantize.calibrate import (
     TARGETS,
-    calibrated,
-    calibration_data,
-    quantized_graph,
-    tables_of,
+    calibrate_model,
+    load_calibration_data,
+    quantize_graph,
+    tables_from_entry,
 )
 from optpipe.quantize.methods import METHODS
-from optpipe.quantize.sensitivity import judge
+from optpipe.quantize.sensitivity import run_fp32_reference
 from optpipe.sources.resolve import source_from_text
 from optpipe.workspace.file_names import CARD, ONNX
 from optpipe.workspace.store import Store
@@ -33,18 +33,22 @@ def main(name: str = "digits") -> None:
     """Prints the table."""
     with tempfile.TemporaryDirectory() as workspace:
         store = Store(Path(workspace))
-        model, _ = exported_model(Model(source_from_text(name, {}), weights_from_text("default", 0)), store, Silent())
+        model, _ = export_model(
+            Model(source_from_text(name, {}), weights_from_text("default", 0)), store, SilentListener()
+        )
         card, graph = card_from_file(model.file(CARD)), onnx.load(model.file(ONNX))
-        data = calibration_data(model, None, None, 0, Silent())
-        tables = tables_of(calibrated(model, data, tuple(METHODS), TARGETS, "cpu", store, Silent())[0])
-        validation = image_set(Path(card.data["validation"]))[0]
-        against = judge(model, validation)
+        data = load_calibration_data(model, None, None, 0, SilentListener())
+        tables = tables_from_entry(
+            calibrate_model(model, data, tuple(METHODS), TARGETS, "cpu", store, SilentListener())[0]
+        )
+        validation = image_set_from_path(Path(card.data["validation"]))[0]
+        against = run_fp32_reference(model, validation)
         right = int((against.reference.top1 == against.labels).sum())
         print(f"FP32: {right} of {len(validation.files)} right, {right / len(validation.files):.2%}")
         print("| Q/DQ for | method | drop, points | 95 % interval | SNR to FP32 |\n|---|---|---|---|---|")
         for target in TARGETS:
             for method, table in tables.items():
-                row = against.outcome(quantized_graph(graph, table, target)[0])
+                row = against.outcome(quantize_graph(graph, table, target)[0])
                 low, high = row["drop_ci"]
                 drop = f"{100 * row['drop']:+.3f} | {100 * low:+.2f} … {100 * high:+.2f}"
                 print(f"| {target} | {method} | {drop} | {row['snr_db']:.1f} dB |")

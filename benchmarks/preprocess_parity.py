@@ -11,8 +11,8 @@ from pathlib import Path
 
 from optpipe.core.transform import Transform
 from optpipe.preprocess.dali.pipeline import DaliPlan
-from optpipe.preprocess.parity.parity import OddFile, odd_parity
-from optpipe.preprocess.parity.pixels import Pixels, compared, measure_alone
+from optpipe.preprocess.parity.parity import EdgeCaseFile, check_edge_cases
+from optpipe.preprocess.parity.pixels import PixelDifferences, compare_images, measure_steps_alone
 from optpipe.sources.transform import transform_from_processor, transform_from_timm, transform_from_torchvision
 
 SAMPLES = Path(__file__).resolve().parent.parent / "calibration" / "samples"
@@ -61,7 +61,7 @@ def plans(mixed: bool, exact: bool) -> Iterator[tuple[str, DaliPlan]]:
     yield "hardware, half by the CPU", replace(plan, cpu_share=0.5)
 
 
-def said(each: OddFile) -> str:
+def said(each: EdgeCaseFile) -> str:
     """One odd file that is not alike."""
     return f"{each.name} {each.outcome} {each.max_levels or 0:.1f}"
 
@@ -78,11 +78,11 @@ def main(arguments: argparse.Namespace) -> None:
             print(f"| {name} | not measured: {error} |")
             continue
         for decoder, plan in plans(arguments.mixed, arguments.exact):
-            pixels = Pixels(transform, plan)
-            for _ in compared(files, pixels):
+            pixels = PixelDifferences(transform, plan)
+            for _ in compare_images(files, pixels):
                 pass
-            measure_alone(files, pixels)
-            odd = odd_parity(transform, plan)
+            measure_steps_alone(files, pixels)
+            odd = check_edge_cases(transform, plan)
             other = [each for each in odd if each.outcome not in ("equal", "refused by both")]
             rows.append(
                 {

@@ -104,11 +104,11 @@ def tensors(folder: Path, card: Path):
     """Pictures as the card preprocesses them, and their labels."""
     import torch
 
-    from optpipe.inputs.images import batches
+    from optpipe.inputs.images import preprocess_batches
     from optpipe.sources.card_file import CardSource
 
     paths = sorted(folder.glob("*/*.jpg"))
-    rows = np.concatenate(list(batches(paths, CardSource(card).card.transform, 64, threads=8)))
+    rows = np.concatenate(list(preprocess_batches(paths, CardSource(card).card.transform, 64, threads=8)))
     return torch.from_numpy(rows), torch.tensor([int(path.parent.name) for path in paths])
 
 

@@ -31,8 +31,8 @@ from optpipe.commands import (
 )
 from optpipe.commands.options import DEFAULT_WORKSPACE
 from optpipe.commands.outcome import Outcome
-from optpipe.core.interrupts import interruptible
-from optpipe.core.quiet import keep_descriptors, stdout_to_stderr, write_nowhere
+from optpipe.core.interrupts import handle_interrupts
+from optpipe.core.quiet import discard_output, keep_descriptors, redirect_stdout_to_stderr
 from optpipe.errors import ExitStatus, OptpipeError
 
 
@@ -51,11 +51,11 @@ class Commands(TyperGroup):
             if "--json" in words:
                 _print_json_failure(error.format_message(), status)
         except OSError as error:  # a text of help or version
-            status = _undelivered(error, ExitStatus.DONE)
+            status = _handle_undelivered(error, ExitStatus.DONE)
         except SystemExit as ended:  # so it ends itself where the reader of a text has gone
             if not isinstance(ended.__context__, BrokenPipeError):
                 raise
-            status = _undelivered(ended.__context__, ExitStatus.DONE)
+            status = _handle_undelivered(ended.__context__, ExitStatus.DONE)
         sys.exit(status)
 
 
@@ -74,14 +74,14 @@ PIPED_WIDTH = 160
 """Columns of a table that goes into a file or a pipe, which has no width of its own."""
 
 
-def shown(command: Callable[..., Outcome]) -> Callable[..., None]:
+def print_outcome(command: Callable[..., Outcome]) -> Callable[..., None]:
     """Wraps `command` so that its outcome is printed and its expected failures become one or two lines and a status."""
 
     @wraps(command)
     def run(*args: Any, **options: Any) -> None:
         as_json, outcome = bool(options.get("json")), None
         try:
-            with stdout_to_stderr(), interruptible():
+            with redirect_stdout_to_stderr(), handle_interrupts():
                 outcome = command(*args, **options)
             if as_json:
                 print(json.dumps(outcome.document, indent=2, allow_nan=False), flush=True)
@@ -93,15 +93,15 @@ def shown(command: Callable[..., Outcome]) -> Callable[..., None]:
             raise typer.Exit(error.exit_status) from None
         except OSError as error:
             if outcome is not None and error.errno in GONE:
-                raise typer.Exit(_undelivered(error, outcome.status)) from None
+                raise typer.Exit(_handle_undelivered(error, outcome.status)) from None
             if error.errno == errno.EPIPE:  # of another pipe: Typer would take it for this one, and end without a word
-                raise RuntimeError("a pipe to another process broke") from error
+                raise RuntimeError("broken pipe to another process") from error
             if error.errno not in REFUSED and not isinstance(error, shutil.Error):
                 raise
-            _print_failure(_refusal(error), ExitStatus.STAGE_FAILED, as_json=as_json and outcome is None)
+            _print_failure(_explain_os_error(error), ExitStatus.STAGE_FAILED, as_json=as_json and outcome is None)
             raise typer.Exit(ExitStatus.STAGE_FAILED) from None
         except KeyboardInterrupt:
-            _print_failure("interrupted; what was finished is kept", ExitStatus.INTERRUPTED, as_json=as_json)
+            _print_failure("interrupted; finished work was kept", ExitStatus.INTERRUPTED, as_json=as_json)
             raise typer.Exit(ExitStatus.INTERRUPTED) from None
         raise typer.Exit(outcome.status)
 
@@ -120,15 +120,15 @@ GONE = (errno.EPIPE, errno.EBADF)
 """What writing to stdout says where nobody reads it any more, or it was closed from the start."""
 
 
-def _undelivered(error: OSError, status: ExitStatus) -> ExitStatus:
+def _handle_undelivered(error: OSError, status: ExitStatus) -> ExitStatus:
     """Says that not all was written to stdout. Returns `status`, but a failure where all went well and nobody ever read.
 
     Raises `error` where it is about anything else.
     """
     if error.errno not in GONE:
         raise error
-    write_nowhere(1)
-    _say("standard output is closed: not all of the result was written; what was done is kept")
+    discard_output(1)
+    _say("standard output is closed; the result was not fully written, but finished work was kept")
     return ExitStatus.STAGE_FAILED if error.errno == errno.EBADF and status is ExitStatus.DONE else status
 
 
@@ -146,15 +146,15 @@ REFUSED = (
 """What a file system refuses that a user can mend; any other error of the system that comes this far is a bug."""
 
 
-def _refusal(error: OSError) -> str:
+def _explain_os_error(error: OSError) -> str:
     if isinstance(error, shutil.Error):  # of a folder's copy: a list of (source, target, what was wrong)
         _, target, why = error.args[0][0]
         what = str(why).partition(": '")[0]
-        return f"cannot copy to {target}: {what}; free some space, or choose another place"
+        return f"cannot copy to {target}: {what}; free disk space, or choose another location"
     where = f" at {error.filename}" if error.filename else ""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"no space left{where}; free some, or choose other places with --workspace, --output and TMPDIR"
-    return f"cannot read or write{where}: {error.strerror}; choose another place"
+        return f"no space left{where}; free disk space, or choose other locations with --workspace, --output and TMPDIR"
+    return f"cannot read or write{where}: {error.strerror}; choose another location"
 
 
 def _print_failure(message: str, status: ExitStatus, *, as_json: bool) -> None:
@@ -167,14 +167,14 @@ def _say(message: str) -> None:
     try:
         print(f"optpipe: {message}", file=sys.stderr, flush=True)
     except OSError:  # nobody reads that either; the exit status says it
-        write_nowhere(2)
+        discard_output(2)
 
 
 def _print_json_failure(message: str, status: int) -> None:
     try:
         print(json.dumps({"error": {"message": message, "exit_status": int(status)}}, indent=2), flush=True)
     except OSError as error:
-        _undelivered(error, ExitStatus(status))
+        _handle_undelivered(error, ExitStatus(status))
 
 
 def _print_text(text: object) -> None:
@@ -188,7 +188,7 @@ def _print_text(text: object) -> None:
     print(written.get(), end="", flush=True)
 
 
-def _version(asked: bool) -> None:
+def _print_version(asked: bool) -> None:
     if asked:
         print(f"optpipe {__version__}", flush=True)
         raise typer.Exit
@@ -196,24 +196,24 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def _optpipe(
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
 ) -> None:
     pass
 
 
-app.command("run")(shown(run.run))
-app.command("build")(shown(build.build))
-app.command("evaluate")(shown(evaluate.evaluate))
-app.command("calibrate")(shown(calibrate.calibrate))
-app.command("preprocess")(shown(preprocess.preprocess))
-app.command("bench")(shown(bench.bench))
-app.command("profile")(shown(profile.profile))
-app.command("compare")(shown(compare.compare))
-app.command("signoff")(shown(signoff.signoff))
-app.command("verify")(shown(signoff.verify))
-app.command("approve")(shown(signoff.approve))
-app.command("doctor")(shown(doctor.doctor))
-app.command("ls")(shown(stored.ls))
-app.command("show")(shown(stored.show))
-app.command("rm")(shown(stored.rm))
-app.command("gc")(shown(stored.gc))
+app.command("run")(print_outcome(run.run))
+app.command("build")(print_outcome(build.build))
+app.command("evaluate")(print_outcome(evaluate.evaluate))
+app.command("calibrate")(print_outcome(calibrate.calibrate))
+app.command("preprocess")(print_outcome(preprocess.preprocess))
+app.command("bench")(print_outcome(bench.bench))
+app.command("profile")(print_outcome(profile.profile))
+app.command("compare")(print_outcome(compare.compare))
+app.command("signoff")(print_outcome(signoff.signoff))
+app.command("verify")(print_outcome(signoff.verify))
+app.command("approve")(print_outcome(signoff.approve))
+app.command("doctor")(print_outcome(doctor.doctor))
+app.command("ls")(print_outcome(stored.ls))
+app.command("show")(print_outcome(stored.show))
+app.command("rm")(print_outcome(stored.rm))
+app.command("gc")(print_outcome(stored.gc))

@@ -14,9 +14,9 @@ from time import monotonic
 from typing import Any
 
 from optpipe import __version__
-from optpipe.build.build import Build, BuildPlan, build
+from optpipe.build.build import BuildPlan, ModelBuild, build_model
 from optpipe.core.events import Listener
-from optpipe.core.hashing import value_sha256
+from optpipe.core.hashing import hash_value
 from optpipe.errors import (
     BadInputError,
     ExitStatus,
@@ -25,31 +25,31 @@ from optpipe.errors import (
     StageError,
 )
 from optpipe.export.model import Model
-from optpipe.signoff.collect import Wanted, judged_artifact
+from optpipe.signoff.collect import SignoffRequest, find_judged_artifact
 from optpipe.signoff.policy import Policy
-from optpipe.signoff.release import Signed, signed_off
+from optpipe.signoff.release import SignedDossier, sign_off
 from optpipe.signoff.steps import (
-    Pace,
-    bench_step,
-    evaluate_step,
-    preprocess_step,
-    profile_step,
+    MeasurementBudget,
+    run_bench_step,
+    run_evaluate_step,
+    run_preprocess_step,
+    run_profile_step,
 )
 from optpipe.workspace.runs import MANIFEST, write_json
 from optpipe.workspace.store import Entry, Store
 
 
 @dataclass(frozen=True, slots=True)
-class WalkPlan:
+class PipelinePlan:
     """What the walk is to do."""
 
-    wanted: Wanted
+    wanted: SignoffRequest
     build: BuildPlan
     asked: Mapping[str, Any] = field(default_factory=dict)
     """The model's and builds' options as texts: a profiled process makes them again."""
     data: Path | None = None
     images: Path | None = None
-    pace: Pace = field(default_factory=Pace)
+    pace: MeasurementBudget = field(default_factory=MeasurementBudget)
     preprocess: bool = True
     profile: bool = True
     output: Path | None = None
@@ -77,53 +77,53 @@ class StepRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Walked:
+class PipelineResult:
     """A finished walk."""
 
-    signed: Signed
+    signed: SignedDossier
     steps: tuple[StepRecord, ...]
 
 
-def walk(model: Model, plan: WalkPlan, store: Store, listener: Listener) -> Walked:
+def run_pipeline(model: Model, plan: PipelinePlan, store: Store, listener: Listener) -> PipelineResult:
     """Takes `model` to a verdict. A step that cannot be done here is named and leaves its criteria INCONCLUSIVE.
 
     Raises what build raises, and BadInputError where the policy does not say which of several builds is judged.
     """
     started = monotonic()
-    built = build(model, plan.build, store, listener)
+    built = build_model(model, plan.build, store, listener)
     _require_artifacts(built)
-    judged = judged_artifact(plan.wanted, store)
+    judged = find_judged_artifact(plan.wanted, store)
     steps = [StepRecord("build", "done", round(monotonic() - started, 3))]
-    notes = _Notes.of(plan, built, store)
+    notes = _Checkpoint.of(plan, built, store)
     artifacts = [each.entry for each in built.artifacts if each.why_not is None]
-    for name, work in _steps(model, plan, built, judged, artifacts, store, listener):
-        steps.append(_step(name, work, notes, listener))
-    signed = signed_off(plan.wanted, store, plan.output, plan.key, listener)
+    for name, work in _list_steps(model, plan, built, judged, artifacts, store, listener):
+        steps.append(_run_step(name, work, notes, listener))
+    signed = sign_off(plan.wanted, store, plan.output, plan.key, listener)
     notes.clear()
-    return Walked(signed, tuple(steps))
+    return PipelineResult(signed, tuple(steps))
 
 
-Step = Callable[[], list[Path]]
+PipelineStep = Callable[[], list[Path]]
 
 
-def _steps(
+def _list_steps(
     model: Model,
-    plan: WalkPlan,
-    built: Build,
+    plan: PipelinePlan,
+    built: ModelBuild,
     judged: Entry,
     artifacts: list[Entry],
     store: Store,
     listener: Listener,
-) -> Iterator[tuple[str, Step]]:
-    yield "evaluate", lambda: evaluate_step(model, plan.data, store, listener)
+) -> Iterator[tuple[str, PipelineStep]]:
+    yield "evaluate", lambda: run_evaluate_step(model, plan.data, store, listener)
     if plan.preprocess:
-        yield "preprocess", lambda: preprocess_step(model, plan.images, store, listener)
-    yield "bench", lambda: _bench(plan, judged, artifacts, store, listener)
+        yield "preprocess", lambda: run_preprocess_step(model, plan.images, store, listener)
+    yield "bench", lambda: _run_bench(plan, judged, artifacts, store, listener)
     if plan.profile:
-        yield "profile", lambda: _profile(plan, built, judged, store, listener)
+        yield "profile", lambda: _run_profile(plan, built, judged, store, listener)
 
 
-def _step(name: str, work: Step, notes: "_Notes", listener: Listener) -> StepRecord:
+def _run_step(name: str, work: PipelineStep, notes: "_Checkpoint", listener: Listener) -> StepRecord:
     """Runs a step, or takes it from an interrupted walk's notes; what cannot be done here does not stop the walk."""
     if (found := notes.finished(name)) is not None:
         with listener.step(name) as step:
@@ -133,7 +133,7 @@ def _step(name: str, work: Step, notes: "_Notes", listener: Listener) -> StepRec
     try:
         runs = work()
     except (MissingError, BadInputError) as error:
-        listener.warn(f"{name} is left out: {error}")
+        listener.warn(f"{name} was skipped: {error}")
         return StepRecord(name, "skipped", round(monotonic() - started, 3), reason=str(error))
     except (StageError, GateError) as error:
         listener.warn(f"{name} failed: {error}")
@@ -142,37 +142,39 @@ def _step(name: str, work: Step, notes: "_Notes", listener: Listener) -> StepRec
     return StepRecord(name, "done", round(monotonic() - started, 3), tuple(path.name for path in runs))
 
 
-def _require_artifacts(built: Build) -> None:
+def _require_artifacts(built: ModelBuild) -> None:
     if built.artifacts:
         return
     reasons = "; ".join(dict.fromkeys(each.reason for each in (*built.failed, *built.skipped)))
-    message = f"nothing could be built: {reasons}"
+    message = f"no artifact could be built: {reasons}"
     raise MissingError(message) if built.status is ExitStatus.MISSING else StageError(message)
 
 
-def _bench(plan: WalkPlan, judged: Entry, artifacts: list[Entry], store: Store, listener: Listener) -> list[Path]:
+def _run_bench(
+    plan: PipelinePlan, judged: Entry, artifacts: list[Entry], store: Store, listener: Listener
+) -> list[Path]:
     if judged.id not in {each.id for each in artifacts}:
         raise MissingError(
             f"the judged build ({judged.info['backend']} {judged.info['precision']}) cannot run on this machine"
         )
     options = {judged.info["backend"]: plan.policy.options}
-    return bench_step(artifacts, plan.policy.criteria, plan.pace, store, listener, options=options)
+    return run_bench_step(artifacts, plan.policy.criteria, plan.pace, store, listener, options=options)
 
 
-def _profile(plan: WalkPlan, built: Build, judged: Entry, store: Store, listener: Listener) -> list[Path]:
+def _run_profile(plan: PipelinePlan, built: ModelBuild, judged: Entry, store: Store, listener: Listener) -> list[Path]:
     artifact = next(each for each in built.artifacts if each.entry.id == judged.id)
     criteria, options = plan.policy.criteria, plan.build.options
-    return profile_step(artifact, built.model, criteria, store, listener, asked=plan.asked, options=options)
+    return run_profile_step(artifact, built.model, criteria, store, listener, asked=plan.asked, options=options)
 
 
 @dataclass(frozen=True, slots=True)
-class _Notes:
+class _Checkpoint:
     """Which steps of an unfinished walk are done, and the runs they wrote."""
 
     path: Path
 
     @classmethod
-    def of(cls, plan: WalkPlan, built: Build, store: Store) -> "_Notes":
+    def of(cls, plan: PipelinePlan, built: ModelBuild, store: Store) -> "_Checkpoint":
         """The notes of exactly this walk."""
         decisive = {
             "optpipe": __version__,
@@ -180,7 +182,7 @@ class _Notes:
             "policy": plan.policy.sha256,
             "settings": [*astuple(plan.pace), str(plan.data), str(plan.images)],
         }
-        return cls(store.workspace / "walks" / f"{value_sha256(decisive)[:12]}.json")
+        return cls(store.workspace / "walks" / f"{hash_value(decisive)[:12]}.json")
 
     def _read(self) -> dict[str, list[str]]:
         with suppress(OSError, ValueError):
@@ -204,7 +206,7 @@ class _Notes:
         self.path.unlink(missing_ok=True)
 
 
-def walk_record(walked: Walked, warnings: list[str]) -> dict[str, Any]:
+def document_from_pipeline(walked: PipelineResult, warnings: list[str]) -> dict[str, Any]:
     """The JSON document of `optpipe run`: that of `signoff`, with the steps."""
     return {
         **walked.signed.document,

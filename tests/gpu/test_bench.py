@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from optpipe.workspace.environment import gpus
+from optpipe.workspace.environment import list_gpus
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not gpus(), reason="no NVIDIA GPU or no driver on this machine")]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not list_gpus(), reason="no NVIDIA GPU or no driver on this machine")]
 QUICK = ("--min-time", "0.5", "--percentile", "90", "--max-warm-up", "3", "--json")
 
 

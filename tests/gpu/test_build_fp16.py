@@ -8,9 +8,9 @@ from pathlib import Path
 import onnx
 import pytest
 
-from optpipe.workspace.environment import gpus
+from optpipe.workspace.environment import list_gpus
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not gpus(), reason="no NVIDIA GPU or no driver on this machine")]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not list_gpus(), reason="no NVIDIA GPU or no driver on this machine")]
 
 
 def test_convolutions_have_no_bias_of_their_own(tmp_path: Path) -> None:

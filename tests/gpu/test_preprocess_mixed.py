@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from optpipe.core.events import Silent
+from optpipe.core.events import SilentListener
 from optpipe.core.transform import (
     CenterCrop,
     Decode,
@@ -14,13 +14,13 @@ from optpipe.core.transform import (
     Resize,
     Transform,
 )
-from optpipe.inputs.images import preprocessed
-from optpipe.inputs.synthetic import synthetic_picture
-from optpipe.preprocess.dali.pipeline import DaliPlan, reading_pipeline
-from optpipe.preprocess.parity.parity import odd_parity, parity
-from optpipe.workspace.environment import gpus
+from optpipe.inputs.images import preprocess_file
+from optpipe.inputs.synthetic import make_synthetic_image
+from optpipe.preprocess.dali.pipeline import DaliPlan, make_reading_pipeline
+from optpipe.preprocess.parity.parity import check_edge_cases, prove_parity
+from optpipe.workspace.environment import list_gpus
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not gpus(), reason="needs an NVIDIA GPU and its driver")]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not list_gpus(), reason="needs an NVIDIA GPU and its driver")]
 TRANSFORM = Transform(
     (Decode(), Resize((232,)), CenterCrop(224, 224), Rescale(), Normalize((0.5,) * 3, (0.25,) * 3), Pack())
 )
@@ -29,15 +29,15 @@ TRANSFORM = Transform(
 @pytest.mark.parametrize("load", [0.0, 1.0])
 def test_mixed_decoding_stays_within_a_level_on_average(tmp_path, load):
     for index in range(8):
-        Image.fromarray(synthetic_picture(430, 500, index)).save(tmp_path / f"{index}.jpg", quality=90)
+        Image.fromarray(make_synthetic_image(430, 500, index)).save(tmp_path / f"{index}.jpg", quality=90)
     plan = DaliPlan(decode="mixed", device="gpu", batch_size=8, hw_decoder_load=load)
     weights = np.random.default_rng(0).standard_normal((3 * 224 * 224, 5)).astype(np.float32)
-    proof = parity(
+    proof = prove_parity(
         sorted(tmp_path.glob("*.jpg")),
         TRANSFORM,
         plan,
         lambda batch: batch.reshape(len(batch), -1) @ weights,
-        Silent(),
+        SilentListener(),
         trained=False,
         classifies=True,
     )
@@ -47,7 +47,7 @@ def test_mixed_decoding_stays_within_a_level_on_average(tmp_path, load):
 @pytest.mark.parametrize("cpu_share", [0.0, 0.5])
 def test_odd_files_come_through_as_pillow_reads_them(cpu_share):
     plan = DaliPlan(decode="mixed", device="gpu", batch_size=8, cpu_share=cpu_share)
-    found = {each.name: each for each in odd_parity(TRANSFORM, plan)}
+    found = {each.name: each for each in check_edge_cases(TRANSFORM, plan)}
     assert found.pop("truncated.jpg").outcome == "refused by both"
     for name, each in found.items():
         assert each.outcome == "equal" or (each.outcome == "near" and name.endswith(".jpg")), each
@@ -57,10 +57,10 @@ def test_odd_files_come_through_as_pillow_reads_them(cpu_share):
 def test_a_share_decoded_by_the_cpu_is_as_good(tmp_path, cpu_share):
     paths = [tmp_path / f"{index:02}.jpg" for index in range(32)]
     for index, path in enumerate(paths):
-        Image.fromarray(synthetic_picture(300 + index, 400, index)).save(path, quality=90)
+        Image.fromarray(make_synthetic_image(300 + index, 400, index)).save(path, quality=90)
     plan = DaliPlan(decode="mixed", device="gpu", batch_size=32, cpu_share=cpu_share)
-    tensors, index = reading_pipeline(paths, TRANSFORM, plan).run()
+    tensors, index = make_reading_pipeline(paths, TRANSFORM, plan).run()
     got, rows = np.asarray(tensors.as_cpu().as_tensor()), np.asarray(index.as_tensor()).ravel()
-    expected = np.stack([preprocessed(paths[row], TRANSFORM) for row in rows])
+    expected = np.stack([preprocess_file(paths[row], TRANSFORM) for row in rows])
     assert np.abs(got - expected).mean() * 255 * 0.25 < 0.1
     assert np.abs(got - expected).max() * 255 * 0.25 < 8

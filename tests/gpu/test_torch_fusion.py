@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from optpipe.backends.torch_eager import loaded_program
-from optpipe.workspace.environment import gpus
+from optpipe.backends.torch_eager import load_program
+from optpipe.workspace.environment import list_gpus
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not gpus(), reason="no NVIDIA GPU or no driver on this machine")]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not list_gpus(), reason="no NVIDIA GPU or no driver on this machine")]
 
 
 @pytest.fixture(scope="module")
@@ -39,14 +39,14 @@ def pictures(count: int) -> torch.Tensor:
 def test_fused_and_plain_agree(saved: Path, batch: int) -> None:
     given = pictures(batch)
     with torch.inference_mode():
-        plain = loaded_program(saved, {"fuse": False})(given).float()
-        fused = loaded_program(saved, {"fuse": True})(given).float()
+        plain = load_program(saved, {"fuse": False})(given).float()
+        fused = load_program(saved, {"fuse": True})(given).float()
     assert 10 * torch.log10(plain.square().mean() / (plain - fused).square().mean()) > 40  # dB
 
 
 def test_normalization_and_relu_have_no_kernels_of_their_own(saved: Path) -> None:
     def kernels(*, fuse: bool) -> list[str]:
-        program, given = loaded_program(saved, {"fuse": fuse}), pictures(8)
+        program, given = load_program(saved, {"fuse": fuse}), pictures(8)
         with torch.inference_mode():
             program(given)
             with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as recorded:

@@ -15,15 +15,15 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from optpipe.bench.bench import Bench
+from optpipe.bench.bench import BenchResult
 from optpipe.core.measurement import SAMPLE_COLUMNS, Phase, Subject
-from optpipe.core.measurement_json import measurements_of
+from optpipe.core.measurement_json import measurements_from_document
 from optpipe.measuring.process import WorkerProcess
-from optpipe.stats.percentiles import order_statistic
-from optpipe.worker.spool import frame_from_spool, spooled_count
+from optpipe.stats.percentiles import find_order_statistic
+from optpipe.worker.spool import count_spooled, frame_from_spool
 from optpipe.workspace.runs import (
     Run,
-    changed_files,
+    find_changed_files,
     list_runs,
     load_run,
 )
@@ -62,15 +62,15 @@ def test_the_document_the_run_and_the_raw_samples_agree(workspace):
     rows = document["measurements"]
     assert [row["batch_size"] for row in rows] == [1, 4]
     run = load_run(Path(document["run_dir"]))
-    assert changed_files(run) == ()
+    assert find_changed_files(run) == ()
     assert "bench digits --backend onnxruntime" in run.manifest["command"]
-    stored = measurements_of(json.loads((run.path / "measurements.json").read_text()))
+    stored = measurements_from_document(json.loads((run.path / "measurements.json").read_text()))
     for row, measurement in zip(rows, stored, strict=True):
         samples = pl.read_parquet(run.path / row["samples_file"])
         assert dict(SAMPLE_COLUMNS) == {name: str(kind) for name, kind in samples.schema.items()}
         measured = samples.filter(pl.col("phase") == 1)
         latency = (measured["end_ns"] - measured["scheduled_ns"]).sort().to_numpy() / 1e6
-        assert row["latency_ms"]["p90"]["value"] == order_statistic(latency, 90.0)
+        assert row["latency_ms"]["p90"]["value"] == find_order_statistic(latency, 90.0)
         assert len(measured) == row["samples"] == measurement.samples
         assert measured["input"].n_unique() > 2
         assert row["output_check"]["passed"]
@@ -94,7 +94,7 @@ def test_a_table_for_people(workspace):
     ("arguments", "status", "words"),
     [
         ((), 2, "--recover"),
-        (("--recover", "nowhere"), 2, "no bench run that was cut off"),
+        (("--recover", "nowhere"), 2, "not an interrupted bench run"),
         (("nothing",), 2, "optpipe build nothing"),
         (("digits", "--precision", "int8"), 2, "optpipe build digits --precision int8"),
         (
@@ -110,23 +110,23 @@ def test_a_table_for_people(workspace):
         (("digits", "--device", "cuda"), 3, "no NVIDIA GPU"),
         (("digits", "--interleave", "--backend", "onnxruntime"), 2, "two"),
         (("digits", "--interleave", "--batch", "1,4"), 2, "--batch 4"),
-        (("digits", "--backend", "nonsense"), 2, "known are"),
+        (("digits", "--backend", "nonsense"), 2, "choose from"),
         (("digits", "--option", "onnxruntime.threads=some"), 2, "a whole number"),
         (("digits", "--option", "onnxruntime.nonsense=1"), 2, "nonsense"),
         (("digits", "--max-cv", "no"), 2, "--max-cv"),
         (("digits", "--percentile", "100"), 2, "--percentile"),
         (("digits", "--images", "nowhere", "--batch", "1"), 2, "nowhere"),
-        (("",), 2, "nothing is built"),  # a variable that nobody set names nothing, and asks for nothing less
+        (("",), 2, "no build of"),  # a variable that nobody set names nothing, and asks for nothing less
         (("digits", "--slo", ""), 2, "p99=15ms"),
         (("digits", "--batch", ""), 2, "1:256"),
         (("digits", "--precision", ""), 2, "fp32"),
-        (("digits", "--backend", ""), 2, "known are"),
+        (("digits", "--backend", ""), 2, "choose from"),
         (("digits", "--warm-up", "nan"), 2, "--warm-up"),
         (("digits", "--warm-up", "inf", "--max-warm-up", "inf"), 2, "--warm-up"),
         (("digits", "--min-time", "inf", "--max-time", "inf"), 2, "--min-time"),
         (("digits", "--scenario", "server", "--rate", "nan"), 2, "--rate"),
         (("digits", "--scenario", "server", "--rate", "inf"), 2, "--rate"),
-        (("digits", "--scenario", "server", "--rate", "5", "--slo", "p99=5ms"), 2, "one of the two"),
+        (("digits", "--scenario", "server", "--rate", "5", "--slo", "p99=5ms"), 2, "mutually exclusive"),
         (("digits", "--scenario", "server", "--slo", "p99=5ms", "--batch", "1,4"), 2, "--batch 4"),
         (("digits", "--seed", "-1"), 2, "--seed"),
         (("digits", "--affinity", "0-99999999999"), 2, "--affinity"),
@@ -153,7 +153,7 @@ def test_a_limit_that_nothing_meets_fails_with_the_nearest(workspace):
     assert (ran.status, limit["met"]) == ((5, None) if disturbed else (1, False))
     assert limit["batch_size"] == 1
     assert "meet" in (text := bench(workspace, *arguments).stdout)
-    assert "p90 ≤ 1.00 µs; nearest is batch 1" in text
+    assert "p90 ≤ 1.00 µs; closest is batch 1" in text
 
 
 def test_a_limit_finds_its_batch(workspace):
@@ -177,7 +177,7 @@ def test_a_limit_that_could_not_be_judged_is_not_called_broken():
     run = Run(Path("r"), {})
 
     def status(met):
-        return Bench(run, (measurement,), {"slo": "p99 ≤ 1 ms", "met": met, "artifacts": []}).status
+        return BenchResult(run, (measurement,), {"slo": "p99 ≤ 1 ms", "met": met, "artifacts": []}).status
 
     assert (status(True), status(False), status(None)) == (0, 1, 5)
 
@@ -187,17 +187,17 @@ def test_a_runtime_that_may_start_more_threads_than_it_has_processors_is_said(wo
     cpu = str(min(os.sched_getaffinity(0)))
     pinned = (*ORT, "--batch", "1", "--affinity", cpu, *QUICK)
     ran = bench(workspace, *pinned, "--json")
-    said = next(one for one in ran.document["warnings"] if "processors may be used" in one)
-    assert "--option onnxruntime.threads=1 keeps it to them" in said
+    said = next(one for one in ran.document["warnings"] if "CPUs are available" in one)
+    assert "use --option onnxruntime.threads=1" in said
     ran = bench(workspace, *pinned, "--option", "onnxruntime.threads=1", "--json")
-    assert not any("processors may be used" in one for one in ran.document["warnings"])
+    assert not any("CPUs are available" in one for one in ran.document["warnings"])
     assert ran.document["measurements"][0]["subject"]["affinity"] == [int(cpu)]
 
 
 def test_an_option_of_a_backend_that_is_not_measured_is_said(workspace):
     ran = bench(workspace, *ORT, "--batch", "1", "--option", "torch.fuse=false", *QUICK)
     assert ran.status == 0
-    assert "warning: --option torch.… has no effect: nothing of torch is measured" in ran.stderr
+    assert "warning: --option torch.… has no effect: no torch artifact is measured" in ran.stderr
 
 
 def test_an_artifact_against_itself(workspace, artifact):
@@ -226,7 +226,7 @@ def test_a_corrupted_artifact_is_refused(workspace, tmp_path):
     both = bench(tmp_path / "copy", "digits", "--batch", "1", *QUICK)
     assert both.status == 4  # the other was measured, and what was asked for is not all there
     assert "damaged" in both.stdout
-    assert "makes it again" in both.stdout
+    assert "rebuild it with" in both.stdout
     assert "samples" in both.stdout
 
 
@@ -293,7 +293,7 @@ def long_bench(workspace):
 
 def measured_so_far(workspace):
     """The samples behind the warm-up, whose length is the machine's: none of them are in a result."""
-    spools = [path for path in (workspace / "runs").glob("*/samples/*.spool") if spooled_count(path)]
+    spools = [path for path in (workspace / "runs").glob("*/samples/*.spool") if count_spooled(path)]
     return sum(len(frame_from_spool(path).filter(pl.col("phase") == Phase.MEASURED)) for path in spools)
 
 
@@ -306,7 +306,7 @@ def test_ctrl_c_keeps_what_was_measured(workspace):
     assert "Traceback" not in errors
     run = next(run for run in list_runs(workspace, "bench") if run.run_id not in known)
     assert run.interrupted
-    row = measurements_of(json.loads((run.path / "measurements.json").read_text()))[0]
+    row = measurements_from_document(json.loads((run.path / "measurements.json").read_text()))[0]
     assert row.interrupted
     assert row.samples > 0
     assert "interrupted" in {reason.code for reason in row.reasons}
@@ -344,8 +344,8 @@ def test_ctrl_c_at_any_moment_keeps_what_was_measured(workspace, artifact, monke
     assert outcome.document["interrupted"]
     run = load_run(Path(outcome.document["run_dir"]))
     assert run.interrupted
-    assert changed_files(run) == ()
-    first, second = measurements_of(json.loads((run.path / "measurements.json").read_text()))
+    assert find_changed_files(run) == ()
+    first, second = measurements_from_document(json.loads((run.path / "measurements.json").read_text()))
     assert (first.interrupted, second.interrupted) == (False, True)
     assert first.samples > 0
     assert (second.samples > 0) is after
@@ -370,7 +370,7 @@ def test_ctrl_c_in_the_first_measurement_of_a_search_ends_the_search(workspace, 
     assert len(document["measurements"]) == (0 if "tune" in search else 1)
     if "tune" in search:
         assert document["tuning"][0]["chosen"] == {}
-        assert "interrupted, 1 tried: nothing is chosen" in text_of(outcome.text())
+        assert "interrupted (1 tried): nothing was chosen" in text_of(outcome.text())
 
 
 def test_a_rate_so_low_that_nobody_comes_ends_when_the_time_is_up(workspace, artifact):
@@ -397,6 +397,6 @@ def test_a_killed_run_is_recovered_from_its_samples(workspace):
     assert row["verdict"] == "INVALID"
     run = load_run(cut)
     assert run.interrupted
-    assert changed_files(run) == ()
+    assert find_changed_files(run) == ()
     assert not list(cut.rglob("*.spool"))
-    assert "finished already" in bench(workspace, "--recover", str(cut)).stderr
+    assert "already finished" in bench(workspace, "--recover", str(cut)).stderr

@@ -5,14 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from optpipe.artifacts.lookup import artifacts_named
+from optpipe.artifacts.lookup import find_artifacts
 from optpipe.backends.registry import BACKENDS
-from optpipe.end_to_end.consumers import OnHost
-from optpipe.end_to_end.loops import overlapped
-from optpipe.inputs.images import readable_images
-from optpipe.preprocess.dali.pipeline import DaliPlan, reading_pipeline
-from optpipe.preprocess.preprocess import image_transform
-from optpipe.workspace.shipped import shipped
+from optpipe.end_to_end.consumers import HostConsumer
+from optpipe.end_to_end.loops import run_overlapped
+from optpipe.inputs.images import find_readable_images
+from optpipe.preprocess.dali.pipeline import DaliPlan, make_reading_pipeline
+from optpipe.preprocess.preprocess import require_image_transform
+from optpipe.workspace.shipped import find_shipped_folder
 from optpipe.workspace.store import Store
 from tests.integration.conftest import optpipe
 
@@ -22,7 +22,7 @@ def workspace(tmp_path_factory, exported):
     return exported(tmp_path_factory.mktemp("from-images") / "workspace")
 
 
-FILES = str(shipped("calibration") / "digits" / "validation")
+FILES = str(find_shipped_folder("calibration") / "digits" / "validation")
 
 
 def test_the_answers_of_the_timed_run_are_the_references(workspace):
@@ -60,30 +60,30 @@ def test_threads_that_the_user_gives_are_kept_and_the_terminal_names_the_bound(w
 
 
 def test_batches_that_several_streams_answer_at_once_keep_their_pixels(workspace):
-    (artifact,) = artifacts_named("digits", Store(workspace), ("fp32",), ("onnxruntime",), "cpu")
-    plan, transform = DaliPlan(batch_size=16, threads=2), image_transform(artifact.card)
-    paths = readable_images(Path(FILES), 400).paths
+    (artifact,) = find_artifacts("digits", Store(workspace), ("fp32",), ("onnxruntime",), "cpu")
+    plan, transform = DaliPlan(batch_size=16, threads=2), require_image_transform(artifact.card)
+    paths = find_readable_images(Path(FILES), 400).paths
     info = artifact.entry.info
     with BACKENDS["onnxruntime"].load(artifact.entry.path, info, "cpu", {"threads": 1}) as session:
-        consumer = OnHost(session, streams=3)
-        found = overlapped(reading_pipeline(paths, transform, plan), consumer, plan, None, 0.3)
+        consumer = HostConsumer(session, streams=3)
+        found = run_overlapped(make_reading_pipeline(paths, transform, plan), consumer, plan, None, 0.3)
         expected = {}
-        pipeline = reading_pipeline(paths, transform, plan)
+        pipeline = make_reading_pipeline(paths, transform, plan)
         while len(expected) < len(paths):
             pixels, index = pipeline.run()
             best = consumer.finish(consumer.launch(pixels.as_tensor()))
             expected |= dict(zip(np.asarray(index.as_tensor()).ravel().tolist(), best.tolist(), strict=True))
-    assert len(found.answers) >= 16 * len(found.rows["batch_ns"])
-    assert all(expected[index] == best for index, best in found.answers)
+    assert len(found.predictions) >= 16 * len(found.rows["batch_ns"])
+    assert all(expected[index] == best for index, best in found.predictions)
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["--from-images", "absent"], "no such folder"),
-        (["--from-images", FILES, "--batch", "1,8"], "one batch size"),
+        (["--from-images", FILES, "--batch", "1,8"], "cannot be combined with"),
         (["--from-images", FILES, "--batch", "9999"], "outside the profile"),
-        (["--from-images", FILES, "--min-time", "nan"], "above 0"),
+        (["--from-images", FILES, "--min-time", "nan"], "greater than 0"),
         (
             ["--from-images", FILES, "--option", "onnxruntime.spinning=perhaps"],
             "spinning=perhaps: expected true or false",

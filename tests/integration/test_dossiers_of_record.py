@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from optpipe.signoff.release import verified
+from optpipe.signoff.release import verify_dossier
 from optpipe.workspace.seal import SUMS
 
 DOSSIERS = sorted(path.parent for path in (Path(__file__).parents[2] / "reports").glob(f"*/{SUMS}"))
@@ -12,7 +12,7 @@ DOSSIERS = sorted(path.parent for path in (Path(__file__).parents[2] / "reports"
 
 @pytest.mark.parametrize("folder", DOSSIERS, ids=lambda path: path.name)
 def test_a_dossier_of_record_is_intact_and_recomputed(folder):
-    checked = verified(folder)
+    checked = verify_dossier(folder)
     assert checked.problems == ()
     assert checked.signoff is not None
     assert checked.size_bytes < 5e6

@@ -15,25 +15,25 @@ import pytest
 from onnx import numpy_helper
 
 from optpipe.backends.tensorrt import TENSORRT_RTX
-from optpipe.build.artifact import built_artifact
+from optpipe.build.artifact import build_artifact
 from optpipe.core.card import card_from_file
-from optpipe.core.events import Silent
+from optpipe.core.events import SilentListener
 from optpipe.core.precision import Precision
 from optpipe.core.weights import weights_from_text
 from optpipe.errors import BadInputError
-from optpipe.evaluate.evaluate import predictions
-from optpipe.export.exported import exported_model
+from optpipe.evaluate.evaluate import predictions_from_scores
+from optpipe.export.exported import export_model
 from optpipe.export.model import Model
-from optpipe.inputs.image_set import image_set
-from optpipe.inputs.images import batches
-from optpipe.inputs.task_data import label_indices
-from optpipe.quantize.calibrate import calibration_data, quantized_graph
-from optpipe.quantize.calibration_run import CalibrationPlan, calibration_run
-from optpipe.quantize.int8 import graph_from_table, int8_graph
+from optpipe.inputs.image_set import image_set_from_path
+from optpipe.inputs.images import preprocess_batches
+from optpipe.inputs.task_data import find_label_indices
+from optpipe.quantize.calibrate import load_calibration_data, quantize_graph
+from optpipe.quantize.calibration_run import CalibrationPlan, run_calibration
+from optpipe.quantize.int8 import graph_from_table, make_int8_graph
 from optpipe.quantize.table import table_from_file
 from optpipe.sources.resolve import source_from_text
 from optpipe.workspace.file_names import CARD, ONNX
-from optpipe.workspace.shipped import shipped
+from optpipe.workspace.shipped import find_shipped_folder
 from optpipe.workspace.store import Store
 
 METHODS = ("max", "percentile", "entropy", "mse")
@@ -82,7 +82,7 @@ def weights_of(graph, name):
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory, exported):
     store = Store(exported(tmp_path_factory.mktemp("hard-store") / "workspace"))
-    return exported_model(named_model("digits"), store, Silent())[0], store
+    return export_model(named_model("digits"), store, SilentListener())[0], store
 
 
 @pytest.fixture(scope="module")
@@ -90,14 +90,14 @@ def hard(digits, tmp_path_factory):
     """The card of the hard model, and the name of the layer that reads the outliers."""
     entry, _ = digits
     card = card_from_file(entry.file(CARD))
-    found, _ = image_set(shipped("calibration") / "digits" / "calibration.json")
-    images = next(batches(found.paths, card.transform, 500))
+    found, _ = image_set_from_path(find_shipped_folder("calibration") / "digits" / "calibration.json")
+    images = next(preprocess_batches(found.paths, card.transform, 500))
     folder = tmp_path_factory.mktemp("hard")
     graph, reader = outliers_planted(onnx.load(entry.file(ONNX)), images)
     onnx.save(graph, folder / "hard.onnx")
-    text = (shipped("models") / "digits.toml").read_text()
+    text = (find_shipped_folder("models") / "digits.toml").read_text()
     lines = [line for line in text.splitlines() if not line.startswith(("weights", "source", 'name = "digits"'))]
-    data = shipped("calibration").resolve()
+    data = find_shipped_folder("calibration").resolve()
     body = "\n".join(lines).replace("../calibration", str(data))
     (folder / "hard.toml").write_text('name = "hard"\nsource = "hard.onnx"\n' + body)
     assert tomllib.loads((folder / "hard.toml").read_text())["source"] == "hard.onnx"
@@ -107,25 +107,25 @@ def hard(digits, tmp_path_factory):
 def accuracy(graph, card, data):
     session = ort.InferenceSession(graph.SerializeToString(), providers=["CPUExecutionProvider"])
     scores = np.concatenate(
-        [session.run(None, {"image": rows})[0] for rows in batches(data.paths, card.transform, 200)]
+        [session.run(None, {"image": rows})[0] for rows in preprocess_batches(data.paths, card.transform, 200)]
     )
-    return float(np.mean(predictions(scores).top1 == label_indices(data, card, 10)))
+    return float(np.mean(predictions_from_scores(scores).top1 == find_label_indices(data, card, 10)))
 
 
 @pytest.fixture(scope="module")
 def validation():
-    return image_set(shipped("calibration") / "digits" / "validation.json")[0]
+    return image_set_from_path(find_shipped_folder("calibration") / "digits" / "validation.json")[0]
 
 
 def test_every_method_keeps_digits_within_half_a_point(digits, validation, tmp_path) -> None:
     entry, store = digits
-    record = calibration_run(named_model("digits"), CalibrationPlan(None, None, 0, METHODS), store, Silent())
+    record = run_calibration(named_model("digits"), CalibrationPlan(None, None, 0, METHODS), store, SilentListener())
     card, graph = card_from_file(entry.file(CARD)), onnx.load(entry.file(ONNX))
     before = accuracy(graph, card, validation)
     assert before >= 0.98
     after = {
         each["method"]: accuracy(
-            quantized_graph(graph, table_from_file(Path(each["path"])), "tensorrt")[0], card, validation
+            quantize_graph(graph, table_from_file(Path(each["path"])), "tensorrt")[0], card, validation
         )
         for each in record["tables"]
     }
@@ -137,13 +137,13 @@ def test_max_fails_on_outliers_and_the_others_recover(hard, digits, validation) 
     path, _ = hard
     _, store = digits
     model = named_model(str(path))
-    entry, _ = exported_model(model, store, Silent())
+    entry, _ = export_model(model, store, SilentListener())
     card, graph = card_from_file(entry.file(CARD)), onnx.load(entry.file(ONNX))
     before = accuracy(graph, card, validation)
-    record = calibration_run(model, CalibrationPlan(None, None, 0, METHODS), store, Silent())
+    record = run_calibration(model, CalibrationPlan(None, None, 0, METHODS), store, SilentListener())
     after = {
         each["method"]: accuracy(
-            quantized_graph(graph, table_from_file(Path(each["path"])), "tensorrt")[0], card, validation
+            quantize_graph(graph, table_from_file(Path(each["path"])), "tensorrt")[0], card, validation
         )
         for each in record["tables"]
     }
@@ -158,7 +158,7 @@ def test_the_search_finds_and_spares_the_layer(hard, digits) -> None:
     path, reader = hard
     _, store = digits
     plan = CalibrationPlan(None, None, 0, ("max",), sensitivity=True, budget=0.005)
-    record = calibration_run(named_model(str(path)), plan, store, Silent())
+    record = run_calibration(named_model(str(path)), plan, store, SilentListener())
     assert record["sensitivity"][0]["layer"] == reader
     assert record["sensitivity"][0]["snr_db"] < record["sensitivity"][1]["snr_db"] - 10
     assert record["selection"]["keep"] == [reader]
@@ -166,7 +166,7 @@ def test_the_search_finds_and_spares_the_layer(hard, digits) -> None:
     assert tried[0]["drop"] > 0.05
     assert tried[1]["drop"] <= 0.005
     assert len(tried) <= 6  # halving, not one build per layer
-    assert {"layer": reader, "reason": "kept in floating point as asked"} in record["skipped"]
+    assert {"layer": reader, "reason": "kept in floating point by request"} in record["skipped"]
     assert table_from_file(Path(record["selection"]["table"])).keep == (reader,)
     json.dumps(record)
 
@@ -174,32 +174,36 @@ def test_the_search_finds_and_spares_the_layer(hard, digits) -> None:
 def test_a_table_of_another_model_is_refused(hard, digits) -> None:
     path, _ = hard
     entry, store = digits
-    record = calibration_run(named_model(str(path)), CalibrationPlan(None, None, 0, ("max",)), store, Silent())
-    with pytest.raises(BadInputError, match="is for model hard, not for digits"):
-        graph_from_table(entry, table_from_file(Path(record["tables"][0]["path"])), "tensorrt", (), store, Silent())
+    record = run_calibration(named_model(str(path)), CalibrationPlan(None, None, 0, ("max",)), store, SilentListener())
+    with pytest.raises(BadInputError, match="is for model hard, not digits"):
+        graph_from_table(
+            entry, table_from_file(Path(record["tables"][0]["path"])), "tensorrt", (), store, SilentListener()
+        )
 
 
 def test_validation_images_cannot_calibrate(digits) -> None:
     entry, store = digits
     with pytest.raises(BadInputError, match="800 of 800 calibration images are also in the validation set"):
-        int8_graph(entry, "cpu", shipped("calibration") / "digits" / "validation.json", store, Silent())
+        make_int8_graph(
+            entry, "cpu", find_shipped_folder("calibration") / "digits" / "validation.json", store, SilentListener()
+        )
 
 
 def test_few_images_are_warned_of(digits) -> None:
     entry, _ = digits
-    listener = Silent()
-    calibration_data(entry, None, 50, 0, listener)
-    assert listener.warnings == ["50 calibration images; 500 or more give steadier ranges"]
+    listener = SilentListener()
+    load_calibration_data(entry, None, 50, 0, listener)
+    assert listener.warnings == ["only 50 calibration images; use 500 or more for stable ranges"]
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_tensorrt_rtx_builds_every_graph_and_its_share_of_int8_is_proven(digits, method, tmp_path) -> None:
     entry, store = digits
-    if not TENSORRT_RTX.capability("cuda").builds:
-        pytest.skip(f"TensorRT-RTX: {TENSORRT_RTX.capability('cuda').why_not}")
-    record = calibration_run(named_model("digits"), CalibrationPlan(None, None, 0, METHODS), store, Silent())
+    if not TENSORRT_RTX.probe_capability("cuda").builds:
+        pytest.skip(f"TensorRT-RTX: {TENSORRT_RTX.probe_capability('cuda').why_not}")
+    record = run_calibration(named_model("digits"), CalibrationPlan(None, None, 0, METHODS), store, SilentListener())
     path = next(each["path"] for each in record["tables"] if each["method"] == method)
-    graph, _ = graph_from_table(entry, table_from_file(Path(path)), "tensorrt", (), store, Silent())
-    built, _ = built_artifact(TENSORRT_RTX, Precision.INT8, "cuda", graph, entry, None, {}, store, Silent())
+    graph, _ = graph_from_table(entry, table_from_file(Path(path)), "tensorrt", (), store, SilentListener())
+    built, _ = build_artifact(TENSORRT_RTX, Precision.INT8, "cuda", graph, entry, None, {}, store, SilentListener())
     assert built.info["precision_proof"]["proven"]
     assert built.info["precision_proof"]["share"]["macs"]["int8"] > 0.95

@@ -17,11 +17,11 @@ from onnx import helper, numpy_helper
 from PIL import Image
 
 from optpipe.errors import ExitStatus
-from optpipe.workspace.shipped import shipped
+from optpipe.workspace.shipped import find_shipped_folder
 from tests.integration.conftest import Ran, optpipe
 
 Run = Callable[..., Ran]
-DIGITS = shipped("calibration") / "digits"
+DIGITS = find_shipped_folder("calibration") / "digits"
 
 
 @pytest.fixture(scope="module")
@@ -77,14 +77,14 @@ def test_folders_that_hold_no_set(run: Run, tmp_path: Path) -> None:
     assert "its name is not UTF-8" in " ".join(unnamed.stderr.split())
     for index in range(30):
         (some / f"{index}.txt").write_text("")
-    refused(run("calibrate", "digits", "--images", some, "--json"), "31 of 50 files are no images")
+    refused(run("calibrate", "digits", "--images", some, "--json"), "31 of 50 files are not images")
 
 
 def test_sets_for_something_else(run: Run, folder: Path, tmp_path: Path) -> None:
     manifest = json.loads((folder / "made" / "set.json").read_text())
     for name, value, said in (
         ("model", "resnet50", "was drawn for model resnet50, not for digits"),
-        ("transform_sha256", "0" * 64, "was drawn for another preprocessing"),
+        ("transform_sha256", "0" * 64, "was drawn for different preprocessing"),
         ("count", 3, ""),
     ):
         (tmp_path / "set.json").write_text(json.dumps(manifest | {name: value}))
@@ -113,11 +113,11 @@ def test_tables_that_do_not_fit(run: Run, folder: Path, tmp_path: Path) -> None:
         assert "Traceback" not in ran.stderr
 
     first = next(iter(table["ranges"]))
-    failed(table | {"model": "resnet50"}, "the calibration table is for model resnet50, not for digits")
-    failed(table | {"ranges": {}}, "it has no range for")
-    failed(table | {"ranges": table["ranges"] | {first: {"amax": 0, "low": 0, "high": 0}}}, "above zero")
+    failed(table | {"model": "resnet50"}, "the calibration table is for model resnet50, not digits")
+    failed(table | {"ranges": {}}, "no range for")
+    failed(table | {"ranges": table["ranges"] | {first: {"amax": 0, "low": 0, "high": 0}}}, "finite positive amax")
     failed(table | {"ranges": table["ranges"] | {first: {"amax": 1e400, "low": 0, "high": 1}}}, "finite")
-    failed(table | {"format": "optpipe.calibration-table/9"}, "is in format optpipe.calibration-table/9")
+    failed(table | {"format": "optpipe.calibration-table/9"}, "has format optpipe.calibration-table/9")
     failed(json.dumps(table)[:-40], "is not a readable calibration table")
     failed(table | {"keep": ["no such layer"]}, "no such layer")
 
@@ -136,9 +136,9 @@ def test_activations_that_are_not_finite_are_named(folder: Path, tmp_path: Path)
         helper.make_node("Flatten", ["p"], ["logits"], name="flat"),
     ]
     value = helper.make_tensor_value_info
-    card = (shipped("models") / "digits.toml").read_text()
+    card = (find_shipped_folder("models") / "digits.toml").read_text()
     lines = [line for line in card.splitlines() if not line.startswith(("weights", "source", 'name = "digits"'))]
-    body = "\n".join(lines).replace("../calibration", str(shipped("calibration").resolve()))
+    body = "\n".join(lines).replace("../calibration", str(find_shipped_folder("calibration").resolve()))
     shape = ["n", 3, 32, 32] if "32" in card else ["n", 3, 28, 28]
     graph = helper.make_graph(
         nodes, "g", [value("image", 1, shape)], [value("logits", 1, ["n", 10])],
@@ -149,13 +149,13 @@ def test_activations_that_are_not_finite_are_named(folder: Path, tmp_path: Path)
     )
     (tmp_path / "log.toml").write_text('name = "log"\nsource = "log.onnx"\n' + body)
     ran = optpipe("calibrate", "log.toml", "--json", cwd=tmp_path)
-    refused(ran, "tensor 'log' holds NaN or inf on calibration data", status=ExitStatus.STAGE_FAILED)
+    refused(ran, "tensor 'log' contains NaN or Inf on the calibration data", status=ExitStatus.STAGE_FAILED)
 
 
 def test_models_that_cannot_be_evaluated_or_have_nothing_built(run: Run, tmp_path: Path) -> None:
     refused(
         run("evaluate", "digits", "--json", "--workspace", tmp_path / "fresh"),
-        "nothing is built",
+        "has no build with these options",
         f"optpipe build digits --workspace {tmp_path / 'fresh'}",
     )
     assert not list((tmp_path / "fresh" / "store").glob("model-*")), "nothing is exported only to say so"
@@ -164,7 +164,7 @@ def test_models_that_cannot_be_evaluated_or_have_nothing_built(run: Run, tmp_pat
     refused(run("calibrate", "digits", "--target", "tpu", "--json"), "tpu")
     refused(run("calibrate", "digits", "--accuracy-budget", "much", "--json"), "--accuracy-budget")
     (tmp_path / "file").write_text("")
-    refused(run("calibrate", "digits", "--output", tmp_path / "file", "--json"), "cannot be made")
+    refused(run("calibrate", "digits", "--output", tmp_path / "file", "--json"), "cannot create --output")
     assert run("calibrate", "digits", "--seed", "-1").status == ExitStatus.BAD_INPUT
 
 
@@ -177,7 +177,7 @@ def test_accuracy_on_the_calibration_images_is_never_a_pass(folder: Path) -> Non
     assert judged.status == ExitStatus.INCONCLUSIVE, judged.stderr
     row = next(each for each in judged.document["results"] if each["precision"] == "int8")
     assert row["calibrated_on"] == 500
-    assert "evaluate on others" in " ".join(judged.stderr.split())
+    assert "evaluate on other data" in " ".join(judged.stderr.split())
 
 
 def test_labels_that_are_no_classes_end_it_at_once(folder: Path, tmp_path: Path) -> None:
@@ -186,11 +186,11 @@ def test_labels_that_are_no_classes_end_it_at_once(folder: Path, tmp_path: Path)
     built = optpipe("build", "digits", "--precision", "int8", "--backend", "onnxruntime", "--json", cwd=folder)
     assert built.status == 0, built.stderr
     ran = optpipe("evaluate", "digits", "--data", tmp_path / "animals", "--json", cwd=folder)
-    refused(ran, "label 'bird' of animals is no class of digits")
+    refused(ran, "label 'bird' of animals is not a class of digits")
     assert "evaluate source" not in ran.stderr
     used = optpipe("calibrate", "digits", "--images", tmp_path / "animals", "--method", "max", "--json", cwd=folder)
     assert used.status == 0, used.stderr  # ranges need no labels
-    assert any("the folders or labels are not used" in each for each in used.document["warnings"])
+    assert any("ignoring folders and labels" in each for each in used.document["warnings"])
 
 
 def test_a_broken_artifact_does_not_hide_the_others(folder: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from optpipe.inputs.synthetic import synthetic_picture
+from optpipe.inputs.synthetic import make_synthetic_image
 from tests.integration.conftest import optpipe
 
 
@@ -37,10 +37,10 @@ def test_every_odd_file_comes_through(record):
 def test_the_evidence_lies_in_a_finished_run_folder(record, workspace):
     from pathlib import Path
 
-    from optpipe.workspace.runs import changed_files, load_run
+    from optpipe.workspace.runs import find_changed_files, load_run
 
     run = load_run(Path(record["run_dir"]))
-    assert changed_files(run) == ()
+    assert find_changed_files(run) == ()
     names = {each["path"] for each in run.manifest["files"]}
     assert {"images.parquet", "preprocess.json", "worst-1.png", "worst-2.png", "worst-3.png"} <= names
     assert Path(record["pipeline"]["path"]).is_file()
@@ -49,8 +49,8 @@ def test_the_evidence_lies_in_a_finished_run_folder(record, workspace):
 def test_people_read_the_verdict_first(workspace):
     done = optpipe("preprocess", "digits", "--no-throughput", "--limit", "40", workspace=workspace)
     assert done.status == 5
-    assert done.stdout.startswith("INCONCLUSIVE  digits: 40 of 40 top-1 answers agree")
-    assert "give at least" in done.stdout
+    assert done.stdout.startswith("INCONCLUSIVE  digits: 40 of 40 top-1 predictions agree")
+    assert "use at least" in done.stdout
     assert "resize ← most" in done.stdout
     assert "side by side with the difference: worst-1.png " in done.stdout
 
@@ -59,7 +59,7 @@ def test_a_picture_that_comes_through_as_another_is_named(workspace, tmp_path):
     levels = np.linspace(0, 255, 64 * 64, dtype=np.float32).reshape(64, 64)
     Image.fromarray(levels).save(tmp_path / "floats.tif")  # 0 to 255 for Pillow, 0 to 1 for DALI
     Image.fromarray(levels.astype(np.int32)).save(tmp_path / "integers.tif")
-    Image.fromarray(synthetic_picture(50, 60, 1)).save(tmp_path / "plain.png")
+    Image.fromarray(make_synthetic_image(50, 60, 1)).save(tmp_path / "plain.png")
     done = optpipe("preprocess", "digits", "--no-throughput", "--images", str(tmp_path), "--json", workspace=workspace)
     assert done.document["verdict"] == "FAIL"
     assert done.document["parity"]["far"] == 1
@@ -73,7 +73,7 @@ def test_a_picture_that_comes_through_as_another_is_named(workspace, tmp_path):
 def test_sub_folders_that_are_no_labels_are_said_to_give_no_accuracy(workspace, tmp_path):
     for name in ("3", "seven"):
         (tmp_path / name).mkdir()
-        Image.fromarray(synthetic_picture(50, 60, 1)).save(tmp_path / name / "plain.png")
+        Image.fromarray(make_synthetic_image(50, 60, 1)).save(tmp_path / name / "plain.png")
     done = optpipe("preprocess", "digits", "--no-throughput", "--images", str(tmp_path), "--json", workspace=workspace)
     assert done.document["parity"]["accuracy"] is None
     assert "seven is none" in done.document["warnings"][0]
@@ -81,7 +81,7 @@ def test_sub_folders_that_are_no_labels_are_said_to_give_no_accuracy(workspace, 
 
 def test_unreadable_images_are_named_and_limited(workspace, tmp_path):
     for index in range(3):
-        Image.fromarray(synthetic_picture(50, 60, index)).save(tmp_path / f"{index}.jpg")
+        Image.fromarray(make_synthetic_image(50, 60, index)).save(tmp_path / f"{index}.jpg")
     (tmp_path / "broken.jpg").write_bytes((tmp_path / "1.jpg").read_bytes()[:-300])
     some = optpipe("preprocess", "digits", "--no-throughput", "--images", str(tmp_path), "--json", workspace=workspace)
     assert some.document["images"]["unreadable"][0]["path"].endswith("broken.jpg")
@@ -132,7 +132,7 @@ def test_pictures_of_one_pixel_come_through_alike(workspace, tmp_path):
 @pytest.mark.slow
 def test_the_race_is_run_and_its_fields_are_the_documented_ones(workspace, tmp_path):
     for index in range(16):
-        Image.fromarray(synthetic_picture(50, 60, index)).save(tmp_path / f"{index}.jpg")
+        Image.fromarray(make_synthetic_image(50, 60, index)).save(tmp_path / f"{index}.jpg")
     arguments = ["--images", str(tmp_path), "--batch-size", "4", "--seconds", "0.1", "--json"]
     done = optpipe("preprocess", "digits", *arguments, workspace=workspace)
     record = done.document
@@ -147,20 +147,20 @@ def test_the_race_is_run_and_its_fields_are_the_documented_ones(workspace, tmp_p
     tuned = record["tuned"]
     assert record["speedup"] == tuned["dali"]["images_per_s"] / tuned["dataloader"]["images_per_s"]
     assert [len(tuned[name]["repeats_images_per_s"]) for name in ("dataloader", "dali", "decode_only")] == [2, 2, 1]
-    assert all(name in done.stderr for name in ("DataLoader by workers", "DALI by decoder", "both in turn"))
+    assert all(name in done.stderr for name in ("DataLoader by workers", "DALI by decoder", "both, interleaved"))
 
 
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
         (["digits", "--images", "absent"], 2, "no such folder"),
-        (["digits", "--decode", "gpu"], 2, "give auto, cpu or mixed"),
-        (["digits", "--batch-size", "0"], 2, "from 1 to"),
-        (["digits", "--batch-size", "1000000000"], 2, "from 1 to"),
-        (["digits", "--threads", "100000"], 2, "from 1 to"),
-        (["digits", "--seconds", "nan"], 2, "above 0"),
-        (["digits", "--seconds", "-1"], 2, "above 0"),
-        (["digits", "--max-unreadable", "-1"], 2, "0 or more"),
+        (["digits", "--decode", "gpu"], 2, "choose --decode from auto, cpu, mixed"),
+        (["digits", "--batch-size", "0"], 2, "must be between 1 and"),
+        (["digits", "--batch-size", "1000000000"], 2, "must be between 1 and"),
+        (["digits", "--threads", "100000"], 2, "must be between 1 and"),
+        (["digits", "--seconds", "nan"], 2, "greater than 0"),
+        (["digits", "--seconds", "-1"], 2, "greater than 0"),
+        (["digits", "--max-unreadable", "-1"], 2, "0 or greater"),
         (["digits", "--limit", "0"], 2, "at least 1"),
     ],
 )

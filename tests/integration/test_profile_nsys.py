@@ -20,17 +20,17 @@ from optpipe.errors import (
     OptpipeError,
     StageError,
 )
-from optpipe.profile.record import result_of
+from optpipe.profile.record import read_result
 from optpipe.trace.findings.report import profile_from_trace
-from optpipe.trace.layers.ort_nodes import Anchor, node_runs, with_node_ranges
-from optpipe.trace.recording.capture import CaptureOptions, exported, record
+from optpipe.trace.layers.ort_nodes import ClockAnchor, add_node_ranges, read_node_runs
+from optpipe.trace.recording.capture import CaptureOptions, export_recording, record_program
 from optpipe.trace.recording.files import trace_from_path
-from optpipe.trace.recording.importer import nsys_path
+from optpipe.trace.recording.importer import find_nsys
 from optpipe.trace.recording.read import trace_from_sqlite
 from tests.integration.conftest import optpipe
 
 try:
-    NSYS: Path | None = nsys_path()
+    NSYS: Path | None = find_nsys()
 except MissingError:
     NSYS = None
 needs_nsys = pytest.mark.skipif(NSYS is None, reason="Nsight Systems (nsys) is not installed: sudo .ci/install-nsys")
@@ -153,14 +153,14 @@ def test_keep_raw_warns_and_can_be_redacted(workspace: Path, document: dict[str,
     assert again["measured"] == judged.document["measured"]
     refused = optpipe("profile", "--trace", str(raw), "--redacted", str(redacted))
     assert refused.status == ExitStatus.BAD_INPUT
-    assert "is there already" in refused.stderr
+    assert "already exists" in refused.stderr
 
 
 def test_what_a_recording_that_exists_cannot_take_is_refused() -> None:
     trace = Path(__file__).parents[1] / "golden" / "traces" / "h200-resnet50-fp16-b8.sqlite"
     refused = optpipe("profile", "--trace", str(trace), "--osrt", "--batch-size", "1")
     assert refused.status == ExitStatus.BAD_INPUT
-    assert "--osrt, --batch-size: only for a MODEL to record" in refused.stderr
+    assert "--osrt, --batch-size: valid only with MODEL" in refused.stderr
 
 
 @needs_nsys
@@ -168,7 +168,7 @@ def test_the_stages_own_error_is_shown(workspace: Path, document: dict[str, Any]
     """A batch size outside the profile is refused in words of its own, and nothing is left behind."""
     finished = optpipe("profile", *INFERENCE, "--batch-size", "100000", workspace=workspace)
     assert finished.status == ExitStatus.BAD_INPUT
-    assert "--batch-size 100000: digits was built for" in finished.stderr
+    assert "--batch-size 100000: digits supports batch sizes" in finished.stderr
     assert "Traceback" not in finished.stderr
 
 
@@ -178,7 +178,7 @@ def test_without_nsys_it_says_how_to_get_it(tmp_path: Path) -> None:
         pytest.skip("an nsys below /opt would be found without PATH")
     finished = optpipe("profile", "digits", workspace=tmp_path, PATH="/nowhere")
     assert finished.status == ExitStatus.MISSING
-    assert "Nsight Systems (nsys) is not here" in finished.stderr
+    assert "Nsight Systems (nsys) not found" in finished.stderr
     assert "--tracer torch" in finished.stderr
     assert not (tmp_path / "store").exists()
 
@@ -234,13 +234,13 @@ def test_a_process_that_dies_under_nsys_shows_its_own_error(tmp_path: Path, prog
         json.dumps({"stage": "broken", "result": str(tmp_path / "result.json"), "log": str(tmp_path / "worker.log")})
     )
     broken = (
-        "from optpipe.stages import profiled\n"
-        f"profiled.STAGES['broken'] = lambda job: exec({program!r})\n"
-        f"profiled.main({str(tmp_path / 'job.json')!r})\n"
+        "from optpipe.profile import profiled_worker\n"
+        f"profiled_worker.STAGES['broken'] = lambda job: exec({program!r})\n"
+        f"profiled_worker.main({str(tmp_path / 'job.json')!r})\n"
     )
-    recorded = record([sys.executable, "-c", broken], tmp_path, CaptureOptions(), on_gpu=False)
-    with pytest.raises(StageError, match=f"died under the profiler.*{words}"):
-        result_of(tmp_path, recorded)
+    recorded = record_program([sys.executable, "-c", broken], tmp_path, CaptureOptions(), on_gpu=False)
+    with pytest.raises(StageError, match=f"the profiled process crashed.*{words}"):
+        read_result(tmp_path, recorded)
 
 
 @needs_nsys
@@ -248,12 +248,12 @@ def test_osrt_tells_reading_from_computing(tmp_path: Path) -> None:
     """A program that reads files through the operating system, recorded for real."""
     (tmp_path / "file").write_bytes(b"0" * 50_000_000)
     program = (
-        "import os\nfrom optpipe.trace.recording.annotate import CAPTURE_RANGE, marked\n"
-        f"with marked(CAPTURE_RANGE):\n  for _ in range(20):\n    f = os.open({str(tmp_path / 'file')!r}, os.O_RDONLY)\n"
+        "import os\nfrom optpipe.trace.ranges import CAPTURE_RANGE\nfrom optpipe.trace.recording.annotate import mark_range\n"
+        f"with mark_range(CAPTURE_RANGE):\n  for _ in range(20):\n    f = os.open({str(tmp_path / 'file')!r}, os.O_RDONLY)\n"
         "    while os.read(f, 10_000_000): pass\n    os.close(f)\n"
     )
-    recorded = record([sys.executable, "-c", program], tmp_path, CaptureOptions(os_runtime=True), on_gpu=False)
-    profile = profile_from_trace(trace_from_sqlite(exported(recorded, tmp_path)), expects_gpu=False)
+    recorded = record_program([sys.executable, "-c", program], tmp_path, CaptureOptions(os_runtime=True), on_gpu=False)
+    profile = profile_from_trace(trace_from_sqlite(export_recording(recorded, tmp_path)), expects_gpu=False)
     assert profile.bottleneck.limit == "I/O"
     assert profile.measured.os_runtime["name"][0] == "read"
 
@@ -309,25 +309,26 @@ def test_the_nodes_of_onnx_runtime_lie_inside_their_iterations(document: dict[st
         "import json, numpy as np, dataclasses\n"
         "from pathlib import Path\n"
         "from optpipe.backends.onnxruntime_session import OnnxRuntimeSession\n"
-        "from optpipe.profile.layers_worker import Layers\n"
-        "from optpipe.trace.recording.annotate import CAPTURE_RANGE, LAYERS_RANGE, marked\n"
+        "from optpipe.profile.layers_worker import LayerRecorder\n"
+        "from optpipe.trace.ranges import CAPTURE_RANGE, LAYERS_RANGE\n"
+        "from optpipe.trace.recording.annotate import mark_range\n"
         f"session = OnnxRuntimeSession(Path({str(graph)!r}), 'cpu', {{'threads': 1}}, profile=Path('nodes'))\n"
         "spec = session.inputs[0]\n"
         "inputs = {spec.name: np.ones([s if isinstance(s, int) else 1 for s in spec.shape], spec.dtype)}\n"
-        "layers = Layers(lambda: session.run(inputs))\n"
+        "layers = LayerRecorder(lambda: session.run(inputs))\n"
         "layers.iteration()\n"
-        "with marked(CAPTURE_RANGE), marked(LAYERS_RANGE):\n"
+        "with mark_range(CAPTURE_RANGE), mark_range(LAYERS_RANGE):\n"
         "  for _ in range(5): layers.run_marked()\n"
         "started, profile = session.end_profiling()\n"
         "anchors = [dataclasses.asdict(each) for each in layers.anchors]\n"
         "Path('found.json').write_text(json.dumps([started, str(profile), anchors]))\n"
     )
     command = ["sh", "-c", f'cd "{tmp_path}" && exec "$0" -c "$1"', sys.executable, program]
-    recorded = record(command, tmp_path, CaptureOptions(), on_gpu=False)
+    recorded = record_program(command, tmp_path, CaptureOptions(), on_gpu=False)
     started_ns, profile, anchors = json.loads((tmp_path / "found.json").read_text())
-    plain = trace_from_sqlite(exported(recorded, tmp_path))
-    runs = list(node_runs(tmp_path / profile, started_ns))
-    trace = with_node_ranges(plain, runs, [Anchor(**each) for each in anchors], {})
+    plain = trace_from_sqlite(export_recording(recorded, tmp_path))
+    runs = list(read_node_runs(tmp_path / profile, started_ns))
+    trace = add_node_ranges(plain, runs, [ClockAnchor(**each) for each in anchors], {})
     added = trace.ranges.height - plain.ranges.height
     assert added == len(runs) // 6 * 5  # the first iteration ran ahead of the recording
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from optpipe.core.events import Silent
-from optpipe.signoff.collect import Wanted
+from optpipe.core.events import SilentListener
+from optpipe.signoff.collect import SignoffRequest
 from optpipe.signoff.policy import policy_from_toml
-from optpipe.signoff.release import signed_off
+from optpipe.signoff.release import sign_off
 
 CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium: .ci/install-chromium")
@@ -48,8 +48,10 @@ def dossier(tmp_path_factory):
     found = _builders().Workspace(tmp_path_factory.mktemp("browser") / "workspace")
     for precision in ("fp32", "fp16", "int8"):
         found.bench(found.artifact(precision), batches=(1, 2, 4, 8))
-    wanted = Wanted("digits", policy_from_toml(POLICY.encode()), None, {"throughput.minimum.b8": "known, ticket 12"})
-    return signed_off(wanted, found.store, None, None, Silent()).folder
+    wanted = SignoffRequest(
+        "digits", policy_from_toml(POLICY.encode()), None, {"throughput.minimum.b8": "known, ticket 12"}
+    )
+    return sign_off(wanted, found.store, None, None, SilentListener()).folder
 
 
 @pytest.fixture(scope="module")

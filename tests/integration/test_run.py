@@ -78,16 +78,20 @@ def _an_approved_baseline_is_used(folder, verdicts):
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (["signoff", "digits"], 2, "signoff needs MODEL and --policy FILE"),
-        (["signoff", "digits", "--policy", "none.toml"], 2, "cannot read the policy none.toml"),
-        (["signoff", "digits", "--policy", "PASS.toml", "--workspace", "empty"], 2, "first: optpipe build digits"),
-        (["signoff", "digits", "--policy", "PASS.toml", "--waive", "size.maximum"], 2, "--waive needs its reason"),
-        (["compare", "--workspace", "empty"], 2, "first: optpipe build MODEL"),
+        (["signoff", "digits"], 2, "signoff requires MODEL and --policy FILE"),
+        (["signoff", "digits", "--policy", "none.toml"], 2, "cannot read policy none.toml"),
+        (["signoff", "digits", "--policy", "PASS.toml", "--workspace", "empty"], 2, "first run optpipe build digits"),
+        (
+            ["signoff", "digits", "--policy", "PASS.toml", "--waive", "size.maximum"],
+            2,
+            "--waive requires a one-line --because TEXT",
+        ),
+        (["compare", "--workspace", "empty"], 2, "first run optpipe build MODEL"),
         (["compare", "--slo", "p99=15"], 2, "has no unit"),
         (["compare", "--for", "glory"], 2, "give latency, throughput, efficiency"),
         (["verify", "nowhere"], 2, "does not exist"),
-        (["verify", "."], 2, "make a dossier with optpipe signoff"),
-        (["run", "digits", "--policy", "none.toml"], 2, "cannot read the policy"),
+        (["verify", "."], 2, "create a dossier with optpipe signoff"),
+        (["run", "digits", "--policy", "none.toml"], 2, "cannot read policy"),
     ],
 )
 def test_wrong_use_is_one_or_two_lines(folder, inside, arguments, status, message):

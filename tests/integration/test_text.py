@@ -149,12 +149,12 @@ def test_bad_lines_are_named_counted_and_limited(run: Run, folder: Path, tmp_pat
     assert some.status == 0, some.stderr
     assert some.document["set"]["count"] == 58
     assert some.document["set"]["unreadable"] == ["line 5", "line 10"]
-    assert 'line 5 (no object with a "text"), line 10 (no JSON' in " ".join(some.stderr.split())
+    assert 'line 5 (not an object with a "text"), line 10 (invalid JSON' in " ".join(some.stderr.split())
     rows[20:24] = ["[]", '{"text": " "}', '{"text": "a", "label": [1]}', '{"text": "unlabelled"}']
     (tmp_path / "many.jsonl").write_text("\n".join(rows))
     many = run("calibrate", model, "--data", str(tmp_path / "many.jsonl"), "--json")
     assert many.status == ExitStatus.BAD_INPUT
-    assert "6 of 60 lines cannot be used, 5 % are allowed" in many.stderr
+    assert "6 of 60 lines cannot be used; at most 5 % allowed" in many.stderr
 
 
 @pytest.mark.parametrize(
@@ -176,10 +176,10 @@ def test_files_that_are_no_json_lines(inside: Run, folder: Path, tmp_path: Path,
 def test_what_does_not_belong_together_is_said(run: Run, folder: Path) -> None:
     model = f"hf:{folder / 'reviews'}"
     images = run("calibrate", model, "--data", str(folder), "--json")
-    assert "is a folder; a text model takes a file of JSON lines" in images.stderr
+    assert "is a folder; a text model needs a JSON Lines file" in images.stderr
     none = run("calibrate", model, "--json")
     assert none.status == ExitStatus.BAD_INPUT
-    assert "give a file of JSON lines" in none.stderr
+    assert "pass a JSON Lines file" in none.stderr
 
 
 def test_a_folder_without_vocabulary_has_no_tokenizer(folder: Path, tmp_path: Path) -> None:

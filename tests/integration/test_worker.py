@@ -11,10 +11,10 @@ from optpipe.core.measurement import (
     Subject,
     Validity,
 )
-from optpipe.measuring.measure import Frame, Load, measure
+from optpipe.measuring.measure import LoadSpec, RunContext, measure_load
 from optpipe.measuring.process import WorkerProcess
 from optpipe.worker.plan import SessionPlan
-from optpipe.worker.rotation import MOST
+from optpipe.worker.rotation import MAX_ROTATED_BATCHES
 
 FAKES = Path(__file__).parent.parent / "fakes"
 
@@ -30,11 +30,11 @@ def run(tmp_path, monkeypatch):
             arguments={"milliseconds": 0.5, "fault": fault, **planted},
             inputs={"x": str(tmp_path / "x.npy")},
             tolerance=1e-3,
-            streams=(load or Load(1)).streams,
+            streams=(load or LoadSpec(1)).streams,
         )
-        quick = load or Load(4, min_seconds=0.3, max_seconds=2.0, warm_up_seconds=0.1, max_warm_up_seconds=1.0)
+        quick = load or LoadSpec(4, min_seconds=0.3, max_seconds=2.0, warm_up_seconds=0.1, max_warm_up_seconds=1.0)
         with WorkerProcess(plan, tmp_path) as worker:
-            return measure(worker, Subject(fault, "fake", "fp32", "cpu"), quick, "m000", Frame(tmp_path))[0]
+            return measure_load(worker, Subject(fault, "fake", "fp32", "cpu"), quick, "m000", RunContext(tmp_path))[0]
 
     return measured
 
@@ -82,7 +82,7 @@ def test_a_burning_neighbour_is_seen(run):
 
     neighbours = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
     try:
-        found = run("none", Load(4, min_seconds=1.5, max_seconds=3.0, warm_up_seconds=0.1, max_warm_up_seconds=1.0))
+        found = run("none", LoadSpec(4, min_seconds=1.5, max_seconds=3.0, warm_up_seconds=0.1, max_warm_up_seconds=1.0))
     finally:
         for neighbour in neighbours:
             neighbour.kill()
@@ -91,7 +91,7 @@ def test_a_burning_neighbour_is_seen(run):
 
 
 def test_out_of_memory_is_a_row(run):
-    found = run("none", Load(64, min_seconds=0.2), memory_limit=16)
+    found = run("none", LoadSpec(64, min_seconds=0.2), memory_limit=16)
     assert codes(found) == {"out-of-memory"}
     assert found.latency is None
 
@@ -100,12 +100,12 @@ def test_out_of_memory_is_a_row(run):
 def test_host_memory_is_that_of_one_input_at_a_time_and_not_of_the_rotation(run, mode):
     large = 50_000
     small, big = (
-        run("none", Load(size, mode=mode, percentile=50.0, min_seconds=0.1, max_seconds=1.0, warm_up_seconds=0.1))
+        run("none", LoadSpec(size, mode=mode, percentile=50.0, min_seconds=0.1, max_seconds=1.0, warm_up_seconds=0.1))
         for size in (1, large)
     )
-    assert big.inputs["rotated"] == MOST
+    assert big.inputs["rotated"] == MAX_ROTATED_BATCHES
     batch = large * 64 * 4
-    assert batch < big.host_peak_bytes - small.host_peak_bytes < MOST / 2 * batch
+    assert batch < big.host_peak_bytes - small.host_peak_bytes < MAX_ROTATED_BATCHES / 2 * batch
 
 
 def test_samples_survive_the_death_of_the_worker(run, tmp_path):
@@ -117,7 +117,7 @@ def test_samples_survive_the_death_of_the_worker(run, tmp_path):
 
 
 def test_the_server_scenario_counts_from_when_a_query_was_due(run):
-    load = Load(
+    load = LoadSpec(
         1, Scenario.SERVER, rate_per_s=3000.0, percentile=90.0, min_seconds=0.5, max_seconds=0.8, warm_up_seconds=0.1
     )
     found = run("none", load)  # it can serve 2000 a second
@@ -128,13 +128,13 @@ def test_the_server_scenario_counts_from_when_a_query_was_due(run):
 
 @pytest.mark.parametrize("scenario", [Scenario.OFFLINE, Scenario.MULTI_STREAM])
 def test_several_streams(run, scenario):
-    load = Load(2, scenario, streams=2, percentile=50.0, min_seconds=0.2, max_seconds=1.0, warm_up_seconds=0.1)
+    load = LoadSpec(2, scenario, streams=2, percentile=50.0, min_seconds=0.2, max_seconds=1.0, warm_up_seconds=0.1)
     found = run("none", load)
     assert found.samples >= 11
     assert found.throughput_images_per_s.value > 0
 
 
 def test_end_to_end_copies_in_and_out(run):
-    load = Load(4, mode=Mode.END_TO_END, percentile=50.0, min_seconds=0.2, max_seconds=1.0, warm_up_seconds=0.1)
+    load = LoadSpec(4, mode=Mode.END_TO_END, percentile=50.0, min_seconds=0.2, max_seconds=1.0, warm_up_seconds=0.1)
     found = run("none", load)
     assert found.output_check.passed

@@ -8,8 +8,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from optpipe.bench.recompute import judged_again
-from optpipe.core.events import Silent
+from optpipe.bench.recompute import recompute_measurement
+from optpipe.core.events import SilentListener
 from optpipe.core.measurement import (
     MACHINE_COLUMNS,
     SAMPLE_COLUMNS,
@@ -20,15 +20,15 @@ from optpipe.core.measurement import (
     Subject,
     Validity,
 )
-from optpipe.core.measurement_json import document_of
+from optpipe.core.measurement_json import document_from_measurements
 from optpipe.measuring.validity import LIMITS
-from optpipe.preprocess.parity.proof import output_rows, proof_from_rows
+from optpipe.preprocess.parity.proof import proof_from_rows, rows_from_outputs
 from optpipe.trace.findings.report import document_from_profile, profile_from_trace
 from optpipe.trace.recording.files import trace_from_folder, write_trace
 from optpipe.workspace.runs import begin_run, finish_run, write_json
 from optpipe.workspace.store import Store
 
-NOT_STEADY = Reason("not-steady", "warm-up ended without a steady level", "raise --max-warm-up", invalidates=True)
+NOT_STEADY = Reason("not-steady", "latency was not stable after warm-up", "increase --max-warm-up", invalidates=True)
 
 
 @dataclass
@@ -64,13 +64,13 @@ class Workspace:
             return info
 
         recipe = {"test": [precision, backend, trained, proven, macs]}
-        entry, _ = self.store.produce("artifact", recipe, make, listener=Silent())
+        entry, _ = self.store.produce("artifact", recipe, make, listener=SilentListener())
         self.store.produce(
             "verification",
             {"artifact": {"id": entry.id, "sha256": entry.sha256("model.onnx")}},
             lambda _: {"passed": passed, "samples": 8, "reference": "images", "snr_db": 61.2},
             parents=(entry.id,),
-            listener=Silent(),
+            listener=SilentListener(),
         )
         return entry
 
@@ -87,8 +87,8 @@ class Workspace:
                     (run.path / name).mkdir(exist_ok=True)
                 frame.write_parquet(run.path / found.samples_file)
                 drawn_machine(frame).write_parquet(run.path / found.machine_file)
-                measurements.append(judged_again(found, run.path))
-        (run.path / "measurements.json").write_text(json.dumps(document_of(tuple(measurements))))
+                measurements.append(recompute_measurement(found, run.path))
+        (run.path / "measurements.json").write_text(json.dumps(document_from_measurements(tuple(measurements))))
         return finish_run(run, command=["optpipe", "bench", "digits"], parents=[entry.id for entry in entries])
 
     def profile(self, entry, trace):
@@ -106,7 +106,7 @@ class Workspace:
         """A parity run whose outputs are drawn."""
         generator = np.random.default_rng(3)
         outputs = generator.normal(size=(images, 10))
-        rows = output_rows(outputs, outputs + noise * generator.normal(size=outputs.shape), classifies=True)
+        rows = rows_from_outputs(outputs, outputs + noise * generator.normal(size=outputs.shape), classifies=True)
         rows = rows.with_columns(pl.format("{}.png", pl.int_range(images)).alias("image"))
         run = begin_run(self.path, "preprocess")
         rows.write_parquet(run.path / "images.parquet")

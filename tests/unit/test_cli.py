@@ -11,7 +11,7 @@ import pytest
 import typer
 from rich.table import Table
 
-from optpipe.cli import shown
+from optpipe.cli import print_outcome
 from optpipe.commands.outcome import Outcome
 from optpipe.errors import BadInputError
 
@@ -80,7 +80,7 @@ def test_what_a_file_system_refuses_is_one_line(error: OSError, said: str, capsy
         raise error
 
     with pytest.raises(typer.Exit) as ended:
-        shown(fails)()
+        print_outcome(fails)()
     assert ended.value.exit_code == 4
     assert said in capsys.readouterr().err
 
@@ -101,7 +101,7 @@ def test_an_unexpected_error_of_the_system_is_a_bug_and_shows_itself() -> None:
         raise BlockingIOError(errno.EAGAIN, "again")
 
     with pytest.raises(BlockingIOError):
-        shown(fails)()
+        print_outcome(fails)()
 
 
 def test_brackets_in_a_result_are_text(capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,18 +161,18 @@ def test_a_broken_pipe_inside_a_command_is_a_bug_and_no_closed_output() -> None:
     def fails() -> Outcome:
         raise BrokenPipeError(errno.EPIPE, "a worker's")
 
-    with pytest.raises(RuntimeError, match="a pipe to another process broke"):
-        shown(fails)()
+    with pytest.raises(RuntimeError, match="broken pipe to another process"):
+        print_outcome(fails)()
 
 
 def test_a_failure_names_the_workspace_that_its_commands_need(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(workspace: Path) -> Outcome:
-        raise BadInputError("nothing stored; first: optpipe build digits")
+        raise BadInputError("nothing stored; first run optpipe build digits")
 
     monkeypatch.setenv("OPTPIPE_WORKSPACE", str(tmp_path))
     for workspace, hint in ((tmp_path, False), (Path("my work"), True)):
         with pytest.raises(typer.Exit):
-            shown(fail)(workspace=workspace)
+            print_outcome(fail)(workspace=workspace)
         assert ("(your workspace: --workspace 'my work')" in capsys.readouterr().err) is hint

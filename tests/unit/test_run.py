@@ -2,17 +2,17 @@
 
 import pytest
 
-from optpipe.core.events import Silent
+from optpipe.core.events import SilentListener
 from optpipe.errors import MissingError, StageError
-from optpipe.run import _Notes, _step
-from optpipe.signoff.loads import loads_of
+from optpipe.run import _Checkpoint, _run_step
+from optpipe.signoff.loads import loads_from_criteria
 from optpipe.signoff.policy import policy_from_toml
 from optpipe.workspace.runs import MANIFEST
 
 
 @pytest.fixture
 def notes(tmp_path):
-    return _Notes(tmp_path / "walks" / "one.json")
+    return _Checkpoint(tmp_path / "walks" / "one.json")
 
 
 def finished_run(notes, name):
@@ -29,11 +29,11 @@ def test_a_finished_step_is_not_done_again_until_the_walk_is_finished(notes):
         done.append(1)
         return [finished_run(notes, f"bench-{len(done)}")]
 
-    assert _step("bench", work, notes, Silent()).status == "done"
-    again = _step("bench", work, notes, Silent())
+    assert _run_step("bench", work, notes, SilentListener()).status == "done"
+    again = _run_step("bench", work, notes, SilentListener())
     assert (again.status, again.runs, len(done)) == ("resumed", ("bench-1",), 1)
     notes.clear()
-    assert _step("bench", work, notes, Silent()).status == "done"
+    assert _run_step("bench", work, notes, SilentListener()).status == "done"
     assert len(done) == 2
 
 
@@ -50,8 +50,8 @@ def test_what_cannot_be_done_is_said_and_stops_nothing(notes, error, status):
     def work():
         raise error
 
-    listener = Silent()
-    found = _step("preprocess", work, notes, listener)
+    listener = SilentListener()
+    found = _run_step("preprocess", work, notes, listener)
     assert (found.status, found.reason) == (status, str(error))
     assert str(error) in listener.warnings[0]
     assert notes.finished("preprocess") is None
@@ -64,7 +64,7 @@ def test_an_interruption_leaves_the_notes(notes):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        _step("bench", work, notes, Silent())
+        _run_step("bench", work, notes, SilentListener())
     assert notes.finished("evaluate")
     assert notes.finished("bench") is None
 
@@ -93,11 +93,11 @@ maximum = "1 MiB"
 """
     loads = [
         (str(load.scenario), str(load.mode), sizes)
-        for load, sizes in loads_of(policy_from_toml(text.encode()).criteria)
+        for load, sizes in loads_from_criteria(policy_from_toml(text.encode()).criteria)
     ]
     assert loads == [("offline", "end-to-end", (8,)), ("single-stream", "compute", (1, 8))]
     only_size = policy_from_toml(b'schema = 1\n[size]\nmaximum = "1 MiB"\n')
-    assert [sizes for _, sizes in loads_of(only_size.criteria)] == [(1,)]
+    assert [sizes for _, sizes in loads_from_criteria(only_size.criteria)] == [(1,)]
 
 
 def test_rates_streams_percentiles_and_energy_decide_the_load():
@@ -117,7 +117,7 @@ maximum = "1 J/image"
 batch_size = 64
 """
     server, several, energy = sorted(
-        (load for load, _ in loads_of(policy_from_toml(text.encode()).criteria)),
+        (load for load, _ in loads_from_criteria(policy_from_toml(text.encode()).criteria)),
         key=lambda load: -(load.rate_per_s or 0),
     )
     assert (str(server.scenario), server.rate_per_s, server.percentile) == ("server", 500.0, 99.0)

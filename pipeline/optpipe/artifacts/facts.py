@@ -8,7 +8,7 @@ from optpipe.workspace.manifest import Manifest
 
 
 @dataclass(frozen=True, slots=True)
-class Build:
+class JudgedBuild:
     """The build that is judged."""
 
     model: str
@@ -26,12 +26,12 @@ class Build:
     """The runtime options that it was built with and runs with where no others are given."""
 
 
-def build_of(manifest: Manifest) -> Build:
+def judged_build_from_manifest(manifest: Manifest) -> JudgedBuild:
     """The build that a stored artifact is."""
     info = manifest.info
     record = manifest.files.get(info["file"])
     shares = info["precision_proof"]["share"]
-    return Build(
+    return JudgedBuild(
         model=info["model"],
         artifact=manifest.id,
         backend=info["backend"],

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.errors import BadInputError
-from optpipe.workspace.manifest import MANIFEST, damage
-from optpipe.workspace.runs import load_run, require_unchanged, run_folders
-from optpipe.workspace.store import Entry, Store, folder_bytes
+from optpipe.workspace.manifest import MANIFEST, find_damage
+from optpipe.workspace.runs import list_run_folders, load_run, require_unchanged
+from optpipe.workspace.store import Entry, Store, measure_folder_bytes
 
 _KEPT = ("artifact",)
 """Entries of these kinds stay, and so does all that they were made from; everything else goes with them."""
 
 
-def entry_record(entry: Entry) -> dict[str, Any]:
+def record_from_entry(entry: Entry) -> dict[str, Any]:
     """One line of `optpipe ls`."""
     info = entry.info
     return {
@@ -32,20 +32,20 @@ def entry_record(entry: Entry) -> dict[str, Any]:
     }
 
 
-def stored_record(store: Store) -> dict[str, Any]:
+def document_from_store(store: Store) -> dict[str, Any]:
     """The JSON document of `optpipe ls`."""
-    entries, damaged = store.listed()
+    entries, damaged = store.scan_entries()
     return {
         "workspace": str(store.workspace),
-        "entries": [entry_record(entry) for entry in sorted(entries, key=lambda each: each.manifest.created)],
+        "entries": [record_from_entry(entry) for entry in sorted(entries, key=lambda each: each.manifest.created)],
         "damaged": [folder.name for folder in damaged],
-        "runs": [run_record(folder) for folder in run_folders(store.workspace)],
+        "runs": [record_from_run(folder) for folder in list_run_folders(store.workspace)],
     }
 
 
-def run_record(folder: Path) -> dict[str, Any]:
+def record_from_run(folder: Path) -> dict[str, Any]:
     """One run's line of `optpipe ls`."""
-    record = {"run_id": folder.name, "size_bytes": folder_bytes(folder), "path": str(folder)}
+    record = {"run_id": folder.name, "size_bytes": measure_folder_bytes(folder), "path": str(folder)}
     try:
         manifest = load_run(folder).manifest
     except BadInputError:
@@ -54,18 +54,18 @@ def run_record(folder: Path) -> dict[str, Any]:
     return {**record, "kind": manifest["kind"], "status": manifest["status"], "command": manifest["command"]}
 
 
-def run_details(folder: Path) -> dict[str, Any]:
+def describe_run(folder: Path) -> dict[str, Any]:
     """All that `optpipe show` says of a run. Raises BadInputError where it is not as it was written."""
     run = load_run(folder)
     require_unchanged(run)
-    return {**run_record(folder), **run.manifest}
+    return {**record_from_run(folder), **run.manifest}
 
 
-def entry_details(entry: Entry) -> dict[str, Any]:
+def describe_entry(entry: Entry) -> dict[str, Any]:
     """All that `optpipe show` says."""
     manifest = entry.manifest
     return {
-        **entry_record(entry),
+        **record_from_entry(entry),
         "files": {
             name: {"sha256": each.sha256, "size_bytes": each.size_bytes} for name, each in manifest.files.items()
         },
@@ -78,38 +78,38 @@ def entry_details(entry: Entry) -> dict[str, Any]:
     }
 
 
-def removed(store: Store, prefix: str, *, with_dependents: bool) -> dict[str, Any]:
+def remove_stored(store: Store, prefix: str, *, with_dependents: bool) -> dict[str, Any]:
     """Removes one entry; raises `BadInputError` where others were made from it and are not to go too."""
-    folder = found_run(store, prefix)
+    folder = find_run(store, prefix)
     if folder is not None:
         return _remove(store, [folder], dry_run=False)
     entry = store.find(prefix)
-    dependents = _dependents(entry.id, store.entries())
+    dependents = _find_dependents(entry.id, store.list_entries())
     if dependents and not with_dependents:
         names = ", ".join(each.path.name for each in dependents[:3])
         count = "1 entry" if len(dependents) == 1 else f"{len(dependents)} entries"
         raise BadInputError(
-            f"{entry.path.name} has {count} made from it ({names}); pass --with-dependents to remove them too"
+            f"{entry.path.name} has {count} made from it ({names}); pass --with-dependents to remove them as well"
         )
     with store.alone():
         return _remove(store, [each.path for each in (*reversed(dependents), entry)], dry_run=False)
 
 
-def found_run(store: Store, prefix: str) -> Path | None:
+def find_run(store: Store, prefix: str) -> Path | None:
     """The one run or damaged entry whose name, or id, starts with `prefix`; None where an entry may be meant."""
-    entries, damaged = store.listed()
+    entries, damaged = store.scan_entries()
     if any(entry.fits(prefix) for entry in entries):
         return None
-    folders = [*damaged, *run_folders(store.workspace)]
+    folders = [*damaged, *list_run_folders(store.workspace)]
     found = [each for each in folders if each.name.startswith(prefix) or each.name.partition("-")[2].startswith(prefix)]
     if len(found) > 1:
         raise BadInputError(
-            f"'{prefix}' fits {len(found)} runs ({', '.join(each.name for each in found[:5])}); give more of one name"
+            f"'{prefix}' matches {len(found)} runs ({', '.join(each.name for each in found[:5])}); use a longer prefix"
         )
     return found[0] if found else None
 
 
-def _dependents(ident: str, entries: Iterable[Entry]) -> list[Entry]:
+def _find_dependents(ident: str, entries: Iterable[Entry]) -> list[Entry]:
     """Everything made from an entry, nearest first."""
     entries = list(entries)
     found: list[Entry] = []
@@ -121,20 +121,22 @@ def _dependents(ident: str, entries: Iterable[Entry]) -> list[Entry]:
     return found
 
 
-def collected(store: Store, *, dry_run: bool) -> dict[str, Any]:
+def collect_garbage(store: Store, *, dry_run: bool) -> dict[str, Any]:
     """Removes scratch folders of dead runs, damaged entries, and what no artifact needs.
 
     Raises StageError while another process makes entries: no artifact needs them yet.
     """
     with nullcontext() if dry_run or not store.workspace.is_dir() else store.alone():
-        return _collected(store, dry_run=dry_run)
+        return _collect_garbage(store, dry_run=dry_run)
 
 
-def _collected(store: Store, *, dry_run: bool) -> dict[str, Any]:
-    entries, broken = store.listed()
+def _collect_garbage(store: Store, *, dry_run: bool) -> dict[str, Any]:
+    entries, broken = store.scan_entries()
     by_id = {entry.id: entry for entry in entries}
     needed: set[str] = set()
-    wave = [entry for entry in entries if entry.manifest.kind in _KEPT and damage(entry.path, entry.manifest) is None]
+    wave = [
+        entry for entry in entries if entry.manifest.kind in _KEPT and find_damage(entry.path, entry.manifest) is None
+    ]
     while wave:
         needed |= {entry.id for entry in wave}
         wave = [
@@ -151,7 +153,7 @@ def _collected(store: Store, *, dry_run: bool) -> dict[str, Any]:
 
 
 def _remove(store: Store, folders: list[Path], *, dry_run: bool) -> dict[str, Any]:
-    freed = sum(folder_bytes(each) if dry_run else store.remove_folder(each) for each in folders)
+    freed = sum(measure_folder_bytes(each) if dry_run else store.remove_folder(each) for each in folders)
     return {"removed": [each.name for each in folders], "freed_bytes": freed, "dry_run": dry_run}
 
 
@@ -166,7 +168,7 @@ def _sweep(store: Store, *, dry_run: bool) -> int:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 continue
-            freed += folder_bytes(scratch)
+            freed += measure_folder_bytes(scratch)
             if not dry_run:
                 shutil.rmtree(scratch)
     return freed

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.backends.base import Device
-from optpipe.backends.registry import options_in_force
+from optpipe.backends.registry import resolve_effective_options
 from optpipe.core.card import ModelCard, card_from_file, name_from_factory
-from optpipe.core.hashing import file_sha256
+from optpipe.core.hashing import hash_file
 from optpipe.errors import BadInputError, MissingError
 from optpipe.sources.card_file import CardSource
 from optpipe.workspace.file_names import CARD, ONNX
@@ -35,9 +35,9 @@ class StoredArtifact:
         """Of `options`, by backend as they were typed, those for its own."""
         return dict(options.get(self.entry.info["backend"], {}))
 
-    def options_in_force(self, options: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    def resolve_effective_options(self, options: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         """Its runtime options with those that are given; raises BadInputError for one that its backend does not have."""
-        return options_in_force(self.entry.info, self.given(options))
+        return resolve_effective_options(self.entry.info, self.given(options))
 
     @property
     def batch_range(self) -> tuple[int, int]:
@@ -45,7 +45,7 @@ class StoredArtifact:
         return max(each.min[0] for each in self.card.inputs), min(each.max[0] for each in self.card.inputs)
 
 
-def artifacts_named(
+def find_artifacts(
     text: str,
     store: Store,
     precisions: Sequence[str] = (),
@@ -56,9 +56,9 @@ def artifacts_named(
 
     Raises BadInputError, with the build command, where there is none.
     """
-    every = [entry for entry in store.entries() if entry.manifest.kind == "artifact"]
+    every = [entry for entry in store.list_entries() if entry.manifest.kind == "artifact"]
     by_id = [entry for entry in every if len(text) >= 4 and entry.fits(text)]
-    named = by_id or builds_of(text, every)
+    named = by_id or find_builds(text, every)
     wanted = [
         entry
         for entry in named
@@ -67,13 +67,13 @@ def artifacts_named(
         and (device is None or entry.info["device"] == device)
     ]
     if not wanted:
-        other = not named and bool(builds_of(text, every, any_content=True))
+        other = not named and bool(find_builds(text, every, any_content=True))
         _refuse(text, store, named, precisions, backends, device, other_content=other)
     newest = {(entry.info["backend"], entry.info["precision"], entry.info["device"]): entry for entry in wanted}
-    return tuple(_with_model(entry, store) for entry in newest.values())
+    return tuple(_load_artifact(entry, store) for entry in newest.values())
 
 
-def runnable_here(artifacts: Sequence[StoredArtifact]) -> tuple[tuple[StoredArtifact, ...], dict[str, str]]:
+def select_runnable(artifacts: Sequence[StoredArtifact]) -> tuple[tuple[StoredArtifact, ...], dict[str, str]]:
     """Those that can run here, and why the others cannot. Raises MissingError where none can."""
     from optpipe.backends.registry import BACKENDS
 
@@ -81,7 +81,7 @@ def runnable_here(artifacts: Sequence[StoredArtifact]) -> tuple[tuple[StoredArti
     able = []
     for each in artifacts:
         info = each.entry.info
-        why_not = BACKENDS[info["backend"]].runnable(info, info["device"])
+        why_not = BACKENDS[info["backend"]].find_run_blocker(info, info["device"])
         if why_not is None:
             able.append(each)
         else:
@@ -89,12 +89,12 @@ def runnable_here(artifacts: Sequence[StoredArtifact]) -> tuple[tuple[StoredArti
     if not able:
         text = "; ".join(f"{label}: {why_not}" for label, why_not in reasons.items())
         raise MissingError(
-            f"nothing that was built can run here: {text}\n`optpipe build MODEL --backend auto` builds what can"
+            f"no built artifact can run on this machine: {text}\n`optpipe build MODEL --backend auto` builds one that can"
         )
     return tuple(able), reasons
 
 
-def builds_of(text: str, artifacts: Sequence[Entry], *, any_content: bool = False) -> list[Entry]:
+def find_builds(text: str, artifacts: Sequence[Entry], *, any_content: bool = False) -> list[Entry]:
     """Those that were built of the MODEL typed so: a name, a source, or the path of a file, factory or card.
 
     Of an ONNX file those of its present content, or of `any_content`: two files may share a name, and one may have changed since.
@@ -102,21 +102,23 @@ def builds_of(text: str, artifacts: Sequence[Entry], *, any_content: bool = Fals
     path, (file, _, factory) = Path(text), text.rpartition(":")
     if file.endswith(".py"):
         return [
-            each for each in artifacts if _model(each) == name_from_factory(text) and _is_factory(each, file, factory)
+            each
+            for each in artifacts
+            if _get_model(each) == name_from_factory(text) and _is_factory(each, file, factory)
         ]
     if path.suffix == ".toml" and path.is_file():
         name = CardSource(path).card.name
-        return [each for each in artifacts if _model(each) == name]
-    content = file_sha256(path) if not any_content and path.suffix == ".onnx" and path.is_file() else None
+        return [each for each in artifacts if _get_model(each) == name]
+    content = hash_file(path) if not any_content and path.suffix == ".onnx" and path.is_file() else None
     return [
         each
         for each in artifacts
         if content is None or each.info["weights"]["source"] != "embedded" or each.info["weights"]["sha256"] == content
-        if _is_called(each, text) or (path.suffix in (".onnx", ".toml") and path.stem == _model(each))
+        if _is_called(each, text) or (path.suffix in (".onnx", ".toml") and path.stem == _get_model(each))
     ]
 
 
-def _model(artifact: Entry) -> str:
+def _get_model(artifact: Entry) -> str:
     return str(artifact.info["model"])
 
 
@@ -128,17 +130,17 @@ def _is_factory(artifact: Entry, file: str, factory: str) -> bool:
 def _is_called(artifact: Entry, text: str) -> bool:
     """Whether it is the model's name, its source, or what a library calls it (`resnet50` of `torchvision:resnet50`)."""
     file, _, name = str(artifact.info["source"]).partition(":")
-    return text in (_model(artifact), artifact.info["source"]) or (text == name != "" and not file.endswith(".py"))
+    return text in (_get_model(artifact), artifact.info["source"]) or (text == name != "" and not file.endswith(".py"))
 
 
-def typed(card: ModelCard) -> str:
+def format_model_argument(card: ModelCard) -> str:
     """The MODEL of a command that means this model, as far as its card tells."""
     named = card.source.startswith(("timm:", "hf:"))
     own = card.name == (Path(card.source).stem if card.source.endswith(".onnx") else name_from_factory(card.source))
     return shlex.quote(card.source if named or own else card.name)
 
 
-def differing(artifacts: Sequence[StoredArtifact]) -> str | None:
+def explain_different_weights(artifacts: Sequence[StoredArtifact]) -> str | None:
     """What to say of artifacts that were made of different weights or sources, as after training again; None where they were not."""
     made = [{key: each.model.manifest.recipe["model"].get(key) for key in ("source", "weights")} for each in artifacts]
     other = next((each for each, found in zip(artifacts, made, strict=True) if found != made[0]), None)
@@ -146,8 +148,8 @@ def differing(artifacts: Sequence[StoredArtifact]) -> str | None:
         return None
     first = artifacts[0]
     return (
-        f"{first.label} ({first.entry.id}) and {other.label} ({other.entry.id}) are not of the same {first.card.name}: its source or "
-        "weights have changed between their builds; build them together"
+        f"{first.label} ({first.entry.id}) and {other.label} ({other.entry.id}) were built from different versions of {first.card.name}; "
+        "rebuild them together"
     )
 
 
@@ -166,24 +168,22 @@ def _refuse(
     ) + (f" --device {device}" if device else "")
     what = f"{text}{flags}"
     built = sorted({f"{entry.info['backend']} {entry.info['precision']}" for entry in named})
-    here = f" (built are: {', '.join(built)})" if built else ""
+    here = f" (available: {', '.join(built)})" if built else ""
     if other_content:
-        here = "; what was built by that name had another content"
-    raise BadInputError(
-        f"nothing is built for {what} in {store.workspace}{here}\n`optpipe build {text}{flags}` builds it"
-    )
+        here = "; existing builds of that name are from a different file"
+    raise BadInputError(f"no build of {what} in {store.workspace}{here}\n`optpipe build {text}{flags}` builds it")
 
 
-def _with_model(entry: Entry, store: Store) -> StoredArtifact:
+def _load_artifact(entry: Entry, store: Store) -> StoredArtifact:
     model = store.find(f"model-{entry.manifest.parents[0]}")
     references = [
-        each for each in store.entries() if each.manifest.kind == "reference" and model.id in each.manifest.parents
+        each for each in store.list_entries() if each.manifest.kind == "reference" and model.id in each.manifest.parents
     ]
-    card = card_from_file(store.verified(model, CARD).file(CARD))
+    card = card_from_file(store.verify_entry(model, CARD).file(CARD))
     return StoredArtifact(entry, card, model, references[-1] if references else None)
 
 
-def checked_batches(artifact: StoredArtifact, sizes: Sequence[int] | None) -> tuple[int, ...]:
+def choose_batch_sizes(artifact: StoredArtifact, sizes: Sequence[int] | None) -> tuple[int, ...]:
     """The batch sizes to measure: those given, all inside the profile, or powers of two up to its end."""
     low, high = artifact.batch_range
     if sizes is None:
@@ -191,11 +191,13 @@ def checked_batches(artifact: StoredArtifact, sizes: Sequence[int] | None) -> tu
     outside = [size for size in sizes if not low <= size <= high]
     if outside:
         info, wider = artifact.entry.info, f"{min(low, *outside)}:{high}:{max(high, *outside)}"
-        build = f"{typed(artifact.card)} --precision {info['precision']} --backend {info['backend']} --batch {wider}"
-        way_out = f"`optpipe build {build}` builds one that holds it"
+        build = f"{format_model_argument(artifact.card)} --precision {info['precision']} --backend {info['backend']} --batch {wider}"
+        way_out = f"`optpipe build {build}` builds one that includes it"
         if low == high and _is_fixed(artifact):
-            way_out = f"the ONNX file itself takes only {low}: leave --batch out, or build a file whose first dimension is open"
-        raise BadInputError(f"batch {outside[0]} is outside the profile {low}…{high} of {artifact.label}\n{way_out}")
+            way_out = f"the ONNX file has a fixed batch size of {low}; omit --batch, or export it with a dynamic batch dimension"
+        raise BadInputError(
+            f"batch size {outside[0]} is outside the profile {low}…{high} of {artifact.label}\n{way_out}"
+        )
     return tuple(sizes)
 
 

@@ -48,7 +48,7 @@ class BuildRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
+class BuildResult:
     """What a finished build says of itself."""
 
     layers: tuple[LayerType, ...]
@@ -117,7 +117,7 @@ class Backend(Protocol):
     def needs_module(self) -> bool:
         """Whether it starts from the torch module instead of ONNX."""
 
-    def capability(self, device: Device) -> Capability:
+    def probe_capability(self, device: Device) -> Capability:
         """What it can do here, on `device`."""
 
     def devices(self) -> tuple[Device, ...]:
@@ -126,20 +126,20 @@ class Backend(Protocol):
     def recipe(self, device: Device, options: Mapping[str, Any]) -> Mapping[str, Any]:
         """What decides an artifact beside graph, shapes and precision: versions, the GPU it is tuned for, options."""
 
-    def unsupported(self, request: BuildRequest) -> tuple[str, ...]:
+    def find_unsupported(self, request: BuildRequest) -> tuple[str, ...]:
         """What in the graph it cannot take, named; empty where the build can start."""
 
-    def build(self, request: BuildRequest) -> Built:
+    def build(self, request: BuildRequest) -> BuildResult:
         """Builds into `request.directory`; raises `StageError` where the runtime refuses."""
 
-    def runnable(self, info: Mapping[str, Any], device: Device) -> str | None:
+    def find_run_blocker(self, info: Mapping[str, Any], device: Device) -> str | None:
         """Why an artifact with this manifest `info` cannot run here; None where it can."""
 
     def load(self, directory: Path, info: Mapping[str, Any], device: Device, options: Mapping[str, Any]) -> Session:
         """Loads an artifact whose hash was verified before: deserializing runs code."""
 
 
-def channels_last(precision: Precision, device: Device) -> bool:
+def prefers_channels_last(precision: Precision, device: Device) -> bool:
     """The faster layout of images: channels last, but for FP32 on a GPU, where cuDNN's fast kernels without TF32 want channels first.
 
     ResNet-50 without TF32 on an H200: torch 20.0 ms channels first at batch 64, 23.5 channels last; ONNX Runtime 3,797 images/s
@@ -148,14 +148,16 @@ def channels_last(precision: Precision, device: Device) -> bool:
     return precision is not Precision.FP32 or device != "cuda"
 
 
-def checked_options(given: Mapping[str, Any], known: Mapping[str, Any], backend: str) -> dict[str, Any]:
+def merge_options(given: Mapping[str, Any], known: Mapping[str, Any], backend: str) -> dict[str, Any]:
     """`known` defaults overridden by `given`; raises `BadInputError` for an option the backend does not have."""
     if unknown := sorted(set(given) - set(known)):
-        raise BadInputError(f"{backend} has no option '{unknown[0]}'; it has {', '.join(sorted(known)) or 'none'}")
-    return {**known, **{key: _like(value, known[key], key) for key, value in given.items()}}
+        raise BadInputError(
+            f"{backend} has no option '{unknown[0]}'; available options: {', '.join(sorted(known)) or 'none'}"
+        )
+    return {**known, **{key: _parse_like(value, known[key], key) for key, value in given.items()}}
 
 
-def _like(value: Any, default: Any, key: str) -> Any:
+def _parse_like(value: Any, default: Any, key: str) -> Any:
     """Text from the command line, read as the type that the option's default has."""
     if not isinstance(value, str) or isinstance(default, str):
         return value

@@ -6,7 +6,7 @@ WARM_UP_LAUNCHES = 3
 """Lazy initialization has to happen before capture (PyTorch documentation, "CUDA Graphs")."""
 
 
-class Replayed:
+class CudaGraphBinding:
     """Captures `binding.launch` once; has the same buffers."""
 
     def __init__(self, binding: Binding) -> None:

@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 from optpipe.backends.base import (
     BuildRequest,
-    Built,
+    BuildResult,
     Capability,
     Device,
-    checked_options,
+    merge_options,
 )
-from optpipe.backends.torch_backend import TorchBackend, processor, tensor_records
-from optpipe.backends.torch_program import exported, program_layers, set_float32_products
+from optpipe.backends.torch_backend import TorchBackend, name_processor, record_tensors
+from optpipe.backends.torch_program import export_program, layers_from_program, set_float32_products
 from optpipe.core.precision import Precision
 from optpipe.errors import StageError, first_line
-from optpipe.workspace.environment import package_version
+from optpipe.workspace.environment import get_package_version
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from optpipe.backends.base import Session
 
-PACKAGE = "model.pt2"
+PACKAGE_FILE = "model.pt2"
 OPTIONS: dict[Device, dict[str, Any]] = {
     "cpu": {"threads": 0},
     "cuda": {"cuda_graph": True, "max_autotune": False},
@@ -43,55 +43,55 @@ class Inductor(TorchBackend):
 
     name: str = "inductor"
 
-    def capability(self, device: Device) -> Capability:
+    def probe_capability(self, device: Device) -> Capability:
         """torch, and for the CPU a C++ compiler."""
-        found = TorchBackend.capability(self, device)
+        found = TorchBackend.probe_capability(self, device)
         if found.builds and shutil.which("g++") is None and shutil.which("clang++") is None:
-            why_not = "AOTInductor needs a C++ compiler and finds none"
+            why_not = "AOTInductor needs a C++ compiler; none was found"
             return Capability(False, found.runs, found.version, why_not, "`apt-get install g++`")
         return found
 
     def recipe(self, device: Device, options: Mapping[str, Any]) -> dict[str, Any]:
         """torch's version and the processor that the code is compiled for."""
         return {
-            "torch": package_version("torch"),
-            "compiled_for": processor(device),
-            "options": checked_options(options, OPTIONS[device], self.name),
+            "torch": get_package_version("torch"),
+            "compiled_for": name_processor(device),
+            "options": merge_options(options, OPTIONS[device], self.name),
         }
 
-    def build(self, request: BuildRequest) -> Built:
+    def build(self, request: BuildRequest) -> BuildResult:
         """Exports, compiles and packages."""
         import torch
         from torch._inductor.exc import InductorError
 
-        options = checked_options(request.options, OPTIONS[request.device], self.name)
+        options = merge_options(request.options, OPTIONS[request.device], self.name)
         set_float32_products(tf32=request.precision is Precision.TF32)
-        program = exported(request)
-        layers = program_layers(program, request.precision)
+        program = export_program(request)
+        layers = layers_from_program(program, request.precision)
         configs = {"max_autotune": True} if options.get("max_autotune") else {}
         try:
             torch._inductor.aoti_compile_and_package(
-                program, package_path=str(request.directory / PACKAGE), inductor_configs=configs
+                program, package_path=str(request.directory / PACKAGE_FILE), inductor_configs=configs
             )
         except InductorError as error:
             raise StageError(f"AOTInductor could not compile {request.card.name}: {first_line(error)}") from error
         info = {
-            **tensor_records(request),
+            **record_tensors(request),
             "options": options,
-            "compiled_for": processor(request.device),
-            "compiled_by": package_version("torch"),
+            "compiled_for": name_processor(request.device),
+            "compiled_by": get_package_version("torch"),
         }
-        return Built(layers, PACKAGE, info)
+        return BuildResult(layers, PACKAGE_FILE, info)
 
     def load(self, directory: "Path", info: Mapping[str, Any], device: Device, options: Mapping[str, Any]) -> "Session":
         """Loads the package's shared library."""
         from optpipe.backends.torch_session import TorchSession
 
-        merged = checked_options({**info["options"], **options}, OPTIONS[device], self.name)
-        return TorchSession(_loaded(directory / PACKAGE, device), info, device, merged)
+        merged = merge_options({**info["options"], **options}, OPTIONS[device], self.name)
+        return TorchSession(_load_package(directory / PACKAGE_FILE, device), info, device, merged)
 
 
-def _loaded(package: "Path", device: Device) -> Any:
+def _load_package(package: "Path", device: Device) -> Any:
     """The package's library as a callable.
 
     With torch 2.11 on an H200 a fresh process ended with signal 11 while loading, unless CUDA's libraries were loaded by

@@ -9,7 +9,7 @@ from typing import Any
 from optpipe.core.precision import LayerType
 from optpipe.core.tensors import InputSpec
 
-WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+WEIGHTED_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 """Operators that Q/DQ pairs are put around: their second input are weights."""
 _CONVOLUTIONS = {"Conv", "FusedConv", "QLinearConv", "ConvInteger", "NhwcFusedConv", "QLinearConvTranspose"}
 _PRODUCTS = {
@@ -32,7 +32,7 @@ _WEIGHT_POSITION = {"QLinearConv": 3, "QLinearMatMul": 3, "QGemm": 3}
 
 
 @dataclass(frozen=True)
-class Graph:
+class OnnxGraph:
     """An ONNX graph with its constants, producers and consumers at hand, each looked up once."""
 
     model: Any
@@ -62,7 +62,7 @@ class Graph:
         return frozenset(each.name for each in self.model.graph.output)
 
 
-def named(model: Any) -> Any:
+def name_nodes(model: Any) -> Any:
     """`model` after giving every node a name of its own, in place: layers are referred to by it."""
     seen: set[str] = set()
     for index, node in enumerate(model.graph.node):
@@ -72,9 +72,9 @@ def named(model: Any) -> Any:
     return model
 
 
-def index_bounds(model: Any) -> dict[str, int]:
+def find_index_bounds(model: Any) -> dict[str, int]:
     """For each graph input that picks rows of a table of constants: how many rows the smallest such table has."""
-    graph = Graph(model)
+    graph = OnnxGraph(model)
     bounds: dict[str, int] = {}
     for name in (each.name for each in model.graph.input):
         ahead = [name]
@@ -98,7 +98,7 @@ class GraphTypes:
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
-def type_name(element_type: int) -> str:
+def type_name_from_onnx(element_type: int) -> str:
     """`fp32` for `TensorProto.FLOAT`, and so on; other types by ONNX's own name."""
     import onnx
 
@@ -107,11 +107,11 @@ def type_name(element_type: int) -> str:
     return short.get(name, "fp8" if name.startswith("FLOAT8") else name.lower())
 
 
-def graph_types(model: Any, inputs: Iterable[InputSpec]) -> GraphTypes:
+def infer_graph_types(model: Any, inputs: Iterable[InputSpec]) -> GraphTypes:
     """Types and shapes of all tensors, by ONNX's shape inference on the graph with its inputs at `opt`."""
     import onnx
 
-    fixed = _skeleton(model)
+    fixed = _copy_for_inference(model)
     by_name = {each.name: each for each in inputs}
     open_sizes: dict[str, int] = {}
     for value in fixed.graph.input:
@@ -129,16 +129,16 @@ def graph_types(model: Any, inputs: Iterable[InputSpec]) -> GraphTypes:
     types, shapes = {}, {}
     for value in (*inferred.graph.input, *inferred.graph.output, *inferred.graph.value_info):
         tensor = value.type.tensor_type
-        types[value.name] = type_name(tensor.elem_type)
+        types[value.name] = type_name_from_onnx(tensor.elem_type)
         if tensor.HasField("shape") and all(dim.dim_value > 0 for dim in tensor.shape.dim):
             shapes[value.name] = tuple(dim.dim_value for dim in tensor.shape.dim)
     for tensor in model.graph.initializer:
-        types[tensor.name] = type_name(tensor.data_type)
+        types[tensor.name] = type_name_from_onnx(tensor.data_type)
         shapes[tensor.name] = tuple(tensor.dims)
     return GraphTypes(types, shapes)
 
 
-def _skeleton(model: Any) -> Any:
+def _copy_for_inference(model: Any) -> Any:
     """A copy without the bytes of large weights: shape inference needs their shapes, and copies what it is given."""
     import onnx
 
@@ -168,7 +168,7 @@ def _copy_without_weights(copy: Any, model: Any) -> None:
             )
 
 
-def node_macs(node: Any, known: GraphTypes) -> int:
+def count_node_macs(node: Any, known: GraphTypes) -> int:
     """Multiply-adds of one node; 0 for those without a matrix product or whose shapes are unknown."""
     shapes = known.shapes
     output = shapes.get(node.output[0])
@@ -185,21 +185,21 @@ def node_macs(node: Any, known: GraphTypes) -> int:
     return 0
 
 
-def onnx_layers(model: Any, inputs: Iterable[InputSpec], *, dequantized_is_int8: bool) -> tuple[LayerType, ...]:
+def layers_from_onnx(model: Any, inputs: Iterable[InputSpec], *, dequantized_is_int8: bool) -> tuple[LayerType, ...]:
     """The layers of a graph by the type of their data input.
 
     With `dequantized_is_int8` a product whose data comes out of DequantizeLinear counts as INT8, as TensorRT runs it; a
     runtime that executes the nodes as they stand must be asked without it.
     """
-    known = graph_types(model, inputs)
-    producers = Graph(model).producers
+    known = infer_graph_types(model, inputs)
+    producers = OnnxGraph(model).producers
     layers = []
     for node in model.graph.node:
         if node.op_type in _NO_ARITHMETIC or not node.input or not node.output:
             continue
         kind = known.types.get(node.input[0], "unknown")
         source = producers.get(node.input[0])
-        macs = node_macs(node, known)
+        macs = count_node_macs(node, known)
         if dequantized_is_int8 and macs and source is not None and source.op_type == "DequantizeLinear":
             kind = "int8"
         layers.append(LayerType(node.name or node.output[0], node.op_type, kind, macs))

@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 from optpipe.backends.base import (
     BuildRequest,
-    Built,
+    BuildResult,
     Capability,
     Device,
-    channels_last,
-    checked_options,
+    merge_options,
+    prefers_channels_last,
 )
-from optpipe.backends.onnx_graph import onnx_layers
+from optpipe.backends.onnx_graph import layers_from_onnx
 from optpipe.core.precision import LayerType, Precision
 from optpipe.errors import StageError
-from optpipe.workspace.environment import gpu_name, gpus, package_version
+from optpipe.workspace.environment import get_gpu_name, get_package_version, list_gpus
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from optpipe.backends.base import Session
 
-GRAPH = "model.onnx"
+GRAPH_FILE = "model.onnx"
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 CPU_OPTIONS: dict[str, Any] = {"threads": 0, "spinning": True}
 CUDA_OPTIONS: dict[str, Any] = {
@@ -54,61 +54,61 @@ class OnnxRuntime:
         """A GPU first where there is one."""
         return ("cuda", "cpu")
 
-    def capability(self, device: Device) -> Capability:
+    def probe_capability(self, device: Device) -> Capability:
         """Whether its provider for `device` is there."""
-        version = package_version("onnxruntime-gpu") or package_version("onnxruntime")
+        version = get_package_version("onnxruntime-gpu") or get_package_version("onnxruntime")
         if version is None:
             return Capability(False, False, None, "onnxruntime is not installed", "`pip install onnxruntime-gpu`")
-        if device == "cuda" and not gpus():
+        if device == "cuda" and not list_gpus():
             return Capability(False, False, version, "no NVIDIA GPU on this machine")
         return Capability(True, True, version)
 
     def recipe(self, device: Device, options: Mapping[str, Any]) -> dict[str, Any]:
         """Version, provider, the GPU where there is one, and the options."""
         return {
-            "version": self.capability("cpu").version,
+            "version": self.probe_capability("cpu").version,
             "provider": PROVIDERS[device],
-            "gpu": gpu_name() if device == "cuda" else None,
-            "options": checked_options(options, OPTIONS[device], self.name),
+            "gpu": get_gpu_name() if device == "cuda" else None,
+            "options": merge_options(options, OPTIONS[device], self.name),
             # what nobody insists on is switched off where a graph does not run with it
             **({"insisted": sorted(options)} if options and device == "cuda" else {}),
             **({"qdq": "as written"} if device == "cuda" else {}),
         }
 
-    def unsupported(self, request: BuildRequest) -> tuple[str, ...]:
+    def find_unsupported(self, request: BuildRequest) -> tuple[str, ...]:
         """Operators without a kernel in this provider: ONNX Runtime names them when it makes a session."""
-        from optpipe.backends.onnxruntime_session import refused
+        from optpipe.backends.onnxruntime_session import find_graph_refusal
 
-        reason = refused(request.graph, request.device)
+        reason = find_graph_refusal(request.graph, request.device)
         return () if reason is None else (reason,)
 
-    def build(self, request: BuildRequest) -> Built:
+    def build(self, request: BuildRequest) -> BuildResult:
         """Optimizes the graph for the provider and reads the types out of the optimized graph."""
         import onnx
 
         from optpipe.backends.onnxruntime_biases import separate_biases
-        from optpipe.backends.onnxruntime_session import optimize
+        from optpipe.backends.onnxruntime_session import optimize_graph
 
         on_gpu = request.device == "cuda"
-        options = checked_options(request.options, OPTIONS[request.device], self.name)
+        options = merge_options(request.options, OPTIONS[request.device], self.name)
         if on_gpu and "nhwc" not in request.options:
-            options["nhwc"] = channels_last(request.precision, request.device)
-        target = request.directory / GRAPH
-        optimize(request.graph, target, request.device)
+            options["nhwc"] = prefers_channels_last(request.precision, request.device)
+        target = request.directory / GRAPH_FILE
+        optimize_graph(request.graph, target, request.device)
         model = onnx.load(target)
         if on_gpu and separate_biases(model):
             onnx.save(model, target)
-        layers = onnx_layers(model, request.card.inputs, dequantized_is_int8=False)
+        layers = layers_from_onnx(model, request.card.inputs, dequantized_is_int8=False)
         tf32 = request.precision is Precision.TF32
         if tf32:
             layers = tuple(_as_tf32(layer) for layer in layers)
         tensor_cores = on_gpu and may_use_tensor_cores(layers)
-        switched_off = _switched_off(target, request, options, tensor_cores) if on_gpu else {}
+        switched_off = _find_options_to_disable(target, request, options, tensor_cores) if on_gpu else {}
         options |= dict.fromkeys(switched_off, False)
         in_int8 = any(layer.type == "int8" and layer.macs for layer in layers)
         if request.precision is Precision.INT8 and not on_gpu and not in_int8:
             raise StageError(
-                "ONNX Runtime fused no INT8 kernel: the graph's Q/DQ nodes would only be simulated in floating point"
+                "ONNX Runtime fused no INT8 kernels: the Q/DQ nodes would only be simulated in floating point"
             )
         info = {
             "provider": PROVIDERS[request.device],
@@ -117,20 +117,20 @@ class OnnxRuntime:
             "tensor_cores": tensor_cores,
             "switched_off": switched_off,
         }
-        return Built(layers=layers, file=GRAPH, info=info)
+        return BuildResult(layers=layers, file=GRAPH_FILE, info=info)
 
-    def runnable(self, info: Mapping[str, Any], device: Device) -> str | None:
+    def find_run_blocker(self, info: Mapping[str, Any], device: Device) -> str | None:
         """An optimized graph runs on the provider it was optimized for."""
         if info.get("provider") != PROVIDERS[device]:
             return f"optimized for {info.get('provider')}"
-        return self.capability(device).why_not
+        return self.probe_capability(device).why_not
 
     def load(self, directory: "Path", info: Mapping[str, Any], device: Device, options: Mapping[str, Any]) -> "Session":
         """A session with the artifact's options, overridden by `options`."""
         from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
 
-        merged = checked_options({**info.get("options", {}), **options}, OPTIONS[device], self.name)
-        return OnnxRuntimeSession(directory / GRAPH, device, merged, tensor_cores=bool(info.get("tensor_cores")))
+        merged = merge_options({**info.get("options", {}), **options}, OPTIONS[device], self.name)
+        return OnnxRuntimeSession(directory / GRAPH_FILE, device, merged, tensor_cores=bool(info.get("tensor_cores")))
 
 
 def may_use_tensor_cores(layers: Sequence[LayerType]) -> bool:
@@ -143,7 +143,7 @@ def may_use_tensor_cores(layers: Sequence[LayerType]) -> bool:
     return all(layer.type != "fp32" for layer in layers if layer.macs)
 
 
-def _switched_off(
+def _find_options_to_disable(
     graph: "Path", request: BuildRequest, options: Mapping[str, Any], tensor_cores: bool
 ) -> dict[str, str]:
     """Options that this graph does not run with and that nobody insisted on, each with ONNX Runtime's reason.
@@ -152,7 +152,7 @@ def _switched_off(
     """
     import numpy as np
 
-    from optpipe.backends.onnxruntime_session import refused_with
+    from optpipe.backends.onnxruntime_session import find_options_refusal
 
     inputs = {each.name: np.ones(each.opt, each.dtype) for each in request.card.inputs}
     found: dict[str, str] = {}
@@ -160,7 +160,7 @@ def _switched_off(
         tried = {**options, **others_off, **dict.fromkeys(found, False)}
         if not tried[name] or name in request.options:
             continue
-        if (reason := refused_with(graph, tried, inputs, tensor_cores=tensor_cores)) is not None:
+        if (reason := find_options_refusal(graph, tried, inputs, tensor_cores=tensor_cores)) is not None:
             found[name] = reason
     return found
 

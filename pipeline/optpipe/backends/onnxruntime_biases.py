@@ -12,12 +12,12 @@ puts the additions back into the convolutions before. ResNet-50 in FP16 under a 
 
 from typing import Any
 
-from optpipe.backends.onnx_graph import Graph
+from optpipe.backends.onnx_graph import OnnxGraph
 
-FUSED_BACK = "ConvAddFusion"
+BIAS_FUSION_PASS = "ConvAddFusion"
 """The pass of ONNX Runtime that would put the additions back into the convolutions."""
 
-CHANNELS_OF_FUSED = 8
+FUSED_CHANNEL_MULTIPLE = 8
 """cuDNN's kernels with an addition want a multiple of so many FP16 input channels per group for Tensor Cores; a first
 convolution of three channels, or a depthwise one, has faster kernels without."""
 
@@ -26,7 +26,7 @@ def separate_biases(model: Any) -> int:
     """Takes the constant biases out of the half-precision convolutions of `model`, in place; returns how many there were."""
     from onnx import TensorProto, helper, numpy_helper
 
-    graph, nodes, biases = Graph(model), [], {}
+    graph, nodes, biases = OnnxGraph(model), [], {}
     for node in model.graph.node:
         nodes.append(node)
         if node.op_type != "Conv" or len(node.input) < 3:
@@ -42,15 +42,15 @@ def separate_biases(model: Any) -> int:
         del node.input[2]
         node.output[0] = f"{output}_without_bias"
         terms = [node.output[0], shaped]
-        if weight.dims[1] % CHANNELS_OF_FUSED:
+        if weight.dims[1] % FUSED_CHANNEL_MULTIPLE:
             terms.reverse()  # ConvAddFusion looks for the constant as the second input, so this one stays an addition
         nodes.append(helper.make_node("Add", terms, [output], name=f"{node.name or output}_bias"))
     count = len(nodes) - len(model.graph.node)
-    _put(model.graph, nodes, biases.values())
+    _replace_nodes(model.graph, nodes, biases.values())
     return count
 
 
-def _put(graph: Any, nodes: list[Any], constants: Any) -> None:
+def _replace_nodes(graph: Any, nodes: list[Any], constants: Any) -> None:
     """The new nodes with their constants; initializers that nothing reads any more go."""
     del graph.node[:]
     graph.node.extend(nodes)

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from optpipe.backends.base import Binding
-from optpipe.backends.onnxruntime_biases import FUSED_BACK
+from optpipe.backends.onnxruntime_biases import BIAS_FUSION_PASS
 from optpipe.core.tensors import TensorSpec
 from optpipe.errors import BadInputError, MissingError, StageError
 
@@ -30,7 +30,7 @@ NHWC layout is refused; and every consumer of a dequantized tensor gets a copy o
 onnxruntime_session_options_config_keys.h."""
 
 
-def inference_session(graph: Path | bytes, device: "Device", options: Any, provider: Mapping[str, str]) -> Any:
+def create_inference_session(graph: Path | bytes, device: "Device", options: Any, provider: Mapping[str, str]) -> Any:
     """ONNX Runtime's own session of a file or of a graph in memory; `provider` are the CUDA provider's options.
 
     Raises StageError where ONNX Runtime refuses the graph, MissingError where its CUDA provider does not start.
@@ -47,7 +47,7 @@ def inference_session(graph: Path | bytes, device: "Device", options: Any, provi
     else:
         providers = ["CPUExecutionProvider"]
     try:
-        left_out = [FUSED_BACK] if device == "cuda" and provider.get("fuse_conv_bias") != "1" else []
+        left_out = [BIAS_FUSION_PASS] if device == "cuda" and provider.get("fuse_conv_bias") != "1" else []
         source = str(graph) if isinstance(graph, Path) else graph
         session = ort.InferenceSession(source, options, providers=providers, disabled_optimizers=left_out)
     except (
@@ -58,10 +58,10 @@ def inference_session(graph: Path | bytes, device: "Device", options: Any, provi
         state.RuntimeException,
     ) as error:
         name = graph.name if isinstance(graph, Path) else "the graph"
-        raise StageError(f"ONNX Runtime refuses {name}: {_reason(error)}") from error
+        raise StageError(f"ONNX Runtime rejected {name}: {_reason(error)}") from error
     if device == "cuda" and session.get_providers()[0] != "CUDAExecutionProvider":
         raise MissingError(
-            "ONNX Runtime's CUDA provider did not start and would have used the CPU silently; `optpipe doctor` says what it lacks"
+            "ONNX Runtime's CUDA provider did not start and would silently use the CPU; run `optpipe doctor` for the cause"
         )
     return session
 
@@ -71,30 +71,30 @@ def _reason(error: Exception) -> str:
     return str(error).strip().splitlines()[0].rpartition(" : ")[2].rpartition("&) ")[2][:240]
 
 
-def refused(graph: Path, device: "Device") -> str | None:
+def find_graph_refusal(graph: Path, device: "Device") -> str | None:
     """Why ONNX Runtime cannot take `graph`, in its own words; None where it can."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
-        inference_session(graph, device, options, {})
+        create_inference_session(graph, device, options, {})
     except StageError as error:
         return str(error).partition(": ")[2]
     return None
 
 
-def optimize(graph: Path, target: Path, device: "Device") -> None:
+def optimize_graph(graph: Path, target: Path, device: "Device") -> None:
     """Writes the graph as the provider fuses it. Layout changes are left to loading: they depend on the processor."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     options.optimized_model_filepath = str(target)
-    inference_session(graph, device, options, {})
+    create_inference_session(graph, device, options, {})
 
 
-def refused_with(
+def find_options_refusal(
     graph: Path, options: Mapping[str, Any], inputs: Mapping[str, "np.ndarray"], *, tensor_cores: bool
 ) -> str | None:
     """Why the CUDA provider cannot load and run a graph with `options`; None where it can."""
@@ -106,13 +106,13 @@ def refused_with(
 
 
 @contextmanager
-def _runtime_errors_named() -> Iterator[None]:
+def _translate_runtime_errors() -> Iterator[None]:
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
     try:
         yield
     except state.InvalidArgument as error:
-        raise BadInputError(f"ONNX Runtime refuses these inputs: {_reason(error)}") from error
+        raise BadInputError(f"ONNX Runtime rejected these inputs: {_reason(error)}") from error
     except (state.Fail, state.RuntimeException, state.NotImplemented) as error:
         raise StageError(f"ONNX Runtime could not run the graph: {_reason(error)}") from error
 
@@ -140,7 +140,7 @@ class OnnxRuntimeSession:
 
         self.device = device
         self._graphs = 0
-        self._own_stream = device == "cuda" and _stream() == 0
+        self._own_stream = device == "cuda" and _get_stream_handle() == 0
         self._cuda_graph = bool(options.get("cuda_graph", False))
         settings = ort.SessionOptions()
         settings.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
@@ -150,7 +150,7 @@ class OnnxRuntimeSession:
         if profile is not None:
             settings.enable_profiling = True
             settings.profile_file_prefix = str(profile)
-        self._session = inference_session(
+        self._session = create_inference_session(
             graph, device, settings, _provider_options(options, tensor_cores) if device == "cuda" else {}
         )
         self.inputs = tuple(_spec(each) for each in self._session.get_inputs())
@@ -171,7 +171,7 @@ class OnnxRuntimeSession:
         options = ort.RunOptions()
         if self._cuda_graph:
             options.add_run_config_entry("gpu_graph_id", "-1")
-        with _runtime_errors_named():
+        with _translate_runtime_errors():
             values = self._session.run(None, dict(inputs), options)
         return {spec.name: value for spec, value in zip(self.outputs, values, strict=True)}
 
@@ -199,7 +199,7 @@ class OnnxRuntimeSession:
         return _DeviceBinding(self._session, inputs, outputs, graph_id=-1, waits=self._own_stream)
 
 
-def _stream() -> int:
+def _get_stream_handle() -> int:
     """The handle of torch's current CUDA stream; 0 is the default one, in whose place ONNX Runtime makes a stream of its own."""
     import torch
 
@@ -208,7 +208,7 @@ def _stream() -> int:
 
 def _provider_options(options: Mapping[str, Any], tensor_cores: bool) -> dict[str, str]:
     return {
-        "user_compute_stream": str(_stream()),
+        "user_compute_stream": str(_get_stream_handle()),
         "use_tf32": str(int(tensor_cores)),  # of every type: see onnxruntime.may_use_tensor_cores
         "prefer_nhwc": str(int(options["nhwc"])),
         "enable_cuda_graph": str(int(options["cuda_graph"])),

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from optpipe.backends.base import Backend, Device, checked_options
+from optpipe.backends.base import Backend, Device, merge_options
 from optpipe.backends.inductor import BUILD_ONLY as INDUCTOR_BUILD_ONLY
 from optpipe.backends.inductor import Inductor
 from optpipe.backends.onnxruntime import OnnxRuntime
@@ -31,18 +31,18 @@ def backends_from_text(text: str, device: Device | None) -> tuple[Backend, ...]:
     if words == ["all"]:
         return tuple(BACKENDS.values())
     if words == ["auto"]:
-        return _automatic(device)
+        return _choose_automatic(device)
     if unknown := [word for word in words if word not in BACKENDS]:
-        raise BadInputError(f"unknown backend '{unknown[0]}'; known are auto, all, {', '.join(BACKENDS)}")
+        raise BadInputError(f"unknown backend '{unknown[0]}'; choose from auto, all, {', '.join(BACKENDS)}")
     if not words:
-        raise BadInputError(f"--backend is empty; give auto, all, or any of {', '.join(BACKENDS)}")
+        raise BadInputError(f"--backend is empty; choose auto, all, or any of {', '.join(BACKENDS)}")
     return tuple(BACKENDS[word] for word in dict.fromkeys(words))
 
 
-def _automatic(device: Device | None) -> tuple[Backend, ...]:
+def _choose_automatic(device: Device | None) -> tuple[Backend, ...]:
     built, runnable = [], None
     for backend in BACKENDS.values():
-        found = [backend.capability(each) for each in backend.devices() if device in (None, each)]
+        found = [backend.probe_capability(each) for each in backend.devices() if device in (None, each)]
         if runnable is None and any(each.runs and each.builds for each in found):
             runnable = backend
         elif backend in (TENSORRT, TENSORRT_RTX) and any(each.builds for each in found):
@@ -50,15 +50,15 @@ def _automatic(device: Device | None) -> tuple[Backend, ...]:
     return (*built, *([runnable] if runnable else ()))
 
 
-def chosen_device(backend: Backend, wanted: Device | None) -> Device:
+def choose_device(backend: Backend, wanted: Device | None) -> Device:
     """The device an artifact is built for: the one asked for, else the first that can be built for here."""
     if wanted is not None and wanted in backend.devices():
         return wanted
-    able = [device for device in backend.devices() if backend.capability(device).builds]
+    able = [device for device in backend.devices() if backend.probe_capability(device).builds]
     return able[0] if able else backend.devices()[0]
 
 
-def runtime_options(name: str, device: Device) -> dict[str, Any]:
+def get_runtime_options(name: str, device: Device) -> dict[str, Any]:
     """What a session of the backend `name` takes, with the defaults; what only its build takes is not among them."""
     if name in ENGINES:
         return dict(ENGINE_OPTIONS)
@@ -66,15 +66,15 @@ def runtime_options(name: str, device: Device) -> dict[str, Any]:
     return {key: value for key, value in options.items() if key not in BUILD_ONLY.get(name, ())}
 
 
-def options_in_force(info: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def resolve_effective_options(info: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """An artifact's own runtime options, overridden by what was given, text read as the type of each.
 
     Raises BadInputError for an option that its backend does not have, or only when it builds.
     """
     name, device = info["backend"], info["device"]
-    known, built = runtime_options(name, device), BACKENDS[name].recipe(device, {})["options"]
+    known, built = get_runtime_options(name, device), BACKENDS[name].recipe(device, {})["options"]
     for key, value in given.items():
         if key in built and key not in known:
-            raise BadInputError(f"{name} takes '{key}' when it builds: optpipe build --option {name}.{key}={value}")
+            raise BadInputError(f"'{key}' is a build option of {name}: optpipe build --option {name}.{key}={value}")
     own = {key: value for key, value in info.get("options", {}).items() if key in known}
-    return checked_options({**own, **given}, known, name)
+    return merge_options({**own, **given}, known, name)

@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING, Any
 
 from optpipe.backends.base import (
     BuildRequest,
-    Built,
+    BuildResult,
     Capability,
     Device,
-    checked_options,
+    merge_options,
 )
-from optpipe.backends.onnx_graph import graph_types, node_macs
+from optpipe.backends.onnx_graph import count_node_macs, infer_graph_types
 from optpipe.core.precision import LayerType, Precision
 from optpipe.errors import BadInputError, MissingError, StageError
-from optpipe.workspace.environment import gpu_name, gpus, package_version
+from optpipe.workspace.environment import get_gpu_name, get_package_version, list_gpus
 
 if TYPE_CHECKING:
     from optpipe.backends.base import Session
 
-ENGINE = "model.engine"
-HIGHEST_LEVEL = 5
+ENGINE_FILE = "model.engine"
+MAX_OPTIMIZATION_LEVEL = 5
 """Of `builder_optimization_level`."""
 _TYPES = {"FLOAT": "fp32", "HALF": "fp16", "BF16": "bf16", "INT8": "int8", "FP8": "fp8", "FP4": "fp4", "INT4": "int4"}
 _PRODUCT_LAYERS = ("CONVOLUTION", "DECONVOLUTION", "MATRIX_MULTIPLY")
@@ -67,38 +67,42 @@ class TensorRT:
         """NVIDIA GPUs alone."""
         return ("cuda",)
 
-    def capability(self, device: Device) -> Capability:
+    def probe_capability(self, device: Device) -> Capability:
         """Whether the library is there, and a GPU that it takes."""
-        version = package_version(self.package)
+        version = get_package_version(self.package)
         if version is None or importlib.util.find_spec(self.library) is None:
             return Capability(False, False, None, f"{self.library} is not installed", self.install)
         if device == "cpu":
             return Capability(False, False, version, f"{self.name} engines run on NVIDIA GPUs only")
-        why_not = self._gpu_refused(gpus()[0]["compute_capability"]) if gpus() else "no NVIDIA GPU on this machine"
-        return Capability(self.ahead_of_time or bool(gpus()), why_not is None, version, why_not)
+        why_not = (
+            self._find_gpu_refusal(list_gpus()[0]["compute_capability"])
+            if list_gpus()
+            else "no NVIDIA GPU on this machine"
+        )
+        return Capability(self.ahead_of_time or bool(list_gpus()), why_not is None, version, why_not)
 
-    def _gpu_refused(self, compute_capability: str) -> str | None:
+    def _find_gpu_refusal(self, compute_capability: str) -> str | None:
         """TensorRT-RTX runs on GeForce and workstation GPUs: compute capability 7.5, 8.x and 12.x, not 9.0 or 10.x."""
         major = int(compute_capability.split(".")[0])
         if self.library == "tensorrt_rtx" and not (compute_capability == "7.5" or major in (8, 12)):
-            return f"TensorRT-RTX does not take compute capability {compute_capability} (7.5, 8.x and 12.x only)"
+            return f"TensorRT-RTX does not support compute capability {compute_capability} (only 7.5, 8.x, and 12.x)"
         return None
 
     def recipe(self, device: Device, options: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG002
         """The library's version, the GPU an engine is tuned for (none when built ahead of time), and the options."""
-        tuned_for = None if self.ahead_of_time else gpu_name()
+        tuned_for = None if self.ahead_of_time else get_gpu_name()
         return {
             "library": self.library,
-            "version": package_version(self.package),
+            "version": get_package_version(self.package),
             "gpu": tuned_for,
             "options": self._checked(options),
         }
 
     def _checked(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        options = checked_options(given, self._options(), self.name)
-        if options["optimization_level"] > HIGHEST_LEVEL:
+        options = merge_options(given, self._options(), self.name)
+        if options["optimization_level"] > MAX_OPTIMIZATION_LEVEL:
             raise BadInputError(
-                f"option optimization_level={options['optimization_level']}: expected 0 to {HIGHEST_LEVEL}"
+                f"option optimization_level={options['optimization_level']}: expected 0 to {MAX_OPTIMIZATION_LEVEL}"
             )
         return options
 
@@ -106,36 +110,36 @@ class TensorRT:
         common = {"workspace_bytes": 0, "optimization_level": -1}
         return common if self.ahead_of_time else {**common, "timing_cache": ""}
 
-    def unsupported(self, request: BuildRequest) -> tuple[str, ...]:
+    def find_unsupported(self, request: BuildRequest) -> tuple[str, ...]:
         """The operators that the ONNX parser refuses, with the parser's own reason."""
         trt = self._library()
-        logger = _logger(trt)
+        logger = _create_logger(trt)
         builder = trt.Builder(logger)
-        network = _network(trt, builder)  # builder and network have to outlive the parser
+        network = _create_network(trt, builder)  # builder and network have to outlive the parser
         parser = trt.OnnxParser(network, logger)
         if parser.parse_from_file(str(request.graph)):
             return ()
         errors = [parser.get_error(index) for index in range(parser.num_errors)]
         return tuple(dict.fromkeys(f"{each.node_operator()} ({each.node_name()}): {each.desc()}" for each in errors))
 
-    def build(self, request: BuildRequest) -> Built:
+    def build(self, request: BuildRequest) -> BuildResult:
         """Parses, sets the profile, builds, and reads the types out of the network that was built."""
         trt = self._library()
-        logger = _logger(trt)
+        logger = _create_logger(trt)
         builder = trt.Builder(logger)
-        network = _network(trt, builder)
+        network = _create_network(trt, builder)
         parser = trt.OnnxParser(network, logger)
         if not parser.parse_from_file(str(request.graph)):
             raise StageError(f"{self.name} cannot parse {request.graph.name}: {parser.get_error(0).desc()}")
         config = self._config(trt, builder, request)
         plan = builder.build_serialized_network(network, config)
         if plan is None:
-            raise StageError(f"{self.name} built no engine: {logger.last_error or 'no reason given'}")
-        (request.directory / ENGINE).write_bytes(plan)
+            raise StageError(f"{self.name} failed to build an engine: {logger.last_error or 'no reason given'}")
+        (request.directory / ENGINE_FILE).write_bytes(plan)
         if timing_cache := str(request.options.get("timing_cache", "")):
             Path(timing_cache).write_bytes(config.get_timing_cache().serialize())
-        layers = network_layers(trt, network, request)
-        return Built(layers=layers, file=ENGINE, info={"tf32": request.precision is Precision.TF32})
+        layers = layers_from_network(trt, network, request)
+        return BuildResult(layers=layers, file=ENGINE_FILE, info={"tf32": request.precision is Precision.TF32})
 
     def _config(self, trt: Any, builder: Any, request: BuildRequest) -> Any:
         options = self._checked(request.options)
@@ -159,19 +163,19 @@ class TensorRT:
         config.add_optimization_profile(profile)
         return config
 
-    def runnable(self, info: Mapping[str, Any], device: Device) -> str | None:
+    def find_run_blocker(self, info: Mapping[str, Any], device: Device) -> str | None:
         """Engines need a GPU of the kind they were built for."""
-        why_not = self.capability(device).why_not
+        why_not = self.probe_capability(device).why_not
         tuned_for = info.get("gpu")
-        if why_not is None and tuned_for and gpu_name() != tuned_for:
-            return f"built for {tuned_for}, this is {gpu_name()}"
+        if why_not is None and tuned_for and get_gpu_name() != tuned_for:
+            return f"built for {tuned_for}, this is {get_gpu_name()}"
         return why_not
 
     def load(self, directory: Path, info: Mapping[str, Any], device: Device, options: Mapping[str, Any]) -> "Session":  # noqa: ARG002
         """Deserializes an engine; raises `StageError` where the runtime refuses it."""
         from optpipe.backends.tensorrt_session import TensorRTSession
 
-        return TensorRTSession(self._library(), directory / ENGINE, options)
+        return TensorRTSession(self._library(), directory / ENGINE_FILE, options)
 
     def _library(self) -> Any:
         try:
@@ -196,7 +200,7 @@ TENSORRT_RTX = TensorRT(
 )
 
 
-def network_layers(trt: Any, network: Any, request: BuildRequest) -> tuple[LayerType, ...]:
+def layers_from_network(trt: Any, network: Any, request: BuildRequest) -> tuple[LayerType, ...]:
     """The layers of a strongly typed network by the type of their data input.
 
     The multiply-adds come from the ONNX node of the same name; a product layer without such a node cannot be proven and
@@ -205,10 +209,10 @@ def network_layers(trt: Any, network: Any, request: BuildRequest) -> tuple[Layer
     import onnx
 
     model = onnx.load(request.graph)
-    known = graph_types(model, request.card.inputs)
-    macs = {node.name: node_macs(node, known) for node in model.graph.node}
+    known = infer_graph_types(model, request.card.inputs)
+    macs = {node.name: count_node_macs(node, known) for node in model.graph.node}
     tf32 = request.precision is Precision.TF32
-    dequantized = _outputs_of(network, trt.LayerType.DEQUANTIZE)
+    dequantized = _find_outputs(network, trt.LayerType.DEQUANTIZE)
     layers = []
     for index in range(network.num_layers):
         layer = network.get_layer(index)
@@ -220,7 +224,7 @@ def network_layers(trt: Any, network: Any, request: BuildRequest) -> tuple[Layer
         if op in _PRODUCT_LAYERS:
             if layer.name not in macs:
                 raise StageError(
-                    f"{request.graph.name}: the precision of layer {layer.name} ({op}) cannot be proven; it has no ONNX node"
+                    f"{request.graph.name}: the precision of layer {layer.name} ({op}) cannot be proven: it has no matching ONNX node"
                 )
             kind = "int8" if data.name in dequantized else "tf32" if kind == "fp32" and tf32 else kind
         elif kind not in _TYPES.values():
@@ -229,17 +233,17 @@ def network_layers(trt: Any, network: Any, request: BuildRequest) -> tuple[Layer
     return tuple(layers)
 
 
-def _outputs_of(network: Any, kind: Any) -> frozenset[str]:
+def _find_outputs(network: Any, kind: Any) -> frozenset[str]:
     layers = (network.get_layer(index) for index in range(network.num_layers))
     return frozenset(layer.get_output(0).name for layer in layers if layer.type == kind)
 
 
-def _network(trt: Any, builder: Any) -> Any:
+def _create_network(trt: Any, builder: Any) -> Any:
     """Strongly typed: asked for by flag in TensorRT 10, the only kind there is from 11 on."""
     return builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
 
 
-def _logger(trt: Any) -> Any:
+def _create_logger(trt: Any) -> Any:
     """A logger that stays silent and keeps the last error for the message to the user."""
 
     class Quiet(trt.ILogger):

@@ -5,8 +5,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from optpipe.backends.base import Binding, checked_options
-from optpipe.backends.cuda_graph import Replayed
+from optpipe.backends.base import Binding, merge_options
+from optpipe.backends.cuda_graph import CudaGraphBinding
 from optpipe.core.tensors import TensorSpec
 from optpipe.errors import BadInputError, StageError
 
@@ -34,13 +34,13 @@ class TensorRTSession:
     device: "Device" = "cuda"
 
     def __init__(self, trt: Any, engine: Path, options: Mapping[str, Any]) -> None:
-        self._options = checked_options(options, OPTIONS, "tensorrt")
+        self._options = merge_options(options, OPTIONS, "tensorrt")
         self._logger = trt.Logger(trt.Logger.ERROR)
         self._runtime = trt.Runtime(self._logger)
         self._engine = self._runtime.deserialize_cuda_engine(engine.read_bytes())
         if self._engine is None:
             raise StageError(
-                f"{trt.__name__} {trt.__version__} refuses {engine.name}: it was built for another version or GPU; build it here"
+                f"{trt.__name__} {trt.__version__} cannot load {engine.name}: it was built for another version or GPU; rebuild it"
             )
         self._context = self._engine.create_execution_context()
         names = [self._engine.get_tensor_name(index) for index in range(self._engine.num_io_tensors)]
@@ -66,17 +66,17 @@ class TensorRTSession:
         """Host to host, without a CUDA graph."""
         import torch
 
-        binding = self._bound(inputs)
+        binding = self._bind_buffers(inputs)
         binding.launch()
         torch.cuda.current_stream().synchronize()
         return {name: tensor.cpu().numpy() for name, tensor in binding.outputs.items()}
 
     def bind(self, inputs: Mapping[str, "np.ndarray"]) -> Binding:
         """Fixed buffers; captured into a CUDA graph unless `cuda_graph` is off."""
-        binding = self._bound(inputs)
-        return Replayed(binding) if self._options["cuda_graph"] else binding
+        binding = self._bind_buffers(inputs)
+        return CudaGraphBinding(binding) if self._options["cuda_graph"] else binding
 
-    def _bound(self, inputs: Mapping[str, "np.ndarray"]) -> "_EngineBinding":
+    def _bind_buffers(self, inputs: Mapping[str, "np.ndarray"]) -> "_EngineBinding":
         import torch
 
         on_device = {name: torch.from_numpy(array).cuda() for name, array in inputs.items()}

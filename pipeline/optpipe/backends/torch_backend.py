@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from optpipe.backends.base import BuildRequest, Capability, Device
-from optpipe.backends.torch_program import PRECISIONS
+from optpipe.backends.torch_program import TORCH_PRECISIONS
 from optpipe.core.precision import Precision
 from optpipe.workspace.environment import (
-    cpu_model,
-    gpu_name,
-    gpus,
-    package_version,
+    get_gpu_name,
+    get_package_version,
+    list_gpus,
+    read_cpu_model,
 )
 
 
@@ -24,42 +24,42 @@ class TorchBackend:
 
     def precisions(self, device: Device) -> frozenset[Precision]:
         """Floating point; TF32 is a type of NVIDIA's Tensor Cores."""
-        return PRECISIONS if device == "cuda" else PRECISIONS - {Precision.TF32}
+        return TORCH_PRECISIONS if device == "cuda" else TORCH_PRECISIONS - {Precision.TF32}
 
     def devices(self) -> tuple[Device, ...]:
         """A GPU first where there is one."""
         return ("cuda", "cpu")
 
-    def capability(self, device: Device) -> Capability:
+    def probe_capability(self, device: Device) -> Capability:
         """torch is always there; a GPU may not be."""
-        version = package_version("torch")
-        if device == "cuda" and not gpus():
+        version = get_package_version("torch")
+        if device == "cuda" and not list_gpus():
             return Capability(False, False, version, "no NVIDIA GPU on this machine")
         return Capability(True, True, version)
 
-    def unsupported(self, request: BuildRequest) -> tuple[str, ...]:  # noqa: ARG002
+    def find_unsupported(self, request: BuildRequest) -> tuple[str, ...]:  # noqa: ARG002
         """Nothing: what could be exported, torch can run."""
         return ()
 
-    def runnable(self, info: Mapping[str, Any], device: Device) -> str | None:
+    def find_run_blocker(self, info: Mapping[str, Any], device: Device) -> str | None:
         """On its device, the kind of processor that it was compiled for, and the torch whose library its code calls."""
         if info["device"] != device:
             return f"built for {info['device']}"
-        here = processor(device)
+        here = name_processor(device)
         if (made_for := info.get("compiled_for", here)) != here:
             return f"compiled for {made_for}, this is {here}"
-        version = package_version("torch")
+        version = get_package_version("torch")
         if (made_by := info.get("compiled_by", version)) != version:
             return f"compiled by torch {made_by}, this is torch {version}"
-        return TorchBackend.capability(self, device).why_not  # what only building needs may be missing
+        return TorchBackend.probe_capability(self, device).why_not  # what only building needs may be missing
 
 
-def processor(device: Device) -> str | None:
+def name_processor(device: Device) -> str | None:
     """The GPU, or the CPU, that code for `device` is compiled for here."""
-    return (gpu_name() if device == "cuda" else None) or cpu_model()
+    return (get_gpu_name() if device == "cuda" else None) or read_cpu_model()
 
 
-def tensor_records(request: BuildRequest) -> dict[str, Any]:
+def record_tensors(request: BuildRequest) -> dict[str, Any]:
     """Names, types and shapes of inputs and outputs, which a torch package does not keep."""
     card = request.card
     return {

@@ -5,7 +5,7 @@ from math import prod
 from operator import attrgetter
 from typing import Any
 
-from optpipe.backends.torch_program import type_name
+from optpipe.backends.torch_program import type_name_from_torch
 
 _OPERATORS = {
     "conv1d": "Conv", "conv2d": "Conv", "conv3d": "Conv", "convolution": "Conv", "cudnn_convolution_relu": "Conv",
@@ -15,7 +15,7 @@ _OPERATORS = {
 """Operators that rules know by their names in ONNX; the others keep torch's. `torch.export` leaves linear layers whole."""
 
 
-def program_costs(program: Any, inputs: Mapping[str, Any], name_of: Callable[[Any], str]) -> dict[str, Any]:
+def count_program_costs(program: Any, inputs: Mapping[str, Any], name_of: Callable[[Any], str]) -> dict[str, Any]:
     """Calls the GraphModule once on `inputs`, node by node: `layers`, per name multiply-adds and bytes; and `edge_bytes`,
     what its inputs, weights and outputs hold.
 
@@ -31,20 +31,20 @@ def program_costs(program: Any, inputs: Mapping[str, Any], name_of: Callable[[An
             given, _ = self.fetch_args_kwargs_from_env(n)
             result = super().run_node(n)
             if n.op == "call_function" and isinstance(result, torch.Tensor):
-                rows.append({"name": name_of(n), **_cost(n.target, given, result)})
+                rows.append({"name": name_of(n), **_count_cost(n.target, given, result)})
             return result
 
     with torch.inference_mode():
         answer = Counted(program).run(*inputs.values())
     weights = {node.target: attrgetter(node.target)(program) for node in program.graph.nodes if node.op == "get_attr"}
-    edges = [*inputs.values(), *weights.values(), *_flat([answer])]
-    return {"layers": list(_by_name(rows)), "edge_bytes": sum(each.nbytes for each in edges)}
+    edges = [*inputs.values(), *weights.values(), *_flatten([answer])]
+    return {"layers": list(_sum_by_name(rows)), "edge_bytes": sum(each.nbytes for each in edges)}
 
 
-def _cost(operation: Any, given: tuple[Any, ...], result: Any) -> dict[str, Any]:
+def _count_cost(operation: Any, given: tuple[Any, ...], result: Any) -> dict[str, Any]:
     import torch
 
-    tensors = [each for each in _flat(given) if isinstance(each, torch.Tensor)]
+    tensors = [each for each in _flatten(given) if isinstance(each, torch.Tensor)]
     floats = [each for each in tensors if each.is_floating_point()]
     name = str(getattr(operation, "overloadpacket", operation)).rpartition(".")[2]
     view = any(each.data_ptr() == result.data_ptr() and each.numel() == result.numel() for each in tensors)
@@ -52,22 +52,22 @@ def _cost(operation: Any, given: tuple[Any, ...], result: Any) -> dict[str, Any]
     operator = _OPERATORS.get(name, name)
     return {
         "op": operator,
-        "type": type_name((floats or [result])[0].dtype),
-        "macs": _macs(operator, given, result),
+        "type": type_name_from_torch((floats or [result])[0].dtype),
+        "macs": _count_macs(operator, given, result),
         "bytes": 0 if view and not in_place else sum(each.nbytes for each in (*tensors, result)),
-        "channels": _channels(given[0], given[1]) if operator in ("Conv", "Gemm") else None,
+        "channels": _count_channels(given[0], given[1]) if operator in ("Conv", "Gemm") else None,
     }
 
 
-def _flat(values: Any) -> Iterator[Any]:
+def _flatten(values: Any) -> Iterator[Any]:
     for each in values:
         if isinstance(each, tuple | list):
-            yield from _flat(each)
+            yield from _flatten(each)
         else:
             yield each
 
 
-def _macs(operator: str, given: tuple[Any, ...], result: Any) -> int:
+def _count_macs(operator: str, given: tuple[Any, ...], result: Any) -> int:
     """Each value of a product takes one multiply-add per value that it sums over; attention is two products."""
     match operator:
         case "Conv":
@@ -80,13 +80,13 @@ def _macs(operator: str, given: tuple[Any, ...], result: Any) -> int:
     return 0
 
 
-def _channels(given: Any, weight: Any) -> list[int]:
+def _count_channels(given: Any, weight: Any) -> list[int]:
     """Input and output channels, per group of a convolution."""
     groups = given.shape[1] // weight.shape[1] if weight.dim() > 2 else 1
     return [int(weight.shape[1]), int(weight.shape[0]) // groups]
 
 
-def _by_name(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _sum_by_name(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """One row per name: sums, and the operator, type and channels of the largest node."""
     grouped: dict[str, list[dict[str, Any]]] = {}
     for row in rows:

@@ -6,20 +6,20 @@ from typing import TYPE_CHECKING, Any
 
 from optpipe.backends.base import (
     BuildRequest,
-    Built,
+    BuildResult,
     Device,
-    checked_options,
+    merge_options,
 )
-from optpipe.backends.torch_backend import TorchBackend, tensor_records
-from optpipe.backends.torch_program import exported, program_layers, refuse_pickles
-from optpipe.workspace.environment import package_version
+from optpipe.backends.torch_backend import TorchBackend, record_tensors
+from optpipe.backends.torch_program import export_program, layers_from_program, refuse_pickles
+from optpipe.workspace.environment import get_package_version
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from optpipe.backends.base import Session
 
-PROGRAM = "model.pt2"
+PROGRAM_FILE = "model.pt2"
 OPTIONS: dict[Device, dict[str, Any]] = {"cpu": {"threads": 0}, "cuda": {"cuda_graph": True, "fuse": True}}
 """`fuse`: convolutions, additions and ReLUs in FP16 or BF16 in one cuDNN kernel each; off, the program as it was exported."""
 
@@ -32,34 +32,34 @@ class TorchEager(TorchBackend):
 
     def recipe(self, device: Device, options: Mapping[str, Any]) -> dict[str, Any]:
         """torch's version; eager code is not tuned for a GPU."""
-        return {"torch": package_version("torch"), "options": checked_options(options, OPTIONS[device], self.name)}
+        return {"torch": get_package_version("torch"), "options": merge_options(options, OPTIONS[device], self.name)}
 
-    def build(self, request: BuildRequest) -> Built:
+    def build(self, request: BuildRequest) -> BuildResult:
         """Exports and saves the program."""
         import torch
 
-        program = exported(request)
-        torch.export.save(program, request.directory / PROGRAM)
+        program = export_program(request)
+        torch.export.save(program, request.directory / PROGRAM_FILE)
         info = {
-            **tensor_records(request),
-            "options": checked_options(request.options, OPTIONS[request.device], self.name),
+            **record_tensors(request),
+            "options": merge_options(request.options, OPTIONS[request.device], self.name),
         }
-        return Built(program_layers(program, request.precision), PROGRAM, info)
+        return BuildResult(layers_from_program(program, request.precision), PROGRAM_FILE, info)
 
     def load(self, directory: "Path", info: Mapping[str, Any], device: Device, options: Mapping[str, Any]) -> "Session":
         """Loads the program."""
         from optpipe.backends.torch_session import TorchSession
 
-        chosen = options_of(info, options, device)
-        return TorchSession(loaded_program(directory / PROGRAM, chosen), info, device, chosen)
+        chosen = resolve_session_options(info, options, device)
+        return TorchSession(load_program(directory / PROGRAM_FILE, chosen), info, device, chosen)
 
 
-def options_of(info: Mapping[str, Any], options: Mapping[str, Any], device: Device) -> dict[str, Any]:
+def resolve_session_options(info: Mapping[str, Any], options: Mapping[str, Any], device: Device) -> dict[str, Any]:
     """What a session of an artifact runs with: `options` over those it was built with over the defaults."""
-    return checked_options({**info["options"], **options}, OPTIONS[device], "torch")
+    return merge_options({**info["options"], **options}, OPTIONS[device], "torch")
 
 
-def loaded_program(path: "Path", options: Mapping[str, Any]) -> Any:
+def load_program(path: "Path", options: Mapping[str, Any]) -> Any:
     """The saved program as a GraphModule, fused where `options` ask for it; refuses one with pickles in it."""
     import torch
 

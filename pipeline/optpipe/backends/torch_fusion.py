@@ -33,9 +33,9 @@ def fuse_convolutions(program: Any) -> int:
         if not _calls(relu, aten.relu.default, aten.relu_.default):
             continue
         source = relu.args[0]
-        found = _folded(program, source)
+        found = _fold_convolution(program, source)
         if found is not None:
-            _put(program, relu, aten.cudnn_convolution_relu.default, found, ())
+            _replace_relu(program, relu, aten.cudnn_convolution_relu.default, found, ())
         elif _calls(source, aten.add.Tensor, aten.add_.Tensor) and len(source.users) == 1 and not source.kwargs:
             _fuse_addition(program, relu, source)
     program.delete_all_unused_submodules()  # the weights that nothing reads any more
@@ -48,7 +48,7 @@ def _calls(node: Any, *targets: Any) -> bool:
     return getattr(node, "op", None) == "call_function" and node.target in targets
 
 
-def _folded(program: Any, last: Any) -> _Convolution | None:
+def _fold_convolution(program: Any, last: Any) -> _Convolution | None:
     """The convolution whose value, normalized or not, is `last` and is used nowhere else."""
     import torch
 
@@ -57,27 +57,27 @@ def _folded(program: Any, last: Any) -> _Convolution | None:
     node = last.args[0] if normalized else last
     if not _calls(node, aten.conv2d.default) or len(last.users) > 1 or len(node.users) > 1:
         return None
-    given, weight, bias, _stride, _padding, _dilation, groups = _arguments(node)
+    given, weight, bias, _stride, _padding, _dilation, groups = _list_arguments(node)
     if (
         groups != 1
-        or _changed_in_place(given)
+        or _is_changed_in_place(given)
         or any(each.op != "get_attr" for each in (weight, bias) if each is not None)
     ):
         return None
-    kernel = _tensor(program, weight)
+    kernel = _get_tensor(program, weight)
     if kernel.dtype not in (torch.float16, torch.bfloat16):
         return None
     kernel = kernel.float()
-    shift = kernel.new_zeros(kernel.shape[0]) if bias is None else _tensor(program, bias).float()
+    shift = kernel.new_zeros(kernel.shape[0]) if bias is None else _get_tensor(program, bias).float()
     if normalized:
-        kernel, shift = _with_normalization(program, last, kernel, shift)
+        kernel, shift = _fold_normalization(program, last, kernel, shift)
     return _Convolution(node, kernel, shift)
 
 
-def _with_normalization(program: Any, node: Any, kernel: Any, shift: Any) -> tuple[Any, Any]:
+def _fold_normalization(program: Any, node: Any, kernel: Any, shift: Any) -> tuple[Any, Any]:
     """Weight and bias of a convolution that gives what it and the batch normalization `node` give."""
     scale, offset, mean, variance = (
-        None if each is None else _tensor(program, each).float() for each in node.args[1:5]
+        None if each is None else _get_tensor(program, each).float() for each in node.args[1:5]
     )
     factor = (variance + node.args[7]).rsqrt()
     if scale is not None:
@@ -86,18 +86,18 @@ def _with_normalization(program: Any, node: Any, kernel: Any, shift: Any) -> tup
     return kernel * factor[:, None, None, None], shift if offset is None else shift + offset
 
 
-def _arguments(node: Any) -> tuple[Any, ...]:
+def _list_arguments(node: Any) -> tuple[Any, ...]:
     """All arguments of `aten::conv2d`: input, weight, bias, stride, padding, dilation, groups."""
     return (*node.args, *(None, [1, 1], [0, 0], [1, 1], 1)[len(node.args) - 2 :])
 
 
-def _changed_in_place(value: Any, but_by: Any = None) -> bool:
+def _is_changed_in_place(value: Any, but_by: Any = None) -> bool:
     """Whether something overwrites `value`, which the fused kernel, placed where its ReLU was, would read too late."""
     schemas = ((user, getattr(user.target, "_schema", None)) for user in value.users if user is not but_by)
     return any(schema is not None and schema.is_mutable and user.args[0] is value for user, schema in schemas)
 
 
-def _tensor(program: Any, node: Any) -> Any:
+def _get_tensor(program: Any, node: Any) -> Any:
     return operator.attrgetter(node.target)(program).detach()
 
 
@@ -108,21 +108,21 @@ def _fuse_addition(program: Any, relu: Any, addition: Any) -> None:
     aten = torch.ops.aten
     left, right = addition.args
     in_place = addition.target is aten.add_.Tensor
-    if not _alike(left, right) or (in_place and len(left.users) > 1):
+    if not _have_same_type(left, right) or (in_place and len(left.users) > 1):
         return
-    found, other = _folded(program, left), right
+    found, other = _fold_convolution(program, left), right
     if found is None:
-        found, other = _folded(program, right), left
-    if found is None or _changed_in_place(other, but_by=addition):
+        found, other = _fold_convolution(program, right), left
+    if found is None or _is_changed_in_place(other, but_by=addition):
         return
-    bare = _folded(program, other)
+    bare = _fold_convolution(program, other)
     if bare is not None:
         found = replace(found, bias=found.bias + bare.bias)
         other = _call(program, relu, aten.conv2d.default, replace(bare, bias=None))
-    _put(program, relu, aten.cudnn_convolution_add_relu.default, found, (other, 1.0))
+    _replace_relu(program, relu, aten.cudnn_convolution_add_relu.default, found, (other, 1.0))
 
 
-def _alike(left: Any, right: Any) -> bool:
+def _have_same_type(left: Any, right: Any) -> bool:
     """Two tensors of one shape and type: cuDNN's sum neither broadcasts nor converts."""
     first, second = (getattr(each, "meta", {}).get("val") for each in (left, right))
     if first is None or second is None:
@@ -130,7 +130,7 @@ def _alike(left: Any, right: Any) -> bool:
     return bool(first.dtype == second.dtype) and str(first.shape) == str(second.shape)
 
 
-def _put(program: Any, relu: Any, operation: Any, found: _Convolution, added: tuple[Any, ...]) -> None:
+def _replace_relu(program: Any, relu: Any, operation: Any, found: _Convolution, added: tuple[Any, ...]) -> None:
     """`operation` in place of `relu`, and everything that only `relu` used goes."""
     relu.replace_all_uses_with(_call(program, relu, operation, found, added))
     _erase(program, relu)
@@ -140,13 +140,13 @@ def _call(program: Any, before: Any, operation: Any, found: _Convolution, added:
     """A new node: the convolution with constants of its own, in the type of the old ones."""
     import torch
 
-    given, old, _bias, *rest = _arguments(found.node)
-    dtype = _tensor(program, old).dtype
+    given, old, _bias, *rest = _list_arguments(found.node)
+    dtype = _get_tensor(program, old).dtype
     weight = found.weight.to(dtype=dtype, memory_format=torch.channels_last)
     number = sum(name.startswith("fused_") for name, _ in program.named_buffers(recurse=False))
     with program.graph.inserting_before(before):
         constants = [
-            None if value is None else _constant(program, f"fused_{kind}_{number}", value)
+            None if value is None else _add_constant(program, f"fused_{kind}_{number}", value)
             for kind, value in (
                 ("weight", weight),
                 ("bias", found.bias if found.bias is None else found.bias.to(dtype)),
@@ -157,7 +157,7 @@ def _call(program: Any, before: Any, operation: Any, found: _Convolution, added:
     return node
 
 
-def _constant(program: Any, name: str, value: Any) -> Any:
+def _add_constant(program: Any, name: str, value: Any) -> Any:
     program.register_buffer(name, value)
     return program.graph.get_attr(name)
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from optpipe.backends.base import BuildRequest, Device, channels_last
+from optpipe.backends.base import BuildRequest, Device, prefers_channels_last
 from optpipe.core.precision import LayerType, Precision
 from optpipe.core.tensors import InputSpec
 from optpipe.errors import StageError
@@ -20,20 +20,20 @@ _NAMES = {"torch.float32": "fp32", "torch.float16": "fp16", "torch.bfloat16": "b
 _DATA_MOVEMENT = {
     "_to_copy", "clone", "view", "permute", "expand", "cat", "slice", "select", "unsqueeze", "squeeze", "alias",
 }  # fmt: skip
-PRECISIONS = frozenset(_DTYPES)
+TORCH_PRECISIONS = frozenset(_DTYPES)
 """INT8 is not here: torch's convolutions have no INT8 kernel on a GPU, and simulated quantization would prove nothing."""
 
 
-def type_name(dtype: Any) -> str:
+def type_name_from_torch(dtype: Any) -> str:
     """A torch type as precisions are called: `fp16` for `torch.float16`; others by their own name."""
     return _NAMES.get(str(dtype), str(dtype).removeprefix("torch."))
 
 
-def module_in(precision: Precision, module: Any, device: Device) -> Any:
+def cast_module(precision: Precision, module: Any, device: Device) -> Any:
     """`module` with parameters of `precision` on `device`, in the layout that is fast there; FP32 tensors in and out."""
     import torch
 
-    dtype, layout = getattr(torch, _DTYPES[precision]), image_layout(precision, device)
+    dtype, layout = getattr(torch, _DTYPES[precision]), choose_image_layout(precision, device)
     inner = module.to(device=device, dtype=dtype, memory_format=layout)
 
     class InPrecision(torch.nn.Module):
@@ -49,11 +49,11 @@ def module_in(precision: Precision, module: Any, device: Device) -> Any:
     return InPrecision().eval()
 
 
-def image_layout(precision: Precision, device: Device) -> Any:
+def choose_image_layout(precision: Precision, device: Device) -> Any:
     """torch's name for it."""
     import torch
 
-    return torch.channels_last if channels_last(precision, device) else torch.contiguous_format
+    return torch.channels_last if prefers_channels_last(precision, device) else torch.contiguous_format
 
 
 def _cast(tensor: Any, dtype: Any, layout: Any) -> Any:
@@ -65,7 +65,7 @@ def _cast(tensor: Any, dtype: Any, layout: Any) -> Any:
     return tensor.to(dtype=dtype, memory_format=layout if tensor.dim() == 4 else torch.contiguous_format)
 
 
-def example_inputs(inputs: tuple[InputSpec, ...], device: str) -> tuple[Any, ...]:
+def make_example_inputs(inputs: tuple[InputSpec, ...], device: str) -> tuple[Any, ...]:
     """Seeded tensors of the `opt` shapes; an open dimension of size 1 becomes 2, since export takes 1 for a constant."""
     import torch
 
@@ -83,7 +83,7 @@ def example_inputs(inputs: tuple[InputSpec, ...], device: str) -> tuple[Any, ...
     return tuple(tensors)
 
 
-def dynamic_shapes(inputs: tuple[InputSpec, ...]) -> tuple[dict[int, Any], ...]:
+def make_dynamic_shapes(inputs: tuple[InputSpec, ...]) -> tuple[dict[int, Any], ...]:
     """One named dimension per open axis: the first axis of all inputs is the same batch, equal ranges share a name."""
     import torch
 
@@ -99,19 +99,19 @@ def dynamic_shapes(inputs: tuple[InputSpec, ...]) -> tuple[dict[int, Any], ...]:
     return tuple(shapes)
 
 
-def exported(request: BuildRequest) -> Any:
+def export_program(request: BuildRequest) -> Any:
     """`torch.export` of the source module in the precision asked for."""
     import torch
 
     if request.module is None:
-        raise StageError(f"{request.card.name} has no torch module to start from")
-    module = module_in(request.precision, request.module(), request.device)
-    examples = example_inputs(request.card.inputs, request.device)
+        raise StageError(f"{request.card.name} has no torch module to export")
+    module = cast_module(request.precision, request.module(), request.device)
+    examples = make_example_inputs(request.card.inputs, request.device)
     with torch.no_grad():
-        return torch.export.export(module, examples, dynamic_shapes=(dynamic_shapes(request.card.inputs),))
+        return torch.export.export(module, examples, dynamic_shapes=(make_dynamic_shapes(request.card.inputs),))
 
 
-def program_layers(program: Any, precision: Precision) -> tuple[LayerType, ...]:
+def layers_from_program(program: Any, precision: Precision) -> tuple[LayerType, ...]:
     """The operators of an exported program by the type of their first floating input, with their multiply-adds."""
     import torch
     from torch.utils.flop_counter import flop_registry
@@ -123,8 +123,8 @@ def program_layers(program: Any, precision: Precision) -> tuple[LayerType, ...]:
         floats = [tensor for tensor in tensors if tensor.is_floating_point()]
         if packet is None or not floats or not isinstance(node.meta.get("val"), torch.Tensor | tuple):
             continue
-        kind = type_name(floats[0].dtype)
-        flops = _flops(flop_registry[packet], node) if packet in flop_registry else 0
+        kind = type_name_from_torch(floats[0].dtype)
+        flops = _count_flops(flop_registry[packet], node) if packet in flop_registry else 0
         if kind == "fp32" and flops and precision is Precision.TF32:
             kind = "tf32"
         op = str(packet).rpartition(".")[2]
@@ -133,7 +133,7 @@ def program_layers(program: Any, precision: Precision) -> tuple[LayerType, ...]:
     return tuple(layers)
 
 
-def _flops(count: Any, node: Any) -> int:
+def _count_flops(count: Any, node: Any) -> int:
     """Floating-point operations of a node at the sizes of the example: two per multiply-add."""
     import torch
 
@@ -141,7 +141,7 @@ def _flops(count: Any, node: Any) -> int:
         if isinstance(value, torch.fx.Node):
             value = value.meta.get("val")
         if isinstance(value, torch.Tensor):
-            return torch.empty([_hint(size) for size in value.shape], dtype=value.dtype, device="meta")
+            return torch.empty([_get_size_hint(size) for size in value.shape], dtype=value.dtype, device="meta")
         return tuple(map(sized, value)) if isinstance(value, tuple | list) else value
 
     out = node.meta["val"]
@@ -150,7 +150,7 @@ def _flops(count: Any, node: Any) -> int:
     return int(count(*(sized(each) for each in node.args), **keywords, out_val=sized(out)))
 
 
-def _hint(size: Any) -> int:
+def _get_size_hint(size: Any) -> int:
     return int(size.node.hint) if hasattr(size, "node") else int(size)
 
 
@@ -160,7 +160,7 @@ def refuse_pickles(package: Path) -> None:
         for name in archive.namelist():
             if name.endswith("_config.json") and _names_pickle(json.loads(archive.read(name))):
                 raise StageError(
-                    f"{package.name} holds pickled constants, which optpipe does not load; use another backend for this model"
+                    f"{package.name} contains pickled constants, which optpipe does not load; use another backend for this model"
                 )
 
 

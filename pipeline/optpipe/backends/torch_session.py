@@ -5,7 +5,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from optpipe.backends.base import Binding
-from optpipe.backends.cuda_graph import Replayed
+from optpipe.backends.cuda_graph import CudaGraphBinding
 from optpipe.backends.torch_program import set_float32_products
 from optpipe.core.tensors import tensor_from_dict
 
@@ -42,19 +42,19 @@ class TorchSession:
 
     def run(self, inputs: Mapping[str, "np.ndarray"]) -> dict[str, "np.ndarray"]:
         """Host to host."""
-        binding = self._bound(inputs)
+        binding = self._bind_buffers(inputs)
         binding.launch()
         return {name: tensor.cpu().numpy() for name, tensor in binding.tensors.items()}
 
     def bind(self, inputs: Mapping[str, "np.ndarray"]) -> Binding:
         """Fixed inputs; on a GPU captured into a CUDA graph unless `cuda_graph` is off."""
-        binding = self._bound(inputs)
+        binding = self._bind_buffers(inputs)
         binding.launch()
         if self.device == "cuda" and self._options["cuda_graph"]:
-            return Replayed(binding)
+            return CudaGraphBinding(binding)
         return binding
 
-    def _bound(self, inputs: Mapping[str, "np.ndarray"]) -> "_TorchBinding":
+    def _bind_buffers(self, inputs: Mapping[str, "np.ndarray"]) -> "_TorchBinding":
         import torch
 
         tensors = {each.name: torch.from_numpy(inputs[each.name]).to(self.device, copy=True) for each in self.inputs}

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from optpipe.backends.base import (
     BuildRequest,
-    Built,
+    BuildResult,
     Capability,
     Device,
-    checked_options,
+    merge_options,
 )
-from optpipe.backends.tensorrt import ENGINE, TENSORRT
-from optpipe.backends.torch_program import PRECISIONS, exported, program_layers
+from optpipe.backends.tensorrt import ENGINE_FILE, TENSORRT
+from optpipe.backends.torch_program import TORCH_PRECISIONS, export_program, layers_from_program
 from optpipe.core.precision import Precision
-from optpipe.workspace.environment import gpu_name, gpus, package_version
+from optpipe.workspace.environment import get_gpu_name, get_package_version, list_gpus
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,47 +35,47 @@ class TorchTensorRT:
 
     def precisions(self, device: Device) -> frozenset[Precision]:  # noqa: ARG002
         """Floating point; INT8 reaches TensorRT through ONNX."""
-        return PRECISIONS
+        return TORCH_PRECISIONS
 
     def devices(self) -> tuple[Device, ...]:
         """NVIDIA GPUs alone."""
         return ("cuda",)
 
-    def capability(self, device: Device) -> Capability:
+    def probe_capability(self, device: Device) -> Capability:
         """Whether the library and a GPU are there: it builds on the GPU that it is for."""
-        version = package_version("torch-tensorrt")
+        version = get_package_version("torch-tensorrt")
         if version is None or importlib.util.find_spec("torch_tensorrt") is None:
             install = "`uv sync --no-dev --extra torch-tensorrt` in a checkout; TensorRT comes from NVIDIA's index"
             return Capability(False, False, None, "torch-tensorrt is not installed", install)
-        if device == "cpu" or not gpus():
+        if device == "cpu" or not list_gpus():
             return Capability(False, False, version, "no NVIDIA GPU on this machine")
         return Capability(True, True, version)
 
     def recipe(self, device: Device, options: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG002
         """Versions, the GPU, and the options."""
         return {
-            "torch_tensorrt": package_version("torch-tensorrt"),
-            "torch": package_version("torch"),
-            "gpu": gpu_name(),
-            "options": checked_options(options, {"workspace_bytes": 0}, self.name),
+            "torch_tensorrt": get_package_version("torch-tensorrt"),
+            "torch": get_package_version("torch"),
+            "gpu": get_gpu_name(),
+            "options": merge_options(options, {"workspace_bytes": 0}, self.name),
         }
 
-    def unsupported(self, request: BuildRequest) -> tuple[str, ...]:
+    def find_unsupported(self, request: BuildRequest) -> tuple[str, ...]:
         """The operators without a converter."""
         from torch_tensorrt.dynamo import CONVERTERS
 
-        program = exported(request).run_decompositions()
+        program = export_program(request).run_decompositions()
         targets = {node.target for node in program.graph.nodes if node.op == "call_function"}
         return tuple(
             sorted(str(target) for target in targets if target not in CONVERTERS and hasattr(target, "overloadpacket"))
         )
 
-    def build(self, request: BuildRequest) -> Built:
+    def build(self, request: BuildRequest) -> BuildResult:
         """Converts with explicit types, so that the program's own types are the engine's."""
         import torch_tensorrt
 
-        options = checked_options(request.options, {"workspace_bytes": 0}, self.name)
-        program = exported(request)
+        options = merge_options(request.options, {"workspace_bytes": 0}, self.name)
+        program = export_program(request)
         inputs = [
             torch_tensorrt.Input(min_shape=e.min, opt_shape=e.opt, max_shape=e.max, name=e.name)
             for e in request.card.inputs
@@ -88,12 +88,12 @@ class TorchTensorRT:
             workspace_size=options["workspace_bytes"],
             require_full_compilation=True,
         )
-        (request.directory / ENGINE).write_bytes(plan)
-        return Built(program_layers(program, request.precision), ENGINE, {"gpu": gpu_name()})
+        (request.directory / ENGINE_FILE).write_bytes(plan)
+        return BuildResult(layers_from_program(program, request.precision), ENGINE_FILE, {"gpu": get_gpu_name()})
 
-    def runnable(self, info: Mapping[str, Any], device: Device) -> str | None:
+    def find_run_blocker(self, info: Mapping[str, Any], device: Device) -> str | None:
         """As a TensorRT engine."""
-        return TENSORRT.runnable(info, device)
+        return TENSORRT.find_run_blocker(info, device)
 
     def load(self, directory: "Path", info: Mapping[str, Any], device: Device, options: Mapping[str, Any]) -> "Session":
         """As a TensorRT engine."""

@@ -5,41 +5,41 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from optpipe.artifacts.lookup import StoredArtifact, checked_batches
-from optpipe.bench.int8_notes import with_int8_notes
+from optpipe.artifacts.lookup import StoredArtifact, choose_batch_sizes
+from optpipe.bench.int8_notes import add_int8_notes
 from optpipe.bench.session_plan import (
     BenchPlan,
-    prepared,
-    recoverable,
-    subject_of,
-    warn_of_threads,
+    offer_recovery,
+    prepare_session,
+    subject_from_artifact,
+    warn_about_threads,
 )
 from optpipe.core.events import Listener
-from optpipe.core.interrupts import taken
+from optpipe.core.interrupts import acknowledge_interrupt
 from optpipe.core.measurement import MEASUREMENTS_FILE, Measurement, Scenario
-from optpipe.core.measurement_json import document_of
+from optpipe.core.measurement_json import document_from_measurements
 from optpipe.errors import ExitStatus, OptpipeError
-from optpipe.measuring.measure import Load, cut_off, measure
-from optpipe.measuring.process import Answer, WorkerProcess
-from optpipe.measuring.rate import highest_rate
+from optpipe.measuring.measure import LoadSpec, measure_load, recover_unfinished
+from optpipe.measuring.process import PointResult, WorkerProcess
+from optpipe.measuring.rate import find_highest_rate
 from optpipe.measuring.slo import (
     Slo,
-    ran,
-    shows_beyond,
-    valid,
+    has_figures,
+    is_credible_violation,
+    is_valid,
 )
-from optpipe.measuring.sweep import largest_inside, nearest, sweep
+from optpipe.measuring.sweep import find_largest_inside, find_nearest_to_limit, sweep_batch_sizes
 from optpipe.measuring.tune import (
     Trial,
-    chosen,
-    nearest_options,
-    tune,
-    tuning_record,
-    tuning_sizes,
+    choose_options,
+    choose_tuning_sizes,
+    find_nearest_options,
+    record_from_trials,
+    tune_options,
 )
-from optpipe.measuring.validity import WRONG_ANSWERS
-from optpipe.workspace.environment import cores
-from optpipe.workspace.manifest import command_line
+from optpipe.measuring.validity import WRONG_OUTPUTS
+from optpipe.workspace.environment import count_cores
+from optpipe.workspace.manifest import get_command_line
 from optpipe.workspace.runs import (
     OpenRun,
     Run,
@@ -53,7 +53,7 @@ TUNING_FILE = "tuning.json"
 
 
 @dataclass
-class Bench:
+class BenchResult:
     """A finished bench run."""
 
     run: Run
@@ -70,30 +70,34 @@ class Bench:
         codes = {reason.code for each in self.measurements for reason in each.reasons}
         if self.interrupted:
             return ExitStatus.INTERRUPTED
-        if codes & {"refused", "died"} or not any(ran(each) for each in self.measurements):
+        if codes & {"refused", "died"} or not any(has_figures(each) for each in self.measurements):
             return ExitStatus.STAGE_FAILED
-        if codes & WRONG_ANSWERS:
+        if codes & WRONG_OUTPUTS:
             return ExitStatus.FAIL
         if self.limit is None or self.limit["met"]:
             return ExitStatus.DONE
         return ExitStatus.INCONCLUSIVE if self.limit["met"] is None else ExitStatus.FAIL
 
 
-def bench(artifacts: Sequence[StoredArtifact], plan: BenchPlan, store: Store, listener: Listener) -> Bench:
+def bench_artifacts(
+    artifacts: Sequence[StoredArtifact], plan: BenchPlan, store: Store, listener: Listener
+) -> BenchResult:
     """Measures every artifact in turn and writes the run; one that fails is a row and does not stop the others.
 
     Raises BadInputError for a batch outside a profile or an option that an artifact's backend does not have, before anything
     is measured, and what the only artifact failed with.
     """
-    sizes = {each.entry.id: checked_batches(each, plan.batches) for each in artifacts}
+    sizes = {each.entry.id: choose_batch_sizes(each, plan.batches) for each in artifacts}
     for each in artifacts:
-        each.options_in_force(plan.options)
+        each.resolve_effective_options(plan.options)
     run = begin_run(store.workspace, "bench")
-    with recoverable(run, listener):
-        return _finished(artifacts, sizes, _Running(run, plan, store, listener))
+    with offer_recovery(run, listener):
+        return _measure_and_finish(artifacts, sizes, _Running(run, plan, store, listener))
 
 
-def _finished(artifacts: Sequence[StoredArtifact], sizes: Mapping[str, Sequence[int]], bench_run: "_Running") -> Bench:
+def _measure_and_finish(
+    artifacts: Sequence[StoredArtifact], sizes: Mapping[str, Sequence[int]], bench_run: "_Running"
+) -> BenchResult:
     """Measures, and writes what the run is finished by."""
     run, plan, store = bench_run.run, bench_run.plan, bench_run.store
     limits: list[dict[str, Any]] = []
@@ -101,31 +105,31 @@ def _finished(artifacts: Sequence[StoredArtifact], sizes: Mapping[str, Sequence[
     with store.scratch("bench") as scratch:
         try:
             for artifact in artifacts:
-                one = _Subject(artifact, bench_run, scratch / artifact.entry.id)
+                one = _BenchSubject(artifact, bench_run, scratch / artifact.entry.id)
                 one.measure_all(sizes[artifact.entry.id], limits, tunings)
                 if bench_run.interrupted:
                     break
         except KeyboardInterrupt as interruption:  # between two measurements, or once more inside one
-            bench_run.measurements += cut_off(run.path, bench_run.measurements)
+            bench_run.measurements += recover_unfinished(run.path, bench_run.measurements)
             if not bench_run.measurements:
                 raise
-            taken(interruption)
+            acknowledge_interrupt(interruption)
             bench_run.interrupted = True
-    found = with_int8_notes(bench_run.measurements, [each.entry for each in artifacts], store)
-    if bench_run.refusals and not any(ran(each) for each in found):
+    found = add_int8_notes(bench_run.measurements, [each.entry for each in artifacts], store)
+    if bench_run.refusals and not any(has_figures(each) for each in found):
         raise bench_run.refusals[0]
-    write_json(run.path / MEASUREMENTS_FILE, document_of(found))
+    write_json(run.path / MEASUREMENTS_FILE, document_from_measurements(found))
     if tunings:
         write_json(run.path / TUNING_FILE, {"schema": "optpipe.tuning", "schema_version": 1, "tuning": tunings})
-    limit = None if plan.slo is None else limit_record(plan.slo, limits)
+    limit = None if plan.slo is None else combine_limits(plan.slo, limits)
     finished = finish_run(
         run,
-        command=command_line(),
+        command=get_command_line(),
         parents=[each.entry.id for each in artifacts],
         details={"limit": limit} if limit else {},
         status="interrupted" if bench_run.interrupted else "complete",
     )
-    return Bench(finished, found, limit, tuple(tunings), bench_run.interrupted)
+    return BenchResult(finished, found, limit, tuple(tunings), bench_run.interrupted)
 
 
 @dataclass
@@ -142,40 +146,42 @@ class _Running:
     trials: int = 0
 
 
-class _Subject:
+class _BenchSubject:
     """One artifact, its inputs on disk, and the worker that holds it loaded for as long as options stay the same."""
 
     def __init__(self, artifact: StoredArtifact, running: _Running, scratch: Path) -> None:
         self.artifact, self.running, self.scratch = artifact, running, scratch
         self.given = artifact.given(running.plan.options)
-        self.defaults = artifact.options_in_force(running.plan.options)
+        self.defaults = artifact.resolve_effective_options(running.plan.options)
         if not running.plan.tune:  # which tries numbers of threads
-            warn_of_threads(artifact, self.defaults, running.plan.affinity, running.listener)
-        self.plan_base, self.frame = prepared(artifact, running.plan, running.store, scratch, running.run.path)
+            warn_about_threads(artifact, self.defaults, running.plan.affinity, running.listener)
+        self.plan_base, self.frame = prepare_session(artifact, running.plan, running.store, scratch, running.run.path)
 
     def measure_all(self, sizes: Sequence[int], limits: list[dict[str, Any]], tunings: list[dict[str, Any]]) -> None:
         """Tunes if asked, then sweeps or searches."""
         running, plan = self.running, self.running.plan
         options = dict.fromkeys(sizes, self.defaults)
         if plan.tune:
-            trials = self._tuned(tuning_sizes(sizes))
+            trials = self._tuned(choose_tuning_sizes(sizes))
             if running.interrupted:  # what was not tried cannot lose
-                tunings.append(tuning_record(self.artifact.entry.id, self.artifact.label, trials, {}))
+                tunings.append(record_from_trials(self.artifact.entry.id, self.artifact.label, trials, {}))
                 return
-            options = {size: dict(chosen(trials, size)) for size in tuning_sizes(sizes)}
-            tunings.append(tuning_record(self.artifact.entry.id, self.artifact.label, trials, options))
+            options = {size: dict(choose_options(trials, size)) for size in choose_tuning_sizes(sizes)}
+            tunings.append(record_from_trials(self.artifact.entry.id, self.artifact.label, trials, options))
         with _Workers(self) as workers:
             if plan.load.scenario is Scenario.SERVER and plan.slo is not None:
                 self._search_rate(workers, sizes[0], options[sizes[0]], plan.slo, limits)
                 return
-            found = sweep(
-                lambda size: self._one(workers, replace(plan.load, batch_size=size), nearest_options(options, size)),
+            found = sweep_batch_sizes(
+                lambda size: self._one(
+                    workers, replace(plan.load, batch_size=size), find_nearest_options(options, size)
+                ),
                 sizes,
                 plan.slo,
                 to_the_end=plan.to_the_end,
             )
         if plan.slo is not None:
-            limits.append(limit_of(self.artifact, plan.slo, found, largest_inside(found, plan.slo)))
+            limits.append(judge_limit(self.artifact, plan.slo, found, find_largest_inside(found, plan.slo)))
 
     def _search_rate(
         self, workers: "_Workers", size: int, options: Mapping[str, Any], slo: Slo, limits: list[dict[str, Any]]
@@ -185,12 +191,12 @@ class _Subject:
         first = self._one(workers, quick, options)
         if first.latency is None or first.interrupted:
             return
-        found, best = highest_rate(
+        found, best = find_highest_rate(
             lambda rate: self._one(workers, replace(plan.load, batch_size=size, rate_per_s=rate), options),
             first.latency.mean / 1e3,
             slo,
         )
-        limits.append(limit_of(self.artifact, slo, found, best))
+        limits.append(judge_limit(self.artifact, slo, found, best))
 
     def _tuned(self, sizes: Sequence[int]) -> tuple[Trial, ...]:
         quick = replace(
@@ -207,17 +213,19 @@ class _Subject:
                     if not self.running.interrupted
                 )
 
-        cpus = len(self.running.plan.affinity or ()) or cores()
-        return tune(measured, self.defaults, cpus, fixed=self.given)
+        cpus = len(self.running.plan.affinity or ()) or count_cores()
+        return tune_options(measured, self.defaults, cpus, fixed=self.given)
 
-    def _one(self, workers: "_Workers", load: Load, options: Mapping[str, Any], *, trial: bool = False) -> Measurement:
+    def _one(
+        self, workers: "_Workers", load: LoadSpec, options: Mapping[str, Any], *, trial: bool = False
+    ) -> Measurement:
         running = self.running
         if trial:
             running.trials += 1
             name = f"t{running.trials:03}"
         else:
             name = f"m{len(running.measurements):03}"
-        subject = subject_of(self.artifact, options)
+        subject = subject_from_artifact(self.artifact, options)
         worker = workers.with_options(options)
         kind = "tune " if trial else ""
         text = f"{kind}{self.artifact.label} batch {load.batch_size}" + (
@@ -232,10 +240,10 @@ class _Subject:
                 shown = max(shown, min(count, load.wanted_samples))
 
             worker.on_progress = progress
-            found, answer = measure(worker, subject, load, name, self.frame)
+            found, answer = measure_load(worker, subject, load, name, self.frame)
         if not trial:
             running.measurements.append(found)
-            write_json(running.run.path / MEASUREMENTS_FILE, document_of(tuple(running.measurements)))
+            write_json(running.run.path / MEASUREMENTS_FILE, document_from_measurements(tuple(running.measurements)))
         running.interrupted = running.interrupted or answer.interrupted
         _keep_refusal(running, answer)
         return found
@@ -244,7 +252,7 @@ class _Subject:
 class _Workers:
     """At most one worker at a time; another set of options, or a dead one, means a fresh process."""
 
-    def __init__(self, subject: _Subject) -> None:
+    def __init__(self, subject: _BenchSubject) -> None:
         self._subject = subject
         self._worker: WorkerProcess | None = None
         self._options: Mapping[str, Any] | None = None
@@ -272,21 +280,21 @@ class _Workers:
             self._worker = None
 
 
-def limit_of(
+def judge_limit(
     artifact: StoredArtifact, slo: Slo, found: Sequence[Measurement], best: Measurement | None
 ) -> dict[str, Any]:
     """What the measurements of one artifact say of the limit; `met` is None where no valid one decides it."""
-    shown = best or nearest(found, slo)
+    shown = best or find_nearest_to_limit(found, slo)
     value = None if shown is None else slo.value(shown)
     not_judged = [
         {"batch_size": each.batch_size, "rate_per_s": each.offered_rate_per_s, "why": why}
         for each in found
-        if (why := slo.why_not_judged(each)) is not None
+        if (why := slo.explain_not_judged(each)) is not None
     ]
     met: bool | None = None
-    if best is not None and valid(best):
+    if best is not None and is_valid(best):
         met = True
-    elif best is None and shown is not None and shows_beyond(shown) and not not_judged:
+    elif best is None and shown is not None and is_credible_violation(shown) and not not_judged:
         met = False
     return {
         "artifact": artifact.entry.id,
@@ -304,26 +312,26 @@ def limit_of(
     }
 
 
-def limit_record(slo: Slo, limits: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def combine_limits(slo: Slo, limits: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The answers of all artifacts: met where one meets it, and not met only where none may."""
     answers = [each["met"] for each in limits]
     met = True if True in answers else None if None in answers or not answers else False
     return {"slo": str(slo), "met": met, "artifacts": list(limits)}
 
 
-def _keep_refusal(running: _Running, answer: Answer) -> None:
+def _keep_refusal(running: _Running, answer: PointResult) -> None:
     if answer.failure == "refused":
         error = OptpipeError(answer.message)
         error.exit_status = answer.status
         running.refusals.append(error)
 
 
-def bench_record(result: Bench, warnings: Sequence[str]) -> dict[str, Any]:
+def document_from_bench(result: BenchResult, warnings: Sequence[str]) -> dict[str, Any]:
     """The JSON document of `optpipe bench`."""
     return {
         "run_dir": str(result.run.path),
         "run_id": result.run.run_id,
-        "measurements": document_of(result.measurements)["measurements"],
+        "measurements": document_from_measurements(result.measurements)["measurements"],
         "environment": result.run.manifest["environment"],
         "limit": result.limit,
         "tuning": list(result.tuning),

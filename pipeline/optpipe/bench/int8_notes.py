@@ -4,20 +4,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from optpipe.artifacts.facts import Build
+from optpipe.artifacts.facts import JudgedBuild
 from optpipe.core.measurement import MEASUREMENTS_FILE, Measurement, Reason
-from optpipe.core.measurement_json import measurements_of
+from optpipe.core.measurement_json import measurements_from_document
 from optpipe.core.precision import REQUIRED_SHARE, Precision
-from optpipe.evaluate.recompute import accuracy_figures
+from optpipe.evaluate.recompute import observe_accuracy
 from optpipe.measuring.marks import (
     NOT_FASTER,
-    WIDER,
-    marked,
-    not_faster,
-    same_load,
+    WIDER_PRECISIONS,
+    add_int8_speed_notes,
+    check_int8_speed,
+    has_same_load,
 )
 from optpipe.workspace.file_names import EVALUATION
-from optpipe.workspace.runs import Run, json_of_run, list_runs
+from optpipe.workspace.runs import Run, list_runs, read_run_json
 from optpipe.workspace.store import Entry, Store
 
 ACCURACY = "int8-accuracy"
@@ -38,96 +38,109 @@ class Note:
         return asdict(self)
 
 
-def causes(info: Mapping[str, Any]) -> str:
+def find_int8_causes(info: Mapping[str, Any]) -> str:
     """Why an INT8 artifact may be slow, from its manifest: layers that are not INT8, then the linter's findings by rule."""
     if info["precision"] != Precision.INT8:
         return ""
     shares = info["precision_proof"]["share"]
     share = float((shares.get("macs") or shares.get("layers") or {}).get("int8", 0.0))
-    found = [f"only {share:.0%} of its multiply-adds are computed in int8"] if share < REQUIRED_SHARE else []
+    found = [f"only {share:.0%} of its MACs run in int8"] if share < REQUIRED_SHARE else []
     lint = info.get("lint") or {}
     if counts := lint.get("counts"):
         first = lint["first"]
         listed = ", ".join(f"{count} × {rule}" for rule, count in counts.items())
-        found.append(f"the linter finds {listed} ({first['layer']}: {first['message']})")
+        found.append(f"the linter reports {listed} ({first['layer']}: {first['message']})")
     return "; ".join(found)
 
 
-def accuracy_note(runs: Sequence[Run], build: Build, confidence: float = 0.95) -> Note | None:
+def check_int8_accuracy(runs: Sequence[Run], build: JudgedBuild, confidence: float = 0.95) -> Note | None:
     """A drop that is not inside its budget by the newest evaluation, computed anew from its predictions.
 
     None where it is inside, or nothing was evaluated.
     """
-    figure = accuracy_figures(runs, build, confidence).get("drop")
-    if build.precision != Precision.INT8 or figure is None or figure.caps or figure.low is None or figure.high is None:
+    figure = observe_accuracy(runs, build, confidence).get("drop")
+    if (
+        build.precision != Precision.INT8
+        or figure is None
+        or figure.blockers
+        or figure.low is None
+        or figure.high is None
+    ):
         return None
-    budget = _budget(runs, figure.source)
+    budget = _find_budget(runs, figure.source)
     if figure.high <= budget:
         return None
-    said = "is outside" if figure.low > budget else "is not shown to be inside"
+    said = "exceeds" if figure.low > budget else "may exceed"
     interval = f"{100 * float(figure.value):+.2f} points, {100 * figure.low:+.2f} to {100 * figure.high:+.2f}"
     return Note(
         ACCURACY,
-        f"its drop ({interval}, {figure.about}) {said} the budget of {100 * budget:g} points",
-        f"optpipe calibrate {build.model} --accuracy-budget {100 * budget:g}% spares the layers that cost most"
+        f"its accuracy drop ({interval}, {figure.about}) {said} the budget of {100 * budget:g} points",
+        f"optpipe calibrate {build.model} --accuracy-budget {100 * budget:g}% keeps the most sensitive layers in floating point"
         if figure.low > budget
         else f"evaluate on more: optpipe evaluate {build.model} --data PATH",
     )
 
 
-def _budget(runs: Sequence[Run], run_id: str) -> float:
-    found = next((json_of_run(run, EVALUATION).get("accuracy_budget") for run in runs if run.run_id == run_id), None)
+def _find_budget(runs: Sequence[Run], run_id: str) -> float:
+    found = next((read_run_json(run, EVALUATION).get("accuracy_budget") for run in runs if run.run_id == run_id), None)
     return BUDGET if found is None else float(found)
 
 
-def with_int8_notes(
+def add_int8_notes(
     measurements: Sequence[Measurement], artifacts: Sequence[Entry], store: Store
 ) -> tuple[Measurement, ...]:
     """The measurements, INT8 ones with a reason where INT8 does not pay or costs more accuracy than it may."""
-    found = marked(measurements, {entry.id: causes(entry.info) for entry in artifacts})
+    found = add_int8_speed_notes(measurements, {entry.id: find_int8_causes(entry.info) for entry in artifacts})
     runs = list_runs(store.workspace, "evaluate")
-    dropped = {entry.id: accuracy_note(runs, _build(entry)) for entry in artifacts}
-    return tuple(_with_reason(each, dropped.get(each.subject.artifact)) for each in found)
+    dropped = {entry.id: check_int8_accuracy(runs, _build(entry)) for entry in artifacts}
+    return tuple(_add_reason(each, dropped.get(each.subject.artifact)) for each in found)
 
 
-def _with_reason(found: Measurement, note: Note | None) -> Measurement:
+def _add_reason(found: Measurement, note: Note | None) -> Measurement:
     if note is None:
         return found
     reason = Reason(note.code, f"INT8: {note.message}", note.remedy, invalidates=False)
     return replace(found, reasons=(*found.reasons, reason))
 
 
-def _build(entry: Entry) -> Build:
-    return Build(entry.info["model"], entry.id, entry.info["backend"], entry.info["precision"])
+def _build(entry: Entry) -> JudgedBuild:
+    return JudgedBuild(entry.info["model"], entry.id, entry.info["backend"], entry.info["precision"])
 
 
-def int8_notes(
-    info: Mapping[str, Any], build: Build, runs: Sequence[Run], measured: Sequence[Measurement], confidence: float
+def list_int8_notes(
+    info: Mapping[str, Any], build: JudgedBuild, runs: Sequence[Run], measured: Sequence[Measurement], confidence: float
 ) -> Iterator[Note]:
     """All notes on a build that is to be signed off; `measured` are those that are judged, computed anew."""
     if build.precision != Precision.INT8:
         return
-    cause = causes(info)
+    cause = find_int8_causes(info)
     yield from _speed_notes(build, runs, measured, cause)
-    if (found := accuracy_note(runs, build, confidence)) is not None:
+    if (found := check_int8_accuracy(runs, build, confidence)) is not None:
         yield found
     if cause:
         yield Note("int8-causes", cause, f"optpipe show {build.artifact} lists them by layer")
 
 
-def _speed_notes(build: Build, runs: Sequence[Run], measured: Sequence[Measurement], cause: str) -> Iterator[Note]:
+def _speed_notes(
+    build: JudgedBuild, runs: Sequence[Run], measured: Sequence[Measurement], cause: str
+) -> Iterator[Note]:
     """Against the wider types that the same runs measured, the newest of equal ones; that none did is a note too."""
-    found = (one for run in runs if run.kind == "bench" for one in measurements_of(json_of_run(run, MEASUREMENTS_FILE)))
-    wider = [one for one in found if one.subject.precision in WIDER["int8"]]
+    found = (
+        one
+        for run in runs
+        if run.kind == "bench"
+        for one in measurements_from_document(read_run_json(run, MEASUREMENTS_FILE))
+    )
+    wider = [one for one in found if one.subject.precision in WIDER_PRECISIONS["int8"]]
     newest = {one.key: one for one in sorted(wider, key=lambda one: one.started_utc or "")}
     beside = list(newest.values())
-    marks = [reason for one in measured if (reason := not_faster(one, beside, cause)) is not None]
+    marks = [reason for one in measured if (reason := check_int8_speed(one, beside, cause)) is not None]
     if marks:
         worst = min(marks, key=lambda reason: float(reason.evidence["ratio"]))
-        yield Note(NOT_FASTER, f"INT8 is not shown to be faster: {worst.message}", worst.remedy)
-    elif measured and not any(same_load(one, other) for one in measured for other in beside):
+        yield Note(NOT_FASTER, f"INT8 is not significantly faster: {worst.message}", worst.remedy)
+    elif measured and not any(has_same_load(one, other) for one in measured for other in beside):
         yield Note(
             "int8-alone",
-            "no wider type was measured beside it, so that INT8 is worth it is not shown",
+            "no higher precision was measured for comparison, so the benefit of INT8 is unknown",
             f"optpipe bench {build.model} --backend {build.backend} --precision fp16,fp32,int8",
         )

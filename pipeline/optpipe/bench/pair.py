@@ -5,23 +5,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from optpipe.artifacts.lookup import StoredArtifact, checked_batches
+from optpipe.artifacts.lookup import StoredArtifact, choose_batch_sizes
 from optpipe.bench.session_plan import (
     BenchPlan,
-    prepared,
-    recoverable,
-    subject_of,
-    warn_of_threads,
+    offer_recovery,
+    prepare_session,
+    subject_from_artifact,
+    warn_about_threads,
 )
-from optpipe.core.events import Listener, Step
-from optpipe.core.interrupts import taken
+from optpipe.core.events import Listener, ProgressStep
+from optpipe.core.interrupts import acknowledge_interrupt
 from optpipe.core.measurement import COMPARISON_FILE, MEASUREMENTS_FILE, Measurement
-from optpipe.core.measurement_json import document_of
+from optpipe.core.measurement_json import document_from_measurements
 from optpipe.errors import ExitStatus
-from optpipe.measuring.interleave import Comparison, Metric, interleaved
-from optpipe.measuring.measure import Load, cut_off, measure
+from optpipe.measuring.interleave import PairedComparison, PairMetric, run_interleaved
+from optpipe.measuring.measure import LoadSpec, measure_load, recover_unfinished
 from optpipe.measuring.process import WorkerProcess
-from optpipe.workspace.manifest import command_line
+from optpipe.workspace.manifest import get_command_line
 from optpipe.workspace.runs import (
     Run,
     begin_run,
@@ -32,12 +32,12 @@ from optpipe.workspace.store import Store
 
 
 @dataclass(frozen=True, slots=True)
-class PairBench:
+class BenchPairResult:
     """A finished comparison, or what there is of an interrupted one."""
 
     run: Run
     measurements: tuple[Measurement, ...]
-    comparison: Comparison | None
+    comparison: PairedComparison | None
     labels: tuple[str, str]
 
     @property
@@ -51,48 +51,48 @@ def bench_pair(
     contender: StoredArtifact,
     plan: BenchPlan,
     rounds: int,
-    metric: Metric,
+    metric: PairMetric,
     store: Store,
     listener: Listener,
-) -> PairBench:
+) -> BenchPairResult:
     """Runs A B B A …, each in a fresh process, and writes the run with its comparison."""
-    size = checked_batches(baseline, plan.batches)[0]
-    checked_batches(contender, (size,))
+    size = choose_batch_sizes(baseline, plan.batches)[0]
+    choose_batch_sizes(contender, (size,))
     percent = float(metric[1:]) if metric.startswith("p") else 0.0
     load = replace(plan.load, batch_size=size, percentile=max(plan.load.percentile, percent))
     for each in (baseline, contender):
-        warn_of_threads(each, each.options_in_force(plan.options), plan.affinity, listener)
+        warn_about_threads(each, each.resolve_effective_options(plan.options), plan.affinity, listener)
     run = begin_run(store.workspace, "bench")
     done: list[Measurement] = []
     comparison = None
-    with recoverable(run, listener), store.scratch("bench") as scratch:
+    with offer_recovery(run, listener), store.scratch("bench") as scratch:
         total = 2 * rounds
-        with listener.step(f"{baseline.label} against {contender.label}, {total} processes", total=total) as step:
+        with listener.step(f"{baseline.label} vs. {contender.label}, {total} processes", total=total) as step:
             try:
                 sides = [
-                    _side(artifact, plan, load, store, scratch / name, run.path, step, done)
+                    _prepare_side(artifact, plan, load, store, scratch / name, run.path, step, done)
                     for name, artifact in (("a", baseline), ("b", contender))
                 ]
-                comparison = interleaved(sides[0], sides[1], rounds, metric)
+                comparison = run_interleaved(sides[0], sides[1], rounds, metric)
             except KeyboardInterrupt as interruption:  # between two processes
-                done += cut_off(run.path, done)
+                done += recover_unfinished(run.path, done)
                 if not done:
                     raise
-                taken(interruption)
-    write_json(run.path / MEASUREMENTS_FILE, document_of(tuple(done)))
+                acknowledge_interrupt(interruption)
+    write_json(run.path / MEASUREMENTS_FILE, document_from_measurements(tuple(done)))
     if comparison is not None:
         write_json(run.path / COMPARISON_FILE, comparison.to_dict())
     finished = finish_run(
         run,
-        command=command_line(),
+        command=get_command_line(),
         parents=[baseline.entry.id, contender.entry.id],
         status="complete" if comparison else "interrupted",
     )
     labels = tuple(f"{each.entry.id} {each.label}" for each in (baseline, contender))
-    return PairBench(finished, tuple(done), comparison, (labels[0], labels[1]))
+    return BenchPairResult(finished, tuple(done), comparison, (labels[0], labels[1]))
 
 
-def pair_record(result: PairBench, warnings: Sequence[str]) -> dict[str, Any]:
+def document_from_pair(result: BenchPairResult, warnings: Sequence[str]) -> dict[str, Any]:
     """The JSON document of `optpipe bench A B --interleave`."""
     return {
         "run_dir": str(result.run.path),
@@ -100,7 +100,7 @@ def pair_record(result: PairBench, warnings: Sequence[str]) -> dict[str, Any]:
         "baseline": result.labels[0],
         "contender": result.labels[1],
         "comparison": result.comparison.to_dict() if result.comparison else None,
-        "measurements": document_of(result.measurements)["measurements"],
+        "measurements": document_from_measurements(result.measurements)["measurements"],
         "environment": result.run.manifest["environment"],
         "interrupted": result.comparison is None,
         "warnings": list(warnings),
@@ -108,25 +108,27 @@ def pair_record(result: PairBench, warnings: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _side(
+def _prepare_side(
     artifact: StoredArtifact,
     plan: BenchPlan,
-    load: Load,
+    load: LoadSpec,
     store: Store,
     scratch: Path,
     directory: Path,
-    step: Step,
+    step: ProgressStep,
     done: list[Measurement],
 ) -> Callable[[str], Measurement]:
-    session, frame = prepared(artifact, plan, store, scratch, directory)
-    options = artifact.options_in_force(plan.options)
+    session, frame = prepare_session(artifact, plan, store, scratch, directory)
+    options = artifact.resolve_effective_options(plan.options)
     session = replace(session, arguments={**session.arguments, "options": options})
 
     def measured(name: str) -> Measurement:
         with WorkerProcess(session, scratch) as worker:
-            found = measure(worker, subject_of(artifact, options), load, name, frame)[0]
+            found = measure_load(worker, subject_from_artifact(artifact, options), load, name, frame)[0]
         done.append(found)
-        write_json(directory / MEASUREMENTS_FILE, document_of(tuple(done)))  # a crash loses no process that ended
+        write_json(
+            directory / MEASUREMENTS_FILE, document_from_measurements(tuple(done))
+        )  # a crash loses no process that ended
         step.advance()
         return found
 

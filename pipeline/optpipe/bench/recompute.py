@@ -4,12 +4,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optpipe.core.disagreements import disagreements, plain_json
+from optpipe.core.disagreements import find_disagreements, plain_json
 from optpipe.core.measurement import MEASUREMENTS_FILE, Measurement
-from optpipe.core.measurement_json import as_json, measurements_of
+from optpipe.core.measurement_json import measurements_from_document, record_from_measurement
 from optpipe.errors import BadInputError, first_line
-from optpipe.measuring.validity import LIMITS, RULES
-from optpipe.workspace.runs import Run, json_of_run
+from optpipe.measuring.validity import LIMITS, RULES_REVISION
+from optpipe.workspace.runs import Run, read_run_json
 
 if TYPE_CHECKING:
     import polars as pl
@@ -22,7 +22,7 @@ from optpipe.core.measurement import (
     SAMPLE_COLUMNS,
     Phase,
 )
-from optpipe.measuring.measured import Measured
+from optpipe.measuring.measured import RecordedMeasurement
 from optpipe.workspace.runs import require_unchanged
 
 if TYPE_CHECKING:
@@ -31,32 +31,32 @@ if TYPE_CHECKING:
 NEEDED = ("phase", "images", "scheduled_ns", "start_ns", "end_ns")
 
 
-def measured_from_run(
+def measurements_from_run(
     run: Run, confidence: float = 0.95, only: Iterable[str] | None = None, *, whole: bool = True, judged: bool = False
-) -> tuple[Measured, ...]:
+) -> tuple[RecordedMeasurement, ...]:
     """The measurements of a bench run, computed anew from the raw samples.
 
-    `only` names the artifacts wanted; with `judged`, validity, energy and memory are computed anew too. Raises
+    `only` names the artifacts wanted; with `judge_dossier`, validity, energy and memory are computed anew too. Raises
     BadInputError where a file is not as the run's manifest says; with `whole=False` files that were left out on purpose
     are no fault.
     """
     require_unchanged(run, whole=whole)
-    document = json_of_run(run, MEASUREMENTS_FILE)
+    document = read_run_json(run, MEASUREMENTS_FILE)
     wanted = None if only is None else set(only)
-    found = [one for one in measurements_of(document) if wanted is None or one.subject.artifact in wanted]
+    found = [one for one in measurements_from_document(document) if wanted is None or one.subject.artifact in wanted]
     return tuple(
-        Measured(
-            (judged_again if judged else recomputed)(one, run.path, confidence),
+        RecordedMeasurement(
+            (recompute_measurement if judged else recompute_latency)(one, run.path, confidence),
             run.run_id,
             run.manifest.get("environment", {}),
-            _clock(one, run.path),
+            _read_clock(one, run.path),
         )
         for one in found
         if whole or one.samples_file is None or (run.path / one.samples_file).is_file()
     )
 
 
-def _clock(found: Measurement, folder: Path) -> float | None:
+def _read_clock(found: Measurement, folder: Path) -> float | None:
     """Median clock of the GPU during a measurement, in MHz; None without a GPU."""
     import polars as pl
 
@@ -67,39 +67,41 @@ def _clock(found: Measurement, folder: Path) -> float | None:
     return None if clock is None else float(clock)  # type: ignore[arg-type]
 
 
-def recomputed(stored: Measurement, folder: Path, confidence: float = 0.95) -> Measurement:
-    """`stored` with its latency and throughput computed from its Parquet file."""
-    from optpipe.measuring.figures import images_per_second
+def recompute_latency(stored: Measurement, folder: Path, confidence: float = 0.95) -> Measurement:
+    """`session_from_store` with its latency and throughput computed from its Parquet file."""
+    from optpipe.measuring.figures import estimate_throughput
     from optpipe.stats.percentiles import PERCENTS, summary_from_ns
 
-    frame = None if stored.samples_file is None else samples(folder / stored.samples_file)
+    frame = None if stored.samples_file is None else read_samples(folder / stored.samples_file)
     if frame is None or frame.height == 0:
-        return _unmeasured(stored)
+        return _clear_figures(stored)
     durations = (frame["end_ns"] - frame["scheduled_ns"]).to_numpy()
     return replace(
         stored,
         latency=summary_from_ns(durations, PERCENTS, confidence),
-        throughput_images_per_s=images_per_second(frame, stored.scenario, confidence),
+        throughput_images_per_s=estimate_throughput(frame, stored.scenario, confidence),
         samples=frame.height,
     )
 
 
-def judged_again(stored: Measurement, folder: Path, confidence: float = 0.95, highest: float = 99.9) -> Measurement:
-    """`stored` with every figure, percentiles up to `highest`, and its verdict computed from samples and machine rows."""
-    from optpipe.measuring.figures import computed_again
+def recompute_measurement(
+    stored: Measurement, folder: Path, confidence: float = 0.95, highest: float = 99.9
+) -> Measurement:
+    """`session_from_store` with every figure, percentiles up to `highest`, and its verdict computed from samples and machine rows."""
+    from optpipe.measuring.figures import recompute_from_samples
 
-    frame = None if stored.samples_file is None else samples(folder / stored.samples_file, tuple(SAMPLE_COLUMNS))
+    frame = None if stored.samples_file is None else read_samples(folder / stored.samples_file, tuple(SAMPLE_COLUMNS))
     if frame is None or frame.height == 0:
-        return _unmeasured(stored)
-    machine = _machine_rows(None if stored.machine_file is None else folder / stored.machine_file)
-    return computed_again(stored, frame, machine, highest=highest, confidence=confidence)
+        return _clear_figures(stored)
+    machine = _read_machine_rows(None if stored.machine_file is None else folder / stored.machine_file)
+    return recompute_from_samples(stored, frame, machine, highest=highest, confidence=confidence)
 
 
-def _unmeasured(stored: Measurement) -> Measurement:
+def _clear_figures(stored: Measurement) -> Measurement:
     return replace(stored, latency=None, throughput_images_per_s=None, samples=0)
 
 
-def _machine_rows(path: Path | None) -> "pl.DataFrame":
+def _read_machine_rows(path: Path | None) -> "pl.DataFrame":
     import polars as pl
 
     schema = {name: getattr(pl, kind) for name, kind in MACHINE_COLUMNS.items()}
@@ -108,10 +110,10 @@ def _machine_rows(path: Path | None) -> "pl.DataFrame":
     try:
         return pl.read_parquet(path, columns=list(schema)).cast(schema)  # type: ignore[arg-type]
     except (pl.exceptions.PolarsError, OSError) as error:
-        raise BadInputError(f"cannot read the machine's rows in {path}: {first_line(error)}") from error
+        raise BadInputError(f"cannot read machine data in {path}: {first_line(error)}") from error
 
 
-def samples(path: Path, columns: tuple[str, ...] = NEEDED) -> "pl.DataFrame":
+def read_samples(path: Path, columns: tuple[str, ...] = NEEDED) -> "pl.DataFrame":
     """The measured queries of one Parquet file, in the order of their end; `columns` of them."""
     import polars as pl
 
@@ -119,22 +121,24 @@ def samples(path: Path, columns: tuple[str, ...] = NEEDED) -> "pl.DataFrame":
         lazy = pl.scan_parquet(path)
         absent = [name for name in columns if name not in lazy.collect_schema()]
         if absent:
-            raise BadInputError(f"{path} lacks the columns {', '.join(absent)}; it is not a file of raw samples")
+            raise BadInputError(f"{path} is not a raw sample file: missing columns {', '.join(absent)}")
         measured = lazy.filter(pl.col("phase") == Phase.MEASURED).select(columns)
         return measured.cast({"images": pl.Int64}).sort("end_ns", maintain_order=True).collect()
     except (pl.exceptions.PolarsError, OSError) as error:
-        raise BadInputError(f"cannot read the raw samples in {path}: {first_line(error)}") from error
+        raise BadInputError(f"cannot read raw samples in {path}: {first_line(error)}") from error
 
 
 def find_bench_disagreements(run: Run) -> Iterator[str]:
     """Where `measurements.json` differs from what the raw samples give, one line each."""
-    document = json_of_run(run, MEASUREMENTS_FILE)
-    for one, stored in zip(measurements_of(document), document["measurements"], strict=True):
+    document = read_run_json(run, MEASUREMENTS_FILE)
+    for one, stored in zip(measurements_from_document(document), document["measurements"], strict=True):
         if one.samples_file is not None and (run.path / one.samples_file).is_file():
-            again = plain_json(as_json(judged_again(one, run.path, *_asked(one))))
-            same_rules = one.limits.get(RULES) == LIMITS[RULES]
+            again = plain_json(
+                record_from_measurement(recompute_measurement(one, run.path, *_read_requested_summary(one)))
+            )
+            same_rules = one.limits.get(RULES_REVISION) == LIMITS[RULES_REVISION]
             said, found = (_record(each, same_rules=same_rules) for each in (stored, again))
-            yield from disagreements(said, found, f"{MEASUREMENTS_FILE}: {one.id}")
+            yield from find_disagreements(said, found, f"{MEASUREMENTS_FILE}: {one.id}")
 
 
 def _record(document: Mapping[str, Any], *, same_rules: bool) -> dict[str, Any]:
@@ -143,7 +147,7 @@ def _record(document: Mapping[str, Any], *, same_rules: bool) -> dict[str, Any]:
     return {**document, **({"reasons": reasons} if same_rules else {"reasons": [], "verdict": None})}
 
 
-def _asked(one: Measurement) -> tuple[float, float]:
+def _read_requested_summary(one: Measurement) -> tuple[float, float]:
     """Confidence and highest percentile of the stored summary."""
     if one.latency is None:
         return 0.95, 99.0
@@ -151,11 +155,11 @@ def _asked(one: Measurement) -> tuple[float, float]:
     return one.latency.confidence, max(asked, default=99.0)
 
 
-def measured_in(
+def list_artifact_measurements(
     runs: Sequence[Run], confidence: float, artifact: str | None, *, judged: bool = False
-) -> Iterator[Measured]:
+) -> Iterator[RecordedMeasurement]:
     """The measurements of `artifact` in the bench runs among `runs`; a run's files may be a part of it."""
     only = None if artifact is None else [artifact]
     for run in runs:
         if run.kind == "bench":
-            yield from measured_from_run(run, confidence, only, whole=False, judged=judged)
+            yield from measurements_from_run(run, confidence, only, whole=False, judged=judged)

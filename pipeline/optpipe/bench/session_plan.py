@@ -13,15 +13,15 @@ from optpipe.core.events import Listener
 from optpipe.core.measurement import Subject
 from optpipe.core.precision import Precision
 from optpipe.errors import BadInputError, OptpipeError
-from optpipe.export.reference import reference_tensors
+from optpipe.export.reference import reference_from_file
 from optpipe.inputs.pool import (
-    SIZE,
-    images_pool,
-    pool_record,
+    POOL_SIZE,
+    describe_pool,
+    load_image_pool,
     save_pool,
-    varied,
+    vary_inputs,
 )
-from optpipe.measuring.measure import Frame, Load
+from optpipe.measuring.measure import LoadSpec, RunContext
 from optpipe.measuring.slo import Slo
 from optpipe.measuring.validity import LIMITS
 from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR
@@ -37,7 +37,7 @@ POOL_LIMIT = 256
 class BenchPlan:
     """What to measure of every artifact."""
 
-    load: Load
+    load: LoadSpec
     batches: tuple[int, ...] | None = None
     slo: Slo | None = None
     tune: bool = False
@@ -49,20 +49,20 @@ class BenchPlan:
     seed: int = 0
 
 
-def prepared(
+def prepare_session(
     artifact: StoredArtifact, plan: BenchPlan, store: Store, scratch: Path, directory: Path
-) -> tuple[SessionPlan, Frame]:
+) -> tuple[SessionPlan, RunContext]:
     """The worker's plan with its inputs on disk, and what is said of every measurement of this artifact."""
     info, card = artifact.entry.info, artifact.card
     real, expected = _known_inputs(artifact, store)
     kind = "images" if card.transform is not None else "texts" if card.tokenization is not None else "synthetic"
     if plan.images is not None:
-        real, expected = images_pool(card, plan.images), {}
+        real, expected = load_image_pool(card, plan.images), {}
     count = min(len(array) for array in real.values())
-    pool = varied(real, max(SIZE, count), plan.seed)
+    pool = vary_inputs(real, max(POOL_SIZE, count), plan.seed)
     caveats = () if info["weights"]["trained"] else ("random-weights",)
     session = SessionPlan(
-        loader="optpipe.worker.loading:stored",
+        loader="optpipe.worker.loading:session_from_store",
         arguments={
             "workspace": str(store.workspace),
             "entry": artifact.entry.path.name,
@@ -79,24 +79,24 @@ def prepared(
         affinity=plan.affinity,
         seed=plan.seed,
     )
-    frame = Frame(
+    frame = RunContext(
         directory=directory,
         limits=plan.limits,
-        inputs=pool_record(kind, count, pool, plan.seed),
+        inputs=describe_pool(kind, count, pool, plan.seed),
         caveats=(*caveats, *(("synthetic-inputs",) if kind == "synthetic" else ())),
     )
     return session, frame
 
 
 @contextmanager
-def recoverable(run: OpenRun, listener: Listener) -> Iterator[None]:
+def offer_recovery(run: OpenRun, listener: Listener) -> Iterator[None]:
     """Says of a run that is not finished, because something failed in the block, how what was measured is had after all."""
     try:
         yield
     except (OptpipeError, OSError, KeyboardInterrupt):
         if [*run.path.glob("samples/*.spool"), *run.path.glob("samples/*.parquet")]:
             finish = f"optpipe bench --recover {shlex.quote(str(run.path))}"
-            listener.warn(f"what was measured is kept: `{finish}` finishes the run")
+            listener.warn(f"completed measurements were kept; `{finish}` finishes the run")
         raise
 
 
@@ -104,13 +104,13 @@ def _known_inputs(artifact: StoredArtifact, store: Store) -> tuple[dict[str, Any
     """The inputs that the build verified itself on, with the source model's answers; at most POOL_LIMIT of them."""
     if artifact.reference is None:
         raise BadInputError(
-            f"{artifact.label} has no reference in the store; `{artifact.model.manifest.command}` makes it"
+            f"{artifact.label} has no reference in the store; create it with `{artifact.model.manifest.command}`"
         )
-    known = reference_tensors(store.verified(artifact.reference, REFERENCE).file(REFERENCE))
+    known = reference_from_file(store.verify_entry(artifact.reference, REFERENCE).file(REFERENCE))
     return tuple({name: array[:POOL_LIMIT] for name, array in each.items()} for each in (known.inputs, known.outputs))  # type: ignore[return-value]
 
 
-def warn_of_threads(
+def warn_about_threads(
     artifact: StoredArtifact, options: Mapping[str, Any], affinity: Sequence[int] | None, listener: Listener
 ) -> None:
     """Says where a runtime that chooses its own number of threads may choose more than there are processors for the worker.
@@ -121,12 +121,11 @@ def warn_of_threads(
     if artifact.entry.info["device"] == "cpu" and options.get("threads") == 0 and usable < every:
         flag = f"--option {artifact.entry.info['backend']}.threads={usable}"
         listener.warn(
-            f"{artifact.label}: {usable} of {every} processors may be used, and the runtime may start threads for all; "
-            f"{flag} keeps it to them"
+            f"{artifact.label}: {usable} of {every} CPUs are available; the runtime may use more threads: use {flag}"
         )
 
 
-def subject_of(artifact: StoredArtifact, options: Mapping[str, Any]) -> Subject:
+def subject_from_artifact(artifact: StoredArtifact, options: Mapping[str, Any]) -> Subject:
     """What a measurement says that it measured."""
     info = artifact.entry.info
     weights = info["weights"]

@@ -8,19 +8,19 @@ from typing import Any
 from optpipe.backends.base import Backend, BuildRequest, Device
 from optpipe.core.card import card_from_file
 from optpipe.core.events import Listener
-from optpipe.core.precision import Precision, PrecisionProof, prove
-from optpipe.core.quiet import output_to
+from optpipe.core.precision import Precision, PrecisionProof, prove_precision
+from optpipe.core.quiet import redirect_output
 from optpipe.errors import StageError
 from optpipe.workspace.file_names import CARD, ONNX
 from optpipe.workspace.store import Entry, Store
 
 REVISION = 3
-LOG = "build.log"
+BUILD_LOG = "build.log"
 LISTED_LAYERS = 10
 """How many layers of another type a manifest and a message name."""
 
 
-def built_artifact(
+def build_artifact(
     backend: Backend,
     precision: Precision,
     device: Device,
@@ -48,9 +48,9 @@ def built_artifact(
 
     def make(directory: Path) -> Mapping[str, Any]:
         request = BuildRequest(card, precision, graph.file(ONNX), module, device, options, directory)
-        if refused := backend.unsupported(request):
-            raise StageError(f"{backend.name} cannot take {card.name} in {precision}: {'; '.join(refused[:5])}")
-        with output_to(directory / LOG):
+        if refused := backend.find_unsupported(request):
+            raise StageError(f"{backend.name} does not support {card.name} in {precision}: {'; '.join(refused[:5])}")
+        with redirect_output(directory / BUILD_LOG):
             built = backend.build(request)
         return {
             "model": card.name,
@@ -60,25 +60,25 @@ def built_artifact(
             "device": device,
             "file": built.file,
             "weights": model.info["weights"],
-            "precision_proof": proof_record(prove(precision, built.layers)),
-            "lint": _lint(graph, device, precision),
+            "precision_proof": record_from_proof(prove_precision(precision, built.layers)),
+            "lint": _lint_graph(graph, device, precision),
             **built.info,
         }
 
     return store.produce("artifact", recipe, make, parents=(model.id, graph.id), listener=listener)
 
 
-def _lint(graph: Entry, device: Device, precision: Precision) -> dict[str, Any]:
+def _lint_graph(graph: Entry, device: Device, precision: Precision) -> dict[str, Any]:
     """What may keep the graph from Tensor Cores, by rule, with one example; all of it is in the graph's entry or `optpipe calibrate`."""
     import onnx
 
-    from optpipe.backends.onnx_lint import lint
+    from optpipe.backends.onnx_lint import lint_graph
 
     if device != "cuda" or precision not in (Precision.FP16, Precision.BF16, Precision.INT8):
         return {}
     findings = graph.info.get("lint")
     if findings is None:
-        findings = [each.to_dict() for each in lint(onnx.load(graph.file(ONNX)))]
+        findings = [each.to_dict() for each in lint_graph(onnx.load(graph.file(ONNX)))]
     counts = Counter(each["rule"] for each in findings)
     return (
         {"counts": dict(counts.most_common()), "first": findings[0], "findings": findings[:LISTED_LAYERS]}
@@ -87,7 +87,7 @@ def _lint(graph: Entry, device: Device, precision: Precision) -> dict[str, Any]:
     )
 
 
-def proof_record(proof: PrecisionProof) -> dict[str, Any]:
+def record_from_proof(proof: PrecisionProof) -> dict[str, Any]:
     """The JSON form of a proof, with the largest layers of another type."""
     return {
         "proven": proof.proven,

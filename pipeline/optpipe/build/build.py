@@ -7,15 +7,15 @@ from time import monotonic
 from typing import Any
 
 from optpipe.backends.base import Backend, Device
-from optpipe.backends.registry import chosen_device
-from optpipe.build.artifact import built_artifact
-from optpipe.build.verify import verification
+from optpipe.backends.registry import choose_device
+from optpipe.build.artifact import build_artifact
+from optpipe.build.verify import verify_artifact
 from optpipe.core.events import Listener
 from optpipe.core.precision import Precision
 from optpipe.errors import ExitStatus, MissingError, OptpipeError
-from optpipe.export.exported import exportable, exported_model, reference
+from optpipe.export.exported import compute_reference, export_model, prepare_model
 from optpipe.export.model import Model
-from optpipe.quantize.precision_graph import graph_in_precision
+from optpipe.quantize.precision_graph import convert_to_precision
 from optpipe.workspace.store import Entry, Store
 
 
@@ -71,7 +71,7 @@ class Omission:
 
 
 @dataclass
-class Build:
+class ModelBuild:
     """What a build has come to so far."""
 
     model: Entry
@@ -94,7 +94,7 @@ class Build:
         return next((status for status in order if status in statuses), ExitStatus.DONE)
 
 
-def build(model: Model, plan: BuildPlan, store: Store, listener: Listener) -> Build:
+def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener) -> ModelBuild:
     """Builds and verifies every combination in `plan`; one that fails does not stop the others.
 
     Raises what export raises: without an exported model there is nothing to build.
@@ -103,33 +103,35 @@ def build(model: Model, plan: BuildPlan, store: Store, listener: Listener) -> Bu
     _require_available(plan)
     _require_known_options(plan)
     store.require_writable()
-    model, stored = exportable(model, store, listener)
-    exported = _step("export", times, listener, lambda: exported_model(model, store, listener, stored))
-    expected = _step("reference", times, listener, lambda: reference(model, exported, plan.images, store, listener))
-    result = Build(exported, model.fallback_reason, stages=times)
-    for backend, precision, device in _combinations(plan, listener):
+    model, stored = prepare_model(model, store, listener)
+    exported = _run_step("export", times, listener, lambda: export_model(model, store, listener, stored))
+    expected = _run_step(
+        "reference", times, listener, lambda: compute_reference(model, exported, plan.images, store, listener)
+    )
+    result = ModelBuild(exported, model.fallback_reason, stages=times)
+    for backend, precision, device in _list_combinations(plan, listener):
         _build_one(result, model, plan, backend, precision, device, expected, store, listener)
     return result
 
 
-def _combinations(plan: BuildPlan, listener: Listener) -> list[tuple[Backend, Precision, Device]]:
+def _list_combinations(plan: BuildPlan, listener: Listener) -> list[tuple[Backend, Precision, Device]]:
     """What to build, precision by precision, each combination once."""
     wanted: dict[tuple[Backend, Precision, Device], None] = {}  # an ordered set
     for precision in plan.precisions:
         for backend in plan.backends:
-            device = chosen_device(backend, plan.device)
-            wanted[backend, _precision_here(plan, backend, precision, device, listener), device] = None
+            device = choose_device(backend, plan.device)
+            wanted[backend, _choose_precision(plan, backend, precision, device, listener), device] = None
     return list(wanted)
 
 
-def _precision_here(
+def _choose_precision(
     plan: BuildPlan, backend: Backend, precision: Precision, device: Device, listener: Listener
 ) -> Precision:
     """What a backend that optpipe chose itself is built in: FP32 where it has no kernels for `precision`, said aloud."""
     if not plan.automatic or precision in backend.precisions(device):
         return precision
     listener.warn(
-        f"{backend.name} computes {precision} in fp32 on the {device}; its artifact is built in fp32, as the baseline that runs here"
+        f"{backend.name} has no {precision} kernels on {device}; building its artifact in fp32 instead, as a baseline"
     )
     return Precision.FP32
 
@@ -141,21 +143,21 @@ def _require_available(plan: BuildPlan) -> None:
     for backend in plan.backends:
         if plan.device is not None and plan.device not in backend.devices():
             continue
-        capability = backend.capability(chosen_device(backend, plan.device))
+        capability = backend.probe_capability(choose_device(backend, plan.device))
         if plan.named and not capability.builds:
             install = f"; {capability.install}" if capability.install else ""
-            raise MissingError(f"backend {backend.name} cannot build here: {capability.why_not}{install}")
+            raise MissingError(f"backend {backend.name} cannot build on this machine: {capability.why_not}{install}")
 
 
 def _require_known_options(plan: BuildPlan) -> None:
     """Fails at once, before any work, for an option that its backend does not have, or not with that value."""
     for backend in plan.backends:
         if given := plan.options.get(backend.name):
-            backend.recipe(chosen_device(backend, plan.device), given)
+            backend.recipe(choose_device(backend, plan.device), given)
 
 
 def _build_one(
-    result: Build,
+    result: ModelBuild,
     model: Model,
     plan: BuildPlan,
     backend: Backend,
@@ -165,35 +167,35 @@ def _build_one(
     store: Store,
     listener: Listener,
 ) -> None:
-    if (reason := _impossible(model, plan, backend, precision, device)) is not None:
+    if (reason := _find_obstacle(model, plan, backend, precision, device)) is not None:
         omission = Omission(backend.name, str(precision), reason, ExitStatus.MISSING)
         (result.failed if plan.named else result.skipped).append(omission)
         return
     name = f"{backend.name} {precision}"
     options = plan.options.get(backend.name, {})
     try:
-        graph = _step(
+        graph = _run_step(
             f"graph {precision} for {device}",
             result.stages,
             listener,
-            lambda: graph_in_precision(precision, device, result.model, expected, plan.calibration, store, listener),
+            lambda: convert_to_precision(precision, device, result.model, expected, plan.calibration, store, listener),
         )
-        entry = _step(
+        entry = _run_step(
             f"build {name}",
             result.stages,
             listener,
-            lambda: built_artifact(
+            lambda: build_artifact(
                 backend, precision, device, graph, result.model, model.fresh_module, options, store, listener
             ),
         )
-        why_not = backend.runnable(entry.info, device)
+        why_not = backend.find_run_blocker(entry.info, device)
         checked = None
         if why_not is None:
-            checked = _step(
+            checked = _run_step(
                 f"verify {name}",
                 result.stages,
                 listener,
-                lambda: verification(entry, expected, result.model, backend, device, store, listener),
+                lambda: verify_artifact(entry, expected, result.model, backend, device, store, listener),
             )
     except OptpipeError as error:
         result.failed.append(Omission(backend.name, str(precision), str(error), error.exit_status))
@@ -201,20 +203,20 @@ def _build_one(
     result.artifacts.append(BuiltArtifact(entry, checked, why_not))
 
 
-def _impossible(model: Model, plan: BuildPlan, backend: Backend, precision: Precision, device: Device) -> str | None:
+def _find_obstacle(model: Model, plan: BuildPlan, backend: Backend, precision: Precision, device: Device) -> str | None:
     if plan.device is not None and plan.device not in backend.devices():
-        return f"has no {plan.device} target"
-    capability = backend.capability(device)
+        return f"does not support {plan.device}"
+    capability = backend.probe_capability(device)
     if not capability.builds:
         return f"{capability.why_not}" + (f"; {capability.install}" if capability.install else "")
     if precision not in backend.precisions(device):
-        return f"has no {precision} kernels on the {device}"
+        return f"has no {precision} kernels on {device}"
     if backend.needs_module and not model.source.has_module:
-        return "starts from a torch module, and this model is an ONNX file"
+        return "requires a PyTorch module, but this model is an ONNX file"
     return None
 
 
-def _step(name: str, times: list[StageTime], listener: Listener, work: Callable[[], tuple[Entry, bool]]) -> Entry:
+def _run_step(name: str, times: list[StageTime], listener: Listener, work: Callable[[], tuple[Entry, bool]]) -> Entry:
     started = monotonic()
     with listener.step(name) as step:
         entry, cached = work()
@@ -224,7 +226,7 @@ def _step(name: str, times: list[StageTime], listener: Listener, work: Callable[
     return entry
 
 
-def artifact_record(built: BuiltArtifact) -> dict[str, Any]:
+def record_from_artifact(built: BuiltArtifact) -> dict[str, Any]:
     """The JSON form of one artifact."""
     info = built.entry.info
     file = info["file"]
@@ -248,7 +250,7 @@ def artifact_record(built: BuiltArtifact) -> dict[str, Any]:
     }
 
 
-def build_record(result: Build, requested_weights: str, warnings: Sequence[str]) -> dict[str, Any]:
+def document_from_build(result: ModelBuild, requested_weights: str, warnings: Sequence[str]) -> dict[str, Any]:
     """The JSON document of `optpipe build`."""
     weights = dict(result.model.info["weights"])
     return {
@@ -256,14 +258,14 @@ def build_record(result: Build, requested_weights: str, warnings: Sequence[str])
         "source": result.model.info["source"],
         "model_id": result.model.id,
         "weights": {**weights, "requested": requested_weights, "fallback_reason": result.fallback_reason},
-        "artifacts": [artifact_record(each) for each in result.artifacts],
-        "skipped": [_omission_record(each) for each in result.skipped],
-        "failed": [_omission_record(each) for each in result.failed],
+        "artifacts": [record_from_artifact(each) for each in result.artifacts],
+        "skipped": [_record_from_omission(each) for each in result.skipped],
+        "failed": [_record_from_omission(each) for each in result.failed],
         "stages": [{"name": each.name, "seconds": each.seconds, "cached": each.cached} for each in result.stages],
         "warnings": list(warnings),
         "exit_status": int(result.status),
     }
 
 
-def _omission_record(each: Omission) -> dict[str, Any]:
+def _record_from_omission(each: Omission) -> dict[str, Any]:
     return {"backend": each.backend, "precision": each.precision, "reason": each.reason}

@@ -8,15 +8,15 @@ from optpipe.backends.base import Backend, Device, Session
 from optpipe.core.card import ModelCard, Task, card_from_file
 from optpipe.core.events import Listener
 from optpipe.core.precision import Precision
-from optpipe.export.reference import Reference, reference_tensors
-from optpipe.inputs.samples import row_batches
+from optpipe.export.reference import Reference, reference_from_file
+from optpipe.inputs.samples import split_batches
 from optpipe.stats.agreement import (
     TOLERATED_RELATIVE_ERROR,
-    output_error,
-    top1_accuracy,
-    top1_agreement,
+    compute_output_error,
+    compute_top1_accuracy,
+    compute_top1_agreement,
 )
-from optpipe.workspace.environment import gpus
+from optpipe.workspace.environment import list_gpus
 from optpipe.workspace.file_names import CARD, REFERENCE
 from optpipe.workspace.store import Entry, Store
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 REVISION = 1
 
 
-def verification(
+def verify_artifact(
     artifact: Entry, reference: Entry, model: Entry, backend: Backend, device: Device, store: Store, listener: Listener
 ) -> tuple[Entry, bool]:
-    """The store entry `verification`: errors per output, and whether all are inside the precision's tolerance.
+    """The store entry `verify_artifact`: errors per output, and whether all are inside the precision's tolerance.
 
     Reruns where the artifact's bytes, the reference or the GPU differ.
     """
@@ -39,14 +39,14 @@ def verification(
         "revision": REVISION,
         "artifact": {"id": artifact.id, "sha256": artifact.sha256(artifact.info["file"])},
         "reference": reference.id,
-        "gpu": gpus()[0]["name"] if device == "cuda" and gpus() else None,
+        "gpu": list_gpus()[0]["name"] if device == "cuda" and list_gpus() else None,
     }
 
     def make(directory: Path) -> Mapping[str, Any]:  # noqa: ARG001 - the outcome is the manifest's info alone
-        with backend.load(store.verified(artifact).path, artifact.info, device, {}) as session:
-            tensors = reference_tensors(reference.file(REFERENCE))
+        with backend.load(store.verify_entry(artifact).path, artifact.info, device, {}) as session:
+            tensors = reference_from_file(reference.file(REFERENCE))
             found = run_in_batches(session, card, tensors.inputs)
-        return parity_record(card, precision, tensors, found, str(reference.info["origin"]))
+        return record_from_parity(card, precision, tensors, found, str(reference.info["origin"]))
 
     return store.produce("verification", recipe, make, parents=(artifact.id, reference.id), listener=listener)
 
@@ -55,11 +55,11 @@ def run_in_batches(session: Session, card: ModelCard, inputs: Mapping[str, "np.n
     """All samples through the session, in batches as large as the profile allows."""
     import numpy as np
 
-    runs = [session.run(batch) for batch in row_batches(card, inputs)]
+    runs = [session.run(batch) for batch in split_batches(card, inputs)]
     return {each.name: np.concatenate([run[each.name] for run in runs]) for each in session.outputs}
 
 
-def parity_record(
+def record_from_parity(
     card: ModelCard,
     precision: Precision,
     reference: Reference,
@@ -74,16 +74,16 @@ def parity_record(
 
     tolerance = TOLERATED_RELATIVE_ERROR[precision]
     count = len(next(iter(found.values())))
-    errors = [output_error(name, value[:count], found[name]) for name, value in reference.outputs.items()]
+    errors = [compute_output_error(name, value[:count], found[name]) for name, value in reference.outputs.items()]
     values = sum(value.size for value in reference.outputs.values())  # a detector may have found nothing to compare
     agreement = accuracy = source_accuracy = None
     if card.task in (Task.CLASSIFICATION, Task.TEXT_CLASSIFICATION):
         name = next(iter(reference.outputs))
         expected, scores = reference.outputs[name][:count], found[name].astype(np.float32)
-        agreement = top1_agreement(expected, scores)
+        agreement = compute_top1_agreement(expected, scores)
         if reference.labels is not None:
-            accuracy = top1_accuracy(reference.labels[:count], scores)
-            source_accuracy = top1_accuracy(reference.labels[:count], expected)
+            accuracy = compute_top1_accuracy(reference.labels[:count], scores)
+            source_accuracy = compute_top1_accuracy(reference.labels[:count], expected)
     return {
         "reference": origin,
         "samples": count,

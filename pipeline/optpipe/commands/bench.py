@@ -14,85 +14,93 @@ def bench(
         list[str] | None,
         typer.Argument(
             metavar="MODEL",
-            help="A model that was built, or an artifact's id; two of them with --interleave.",
+            help="A built model or an artifact ID; two with --interleave.",
             show_default=False,
         ),
     ] = None,
-    precision: Annotated[str | None, typer.Option(help="Only these precisions, separated by commas.")] = None,
-    backend: Annotated[str | None, typer.Option(help="Only these backends, separated by commas.")] = None,
-    device: Annotated[str | None, typer.Option(help="Only artifacts for cpu or for cuda.")] = None,
+    precision: Annotated[str | None, typer.Option(help="Precisions to measure, comma-separated.")] = None,
+    backend: Annotated[str | None, typer.Option(help="Backends to measure, comma-separated.")] = None,
+    device: Annotated[str | None, typer.Option(help="Device: cpu or cuda.")] = None,
     batch: Annotated[
         str | None,
-        typer.Option(metavar="SIZES", help="8, a list 1,8,32, or powers of two 1:256; default: the whole profile."),
+        typer.Option(
+            metavar="SIZES", help="Batch sizes: 8, a list 1,8,32, or powers of two 1:256. Default: the whole profile."
+        ),
     ] = None,
     scenario: Annotated[
-        str, typer.Option(help="single-stream, multi-stream, offline or server (MLPerf's).")
+        str, typer.Option(help="MLPerf scenario: single-stream, multi-stream, offline or server.")
     ] = "single-stream",
     mode: Annotated[
-        str, typer.Option(help="compute (inputs on the device) or end-to-end (copies in and out).")
+        str, typer.Option(help="compute (inputs already on the device) or end-to-end (with copies).")
     ] = "compute",
-    streams: Annotated[int, typer.Option(help="Concurrent streams (multi-stream and offline).")] = 1,
-    rate: Annotated[float | None, typer.Option(help="Server: mean queries per second; or give --slo.")] = None,
+    streams: Annotated[int, typer.Option(help="Number of concurrent streams (multi-stream, offline).")] = 1,
+    rate: Annotated[float | None, typer.Option(help="Mean queries per second (server); or use --slo.")] = None,
     slo: Annotated[
         str | None,
-        typer.Option(metavar="pNN=TIME", help="Find the largest batch (server: rate) inside it, such as p99=15ms."),
+        typer.Option(
+            metavar="pNN=TIME",
+            help="Latency limit, such as p99=15ms: find the largest batch (server: rate) that meets it.",
+        ),
     ] = None,
-    tune: Annotated[bool, typer.Option("--tune", help="Search the runtime's options first.")] = False,
+    tune: Annotated[bool, typer.Option("--tune", help="Tune the runtime options first.")] = False,
     interleave: Annotated[
-        bool, typer.Option("--interleave", help="Compare two: A B B A … in fresh processes.")
+        bool, typer.Option("--interleave", help="Compare two artifacts, A B B A …, in fresh processes.")
     ] = False,
     rounds: Annotated[
-        int, typer.Option(help="Rounds of --interleave; up to three times as many where noise hides 4 %.")
+        int, typer.Option(help="Rounds for --interleave; up to three times as many if noise hides a 4 % difference.")
     ] = 10,
-    metric: Annotated[str, typer.Option(help="What --interleave compares: p50, p90, p99, mean, throughput.")] = "p50",
+    metric: Annotated[str, typer.Option(help="Metric for --interleave: p50, p90, p99, mean or throughput.")] = "p50",
     percentile: Annotated[
-        float, typer.Option(help="Highest percentile wanted; it decides how many samples are taken.")
+        float, typer.Option(help="Highest percentile to report; determines the sample count.")
     ] = 99.0,
-    min_time: Annotated[float, typer.Option(metavar="SECONDS", help="Measure for at least so long.")] = 3.0,
-    max_time: Annotated[float, typer.Option(metavar="SECONDS", help="And at most so long.")] = 60.0,
-    warm_up: Annotated[float, typer.Option(metavar="SECONDS", help="Warm up for at least so long.")] = 0.5,
-    max_warm_up: Annotated[float, typer.Option(metavar="SECONDS", help="Give up waiting for a steady level.")] = 20.0,
+    min_time: Annotated[float, typer.Option(metavar="SECONDS", help="Minimum measurement time per point.")] = 3.0,
+    max_time: Annotated[float, typer.Option(metavar="SECONDS", help="Maximum measurement time per point.")] = 60.0,
+    warm_up: Annotated[float, typer.Option(metavar="SECONDS", help="Minimum warm-up time.")] = 0.5,
+    max_warm_up: Annotated[float, typer.Option(metavar="SECONDS", help="Maximum warm-up time.")] = 20.0,
     max_cv: Annotated[
-        str, typer.Option(help="Largest coefficient of variation of a VALID measurement, such as 2.5%.")
+        str, typer.Option(help="Maximum coefficient of variation of a VALID measurement, such as 2.5%.")
     ] = "2.5%",
-    energy: Annotated[
-        bool, typer.Option("--energy", help="Measure at least 12 s, as the energy counter needs.")
+    energy: Annotated[bool, typer.Option("--energy", help="Measure energy; takes at least 12 s per point.")] = False,
+    all_sizes: Annotated[
+        bool, typer.Option("--all-sizes", help="Measure all batch sizes, even past saturation.")
     ] = False,
-    all_sizes: Annotated[bool, typer.Option("--all-sizes", help="Do not stop at saturation.")] = False,
-    images: Annotated[Path | None, typer.Option(metavar="DIR", help="Real images to rotate through.")] = None,
+    images: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of images to use as inputs.")] = None,
     from_images: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Files to answers: DALI and the artifact overlapped; needs one --batch size or none."
+            metavar="DIR",
+            help="Measure from image files to predictions, with DALI and inference overlapped; at most one --batch size.",
         ),
     ] = None,
     option: Annotated[
-        list[str] | None, typer.Option(metavar="BACKEND.KEY=VALUE", help="A runtime option, recorded with the result.")
+        list[str] | None, typer.Option(metavar="BACKEND.KEY=VALUE", help="Runtime option; recorded with the result.")
     ] = None,
-    affinity: Annotated[str | None, typer.Option(metavar="CPUS", help="Pin the worker, such as 0,2 or 4-7.")] = None,
+    affinity: Annotated[
+        str | None, typer.Option(metavar="CPUS", help="Pin the worker to CPUs, such as 0,2 or 4-7.")
+    ] = None,
     sort: Annotated[
-        str, typer.Option(help="Order of the table: given, latency, throughput, memory, energy.")
+        str, typer.Option(help="Sort the table by: given, latency, throughput, memory or energy.")
     ] = "given",
     recover: Annotated[
-        Path | None, typer.Option(metavar="RUN_DIR", help="Finish a run that was killed, from the samples it left.")
+        Path | None, typer.Option(metavar="RUN_DIR", help="Recover a killed run from its samples.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     workspace: WorkspaceOption = DEFAULT_WORKSPACE,
     json: JsonOption = False,
 ) -> Outcome:
-    """Measure latency, throughput, memory and energy, VALID or not.
+    """Measure latency, throughput, memory and energy.
 
-    Every percentile has its interval, and each INVALID measurement its reason and remedy.
+    Percentiles have confidence intervals; INVALID measurements state the reason and a remedy.
     """
-    from optpipe.bench.bench import bench as run_bench
-    from optpipe.bench.bench import bench_record
-    from optpipe.bench.pair import bench_pair, pair_record
-    from optpipe.bench.recover import recover as recover_run
-    from optpipe.bench.recover import recovered_record
+    from optpipe.bench.bench import bench_artifacts as run_bench
+    from optpipe.bench.bench import document_from_bench
+    from optpipe.bench.pair import bench_pair, document_from_pair
+    from optpipe.bench.recover import document_from_recovered_run
+    from optpipe.bench.recover import recover_run as recover_run
     from optpipe.commands.bench_request import (
-        bench_plan,
-        bench_targets,
-        one_batch,
+        batch_size_from_text,
+        bench_plan_from_options,
+        find_bench_targets,
         pair_from_targets,
         require_interleave,
         require_only_from_images,
@@ -101,17 +109,17 @@ def bench(
     from optpipe.commands.terminal import Terminal
     from optpipe.end_to_end.from_images import bench_from_images as run_from_images
     from optpipe.errors import BadInputError
-    from optpipe.reporters.terminal_bench import bench_table, pair_table, sort_key
-    from optpipe.reporters.terminal_from_images import from_images_table
+    from optpipe.reporters.terminal_bench import render_bench, render_pair, sort_key_from_name
+    from optpipe.reporters.terminal_from_images import render_end_to_end
     from optpipe.workspace.store import Store
 
     store = Store(workspace)
-    sort_key(sort)
+    sort_key_from_name(sort)
     if recover is not None:
-        rest = recovered_record(recover_run(recover), [])
-        return Outcome(rest, lambda: bench_table(rest, sort))
+        rest = document_from_recovered_run(recover_run(recover), [])
+        return Outcome(rest, lambda: render_bench(rest, sort))
     if not model:
-        raise BadInputError("give a MODEL that was built, or --recover RUN_DIR; `optpipe ls` lists what there is")
+        raise BadInputError("specify a built MODEL or --recover RUN_DIR; `optpipe ls` lists what is stored")
     options = options_from_text(option or [])
     if not interleave:
         require_interleave(rounds=rounds != 10, metric=metric != "p50")
@@ -123,30 +131,30 @@ def bench(
             all_sizes=all_sizes, sort=sort != "given",
         )  # fmt: skip
         with Terminal() as terminal:
-            groups = bench_targets(model, store, precision, backend, device, options, terminal)
+            groups = find_bench_targets(model, store, precision, backend, device, options, terminal)
             fed = run_from_images(
-                [artifact for group in groups for artifact in group], from_images, one_batch(batch), min_time,
+                [artifact for group in groups for artifact in group], from_images, batch_size_from_text(batch), min_time,
                 options, store, terminal,
             )  # fmt: skip
         answers = {**fed.record, "warnings": terminal.warnings}
-        return Outcome(answers, lambda: from_images_table(answers), fed.status)
-    plan = bench_plan(
+        return Outcome(answers, lambda: render_end_to_end(answers), fed.status)
+    plan = bench_plan_from_options(
         batch=batch, scenario=scenario, mode=mode, streams=streams, rate=rate, slo=slo, tune=tune, percentile=percentile,
         min_time=min_time, max_time=max_time, warm_up=warm_up,
         max_warm_up=max_warm_up, max_cv=max_cv, all_sizes=all_sizes, images=images, options=options,
         affinity=affinity, seed=seed, energy=energy, interleave=interleave,
     )  # fmt: skip
     with Terminal() as terminal:
-        found = bench_targets(model, store, precision, backend, device, options, terminal)
+        found = find_bench_targets(model, store, precision, backend, device, options, terminal)
         if interleave:
             first, second, metric_name = pair_from_targets(model, found, metric)
             pair = bench_pair(first, second, plan, rounds, metric_name, store, terminal)
-            record = pair_record(pair, terminal.warnings)
-            return Outcome(record, lambda: pair_table(record), pair.status)
+            record = document_from_pair(pair, terminal.warnings)
+            return Outcome(record, lambda: render_pair(record), pair.status)
         everything = tuple(artifact for group in found for artifact in group)
         result = run_bench(everything, plan, store, terminal)
         for why in sorted({each.energy_why_not or "" for each in result.measurements} if energy else ()):
             if why:
-                terminal.warn(f"--energy: no figure, {why}")
-    document = bench_record(result, terminal.warnings)
-    return Outcome(document, lambda: bench_table(document, sort), result.status)
+                terminal.warn(f"--energy: not measured: {why}")
+    document = document_from_bench(result, terminal.warnings)
+    return Outcome(document, lambda: render_bench(document, sort), result.status)

@@ -7,9 +7,9 @@ from typing import TypeVar
 
 from optpipe.artifacts.lookup import (
     StoredArtifact,
-    artifacts_named,
-    differing,
-    runnable_here,
+    explain_different_weights,
+    find_artifacts,
+    select_runnable,
 )
 from optpipe.backends.registry import BACKENDS
 from optpipe.bench.session_plan import BenchPlan
@@ -18,8 +18,8 @@ from optpipe.core.events import Listener
 from optpipe.core.measurement import Mode, Scenario
 from optpipe.core.precision import precisions_from_text
 from optpipe.errors import BadInputError
-from optpipe.measuring.interleave import METRICS, Metric
-from optpipe.measuring.measure import Load
+from optpipe.measuring.interleave import PAIR_METRICS, PairMetric
+from optpipe.measuring.measure import LoadSpec
 from optpipe.measuring.slo import slo_from_text
 from optpipe.measuring.sweep import batch_sizes_from_text
 from optpipe.measuring.validity import LIMITS
@@ -32,9 +32,7 @@ Kind = TypeVar("Kind", Scenario, Mode)
 def require_only_from_images(**given: object) -> None:
     """Raises BadInputError that names an option which `--from-images` would ignore."""
     if names := [f"--{name.replace('_', '-')}" for name, value in given.items() if value]:
-        raise BadInputError(
-            f"--from-images measures the whole path, one batch size at a time; it does not go with {', '.join(names)}"
-        )
+        raise BadInputError(f"--from-images cannot be combined with {', '.join(names)}")
 
 
 def require_interleave(**given: object) -> None:
@@ -45,7 +43,7 @@ def require_interleave(**given: object) -> None:
         )
 
 
-def bench_plan(
+def bench_plan_from_options(
     *,
     batch: str | None,
     scenario: str,
@@ -70,25 +68,23 @@ def bench_plan(
 ) -> BenchPlan:
     """Reads and checks the options; raises BadInputError for what cannot be meant."""
     limit = slo_from_text(slo) if slo is not None else None
-    kind, how = _one_of(Scenario, scenario, "--scenario"), _one_of(Mode, mode, "--mode")
+    kind, how = _choice_from_text(Scenario, scenario, "--scenario"), _choice_from_text(Mode, mode, "--mode")
     _check_load(kind, streams, rate, has_limit=limit is not None)
     if not 0 < percentile < 100:
-        raise BadInputError(f"--percentile {percentile:g}: give a number between 0 and 100, such as 99 or 99.9")
+        raise BadInputError(f"--percentile {percentile:g}: expected a number between 0 and 100, such as 99 or 99.9")
     least = ENERGY_SECONDS if energy else 0.0
     min_time, max_time = max(min_time, least), max(max_time, least)
     if not (0 < min_time <= max_time and 0 <= warm_up <= max_warm_up and max(min_time, warm_up) < inf):
-        raise BadInputError(
-            "times must be positive, with --min-time up to --max-time and --warm-up up to --max-warm-up"
-        )
+        raise BadInputError("times must be positive, with --min-time <= --max-time and --warm-up <= --max-warm-up")
     if seed < 0:
-        raise BadInputError(f"--seed {seed}: give 0 or more")
+        raise BadInputError(f"--seed {seed}: must be 0 or greater")
     if interleave and (tune or limit):
-        raise BadInputError("--interleave compares two artifacts as they are; tune (--tune) or search (--slo) before")
+        raise BadInputError("--interleave cannot be combined with --tune or --slo; tune or search first")
     batches = batch_sizes_from_text(batch) if batch is not None else None
     if batches and len(batches) > 1 and (interleave or (kind is Scenario.SERVER and limit)):
         what = "--interleave compares" if interleave else "--scenario server with --slo searches the rate"
-        raise BadInputError(f"{what} at one batch size, not {len(batches)}; give --batch {batches[-1]}")
-    load = Load(
+        raise BadInputError(f"{what} at one batch size, not {len(batches)}; use --batch {batches[-1]}")
+    load = LoadSpec(
         batch_size=1,
         scenario=kind,
         mode=how,
@@ -114,7 +110,7 @@ def bench_plan(
     )
 
 
-def bench_targets(
+def find_bench_targets(
     models: Sequence[str],
     store: Store,
     precision: str | None,
@@ -127,43 +123,43 @@ def bench_targets(
     precisions = tuple(str(each) for each in precisions_from_text(precision)) if precision is not None else ()
     backends = tuple(name.strip() for name in backend.split(",")) if backend is not None else ()
     if unknown := [name for name in backends if name not in BACKENDS]:
-        raise BadInputError(f"unknown backend '{unknown[0]}'; known are {', '.join(BACKENDS)}")
+        raise BadInputError(f"unknown backend '{unknown[0]}'; choose from {', '.join(BACKENDS)}")
     target = device_from_text(device)
     groups: list[tuple[StoredArtifact, ...]] = []
     for model in models:
-        able, reasons = runnable_here(artifacts_named(model, store, precisions, backends, target))
+        able, reasons = select_runnable(find_artifacts(model, store, precisions, backends, target))
         for label, why_not in reasons.items():
             listener.warn(f"not measured: {label}: {why_not}")
         if any(not each.entry.info["weights"]["trained"] for each in able):
-            listener.warn(f"{model}: weights are random; speed can be judged, answers cannot")
-        if (why := differing(able)) is not None:
+            listener.warn(f"{model}: weights are random; speed is meaningful, accuracy is not")
+        if (why := explain_different_weights(able)) is not None:
             listener.warn(why)
         groups.append(able)
     measured = {each.entry.info["backend"] for group in groups for each in group}
     for name in sorted(set(options) - measured):
-        listener.warn(f"--option {name}.… has no effect: nothing of {name} is measured")
+        listener.warn(f"--option {name}.… has no effect: no {name} artifact is measured")
     return tuple(groups)
 
 
-def one_batch(text: str | None) -> int | None:
+def batch_size_from_text(text: str | None) -> int | None:
     """The one size that `--from-images` takes; raises BadInputError for a list."""
     sizes = batch_sizes_from_text(text) if text is not None else ()
     if len(sizes) > 1:
-        raise BadInputError(f"--from-images measures one batch size, not {len(sizes)}; give --batch {sizes[-1]}")
+        raise BadInputError(f"--from-images measures one batch size, not {len(sizes)}; use --batch {sizes[-1]}")
     return sizes[0] if sizes else None
 
 
 def pair_from_targets(
     models: Sequence[str], groups: Sequence[Sequence[StoredArtifact]], metric: str
-) -> tuple[StoredArtifact, StoredArtifact, Metric]:
+) -> tuple[StoredArtifact, StoredArtifact, PairMetric]:
     """The two artifacts of `--interleave`: two MODELs of one artifact each, or one MODEL that names two."""
-    if metric not in METRICS:
-        raise BadInputError(f"--metric {metric}: give one of {', '.join(METRICS)}")
+    if metric not in PAIR_METRICS:
+        raise BadInputError(f"--metric {metric}: choose from {', '.join(PAIR_METRICS)}")
     every = [artifact for group in groups for artifact in group]
     if len(every) != 2:
         labels = ", ".join(f"{each.entry.id} {each.label}" for each in every)
         raise BadInputError(
-            f"--interleave compares two artifacts, and {' '.join(models)} names {len(every)}: {labels}\ngive two ids"
+            f"--interleave needs exactly two artifacts; {' '.join(models)} matches {len(every)}: {labels}\nspecify two IDs"
         )
     return every[0], every[1], metric
 
@@ -171,21 +167,21 @@ def pair_from_targets(
 def _check_load(kind: Scenario, streams: int, rate: float | None, *, has_limit: bool) -> None:
     if streams < 1 or (streams > 1 and kind not in (Scenario.MULTI_STREAM, Scenario.OFFLINE)):
         raise BadInputError(
-            f"--streams {streams}: at least 1, and more than 1 only with --scenario multi-stream or offline"
+            f"--streams {streams}: must be at least 1; more than 1 requires --scenario multi-stream or offline"
         )
     if kind is Scenario.SERVER and rate is None and not has_limit:
-        raise BadInputError("--scenario server needs --rate QUERIES_PER_SECOND, or --slo to search the highest")
+        raise BadInputError("--scenario server requires --rate QUERIES_PER_SECOND, or --slo to find the maximum rate")
     if rate is not None and (kind is not Scenario.SERVER or not 0 < rate < inf):
-        raise BadInputError("--rate must be positive, and belongs to --scenario server")
+        raise BadInputError("--rate must be positive and requires --scenario server")
     if rate is not None and has_limit:
-        raise BadInputError("--rate measures one rate, --slo searches the highest inside it: give one of the two")
+        raise BadInputError("--rate and --slo are mutually exclusive")
 
 
-def _one_of(kinds: type[Kind], text: str, flag: str) -> Kind:
+def _choice_from_text(kinds: type[Kind], text: str, flag: str) -> Kind:
     try:
         return kinds(text)
     except ValueError as error:
-        raise BadInputError(f"{flag} {text}: give one of {', '.join(kinds)}") from error
+        raise BadInputError(f"{flag} {text}: choose from {', '.join(kinds)}") from error
 
 
 def _cpus_from_text(text: str | None) -> tuple[int, ...] | None:
@@ -204,6 +200,6 @@ def _cpus_from_text(text: str | None) -> tuple[int, ...] | None:
         cpus = set()
     if not cpus or cpus - have:
         raise BadInputError(
-            f"--affinity {text}: give processors out of {','.join(map(str, sorted(have)))}, such as 0,2 or 4-7"
+            f"--affinity {text}: expected CPUs from {','.join(map(str, sorted(have)))}, such as 0,2 or 4-7"
         )
     return tuple(sorted(cpus))

@@ -22,42 +22,45 @@ def calibrate(
             "--images",
             "--data",
             metavar="PATH",
-            help="Real inputs: a folder of images, JSON lines with texts, or a set's manifest; default: the card's own set.",
+            help="Calibration data: a folder of images, a JSON Lines file of texts, or a set manifest; default: the model card's set.",
         ),
     ] = None,
     count: Annotated[
-        int | None, typer.Option(min=1, help="Draw this many, stratified where labels exist; default: all.")
+        int | None,
+        typer.Option(min=1, help="Number of samples to draw, stratified by label if available; default: all."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the sample, and of random weights.")] = 0,
-    method: Annotated[str, typer.Option(help="max, percentile, entropy, mse, separated by commas; or all.")] = "all",
+    seed: Annotated[int, typer.Option(min=0, help="Seed for sampling and for random weights.")] = 0,
+    method: Annotated[str, typer.Option(help="max, percentile, entropy, mse (comma-separated), or all.")] = "all",
     target: Annotated[
-        str, typer.Option(help="Whose placement of Q/DQ layers are judged in: tensorrt or cpu.")
+        str, typer.Option(help="Runtime whose Q/DQ placement is used to evaluate methods and layers: tensorrt or cpu.")
     ] = "tensorrt",
     sensitivity: Annotated[
-        bool, typer.Option("--sensitivity", help="Rank the layers by what quantizing each alone costs.")
+        bool, typer.Option("--sensitivity", help="Rank layers by the error from quantizing each one alone.")
     ] = False,
     accuracy_budget: Annotated[
         str | None,
         typer.Option(
             metavar="PERCENT",
-            help="Keep the fewest layers in floating point so that the drop stays inside, such as 1.0%.",
+            help="Keep the fewest layers in floating point that keep the accuracy drop within this, such as 1.0%.",
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Also write the set's manifest and the tables here.")
+        Path | None, typer.Option(metavar="DIR", help="Also write the set manifest and tables to this folder.")
     ] = None,
-    weights: Annotated[str, typer.Option(help="default, random, or a .safetensors/.pt file, as in build.")] = "default",
-    batch: Annotated[str | None, typer.Option(metavar="MIN:OPT:MAX", help="As given to build.")] = None,
-    shape: Annotated[list[str] | None, typer.Option(metavar="NAME=MIN:OPT:MAX", help="As given to build.")] = None,
+    weights: Annotated[
+        str, typer.Option(help="default, random, or a .safetensors/.pt file, as for build.")
+    ] = "default",
+    batch: Annotated[str | None, typer.Option(metavar="MIN:OPT:MAX", help="As for `optpipe build`.")] = None,
+    shape: Annotated[list[str] | None, typer.Option(metavar="NAME=MIN:OPT:MAX", help="As for `optpipe build`.")] = None,
     workspace: WorkspaceOption = DEFAULT_WORKSPACE,
     json: JsonOption = False,
 ) -> Outcome:
-    """Choose INT8 ranges from real data, and the layers to spare."""
+    """Choose INT8 ranges from data, and layers to keep in float."""
     from optpipe.commands.parsing import model_from_options, percent_from_text, target_from_text
     from optpipe.commands.terminal import Terminal
-    from optpipe.quantize.calibration_run import CalibrationPlan, calibration_run
+    from optpipe.quantize.calibration_run import CalibrationPlan, run_calibration
     from optpipe.quantize.methods import methods_from_text
-    from optpipe.reporters.terminal_calibrate import calibrate_table
+    from optpipe.reporters.terminal_calibrate import render_calibration
     from optpipe.workspace.store import Store
 
     plan = CalibrationPlan(
@@ -72,6 +75,6 @@ def calibrate(
     )
     wanted = model_from_options(model, weights, seed, batch, shape or [])
     with Terminal() as terminal:
-        record = calibration_run(wanted, plan, Store(workspace), terminal)
+        record = run_calibration(wanted, plan, Store(workspace), terminal)
     record = {**record, "warnings": terminal.warnings}
-    return Outcome(record, lambda: calibrate_table(record))
+    return Outcome(record, lambda: render_calibration(record))

@@ -5,9 +5,9 @@ from optpipe.commands.outcome import Outcome
 
 
 def doctor(json: JsonOption = False) -> Outcome:
-    """Say what this machine can do, and how to get what it lacks."""
-    from optpipe.build.doctor import diagnose, diagnosis_record
-    from optpipe.reporters.terminal_doctor import doctor_table
+    """Show what this machine supports and what to install."""
+    from optpipe.build.doctor import diagnose_machine, document_from_diagnosis
+    from optpipe.reporters.terminal_doctor import render_diagnosis
 
-    record = diagnosis_record(diagnose())
-    return Outcome(record, lambda: doctor_table(record["findings"]))
+    record = document_from_diagnosis(diagnose_machine())
+    return Outcome(record, lambda: render_diagnosis(record["findings"]))

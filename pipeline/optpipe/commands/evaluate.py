@@ -20,32 +20,34 @@ def evaluate(
         Path | None,
         typer.Option(
             metavar="PATH",
-            help="Labelled samples: class folders of images, JSON lines with texts, or a set's manifest; default: the card's own.",
+            help="Labeled data: class folders of images, a JSON Lines file of texts, or a set manifest; default: the model card's set.",
         ),
     ] = None,
-    count: Annotated[int | None, typer.Option(min=1, help="A stratified sample of this many.")] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="Number of samples to draw, stratified by label.")] = None,
     accuracy_budget: Annotated[
-        str | None, typer.Option(metavar="PERCENT", help="Judge the drop against this many points, such as 1.0%.")
+        str | None, typer.Option(metavar="PERCENT", help="Maximum accuracy drop in percentage points, such as 1.0%.")
     ] = None,
-    weights: Annotated[str, typer.Option(help="default, random, or a .safetensors/.pt file, as in build.")] = "default",
-    seed: Annotated[int, typer.Option(min=0, help="Seed of random weights and of the sample.")] = 0,
-    batch: Annotated[str | None, typer.Option(metavar="MIN:OPT:MAX", help="As given to build.")] = None,
-    shape: Annotated[list[str] | None, typer.Option(metavar="NAME=MIN:OPT:MAX", help="As given to build.")] = None,
+    weights: Annotated[
+        str, typer.Option(help="default, random, or a .safetensors/.pt file, as for build.")
+    ] = "default",
+    seed: Annotated[int, typer.Option(min=0, help="Seed for random weights and for sampling.")] = 0,
+    batch: Annotated[str | None, typer.Option(metavar="MIN:OPT:MAX", help="As for `optpipe build`.")] = None,
+    shape: Annotated[list[str] | None, typer.Option(metavar="NAME=MIN:OPT:MAX", help="As for `optpipe build`.")] = None,
     workspace: WorkspaceOption = DEFAULT_WORKSPACE,
     json: JsonOption = False,
 ) -> Outcome:
-    """Measure every build's task accuracy, on paired predictions."""
+    """Measure the task accuracy of every build on paired data."""
     from optpipe.commands.parsing import model_from_options, percent_from_text
     from optpipe.commands.terminal import Terminal
     from optpipe.errors import ExitStatus
-    from optpipe.evaluate.evaluation_run import evaluation_run
-    from optpipe.reporters.terminal_evaluate import evaluate_table
+    from optpipe.evaluate.evaluation_run import run_evaluation
+    from optpipe.reporters.terminal_evaluate import render_evaluation
     from optpipe.workspace.store import Store
 
     wanted = model_from_options(model, weights, seed, batch, shape or [])
     budget = percent_from_text(accuracy_budget, "--accuracy-budget") if accuracy_budget else None
     with Terminal() as terminal:
-        record = evaluation_run(wanted, data, count, seed, budget, Store(workspace), terminal)
+        record = run_evaluation(wanted, data, count, seed, budget, Store(workspace), terminal)
     verdicts = {row["verdict"] for row in record["results"]}
     status = ExitStatus.DONE
     if "INCONCLUSIVE" in verdicts:
@@ -55,4 +57,4 @@ def evaluate(
     if any(row["failed"] for row in record["results"]):
         status = ExitStatus.STAGE_FAILED
     record = {**record, "warnings": terminal.warnings}
-    return Outcome(record, lambda: evaluate_table(record), status)
+    return Outcome(record, lambda: render_evaluation(record), status)

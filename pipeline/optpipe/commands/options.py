@@ -13,9 +13,9 @@ ModelArgument = Annotated[
         show_default=False,
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout and nothing else there.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print only a JSON document to stdout.")]
 WorkspaceOption = Annotated[
     Path,
-    typer.Option("--workspace", envvar="OPTPIPE_WORKSPACE", metavar="DIR", help="Where artifacts and runs are kept."),
+    typer.Option("--workspace", envvar="OPTPIPE_WORKSPACE", metavar="DIR", help="Folder for artifacts and runs."),
 ]
 DEFAULT_WORKSPACE = Path(".optpipe")

@@ -21,16 +21,14 @@ if TYPE_CHECKING:
 def device_from_text(text: str | None) -> Device | None:
     """Reads `--device`; demanding `cuda` where there is no GPU raises `MissingError`."""
     from optpipe.errors import MissingError
-    from optpipe.workspace.environment import gpus
+    from optpipe.workspace.environment import list_gpus
 
     if text is None or text == "cpu":
         return "cpu" if text else None
     if text != "cuda":
-        raise BadInputError(f"--device {text}: give cpu or cuda")
-    if not gpus():
-        raise MissingError(
-            "--device cuda: no NVIDIA GPU or no driver on this machine; leave --device out to build what can be built here"
-        )
+        raise BadInputError(f"--device {text}: choose from cpu, cuda")
+    if not list_gpus():
+        raise MissingError("--device cuda: no NVIDIA GPU or driver found; omit --device to build for what is available")
     return "cuda"
 
 
@@ -75,7 +73,9 @@ def options_from_text(texts: Sequence[str]) -> dict[str, dict[str, str]]:
         name, _, value = text.partition("=")
         backend, _, key = name.partition(".")
         if not key or not value or backend not in BACKENDS:
-            raise BadInputError(f"--option {text}: give BACKEND.KEY=VALUE, with a backend out of {', '.join(BACKENDS)}")
+            raise BadInputError(
+                f"--option {text}: expected BACKEND.KEY=VALUE, where BACKEND is one of {', '.join(BACKENDS)}"
+            )
         options.setdefault(backend, {})[key] = value
     return options
 
@@ -87,7 +87,7 @@ def percent_from_text(text: str, option: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value <= 100:
-        raise BadInputError(f"{option} {text}: give percentage points between 0 and 100, such as 1.0%")
+        raise BadInputError(f"{option} {text}: expected percentage points between 0 and 100, such as 1.0%")
     return value / 100
 
 
@@ -98,7 +98,7 @@ def share_from_text(text: str, flag: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 < value <= 10:
-        raise BadInputError(f"{flag} {text}: give a share such as 2.5% or 0.025")
+        raise BadInputError(f"{flag} {text}: expected a fraction such as 2.5% or 0.025")
     return value
 
 
@@ -108,4 +108,4 @@ def target_from_text(text: str) -> "Target":
         return "tensorrt"
     if text == "cpu":
         return "cpu"
-    raise BadInputError(f"--target {text}: give tensorrt (GPUs) or cpu")
+    raise BadInputError(f"--target {text}: choose from tensorrt (GPU), cpu")

@@ -17,40 +17,48 @@ from optpipe.commands.outcome import Outcome
 def preprocess(
     model: ModelArgument,
     images: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Real images; sub-folders named like labels give accuracy.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of images; subfolders named after labels enable accuracy."),
     ] = None,
-    limit: Annotated[int, typer.Option(help="Use at most so many images.")] = 1000,
+    limit: Annotated[int, typer.Option(help="Maximum number of images.")] = 1000,
     max_unreadable: Annotated[
-        int | None, typer.Option(help="Fail when more images than this cannot be read; default: name and leave out.")
+        int | None, typer.Option(help="Maximum number of unreadable images; default: skip them with a warning.")
     ] = None,
-    decode: Annotated[str, typer.Option(help="auto, cpu, or mixed (nvJPEG on the GPU).")] = "auto",
+    decode: Annotated[str, typer.Option(help="Decoder: auto, cpu, or mixed (nvJPEG on the GPU).")] = "auto",
     threads: Annotated[
-        int | None, typer.Option(help="DALI's CPU threads; default: tuned, or with --no-throughput up to 8.")
+        int | None, typer.Option(help="DALI CPU threads; default: tuned, or up to 8 with --no-throughput.")
     ] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Images per batch; default 32, with a GPU 256.")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Images per batch; default: 256 on a GPU, 32 on a CPU.")
+    ] = None,
     resize: Annotated[
-        str, typer.Option(help="exact (the model's arithmetic), two-pass, or fused (DALI's own, fastest on a CPU).")
+        str,
+        typer.Option(help="exact (matches the model's resize), two-pass, or fused (DALI's resize, fastest on a CPU)."),
     ] = "exact",
-    throughput: Annotated[bool, typer.Option(help="Measure DALI against torch's DataLoader too.")] = True,
-    seconds: Annotated[float, typer.Option(help="Measuring time per winner; half of it in the search.")] = 2.0,
+    throughput: Annotated[
+        bool, typer.Option(help="Also compare the throughput of DALI and PyTorch's DataLoader.")
+    ] = True,
+    seconds: Annotated[
+        float, typer.Option(help="Measurement time for the best configurations; the search uses half.")
+    ] = 2.0,
     weights: Annotated[str, typer.Option(help="default, random, or a .safetensors/.pt file.")] = "default",
-    seed: Annotated[int, typer.Option(help="Seed of random weights.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed for random weights.")] = 0,
     workspace: WorkspaceOption = DEFAULT_WORKSPACE,
     json: JsonOption = False,
 ) -> Outcome:
-    """Derive the model's DALI pipeline, prove parity, measure both."""
+    """Derive the model's DALI pipeline, prove parity, measure."""
     from optpipe.commands.parsing import model_from_options
     from optpipe.commands.terminal import Terminal
-    from optpipe.preprocess.preprocess import Request, automatic_plan
-    from optpipe.preprocess.preprocess import preprocess as run_preprocess
-    from optpipe.reporters.terminal_preprocess import preprocess_table
+    from optpipe.preprocess.preprocess import PreprocessRequest, choose_dali_plan
+    from optpipe.preprocess.preprocess import derive_preprocessing as run_preprocess
+    from optpipe.reporters.terminal_preprocess import render_preprocess
     from optpipe.workspace.store import Store
 
-    request = Request(
+    request = PreprocessRequest(
         images=images,
         limit=limit,
         max_unreadable=max_unreadable,
-        plan=automatic_plan(decode, threads, batch_size, resize),
+        plan=choose_dali_plan(decode, threads, batch_size, resize),
         fixed=frozenset(
             name for name, given in (("decode", decode != "auto"), ("threads", threads is not None)) if given
         ),
@@ -61,4 +69,4 @@ def preprocess(
     with Terminal() as terminal:
         result = run_preprocess(wanted, request, Store(workspace), terminal)
     record = {**result.record, "warnings": terminal.warnings}
-    return Outcome(record, lambda: preprocess_table(record), result.verdict.exit_status)
+    return Outcome(record, lambda: render_preprocess(record), result.verdict.exit_status)

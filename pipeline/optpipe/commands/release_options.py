@@ -14,7 +14,7 @@ def policy_from_file(path: Path) -> Policy:
         source = path.read_bytes()
     except OSError as error:
         raise BadInputError(
-            f"cannot read the policy {path}: {error.strerror}; optpipe signoff --init writes one"
+            f"cannot read policy {path}: {error.strerror}; run optpipe signoff --init for a template"
         ) from error
     return policy_from_toml(source, str(path))
 
@@ -24,10 +24,10 @@ def waivers_from_options(names: Sequence[str], reasons: Sequence[str]) -> dict[s
     if not names and not reasons:
         return {}
     if not names:
-        raise BadInputError("--because gives the reason for a --waive CRITERION, and there is none")
+        raise BadInputError("--because requires --waive CRITERION")
     given = list(reasons) * len(names) if len(reasons) == 1 else list(reasons)
     if len(given) != len(names) or not all(reason.strip() and reason.isprintable() for reason in given):
-        raise BadInputError("--waive needs its reason: --because TEXT, on one line, once for all or once per --waive")
+        raise BadInputError("--waive requires a one-line --because TEXT, once for all or once per --waive")
     return dict(zip(names, given, strict=True))
 
 
@@ -36,5 +36,5 @@ def goal_from_text(text: str | None) -> Goal | None:
     if text is None:
         return None
     if text not in {str(goal) for goal in Goal}:
-        raise BadInputError(f"--for {text}: give {', '.join(Goal)}")
+        raise BadInputError(f"--for {text}: choose from {', '.join(Goal)}")
     return Goal(text)

@@ -8,62 +8,64 @@ from optpipe.commands.options import DEFAULT_WORKSPACE, JsonOption, WorkspaceOpt
 from optpipe.commands.outcome import Outcome
 
 IdArgument = Annotated[
-    str, typer.Argument(metavar="ID", help="An id or a name that ls lists, or its beginning.", show_default=False)
+    str, typer.Argument(metavar="ID", help="ID or name from `optpipe ls`, or a unique prefix.", show_default=False)
 ]
 
 
 def ls(workspace: WorkspaceOption = DEFAULT_WORKSPACE, json: JsonOption = False) -> Outcome:
-    """List what is stored, oldest first."""
-    from optpipe.artifacts.housekeeping import stored_record
-    from optpipe.reporters.terminal_stored import stored_tables
+    """List stored artifacts and runs, oldest first."""
+    from optpipe.artifacts.housekeeping import document_from_store
+    from optpipe.reporters.terminal_stored import render_stored
     from optpipe.workspace.store import Store
 
-    record = stored_record(Store(workspace))
-    return Outcome(record, lambda: stored_tables(record))
+    record = document_from_store(Store(workspace))
+    return Outcome(record, lambda: render_stored(record))
 
 
 def show(id: IdArgument, workspace: WorkspaceOption = DEFAULT_WORKSPACE, json: JsonOption = False) -> Outcome:
-    """Show one entry or run: hashes, parents, reproducing command."""
-    from optpipe.artifacts.housekeeping import entry_details, found_run, run_details
-    from optpipe.reporters.terminal_stored import entry_text, run_text
+    """Show an entry or run: hashes, parents, command."""
+    from optpipe.artifacts.housekeeping import describe_entry, describe_run, find_run
+    from optpipe.reporters.terminal_stored import render_entry, render_run
     from optpipe.workspace.store import Store
 
     store = Store(workspace)
-    folder = found_run(store, id)
+    folder = find_run(store, id)
     if folder is not None:
-        run = run_details(folder)
-        return Outcome(run, lambda: run_text(run))
-    record = entry_details(store.verified(store.find(id)))
-    return Outcome(record, lambda: entry_text(record))
+        run = describe_run(folder)
+        return Outcome(run, lambda: render_run(run))
+    record = describe_entry(store.verify_entry(store.find(id)))
+    return Outcome(record, lambda: render_entry(record))
 
 
 def rm(
     id: IdArgument,
-    with_dependents: Annotated[bool, typer.Option("--with-dependents", help="Also what was made from it.")] = False,
+    with_dependents: Annotated[
+        bool, typer.Option("--with-dependents", help="Also remove everything made from it.")
+    ] = False,
     workspace: WorkspaceOption = DEFAULT_WORKSPACE,
     json: JsonOption = False,
 ) -> Outcome:
     """Remove one entry or run."""
-    from optpipe.artifacts.housekeeping import removed
-    from optpipe.reporters.terminal_stored import removed_text
+    from optpipe.artifacts.housekeeping import remove_stored
+    from optpipe.reporters.terminal_stored import render_removed
     from optpipe.workspace.store import Store
 
-    record = removed(Store(workspace), id, with_dependents=with_dependents)
-    return Outcome(record, lambda: removed_text(record))
+    record = remove_stored(Store(workspace), id, with_dependents=with_dependents)
+    return Outcome(record, lambda: render_removed(record))
 
 
 def gc(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")] = False,
     workspace: WorkspaceOption = DEFAULT_WORKSPACE,
     json: JsonOption = False,
 ) -> Outcome:
-    """Remove what no artifact needs.
+    """Remove data that no artifact needs.
 
-    Leftovers of killed runs, damaged entries, models and graphs without artifacts.
+    Removes leftovers of killed runs, damaged entries, and models and graphs without artifacts.
     """
-    from optpipe.artifacts.housekeeping import collected
-    from optpipe.reporters.terminal_stored import removed_text
+    from optpipe.artifacts.housekeeping import collect_garbage
+    from optpipe.reporters.terminal_stored import render_removed
     from optpipe.workspace.store import Store
 
-    record = collected(Store(workspace), dry_run=dry_run)
-    return Outcome(record, lambda: removed_text(record))
+    record = collect_garbage(Store(workspace), dry_run=dry_run)
+    return Outcome(record, lambda: render_removed(record))

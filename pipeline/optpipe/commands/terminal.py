@@ -12,14 +12,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from optpipe.core.events import Step
-from optpipe.core.quiet import write_nowhere
+from optpipe.core.events import ProgressStep
+from optpipe.core.quiet import discard_output
 
 
 class _Stderr(Console):
     def on_broken_pipe(self) -> None:
         """Goes on in silence where nobody reads any more: what is shown here must not end what it is about."""
-        write_nowhere(self.file.fileno())
+        discard_output(self.file.fileno())
 
 
 class Terminal:
@@ -52,7 +52,7 @@ class Terminal:
         self._stderr.flush()
 
     @contextmanager
-    def step(self, name: str, total: int | None = None) -> Iterator[Step]:
+    def step(self, name: str, total: int | None = None) -> Iterator[ProgressStep]:
         """Shows `name` with a bar until the block ends; a step that raises is left without its tick."""
         task = self._progress.add_task(name, total=total)
         step = _Shown(self._progress, task)

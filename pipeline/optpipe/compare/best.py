@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-from optpipe.core.comparison import Comparison, Goal, Row
-from optpipe.core.measurement import percentile_name
-from optpipe.core.quantity import Dimension, quantity_text
+from optpipe.core.comparison import Comparison, ComparisonRow, Goal
+from optpipe.core.measurement import format_percentile_name
+from optpipe.core.quantity import Dimension, format_quantity
 from optpipe.measuring.slo import Slo
 
 
-def _objectives(row: Row) -> dict[str, float]:
+def _objectives(row: ComparisonRow) -> dict[str, float]:
     """What a build is weighed by, larger is better."""
     found = {
         "latency": _score(row, Goal.LATENCY),
@@ -19,67 +19,71 @@ def _objectives(row: Row) -> dict[str, float]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def with_frontier(rows: list[Row]) -> list[Row]:
+def mark_frontier(rows: list[ComparisonRow]) -> list[ComparisonRow]:
     """Marks rows that no other one dominates, among valid rows of one model under one kind of load."""
     judged = []
     for row in rows:
         rivals = [each for each in rows if each.valid and _kind(each) == _kind(row) and each is not row]
         winner = next((each for each in rivals if _dominates(each, row)), None) if row.valid else None
-        why = f"{winner.id}: better in {', '.join(_better(winner, row))}, worse in nothing" if winner else None
+        why = (
+            f"{winner.id}: better in {', '.join(_find_better(winner, row))}, no worse in anything else"
+            if winner
+            else None
+        )
         judged.append(replace(row, on_frontier=row.valid and winner is None, dominated_by=why))
     return judged
 
 
-def _kind(row: Row) -> tuple[str, str, str]:
+def _kind(row: ComparisonRow) -> tuple[str, str, str]:
     return row.model, row.scenario, row.mode
 
 
-def _better(one: Row, other: Row) -> list[str]:
+def _find_better(one: ComparisonRow, other: ComparisonRow) -> list[str]:
     mine, theirs = _objectives(one), _objectives(other)
     return [name for name, value in mine.items() if name in theirs and value > theirs[name]]
 
 
-def _dominates(one: Row, other: Row) -> bool:
+def _dominates(one: ComparisonRow, other: ComparisonRow) -> bool:
     mine, theirs = _objectives(one), _objectives(other)
     complete = set(theirs) <= set(mine)  # an objective that is unknown of the winner proves nothing
-    return complete and bool(_better(one, other)) and all(mine[name] >= value for name, value in theirs.items())
+    return complete and bool(_find_better(one, other)) and all(mine[name] >= value for name, value in theirs.items())
 
 
-def best_rows(rows: list[Row], slo: Slo | None) -> tuple[dict[str, str | None], dict[str, str]]:
+def find_best_rows(rows: list[ComparisonRow], slo: Slo | None) -> tuple[dict[str, str | None], dict[str, str]]:
     """The best row's id for each goal, None where there is none, and why; with `slo` only rows that keep it count."""
     models = sorted({row.model for row in rows})
     if len(models) > 1:  # the smallest network is no better build of the others
-        reason = f"{len(models)} models are compared ({', '.join(models)}); name one with --model"
+        reason = f"{len(models)} models are compared ({', '.join(models)}); choose one with --model"
         return dict.fromkeys(Goal), dict.fromkeys(Goal, reason)
-    allowed = [row for row in rows if row.valid and (slo is None or _keeps(row, slo))]
+    allowed = [row for row in rows if row.valid and (slo is None or _meets_limit(row, slo))]
     best: dict[str, str | None] = {}
     why: dict[str, str] = {}
     for goal in Goal:
         scored = [(score, row) for row in allowed if (score := _score(row, goal)) is not None]
         if not scored:
-            best[goal], why[goal] = None, _nothing(rows, goal, slo)
+            best[goal], why[goal] = None, _explain_no_best(rows, goal, slo)
             continue
         _, winner = max(scored, key=lambda pair: pair[0])
-        best[goal], why[goal] = winner.id, _praise(winner, goal)
+        best[goal], why[goal] = winner.id, _describe_best(winner, goal)
     return best, why
 
 
-def sorted_for(comparison: Comparison, goal: Goal) -> Comparison:
+def sort_by_goal(comparison: Comparison, goal: Goal) -> Comparison:
     """The rows ordered by `goal`, the best first and what has no figure last; INVALID ones below the valid."""
 
-    def order(row: Row) -> tuple[bool, bool, float]:
+    def order(row: ComparisonRow) -> tuple[bool, bool, float]:
         score = _score(row, goal)
         return not row.valid, score is None, -(score or 0.0)
 
     return replace(comparison, rows=tuple(sorted(comparison.rows, key=order)))
 
 
-def _keeps(row: Row, slo: Slo) -> bool:
-    found = row.latency_ms.get(percentile_name(slo.percent))
+def _meets_limit(row: ComparisonRow, slo: Slo) -> bool:
+    found = row.latency_ms.get(format_percentile_name(slo.percent))
     return found is not None and found.high is not None and found.high <= slo.limit_ms
 
 
-def _score(row: Row, goal: Goal) -> float | None:
+def _score(row: ComparisonRow, goal: Goal) -> float | None:
     if goal is Goal.LATENCY:
         latency = row.latency_ms.get("p99") or row.latency_ms.get("p50")
         return -latency.value if latency else None
@@ -88,26 +92,26 @@ def _score(row: Row, goal: Goal) -> float | None:
     return 1 / row.energy_j_per_image.value if row.energy_j_per_image else None
 
 
-def _praise(row: Row, goal: Goal) -> str:
+def _describe_best(row: ComparisonRow, goal: Goal) -> str:
     if goal is Goal.LATENCY:
         name = "p99" if "p99" in row.latency_ms else "p50"
-        return f"{name} {quantity_text(row.latency_ms[name].value * 1e6, Dimension.TIME)}"
+        return f"{name} {format_quantity(row.latency_ms[name].value * 1e6, Dimension.TIME)}"
     if goal is Goal.THROUGHPUT and row.throughput_images_per_s:
-        return quantity_text(row.throughput_images_per_s.value, Dimension.RATE)
+        return format_quantity(row.throughput_images_per_s.value, Dimension.RATE)
     assert row.energy_j_per_image
-    return f"≈ {quantity_text(row.energy_j_per_image.value, Dimension.ENERGY)}"
+    return f"≈ {format_quantity(row.energy_j_per_image.value, Dimension.ENERGY)}"
 
 
-def _nothing(rows: list[Row], goal: Goal, slo: Slo | None) -> str:
+def _explain_no_best(rows: list[ComparisonRow], goal: Goal, slo: Slo | None) -> str:
     valid = [row for row in rows if row.valid]
     if not valid:
         return "no measurement is VALID"
-    if slo is not None and not any(_keeps(row, slo) for row in valid):
-        name = percentile_name(slo.percent)
+    if slo is not None and not any(_meets_limit(row, slo) for row in valid):
+        name = format_percentile_name(slo.percent)
         nearest = [row.latency_ms[name] for row in valid if name in row.latency_ms]
         if not nearest:
-            return f"no measurement gives {name}: too few samples, or it was not asked for"
+            return f"no measurement reports {name}: too few samples, or it was not requested"
         closest = min(nearest, key=lambda each: each.high or each.value)
-        bound = quantity_text((closest.high or closest.value) * 1e6, Dimension.TIME)
-        return f"no build keeps {slo}; the nearest has an upper bound of {bound}"
+        bound = format_quantity((closest.high or closest.value) * 1e6, Dimension.TIME)
+        return f"no build meets {slo}; the closest has an upper bound of {bound}"
     return "energy was not measured" if goal is Goal.EFFICIENCY else "not measured"

@@ -12,29 +12,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from optpipe.compare.best import best_rows, with_frontier
-from optpipe.core.comparison import Comparison, Interval, Row
+from optpipe.compare.best import find_best_rows, mark_frontier
+from optpipe.core.comparison import ComparedValue, Comparison, ComparisonRow
 from optpipe.core.measurement import (
     Measurement,
     Validity,
-    differing,
-    percentile_name,
-    setting_text,
+    find_differing_settings,
+    format_percentile_name,
+    format_settings,
 )
 from optpipe.errors import BadInputError
-from optpipe.measuring.marks import counterpart, not_faster
-from optpipe.measuring.measured import Measured, clocks_apart, foreign
+from optpipe.measuring.marks import check_int8_speed, pick_baseline
+from optpipe.measuring.measured import RecordedMeasurement, explain_clock_difference, find_environment_differences
 from optpipe.measuring.slo import Slo
-from optpipe.stats.ratio import SMALLEST_ROUNDS, medians_ratio
+from optpipe.stats.ratio import SMALLEST_ROUNDS, ratio_from_medians
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class BuildFacts:
     """What is known of an artifact beyond its measurements."""
 
     size_bytes: int | None = None
     build_s: float | None = None
-    top1: Interval | None = None
+    top1: ComparedValue | None = None
     causes: str = ""
     """Why an INT8 artifact may be slow."""
     accuracy: str | None = None
@@ -47,29 +47,29 @@ class Baseline:
 
     name: str
     kind: str
-    measured: tuple[Measured, ...]
+    measured: tuple[RecordedMeasurement, ...]
 
 
-def compared(
-    measured: Sequence[Measured],
+def compare_measurements(
+    measured: Sequence[RecordedMeasurement],
     *,
     baseline: Baseline | None = None,
-    known: Mapping[str, Known] | None = None,
+    known: Mapping[str, BuildFacts] | None = None,
     slo: Slo | None = None,
     across: bool = False,
 ) -> Comparison:
     """The comparison of `measured`. Raises BadInputError where it mixes machines and `across` is not set."""
-    warnings = _environments(measured, baseline, across=across)
-    groups = _by_key(measured)
+    warnings = _check_environments(measured, baseline, across=across)
+    groups = _group_by_key(measured)
     names = _Names.of([*measured, *(baseline.measured if baseline else ())])
-    baselines = _by_key(baseline.measured) if baseline else groups
-    rows, unmatched, notes = _held_against(groups, baselines, names, known or {}, own=baseline is None, across=across)
+    baselines = _group_by_key(baseline.measured) if baseline else groups
+    rows, unmatched, notes = _compare_groups(groups, baselines, names, known or {}, own=baseline is None, across=across)
     if baseline:
-        unmatched += _left_over(baselines, groups, names)
-    rows = with_frontier(rows)
+        unmatched += _find_unmatched(baselines, groups, names)
+    rows = mark_frontier(rows)
     warnings += notes
-    warnings += _int8_notes(rows, [group[-1].measurement for group in groups.values()], known or {})
-    best, why = best_rows(rows, slo)
+    warnings += _list_int8_notes(rows, [group[-1].measurement for group in groups.values()], known or {})
+    best, why = find_best_rows(rows, slo)
     return Comparison(
         rows=tuple(
             sorted(rows, key=lambda row: (row.model, row.scenario, row.mode, row.batch_size, row.configuration))
@@ -84,20 +84,26 @@ def compared(
     )
 
 
-def _held_against(
-    groups: "_Groups", baselines: "_Groups", names: "_Names", known: Mapping[str, Known], *, own: bool, across: bool
-) -> tuple[list[Row], list[dict[str, str]], list[str]]:
+def _compare_groups(
+    groups: "_Groups",
+    baselines: "_Groups",
+    names: "_Names",
+    known: Mapping[str, BuildFacts],
+    *,
+    own: bool,
+    across: bool,
+) -> tuple[list[ComparisonRow], list[dict[str, str]], list[str]]:
     """A row of each group with its speed-up over the baseline; the rows without a counterpart; what has to be said."""
     rows, unmatched, notes = [], [], []
     chosen: dict[str, list[int]] = {}
     for group in groups.values():
-        row = _row(group[-1], known.get(group[-1].measurement.subject.artifact, Known()), names)
-        other, said = _counterpart(group, baselines, names, own=own)
-        if other is not None and not across and (apart := clocks_apart(group[-1], other[-1])):
-            other, said = None, f"{apart}; lock the clocks and measure again, or say --across"
+        row = _row_from_measurement(group[-1], known.get(group[-1].measurement.subject.artifact, BuildFacts()), names)
+        other, said = _find_counterpart(group, baselines, names, own=own)
+        if other is not None and not across and (apart := explain_clock_difference(group[-1], other[-1])):
+            other, said = None, f"{apart}; lock the clocks and measure again, or pass --across"
         if other is None:
             unmatched.append({"row": row.id, "label": row.label, "reason": said})
-        elif other is not group and (found := _speedup(group, other)) is not None:
+        elif other is not group and (found := _compute_speedup(group, other)) is not None:
             speedup, change, note = found
             held_against = f"{_id(other[-1])}: {names.configuration(other[-1])}"
             row = replace(row, speedup=speedup, change=change, held_against=held_against)
@@ -109,7 +115,7 @@ def _held_against(
     return rows, unmatched, notes
 
 
-_Groups = Mapping[tuple[object, ...], list[Measured]]
+_Groups = Mapping[tuple[object, ...], list[RecordedMeasurement]]
 """What was measured under one key, the newest last."""
 _Build = tuple[str | None, str, str, str]
 """Model, backend, precision and device."""
@@ -124,13 +130,13 @@ class _Names:
     """The settings that a build was not measured alike with."""
 
     @classmethod
-    def of(cls, measured: Sequence[Measured]) -> "_Names":
+    def of(cls, measured: Sequence[RecordedMeasurement]) -> "_Names":
         settings: dict[_Build, list[Mapping[str, str]]] = {}
         for one in measured:
             settings.setdefault(_build(one.measurement), []).append(one.measurement.subject.settings)
-        return cls(frozenset(settings), {build: differing(found) for build, found in settings.items()})
+        return cls(frozenset(settings), {build: find_differing_settings(found) for build, found in settings.items()})
 
-    def build(self, one: Measured) -> str:
+    def build(self, one: RecordedMeasurement) -> str:
         """`onnxruntime int8`, with its model first and its device last where others have others."""
         model, backend, precision, device = _build(one.measurement)
         several_models = len({each[0] for each in self.builds}) > 1
@@ -138,48 +144,52 @@ class _Names:
         first, last = f"{model} " if several_models else "", f" ({device})" if several_devices else ""
         return f"{first}{backend} {precision}{last}"
 
-    def setting(self, one: Measured) -> str:
+    def setting(self, one: RecordedMeasurement) -> str:
         """`threads=2`: the settings that tell `one` from others of its build."""
-        return setting_text(one.measurement.subject.settings, self.differing[_build(one.measurement)])
+        return format_settings(one.measurement.subject.settings, self.differing[_build(one.measurement)])
 
-    def configuration(self, one: Measured) -> str:
+    def configuration(self, one: RecordedMeasurement) -> str:
         """`onnxruntime int8 threads=2`."""
         return f"{self.build(one)} {self.setting(one)}".rstrip()
 
 
-def _by_key(measured: Sequence[Measured]) -> dict[tuple[object, ...], list[Measured]]:
-    def key(one: Measured) -> tuple[object, ...]:
+def _group_by_key(measured: Sequence[RecordedMeasurement]) -> dict[tuple[object, ...], list[RecordedMeasurement]]:
+    def key(one: RecordedMeasurement) -> tuple[object, ...]:
         return one.measurement.key
 
     ordered = sorted(measured, key=lambda one: (str(key(one)), one.measurement.started_utc or "", one.run))
     return {found: list(group) for found, group in groupby(ordered, key=key)}
 
 
-def _environments(measured: Sequence[Measured], baseline: Baseline | None, *, across: bool) -> list[str]:
+def _check_environments(
+    measured: Sequence[RecordedMeasurement], baseline: Baseline | None, *, across: bool
+) -> list[str]:
     every = [*measured, *(baseline.measured if baseline else ())]
     differences = {
-        difference: one.run for one in every[1:] for difference in foreign(every[0].environment, one.environment)
+        difference: one.run
+        for one in every[1:]
+        for difference in find_environment_differences(every[0].environment, one.environment)
     }
     if not differences:
         return []
     listed = "; ".join(f"{difference} ({every[0].run} and {run})" for difference, run in differences.items())
     if not across:
         raise BadInputError(
-            f"the runs are from different machines: {listed}\nname the runs to compare, or say --across"
+            f"the runs are from different machines: {listed}\nspecify which runs to compare, or pass --across"
         )
-    return [f"compares across different machines, as asked for: {listed}"]
+    return [f"comparing across different machines (--across): {listed}"]
 
 
-def _id(one: Measured) -> str:
+def _id(one: RecordedMeasurement) -> str:
     return f"{one.run}/{one.measurement.id}"
 
 
-def _row(one: Measured, known: Known, names: _Names) -> Row:
+def _row_from_measurement(one: RecordedMeasurement, known: BuildFacts, names: _Names) -> ComparisonRow:
     found = one.measurement
     subject = found.subject
     throughput, energy = found.throughput_images_per_s, found.energy_j_per_image
     percentiles = found.latency.percentiles if found.latency else ()
-    return Row(
+    return ComparisonRow(
         id=_id(one),
         run=one.run,
         artifact=subject.artifact,
@@ -197,9 +207,9 @@ def _row(one: Measured, known: Known, names: _Names) -> Row:
         reasons=tuple(reason.message for reason in found.reasons),
         reason_codes=tuple(reason.code for reason in found.reasons if reason.invalidates),
         samples=found.samples,
-        latency_ms={percentile_name(each.percent): Interval(each.value, *each.ci) for each in percentiles},
-        throughput_images_per_s=None if throughput is None else Interval(throughput.value, *(throughput.ci or ())),
-        energy_j_per_image=None if energy is None else Interval(energy.value, *(energy.ci or ())),
+        latency_ms={format_percentile_name(each.percent): ComparedValue(each.value, *each.ci) for each in percentiles},
+        throughput_images_per_s=None if throughput is None else ComparedValue(throughput.value, *(throughput.ci or ())),
+        energy_j_per_image=None if energy is None else ComparedValue(energy.value, *(energy.ci or ())),
         memory_bytes=found.host_peak_bytes if subject.device == "cpu" else found.device_peak_bytes,
         size_bytes=known.size_bytes,
         build_s=known.build_s,
@@ -211,9 +221,9 @@ def _row(one: Measured, known: Known, names: _Names) -> Row:
     )
 
 
-def _counterpart(
-    group: list[Measured], baselines: _Groups, names: _Names, *, own: bool
-) -> tuple[list[Measured] | None, str]:
+def _find_counterpart(
+    group: list[RecordedMeasurement], baselines: _Groups, names: _Names, *, own: bool
+) -> tuple[list[RecordedMeasurement] | None, str]:
     """The baseline's measurements of the same load: of the same build where there are, else of the only one it has.
 
     With the same settings where there are, else the fastest. Beside it why there are none, or which of several were taken.
@@ -226,21 +236,21 @@ def _counterpart(
     builds = {_build(one.measurement) for one in same_load.values()}
     if not fitting and not own and len(builds) == 1:
         fitting = same_load
-    found = counterpart(of, [one.measurement for one in fitting.values()], _quickness)
+    found = pick_baseline(of, [one.measurement for one in fitting.values()], _quickness)
     if found is not None:
         mine, theirs = names.configuration(group[-1]), names.configuration(fitting[found.key])
-        said = f"{mine} is held against {theirs}"
+        said = f"{mine} is compared with {theirs}"
         said += f", the fastest of {len(fitting)} settings" if len(fitting) > 1 else ""
         settled = found.subject.settings == of.subject.settings or (len(fitting) == 1 and _build(found) != _build(of))
         return baselines[found.key], "" if settled else said
     if own:
         return None, f"no fp32 build of {of.subject.backend} was measured at batch {of.batch_size}, {of.scenario}"
     if builds:
-        return None, f"the baseline has {len(builds)} builds at {where} and none is {names.build(group[-1])}"
+        return None, f"the baseline has {len(builds)} builds at {where}, but not {names.build(group[-1])}"
     return None, f"the baseline was not measured at {where}"
 
 
-def _load(group: list[Measured]) -> tuple[object, ...]:
+def _load(group: list[RecordedMeasurement]) -> tuple[object, ...]:
     found = group[-1].measurement
     return found.subject.model, *found.load
 
@@ -255,21 +265,23 @@ def _quickness(found: Measurement) -> float:
     return -p50.value if p50 else float("-inf")
 
 
-def _left_over(baselines: _Groups, groups: _Groups, names: _Names) -> list[dict[str, str]]:
+def _find_unmatched(baselines: _Groups, groups: _Groups, names: _Names) -> list[dict[str, str]]:
     loads = {_load(group) for group in groups.values()}
     alone = [group[-1] for group in baselines.values() if _load(group) not in loads]
-    rows = [_row(one, Known(), names) for one in alone]
-    reason = "only the baseline was measured so"
+    rows = [_row_from_measurement(one, BuildFacts(), names) for one in alone]
+    reason = "only the baseline has a measurement at this load"
     return [{"row": row.id, "label": f"baseline: {row.label}", "reason": reason} for row in rows]
 
 
-def _speedup(contender: list[Measured], baseline: list[Measured]) -> tuple[Interval, str, str] | None:
+def _compute_speedup(
+    contender: list[RecordedMeasurement], baseline: list[RecordedMeasurement]
+) -> tuple[ComparedValue, str, str] | None:
     """The ratio of the p50 latencies, what it shows, and what it does not cover; None where either has none."""
-    medians = [_medians(group) for group in (contender, baseline)]
+    medians = [_compute_medians(group) for group in (contender, baseline)]
     if all(len(each) >= SMALLEST_ROUNDS for each in medians):
-        ratio = medians_ratio(medians[0], medians[1])
-        speedup = Interval(ratio.value, *ratio.ci)
-        return speedup, _change(speedup), ""
+        ratio = ratio_from_medians(medians[0], medians[1])
+        speedup = ComparedValue(ratio.value, *ratio.ci)
+        return speedup, _describe_change(speedup), ""
     new, old = (_p50(group[-1]) for group in (contender, baseline))
     if new is None or old is None or min(new.low or 0, old.low or 0) <= 0:
         return None
@@ -277,44 +289,46 @@ def _speedup(contender: list[Measured], baseline: list[Measured]) -> tuple[Inter
     assert old.low is not None
     assert old.high is not None
     assert new.low is not None
-    speedup = Interval(old.value / new.value, old.low / new.high, old.high / new.low)
+    speedup = ComparedValue(old.value / new.value, old.low / new.high, old.high / new.low)
     note = (
-        "speed-ups come from one process each: their intervals cover the noise inside a process only; "
-        "optpipe bench A B --interleave covers the rest"
+        "speedups are based on one process each, so their intervals only cover noise within a process; "
+        "use optpipe bench A B --interleave to include variation between processes"
     )
     valid = all(group[-1].measurement.verdict is Validity.VALID for group in (contender, baseline))
-    return speedup, _change(speedup) if valid else "not judged: INVALID", note
+    return speedup, _describe_change(speedup) if valid else "not judged: INVALID", note
 
 
-def _medians(group: list[Measured]) -> list[float]:
+def _compute_medians(group: list[RecordedMeasurement]) -> list[float]:
     """One median per process; VALID measurements only."""
     found = [_p50(one) for one in group if one.measurement.verdict is Validity.VALID]
     return [one.value for one in found if one is not None]
 
 
-def _p50(one: Measured) -> Interval | None:
+def _p50(one: RecordedMeasurement) -> ComparedValue | None:
     latency = one.measurement.latency
     found = None if latency is None else latency.percentile(50.0)
-    return None if found is None else Interval(found.value, *found.ci)
+    return None if found is None else ComparedValue(found.value, *found.ci)
 
 
-def _change(speedup: Interval) -> str:
+def _describe_change(speedup: ComparedValue) -> str:
     assert speedup.low is not None
     assert speedup.high is not None
     return "faster" if speedup.low > 1 else "slower" if speedup.high < 1 else "no difference shown"
 
 
-def _int8_notes(rows: Sequence[Row], measured: Sequence[Measurement], known: Mapping[str, Known]) -> list[str]:
+def _list_int8_notes(
+    rows: Sequence[ComparisonRow], measured: Sequence[Measurement], known: Mapping[str, BuildFacts]
+) -> list[str]:
     """INT8 whose accuracy is not shown to keep its budget, then INT8 that is not shown to be faster than a wider type.
 
     `measured` are the measurements that `rows` show, in their order.
     """
-    of = [known.get(row.artifact, Known()) for row in rows]
+    of = [known.get(row.artifact, BuildFacts()) for row in rows]
     found = [f"{row.build}: {about.accuracy}" for row, about in zip(rows, of, strict=True) if about.accuracy]
     valid = [one for one in measured if one.verdict is Validity.VALID]
     for row, one, about in zip(rows, measured, of, strict=True):
-        if row.valid and (reason := not_faster(one, valid, about.causes)) is not None:
-            seen = f"INT8 is not shown to be faster than {reason.evidence['than']}"
+        if row.valid and (reason := check_int8_speed(one, valid, about.causes)) is not None:
+            seen = f"INT8 is not significantly faster than {reason.evidence['than']}"
             ratio = f"{reason.evidence['ratio']:.2f} times as fast"
             found.append(f"{row.label}: {seen} ({ratio})" + (f"; {about.causes}" if about.causes else ""))
     return found
@@ -324,4 +338,4 @@ def _baseline_record(baseline: Baseline | None, baselines: _Groups) -> dict[str,
     if baseline:
         return {"name": baseline.name, "kind": baseline.kind}
     fp32 = any(group[-1].measurement.subject.precision == "fp32" for group in baselines.values())
-    return {"name": "fp32 of each backend", "kind": "precision"} if fp32 else None
+    return {"name": "fp32 build of each backend", "kind": "precision"} if fp32 else None

@@ -4,24 +4,24 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from optpipe.artifacts.facts import build_of
-from optpipe.bench.int8_notes import accuracy_note, causes
-from optpipe.bench.recompute import measured_from_run, measured_in
-from optpipe.compare.compare import Baseline, Known, compared
-from optpipe.core.comparison import Comparison, Interval
+from optpipe.artifacts.facts import judged_build_from_manifest
+from optpipe.bench.int8_notes import check_int8_accuracy, find_int8_causes
+from optpipe.bench.recompute import list_artifact_measurements, measurements_from_run
+from optpipe.compare.compare import Baseline, BuildFacts, compare_measurements
+from optpipe.core.comparison import ComparedValue, Comparison
 from optpipe.core.measurement import MEASUREMENTS_FILE
 from optpipe.errors import BadInputError
-from optpipe.evaluate.recompute import accuracy_figures
-from optpipe.measuring.measured import Measured
+from optpipe.evaluate.recompute import observe_accuracy
+from optpipe.measuring.measured import RecordedMeasurement
 from optpipe.measuring.slo import Slo
-from optpipe.workspace.baselines import approved
+from optpipe.workspace.baselines import find_approved_baseline
 from optpipe.workspace.manifest import MANIFEST, Manifest
 from optpipe.workspace.runs import (
     Run,
-    json_of_run,
     list_runs,
     load_run,
-    runs_in,
+    load_runs,
+    read_run_json,
 )
 from optpipe.workspace.store import Store
 
@@ -31,11 +31,11 @@ class Overview:
     """A comparison with the runs behind it."""
 
     comparison: Comparison
-    measured: tuple[Measured, ...]
+    measured: tuple[RecordedMeasurement, ...]
     runs: tuple[Run, ...]
 
 
-def bench_runs(workspace: Path, names: Sequence[str] = ()) -> tuple[Run, ...]:
+def find_bench_runs(workspace: Path, names: Sequence[str] = ()) -> tuple[Run, ...]:
     """The bench runs called `names` (ids, unambiguous beginnings, or folders), or all of them.
 
     Raises BadInputError where one does not exist, or where there is none at all, naming the command that makes one.
@@ -45,12 +45,12 @@ def bench_runs(workspace: Path, names: Sequence[str] = ()) -> tuple[Run, ...]:
         if not present:
             raise _nothing_measured(workspace)
         return present
-    return tuple(_named(name, present, workspace) for name in names)
+    return tuple(_find_run(name, present, workspace) for name in names)
 
 
 def _nothing_measured(workspace: Path) -> BadInputError:
     build, bench = "optpipe build MODEL", "optpipe bench MODEL"
-    return BadInputError(f"nothing was measured in {workspace} yet; first: {build}, then {bench}")
+    return BadInputError(f"no measurements in {workspace} yet; first run {build}, then {bench}")
 
 
 def _is_model(name: str, workspace: Path) -> bool:
@@ -58,25 +58,25 @@ def _is_model(name: str, workspace: Path) -> bool:
     runs = list_runs(workspace, "bench")
     if (Path(name) / MANIFEST).is_file() or any(run.run_id.startswith(name) for run in runs):
         return False
-    return any(one.get("model") == name for run in runs for one in json_of_run(run, MEASUREMENTS_FILE)["measurements"])
+    return any(
+        one.get("model") == name for run in runs for one in read_run_json(run, MEASUREMENTS_FILE)["measurements"]
+    )
 
 
-def _named(name: str, present: Sequence[Run], workspace: Path) -> Run:
+def _find_run(name: str, present: Sequence[Run], workspace: Path) -> Run:
     if (Path(name) / MANIFEST).is_file():
         run = load_run(Path(name))
         if run.kind != "bench":
-            raise BadInputError(f"{name} is a {run.kind} run; compare takes bench runs")
+            raise BadInputError(f"{name} is a {run.kind} run; compare requires bench runs")
         return run
     found = [run for run in present if run.run_id == name] or [run for run in present if run.run_id.startswith(name)]
     if len(found) != 1:
         known = ", ".join(run.run_id for run in (found or present)[-5:]) or "none"
-        raise BadInputError(
-            f"{name!r} fits {len(found)} bench runs in {workspace}; there {'are' if found else 'is'}: {known}"
-        )
+        raise BadInputError(f"{name!r} matches {len(found)} bench runs in {workspace}; available: {known}")
     return found[0]
 
 
-def overview(
+def compare_workspace(
     store: Store,
     *,
     names: Sequence[str] = (),
@@ -85,61 +85,60 @@ def overview(
     slo: Slo | None = None,
     across: bool = False,
 ) -> Overview:
-    """Compares what was measured. `baseline` is a run, or `approved` for the approved dossier of `model`.
+    """Compares what was measured. `baseline` is a run, or `find_approved_baseline` for the approved dossier of `model`.
 
     One name that is a measured model's, and no run's, is `model`.
     """
     if model is None and len(names) == 1 and _is_model(names[0], store.workspace):
         model, names = names[0], ()
-    held_against = _baseline(store, baseline, model)
-    runs = bench_runs(store.workspace, names)
+    held_against = _find_baseline(store, baseline, model)
+    runs = find_bench_runs(store.workspace, names)
     if held_against is not None and held_against.kind == "run":
         runs = tuple(run for run in runs if run.run_id != held_against.name)
         if not runs:
             raise BadInputError(
-                f"there is no run but the baseline {held_against.name}; "
-                f"measure what is to be compared: optpipe bench MODEL"
+                f"the only run is the baseline {held_against.name}; measure something to compare: optpipe bench MODEL"
             )
-    measured = tuple(one for run in runs for one in measured_from_run(run))
+    measured = tuple(one for run in runs for one in measurements_from_run(run))
     if model is not None:
         have = sorted({str(one.measurement.subject.model) for one in measured})
         measured = tuple(one for one in measured if one.measurement.subject.model == model)
         if have and not measured:
-            raise BadInputError(f"nothing was measured of {model} in {store.workspace}; there is {', '.join(have)}")
+            raise BadInputError(f"no measurements of {model} in {store.workspace}; measured models: {', '.join(have)}")
     if not measured:
         raise _nothing_measured(store.workspace)
-    known = known_builds((entry.manifest for entry in store.entries()), list_runs(store.workspace))
-    comparison = compared(measured, baseline=held_against, known=known, slo=slo, across=across)
+    known = collect_build_facts((entry.manifest for entry in store.list_entries()), list_runs(store.workspace))
+    comparison = compare_measurements(measured, baseline=held_against, known=known, slo=slo, across=across)
     return Overview(comparison, measured, runs)
 
 
-def _baseline(store: Store, name: str | None, model: str | None) -> Baseline | None:
+def _find_baseline(store: Store, name: str | None, model: str | None) -> Baseline | None:
     if name is None:
         return None
     if name != "approved":
-        run = bench_runs(store.workspace, [name])[0]
-        return Baseline(run.run_id, "run", measured_from_run(run))
-    folder = None if model is None else approved(store.workspace, model)
+        run = find_bench_runs(store.workspace, [name])[0]
+        return Baseline(run.run_id, "run", measurements_from_run(run))
+    folder = None if model is None else find_approved_baseline(store.workspace, model)
     if folder is None:
-        which = model or "which model? say --model"
-        raise BadInputError(f"no approved baseline of {which}; store one with optpipe approve DOSSIER")
-    measured = tuple(measured_in(runs_in(folder / "runs"), 0.95, None))
+        which = model or "an unspecified model (use --model)"
+        raise BadInputError(f"no approved baseline for {which}; approve one with optpipe approve DOSSIER")
+    measured = tuple(list_artifact_measurements(load_runs(folder / "runs"), 0.95, None))
     return Baseline(f"approved {model}", "approved", measured)
 
 
-def known_builds(manifests: Iterable[Manifest], runs: Sequence[Run]) -> dict[str, Known]:
+def collect_build_facts(manifests: Iterable[Manifest], runs: Sequence[Run]) -> dict[str, BuildFacts]:
     """Size, build time and accuracy of every artifact among `manifests`, by id."""
     found = {}
     for manifest in manifests:
         if manifest.kind == "artifact":
-            build = build_of(manifest)
-            top1 = accuracy_figures(runs, build, 0.95).get("top1")
-            accuracy = accuracy_note(runs, build)
-            found[manifest.id] = Known(
+            build = judged_build_from_manifest(manifest)
+            top1 = observe_accuracy(runs, build, 0.95).get("top1")
+            accuracy = check_int8_accuracy(runs, build)
+            found[manifest.id] = BuildFacts(
                 size_bytes=build.size_bytes,
                 build_s=manifest.seconds,
-                top1=None if top1 is None else Interval(float(top1.value), top1.low, top1.high),
-                causes=causes(manifest.info),
+                top1=None if top1 is None else ComparedValue(float(top1.value), top1.low, top1.high),
+                causes=find_int8_causes(manifest.info),
                 accuracy=accuracy.message if accuracy else None,
             )
     return found

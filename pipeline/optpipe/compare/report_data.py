@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from optpipe import __version__
-from optpipe.bench.recompute import samples
+from optpipe.bench.recompute import read_samples
 from optpipe.core.comparison import Comparison
-from optpipe.measuring.measured import Measured
+from optpipe.measuring.measured import RecordedMeasurement
 from optpipe.reporters.report import (
     Curve,
+    MachineTrace,
     RawFile,
     Report,
-    Trace,
 )
 from optpipe.workspace.runs import Run
 
@@ -24,47 +24,49 @@ QUANTITIES = (
     ("gpu_temperature_c", "GPU temperature (°C)"),
     ("gpu_power_w", "GPU power (W)"),
     ("cpu_mhz", "CPU clock (MHz)"),
-    ("other_cpu_cores", "CPU cores busy with other work"),
+    ("other_cpu_cores", "CPU cores used by other processes"),
 )
 
 
-def report_of(
+def report_from_comparison(
     title: str,
     comparison: Comparison,
-    measured: Sequence[Measured],
+    measured: Sequence[RecordedMeasurement],
     runs: Sequence[Run],
     root: Path,
     **more: Any,
 ) -> Report:
     """The report on `comparison`; file paths are relative to the folder `root` that the report will lie in."""
     folders = {run.run_id: run for run in runs}
-    chosen = _chosen(measured, comparison)
+    chosen = _choose_measurements(measured, comparison)
     return Report(
         title=title,
         comparison=comparison,
-        latencies=tuple(_distribution(label, one, folders[one.run], root) for label, one in chosen.items()),
-        machine=tuple(_traces(chosen, folders, root)),
+        latencies=tuple(_curve_from_measurement(label, one, folders[one.run], root) for label, one in chosen.items()),
+        machine=tuple(_read_machine_traces(chosen, folders, root)),
         optpipe=__version__,
         environment=comparison.environment,
         **more,
     )
 
 
-def raw_files(runs: Sequence[Run], root: Path, name: str | None = None) -> tuple[RawFile, ...]:
+def list_raw_files(runs: Sequence[Run], root: Path, name: str | None = None) -> tuple[RawFile, ...]:
     """Every file of `runs` that is there, or what each has by `name`, with the hash in its run's manifest."""
     return tuple(
-        RawFile(_relative(run.path / record["path"], root), record["sha256"], record["bytes"])
+        RawFile(_make_relative(run.path / record["path"], root), record["sha256"], record["bytes"])
         for run in runs
         for record in run.manifest["files"]
         if name in (None, record["path"]) and (run.path / record["path"]).is_file()
     )
 
 
-def _relative(path: Path, root: Path) -> str:
+def _make_relative(path: Path, root: Path) -> str:
     return Path(os.path.relpath(path.resolve(), root.resolve())).as_posix()
 
 
-def _chosen(measured: Sequence[Measured], comparison: Comparison) -> dict[str, Measured]:
+def _choose_measurements(
+    measured: Sequence[RecordedMeasurement], comparison: Comparison
+) -> dict[str, RecordedMeasurement]:
     """The measurements whose distributions are drawn, by label: the best ones, then the smallest batch of each build."""
     by_id = {f"{one.run}/{one.measurement.id}": one for one in measured if one.measurement.samples_file}
     rows = sorted(comparison.rows, key=lambda row: (row.batch_size, row.configuration))
@@ -75,28 +77,30 @@ def _chosen(measured: Sequence[Measured], comparison: Comparison) -> dict[str, M
     return {comparison.row(one).label: by_id[one] for one in drawn}
 
 
-def _distribution(label: str, one: Measured, run: Run, root: Path) -> Curve:
+def _curve_from_measurement(label: str, one: RecordedMeasurement, run: Run, root: Path) -> Curve:
     import numpy as np
 
     name = str(one.measurement.samples_file)
-    frame = samples(run.path / name)
+    frame = read_samples(run.path / name)
     ordered = np.sort((frame["end_ns"] - frame["scheduled_ns"]).to_numpy()) / 1e6
     count = len(ordered)
     at = np.unique(
         np.concatenate([np.linspace(0, count - 1, POINTS), count - 1 - np.arange(min(8, count))]).astype(int)
     )
     points = tuple((float(ordered[index]), (index + 1) / count) for index in at)
-    return Curve(label, points, raw_files((run,), root, name))
+    return Curve(label, points, list_raw_files((run,), root, name))
 
 
-def _traces(chosen: Mapping[str, Measured], folders: dict[str, Run], root: Path) -> list[Trace]:
+def _read_machine_traces(
+    chosen: Mapping[str, RecordedMeasurement], folders: dict[str, Run], root: Path
+) -> list[MachineTrace]:
     import polars as pl
 
     frames = []
     for label, one in chosen.items():
         name = one.measurement.machine_file
         if name and (folders[one.run].path / name).is_file():
-            files = raw_files((folders[one.run],), root, name)
+            files = list_raw_files((folders[one.run],), root, name)
             frames.append((label, pl.read_parquet(folders[one.run].path / name), files))
     traces = []
     for column, title in QUANTITIES:
@@ -108,5 +112,5 @@ def _traces(chosen: Mapping[str, Measured], folders: dict[str, Run], root: Path)
             start = rows["time_ns"][0]
             curves.append(Curve(label, tuple(((time - start) / 1e9, float(y)) for time, y in rows.iter_rows()), files))
         if curves:
-            traces.append(Trace(title, tuple(curves)))
+            traces.append(MachineTrace(title, tuple(curves)))
     return traces

@@ -7,7 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from optpipe.core.hashing import value_sha256
+from optpipe.core.hashing import hash_value
 from optpipe.core.tensors import (
     InputSpec,
     Shape,
@@ -40,7 +40,7 @@ class Tokenization:
     @property
     def hash(self) -> str:
         """Names the preprocessing, as `Transform.hash` does for images."""
-        return value_sha256(self.to_dict())
+        return hash_value(self.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
@@ -70,11 +70,11 @@ class ModelCard:
     def __post_init__(self) -> None:
         names = [each.name for each in self.inputs]
         if doubled := {name for name in names if names.count(name) > 1}:
-            raise BadInputError(f"{self.name}: two of its inputs are named '{min(doubled)}'")
+            raise BadInputError(f"{self.name}: two inputs have the same name '{min(doubled)}'")
         if self.transform is not None and len(names) != 1:
             raise BadInputError(
-                f"{self.name}: its preprocessing makes one input, and it takes {', '.join(names)}\n"
-                "leave the preprocessing out; tensors are compared, accuracy is not judged"
+                f"{self.name}: preprocessing produces one input, but the model takes {', '.join(names)}\n"
+                "omit the preprocessing; tensors are compared, but accuracy is not evaluated"
             )
 
     @property
@@ -103,7 +103,7 @@ class ModelCard:
         """The same model built for other shapes; raises `BadInputError` for an input it does not have."""
         names = [each.name for each in self.inputs]
         if unknown := sorted(set(shapes) - set(names)):
-            raise BadInputError(f"--shape names '{unknown[0]}', but {self.name} has the inputs {', '.join(names)}")
+            raise BadInputError(f"--shape: unknown input '{unknown[0]}'; {self.name} has inputs {', '.join(names)}")
         inputs = []
         for each in self.inputs:
             resized = each.with_batch(*batch) if batch and each.name not in shapes else each
@@ -112,13 +112,13 @@ class ModelCard:
                 resized = replace(each, min=low, opt=usual, max=high)
             if len(resized.min) != len(each.min):
                 raise BadInputError(
-                    f"--shape {each.name}: {self.name} takes {len(each.min)} dimensions, {each.profile_text()}"
+                    f"--shape {each.name}: {self.name} takes {len(each.min)} dimensions, {each.format_profile()}"
                 )
             inputs.append(resized)
         return replace(self, inputs=tuple(inputs))
 
 
-def require_fitting(card: ModelCard) -> None:
+def require_matching_input(card: ModelCard) -> None:
     """Raises BadInputError where the preprocessing makes pictures of one size, and the input takes another."""
     if card.transform is None or card.transform.size is None:
         return
@@ -128,8 +128,8 @@ def require_fitting(card: ModelCard) -> None:
     )
     if not fits or pack.dtype != spec.dtype:
         raise BadInputError(
-            f"{card.name}: its preprocessing makes {pack.dtype} of {'×'.join(map(str, made))} ({pack.order}), "
-            f"its input {spec.name} takes {spec.dtype}, {spec.profile_text()}"
+            f"{card.name}: preprocessing produces {pack.dtype} of shape {'×'.join(map(str, made))} ({pack.order}), "
+            f"but input {spec.name} expects {spec.dtype}, {spec.format_profile()}"
         )
 
 
@@ -155,7 +155,7 @@ def card_from_dict(value: Mapping[str, Any]) -> ModelCard:
         )
     except (KeyError, ValueError, TypeError) as error:
         raise BadInputError(
-            f"model card '{value.get('name', '?')}': {type(error).__name__} {error}; models/README.md has the form"
+            f"model card '{value.get('name', '?')}': {type(error).__name__} {error}; see models/README.md for the format"
         ) from error
 
 

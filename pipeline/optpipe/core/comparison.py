@@ -17,7 +17,7 @@ class Goal(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class ComparedValue:
     """A figure with its interval; both bounds None where the data cannot support one."""
 
     value: float
@@ -30,7 +30,7 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ComparisonRow:
     """One measured build with one set of options at one batch size under one load."""
 
     id: str
@@ -53,15 +53,15 @@ class Row:
     reason_codes: tuple[str, ...] = ()
     """Of what invalidates it."""
     samples: int = 0
-    latency_ms: Mapping[str, Interval] = field(default_factory=dict)
+    latency_ms: Mapping[str, ComparedValue] = field(default_factory=dict)
     """By percentile name; one that the sample cannot support is not there."""
-    throughput_images_per_s: Interval | None = None
-    energy_j_per_image: Interval | None = None
+    throughput_images_per_s: ComparedValue | None = None
+    energy_j_per_image: ComparedValue | None = None
     memory_bytes: int | None = None
     size_bytes: int | None = None
     build_s: float | None = None
-    top1: Interval | None = None
-    speedup: Interval | None = None
+    top1: ComparedValue | None = None
+    speedup: ComparedValue | None = None
     """Of the p50 latency against the baseline; above 1 is faster."""
     change: str | None = None
     """`faster`, `slower` or `no difference shown`."""
@@ -127,7 +127,7 @@ class Row:
 class Comparison:
     """Everything `optpipe compare` has to say."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[ComparisonRow, ...]
     best: Mapping[str, str | None]
     """Row id for each goal; None where no valid row meets the limits."""
     best_reason: Mapping[str, str]
@@ -138,12 +138,12 @@ class Comparison:
     warnings: tuple[str, ...] = ()
     environment: Mapping[str, Any] = field(default_factory=dict)
 
-    def row(self, row_id: str) -> Row:
+    def row(self, row_id: str) -> ComparisonRow:
         """The row of that id."""
         return next(one for one in self.rows if one.id == row_id)
 
     @property
-    def frontier(self) -> tuple[Row, ...]:
+    def frontier(self) -> tuple[ComparisonRow, ...]:
         """The rows that no other dominates."""
         return tuple(one for one in self.rows if one.on_frontier)
 

@@ -15,7 +15,7 @@ RELATIVE_TOLERANCE = 1e-9
 """Between two computations of one figure, on two machines, by the same formula."""
 
 
-def unreadable() -> tuple[type[Exception], ...]:
+def list_read_errors() -> tuple[type[Exception], ...]:
     """What reading a file can raise whose values are of the wrong kind, however intact its form."""
     import polars as pl
 
@@ -23,26 +23,28 @@ def unreadable() -> tuple[type[Exception], ...]:
     return (BadInputError, pl.exceptions.PolarsError, *wrong_kind)
 
 
-def disagreements(stored: object, computed: object, place: str) -> list[str]:
+def find_disagreements(stored: object, computed: object, place: str) -> list[str]:
     """Where a stored document says something else than what was computed, one line each."""
     if isinstance(computed, Mapping) and isinstance(stored, Mapping):
         names = sorted((set(stored) | set(computed)) - set(PROSE))
         return [
             problem
             for name in names
-            for problem in disagreements(stored.get(name, "nothing"), computed.get(name, "nothing"), f"{place}: {name}")
+            for problem in find_disagreements(
+                stored.get(name, "nothing"), computed.get(name, "nothing"), f"{place}: {name}"
+            )
         ]
     if isinstance(computed, list) and isinstance(stored, list) and len(computed) == len(stored):
         pairs = enumerate(zip(stored, computed, strict=True))
         return [
             problem
             for at, (one, other) in pairs
-            for problem in disagreements(one, other, f"{place}[{_common_name(one, other) or at}]")
+            for problem in find_disagreements(one, other, f"{place}[{_common_name(one, other) or at}]")
         ]
     numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in (stored, computed))
     if stored == computed or (numbers and math.isclose(stored, computed, rel_tol=RELATIVE_TOLERANCE)):  # type: ignore[arg-type]
         return []
-    return [f"{place} says {_short(stored)}, the raw files give {_short(computed)}"]
+    return [f"{place} says {_shorten(stored)}, but the raw files give {_shorten(computed)}"]
 
 
 def _common_name(one: object, other: object) -> object:
@@ -51,7 +53,7 @@ def _common_name(one: object, other: object) -> object:
     return names[0] if names[0] == names[1] else None
 
 
-def _short(value: object) -> str:
+def _shorten(value: object) -> str:
     text = json.dumps(value)
     return text if len(text) <= 80 else f"{text[:79]}…"
 

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 
-class Step(Protocol):
+class ProgressStep(Protocol):
     """A step in progress: `advance` moves its progress bar, `cached` says that the store answered it."""
 
     def advance(self, count: int = 1) -> None:
@@ -18,21 +18,21 @@ class Step(Protocol):
 class Listener(Protocol):
     """Hears of steps and warnings; the terminal's implementation is `commands.terminal.Terminal`."""
 
-    def step(self, name: str, total: int | None = None) -> AbstractContextManager[Step]:
+    def step(self, name: str, total: int | None = None) -> AbstractContextManager[ProgressStep]:
         """Opens a step called `name` with `total` units of work, or an unknown amount."""
 
     def warn(self, message: str) -> None:
         """Says something the user must know and that ends up in the JSON's `warnings` too."""
 
 
-class Silent:
+class SilentListener:
     """A listener for library use and tests: keeps the warnings, shows nothing."""
 
     def __init__(self) -> None:
         self.warnings: list[str] = []
 
     @contextmanager
-    def step(self, name: str, total: int | None = None) -> Iterator[Step]:  # noqa: ARG002
+    def step(self, name: str, total: int | None = None) -> Iterator[ProgressStep]:  # noqa: ARG002
         """Opens a step that nobody watches."""
         yield UNWATCHED
 
@@ -50,5 +50,5 @@ class _Unwatched:
         pass
 
 
-UNWATCHED: Step = _Unwatched()
+UNWATCHED: ProgressStep = _Unwatched()
 """For library use: work that nobody watches."""

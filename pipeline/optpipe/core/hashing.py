@@ -7,27 +7,27 @@ from pathlib import Path
 from typing import Any
 
 
-def file_sha256(path: Path) -> str:
+def hash_file(path: Path) -> str:
     """The SHA-256 of a file's bytes, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def text_sha256(text: str) -> str:
+def hash_text(text: str) -> str:
     """The SHA-256 of a text in UTF-8, as of a file that holds it."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def value_sha256(value: Any) -> str:
+def hash_value(value: Any) -> str:
     """The SHA-256 of a JSON-like value, independent of key order.
 
     Raises `TypeError` for anything JSON cannot hold: a key that silently fell back to `repr` would not be stable.
     """
     canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return text_sha256(canonical)
+    return hash_text(canonical)
 
 
-def tensors_sha256(tensors: Mapping[str, Any]) -> str:
+def hash_arrays(tensors: Mapping[str, Any]) -> str:
     """The SHA-256 of named arrays (anything NumPy can view): names, types, shapes and bytes, in name order."""
     import numpy as np
 

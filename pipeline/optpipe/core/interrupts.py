@@ -11,7 +11,7 @@ _AGAIN_S = 0.02
 
 
 class _Interruption(KeyboardInterrupt):
-    """Raised by a signal; one that is destroyed before it came to `interruptible` was lost, and is raised again."""
+    """Raised by a signal; one that is destroyed before it came to `handle_interrupts` was lost, and is raised again."""
 
     def __init__(self, number: int, over: threading.Event) -> None:
         super().__init__()
@@ -20,28 +20,30 @@ class _Interruption(KeyboardInterrupt):
 
     def __del__(self) -> None:
         if not (self.taken or self.over.is_set()):
-            threading.Thread(target=_again, args=(self.number, self.over), daemon=True).start()  # not from in here
+            threading.Thread(
+                target=_raise_again, args=(self.number, self.over), daemon=True
+            ).start()  # not from in here
 
 
-def _again(number: int, over: threading.Event) -> None:
+def _raise_again(number: int, over: threading.Event) -> None:
     if not over.wait(_AGAIN_S):
         signal.pthread_kill(threading.main_thread().ident or 0, number)
 
 
-def taken(interruption: KeyboardInterrupt) -> None:
+def acknowledge_interrupt(interruption: KeyboardInterrupt) -> None:
     """Says that what catches `interruption` ends in order by itself: it is not raised again."""
     if isinstance(interruption, _Interruption):
         interruption.taken = True
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
+def handle_interrupts() -> Iterator[None]:
     """SIGTERM raises KeyboardInterrupt as SIGINT does while the block runs, and nothing but that comes of either.
 
     A signal may come while a library is imported, asks for an attribute or destroys an object. Extension modules turn it
     into an ImportError of their own, which the importing library may take for a missing option; Python only prints what a
     destructor raises; and there is `except:`. An error that comes of it is an interruption here, and where it came to
-    nothing it is raised again, until the block ends or says `taken`. Only on the main thread, where signals can be handled;
+    nothing it is raised again, until the block ends or says `acknowledge_interrupt`. Only on the main thread, where signals can be handled;
     SIGINT stays ignored where it is (`nohup`).
     """
     if threading.current_thread() is not threading.main_thread():

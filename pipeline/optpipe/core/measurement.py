@@ -182,8 +182,8 @@ class Subject:
     @property
     def settings(self) -> dict[str, str]:
         """What could be set otherwise without another build, as it is typed: the options in force and the processors."""
-        affinity = {} if self.affinity is None else {"affinity": cpus_text(self.affinity)}
-        return {name: option_text(value) for name, value in sorted(self.options.items())} | affinity
+        affinity = {} if self.affinity is None else {"affinity": format_cpus(self.affinity)}
+        return {name: format_option(value) for name, value in sorted(self.options.items())} | affinity
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,17 +241,17 @@ class Measurement:
         return of.model, of.backend, of.precision, of.device, tuple(of.settings.items()), *self.load
 
 
-def percentile_name(percent: float) -> str:
+def format_percentile_name(percent: float) -> str:
     """`p50`, `p99`, `p99.9`."""
     return f"p{percent:g}"
 
 
-def option_text(value: object) -> str:
+def format_option(value: object) -> str:
     """An option's value as `--option` takes it: `2`, `true`, `HEURISTIC`."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def cpus_text(cpus: Iterable[int]) -> str:
+def format_cpus(cpus: Iterable[int]) -> str:
     """Processors as `--affinity` takes them: `0,4-7`."""
     spans: list[list[int]] = []
     for cpu in sorted(cpus):
@@ -262,13 +262,13 @@ def cpus_text(cpus: Iterable[int]) -> str:
     return ",".join(f"{low}" if low == high else f"{low}-{high}" for low, high in spans)
 
 
-def differing(settings: Iterable[Mapping[str, str]]) -> tuple[str, ...]:
+def find_differing_settings(settings: Iterable[Mapping[str, str]]) -> tuple[str, ...]:
     """The names that do not have one value in all of `settings`, in alphabetical order."""
     known = list(settings)
     names = sorted({name for each in known for name in each})
     return tuple(name for name in names if len({each.get(name) for each in known}) > 1)
 
 
-def setting_text(settings: Mapping[str, str], names: Iterable[str]) -> str:
+def format_settings(settings: Mapping[str, str], names: Iterable[str]) -> str:
     """`spinning=false threads=2`: those of `settings` that are among `names`."""
     return " ".join(f"{name}={settings[name]}" for name in names if name in settings)

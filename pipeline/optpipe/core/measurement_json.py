@@ -18,18 +18,18 @@ from optpipe.core.measurement import (
     Scenario,
     Subject,
     Validity,
-    percentile_name,
+    format_percentile_name,
 )
 from optpipe.errors import BadInputError
 
-SCHEMA = "optpipe.measurements"
-SCHEMA_VERSION = 1
+MEASUREMENTS_SCHEMA = "optpipe.measurements"
+MEASUREMENTS_SCHEMA_VERSION = 1
 
 
-def summary_as_json(summary: LatencySummary) -> dict[str, Any]:
+def record_from_summary(summary: LatencySummary) -> dict[str, Any]:
     """`{"p50": {"value": …, "ci": [low, high]}, …, "min", "max", "mean", "stddev", "cv", "withheld"}`, in ms."""
     document: dict[str, Any] = {
-        percentile_name(one.percent): {"value": one.value, "ci": list(one.ci)} for one in summary.percentiles
+        format_percentile_name(one.percent): {"value": one.value, "ci": list(one.ci)} for one in summary.percentiles
     }
     return document | {
         "min": summary.minimum,
@@ -44,7 +44,7 @@ def summary_as_json(summary: LatencySummary) -> dict[str, Any]:
 
 
 def summary_from_json(document: Mapping[str, Any]) -> LatencySummary:
-    """The inverse of `summary_as_json`."""
+    """The inverse of `record_from_summary`."""
     found = [
         Percentile(float(name[1:]), float(value["value"]), (float(value["ci"][0]), float(value["ci"][1])))
         for name, value in document.items()
@@ -62,7 +62,7 @@ def summary_from_json(document: Mapping[str, Any]) -> LatencySummary:
     )
 
 
-def as_json(measurement: Measurement) -> dict[str, Any]:
+def record_from_measurement(measurement: Measurement) -> dict[str, Any]:
     """One element of `measurements[]`. Keys the issue tracker's schema names first, then the details."""
     subject = measurement.subject
     throughput, energy, check = (
@@ -81,7 +81,7 @@ def as_json(measurement: Measurement) -> dict[str, Any]:
         "scenario": str(measurement.scenario),
         "mode": str(measurement.mode),
         "samples": measurement.samples,
-        "latency_ms": None if measurement.latency is None else summary_as_json(measurement.latency),
+        "latency_ms": None if measurement.latency is None else record_from_summary(measurement.latency),
         "throughput_images_per_s": None if throughput is None else throughput.value,
         "memory_bytes": peak,
         "energy_j_per_image": None if energy is None else energy.value,
@@ -92,7 +92,7 @@ def as_json(measurement: Measurement) -> dict[str, Any]:
         "energy": {"value": None, "ci": None, "note": measurement.energy_why_not}
         if energy is None
         else _plain(energy) | {"approximate": True},
-        "parts_ms": {name: summary_as_json(part) for name, part in measurement.parts.items()},
+        "parts_ms": {name: record_from_summary(part) for name, part in measurement.parts.items()},
         "subject": _plain(subject),
         "output_check": None if check is None else _plain(check),
         "inputs": dict(measurement.inputs),
@@ -103,30 +103,30 @@ def as_json(measurement: Measurement) -> dict[str, Any]:
 
 
 def measurement_from_json(document: Mapping[str, Any]) -> Measurement:
-    """The inverse of `as_json`. Raises BadInputError where a key is missing."""
+    """The inverse of `record_from_measurement`. Raises BadInputError where a key is missing."""
     try:
         return _measurement(document)
     except (KeyError, TypeError, ValueError) as error:
         raise BadInputError(
-            f"not a measurement of schema version {SCHEMA_VERSION}: {error!r}; measure again with optpipe bench"
+            f"not a measurement of schema version {MEASUREMENTS_SCHEMA_VERSION}: {error!r}; measure again with optpipe bench"
         ) from error
 
 
-def document_of(measurements: tuple[Measurement, ...]) -> dict[str, Any]:
+def document_from_measurements(measurements: tuple[Measurement, ...]) -> dict[str, Any]:
     """The content of `measurements.json`."""
     return {
-        "schema": SCHEMA,
-        "schema_version": SCHEMA_VERSION,
-        "measurements": [as_json(measurement) for measurement in measurements],
+        "schema": MEASUREMENTS_SCHEMA,
+        "schema_version": MEASUREMENTS_SCHEMA_VERSION,
+        "measurements": [record_from_measurement(measurement) for measurement in measurements],
     }
 
 
-def measurements_of(document: Mapping[str, Any]) -> tuple[Measurement, ...]:
+def measurements_from_document(document: Mapping[str, Any]) -> tuple[Measurement, ...]:
     """The measurements in a `measurements.json`. Raises BadInputError for another schema or version, by number."""
-    if document.get("schema") != SCHEMA or document.get("schema_version") != SCHEMA_VERSION:
+    if document.get("schema") != MEASUREMENTS_SCHEMA or document.get("schema_version") != MEASUREMENTS_SCHEMA_VERSION:
         raise BadInputError(
             f"measurements of schema {document.get('schema')!r} version {document.get('schema_version')!r}; "
-            f"this optpipe reads {SCHEMA!r} version {SCHEMA_VERSION}: measure again with optpipe bench"
+            f"this version of optpipe reads {MEASUREMENTS_SCHEMA!r} version {MEASUREMENTS_SCHEMA_VERSION}: measure again with optpipe bench"
         )
     return tuple(measurement_from_json(one) for one in document["measurements"])
 

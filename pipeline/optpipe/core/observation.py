@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Cap:
+class Blocker:
     """Why a figure may not be judged, and what to do about it."""
 
     reason: str
@@ -18,7 +18,7 @@ class Observation:
     value: float | str
     low: float | None = None
     high: float | None = None
-    caps: tuple[Cap, ...] = ()
+    blockers: tuple[Blocker, ...] = ()
     about: str = ""
     """What was observed, for people: `batch 8, single-stream, compute`."""
     source: str = ""
@@ -33,4 +33,6 @@ class Missing:
     remedy: str
 
 
-RANDOM_WEIGHTS = Cap("the weights are random, so accuracy and agreement mean nothing", "build with trained weights")
+RANDOM_WEIGHTS = Blocker(
+    "the weights are random, so accuracy and agreement are meaningless", "build with trained weights"
+)

@@ -27,9 +27,9 @@ def precisions_from_text(text: str) -> tuple[Precision, ...]:
     try:
         wanted = [Precision(word.strip().lower()) for word in text.split(",") if word.strip()]
     except ValueError as error:
-        raise BadInputError(f"{error}: known precisions are {', '.join(Precision)}") from None
+        raise BadInputError(f"{error}: choose from {', '.join(Precision)}") from None
     if not wanted:
-        raise BadInputError("--precision is empty; name at least one of " + ", ".join(Precision))
+        raise BadInputError("--precision is empty; choose from " + ", ".join(Precision))
     return tuple(dict.fromkeys(wanted))
 
 
@@ -58,7 +58,7 @@ class PrecisionShare:
         return {"layers": dict(self.layers), "macs": dict(self.macs), "total_macs": self.total_macs}
 
 
-def precision_share(layers: Iterable[LayerType]) -> PrecisionShare:
+def summarize_precision(layers: Iterable[LayerType]) -> PrecisionShare:
     """Adds up `layers`. Only layers that compute in floating point or INT8 arithmetic should be passed in."""
     count: Counter[str] = Counter()
     macs: Counter[str] = Counter()
@@ -84,14 +84,14 @@ class PrecisionProof:
     """Layers with multiply-adds in another type, the largest first."""
 
 
-def prove(wanted: Precision, layers: Iterable[LayerType]) -> PrecisionProof:
+def prove_precision(wanted: Precision, layers: Iterable[LayerType]) -> PrecisionProof:
     """Holds a built network's layers against the precision asked for.
 
     FP32 and TF32 must hold for every multiply-add; the others for at least `REQUIRED_SHARE` of them. A network without
     multiply-adds is judged by its layers.
     """
     layers = tuple(layers)
-    share = precision_share(layers)
+    share = summarize_precision(layers)
     counted = share.macs or share.layers
     found = counted.get(str(wanted), 0.0)
     required = 1.0 if wanted in (Precision.FP32, Precision.TF32) else REQUIRED_SHARE
@@ -99,6 +99,6 @@ def prove(wanted: Precision, layers: Iterable[LayerType]) -> PrecisionProof:
         (layer for layer in layers if layer.type != wanted and (layer.macs or not share.macs)),
         key=lambda layer: -layer.macs,
     )
-    unit = "multiply-adds" if share.macs else "layers"
+    unit = "MACs" if share.macs else "layers"
     reason = f"{found:.1%} of {unit} in {wanted}, {required:.0%} required"
     return PrecisionProof(share=share, proven=found >= required - 1e-12, reason=reason, others=tuple(others))

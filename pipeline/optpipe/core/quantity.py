@@ -7,7 +7,7 @@ import math
 import re
 from enum import StrEnum
 
-from optpipe.core.units import bytes_text, duration_text
+from optpipe.core.units import format_bytes, format_duration
 
 
 class Dimension(StrEnum):
@@ -15,12 +15,12 @@ class Dimension(StrEnum):
 
     TIME = "a time"
     RATE = "a rate"
-    QUERIES = "a rate of queries"
+    QUERIES = "a query rate"
     SHARE = "a share"
     POINTS = "percentage points"
     SIZE = "a size"
     ENERGY = "an energy per image"
-    DECIBEL = "a ratio in decibel"
+    DECIBEL = "a ratio in decibels"
 
 
 UNITS: dict[Dimension, dict[str, float]] = {
@@ -61,15 +61,15 @@ _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _QUANTITY = re.compile(rf"^\s*({_NUMBER})\s*(\S*)\s*$")
 
 
-def quantity_pattern(dimension: Dimension) -> str:
+def make_quantity_pattern(dimension: Dimension) -> str:
     """The regular expression (ECMA dialect, for a JSON Schema) that a quantity of `dimension` matches."""
     units = "|".join(re.escape(unit) for unit in UNITS[dimension])
     return rf"^\s*\+?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?\s*(?:{units})\s*$"
 
 
-def quantity(text: object, dimension: Dimension) -> float:
+def quantity_from_text(text: object, dimension: Dimension) -> float:
     """Reads `text` as a quantity of `dimension`, in its base unit; ValueError says what is wrong and shows the form."""
-    example = f'write for example "{EXAMPLES[dimension]}"'
+    example = f'for example "{EXAMPLES[dimension]}"'
     if isinstance(text, int | float) and not isinstance(text, bool):
         raise ValueError(f"{text} has no unit; {example}")
     match = _QUANTITY.match(text) if isinstance(text, str) else None
@@ -82,29 +82,29 @@ def quantity(text: object, dimension: Dimension) -> float:
         known = ", ".join(UNITS[dimension])
         raise ValueError(f'"{text}": {unit} is not a unit of {dimension.value} (known: {known}); {example}')
     if number < 0 or number * UNITS[dimension][unit] == float("inf"):
-        raise ValueError(f'"{text}" cannot be a limit: it must be finite and not negative')
+        raise ValueError(f'"{text}" is not a valid limit: it must be finite and non-negative')
     return number * UNITS[dimension][unit]
 
 
-def quantity_text(value: float, dimension: Dimension) -> str:
+def format_quantity(value: float, dimension: Dimension) -> str:
     """A value in base units as people read it: `quantity_text(0.995, Dimension.SHARE) == "99.5 %"`."""
     if not math.isfinite(value):
         return "not a number" if math.isnan(value) else "infinite"
     if dimension is Dimension.TIME:
-        return duration_text(value)
+        return format_duration(value)
     if dimension is Dimension.SIZE:
-        return bytes_text(value)
+        return format_bytes(value)
     if dimension is Dimension.SHARE:
-        return f"{_trimmed(100 * value, 4)} %"
+        return f"{_format_digits(100 * value, 4)} %"
     if dimension is Dimension.POINTS:
-        return f"{_trimmed(100 * value, 3)} points"
+        return f"{_format_digits(100 * value, 3)} points"
     if dimension is Dimension.ENERGY:
-        return f"{_trimmed(1e3 * value, 4)} mJ/image" if abs(value) < 1 else f"{_trimmed(value, 4)} J/image"
+        return f"{_format_digits(1e3 * value, 4)} mJ/image" if abs(value) < 1 else f"{_format_digits(value, 4)} J/image"
     if dimension is Dimension.DECIBEL:
-        return f"{_trimmed(value, 3)} dB"
+        return f"{_format_digits(value, 3)} dB"
     unit = "queries/s" if dimension is Dimension.QUERIES else "images/s"
-    return f"{value:,.0f} {unit}" if value >= 100 else f"{_trimmed(value, 3)} {unit}"
+    return f"{value:,.0f} {unit}" if value >= 100 else f"{_format_digits(value, 3)} {unit}"
 
 
-def _trimmed(value: float, digits: int) -> str:
+def _format_digits(value: float, digits: int) -> str:
     return f"{value:.{digits}g}" if abs(value) < 10**digits else f"{value:,.0f}"

@@ -15,16 +15,16 @@ def keep_descriptors() -> None:
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            _to_null(number, os.O_RDONLY if number < 2 else os.O_WRONLY)
+            _open_null_as(number, os.O_RDONLY if number < 2 else os.O_WRONLY)
             setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", encoding="utf-8", closefd=False))
 
 
-def write_nowhere(descriptor: int) -> None:
+def discard_output(descriptor: int) -> None:
     """Drops what is written to `descriptor` from here on: nobody reads it, and Python's end must not fail at it."""
-    _to_null(descriptor, os.O_WRONLY)
+    _open_null_as(descriptor, os.O_WRONLY)
 
 
-def _to_null(descriptor: int, flags: int) -> None:
+def _open_null_as(descriptor: int, flags: int) -> None:
     opened = os.open(os.devnull, flags)
     if opened != descriptor:
         os.dup2(opened, descriptor)
@@ -32,20 +32,20 @@ def _to_null(descriptor: int, flags: int) -> None:
 
 
 @contextmanager
-def output_to(log: Path) -> Iterator[None]:
+def redirect_output(log: Path) -> Iterator[None]:
     """Sends file descriptors 1 and 2 to `log` while the block runs: also what C++ code and child processes print."""
-    with log.open("ab") as file, _redirected({1: file.fileno(), 2: file.fileno()}):
+    with log.open("ab") as file, _redirect({1: file.fileno(), 2: file.fileno()}):
         yield
 
 
 @contextmanager
-def stdout_to_stderr() -> Iterator[None]:
+def redirect_stdout_to_stderr() -> Iterator[None]:
     """Sends all that is printed to stdout to stderr while the block runs: libraries print where they like."""
-    with _redirected({1: 2}):
+    with _redirect({1: 2}):
         yield
 
 
-def stdout_to_stderr_at_exit() -> None:
+def redirect_stdout_to_stderr_at_exit() -> None:
     """Sends to stderr what code that ran before prints when Python ends: after the result, on its stdout."""
     atexit.unregister(_send_stdout_to_stderr)
     atexit.register(_send_stdout_to_stderr)  # the last one registered runs first
@@ -58,7 +58,7 @@ def _send_stdout_to_stderr() -> None:
 
 
 @contextmanager
-def _redirected(targets: Mapping[int, int]) -> Iterator[None]:
+def _redirect(targets: Mapping[int, int]) -> Iterator[None]:
     sys.stdout.flush()
     sys.stderr.flush()
     kept = {descriptor: os.dup(descriptor) for descriptor in targets}

@@ -43,14 +43,12 @@ class InputSpec:
 
     def __post_init__(self) -> None:
         if not self.min:
-            raise BadInputError(
-                f"input '{self.name}' is a single value; an input has at least one dimension, the batch"
-            )
+            raise BadInputError(f"input '{self.name}' is a scalar; an input needs at least the batch dimension")
         if not len(self.min) == len(self.opt) == len(self.max):
-            raise BadInputError(f"input '{self.name}': min, opt and max have different ranks: {self.profile_text()}")
+            raise BadInputError(f"input '{self.name}': min, opt and max have different ranks: {self.format_profile()}")
         if any(not 1 <= low <= usual <= high for low, usual, high in zip(self.min, self.opt, self.max, strict=True)):
             raise BadInputError(
-                f"input '{self.name}': every dimension needs 1 <= min <= opt <= max, got {self.profile_text()}"
+                f"input '{self.name}': every dimension must satisfy 1 <= min <= opt <= max; got {self.format_profile()}"
             )
 
     @property
@@ -62,7 +60,7 @@ class InputSpec:
         )
         return TensorSpec(self.name, self.dtype, names)
 
-    def profile_text(self) -> str:
+    def format_profile(self) -> str:
         """`1x3x224x224:8x3x224x224:64x3x224x224`, as `--shape` takes it."""
         return ":".join("x".join(map(str, shape)) for shape in (self.min, self.opt, self.max))
 
@@ -90,14 +88,14 @@ def input_from_dict(value: Mapping[str, Any]) -> InputSpec:
         below = index(value["below"]) if "below" in value else None
     except (KeyError, TypeError, AttributeError) as error:
         raise BadInputError(
-            f"no description of an input: {str(value)[:160]}\nit has name, dtype, and min, opt and max as lists of sizes"
+            f"invalid input description: {str(value)[:160]}\nexpected name, dtype, and lists of sizes for min, opt and max"
         ) from error
     if unknown := sorted(set(value) - {"name", "dtype", "min", "opt", "max", "below"}):
         raise BadInputError(
-            f"input '{name}' has no '{unknown[0]}'; it has name, dtype, min, opt, max, and for integers perhaps below"
+            f"input '{name}': unknown field '{unknown[0]}'; fields are name, dtype, min, opt, max, and optionally below for integers"
         )
     if dtype not in DTYPES:
-        raise BadInputError(f"input '{name}': dtype {dtype} is none of {', '.join(DTYPES)}")
+        raise BadInputError(f"input '{name}': unknown dtype {dtype}; choose from {', '.join(DTYPES)}")
     return InputSpec(name, dtype, low, usual, high, below=below)
 
 
@@ -110,7 +108,9 @@ def batch_range_from_text(text: str) -> tuple[int, int, int]:
     if len(parts) == 1:
         parts *= 3
     if len(parts) != 3 or not 1 <= parts[0] <= parts[1] <= parts[2]:
-        raise BadInputError(f"--batch {text}: give one size or MIN:OPT:MAX with 1 <= MIN <= OPT <= MAX, such as 1:8:64")
+        raise BadInputError(
+            f"--batch {text}: expected one size or MIN:OPT:MAX with 1 <= MIN <= OPT <= MAX, such as 1:8:64"
+        )
     return parts[0], parts[1], parts[2]
 
 
@@ -125,6 +125,6 @@ def shapes_from_text(text: str) -> tuple[str, tuple[Shape, Shape, Shape]]:
         shapes *= 3
     if not name or len(shapes) != 3:
         raise BadInputError(
-            f"--shape {text}: give NAME=MIN:OPT:MAX, such as images=1x3x224x224:8x3x224x224:64x3x224x224"
+            f"--shape {text}: expected NAME=MIN:OPT:MAX, such as images=1x3x224x224:8x3x224x224:64x3x224x224"
         )
     return name, (shapes[0], shapes[1], shapes[2])

@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
-from optpipe.core.hashing import value_sha256
+from optpipe.core.hashing import hash_value
 from optpipe.errors import BadInputError
 
 Channels = Literal["RGB", "BGR", "L"]
 Fit = Literal["short", "long", "exact"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"]
-Kernel = Literal["pillow", "torch", "float"]
+ResizeKernel = Literal["pillow", "torch", "float"]
 Rounding = Literal["half-even", "floor"]
 Order = Literal["CHW", "HWC"]
 Dtype = Literal["float32", "float16", "uint8"]
@@ -47,17 +47,21 @@ class Resize:
     interpolation: Interpolation = "bilinear"
     antialias: bool = True
     max_size: int | None = None
-    kernel: Kernel = "pillow"
+    kernel: ResizeKernel = "pillow"
 
     def __post_init__(self) -> None:
         sides = 2 if self.fit == "exact" else 1
         if len(self.size) != sides or min(self.size) < 1:
-            raise BadInputError(f"resize: fit {self.fit!r} takes {sides} side(s) of at least 1, got {list(self.size)}")
+            raise BadInputError(
+                f"resize: fit {self.fit!r} requires {sides} positive size value(s); got {list(self.size)}"
+            )
         if self.kernel == "pillow" and not self.antialias:
-            raise BadInputError("resize: Pillow always antialiases; antialias = false needs kernel 'torch' or 'float'")
+            raise BadInputError(
+                "resize: Pillow always antialiases; antialias = false requires kernel 'torch' or 'float'"
+            )
         if self.max_size is not None and (self.fit != "short" or self.max_size <= self.size[0]):
             raise BadInputError(
-                f"resize: max_size {self.max_size} needs fit 'short' and a smaller size, got {self.fit!r} {self.size}"
+                f"resize: max_size {self.max_size} requires fit 'short' and a smaller size; got {self.fit!r} {self.size}"
             )
 
 
@@ -76,7 +80,7 @@ class CenterCrop:
     def __post_init__(self) -> None:
         if min(self.height, self.width) < 1 or not 0 <= self.fill <= 255:
             raise BadInputError(
-                f"center_crop: {self.height}×{self.width} with fill {self.fill} is no crop of an 8-bit picture"
+                f"center_crop: {self.height}×{self.width} with fill {self.fill} is not a valid crop of an 8-bit image"
             )
 
 
@@ -102,7 +106,7 @@ class Normalize:
     def __post_init__(self) -> None:
         if len(self.mean) != len(self.std) or len(self.mean) not in (1, 3) or not all(std > 0 for std in self.std):
             raise BadInputError(
-                f"normalize: needs 1 or 3 means and as many positive stds, got mean {self.mean}, std {self.std}"
+                f"normalize: expected 1 or 3 means and the same number of positive stds; got mean {self.mean}, std {self.std}"
             )
 
 
@@ -114,8 +118,8 @@ class Pack:
     dtype: Dtype = "float32"
 
 
-Step = Decode | Resize | CenterCrop | Rescale | Normalize | Pack
-STEPS: dict[str, type[Step]] = {
+TransformStep = Decode | Resize | CenterCrop | Rescale | Normalize | Pack
+STEP_TYPES: dict[str, type[TransformStep]] = {
     "decode": Decode,
     "resize": Resize,
     "center_crop": CenterCrop,
@@ -123,12 +127,12 @@ STEPS: dict[str, type[Step]] = {
     "normalize": Normalize,
     "pack": Pack,
 }
-_NAMES = {kind: name for name, kind in STEPS.items()}
+_NAMES = {kind: name for name, kind in STEP_TYPES.items()}
 _CHOICES: dict[str, tuple[str, ...]] = {
     "channels": get_args(Channels),
     "fit": get_args(Fit),
     "interpolation": get_args(Interpolation),
-    "kernel": get_args(Kernel),
+    "kernel": get_args(ResizeKernel),
     "rounding": get_args(Rounding),
     "order": get_args(Order),
     "dtype": get_args(Dtype),
@@ -143,22 +147,22 @@ class Transform:
     Raises BadInputError when the steps cannot be executed in that order.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[TransformStep, ...]
 
     def __post_init__(self) -> None:
-        names = [step_name(step) for step in self.steps]
+        names = [get_step_name(step) for step in self.steps]
         ranks = [_RANK[type(step)] for step in self.steps]
         alone = all(ranks.count(rank) == 1 for rank in (0, 4)) and all(ranks.count(rank) <= 1 for rank in (2, 3))
         if not alone or ranks != sorted(ranks):
             raise BadInputError(
-                "a transform is decode, any resize and center_crop, one rescale, one normalize, pack, in this order;"
+                "a transform must be decode, any resize and center_crop, one rescale, one normalize, pack, in this order;"
                 f" got {', '.join(names) or 'no step'}"
             )
         normalize = self.normalize
         if normalize and len(normalize.mean) not in (1, self.channels):
             raise BadInputError(f"normalize: {len(normalize.mean)} means for {self.channels} channel(s)")
         if self.pack.dtype == "uint8" and (self.rescale or normalize):
-            raise BadInputError(f"pack: uint8 cannot hold what {names[-2]} makes; use float32")
+            raise BadInputError(f"pack: uint8 cannot hold the result of {names[-2]}; use float32")
 
     @property
     def decode(self) -> Decode:
@@ -209,7 +213,7 @@ class Transform:
     @property
     def hash(self) -> str:
         """The sha256 of the canonical JSON: equal for equal transforms, on every machine and version of Python."""
-        return value_sha256(self.to_dict())
+        return hash_value(self.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
         """Plain tables for TOML and JSON; absent optional fields are left out, since TOML has no null."""
@@ -221,17 +225,17 @@ class Transform:
         steps = table.get("steps")
         if not isinstance(steps, Sequence) or isinstance(steps, str) or set(table) != {"steps"}:
             raise BadInputError(
-                "transform: needs the one key 'steps', a list of tables such as {step = \"resize\", size = [256]}"
+                "transform: expected the single key 'steps' with a list of tables such as {step = \"resize\", size = [256]}"
             )
         return cls(tuple(_step(index, step) for index, step in enumerate(steps)))
 
 
-def step_name(step: Step) -> str:
+def get_step_name(step: TransformStep) -> str:
     """The name of a step as it stands in a card: `resize`, `center_crop`, …"""
     return _NAMES[type(step)]
 
 
-def resized(resize: Resize, height: int, width: int) -> tuple[int, int]:
+def compute_resized_sides(resize: Resize, height: int, width: int) -> tuple[int, int]:
     """Height and width of a `height` × `width` picture after `resize`; sides round down, as torchvision's do.
 
     Raises BadInputError when a side would vanish, where Pillow and torch fail too.
@@ -244,11 +248,11 @@ def resized(resize: Resize, height: int, width: int) -> tuple[int, int]:
     if resize.max_size is not None and new_long > resize.max_size:
         new_short, new_long = resize.max_size * new_short // new_long, resize.max_size
     if new_short < 1:
-        raise BadInputError(f"resize {resize.fit} {side}: a {width}×{height} picture would be 0 pixels high or wide")
+        raise BadInputError(f"resize {resize.fit} {side}: a {width}×{height} image would be 0 pixels high or wide")
     return (new_short, new_long) if height <= width else (new_long, new_short)
 
 
-def crop_start(length: int, wanted: int, rounding: Rounding) -> int:
+def compute_crop_start(length: int, wanted: int, rounding: Rounding) -> int:
     """Where a centred cut of `wanted` pixels begins on a side of `length`; negative where the picture is smaller."""
     margin = length - wanted
     if margin < 0:
@@ -256,24 +260,24 @@ def crop_start(length: int, wanted: int, rounding: Rounding) -> int:
     return round(margin / 2) if rounding == "half-even" else margin // 2
 
 
-def _table(step: Step) -> dict[str, Any]:
+def _table(step: TransformStep) -> dict[str, Any]:
     values = {field.name: getattr(step, field.name) for field in fields(step)}
     plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-    return {"step": step_name(step), **{name: value for name, value in plain.items() if value is not None}}
+    return {"step": get_step_name(step), **{name: value for name, value in plain.items() if value is not None}}
 
 
-def _step(index: int, table: object) -> Step:
+def _step(index: int, table: object) -> TransformStep:
     where = f"preprocessing.steps[{index}]"
-    if not isinstance(table, Mapping) or table.get("step") not in STEPS:
+    if not isinstance(table, Mapping) or table.get("step") not in STEP_TYPES:
         found = table.get("step") if isinstance(table, Mapping) else table
-        raise BadInputError(f"{where}: unknown step {found!r}; known: {', '.join(STEPS)}")
-    kind = STEPS[str(table["step"])]
+        raise BadInputError(f"{where}: unknown step {found!r}; known: {', '.join(STEP_TYPES)}")
+    kind = STEP_TYPES[str(table["step"])]
     known = {field.name: field for field in fields(kind)}
     for name, value in table.items():
         if name != "step" and name not in known:
-            raise BadInputError(f"{where}: {table['step']} has no field {name!r}; it has {', '.join(known)}")
+            raise BadInputError(f"{where}: {table['step']} has no field {name!r}; fields are {', '.join(known)}")
         if name in _CHOICES and value not in _CHOICES[name]:
-            raise BadInputError(f"{where}: {name} is one of {', '.join(_CHOICES[name])}; got {value!r}")
+            raise BadInputError(f"{where}: {name} must be one of {', '.join(_CHOICES[name])}; got {value!r}")
     values = {
         name: table[name] if name in _CHOICES else _value(where, name, _type_text(known[name].type), table[name])
         for name in known
@@ -293,7 +297,7 @@ def _type_text(kind: Any) -> str:
 
 def _value(where: str, name: str, kind: str, value: object) -> Any:
     """Checks the type of a plain value; integers become floats where floats are meant, lists become tuples."""
-    wrong = f"{where}: {name} = {value!r} is not of the type {kind}"
+    wrong = f"{where}: {name} = {value!r} must be of type {kind}"
     if "tuple" in kind:
         if not isinstance(value, Sequence) or isinstance(value, str):
             raise BadInputError(wrong)

@@ -23,7 +23,7 @@ class Verdict(StrEnum):
         }[self]
 
 
-def combined(verdicts: Iterable[Verdict]) -> Verdict:
+def combine_verdicts(verdicts: Iterable[Verdict]) -> Verdict:
     """The verdict on all of `verdicts` together: any FAIL fails, nothing at all is INCONCLUSIVE."""
     seen = set(verdicts)
     if Verdict.FAIL in seen:

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from optpipe.core.hashing import file_sha256
+from optpipe.core.hashing import hash_file
 from optpipe.errors import BadInputError
 
 
@@ -19,7 +19,7 @@ class WeightsRequest:
     def recipe(self) -> dict[str, Any]:
         """What of the request decides the result: a file counts by its content, not by its name."""
         if self.path is not None:
-            return {"file": file_sha256(self.path)}
+            return {"file": hash_file(self.path)}
         return {"random": self.seed} if self.kind == "random" else {"default": True}
 
 
@@ -52,6 +52,6 @@ def weights_from_text(text: str, seed: int) -> WeightsRequest:
     path = Path(text)
     if not path.is_file():
         raise BadInputError(
-            f"--weights {text}: no such file; give default, random, or a .safetensors, .pt or .pth file"
+            f"--weights {text}: no such file; expected default, random, or a .safetensors, .pt or .pth file"
         )
     return WeightsRequest(kind="file", path=path)

@@ -16,7 +16,7 @@ from optpipe.preprocess.dali.pipeline import DaliPlan
 
 IN_FLIGHT = 2
 """Batches whose answers may be outstanding on a GPU while the next is launched."""
-TOP = 5
+TOP_K = 5
 """The best classes that come back from the GPU, as a server would send them."""
 
 
@@ -36,7 +36,7 @@ class Consumer(Protocol):
         """Waits for what `launch` began; the best class of each image."""
 
 
-class OnHost:
+class HostConsumer:
     """Answers on the CPU: in this thread, or in so many streams as batches may be worked on at once."""
 
     handover = "none: the runtime reads DALI's memory"
@@ -65,7 +65,7 @@ class OnHost:
         return best
 
 
-class OnDevice:
+class DeviceConsumer:
     """Answers on a GPU: enqueued on the stream, fetched when their event has passed."""
 
     in_flight = IN_FLIGHT
@@ -90,7 +90,7 @@ class OnDevice:
         binding = self._bound(pixels)
         binding.launch()
         scores = binding.outputs[self._output].reshape(len(pixels), -1)
-        best = self._torch.topk(scores, min(TOP, scores.shape[1])).indices
+        best = self._torch.topk(scores, min(TOP_K, scores.shape[1])).indices
         host = self._torch.empty(best.shape, dtype=best.dtype, pin_memory=True)
         host.copy_(best, non_blocking=True)
         event = self._torch.cuda.Event()
@@ -115,20 +115,20 @@ class OnDevice:
         return first
 
 
-def consumer_on(session: Session, plan: DaliPlan, transform: Transform, stream: Any) -> Consumer:
+def consumer_from_session(session: Session, plan: DaliPlan, transform: Transform, stream: Any) -> Consumer:
     """The artifact in `session` with one stream, which on a GPU is `stream`."""
     if session.device == "cpu":
-        return OnHost(session)
-    return OnDevice(session, batch_shape(plan, transform), stream)
+        return HostConsumer(session)
+    return DeviceConsumer(session, get_batch_shape(plan, transform), stream)
 
 
-def batch_shape(plan: DaliPlan, transform: Transform) -> tuple[int, int, int, int]:
+def get_batch_shape(plan: DaliPlan, transform: Transform) -> tuple[int, int, int, int]:
     """Of a batch of the model's input."""
     return plan.batch_size, *transform.shape
 
 
 @contextmanager
-def stream_for(device: str) -> Iterator[Any]:
+def open_stream(device: str) -> Iterator[Any]:
     """On a GPU a stream of our own, which runtimes take as theirs when they load; None on the CPU."""
     if device == "cpu":
         yield None

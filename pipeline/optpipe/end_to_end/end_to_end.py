@@ -8,26 +8,26 @@ from typing import Any
 from optpipe.core.transform import Transform
 from optpipe.core.verdict import Verdict
 from optpipe.preprocess.dali.pipeline import DaliPlan
-from optpipe.preprocess.throughput.processes import result_of
+from optpipe.preprocess.throughput.processes import run_job
 from optpipe.preprocess.throughput.throughput import LIMIT_S, PATIENCE
-from optpipe.preprocess.throughput.windows import images_per_s, rate_interval
+from optpipe.preprocess.throughput.windows import compute_images_per_s, compute_rate_interval
 from optpipe.workspace.store import Entry, Store
 
-ANSWERING = "optpipe.end_to_end.end_to_end_worker"
+END_TO_END_WORKER = "optpipe.end_to_end.end_to_end_worker"
 NEAR = 1.15
 """A part whose own rate is within this factor of the whole's is what the whole waits for."""
 BUSY = 0.9
 """Share of all cores in use from which the CPU counts as the limit."""
 ENQUEUE_BOUND = 0.8
 """Launching takes this share of inference from which the launches are the limit (trtexec's rule)."""
-AGREEMENT = 0.9
+REQUIRED_OUTPUT_AGREEMENT = 0.9
 """The timed run's answers must equal the reference's for this share of those checked; precision may flip a few."""
 SLOW_CPU = 5
 """On a CPU it may take so many times longer: a batch takes seconds, and several divisions of the cores are tried."""
 
 
 @dataclass(frozen=True, slots=True)
-class Bottleneck:
+class EndToEndBottleneck:
     """What the whole path waits for: `I/O`, `CPU`, `copy`, `GPU`, `launch`, and the numbers that say so."""
 
     name: str
@@ -35,7 +35,7 @@ class Bottleneck:
 
 
 @dataclass(frozen=True, slots=True)
-class EndToEnd:
+class EndToEndResult:
     """One artifact fed from files."""
 
     label: str
@@ -47,7 +47,7 @@ class EndToEnd:
     @property
     def images_per_s(self) -> float:
         """Of the overlapped path."""
-        return images_per_s(self.measured["batch_ns"], self.plan.batch_size)
+        return compute_images_per_s(self.measured["batch_ns"], self.plan.batch_size)
 
     @property
     def of_slower_part(self) -> float:
@@ -61,7 +61,7 @@ class EndToEnd:
         if self.error is not None:
             return Verdict.FAIL
         checked = self.measured["checked"]
-        if checked["equal"] < AGREEMENT * checked["answers"]:
+        if checked["equal"] < REQUIRED_OUTPUT_AGREEMENT * checked["answers"]:
             return Verdict.FAIL
         return Verdict.PASS if checked["classes"] > 1 else Verdict.INCONCLUSIVE
 
@@ -84,12 +84,12 @@ class EndToEnd:
         serial = 1 / (1 / parts["preprocess"] + 1 / parts["inference"])
         sharing = self.measured["sharing"]
         round_of = sharing["division"]["streams"] if sharing else 1
-        bottleneck = named_bottleneck(self.images_per_s, self.measured, self.plan)
+        bottleneck = find_end_to_end_bottleneck(self.images_per_s, self.measured, self.plan)
         return {
             **base,
             "error": None,
             "images_per_s": self.images_per_s,
-            "ci": rate_interval(self.measured["batch_ns"], round_of, self.plan.batch_size),
+            "ci": compute_rate_interval(self.measured["batch_ns"], round_of, self.plan.batch_size),
             "latency_ms": self._latency(),
             "parts_images_per_s": parts,
             "of_slower_part": self.of_slower_part,
@@ -109,55 +109,56 @@ class EndToEnd:
         """Percentiles of the time from scheduling a batch until its answers; every image waits for its batch."""
         import numpy as np
 
-        from optpipe.stats.percentiles import order_statistic, samples_needed
+        from optpipe.stats.percentiles import count_samples_needed, find_order_statistic
 
         ordered = np.sort(np.asarray(self.measured["latency_ns"], float))
         wanted = {f"p{percent:g}": percent for percent in (50.0, 90.0, 99.0)}
         return {
-            name: order_statistic(ordered, percent) / 1e6
+            name: find_order_statistic(ordered, percent) / 1e6
             for name, percent in wanted.items()
-            if len(ordered) >= samples_needed(percent)
+            if len(ordered) >= count_samples_needed(percent)
         }
 
     def _timeline(self) -> dict[str, float]:
         """Shares of the measured time as the process that joins the parts spent it."""
         total = sum(self.measured["batch_ns"])
-        named = {"waiting for preprocessing": "wait_ns", "launching": "launch_ns", "waiting for answers": "answer_ns"}
+        named = {"waiting for preprocessing": "wait_ns", "launching": "launch_ns", "waiting for outputs": "answer_ns"}
         shares = {name: sum(self.measured[key]) / total for name, key in named.items()}
         return {**shares, "rest": max(0.0, 1 - sum(shares.values()))}
 
 
-def named_bottleneck(whole: float, measured: Mapping[str, Any], plan: DaliPlan) -> Bottleneck:
+def find_end_to_end_bottleneck(whole: float, measured: Mapping[str, Any], plan: DaliPlan) -> EndToEndBottleneck:
     """What limits the whole, by the rates of its parts alone and the CPU's load."""
     parts = measured["parts"]
-    load = f"{measured['cpu_share']:.0%} of the cores are busy"
+    load = f"{measured['cpu_share']:.0%} of CPU capacity in use"
     if parts["read"] <= NEAR * whole:
-        return Bottleneck("I/O", f"reading alone gives {parts['read']:,.0f} images/s")
+        return EndToEndBottleneck("I/O", f"reading alone runs at {parts['read']:,.0f} images/s")
     if parts["preprocess"] <= parts["inference"]:
-        return _of_preprocessing(measured, plan, load)
+        return _find_preprocessing_bottleneck(measured, plan, load)
     if plan.device == "cpu" and measured["cpu_share"] >= BUSY:
-        return Bottleneck("CPU", f"{load}; inference alone gives {parts['inference']:,.0f} images/s")
+        return EndToEndBottleneck("CPU", f"{load}; inference alone runs at {parts['inference']:,.0f} images/s")
     if measured["enqueue_share"] >= ENQUEUE_BOUND and plan.device == "gpu":
-        return Bottleneck("launch", f"launching takes {measured['enqueue_share']:.0%} of inference")
+        return EndToEndBottleneck("launch", f"kernel launches take {measured['enqueue_share']:.0%} of inference time")
     where = "GPU" if plan.device == "gpu" else "CPU"
-    return Bottleneck(
-        where, f"inference alone gives {parts['inference']:,.0f} images/s, preprocessing {parts['preprocess']:,.0f}"
+    return EndToEndBottleneck(
+        where,
+        f"inference alone runs at {parts['inference']:,.0f} images/s, preprocessing at {parts['preprocess']:,.0f}",
     )
 
 
-def _of_preprocessing(measured: Mapping[str, Any], plan: DaliPlan, load: str) -> Bottleneck:
+def _find_preprocessing_bottleneck(measured: Mapping[str, Any], plan: DaliPlan, load: str) -> EndToEndBottleneck:
     parts = measured["parts"]
-    alone = f"preprocessing alone gives {parts['preprocess']:,.0f} images/s, decoding {parts['decode']:,.0f}"
+    alone = f"preprocessing alone runs at {parts['preprocess']:,.0f} images/s, decoding at {parts['decode']:,.0f}"
     if plan.device == "cpu" or measured["cpu_share"] >= BUSY:
-        return Bottleneck("CPU", f"{alone}; {load}")
+        return EndToEndBottleneck("CPU", f"{alone}; {load}")
     if plan.decode == "cpu":
         copied = parts["decode"] <= NEAR * parts["preprocess"]
-        return Bottleneck("CPU" if copied else "copy", f"{alone}; {load}")
-    decoder = "the decoder" if parts["decode"] <= NEAR * parts["preprocess"] else "what follows decoding"
-    return Bottleneck("GPU", f"{alone}: {decoder} is the limit; {load}")
+        return EndToEndBottleneck("CPU" if copied else "copy", f"{alone}; {load}")
+    decoder = "the decoder" if parts["decode"] <= NEAR * parts["preprocess"] else "processing after decoding"
+    return EndToEndBottleneck("GPU", f"{alone}: {decoder} is the limit; {load}")
 
 
-def end_to_end(
+def measure_end_to_end(
     entry: Entry,
     label: str,
     transform: Transform,
@@ -166,9 +167,9 @@ def end_to_end(
     options: Mapping[str, Any],
     seconds: float,
     store: Store,
-) -> EndToEnd:
+) -> EndToEndResult:
     """Measures one stored artifact in a process of its own; its hash is verified first. A failure is kept as `error`."""
-    store.verified(entry)
+    store.verify_entry(entry)
     job = {
         "paths": [str(path) for path in paths],
         "transform": transform.to_dict(),
@@ -181,7 +182,7 @@ def end_to_end(
         "seconds": seconds,
     }
     limit_s = LIMIT_S * (SLOW_CPU if entry.info["device"] == "cpu" else 1) + PATIENCE * seconds
-    result = result_of(ANSWERING, job, limit_s)
+    result = run_job(END_TO_END_WORKER, job, limit_s)
     if isinstance(result, str):
-        return EndToEnd(label, entry.id, plan, {}, result)
-    return EndToEnd(label, entry.id, plan, result)
+        return EndToEndResult(label, entry.id, plan, {}, result)
+    return EndToEndResult(label, entry.id, plan, result)

@@ -17,22 +17,22 @@ import numpy as np
 
 from optpipe.backends.base import Session
 from optpipe.backends.onnxruntime import CPU_OPTIONS
-from optpipe.backends.registry import BACKENDS, options_in_force
+from optpipe.backends.registry import BACKENDS, resolve_effective_options
 from optpipe.core.transform import Transform
-from optpipe.end_to_end.consumers import OnHost, consumer_on, stream_for
-from optpipe.end_to_end.dividing import divided
+from optpipe.end_to_end.consumers import HostConsumer, consumer_from_session, open_stream
+from optpipe.end_to_end.dividing import find_core_split
 from optpipe.end_to_end.loops import (
-    Whole,
-    inference_rate,
-    overlapped,
-    pipeline_rate,
+    OverlappedRun,
+    measure_inference_rate,
+    measure_pipeline_rate,
+    run_overlapped,
 )
-from optpipe.inputs.images import batches
-from optpipe.preprocess.dali.pipeline import DaliPlan, bytes_pipeline, reading_pipeline
-from optpipe.preprocess.throughput.processes import QUEUES, answer_jobs
-from optpipe.workspace.environment import cores
+from optpipe.inputs.images import preprocess_batches
+from optpipe.preprocess.dali.pipeline import DaliPlan, make_bytes_pipeline, make_reading_pipeline
+from optpipe.preprocess.throughput.processes import QUEUES, serve_jobs
+from optpipe.workspace.environment import count_cores
 
-CHECKED = 32
+CHECKED_OUTPUTS = 32
 """So many answers of the timed run are compared with the reference's."""
 PART_S = 1.5
 """Each part alone is measured for so long, before and after the whole."""
@@ -40,7 +40,7 @@ PART_S = 1.5
 
 def main(folder: str) -> None:
     """Answers the jobs in `folder`."""
-    answer_jobs(Path(folder), answered)
+    serve_jobs(Path(folder), measure_job)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,67 +60,67 @@ class _Job:
         return BACKENDS[asked["backend"]].load(Path(asked["directory"]), asked["info"], asked["device"], merged)
 
 
-def answered(asked: Mapping[str, Any]) -> dict[str, Any]:
+def measure_job(asked: Mapping[str, Any]) -> dict[str, Any]:
     """All measurements of one artifact with one plan."""
     transform, plan = Transform.from_dict(asked["transform"]), DaliPlan(**asked["plan"])
     job = _Job(asked, transform, plan, [Path(path) for path in asked["paths"]], min(PART_S, asked["seconds"]))
     divides = asked["backend"] == "onnxruntime" and asked["device"] == "cpu"
-    found, whole = _on_shared_cores(job) if divides else _as_asked(job)
+    found, whole = _measure_on_shared_cores(job) if divides else _measure_as_requested(job)
     return {
         **whole.rows,
-        "cpu_share": whole.rate.cpu_s * whole.rate.images_per_s / cores(),
+        "cpu_share": whole.rate.cpu_s * whole.rate.images_per_s / count_cores(),
         "other_cpu_cores": whole.rate.other_cpu_cores,
         "environment": {name: os.environ.get(name) for name in QUEUES},
         **found,
     }
 
 
-def _sources(job: _Job) -> dict[str, float]:
+def _measure_sources(job: _Job) -> dict[str, float]:
     """Images per second of what comes before the parts: reading alone, and decoding."""
-    read = bytes_pipeline(job.paths, job.plan)
-    decode = reading_pipeline(job.paths, job.transform, job.plan, decode_only=True)
+    read = make_bytes_pipeline(job.paths, job.plan)
+    decode = make_reading_pipeline(job.paths, job.transform, job.plan, decode_only=True)
     return {
-        "read": pipeline_rate(read, job.plan, job.part_s / 2).images_per_s,
-        "decode": pipeline_rate(decode, job.plan, job.part_s).images_per_s,
+        "read": measure_pipeline_rate(read, job.plan, job.part_s / 2).images_per_s,
+        "decode": measure_pipeline_rate(decode, job.plan, job.part_s).images_per_s,
     }
 
 
-def _on_shared_cores(job: _Job) -> tuple[dict[str, Any], Whole]:
+def _measure_on_shared_cores(job: _Job) -> tuple[dict[str, Any], OverlappedRun]:
     """DALI and ONNX Runtime on a CPU."""
     given = job.asked["options"]
-    own = options_in_force(job.asked["info"], given)
+    own = resolve_effective_options(job.asked["info"], given)
     fixed = {name: value for name, value in own.items() if name in given or value != CPU_OPTIONS[name]}
-    found = divided(job.load, job.paths, job.transform, job.plan, fixed, job.asked["seconds"], job.part_s)
+    found = find_core_split(job.load, job.paths, job.transform, job.plan, fixed, job.asked["seconds"], job.part_s)
     slower = min(found.preprocess, found.inference)
     with job.load({}) as session:
-        checked = _checked(found.whole, session, job)
+        checked = _check_outputs(found.whole, session, job)
     said = {
-        "parts": {**_sources(job), "preprocess": found.preprocess, "inference": found.inference},
+        "parts": {**_measure_sources(job), "preprocess": found.preprocess, "inference": found.inference},
         "sharing": found.sharing.to_dict(found.whole.rate.images_per_s, slower),
         "enqueue_share": 1.0,
-        "handover": OnHost.handover,
+        "handover": HostConsumer.handover,
         "checked": checked,
     }
     return said, found.whole
 
 
-def _as_asked(job: _Job) -> tuple[dict[str, Any], Whole]:
+def _measure_as_requested(job: _Job) -> tuple[dict[str, Any], OverlappedRun]:
     """With one session, of which DALI fills the input."""
     plan = job.plan
-    with stream_for(job.asked["device"]) as stream, job.load({}) as session:
-        consumer = consumer_on(session, plan, job.transform, stream)
+    with open_stream(job.asked["device"]) as stream, job.load({}) as session:
+        consumer = consumer_from_session(session, plan, job.transform, stream)
 
         def alone() -> tuple[float, float, float]:
-            preprocess = pipeline_rate(reading_pipeline(job.paths, job.transform, plan), plan, job.part_s)
-            inference = inference_rate(consumer, plan, job.transform, job.part_s)
+            preprocess = measure_pipeline_rate(make_reading_pipeline(job.paths, job.transform, plan), plan, job.part_s)
+            inference = measure_inference_rate(consumer, plan, job.transform, job.part_s)
             return preprocess.images_per_s, inference.images_per_s, inference.launch_share
 
-        sources = _sources(job)
+        sources = _measure_sources(job)
         before = alone()
-        pipeline = reading_pipeline(job.paths, job.transform, plan)
-        whole = overlapped(pipeline, consumer, plan, stream, job.asked["seconds"])
+        pipeline = make_reading_pipeline(job.paths, job.transform, plan)
+        whole = run_overlapped(pipeline, consumer, plan, stream, job.asked["seconds"])
         after = alone()
-        checked = _checked(whole, session, job)
+        checked = _check_outputs(whole, session, job)
     said = {
         # the better of two: a part that was disturbed once must not make the overlap look good
         "parts": {**sources, "preprocess": max(before[0], after[0]), "inference": max(before[1], after[1])},
@@ -132,16 +132,16 @@ def _as_asked(job: _Job) -> tuple[dict[str, Any], Whole]:
     return said, whole
 
 
-def _checked(whole: Whole, session: Session, job: _Job) -> dict[str, int]:
+def _check_outputs(whole: OverlappedRun, session: Session, job: _Job) -> dict[str, int]:
     """Holds answers of the timed run against the reference preprocessing through a session of the artifact."""
-    latest = dict(whole.answers)
-    chosen = sorted(latest)[:: max(1, len(latest) // CHECKED)][:CHECKED]
+    latest = dict(whole.predictions)
+    chosen = sorted(latest)[:: max(1, len(latest) // CHECKED_OUTPUTS)][:CHECKED_OUTPUTS]
     name, spec = session.outputs[0].name, session.inputs[0]
     rows = [job.paths[index] for index in chosen]
     size = job.plan.batch_size
     padded = rows + rows[-1:] * (-len(rows) % size)
     found: list[int] = []
-    for batch in batches(padded, job.transform, size, threads=cores()):
+    for batch in preprocess_batches(padded, job.transform, size, threads=count_cores()):
         scores = session.run({spec.name: batch.astype(spec.dtype)})[name]
         found += np.argmax(scores.reshape(len(scores), -1), axis=1).tolist()
     equal = sum(latest[index] == best for index, best in zip(chosen, found[: len(chosen)], strict=True))

@@ -9,27 +9,27 @@ from typing import Any
 
 from optpipe.artifacts.lookup import StoredArtifact
 from optpipe.core.events import Listener
-from optpipe.core.verdict import Verdict, combined
-from optpipe.end_to_end.end_to_end import EndToEnd, end_to_end
+from optpipe.core.verdict import Verdict, combine_verdicts
+from optpipe.end_to_end.end_to_end import EndToEndResult, measure_end_to_end
 from optpipe.errors import BadInputError, ExitStatus
-from optpipe.inputs.images import readable_images, unreadable_text
+from optpipe.inputs.images import find_readable_images, format_unreadable
 from optpipe.preprocess.dali.pipeline import DaliPlan, require_dali
-from optpipe.preprocess.preprocess import MOST_SECONDS, automatic_plan, image_transform
-from optpipe.preprocess.throughput.throughput import warm_page_cache, warn_of_others
-from optpipe.workspace.environment import cores
+from optpipe.preprocess.preprocess import MAX_SECONDS, choose_dali_plan, require_image_transform
+from optpipe.preprocess.throughput.throughput import warm_page_cache, warn_about_other_load
+from optpipe.workspace.environment import count_cores
 from optpipe.workspace.file_names import PREPROCESSING
-from optpipe.workspace.manifest import command_line
+from optpipe.workspace.manifest import get_command_line
 from optpipe.workspace.runs import (
     OpenRun,
     finish_run,
     list_runs,
-    whole_run,
+    open_run,
     write_json,
     write_parquet,
 )
 from optpipe.workspace.store import Store
 
-LIMIT = 4096
+MAX_FILES = 4096
 """More files than this are not needed to measure a steady state; they are spread over the whole folder."""
 
 NOISE = 0.05
@@ -37,10 +37,10 @@ NOISE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class FromImages:
+class FromImagesResult:
     """What was measured."""
 
-    results: tuple[EndToEnd, ...]
+    results: tuple[EndToEndResult, ...]
     record: Mapping[str, Any]
 
     @property
@@ -48,7 +48,7 @@ class FromImages:
         """A failed measurement before a wrong answer before one that proves nothing."""
         if any(each.error for each in self.results):
             return ExitStatus.STAGE_FAILED
-        return combined(each.verdict for each in self.results).exit_status
+        return combine_verdicts(each.verdict for each in self.results).exit_status
 
 
 def bench_from_images(
@@ -59,29 +59,29 @@ def bench_from_images(
     options: Mapping[str, Mapping[str, Any]],
     store: Store,
     listener: Listener,
-) -> FromImages:
+) -> FromImagesResult:
     """Measures each artifact with the DALI configuration that `optpipe preprocess` found fastest here.
 
     Raises BadInputError for models without image preprocessing and for unusable images, MissingError without DALI.
     """
     require_dali()
-    if not 0 < seconds <= MOST_SECONDS:
-        raise BadInputError(f"--min-time {seconds:g}: give a number above 0, at most {MOST_SECONDS:g}")
+    if not 0 < seconds <= MAX_SECONDS:
+        raise BadInputError(f"--min-time {seconds:g}: must be greater than 0 and at most {MAX_SECONDS:g}")
     for each in artifacts:
-        each.options_in_force(options)  # refuses what is no option
-    found = readable_images(images, LIMIT, threads=cores())
+        each.resolve_effective_options(options)  # refuses what is no option
+    found = find_readable_images(images, MAX_FILES, threads=count_cores())
     if found.unreadable:
         listener.warn(
-            f"{len(found.unreadable)} images cannot be read and are left out: {unreadable_text(found.unreadable)}"
+            f"{len(found.unreadable)} images cannot be read and are skipped: {format_unreadable(found.unreadable)}"
         )
     size_bytes = warm_page_cache(found.paths)
     results = []
     for each in artifacts:
-        transform = image_transform(each.card)
-        plan = plan_for(each, batch_size, store, listener)
-        with listener.step(f"files to answers, {each.label}"):
+        transform = require_image_transform(each.card)
+        plan = choose_plan(each, batch_size, store, listener)
+        with listener.step(f"files to predictions, {each.label}"):
             results.append(
-                end_to_end(
+                measure_end_to_end(
                     each.entry,
                     each.label,
                     transform,
@@ -94,37 +94,39 @@ def bench_from_images(
             )
     for one in results:
         if one.error is None:
-            warn_of_others(one.measured["other_cpu_cores"], one.label, listener)
+            warn_about_other_load(one.measured["other_cpu_cores"], one.label, listener)
         if one.error is None and one.of_slower_part > 1 + NOISE:
             listener.warn(
-                f"{one.label}: {one.of_slower_part:.2f} of the slower part cannot be; other work held the parts back "
-                "while they were measured alone: measure again on a quiet machine"
+                f"{one.label}: {one.of_slower_part:.2f} times as fast as its slower stage: the stages were disturbed "
+                "when measured alone; repeat on an idle machine"
             )
-    with whole_run(store.workspace, "preprocess") as run:
-        record = _kept(results, artifacts, found.paths, images, size_bytes, run)
-    return FromImages(tuple(results), record)
+    with open_run(store.workspace, "preprocess") as run:
+        record = _write_run(results, artifacts, found.paths, images, size_bytes, run)
+    return FromImagesResult(tuple(results), record)
 
 
-def plan_for(artifact: StoredArtifact, batch_size: int | None, store: Store, listener: Listener) -> DaliPlan:
+def choose_plan(artifact: StoredArtifact, batch_size: int | None, store: Store, listener: Listener) -> DaliPlan:
     """The newest tuned plan for this model on this device, cut to the artifact's profile; else DALI's usual settings."""
     on_gpu = artifact.entry.info["device"] == "cuda"
-    plan = tuned_plan(artifact.card.name, store, gpu=on_gpu)
+    plan = find_tuned_plan(artifact.card.name, store, gpu=on_gpu)
     if plan is None:
-        plan = automatic_plan("mixed" if on_gpu else "cpu", None, None, "exact")
+        plan = choose_dali_plan("mixed" if on_gpu else "cpu", None, None, "exact")
         tune = f"optpipe preprocess {artifact.card.name}"
-        listener.warn(f"DALI is not tuned for {artifact.card.name} here; `{tune}` finds the best setting")
+        listener.warn(
+            f"DALI is not tuned for {artifact.card.name} on this machine; run `{tune}` first for best performance"
+        )
     spec = artifact.card.inputs[0]
     wanted = batch_size or min(plan.batch_size, spec.max[0])
     if not spec.min[0] <= wanted <= spec.max[0]:
         wider = f"{spec.min[0]}:{wanted}:{max(wanted, spec.max[0])}"
         raise BadInputError(
-            f"batch {wanted} is outside the profile {spec.min[0]}…{spec.max[0]} of {artifact.label}\n"
-            f"`optpipe build {artifact.card.name} --batch {wider}` builds one that holds it"
+            f"batch size {wanted} is outside the profile {spec.min[0]}…{spec.max[0]} of {artifact.label}\n"
+            f"`optpipe build {artifact.card.name} --batch {wider}` builds one that includes it"
         )
     return replace(plan, batch_size=wanted)
 
 
-def tuned_plan(model: str, store: Store, *, gpu: bool) -> DaliPlan | None:
+def find_tuned_plan(model: str, store: Store, *, gpu: bool) -> DaliPlan | None:
     """What the newest `optpipe preprocess` of `model` that did not FAIL found fastest on this kind of device, or None."""
     for run in reversed(list_runs(store.workspace, "preprocess")):
         file = run.path / PREPROCESSING
@@ -139,8 +141,8 @@ def tuned_plan(model: str, store: Store, *, gpu: bool) -> DaliPlan | None:
     return None
 
 
-def _kept(
-    results: Sequence[EndToEnd],
+def _write_run(
+    results: Sequence[EndToEndResult],
     artifacts: Sequence[StoredArtifact],
     paths: Sequence[Path],
     images: Path,
@@ -158,13 +160,13 @@ def _kept(
     record = {
         "from_images": {"folder": str(images), "count": len(paths), "bytes": size_bytes, "page_cache": "warm"},
         "results": [each.to_dict() for each in results],
-        "verdict": str(combined([each.verdict for each in results]) if results else Verdict.INCONCLUSIVE),
+        "verdict": str(combine_verdicts([each.verdict for each in results]) if results else Verdict.INCONCLUSIVE),
         "run_dir": str(run.path),
     }
     write_json(run.path / "from-images.json", record)
     finish_run(
         run,
-        command=shlex.split(command_line()),
+        command=shlex.split(get_command_line()),
         parents=tuple(each.entry.id for each in artifacts),
         details={"from_images": str(images)},
     )

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from optpipe.core.transform import Transform
-from optpipe.end_to_end.consumers import Consumer, OnDevice, batch_shape
+from optpipe.end_to_end.consumers import Consumer, DeviceConsumer, get_batch_shape
 from optpipe.preprocess.dali.pipeline import DaliPlan
 from optpipe.preprocess.throughput.throughput import PATIENCE
-from optpipe.preprocess.throughput.throughput_worker import timed
-from optpipe.preprocess.throughput.windows import images_per_s
+from optpipe.preprocess.throughput.throughput_worker import time_batches
+from optpipe.preprocess.throughput.windows import compute_images_per_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,31 +30,31 @@ class Rate:
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class OverlappedRun:
     """Preprocessing and inference at the same time."""
 
     rate: Rate
     rows: Mapping[str, list[int]]
     """`wait_ns`, `launch_ns`, `answer_ns`, `latency_ns`, `batch_ns`: one entry per batch in every list."""
-    answers: list[tuple[int, int]]
+    predictions: list[tuple[int, int]]
     """Index of the file and its best class."""
 
 
-def pipeline_rate(pipeline: Any, plan: DaliPlan, seconds: float) -> Rate:
+def measure_pipeline_rate(pipeline: Any, plan: DaliPlan, seconds: float) -> Rate:
     """A pipeline alone."""
 
     def batch() -> int:
         pipeline.run()
         return perf_counter_ns()
 
-    return _steady(batch, plan, seconds, plan.prefetch + 1)[0]
+    return _run_steady(batch, plan, seconds, plan.prefetch + 1)[0]
 
 
-def inference_rate(consumer: Consumer, plan: DaliPlan, transform: Transform, seconds: float) -> Rate:
+def measure_inference_rate(consumer: Consumer, plan: DaliPlan, transform: Transform, seconds: float) -> Rate:
     """An artifact alone, on one batch that lies where DALI would leave it."""
-    values = np.random.default_rng(0).standard_normal(batch_shape(plan, transform))
+    values = np.random.default_rng(0).standard_normal(get_batch_shape(plan, transform))
     tensor: Any = values.astype(transform.pack.dtype)
-    if isinstance(consumer, OnDevice):
+    if isinstance(consumer, DeviceConsumer):
         import torch
 
         tensor = torch.from_numpy(tensor).cuda()
@@ -70,7 +70,7 @@ def inference_rate(consumer: Consumer, plan: DaliPlan, transform: Transform, sec
             consumer.finish(pending.popleft())
         return now
 
-    rate, batch_ns = _steady(
+    rate, batch_ns = _run_steady(
         batch, plan, seconds, consumer.in_flight + 1, group=consumer.streams, settled=launch_ns.clear
     )
     while pending:
@@ -78,9 +78,9 @@ def inference_rate(consumer: Consumer, plan: DaliPlan, transform: Transform, sec
     return replace(rate, launch_share=sum(launch_ns) / sum(batch_ns))
 
 
-def overlapped(
+def run_overlapped(
     pipeline: Any, consumer: Consumer, plan: DaliPlan, stream: Any, seconds: float, patience: float = PATIENCE
-) -> Whole:
+) -> OverlappedRun:
     """The whole path: while the consumer answers, DALI makes the next batches."""
     scheduled: deque[int] = deque()
     pending: deque[Any] = deque()
@@ -122,14 +122,16 @@ def overlapped(
     for _ in range(plan.prefetch):
         schedule()
     queue = plan.prefetch + consumer.in_flight + 1
-    rate, batch_ns = _steady(batch, plan, seconds, queue, group=consumer.streams, settled=settled, patience=patience)
+    rate, batch_ns = _run_steady(
+        batch, plan, seconds, queue, group=consumer.streams, settled=settled, patience=patience
+    )
     while pending:
         take()
     kept = {name: values[: len(batch_ns)] for name, values in rows.items()}
-    return Whole(rate, {**kept, "batch_ns": batch_ns}, answers)
+    return OverlappedRun(rate, {**kept, "batch_ns": batch_ns}, answers)
 
 
-def _steady(
+def _run_steady(
     batch: Callable[[], int],
     plan: DaliPlan,
     seconds: float,
@@ -151,8 +153,8 @@ def _steady(
             settled()
         begun_ns = process_time_ns()
 
-    found = timed(batch, seconds, prefetched=prefetched, group=group, patience=patience, settled=begin)
+    found = time_batches(batch, seconds, prefetched=prefetched, group=group, patience=patience, settled=begin)
     busy_ns, batch_ns = process_time_ns() - begun_ns, found["batch_ns"]
     cpu_s = busy_ns / 1e9 / (plan.batch_size * len(batch_ns))
-    rate = Rate(images_per_s(batch_ns, plan.batch_size), cpu_s, other_cpu_cores=found["other_cpu_cores"])
+    rate = Rate(compute_images_per_s(batch_ns, plan.batch_size), cpu_s, other_cpu_cores=found["other_cpu_cores"])
     return rate, batch_ns

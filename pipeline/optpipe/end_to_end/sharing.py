@@ -15,7 +15,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Division:
+class CoreSplit:
     """Who gets how many threads."""
 
     streams: int
@@ -36,7 +36,7 @@ class Division:
         return {"threads": self.threads, "spinning": self.spinning}
 
 
-def divisions(cores: int, dali_threads: int, fixed: Mapping[str, Any]) -> tuple[Division, ...]:
+def list_core_splits(cores: int, dali_threads: int, fixed: Mapping[str, Any]) -> tuple[CoreSplit, ...]:
     """The divisions worth trying between the usual one, all cores for one batch, which is first, and a stream per core.
 
     `fixed` are session options that the user gave: then only what agrees with them.
@@ -49,23 +49,23 @@ def divisions(cores: int, dali_threads: int, fixed: Mapping[str, Any]) -> tuple[
     for streams, threads in shapes:
         waits = streams == 1 and threads != 1  # one thread has nobody to wait for
         spins = (bool(fixed["spinning"]),) if "spinning" in fixed else (True, False) if waits else (False,)
-        found += [Division(streams, threads, dali_threads, spinning) for spinning in spins]
+        found += [CoreSplit(streams, threads, dali_threads, spinning) for spinning in spins]
     return tuple(found)
 
 
-def with_other_dali_threads(best: Division, cores: int) -> tuple[Division, ...]:
+def vary_dali_threads(best: CoreSplit, cores: int) -> tuple[CoreSplit, ...]:
     """The same with other counts of DALI's threads: one, half the cores, all."""
     counts = sorted({1, max(1, cores // 2), cores} - {best.dali_threads})
     return tuple(replace(best, dali_threads=count) for count in counts)
 
 
 @dataclass(frozen=True, slots=True)
-class Sharing:
+class CoreSharing:
     """What the parts cost and reach on shared cores, in images per second and seconds of processor time per image."""
 
     cores: int
-    division: Division
-    tried: Mapping[Division, float]
+    division: CoreSplit
+    tried: Mapping[CoreSplit, float]
     """Images per second of each division, from a short look."""
     preprocess: float
     """Alone, with the threads that it has in the division."""

@@ -12,34 +12,34 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from optpipe.artifacts.lookup import typed
+from optpipe.artifacts.lookup import format_model_argument
 from optpipe.backends.registry import BACKENDS
 from optpipe.core.card import ModelCard, Task, card_from_file
 from optpipe.core.events import Listener
 from optpipe.core.verdict import Verdict
 from optpipe.errors import BadInputError, StageError
-from optpipe.export.exported import torch_outputs
+from optpipe.export.exported import run_torch_model
 from optpipe.export.model import Model
 from optpipe.inputs.sample_set import SampleSet
-from optpipe.inputs.task_data import fitting_batch, input_batches, require_task_data
+from optpipe.inputs.task_data import fit_batch_size, iterate_input_batches, require_task_data
 from optpipe.stats.paired import (
     Interval,
-    difference_interval,
-    macro_f1,
-    macro_f1_difference,
-    mcnemar,
-    share_interval,
+    compute_difference_interval,
+    compute_macro_f1,
+    compute_macro_f1_difference,
+    compute_mcnemar_p_value,
+    compute_share_interval,
 )
-from optpipe.workspace.file_names import CARD, ONNX, SET
+from optpipe.workspace.file_names import CALIBRATION_SET, CARD, ONNX
 from optpipe.workspace.runs import write_parquet
 from optpipe.workspace.store import Entry, Store
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-BATCH = 32
-TOP = 5
-MOVED = 10
+EVALUATION_BATCH = 32
+TOP_K = 5
+MAX_MOVED_PAIRS = 10
 """How many pairs of classes between which answers moved are listed."""
 
 
@@ -57,7 +57,7 @@ class Predictions:
 
 
 @dataclass(frozen=True, eq=False)
-class Evaluated:
+class EvaluatedArtifact:
     """An artifact's predictions, or why it could not run; `entry` is None for the source model."""
 
     entry: Entry | None
@@ -69,17 +69,17 @@ class Evaluated:
     """How many of the samples its INT8 ranges were computed from: accuracy on those flatters."""
 
 
-def predictions(scores: "NDArray[Any]") -> Predictions:
+def predictions_from_scores(scores: "NDArray[Any]") -> Predictions:
     """From (samples, classes) scores. Of equal scores the lower class comes first, as argmax has it."""
     values = np.asarray(scores, np.float32)
-    best = np.argsort(-values, axis=1, kind="stable")[:, :TOP]
+    best = np.argsort(-values, axis=1, kind="stable")[:, :TOP_K]
     return Predictions(best.astype(np.int64), values)
 
 
-def artifacts_of(model_id: str, store: Store) -> list[Entry]:
+def list_model_artifacts(model_id: str, store: Store) -> list[Entry]:
     """The stored artifacts of the exported model with that id, the newest of each backend, device, precision, options and graph."""
     found: dict[tuple[Any, ...], Entry] = {}
-    for entry in store.entries():
+    for entry in store.list_entries():
         if entry.manifest.kind == "artifact" and model_id in entry.manifest.parents:
             info = entry.info
             options = tuple(sorted(info.get("options", {}).items()))  # a layout that breaks answers is an option
@@ -87,32 +87,36 @@ def artifacts_of(model_id: str, store: Store) -> list[Entry]:
     return list(found.values())
 
 
-def evaluated(
+def evaluate_artifacts(
     model: Model, exported: Entry, artifacts: Sequence[Entry], samples: SampleSet, store: Store, listener: Listener
-) -> list[Evaluated]:
-    """Runs the source model, then each artifact, over `samples`. Raises BadInputError where the model is no classifier."""
+) -> list[EvaluatedArtifact]:
+    """Runs the source model, then each artifact, over `read_samples`. Raises BadInputError where the model is no classifier."""
     card = card_from_file(exported.file(CARD))
     require_classifier(card)
-    rows = [Evaluated(None, _source(model, exported, card, samples, listener))]
+    rows = [EvaluatedArtifact(None, _evaluate_source(model, exported, card, samples, listener))]
     for entry in artifacts:
         backend, device = BACKENDS[entry.info["backend"]], entry.info["device"]
-        if (reason := backend.runnable(entry.info, device)) is not None:
-            rows.append(Evaluated(entry, None, reason))
+        if (reason := backend.find_run_blocker(entry.info, device)) is not None:
+            rows.append(EvaluatedArtifact(entry, None, reason))
             continue
         name = f"evaluate {backend.name} {entry.info['precision']}"
         try:
-            with backend.load(store.verified(entry).path, entry.info, device, {}) as session:
-                scores = _scores(exported, card, samples, session.run, name, listener)
+            with backend.load(store.verify_entry(entry).path, entry.info, device, {}) as session:
+                scores = _compute_scores(exported, card, samples, session.run, name, listener)
         except StageError as error:  # one broken artifact must not hide what the others do
-            rows.append(Evaluated(entry, None, str(error), failed=True))
+            rows.append(EvaluatedArtifact(entry, None, str(error), failed=True))
             continue
-        rows.append(Evaluated(entry, predictions(scores), calibrated_on=_calibrated_on(entry, samples, store)))
+        rows.append(
+            EvaluatedArtifact(
+                entry, predictions_from_scores(scores), calibrated_on=_count_calibration_samples(entry, samples, store)
+            )
+        )
     return rows
 
 
-def _calibrated_on(artifact: Entry, samples: SampleSet, store: Store) -> int:
-    """How many of `samples` are, by content, in the calibration set of an INT8 artifact, as far as the store knows it."""
-    entries = store.entries()
+def _count_calibration_samples(artifact: Entry, samples: SampleSet, store: Store) -> int:
+    """How many of `read_samples` are, by content, in the calibration set of an INT8 artifact, as far as the store knows it."""
+    entries = store.list_entries()
     graph = next((each for each in entries if each.id in artifact.manifest.parents and "set" in each.info), None)
     drawn = [
         each
@@ -123,32 +127,38 @@ def _calibrated_on(artifact: Entry, samples: SampleSet, store: Store) -> int:
     ]
     if not drawn:
         return 0
-    known = {each["sha256"] for each in json.loads(drawn[-1].file(SET).read_text(encoding="utf-8"))["files"]}
+    known = {
+        each["sha256"] for each in json.loads(drawn[-1].file(CALIBRATION_SET).read_text(encoding="utf-8"))["files"]
+    }
     return sum(each.sha256 in known for each in samples.files)
 
 
 def require_classifier(card: ModelCard) -> None:
     """Raises BadInputError where answers cannot be right or wrong, or nothing makes inputs for the model."""
     if card.task not in (Task.CLASSIFICATION, Task.TEXT_CLASSIFICATION):
-        way = "\na model card gives it a task and labels (models/README.md)" if card.task is Task.OTHER else ""
+        way = "\nset its task and labels in a model card (see models/README.md)" if card.task is Task.OTHER else ""
         raise BadInputError(
-            f"{card.name} is no classifier (its task is {card.task}); `optpipe build {typed(card)}` verifies its tensors{way}"
+            f"{card.name} is not a classifier (task: {card.task}); `optpipe build {format_model_argument(card)}` verifies its tensors{way}"
         )
     require_task_data(card)
 
 
-def _source(model: Model, exported: Entry, card: ModelCard, samples: SampleSet, listener: Listener) -> Predictions:
-    module = model.loaded().module
+def _evaluate_source(
+    model: Model, exported: Entry, card: ModelCard, samples: SampleSet, listener: Listener
+) -> Predictions:
+    module = model.load().module
     if module is None:
         from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
 
         with OnnxRuntimeSession(exported.file(ONNX), "cpu", {}) as session:
-            return predictions(_scores(exported, card, samples, session.run, "evaluate source", listener))
-    run = partial(torch_outputs, module, card)
-    return predictions(_scores(exported, card, samples, run, "evaluate source", listener))
+            return predictions_from_scores(
+                _compute_scores(exported, card, samples, session.run, "evaluate source", listener)
+            )
+    run = partial(run_torch_model, module, card)
+    return predictions_from_scores(_compute_scores(exported, card, samples, run, "evaluate source", listener))
 
 
-def _scores(
+def _compute_scores(
     exported: Entry,
     card: ModelCard,
     samples: SampleSet,
@@ -158,15 +168,15 @@ def _scores(
 ) -> "NDArray[Any]":
     parts = []
     with listener.step(name, total=len(samples.files)) as step:
-        for batch in input_batches(exported, card, samples, fitting_batch(card, BATCH)):
+        for batch in iterate_input_batches(exported, card, samples, fit_batch_size(card, EVALUATION_BATCH)):
             found = run(batch)[card.outputs[0].name]
             parts.append(found.reshape(len(found), -1) if found.ndim != 2 else found)
             step.advance(len(found))
     return np.concatenate(parts)[: len(samples.files)]
 
 
-def result_rows(
-    rows: Sequence[Evaluated], labels: "NDArray[np.int64] | None", trained: bool, budget: float | None
+def records_from_evaluation(
+    rows: Sequence[EvaluatedArtifact], labels: "NDArray[np.int64] | None", trained: bool, budget: float | None
 ) -> Iterator[dict[str, Any]]:
     """The JSON form of every row. Agreement and accuracy of random weights are not given: they prove nothing."""
     source = rows[0].predictions
@@ -185,9 +195,9 @@ def result_rows(
             **dict.fromkeys(_FIGURES),
         }
         if row.predictions is not None:
-            record |= _against(source, row.predictions)
+            record |= _compare_to_source(source, row.predictions)
             if labels is not None and trained:
-                record |= _judged(source, row.predictions, labels)
+                record |= _score_labels(source, row.predictions, labels)
         record["verdict"] = _verdict(record, budget)
         yield record
 
@@ -211,7 +221,7 @@ _FIGURES = (
 )
 
 
-def _against(source: Predictions, found: Predictions) -> dict[str, Any]:
+def _compare_to_source(source: Predictions, found: Predictions) -> dict[str, Any]:
     """What needs no labels: agreement, where the source's answers vary at all, and the scores' SNR."""
     error = float(np.sum((found.scores.astype(np.float64) - source.scores) ** 2))
     power = float(np.sum(source.scores.astype(np.float64) ** 2))
@@ -222,35 +232,37 @@ def _against(source: Predictions, found: Predictions) -> dict[str, Any]:
     return {
         "snr_db": snr,
         "agreement": float(same.mean()),
-        "agreement_ci": share_interval(int(same.sum()), len(same)).to_list(),
-        "moved": _moved(source.top1, found.top1),
+        "agreement_ci": compute_share_interval(int(same.sum()), len(same)).to_list(),
+        "moved": _count_moved(source.top1, found.top1),
     }
 
 
-def _moved(before: "NDArray[np.int64]", after: "NDArray[np.int64]") -> list[dict[str, int]]:
+def _count_moved(before: "NDArray[np.int64]", after: "NDArray[np.int64]") -> list[dict[str, int]]:
     pairs, counts = np.unique(np.stack([before, after], 1)[before != after], axis=0, return_counts=True)
-    order = np.argsort(-counts, kind="stable")[:MOVED]
+    order = np.argsort(-counts, kind="stable")[:MAX_MOVED_PAIRS]
     return [{"from": int(pairs[i, 0]), "to": int(pairs[i, 1]), "count": int(counts[i])} for i in order]
 
 
-def _judged(source: Predictions, found: Predictions, labels: "NDArray[np.int64]") -> dict[str, Any]:
+def _score_labels(source: Predictions, found: Predictions, labels: "NDArray[np.int64]") -> dict[str, Any]:
     right, was_right = found.top1 == labels, source.top1 == labels
     lost, won, n = int((was_right & ~right).sum()), int((right & ~was_right).sum()), len(labels)
     classes = found.scores.shape[1]
-    f1, was_f1 = (macro_f1(labels, each.top1, classes) for each in (found, source))
-    f1_drop = macro_f1_difference(labels, source.top1, found.top1, classes) if found is not source else Interval(0, 0)
+    f1, was_f1 = (compute_macro_f1(labels, each.top1, classes) for each in (found, source))
+    f1_drop = (
+        compute_macro_f1_difference(labels, source.top1, found.top1, classes) if found is not source else Interval(0, 0)
+    )
     return {
         "top1": float(right.mean()),
-        "top1_ci": share_interval(int(right.sum()), n).to_list(),
-        "top5": float((found.best == labels[:, None]).any(axis=1).mean()) if classes > TOP else None,
+        "top1_ci": compute_share_interval(int(right.sum()), n).to_list(),
+        "top5": float((found.best == labels[:, None]).any(axis=1).mean()) if classes > TOP_K else None,
         "macro_f1": f1,
         "macro_f1_drop": was_f1 - f1,
         "macro_f1_drop_ci": f1_drop.to_list(),
         "drop_vs_source": (lost - won) / n,
-        "drop_ci": difference_interval(lost, won, n).to_list() if found is not source else [0.0, 0.0],
+        "drop_ci": compute_difference_interval(lost, won, n).to_list() if found is not source else [0.0, 0.0],
         "lost": lost,
         "won": won,
-        "mcnemar_p": mcnemar(lost, won),
+        "mcnemar_p": compute_mcnemar_p_value(lost, won),
     }
 
 
@@ -270,7 +282,7 @@ def _verdict(record: Mapping[str, Any], budget: float | None) -> str | None:
 
 
 def write_predictions(
-    path: Path, samples: SampleSet, labels: "NDArray[np.int64] | None", rows: Sequence[Evaluated]
+    path: Path, samples: SampleSet, labels: "NDArray[np.int64] | None", rows: Sequence[EvaluatedArtifact]
 ) -> None:
     """Parquet: one row per sample with its class and every model's answers, so that anyone can recompute the figures."""
     import polars as pl

@@ -4,50 +4,55 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optpipe.core.disagreements import disagreements
+from optpipe.core.disagreements import find_disagreements
 from optpipe.core.observation import RANDOM_WEIGHTS, Observation
 from optpipe.errors import BadInputError, first_line
-from optpipe.stats.paired import Interval, difference_interval, share_interval
-from optpipe.workspace.runs import Run, json_of_run, newest_runs
+from optpipe.stats.paired import Interval, compute_difference_interval, compute_share_interval
+from optpipe.workspace.runs import Run, newest_runs, read_run_json
 
 if TYPE_CHECKING:
     import polars as pl
 from collections.abc import Sequence
 from dataclasses import replace
 
-from optpipe.artifacts.facts import Build
+from optpipe.artifacts.facts import JudgedBuild
 from optpipe.workspace.file_names import (
     EVALUATION,
     PREDICTIONS,
 )
 
 
-def accuracy_figures(runs: Sequence[Run], build: Build, confidence: float) -> Mapping[str, Observation]:
+def observe_accuracy(runs: Sequence[Run], build: JudgedBuild, confidence: float) -> Mapping[str, Observation]:
     """`top1`, `drop` and `agreement` of the newest evaluation that has the build, as fractions.
 
     Computed anew from the run's predictions. Agreement is left out where the source gives every image the same class.
     """
     for run in newest_runs(runs, "evaluate"):
         caps = () if run.manifest["details"].get("trained", False) else (RANDOM_WEIGHTS,)
-        found = answers_again(run.path / PREDICTIONS, build.artifact, confidence)
+        found = recompute_accuracy(run.path / PREDICTIONS, build.artifact, confidence)
         if found:
             return {
-                name: replace(_as_if_lost(figure, name, run, build.artifact), caps=caps, source=run.run_id)
+                name: replace(
+                    _widen_for_calibration(figure, name, run, build.artifact), blockers=caps, source=run.run_id
+                )
                 for name, figure in found.items()
             }
     return {}
 
 
-def _as_if_lost(figure: Observation, name: str, run: Run, artifact: str) -> Observation:
+def _widen_for_calibration(figure: Observation, name: str, run: Run, artifact: str) -> Observation:
     """The figure with its interval wide enough to hold even if all samples that the ranges were computed from had been lost.
 
     On those accuracy flatters; how many they are is on the evaluation's record.
     """
-    rows = json_of_run(run, EVALUATION).get("results", ())
+    rows = read_run_json(run, EVALUATION).get("results", ())
     row = next((row for row in rows if row.get("artifact") == artifact and row.get("calibrated_on")), None)
     if row is None or figure.low is None or figure.high is None:
         return figure
-    share, about = row["calibrated_on"] / row["n"], f"{figure.about}, {row['calibrated_on']} of which calibrated it"
+    share, about = (
+        row["calibrated_on"] / row["n"],
+        f"{figure.about}, {row['calibrated_on']} of which were used for calibration",
+    )
     if name == "drop":
         return replace(figure, high=min(1.0, figure.high + share), about=about)
     return replace(figure, low=max(0.0, figure.low - share), about=about)
@@ -57,22 +62,22 @@ def find_evaluation_disagreements(run: Run) -> Iterator[str]:
     """Where `evaluate.json` differs from what the predictions give, one line each."""
     if not (run.path / PREDICTIONS).is_file():
         return
-    for row in json_of_run(run, EVALUATION).get("results", ()):
-        again = answers_again(run.path / PREDICTIONS, row["artifact"], 0.95)
+    for row in read_run_json(run, EVALUATION).get("results", ()):
+        again = recompute_accuracy(run.path / PREDICTIONS, row["artifact"], 0.95)
         for name, key in (("top1", "top1"), ("drop_vs_source", "drop"), ("agreement", "agreement")):
             if row.get(name) is not None and key in again:
                 place = f"{EVALUATION}: {row['artifact']}: {name}"
-                yield from disagreements(row[name], again[key].value, place)
+                yield from find_disagreements(row[name], again[key].value, place)
 
 
-def answers_again(path: Path, artifact: str | None, confidence: float) -> dict[str, Observation]:
+def recompute_accuracy(path: Path, artifact: str | None, confidence: float) -> dict[str, Observation]:
     """The figures of one artifact's predictions in the file at `path`; none where it has none there."""
     import polars as pl
 
     answers, mine = _table(path), f"{artifact}:best"
     if mine not in answers.columns:
         return {}
-    return _answer_figures(
+    return _compute_accuracy(
         answers.select(
             pl.col("class"),
             pl.col(mine).list.first().alias("mine"),
@@ -82,18 +87,18 @@ def answers_again(path: Path, artifact: str | None, confidence: float) -> dict[s
     )
 
 
-def _answer_figures(answers: "pl.DataFrame", confidence: float) -> dict[str, Observation]:
+def _compute_accuracy(answers: "pl.DataFrame", confidence: float) -> dict[str, Observation]:
     n, about = answers.height, f"{answers.height} images"
     figures = {}
     if answers["source"].n_unique() > 1:
         same = int((answers["mine"] == answers["source"]).sum())
-        figures["agreement"] = _figure(same / n, share_interval(same, n, confidence), about)
+        figures["agreement"] = _figure(same / n, compute_share_interval(same, n, confidence), about)
     if answers["class"].null_count() == 0:
         right, was = answers["mine"] == answers["class"], answers["source"] == answers["class"]
         lost, won = int((was & ~right).sum()), int((right & ~was).sum())
         hits = int(right.sum())
-        figures["top1"] = _figure(hits / n, share_interval(hits, n, confidence), about)
-        figures["drop"] = _figure((lost - won) / n, difference_interval(lost, won, n, confidence), about)
+        figures["top1"] = _figure(hits / n, compute_share_interval(hits, n, confidence), about)
+        figures["drop"] = _figure((lost - won) / n, compute_difference_interval(lost, won, n, confidence), about)
     return figures
 
 

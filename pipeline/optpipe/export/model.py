@@ -9,10 +9,10 @@ from socket import create_connection
 from typing import Any
 
 from optpipe.core.events import Listener
-from optpipe.core.hashing import value_sha256
+from optpipe.core.hashing import hash_value
 from optpipe.core.tensors import Shape
 from optpipe.core.weights import WeightsRequest
-from optpipe.sources.base import Loaded, NoWeightsError, Source
+from optpipe.sources.base import LoadedModel, NoWeightsError, Source
 from optpipe.workspace.runs import write_json
 
 PROBE_S = 0.3
@@ -29,19 +29,19 @@ class Model:
     shapes: Mapping[str, tuple[Shape, Shape, Shape]] = field(default_factory=dict)
     fallback_reason: str | None = None
     """Why the default weights were replaced by random ones."""
-    _loaded: Loaded | None = None
+    _loaded: LoadedModel | None = None
 
     def recipe(self) -> dict[str, Any]:
         """What decides the exported model. Cheap, unless a user's code makes it: what that reads shows only when it runs."""
-        made = {"made": dict(self.loaded().made)} if self.source.runs_code else {}
+        made = {"made": dict(self.load().code_identity)} if self.source.runs_code else {}
         return {
-            "source": dict(self.source.identity()) | made,
+            "source": dict(self.source.collect_identity()) | made,
             "weights": self.weights.recipe(),
             "batch": self.batch,
             "shapes": {name: [list(shape) for shape in shapes] for name, shapes in sorted(self.shapes.items())},
         }
 
-    def loaded(self) -> Loaded:
+    def load(self) -> LoadedModel:
         """The model in memory, with the shapes asked for in its card."""
         if self._loaded is None:
             found = self.source.load(self.weights)
@@ -53,7 +53,7 @@ class Model:
         return self.source.load(self.weights).module
 
 
-def with_available_weights(model: Model, workspace: Path, listener: Listener) -> Model:
+def choose_available_weights(model: Model, workspace: Path, listener: Listener) -> Model:
     """`model`, with random weights in place of default ones that cannot be downloaded here; says so.
 
     That a download failed is remembered in the workspace and believed for as long as its host does not answer, so a
@@ -61,11 +61,11 @@ def with_available_weights(model: Model, workspace: Path, listener: Listener) ->
     """
     if model.weights.kind != "default":
         return model
-    memory = workspace / "unavailable" / f"{value_sha256(dict(model.source.identity()))[:12]}.json"
-    reason = _remembered(memory)
+    memory = workspace / "unavailable" / f"{hash_value(dict(model.source.collect_identity()))[:12]}.json"
+    reason = _read_remembered(memory)
     if reason is None:
         try:
-            model.loaded()
+            model.load()
         except NoWeightsError as error:
             reason = str(error)
             write_json(memory, {"reason": reason, "host": error.host})
@@ -73,22 +73,22 @@ def with_available_weights(model: Model, workspace: Path, listener: Listener) ->
             memory.unlink(missing_ok=True)
             return model
     listener.warn(
-        f"{reason}\nseeded random weights are used instead: speed can be judged, accuracy cannot (--weights FILE gives real ones)"
+        f"{reason}\nusing seeded random weights instead: speed is meaningful, accuracy is not (pass --weights FILE for real weights)"
     )
     return replace(
         model, weights=WeightsRequest(kind="random", seed=model.weights.seed), fallback_reason=reason, _loaded=None
     )
 
 
-def _remembered(memory: Path) -> str | None:
+def _read_remembered(memory: Path) -> str | None:
     try:
         record = json.loads(memory.read_text(encoding="utf-8"))
-        return None if _answers(record["host"]) else str(record["reason"])
+        return None if _is_reachable(record["host"]) else str(record["reason"])
     except (OSError, ValueError, KeyError):
         return None
 
 
-def _answers(host: str) -> bool:
+def _is_reachable(host: str) -> bool:
     """Whether a download is worth another try; behind a proxy only trying tells."""
     if os.environ.get("https_proxy") or os.environ.get("HTTPS_PROXY"):
         return True

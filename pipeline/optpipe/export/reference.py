@@ -18,7 +18,7 @@ class Reference:
     labels: "np.ndarray | None" = None
 
 
-def reference_tensors(path: Path) -> Reference:
+def reference_from_file(path: Path) -> Reference:
     """Reads a reference file."""
     import numpy as np
 

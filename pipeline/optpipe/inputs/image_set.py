@@ -7,27 +7,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from optpipe.core.events import UNWATCHED, Step
-from optpipe.core.hashing import file_sha256
+from optpipe.core.events import UNWATCHED, ProgressStep
+from optpipe.core.hashing import hash_file
 from optpipe.errors import BadInputError
 from optpipe.inputs.images import (
     SUFFIXES,
-    Unreadable,
-    files_below,
+    UnreadableFile,
     find_images,
-    unreadable_text,
-    why_unreadable,
+    find_read_error,
+    format_unreadable,
+    walk_files,
 )
 from optpipe.inputs.sample_set import (
     MAX_UNREADABLE_SHARE,
     SampleSet,
     SetFile,
-    stratified,
-    subset,
+    draw_subset,
+    stratify_indices,
 )
 
 CHECKED_AT_ONCE = 64
-DOCUMENTS = (".", "README", "LICENSE", "LICENCE", "NOTICE")
+DOCUMENTATION_PREFIXES = (".", "README", "LICENSE", "LICENCE", "NOTICE")
 
 
 @dataclass(frozen=True)
@@ -43,18 +43,18 @@ class ImageSet(SampleSet):
         return tuple(self.root / each.path for each in self.files)
 
 
-def checked(found: ImageSet) -> ImageSet:
+def check_image_set(found: ImageSet) -> ImageSet:
     """`found`, after every file was held against its hash. Raises BadInputError that names the first that differs."""
     for each, path in zip(found.files, found.paths, strict=True):
-        if not path.is_file() or file_sha256(path) != each.sha256:
+        if not path.is_file() or hash_file(path) != each.sha256:
             problem = "has changed" if path.is_file() else "is missing"
             raise BadInputError(f"image set {found.name}: {path} {problem}; draw the set again")
     return found
 
 
-def image_set(
-    source: Path, count: int | None = None, seed: int = 0, step: Step = UNWATCHED
-) -> tuple[ImageSet, tuple[Unreadable, ...]]:
+def image_set_from_path(
+    source: Path, count: int | None = None, seed: int = 0, step: ProgressStep = UNWATCHED
+) -> tuple[ImageSet, tuple[UnreadableFile, ...]]:
     """The set that `source` names: a manifest, or `count` pictures drawn out of a folder; and what was unreadable.
 
     A folder whose pictures all lie in class folders is labelled by them, and the sample has the classes in their own
@@ -63,39 +63,39 @@ def image_set(
     if source.is_file():
         found = ImageSet.from_manifest(source)
         if count is None or count >= len(found.files):
-            return checked(found), ()
-        return checked(subset(found, count, seed)), ()
+            return check_image_set(found), ()
+        return check_image_set(draw_subset(found, count, seed)), ()
     paths = find_images(source).paths
-    labels = _folder_labels(source, paths)
+    labels = _labels_from_folders(source, paths)
     wanted = len(paths) if count is None else min(count, len(paths))
-    order = stratified(labels, wanted, seed)
-    kept, bad = _readable([paths[index] for index in order], wanted, source, step)
-    others = _other_files(source, len(paths))
+    order = stratify_indices(labels, wanted, seed)
+    kept, bad = _select_readable([paths[index] for index in order], wanted, source, step)
+    others = _find_other_files(source, len(paths))
     by_path = dict(zip(paths, labels, strict=True))
-    files = tuple(
-        SetFile(path.relative_to(source).as_posix(), file_sha256(path), by_path[path]) for path in sorted(kept)
-    )
+    files = tuple(SetFile(path.relative_to(source).as_posix(), hash_file(path), by_path[path]) for path in sorted(kept))
     names = tuple(sorted({label for label in labels if label is not None}))
     return ImageSet(source.resolve().name, source, seed, files, names), (*bad, *others)
 
 
-def _other_files(source: Path, pictures: int) -> tuple[Unreadable, ...]:
+def _find_other_files(source: Path, pictures: int) -> tuple[UnreadableFile, ...]:
     """Files that do not even claim to be pictures, but for what folders are documented with.
 
     Raises BadInputError where they are the most.
     """
     others = tuple(
-        Unreadable(path, "not a picture's suffix")
-        for path in sorted(files_below(source))
-        if path.is_file() and path.suffix.lower() not in SUFFIXES and not path.name.upper().startswith(DOCUMENTS)
+        UnreadableFile(path, "not an image file extension")
+        for path in sorted(walk_files(source))
+        if path.is_file()
+        and path.suffix.lower() not in SUFFIXES
+        and not path.name.upper().startswith(DOCUMENTATION_PREFIXES)
     )
     if len(others) > pictures:
-        found = f"{len(others)} of {len(others) + pictures} files are no images"
-        raise BadInputError(f"{source}: {found}: {unreadable_text(others, 3)}\ngive a folder of images")
+        found = f"{len(others)} of {len(others) + pictures} files are not images"
+        raise BadInputError(f"{source}: {found}: {format_unreadable(others, 3)}\ngive a folder of images")
     return others
 
 
-def _folder_labels(root: Path, paths: Sequence[Path]) -> list[str | None]:
+def _labels_from_folders(root: Path, paths: Sequence[Path]) -> list[str | None]:
     """The first folder below `root` of every picture; none at all unless there are at least two and no loose picture."""
     parts = [path.relative_to(root).parts for path in paths]
     names = {each[0] for each in parts if len(each) > 1}
@@ -104,31 +104,31 @@ def _folder_labels(root: Path, paths: Sequence[Path]) -> list[str | None]:
     return [each[0] for each in parts]
 
 
-def _readable(
-    paths: Sequence[Path], wanted: int, source: Path, step: Step
-) -> tuple[list[Path], tuple[Unreadable, ...]]:
+def _select_readable(
+    paths: Sequence[Path], wanted: int, source: Path, step: ProgressStep
+) -> tuple[list[Path], tuple[UnreadableFile, ...]]:
     """The first `wanted` pictures that decode; an unreadable one is replaced by the next in line."""
     kept: list[Path] = []
-    bad: list[Unreadable] = []
+    bad: list[UnreadableFile] = []
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         waiting = list(paths)
         while waiting and len(kept) < wanted:
             size = min(CHECKED_AT_ONCE, wanted - len(kept))
             chunk, waiting = waiting[:size], waiting[size:]
-            for path, reason in zip(chunk, pool.map(_why_unusable, chunk), strict=True):
+            for path, reason in zip(chunk, pool.map(_find_defect, chunk), strict=True):
                 kept += [] if reason else [path]
-                bad += [Unreadable(path, reason)] if reason else []
+                bad += [UnreadableFile(path, reason)] if reason else []
             step.advance(len(chunk))
     if not kept or len(bad) > max(1, MAX_UNREADABLE_SHARE * (len(kept) + len(bad))):
         raise BadInputError(
-            f"{source}: {len(bad)} of {len(kept) + len(bad)} images cannot be read, 5 % are allowed\n{unreadable_text(bad, 3)}"
+            f"{source}: {len(bad)} of {len(kept) + len(bad)} images cannot be read; at most 5 % allowed\n{format_unreadable(bad, 3)}"
         )
     return kept, tuple(bad)
 
 
-def _why_unusable(path: Path) -> str | None:
+def _find_defect(path: Path) -> str | None:
     try:
         str(path).encode()  # manifests and tables hold names as UTF-8
     except UnicodeEncodeError:
         return "its name is not UTF-8"
-    return why_unreadable(path)
+    return find_read_error(path)

@@ -16,7 +16,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from optpipe.core.transform import Decode, Transform
 from optpipe.errors import BadInputError
-from optpipe.inputs.reference import apply
+from optpipe.inputs.reference import apply_transform
 
 Item = TypeVar("Item")
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # from twice that size on it is an error
@@ -26,7 +26,7 @@ _REASONS = (UnidentifiedImageError, Image.DecompressionBombError, OSError, Synta
 
 
 @dataclass(frozen=True, slots=True)
-class Unreadable:
+class UnreadableFile:
     """A file that should be a picture and cannot be decoded, and why."""
 
     path: Path
@@ -34,38 +34,39 @@ class Unreadable:
 
 
 @dataclass(frozen=True, slots=True)
-class Images:
+class ImageFolder:
     """The pictures of a folder in natural order (`2.jpg` before `10.jpg`), and what was left out."""
 
     folder: Path
     paths: tuple[Path, ...]
-    unreadable: tuple[Unreadable, ...] = ()
+    unreadable: tuple[UnreadableFile, ...] = ()
     left_out: int = 0
     """Pictures beyond the limit."""
 
 
-def find_images(folder: Path, limit: int | None = None) -> Images:
+def find_images(folder: Path, limit: int | None = None) -> ImageFolder:
     """Lists the picture files under `folder` by name, at most `limit` spread evenly over all; nothing is opened.
 
     Raises BadInputError when there is no such folder, or no picture in it.
     """
     if not folder.is_dir():
         raise BadInputError(
-            f"{folder}: no such folder of images" if not folder.exists() else f"{folder}: is a file; give its folder"
+            f"{folder}: no such image folder" if not folder.exists() else f"{folder}: is a file; give its folder"
         )
     if limit is not None and limit < 1:
-        raise BadInputError(f"the limit of images must be at least 1, got {limit}")
+        raise BadInputError(f"the image limit must be at least 1, got {limit}")
     paths = sorted(
-        (path for path in files_below(folder) if path.suffix.lower() in SUFFIXES and path.is_file()), key=_natural
+        (path for path in walk_files(folder) if path.suffix.lower() in SUFFIXES and path.is_file()),
+        key=_make_natural_key,
     )
     if not paths:
         kinds = " ".join(sorted(suffix.lstrip(".") for suffix in SUFFIXES))
         raise BadInputError(f"{folder}: no images in this folder or below it (looked for {kinds})")
-    kept = spread(paths, limit or len(paths))
-    return Images(folder, kept, left_out=len(paths) - len(kept))
+    kept = pick_evenly(paths, limit or len(paths))
+    return ImageFolder(folder, kept, left_out=len(paths) - len(kept))
 
 
-def files_below(folder: Path) -> Iterator[Path]:
+def walk_files(folder: Path) -> Iterator[Path]:
     """All but folders below `folder`, in linked folders too, as torchvision's folder datasets find them; no folder twice."""
     seen: set[Path] = set()
     for name, below, files in os.walk(folder, followlinks=True):
@@ -78,57 +79,57 @@ def files_below(folder: Path) -> Iterator[Path]:
         yield from map(here.joinpath, files)
 
 
-def spread(items: Sequence[Item], count: int) -> tuple[Item, ...]:
+def pick_evenly(items: Sequence[Item], count: int) -> tuple[Item, ...]:
     """`count` items evenly out of all; a set that is sorted by class keeps its mixture."""
     count = min(count, len(items))
     return tuple(items[index * len(items) // count] for index in range(count))
 
 
-def readable_images(
+def find_readable_images(
     folder: Path, limit: int | None = None, max_unreadable: int | None = None, threads: int = 2
-) -> Images:
+) -> ImageFolder:
     """Finds the pictures under `folder` and decodes each once to tell the unreadable ones apart.
 
     Raises BadInputError when more than `max_unreadable` cannot be read, or none can.
     """
     found = find_images(folder, limit)
     with ThreadPoolExecutor(threads) as pool:
-        reasons = list(pool.map(why_unreadable, found.paths))
-    bad = tuple(Unreadable(path, why) for path, why in zip(found.paths, reasons, strict=True) if why)
+        reasons = list(pool.map(find_read_error, found.paths))
+    bad = tuple(UnreadableFile(path, why) for path, why in zip(found.paths, reasons, strict=True) if why)
     good = tuple(path for path, why in zip(found.paths, reasons, strict=True) if not why)
     if not good or (max_unreadable is not None and len(bad) > max_unreadable):
-        allowed = f"; allowed are {max_unreadable} (--max-unreadable)" if good else ""
+        allowed = f"; at most {max_unreadable} allowed (--max-unreadable)" if good else ""
         raise BadInputError(
-            f"{folder}: {len(bad)} of {len(found.paths)} images cannot be read{allowed}\n{unreadable_text(bad, 3)}"
+            f"{folder}: {len(bad)} of {len(found.paths)} images cannot be read{allowed}\n{format_unreadable(bad, 3)}"
         )
-    return Images(folder, good, bad, found.left_out)
+    return ImageFolder(folder, good, bad, found.left_out)
 
 
-def unreadable_text(unreadable: Iterable[Unreadable], shown: int = 5) -> str:
+def format_unreadable(unreadable: Iterable[UnreadableFile], shown: int = 5) -> str:
     """Names the first few unreadable files with their reasons, and counts the others."""
     every = tuple(unreadable)
     named = ", ".join(f"{bad.path.name} ({bad.reason})" for bad in every[:shown])
     return named + (f" and {len(every) - shown} more" if len(every) > shown else "")
 
 
-def decoded(source: Path | bytes, step: Decode) -> NDArray[np.uint8]:
+def decode_image(source: Path | bytes, step: Decode) -> NDArray[np.uint8]:
     """Decodes a file as torchvision's, timm's and transformers' loaders do: (height, width, channels) in 8 bits.
 
     Raises BadInputError that names the file and Pillow's reason.
     """
     try:
-        return _pixels(source, step)
+        return _decode_pixels(source, step)
     except _REASONS as error:
         name = source if isinstance(source, Path) else f"{len(source)} bytes"
-        raise BadInputError(f"{name}: cannot be decoded: {_one_line(error)}") from None
+        raise BadInputError(f"{name}: cannot be decoded: {_format_reason(error)}") from None
 
 
-def preprocessed(source: Path | bytes, transform: Transform) -> NDArray[np.generic]:
+def preprocess_file(source: Path | bytes, transform: Transform) -> NDArray[np.generic]:
     """Decodes one file and applies `transform` on the CPU: what the model was trained to see, without batch axis."""
-    return apply(transform, decoded(source, transform.decode))
+    return apply_transform(transform, decode_image(source, transform.decode))
 
 
-def batches(
+def preprocess_batches(
     paths: Iterable[Path], transform: Transform, batch_size: int, threads: int = 1
 ) -> Iterator[NDArray[np.generic]]:
     """Preprocesses files into arrays of (batch, channels, height, width), or as `transform.pack` orders them.
@@ -137,7 +138,7 @@ def batches(
     """
     if transform.size is None:
         raise BadInputError(
-            "pictures of different sizes cannot share a batch: end the transform with a center_crop or an exact resize"
+            "images of different sizes cannot share a batch: end the transform with a center_crop or an exact resize"
         )
     if batch_size < 1:
         raise BadInputError(f"batch size must be at least 1, got {batch_size}")
@@ -145,10 +146,10 @@ def batches(
     with ThreadPoolExecutor(threads) as pool:
         for start in range(0, len(pending), batch_size):
             chunk = pending[start : start + batch_size]
-            yield np.stack(list(pool.map(lambda path: preprocessed(path, transform), chunk)))
+            yield np.stack(list(pool.map(lambda path: preprocess_file(path, transform), chunk)))
 
 
-def _pixels(source: Path | bytes, step: Decode) -> NDArray[np.uint8]:
+def _decode_pixels(source: Path | bytes, step: Decode) -> NDArray[np.uint8]:
     with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as opened:
         upright = ImageOps.exif_transpose(opened) if step.exif else opened
         rgb = upright.convert("RGB")
@@ -158,22 +159,22 @@ def _pixels(source: Path | bytes, step: Decode) -> NDArray[np.uint8]:
     return np.ascontiguousarray(pixels[:, :, ::-1]) if step.channels == "BGR" else pixels
 
 
-def why_unreadable(path: Path) -> str | None:
+def find_read_error(path: Path) -> str | None:
     """Pillow's reason for refusing a file, on one line; None where it decodes."""
     try:
-        _pixels(path, Decode())
+        _decode_pixels(path, Decode())
     except _REASONS as error:
-        return _one_line(error)
+        return _format_reason(error)
     return None
 
 
-def _one_line(error: Exception) -> str:
+def _format_reason(error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
-        return "not an image that Pillow knows"
+        return "not an image format that Pillow supports"
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def _natural(path: Path) -> list[tuple[int, int, str]]:
+def _make_natural_key(path: Path) -> list[tuple[int, int, str]]:
     """Digits compare as numbers, everything else as lower-case text."""
     parts = re.split(r"(\d+)", str(path).lower())
     return [(0, int(part), "") if part.isdigit() and part.isascii() else (1, 0, part) for part in parts]

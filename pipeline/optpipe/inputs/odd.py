@@ -9,54 +9,54 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from optpipe.inputs.synthetic import synthetic_picture
+from optpipe.inputs.synthetic import make_synthetic_image
 
 _ORIENTATION = 0x0112
 """The EXIF tag."""
 
 
-def odd_files() -> Iterator[tuple[str, bytes]]:
+def make_edge_case_files() -> Iterator[tuple[str, bytes]]:
     """Names and contents; `truncated.jpg` is one that every decoder must refuse."""
-    pixels = synthetic_picture(231, 309, seed=5)
+    pixels = make_synthetic_image(231, 309, seed=5)
     picture = Image.fromarray(pixels)
     gray = picture.convert("L")
-    yield "baseline 4:2:0.jpg", _encoded(picture, "JPEG", quality=90)
-    yield "baseline 4:4:4.jpg", _encoded(picture, "JPEG", quality=90, subsampling=0)
-    yield "progressive.jpg", _encoded(picture, "JPEG", quality=90, progressive=True)
-    yield "grayscale.jpg", _encoded(gray, "JPEG", quality=90)
-    yield "cmyk.jpg", _encoded(picture.convert("CMYK"), "JPEG", quality=90)
+    yield "baseline 4:2:0.jpg", _encode(picture, "JPEG", quality=90)
+    yield "baseline 4:4:4.jpg", _encode(picture, "JPEG", quality=90, subsampling=0)
+    yield "progressive.jpg", _encode(picture, "JPEG", quality=90, progressive=True)
+    yield "grayscale.jpg", _encode(gray, "JPEG", quality=90)
+    yield "cmyk.jpg", _encode(picture.convert("CMYK"), "JPEG", quality=90)
     for orientation in (3, 6):
         exif = Image.Exif()
         exif[_ORIENTATION] = orientation
-        yield f"exif orientation {orientation}.jpg", _encoded(picture, "JPEG", quality=90, exif=exif)
-    yield "grayscale.png", _encoded(gray, "PNG")
-    yield "grayscale 16 bit.png", _encoded(Image.fromarray(np.asarray(gray).astype(np.uint16) * 3), "PNG")
-    yield "rgb 16 bit.png", _png16(pixels)
-    yield "palette.png", _encoded(picture.convert("P", palette=Image.Palette.ADAPTIVE), "PNG")
+        yield f"exif orientation {orientation}.jpg", _encode(picture, "JPEG", quality=90, exif=exif)
+    yield "grayscale.png", _encode(gray, "PNG")
+    yield "grayscale 16 bit.png", _encode(Image.fromarray(np.asarray(gray).astype(np.uint16) * 3), "PNG")
+    yield "rgb 16 bit.png", _encode_png16(pixels)
+    yield "palette.png", _encode(picture.convert("P", palette=Image.Palette.ADAPTIVE), "PNG")
     yield (
         "palette with transparency.png",
-        _encoded(picture.convert("P", palette=Image.Palette.ADAPTIVE, colors=16), "PNG", transparency=3),
+        _encode(picture.convert("P", palette=Image.Palette.ADAPTIVE, colors=16), "PNG", transparency=3),
     )
     alpha = np.dstack([pixels, np.linspace(0, 255, pixels[:, :, 0].size).reshape(pixels.shape[:2]).astype(np.uint8)])
-    yield "rgba.png", _encoded(Image.fromarray(alpha), "PNG")
-    yield "bilevel.png", _encoded(picture.convert("1"), "PNG")
-    yield "lossy.webp", _encoded(picture, "WEBP", quality=90)
-    yield "lossless with alpha.webp", _encoded(Image.fromarray(alpha), "WEBP", lossless=True)
-    yield "1×1.jpg", _encoded(picture.crop((0, 0, 1, 1)), "JPEG")
-    yield "1×1.png", _encoded(picture.crop((0, 0, 1, 1)), "PNG")
-    yield "very wide.jpg", _encoded(Image.fromarray(synthetic_picture(24, 1900, seed=6)), "JPEG", quality=90)
-    yield "very large.jpg", _encoded(picture.resize((4000, 3000)), "JPEG", quality=90)
-    whole = _encoded(picture, "JPEG", quality=90)
+    yield "rgba.png", _encode(Image.fromarray(alpha), "PNG")
+    yield "bilevel.png", _encode(picture.convert("1"), "PNG")
+    yield "lossy.webp", _encode(picture, "WEBP", quality=90)
+    yield "lossless with alpha.webp", _encode(Image.fromarray(alpha), "WEBP", lossless=True)
+    yield "1×1.jpg", _encode(picture.crop((0, 0, 1, 1)), "JPEG")
+    yield "1×1.png", _encode(picture.crop((0, 0, 1, 1)), "PNG")
+    yield "very wide.jpg", _encode(Image.fromarray(make_synthetic_image(24, 1900, seed=6)), "JPEG", quality=90)
+    yield "very large.jpg", _encode(picture.resize((4000, 3000)), "JPEG", quality=90)
+    whole = _encode(picture, "JPEG", quality=90)
     yield "truncated.jpg", whole[: len(whole) // 2]
 
 
-def _encoded(picture: Image.Image, kind: str, **options: object) -> bytes:
+def _encode(picture: Image.Image, kind: str, **options: object) -> bytes:
     buffer = io.BytesIO()
     picture.save(buffer, kind, **options)
     return buffer.getvalue()
 
 
-def _png16(pixels: NDArray[np.uint8]) -> bytes:
+def _encode_png16(pixels: NDArray[np.uint8]) -> bytes:
     """An RGB PNG of 16 bits per channel, which Pillow reads and does not write (PNG specification, 5 and 11.2)."""
     height, width = pixels.shape[:2]
     deep = pixels.astype(">u2") * 257

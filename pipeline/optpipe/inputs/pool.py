@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optpipe.core.card import ModelCard
-from optpipe.core.hashing import tensors_sha256
+from optpipe.core.hashing import hash_arrays
 from optpipe.errors import BadInputError
-from optpipe.inputs.images import batches, find_images
+from optpipe.inputs.images import find_images, preprocess_batches
 
-SIZE = 64
+POOL_SIZE = 64
 
 
-def varied(real: Mapping[str, NDArray[Any]], size: int, seed: int) -> dict[str, NDArray[Any]]:
+def vary_inputs(real: Mapping[str, NDArray[Any]], size: int, seed: int) -> dict[str, NDArray[Any]]:
     """`size` rows per input: the real ones, then copies of them rolled along their last axis by a seeded step.
 
     A rolled picture has the same values, hence the same power draw and rounding, and no cache has seen it.
@@ -32,12 +32,12 @@ def varied(real: Mapping[str, NDArray[Any]], size: int, seed: int) -> dict[str, 
     return rows
 
 
-def images_pool(card: ModelCard, folder: Path) -> dict[str, NDArray[Any]]:
+def load_image_pool(card: ModelCard, folder: Path) -> dict[str, NDArray[Any]]:
     """Up to SIZE pictures of `folder` as the model's first input, preprocessed as its card says."""
     if card.transform is None:
-        raise BadInputError(f"--images: {card.name} has no image preprocessing on its card")
-    found = find_images(folder, SIZE)
-    return {card.inputs[0].name: np.concatenate(list(batches(found.paths, card.transform, 16, threads=2)))}
+        raise BadInputError(f"--images: {card.name} has no image preprocessing in its card")
+    found = find_images(folder, POOL_SIZE)
+    return {card.inputs[0].name: np.concatenate(list(preprocess_batches(found.paths, card.transform, 16, threads=2)))}
 
 
 def save_pool(directory: Path, prefix: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, str]:
@@ -51,7 +51,7 @@ def save_pool(directory: Path, prefix: str, arrays: Mapping[str, NDArray[Any]]) 
     return files
 
 
-def pool_record(kind: str, real: int, arrays: Mapping[str, NDArray[Any]], seed: int) -> dict[str, Any]:
+def describe_pool(kind: str, real: int, arrays: Mapping[str, NDArray[Any]], seed: int) -> dict[str, Any]:
     """How the pool is described in a measurement."""
     size = min(len(array) for array in arrays.values())
     return {
@@ -60,5 +60,5 @@ def pool_record(kind: str, real: int, arrays: Mapping[str, NDArray[Any]], seed: 
         "real": 0 if kind == "synthetic" else real,
         "variations": size - real,
         "seed": seed,
-        "sha256": tensors_sha256(dict(arrays)),
+        "sha256": hash_arrays(dict(arrays)),
     }

@@ -14,10 +14,10 @@ from optpipe.core.transform import (
     Pack,
     Rescale,
     Resize,
-    Step,
     Transform,
-    crop_start,
-    resized,
+    TransformStep,
+    compute_crop_start,
+    compute_resized_sides,
 )
 
 _PILLOW: dict[Interpolation, Image.Resampling] = {
@@ -30,12 +30,14 @@ _PILLOW: dict[Interpolation, Image.Resampling] = {
 }
 
 
-def apply(transform: Transform, pixels: NDArray[np.uint8]) -> NDArray[np.generic]:
+def apply_transform(transform: Transform, pixels: NDArray[np.uint8]) -> NDArray[np.generic]:
     """Applies every step after decoding to (height, width, channels) pixels."""
-    return list(applied(transform, pixels))[-1][1]
+    return list(iterate_steps(transform, pixels))[-1][1]
 
 
-def applied(transform: Transform, pixels: NDArray[np.uint8]) -> Iterator[tuple[Step, NDArray[np.generic]]]:
+def iterate_steps(
+    transform: Transform, pixels: NDArray[np.uint8]
+) -> Iterator[tuple[TransformStep, NDArray[np.generic]]]:
     """Yields each step after decoding with what it made; pictures are (height, width, channels) until packed."""
     value: NDArray[np.generic] = pixels
     for step in transform.steps:
@@ -44,7 +46,7 @@ def applied(transform: Transform, pixels: NDArray[np.uint8]) -> Iterator[tuple[S
             yield step, value
 
 
-def apply_step(step: Step, value: NDArray[np.generic]) -> NDArray[np.generic]:
+def apply_step(step: TransformStep, value: NDArray[np.generic]) -> NDArray[np.generic]:
     """Applies one step after decoding, in float32 and in torchvision's order of operations, so results are equal.
 
     Floats lie in memory as planes, where arithmetic per channel is several times faster; their axes stay the same.
@@ -73,7 +75,7 @@ def apply_step(step: Step, value: NDArray[np.generic]) -> NDArray[np.generic]:
 
 
 def _resize(step: Resize, value: NDArray[np.generic]) -> NDArray[np.generic]:
-    height, width = resized(step, value.shape[0], value.shape[1])
+    height, width = compute_resized_sides(step, value.shape[0], value.shape[1])
     if value.shape[:2] == (height, width):
         return value
     if step.kernel == "pillow":
@@ -100,7 +102,10 @@ def _resize_by_torch(step: Resize, value: NDArray[np.generic], height: int, widt
 
 def _center_crop(step: CenterCrop, value: NDArray[np.generic]) -> NDArray[np.generic]:
     height, width = value.shape[:2]
-    top, left = crop_start(height, step.height, step.rounding), crop_start(width, step.width, step.rounding)
+    top, left = (
+        compute_crop_start(height, step.height, step.rounding),
+        compute_crop_start(width, step.width, step.rounding),
+    )
     result = np.full((step.height, step.width, value.shape[2]), step.fill, value.dtype)
     inside = value[max(top, 0) : max(top, 0) + step.height, max(left, 0) : max(left, 0) + step.width]
     result[max(-top, 0) : max(-top, 0) + inside.shape[0], max(-left, 0) : max(-left, 0) + inside.shape[1]] = inside

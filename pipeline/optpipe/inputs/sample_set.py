@@ -11,11 +11,11 @@ from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
-from optpipe.core.hashing import text_sha256
+from optpipe.core.hashing import hash_text
 from optpipe.errors import BadInputError
 
 MAX_UNREADABLE_SHARE = 0.05
-FEW = 500
+FEW_SAMPLES = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class SampleSet:
     @property
     def sha256(self) -> str:
         """One hash that names the whole set: over every sample's hash and path, in order."""
-        return text_sha256("".join(f"{each.sha256}  {each.path}\n" for each in self.files))
+        return hash_text("".join(f"{each.sha256}  {each.path}\n" for each in self.files))
 
     def to_dict(self, beside: Path) -> dict[str, Any]:
         """The manifest, as written into the folder `beside`."""
@@ -84,11 +84,11 @@ class SampleSet:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             what = cls.format.partition(".")[2].partition("/")[0]
             raise BadInputError(
-                f"{path} is not a readable {what} manifest ({type(error).__name__}); calibration/README.md has the format"
+                f"{path} is not a readable {what} manifest ({type(error).__name__}); see calibration/README.md"
             ) from error
         if value.get("format") != cls.format or value.get("sha256") != found.sha256:
             raise BadInputError(
-                f"{path}: its list of files was changed, or it is not in the format {cls.format}; draw it again"
+                f"{path}: its list of files was changed, or its format is not {cls.format}; draw it again"
             )
         return found
 
@@ -96,17 +96,17 @@ class SampleSet:
 AnySet = TypeVar("AnySet", bound=SampleSet)
 
 
-def subset(whole: AnySet, count: int, seed: int = 0) -> AnySet:
+def draw_subset(whole: AnySet, count: int, seed: int = 0) -> AnySet:
     """A stratified sample of `count` out of a set, in the set's order; the set itself where it is no larger."""
     if count >= len(whole.files):
         return whole
-    chosen = stratified([each.label for each in whole.files], count, seed)[:count]
+    chosen = stratify_indices([each.label for each in whole.files], count, seed)[:count]
     return replace(
         whole, name=f"{whole.name}/{count}", seed=seed, files=tuple(whole.files[index] for index in sorted(chosen))
     )
 
 
-def stratified(labels: Sequence[str | None], count: int, seed: int) -> list[int]:
+def stratify_indices(labels: Sequence[str | None], count: int, seed: int) -> list[int]:
     """All indices in an order whose first `count`, and every other prefix, hold the labels in nearly their own shares."""
     rng = np.random.default_rng(seed)
     groups: dict[str | None, list[int]] = {}
@@ -130,7 +130,7 @@ def refuse_overlap(calibration: SampleSet, validation: SampleSet) -> None:
     if shared:
         raise BadInputError(
             f"{len(shared)} of {len(calibration.files)} calibration {calibration.kind} are also in the validation set"
-            f" {validation.name} (such as {shared[0]})\ngive others, without them"
+            f" {validation.name} (such as {shared[0]})\nuse a calibration set without them"
         )
 
 
@@ -139,9 +139,9 @@ def refuse_other_model(found: SampleSet, model: str, preprocessing_sha256: str |
     kind = type(found).__name__.replace("Set", " set").lower()
     if found.model is not None and found.model != model:
         raise BadInputError(
-            f"{kind} {found.name} was drawn for model {found.model}, not for {model}; give {found.root} itself"
+            f"{kind} {found.name} was drawn for model {found.model}, not for {model}; pass {found.root} itself"
         )
     if found.transform_sha256 is not None and found.transform_sha256 != preprocessing_sha256:
         raise BadInputError(
-            f"{kind} {found.name} was drawn for another preprocessing than {model}'s; give {found.root} itself"
+            f"{kind} {found.name} was drawn for different preprocessing than {model}'s; pass {found.root} itself"
         )

@@ -9,23 +9,23 @@ from pathlib import Path
 import numpy as np
 
 from optpipe.core.card import ModelCard
-from optpipe.core.hashing import file_sha256, value_sha256
+from optpipe.core.hashing import hash_file, hash_value
 from optpipe.core.transform import CenterCrop, Transform
 from optpipe.errors import BadInputError
-from optpipe.inputs.images import batches, find_images, spread
-from optpipe.inputs.synthetic import synthetic_tensor
+from optpipe.inputs.images import find_images, pick_evenly, preprocess_batches
+from optpipe.inputs.synthetic import make_synthetic_tensor
 from optpipe.inputs.tokens import (
     SENTENCES,
-    longest,
-    padded,
-    token_rows,
+    compute_max_tokens,
+    encode_texts,
+    pad_tokens,
 )
-from optpipe.workspace.environment import package_version
-from optpipe.workspace.shipped import shipped
+from optpipe.workspace.environment import get_package_version
+from optpipe.workspace.shipped import find_shipped_folder
 
-COUNT = 8
+SAMPLE_COUNT = 8
 """Samples per verification."""
-LABELLED_BYTES = 16 << 20
+LABELED_BYTES = 16 << 20
 """A labelled validation set is used up to this size of input tensors, so that a build can say how accurate it is."""
 
 
@@ -43,7 +43,7 @@ class Samples:
     """Class of each file, where the files are a model's own validation images."""
 
 
-def samples_for(card: ModelCard, images: Path | None, tokenizer: Path | None = None) -> Samples:
+def choose_samples(card: ModelCard, images: Path | None, tokenizer: Path | None = None) -> Samples:
     """`images`, else the card's validation images, else the photographs that optpipe ships, else seeded tensors.
 
     A text model with its `tokenizer` is verified on sentences.
@@ -53,32 +53,32 @@ def samples_for(card: ModelCard, images: Path | None, tokenizer: Path | None = N
     if card.transform is None:
         if images is not None:
             raise BadInputError(
-                f"--images: {card.name} has no image preprocessing on its card, so it cannot be verified on images"
+                f"--images: {card.name} has no image preprocessing in its card, so it cannot be verified on images"
             )
-        if tokenizer is not None and card.tokenization is not None and package_version("tokenizers") is not None:
+        if tokenizer is not None and card.tokenization is not None and get_package_version("tokenizers") is not None:
             known = {"sentences": list(SENTENCES), "tokenization": card.tokenization.to_dict()}
-            return Samples("texts", (tokenizer,), value_sha256(known))
+            return Samples("texts", (tokenizer,), hash_value(known))
         seed = {"synthetic": 0, "inputs": [each.to_dict() for each in card.inputs]}
-        return Samples("synthetic", (), value_sha256(seed))
+        return Samples("synthetic", (), hash_value(seed))
     if images is None and "validation" in card.data:
-        return _labelled(card, Path(card.data["validation"]))
-    files = find_images(images or shipped("calibration") / "samples", COUNT).paths
-    return Samples("images", files, _files_sha256(files))
+        return _choose_labeled(card, Path(card.data["validation"]))
+    files = find_images(images or find_shipped_folder("calibration") / "samples", SAMPLE_COUNT).paths
+    return Samples("images", files, _hash_files(files))
 
 
-def _labelled(card: ModelCard, manifest: Path) -> Samples:
+def _choose_labeled(card: ModelCard, manifest: Path) -> Samples:
     image = card.inputs[0]
-    count = max(COUNT, LABELLED_BYTES // (4 * math.prod(image.opt[1:])))
-    pairs = spread(tuple(labelled_files(manifest)), count)
+    count = max(SAMPLE_COUNT, LABELED_BYTES // (4 * math.prod(image.opt[1:])))
+    pairs = pick_evenly(tuple(read_labeled_files(manifest)), count)
     files = tuple(path for path, _ in pairs)
-    return Samples("images", files, _files_sha256(files), tuple(card.labels.index(label) for _, label in pairs))
+    return Samples("images", files, _hash_files(files), tuple(card.labels.index(label) for _, label in pairs))
 
 
-def _files_sha256(files: tuple[Path, ...]) -> str:
-    return value_sha256([file_sha256(path) for path in files])
+def _hash_files(files: tuple[Path, ...]) -> str:
+    return hash_value([hash_file(path) for path in files])
 
 
-def labelled_files(manifest: Path) -> Iterator[tuple[Path, str]]:
+def read_labeled_files(manifest: Path) -> Iterator[tuple[Path, str]]:
     """The files of an image-set manifest with their labels; raises `BadInputError` where it cannot be read."""
     try:
         value = json.loads(manifest.read_text(encoding="utf-8"))
@@ -88,25 +88,25 @@ def labelled_files(manifest: Path) -> Iterator[tuple[Path, str]]:
         raise BadInputError(f"{manifest} is not a readable image-set manifest ({type(error).__name__})") from error
 
 
-def sample_inputs(card: ModelCard, samples: Samples) -> dict[str, np.ndarray]:
+def load_sample_inputs(card: ModelCard, samples: Samples) -> dict[str, np.ndarray]:
     """A row per file, or `COUNT` rows of synthetic tensors; repeated in turn until they fill the smallest batch."""
     if samples.kind == "texts":
-        tokens, _ = token_rows(SENTENCES, samples.files[0], longest(card))
+        tokens, _ = encode_texts(SENTENCES, samples.files[0], compute_max_tokens(card))
         least = card.inputs[0].min[0]
-        return padded(card, [tokens[index % len(tokens)] for index in range(max(len(tokens), least))])
-    count = max(len(samples.files) or COUNT, *(each.min[0] for each in card.inputs))
+        return pad_tokens(card, [tokens[index % len(tokens)] for index in range(max(len(tokens), least))])
+    count = max(len(samples.files) or SAMPLE_COUNT, *(each.min[0] for each in card.inputs))
     if samples.kind == "synthetic" or card.transform is None:
         return {
-            each.name: synthetic_tensor((count, *each.opt[1:]), each.dtype, seed=index, below=each.below)
+            each.name: make_synthetic_tensor((count, *each.opt[1:]), each.dtype, seed=index, below=each.below)
             for index, each in enumerate(card.inputs)
         }
     image = card.inputs[0]
-    transform = _cropped(card.transform, image.opt[2], image.opt[3])
-    rows = np.concatenate(list(batches(samples.files, transform, COUNT, threads=2)))
+    transform = _crop_transform(card.transform, image.opt[2], image.opt[3])
+    rows = np.concatenate(list(preprocess_batches(samples.files, transform, SAMPLE_COUNT, threads=2)))
     return {image.name: np.ascontiguousarray(rows[np.arange(count) % len(rows)])}
 
 
-def row_batches(
+def split_batches(
     card: ModelCard, inputs: Mapping[str, np.ndarray], size: int | None = None
 ) -> Iterator[dict[str, np.ndarray]]:
     """All rows in batches of `size`, or of the largest that the profile allows; the rest as a smaller batch.
@@ -121,7 +121,7 @@ def row_batches(
             yield {name: value[start : start + step] for name, value in inputs.items()}
 
 
-def _cropped(transform: Transform, height: int, width: int) -> Transform:
+def _crop_transform(transform: Transform, height: int, width: int) -> Transform:
     """A transform that leaves the picture's own shape, cut to the shape at hand so that pictures share a batch."""
     if transform.size is not None:
         return transform

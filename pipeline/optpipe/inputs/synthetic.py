@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-TOKENS = 1000
+SMALLEST_VOCABULARY = 1000
 """Every vocabulary has as many."""
 
 
-def synthetic_tensor(
+def make_synthetic_tensor(
     shape: Sequence[int], dtype: DTypeLike = np.float32, seed: int = 0, below: int | None = None
 ) -> NDArray[np.generic]:
     """Makes a tensor like a model's real input, different in every row of the batch.
@@ -20,20 +20,22 @@ def synthetic_tensor(
     kind = np.dtype(dtype)
     random = np.random.default_rng(seed)
     if kind.kind in "iu":
-        return random.integers(0, min(below or TOKENS, int(np.iinfo(kind).max) + 1), tuple(shape)).astype(kind)
+        return random.integers(0, min(below or SMALLEST_VOCABULARY, int(np.iinfo(kind).max) + 1), tuple(shape)).astype(
+            kind
+        )
     if kind.kind == "b":
         return random.integers(0, 2, tuple(shape)).astype(kind)
     if len(shape) == 4 and shape[1] in (1, 3):
-        rows = [_photograph_like(random, shape[2], shape[3], shape[1]) for _ in range(shape[0])]
+        rows = [_make_photograph_noise(random, shape[2], shape[3], shape[1]) for _ in range(shape[0])]
         values = np.stack([np.moveaxis(row, -1, 0) for row in rows]) if rows else np.zeros(tuple(shape))
         return values.astype(kind)
     return random.standard_normal(tuple(shape)).astype(kind)
 
 
-def synthetic_picture(height: int, width: int, seed: int = 0) -> NDArray[np.uint8]:
+def make_synthetic_image(height: int, width: int, seed: int = 0) -> NDArray[np.uint8]:
     """Makes an 8-bit RGB picture (height, width, 3): a photograph's spectrum, with edges of flat shapes in it."""
     random = np.random.default_rng(seed)
-    levels = 127 + 48 * _photograph_like(random, height, width, 3)
+    levels = 127 + 48 * _make_photograph_noise(random, height, width, 3)
     rows, columns = np.ogrid[:height, :width]
     for _ in range(6):
         centre, radius = random.uniform(0, 1, 2) * (height, width), random.uniform(0.05, 0.25, 2) * (height, width)
@@ -42,7 +44,7 @@ def synthetic_picture(height: int, width: int, seed: int = 0) -> NDArray[np.uint
     return np.ascontiguousarray(np.clip(levels, 0, 255).astype(np.uint8))
 
 
-def _photograph_like(random: np.random.Generator, height: int, width: int, channels: int) -> NDArray[np.float64]:
+def _make_photograph_noise(random: np.random.Generator, height: int, width: int, channels: int) -> NDArray[np.float64]:
     """Noise with amplitude 1/f, as natural scenes have (Field 1987); channels share most of their luminance."""
     frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None, :])
     frequency[0, 0] = 1.0

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.events import Listener
 from optpipe.errors import BadInputError, MissingError
-from optpipe.inputs.image_set import ImageSet, image_set
-from optpipe.inputs.images import Unreadable, batches, unreadable_text
+from optpipe.inputs.image_set import ImageSet, image_set_from_path
+from optpipe.inputs.images import UnreadableFile, format_unreadable, preprocess_batches
 from optpipe.inputs.sample_set import AnySet, SampleSet
-from optpipe.inputs.text_set import TextSet, text_set
-from optpipe.inputs.tokens import longest, padded, token_rows
-from optpipe.workspace.environment import package_version
+from optpipe.inputs.text_set import TextSet, text_set_from_path
+from optpipe.inputs.tokens import compute_max_tokens, encode_texts, pad_tokens
+from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.file_names import TOKENIZER
 from optpipe.workspace.store import Entry
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def sample_set(
+def load_sample_set(
     model: Entry, card: ModelCard, source: Path, count: int | None, seed: int, listener: Listener
-) -> tuple[SampleSet, tuple[Unreadable, ...]]:
+) -> tuple[SampleSet, tuple[UnreadableFile, ...]]:
     """What `source` holds for this model: pictures for an image model, JSON lines for a text model; and what was unusable.
 
     Says what is left out. Raises BadInputError for a model that takes neither.
@@ -32,17 +32,23 @@ def sample_set(
     require_task_data(card)
     found: SampleSet
     with listener.step(f"read {source}", total=count) as step:
-        found, unusable = text_set(source, count, seed) if card.tokenization else image_set(source, count, seed, step)
+        found, unusable = (
+            text_set_from_path(source, count, seed)
+            if card.tokenization
+            else image_set_from_path(source, count, seed, step)
+        )
     if count is not None and len(found.files) < count:
-        listener.warn(f"--count {count}: {source} has only {len(found.files)} that can be used; all of them are taken")
+        listener.warn(f"--count {count}: {source} has only {len(found.files)} usable samples; using all of them")
     if unusable:
         listener.warn(
-            f"{len(unusable)} {'lines' if card.tokenization else 'files'} are left out: {unreadable_text(unusable, 3)}"
+            f"{len(unusable)} {'lines' if card.tokenization else 'files'} are skipped: {format_unreadable(unusable, 3)}"
         )
     if isinstance(found, TextSet):
-        _, cut = token_rows(list(found.texts.values()), model.file(TOKENIZER), longest(card))
+        _, cut = encode_texts(list(found.texts.values()), model.file(TOKENIZER), compute_max_tokens(card))
         if cut:
-            listener.warn(f"{cut} of {len(found.files)} texts are longer than {longest(card)} tokens and are cut there")
+            listener.warn(
+                f"{cut} of {len(found.files)} texts are longer than {compute_max_tokens(card)} tokens and are truncated"
+            )
     return found, unusable
 
 
@@ -52,22 +58,20 @@ def require_task_data(card: ModelCard) -> None:
         return
     if card.tokenization is None:
         if card.task is Task.TEXT_CLASSIFICATION:
-            message = (
-                f"{card.name} has no tokenizer, so texts cannot be turned into its inputs; save one beside the model"
-            )
+            message = f"{card.name} has no tokenizer to convert texts to inputs; save one next to the model"
         else:
-            message = f"{card.name} has no preprocessing, so images cannot be turned into its inputs; give it a model card with one"
+            message = f"{card.name} has no preprocessing to convert images to inputs; define it in a model card"
         raise BadInputError(message)
-    if package_version("tokenizers") is None:
-        raise MissingError(f"{card.name} needs tokenizers: `uv sync --extra hf` installs it")
+    if get_package_version("tokenizers") is None:
+        raise MissingError(f"{card.name} requires the tokenizers package; install it with `uv sync --extra hf`")
 
 
-def fitting_batch(card: ModelCard, wanted: int) -> int:
+def fit_batch_size(card: ModelCard, wanted: int) -> int:
     """`wanted`, inside the batch sizes that the model was exported for."""
     return max(card.inputs[0].min[0], min(wanted, card.inputs[0].max[0]))
 
 
-def input_batches(
+def iterate_input_batches(
     model: Entry, card: ModelCard, samples: SampleSet, size: int, *, by_length: bool = False
 ) -> Iterator[dict[str, "np.ndarray"]]:
     """The set's samples as the model's inputs, `size` at a time; a fixed batch is filled up with the last sample.
@@ -77,7 +81,7 @@ def input_batches(
     import numpy as np
 
     least = card.inputs[0].min[0]
-    for inputs in _batches(model, card, samples, size, by_length=by_length):
+    for inputs in _iterate_batches(model, card, samples, size, by_length=by_length):
         short = least - len(next(iter(inputs.values())))
         yield {
             name: np.concatenate([rows, np.repeat(rows[-1:], short, axis=0)]) if short > 0 else rows
@@ -85,22 +89,24 @@ def input_batches(
         }
 
 
-def _batches(
+def _iterate_batches(
     model: Entry, card: ModelCard, samples: SampleSet, size: int, *, by_length: bool
 ) -> Iterator[Mapping[str, "np.ndarray"]]:
     if isinstance(samples, TextSet):
-        rows, _ = token_rows([samples.texts[each.path] for each in samples.files], model.file(TOKENIZER), longest(card))
+        rows, _ = encode_texts(
+            [samples.texts[each.path] for each in samples.files], model.file(TOKENIZER), compute_max_tokens(card)
+        )
         if by_length:
             rows.sort(key=len)
-        yield from (padded(card, rows[start : start + size]) for start in range(0, len(rows), size))
+        yield from (pad_tokens(card, rows[start : start + size]) for start in range(0, len(rows), size))
         return
     assert isinstance(samples, ImageSet)
     assert card.transform is not None
-    for pixels in batches(samples.paths, card.transform, size, threads=2):
+    for pixels in preprocess_batches(samples.paths, card.transform, size, threads=2):
         yield {card.inputs[0].name: pixels}
 
 
-def label_indices(samples: SampleSet, card: ModelCard, classes: int) -> "NDArray[np.int64] | None":
+def find_label_indices(samples: SampleSet, card: ModelCard, classes: int) -> "NDArray[np.int64] | None":
     """The class of every sample; None where the set has no labels.
 
     A label is one of the card's names, or an index; or else the set's folders, in sorted order, are the classes, where there
@@ -119,21 +125,21 @@ def label_indices(samples: SampleSet, card: ModelCard, classes: int) -> "NDArray
     else:
         odd = sorted(str(name) for name in known - set(card.labels))[0]
         raise BadInputError(
-            f"label '{odd}' of {samples.name} is no class of {card.name}: name the folders after its labels or its"
-            f" class indices, or give all {classes} folders in the order of the classes"
+            f"label '{odd}' of {samples.name} is not a class of {card.name}: name the folders after its labels or"
+            f" class indices, or provide all {classes} folders in class order"
         )
     import numpy as np
 
     return np.array([index[str(name)] for name in names], np.int64)
 
 
-def with_known_labels(samples: AnySet, card: ModelCard, listener: Listener) -> AnySet:
-    """`samples`, without labels where they are no classes of the model: enough to calibrate on."""
+def drop_unknown_labels(samples: AnySet, card: ModelCard, listener: Listener) -> AnySet:
+    """`read_samples`, without labels where they are no classes of the model: enough to calibrate on."""
     classes = card.outputs[0].shape[-1] if card.outputs else None
     try:
         if isinstance(classes, int):
-            label_indices(samples, card, classes)
+            find_label_indices(samples, card, classes)
     except BadInputError as error:
-        listener.warn(f"{str(error).partition(':')[0]}; the folders or labels are not used")
+        listener.warn(f"{str(error).partition(':')[0]}; ignoring folders and labels")
         return replace(samples, files=tuple(replace(each, label=None) for each in samples.files), labels=())
     return samples

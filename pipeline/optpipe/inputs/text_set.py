@@ -6,15 +6,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from optpipe.core.hashing import text_sha256
+from optpipe.core.hashing import hash_text
 from optpipe.errors import BadInputError
-from optpipe.inputs.images import Unreadable, unreadable_text
+from optpipe.inputs.images import UnreadableFile, format_unreadable
 from optpipe.inputs.sample_set import (
     MAX_UNREADABLE_SHARE,
     SampleSet,
     SetFile,
-    stratified,
-    subset,
+    draw_subset,
+    stratify_indices,
 )
 
 
@@ -28,26 +28,30 @@ class TextSet(SampleSet):
     texts: Mapping[str, str] = field(default_factory=dict)
 
 
-def text_set(source: Path, count: int | None = None, seed: int = 0) -> tuple[TextSet, tuple[Unreadable, ...]]:
+def text_set_from_path(
+    source: Path, count: int | None = None, seed: int = 0
+) -> tuple[TextSet, tuple[UnreadableFile, ...]]:
     """The set that `source` names: a manifest, or `count` lines drawn out of a file of JSON lines; and the bad lines.
 
     A sample has the labels in their own proportions. Raises BadInputError for a file without a usable line, or with more
     than MAX_UNREADABLE_SHARE bad ones.
     """
     if _is_manifest(source):
-        whole = _with_texts(TextSet.from_manifest(source))
-        return (whole if count is None else subset(whole, count, seed)), ()
-    lines, bad = _lines(source)
+        whole = _read_texts(TextSet.from_manifest(source))
+        return (whole if count is None else draw_subset(whole, count, seed)), ()
+    lines, bad = _parse_lines(source)
     allowed = max(1, MAX_UNREADABLE_SHARE * (len(lines) + len(bad)))
     if not lines or len(bad) > allowed:
-        found = f"{len(bad)} of {len(lines) + len(bad)} lines cannot be used, 5 % are allowed" if bad else "is empty"
-        form = 'each line has to be {"text": "...", "label": "..."}; the label may be left out of all'
-        raise BadInputError(f"{source}: {found}\n{form}" + (f"; {unreadable_text(bad, 3)}" if bad else ""))
+        found = (
+            f"{len(bad)} of {len(lines) + len(bad)} lines cannot be used; at most 5 % allowed" if bad else "is empty"
+        )
+        form = 'each line must be {"text": "...", "label": "..."}; the label may be omitted from all lines'
+        raise BadInputError(f"{source}: {found}\n{form}" + (f"; {format_unreadable(bad, 3)}" if bad else ""))
     wanted = len(lines) if count is None else min(count, len(lines))
     numbers = list(lines)
-    order = stratified([lines[number][1] for number in numbers], wanted, seed)[:wanted]
+    order = stratify_indices([lines[number][1] for number in numbers], wanted, seed)[:wanted]
     chosen = [numbers[index] for index in sorted(order)]
-    files = tuple(SetFile(str(number), text_sha256(lines[number][0]), lines[number][1]) for number in chosen)
+    files = tuple(SetFile(str(number), hash_text(lines[number][0]), lines[number][1]) for number in chosen)
     labels = tuple(sorted({label for _, label in lines.values() if label is not None}))
     texts = {str(number): lines[number][0] for number in chosen}
     return TextSet(source.name, source, seed, files, labels, texts=texts), bad
@@ -56,18 +60,18 @@ def text_set(source: Path, count: int | None = None, seed: int = 0) -> tuple[Tex
 def _is_manifest(source: Path) -> bool:
     if source.is_dir() or not source.exists():
         what = "is a folder" if source.is_dir() else "no such file"
-        raise BadInputError(f"{source}: {what}; a text model takes a file of JSON lines")
+        raise BadInputError(f"{source}: {what}; a text model needs a JSON Lines file")
     with source.open("rb") as file:
         return TextSet.format.partition("/")[0].encode() in file.read(200)
 
 
-def _with_texts(found: TextSet) -> TextSet:
+def _read_texts(found: TextSet) -> TextSet:
     """`found` with its lines read again and held against their hashes."""
-    lines, _ = _lines(found.root)
+    lines, _ = _parse_lines(found.root)
     texts = {}
     for each in found.files:
         text = lines[int(each.path)][0] if each.path.isdecimal() and int(each.path) in lines else None
-        if text is None or text_sha256(text) != each.sha256:
+        if text is None or hash_text(text) != each.sha256:
             raise BadInputError(
                 f"text set {found.name}: line {each.path} of {found.root} has changed; draw the set again"
             )
@@ -75,27 +79,27 @@ def _with_texts(found: TextSet) -> TextSet:
     return replace(found, texts=texts)
 
 
-def _lines(source: Path) -> tuple[dict[int, tuple[str, str | None]], tuple[Unreadable, ...]]:
+def _parse_lines(source: Path) -> tuple[dict[int, tuple[str, str | None]], tuple[UnreadableFile, ...]]:
     """Text and label by line number from 1, and the lines that hold none. Blank lines do not count.
 
     Where any line has a label, those without one are bad.
     """
     lines: dict[int, tuple[str, str | None]] = {}
     bad: dict[int, str] = {}
-    for number, raw in _raw_lines(source):
+    for number, raw in _read_raw_lines(source):
         try:
-            lines[number] = _text_and_label(json.loads(raw))
+            lines[number] = _parse_line(json.loads(raw))
         except (ValueError, TypeError) as error:
-            bad[number] = _reason(error)
+            bad[number] = _format_reason(error)
     if any(label is not None for _, label in lines.values()):
         unlabelled = [number for number, (_, label) in lines.items() if label is None]
-        bad |= dict.fromkeys(unlabelled, "no label, where others have one")
+        bad |= dict.fromkeys(unlabelled, "no label, although other lines have one")
         for number in unlabelled:
             del lines[number]
-    return lines, tuple(Unreadable(Path(f"line {number}"), bad[number]) for number in sorted(bad))
+    return lines, tuple(UnreadableFile(Path(f"line {number}"), bad[number]) for number in sorted(bad))
 
 
-def _raw_lines(source: Path) -> Iterator[tuple[int, bytes]]:
+def _read_raw_lines(source: Path) -> Iterator[tuple[int, bytes]]:
     try:
         with source.open("rb") as file:
             yield from ((number, raw) for number, raw in enumerate(file, 1) if raw.strip())
@@ -103,18 +107,18 @@ def _raw_lines(source: Path) -> Iterator[tuple[int, bytes]]:
         raise BadInputError(f"cannot read {source}: {error.strerror}") from error
 
 
-def _text_and_label(value: Any) -> tuple[str, str | None]:
+def _parse_line(value: Any) -> tuple[str, str | None]:
     if not isinstance(value, dict) or not isinstance(value.get("text"), str):
-        raise TypeError('no object with a "text"')
+        raise TypeError('not an object with a "text"')
     if not value["text"].strip():
         raise ValueError("its text is empty")
     label = value.get("label")
     if label is not None and (isinstance(label, bool) or not isinstance(label, str | int)):
-        raise TypeError(f"its label is neither a name nor a number: {json.dumps(label)[:40]}")
+        raise TypeError(f"its label is neither a string nor an integer: {json.dumps(label)[:40]}")
     return value["text"], None if label is None else str(label)
 
 
-def _reason(error: Exception) -> str:
+def _format_reason(error: Exception) -> str:
     if isinstance(error, UnicodeDecodeError):
         return "not UTF-8"
-    return f"no JSON: {error.msg}" if isinstance(error, json.JSONDecodeError) else str(error)
+    return f"invalid JSON: {error.msg}" if isinstance(error, json.JSONDecodeError) else str(error)

@@ -22,7 +22,7 @@ SENTENCES = (
 """What a text model's build is verified on: short and long, so that padding is part of it."""
 
 
-def token_rows(texts: Sequence[str], tokenizer: Path, max_length: int) -> tuple[list[list[int]], int]:
+def encode_texts(texts: Sequence[str], tokenizer: Path, max_length: int) -> tuple[list[list[int]], int]:
     """The token identifiers of each text, special ones included, and how many texts were cut at `max_length`."""
     from tokenizers import Tokenizer
 
@@ -33,13 +33,13 @@ def token_rows(texts: Sequence[str], tokenizer: Path, max_length: int) -> tuple[
     return [each.ids for each in encoded], sum(bool(each.overflowing) for each in encoded)
 
 
-def longest(card: ModelCard) -> int:
+def compute_max_tokens(card: ModelCard) -> int:
     """The most tokens that a text may have: what the tokenizer and the profile both allow."""
     assert card.tokenization is not None
     return min(card.tokenization.max_length, card.inputs[0].max[1])
 
 
-def padded(card: ModelCard, rows: list[list[int]]) -> dict[str, Any]:
+def pad_tokens(card: ModelCard, rows: list[list[int]]) -> dict[str, Any]:
     """Rows of token identifiers as a text model's inputs: padded to the longest, or to the shortest length it takes."""
     assert card.tokenization is not None
     width = max(card.inputs[0].min[1], *(len(row) for row in rows))

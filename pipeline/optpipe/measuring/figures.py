@@ -13,14 +13,14 @@ from optpipe.core.measurement import (
     Scenario,
     Validity,
 )
-from optpipe.measuring.energy import energy_per_image
+from optpipe.measuring.energy import estimate_energy_per_image
 from optpipe.measuring.validity import (
     LIMITS,
     WITNESSED,
-    Evidence,
-    reasons_for,
+    ValidityEvidence,
+    find_reasons,
 )
-from optpipe.stats.means import ratio_of_sums_interval
+from optpipe.stats.means import compute_ratio_of_sums_interval
 from optpipe.stats.percentiles import CONFIDENCE, PERCENTS, summary_from_ns
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ ROTATED_BYTES = "rotated_bytes"
 """Key of `Measurement.inputs`: device memory of the rotated inputs, which is none of the artifact's."""
 
 
-def evidence_of(
+def evidence_from_measurement(
     blank: Measurement,
     measured: "pl.DataFrame",
     machine: "pl.DataFrame",
@@ -41,11 +41,11 @@ def evidence_of(
     steady: bool,
     wanted_samples: int,
     cache_probe: Mapping[str, Any],
-) -> Evidence:
+) -> ValidityEvidence:
     """What `blank` is judged by: its raw files, and what only the worker saw."""
-    return Evidence(
+    return ValidityEvidence(
         samples=measured,
-        machine=rows_during(machine, measured),
+        machine=select_rows_during(machine, measured),
         scenario=blank.scenario,
         mode=blank.mode,
         cpus=len(blank.subject.affinity or (0,)),
@@ -60,28 +60,28 @@ def evidence_of(
     )
 
 
-def judged(
+def judge_measurement(
     blank: Measurement,
     reasons: Sequence[Reason],
-    evidence: Evidence,
+    evidence: ValidityEvidence,
     highest: float = 99.0,
     confidence: float = CONFIDENCE,
 ) -> Measurement:
     """`blank` with the figures of its samples, percentiles up to `highest`, and the verdict that `reasons` amount to."""
     measured = evidence.samples
-    energy = energy_per_image(evidence.machine, int(measured["images"].sum()), _seconds(measured))
+    energy = estimate_energy_per_image(evidence.machine, int(measured["images"].sum()), _compute_seconds(measured))
     return replace(
         blank,
         verdict=Validity.INVALID if any(reason.invalidates for reason in reasons) else Validity.VALID,
         reasons=tuple(reasons),
         samples=len(measured),
-        **figures(blank, measured, highest, confidence),
+        **compute_figures(blank, measured, highest, confidence),
         energy_j_per_image=None if isinstance(energy, str) else energy,
         energy_why_not=energy if isinstance(energy, str) else None,
     )
 
 
-def computed_again(
+def recompute_from_samples(
     stored: Measurement,
     measured: "pl.DataFrame",
     machine: "pl.DataFrame",
@@ -89,38 +89,38 @@ def computed_again(
     highest: float = 99.9,
     confidence: float = CONFIDENCE,
 ) -> Measurement:
-    """`stored` as its raw files have it: of its record only what no raw file holds is believed.
+    """`session_from_store` as its raw files have it: of its record only what no raw file holds is believed.
 
     That is what was measured and how, the worker's own peak memory, and the reasons in `validity.WITNESSED`.
     """
-    evidence = evidence_of(
+    evidence = evidence_from_measurement(
         replace(stored, output_check=None, interrupted=False), measured, machine, steady=True, wanted_samples=0, cache_probe={}
     )  # fmt: skip
     witnessed = [reason for reason in stored.reasons if reason.code in WITNESSED]
-    reasons = sorted([*witnessed, *reasons_for(evidence)], key=lambda reason: not reason.invalidates)
-    found = judged(stored, reasons, evidence, highest, confidence)
-    peak = worker_peak_bytes(machine, stored.inputs.get(ROTATED_BYTES))
+    reasons = sorted([*witnessed, *find_reasons(evidence)], key=lambda reason: not reason.invalidates)
+    found = judge_measurement(stored, reasons, evidence, highest, confidence)
+    peak = compute_worker_peak_bytes(machine, stored.inputs.get(ROTATED_BYTES))
     return found if peak is None else replace(found, device_peak_bytes=peak)
 
 
-def figures(
+def compute_figures(
     blank: Measurement, measured: "pl.DataFrame", highest: float = 99.0, confidence: float = CONFIDENCE
 ) -> dict[str, Any]:
     """The fields of a `Measurement` that its samples and load give; percentiles up to p99 or `highest`."""
     wanted = (percent for percent in (*PERCENTS, highest) if percent <= max(99.0, highest))
     percents = tuple(sorted(set(wanted)))
     latency = (measured["end_ns"] - measured["scheduled_ns"]).to_numpy()
-    throughput = images_per_second(measured, blank.scenario, confidence)
+    throughput = estimate_throughput(measured, blank.scenario, confidence)
     return {
         "latency": summary_from_ns(latency, percents, confidence),
-        "parts": _parts(measured, percents, blank.scenario, confidence),
-        "duration_s": _seconds(measured),
+        "parts": _summarize_parts(measured, percents, blank.scenario, confidence),
+        "duration_s": _compute_seconds(measured),
         "throughput_images_per_s": throughput,
         "throughput_batches_per_s": throughput.value / blank.batch_size,
     }
 
 
-def _parts(
+def _summarize_parts(
     measured: "pl.DataFrame", percents: tuple[float, ...], scenario: Scenario, confidence: float
 ) -> dict[str, LatencySummary]:
     found = {
@@ -135,7 +135,7 @@ def _parts(
     return found
 
 
-def images_per_second(measured: "pl.DataFrame", scenario: Scenario, confidence: float = CONFIDENCE) -> Estimate:
+def estimate_throughput(measured: "pl.DataFrame", scenario: Scenario, confidence: float = CONFIDENCE) -> Estimate:
     """Throughput while answering (closed loops), or from the first start to the last end (offline, server).
 
     `measured` holds the measured queries in the order of their end; a sign-off computes the figure again by this function.
@@ -147,15 +147,15 @@ def images_per_second(measured: "pl.DataFrame", scenario: Scenario, confidence: 
     images = measured["images"].to_numpy().astype(np.int64)
     if scenario in (Scenario.SINGLE_STREAM, Scenario.MULTI_STREAM):
         busy_ns = (measured["end_ns"] - measured["start_ns"]).to_numpy()
-        note = "images over the time spent answering"
+        note = "images divided by total inference time"
     else:
         busy_ns = np.diff(measured["end_ns"].to_numpy(), prepend=measured["start_ns"].to_numpy().min())
-        note = "images from the first start to the last end"
+        note = "images divided by the time from first start to last end"
     groups = min(GROUPS, len(images))  # whole numbers: their sums are exact, however they are grouped
     in_groups, ns_in_groups = (
         np.array([int(part.sum()) for part in np.array_split(column, groups)]) for column in (images, busy_ns)
     )
-    interval = ratio_of_sums_interval(in_groups, ns_in_groups, confidence)
+    interval = compute_ratio_of_sums_interval(in_groups, ns_in_groups, confidence)
     return Estimate(
         int(images.sum()) / max(int(busy_ns.sum()), 1) * 1e9,
         None if interval is None else (max(0.0, interval[0]) * 1e9, interval[1] * 1e9),
@@ -163,18 +163,18 @@ def images_per_second(measured: "pl.DataFrame", scenario: Scenario, confidence: 
     )
 
 
-def _seconds(measured: "pl.DataFrame") -> float:
+def _compute_seconds(measured: "pl.DataFrame") -> float:
     return float(measured["end_ns"].max() - measured["start_ns"].min()) / 1e9  # type: ignore[operator,arg-type]
 
 
-def rows_during(machine: "pl.DataFrame", measured: "pl.DataFrame") -> "pl.DataFrame":
+def select_rows_during(machine: "pl.DataFrame", measured: "pl.DataFrame") -> "pl.DataFrame":
     """Rows whose interval lies inside the measurement; rates look back, so the first row after the start is left out."""
     start, end = measured["start_ns"].min(), measured["end_ns"].max()
     inside = machine.filter((machine["time_ns"] >= start) & (machine["time_ns"] <= end))
     return inside.slice(1) if len(inside) > 2 else inside
 
 
-def worker_peak_bytes(machine: "pl.DataFrame", rotated_bytes: int | None) -> int | None:
+def compute_worker_peak_bytes(machine: "pl.DataFrame", rotated_bytes: int | None) -> int | None:
     """The worker's largest share of the device, without the rotated inputs; None where the driver does not say it."""
     own = None if machine.is_empty() or rotated_bytes is None else machine["gpu_worker_bytes"].max()
     return max(0, own - int(rotated_bytes or 0)) if isinstance(own, int) and own > 0 else None

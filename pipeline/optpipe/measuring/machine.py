@@ -6,7 +6,7 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
-from optpipe.workspace.environment import gpus
+from optpipe.workspace.environment import list_gpus
 
 INTERVAL_S = 0.2
 
@@ -20,7 +20,7 @@ THROTTLE_REASONS: Mapping[int, str] = {
 }
 """NVML's clock event reasons that take speed away. Idle, and clocks that someone set, are no throttling."""
 
-Row = dict[str, int | float | None]
+MachineRow = dict[str, int | float | None]
 
 
 class MachineSampler:
@@ -28,38 +28,38 @@ class MachineSampler:
 
     def __init__(self, pid: int, gpu_uuid: str | None = None, cpus: Collection[int] | None = None) -> None:
         self._pid, self._cpus = pid, cpus
-        self._gpu = _gpu(gpu_uuid) if gpu_uuid else None
+        self._gpu = _find_gpu(gpu_uuid) if gpu_uuid else None
         self._last = self._counters()
         self._ticks = os.sysconf("SC_CLK_TCK")
 
-    def look(self) -> Row:
+    def sample(self) -> MachineRow:
         """One row with the columns of `core.measurement.MACHINE_COLUMNS`; rates are since the last look."""
         now = self._counters()
         seconds = max((now["time_ns"] - self._last["time_ns"]) / 1e9, 1e-9)
         rate = {name: max(0, now[name] - self._last[name]) / seconds for name in now}
         busy, worker, own = (rate[name] / self._ticks for name in ("busy", "worker", "own"))
         self._last = now
-        row: Row = {
+        row: MachineRow = {
             "time_ns": now["time_ns"],
             "other_cpu_cores": max(0.0, busy - worker - own),
             "worker_cpu_cores": worker,
             "worker_waited_cores": rate["waited_ns"] / 1e9,
-            "worker_rss_bytes": _resident_bytes(self._pid),
-            "cpu_mhz": _cpu_mhz(self._cpus),
+            "worker_rss_bytes": _read_resident_bytes(self._pid),
+            "cpu_mhz": _read_cpu_mhz(self._cpus),
         }
-        return row | (self._gpu.look(self._pid) if self._gpu else {})
+        return row | (self._gpu.sample(self._pid) if self._gpu else {})
 
     def _counters(self) -> dict[str, int]:
         return {
             "time_ns": perf_counter_ns(),
-            "busy": busy_ticks(self._cpus),
-            "worker": process_ticks(self._pid),
-            "own": process_ticks(os.getpid()),
-            "waited_ns": _waited_ns(self._pid),
+            "busy": read_busy_ticks(self._cpus),
+            "worker": read_process_ticks(self._pid),
+            "own": read_process_ticks(os.getpid()),
+            "waited_ns": _read_waited_ns(self._pid),
         }
 
 
-def busy_ticks(cpus: Collection[int] | None = None) -> int:
+def read_busy_ticks(cpus: Collection[int] | None = None) -> int:
     """Everything that processors did but idle and wait for disks; time stolen by the hypervisor counts as busy.
 
     Of all of the machine, or of `cpus`: those of others disturb no worker that is kept off them.
@@ -75,7 +75,7 @@ def busy_ticks(cpus: Collection[int] | None = None) -> int:
     return total
 
 
-def process_ticks(pid: int) -> int:
+def read_process_ticks(pid: int) -> int:
     """Processor time of one process so far; 0 where it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
@@ -84,7 +84,7 @@ def process_ticks(pid: int) -> int:
     return int(fields[11]) + int(fields[12])
 
 
-def _waited_ns(pid: int) -> int:
+def _read_waited_ns(pid: int) -> int:
     total = 0
     for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
         try:
@@ -94,14 +94,14 @@ def _waited_ns(pid: int) -> int:
     return total
 
 
-def _resident_bytes(pid: int) -> int | None:
+def _read_resident_bytes(pid: int) -> int | None:
     try:
         return int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return None
 
 
-def _cpu_mhz(cpus: Collection[int] | None) -> float | None:
+def _read_cpu_mhz(cpus: Collection[int] | None) -> float | None:
     readings = []
     for name in ["cpu[0-9]*"] if cpus is None else [f"cpu{cpu}" for cpu in cpus]:
         for path in Path("/sys/devices/system/cpu").glob(f"{name}/cpufreq/scaling_cur_freq"):
@@ -112,14 +112,14 @@ def _cpu_mhz(cpus: Collection[int] | None) -> float | None:
     return sum(readings) / len(readings) if readings else None
 
 
-def gpu_used_bytes() -> int | None:
+def read_gpu_used_bytes() -> int | None:
     """Memory in use on CUDA's first GPU before a worker starts; None where NVML does not say."""
-    gpu = _gpu(None)
-    value = None if gpu is None else gpu.look(0)["gpu_used_bytes"]
+    gpu = _find_gpu(None)
+    value = None if gpu is None else gpu.sample(0)["gpu_used_bytes"]
     return None if value is None else int(value)
 
 
-def _gpu(uuid: str | None) -> "_Gpu | None":
+def _find_gpu(uuid: str | None) -> "_Gpu | None":
     """The GPU with this UUID, else CUDA's first; None without NVML or without a GPU: its columns then stay null."""
     try:
         import pynvml
@@ -132,7 +132,7 @@ def _gpu(uuid: str | None) -> "_Gpu | None":
                 return _Gpu(pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid))
         except pynvml.NVMLError:
             pass
-        return _Gpu(pynvml, pynvml.nvmlDeviceGetHandleByIndex(gpus()[0]["index"])) if gpus() else None
+        return _Gpu(pynvml, pynvml.nvmlDeviceGetHandleByIndex(list_gpus()[0]["index"])) if list_gpus() else None
     except pynvml.NVMLError:
         return None
 
@@ -143,7 +143,7 @@ class _Gpu:
     def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml, self._handle = nvml, handle
 
-    def look(self, pid: int) -> Row:
+    def sample(self, pid: int) -> MachineRow:
         nvml, handle = self._nvml, self._handle
         memory = self._read(nvml.nvmlDeviceGetMemoryInfo, handle)
         load = self._read(nvml.nvmlDeviceGetUtilizationRates, handle)

@@ -18,17 +18,17 @@ from optpipe.core.measurement import (
     Subject,
     Validity,
 )
-from optpipe.core.measurement_json import as_json, measurement_from_json
+from optpipe.core.measurement_json import measurement_from_json, record_from_measurement
 from optpipe.measuring.figures import (
     ROTATED_BYTES,
-    evidence_of,
-    figures,
-    judged,
-    worker_peak_bytes,
+    compute_figures,
+    compute_worker_peak_bytes,
+    evidence_from_measurement,
+    judge_measurement,
 )
-from optpipe.measuring.process import Answer, WorkerProcess
-from optpipe.measuring.validity import LIMITS, reasons_for
-from optpipe.stats.percentiles import samples_needed
+from optpipe.measuring.process import PointResult, WorkerProcess
+from optpipe.measuring.validity import LIMITS, find_reasons
+from optpipe.stats.percentiles import count_samples_needed
 from optpipe.worker.plan import Point
 from optpipe.worker.spool import frame_from_spool
 from optpipe.workspace.runs import write_json, write_parquet
@@ -41,7 +41,7 @@ ROTATED = {"rotated": "rotated", ROTATED_BYTES: "rotation_bytes"}
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadSpec:
     """What to put on a subject, before it has a name and files."""
 
     batch_size: int
@@ -61,11 +61,11 @@ class Load:
     @property
     def wanted_samples(self) -> int:
         """As many as the percentile needs."""
-        return samples_needed(self.percentile)
+        return count_samples_needed(self.percentile)
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class RunContext:
     """Where measurements of a run go, and what is said of all of them."""
 
     directory: Path
@@ -74,7 +74,9 @@ class Frame:
     caveats: tuple[str, ...] = ()
 
 
-def measure(worker: WorkerProcess, subject: Subject, load: Load, name: str, frame: Frame) -> tuple[Measurement, Answer]:
+def measure_load(
+    worker: WorkerProcess, subject: Subject, load: LoadSpec, name: str, frame: RunContext
+) -> tuple[Measurement, PointResult]:
     """Measures one point; a failure is a measurement too, INVALID with its reason."""
     spool = frame.directory / "samples" / f"{name}.spool"
     spool.parent.mkdir(parents=True, exist_ok=True)
@@ -94,20 +96,20 @@ def measure(worker: WorkerProcess, subject: Subject, load: Load, name: str, fram
         started_utc=datetime.now(UTC).isoformat(timespec="milliseconds"),
     )
     begun = spool.with_suffix(".json")  # should this process be killed, the samples still say what they are of
-    write_json(begun, as_json(blank))
-    answer = worker.measure(point_of(load, name, spool))
+    write_json(begun, record_from_measurement(blank))
+    answer = worker.measure(point_from_load(load, name, spool))
     done = answer.done or {}
     filled = replace(
         blank,
         inputs={**frame.inputs, **{said: done.get(key, 0) for said, key in ROTATED.items()}},
         interrupted=answer.interrupted,
     )
-    found = measurement_from_answer(filled, answer, load, worker, frame)
+    found = measurement_from_result(filled, answer, load, worker, frame)
     begun.unlink()
     return found, answer
 
 
-def point_of(load: Load, name: str, spool: Path) -> Point:
+def point_from_load(load: LoadSpec, name: str, spool: Path) -> Point:
     """The load as the worker is told of it."""
     return Point(
         id=name,
@@ -126,12 +128,12 @@ def point_of(load: Load, name: str, spool: Path) -> Point:
     )
 
 
-def measurement_from_answer(
-    blank: Measurement, answer: Answer, load: Load, worker: WorkerProcess, frame: Frame
+def measurement_from_result(
+    blank: Measurement, answer: PointResult, load: LoadSpec, worker: WorkerProcess, frame: RunContext
 ) -> Measurement:
     """Fills `blank` from the answer's samples and machine rows, and judges it."""
-    samples = stored_samples(Path(answer.point.spool))
-    machine = stored_machine(frame.directory / "machine" / f"{blank.id}.parquet", answer)
+    samples = store_samples(Path(answer.point.spool))
+    machine = store_machine_rows(frame.directory / "machine" / f"{blank.id}.parquet", answer)
     measured = samples.filter(samples["phase"] == Phase.MEASURED).sort("end_ns", maintain_order=True)
     filled = replace(
         blank,
@@ -140,11 +142,11 @@ def measurement_from_answer(
         samples_file=f"samples/{blank.id}.parquet" if len(samples) else None,
         machine_file=f"machine/{blank.id}.parquet" if len(machine) else None,
     )
-    failure = _failure(answer)
+    failure = _make_failure_reasons(answer)
     if measured.is_empty():
-        return replace(filled, reasons=failure or (_nothing_measured(answer),))
+        return replace(filled, reasons=failure or (_make_empty_reason(answer),))
     check = OutputCheck(**answer.done["output_check"]) if answer.done else None
-    evidence = evidence_of(
+    evidence = evidence_from_measurement(
         replace(filled, output_check=check),
         measured,
         machine,
@@ -152,20 +154,20 @@ def measurement_from_answer(
         wanted_samples=load.wanted_samples,
         cache_probe=answer.done["cache_probe"] if answer.done else {},
     )
-    return judged(
+    return judge_measurement(
         replace(
             filled,
             host_peak_bytes=answer.done["host_peak_bytes"] if answer.done else None,
-            device_peak_bytes=_device_peak(machine, worker, answer),
+            device_peak_bytes=_compute_device_peak(machine, worker, answer),
             output_check=check,
         ),
-        (*failure, *reasons_for(evidence)),
+        (*failure, *find_reasons(evidence)),
         evidence,
         load.percentile,
     )
 
 
-def stored_samples(spool: Path) -> "pl.DataFrame":
+def store_samples(spool: Path) -> "pl.DataFrame":
     """Turns the spool into Parquet beside it, if that is not done; empty where the worker never opened one."""
     import polars as pl
 
@@ -181,7 +183,7 @@ def stored_samples(spool: Path) -> "pl.DataFrame":
     return frame
 
 
-def stored_machine(path: Path, answer: Answer) -> "pl.DataFrame":
+def store_machine_rows(path: Path, answer: PointResult) -> "pl.DataFrame":
     """Writes the machine's rows to Parquet, all columns of the schema."""
     import polars as pl
 
@@ -192,25 +194,25 @@ def stored_machine(path: Path, answer: Answer) -> "pl.DataFrame":
     return frame
 
 
-def cut_off(directory: Path, known: Sequence[Measurement]) -> tuple[Measurement, ...]:
+def recover_unfinished(directory: Path, known: Sequence[Measurement]) -> tuple[Measurement, ...]:
     """What was begun in the run folder `directory` and is not among `known`, from the samples that it left."""
     found = []
     for path in sorted((directory / "samples").glob("*.json")):
         begun = measurement_from_json(json.loads(path.read_text(encoding="utf-8")))
         if all(each.id != begun.id for each in known):
-            found.append(recovered(begun, path.with_suffix(".spool")))
+            found.append(recover_measurement(begun, path.with_suffix(".spool")))
         path.unlink()
     return tuple(found)
 
 
-def recovered(blank: Measurement, spool: Path) -> Measurement:
+def recover_measurement(blank: Measurement, spool: Path) -> Measurement:
     """The measurement whose parent was killed: figures from its samples, INVALID because nobody watched its end."""
-    samples = stored_samples(spool)
+    samples = store_samples(spool)
     measured = samples.filter(samples["phase"] == Phase.MEASURED).sort("end_ns", maintain_order=True)
     reason = Reason(
-        "interrupted", "cut off before its end; recovered from its samples", "run it again", invalidates=True
+        "interrupted", "interrupted before completion; recovered from its samples", "run it again", invalidates=True
     )
-    found = figures(blank, measured) if len(measured) else {}
+    found = compute_figures(blank, measured) if len(measured) else {}
     return replace(
         blank,
         reasons=(reason,),
@@ -222,31 +224,31 @@ def recovered(blank: Measurement, spool: Path) -> Measurement:
     )
 
 
-def _device_peak(machine: "pl.DataFrame", worker: WorkerProcess, answer: Answer) -> int | None:
+def _compute_device_peak(machine: "pl.DataFrame", worker: WorkerProcess, answer: PointResult) -> int | None:
     """The worker's own peak where the driver says it, else the device's growth; without the rotated inputs."""
     if machine.is_empty() or not answer.done:
         return None
     whole, rotated = machine["gpu_used_bytes"].max(), int(answer.done["rotation_bytes"])
-    if (own := worker_peak_bytes(machine, rotated)) is not None:
+    if (own := compute_worker_peak_bytes(machine, rotated)) is not None:
         return own
     if isinstance(whole, int) and worker.baseline_gpu_bytes is not None:
         return max(0, whole - worker.baseline_gpu_bytes - rotated)
     return None
 
 
-def _failure(answer: Answer) -> tuple[Reason, ...]:
+def _make_failure_reasons(answer: PointResult) -> tuple[Reason, ...]:
     if answer.failure is None:
         return ()
     remedies = {
-        "out-of-memory": "use a smaller batch, fewer streams, or a smaller precision",
-        "died": "run it again; if it repeats, report it with the worker's last words",
-        "refused": "build it again for this machine: optpipe build",
+        "out-of-memory": "use a smaller batch, fewer streams, or a lower precision",
+        "died": "run it again; if it fails again, report it with the message above",
+        "refused": "rebuild it on this machine with optpipe build",
     }
     what, _, remedy = answer.message.partition("\n")  # an expected failure says on its second line what mends it
     return (Reason(answer.failure, what, remedy or remedies[answer.failure], invalidates=True),)
 
 
-def _nothing_measured(answer: Answer) -> Reason:
+def _make_empty_reason(answer: PointResult) -> Reason:
     if answer.interrupted:
-        return Reason("interrupted", "stopped before anything was measured", "run it again", invalidates=True)
-    return Reason("too-few-samples", "nothing was measured", "give it more time with --max-time", invalidates=True)
+        return Reason("interrupted", "interrupted before anything was measured", "run it again", invalidates=True)
+    return Reason("too-few-samples", "nothing was measured", "increase --max-time", invalidates=True)

@@ -10,7 +10,7 @@ from optpipe.core.measurement import (
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class RecordedMeasurement:
     """A measurement with the run it is from and the environment it was made in."""
 
     measurement: Measurement
@@ -20,9 +20,11 @@ class Measured:
     """Median clock of the GPU's multiprocessors while it was measured; None without one."""
 
 
-def foreign(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+def find_environment_differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """How two environments differ in what a timing depends on: GPU, driver, CPU; empty when they are the same."""
-    pairs = {name: (place_of(one, name), place_of(other, name)) for name in ("gpu", "driver", "cpu")}
+    pairs = {
+        name: (get_environment_fact(one, name), get_environment_fact(other, name)) for name in ("gpu", "driver", "cpu")
+    }
     return [f"{name}: {first} and {second}" for name, (first, second) in pairs.items() if first != second]
 
 
@@ -30,15 +32,15 @@ CLOCK_TOLERANCE = 0.05
 """Median clocks further apart than this make two timings incomparable."""
 
 
-def clocks_apart(one: Measured, other: Measured) -> str | None:
+def explain_clock_difference(one: RecordedMeasurement, other: RecordedMeasurement) -> str | None:
     """Why the clocks of two measurements forbid comparing them, or None."""
     first, second = one.clock_mhz, other.clock_mhz
     if not first or not second or max(first, second) / min(first, second) <= 1 + CLOCK_TOLERANCE:
         return None
-    return f"the GPU ran at {first:.0f} MHz and {second:.0f} MHz"
+    return f"GPU clocks differ: {first:.0f} MHz and {second:.0f} MHz"
 
 
-def place_of(environment: Mapping[str, Any], key: str) -> str:
+def get_environment_fact(environment: Mapping[str, Any], key: str) -> str:
     """One fact of an environment by its policy name: `gpu`, `driver`, `cpu`, `python`, `packages.NAME`; or "none"."""
     gpus = environment.get("gpus") or ()
     if key in ("gpu", "driver"):

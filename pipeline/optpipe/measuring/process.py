@@ -12,22 +12,22 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
-from optpipe.core.interrupts import taken
+from optpipe.core.interrupts import acknowledge_interrupt
 from optpipe.errors import ExitStatus, StageError
 from optpipe.measuring.machine import (
     INTERVAL_S,
+    MachineRow,
     MachineSampler,
-    Row,
-    gpu_used_bytes,
+    read_gpu_used_bytes,
 )
 from optpipe.worker.plan import Point, SessionPlan
-from optpipe.worker.spool import request_stop, spooled_count
+from optpipe.worker.spool import count_spooled, request_stop
 
 STOP_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PointResult:
     """What came back for one point. Samples lie in the point's spool whatever happened."""
 
     point: Point
@@ -37,7 +37,7 @@ class Answer:
     """`out-of-memory`, `refused` or `died`."""
     message: str = ""
     status: ExitStatus = ExitStatus.STAGE_FAILED
-    rows: tuple[Row, ...] = ()
+    rows: tuple[MachineRow, ...] = ()
     interrupted: bool = False
 
 
@@ -58,7 +58,7 @@ class WorkerProcess:
     def __enter__(self) -> Self:
         self.directory.mkdir(parents=True, exist_ok=True)
         if self.plan.device.startswith("cuda"):
-            self.baseline_gpu_bytes = gpu_used_bytes()
+            self.baseline_gpu_bytes = read_gpu_used_bytes()
         session = self.directory / "session.json"
         session.write_text(self.plan.to_json(), encoding="utf-8")
         with (self.directory / "worker.log").open("ab") as log:
@@ -96,7 +96,7 @@ class WorkerProcess:
         """The processors that it may use: those of its plan, else this process's."""
         return tuple(sorted(self.plan.affinity or os.sched_getaffinity(0)))
 
-    def measure(self, point: Point) -> Answer:
+    def measure(self, point: Point) -> PointResult:
         """Puts one point on the worker and waits for its end, looking at the machine every INTERVAL_S."""
         process = self._running()
         try:
@@ -106,20 +106,20 @@ class WorkerProcess:
             pass  # it died while loading: its own words or its log say why
         return self._listen(point)
 
-    def _listen(self, point: Point) -> Answer:
-        rows: list[Row] = []
+    def _listen(self, point: Point) -> PointResult:
+        rows: list[MachineRow] = []
         sampler: MachineSampler | None = self._sampler()
         deadline: float | None = None
         while True:
             try:
                 event = self._event(INTERVAL_S)
                 if event is None and sampler is not None:
-                    rows.append(sampler.look())
-                    self.on_progress(point, spooled_count(Path(point.spool)))
+                    rows.append(sampler.sample())
+                    self.on_progress(point, count_spooled(Path(point.spool)))
             except KeyboardInterrupt as interruption:
                 if deadline is not None:
                     raise
-                taken(interruption)
+                acknowledge_interrupt(interruption)
                 request_stop(Path(point.spool))
                 begun = Path(point.spool).exists()  # else it is still loading, and there is nothing to wait for
                 deadline = monotonic() + (STOP_SECONDS if begun else 0.0)
@@ -129,14 +129,14 @@ class WorkerProcess:
                 self.facts = event
                 sampler = self._sampler()
             elif event and kind == "measuring" and sampler is not None:
-                rows.append(sampler.look())  # rates start anew with the measured part
+                rows.append(sampler.sample())  # rates start anew with the measured part
             elif event and kind == "done":
-                rows.extend([sampler.look()] if sampler else [])
+                rows.extend([sampler.sample()] if sampler else [])
                 # Asked to stop just as it was done, it has not stopped early; all ends here even so.
                 stopped = bool(event["stopped"]) or deadline is not None
-                return Answer(point, event, rows=tuple(rows), interrupted=stopped)
+                return PointResult(point, event, rows=tuple(rows), interrupted=stopped)
             elif event and deadline is not None:
-                return Answer(point, None, rows=tuple(rows), interrupted=True)
+                return PointResult(point, None, rows=tuple(rows), interrupted=True)
             elif event and kind in ("out-of-memory", "failed", "ended"):
                 return self._failed(point, event, rows)
             if deadline is not None and monotonic() > deadline:
@@ -146,18 +146,18 @@ class WorkerProcess:
         facts = self.facts
         return MachineSampler(int(facts["pid"]), facts["gpu_uuid"], self.affinity) if facts else None
 
-    def _failed(self, point: Point, event: dict[str, Any], rows: list[Row]) -> Answer:
+    def _failed(self, point: Point, event: dict[str, Any], rows: list[MachineRow]) -> PointResult:
         if event["event"] == "out-of-memory":
-            return Answer(point, None, "out-of-memory", event["message"], rows=tuple(rows))
+            return PointResult(point, None, "out-of-memory", event["message"], rows=tuple(rows))
         if event["event"] == "failed":
-            return Answer(point, None, "refused", event["message"], ExitStatus(event["status"]), tuple(rows))
+            return PointResult(point, None, "refused", event["message"], ExitStatus(event["status"]), tuple(rows))
         code = self._running().wait()
         killed = code == -9
-        return Answer(
+        return PointResult(
             point,
             None,
             "out-of-memory" if killed else "died",
-            "the worker was killed (signal 9): most often the host has no memory left"
+            "the worker was killed (signal 9), most likely because the host ran out of memory"
             if killed
             else self._last_words(code),
             rows=tuple(rows),
@@ -183,7 +183,7 @@ class WorkerProcess:
     def _last_words(self, code: int) -> str:
         log = (self.directory / "worker.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
         how = f"signal {-code}" if code < 0 else f"status {code}"
-        return f"the worker ended with {how}: {log[-1][:240] if log else 'it said nothing'}"
+        return f"the worker exited with {how}: {log[-1][:240] if log else 'no output'}"
 
     def _running(self) -> "subprocess.Popen[bytes]":
         if self._process is None:

@@ -3,8 +3,8 @@
 import re
 from dataclasses import dataclass
 
-from optpipe.core.measurement import Measurement, Validity, percentile_name
-from optpipe.core.quantity import Dimension, quantity, quantity_text
+from optpipe.core.measurement import Measurement, Validity, format_percentile_name
+from optpipe.core.quantity import Dimension, format_quantity, quantity_from_text
 from optpipe.errors import BadInputError
 from optpipe.stats.percentiles import PERCENTS
 
@@ -21,22 +21,22 @@ class Slo:
     limit_ms: float
 
     def __str__(self) -> str:
-        return f"{percentile_name(self.percent)} ≤ {quantity_text(self.limit_ms * _MS, Dimension.TIME)}"
+        return f"{format_percentile_name(self.percent)} ≤ {format_quantity(self.limit_ms * _MS, Dimension.TIME)}"
 
-    def met(self, measurement: Measurement) -> bool:
+    def is_met_by(self, measurement: Measurement) -> bool:
         """Whether the percentile's upper bound is inside the limit: what the interval cannot show is not met."""
         found = self.value(measurement)
         return found is not None and found[1] <= self.limit_ms
 
-    def why_not_judged(self, measurement: Measurement) -> str | None:
+    def explain_not_judged(self, measurement: Measurement) -> str | None:
         """Why nothing is known of the limit: the percentile was withheld, and no lower one is beyond; None where it is."""
         latency = measurement.latency
         if latency is None or latency.percentile(self.percent) is not None:
             return None
         if any(each.ci[0] > self.limit_ms for each in latency.percentiles if each.percent < self.percent):
             return None
-        name = percentile_name(self.percent)
-        return f"{name} was withheld, {latency.withheld.get(name, 'not computed')}"
+        name = format_percentile_name(self.percent)
+        return f"{name} is not reported: {latency.withheld.get(name, 'not computed')}"
 
     def value(self, measurement: Measurement) -> tuple[float, float] | None:
         """The percentile and its upper bound in ms; None where it could not be measured."""
@@ -49,26 +49,26 @@ def slo_from_text(text: str) -> Slo:
     form = _FORM.fullmatch(text)
     percent = float(form[1]) if form else 0.0
     if form is None or (percent not in PERCENTS and not 99 < percent < 100):
-        raise BadInputError(f"--slo {text}: write for example --slo p99=15ms (p50, p90, p95, p99 or one above it)")
+        raise BadInputError(f"--slo {text}: expected pNN=TIME, such as --slo p99=15ms (p50, p90, p95, p99 or higher)")
     try:
-        limit_ns = quantity(form[2], Dimension.TIME)
+        limit_ns = quantity_from_text(form[2], Dimension.TIME)
     except ValueError as error:
         raise BadInputError(f"--slo {text}: {error}") from error
     if limit_ns == 0:
-        raise BadInputError(f"--slo {text}: nothing takes no time; write for example --slo p99=15ms")
+        raise BadInputError(f"--slo {text}: the limit must be greater than zero, such as --slo p99=15ms")
     return Slo(percent, limit_ns / _MS)
 
 
-def ran(measurement: Measurement) -> bool:
+def has_figures(measurement: Measurement) -> bool:
     """Whether there are figures at all, valid or not: a batch that ran out of memory has none."""
     return measurement.latency is not None
 
 
-def valid(measurement: Measurement) -> bool:
+def is_valid(measurement: Measurement) -> bool:
     """Whether its figures may be believed."""
     return measurement.verdict is Validity.VALID
 
 
-def shows_beyond(measurement: Measurement) -> bool:
+def is_credible_violation(measurement: Measurement) -> bool:
     """Whether it may be believed that a limit was not kept: a queue that only grows is INVALID, and shows just that."""
     return {each.code for each in measurement.reasons if each.invalidates} <= {"falling-behind"}

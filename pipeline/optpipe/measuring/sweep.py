@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 
 from optpipe.core.measurement import Measurement
 from optpipe.errors import BadInputError
-from optpipe.measuring.slo import Slo, ran, valid
+from optpipe.measuring.slo import Slo, has_figures, is_valid
 
-SMALLEST_GAIN = 1.05
+MIN_SWEEP_GAIN = 1.05
 """Two steps in a row with less than 5 % more throughput: saturated."""
 
 
@@ -27,11 +27,11 @@ def batch_sizes_from_text(text: str) -> tuple[int, ...]:
         return tuple(sizes)
     except ValueError as error:
         raise BadInputError(
-            f"--batch {text}: give sizes of at least 1, such as 8, 1,8,32, or 1:256 for powers of two"
+            f"--batch {text}: expected positive sizes, such as 8, 1,8,32, or 1:256 for powers of two"
         ) from error
 
 
-def sweep(
+def sweep_batch_sizes(
     measure: Callable[[int], Measurement], sizes: Sequence[int], slo: Slo | None = None, *, to_the_end: bool = False
 ) -> list[Measurement]:
     """Measures `sizes` upwards until memory, saturation or the limit ends it; then closes in on the limit.
@@ -42,48 +42,50 @@ def sweep(
     found: list[Measurement] = []
     for size in sorted(set(sizes)):
         found.append(measure(size))
-        if found[-1].interrupted or not ran(found[-1]):
+        if found[-1].interrupted or not has_figures(found[-1]):
             break
-        if slo is not None and not slo.met(found[-1]) and slo.why_not_judged(found[-1]) is None:
+        if slo is not None and not slo.is_met_by(found[-1]) and slo.explain_not_judged(found[-1]) is None:
             break
-        if slo is None and not to_the_end and saturated(found):
+        if slo is None and not to_the_end and is_saturated(found):
             break
     if slo is not None and not found[-1].interrupted:
-        found += closing_in(measure, found, slo)
+        found += bisect_batch_size(measure, found, slo)
     return sorted(found, key=lambda each: each.batch_size)
 
 
-def saturated(found: Sequence[Measurement]) -> bool:
+def is_saturated(found: Sequence[Measurement]) -> bool:
     """Whether the last two sizes each gave less than 5 % more throughput than the best before them."""
     rates = [each.throughput_images_per_s.value for each in found if each.throughput_images_per_s]
     if len(rates) < 3:
         return False
-    return all(rates[at] < SMALLEST_GAIN * max(rates[:at]) for at in (len(rates) - 2, len(rates) - 1))
+    return all(rates[at] < MIN_SWEEP_GAIN * max(rates[:at]) for at in (len(rates) - 2, len(rates) - 1))
 
 
-def closing_in(measure: Callable[[int], Measurement], found: Sequence[Measurement], slo: Slo) -> list[Measurement]:
+def bisect_batch_size(
+    measure: Callable[[int], Measurement], found: Sequence[Measurement], slo: Slo
+) -> list[Measurement]:
     """Halves between the largest size inside the limit and the smallest beyond it, to one eighth of the size or to 1."""
-    inside = max((each.batch_size for each in found if slo.met(each)), default=0)
-    beyond = min((each.batch_size for each in found if not slo.met(each) and each.batch_size > inside), default=0)
+    inside = max((each.batch_size for each in found if slo.is_met_by(each)), default=0)
+    beyond = min((each.batch_size for each in found if not slo.is_met_by(each) and each.batch_size > inside), default=0)
     more: list[Measurement] = []
     while inside and beyond - inside > max(1, inside // 8):
         more.append(measure((inside + beyond) // 2))
         if more[-1].interrupted:
             break
-        if slo.met(more[-1]):
+        if slo.is_met_by(more[-1]):
             inside = more[-1].batch_size
         else:
             beyond = more[-1].batch_size
     return more
 
 
-def largest_inside(found: Sequence[Measurement], slo: Slo) -> Measurement | None:
+def find_largest_inside(found: Sequence[Measurement], slo: Slo) -> Measurement | None:
     """The largest batch that meets the limit; an INVALID measurement only where no valid one does."""
-    met = (each for each in found if slo.met(each))
-    return max(met, key=lambda each: (valid(each), each.batch_size), default=None)
+    met = (each for each in found if slo.is_met_by(each))
+    return max(met, key=lambda each: (is_valid(each), each.batch_size), default=None)
 
 
-def nearest(found: Sequence[Measurement], slo: Slo) -> Measurement | None:
+def find_nearest_to_limit(found: Sequence[Measurement], slo: Slo) -> Measurement | None:
     """What comes closest to a limit that nothing meets."""
     measured = [each for each in found if slo.value(each) is not None]
     return min(measured, key=lambda each: (slo.value(each) or (0.0,))[0], default=None)

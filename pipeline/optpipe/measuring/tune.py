@@ -11,10 +11,10 @@ from math import log2
 from typing import Any
 
 from optpipe.core.measurement import Measurement
-from optpipe.measuring.slo import ran, valid
-from optpipe.measuring.validity import WRONG_ANSWERS
+from optpipe.measuring.slo import has_figures, is_valid
+from optpipe.measuring.validity import WRONG_OUTPUTS
 
-SMALLEST_GAIN = 0.02
+MIN_TUNING_GAIN = 0.02
 """An option is changed only for at least this much more throughput."""
 
 
@@ -26,7 +26,7 @@ class Trial:
     measurements: tuple[Measurement, ...]
 
 
-def choices(cpus: int) -> dict[str, tuple[Any, ...]]:
+def list_choices(cpus: int) -> dict[str, tuple[Any, ...]]:
     """The values worth trying, by option; a test holds the names against what the backends' sessions take.
 
     Of `threads`, powers of two up to all processors; its default 0 leaves the number and their places to the runtime.
@@ -43,17 +43,17 @@ def choices(cpus: int) -> dict[str, tuple[Any, ...]]:
     }
 
 
-def alternatives(defaults: Mapping[str, Any], cpus: int, fixed: Container[str] = ()) -> dict[str, tuple[Any, ...]]:
+def list_alternatives(defaults: Mapping[str, Any], cpus: int, fixed: Container[str] = ()) -> dict[str, tuple[Any, ...]]:
     """The values to try beside `defaults`, by option; none of an option that is `fixed`."""
     found = {
         name: tuple(value for value in values if value != defaults[name])
-        for name, values in choices(cpus).items()
+        for name, values in list_choices(cpus).items()
         if name in defaults and name not in fixed
     }
     return {name: values for name, values in found.items() if values}
 
 
-def tune(
+def tune_options(
     measure: Callable[[Mapping[str, Any]], tuple[Measurement, ...]],
     defaults: Mapping[str, Any],
     cpus: int,
@@ -61,37 +61,37 @@ def tune(
 ) -> tuple[Trial, ...]:
     """Tries the defaults, then each other value of each option with the best so far in the others; at every batch size.
 
-    `measure` loads the artifact with some options and measures all batch sizes. What is `fixed` was asked for and stays.
+    `measure_load` loads the artifact with some options and measures all batch sizes. What is `fixed` was asked for and stays.
     """
     trials = [Trial(dict(defaults), measure(defaults))]
     best = dict(defaults)
-    for name, values in alternatives(defaults, cpus, fixed).items():
+    for name, values in list_alternatives(defaults, cpus, fixed).items():
         for value in values:
             if any(each.interrupted for each in trials[-1].measurements):
                 return tuple(trials)
             options = best | {name: value}
             trials.append(Trial(options, measure(options)))
-        best = dict(_overall(trials).options)
+        best = dict(_find_best_overall(trials).options)
     return tuple(trials)
 
 
-def chosen(trials: Sequence[Trial], batch_size: int) -> Mapping[str, Any]:
+def choose_options(trials: Sequence[Trial], batch_size: int) -> Mapping[str, Any]:
     """The options to use at `batch_size`: the first trial's (the defaults) unless another is clearly faster and valid."""
-    rates = [(trial.options, _rate(trial, batch_size)) for trial in trials]
+    rates = [(trial.options, _get_rate(trial, batch_size)) for trial in trials]
     default_options, default_rate = rates[0]
     options, rate = max(rates, key=lambda each: each[1])
-    return options if rate > default_rate * (1 + SMALLEST_GAIN) else default_options
+    return options if rate > default_rate * (1 + MIN_TUNING_GAIN) else default_options
 
 
-def _rate(trial: Trial, batch_size: int) -> float:
-    """Throughput at a batch size; zero for what failed or is not `usable`."""
+def _get_rate(trial: Trial, batch_size: int) -> float:
+    """Throughput at a batch size; zero for what failed or is not `is_usable`."""
     for each in trial.measurements:
-        if each.batch_size == batch_size and ran(each) and each.throughput_images_per_s and usable(each):
+        if each.batch_size == batch_size and has_figures(each) and each.throughput_images_per_s and is_usable(each):
             return each.throughput_images_per_s.value
     return 0.0
 
 
-def usable(measurement: Measurement) -> bool:
+def is_usable(measurement: Measurement) -> bool:
     """Valid, or invalid only for noise: options are compared on a short look, and the winner is measured in full."""
     noise = {
         "dispersion",
@@ -103,32 +103,32 @@ def usable(measurement: Measurement) -> bool:
         "clocks-moved",
         "throttled",
     }
-    return valid(measurement) or all(reason.code in noise for reason in measurement.reasons if reason.invalidates)
+    return is_valid(measurement) or all(reason.code in noise for reason in measurement.reasons if reason.invalidates)
 
 
-def _overall(trials: Sequence[Trial]) -> Trial:
+def _find_best_overall(trials: Sequence[Trial]) -> Trial:
     """The trial with the largest product of throughputs over the batch sizes; the first of equals."""
     sizes = [each.batch_size for each in trials[0].measurements]
 
     def product(trial: Trial) -> float:
         value = 1.0
         for size in sizes:
-            value *= _rate(trial, size) / max(_rate(trials[0], size), 1e-9)
+            value *= _get_rate(trial, size) / max(_get_rate(trials[0], size), 1e-9)
         return value
 
     best = trials[0]
     for trial in trials[1:]:
-        if product(trial) > product(best) * (1 + SMALLEST_GAIN):
+        if product(trial) > product(best) * (1 + MIN_TUNING_GAIN):
             best = trial
     return best
 
 
-def tuning_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
+def choose_tuning_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
     """The sizes at which options are tried: both ends and the middle; the others take the nearest one's choice."""
     return tuple(dict.fromkeys((sizes[0], sizes[len(sizes) // 2], sizes[-1])))
 
 
-def tuning_record(
+def record_from_trials(
     artifact: str, label: str, trials: Sequence[Trial], options: Mapping[int, Mapping[str, Any]]
 ) -> dict[str, Any]:
     """What was tried and chosen, for `tuning.json`."""
@@ -150,7 +150,7 @@ def tuning_record(
                 "wrong_answers": [
                     each.batch_size
                     for each in trial.measurements
-                    if any(reason.code in WRONG_ANSWERS for reason in each.reasons)
+                    if any(reason.code in WRONG_OUTPUTS for reason in each.reasons)
                 ],
             }
             for trial in trials
@@ -158,6 +158,6 @@ def tuning_record(
     }
 
 
-def nearest_options(options: Mapping[int, Mapping[str, Any]], size: int) -> Mapping[str, Any]:
+def find_nearest_options(options: Mapping[int, Mapping[str, Any]], size: int) -> Mapping[str, Any]:
     """What was chosen at the tuned size closest to `size`, on a scale of powers of two."""
     return options[min(options, key=lambda known: abs(log2(known / size)))]

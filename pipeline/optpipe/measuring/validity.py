@@ -1,7 +1,7 @@
 """May these figures be believed? Every reason says what was seen and what to do about it; nothing is ever trimmed.
 
 Reasons that invalidate: what spoils the figures. Reasons that do not: properties of the artifact that a reader must know.
-Each check is a small function from an `Evidence` to reasons; all of them run every time.
+Each check is a small function from an `BuildEvidence` to reasons; all of them run every time.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,15 +15,15 @@ from optpipe.core.measurement import (
     Scenario,
 )
 from optpipe.measuring.machine import POWER_CAP, THROTTLE_REASONS
-from optpipe.stats.stability import trend, two_modes
+from optpipe.stats.stability import find_trend, find_two_modes
 
 if TYPE_CHECKING:
     import polars as pl
 
-RULES = "rules_revision"
+RULES_REVISION = "rules_revision"
 """Key of the revision of the rules below among the limits. 2: a power cap is a note, as long as the clocks stay."""
 LIMITS: Mapping[str, float] = {
-    RULES: 2,
+    RULES_REVISION: 2,
     "max_cv": 0.025,  # trtexec warns over the same
     "max_drift": 0.03,
     "max_other_cpu_share": 0.10,
@@ -33,9 +33,9 @@ LIMITS: Mapping[str, float] = {
     "cached_answer": 0.75,
 }
 """Thresholds by name; recorded with every measurement."""
-WRONG_ANSWERS = frozenset({"wrong-output", "stale-answer", "cached-answer"})
+WRONG_OUTPUTS = frozenset({"wrong-output", "stale-answer", "cached-answer"})
 """Codes of answers that no figure makes up for."""
-WITNESSED = WRONG_ANSWERS | frozenset(
+WITNESSED = WRONG_OUTPUTS | frozenset(
     {
         "inputs-alike", "interrupted", "too-few-samples", "not-steady",
         "out-of-memory", "died", "refused", "int8-not-faster", "int8-accuracy",
@@ -45,7 +45,7 @@ WITNESSED = WRONG_ANSWERS | frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class ValidityEvidence:
     """Everything that a measurement is judged by."""
 
     samples: "pl.DataFrame"
@@ -65,13 +65,13 @@ class Evidence:
     limits: Mapping[str, float] = field(default_factory=lambda: LIMITS)
 
 
-def reasons_for(evidence: Evidence) -> tuple[Reason, ...]:
+def find_reasons(evidence: ValidityEvidence) -> tuple[Reason, ...]:
     """All reasons, those that invalidate first."""
     found = [reason for check in CHECKS for reason in check(evidence)]
     return tuple(sorted(found, key=lambda reason: not reason.invalidates))
 
 
-def _bad(code: str, message: str, remedy: str, **evidence: float | int | str) -> list[Reason]:
+def _invalidate(code: str, message: str, remedy: str, **evidence: float | int | str) -> list[Reason]:
     return [Reason(code, message, remedy, invalidates=True, evidence=evidence)]
 
 
@@ -79,114 +79,121 @@ def _note(code: str, message: str, remedy: str, **evidence: float | int | str) -
     return [Reason(code, message, remedy, invalidates=False, evidence=evidence)]
 
 
-def service_ns(samples: "pl.DataFrame") -> Any:
+def compute_service_ns(samples: "pl.DataFrame") -> Any:
     """The time that the runtime itself took: on the device where events say so, else from call to answer."""
     if samples["compute_ns"].null_count() == 0:
         return samples["compute_ns"].to_numpy().astype(float)
     return (samples["end_ns"] - samples["start_ns"]).to_numpy().astype(float)
 
 
-def _too_few(evidence: Evidence) -> list[Reason]:
+def _check_sample_count(evidence: ValidityEvidence) -> list[Reason]:
     count = len(evidence.samples)
     if count >= evidence.wanted_samples:
         return []
-    return _bad(
+    return _invalidate(
         "too-few-samples",
-        f"{count:,} samples where the wanted percentile needs {evidence.wanted_samples:,}",
-        "give it more time with --max-time, or ask for a lower percentile (--percentile, --slo)",
+        f"{count:,} samples; the requested percentile needs {evidence.wanted_samples:,}",
+        "increase --max-time, or request a lower percentile (--percentile, --slo)",
         samples=count,
         needed=evidence.wanted_samples,
     )
 
 
-def _interrupted(evidence: Evidence) -> list[Reason]:
-    return _bad("interrupted", "stopped before its end", "run it again") if evidence.interrupted else []
+def _check_interruption(evidence: ValidityEvidence) -> list[Reason]:
+    return _invalidate("interrupted", "interrupted before completion", "run it again") if evidence.interrupted else []
 
 
-def _unsteady(evidence: Evidence) -> list[Reason]:
+def _check_steadiness(evidence: ValidityEvidence) -> list[Reason]:
     if evidence.steady:
         return []
-    return _bad("not-steady", "warm-up ended without a steady level", "raise --max-warm-up, or quiet the machine")
+    return _invalidate(
+        "not-steady",
+        "latency was not stable after warm-up",
+        "increase --max-warm-up, or stop other work on the machine",
+    )
 
 
-def _drift(evidence: Evidence) -> list[Reason]:
-    found = trend(service_ns(evidence.samples))
+def _check_drift(evidence: ValidityEvidence) -> list[Reason]:
+    found = find_trend(compute_service_ns(evidence.samples))
     if found is None or found.p_value > 0.01 or abs(found.change) <= evidence.limits["max_drift"]:
         return []
     way = "slower" if found.change > 0 else "faster"
-    return _bad(
+    return _invalidate(
         "drift",
-        f"it became {abs(found.change):.1%} {way} while it was measured (p = {found.p_value:.1g})",
-        "let the machine settle (clocks, temperature, neighbours), or warm up longer with --warm-up",
+        f"it got {abs(found.change):.1%} {way} during the measurement (p = {found.p_value:.1g})",
+        "let the machine settle (clocks, temperature, other work), or increase --warm-up",
         change=found.change,
         p_value=found.p_value,
     )
 
 
-def _dispersion(evidence: Evidence) -> list[Reason]:
-    values = service_ns(evidence.samples)
+def _check_dispersion(evidence: ValidityEvidence) -> list[Reason]:
+    values = compute_service_ns(evidence.samples)
     if len(values) < 2:
         return []
     cv, limit = float(values.std(ddof=1) / values.mean()), evidence.limits["max_cv"]
     if cv <= limit:
         return []
-    return _bad(
+    return _invalidate(
         "dispersion",
-        f"coefficient of variation {cv:.1%}{_of_what(evidence)}, over {limit:.1%}",
-        "quiet the machine, lock clocks, pin the worker (--affinity, with as many --option BACKEND.threads); "
-        "or accept it with --max-cv, which is recorded",
+        f"coefficient of variation {cv:.1%}{_describe_dispersion(evidence)} exceeds {limit:.1%}",
+        "stop other work, lock the clocks, pin the worker (--affinity, with matching --option BACKEND.threads); "
+        "or raise --max-cv, which is recorded",
         cv=cv,
         limit=limit,
     )
 
 
-def _of_what(evidence: Evidence) -> str:
+def _describe_dispersion(evidence: ValidityEvidence) -> str:
     """What varied, where that is not the latency whose variation the table shows."""
     if evidence.samples["compute_ns"].null_count() == 0:
         return " on the device"
-    return " of the time in service" if evidence.scenario is Scenario.SERVER else ""
+    return " of the service time" if evidence.scenario is Scenario.SERVER else ""
 
 
-def _bimodal(evidence: Evidence) -> list[Reason]:
-    modes = two_modes(service_ns(evidence.samples))
+def _check_modes(evidence: ValidityEvidence) -> list[Reason]:
+    modes = find_two_modes(compute_service_ns(evidence.samples))
     if modes is None:
         return []
-    return _bad(
+    return _invalidate(
         "bimodal",
-        f"two speeds: {modes.fast / 1e6:.3g} ms and {modes.slow / 1e6:.3g} ms ({modes.slow_share:.0%} of the samples)",
-        "one figure cannot describe it: look for two code paths, two clock levels or thread migration (--affinity)",
+        f"bimodal latency: {modes.fast / 1e6:.3g} ms and {modes.slow / 1e6:.3g} ms ({modes.slow_share:.0%} of the samples)",
+        "one number cannot describe it: check for two code paths, two clock levels, or thread migration (--affinity)",
         fast_ms=modes.fast / 1e6,
         slow_ms=modes.slow / 1e6,
         slow_share=modes.slow_share,
     )
 
 
-def _loaded_host(evidence: Evidence) -> list[Reason]:
+def _check_host_load(evidence: ValidityEvidence) -> list[Reason]:
     """For a CPU subject by who else was busy; for a GPU subject by what it did to the worker, whose host may be large."""
-    other, waited = _mean(evidence, "other_cpu_cores") or 0.0, _mean(evidence, "worker_waited_cores") or 0.0
+    other, waited = (
+        _compute_mean(evidence, "other_cpu_cores") or 0.0,
+        _compute_mean(evidence, "worker_waited_cores") or 0.0,
+    )
     share = evidence.limits["max_other_cpu_share"]
     loaded = waited > share / 2 if evidence.on_gpu else other > share * evidence.cpus
     if not loaded:
         return []
-    return _bad(
+    return _invalidate(
         "loaded-host",
-        f"other processes kept {other:.2f} cores busy beside the worker's {evidence.cpus} (it waited for {waited:.2f})",
-        "stop them, or keep them off the worker's cores (--affinity with an isolated set)",
+        f"other processes used {other:.2f} of the worker's {evidence.cpus} cores (it waited for {waited:.2f})",
+        "stop them, or isolate the worker's cores (--affinity)",
         other_cpu_cores=other,
         worker_waited_cores=waited,
     )
 
 
-def _busy_gpu(evidence: Evidence) -> list[Reason]:
-    others = _largest(evidence, "gpu_other_processes")
+def _check_gpu_processes(evidence: ValidityEvidence) -> list[Reason]:
+    others = _find_largest(evidence, "gpu_other_processes")
     if not others:
         return []
-    return _bad(
-        "busy-gpu", f"{others:.0f} other process(es) on the GPU", "stop them; nvidia-smi lists them", others=others
+    return _invalidate(
+        "busy-gpu", f"{others:.0f} other process(es) on the GPU", "stop them (see nvidia-smi)", others=others
     )
 
 
-def _throttled(evidence: Evidence) -> list[Reason]:
+def _check_throttling(evidence: ValidityEvidence) -> list[Reason]:
     """Heat and hardware protection invalidate. A power cap is how the card is run: a note, unless it moved the clocks."""
     column = evidence.machine.get_column("gpu_throttle_reasons", default=None)
     masks = [] if column is None else [int(mask) for mask in column.drop_nulls()]
@@ -198,17 +205,19 @@ def _throttled(evidence: Evidence) -> list[Reason]:
     found: list[Reason] = []
     if seen:
         text = ", ".join(f"{name} {part:.0%} of the time" for name, part in seen.items())
-        found += _bad("throttled", f"the GPU was slowed: {text}", "cool it, or lock its clocks", **seen)
+        found += _invalidate(
+            "throttled", f"the GPU was throttled: {text}", "improve cooling, or lock its clocks", **seen
+        )
     if capped:
         clocks = evidence.machine.get_column("gpu_sm_mhz", default=None)
         median = None if clocks is None else clocks.median()
-        at = "" if median is None else f", its clock at {float(median):.0f} MHz"
-        text = f"the power limit held the GPU back {capped:.0%} of the time{at}"
-        found += _note("power-capped", text, "the figures hold for this power limit and load only", share=capped)
+        at = "" if median is None else f", with its clock at {float(median):.0f} MHz"
+        text = f"the GPU hit its power limit {capped:.0%} of the time{at}"
+        found += _note("power-capped", text, "results are valid only for this power limit and load", share=capped)
     return found
 
 
-def _clocks_moved(evidence: Evidence) -> list[Reason]:
+def _check_clocks(evidence: ValidityEvidence) -> list[Reason]:
     for name in ("gpu_sm_mhz", "gpu_mem_mhz", "cpu_mhz"):
         column = evidence.machine.get_column(name, default=None)
         values = [] if column is None else [float(value) for value in column.drop_nulls()]
@@ -217,56 +226,60 @@ def _clocks_moved(evidence: Evidence) -> list[Reason]:
         if len(inner) >= 3 and max(inner) > 0:
             change = 1 - min(inner) / max(inner)
             if change > evidence.limits["max_clock_change"]:
-                return _bad(
+                return _invalidate(
                     "clocks-moved",
-                    f"{name} went from {max(inner):.0f} to {min(inner):.0f} MHz ({change:.0%})",
-                    "lock the clocks (nvidia-smi -lgc), or warm up longer with --warm-up",
+                    f"{name} dropped from {max(inner):.0f} to {min(inner):.0f} MHz ({change:.0%})",
+                    "lock the clocks (nvidia-smi -lgc), or increase --warm-up",
                     change=change,
                 )
     return []
 
 
-def _hot(evidence: Evidence) -> list[Reason]:
-    hottest, limit = _largest(evidence, "gpu_temperature_c"), evidence.limits["max_gpu_temperature_c"]
+def _check_temperature(evidence: ValidityEvidence) -> list[Reason]:
+    hottest, limit = _find_largest(evidence, "gpu_temperature_c"), evidence.limits["max_gpu_temperature_c"]
     if hottest is None or hottest <= limit:
         return []
-    return _bad("hot", f"the GPU reached {hottest:.0f} °C", "let it cool, or improve its air", temperature_c=hottest)
+    return _invalidate(
+        "hot", f"the GPU reached {hottest:.0f} °C", "let it cool down, or improve airflow", temperature_c=hottest
+    )
 
 
-def _outputs(evidence: Evidence) -> list[Reason]:
+def _check_outputs(evidence: ValidityEvidence) -> list[Reason]:
     check = evidence.output_check
     if check is None:
         return []
     if not check.passed:
-        remedy = "do not use these figures: compare the artifact with optpipe build's parity, or disable runtime caches"
-        return _bad(
-            "wrong-output", f"a timed answer {check.why_not}", remedy, relative_error=check.relative_error or 0.0
+        remedy = "do not use these results: check the parity reported by optpipe build, or disable runtime caches"
+        return _invalidate(
+            "wrong-output", f"a timed output {check.why_not}", remedy, relative_error=check.relative_error or 0.0
         )
     if check.tells_inputs_apart is False:
-        remedy = "rotate through inputs that differ (--images)"
-        return _note("inputs-alike", "different inputs give equal outputs: a stale answer could not be seen", remedy)
+        remedy = "use inputs that differ (--images)"
+        return _note(
+            "inputs-alike", "different inputs produce identical outputs: a stale output could not be detected", remedy
+        )
     return []
 
 
-def _cached(evidence: Evidence) -> list[Reason]:
+def _check_cache(evidence: ValidityEvidence) -> list[Reason]:
     ratio, limit = evidence.cache_probe.get("known_over_new"), evidence.limits["cached_answer"]
     if evidence.cache_probe.get("stale"):
-        remedy = "the runtime answered a new input with an old answer: do not use it"
-        return _bad(
-            "stale-answer", "an input never seen before got an answer that the runtime itself contradicts", remedy
+        remedy = "the runtime returned a stale output for a new input: do not use it"
+        return _invalidate(
+            "stale-answer", "the timed output for a new input differs from the runtime's own untimed output", remedy
         )
     upper = evidence.cache_probe.get("upper_bound")
     if ratio is None or upper is None or upper >= limit:
         return []
-    return _bad(
+    return _invalidate(
         "cached-answer",
-        f"an input seen before is answered in {ratio:.0%} of the time of a new one",
-        "switch the runtime's answer cache off: it measures look-ups",
+        f"a repeated input takes {ratio:.0%} of the time of a new one",
+        "disable the runtime's output cache; the benchmark measures cache hits",
         known_over_new=ratio,
     )
 
 
-def _enqueue_bound(evidence: Evidence) -> list[Reason]:
+def _check_enqueue(evidence: ValidityEvidence) -> list[Reason]:
     samples = evidence.samples
     if samples["compute_ns"].null_count():
         return []
@@ -275,13 +288,13 @@ def _enqueue_bound(evidence: Evidence) -> list[Reason]:
         return []
     return _note(
         "enqueue-bound",
-        f"the host takes {enqueue / 1e6:.3g} ms to launch {compute / 1e6:.3g} ms of work",
+        f"the host needs {enqueue / 1e6:.3g} ms to launch {compute / 1e6:.3g} ms of GPU work",
         "use a CUDA graph (--option BACKEND.cuda_graph=true) or a larger batch",
         enqueue_over_compute=enqueue / compute,
     )
 
 
-def _transfer_bound(evidence: Evidence) -> list[Reason]:
+def _check_transfers(evidence: ValidityEvidence) -> list[Reason]:
     samples = evidence.samples
     if evidence.mode is not Mode.END_TO_END or samples["h2d_ns"].null_count():
         return []
@@ -291,42 +304,56 @@ def _transfer_bound(evidence: Evidence) -> list[Reason]:
         return []
     return _note(
         "transfer-bound",
-        f"copies take {copies / 1e6:.3g} ms, the computation {compute / 1e6:.3g} ms",
-        "copy 8-bit pixels and normalize on the device, or decode there (optpipe preprocess)",
+        f"copies take {copies / 1e6:.3g} ms, compute {compute / 1e6:.3g} ms",
+        "copy 8-bit pixels and normalize on the device, or decode on it (optpipe preprocess)",
         copies_over_compute=copies / compute,
     )
 
 
-def _falling_behind(evidence: Evidence) -> list[Reason]:
+def _check_queue(evidence: ValidityEvidence) -> list[Reason]:
     if evidence.scenario is not Scenario.SERVER or len(evidence.samples) < 40:
         return []
     waited = (evidence.samples["start_ns"] - evidence.samples["scheduled_ns"]).to_numpy()
     quarter = len(waited) // 4
     first, last = float(waited[:quarter].mean()), float(waited[-quarter:].mean())
-    typical = float(service_ns(evidence.samples).mean())
+    typical = float(compute_service_ns(evidence.samples).mean())
     if last <= 2 * first or last <= 5 * typical:
         return []
-    return _bad(
+    return _invalidate(
         "falling-behind",
-        f"the queue grew to {last / 1e6:.3g} ms: {evidence.rate_per_s:.4g} queries/s is more than it can serve",
-        "lower --rate, or let --slo find the highest",
+        f"the queue grew to {last / 1e6:.3g} ms: {evidence.rate_per_s:.4g} queries/s exceeds its capacity",
+        "lower --rate, or use --slo to find the maximum rate",
         queue_ms=last / 1e6,
     )
 
 
-def _mean(evidence: Evidence, name: str) -> float | None:
+def _compute_mean(evidence: ValidityEvidence, name: str) -> float | None:
     column = evidence.machine.get_column(name, default=None)
     value = None if column is None else column.mean()
     return float(value) if isinstance(value, int | float) else None
 
 
-def _largest(evidence: Evidence, name: str) -> float | None:
+def _find_largest(evidence: ValidityEvidence, name: str) -> float | None:
     column = evidence.machine.get_column(name, default=None)
     value = None if column is None else column.max()
     return float(value) if isinstance(value, int | float) else None
 
 
-CHECKS: tuple[Callable[[Evidence], list[Reason]], ...] = (
-    _outputs, _cached, _interrupted, _too_few, _unsteady, _drift, _bimodal, _dispersion, _falling_behind,
-    _loaded_host, _busy_gpu, _throttled, _clocks_moved, _hot, _enqueue_bound, _transfer_bound,
-)  # fmt: skip
+CHECKS: tuple[Callable[[ValidityEvidence], list[Reason]], ...] = (
+    _check_outputs,
+    _check_cache,
+    _check_interruption,
+    _check_sample_count,
+    _check_steadiness,
+    _check_drift,
+    _check_modes,
+    _check_dispersion,
+    _check_queue,
+    _check_host_load,
+    _check_gpu_processes,
+    _check_throttling,
+    _check_clocks,
+    _check_temperature,
+    _check_enqueue,
+    _check_transfers,
+)

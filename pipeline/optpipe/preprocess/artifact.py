@@ -10,14 +10,14 @@ from optpipe.core.card import ModelCard
 from optpipe.core.events import Listener
 from optpipe.core.transform import Transform
 from optpipe.errors import StageError
-from optpipe.inputs.odd import odd_files
+from optpipe.inputs.odd import make_edge_case_files
 from optpipe.preprocess.dali.pipeline import (
     INPUT,
     DaliPlan,
     dali_from_transform,
     require_dali,
 )
-from optpipe.workspace.environment import package_version
+from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.store import Entry, Store
 
 REVISION = 4
@@ -26,7 +26,7 @@ CONFIG = "config.pbtxt"
 _TRITON_TYPES = {"float32": "TYPE_FP32", "float16": "TYPE_FP16", "uint8": "TYPE_UINT8"}
 
 
-def preprocessing_artifact(
+def build_preprocessing_artifact(
     card: ModelCard, transform: Transform, plan: DaliPlan, parent: str, store: Store, listener: Listener
 ) -> tuple[Entry, bool]:
     """The store entry `preprocessing`: the serialized pipeline, Triton's configuration and the transform.
@@ -38,7 +38,7 @@ def preprocessing_artifact(
         "revision": REVISION,
         "transform": transform.hash,
         "plan": plan.to_dict(),
-        "dali": package_version("nvidia-dali-cuda130"),
+        "dali": get_package_version("nvidia-dali-cuda130"),
     }
 
     def make(directory: Path) -> Mapping[str, Any]:
@@ -46,14 +46,14 @@ def preprocessing_artifact(
         target.parent.mkdir()
         dali_from_transform(transform, plan).serialize(filename=str(target))
         _require_same(target, transform, plan)
-        (directory / CONFIG).write_text(triton_config(transform, plan), encoding="utf-8")
+        (directory / CONFIG).write_text(make_triton_config(transform, plan), encoding="utf-8")
         (directory / "transform.json").write_text(json.dumps(transform.to_dict(), indent=1), encoding="utf-8")
         return {"model": card.name, "transform_sha256": transform.hash, "plan": plan.to_dict(), "file": PIPELINE}
 
     return store.produce("preprocessing", recipe, make, parents=(parent,), listener=listener)
 
 
-def triton_config(transform: Transform, plan: DaliPlan) -> str:
+def make_triton_config(transform: Transform, plan: DaliPlan) -> str:
     """`config.pbtxt` for Triton: encoded files in, as bytes of any length; the model's tensor out."""
     kind = "KIND_GPU" if plan.device == "gpu" else "KIND_CPU"
     # no name: Triton takes the folder's, and refuses a model whose folder has another one
@@ -81,12 +81,10 @@ def _require_same(path: Path, transform: Transform, plan: DaliPlan) -> None:
         filename=str(path), batch_size=1, num_threads=plan.threads, device_id=device_id, prefetch_queue_depth=1
     )
     fresh = dali_from_transform(transform, one, prefetch=1)
-    data = np.frombuffer(next(iter(odd_files()))[1], np.uint8)
+    data = np.frombuffer(next(iter(make_edge_case_files()))[1], np.uint8)
     results = []
     for pipeline in (loaded, fresh):
         pipeline.feed_input(INPUT, [data])
         results.append(np.array(pipeline.run()[0].as_cpu()[0]))
     if not np.array_equal(results[0], results[1]):
-        raise StageError(
-            f"{path.name}: the serialized pipeline gives another tensor than the pipeline it was written from"
-        )
+        raise StageError(f"{path.name}: the serialized pipeline does not reproduce the original pipeline's tensor")

@@ -3,28 +3,28 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from optpipe.artifacts.facts import Build
-from optpipe.core.disagreements import disagreements, plain_json
-from optpipe.core.observation import RANDOM_WEIGHTS, Cap, Observation
+from optpipe.artifacts.facts import JudgedBuild
+from optpipe.core.disagreements import find_disagreements, plain_json
+from optpipe.core.observation import RANDOM_WEIGHTS, Blocker, Observation
 from optpipe.preprocess.parity.proof import Proof, proof_from_rows, rows_from_file
 from optpipe.workspace.file_names import (
     PREPROCESSING,
     ROWS,
 )
-from optpipe.workspace.runs import Run, json_of_run, newest_runs
+from optpipe.workspace.runs import Run, newest_runs, read_run_json
 
 
-def preprocessing_figures(runs: Sequence[Run], build: Build) -> Mapping[str, Observation]:
+def observe_preprocessing(runs: Sequence[Run], build: JudgedBuild) -> Mapping[str, Observation]:
     """`agreement` (fraction) and `snr` (dB) of the newest parity proof for the build's model, from its rows."""
     for run in newest_runs(runs, "preprocess"):
-        record = json_of_run(run, PREPROCESSING)
+        record = read_run_json(run, PREPROCESSING)
         if record.get("model") == build.model:
-            return _parity_figures(run, record)
+            return _observe_parity(run, record)
     return {}
 
 
-def _parity_figures(run: Run, record: Mapping[str, Any]) -> dict[str, Observation]:
-    proof, caps = proof_again(run, record), _refused(record["parity"])
+def _observe_parity(run: Run, record: Mapping[str, Any]) -> dict[str, Observation]:
+    proof, caps = recompute_proof(run, record), _find_refused(record["parity"])
     about = f"{record['parity']['images']} images"
     found = {}
     if proof.top1 is not None:
@@ -37,23 +37,23 @@ def _parity_figures(run: Run, record: Mapping[str, Any]) -> dict[str, Observatio
     return found
 
 
-def _refused(parity: Mapping[str, Any]) -> tuple[Cap, ...]:
+def _find_refused(parity: Mapping[str, Any]) -> tuple[Blocker, ...]:
     refused = parity.get("refused") or ()
     if not refused:
         return ()
-    return (Cap(f"{len(refused)} images could not be decoded", "convert or remove them, then prove parity again"),)
+    return (Blocker(f"{len(refused)} images could not be decoded", "convert or remove them, then verify parity again"),)
 
 
 def find_preprocessing_disagreements(run: Run) -> Iterator[str]:
     """Where `preprocess.json` differs from what the rows of the images give, one line each."""
     if (run.path / ROWS).is_file():
-        record = json_of_run(run, PREPROCESSING)
-        again = proof_again(run, record).to_dict()
+        record = read_run_json(run, PREPROCESSING)
+        again = recompute_proof(run, record).to_dict()
         stored = {name: record["parity"].get(name, "nothing") for name in again}
-        yield from disagreements(stored, plain_json(again), f"{PREPROCESSING}: parity")
+        yield from find_disagreements(stored, plain_json(again), f"{PREPROCESSING}: parity")
 
 
-def proof_again(run: Run, record: Mapping[str, Any]) -> Proof:
+def recompute_proof(run: Run, record: Mapping[str, Any]) -> Proof:
     """The parity proof of a preprocess run from its rows. Raises BadInputError where they are not there or too old."""
     return proof_from_rows(
         rows_from_file(run.path / ROWS),

@@ -8,37 +8,37 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from optpipe.trace.layers.ort_nodes import Anchor, node_runs
+from optpipe.trace.layers.ort_nodes import ClockAnchor, read_node_runs
 from optpipe.trace.ranges import ITERATION_RANGE
-from optpipe.trace.recording.annotate import marked
+from optpipe.trace.recording.annotate import mark_range
 
 _CPU_RUNS = 5
 _WARM_UP = 3
 
 
 @dataclass(slots=True)
-class Layers:
+class LayerRecorder:
     """How to run an iteration by layers, and what came of it; without `iteration` the recording has none of its own."""
 
     iteration: Callable[[], None] | None = None
-    anchors: list[Anchor] = field(default_factory=list)
+    anchors: list[ClockAnchor] = field(default_factory=list)
     found: dict[str, Any] = field(default_factory=dict)
 
     def run_marked(self) -> None:
         """One iteration in its range, with the system clock read on both sides of both its ends."""
         assert self.iteration is not None
         before_ns = time.time_ns()
-        with marked(ITERATION_RANGE):
+        with mark_range(ITERATION_RANGE):
             entered_ns = time.time_ns()
             self.iteration()
             leaving_ns = time.time_ns()
-        self.anchors.append(Anchor(before_ns, entered_ns, leaving_ns, time.time_ns()))
+        self.anchors.append(ClockAnchor(before_ns, entered_ns, leaving_ns, time.time_ns()))
 
 
 @contextmanager
-def layers_of(
+def record_layers(
     entry: Any, bound: Mapping[str, Any], inputs: Mapping[str, Any], job: Mapping[str, Any]
-) -> Iterator[Layers]:
+) -> Iterator[LayerRecorder]:
     """The way to the layers of one artifact; `found` is filled when the block ends.
 
     `layer_ns`: times by node, for ONNX Runtime on the CPU. `nodes`: when each node ran, and the anchors of the clock,
@@ -46,24 +46,24 @@ def layers_of(
     """
     backend, on_gpu = job["backend"], job["device"] == "cuda"
     if not job.get("layers", True):
-        yield Layers()
+        yield LayerRecorder()
     elif backend == "onnxruntime" and on_gpu:
-        yield from _nodes_on_gpu(entry, inputs, job)
+        yield from _record_nodes_on_gpu(entry, inputs, job)
     elif backend == "onnxruntime":
-        layers = Layers()
+        layers = LayerRecorder()
         yield layers
-        layers.found["layer_ns"] = _node_times(entry, inputs, job)
+        layers.found["layer_ns"] = _measure_node_times(entry, inputs, job)
     elif backend == "torch" and on_gpu:
-        yield _module_by_module(entry, bound, job)
+        yield _run_by_module(entry, bound, job)
     else:
-        yield Layers()
+        yield LayerRecorder()
 
 
-def _nodes_on_gpu(entry: Any, inputs: Mapping[str, Any], job: Mapping[str, Any]) -> Iterator[Layers]:
+def _record_nodes_on_gpu(entry: Any, inputs: Mapping[str, Any], job: Mapping[str, Any]) -> Iterator[LayerRecorder]:
     """A second session, which notes its nodes and launches them one by one: no node runs when a CUDA graph is replayed."""
     import torch
 
-    with _noting_session(entry, job) as session:
+    with _open_profiling_session(entry, job) as session:
         binding = session.bind(inputs)
 
         def iteration() -> None:
@@ -72,35 +72,35 @@ def _nodes_on_gpu(entry: Any, inputs: Mapping[str, Any], job: Mapping[str, Any])
 
         for _ in range(_WARM_UP):
             iteration()
-        layers = Layers(iteration)
+        layers = LayerRecorder(iteration)
         yield layers
         started_ns, profile = session.end_profiling()
     first = layers.anchors[0].before_ns if layers.anchors else 0
     layers.found["nodes"] = {
         "anchors": [asdict(each) for each in layers.anchors],
-        "runs": [asdict(run) for run in node_runs(profile, started_ns) if run.start_ns >= first],
+        "runs": [asdict(run) for run in read_node_runs(profile, started_ns) if run.start_ns >= first],
     }
 
 
-def _node_times(entry: Any, inputs: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, float]:
+def _measure_node_times(entry: Any, inputs: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, float]:
     """Median time of each node on the CPU, in a session apart: noting slows what it measures."""
-    with _noting_session(entry, job) as session:
+    with _open_profiling_session(entry, job) as session:
         for _ in range(_CPU_RUNS):
             session.run(inputs)
         started_ns, profile = session.end_profiling()
     times: dict[str, list[int]] = {}
-    for run in node_runs(profile, started_ns):
+    for run in read_node_runs(profile, started_ns):
         times.setdefault(run.name, []).append(run.end_ns - run.start_ns)
     return {name: float(statistics.median(values)) for name, values in times.items()}
 
 
-def _noting_session(entry: Any, job: Mapping[str, Any]) -> Any:
-    from optpipe.backends.base import checked_options
+def _open_profiling_session(entry: Any, job: Mapping[str, Any]) -> Any:
+    from optpipe.backends.base import merge_options
     from optpipe.backends.onnxruntime import OPTIONS
     from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
 
     # What was given on the command line is text until it is checked.
-    options = checked_options(job["options"], OPTIONS[job["device"]], job["backend"])
+    options = merge_options(job["options"], OPTIONS[job["device"]], job["backend"])
     return OnnxRuntimeSession(
         entry.file(entry.info["file"]),
         job["device"],
@@ -110,20 +110,20 @@ def _noting_session(entry: Any, job: Mapping[str, Any]) -> Any:
     )
 
 
-def _module_by_module(entry: Any, inputs: Mapping[str, Any], job: Mapping[str, Any]) -> Layers:
+def _run_by_module(entry: Any, inputs: Mapping[str, Any], job: Mapping[str, Any]) -> LayerRecorder:
     """The session's program run node by node, each in a range named after its module; `program`: what each costs."""
     import torch
 
-    from optpipe.backends.torch_costs import program_costs
-    from optpipe.backends.torch_eager import loaded_program, options_of
+    from optpipe.backends.torch_costs import count_program_costs
+    from optpipe.backends.torch_eager import load_program, resolve_session_options
 
-    program = loaded_program(entry.file(entry.info["file"]), options_of(entry.info, job["options"], "cuda"))
+    program = load_program(entry.file(entry.info["file"]), resolve_session_options(entry.info, job["options"], "cuda"))
 
     class Marked(torch.fx.Interpreter):
         def run_node(self, n: Any) -> Any:
             if n.op != "call_function":
                 return super().run_node(n)
-            with marked(_layer_name(n)):
+            with mark_range(_get_layer_name(n)):
                 return super().run_node(n)
 
     def iteration() -> None:
@@ -132,10 +132,10 @@ def _module_by_module(entry: Any, inputs: Mapping[str, Any], job: Mapping[str, A
         torch.cuda.synchronize()
 
     iteration()
-    return Layers(iteration, found={"program": program_costs(program, inputs, _layer_name)})
+    return LayerRecorder(iteration, found={"program": count_program_costs(program, inputs, _get_layer_name)})
 
 
-def _layer_name(node: Any) -> str:
+def _get_layer_name(node: Any) -> str:
     """The module that a node of an exported program comes from, such as `layer1.0.conv1`; else the node's own name."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     path = str(stack[-1][0]) if stack else ""

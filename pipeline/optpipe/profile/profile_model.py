@@ -7,29 +7,28 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from optpipe.backends.registry import options_in_force, runtime_options
+from optpipe.backends.registry import get_runtime_options, resolve_effective_options
 from optpipe.build.build import BuiltArtifact
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.events import Listener
 from optpipe.errors import ExitStatus, OptpipeError
-from optpipe.inputs.samples import samples_for
+from optpipe.inputs.samples import choose_samples
 from optpipe.preprocess.dali.pipeline import DaliPlan
-from optpipe.profile.recompute import runtime_of
+from optpipe.profile.recompute import runtime_from_stage
 from optpipe.profile.record import (
-    STAGES,
-    Job,
+    ProfileJob,
     ProfilePlan,
-    keep_raw,
-    program,
-    recorded,
-    scratch_folder,
+    keep_raw_recording,
+    make_worker_command,
+    open_scratch_folder,
+    record_job,
 )
 from optpipe.trace.findings.report import document_from_profile, profile_from_trace
-from optpipe.trace.layers.graph_costs import graph_from_onnx, graph_from_program
-from optpipe.trace.layers.ncu import against_peaks, counters
-from optpipe.trace.layers.ort_nodes import layer_times
+from optpipe.trace.layers.graph_costs import graph_costs_from_onnx, graph_costs_from_program
+from optpipe.trace.layers.ncu import add_peak_shares, record_counters
+from optpipe.trace.layers.ort_nodes import sum_layer_times
 from optpipe.trace.layers.peaks import Peaks
-from optpipe.trace.layers.roofline import Graph
+from optpipe.trace.layers.roofline import GraphCosts
 from optpipe.trace.recording.capture import require_nsys
 from optpipe.trace.recording.files import trace_from_folder, write_trace
 from optpipe.trace.timeline.analysis import analysis_from_trace
@@ -43,7 +42,6 @@ from optpipe.workspace.runs import (
 )
 from optpipe.workspace.store import Entry, Store
 
-__all__ = ["STAGES", "ModelProfile", "ProfilePlan", "preprocess_images", "profile_model", "require_profilable"]
 _BUILD_STAGES = ("export", "quantize", "build")
 
 
@@ -69,11 +67,11 @@ def require_profilable(plan: ProfilePlan) -> None:
         require_nsys(plan.capture)
 
 
-def preprocess_images(card: ModelCard, folder: Path | None, batch_size: int) -> tuple[Path, ...]:
+def choose_preprocess_images(card: ModelCard, folder: Path | None, batch_size: int) -> tuple[Path, ...]:
     """The pictures of `folder`, or the model's own samples, at least a batch of them; none for a model without pictures."""
     if card.transform is None:
         return ()
-    files = samples_for(card, folder).files
+    files = choose_samples(card, folder).files
     return files * -(-batch_size // len(files)) if files else ()
 
 
@@ -96,10 +94,10 @@ def profile_model(
     errors: list[OptpipeError] = []
     parents = (model.id, *(each.entry.id for each in artifacts))
     try:
-        for job in _jobs(plan, artifacts, card, store):
+        for job in _list_jobs(plan, artifacts, card, store):
             try:
                 with listener.step(f"profile {job.name}"):
-                    documents += _profiled(job, plan, run, store, listener)
+                    documents += _profile_job(job, plan, run, store, listener)
             except OptpipeError as error:
                 errors.append(error)
                 documents.append(
@@ -127,21 +125,25 @@ def _finish(
     finish_run(run, command=command, parents=parents, details={"stages": stages}, status=status)
 
 
-def _jobs(plan: ProfilePlan, artifacts: Sequence[BuiltArtifact], card: ModelCard, store: Store) -> Iterator[Job]:
+def _list_jobs(
+    plan: ProfilePlan, artifacts: Sequence[BuiltArtifact], card: ModelCard, store: Store
+) -> Iterator[ProfileJob]:
     built = tuple(stage for stage in _BUILD_STAGES if stage in plan.stages)
     if built:
         judged = tuple((stage, f"optpipe.{stage}") for stage in built)
-        yield Job("+".join(built), "build", on_gpu=plan.model["device"] == "cuda", details=plan.model, judged=judged)
+        yield ProfileJob(
+            "+".join(built), "build", on_gpu=plan.model["device"] == "cuda", details=plan.model, judged_ranges=judged
+        )
     if "preprocess" in plan.stages and card.transform is not None and plan.images:
-        yield _preprocess_job(plan, card)
+        yield _make_preprocess_job(plan, card)
     if "inference" in plan.stages:
         for artifact in artifacts:
             if artifact.why_not is None:
                 for batch_size in plan.batch_sizes:
-                    yield _inference_job(plan, artifact.entry, card, batch_size, store)
+                    yield _make_inference_job(plan, artifact.entry, card, batch_size, store)
 
 
-def _preprocess_job(plan: ProfilePlan, card: ModelCard) -> Job:
+def _make_preprocess_job(plan: ProfilePlan, card: ModelCard) -> ProfileJob:
     assert card.transform is not None
     on_gpu = plan.model["device"] == "cuda"
     batch_size = max(plan.batch_sizes)
@@ -160,7 +162,7 @@ def _preprocess_job(plan: ProfilePlan, card: ModelCard) -> Job:
         "threads": 2,
     }
     name = f"preprocess {implementation} batch {batch_size}"
-    return Job(name, "preprocess", on_gpu=on_gpu, details=details, judged=((name, None),))
+    return ProfileJob(name, "preprocess", on_gpu=on_gpu, details=details, judged_ranges=((name, None),))
 
 
 def _has_dali() -> bool:
@@ -169,11 +171,11 @@ def _has_dali() -> bool:
     return find_spec("nvidia") is not None and find_spec("nvidia.dali") is not None
 
 
-def _inference_job(plan: ProfilePlan, entry: Entry, card: ModelCard, batch_size: int, store: Store) -> Job:
+def _make_inference_job(plan: ProfilePlan, entry: Entry, card: ModelCard, batch_size: int, store: Store) -> ProfileJob:
     info = entry.info
-    known = runtime_options(info["backend"], info["device"])
+    known = get_runtime_options(info["backend"], info["device"])
     given = plan.model["options"].get(info["backend"], {})  # what is not among `known` was for the build
-    options = options_in_force(info, {name: value for name, value in given.items() if name in known})
+    options = resolve_effective_options(info, {name: value for name, value in given.items() if name in known})
     name = f"{info['backend']} {info['precision']} batch {batch_size}"
     details = {
         "workspace": str(store.workspace.resolve()),
@@ -188,55 +190,57 @@ def _inference_job(plan: ProfilePlan, entry: Entry, card: ModelCard, batch_size:
     graphs = [store.find(parent) for parent in entry.manifest.parents if parent]
     path = next((each.file(ONNX) for each in reversed(graphs) if each.file(ONNX).is_file()), None)
     on_gpu = info["device"] == "cuda"
-    return Job(name, "inference", on_gpu, details, ((name, None),), source_graph=path, inputs=card.inputs)
+    return ProfileJob(name, "inference", on_gpu, details, ((name, None),), source_graph=path, inputs=card.inputs)
 
 
-def _graph(job: Job, found: Mapping[str, Any]) -> Graph | None:
+def _make_graph(job: ProfileJob, found: Mapping[str, Any]) -> GraphCosts | None:
     """The layers of the program that ran, else of `job.source_graph`, with the peaks that were found; None without."""
     if not found.get("peaks"):
         return None
     batch_size, tf32 = int(job.details["batch_size"]), job.details["precision"] == "tf32"
     peaks = Peaks(**found["peaks"])
     if program := found.get("program"):
-        return graph_from_program(program, batch_size, peaks, tf32=tf32)
+        return graph_costs_from_program(program, batch_size, peaks, tf32=tf32)
     if job.source_graph is None:
         return None
-    graph = graph_from_onnx(job.source_graph, job.inputs, batch_size, peaks, tf32=tf32)
+    graph = graph_costs_from_onnx(job.source_graph, job.inputs, batch_size, peaks, tf32=tf32)
     node_ns = found.get("layer_ns")
-    return replace(graph, layer_ns=layer_times(job.source_graph, node_ns)) if node_ns else graph
+    return replace(graph, layer_ns=sum_layer_times(job.source_graph, node_ns)) if node_ns else graph
 
 
-def _profiled(job: Job, plan: ProfilePlan, run: OpenRun, store: Store, listener: Listener) -> list[dict[str, Any]]:
+def _profile_job(
+    job: ProfileJob, plan: ProfilePlan, run: OpenRun, store: Store, listener: Listener
+) -> list[dict[str, Any]]:
     """Records and judges one job; raw recordings are gone when this returns, unless they are asked for."""
-    with scratch_folder(store.workspace) as scratch:
-        trace, found = recorded(job, plan, scratch, listener)
-        folder = run.path / _folder_name(job.name)
+    with open_scratch_folder(store.workspace) as scratch:
+        trace, found = record_job(job, plan, scratch, listener)
+        folder = run.path / _name_folder(job.name)
         write_trace(trace, folder)
         # What is kept is what is judged, so that it can be judged again.
         whole = analysis_from_trace(trace_from_folder(folder))
         if plan.keep_raw:
-            keep_raw(scratch, folder, listener)
-        graph = _graph(job, found)
+            keep_raw_recording(scratch, folder, listener)
+        graph = _make_graph(job, found)
         documents = []
-        for name, range_name in job.judged:
+        for name, range_name in job.judged_ranges:
             how: dict[str, Any] = {
                 "unprofiled_iteration_ns": found.get("unprofiled_iteration_ns"),
                 "expects_gpu": job.on_gpu and job.kind != "build",
-                "stage": stage_of(name, job.kind),
+                "stage": get_rule_stage(name, job.kind),
             }
-            facts = {"name": name, "kind": job.kind, **_facts(job)}
-            profile = profile_from_trace(whole, range_name, graph=graph, **how, **runtime_of(facts))
+            facts = {"name": name, "kind": job.kind, **_read_facts(job)}
+            profile = profile_from_trace(whole, range_name, graph=graph, **how, **runtime_from_stage(facts))
             facts["recording"] = {"folder": folder.name, "range": range_name, **how}
             document = {**facts, **document_from_profile(profile)}
             if plan.ncu and job.kind == "inference" and job.on_gpu:
-                _count(scratch, document, listener)
+                _count_with_ncu(scratch, document, listener)
             elif plan.ncu and job.kind == "inference":
-                listener.warn(f"{name}: ncu counts what runs on a GPU, and this stage does not")
+                listener.warn(f"{name}: ncu only applies to GPU stages")
             documents.append(document)
     return documents
 
 
-def _count(scratch: Path, document: dict[str, Any], listener: Listener) -> None:
+def _count_with_ncu(scratch: Path, document: dict[str, Any], listener: Listener) -> None:
     """Puts ncu's counters for one iteration beside the roofline, whose peaks they are held against."""
     once = {
         **json.loads((scratch / "job.json").read_text(encoding="utf-8")),
@@ -246,21 +250,23 @@ def _count(scratch: Path, document: dict[str, Any], listener: Listener) -> None:
     }
     once |= {"result": str(scratch / "ncu.json"), "log": str(scratch / "ncu.log"), "torch_trace": None}
     (scratch / "ncu-job.json").write_text(json.dumps(once), encoding="utf-8")
-    rows = counters(program(scratch / "ncu-job.json"), scratch, document["measured_views"]["kernels"], listener)
+    rows = record_counters(
+        make_worker_command(scratch / "ncu-job.json"), scratch, document["measured_views"]["kernels"], listener
+    )
     if "withheld" not in document["roofline"]:
-        rows = against_peaks(rows, document["roofline"]["peaks"]["bytes_per_s"])
+        rows = add_peak_shares(rows, document["roofline"]["peaks"]["bytes_per_s"])
     document["roofline"]["ncu"] = rows
 
 
-def stage_of(name: str, kind: str) -> str:
+def get_rule_stage(name: str, kind: str) -> str:
     """The stage that rules know: export, quantize and build are recorded as one, and named apart."""
     return name if kind == "build" else kind
 
 
-def _facts(job: Job) -> dict[str, Any]:
+def _read_facts(job: ProfileJob) -> dict[str, Any]:
     wanted = ("artifact", "backend", "precision", "device", "batch_size", "options", "implementation")
     return {key: job.details[key] for key in wanted if key in job.details and job.kind != "build"}
 
 
-def _folder_name(name: str) -> str:
+def _name_folder(name: str) -> str:
     return name.replace(" ", "-").replace("+", "-")

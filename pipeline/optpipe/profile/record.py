@@ -19,26 +19,26 @@ from optpipe.errors import (
     OptpipeError,
     StageError,
 )
-from optpipe.inputs.samples import sample_inputs, samples_for
+from optpipe.inputs.samples import choose_samples, load_sample_inputs
 from optpipe.trace.layers.ort_nodes import (
-    Anchor,
+    ClockAnchor,
     NodeRun,
-    source_names,
-    with_node_ranges,
+    add_node_ranges,
+    match_source_names,
 )
 from optpipe.trace.recording.capture import (
     CaptureOptions,
-    Recorded,
-    exported,
-    record,
+    Recording,
+    export_recording,
+    record_program,
     run_recorded,
 )
 from optpipe.trace.recording.frames import Trace
-from optpipe.trace.recording.python_samples import with_samples
+from optpipe.trace.recording.python_samples import add_samples
 from optpipe.trace.recording.read import trace_from_sqlite
 from optpipe.trace.recording.redaction import KEEP_RAW_WARNING
 from optpipe.trace.recording.torch_trace import trace_from_torch
-from optpipe.trace.timeline.analysis import analysis_from_trace, measured_part
+from optpipe.trace.timeline.analysis import analysis_from_trace, select_measured_part
 from optpipe.workspace.file_names import CARD
 from optpipe.workspace.store import Store
 
@@ -65,21 +65,21 @@ class ProfilePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ProfileJob:
     """One profiled process."""
 
     name: str
     kind: str
     on_gpu: bool
     details: Mapping[str, Any]
-    judged: tuple[tuple[str, str | None], ...]
+    judged_ranges: tuple[tuple[str, str | None], ...]
     """Stage names with the range that each is judged by."""
     source_graph: Path | None = None
     """The ONNX graph that the artifact was built from: its operators are ONNX's own, with known shapes."""
     inputs: tuple[InputSpec, ...] = ()
 
 
-def recorded(job: Job, plan: ProfilePlan, scratch: Path, listener: Listener) -> tuple[Trace, dict[str, Any]]:
+def record_job(job: ProfileJob, plan: ProfilePlan, scratch: Path, listener: Listener) -> tuple[Trace, dict[str, Any]]:
     """Runs `job` and gives its trace, layers and samples included, and what the profiled process found out.
 
     Raises:
@@ -87,34 +87,38 @@ def recorded(job: Job, plan: ProfilePlan, scratch: Path, listener: Listener) -> 
     """
     _write_job(job, plan, scratch)
     trace, found = (
-        _recorded_by_torch(scratch) if plan.tracer == "torch" else _recorded_by_nsys(job, plan, scratch, listener)
+        _record_with_torch(scratch) if plan.tracer == "torch" else _record_with_nsys(job, plan, scratch, listener)
     )
-    trace = _with_nodes(trace, job, found, listener)
-    _say_what_is_lacking(trace, job, plan.capture, listener)
+    trace = _add_node_ranges(trace, job, found, listener)
+    _warn_about_missing_tables(trace, job, plan.capture, listener)
     return trace, found
 
 
-def _recorded_by_nsys(job: Job, plan: ProfilePlan, scratch: Path, listener: Listener) -> tuple[Trace, dict[str, Any]]:
-    came = record(program(scratch / "job.json"), scratch, plan.capture, on_gpu=job.on_gpu)
-    found = result_of(scratch, came)
-    trace = trace_from_sqlite(exported(came, scratch))
-    if job.on_gpu and job.kind != "build" and measured_part(analysis_from_trace(trace)).trace.kernels.is_empty():
-        listener.warn(f"{job.name}: nsys recorded no kernels inside the measured range; recorded again as a whole")
-        came = record(program(scratch / "job.json"), scratch, plan.capture, on_gpu=True, whole=True)
-        found = result_of(scratch, came)
-        trace = trace_from_sqlite(exported(came, scratch))
+def _record_with_nsys(
+    job: ProfileJob, plan: ProfilePlan, scratch: Path, listener: Listener
+) -> tuple[Trace, dict[str, Any]]:
+    came = record_program(make_worker_command(scratch / "job.json"), scratch, plan.capture, on_gpu=job.on_gpu)
+    found = read_result(scratch, came)
+    trace = trace_from_sqlite(export_recording(came, scratch))
+    if job.on_gpu and job.kind != "build" and select_measured_part(analysis_from_trace(trace)).trace.kernels.is_empty():
+        listener.warn(
+            f"{job.name}: nsys recorded no kernels in the measured range; recording the whole process instead"
+        )
+        came = record_program(make_worker_command(scratch / "job.json"), scratch, plan.capture, on_gpu=True, whole=True)
+        found = read_result(scratch, came)
+        trace = trace_from_sqlite(export_recording(came, scratch))
     if plan.capture.python_sampling and came.recording is not None:
-        trace = with_samples(trace, came.recording, scratch, listener.warn)
+        trace = add_samples(trace, came.recording, scratch, listener.warn)
     return trace, found
 
 
-def _say_what_is_lacking(trace: Trace, job: Job, asked: CaptureOptions, listener: Listener) -> None:
+def _warn_about_missing_tables(trace: Trace, job: ProfileJob, asked: CaptureOptions, listener: Listener) -> None:
     """What was asked for and is not there is said, not left out."""
     wanted = (
-        ("memory", asked.memory_use, "memory use", True),
+        ("memory", asked.memory_use, "memory usage", True),
         ("metrics", asked.gpu_metrics, "GPU metrics", True),
-        ("samples", asked.python_sampling, "stacks of Python", False),
-        ("os_runtime", asked.os_runtime, "calls to the operating system", False),
+        ("samples", asked.python_sampling, "Python stacks", False),
+        ("os_runtime", asked.os_runtime, "OS runtime calls", False),
     )
     for table, is_wanted, what, of_gpu in wanted:
         if is_wanted and trace.tables[table].is_empty():
@@ -122,13 +126,13 @@ def _say_what_is_lacking(trace: Trace, job: Job, asked: CaptureOptions, listener
             listener.warn(f"{job.name}: {trace.tracer} recorded no {what}{why}")
 
 
-def _recorded_by_torch(scratch: Path) -> tuple[Trace, dict[str, Any]]:
-    status, said = run_recorded(program(scratch / "job.json"), scratch)
-    found = result_of(scratch, Recorded(None, status, said))
+def _record_with_torch(scratch: Path) -> tuple[Trace, dict[str, Any]]:
+    status, said = run_recorded(make_worker_command(scratch / "job.json"), scratch)
+    found = read_result(scratch, Recording(None, status, said))
     return trace_from_torch(scratch / "torch.json"), found
 
 
-def _write_job(job: Job, plan: ProfilePlan, scratch: Path) -> None:
+def _write_job(job: ProfileJob, plan: ProfilePlan, scratch: Path) -> None:
     details = {
         **job.details,
         "stage": job.kind,
@@ -144,7 +148,7 @@ def _write_job(job: Job, plan: ProfilePlan, scratch: Path) -> None:
     (scratch / "job.json").write_text(json.dumps(details), encoding="utf-8")
 
 
-def _write_inputs(job: Job, scratch: Path) -> Path:
+def _write_inputs(job: ProfileJob, scratch: Path) -> Path:
     """The rows that the model is verified on, repeated to the batch size.
 
     Raises:
@@ -156,23 +160,23 @@ def _write_inputs(job: Job, scratch: Path) -> Path:
     model = store.find(store.find(job.details["artifact"]).manifest.parents[0])
     card = card_from_file(model.file(CARD))
     batch_size = int(job.details["batch_size"])
-    rows = sample_inputs(card, samples_for(card, None))
+    rows = load_sample_inputs(card, choose_samples(card, None))
     for each in card.inputs:
         if not each.min[0] <= batch_size <= each.max[0]:
             raise BadInputError(
-                f"--batch-size {batch_size}: {card.name} was built for {each.min[0]} to {each.max[0]}; widen it with --batch"
+                f"--batch-size {batch_size}: {card.name} supports batch sizes {each.min[0]} to {each.max[0]}; widen it with --batch"
             )
     batch = {name: values[np.arange(batch_size) % len(values)] for name, values in rows.items()}
     np.savez(scratch / "inputs.npz", **batch)  # type: ignore[arg-type]
     return scratch / "inputs.npz"
 
 
-def program(job_file: Path) -> list[str]:
+def make_worker_command(job_file: Path) -> list[str]:
     """The profiled process for a job."""
     return [sys.executable, "-m", "optpipe.profile.profiled_worker", str(job_file)]
 
 
-def result_of(scratch: Path, recorded: Recorded) -> dict[str, Any]:
+def read_result(scratch: Path, recorded: Recording) -> dict[str, Any]:
     """What the profiled process found out; its own error comes before anything nsys has to say.
 
     Raises:
@@ -183,19 +187,25 @@ def result_of(scratch: Path, recorded: Recorded) -> dict[str, Any]:
         try:
             found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
         except ValueError as error:
-            raise StageError(f"the profiled process left a damaged result: {error}") from error
+            raise StageError(f"the profiled process wrote an invalid result: {error}") from error
         if "error" in found:
             raise _ERRORS.get(found["exit_status"], StageError)(found["error"])
         return found
     if not log.is_file():
-        exported(recorded, scratch)  # says why nsys, or the interpreter, refused
-        raise StageError(f"the profiled process never started: {recorded.said.strip()[-300:]}")
+        export_recording(recorded, scratch)  # says why nsys, or the interpreter, refused
+        raise StageError(f"the profiled process never started: {recorded.log.strip()[-300:]}")
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    why = lines[-1] if lines and lines[0].startswith("Traceback") else lines[0] if lines else _last_words(recorded.said)
-    raise StageError(f"the profiled process died under the profiler (exit status {recorded.exit_status}): {why[:300]}")
+    why = (
+        lines[-1]
+        if lines and lines[0].startswith("Traceback")
+        else lines[0]
+        if lines
+        else _find_last_words(recorded.log)
+    )
+    raise StageError(f"the profiled process crashed (exit status {recorded.exit_status}): {why[:300]}")
 
 
-def _last_words(said: str) -> str:
+def _find_last_words(said: str) -> str:
     """The program's last line; what nsys wrote around it is left out."""
     of_nsys = (
         "generat",
@@ -209,10 +219,10 @@ def _last_words(said: str) -> str:
     )
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     own = [line for line in lines if not line.lower().startswith(of_nsys)]
-    return (own or ["it was killed, or ran out of memory"])[-1]
+    return (own or ["it was killed or ran out of memory"])[-1]
 
 
-def keep_raw(scratch: Path, folder: Path, listener: Listener) -> None:
+def keep_raw_recording(scratch: Path, folder: Path, listener: Listener) -> None:
     """Copies the raw recording out of the scratch folder, and warns."""
     kept = folder / "raw"
     kept.mkdir(mode=0o700)
@@ -222,7 +232,7 @@ def keep_raw(scratch: Path, folder: Path, listener: Listener) -> None:
 
 
 @contextmanager
-def scratch_folder(workspace: Path) -> Iterator[Path]:
+def open_scratch_folder(workspace: Path) -> Iterator[Path]:
     """A folder for nobody else's eyes, removed in every case."""
     try:
         (workspace / "tmp").mkdir(parents=True, exist_ok=True)
@@ -237,7 +247,7 @@ def scratch_folder(workspace: Path) -> Iterator[Path]:
         # Whoever ran out of space first, nsys or the program, says it in its own way, or not at all.
         if shutil.disk_usage(path).free < _LEAST_FREE_BYTES:
             raise StageError(
-                f"the disk is full: {workspace} has no room for the recording; choose another place with --workspace"
+                f"disk full: no space for the recording in {workspace}; choose another location with --workspace"
             ) from error
         if isinstance(error, OSError):
             raise StageError(
@@ -248,15 +258,15 @@ def scratch_folder(workspace: Path) -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _with_nodes(trace: Trace, job: Job, found: Mapping[str, Any], listener: Listener) -> Trace:
+def _add_node_ranges(trace: Trace, job: ProfileJob, found: Mapping[str, Any], listener: Listener) -> Trace:
     """`trace` with ONNX Runtime's nodes as ranges, by the names of the graph; as it is, with a warning, where that fails."""
     nodes = found.get("nodes")
     if not nodes:
         return trace
     runs = [NodeRun(**run) for run in nodes["runs"]]
-    names = source_names(job.source_graph, [run.name for run in runs]) if job.source_graph else {}
+    names = match_source_names(job.source_graph, [run.name for run in runs]) if job.source_graph else {}
     try:
-        return with_node_ranges(trace, runs, [Anchor(**each) for each in nodes["anchors"]], names)
+        return add_node_ranges(trace, runs, [ClockAnchor(**each) for each in nodes["anchors"]], names)
     except StageError as error:
-        listener.warn(f"{job.name}: Tensor Cores are told by kernel, not by layer: {error}")
+        listener.warn(f"{job.name}: Tensor Core usage is reported by kernel, not by layer: {error}")
         return trace

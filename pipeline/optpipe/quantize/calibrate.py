@@ -9,24 +9,24 @@ from typing import TYPE_CHECKING, Any
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.events import Listener
 from optpipe.errors import BadInputError
-from optpipe.inputs.image_set import image_set
-from optpipe.inputs.images import Unreadable
+from optpipe.inputs.image_set import image_set_from_path
+from optpipe.inputs.images import UnreadableFile
 from optpipe.inputs.sample_set import (
-    FEW,
+    FEW_SAMPLES,
     SampleSet,
     refuse_other_model,
     refuse_overlap,
 )
 from optpipe.inputs.task_data import (
-    fitting_batch,
-    input_batches,
+    drop_unknown_labels,
+    fit_batch_size,
+    iterate_input_batches,
+    load_sample_set,
     require_task_data,
-    sample_set,
-    with_known_labels,
 )
 from optpipe.quantize.table import CalibrationTable, TensorRange, table_from_file
-from optpipe.workspace.environment import package_version
-from optpipe.workspace.file_names import CARD, ONNX, SET
+from optpipe.workspace.environment import get_package_version
+from optpipe.workspace.file_names import CALIBRATION_SET, CARD, ONNX
 from optpipe.workspace.store import Entry, Store
 
 if TYPE_CHECKING:
@@ -41,10 +41,10 @@ class CalibrationData:
     """The images or texts a model is calibrated on, and those left out."""
 
     samples: SampleSet
-    unreadable: tuple[Unreadable, ...] = ()
+    unreadable: tuple[UnreadableFile, ...] = ()
 
 
-def calibration_data(
+def load_calibration_data(
     model: Entry, source: Path | None, count: int | None, seed: int, listener: Listener
 ) -> CalibrationData:
     """The set named by `source`, or by the model's card. Never random data, never validation data.
@@ -55,20 +55,20 @@ def calibration_data(
     require_task_data(card)
     own = card.data.get("calibration")
     if source is None and own is None:
-        what = "a file of JSON lines" if card.tokenization else "a folder of images"
+        what = "a JSON Lines file" if card.tokenization else "a folder of images"
         raise BadInputError(
-            f"INT8 needs real inputs to calibrate {card.name} on: give {what} with calibrate --data or build --calibration"
+            f"INT8 calibration of {card.name} needs real inputs: pass {what} with calibrate --data or build --calibration"
         )
-    found, unreadable = sample_set(model, card, source or Path(str(own)), count, seed, listener)
+    found, unreadable = load_sample_set(model, card, source or Path(str(own)), count, seed, listener)
     refuse_other_model(found, card.name, card.preprocessing_sha256)
     if "validation" in card.data and Path(card.data["validation"]).exists():
-        refuse_overlap(found, image_set(Path(card.data["validation"]))[0])
-    if len(found.files) < FEW:
-        listener.warn(f"{len(found.files)} calibration {found.kind}; {FEW} or more give steadier ranges")
-    return CalibrationData(with_known_labels(found, card, listener), unreadable)
+        refuse_overlap(found, image_set_from_path(Path(card.data["validation"]))[0])
+    if len(found.files) < FEW_SAMPLES:
+        listener.warn(f"only {len(found.files)} calibration {found.kind}; use {FEW_SAMPLES} or more for stable ranges")
+    return CalibrationData(drop_unknown_labels(found, card, listener), unreadable)
 
 
-def calibrated(
+def calibrate_model(
     model: Entry,
     data: CalibrationData,
     methods: tuple[str, ...],
@@ -88,16 +88,16 @@ def calibrated(
         "methods": list(methods),
         "targets": list(targets),
         "provider": device,
-        "onnxruntime": package_version("onnxruntime-gpu"),
+        "onnxruntime": get_package_version("onnxruntime-gpu"),
     }
 
     def make(directory: Path) -> Mapping[str, Any]:
-        tables = _tables(model, card, samples, methods, targets, device, listener)
+        tables = _compute_tables(model, card, samples, methods, targets, device, listener)
         for table in tables:
-            (directory / table_file(table.method)).write_text(table.to_json(), encoding="utf-8")
+            (directory / name_table_file(table.method)).write_text(table.to_json(), encoding="utf-8")
         drawn_for = {"model": card.name, "transform_sha256": card.preprocessing_sha256}
         manifest = {**samples.to_dict(directory), **drawn_for}
-        (directory / SET).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+        (directory / CALIBRATION_SET).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
         return {
             "model": card.name,
             "set": _set_record(samples),
@@ -108,21 +108,21 @@ def calibrated(
     return store.produce("calibration", recipe, make, parents=(model.id,), listener=listener)
 
 
-def table_file(method: str) -> str:
+def name_table_file(method: str) -> str:
     """The name of a method's table in a calibration entry."""
     return f"table-{method}.json"
 
 
-def tables_of(entry: Entry) -> dict[str, CalibrationTable]:
+def tables_from_entry(entry: Entry) -> dict[str, CalibrationTable]:
     """The tables of a calibration entry by method."""
-    return {method: table_from_file(entry.file(table_file(method))) for method in entry.info["methods"]}
+    return {method: table_from_file(entry.file(name_table_file(method))) for method in entry.info["methods"]}
 
 
 def _set_record(samples: SampleSet) -> dict[str, Any]:
     return {"name": samples.name, "sha256": samples.sha256, "count": len(samples.files), "seed": samples.seed}
 
 
-def _tables(
+def _compute_tables(
     model: Entry,
     card: ModelCard,
     samples: SampleSet,
@@ -133,21 +133,21 @@ def _tables(
 ) -> list[CalibrationTable]:
     import onnx
 
-    from optpipe.quantize.collect import Collector, batch_size, bytes_per_sample
-    from optpipe.quantize.methods import needs_histogram, ranges
-    from optpipe.quantize.placement import placement
+    from optpipe.quantize.collect import Collector, choose_batch_size, measure_bytes_per_sample
+    from optpipe.quantize.methods import compute_ranges, needs_histogram
+    from optpipe.quantize.placement import place_qdq
 
     graph = onnx.load(model.file(ONNX))
-    wanted = {name for target in targets for name in placement(graph, target).tensors}
+    wanted = {name for target in targets for name in place_qdq(graph, target).tensors}
     if not wanted:
-        raise BadInputError(f"{card.name} has no layer that INT8 would pay for; build it in fp16")
+        raise BadInputError(f"{card.name} has no layer that benefits from INT8; build it in fp16")
     order = [each.name for each in graph.graph.input] + [name for node in graph.graph.node for name in node.output]
     tensors = tuple(name for name in order if name in wanted)
-    first = next(input_batches(model, card, samples, 1))
-    size = fitting_batch(card, batch_size(bytes_per_sample(model.file(ONNX), tensors, first), device))
+    first = next(iterate_input_batches(model, card, samples, 1))
+    size = fit_batch_size(card, choose_batch_size(measure_bytes_per_sample(model.file(ONNX), tensors, first), device))
     collector = Collector(model.file(ONNX), tensors, needs_histogram(methods), "cuda" if device == "cuda" else "cpu")
     with listener.step(f"calibrate on {len(samples.files)} {samples.kind}", total=len(samples.files)) as step:
-        for batch in input_batches(model, card, samples, size, by_length=True):
+        for batch in iterate_input_batches(model, card, samples, size, by_length=True):
             collector.add(batch)
             step.advance(len(next(iter(batch.values()))))
     statistics = collector.statistics()
@@ -160,28 +160,28 @@ def _tables(
             transform_sha256=card.preprocessing_sha256,
             ranges={
                 name: TensorRange(amax, statistics[name].low, statistics[name].high)
-                for name, amax in ranges(statistics, method).items()
+                for name, amax in compute_ranges(statistics, method).items()
             },
         )
         for method in methods
     ]
 
 
-def quantized_graph(model: Any, table: CalibrationTable, target: "Target") -> tuple[Any, "Placement"]:
+def quantize_graph(model: Any, table: CalibrationTable, target: "Target") -> tuple[Any, "Placement"]:
     """`model` (FP32) with the table's Q/DQ pairs, its layers in `keep` left alone; the rest still FP32.
 
     Raises BadInputError where the table keeps a layer or lacks a range that the graph has not or needs.
     """
-    from optpipe.backends.onnx_graph import named
-    from optpipe.quantize.placement import placement
-    from optpipe.quantize.qdq import Range, qdq_from_onnx
+    from optpipe.backends.onnx_graph import name_nodes
+    from optpipe.quantize.placement import place_qdq
+    from optpipe.quantize.qdq import ActivationRange, qdq_from_onnx
 
     keep = frozenset(table.keep)
-    if unknown := sorted(keep - {node.name for node in named(model).graph.node}):
+    if unknown := sorted(keep - {node.name for node in name_nodes(model).graph.node}):
         raise BadInputError(
-            f"the calibration table keeps '{unknown[0]}' in floating point, and {table.model}'s graph has no such layer;"
+            f"the calibration table keeps layer '{unknown[0]}' in floating point, but {table.model} has no such layer;"
             f" `optpipe calibrate {table.model} --sensitivity` lists its layers"
         )
-    placed = placement(model, target, keep.__contains__)
-    ranges = {name: Range(each.amax, each.low >= 0) for name, each in table.ranges.items()}
+    placed = place_qdq(model, target, keep.__contains__)
+    ranges = {name: ActivationRange(each.amax, each.low >= 0) for name, each in table.ranges.items()}
     return qdq_from_onnx(model, placed, ranges), placed

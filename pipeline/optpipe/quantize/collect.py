@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optpipe.backends.base import Device
-from optpipe.backends.onnxruntime_session import HostBinding, inference_session
+from optpipe.backends.onnxruntime_session import HostBinding, create_inference_session
 from optpipe.errors import StageError
 from optpipe.quantize.histogram import (
     BINS,
     Magnitudes,
+    count_magnitudes,
     count_on_device,
-    magnitudes,
 )
 from optpipe.quantize.statistics import TensorStatistics
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 BATCH_BYTES = 160 << 20
 """The extra outputs of one batch may take this much; the batch size follows from it."""
-THREADS = min(4, os.cpu_count() or 1)
+COUNTING_THREADS = min(4, os.cpu_count() or 1)
 """That look for extremes and count, one tensor each."""
 MAX_BATCH = {"cpu": 16, "cuda": 64}
 
@@ -50,7 +50,7 @@ class Collector:
     _bound: HostBinding | None = None
 
     def __post_init__(self) -> None:
-        self._session = exposed_session(self.graph, self.tensors, self.device)
+        self._session = open_exposed_session(self.graph, self.tensors, self.device)
         self._fed = {each.name for each in self._session.get_inputs()} & set(self.tensors)
         self._outputs = tuple(name for name in self.tensors if name not in self._fed)
 
@@ -64,15 +64,15 @@ class Collector:
     def _add_on_host(self, batch: Batch) -> None:
         found = {**{name: np.asarray(batch[name]) for name in self._fed}, **self._outputs_on_host(batch)}
         values = [found[name].astype(np.float32, copy=False) for name in self.tensors]
-        with ThreadPoolExecutor(THREADS) as pool:
-            for name, (low, high) in zip(self.tensors, pool.map(_extremes_of, values), strict=True):
+        with ThreadPoolExecutor(COUNTING_THREADS) as pool:
+            for name, (low, high) in zip(self.tensors, pool.map(_find_extremes, values), strict=True):
                 self._extremes(name, low, high)
             if self.histograms:
                 list(pool.map(self._count, self.tensors, values))
 
     def _count(self, name: str, value: "NDArray[np.float32]") -> None:
         counts = self._counts.setdefault(name, np.zeros(BINS, np.int64))
-        counts += magnitudes(value).counts
+        counts += count_magnitudes(value).counts
 
     def _outputs_on_host(self, batch: Batch) -> Batch:
         """Into the same memory for as long as the shapes stay: fresh pages for every batch cost a sixth of a forward pass."""
@@ -107,8 +107,8 @@ class Collector:
     def _extremes(self, name: str, low: float, high: float) -> None:
         if not (np.isfinite(low) and np.isfinite(high)):
             raise StageError(
-                f"tensor '{name}' holds NaN or inf on calibration data: no range exists for it\n"
-                f"check the preprocessing and the weights; `optpipe build MODEL --precision fp32` verifies the model itself"
+                f"tensor '{name}' contains NaN or Inf on the calibration data, so it has no range\n"
+                f"check the preprocessing and weights; `optpipe build MODEL --precision fp32` verifies the source model"
             )
         self._low[name] = min(low, self._low.get(name, low))
         self._high[name] = max(high, self._high.get(name, high))
@@ -131,25 +131,25 @@ class Collector:
         return Magnitudes(whole)
 
 
-def _extremes_of(value: "NDArray[np.float32]") -> tuple[float, float]:
+def _find_extremes(value: "NDArray[np.float32]") -> tuple[float, float]:
     return float(value.min()), float(value.max())
 
 
-def exposed_session(graph: Path, tensors: Sequence[str], device: Device) -> Any:
+def open_exposed_session(graph: Path, tensors: Sequence[str], device: Device) -> Any:
     """An ONNX Runtime session of `graph` whose outputs are its own and `tensors`; on CUDA without TF32."""
     import onnx
 
     model = onnx.load(graph)
     present = {each.name for each in (*model.graph.output, *model.graph.input)}
     model.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in tensors if name not in present)
-    return model_session(model, device)
+    return open_model_session(model, device)
 
 
-def model_session(model: Any, device: Device = "cpu") -> Any:
+def open_model_session(model: Any, device: Device = "cpu") -> Any:
     """A session of a graph in memory; Q/DQ pairs that the provider does not fuse are computed in floating point."""
     import onnxruntime as ort
 
-    return inference_session(model.SerializeToString(), device, ort.SessionOptions(), {"use_tf32": "0"})
+    return create_inference_session(model.SerializeToString(), device, ort.SessionOptions(), {"use_tf32": "0"})
 
 
 def run_on_device(session: Any, inputs: Mapping[str, Any], outputs: Sequence[str]) -> dict[str, Any]:
@@ -165,10 +165,10 @@ def run_on_device(session: Any, inputs: Mapping[str, Any], outputs: Sequence[str
     session.run_with_iobinding(binding)
     binding.synchronize_outputs()
     values = binding.get_outputs()
-    return {name: _tensor(value) for name, value in zip(outputs, values, strict=True)}
+    return {name: _copy_tensor(value) for name, value in zip(outputs, values, strict=True)}
 
 
-def _tensor(value: Any) -> Any:
+def _copy_tensor(value: Any) -> Any:
     """A copy as a torch tensor: the memory itself goes back to ONNX Runtime with the binding."""
     import torch
 
@@ -184,20 +184,20 @@ class _DeviceArray:
         self.__cuda_array_interface__ = {"shape": shape, "typestr": "<f4", "data": (address, False), "version": 3}
 
 
-def batch_size(bytes_per_sample: int, device: str) -> int:
+def choose_batch_size(bytes_per_sample: int, device: str) -> int:
     """How many samples at a time keep the extra outputs inside BATCH_BYTES."""
     room = BATCH_BYTES * (16 if device == "cuda" else 1)
     return max(1, min(MAX_BATCH[device], room // max(bytes_per_sample, 1)))
 
 
-def bytes_per_sample(graph: Path, tensors: Sequence[str], sample: Batch) -> int:
+def measure_bytes_per_sample(graph: Path, tensors: Sequence[str], sample: Batch) -> int:
     """The size of `tensors` for one sample, measured by running one on the CPU."""
-    session = exposed_session(graph, tensors, "cpu")
+    session = open_exposed_session(graph, tensors, "cpu")
     outputs = [name for name in tensors if name not in sample]
     return int(sum(value.nbytes for value in session.run(outputs, dict(sample)))) if outputs else 0
 
 
-def collected(collector: Collector, batches: Iterable[Batch]) -> dict[str, TensorStatistics]:
+def collect_statistics(collector: Collector, batches: Iterable[Batch]) -> dict[str, TensorStatistics]:
     """All of `batches` through `collector`."""
     for batch in batches:
         collector.add(batch)

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from optpipe.quantize.statistics import TensorStatistics
 
 HISTOGRAM = True
-BINS = 2048
-LEVELS = 128
+ENTROPY_BINS = 2048
+ENTROPY_LEVELS = 128
 _STRIDE = 8
-_COARSE = 2 * LEVELS
+_COARSE = 2 * ENTROPY_LEVELS
 """A best end at or below this many bins was chosen among too few, too wide ones."""
 _ROUNDING = 1e-12
 """Bins that hold less of the whole are empty but for rounding."""
@@ -26,22 +26,22 @@ def amax(statistics: TensorStatistics) -> float:
     low, high, counts = statistics.magnitudes.nonzero()
     if not counts.size:
         return 0.0
-    bound, ends = statistics.amax, np.arange(BINS, LEVELS - 1, -_STRIDE)  # of equals the widest wins
+    bound, ends = statistics.amax, np.arange(ENTROPY_BINS, ENTROPY_LEVELS - 1, -_STRIDE)  # of equals the widest wins
     while True:
-        bins = linear(low, np.minimum(high, statistics.amax), counts, bound)
+        bins = rebin_linearly(low, np.minimum(high, statistics.amax), counts, bound)
         beyond = float(counts.sum() - bins.sum())
-        losses = [divergence(bins, int(end), beyond) for end in ends]
+        losses = [compute_divergence(bins, int(end), beyond) for end in ends]
         best = int(ends[int(np.argmin(losses))])
-        if best > _COARSE or bound * best / BINS <= low[0]:
-            return float(bound * best / BINS)
-        bound *= 4 * _COARSE / BINS  # so far out are the outliers that the rest shares a few bins: look closer
+        if best > _COARSE or bound * best / ENTROPY_BINS <= low[0]:
+            return float(bound * best / ENTROPY_BINS)
+        bound *= 4 * _COARSE / ENTROPY_BINS  # so far out are the outliers that the rest shares a few bins: look closer
 
 
-def linear(
+def rebin_linearly(
     low: NDArray[np.float64], high: NDArray[np.float64], counts: NDArray[np.float64], bound: float
 ) -> NDArray[np.float64]:
     """`counts` of the intervals [low, high) shared out over BINS equal bins up to `bound`, in proportion to overlap."""
-    edges = np.linspace(0.0, bound, BINS + 1)
+    edges = np.linspace(0.0, bound, ENTROPY_BINS + 1)
     positions = np.stack([low, np.maximum(high, low * (1 + 1e-12))], axis=1).reshape(-1)
     cumulated = np.cumsum(counts)
     heights = np.stack([cumulated - counts, cumulated], axis=1).reshape(-1)
@@ -49,7 +49,7 @@ def linear(
     return np.where(bins > _ROUNDING * cumulated[-1], bins, 0.0)
 
 
-def divergence(bins: NDArray[np.float64], end: int, beyond: float = 0.0) -> float:
+def compute_divergence(bins: NDArray[np.float64], end: int, beyond: float = 0.0) -> float:
     """The divergence of `bins` clipped after `end` from the same merged into LEVELS levels; both sum to one.
 
     `beyond` is the mass above all bins.
@@ -57,7 +57,7 @@ def divergence(bins: NDArray[np.float64], end: int, beyond: float = 0.0) -> floa
     kept = bins[:end]
     reference = kept.copy()
     reference[-1] += bins[end:].sum() + beyond
-    starts = np.arange(LEVELS) * end // LEVELS
+    starts = np.arange(ENTROPY_LEVELS) * end // ENTROPY_LEVELS
     holds = kept > 0
     merged = np.add.reduceat(kept, starts)
     members = np.add.reduceat(holds.astype(np.float64), starts)

@@ -43,25 +43,25 @@ class Magnitudes:
     def nonzero(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
         """Lower edges, upper edges and counts of the bins that hold something above zero, in rising order."""
         index = LOWEST + np.flatnonzero(self.counts[LOWEST:])
-        return edge(index), edge(index + 1), self.counts[index].astype(np.float64)
+        return compute_edges(index), compute_edges(index + 1), self.counts[index].astype(np.float64)
 
 
-def edge(index: NDArray[np.intp]) -> NDArray[np.float64]:
+def compute_edges(index: NDArray[np.intp]) -> NDArray[np.float64]:
     """The smallest magnitude in the bins `index`."""
     return (index.astype(np.uint32) << SHIFT).view(np.float32).astype(np.float64)
 
 
-def magnitudes(values: NDArray[np.float32]) -> Magnitudes:
+def count_magnitudes(values: NDArray[np.float32]) -> Magnitudes:
     """Counts finite `values` of any shape on the CPU."""
     counts = np.zeros(BINS, np.int64)
-    for part in _chunks(np.ascontiguousarray(values).reshape(-1).view(np.int32)):
+    for part in _split_chunks(np.ascontiguousarray(values).reshape(-1).view(np.int32)):
         bins = part >> SHIFT
         bins &= BINS - 1  # the sign
         counts += np.bincount(bins, minlength=BINS)
     return Magnitudes(counts)
 
 
-def _chunks(flat: NDArray[np.int32]) -> "Iterator[NDArray[np.int32]]":
+def _split_chunks(flat: NDArray[np.int32]) -> "Iterator[NDArray[np.int32]]":
     return (flat[start : start + _CHUNK] for start in range(0, flat.size, _CHUNK))
 
 

@@ -5,55 +5,57 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optpipe.core.events import Listener
-from optpipe.core.hashing import value_sha256
-from optpipe.core.quiet import output_to
+from optpipe.core.hashing import hash_value
+from optpipe.core.quiet import redirect_output
 from optpipe.errors import BadInputError
-from optpipe.inputs.sample_set import subset
+from optpipe.inputs.sample_set import draw_subset
 from optpipe.quantize.calibrate import (
-    calibrated,
-    calibration_data,
-    quantized_graph,
-    tables_of,
+    calibrate_model,
+    load_calibration_data,
+    quantize_graph,
+    tables_from_entry,
 )
 from optpipe.quantize.methods import METHODS
-from optpipe.quantize.sensitivity import compared_methods
+from optpipe.quantize.sensitivity import compare_methods
 from optpipe.quantize.table import CalibrationTable, is_table, table_from_file
-from optpipe.workspace.environment import gpus, package_version
-from optpipe.workspace.file_names import LOG, ONNX
+from optpipe.workspace.environment import get_package_version, list_gpus
+from optpipe.workspace.file_names import MODELOPT_LOG, ONNX
 from optpipe.workspace.store import Entry, Store
 
 if TYPE_CHECKING:
     from optpipe.quantize.placement import Target
 
 REVISION = 1
-CHOSEN_ON = 32
+METHOD_CHOICE_IMAGES = 32
 """Images on which a build chooses the method: the one whose INT8 graph keeps the outputs nearest to FP32's."""
 
 
-def target_of(device: str) -> "Target":
+def target_from_device(device: str) -> "Target":
     """Which placement a device's runtimes fuse."""
     return "tensorrt" if device == "cuda" else "cpu"
 
 
-def calibration_device() -> str:
+def choose_calibration_device() -> str:
     """Where the passes over calibration data run: on a GPU if there is one."""
-    return "cuda" if gpus() else "cpu"
+    return "cuda" if list_gpus() else "cpu"
 
 
-def int8_graph(
+def make_int8_graph(
     model: Entry, device: str, calibration: Path | None, store: Store, listener: Listener
 ) -> tuple[Entry, bool]:
     """The store entry `graph` with INT8 in it, for `device`; the rest is FP16 on a GPU and FP32 on the CPU.
 
     `calibration` is a folder of images, an image-set manifest, or a calibration table; by default the card's own set.
     """
-    target = target_of(device)
+    target = target_from_device(device)
     if calibration is not None and is_table(calibration):
         return graph_from_table(model, table_from_file(calibration), target, (), store, listener)
-    data = calibration_data(model, calibration, None, 0, listener)
-    entry, _ = calibrated(model, data, tuple(METHODS), (target,), calibration_device(), store, listener)
-    tables = tables_of(entry)
-    compared, _ = compared_methods(model, tables, subset(data.samples, CHOSEN_ON), target, store, listener)
+    data = load_calibration_data(model, calibration, None, 0, listener)
+    entry, _ = calibrate_model(model, data, tuple(METHODS), (target,), choose_calibration_device(), store, listener)
+    tables = tables_from_entry(entry)
+    compared, _ = compare_methods(
+        model, tables, draw_subset(data.samples, METHOD_CHOICE_IMAGES), target, store, listener
+    )
     best = tables[compared.info["best"]]
     return graph_from_table(model, best, target, (entry.id, compared.id), store, listener)
 
@@ -63,28 +65,26 @@ def graph_from_table(
 ) -> tuple[Entry, bool]:
     """The store entry `graph` that `table` makes of `model`. Raises BadInputError where the table is another model's."""
     if table.model != model.info["name"]:
-        raise BadInputError(f"the calibration table is for model {table.model}, not for {model.info['name']}")
+        raise BadInputError(f"the calibration table is for model {table.model}, not {model.info['name']}")
     if table.graph_sha256 != model.sha256(ONNX):
-        listener.warn(
-            "the calibration table was made for another export of this model; its tensors are matched by name"
-        )
+        listener.warn("the calibration table is from a different export of this model; matching tensors by name")
     recipe = {
         "revision": REVISION,
         "model": model.id,
         "precision": "int8",
         "target": target,
-        "table": value_sha256(table.to_json()),
-        "tools": {name: package_version(name) for name in ("nvidia-modelopt", "onnx")},
+        "table": hash_value(table.to_json()),
+        "tools": {name: get_package_version(name) for name in ("nvidia-modelopt", "onnx")},
     }
 
     def make(directory: Path) -> Mapping[str, Any]:
         import onnx
 
-        from optpipe.backends.onnx_lint import lint
+        from optpipe.backends.onnx_lint import lint_graph
 
-        graph, placed = quantized_graph(onnx.load(model.file(ONNX)), table, target)
-        findings = [each.to_dict() for each in lint(graph)] if target == "tensorrt" else []
-        onnx.save(_in_half(graph, directory) if target == "tensorrt" else graph, directory / ONNX)
+        graph, placed = quantize_graph(onnx.load(model.file(ONNX)), table, target)
+        findings = [each.to_dict() for each in lint_graph(graph)] if target == "tensorrt" else []
+        onnx.save(_convert_to_half(graph, directory) if target == "tensorrt" else graph, directory / ONNX)
         (directory / "calibration-table.json").write_text(table.to_json(), encoding="utf-8")
         return {
             "precision": "int8",
@@ -99,9 +99,9 @@ def graph_from_table(
     return store.produce("graph", recipe, make, parents=(model.id, *parents), listener=listener)
 
 
-def _in_half(graph: Any, directory: Path) -> Any:
+def _convert_to_half(graph: Any, directory: Path) -> Any:
     """FP16 around the Q/DQ pairs, inputs and outputs in FP32, by ModelOpt, which knows which operators must not follow."""
-    with output_to(directory / LOG):
+    with redirect_output(directory / MODELOPT_LOG):
         from modelopt.onnx.autocast import convert_to_f16
 
         return convert_to_f16(graph, keep_io_types=True)

@@ -14,7 +14,7 @@ from optpipe.quantize import (
 from optpipe.quantize.statistics import TensorStatistics
 
 METHODS: Mapping[str, ModuleType] = {"max": maximum, "percentile": percentile, "entropy": entropy, "mse": mse}
-SMALLEST_AMAX = 2.0**-17
+MIN_AMAX = 2.0**-17
 """A range's lower bound: its INT8 step is 2**-24, the smallest FP16 number, so that no scale is ever zero."""
 
 
@@ -24,9 +24,9 @@ def methods_from_text(text: str) -> tuple[str, ...]:
     if names == ["all"]:
         return tuple(METHODS)
     if unknown := [name for name in names if name not in METHODS]:
-        raise BadInputError(f"--method {unknown[0]}: known methods are {', '.join(METHODS)}, or all")
+        raise BadInputError(f"--method {unknown[0]}: choose from {', '.join(METHODS)}, or all")
     if not names:
-        raise BadInputError(f"--method is empty; name one of {', '.join(METHODS)}, or all")
+        raise BadInputError(f"--method is empty; choose from {', '.join(METHODS)}, or all")
     return tuple(dict.fromkeys(names))
 
 
@@ -35,12 +35,12 @@ def needs_histogram(methods: tuple[str, ...]) -> bool:
     return any(METHODS[name].HISTOGRAM for name in methods)
 
 
-def ranges(statistics: Mapping[str, TensorStatistics], method: str) -> dict[str, float]:
+def compute_ranges(statistics: Mapping[str, TensorStatistics], method: str) -> dict[str, float]:
     """The bound of every tensor's range by `method`: finite, and never below SMALLEST_AMAX."""
     compute: Callable[[TensorStatistics], float] = METHODS[method].amax
-    return {name: _usable(compute(each)) for name, each in statistics.items()}
+    return {name: _clamp_bound(compute(each)) for name, each in statistics.items()}
 
 
-def _usable(bound: float) -> float:
+def _clamp_bound(bound: float) -> float:
     assert math.isfinite(bound), bound
-    return max(bound, SMALLEST_AMAX)
+    return max(bound, MIN_AMAX)

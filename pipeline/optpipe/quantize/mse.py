@@ -23,16 +23,18 @@ def amax(statistics: TensorStatistics) -> float:
         return 0.0
     values = (low + np.minimum(high, statistics.amax)) / 2
     coarse = statistics.amax * np.geomspace(_SMALLEST, 1.0, _COARSE)
-    best = int(np.argmin(_errors(values, counts, coarse)))
+    best = int(np.argmin(_compute_errors(values, counts, coarse)))
     around = np.geomspace(coarse[max(best - 1, 0)], coarse[min(best + 1, _COARSE - 1)], _FINE)
-    return float(around[int(np.argmin(_errors(values, counts, around)))])
+    return float(around[int(np.argmin(_compute_errors(values, counts, around)))])
 
 
-def _errors(values: NDArray[np.float64], counts: NDArray[np.float64], bounds: NDArray[np.float64]) -> list[float]:
-    return [squared_error(values, counts, bound) for bound in bounds]
+def _compute_errors(
+    values: NDArray[np.float64], counts: NDArray[np.float64], bounds: NDArray[np.float64]
+) -> list[float]:
+    return [compute_squared_error(values, counts, bound) for bound in bounds]
 
 
-def squared_error(values: NDArray[np.float64], counts: NDArray[np.float64], bound: float) -> float:
+def compute_squared_error(values: NDArray[np.float64], counts: NDArray[np.float64], bound: float) -> float:
     """The sum of squared errors of `values`, each `counts` times, on the symmetric grid that ends at `bound`."""
     scale = bound / LEVELS
     quantized = np.minimum(np.rint(values / scale), LEVELS) * scale

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from optpipe.backends.onnx_graph import WEIGHTED, Graph, named
+from optpipe.backends.onnx_graph import WEIGHTED_OPS, OnnxGraph, name_nodes
 
 Target = Literal["tensorrt", "cpu"]
 _ACTIVATIONS = ("Relu", "Clip")
@@ -19,7 +19,7 @@ _MIN_CHANNELS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Skipped:
+class SkippedLayer:
     """A layer that stays in floating point, and why."""
 
     layer: str
@@ -35,26 +35,26 @@ class Placement:
     edges: tuple[tuple[str, int], ...]
     tensors: tuple[str, ...]
     """The activations that need a range, in the graph's order, each once."""
-    skipped: tuple[Skipped, ...]
+    skipped: tuple[SkippedLayer, ...]
     after: tuple[str, ...] = ()
     """Tensors whose Q/DQ serves every consumer: on `cpu`, what a quantized layer writes."""
 
 
-def placement(model: Any, target: Target, keep: Callable[[str], bool] = lambda _: False) -> Placement:
+def place_qdq(model: Any, target: Target, keep: Callable[[str], bool] = lambda _: False) -> Placement:
     """Decides for every layer of `model`. Layers for which `keep` holds stay in floating point as asked."""
-    graph = Graph(named(model))
+    graph = OnnxGraph(name_nodes(model))
     layers, skipped = [], []
     for node in model.graph.node:
-        if node.op_type not in WEIGHTED:
+        if node.op_type not in WEIGHTED_OPS:
             continue
-        reason = "kept in floating point as asked" if keep(node.name) else _unfit(node, graph)
-        skipped.append(Skipped(node.name, reason)) if reason else layers.append(node)
+        reason = "kept in floating point by request" if keep(node.name) else _find_obstacle(node, graph)
+        skipped.append(SkippedLayer(node.name, reason)) if reason else layers.append(node)
     edges = [(node.name, 0) for node in layers]
     after: list[str] = []
     if target == "tensorrt":
-        edges += _shortcuts(layers, graph)
+        edges += _find_shortcuts(layers, graph)
     else:
-        after = _outputs(layers, graph)
+        after = _find_outputs(layers, graph)
     by_name = {node.name: node for node in model.graph.node}
     needed = {by_name[name].input[position] for name, position in edges} | set(after)
     order = [each.name for each in model.graph.input] + [out for node in model.graph.node for out in node.output]
@@ -68,7 +68,7 @@ def placement(model: Any, target: Target, keep: Callable[[str], bool] = lambda _
     )
 
 
-def _epilogue(graph: Graph, tensor: str) -> str:
+def _find_epilogue(graph: OnnxGraph, tensor: str) -> str:
     """What `tensor` becomes after the activation that only it feeds: the end of a fused kernel."""
     readers = graph.consumers.get(tensor, [])
     if len(readers) == 1 and readers[0].op_type in _ACTIVATIONS and tensor not in graph.outputs:
@@ -76,7 +76,7 @@ def _epilogue(graph: Graph, tensor: str) -> str:
     return tensor
 
 
-def _unfit(node: Any, graph: Graph) -> str | None:
+def _find_obstacle(node: Any, graph: OnnxGraph) -> str | None:
     """Why INT8 would not pay or not work for a layer; None where it fits."""
     weight = graph.weights.get(node.input[1]) if len(node.input) > 1 else None
     attributes = {each.name: each for each in node.attribute}
@@ -93,23 +93,23 @@ def _unfit(node: Any, graph: Graph) -> str | None:
     per_group = weight.dims[0] // groups if node.op_type == "ConvTranspose" else weight.dims[1]
     if groups > 1 and per_group < _MIN_CHANNELS:
         kind = "depthwise" if per_group == 1 else f"grouped, {per_group} channels per group"
-        return f"{kind}: memory-bound, and INT8 costs accuracy without a Tensor Core kernel to pay for it"
+        return f"{kind}: memory-bound; without a Tensor Core kernel INT8 loses accuracy for no speedup"
     if per_group < _MIN_CHANNELS:
-        return f"{per_group} input channels: an INT8 kernel would pad them to {_MIN_CHANNELS}"
+        return f"{per_group} input channels: INT8 kernels pad them to {_MIN_CHANNELS}"
     return None
 
 
-def _shortcuts(layers: list[Any], graph: Graph) -> list[tuple[str, int]]:
+def _find_shortcuts(layers: list[Any], graph: OnnxGraph) -> list[tuple[str, int]]:
     """The inputs of residual additions that do not come straight from the convolution fused with the addition."""
     quantized = {node.input[0] for node in layers}
     writers = {node.output[0] for node in layers if node.op_type in ("Conv", "ConvTranspose")}
-    depth = _depths(graph)
+    depth = _compute_depths(graph)
     found = []
     for node in graph.model.graph.node:
         if node.op_type != "Add" or any(name in graph.weights for name in node.input):
             continue
         fusable = [name for name in node.input if name in writers and len(graph.consumers[name]) == 1]
-        end = _epilogue(graph, node.output[0])
+        end = _find_epilogue(graph, node.output[0])
         if not fusable or not _reaches(end, quantized, graph) or node.input[0] == node.input[1]:
             continue
         kept = max(fusable, key=lambda name: depth[name])  # the convolution that runs last takes the addition in
@@ -117,13 +117,13 @@ def _shortcuts(layers: list[Any], graph: Graph) -> list[tuple[str, int]]:
     return found
 
 
-def _reaches(tensor: str, quantized: set[str], graph: Graph) -> bool:
+def _reaches(tensor: str, quantized: set[str], graph: OnnxGraph) -> bool:
     """Whether `tensor` is quantized for a layer, itself or as the shortcut of the next addition."""
     readers = graph.consumers.get(tensor, [])
     return tensor in quantized or any(node.op_type in ("Add", "MaxPool") for node in readers)
 
 
-def _depths(graph: Graph) -> dict[str, int]:
+def _compute_depths(graph: OnnxGraph) -> dict[str, int]:
     """The longest way from an input to each tensor, in nodes. ONNX graphs are sorted."""
     depth: dict[str, int] = {}
     for node in graph.model.graph.node:
@@ -132,7 +132,7 @@ def _depths(graph: Graph) -> dict[str, int]:
     return depth
 
 
-def _outputs(layers: list[Any], graph: Graph) -> list[str]:
+def _find_outputs(layers: list[Any], graph: OnnxGraph) -> list[str]:
     """What ONNX Runtime needs quantized behind a layer: its output, and additions and max pools of such outputs."""
     convolutions = {node.name for node in layers if node.op_type in ("Conv", "ConvTranspose")}
     done: dict[str, None] = {node.input[0]: None for node in layers}
@@ -141,7 +141,7 @@ def _outputs(layers: list[Any], graph: Graph) -> list[str]:
         fits = node.name in convolutions or (
             node.op_type in ("Add", "MaxPool") and all(name in done for name in node.input)
         )
-        end = _epilogue(graph, node.output[0]) if fits else ""
+        end = _find_epilogue(graph, node.output[0]) if fits else ""
         if fits and end not in graph.outputs:
             done[end] = None
     return [name for name in done if name not in inputs or name in graph.producers]

@@ -10,11 +10,11 @@ from typing import Any
 from optpipe.backends.base import Device
 from optpipe.core.events import Listener
 from optpipe.core.precision import Precision
-from optpipe.core.quiet import output_to
-from optpipe.export.reference import reference_tensors
-from optpipe.quantize.int8 import int8_graph
-from optpipe.workspace.environment import package_version
-from optpipe.workspace.file_names import LOG, ONNX, REFERENCE
+from optpipe.core.quiet import redirect_output
+from optpipe.export.reference import reference_from_file
+from optpipe.quantize.int8 import make_int8_graph
+from optpipe.workspace.environment import get_package_version
+from optpipe.workspace.file_names import MODELOPT_LOG, ONNX, REFERENCE
 from optpipe.workspace.store import Entry, Store
 
 REVISION = 1
@@ -25,7 +25,7 @@ BF16_OPSET = 22
 CONVERTED = "converted.onnx"
 
 
-def graph_in_precision(
+def convert_to_precision(
     precision: Precision,
     device: Device,
     model: Entry,
@@ -43,16 +43,18 @@ def graph_in_precision(
     if precision in (Precision.FP32, Precision.TF32):
         return model, True
     if precision is Precision.INT8:
-        return int8_graph(model, device, calibration, store, listener)
-    return _half(precision, model, reference, store, listener)
+        return make_int8_graph(model, device, calibration, store, listener)
+    return _convert_to_half(precision, model, reference, store, listener)
 
 
-def _half(precision: Precision, model: Entry, reference: Entry, store: Store, listener: Listener) -> tuple[Entry, bool]:
+def _convert_to_half(
+    precision: Precision, model: Entry, reference: Entry, store: Store, listener: Listener
+) -> tuple[Entry, bool]:
     recipe = {
         "revision": REVISION,
         "model": model.id,
         "precision": str(precision),
-        "tools": _tools(),
+        "tools": _list_tools(),
         "ranges": reference.id,
     }
 
@@ -62,10 +64,10 @@ def _half(precision: Precision, model: Entry, reference: Entry, store: Store, li
         from modelopt.onnx.autocast import convert_to_mixed_precision
 
         samples = directory / "samples.npz"
-        np.savez(samples, **reference_tensors(reference.file(REFERENCE)).inputs)  # type: ignore[arg-type]
-        with output_to(directory / LOG):
+        np.savez(samples, **reference_from_file(reference.file(REFERENCE)).inputs)  # type: ignore[arg-type]
+        with redirect_output(directory / MODELOPT_LOG):
             graph = convert_to_mixed_precision(
-                str(_in_opset(BF16_OPSET, model, directory) if precision is Precision.BF16 else model.file(ONNX)),
+                str(_convert_opset(BF16_OPSET, model, directory) if precision is Precision.BF16 else model.file(ONNX)),
                 low_precision_type=str(precision),
                 keep_io_types=True,
                 data_max=FP16_HEADROOM,
@@ -79,7 +81,7 @@ def _half(precision: Precision, model: Entry, reference: Entry, store: Store, li
     return store.produce("graph", recipe, make, parents=(model.id, reference.id), listener=listener)
 
 
-def _in_opset(opset: int, model: Entry, directory: Path) -> Path:
+def _convert_opset(opset: int, model: Entry, directory: Path) -> Path:
     import onnx
 
     graph = onnx.load(model.file(ONNX))
@@ -91,5 +93,5 @@ def _in_opset(opset: int, model: Entry, directory: Path) -> Path:
     return converted
 
 
-def _tools() -> dict[str, str | None]:
-    return {name: package_version(name) for name in ("nvidia-modelopt", "onnx", "onnxruntime-gpu")}
+def _list_tools() -> dict[str, str | None]:
+    return {name: get_package_version(name) for name in ("nvidia-modelopt", "onnx", "onnxruntime-gpu")}

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from optpipe.backends.onnx_graph import Graph, named
+from optpipe.backends.onnx_graph import OnnxGraph, name_nodes
 from optpipe.errors import BadInputError, StageError
 from optpipe.quantize.placement import Placement
 
@@ -22,7 +22,7 @@ OPSET = 19
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class ActivationRange:
     """An activation's range: its bound, and whether nothing below zero was seen."""
 
     amax: float
@@ -30,7 +30,7 @@ class Range:
 
 
 @dataclass(frozen=True, slots=True)
-class Quantization:
+class ActivationQuantization:
     """Scale and zero point of one activation."""
 
     scale: np.float32
@@ -38,7 +38,7 @@ class Quantization:
     dtype: type[np.generic]
 
 
-def rounded_up(scale: NDArray[np.float32]) -> NDArray[np.float32]:
+def round_up_to_fp16(scale: NDArray[np.float32]) -> NDArray[np.float32]:
     """`scale` as the next FP16 number, in FP32.
 
     The graph around the Q/DQ pairs may become FP16, scales with it: integers made with another scale would then be off.
@@ -51,25 +51,25 @@ def rounded_up(scale: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.where(below, above, half).astype(np.float32)
 
 
-def activation_quantization(each: Range, *, unsigned_types: bool) -> Quantization:
+def quantize_activation(each: ActivationRange, *, unsigned_types: bool) -> ActivationQuantization:
     """What a range becomes on a target."""
     levels = 255 if unsigned_types and each.unsigned else LEVELS
-    scale = rounded_up(np.array([each.amax / levels], np.float32))[0]
+    scale = round_up_to_fp16(np.array([each.amax / levels], np.float32))[0]
     if not unsigned_types:
-        return Quantization(scale, 0, np.int8)
-    return Quantization(scale, 0 if each.unsigned else 128, np.uint8)
+        return ActivationQuantization(scale, 0, np.int8)
+    return ActivationQuantization(scale, 0 if each.unsigned else 128, np.uint8)
 
 
-def quantized_weights(values: NDArray[np.float32], axis: int) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+def quantize_weights(values: NDArray[np.float32], axis: int) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
     """`values` as INT8 with one scale per index of `axis`, (channels,)."""
     others = tuple(each for each in range(values.ndim) if each != axis)
-    scale = rounded_up(np.abs(values).max(axis=others) / np.float32(LEVELS))
+    scale = round_up_to_fp16(np.abs(values).max(axis=others) / np.float32(LEVELS))
     shape = [-1 if each == axis else 1 for each in range(values.ndim)]
     steps = np.rint(values / scale.reshape(shape))
     return np.clip(steps, -LEVELS, LEVELS).astype(np.int8), scale
 
 
-def weight_axis(node: Any) -> int:
+def find_weight_axis(node: Any) -> int:
     """The axis of a layer's output channels in its weights."""
     if node.op_type == "Conv":
         return 0
@@ -78,17 +78,17 @@ def weight_axis(node: Any) -> int:
     return 1
 
 
-def qdq_from_onnx(model: Any, placed: Placement, ranges: Mapping[str, Range]) -> Any:
+def qdq_from_onnx(model: Any, placed: Placement, ranges: Mapping[str, ActivationRange]) -> Any:
     """A copy of `model` (FP32) with the Q/DQ pairs of `placed`; everything else stays in FP32.
 
     Raises BadInputError where a range is missing: the calibration table belongs to another graph or target.
     """
     if missing := [name for name in placed.tensors if name not in ranges]:
         raise BadInputError(
-            f"the calibration table does not fit this graph: it has no range for '{missing[0]}'"
-            f" and {len(missing) - 1} more; make one for it with `optpipe calibrate MODEL`"
+            f"the calibration table does not match this graph: no range for '{missing[0]}'"
+            f" and {len(missing) - 1} more; create a matching table with `optpipe calibrate MODEL`"
         )
-    writer = _Writer(_at_opset(model, OPSET), unsigned_types=placed.target == "cpu")
+    writer = _Writer(_convert_opset(model, OPSET), unsigned_types=placed.target == "cpu")
     for name in placed.tensors:
         writer.activation(name, ranges[name])
     writer.connect(placed)
@@ -97,7 +97,7 @@ def qdq_from_onnx(model: Any, placed: Placement, ranges: Mapping[str, Range]) ->
     return writer.finished()
 
 
-def _at_opset(model: Any, least: int) -> Any:
+def _convert_opset(model: Any, least: int) -> Any:
     """A copy at opset `least` or later, with a name for every node."""
     import onnx
 
@@ -109,9 +109,9 @@ def _at_opset(model: Any, least: int) -> Any:
             copy = onnx.version_converter.convert_version(copy, least)
         except (RuntimeError, ValueError, onnx.version_converter.ConvertError) as error:
             raise StageError(
-                f"cannot lift the graph from opset {version} to {least}, which FP16 Q/DQ needs: {error}"
+                f"cannot convert the graph from opset {version} to {least}, required for FP16 Q/DQ: {error}"
             ) from error
-    return named(copy)
+    return name_nodes(copy)
 
 
 class _Writer:
@@ -119,18 +119,18 @@ class _Writer:
 
     def __init__(self, model: Any, *, unsigned_types: bool) -> None:
         self._model = model
-        self._graph = Graph(model)
+        self._graph = OnnxGraph(model)
         self._unsigned = unsigned_types
         self._nodes = {node.name: node for node in model.graph.node}
-        self._quantized: dict[str, Quantization] = {}
+        self._quantized: dict[str, ActivationQuantization] = {}
         self._new: list[Any] = []
         self._initializers: dict[str, Any] = {}
 
-    def activation(self, name: str, each: Range) -> None:
+    def activation(self, name: str, each: ActivationRange) -> None:
         """Adds the pair for one activation."""
         import onnx
 
-        found = activation_quantization(each, unsigned_types=self._unsigned)
+        found = quantize_activation(each, unsigned_types=self._unsigned)
         self._quantized[name] = found
         scale = self._constant(f"{name}_scale", np.array(found.scale, np.float32))
         zero = self._constant(f"{name}_zero_point", np.array(found.zero_point, found.dtype))
@@ -154,13 +154,13 @@ class _Writer:
     def weights(self, layer: str, *, bias: bool) -> None:
         """Turns a layer's weights into INT8 behind a DequantizeLinear, and its bias into INT32 where asked."""
         node = self._nodes[layer]
-        name, axis = node.input[1], weight_axis(node)
+        name, axis = node.input[1], find_weight_axis(node)
         target = f"{name}_dq{axis}"
         if f"{name}_q{axis}" not in self._initializers:
             import onnx
 
             values = onnx.numpy_helper.to_array(self._graph.weights[name])
-            steps, scale = quantized_weights(values, axis)
+            steps, scale = quantize_weights(values, axis)
             self._dequantize(name, axis, steps, scale, np.zeros(scale.shape, np.int8))
         node.input[1] = target
         if bias and len(node.input) > 2 and node.input[2] in self._graph.weights:
@@ -208,7 +208,9 @@ class _Writer:
         """The graph, its nodes sorted and its unused weights dropped."""
         graph = self._model.graph
         graph.initializer.extend(self._initializers.values())
-        nodes = _sorted([*graph.node, *self._new], {each.name for each in (*graph.input, *graph.initializer)} | {""})
+        nodes = _sort_nodes(
+            [*graph.node, *self._new], {each.name for each in (*graph.input, *graph.initializer)} | {""}
+        )
         del graph.node[:]
         graph.node.extend(nodes)
         used = {name for node in nodes for name in node.input}
@@ -218,7 +220,7 @@ class _Writer:
         return self._model
 
 
-def _sorted(nodes: list[Any], known: set[str]) -> list[Any]:
+def _sort_nodes(nodes: list[Any], known: set[str]) -> list[Any]:
     """`nodes` so that each comes after what it reads; otherwise in the given order, constants' nodes first."""
     inner = {output for node in nodes for output in node.output}
     waiting: dict[str, list[int]] = {}

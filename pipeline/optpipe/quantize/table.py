@@ -23,7 +23,7 @@ class TensorRange:
     def __post_init__(self) -> None:
         if not (0 < self.amax < math.inf and math.isfinite(self.low) and math.isfinite(self.high)):
             raise BadInputError(
-                f"a range needs a finite amax above zero and finite extremes, got {self.amax}, {self.low}, {self.high}"
+                f"a range needs a finite positive amax and finite extremes; got {self.amax}, {self.low}, {self.high}"
             )
 
 
@@ -63,7 +63,7 @@ def table_from_json(text: str, where: str) -> CalibrationTable:
     try:
         value = json.loads(text)
         if value["format"] != FORMAT:
-            raise BadInputError(f"{where} is in format {value['format']}, this optpipe reads {FORMAT}")
+            raise BadInputError(f"{where} has format {value['format']}; this version of optpipe reads {FORMAT}")
         return CalibrationTable(
             method=str(value["method"]),
             model=str(value["model"]),

@@ -6,12 +6,12 @@ from typing import Any
 from optpipe.reporters.report import Report
 
 
-def answer_text(report: Report) -> str:
+def format_summary(report: Report) -> str:
     """What to ship and whether it may ship, or what the comparison shows."""
-    return comparison_answer(report) if report.verdict is None else verdict_answer(report.verdict)
+    return format_comparison_summary(report) if report.verdict is None else format_verdict_summary(report.verdict)
 
 
-def verdict_answer(verdict: Mapping[str, Any]) -> str:
+def format_verdict_summary(verdict: Mapping[str, Any]) -> str:
     """One or two sentences about a verdict's document."""
     artifact = verdict["artifact"]
     build = f"{verdict['model']}, {artifact['backend']} {artifact['precision']}"
@@ -22,19 +22,19 @@ def verdict_answer(verdict: Mapping[str, Any]) -> str:
     if verdict["verdict"] == "PASS":
         return f"Ship {build}: all {len(counted)} criteria are met with evidence.{tail}"
     if verdict["verdict"] == "FAIL":
-        return f"Do not ship {build}: {_first(worst)}.{tail}"
+        return f"Do not ship {build}: {_format_first(worst)}.{tail}"
     if not worst:
-        return f"{build} cannot be judged: no criterion is left.{tail}"
-    return f"{build} is not proven: {_first(worst)}.{tail}"
+        return f"{build} cannot be judged: no criteria remain.{tail}"
+    return f"{build} is inconclusive: {_format_first(worst)}.{tail}"
 
 
-def _first(worst: list[Mapping[str, Any]]) -> str:
+def _format_first(worst: list[Mapping[str, Any]]) -> str:
     first = worst[0]
     more = f", and {len(worst) - 1} more" if len(worst) > 1 else ""
     return f"{first['name']}: {first['reason']}{more}"
 
 
-def comparison_answer(report: Report) -> str:
+def format_comparison_summary(report: Report) -> str:
     """One or two sentences about a comparison."""
     comparison = report.comparison
     found = [

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from optpipe.reporters.charts_profile import kernels, roofline, tensor_cores
+from optpipe.reporters.charts_profile import draw_kernels, draw_roofline, draw_tensor_cores
 from optpipe.reporters.drawing import (
     BAD,
     GOOD,
@@ -13,29 +13,29 @@ from optpipe.reporters.drawing import (
     SERIES,
     WIDTH,
     Figure,
-    axis_scale,
-    colored,
-    configured,
-    shaped,
+    choose_axis_scale,
+    configure_chart,
+    encode_color,
+    encode_shape,
     svg_from_chart,
 )
 from optpipe.reporters.report import Curve, RawFile, Report
 
 
-def figures(report: Report) -> list[Figure]:
+def draw_figures(report: Report) -> list[Figure]:
     """Every figure that `report` has the data for, in reading order."""
     drawn = (
-        _latency_throughput(report),
-        _distribution(report),
-        _frontier(report),
-        _accuracy(report),
-        _energy(report),
-        _speedup(report),
-        _stages(report),
-        *_machine(report),
-        kernels(report),
-        *tensor_cores(report),
-        roofline(report),
+        _draw_latency_throughput(report),
+        _draw_distribution(report),
+        _draw_frontier(report),
+        _draw_accuracy(report),
+        _draw_energy(report),
+        _draw_speedup(report),
+        _draw_stages(report),
+        *_draw_machine(report),
+        draw_kernels(report),
+        *draw_tensor_cores(report),
+        draw_roofline(report),
     )
     return [figure for figure in drawn if figure is not None]
 
@@ -67,31 +67,36 @@ def _plain_rows(report: Report) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if name not in ("top1", "energy")} for row in _rows(report)]
 
 
-def _latency_throughput(report: Report) -> Figure | None:
+def _draw_latency_throughput(report: Report) -> Figure | None:
     import altair as alt
 
     rows = _plain_rows(report)
     if not rows:
         return None
     name = rows[0]["percentile"]
-    rates = axis_scale([row["images per second"] for row in rows])
-    times = axis_scale([row["latency"] for row in rows])
+    rates = choose_axis_scale([row["images per second"] for row in rows])
+    times = choose_axis_scale([row["latency"] for row in rows])
     base = alt.Chart(alt.InlineData(rows)).encode(
         x=alt.X("images per second:Q", title="images per second", scale=rates, axis=alt.Axis(tickCount=6)),
         y=alt.Y("latency:Q", title=f"{name} latency (ms)", scale=times),
-        color=colored("build", [row["build"] for row in rows]),
+        color=encode_color("build", [row["build"] for row in rows]),
         order="batch size:Q",
         detail="load:N",
     )
     texts = base.mark_text(dy=-10, fontSize=11, aria=False).encode(text="batch size:Q", color=alt.value(INK))
     chart = (
         base.mark_line(strokeWidth=2, aria=False)
-        + base.mark_point(filled=True, size=55, opacity=1).encode(shape=shaped("build", [row["build"] for row in rows]))
+        + base.mark_point(filled=True, size=55, opacity=1).encode(
+            shape=encode_shape("build", [row["build"] for row in rows])
+        )
         + texts
     ).properties(width=WIDTH, height=HEIGHT)
     caption = "Each line is a build, each point a batch size. Down and to the right is better."
     return Figure(
-        "Latency against throughput", caption, svg_from_chart(configured(chart), "latency-throughput"), _sources(report)
+        "Latency vs. throughput",
+        caption,
+        svg_from_chart(configure_chart(chart), "latency-throughput"),
+        _sources(report),
     )
 
 
@@ -99,39 +104,43 @@ def _sources(report: Report) -> tuple[RawFile, ...]:
     return tuple(dict.fromkeys(file for curve in report.latencies for file in curve.files))
 
 
-def _line(curves: Sequence[Curve], x: str, y: str, name: str, *, log: bool, step: bool, percent: bool = False) -> str:
+def _draw_lines(
+    curves: Sequence[Curve], x: str, y: str, name: str, *, log: bool, step: bool, percent: bool = False
+) -> str:
     import altair as alt
 
     points = [{"x": px, "y": py, "series": curve.label} for curve in curves for px, py in curve.points]
-    scale = axis_scale([px for curve in curves for px, _ in curve.points], 0) if log else alt.Scale(zero=False)
+    scale = choose_axis_scale([px for curve in curves for px, _ in curve.points], 0) if log else alt.Scale(zero=False)
     y_axis = alt.Y("y:Q", title=y, scale=alt.Scale(zero=percent), axis=alt.Axis(format="%") if percent else alt.Axis())
     labels = [curve.label for curve in curves]
     chart = (
         alt.Chart(alt.InlineData(points))
         .mark_line(strokeWidth=2, interpolate="step-after" if step else "linear", clip=True)
-        .encode(x=alt.X("x:Q", title=x, scale=scale), y=y_axis, color=colored("series", labels))
+        .encode(x=alt.X("x:Q", title=x, scale=scale), y=y_axis, color=encode_color("series", labels))
         .properties(width=WIDTH, height=HEIGHT)
     )
-    return svg_from_chart(configured(chart), name)
+    return svg_from_chart(configure_chart(chart), name)
 
 
-def _distribution(report: Report) -> Figure | None:
+def _draw_distribution(report: Report) -> Figure | None:
     if not report.latencies:
         return None
-    svg = _line(report.latencies, "latency (ms)", "queries answered within", "ecdf", log=True, step=True, percent=True)
-    caption = "Share of the queries answered within a time, from the raw samples; nothing is trimmed."
+    svg = _draw_lines(
+        report.latencies, "latency (ms)", "queries completed within", "ecdf", log=True, step=True, percent=True
+    )
+    caption = "Share of queries completed within a given time, from the raw samples; nothing is trimmed."
     files = tuple(file for curve in report.latencies for file in curve.files)
-    return Figure("Distribution of the latency", caption, svg, files)
+    return Figure("Latency distribution", caption, svg, files)
 
 
-def _frontier(report: Report) -> Figure | None:
+def _draw_frontier(report: Report) -> Figure | None:
     import altair as alt
 
     rows = _plain_rows(report)
     if len(rows) < 2:
         return None
-    rates = axis_scale([row["images per second"] for row in rows], 14)
-    times = axis_scale([row["latency"] for row in rows], 14)
+    rates = choose_axis_scale([row["images per second"] for row in rows], 14)
+    times = choose_axis_scale([row["latency"] for row in rows], 14)
     classes = ["on the frontier", "dominated", "INVALID"]
     color = alt.Color("frontier:N", scale=alt.Scale(domain=classes, range=[GOOD, SERIES[7], BAD]))
     shape = alt.Shape("frontier:N", scale=alt.Scale(domain=classes, range=["circle", "circle", "cross"]))
@@ -147,23 +156,25 @@ def _frontier(report: Report) -> Figure | None:
     best = base.transform_filter("datum.frontier == 'on the frontier'")
     line = best.mark_line(strokeDash=[4, 3], color=GOOD, aria=False).encode(detail="load:N")
     chart = (line + points).properties(width=WIDTH, height=HEIGHT)
-    caption = "A build on the frontier is beaten by no other in everything at once. The table of builds says by what the others are."
-    return Figure("Frontier", caption, svg_from_chart(configured(chart), "frontier"), _sources(report))
+    caption = "No other build beats a frontier build on every metric at once. The table of builds shows what dominates the others."
+    return Figure("Frontier", caption, svg_from_chart(configure_chart(chart), "frontier"), _sources(report))
 
 
-def _accuracy(report: Report) -> Figure | None:
+def _draw_accuracy(report: Report) -> Figure | None:
     caption = (
         "Top-1 accuracy with its interval, at the latency of each build and batch size. Up and to the left is better."
     )
-    return _beside_latency(report, "top1", "Accuracy against latency", "top-1 accuracy (%)", 100.0, caption)
+    return _draw_beside_latency(report, "top1", "Accuracy vs. latency", "top-1 accuracy (%)", 100.0, caption)
 
 
-def _energy(report: Report) -> Figure | None:
+def _draw_energy(report: Report) -> Figure | None:
     caption = "Energy per image with its interval; approximate. Down and to the left is better."
-    return _beside_latency(report, "energy", "Energy against latency", "mJ per image", 1e3, caption)
+    return _draw_beside_latency(report, "energy", "Energy vs. latency", "mJ per image", 1e3, caption)
 
 
-def _beside_latency(report: Report, what: str, title: str, unit: str, factor: float, caption: str) -> Figure | None:
+def _draw_beside_latency(
+    report: Report, what: str, title: str, unit: str, factor: float, caption: str
+) -> Figure | None:
     """A figure of each row, times `factor`, over its latency; nothing where fewer than two rows have it."""
     import altair as alt
 
@@ -179,23 +190,23 @@ def _beside_latency(report: Report, what: str, title: str, unit: str, factor: fl
     ]
     if len(rows) < 2:
         return None
-    times = axis_scale([row["latency"] for row in rows], 14)
+    times = choose_axis_scale([row["latency"] for row in rows], 14)
     y_title = alt.Y("value:Q", title=unit, scale=alt.Scale(zero=False, padding=10))
     builds = [row["build"] for row in rows]
     base = alt.Chart(alt.InlineData(rows)).encode(
         x=alt.X("latency:Q", title=f"{_rows(report)[0]['percentile']} latency (ms)", scale=times),
-        color=colored("build", builds),
+        color=encode_color("build", builds),
     )
     points = base.mark_point(filled=True, size=55, opacity=1)
     chart = (
         base.mark_rule(strokeWidth=2, opacity=0.6, aria=False).encode(y=alt.Y("low:Q", title=unit), y2="high:Q")
-        + points.encode(y=y_title, shape=shaped("build", builds), description="label:N")
+        + points.encode(y=y_title, shape=encode_shape("build", builds), description="label:N")
         + base.mark_text(dx=11, fontSize=11, aria=False).encode(y=y_title, text="batch size:Q", color=alt.value(INK))
     ).properties(width=WIDTH, height=HEIGHT)
-    return Figure(title, caption, svg_from_chart(configured(chart), title), _sources(report))
+    return Figure(title, caption, svg_from_chart(configure_chart(chart), title), _sources(report))
 
 
-def _speedup(report: Report) -> Figure | None:
+def _draw_speedup(report: Report) -> Figure | None:
     import altair as alt
 
     rows: list[dict[str, Any]] = [
@@ -212,15 +223,15 @@ def _speedup(report: Report) -> Figure | None:
         alt.Chart(alt.InlineData([{"one": 1}])).mark_rule(color=INK, strokeDash=[3, 3], aria=False).encode(x="one:Q")
         + base.mark_rule(strokeWidth=3, color=SERIES[0], aria=False).encode(y=y, x="low:Q", x2="high:Q")
         + base.mark_point(filled=True, size=60, color=SERIES[0], opacity=1).encode(
-            y=y, x=alt.X("speed-up:Q", title="times as fast as the baseline", scale=alt.Scale(zero=False, padding=10))
+            y=y, x=alt.X("speed-up:Q", title="speed-up over the baseline", scale=alt.Scale(zero=False, padding=10))
         )
     ).properties(width=WIDTH - 130, height=max(90, 22 * len(rows)))
     baseline = (report.comparison.baseline or {}).get("name", "the baseline")
-    caption = f"Ratio of the p50 latencies with its interval; the baseline is {baseline}. An interval across 1 shows no difference."
-    return Figure("Speed-up", caption, svg_from_chart(configured(chart), "speedup"), _sources(report))
+    caption = f"Ratio of the p50 latencies with its interval; the baseline is {baseline}. An interval that contains 1 shows no difference."
+    return Figure("Speed-up", caption, svg_from_chart(configure_chart(chart), "speedup"), _sources(report))
 
 
-def _stages(report: Report) -> Figure | None:
+def _draw_stages(report: Report) -> Figure | None:
     import altair as alt
 
     if not report.stages:
@@ -233,21 +244,21 @@ def _stages(report: Report) -> Figure | None:
         .encode(
             x=alt.X("seconds:Q", title="seconds"),
             y=y,
-            color=colored("stage", [bar.stage for bar in report.stages]),
+            color=encode_color("stage", [bar.stage for bar in report.stages]),
         )
         .properties(width=WIDTH - 130, height=max(60, 26 * len({row["build"] for row in rows})))
     )
-    return Figure("Time to build", "Time of each stage when it was made, not when it came from the store.",
-                  svg_from_chart(configured(chart), "stages"), report.stage_files)  # fmt: skip
+    return Figure("Build time", "Time each stage took when it ran, not when its result was reused from the store.",
+                  svg_from_chart(configure_chart(chart), "stages"), report.stage_files)  # fmt: skip
 
 
-def _machine(report: Report) -> list[Figure]:
+def _draw_machine(report: Report) -> list[Figure]:
     drawn = []
     for trace in report.machine:
         name = f"machine-{trace.quantity}"
-        svg = _line(
+        svg = _draw_lines(
             trace.curves, "seconds from the start of the measurement", trace.quantity, name, log=False, step=False
         )
         files = tuple(file for curve in trace.curves for file in curve.files)
-        drawn.append(Figure(trace.quantity, "What the machine did while it was measured.", svg, files))
+        drawn.append(Figure(trace.quantity, "State of the machine during the measurement.", svg, files))
     return drawn

@@ -9,15 +9,15 @@ from optpipe.reporters.drawing import (
     SERIES,
     WIDTH,
     Figure,
-    configured,
+    apply_theme,
+    configure_chart,
     svg_from_chart,
-    themed,
 )
 from optpipe.reporters.report import RawFile, Report
-from optpipe.trace.timeline.kernels import short_name
+from optpipe.trace.timeline.kernels import shorten_name
 
 
-def kernels(report: Report) -> Figure | None:
+def draw_kernels(report: Report) -> Figure | None:
     """A treemap of the kernels by time."""
     profile = report.profile or {}
     kernels = profile.get("measured_views", profile).get("kernels") or []
@@ -30,7 +30,7 @@ def kernels(report: Report) -> Figure | None:
         {
             "id": at,
             "parent": 0,
-            "name": short_name(one["name"], 44),
+            "name": shorten_name(one["name"], 44),
             "size": one["total_ns"],
             "color": SERIES[0] if one.get("tensor_core") else SERIES[1],
             "aria": f"{one['name'][:80]}: {one['total_ns'] / 1e6:.3f} ms, {one['total_ns'] / total:.1%}"
@@ -39,8 +39,8 @@ def kernels(report: Report) -> Figure | None:
         for at, one in enumerate(sorted(kernels, key=lambda one: -one["total_ns"])[:40], start=1)
     ]
     svg = vl_convert.vega_to_svg(_treemap([{"id": 0, "parent": None, "name": "all"}, *leaves]), allowed_base_urls=[])
-    caption = "Area is time on the GPU. The first colour marks kernels that use Tensor Cores, the second all others."
-    return Figure("Kernels", caption, themed(svg, "kernels"), report.profile_files)
+    caption = "Area is GPU time. The first color marks kernels that use Tensor Cores; the second marks all others."
+    return Figure("Kernels", caption, apply_theme(svg, "kernels"), report.profile_files)
 
 
 def _treemap(nodes: list[dict[str, Any]]) -> dict[str, Any]:
@@ -77,14 +77,14 @@ def _treemap(nodes: list[dict[str, Any]]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def tensor_cores(report: Report) -> list[Figure]:
+def draw_tensor_cores(report: Report) -> list[Figure]:
     """Kernel time by kind of work with the part on Tensor Cores, and what the layers that miss them could save."""
     cores = (report.profile or {}).get("tensor_cores") or {}
-    drawn = (_kinds(cores.get("groups") or [], report.profile_files), _missed(cores, report.profile_files))
+    drawn = (_draw_kinds(cores.get("groups") or [], report.profile_files), _draw_missed(cores, report.profile_files))
     return [figure for figure in drawn if figure is not None]
 
 
-def _kinds(groups: Sequence[Mapping[str, Any]], files: tuple[RawFile, ...]) -> Figure | None:
+def _draw_kinds(groups: Sequence[Mapping[str, Any]], files: tuple[RawFile, ...]) -> Figure | None:
     import altair as alt
 
     rows = [
@@ -113,10 +113,10 @@ def _kinds(groups: Sequence[Mapping[str, Any]], files: tuple[RawFile, ...]) -> F
     )
     total, on = (sum(one[name] for one in groups) for name in ("total_ns", "tensor_core_ns"))
     caption = f"Kernel time by kind of work; {on / max(total, 1):.0%} of it runs on Tensor Cores."
-    return Figure("Where Tensor Cores work", caption, svg_from_chart(configured(chart), "kinds"), files)
+    return Figure("Tensor Core use by kind of work", caption, svg_from_chart(configure_chart(chart), "kinds"), files)
 
 
-def _missed(cores: Mapping[str, Any], files: tuple[RawFile, ...]) -> Figure | None:
+def _draw_missed(cores: Mapping[str, Any], files: tuple[RawFile, ...]) -> Figure | None:
     import altair as alt
 
     missed = [one for one in cores.get("missed") or [] if one.get("could_save_ns")]
@@ -132,11 +132,11 @@ def _missed(cores: Mapping[str, Any], files: tuple[RawFile, ...]) -> Figure | No
         .encode(x=alt.X("ms:Q", title="ms that Tensor Cores could save"), y=y)
         .properties(width=WIDTH - 130, height=max(40, 22 * len(rows)))
     )
-    caption = "Layers that could use Tensor Cores and do not, by the time that could be saved."
-    return Figure("Missed Tensor Cores", caption, svg_from_chart(configured(chart), "tensor-cores"), files)
+    caption = "Layers that could use Tensor Cores but do not, by the time they could save."
+    return Figure("Missed Tensor Cores", caption, svg_from_chart(configure_chart(chart), "tensor-cores"), files)
 
 
-def roofline(report: Report) -> Figure | None:
+def draw_roofline(report: Report) -> Figure | None:
     """The layers under the device's ceilings: as measured where most of the arithmetic was timed, else at their bounds."""
     import altair as alt
 
@@ -169,6 +169,8 @@ def roofline(report: Report) -> Figure | None:
         alt.Chart(alt.InlineData(roof)).mark_line(color=INK, strokeWidth=2, aria=False).encode(x=x, y=y)
         + alt.Chart(alt.InlineData(rows)).mark_point(filled=True, color=SERIES[0], size=45).encode(x=x, y=y, description="layer:N")
     ).properties(width=WIDTH, height=HEIGHT)  # fmt: skip
-    what = "Each point is a layer" if timed else "Each point is a layer at its bound: layers were not timed one by one"
-    caption = f"{what}; the line is what the device allows (peaks: {peaks.get('source', 'unknown')})."
-    return Figure("Roofline", caption, svg_from_chart(configured(chart), "roofline"), report.profile_files)
+    what = (
+        "Each point is a layer" if timed else "Each point is a layer at its bound: layers were not timed individually"
+    )
+    caption = f"{what}; the line is the device's limit (peaks: {peaks.get('source', 'unknown')})."
+    return Figure("Roofline", caption, svg_from_chart(configure_chart(chart), "roofline"), report.profile_files)

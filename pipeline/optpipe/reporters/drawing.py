@@ -44,10 +44,10 @@ def svg_from_chart(chart: "alt.TopLevelMixin", name: str) -> str:
     """Draws an Altair chart."""
     import vl_convert
 
-    return themed(vl_convert.vegalite_to_svg(chart.to_dict(), allowed_base_urls=[]), name)
+    return apply_theme(vl_convert.vegalite_to_svg(chart.to_dict(), allowed_base_urls=[]), name)
 
 
-def themed(svg: str, name: str) -> str:
+def apply_theme(svg: str, name: str) -> str:
     """Makes ids unique to the page, colours variable and the size fluid."""
     for color, variable in _VARIABLES.items():
         svg = re.sub(color, variable, svg, flags=re.IGNORECASE)
@@ -61,7 +61,7 @@ def themed(svg: str, name: str) -> str:
     return re.sub(r"^.*?<svg", '<svg role="img"', svg, count=1, flags=re.DOTALL)
 
 
-def configured(chart: Any) -> Any:
+def configure_chart(chart: Any) -> Any:
     """The chart in the page's fonts and colours."""
     text = {"labelColor": INK, "titleColor": INK, "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": 500}
     font = "Arial, Helvetica, sans-serif"
@@ -91,14 +91,14 @@ def configured(chart: Any) -> Any:
     )
 
 
-def colored(field: str, labels: Sequence[str]) -> "alt.Color":
+def encode_color(field: str, labels: Sequence[str]) -> "alt.Color":
     """One colour for each distinct label, in their order; where there are more labels than colours, `shaped` tells them apart."""
     import altair as alt
 
     return alt.Color(f"{field}:N", scale=_cycle(labels, SERIES, 1), legend=_legend(labels))
 
 
-def shaped(field: str, labels: Sequence[str]) -> "alt.Shape":
+def encode_shape(field: str, labels: Sequence[str]) -> "alt.Shape":
     """Another mark for each round through the colours, in the same legend."""
     import altair as alt
 
@@ -120,7 +120,7 @@ def _legend(labels: Sequence[str]) -> "alt.Legend":
     return alt.Legend(columns=1, labelLimit=0) if long else alt.Legend()
 
 
-def axis_scale(values: Sequence[float], padding: int = 12) -> "alt.Scale":
+def choose_axis_scale(values: Sequence[float], padding: int = 12) -> "alt.Scale":
     """Logarithmic where the values span more than a factor of four; a narrow logarithmic axis is all tick labels."""
     import altair as alt
 

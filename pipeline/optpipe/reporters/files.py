@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optpipe.core.comparison import Comparison, Interval, Row
-from optpipe.core.measurement import setting_text
+from optpipe.core.comparison import ComparedValue, Comparison, ComparisonRow
+from optpipe.core.measurement import format_settings
 
 if TYPE_CHECKING:
     import polars as pl
@@ -19,7 +19,7 @@ def frame_from_comparison(comparison: Comparison) -> "pl.DataFrame":
     return pl.DataFrame([_record(row) for row in comparison.rows], infer_schema_length=None)
 
 
-def _record(row: Row) -> dict[str, Any]:
+def _record(row: ComparisonRow) -> dict[str, Any]:
     record: dict[str, Any] = {
         name: getattr(row, name)
         for name in (
@@ -38,7 +38,7 @@ def _record(row: Row) -> dict[str, Any]:
             "setting",
         )
     }
-    record |= {"settings": setting_text(row.settings, row.settings)}
+    record |= {"settings": format_settings(row.settings, row.settings)}
     record |= {"verdict": "VALID" if row.valid else "INVALID", "samples": row.samples}
     for name in PERCENTILES:
         record |= _figure(f"latency_{name.replace('.', '_')}_ms", row.latency_ms.get(name))
@@ -59,7 +59,7 @@ def _record(row: Row) -> dict[str, Any]:
     }
 
 
-def _figure(name: str, figure: Interval | None) -> dict[str, float | None]:
+def _figure(name: str, figure: ComparedValue | None) -> dict[str, float | None]:
     return {
         name: figure.value if figure else None,
         f"{name}_low": figure.low if figure else None,
@@ -67,11 +67,11 @@ def _figure(name: str, figure: Interval | None) -> dict[str, float | None]:
     }
 
 
-def write_csv(comparison: Comparison, path: Path) -> None:
+def write_comparison_csv(comparison: Comparison, path: Path) -> None:
     """Writes the frame as CSV."""
     frame_from_comparison(comparison).write_csv(path)
 
 
-def write_parquet(comparison: Comparison, path: Path) -> None:
+def write_comparison_parquet(comparison: Comparison, path: Path) -> None:
     """Writes the frame as Parquet."""
     frame_from_comparison(comparison).write_parquet(path)

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-WIDTH, HEIGHT = 120, 14
+GAUGE_WIDTH, GAUGE_HEIGHT = 120, 14
 
 
-def gauge_svg(one: Mapping[str, Any]) -> "Markup":
+def draw_gauge(one: Mapping[str, Any]) -> "Markup":
     """The drawing for a criterion's record; nothing where there is no figure. Hidden from screen readers: it repeats the text."""
     from markupsafe import Markup
 
@@ -21,13 +21,13 @@ def gauge_svg(one: Mapping[str, Any]) -> "Markup":
     if top <= 0:
         return Markup("")
     at_least = str(one["limit"]).startswith("at least")
-    line, left, right = (WIDTH * max(0.0, each) / top for each in (limit, low, high))
-    left, right = max(0.0, min(left, WIDTH - 3)), max(right, left + 3)
-    shaded = (0.0, line) if at_least else (line, WIDTH - line)
+    line, left, right = (GAUGE_WIDTH * max(0.0, each) / top for each in (limit, low, high))
+    left, right = max(0.0, min(left, GAUGE_WIDTH - 3)), max(right, left + 3)
+    shaded = (0.0, line) if at_least else (line, GAUGE_WIDTH - line)
     tone = {"PASS": "pass", "FAIL": "fail"}.get(one["verdict"], "inconclusive")
     return Markup(
         '<svg class="gauge" viewBox="0 0 {w} {h}" aria-hidden="true"><rect y="5" width="{w}" height="4" rx="2" fill="var(--line)"/>'
         '<rect x="{x:.1f}" y="5" width="{s:.1f}" height="4" rx="2" fill="var(--fail)" opacity=".35"/>'
         '<rect x="{l:.1f}" y="3" width="{b:.1f}" height="8" rx="2" fill="var(--{t})"/>'
         '<rect x="{m:.1f}" width="2" height="14" fill="var(--ink)"/></svg>'
-    ).format(w=WIDTH, h=HEIGHT, x=shaded[0], s=shaded[1], l=left, b=right - left, m=line - 1, t=tone)
+    ).format(w=GAUGE_WIDTH, h=GAUGE_HEIGHT, x=shaded[0], s=shaded[1], l=left, b=right - left, m=line - 1, t=tone)

@@ -6,12 +6,12 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from optpipe.core.comparison import Interval, Row
-from optpipe.core.units import bytes_text
+from optpipe.core.comparison import ComparedValue, ComparisonRow
+from optpipe.core.units import format_bytes
 from optpipe.errors import MissingError
-from optpipe.reporters.answer import answer_text
-from optpipe.reporters.gauge import gauge_svg
-from optpipe.reporters.records import observed_text
+from optpipe.reporters.answer import format_summary
+from optpipe.reporters.gauge import draw_gauge
+from optpipe.reporters.records import format_observed
 from optpipe.reporters.report import Report
 
 if TYPE_CHECKING:
@@ -58,41 +58,41 @@ class Tile:
     note: str
 
 
-def html_report(report: Report, *, with_figures: bool = True) -> str:
+def render_html(report: Report, *, with_figures: bool = True) -> str:
     """The page. The same report gives the same bytes. Raises MissingError where the figures cannot be drawn."""
     verdict = report.verdict
-    drawn = _figures(report) if with_figures else []
-    columns, rows = _without_empty(BUILD_COLUMNS, [_build_row(row) for row in report.comparison.rows])
-    macro = _environment().get_template("table.html.j2").module.table  # type: ignore[attr-defined]
+    drawn = _draw_figures(report) if with_figures else []
+    columns, rows = _drop_empty_columns(BUILD_COLUMNS, [_render_build(row) for row in report.comparison.rows])
+    macro = _make_environment().get_template("table.html.j2").module.table  # type: ignore[attr-defined]
     return (
-        _environment()
+        _make_environment()
         .get_template("report.html.j2")
         .render(
             report=report,
-            css=_page_file("report.css"),
-            js=_page_file("report.js"),
+            css=_read_page_file("report.css"),
+            js=_read_page_file("report.js"),
             table=macro,
             tone="plain" if verdict is None else str(verdict["verdict"]).lower(),
             marks=MARKS,
-            answer=answer_text(report),
-            tally=_tally(verdict),
+            answer=format_summary(report),
+            tally=_count_verdicts(verdict),
             waived=[one for one in (verdict or {}).get("criteria", ()) if one["waived"]],
-            tiles=list(_tiles(report)),
+            tiles=list(_make_tiles(report)),
             criteria_columns=CRITERIA_COLUMNS,
-            criteria_rows=[_criterion_row(one) for one in (verdict or {}).get("criteria", ())],
+            criteria_rows=[_render_criterion(one) for one in (verdict or {}).get("criteria", ())],
             build_columns=columns,
             build_rows=rows,
-            builds_note=_builds_note(report),
+            builds_note=_format_builds_note(report),
             figures=drawn,
             findings=(report.profile or {}).get("findings", ())[:8],
-            facts=list(_facts(report.environment)),
-            files_size=bytes_text(sum(file.size_bytes for file in report.files)),
-            sections=list(_sections(report, bool(drawn))),
+            facts=list(_list_facts(report.environment)),
+            files_size=format_bytes(sum(file.size_bytes for file in report.files)),
+            sections=list(_list_sections(report, bool(drawn))),
         )
     )
 
 
-def rows_of_page(page: str) -> list[str]:
+def rows_from_page(page: str) -> list[str]:
     """What the rows of a page's tables say, without markup: `optpipe verify` looks its figures up there."""
     import re
     from html import unescape
@@ -101,19 +101,19 @@ def rows_of_page(page: str) -> list[str]:
     return [" ".join(unescape(re.sub(r"<[^>]*>", " ", row)).split()) for row in rows]
 
 
-def _figures(report: Report) -> "list[Figure]":
+def _draw_figures(report: Report) -> "list[Figure]":
     try:
-        from optpipe.reporters.charts import figures
+        from optpipe.reporters.charts import draw_figures
 
-        return figures(report)
+        return draw_figures(report)
     except ModuleNotFoundError as error:
         raise MissingError(
-            f"the report's figures need {error.name}: pip install altair vl-convert-python; or say --no-figures"
+            f"the report's figures need {error.name}: pip install altair vl-convert-python; or use --no-figures"
         ) from error
 
 
 @cache
-def _environment() -> "Environment":
+def _make_environment() -> "Environment":
     from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
     loader = PackageLoader("optpipe.reporters", "page")
@@ -123,13 +123,13 @@ def _environment() -> "Environment":
     )
 
 
-def _page_file(name: str) -> "Markup":
+def _read_page_file(name: str) -> "Markup":
     from markupsafe import Markup
 
     return Markup(resources.files("optpipe.reporters").joinpath("page", name).read_text(encoding="utf-8"))
 
 
-def _sections(report: Report, drawn: bool) -> Iterator[tuple[str, str]]:
+def _list_sections(report: Report, drawn: bool) -> Iterator[tuple[str, str]]:
     if report.verdict:
         yield "criteria", "Criteria"
     if report.comparison.rows:
@@ -143,7 +143,7 @@ def _sections(report: Report, drawn: bool) -> Iterator[tuple[str, str]]:
     yield "evidence", "Evidence"
 
 
-def _tally(verdict: Mapping[str, Any] | None) -> list[tuple[str, int]]:
+def _count_verdicts(verdict: Mapping[str, Any] | None) -> list[tuple[str, int]]:
     if verdict is None:
         return []
     counted = [one["verdict"] for one in verdict["criteria"] if not one["waived"]]
@@ -152,7 +152,7 @@ def _tally(verdict: Mapping[str, Any] | None) -> list[tuple[str, int]]:
     return [*found, ("WAIVED", waived)] if waived else found
 
 
-def _tiles(report: Report) -> Iterator[Tile]:
+def _make_tiles(report: Report) -> Iterator[Tile]:
     comparison = report.comparison
     names = {"latency": "Lowest latency", "throughput": "Highest throughput", "efficiency": "Least energy"}
     for goal, row_id in comparison.best.items():
@@ -161,13 +161,13 @@ def _tiles(report: Report) -> Iterator[Tile]:
     if report.verdict:
         artifact = report.verdict["artifact"]
         if artifact["size_bytes"]:
-            yield Tile("Engine", bytes_text(artifact["size_bytes"]), f"sha256 {str(artifact['sha256'])[:12]}")
+            yield Tile("Engine", format_bytes(artifact["size_bytes"]), f"sha256 {str(artifact['sha256'])[:12]}")
 
 
 CRITERIA_COLUMNS = (Column("Criterion"), Column("Verdict"), Column("Observed"), Column("Limit"), Column("Why"))
 
 
-def _criterion_row(one: Mapping[str, Any]) -> TableRow:
+def _render_criterion(one: Mapping[str, Any]) -> TableRow:
     from markupsafe import Markup
 
     order = str(["FAIL", "INCONCLUSIVE", "PASS"].index(one["verdict"]))
@@ -183,7 +183,7 @@ def _criterion_row(one: Mapping[str, Any]) -> TableRow:
     cells = (
         Cell(Markup("<code>{}</code>").format(one["name"]), one["name"]),
         Cell(chip, order),
-        Cell(Markup("{}{}{}").format(observed_text(one), about, gauge_svg(one)), str(one["observed"] or "")),
+        Cell(Markup("{}{}{}").format(format_observed(one), about, draw_gauge(one)), str(one["observed"] or "")),
         Cell(Markup("{}").format(one["limit"]), str(one["limit"])),
         Cell(why, one["reason"]),
     )
@@ -206,7 +206,7 @@ BUILD_COLUMNS = (
 )
 
 
-def _build_row(row: Row) -> TableRow:
+def _render_build(row: ComparisonRow) -> TableRow:
     from markupsafe import Markup
 
     standing = "frontier" if row.on_frontier else "dominated" if row.valid else "INVALID"
@@ -219,33 +219,35 @@ def _build_row(row: Row) -> TableRow:
             Markup('<span class="chip {}">{}</span><small>{}</small>').format(standing.lower(), standing, beaten),
             standing,
         ),
-        _number(str(row.batch_size), row.batch_size),
+        _format_number(str(row.batch_size), row.batch_size),
         Cell(Markup("{}<small>{}</small>").format(row.load, row.mode), f"{row.load} {row.mode}"),
-        _interval(row.latency_ms.get("p50"), "{:.3g}"),
-        _interval(row.latency_ms.get("p99"), "{:.3g}"),
-        _interval(row.throughput_images_per_s, "{:,.0f}"),
-        _interval(row.speedup, "{:.2f}×", row.change or ""),
-        _number("–" if energy is None else f"{1 / energy.value:.3g}", None if energy is None else 1 / energy.value),
-        _interval(row.top1, "{:.1%}"),
-        _number(bytes_text(row.memory_bytes) if row.memory_bytes else "–", row.memory_bytes),
-        _number(bytes_text(row.size_bytes) if row.size_bytes else "–", row.size_bytes),
+        _format_interval(row.latency_ms.get("p50"), "{:.3g}"),
+        _format_interval(row.latency_ms.get("p99"), "{:.3g}"),
+        _format_interval(row.throughput_images_per_s, "{:,.0f}"),
+        _format_interval(row.speedup, "{:.2f}×", row.change or ""),
+        _format_number(
+            "–" if energy is None else f"{1 / energy.value:.3g}", None if energy is None else 1 / energy.value
+        ),
+        _format_interval(row.top1, "{:.1%}"),
+        _format_number(format_bytes(row.memory_bytes) if row.memory_bytes else "–", row.memory_bytes),
+        _format_number(format_bytes(row.size_bytes) if row.size_bytes else "–", row.size_bytes),
     )
     return TableRow(cells, standing)
 
 
-def _without_empty(columns: tuple[Column, ...], rows: list[TableRow]) -> tuple[list[Column], list[TableRow]]:
+def _drop_empty_columns(columns: tuple[Column, ...], rows: list[TableRow]) -> tuple[list[Column], list[TableRow]]:
     """Leaves out the columns that no row has anything in."""
     kept = [at for at in range(len(columns)) if any(row.cells[at].sort for row in rows)]
     return [columns[at] for at in kept], [replace(row, cells=tuple(row.cells[at] for at in kept)) for row in rows]
 
 
-def _number(text: str, value: float | None) -> Cell:
+def _format_number(text: str, value: float | None) -> Cell:
     from markupsafe import Markup
 
     return Cell(Markup("{}").format(text), "" if value is None else repr(float(value)))
 
 
-def _interval(figure: Interval | None, form: str, note: str = "") -> Cell:
+def _format_interval(figure: ComparedValue | None, form: str, note: str = "") -> Cell:
     from markupsafe import Markup
 
     if figure is None:
@@ -257,17 +259,17 @@ def _interval(figure: Interval | None, form: str, note: str = "") -> Cell:
     return Cell(Markup("{}{}").format(form.format(figure.value), lines), repr(float(figure.value)))
 
 
-def _builds_note(report: Report) -> str:
+def _format_builds_note(report: Report) -> str:
     comparison = report.comparison
     parts = [f"{len(comparison.rows)} measurements, {len(comparison.frontier)} on the frontier."]
     if comparison.baseline:
         parts.append(f"Baseline: {comparison.baseline['name']}.")
     if comparison.slo:
         parts.append(f"Best under {comparison.slo}.")
-    return " ".join([*parts, "Brackets are intervals at the stated confidence; a dash was not measured."])
+    return " ".join([*parts, "Brackets are confidence intervals; a dash means not measured."])
 
 
-def _facts(environment: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _list_facts(environment: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for gpu in environment.get("gpus") or ():
         yield "GPU", f"{gpu['name']}, driver {gpu['driver']}"
     if not environment.get("gpus"):

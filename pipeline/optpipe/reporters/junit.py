@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 from xml.etree import ElementTree as Xml
 
-from optpipe.reporters.records import observed_text
+from optpipe.reporters.records import format_observed
 
 
-def junit_report(verdict: Mapping[str, Any]) -> str:
+def render_junit(verdict: Mapping[str, Any]) -> str:
     """The XML text."""
     criteria = verdict["criteria"]
     counted = [one for one in criteria if not one["waived"]]
@@ -22,21 +22,21 @@ def junit_report(verdict: Mapping[str, Any]) -> str:
         time="0",
     )
     for one in criteria:
-        _case(suite, verdict, one)
+        _add_case(suite, verdict, one)
     if not counted:
         case = Xml.SubElement(suite, "testcase", classname=str(verdict["model"]), name="verdict", time="0")
-        Xml.SubElement(case, "error", message="no criterion is left to judge", type="INCONCLUSIVE")
+        Xml.SubElement(case, "error", message="no criteria remain to be judged", type="INCONCLUSIVE")
     root = Xml.Element("testsuites")
     root.append(suite)
     Xml.indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + Xml.tostring(root, encoding="unicode") + "\n"
 
 
-def _case(suite: Xml.Element, verdict: Mapping[str, Any], one: Mapping[str, Any]) -> None:
+def _add_case(suite: Xml.Element, verdict: Mapping[str, Any], one: Mapping[str, Any]) -> None:
     build = verdict["artifact"]
     name = f"{verdict['model']}.{build['backend']}.{build['precision']}"
     case = Xml.SubElement(suite, "testcase", classname=name, name=one["name"], time="0")
-    text = f"observed {observed_text(one)}, limit {one['limit']}\n{one['reason']}\n{one['remedy'] or ''}".strip()
+    text = f"observed {format_observed(one)}, limit {one['limit']}\n{one['reason']}\n{one['remedy'] or ''}".strip()
     if one["waived"]:
         Xml.SubElement(case, "skipped", message=f"WAIVED ({one['verdict']}): {one['waived']}")
     elif one["verdict"] == "FAIL":

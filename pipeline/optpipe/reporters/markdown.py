@@ -3,39 +3,39 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from optpipe.core.comparison import Comparison, Interval, Row
-from optpipe.core.units import bytes_text
-from optpipe.reporters.answer import answer_text
-from optpipe.reporters.records import observed_text
+from optpipe.core.comparison import ComparedValue, Comparison, ComparisonRow
+from optpipe.core.units import format_bytes
+from optpipe.reporters.answer import format_summary
+from optpipe.reporters.records import format_observed
 from optpipe.reporters.report import Report
 
 MARKS = {"PASS": "✅", "FAIL": "❌", "INCONCLUSIVE": "⚠️"}
 
 
-def markdown_report(report: Report) -> str:
+def render_markdown(report: Report) -> str:
     """The whole report as GitHub-flavoured Markdown."""
-    lines = [f"## {_heading(report)}", "", _escaped(answer_text(report)), ""]
+    lines = [f"## {_format_heading(report)}", "", _escape(format_summary(report)), ""]
     if report.verdict:
-        lines += _criteria(report.verdict)
+        lines += _render_criteria(report.verdict)
     if report.comparison.rows:
-        lines += ["### Builds", "", *comparison_lines(report.comparison), ""]
+        lines += ["### Builds", "", *render_comparison_lines(report.comparison), ""]
     if report.verdict:
         lines += ["<details><summary>Void if</summary>", ""]
-        lines += [f"- {_escaped(one)}" for one in report.verdict["expires_if"]]
+        lines += [f"- {_escape(one)}" for one in report.verdict["expires_if"]]
         lines += ["", "</details>", ""]
     return "\n".join(lines)
 
 
-def _heading(report: Report) -> str:
+def _format_heading(report: Report) -> str:
     if report.verdict is None:
-        return _escaped(report.title)
+        return _escape(report.title)
     verdict = str(report.verdict["verdict"])
-    return f"{MARKS[verdict]} {verdict}: {_escaped(report.title)}"
+    return f"{MARKS[verdict]} {verdict}: {_escape(report.title)}"
 
 
-def _criteria(verdict: Mapping[str, Any]) -> list[str]:
+def _render_criteria(verdict: Mapping[str, Any]) -> list[str]:
     lines = [
-        f"> **WAIVED** `{one['name']}` is {one['verdict']} and does not count: {_escaped(one['waived'])}"
+        f"> **WAIVED** `{one['name']}` is {one['verdict']} and does not count: {_escape(one['waived'])}"
         for one in verdict["criteria"]
         if one["waived"]
     ]
@@ -44,43 +44,43 @@ def _criteria(verdict: Mapping[str, Any]) -> list[str]:
         (
             f"`{one['name']}`",
             f"{MARKS[one['verdict']]} {one['verdict']}" + (" (waived)" if one["waived"] else ""),
-            observed_text(one),
+            format_observed(one),
             str(one["limit"]),
             one["reason"] + (f" → {one['remedy']}" if one["remedy"] and one["verdict"] != "PASS" else ""),
         )
         for one in verdict["criteria"]
     ]
-    notes = [f"\n> Note: {_escaped(one['message'])} → {_escaped(one['remedy'])}" for one in verdict.get("notes", ())]
-    return [*lines, *table_lines(("criterion", "verdict", "observed", "limit", "why"), rows), *notes, ""]
+    notes = [f"\n> Note: {_escape(one['message'])} → {_escape(one['remedy'])}" for one in verdict.get("notes", ())]
+    return [*lines, *render_table_lines(("criterion", "verdict", "observed", "limit", "why"), rows), *notes, ""]
 
 
-def comparison_lines(comparison: Comparison) -> list[str]:
+def render_comparison_lines(comparison: Comparison) -> list[str]:
     """The table of builds, best goals above it, warnings below."""
     header = ("build", "batch", "load", "p50 ms", "p99 ms", "images/s", "speed-up", "memory", "standing")
-    lines = list(table_lines(header, [_cells(row) for row in comparison.rows], right=range(3, 8)))
+    lines = list(render_table_lines(header, [_format_cells(row) for row in comparison.rows], right=range(3, 8)))
     if comparison.baseline:
-        lines += ["", f"Baseline: {_escaped(str(comparison.baseline['name']))}."]
-    lines += [f"\n> {_escaped(warning)}" for warning in comparison.warnings]
-    lines += [f"- no counterpart: {_escaped(one['label'])}: {_escaped(one['reason'])}" for one in comparison.unmatched]
+        lines += ["", f"Baseline: {_escape(str(comparison.baseline['name']))}."]
+    lines += [f"\n> {_escape(warning)}" for warning in comparison.warnings]
+    lines += [f"- no counterpart: {_escape(one['label'])}: {_escape(one['reason'])}" for one in comparison.unmatched]
     return lines
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _format_cells(row: ComparisonRow) -> tuple[str, ...]:
     standing = "**frontier**" if row.on_frontier else "dominated" if row.valid else "INVALID"
     return (
         row.configuration,
         str(row.batch_size),
         f"{row.load}, {row.mode}",
-        figure_text(row.latency_ms.get("p50"), "{:.3g}"),
-        figure_text(row.latency_ms.get("p99"), "{:.3g}"),
-        figure_text(row.throughput_images_per_s, "{:,.0f}"),
-        figure_text(row.speedup, "{:.2f}×", interval=True),
-        bytes_text(row.memory_bytes) if row.memory_bytes else "–",
+        format_figure(row.latency_ms.get("p50"), "{:.3g}"),
+        format_figure(row.latency_ms.get("p99"), "{:.3g}"),
+        format_figure(row.throughput_images_per_s, "{:,.0f}"),
+        format_figure(row.speedup, "{:.2f}×", interval=True),
+        format_bytes(row.memory_bytes) if row.memory_bytes else "–",
         standing,
     )
 
 
-def figure_text(figure: Interval | None, form: str, *, interval: bool = False) -> str:
+def format_figure(figure: ComparedValue | None, form: str, *, interval: bool = False) -> str:
     """A figure by its format, with its interval if asked for; a dash for none."""
     if figure is None:
         return "–"
@@ -90,13 +90,15 @@ def figure_text(figure: Interval | None, form: str, *, interval: bool = False) -
     return f"{text} [{form.format(figure.low)}, {form.format(figure.high)}]"
 
 
-def table_lines(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> Iterator[str]:
+def render_table_lines(
+    header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()
+) -> Iterator[str]:
     """A table's lines; the columns `right` are aligned to the right."""
     yield "| " + " | ".join(header) + " |"
     yield "|" + "|".join("---:" if at in right else "---" for at in range(len(header))) + "|"
     for row in rows:
-        yield "| " + " | ".join(_escaped(cell) for cell in row) + " |"
+        yield "| " + " | ".join(_escape(cell) for cell in row) + " |"
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")

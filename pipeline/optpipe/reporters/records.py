@@ -3,20 +3,20 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from optpipe.core.quantity import RECORDED_UNITS, quantity_text
+from optpipe.core.quantity import RECORDED_UNITS, format_quantity
 
 _DIMENSIONS = {unit: dimension for dimension, unit in RECORDED_UNITS.items()}
 
 VERDICT_STYLES = {"PASS": "green", "FAIL": "red", "INCONCLUSIVE": "yellow"}
 
 
-def random_weights_text(weights: Mapping[str, Any]) -> str:
+def format_random_weights(weights: Mapping[str, Any]) -> str:
     """The warning about random weights, with those that a factory draws where the record says which."""
     which = f" ({weights['drawn']})" if weights.get("drawn") else ""
-    return f"weights are random{which}: nothing here says anything about accuracy"
+    return f"weights are random{which}: these results say nothing about accuracy"
 
 
-def observed_text(one: Mapping[str, Any]) -> str:
+def format_observed(one: Mapping[str, Any]) -> str:
     """The observed value of a criterion's record with its interval, or a dash."""
     value, unit = one["observed"], one["unit"]
     if value is None or unit is None:
@@ -25,19 +25,19 @@ def observed_text(one: Mapping[str, Any]) -> str:
         value, bounds = value / 100, [bound / 100 for bound in one["ci"] or ()]
     else:
         bounds = one["ci"] or []
-    text = quantity_text(value, _DIMENSIONS[unit])
+    text = format_quantity(value, _DIMENSIONS[unit])
     if not bounds or bounds[0] == bounds[1]:
         return text
-    low, high = (quantity_text(bound, _DIMENSIONS[unit]) for bound in bounds)
+    low, high = (format_quantity(bound, _DIMENSIONS[unit]) for bound in bounds)
     return f"{text} [{low}, {high}]"
 
 
-def rate_interval_text(ci: Sequence[float] | None) -> str:
+def format_rate_interval(ci: Sequence[float] | None) -> str:
     """The interval of a rate in images per second; None where too few batches were timed for one."""
-    return f"{ci[0]:,.0f} – {ci[1]:,.0f}" if ci else "too few to tell"
+    return f"{ci[0]:,.0f} – {ci[1]:,.0f}" if ci else "too few batches"
 
 
-def drop_text(drop: float, interval: tuple[float, float]) -> str:
+def format_drop(drop: float, interval: tuple[float, float]) -> str:
     """A drop of a share in percentage points, with its interval."""
     low, high = interval
     return f"{100 * drop:+.2f} ({100 * low:+.2f} … {100 * high:+.2f})"

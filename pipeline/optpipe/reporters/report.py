@@ -26,7 +26,7 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class MachineTrace:
     """A quantity of the machine over a measurement, in seconds from its start."""
 
     quantity: str
@@ -44,7 +44,7 @@ class StageBar:
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class ReportImage:
     """A picture inside the page: `uri` holds it whole."""
 
     caption: str
@@ -61,14 +61,14 @@ class Report:
     verdict: Mapping[str, Any] | None = None
     latencies: tuple[Curve, ...] = ()
     """Empirical distribution functions: latency in ms, share of the queries in [0, 1]."""
-    machine: tuple[Trace, ...] = ()
+    machine: tuple[MachineTrace, ...] = ()
     stages: tuple[StageBar, ...] = ()
     profile: Mapping[str, Any] | None = None
     """The newest profile's document, in the form of `profile --json`."""
     profile_files: tuple[RawFile, ...] = ()
     preprocessing: Mapping[str, Any] | None = None
     """The newest parity proof's document, in the form of `preprocess --json`."""
-    pictures: tuple[Picture, ...] = ()
+    pictures: tuple[ReportImage, ...] = ()
     """Of the parity proof."""
     stage_files: tuple[RawFile, ...] = ()
     """Where `stages` come from."""

@@ -11,42 +11,42 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from optpipe.core.comparison import Comparison, Interval, Row
-from optpipe.core.units import bytes_text, duration_text
-from optpipe.reporters.markdown import figure_text
+from optpipe.core.comparison import ComparedValue, Comparison, ComparisonRow
+from optpipe.core.units import format_bytes, format_duration
+from optpipe.reporters.markdown import format_figure
 
 
 @dataclass(frozen=True, slots=True)
 class _Column:
     name: str
-    text: Callable[[Row], str]
+    text: Callable[[ComparisonRow], str]
     number: bool = True
 
 
-def comparison_table(comparison: Comparison) -> RenderableType:
+def render_comparison(comparison: Comparison) -> RenderableType:
     """The best builds first, then every row."""
-    lines: list[RenderableType] = list(_best(comparison))
+    lines: list[RenderableType] = list(_render_best(comparison))
     lines += (
-        [Text(f"only what keeps {comparison.slo}, by the interval's upper bound", style="dim")]
+        [Text(f"only what meets {comparison.slo}, judged by the interval's upper bound", style="dim")]
         if comparison.slo
         else []
     )
     loads = dict.fromkeys((row.scenario, row.mode) for row in comparison.rows)
     for scenario, mode in loads:
         rows = [row for row in comparison.rows if (row.scenario, row.mode) == (scenario, mode)]
-        lines += [Text(""), Text(f"{scenario}, {mode}", style="bold"), _Measured(rows)]
+        lines += [Text(""), Text(f"{scenario}, {mode}", style="bold"), _MeasurementTable(rows)]
         lines += [
             Text(f"INVALID  {row.label}: {', '.join(row.reason_codes)}", style="red") for row in rows if not row.valid
         ]
-    lines += [Text(""), _builds(comparison.rows)] if comparison.rows else []
+    lines += [Text(""), _render_builds(comparison.rows)] if comparison.rows else []
     if comparison.baseline:
-        lines.append(Text(f"baseline  {comparison.baseline['name']}; speed-up is of the p50 latency", style="dim"))
+        lines.append(Text(f"baseline  {comparison.baseline['name']}; speed-up refers to p50 latency", style="dim"))
     lines += [Text(f"no counterpart  {one['label']}: {one['reason']}", style="dim") for one in comparison.unmatched]
     lines += [Text(f"warning  {one}", style="yellow") for one in comparison.warnings]
     return Group(*lines)
 
 
-def _best(comparison: Comparison) -> Iterator[Text]:
+def _render_best(comparison: Comparison) -> Iterator[Text]:
     for goal, row_id in comparison.best.items():
         name = f"best for {goal}"
         if row_id is None:
@@ -59,42 +59,42 @@ def _best(comparison: Comparison) -> Iterator[Text]:
 _ALWAYS = (
     _Column("build", lambda row: row.configuration, number=False),
     _Column("batch", lambda row: f"{row.batch_size} {row.arrivals}".rstrip()),
-    _Column("p50 ms", lambda row: figure_text(row.latency_ms.get("p50"), "{:.3g}")),
-    _Column("p99 ms", lambda row: figure_text(row.latency_ms.get("p99"), "{:.3g}")),
-    _Column("images/s", lambda row: figure_text(row.throughput_images_per_s, "{:,.0f}")),
-    _Column("speed-up", lambda row: _range(row.speedup)),
+    _Column("p50 ms", lambda row: format_figure(row.latency_ms.get("p50"), "{:.3g}")),
+    _Column("p99 ms", lambda row: format_figure(row.latency_ms.get("p99"), "{:.3g}")),
+    _Column("images/s", lambda row: format_figure(row.throughput_images_per_s, "{:,.0f}")),
+    _Column("speed-up", lambda row: _format_range(row.speedup)),
     _Column("standing", lambda row: "frontier" if row.on_frontier else "" if row.valid else "INVALID", number=False),
 )
 _OPTIONAL = (
-    _Column("memory", lambda row: bytes_text(row.memory_bytes) if row.memory_bytes else "–"),
+    _Column("memory", lambda row: format_bytes(row.memory_bytes) if row.memory_bytes else "–"),
     _Column("images/J", lambda row: f"{1 / row.energy_j_per_image.value:.3g}" if row.energy_j_per_image else "–"),
     _Column("samples", lambda row: f"{row.samples:,}"),
 )
 
 
-def _range(figure: Interval | None) -> str:
+def _format_range(figure: ComparedValue | None) -> str:
     if figure is None:
         return "–"
     return f"{figure.value:.2f}" if figure.low is None else f"{figure.low:.2f} … {figure.high:.2f}"
 
 
 @dataclass(frozen=True, slots=True)
-class _Measured:
+class _MeasurementTable:
     """The measurements under one kind of load, as wide as the terminal."""
 
-    rows: Sequence[Row]
+    rows: Sequence[ComparisonRow]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         known = [column for column in _OPTIONAL if any(column.text(row) != "–" for row in self.rows)]
         while True:
-            table = _table((*_ALWAYS[:-1], *known, _ALWAYS[-1]), self.rows)
+            table = _make_table((*_ALWAYS[:-1], *known, _ALWAYS[-1]), self.rows)
             if not known or console.measure(table, options=options.update(width=10_000)).maximum <= options.max_width:
                 break
             known.pop()
         yield table
 
 
-def _table(columns: Sequence[_Column], rows: Sequence[Row]) -> Table:
+def _make_table(columns: Sequence[_Column], rows: Sequence[ComparisonRow]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for column in columns:
         table.add_column(column.name, justify="right" if column.number else "left", overflow="fold")
@@ -104,7 +104,7 @@ def _table(columns: Sequence[_Column], rows: Sequence[Row]) -> Table:
     return table
 
 
-def _builds(rows: Sequence[Row]) -> Table:
+def _render_builds(rows: Sequence[ComparisonRow]) -> Table:
     """What holds for a build at every batch size."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for name in ("build", "artifact"):
@@ -115,8 +115,8 @@ def _builds(rows: Sequence[Row]) -> Table:
         table.add_row(
             row.build,
             row.artifact[:12],
-            figure_text(row.top1, "{:.2%}", interval=True),
-            bytes_text(row.size_bytes) if row.size_bytes else "–",
-            duration_text(row.build_s * 1e9) if row.build_s is not None else "–",
+            format_figure(row.top1, "{:.2%}", interval=True),
+            format_bytes(row.size_bytes) if row.size_bytes else "–",
+            format_duration(row.build_s * 1e9) if row.build_s is not None else "–",
         )
     return table

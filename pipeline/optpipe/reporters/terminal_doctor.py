@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 
-def doctor_table(findings: Sequence[Mapping[str, Any]]) -> RenderableType:
+def render_diagnosis(findings: Sequence[Mapping[str, Any]]) -> RenderableType:
     """What is here with its version and limits; then what is missing, what it would add, and how to get it."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("", "tool", "version", "good for", "limits here"):

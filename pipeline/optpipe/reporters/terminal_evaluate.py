@@ -8,10 +8,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from optpipe.reporters.records import VERDICT_STYLES, drop_text, random_weights_text
+from optpipe.reporters.records import VERDICT_STYLES, format_drop, format_random_weights
 
 
-def evaluate_table(record: Mapping[str, Any]) -> RenderableType:
+def render_evaluation(record: Mapping[str, Any]) -> RenderableType:
     """The source model first, then what became of its answers in every artifact."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("artifact", "backend", "precision"):
@@ -27,11 +27,11 @@ def evaluate_table(record: Mapping[str, Any]) -> RenderableType:
             row["artifact"] or "",
             f"{row['backend']} ({row['device']})" if row["artifact"] else "source model",
             row["precision"] if row["artifact"] else "",
-            _percent(row["top1"]),
-            _macro_f1(row) if texts else _percent(row["top5"]),
-            _drop(row, "drop_vs_source", "drop_ci"),
+            _format_percent(row["top1"]),
+            _format_macro_f1(row) if texts else _format_percent(row["top5"]),
+            _format_drop(row, "drop_vs_source", "drop_ci"),
             f"{row['lost']} / {row['won']}" if row["artifact"] and row["lost"] is not None else "",
-            _percent(row["agreement"]) if row["artifact"] else "",
+            _format_percent(row["agreement"]) if row["artifact"] else "",
             "equal"
             if row["artifact"] and row["snr_db"] is None
             else f"{row['snr_db']:.0f} dB"
@@ -53,20 +53,20 @@ def evaluate_table(record: Mapping[str, Any]) -> RenderableType:
     if not dataset["labelled"]:
         lines.append(Text("no labels: agreement with the source model only, no accuracy", style="yellow"))
     if not record["weights"]["trained"]:
-        lines.append(Text(random_weights_text(record["weights"]), style="yellow"))
+        lines.append(Text(format_random_weights(record["weights"]), style="yellow"))
     lines.append(Text(f"predictions and manifest in {record['run_dir']}", style="dim"))
     return Group(*lines)
 
 
-def _percent(share: float | None) -> str:
+def _format_percent(share: float | None) -> str:
     return "" if share is None else f"{share:.2%}"
 
 
-def _drop(row: Mapping[str, Any], name: str, interval: str) -> str:
+def _format_drop(row: Mapping[str, Any], name: str, interval: str) -> str:
     if row[interval] is None or row["artifact"] is None:
         return ""
-    return drop_text(row[name], row[interval])
+    return format_drop(row[name], row[interval])
 
 
-def _macro_f1(row: Mapping[str, Any]) -> str:
-    return f"{_percent(row['macro_f1'])}  {_drop(row, 'macro_f1_drop', 'macro_f1_drop_ci')}".rstrip()
+def _format_macro_f1(row: Mapping[str, Any]) -> str:
+    return f"{_format_percent(row['macro_f1'])}  {_format_drop(row, 'macro_f1_drop', 'macro_f1_drop_ci')}".rstrip()

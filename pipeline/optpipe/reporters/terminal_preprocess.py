@@ -9,11 +9,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from optpipe.core.units import duration_text
-from optpipe.reporters.records import VERDICT_STYLES, rate_interval_text
+from optpipe.core.units import format_duration
+from optpipe.reporters.records import VERDICT_STYLES, format_rate_interval
 
 
-def preprocess_table(record: Mapping[str, Any]) -> RenderableType:
+def render_preprocess(record: Mapping[str, Any]) -> RenderableType:
     """The verdict first, then step by step, the odd files, and the race."""
     proof = record["parity"]
     lines: list[RenderableType] = [
@@ -21,29 +21,29 @@ def preprocess_table(record: Mapping[str, Any]) -> RenderableType:
     ]
     if proof["remedy"]:
         lines.append(Text(f"→ {proof['remedy']}"))
-    lines.append(_steps(proof))
-    lines.append(Text(_outputs_text(proof)))
+    lines.append(_render_steps(proof))
+    lines.append(Text(_format_outputs(proof)))
     lines += [Text(f"refused by DALI  {each['image']}: {each['reason']}", style="red") for each in proof["refused"][:5]]
-    lines.append(_worst_text(record))
-    lines.append(_odd_text(proof["odd_files"]))
+    lines.append(_format_worst(record))
+    lines.append(_format_edge_cases(proof["odd_files"]))
     if record["throughput"]:
-        lines.append(_race(record))
+        lines.append(_render_throughput(record))
     pipeline = record["pipeline"]
     lines.append(Text(f"pipeline  {pipeline['path']}  sha256 {pipeline['sha256'][:12]}"))
     lines.append(Text(f"evidence  {record['run_dir']}"))
     return Group(*lines)
 
 
-def _steps(proof: Mapping[str, Any]) -> Table:
+def _render_steps(proof: Mapping[str, Any]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("step")
-    for name in ("mean |Δ|", "max |Δ|", "levels off", "by itself: mean", "max"):
+    for name in ("mean |Δ|", "max |Δ|", "levels differing", "alone: mean", "max"):
         table.add_column(name, justify="right")
     for each in proof["steps"]:
         alone = each["alone"]
         marked = each["step"] == proof["largest_step"] and alone["mean_levels"] > 0
         table.add_row(
-            Text(each["step"] + (" ← most" if marked else "")),
+            Text(each["step"] + (" ← largest" if marked else "")),
             f"{each['mean_levels']:.4f}",
             f"{each['max_levels']:.2f}",
             f"{each['off_share']:.2%}",
@@ -55,19 +55,19 @@ def _steps(proof: Mapping[str, Any]) -> Table:
     return table
 
 
-def _outputs_text(proof: Mapping[str, Any]) -> str:
+def _format_outputs(proof: Mapping[str, Any]) -> str:
     output = proof["output"]
     if not output["finite"]:
-        return "outputs not finite"
-    parts = ["outputs equal to the bit" if output["snr_db"] is None else f"outputs: SNR {output['snr_db']:.1f} dB"]
+        return "outputs contain NaN or Inf"
+    parts = ["outputs bit-identical" if output["snr_db"] is None else f"outputs: SNR {output['snr_db']:.1f} dB"]
     if agreement := proof["top1_agreement"]:
         parts.append(f"top-1 agreement {agreement['equal']}/{agreement['images']}")
     if accuracy := proof["accuracy"]:
-        parts.append(f"accuracy {accuracy['reference']:.2%} before, {accuracy['dali']:.2%} with DALI")
+        parts.append(f"accuracy {accuracy['reference']:.2%} with the reference, {accuracy['dali']:.2%} with DALI")
     return ", ".join(parts)
 
 
-def _worst_text(record: Mapping[str, Any]) -> Text:
+def _format_worst(record: Mapping[str, Any]) -> Text:
     """Where to look: the pictures lie in the run's folder."""
     proof, folder = record["parity"], record["images"]["folder"]
     pairs = zip(proof["worst"], proof["pictures"], strict=True)
@@ -78,10 +78,10 @@ def _worst_text(record: Mapping[str, Any]) -> Text:
     return Text(f"worst images, side by side with the difference: {', '.join(named)}")
 
 
-def _odd_text(odd: list[Mapping[str, Any]]) -> Text:
+def _format_edge_cases(odd: list[Mapping[str, Any]]) -> Text:
     good = [each for each in odd if each["outcome"] in ("equal", "refused by both")]
     rest = [each for each in odd if each not in good]
-    text = f"odd files  {len(good)} of {len(odd)} alike"
+    text = f"edge-case files  {len(good)} of {len(odd)} match"
     if rest:
         text += "; " + ", ".join(
             f"{each['file']} {each['outcome']}"
@@ -91,7 +91,7 @@ def _odd_text(odd: list[Mapping[str, Any]]) -> Text:
     return Text(text)
 
 
-def _race(record: Mapping[str, Any]) -> Table:
+def _render_throughput(record: Mapping[str, Any]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("", "device", "threads"):
         table.add_column(name)
@@ -99,7 +99,7 @@ def _race(record: Mapping[str, Any]) -> Table:
         table.add_column(name, justify="right")
     winners = [record["tuned"][name] for name in ("dataloader", "dali", "decode_only")]
     for each in record["throughput"]:
-        row = _race_row(each)
+        row = _format_throughput_row(each)
         table.add_row(*row, style="bold" if each in winners else "dim")
     tuned = record["tuned"]
     interval = tuned["speedup_ci"]
@@ -113,7 +113,7 @@ def _race(record: Mapping[str, Any]) -> Table:
     return table
 
 
-def _race_row(each: Mapping[str, Any]) -> list[str]:
+def _format_throughput_row(each: Mapping[str, Any]) -> list[str]:
     name = each["implementation"]
     if each["settings"].get("decode") == "mixed":
         name += f" hw {each['settings']['hw_decoder_load']:g}"
@@ -121,5 +121,12 @@ def _race_row(each: Mapping[str, Any]) -> list[str]:
     threads = f"{each['threads']}" + (" workers" if each["implementation"] == "dataloader" else "")
     if each["error"]:
         return [name, str(each["device"]), threads, "failed", each["error"], "", ""]
-    costs = [duration_text(each[key] * 1e9) for key in ("reader_cost_s", "batch_cost_s")]
-    return [name, str(each["device"]), threads, f"{each['images_per_s']:,.0f}", rate_interval_text(each["ci"]), *costs]
+    costs = [format_duration(each[key] * 1e9) for key in ("reader_cost_s", "batch_cost_s")]
+    return [
+        name,
+        str(each["device"]),
+        threads,
+        f"{each['images_per_s']:,.0f}",
+        format_rate_interval(each["ci"]),
+        *costs,
+    ]

@@ -8,20 +8,20 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from optpipe.core.units import bytes_text, duration_text
+from optpipe.core.units import format_bytes, format_duration
 
 
-def stored_tables(record: Mapping[str, Any]) -> RenderableType:
+def render_stored(record: Mapping[str, Any]) -> RenderableType:
     """Entries, what is damaged, and runs."""
     entries, damaged, runs = record["entries"], record["damaged"], record["runs"]
     if not (entries or damaged or runs):
-        return Text("nothing stored yet; `optpipe build MODEL` comes first")
+        return Text("nothing stored yet; start with `optpipe build MODEL`")
     clean = "optpipe gc"
     broken = [Text(f"damaged  {name}; optpipe rm {name}, or {clean}, removes it", style="red") for name in damaged]
-    return Group(*([_entries_table(entries)] if entries else []), *broken, *([_runs_table(runs)] if runs else []))
+    return Group(*([_render_entries(entries)] if entries else []), *broken, *([_render_runs(runs)] if runs else []))
 
 
-def _runs_table(runs: Sequence[Mapping[str, Any]]) -> RenderableType:
+def _render_runs(runs: Sequence[Mapping[str, Any]]) -> RenderableType:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("run", "status"):
         table.add_column(name, no_wrap=True)
@@ -30,11 +30,11 @@ def _runs_table(runs: Sequence[Mapping[str, Any]]) -> RenderableType:
     for each in runs:
         style = "" if each["status"] == "complete" else "yellow"
         status = Text(each["status"], style=style)
-        table.add_row(each["run_id"], status, bytes_text(each["size_bytes"]), Text(each["command"] or ""))
-    return Group(table, Text(f"{len(runs)} runs, {bytes_text(sum(each['size_bytes'] for each in runs))}"))
+        table.add_row(each["run_id"], status, format_bytes(each["size_bytes"]), Text(each["command"] or ""))
+    return Group(table, Text(f"{len(runs)} runs, {format_bytes(sum(each['size_bytes'] for each in runs))}"))
 
 
-def _entries_table(entries: Sequence[Mapping[str, Any]]) -> RenderableType:
+def _render_entries(entries: Sequence[Mapping[str, Any]]) -> RenderableType:
     """One line per entry, and the sum."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("id", "kind", "model", "backend", "precision"):
@@ -44,28 +44,30 @@ def _entries_table(entries: Sequence[Mapping[str, Any]]) -> RenderableType:
     for each in entries:
         backend = f"{each['backend']} ({each['device']})" if each["backend"] else ""
         created = each["created"].replace("T", " ").removesuffix("+00:00")
-        size = bytes_text(each["size_bytes"])
+        size = format_bytes(each["size_bytes"])
         table.add_row(each["id"], each["kind"], each["model"] or "", backend, each["precision"] or "", size, created)
-    total = bytes_text(sum(each["size_bytes"] for each in entries))
+    total = format_bytes(sum(each["size_bytes"] for each in entries))
     return Group(table, Text(f"{len(entries)} entries, {total}"))
 
 
-def run_text(run: Mapping[str, Any]) -> RenderableType:
+def render_run(run: Mapping[str, Any]) -> RenderableType:
     """One run whole."""
     lines = [f"{run['run_id']}  {run['status']}", f"made {run['started_utc']} by  {run['command']}"]
     if run["parents"]:
         lines.append(f"from  {', '.join(run['parents'])}")
-    lines += [f"{each['sha256']}  {bytes_text(each['bytes']):>9}  {each['path']}" for each in run["files"]]
+    lines += [f"{each['sha256']}  {format_bytes(each['bytes']):>9}  {each['path']}" for each in run["files"]]
     return Group(*map(Text, [*lines, f"path  {run['path']}"]))
 
 
-def entry_text(entry: Mapping[str, Any]) -> RenderableType:
+def render_entry(entry: Mapping[str, Any]) -> RenderableType:
     """One entry whole."""
-    made_in = duration_text(entry["seconds"] * 1e9)
+    made_in = format_duration(entry["seconds"] * 1e9)
     lines = [f"{entry['kind']}-{entry['id']}  {entry['model'] or ''}", f"made in {made_in} by  {entry['command']}"]
     if entry["parents"]:
         lines.append(f"from  {', '.join(dict.fromkeys(entry['parents']))}")
-    lines += [f"{each['sha256']}  {bytes_text(each['size_bytes']):>9}  {name}" for name, each in entry["files"].items()]
+    lines += [
+        f"{each['sha256']}  {format_bytes(each['size_bytes']):>9}  {name}" for name, each in entry["files"].items()
+    ]
     proof = entry["info"].get("precision_proof")
     if proof:
         lines.append(
@@ -78,10 +80,10 @@ def entry_text(entry: Mapping[str, Any]) -> RenderableType:
     return Group(*map(Text, [*lines, f"with  {packages}", f"path  {entry['path']}"]))
 
 
-def removed_text(record: Mapping[str, Any]) -> RenderableType:
+def render_removed(record: Mapping[str, Any]) -> RenderableType:
     """What went, or would go."""
     verb = "would remove" if record["dry_run"] else "removed"
-    freed = bytes_text(record["freed_bytes"] + record.get("scratch_bytes", 0))
+    freed = format_bytes(record["freed_bytes"] + record.get("scratch_bytes", 0))
     return Group(
         *(Text(f"{verb} {name}") for name in record["removed"]),
         Text(f"{verb} {len(record['removed'])} folder{'' if len(record['removed']) == 1 else 's'}, {freed}"),

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from optpipe import __version__
-from optpipe.artifacts.lookup import builds_of
+from optpipe.artifacts.lookup import find_builds
 from optpipe.core.measurement import MEASUREMENTS_FILE
 from optpipe.errors import BadInputError
-from optpipe.signoff.judge import SCHEMA, SCHEMA_VERSION, require_waivable
+from optpipe.signoff.judge import DOSSIER_SCHEMA, DOSSIER_SCHEMA_VERSION, require_waivable
 from optpipe.signoff.policy import Policy
-from optpipe.workspace.baselines import approved, now_utc
-from optpipe.workspace.environment import environment
+from optpipe.workspace.baselines import find_approved_baseline, get_utc_time
+from optpipe.workspace.environment import describe_environment
 from optpipe.workspace.file_names import (
     BUILDS,
     ENVIRONMENT,
@@ -27,10 +27,10 @@ from optpipe.workspace.file_names import (
 from optpipe.workspace.manifest import MANIFEST
 from optpipe.workspace.runs import (
     Run,
-    json_file,
     list_runs,
+    load_runs,
+    read_json,
     require_unchanged,
-    runs_in,
     write_json,
 )
 from optpipe.workspace.store import Entry, Store
@@ -43,7 +43,7 @@ JUDGED_KINDS = ("bench", "evaluate", "preprocess", "profile")
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class SignoffRequest:
     """What is to be signed off."""
 
     model: str
@@ -52,41 +52,41 @@ class Wanted:
     waivers: Mapping[str, str] = field(default_factory=dict)
 
 
-def collected(wanted: Wanted, store: Store, folder: Path) -> Path:
+def collect_evidence(wanted: SignoffRequest, store: Store, folder: Path) -> Path:
     """Fills the empty `folder` with everything that the verdict on `wanted` needs, verified while it is copied."""
-    entry = judged_artifact(wanted, store)
-    store.verified(entry)
+    entry = find_judged_artifact(wanted, store)
+    store.verify_entry(entry)
     _copy(entry.path / MANIFEST, folder / "artifact" / MANIFEST)
-    checked = _verification(store, entry)
+    checked = _find_verification(store, entry)
     if checked is not None:
         _copy(checked.path / MANIFEST, folder / "verification" / MANIFEST)
     _copy_runs(entry, store, folder)
     _copy_builds(store, folder)
-    baseline = approved(store.workspace, str(entry.info["model"]))
+    baseline = find_approved_baseline(store.workspace, str(entry.info["model"]))
     if baseline is not None:
         _copy_baseline(baseline, folder / "baseline")
     (folder / POLICY).write_bytes(wanted.policy.source)
     request = {
-        "schema": SCHEMA,
-        "schema_version": SCHEMA_VERSION,
+        "schema": DOSSIER_SCHEMA,
+        "schema_version": DOSSIER_SCHEMA_VERSION,
         "model": entry.info["model"],
         "artifact": entry.id,
         "waivers": dict(wanted.waivers),
-        "baseline": None if baseline is None else json_file(baseline / VERDICT)["dossier_name"],
-        "baseline_artifact": None if baseline is None else json_file(baseline / REQUEST)["artifact"],
+        "baseline": None if baseline is None else read_json(baseline / VERDICT)["dossier_name"],
+        "baseline_artifact": None if baseline is None else read_json(baseline / REQUEST)["artifact"],
         "optpipe": __version__,
-        "created_utc": now_utc(),
+        "created_utc": get_utc_time(),
     }
     write_json(folder / REQUEST, request)
-    write_json(folder / ENVIRONMENT, environment())
+    write_json(folder / ENVIRONMENT, describe_environment())
     return folder
 
 
-def require_askable(wanted: Wanted) -> None:
+def require_valid_request(wanted: SignoffRequest) -> None:
     """Raises BadInputError, before anything is built or measured, where the policy is another model's or a waiver names nothing."""
     if wanted.policy.model and wanted.policy.model != wanted.model:
         raise BadInputError(
-            f"the policy is for {wanted.policy.model!r}, not for {wanted.model!r}; change its `model` or the command"
+            f"the policy is for {wanted.policy.model!r}, not {wanted.model!r}; change `model` in the policy or the MODEL argument"
         )
     require_waivable(wanted.waivers, wanted.policy)
     _require_options(wanted.policy)
@@ -94,60 +94,62 @@ def require_askable(wanted: Wanted) -> None:
 
 def _require_options(policy: Policy) -> None:
     """Raises BadInputError for an option that the policy's backend has on no device: nothing would ever be measured so."""
-    from optpipe.backends.registry import BACKENDS, runtime_options
+    from optpipe.backends.registry import BACKENDS, get_runtime_options
 
     backend = BACKENDS.get(policy.build.get("backend", ""))
     if backend is None:
         return
-    known = sorted({name for device in backend.devices() for name in runtime_options(backend.name, device)})
+    known = sorted({name for device in backend.devices() for name in get_runtime_options(backend.name, device)})
     if unknown := [name for name in policy.options if name not in known]:
         raise BadInputError(
-            f"the policy's [build.options]: {backend.name} has no option {unknown[0]!r}; it has {', '.join(known)}"
+            f"the policy's [build.options]: {backend.name} has no option {unknown[0]!r}; options are {', '.join(known)}"
         )
 
 
-def judged_artifact(wanted: Wanted, store: Store) -> Entry:
+def find_judged_artifact(wanted: SignoffRequest, store: Store) -> Entry:
     """The one build that is judged. Raises BadInputError where none or several fit, saying what to do."""
-    built = builds_of(wanted.model, [one for one in store.entries() if one.manifest.kind == "artifact"])
+    built = find_builds(wanted.model, [one for one in store.list_entries() if one.manifest.kind == "artifact"])
     if not built:
-        raise BadInputError(f"{wanted.model} has no build in {store.workspace}; first: optpipe build {wanted.model}")
+        raise BadInputError(f"{wanted.model} has no build in {store.workspace}; first run optpipe build {wanted.model}")
     named = {**wanted.policy.build, **({"artifact": wanted.artifact} if wanted.artifact else {})}
-    fitting = [one for one in built if all(_fits(one, key, value) for key, value in named.items())]
+    fitting = [one for one in built if all(_matches(one, key, value) for key, value in named.items())]
     newest = {(one.info["backend"], one.info["precision"], one.info["device"]): one for one in fitting}
     if not newest:
         have = ", ".join(sorted({f"{one.info['backend']} {one.info['precision']} ({one.id})" for one in built}))
-        raise BadInputError(f"no build of {wanted.model} is {_asked(named)}; there are {have}")
+        raise BadInputError(f"no build of {wanted.model} matches {_describe_request(named)}; available: {have}")
     if len(newest) > 1:
         have = ", ".join(f"{one.info['backend']} {one.info['precision']} ({one.id})" for one in newest.values())
         raise BadInputError(
-            f"{len(newest)} builds of {wanted.model} fit: {have}\nname one in the policy's [build], or with --artifact"
+            f"{len(newest)} builds of {wanted.model} match: {have}\nchoose one in the policy's [build] or with --artifact"
         )
     return next(iter(newest.values()))
 
 
-def _fits(entry: Entry, key: str, value: str) -> bool:
+def _matches(entry: Entry, key: str, value: str) -> bool:
     if key == "artifact":
         return entry.fits(value)
     return str(entry.info[key]) == value
 
 
-def _asked(named: Mapping[str, str]) -> str:
+def _describe_request(named: Mapping[str, str]) -> str:
     return ", ".join(f"{key} {value}" for key, value in named.items())
 
 
-def _verification(store: Store, artifact: Entry) -> Entry | None:
+def _find_verification(store: Store, artifact: Entry) -> Entry | None:
     found = [
-        one for one in store.entries() if one.manifest.kind == "verification" and artifact.id in one.manifest.parents
+        one
+        for one in store.list_entries()
+        if one.manifest.kind == "verification" and artifact.id in one.manifest.parents
     ]
     return found[-1] if found else None
 
 
 def _copy_runs(entry: Entry, store: Store, folder: Path) -> None:
     """The runs about the judged build whole, and of the others, the newest first, as much as there is room for."""
-    model = {each.id for each in store.entries() if each.info.get("model") == entry.info["model"]}
+    model = {each.id for each in store.list_entries() if each.info.get("model") == entry.info["model"]}
     room = LARGEST_OTHERS_BYTES
     for run in reversed(list_runs(store.workspace)):
-        if run.kind in JUDGED_KINDS and concerns(run, entry):
+        if run.kind in JUDGED_KINDS and is_run_about(run, entry):
             room = _copy_run(run, folder / "runs" / run.run_id, entry.id, room)
         elif run.kind == "bench" and model & set(run.manifest.get("parents", ())):
             needed = sum(record["bytes"] for record in run.manifest["files"])
@@ -155,7 +157,7 @@ def _copy_runs(entry: Entry, store: Store, folder: Path) -> None:
                 room = _copy_run(run, folder / "runs" / run.run_id, entry.id, room)
 
 
-def concerns(run: Run, entry: Entry) -> bool:
+def is_run_about(run: Run, entry: Entry) -> bool:
     """Whether a run is about the build; a parity proof is about every build of its model."""
     if run.kind == "preprocess":
         return bool(run.manifest.get("details", {}).get("model") == entry.info["model"])
@@ -164,8 +166,8 @@ def concerns(run: Run, entry: Entry) -> bool:
 
 def _copy_baseline(baseline: Path, target: Path) -> None:
     """What was measured of the approved build."""
-    artifact = json_file(baseline / REQUEST)["artifact"]
-    for run in runs_in(baseline / "runs"):
+    artifact = read_json(baseline / REQUEST)["artifact"]
+    for run in load_runs(baseline / "runs"):
         if run.kind == "bench" and artifact in run.manifest.get("parents", ()):
             _copy_run(run, target / "runs" / run.run_id, artifact, 0, whole=False)
 
@@ -176,7 +178,7 @@ def _copy_run(run: Run, target: Path, artifact: str, room: int, *, whole: bool =
     sizes = {record["path"]: record["bytes"] for record in run.manifest["files"]}
     left_out = {path for path, size in sizes.items() if _too_large(run, path, size)}
     if run.kind == "bench":
-        for files in _files_of_others(run, artifact):
+        for files in _list_files_of_others(run, artifact):
             needed = sum(sizes[path] for path in files)
             if needed <= room:
                 room -= needed
@@ -192,9 +194,9 @@ def _too_large(run: Run, path: str, size: int) -> bool:
     return run.kind in ("profile", "preprocess") and size > LARGEST_TABLE_BYTES and not path.endswith(".json")
 
 
-def _files_of_others(run: Run, artifact: str) -> Iterator[list[str]]:
+def _list_files_of_others(run: Run, artifact: str) -> Iterator[list[str]]:
     """The raw files of each measurement of another build."""
-    for one in json_file(run.path / MEASUREMENTS_FILE).get("measurements", ()):
+    for one in read_json(run.path / MEASUREMENTS_FILE).get("measurements", ()):
         if one.get("artifact") != artifact:
             yield [one[name] for name in ("samples_file", "machine_file") if one.get(name)]
 
@@ -204,9 +206,9 @@ def _copy_builds(store: Store, folder: Path) -> None:
     measured = {
         one.get("artifact")
         for path in folder.glob(f"runs/*/{MEASUREMENTS_FILE}")
-        for one in json_file(path).get("measurements", ())
+        for one in read_json(path).get("measurements", ())
     }
-    entries = {entry.id: entry for entry in store.entries()}
+    entries = {entry.id: entry for entry in store.list_entries()}
     wanted = {found for each in measured if each in entries for found in (each, *entries[each].manifest.parents)}
     for name in sorted(wanted & set(entries)):
         _copy(entries[name].path / MANIFEST, folder / BUILDS / entries[name].path.name / MANIFEST)

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from optpipe.core.observation import Missing, Observation
-from optpipe.core.quantity import Dimension, quantity_text
-from optpipe.core.verdict import Verdict, combined
+from optpipe.core.quantity import Dimension, format_quantity
+from optpipe.core.verdict import Verdict, combine_verdicts
 from optpipe.signoff.policy import Criterion, Sense
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class CriterionResult:
     """A criterion with its verdict."""
 
     name: str
@@ -33,27 +33,29 @@ class Judged:
     """The reason given for setting this criterion aside; its own verdict stays as it is."""
 
 
-def judge(criterion: Criterion, found: Sequence[Observation] | Missing) -> Judged:
+def judge_criterion(criterion: Criterion, found: Sequence[Observation] | Missing) -> CriterionResult:
     """Holds `criterion` against everything observed for it: the worst observation decides and is the one shown."""
     if isinstance(found, Missing) or not found:
-        absent = found if isinstance(found, Missing) else Missing("nothing was observed", "measure it first")
-        return _judged(criterion, Verdict.INCONCLUSIVE, absent.reason, absent.remedy)
-    verdict, _, worst = min(((_verdict(criterion, one), _margin(criterion, one), one) for one in found), key=_badness)
-    if worst.caps:
-        reason = "; ".join(dict.fromkeys(cap.reason for cap in worst.caps)) + (
+        absent = found if isinstance(found, Missing) else Missing("no measurement", "measure it first")
+        return _make_result(criterion, Verdict.INCONCLUSIVE, absent.reason, absent.remedy)
+    verdict, _, worst = min(
+        ((_decide_verdict(criterion, one), _margin(criterion, one), one) for one in found), key=_rank_badness
+    )
+    if worst.blockers:
+        reason = "; ".join(dict.fromkeys(cap.reason for cap in worst.blockers)) + (
             f" ({worst.about})" if worst.about else ""
         )
-        remedy = "; ".join(dict.fromkeys(cap.remedy for cap in worst.caps))
-        return _judged(criterion, verdict, reason, remedy, worst)
-    return _judged(criterion, verdict, _reason(criterion, worst, verdict), _remedy(criterion, verdict), worst)
+        remedy = "; ".join(dict.fromkeys(cap.remedy for cap in worst.blockers))
+        return _make_result(criterion, verdict, reason, remedy, worst)
+    return _make_result(criterion, verdict, _reason(criterion, worst, verdict), _remedy(criterion, verdict), worst)
 
 
-def overall(judged: Iterable[Judged]) -> Verdict:
+def decide_overall_verdict(judged: Iterable[CriterionResult]) -> Verdict:
     """The verdict on all criteria together; waived ones are left out, and nothing left is INCONCLUSIVE."""
-    return combined(one.verdict for one in judged if one.waived is None)
+    return combine_verdicts(one.verdict for one in judged if one.waived is None)
 
 
-def waive(judged: Sequence[Judged], waivers: dict[str, str]) -> tuple[Judged, ...]:
+def waive_criteria(judged: Sequence[CriterionResult], waivers: dict[str, str]) -> tuple[CriterionResult, ...]:
     """Marks the criteria named in `waivers` (name → reason). Raises KeyError with a name that no criterion has."""
     known = {one.name for one in judged}
     for name in waivers:
@@ -62,8 +64,8 @@ def waive(judged: Sequence[Judged], waivers: dict[str, str]) -> tuple[Judged, ..
     return tuple(replace(one, waived=waivers.get(one.name)) for one in judged)
 
 
-def _verdict(criterion: Criterion, seen: Observation) -> Verdict:
-    if seen.caps:
+def _decide_verdict(criterion: Criterion, seen: Observation) -> Verdict:
+    if seen.blockers:
         return Verdict.INCONCLUSIVE
     if criterion.sense is Sense.EQUALS:
         return Verdict.PASS if seen.value == criterion.threshold else Verdict.INCONCLUSIVE
@@ -97,21 +99,28 @@ def _margin(criterion: Criterion, seen: Observation) -> float:
 _ORDER = (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.PASS)
 
 
-def _badness(judged: tuple[Verdict, float, Observation]) -> tuple[int, bool, float, str]:
+def _rank_badness(judged: tuple[Verdict, float, Observation]) -> tuple[int, bool, float, str]:
     verdict, margin, seen = judged
-    return _ORDER.index(verdict), not seen.caps, margin, seen.source
+    return _ORDER.index(verdict), not seen.blockers, margin, seen.source
 
 
 def _reason(criterion: Criterion, seen: Observation, verdict: Verdict) -> str:
-    text = _observed_text(seen, criterion.dimension)
+    text, limit = (
+        _format_observation(seen, criterion.dimension),
+        criterion.threshold_text.removeprefix(f"{criterion.sense} "),
+    )
     about = f" ({seen.about})" if seen.about else ""
     if criterion.sense is Sense.EQUALS:
-        return f"measured on {text}" if verdict is Verdict.PASS else f"measured on {text}, not {criterion.threshold}"
+        return (
+            f"measured on {text}"
+            if verdict is Verdict.PASS
+            else f"measured on {text}, but the policy requires {criterion.threshold}"
+        )
     if verdict is Verdict.PASS:
-        return f"{text} keeps {criterion.threshold_text}{about}"
+        return f"{text} {'meets the minimum of' if criterion.sense is Sense.AT_LEAST else 'is within the limit of'} {limit}{about}"
     if verdict is Verdict.FAIL:
-        return f"{text} breaks {criterion.threshold_text}{about}"
-    return f"the interval {text} reaches across {criterion.threshold_text}{about}"
+        return f"{text} {'is below the minimum of' if criterion.sense is Sense.AT_LEAST else 'exceeds the limit of'} {limit}{about}"
+    return f"the interval {text} straddles the limit of {limit}{about}"
 
 
 def _remedy(criterion: Criterion, verdict: Verdict) -> str | None:
@@ -120,47 +129,47 @@ def _remedy(criterion: Criterion, verdict: Verdict) -> str | None:
     if criterion.sense is Sense.EQUALS:
         return f"measure on {criterion.threshold}, or change the policy's [environment]"
     if verdict is Verdict.INCONCLUSIVE:
-        return _narrowed(criterion.section)
-    return _mended(criterion.section)
+        return _suggest_narrowing(criterion.section)
+    return _suggest_fix(criterion.section)
 
 
-def _narrowed(section: str) -> str:
+def _suggest_narrowing(section: str) -> str:
     """What makes the interval of a section's figures narrower."""
     longer = "optpipe bench … --min-time 60"
     said = {
-        "latency": f"measure longer, for a narrower interval: {longer}",
-        "throughput": f"measure longer, for a narrower interval: {longer}",
-        "regression": "measure contender and baseline side by side: optpipe bench A B --interleave",
+        "latency": f"measure longer to narrow the interval: {longer}",
+        "throughput": f"measure longer to narrow the interval: {longer}",
+        "regression": "measure candidate and baseline side by side: optpipe bench A B --interleave",
         "energy": f"measure longer: {longer}",
-        "accuracy": "evaluate on more labelled images: optpipe evaluate … --data DIR",
-        "preprocessing": "prove parity on more images: optpipe preprocess … --images DIR",
+        "accuracy": "evaluate on more labeled images: optpipe evaluate … --data DIR",
+        "preprocessing": "verify parity on more images: optpipe preprocess … --images DIR",
     }
-    return said.get(section, "gather more evidence, so that the interval becomes narrower")
+    return said.get(section, "collect more data to narrow the interval")
 
 
-def _mended(section: str) -> str:
+def _suggest_fix(section: str) -> str:
     """What brings a build inside a section's limits, or shows what keeps it out."""
     compare, bench, profile = "optpipe compare", "optpipe bench … --tune", "optpipe profile …"
     said = {
-        "latency": f"`{profile}` names the bottleneck; `{compare}` shows the faster builds",
-        "throughput": f"`{compare}` shows the best batch size and build; `{bench}` searches the options",
-        "regression": "`optpipe profile --diff BEFORE AFTER` shows what became slower since the baseline",
-        "accuracy": "`optpipe calibrate … --sensitivity` finds the layers to spare from INT8",
-        "preprocessing": "`optpipe preprocess …` names the step that contributes most",
-        "precision": "`optpipe show ARTIFACT` lists the layers outside the wanted type",
-        "memory": "a smaller batch size or precision needs less",
-        "size": "a lower precision makes a smaller engine",
-        "energy": "a lower precision or a larger batch needs less per image",
-        "stability": "quiet the host and lock the clocks; `optpipe bench …` names the disturbance",
-        "tensor_cores": f"`{profile}` lists the eligible layers that missed them",
+        "latency": f"`{profile}` identifies the bottleneck; `{compare}` lists faster builds",
+        "throughput": f"`{compare}` shows the best batch size and build; `{bench}` tunes runtime options",
+        "regression": "`optpipe profile --diff BEFORE AFTER` shows what is slower than the baseline",
+        "accuracy": "`optpipe calibrate … --sensitivity` finds the layers to keep out of INT8",
+        "preprocessing": "`optpipe preprocess …` shows which step contributes most",
+        "precision": "`optpipe show ARTIFACT` lists the layers in other precisions",
+        "memory": "reduce the batch size or use a lower precision",
+        "size": "use a lower precision for a smaller engine",
+        "energy": "use a lower precision or a larger batch to reduce energy per image",
+        "stability": "stop other work and lock the clocks; `optpipe bench …` reports the cause",
+        "tensor_cores": f"`{profile}` lists eligible layers that do not use Tensor Cores",
     }
-    return said.get(section, "change the build, or the limit with its reason")
+    return said.get(section, "change the build, or justify a different limit")
 
 
-def _judged(
+def _make_result(
     criterion: Criterion, verdict: Verdict, reason: str, remedy: str | None, seen: Observation | None = None
-) -> Judged:
-    return Judged(
+) -> CriterionResult:
+    return CriterionResult(
         criterion.name,
         criterion.threshold,
         criterion.threshold_text,
@@ -172,13 +181,13 @@ def _judged(
     )
 
 
-def _observed_text(seen: Observation, dimension: Dimension | None) -> str:
+def _format_observation(seen: Observation, dimension: Dimension | None) -> str:
     if isinstance(seen.value, str) or dimension is None:
         return str(seen.value)
     if math.isnan(seen.value):
         return "–"
     low, high = _bounds(seen)
-    text = quantity_text(seen.value, dimension)
+    text = format_quantity(seen.value, dimension)
     if low == high:
         return text
-    return f"{text} [{quantity_text(low, dimension)}, {quantity_text(high, dimension)}]"
+    return f"{text} [{format_quantity(low, dimension)}, {format_quantity(high, dimension)}]"

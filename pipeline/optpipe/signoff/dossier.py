@@ -6,29 +6,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from optpipe.core.disagreements import disagreements, unreadable
+from optpipe.core.disagreements import find_disagreements, list_read_errors
 from optpipe.core.quantity import RECORDED_UNITS, Dimension
 from optpipe.errors import BadInputError, first_line
-from optpipe.signoff.criteria import Judged
-from optpipe.signoff.judge import Signoff, judged
-from optpipe.signoff.recompute import untrue_figures
+from optpipe.signoff.criteria import CriterionResult
+from optpipe.signoff.judge import Signoff, judge_dossier
+from optpipe.signoff.recompute import find_untrue_figures
 from optpipe.workspace.file_names import VERDICT
-from optpipe.workspace.runs import json_file, runs_in
+from optpipe.workspace.runs import load_runs, read_json
 from optpipe.workspace.seal import (
     SIGNATURE,
-    broken,
-    seal,
-    sign,
-    signature_problem,
+    find_seal_problems,
+    find_signature_problem,
+    seal_folder,
+    sign_folder,
 )
 
 
-def verdict_document(signoff: Signoff) -> dict[str, Any]:
+def document_from_signoff(signoff: Signoff) -> dict[str, Any]:
     """The content of `verdict.json`, and what `signoff --json` prints beside the dossier's place."""
     build = signoff.evidence.build
     return {
         "verdict": str(signoff.verdict),
-        "dossier_name": dossier_name(signoff),
+        "dossier_name": name_dossier(signoff),
         "model": build.model,
         "artifact": {
             "id": build.artifact,
@@ -39,7 +39,7 @@ def verdict_document(signoff: Signoff) -> dict[str, Any]:
             "weights": build.weights,
         },
         "policy": {"name": signoff.policy.name, "sha256": signoff.policy.sha256},
-        "criteria": [_criterion_record(one) for one in signoff.criteria],
+        "criteria": [_record_from_criterion(one) for one in signoff.criteria],
         "waived": [one.name for one in signoff.waived],
         **({"notes": [one.to_dict() for one in signoff.notes]} if signoff.notes else {}),
         "baseline": signoff.evidence.baseline_name,
@@ -50,14 +50,14 @@ def verdict_document(signoff: Signoff) -> dict[str, Any]:
     }
 
 
-def dossier_name(signoff: Signoff) -> str:
+def name_dossier(signoff: Signoff) -> str:
     """`resnet50-onnxruntime-fp16-20261121T072500`."""
     build = signoff.evidence.build
     when = "".join(character for character in signoff.request["created_utc"][:19] if character not in "-:")
     return f"{Path(build.model).stem}-{build.backend}-{build.precision}-{when}"
 
 
-def _criterion_record(one: Judged) -> dict[str, Any]:
+def _record_from_criterion(one: CriterionResult) -> dict[str, Any]:
     seen = one.observation
     scale = 100 if one.dimension is Dimension.POINTS else 1
 
@@ -84,7 +84,7 @@ def _criterion_record(one: Judged) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class DossierCheck:
     """What `verify` found."""
 
     folder: Path
@@ -103,25 +103,25 @@ class Checked:
         return not self.problems
 
 
-def checked_dossier(folder: Path, allowed_signers: Path | None = None) -> Checked:
+def check_dossier(folder: Path, allowed_signers: Path | None = None) -> DossierCheck:
     """Verifies the seal, the signature and every number of a dossier, from its raw files alone.
 
     Raises BadInputError where `folder` is no dossier.
     """
-    problems = broken(folder)
-    signature = signature_problem(folder, allowed_signers)
+    problems = find_seal_problems(folder)
+    signature = find_signature_problem(folder, allowed_signers)
     problems += [signature] if signature else []
     as_sealed, signoff = not problems, None
     if as_sealed:
         try:
-            signoff = judged(folder)
-            problems += disagreements(json_file(folder / VERDICT), verdict_document(signoff), VERDICT)
-            for run in (*runs_in(folder / "baseline" / "runs"), *runs_in(folder / "runs")):
-                problems += untrue_figures(run)
-        except unreadable() as error:
+            signoff = judge_dossier(folder)
+            problems += find_disagreements(read_json(folder / VERDICT), document_from_signoff(signoff), VERDICT)
+            for run in (*load_runs(folder / "baseline" / "runs"), *load_runs(folder / "runs")):
+                problems += find_untrue_figures(run)
+        except list_read_errors() as error:
             problems.append(f"cannot be recomputed: {first_line(error)}")
     files = [path for path in folder.rglob("*") if path.is_file()]
-    return Checked(
+    return DossierCheck(
         folder=folder,
         problems=tuple(problems),
         as_sealed=as_sealed,
@@ -132,21 +132,21 @@ def checked_dossier(folder: Path, allowed_signers: Path | None = None) -> Checke
     )
 
 
-def require_free(target: Path) -> None:
+def require_unused_path(target: Path) -> None:
     """Raises BadInputError where something is at `target` already."""
     if target.exists():
-        raise BadInputError(f"{target} exists; choose another place with --output")
+        raise BadInputError(f"{target} already exists; choose another --output")
 
 
-def finished(folder: Path, target: Path, key: Path | None = None) -> Path:
+def finish_dossier(folder: Path, target: Path, key: Path | None = None) -> Path:
     """Seals `folder`, signs it with `key`, and moves it to `target` in one step."""
-    seal(folder)
+    seal_folder(folder)
     if key is not None:
-        sign(folder, key)
+        sign_folder(folder, key)
     for path in (folder, *folder.rglob("*")):  # scratch files are private; a dossier is there to be read
         path.chmod(0o755 if path.is_dir() else 0o644)
     target.parent.mkdir(parents=True, exist_ok=True)
-    require_free(target)
+    require_unused_path(target)
     beside = target.with_name(
         f".{target.name}.{folder.name}"
     )  # --output may be on another disk, where moving is copying

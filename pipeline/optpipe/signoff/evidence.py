@@ -3,32 +3,37 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from optpipe.artifacts.facts import Build
+from optpipe.artifacts.facts import JudgedBuild
 from optpipe.core.measurement import (
     Measurement,
     Validity,
-    differing,
-    setting_text,
+    find_differing_settings,
+    format_settings,
 )
-from optpipe.core.observation import Cap, Missing, Observation
-from optpipe.measuring.measured import Measured, clocks_apart, foreign, place_of
-from optpipe.signoff.criteria import Judged
-from optpipe.signoff.load_filter import Where
+from optpipe.core.observation import Blocker, Missing, Observation
+from optpipe.measuring.measured import (
+    RecordedMeasurement,
+    explain_clock_difference,
+    find_environment_differences,
+    get_environment_fact,
+)
+from optpipe.signoff.criteria import CriterionResult
+from optpipe.signoff.load_filter import LoadFilter
 from optpipe.signoff.policy import Criterion
 
 UNKNOWN = float("nan")
 """The value of an observation that could not be made; its caps say why."""
-MS = 1e6
+NS_PER_MS = 1e6
 """Nanoseconds per millisecond: summaries are in ms, policies in ns."""
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class BuildEvidence:
     """What was gathered for one build. Nothing in it is a verdict."""
 
-    build: Build
-    measured: tuple[Measured, ...] = ()
-    baseline: tuple[Measured, ...] = ()
+    build: JudgedBuild
+    measured: tuple[RecordedMeasurement, ...] = ()
+    baseline: tuple[RecordedMeasurement, ...] = ()
     baseline_name: str | None = None
     accuracy: Mapping[str, Observation] = field(default_factory=dict)
     """`top1`, `drop`, `agreement`, as fractions."""
@@ -37,18 +42,18 @@ class Evidence:
     tensor_core_share: Observation | None = None
     options: Mapping[str, str] = field(default_factory=dict)
     """What all of `measured` ran with, because the policy asks for it."""
-    trust: tuple[Judged, ...] = ()
+    trust: tuple[CriterionResult, ...] = ()
     """What is judged whatever the policy says: weights, outputs, precision, one environment."""
 
 
-def observe(criterion: Criterion, evidence: Evidence) -> Sequence[Observation] | Missing:
+def observe(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:
     """What `evidence` shows for `criterion`, in the criterion's base unit."""
     return _OBSERVERS[criterion.section](criterion, evidence)
 
 
-def matching(where: Where, measured: Sequence[Measured]) -> list[Measured]:
+def select_measurements(where: LoadFilter, measured: Sequence[RecordedMeasurement]) -> list[RecordedMeasurement]:
     """The measurements that `where` is about: of each load the newest, whatever its settings."""
-    newest: dict[object, Measured] = {}
+    newest: dict[object, RecordedMeasurement] = {}
     for one in sorted(measured, key=lambda each: (each.measurement.started_utc or "", each.run)):
         found = one.measurement
         wanted = (where.batch_size, where.scenario, where.mode, where.streams, where.rate_per_s)
@@ -57,14 +62,16 @@ def matching(where: Where, measured: Sequence[Measured]) -> list[Measured]:
     return list(newest.values())
 
 
-def measured_with(options: Mapping[str, str], measured: Iterable[Measured]) -> Iterator[Measured]:
+def filter_by_options(
+    options: Mapping[str, str], measured: Iterable[RecordedMeasurement]
+) -> Iterator[RecordedMeasurement]:
     """Those of `measured` that ran with `options`, whatever others they had."""
     for one in measured:
         if options.items() <= one.measurement.subject.settings.items():
             yield one
 
 
-def bench_command(evidence: Evidence, where: Where) -> str:
+def suggest_bench_command(evidence: BuildEvidence, where: LoadFilter) -> str:
     """The command that measures what `where` asks for."""
     build = evidence.build
     parts = [f"optpipe bench {build.model} --backend {build.backend} --precision {build.precision}"]
@@ -77,35 +84,39 @@ def bench_command(evidence: Evidence, where: Where) -> str:
     return " ".join(parts)
 
 
-def _measurements(
-    criterion: Criterion, evidence: Evidence, figure: Callable[[Measurement], Observation | Missing]
+def _observe_measurements(
+    criterion: Criterion, evidence: BuildEvidence, figure: Callable[[Measurement], Observation | Missing]
 ) -> Sequence[Observation] | Missing:
-    found = matching(criterion.where, evidence.measured)
+    found = select_measurements(criterion.where, evidence.measured)
     if not found:
-        wanted = criterion.where.slug().lstrip(".").replace(".", ", ") or "this build"
-        wanted += f", with {setting_text(evidence.options, evidence.options)}" if evidence.options else ""
-        return Missing(f"not measured: {wanted}", bench_command(evidence, criterion.where))
-    return [_of_measurement(one, figure(one.measurement), evidence) for one in found]
+        wanted = criterion.where.to_slug().lstrip(".").replace(".", ", ") or "this build"
+        wanted += f", with {format_settings(evidence.options, evidence.options)}" if evidence.options else ""
+        return Missing(f"not measured: {wanted}", suggest_bench_command(evidence, criterion.where))
+    return [_observe_measurement(one, figure(one.measurement), evidence) for one in found]
 
 
-def _chosen_settings(one: Measured, measured: Sequence[Measured]) -> str:
+def _describe_chosen_settings(one: RecordedMeasurement, measured: Sequence[RecordedMeasurement]) -> str:
     """`threads=2, the newest of 3 settings`, where the load of `one` was measured with others too; else nothing."""
     known = [each.measurement.subject.settings for each in measured if each.measurement.load == one.measurement.load]
     several = len({tuple(each.items()) for each in known})
     if several < 2:
         return ""
-    return f", {setting_text(one.measurement.subject.settings, differing(known))}, the newest of {several} settings"
+    return f", {format_settings(one.measurement.subject.settings, find_differing_settings(known))}, the most recent of {several} settings"
 
 
-def _of_measurement(one: Measured, figure: Observation | Missing, evidence: Evidence) -> Observation:
-    caps = measurement_caps(one, evidence)
-    about = about_measurement(one.measurement) + _chosen_settings(one, evidence.measured)
+def _observe_measurement(
+    one: RecordedMeasurement, figure: Observation | Missing, evidence: BuildEvidence
+) -> Observation:
+    caps = find_blockers(one, evidence)
+    about = describe_measurement(one.measurement) + _describe_chosen_settings(one, evidence.measured)
     if isinstance(figure, Missing):
-        return Observation(UNKNOWN, caps=(*caps, Cap(figure.reason, figure.remedy)), about=about, source=one.run)
-    return Observation(figure.value, figure.low, figure.high, (*caps, *figure.caps), about, one.run)
+        return Observation(
+            UNKNOWN, blockers=(*caps, Blocker(figure.reason, figure.remedy)), about=about, source=one.run
+        )
+    return Observation(figure.value, figure.low, figure.high, (*caps, *figure.blockers), about, one.run)
 
 
-def about_measurement(found: Measurement) -> str:
+def describe_measurement(found: Measurement) -> str:
     """`batch 8, single-stream, compute`; `batch 1, server at 500 queries/s, compute`."""
     streams = f" with {found.streams} streams" if found.streams > 1 else ""
     rate = f" at {found.offered_rate_per_s:g} queries/s" if found.offered_rate_per_s else ""
@@ -113,128 +124,143 @@ def about_measurement(found: Measurement) -> str:
 
 
 CAVEATS = {
-    "random-weights": Cap("the weights are random", "build with the weights that will ship: --weights FILE"),
-    "synthetic-inputs": Cap("the inputs are synthetic", "measure on real images: --images DIR"),
+    "random-weights": Blocker("the weights are random", "build with the weights you will ship: --weights FILE"),
+    "synthetic-inputs": Blocker("the inputs are synthetic", "measure on real images: --images DIR"),
 }
 """What a measurement's caveats mean for a verdict."""
 
 
-def measurement_caps(one: Measured, evidence: Evidence) -> tuple[Cap, ...]:
+def find_blockers(one: RecordedMeasurement, evidence: BuildEvidence) -> tuple[Blocker, ...]:
     """What forbids judging a measurement: it is INVALID, was interrupted, or is of another file than the build's."""
     found, caps = one.measurement, []
     if found.verdict is not Validity.VALID:
         spoilt = [reason for reason in found.reasons if reason.invalidates] or list(found.reasons)
         codes = ", ".join(reason.code for reason in spoilt)
-        why = f"INVALID ({codes}): {spoilt[0].message}" if spoilt else "INVALID, and no reason was recorded"
-        caps.append(Cap(f"the measurement is {why}", spoilt[0].remedy if spoilt else "measure again"))
-    caps += [CAVEATS.get(caveat, Cap(caveat, "measure without it")) for caveat in found.caveats]
+        why = f"INVALID ({codes}): {spoilt[0].message}" if spoilt else "INVALID (no reason recorded)"
+        caps.append(Blocker(f"the measurement is {why}", spoilt[0].remedy if spoilt else "measure again"))
+    caps += [CAVEATS.get(caveat, Blocker(caveat, "measure again without it")) for caveat in found.caveats]
     if found.interrupted:
-        caps.append(Cap("the measurement was interrupted", "measure again without interrupting"))
+        caps.append(Blocker("the measurement was interrupted", "measure again"))
     if found.subject.sha256 and evidence.build.sha256 and found.subject.sha256 != evidence.build.sha256:
-        caps.append(Cap("another file was measured than is judged (sha256 differs)", "measure the present build"))
+        caps.append(
+            Blocker(
+                "the measured file differs from the one being judged (sha256 mismatch)", "measure the current build"
+            )
+        )
     return tuple(caps)
 
 
-def _latency(criterion: Criterion, evidence: Evidence) -> Sequence[Observation] | Missing:
-    return _measurements(criterion, evidence, lambda found: percentile_of(found, criterion.metric))
+def _latency(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:
+    return _observe_measurements(criterion, evidence, lambda found: observe_percentile(found, criterion.metric))
 
 
-def percentile_of(found: Measurement, name: str) -> Observation | Missing:
+def observe_percentile(found: Measurement, name: str) -> Observation | Missing:
     """A latency percentile in ns with its interval, or why the sample cannot give it."""
     one = None if found.latency is None else found.latency.percentile(float(name[1:]))
     if one is None:
         why = "no latency was measured" if found.latency is None else found.latency.withheld.get(name, "not computed")
-        return Missing(f"{name} cannot be given: {why}", "measure longer: optpipe bench … --min-time 60")
-    return Observation(one.value * MS, one.ci[0] * MS, one.ci[1] * MS)
+        return Missing(f"{name} is not available: {why}", "measure longer: optpipe bench … --min-time 60")
+    return Observation(one.value * NS_PER_MS, one.ci[0] * NS_PER_MS, one.ci[1] * NS_PER_MS)
 
 
-def _throughput(criterion: Criterion, evidence: Evidence) -> Sequence[Observation] | Missing:
-    return _measurements(criterion, evidence, throughput_of)
+def _throughput(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:
+    return _observe_measurements(criterion, evidence, observe_throughput)
 
 
-def throughput_of(found: Measurement) -> Observation | Missing:
+def observe_throughput(found: Measurement) -> Observation | Missing:
     """Images per second with its interval."""
     estimate = found.throughput_images_per_s
     if estimate is None or estimate.ci is None:
-        return Missing("the throughput has no interval", "measure longer: optpipe bench … --min-time 60")
+        return Missing("the throughput has no confidence interval", "measure longer: optpipe bench … --min-time 60")
     return Observation(estimate.value, *estimate.ci)
 
 
-def _memory(criterion: Criterion, evidence: Evidence) -> Sequence[Observation] | Missing:
+def _memory(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:
     def figure(found: Measurement) -> Observation | Missing:
         peak = found.host_peak_bytes if found.subject.device == "cpu" else found.device_peak_bytes
         return Observation(float(peak)) if peak else Missing("the peak memory was not measured", "measure again")
 
-    return _measurements(criterion, evidence, figure)
+    return _observe_measurements(criterion, evidence, figure)
 
 
-def _energy(criterion: Criterion, evidence: Evidence) -> Sequence[Observation] | Missing:
+def _energy(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:
     def figure(found: Measurement) -> Observation | Missing:
         estimate = found.energy_j_per_image
         if estimate is None or estimate.ci is None:
-            why = (estimate.note if estimate else found.energy_why_not) or "no energy counter here"
-            return Missing(f"the energy was not measured: {why}", "measure on a GPU, for at least 10 s")
+            why = (estimate.note if estimate else found.energy_why_not) or "no energy counter on this machine"
+            return Missing(f"the energy was not measured: {why}", "measure on a GPU for at least 10 s")
         return Observation(estimate.value, *estimate.ci)
 
-    return _measurements(criterion, evidence, figure)
+    return _observe_measurements(criterion, evidence, figure)
 
 
-def _stability(criterion: Criterion, evidence: Evidence) -> Sequence[Observation] | Missing:
+def _stability(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:
     def figure(found: Measurement) -> Observation | Missing:
         return Observation(found.latency.cv) if found.latency else Missing("no latency was measured", "measure again")
 
-    return _measurements(criterion, evidence, figure)
+    return _observe_measurements(criterion, evidence, figure)
 
 
-def _regression(criterion: Criterion, evidence: Evidence) -> Sequence[Observation] | Missing:
+def _regression(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:
     if not evidence.baseline:
-        return Missing("no approved baseline", "store one: optpipe approve DOSSIER")
-    found = matching(criterion.where, evidence.measured)
+        return Missing("no approved baseline", "approve one: optpipe approve DOSSIER")
+    found = select_measurements(criterion.where, evidence.measured)
     if not found:
-        return Missing("not measured", bench_command(evidence, criterion.where))
-    return [_loss(criterion.metric, one, evidence) for one in found]
+        return Missing("not measured", suggest_bench_command(evidence, criterion.where))
+    return [_observe_loss(criterion.metric, one, evidence) for one in found]
 
 
-def _loss(metric: str, one: Measured, evidence: Evidence) -> Observation:
-    contender, others = one.measurement, matching(Where(*one.measurement.load), evidence.baseline)
-    about = about_measurement(contender) + _chosen_settings(one, evidence.measured)
-    about += f", against {evidence.baseline_name}"
-    caps = list(measurement_caps(one, evidence))
+def _observe_loss(metric: str, one: RecordedMeasurement, evidence: BuildEvidence) -> Observation:
+    contender, others = one.measurement, select_measurements(LoadFilter(*one.measurement.load), evidence.baseline)
+    about = describe_measurement(contender) + _describe_chosen_settings(one, evidence.measured)
+    about += f", compared with {evidence.baseline_name}"
+    caps = list(find_blockers(one, evidence))
     if not others:
-        cap = Cap(f"the baseline has no measurement of {about_measurement(contender)}", "approve a newer baseline")
-        return Observation(UNKNOWN, caps=(*caps, cap), about=about, source=one.run)
+        cap = Blocker(
+            f"the baseline has no measurement of {describe_measurement(contender)}", "approve a newer baseline"
+        )
+        return Observation(UNKNOWN, blockers=(*caps, cap), about=about, source=one.run)
     baseline = others[-1]
-    about += _other_settings(contender, baseline.measurement)
-    caps += [Cap(f"baseline: {cap.reason}", cap.remedy) for cap in measurement_caps(baseline, _alone(baseline))]
-    caps += [_FOREIGN] if foreign(one.environment, baseline.environment) else []
-    caps += [Cap(text, "lock the clocks and measure both again")] if (text := clocks_apart(one, baseline)) else []
-    figure = throughput_of if metric == "throughput" else lambda each: percentile_of(each, metric)
+    about += _describe_other_settings(contender, baseline.measurement)
+    caps += [
+        Blocker(f"baseline: {cap.reason}", cap.remedy)
+        for cap in find_blockers(baseline, _evidence_from_measured(baseline))
+    ]
+    caps += [_FOREIGN] if find_environment_differences(one.environment, baseline.environment) else []
+    caps += (
+        [Blocker(text, "lock the clocks and repeat both measurements")]
+        if (text := explain_clock_difference(one, baseline))
+        else []
+    )
+    figure = observe_throughput if metric == "throughput" else lambda each: observe_percentile(each, metric)
     new, old = figure(contender), figure(baseline.measurement)
     if isinstance(new, Missing) or isinstance(old, Missing):
         missing = new if isinstance(new, Missing) else old
         assert isinstance(missing, Missing)
-        return Observation(UNKNOWN, caps=(*caps, Cap(missing.reason, missing.remedy)), about=about, source=one.run)
-    value, low, high = ratio(new, old)
+        return Observation(
+            UNKNOWN, blockers=(*caps, Blocker(missing.reason, missing.remedy)), about=about, source=one.run
+        )
+    value, low, high = divide_observations(new, old)
     if metric == "throughput":
         return Observation(1 - value, 1 - high, 1 - low, tuple(caps), about, one.run)
     return Observation(value - 1, low - 1, high - 1, tuple(caps), about, one.run)
 
 
-def _other_settings(contender: Measurement, baseline: Measurement) -> str:
+def _describe_other_settings(contender: Measurement, baseline: Measurement) -> str:
     theirs = baseline.subject.settings
-    names = differing((contender.subject.settings, theirs))
-    return f" with {setting_text(theirs, names)}" if set(names) & set(theirs) else ""
+    names = find_differing_settings((contender.subject.settings, theirs))
+    return f" with {format_settings(theirs, names)}" if set(names) & set(theirs) else ""
 
 
-_FOREIGN = Cap("the baseline was measured in another environment", "measure both on the machine of the deployment")
+_FOREIGN = Blocker("the baseline was measured in another environment", "measure both on the deployment machine")
 
 
-def _alone(one: Measured) -> Evidence:
+def _evidence_from_measured(one: RecordedMeasurement) -> BuildEvidence:
     subject = one.measurement.subject
-    return Evidence(Build(subject.model or "", subject.artifact, subject.backend, subject.precision))
+    return BuildEvidence(JudgedBuild(subject.model or "", subject.artifact, subject.backend, subject.precision))
 
 
-def ratio(new: Observation, old: Observation) -> tuple[float, float, float]:
+def divide_observations(new: Observation, old: Observation) -> tuple[float, float, float]:
     """`new` over `old` with the widest interval that the two intervals allow, so that it mirrors exactly.
 
     With both at confidence c, the ratio's interval holds with at least 2c - 1 (Bonferroni); the bounds of independent
@@ -250,14 +276,17 @@ def ratio(new: Observation, old: Observation) -> tuple[float, float, float]:
     )
 
 
-def _environment(criterion: Criterion, evidence: Evidence) -> Sequence[Observation] | Missing:
-    seen = {place_of(one.environment, criterion.metric): one.run for one in matching(Where(), evidence.measured)}
+def _environment(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:
+    seen = {
+        get_environment_fact(one.environment, criterion.metric): one.run
+        for one in select_measurements(LoadFilter(), evidence.measured)
+    }
     if not seen:
-        return Missing("nothing was measured", bench_command(evidence, Where()))
+        return Missing("nothing was measured", suggest_bench_command(evidence, LoadFilter()))
     return [Observation(name, source=run) for name, run in seen.items()]
 
 
-def _accuracy(criterion: Criterion, evidence: Evidence) -> Sequence[Observation] | Missing:
+def _accuracy(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:
     wanted = {"maximum_drop": "drop", "minimum_top1": "top1", "minimum_agreement": "agreement"}[criterion.metric]
     figure = evidence.accuracy.get(wanted)
     if figure is None:
@@ -266,34 +295,34 @@ def _accuracy(criterion: Criterion, evidence: Evidence) -> Sequence[Observation]
     return [figure]
 
 
-def _preprocessing(criterion: Criterion, evidence: Evidence) -> Sequence[Observation] | Missing:
+def _preprocessing(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:
     figure = evidence.preprocessing.get(criterion.metric.removeprefix("minimum_"))
     if figure is None:
         command = f"optpipe preprocess {evidence.build.model} --images DIR"
-        return Missing("the preprocessing was not proven for this model", command)
+        return Missing("preprocessing parity was not verified for this model", command)
     return [figure]
 
 
-def _precision(criterion: Criterion, evidence: Evidence) -> Sequence[Observation] | Missing:
+def _precision(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:
     shares = evidence.build.macs_share
     if not shares:
-        return Missing("the precision of this build is not proven", f"optpipe build {evidence.build.model}")
+        return Missing("the precision of this build was not verified", f"optpipe build {evidence.build.model}")
     return [Observation(float(shares.get(criterion.metric, 0.0)), source=evidence.build.artifact)]
 
 
-def _size(criterion: Criterion, evidence: Evidence) -> Sequence[Observation] | Missing:  # noqa: ARG001
+def _size(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:  # noqa: ARG001
     if evidence.build.size_bytes is None:
         return Missing("the size of this build is not recorded", f"optpipe build {evidence.build.model}")
     return [Observation(float(evidence.build.size_bytes), source=evidence.build.artifact)]
 
 
-def _tensor_cores(criterion: Criterion, evidence: Evidence) -> Sequence[Observation] | Missing:  # noqa: ARG001
+def _tensor_cores(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:  # noqa: ARG001
     if evidence.tensor_core_share is None:
         return Missing("not profiled on a GPU", f"optpipe profile {evidence.build.model}")
     return [evidence.tensor_core_share]
 
 
-_OBSERVERS: Mapping[str, Callable[[Criterion, Evidence], Sequence[Observation] | Missing]] = {
+_OBSERVERS: Mapping[str, Callable[[Criterion, BuildEvidence], Sequence[Observation] | Missing]] = {
     "latency": _latency,
     "throughput": _throughput,
     "regression": _regression,

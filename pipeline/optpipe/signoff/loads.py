@@ -5,34 +5,34 @@ from dataclasses import replace
 from itertools import groupby
 
 from optpipe.core.measurement import Mode, Scenario
-from optpipe.measuring.energy import SMALLEST_WINDOW_S
-from optpipe.measuring.measure import Load
-from optpipe.signoff.load_filter import Where
+from optpipe.measuring.energy import MIN_WINDOW_S
+from optpipe.measuring.measure import LoadSpec
+from optpipe.signoff.load_filter import LoadFilter
 from optpipe.signoff.policy import Criterion
 
-ENERGY_SECONDS = SMALLEST_WINDOW_S + 2
+ENERGY_SECONDS = MIN_WINDOW_S + 2
 
 
-def loads_of(
+def loads_from_criteria(
     criteria: Iterable[Criterion], min_seconds: float = 3.0, max_seconds: float = 30.0
-) -> list[tuple[Load, tuple[int, ...]]]:
+) -> list[tuple[LoadSpec, tuple[int, ...]]]:
     """Loads with their batch sizes; one at batch 1 where no criterion names any.
 
     A criterion that names no scenario or mode is about single-stream compute here. Percentiles decide the sample count, and
     energy the time.
     """
-    needed: dict[Where, Load] = {}
+    needed: dict[LoadFilter, LoadSpec] = {}
     for criterion in criteria:
         if criterion.where:
-            where = _spelled_out(criterion.where)
-            needed[where] = _for(criterion, needed.get(where) or _load(where, min_seconds, max_seconds))
-    loads = list(needed.values()) or [_load(_spelled_out(Where()), min_seconds, max_seconds)]
+            where = _fill_defaults(criterion.where)
+            needed[where] = _extend_load(criterion, needed.get(where) or _load(where, min_seconds, max_seconds))
+    loads = list(needed.values()) or [_load(_fill_defaults(LoadFilter()), min_seconds, max_seconds)]
     alike = sorted(loads, key=lambda load: (_order(load), load.batch_size))
     groups = [list(found) for _, found in groupby(alike, key=_order)]
     return [(found[0], tuple(dict.fromkeys(load.batch_size for load in found))) for found in groups]
 
 
-def _spelled_out(where: Where) -> Where:
+def _fill_defaults(where: LoadFilter) -> LoadFilter:
     return replace(
         where,
         batch_size=where.batch_size or 1,
@@ -42,8 +42,8 @@ def _spelled_out(where: Where) -> Where:
     )
 
 
-def _load(where: Where, min_seconds: float, max_seconds: float) -> Load:
-    return Load(
+def _load(where: LoadFilter, min_seconds: float, max_seconds: float) -> LoadSpec:
+    return LoadSpec(
         batch_size=where.batch_size or 1,
         scenario=Scenario(str(where.scenario)),
         mode=Mode(str(where.mode)),
@@ -54,7 +54,7 @@ def _load(where: Where, min_seconds: float, max_seconds: float) -> Load:
     )
 
 
-def _for(criterion: Criterion, load: Load) -> Load:
+def _extend_load(criterion: Criterion, load: LoadSpec) -> LoadSpec:
     if criterion.section == "energy":
         seconds = max(load.min_seconds, ENERGY_SECONDS)
         return replace(load, min_seconds=seconds, max_seconds=max(load.max_seconds, seconds))
@@ -63,7 +63,7 @@ def _for(criterion: Criterion, load: Load) -> Load:
     return load
 
 
-def _order(load: Load) -> tuple[str, str, int, float, float, float]:
+def _order(load: LoadSpec) -> tuple[str, str, int, float, float, float]:
     return (
         str(load.scenario), str(load.mode), load.streams, load.rate_per_s or 0.0, load.percentile, load.min_seconds,
     )  # fmt: skip

@@ -4,43 +4,43 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
-from optpipe.artifacts.facts import build_of
-from optpipe.bench.recompute import measured_in
+from optpipe.artifacts.facts import judged_build_from_manifest
+from optpipe.bench.recompute import list_artifact_measurements
 from optpipe.build.build import BuiltArtifact
 from optpipe.core.events import Listener
 from optpipe.core.observation import Missing
 from optpipe.errors import BadInputError, OptpipeError
-from optpipe.evaluate.recompute import accuracy_figures
-from optpipe.export.exported import stored_model
+from optpipe.evaluate.recompute import observe_accuracy
+from optpipe.export.exported import find_stored_model
 from optpipe.export.model import Model
-from optpipe.preprocess.recompute import preprocessing_figures
-from optpipe.profile.recompute import tensor_core_figure
+from optpipe.preprocess.recompute import observe_preprocessing
+from optpipe.profile.recompute import observe_tensor_cores
 from optpipe.signoff.collect import (
     JUDGED_KINDS,
-    Wanted,
-    concerns,
-    judged_artifact,
+    SignoffRequest,
+    find_judged_artifact,
+    is_run_about,
 )
 from optpipe.signoff.evidence import (
-    Evidence,
-    matching,
-    measured_with,
+    BuildEvidence,
+    filter_by_options,
     observe,
+    select_measurements,
 )
 from optpipe.signoff.policy import SECTIONS, Criterion
 from optpipe.signoff.steps import (
-    Pace,
-    bench_step,
-    evaluate_step,
-    preprocess_step,
-    profile_step,
+    MeasurementBudget,
+    run_bench_step,
+    run_evaluate_step,
+    run_preprocess_step,
+    run_profile_step,
 )
 from optpipe.workspace.runs import Run, list_runs
 from optpipe.workspace.store import Entry, Store
 
 
-def measured_missing(
-    wanted: Wanted, model: Callable[[], Model], pace: Pace, store: Store, listener: Listener
+def measure_missing_evidence(
+    wanted: SignoffRequest, model: Callable[[], Model], pace: MeasurementBudget, store: Store, listener: Listener
 ) -> list[Path]:
     """Takes the steps whose evidence is missing for the judged build; returns the new runs. `model` resolves its source.
 
@@ -48,47 +48,49 @@ def measured_missing(
     """
     from optpipe.backends.registry import BACKENDS
 
-    judged = judged_artifact(wanted, store)
-    runs = [run for run in list_runs(store.workspace) if run.kind in JUDGED_KINDS and concerns(run, judged)]
-    needed = list(_needed(wanted, judged, runs))
+    judged = find_judged_artifact(wanted, store)
+    runs = [run for run in list_runs(store.workspace) if run.kind in JUDGED_KINDS and is_run_about(run, judged)]
+    needed = list(_list_needed(wanted, judged, runs))
     if not needed:
         return []
-    why_not = BACKENDS[judged.info["backend"]].runnable(judged.info, judged.info["device"])
+    why_not = BACKENDS[judged.info["backend"]].find_run_blocker(judged.info, judged.info["device"])
     if why_not is not None:
-        listener.warn(f"nothing is measured: the judged build cannot run here ({why_not})")
+        listener.warn(f"nothing was measured: the judged build cannot run on this machine ({why_not})")
         return []
     done: list[Path] = []
-    for kind, criteria in _by_kind(needed, runs):
+    for kind, criteria in _group_by_kind(needed, runs):
         try:
             done += _steps(wanted, judged, model, pace, store, listener)[kind](criteria)
         except OptpipeError as error:
-            listener.warn(f"{kind} is left out: {error}")
+            listener.warn(f"{kind} was skipped: {error}")
     return done
 
 
-def _needed(wanted: Wanted, judged: Entry, runs: Sequence[Run]) -> Iterator[Criterion]:
-    build, confidence = build_of(judged.manifest), wanted.policy.confidence
-    evidence = Evidence(
+def _list_needed(wanted: SignoffRequest, judged: Entry, runs: Sequence[Run]) -> Iterator[Criterion]:
+    build, confidence = judged_build_from_manifest(judged.manifest), wanted.policy.confidence
+    evidence = BuildEvidence(
         build,
-        measured=tuple(measured_with(wanted.policy.options, measured_in(runs, confidence, build.artifact))),
+        measured=tuple(
+            filter_by_options(wanted.policy.options, list_artifact_measurements(runs, confidence, build.artifact))
+        ),
         options=wanted.policy.options,
-        accuracy=accuracy_figures(runs, build, confidence),
-        preprocessing=preprocessing_figures(runs, build),
-        tensor_core_share=tensor_core_figure(runs, build),
+        accuracy=observe_accuracy(runs, build, confidence),
+        preprocessing=observe_preprocessing(runs, build),
+        tensor_core_share=observe_tensor_cores(runs, build),
     )
     for criterion in wanted.policy.criteria:
         if criterion.section == "regression":  # without a baseline it is missing whatever is measured
-            if not matching(criterion.where, evidence.measured):
+            if not select_measurements(criterion.where, evidence.measured):
                 yield criterion
         elif isinstance(observe(criterion, evidence), Missing):
             yield criterion
 
 
-KINDS = {"accuracy": "evaluate", "preprocessing": "preprocess", "tensor_cores": "profile", "environment": "bench"}
+RUN_KINDS = {"accuracy": "evaluate", "preprocessing": "preprocess", "tensor_cores": "profile", "environment": "bench"}
 """Which run shows a section that is not about measurements; `size` and `precision` are shown by the build itself."""
 
 
-def _by_kind(needed: Sequence[Criterion], runs: Sequence[Run]) -> Iterator[tuple[str, list[Criterion]]]:
+def _group_by_kind(needed: Sequence[Criterion], runs: Sequence[Run]) -> Iterator[tuple[str, list[Criterion]]]:
     """The criteria that each kind of run would show; one that was made and does not show them is not made again."""
     present = {run.kind for run in runs}
     for kind in ("evaluate", "preprocess", "bench", "profile"):
@@ -99,30 +101,35 @@ def _by_kind(needed: Sequence[Criterion], runs: Sequence[Run]) -> Iterator[tuple
 
 def _kind(criterion: Criterion) -> str | None:
     section = SECTIONS.get(criterion.section)
-    return "bench" if section is not None and section.measured else KINDS.get(criterion.section)
+    return "bench" if section is not None and section.measured else RUN_KINDS.get(criterion.section)
 
 
 def _steps(
-    wanted: Wanted, judged: Entry, model: Callable[[], Model], pace: Pace, store: Store, listener: Listener
+    wanted: SignoffRequest,
+    judged: Entry,
+    model: Callable[[], Model],
+    pace: MeasurementBudget,
+    store: Store,
+    listener: Listener,
 ) -> dict[str, Callable[[list[Criterion]], list[Path]]]:
     @cache
     def source() -> Model:
         """The model, where it is the one that was built: with other weights its accuracy would be another's."""
         found = model()
-        stored = stored_model(found, store)
+        stored = find_stored_model(found, store)
         if stored is not None and stored.id in judged.manifest.parents:
             return found
         raise BadInputError(
-            f"{wanted.model} was built with other options than its defaults; give them to optpipe evaluate or preprocess"
+            f"{wanted.model} was built with non-default options; run optpipe evaluate or optpipe preprocess with the same options"
         )
 
     made_of = store.find(f"model-{judged.manifest.parents[0]}")
     built = BuiltArtifact(judged, None, None)
     return {
-        "evaluate": lambda _: evaluate_step(source(), None, store, listener),
-        "preprocess": lambda _: preprocess_step(source(), None, store, listener),
-        "bench": lambda criteria: bench_step(
+        "evaluate": lambda _: run_evaluate_step(source(), None, store, listener),
+        "preprocess": lambda _: run_preprocess_step(source(), None, store, listener),
+        "bench": lambda criteria: run_bench_step(
             [judged], criteria, pace, store, listener, options={judged.info["backend"]: wanted.policy.options}
         ),
-        "profile": lambda _: profile_step(built, made_of, wanted.policy.criteria, store, listener),
+        "profile": lambda _: run_profile_step(built, made_of, wanted.policy.criteria, store, listener),
     }

@@ -3,26 +3,26 @@
 from importlib import resources
 from typing import Any
 
-from optpipe.core.quantity import EXAMPLES, Dimension, quantity_pattern
+from optpipe.core.quantity import EXAMPLES, Dimension, make_quantity_pattern
 from optpipe.signoff.load_filter import MODES, SCENARIOS
 from optpipe.signoff.policy import (
     BUILD_KEYS,
     ENVIRONMENT_KEYS,
-    PRECISIONS,
-    SCHEMA_VERSION,
+    POLICY_PRECISIONS,
+    POLICY_SCHEMA_VERSION,
     SECTIONS,
 )
-from optpipe.signoff.policy import Section as PolicySection
+from optpipe.signoff.policy import PolicySection as PolicySection
 
 TEMPLATE = "policy-template.toml"
 
 
-def policy_template() -> str:
+def read_policy_template() -> str:
     """The commented template; it parses as it stands."""
-    return resources.files("optpipe.core").joinpath(TEMPLATE).read_text(encoding="utf-8")
+    return resources.files("optpipe.signoff").joinpath(TEMPLATE).read_text(encoding="utf-8")
 
 
-def policy_schema() -> dict[str, Any]:
+def make_policy_schema() -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of a policy's TOML document."""
     sections = {name: _tables(section) for name, section in SECTIONS.items()}
     judged = [*sections, "environment"]
@@ -34,15 +34,15 @@ def policy_schema() -> dict[str, Any]:
         "required": ["schema"],
         "anyOf": [{"required": [name]} for name in judged],
         "properties": {
-            "schema": {"const": SCHEMA_VERSION, "type": "integer"},
+            "schema": {"const": POLICY_SCHEMA_VERSION, "type": "integer"},
             "name": _NAME,
             "model": _NAME,
-            "confidence": _quantity(Dimension.SHARE, "Confidence of every interval; 95 % where left out."),
+            "confidence": _quantity(Dimension.SHARE, "Confidence level of all intervals; default: 95 %."),
             "build": {
                 "type": "object",
                 "additionalProperties": False,
                 "properties": dict.fromkeys(BUILD_KEYS, _NAME)
-                | {"precision": {"enum": list(PRECISIONS)}, "options": _OPTIONS},
+                | {"precision": {"enum": list(POLICY_PRECISIONS)}, "options": _OPTIONS},
             },
             "environment": {
                 "type": "object",
@@ -58,14 +58,14 @@ def policy_schema() -> dict[str, Any]:
 _NAME: dict[str, Any] = {"type": "string", "pattern": r"\S"}
 _OPTIONS: dict[str, Any] = {
     "type": "object",
-    "description": "Runtime options: only what was measured with them is judged.",
+    "description": "Runtime options: only measurements made with them are judged.",
     "additionalProperties": {"anyOf": [{"type": ["number", "boolean"]}, _NAME]},
 }
 
 
 def _quantity(dimension: Dimension, doc: str) -> dict[str, Any]:
     example = EXAMPLES[dimension]
-    return {"type": "string", "pattern": quantity_pattern(dimension), "description": doc, "examples": [example]}
+    return {"type": "string", "pattern": make_quantity_pattern(dimension), "description": doc, "examples": [example]}
 
 
 def _only_with(key: str, scenarios: list[str]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from optpipe.profile.recompute import find_profile_disagreements
 from optpipe.workspace.runs import Run
 
 
-def untrue_figures(run: Run) -> list[str]:
+def find_untrue_figures(run: Run) -> list[str]:
     """Where the record of `run` does not follow from the raw files that are there, one line each."""
     found = {
         "bench": find_bench_disagreements,

@@ -9,23 +9,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from optpipe.compare.report_data import raw_files
-from optpipe.reporters.report import Picture
+from optpipe.compare.report_data import list_raw_files
+from optpipe.reporters.report import ReportImage
 from optpipe.workspace.file_names import (
     PREPROCESSING,
     PROFILE,
     ROWS,
 )
-from optpipe.workspace.runs import Run, json_of_run, newest_runs
+from optpipe.workspace.runs import Run, newest_runs, read_run_json
 
-PICTURES = 6
+MAX_IMAGES = 6
 
 
-def documents(runs: Sequence[Run], root: Path) -> dict[str, Any]:
+def collect_report_documents(runs: Sequence[Run], root: Path) -> dict[str, Any]:
     """What the report shows of them: fields of `core.report.Report`; file paths are relative to `root`."""
     fields: dict[str, Any] = {}
     for run in newest_runs(runs, "profile"):
-        stages = [stage for stage in json_of_run(run, PROFILE).get("stages", ()) if stage.get("findings") is not None]
+        stages = [stage for stage in read_run_json(run, PROFILE).get("stages", ()) if stage.get("findings") is not None]
         inference = [stage for stage in stages if stage.get("kind") == "inference"]
         if stages:
             fields["profile"] = (inference or stages)[-1]
@@ -34,22 +34,22 @@ def documents(runs: Sequence[Run], root: Path) -> dict[str, Any]:
                 record["path"] for record in run.manifest["files"] if record["path"].startswith(f"{folder}/tables/")
             )
             fields["profile_files"] = tuple(
-                file for name in (PROFILE, *tables) for file in raw_files((run,), root, name)
+                file for name in (PROFILE, *tables) for file in list_raw_files((run,), root, name)
             )
             break
     for run in newest_runs(runs, "preprocess"):
-        fields["preprocessing"] = json_of_run(run, PREPROCESSING)
-        fields["pictures"] = tuple(_pictures(run, fields["preprocessing"], root))
+        fields["preprocessing"] = read_run_json(run, PREPROCESSING)
+        fields["pictures"] = tuple(_embed_images(run, fields["preprocessing"], root))
         break
     return fields
 
 
-def _pictures(run: Run, record: Mapping[str, Any], root: Path) -> Iterator[Picture]:
-    for picture in record["parity"].get("pictures", ())[:PICTURES]:
+def _embed_images(run: Run, record: Mapping[str, Any], root: Path) -> Iterator[ReportImage]:
+    for picture in record["parity"].get("pictures", ())[:MAX_IMAGES]:
         path = run.path / picture["path"]
         if path.is_file():
             data = base64.b64encode(path.read_bytes()).decode()
             name, times = Path(str(picture["image"])).name, float(picture["difference_times"])
-            caption = f"{name}: the model's own, DALI's, and their difference ({times:.3g} times)"
-            files = (*raw_files((run,), root, picture["path"]), *raw_files((run,), root, ROWS))
-            yield Picture(caption, f"data:image/png;base64,{data}", files)
+            caption = f"{name}: the model's own, DALI's, and their difference (×{times:.3g})"
+            files = (*list_raw_files((run,), root, picture["path"]), *list_raw_files((run,), root, ROWS))
+            yield ReportImage(caption, f"data:image/png;base64,{data}", files)

@@ -9,14 +9,14 @@ from typing import Any
 from optpipe.build.build import BuiltArtifact
 from optpipe.core.events import Listener
 from optpipe.export.model import Model
-from optpipe.signoff.loads import loads_of
+from optpipe.signoff.loads import loads_from_criteria
 from optpipe.signoff.policy import Criterion
-from optpipe.workspace.manifest import command_line
+from optpipe.workspace.manifest import get_command_line
 from optpipe.workspace.store import Entry, Store
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class MeasurementBudget:
     """How long each load is measured, and how much it may scatter."""
 
     min_seconds: float = 3.0
@@ -24,26 +24,26 @@ class Pace:
     max_cv: float = 0.025
 
 
-def evaluate_step(model: Model, data: Path | None, store: Store, listener: Listener) -> list[Path]:
+def run_evaluate_step(model: Model, data: Path | None, store: Store, listener: Listener) -> list[Path]:
     """Task accuracy of everything that is built of `model`; returns the run."""
-    from optpipe.evaluate.evaluation_run import evaluation_run
+    from optpipe.evaluate.evaluation_run import run_evaluation
 
-    record = evaluation_run(model, data, None, 0, None, store, listener)
+    record = run_evaluation(model, data, None, 0, None, store, listener)
     return [Path(record["run_dir"])]
 
 
-def preprocess_step(model: Model, images: Path | None, store: Store, listener: Listener) -> list[Path]:
+def run_preprocess_step(model: Model, images: Path | None, store: Store, listener: Listener) -> list[Path]:
     """The proof of the derived preprocessing, without its speed; returns the run."""
-    from optpipe.preprocess.preprocess import Request, automatic_plan, preprocess
+    from optpipe.preprocess.preprocess import PreprocessRequest, choose_dali_plan, derive_preprocessing
 
-    request = Request(images=images, plan=automatic_plan("auto", None, None, "exact"), throughput=False)
-    return [preprocess(model, request, store, listener).run.path]
+    request = PreprocessRequest(images=images, plan=choose_dali_plan("auto", None, None, "exact"), throughput=False)
+    return [derive_preprocessing(model, request, store, listener).run.path]
 
 
-def bench_step(
+def run_bench_step(
     artifacts: Sequence[Entry],
     criteria: Sequence[Criterion],
-    pace: Pace,
+    pace: MeasurementBudget,
     store: Store,
     listener: Listener,
     *,
@@ -53,28 +53,28 @@ def bench_step(
 
     One that was interrupted ends what it is part of.
     """
-    from optpipe.artifacts.lookup import artifacts_named
-    from optpipe.bench.bench import bench
+    from optpipe.artifacts.lookup import find_artifacts
+    from optpipe.bench.bench import bench_artifacts
     from optpipe.bench.session_plan import BenchPlan
     from optpipe.measuring.validity import LIMITS
 
-    found = tuple(artifact for each in artifacts for artifact in artifacts_named(each.id, store))
+    found = tuple(artifact for each in artifacts for artifact in find_artifacts(each.id, store))
     limits = {**LIMITS, "max_cv": pace.max_cv}
-    loads = loads_of(criteria, pace.min_seconds, pace.max_seconds)
+    loads = loads_from_criteria(criteria, pace.min_seconds, pace.max_seconds)
     plans = [
         BenchPlan(load=load, batches=batches, limits=limits, to_the_end=True, options=options or {})
         for load, batches in loads
     ]
     runs = []
     for plan in plans:
-        result = bench(found, plan, store, listener)
+        result = bench_artifacts(found, plan, store, listener)
         if result.interrupted:
             raise KeyboardInterrupt
         runs.append(result.run.path)
     return runs
 
 
-def profile_step(
+def run_profile_step(
     artifact: BuiltArtifact,
     model: Entry,
     criteria: Sequence[Criterion],
@@ -85,7 +85,8 @@ def profile_step(
     options: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[Path]:
     """Inference under nsys at the largest batch size that `criteria` name; returns the run."""
-    from optpipe.profile.profile_model import ProfilePlan, profile_model, require_profilable
+    from optpipe.profile.profile_model import profile_model, require_profilable
+    from optpipe.profile.record import ProfilePlan
 
     sizes = {one.where.batch_size for one in criteria if one.where.batch_size}
     info = artifact.entry.info
@@ -100,4 +101,4 @@ def profile_step(
         batch_sizes=(max(sizes, default=1),),
     )
     require_profilable(plan)
-    return [profile_model(plan, [artifact], model, store, listener, shlex.split(command_line())).run_dir]
+    return [profile_model(plan, [artifact], model, store, listener, shlex.split(get_command_line())).run_dir]

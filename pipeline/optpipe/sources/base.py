@@ -9,12 +9,12 @@ from optpipe.core.card import ModelCard
 from optpipe.core.weights import WeightsRecord, WeightsRequest
 from optpipe.errors import OptpipeError
 
-BATCH = (1, 8, 64)
+DEFAULT_BATCH_PROFILE = (1, 8, 64)
 """Profile of an open first dimension unless `--batch` says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedModel:
     """A model in memory: either a `torch.nn.Module` whose forward takes the card's inputs in order, or an ONNX file."""
 
     card: ModelCard
@@ -23,7 +23,7 @@ class Loaded:
     onnx: Path | None = None
     tokenizer: str | None = None
     """A text model's `tokenizer.json`, whole."""
-    made: Mapping[str, Any] = field(default_factory=dict)
+    code_identity: Mapping[str, Any] = field(default_factory=dict)
     """What decides it beside its source's `identity`, and shows only once it is made: of models that `runs_code` makes."""
 
 
@@ -42,10 +42,10 @@ class Source(Protocol):
     def runs_code(self) -> bool:
         """Whether a user's code makes it: then `identity` is not all that decides it, and `Loaded.made` has the rest."""
 
-    def identity(self) -> Mapping[str, Any]:
+    def collect_identity(self) -> Mapping[str, Any]:
         """What decides the model beside its weights: versions and file hashes. Imports no framework."""
 
-    def load(self, weights: WeightsRequest) -> Loaded:
+    def load(self, weights: WeightsRequest) -> LoadedModel:
         """Loads it; raises `BadInputError` for a name or file that is no model, `NoWeightsError` without a network."""
 
 

@@ -9,20 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.core.card import ModelCard, Task, Tokenization
-from optpipe.core.hashing import file_sha256, text_sha256
+from optpipe.core.hashing import hash_file, hash_text
 from optpipe.core.tensors import InputSpec
 from optpipe.core.weights import WeightsRecord, WeightsRequest
 from optpipe.errors import BadInputError, MissingError, first_line
-from optpipe.sources.base import BATCH, Loaded, NoWeightsError
-from optpipe.sources.modules import flat_module
+from optpipe.sources.base import DEFAULT_BATCH_PROFILE, LoadedModel, NoWeightsError
+from optpipe.sources.modules import flatten_module
 from optpipe.sources.transform import transform_from_processor
-from optpipe.sources.weights import module_weights_sha256, with_weights
-from optpipe.workspace.environment import package_version
+from optpipe.sources.weights import hash_module_weights, make_with_weights
+from optpipe.workspace.environment import get_package_version
 
 HUB = "huggingface.co"
-SEQUENCE = (8, 128, 512)
+DEFAULT_SEQUENCE_PROFILE = (8, 128, 512)
 """Profile of a text model's sequence length, cut at what its position embeddings allow."""
-VOCABULARIES = (
+VOCABULARY_FILES = (
     "tokenizer.json",
     "vocab.txt",
     "vocab.json",
@@ -54,22 +54,22 @@ class HuggingFaceSource:
         """Whether a user's code makes it."""
         return False
 
-    def identity(self) -> dict[str, Any]:
+    def collect_identity(self) -> dict[str, Any]:
         """The repository's name; of a local folder the hashes of its files."""
         folder = Path(self.repository)
-        files = {path.name: file_sha256(path) for path in sorted(folder.glob("*")) if path.is_file()}
+        files = {path.name: hash_file(path) for path in sorted(folder.glob("*")) if path.is_file()}
         return {
             "source": self.name,
             "files": files,
-            "transformers": package_version("transformers"),
-            "tokenizers": package_version("tokenizers"),
-            "torch": package_version("torch"),
+            "transformers": get_package_version("transformers"),
+            "tokenizers": get_package_version("tokenizers"),
+            "torch": get_package_version("torch"),
         }
 
-    def load(self, weights: WeightsRequest) -> Loaded:
+    def load(self, weights: WeightsRequest) -> LoadedModel:
         """Builds the module for the task that its configuration names."""
-        if package_version("transformers") is None:
-            raise MissingError(f"{self.name} needs transformers: `uv sync --extra hf` installs it")
+        if get_package_version("transformers") is None:
+            raise MissingError(f"{self.name} requires transformers; install it with `uv sync --extra hf`")
         import transformers
 
         transformers.utils.logging.disable_progress_bar()
@@ -77,7 +77,7 @@ class HuggingFaceSource:
             config = transformers.AutoConfig.from_pretrained(self.repository)
         except (OSError, ValueError) as error:
             raise (BadInputError if Path(self.repository).exists() else MissingError)(
-                f"{self.name}: no configuration to be had ({first_line(error)}); give a name on {HUB} or a local folder"
+                f"{self.name}: no configuration found ({first_line(error)}); use a name on {HUB} or a local folder"
             ) from error
         image = type(config) in transformers.AutoModelForImageClassification._model_mapping
         kind = (
@@ -88,22 +88,24 @@ class HuggingFaceSource:
                 f"{self.name} is a {config.model_type} model without an image or text classification head"
             )
         module, record = self._module(kind, config, weights)
-        tokenizer = None if image else _tokenizer(transformers, self.repository)
-        card = self._image_card(transformers, config) if image else self._text_card(config, tokenizer)
-        flat = flat_module(module, keywords=tuple(each.name for each in card.inputs))
-        return Loaded(card, record, module=flat, tokenizer=tokenizer.backend_tokenizer.to_str() if tokenizer else None)
+        tokenizer = None if image else _load_tokenizer(transformers, self.repository)
+        card = self._make_image_card(transformers, config) if image else self._make_text_card(config, tokenizer)
+        flat = flatten_module(module, keywords=tuple(each.name for each in card.inputs))
+        return LoadedModel(
+            card, record, module=flat, tokenizer=tokenizer.backend_tokenizer.to_str() if tokenizer else None
+        )
 
     def _module(self, kind: Any, config: Any, request: WeightsRequest) -> tuple[Any, WeightsRecord]:
         if request.kind != "default":
-            return with_weights(lambda: kind.from_config(config), request)
+            return make_with_weights(lambda: kind.from_config(config), request)
         try:
             module = kind.from_pretrained(self.repository, use_safetensors=True).eval()
         except OSError as error:
             reason = f"{self.name}: {first_line(error)}"
             raise NoWeightsError(reason, HUB) from error
-        return module, WeightsRecord(f"default:{self.repository}", module_weights_sha256(module))
+        return module, WeightsRecord(f"default:{self.repository}", hash_module_weights(module))
 
-    def _image_card(self, transformers: Any, config: Any) -> ModelCard:
+    def _make_image_card(self, transformers: Any, config: Any) -> ModelCard:
         try:
             processor = transformers.AutoImageProcessor.from_pretrained(self.repository)
         except OSError as error:
@@ -113,16 +115,19 @@ class HuggingFaceSource:
         transform = transform_from_processor(processor)
         size = transform.size or (getattr(config, "image_size", 224),) * 2
         channels = getattr(config, "num_channels", 3)
-        image = InputSpec("pixel_values", "float32", *((n, channels, *size) for n in BATCH))
+        image = InputSpec("pixel_values", "float32", *((n, channels, *size) for n in DEFAULT_BATCH_PROFILE))
         labels = tuple(config.id2label[key] for key in sorted(config.id2label))
         return ModelCard(self._short(), self.name, Task.CLASSIFICATION, (image,), transform=transform, labels=labels)
 
-    def _text_card(self, config: Any, tokenizer: Any) -> ModelCard:
-        limit = getattr(config, "max_position_embeddings", SEQUENCE[2])
-        shapes = [(batch, min(length, limit)) for batch, length in zip(BATCH, SEQUENCE, strict=True)]
+    def _make_text_card(self, config: Any, tokenizer: Any) -> ModelCard:
+        limit = getattr(config, "max_position_embeddings", DEFAULT_SEQUENCE_PROFILE[2])
+        shapes = [
+            (batch, min(length, limit))
+            for batch, length in zip(DEFAULT_BATCH_PROFILE, DEFAULT_SEQUENCE_PROFILE, strict=True)
+        ]
         inputs = tuple(InputSpec(name, "int64", *shapes) for name in ("input_ids", "attention_mask"))
         labels = tuple(config.id2label[key] for key in sorted(config.id2label))
-        tokenization = _tokenization(tokenizer, config, shapes[-1][1]) if tokenizer else None
+        tokenization = _describe_tokenization(tokenizer, config, shapes[-1][1]) if tokenizer else None
         return ModelCard(
             self._short(), self.name, Task.TEXT_CLASSIFICATION, inputs, labels=labels, tokenization=tokenization
         )
@@ -131,10 +136,10 @@ class HuggingFaceSource:
         return Path(self.repository).name
 
 
-def _tokenizer(transformers: Any, repository: str) -> Any | None:
+def _load_tokenizer(transformers: Any, repository: str) -> Any | None:
     """The fast tokenizer; None where there is none. Without vocabulary files transformers would make up an empty one."""
     try:
-        for name in VOCABULARIES:
+        for name in VOCABULARY_FILES:
             if (
                 transformers.utils.cached_file(repository, name, _raise_exceptions_for_missing_entries=False)
                 is not None
@@ -146,10 +151,10 @@ def _tokenizer(transformers: Any, repository: str) -> Any | None:
     return None
 
 
-def _tokenization(tokenizer: Any, config: Any, longest: int) -> Tokenization:
+def _describe_tokenization(tokenizer: Any, config: Any, longest: int) -> Tokenization:
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else getattr(config, "pad_token_id", None)
     return Tokenization(
-        sha256=text_sha256(tokenizer.backend_tokenizer.to_str()),
+        sha256=hash_text(tokenizer.backend_tokenizer.to_str()),
         max_length=min(int(tokenizer.model_max_length), longest),
         pad_id=int(pad or 0),
     )

@@ -5,7 +5,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 
-def flat_tensors(value: Any) -> tuple[Any, ...]:
+def flatten_tensors(value: Any) -> tuple[Any, ...]:
     """The tensors of a nested output in order: of a tensor, tuple, list, mapping, dataclass or transformers' ModelOutput.
 
     Raises `TypeError` for what holds anything else.
@@ -19,15 +19,15 @@ def flat_tensors(value: Any) -> tuple[Any, ...]:
     elif is_dataclass(value) and not isinstance(value, type):
         value = tuple(getattr(value, each.name) for each in fields(value))
     if isinstance(value, tuple | list):
-        return tuple(tensor for each in value for tensor in flat_tensors(each))
+        return tuple(tensor for each in value for tensor in flatten_tensors(each))
     if not isinstance(value, torch.Tensor):
         raise TypeError(
-            f"forward returns {type(value).__name__}, not tensors, or tuples, mappings or dataclasses of them"
+            f"forward returns {type(value).__name__}, not tensors or tuples, mappings, or dataclasses of tensors"
         )
     return (value,)
 
 
-def flat_module(module: Any, *, keywords: tuple[str, ...] = ()) -> Any:
+def flatten_module(module: Any, *, keywords: tuple[str, ...] = ()) -> Any:
     """`module` with a flat tuple as output; positional inputs go to `keywords` where those are given."""
     import torch
 
@@ -38,14 +38,14 @@ def flat_module(module: Any, *, keywords: tuple[str, ...] = ()) -> Any:
 
         def forward(self, *inputs: Any) -> Any:
             given = dict(zip(keywords, inputs, strict=True)) if keywords else {}
-            if outputs := flat_tensors(self.model(**given) if keywords else self.model(*inputs)):
+            if outputs := flatten_tensors(self.model(**given) if keywords else self.model(*inputs)):
                 return outputs
             raise TypeError("forward returns no tensor")
 
     return Flat().eval()
 
 
-def detection_module(module: Any, size: tuple[int, int]) -> Any:
+def wrap_detector(module: Any, size: tuple[int, int]) -> Any:
     """A torchvision detector for one image: (1, 3, H, W) in; boxes, scores, labels (and masks) out.
 
     torchvision chooses between two ways of suppressing per class by the number of boxes, which an exported graph cannot
@@ -68,7 +68,7 @@ def detection_module(module: Any, size: tuple[int, int]) -> Any:
         def forward(self, images: Any) -> Any:
             own, operators.batched_nms = operators.batched_nms, moved_apart
             try:
-                return flat_tensors(self.model([images[0]]))
+                return flatten_tensors(self.model([images[0]]))
             finally:
                 operators.batched_nms = own
 

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.core.card import ModelCard, Task
-from optpipe.core.hashing import file_sha256
+from optpipe.core.hashing import hash_file
 from optpipe.core.tensors import DTYPES, InputSpec, Shape
 from optpipe.core.weights import WeightsRecord, WeightsRequest
 from optpipe.errors import BadInputError, first_line
-from optpipe.sources.base import BATCH, Loaded
+from optpipe.sources.base import DEFAULT_BATCH_PROFILE, LoadedModel
 
 OLDEST_OPSET = 9
 _RUNTIME_DOMAINS = ("com.microsoft", "ai.onnx.contrib")
@@ -40,12 +40,12 @@ class OnnxFileSource:
         """Whether a user's code makes it."""
         return False
 
-    def identity(self) -> Mapping[str, Any]:
+    def collect_identity(self) -> Mapping[str, Any]:
         """Hashes of the file and of its external data."""
         self._check_file()
-        identity: dict[str, Any] = {"onnx": file_sha256(self.path)}
-        if external := external_files(self.path):
-            identity["external"] = {path.name: file_sha256(path) for path in external}
+        identity: dict[str, Any] = {"onnx": hash_file(self.path)}
+        if external := find_external_files(self.path):
+            identity["external"] = {path.name: hash_file(path) for path in external}
         return identity
 
     def _check_file(self) -> None:
@@ -54,20 +54,20 @@ class OnnxFileSource:
         if self.path.stat().st_size == 0:
             raise BadInputError(f"{self.path} is empty")
 
-    def load(self, weights: WeightsRequest) -> Loaded:
+    def load(self, weights: WeightsRequest) -> LoadedModel:
         """Parses and checks the file; raises `BadInputError` for anything that is no complete ONNX model."""
         if weights.kind != "default":
             raise BadInputError(
-                f"{self.path}: an ONNX file has its weights in it; --weights {weights.kind} does not apply"
+                f"{self.path}: an ONNX file contains its own weights; --weights {weights.kind} does not apply"
             )
         self._check_file()
         model = onnx_from_file(self.path)
-        record = WeightsRecord("embedded", file_sha256(self.path))
+        record = WeightsRecord("embedded", hash_file(self.path))
         if self.card is not None:
-            return Loaded(self.card, record, onnx=self.path)
+            return LoadedModel(self.card, record, onnx=self.path)
         inputs = _input_specs(model, self.shapes or {}, self.path)
         card = ModelCard(self.path.stem, self.name, Task.OTHER, inputs)
-        return Loaded(replace(card, task=_guessed_task(model, inputs)), record, onnx=self.path)
+        return LoadedModel(replace(card, task=_guess_task(model, inputs)), record, onnx=self.path)
 
 
 def onnx_from_file(path: Path) -> Any:
@@ -80,16 +80,16 @@ def onnx_from_file(path: Path) -> Any:
     except (DecodeError, onnx.checker.ValidationError, OSError, ValueError, RuntimeError) as error:
         raise BadInputError(
             f"{path} is not a complete ONNX file: {first_line(error)}\n"
-            "it may be truncated, of another format, or without its external data"
+            "it may be truncated, in another format, or missing its external data"
         ) from error
     if not model.graph.node:
-        raise BadInputError(f"{path} holds no ONNX graph: it may be truncated or another format")
+        raise BadInputError(f"{path} contains no ONNX graph: it may be truncated or in another format")
     opset = next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 0)
     if opset < OLDEST_OPSET:
         raise BadInputError(
-            f"{path} is opset {opset}; opset {OLDEST_OPSET} is the oldest taken (convert it with onnx.version_converter)"
+            f"{path} is opset {opset}; opset {OLDEST_OPSET} or later is required (convert it with onnx.version_converter)"
         )
-    if unknown := _unknown_operators(model):
+    if unknown := _find_unknown_operators(model):
         raise BadInputError(
             f"{path} has operators that neither ONNX nor ONNX Runtime defines: {', '.join(unknown[:5])}; use standard ones"
         )
@@ -100,7 +100,7 @@ def onnx_from_file(path: Path) -> Any:
     return model
 
 
-def _unknown_operators(model: Any) -> list[str]:
+def _find_unknown_operators(model: Any) -> list[str]:
     """Operators outside the standard domains, those of ONNX Runtime, and the model's own functions."""
     import onnx
 
@@ -115,7 +115,7 @@ def _unknown_operators(model: Any) -> list[str]:
     return list(unknown)
 
 
-def external_files(path: Path) -> tuple[Path, ...]:
+def find_external_files(path: Path) -> tuple[Path, ...]:
     """The files of external data that a model names; raises `BadInputError` where one lies outside its folder."""
     import onnx
     from google.protobuf.message import DecodeError
@@ -131,7 +131,7 @@ def external_files(path: Path) -> tuple[Path, ...]:
     found = tuple(sorted((folder / name).resolve() for name in names))
     for file in found:
         if not file.is_relative_to(folder):
-            raise BadInputError(f"{path} wants external data outside its folder: {file.name}")
+            raise BadInputError(f"{path} refers to external data outside its folder: {file.name}")
         if not file.is_file():
             raise BadInputError(f"{path}: its external data {file.name} is missing")
     return found
@@ -150,7 +150,7 @@ def _input_spec(value: Any, shapes: Mapping[str, tuple[Shape, Shape, Shape]], pa
     dtype = "float32" if name == "float" else name
     if dtype not in DTYPES:
         raise BadInputError(
-            f"{path}: input '{value.name}' is {dtype or 'no tensor'}; optpipe takes {', '.join(DTYPES)}"
+            f"{path}: input '{value.name}' is {dtype or 'not a tensor'}; optpipe supports {', '.join(DTYPES)}"
         )
     if value.name in shapes:
         return InputSpec(value.name, dtype, *shapes[value.name])
@@ -158,15 +158,15 @@ def _input_spec(value: Any, shapes: Mapping[str, tuple[Shape, Shape, Shape]], pa
     if any(size is None for size in sizes[1:]):
         shown = "x".join("?" if size is None else str(size) for size in sizes)
         raise BadInputError(
-            f"{path}: input '{value.name}' is {shown}; give its open dimensions with --shape {value.name}=MIN:OPT:MAX"
+            f"{path}: input '{value.name}' is {shown}; set its dynamic dimensions with --shape {value.name}=MIN:OPT:MAX"
         )
     known: Shape = tuple(size for size in sizes if size is not None)
     if sizes[:1] == [None]:
-        return InputSpec(value.name, dtype, *((batch, *known) for batch in BATCH))
+        return InputSpec(value.name, dtype, *((batch, *known) for batch in DEFAULT_BATCH_PROFILE))
     return InputSpec(value.name, dtype, known, known, known)
 
 
-def _guessed_task(model: Any, inputs: tuple[InputSpec, ...]) -> Task:
+def _guess_task(model: Any, inputs: tuple[InputSpec, ...]) -> Task:
     """One image in and one row of scores out is a classifier; everything else is compared by tensors alone."""
     image = len(inputs) == 1 and len(inputs[0].opt) == 4 and inputs[0].opt[1] in (1, 3)
     outputs = model.graph.output

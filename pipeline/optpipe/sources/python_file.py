@@ -17,16 +17,16 @@ from types import ModuleType
 from typing import Any
 
 from optpipe.core.card import ModelCard, Task, name_from_factory
-from optpipe.core.hashing import file_sha256, text_sha256, value_sha256
+from optpipe.core.hashing import hash_file, hash_text, hash_value
 from optpipe.core.tensors import input_from_dict
 from optpipe.core.weights import WeightsRecord, WeightsRequest
 from optpipe.errors import BadInputError
-from optpipe.sources.base import Loaded
-from optpipe.sources.modules import flat_module
+from optpipe.sources.base import LoadedModel
+from optpipe.sources.modules import flatten_module
 from optpipe.sources.transform import transform_from_torchvision
-from optpipe.sources.user_code import UserCode, told
-from optpipe.sources.weights import remade, tensor_hashes, with_factory_weights
-from optpipe.workspace.environment import package_version
+from optpipe.sources.user_code import UserCode, describe_user_error
+from optpipe.sources.weights import hash_tensors, make_with_factory_weights, remake_module
+from optpipe.workspace.environment import get_package_version
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,12 @@ class PythonFileSource:
         """Whether a user's code makes it."""
         return True
 
-    def identity(self) -> Mapping[str, Any]:
+    def collect_identity(self) -> Mapping[str, Any]:
         """The file's hash, the factory's name and torch's version; `Loaded.made` has what the two bring in."""
         self._require_file()
-        return {"file": file_sha256(self.path), "factory": self.factory, "torch": package_version("torch")}
+        return {"file": hash_file(self.path), "factory": self.factory, "torch": get_package_version("torch")}
 
-    def load(self, weights: WeightsRequest) -> Loaded:
+    def load(self, weights: WeightsRequest) -> LoadedModel:
         """Calls the factory. `default` weights are those that the factory itself sets, or draws.
 
         Loaded once more it is another module with the same weights; the file is imported only once.
@@ -67,22 +67,24 @@ class PythonFileSource:
         import torch  # noqa: F401 - before the user's code, which so brings in only what is its own
 
         with self._code.running():
-            self._factory()
-            card = self.card or self._own_card(self._code.definitions())
+            self._find_factory()
+            card = self.card or self._make_own_card(self._code.import_definitions())
             name = f"{self.path.name}:{self.factory}"
             record = self._records.get(weights)
             if record is None:
-                module, record = with_factory_weights(self._made, weights, name)
+                module, record = make_with_factory_weights(self._make_module, weights, name)
                 self._records[weights] = record
             else:
-                module = remade(self._made, weights, record, name)
+                module = remake_module(self._make_module, weights, record, name)
         made = {
-            **_contents(module),
+            **_describe_contents(module),
             "files": self._code.files(weights.path),
-            "card": value_sha256(replace(card, data={}).to_dict()),
+            "card": hash_value(replace(card, data={}).to_dict()),
         }
         names = tuple(each.name for each in card.inputs)
-        return Loaded(card, record, module=flat_module(module, keywords=_by_name(module, names)), made=made)
+        return LoadedModel(
+            card, record, module=flatten_module(module, keywords=_match_input_names(module, names)), code_identity=made
+        )
 
     def _require_file(self) -> None:
         if not self.path.is_file():
@@ -98,31 +100,31 @@ class PythonFileSource:
         return {}
 
     @cached_property
-    def _given(self) -> list["weakref.ref[Any]"]:
+    def _returned_tensors(self) -> list["weakref.ref[Any]"]:
         """The tensors of the modules that were handed out."""
         return []
 
-    def _made(self) -> Any:
+    def _make_module(self) -> Any:
         """What the factory returns, sharing no tensor with what it returned before. To be called in `_code.running`."""
-        factory = self._factory()
+        factory = self._find_factory()
         try:
             module = factory()
         except (Exception, SystemExit) as error:
-            raise BadInputError(f"{self.name} raised {told(error)}") from error
+            raise BadInputError(f"{self.name} raised {describe_user_error(error)}") from error
         _require_usable(module, self.name)
         module.cpu()
         tensors = [*module.parameters(), *module.buffers()]
-        given = {id(tensor) for each in self._given if (tensor := each()) is not None}
+        given = {id(tensor) for each in self._returned_tensors if (tensor := each()) is not None}
         if any(id(each) in given for each in tensors):  # made once and kept: what changes one must not change the other
             module = copy.deepcopy(module)
             tensors = [*module.parameters(), *module.buffers()]
-        self._given.extend(map(weakref.ref, tensors))
+        self._returned_tensors.extend(map(weakref.ref, tensors))
         return module
 
-    def _factory(self) -> Any:
+    def _find_factory(self) -> Any:
         import torch
 
-        definitions = self._code.definitions()
+        definitions = self._code.import_definitions()
         factory = getattr(definitions, self.factory, None)
         if isinstance(factory, torch.nn.Module):
             raise BadInputError(f"{self.name} is a module, not a factory: define a function that returns it")
@@ -131,23 +133,23 @@ class PythonFileSource:
             raise BadInputError(f"{self.path} has no factory '{self.factory}'; it defines {', '.join(known) or 'none'}")
         return factory
 
-    def _own_card(self, definitions: ModuleType) -> ModelCard:
+    def _make_own_card(self, definitions: ModuleType) -> ModelCard:
         inputs = getattr(definitions, "INPUTS", None)
         if not inputs:
             raise BadInputError(
-                f"{self.path} does not say what its inputs are; define INPUTS in it or write a model card (models/README.md)"
+                f"{self.path} does not describe its inputs; define INPUTS in it or write a model card (models/README.md)"
             )
         described = getattr(definitions, "TRANSFORM", None)
         transform = None if described is None else transform_from_torchvision(described)
         if not isinstance(inputs, list | tuple):
             raise BadInputError(
-                f"{self.path}: INPUTS is no list of inputs, such as [{{'name': 'x', 'min': [1, 8], 'opt': [4, 8], 'max': [64, 8]}}]"
+                f"{self.path}: INPUTS must be a list, such as [{{'name': 'x', 'min': [1, 8], 'opt': [4, 8], 'max': [64, 8]}}]"
             )
         specs = tuple(input_from_dict(each) for each in inputs)
         return ModelCard(name_from_factory(self.name), self.name, Task.OTHER, specs, transform=transform)
 
 
-def _by_name(module: Any, names: tuple[str, ...]) -> tuple[str, ...]:
+def _match_input_names(module: Any, names: tuple[str, ...]) -> tuple[str, ...]:
     """`names` where they all are parameters of its forward, which then takes them by name; else it takes them in order."""
     import inspect
 
@@ -172,34 +174,34 @@ def _require_usable(module: Any, name: str) -> None:
         try:
             module.eval()
         except NotImplementedError:
-            message = f"{name} returned a program that was exported before; return the module that it was exported from"
-        wrong = ((each, _unusable(tensor)) for each, tensor in [*module.named_parameters(), *module.named_buffers()])
+            message = f"{name} returned an exported program; return the module it was exported from"
+        wrong = ((each, _find_defect(tensor)) for each, tensor in [*module.named_parameters(), *module.named_buffers()])
         message = message or next((f"{name}: {each} {why}" for each, why in wrong if why), None)
     if message:
         raise BadInputError(message)
 
 
-def _unusable(tensor: Any) -> str | None:
+def _find_defect(tensor: Any) -> str | None:
     """What keeps a parameter or buffer from being taken as it is."""
     import torch
 
     if torch.nn.parameter.is_lazy(tensor):
-        return "has no shape yet (lazy); call the module once on an example before it is returned"
+        return "has no shape yet (lazy); call the module once on an example before returning it"
     if tensor.is_meta:
-        return "is on the meta device and has no values; load them before it is returned"
+        return "is on the meta device and has no values; load them before returning it"
     if isinstance(tensor, torch.nn.Parameter) and tensor.is_floating_point() and tensor.dtype != torch.float32:
         kind = str(tensor.dtype).removeprefix("torch.")
         return f"is in {kind}; return the module in float32 (.float()), --precision sets its precision"
     return None
 
 
-def _contents(module: Any) -> dict[str, Any]:
+def _describe_contents(module: Any) -> dict[str, Any]:
     """What a module is: its tensors, how its parts are arranged, and the versions of the packages that define them."""
     parts = list(module.modules())
     packages = sorted({type(part).__module__.partition(".")[0] for part in parts})
     code = [str(getattr(part, "code", "")) for part in parts]  # of traced and scripted parts
     return {
-        "tensors": value_sha256(tensor_hashes(module)),
-        "parts": text_sha256("\n".join([re.sub(" at 0x[0-9a-f]+", "", repr(module)), *code])),
+        "tensors": hash_value(hash_tensors(module)),
+        "parts": hash_text("\n".join([re.sub(" at 0x[0-9a-f]+", "", repr(module)), *code])),
         "packages": {name: str(getattr(sys.modules.get(name), "__version__", None)) for name in packages},
     }

@@ -12,7 +12,7 @@ from optpipe.sources.onnx_file import OnnxFileSource
 from optpipe.sources.python_file import PythonFileSource
 from optpipe.sources.timm import TimmSource
 from optpipe.sources.torchvision import TorchvisionSource
-from optpipe.workspace.shipped import shipped
+from optpipe.workspace.shipped import find_shipped_folder
 
 
 def source_from_text(model: str, shapes: Mapping[str, tuple[Shape, Shape, Shape]] | None = None) -> Source:
@@ -26,29 +26,29 @@ def source_from_text(model: str, shapes: Mapping[str, tuple[Shape, Shape, Shape]
         return TorchvisionSource(rest)
     file, _, factory = model.rpartition(":")
     if file.endswith(".py"):
-        return PythonFileSource(_existing(file), factory)
+        return PythonFileSource(_require_existing(file), factory)
     if model.endswith(".py"):
-        raise BadInputError(f"{model}: name the factory too, as {model}:FACTORY")
+        raise BadInputError(f"{model}: add the name of the factory: {model}:FACTORY")
     if model.endswith(".onnx"):
-        return OnnxFileSource(_existing(model), shapes=shapes)
+        return OnnxFileSource(_require_existing(model), shapes=shapes)
     if model.endswith(".toml"):
-        return CardSource(_existing(model))
+        return CardSource(_require_existing(model))
     if Path(model).is_file():
         return OnnxFileSource(Path(model), shapes=shapes)
     module, _, factory = model.rpartition(".")
     if factory.isidentifier() and Path(f"{module}.py").is_file():  # as builds and messages name it
         return PythonFileSource(Path(f"{module}.py"), factory)
-    cards = model_cards()
+    cards = find_model_cards()
     return CardSource(cards[model]) if model in cards else TorchvisionSource(model, also_known=tuple(cards))
 
 
-def model_cards() -> dict[str, Path]:
+def find_model_cards() -> dict[str, Path]:
     """Model cards by name: those in `models/` of the working directory first, then those that optpipe ships."""
-    folders = (shipped("models"), Path("models"))
+    folders = (find_shipped_folder("models"), Path("models"))
     return {path.stem: path for folder in folders for path in sorted(folder.glob("*.toml"))}
 
 
-def _existing(text: str) -> Path:
+def _require_existing(text: str) -> Path:
     path = Path(text)
     if not path.is_file():
         raise BadInputError(f"{text}: no such file")

@@ -8,10 +8,10 @@ from optpipe.core.card import ModelCard, Task
 from optpipe.core.tensors import InputSpec
 from optpipe.core.weights import WeightsRecord, WeightsRequest
 from optpipe.errors import BadInputError, MissingError, first_line
-from optpipe.sources.base import BATCH, Loaded, NoWeightsError
+from optpipe.sources.base import DEFAULT_BATCH_PROFILE, LoadedModel, NoWeightsError
 from optpipe.sources.transform import transform_from_timm
-from optpipe.sources.weights import module_weights_sha256, with_weights
-from optpipe.workspace.environment import package_version
+from optpipe.sources.weights import hash_module_weights, make_with_weights
+from optpipe.workspace.environment import get_package_version
 
 HUB = "huggingface.co"
 """Where timm's published weights come from."""
@@ -38,14 +38,14 @@ class TimmSource:
         """Whether a user's code makes it."""
         return False
 
-    def identity(self) -> dict[str, Any]:
+    def collect_identity(self) -> dict[str, Any]:
         """The model and the libraries that define it."""
-        return {"source": self.name, "torch": package_version("torch"), "timm": package_version("timm")}
+        return {"source": self.name, "torch": get_package_version("torch"), "timm": get_package_version("timm")}
 
-    def load(self, weights: WeightsRequest) -> Loaded:
+    def load(self, weights: WeightsRequest) -> LoadedModel:
         """Builds the module; preprocessing and size come from timm's data configuration."""
-        if package_version("timm") is None:
-            raise MissingError(f"{self.name} needs timm: `uv sync --extra timm` installs it")
+        if get_package_version("timm") is None:
+            raise MissingError(f"{self.name} requires timm; install it with `uv sync --extra timm`")
         import timm
 
         architecture = self.model.split(".")[0]
@@ -57,17 +57,17 @@ class TimmSource:
         module, record = self._module(timm, weights)
         config = timm.data.resolve_data_config(model=module)
         transform = transform_from_timm(config)
-        image = InputSpec("images", "float32", *((n, *config["input_size"]) for n in BATCH))
-        return Loaded(
+        image = InputSpec("images", "float32", *((n, *config["input_size"]) for n in DEFAULT_BATCH_PROFILE))
+        return LoadedModel(
             ModelCard(self.model, self.name, Task.CLASSIFICATION, (image,), transform=transform), record, module=module
         )
 
     def _module(self, timm: Any, request: WeightsRequest) -> tuple[Any, WeightsRecord]:
         if request.kind != "default":
-            return with_weights(lambda: timm.create_model(self.model, pretrained=False), request)
+            return make_with_weights(lambda: timm.create_model(self.model, pretrained=False), request)
         try:
             module = timm.create_model(self.model, pretrained=True).eval()
         except (OSError, RuntimeError) as error:  # hub errors are OSErrors; timm raises RuntimeError without a URL
             reason = f"{self.name}: {first_line(error)}"
             raise NoWeightsError(reason, HUB) from error
-        return module, WeightsRecord(f"default:{self.name}", module_weights_sha256(module))
+        return module, WeightsRecord(f"default:{self.name}", hash_module_weights(module))

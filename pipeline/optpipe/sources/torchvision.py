@@ -9,11 +9,11 @@ from optpipe.core.card import ModelCard, Task
 from optpipe.core.tensors import InputSpec
 from optpipe.core.weights import WeightsRecord, WeightsRequest
 from optpipe.errors import BadInputError
-from optpipe.sources.base import BATCH, Loaded, NoWeightsError
-from optpipe.sources.modules import detection_module, flat_module
+from optpipe.sources.base import DEFAULT_BATCH_PROFILE, LoadedModel, NoWeightsError
+from optpipe.sources.modules import flatten_module, wrap_detector
 from optpipe.sources.transform import transform_from_torchvision
-from optpipe.sources.weights import module_weights_sha256, with_weights
-from optpipe.workspace.environment import package_version
+from optpipe.sources.weights import hash_module_weights, make_with_weights
+from optpipe.workspace.environment import get_package_version
 
 _TASKS = {
     "torchvision.models.detection": Task.DETECTION,
@@ -47,11 +47,15 @@ class TorchvisionSource:
         """Whether a user's code makes it."""
         return False
 
-    def identity(self) -> dict[str, Any]:
+    def collect_identity(self) -> dict[str, Any]:
         """The builder and the libraries that define it."""
-        return {"source": self.name, "torch": package_version("torch"), "torchvision": package_version("torchvision")}
+        return {
+            "source": self.name,
+            "torch": get_package_version("torch"),
+            "torchvision": get_package_version("torchvision"),
+        }
 
-    def load(self, weights: WeightsRequest) -> Loaded:
+    def load(self, weights: WeightsRequest) -> LoadedModel:
         """Builds the module; preprocessing, labels and size come from the default weights' own metadata."""
         from torchvision import models
 
@@ -60,19 +64,19 @@ class TorchvisionSource:
         module, record = self._module(models, published, weights)
         transform = transform_from_torchvision(published.transforms())
         labels = tuple(published.meta.get("categories", ()))
-        height, width = transform.size or _unresized(module, task)
+        height, width = transform.size or _choose_size(module, task)
         detection = task is Task.DETECTION
-        low, usual, high = (1, 1, 1) if detection else BATCH
+        low, usual, high = (1, 1, 1) if detection else DEFAULT_BATCH_PROFILE
         image = InputSpec("images", "float32", *((n, 3, height, width) for n in (low, usual, high)))
         card = ModelCard(self.builder, self.name, task, (image,), transform=transform, labels=labels)
         exportable = (
-            detection_module(module, (height, width))
+            wrap_detector(module, (height, width))
             if detection
-            else flat_module(module)
+            else flatten_module(module)
             if task is Task.SEGMENTATION
             else module
         )
-        return Loaded(card, record, module=exportable)
+        return LoadedModel(card, record, module=exportable)
 
     def _task(self, models: Any) -> Task:
         known = models.list_models()
@@ -84,13 +88,13 @@ class TorchvisionSource:
                 else "see `python -c 'import torchvision; print(torchvision.models.list_models())'`"
             )
             raise BadInputError(
-                f"unknown model '{self.builder}': {hint}\nother sources: timm:NAME, hf:NAME, FILE.onnx, FILE.py:FACTORY, a card"
+                f"unknown model '{self.builder}': {hint}\nother sources: timm:NAME, hf:NAME, FILE.onnx, FILE.py:FACTORY, CARD.toml"
             )
         module = models.get_model_builder(self.builder).__module__
         task = next((task for prefix, task in _TASKS.items() if module.startswith(prefix)), Task.CLASSIFICATION)
         if task is None:
             raise BadInputError(
-                f"{self.name} is a {module.split('.')[2]} model; optpipe takes classification, detection and segmentation"
+                f"{self.name} is a {module.split('.')[2]} model; optpipe supports classification, detection, and segmentation"
             )
         return task
 
@@ -101,15 +105,15 @@ class TorchvisionSource:
             except OSError as error:  # URLError, timeouts and refused connections are OSErrors
                 reason = f"{published} could not be downloaded ({error})"
                 raise NoWeightsError(reason, urlparse(published.url).hostname or "") from error
-            return module, WeightsRecord(f"default:{published}", module_weights_sha256(module))
+            return module, WeightsRecord(f"default:{published}", hash_module_weights(module))
         options = {"weights": None}
         builder = models.get_model_builder(self.builder)
         if "weights_backbone" in builder.__annotations__:
             options["weights_backbone"] = None
-        return with_weights(lambda: builder(**options), request)
+        return make_with_weights(lambda: builder(**options), request)
 
 
-def _unresized(module: Any, task: Task) -> tuple[int, int]:
+def _choose_size(module: Any, task: Task) -> tuple[int, int]:
     """Height and width for models whose preset leaves the picture's own shape."""
     if task is Task.DETECTION:  # a detector resizes inside the model, to this
         own = module.transform

@@ -9,13 +9,13 @@ from optpipe.core.transform import (
     Decode,
     Fit,
     Interpolation,
-    Kernel,
     Normalize,
     Pack,
     Rescale,
     Resize,
-    Step,
+    ResizeKernel,
     Transform,
+    TransformStep,
 )
 from optpipe.errors import BadInputError
 
@@ -80,7 +80,7 @@ def transform_from_processor(processor: Any) -> Transform:
     flips = bool(getattr(processor, "do_flip_channel_order", False))
     if flips and getattr(processor, "do_normalize", False):
         _refuse(name, "do_flip_channel_order together with do_normalize")
-    steps: list[Step] = [Decode("BGR" if flips else "RGB", exif=True)]
+    steps: list[TransformStep] = [Decode("BGR" if flips else "RGB", exif=True)]
     if processor.do_resize:
         steps += _processor_resize(processor, name)
     if getattr(processor, "do_center_crop", False):
@@ -118,8 +118,8 @@ _PRESETS = {
 def _from_compose(stages: Iterable[Any]) -> Transform:
     """Walks the stages; whether pixels are a Pillow picture, uint8 or float at a stage decides its kernel."""
     decode = Decode()
-    steps: list[Step] = []
-    kernel: Kernel = "pillow"
+    steps: list[TransformStep] = []
+    kernel: ResizeKernel = "pillow"
     for index, stage in enumerate(stages):
         where = f"step {index + 1}, {type(stage).__name__}"
         if any(isinstance(step, Normalize) for step in steps):
@@ -133,7 +133,7 @@ def _from_compose(stages: Iterable[Any]) -> Transform:
             case "PILToTensor" | "ToImage" | "MaybePILToTensor":
                 kernel = "torch" if kernel == "pillow" else kernel
             case "ToTensor" | "MaybeToTensor":
-                kernel = _rescaled(steps)
+                kernel = _append_rescale(steps)
             case "ConvertImageDtype" | "ToDtype":
                 kernel = _to_dtype(where, stage, steps, kernel)
             case "Normalize" if kernel == "float":
@@ -145,14 +145,14 @@ def _from_compose(stages: Iterable[Any]) -> Transform:
             case _:
                 _refuse("Compose", where)
     if kernel == "pillow":
-        _refuse("Compose", "its end: it makes a Pillow picture; it needs ToTensor or PILToTensor")
+        _refuse("Compose", "a result that is a Pillow image (add ToTensor or PILToTensor)")
     # Resizing and cropping floats commute with the rescale, so they may be written before it: nothing is rounded.
     geometry = [step for step in steps if isinstance(step, Resize | CenterCrop)]
     levels = [step for step in steps if not isinstance(step, Resize | CenterCrop)]
     return Transform((decode, *geometry, *levels, Pack(dtype="float32" if kernel == "float" else "uint8")))
 
 
-def _compose_resize(where: str, stage: Any, kernel: Kernel) -> Resize:
+def _compose_resize(where: str, stage: Any, kernel: ResizeKernel) -> Resize:
     interpolation = _interpolation(where, stage.interpolation)
     antialias = True if kernel == "pillow" else bool(stage.antialias)
     if stage.size is None:
@@ -162,26 +162,26 @@ def _compose_resize(where: str, stage: Any, kernel: Kernel) -> Resize:
     return Resize(size, fit, interpolation, antialias, stage.max_size, kernel)
 
 
-def _rescaled(steps: list[Step]) -> Kernel:
+def _append_rescale(steps: list[TransformStep]) -> ResizeKernel:
     if not any(isinstance(step, Rescale) for step in steps):
         steps.append(Rescale())
     return "float"
 
 
-def _to_dtype(where: str, stage: Any, steps: list[Step], kernel: Kernel) -> Kernel:
+def _to_dtype(where: str, stage: Any, steps: list[TransformStep], kernel: ResizeKernel) -> ResizeKernel:
     dtype = str(stage.dtype).removeprefix("torch.")
     if kernel == "pillow" or dtype not in ("float32", "uint8") or (dtype == "uint8" and kernel == "float"):
-        _refuse("Compose", f"{where} to {dtype} of a {kernel} picture")
+        _refuse("Compose", f"{where} to {dtype} of a {kernel} image")
     if dtype == "uint8":
         return kernel
-    return _rescaled(steps) if getattr(stage, "scale", True) else "float"
+    return _append_rescale(steps) if getattr(stage, "scale", True) else "float"
 
 
-def _processor_resize(processor: Any, name: str) -> list[Step]:
+def _processor_resize(processor: Any, name: str) -> list[TransformStep]:
     """The resize as the processor's own class does it; ConvNeXT's crops after it."""
     size = _size_table(processor.size)
     interpolation = _interpolation(name, processor.resample)
-    kernel: Kernel = "pillow" if getattr(processor, "backend", None) == "pil" else "torch"
+    kernel: ResizeKernel = "pillow" if getattr(processor, "backend", None) == "pil" else "torch"
     if name.startswith("ConvNext"):
         side = size.get("shortest_edge")
         if side is None:
@@ -195,8 +195,8 @@ def _processor_resize(processor: Any, name: str) -> list[Step]:
     return [Resize(_sides(name, "size", size), "exact", interpolation, kernel=kernel)]
 
 
-def _processor_levels(processor: Any, name: str) -> list[Step]:
-    steps: list[Step] = []
+def _processor_levels(processor: Any, name: str) -> list[TransformStep]:
+    steps: list[TransformStep] = []
     if getattr(processor, "do_rescale", False):
         divisor = 1.0 / float(processor.rescale_factor)
         nearest = float(round(divisor))

@@ -17,8 +17,8 @@ from types import ModuleType
 from typing import Any
 
 import optpipe
-from optpipe.core.hashing import file_sha256
-from optpipe.core.quiet import stdout_to_stderr_at_exit
+from optpipe.core.hashing import hash_file
+from optpipe.core.quiet import redirect_stdout_to_stderr_at_exit
 from optpipe.errors import BadInputError, first_line
 
 _SYSTEM = ("/proc/", "/sys/", "/dev/")
@@ -56,43 +56,43 @@ class UserCode:
         sys.argv = [str(self.path)]
         _READING.append(self.read)
         try:
-            with self._own_defaults():
+            with self._use_own_defaults():
                 yield
         finally:
             _READING.pop()
             sys.path[:], sys.argv = path, argv
             os.chdir(folder)
             for name in set(sys.modules) - before:
-                if (origin := _origin(sys.modules[name])) is not None and not _installed(origin):
+                if (origin := _find_origin(sys.modules[name])) is not None and not _is_installed(origin):
                     self.modules[name] = sys.modules[name]
             for name in [each for each in self.modules if _hides_installed(each)]:  # optpipe may need the installed one
                 sys.modules.pop(name, None)
                 sys.modules.update({name: displaced[name]} if name in displaced else {})
             _BROUGHT_IN.clear()
             _BROUGHT_IN.update(self.modules)
-            stdout_to_stderr_at_exit()
+            redirect_stdout_to_stderr_at_exit()
 
     @contextmanager
-    def _own_defaults(self) -> Iterator[None]:
+    def _use_own_defaults(self) -> Iterator[None]:
         """Torch's defaults as this file set them before; afterwards they are as they were."""
         import torch
 
-        gradients, before = torch.is_grad_enabled(), _defaults()
+        gradients, before = torch.is_grad_enabled(), _get_defaults()
         _set_defaults(self._defaults or before)
         try:
             yield
         finally:
-            self._defaults = _defaults()
+            self._defaults = _get_defaults()
             _set_defaults(before)
             torch.set_grad_enabled(gradients)
 
-    def definitions(self) -> ModuleType:
+    def import_definitions(self) -> ModuleType:
         """The imported module; to be called in `running`. Raises `BadInputError` for a file that cannot be imported."""
         if self._definitions is None:
-            self._definitions = self._imported()
+            self._definitions = self._import_file()
         return self._definitions
 
-    def _imported(self) -> ModuleType:
+    def _import_file(self) -> ModuleType:
         name = self.path.stem
         if not name.isidentifier() or name in sys.modules or _hides_installed(name):
             name = f"optpipe_model_{name}"
@@ -106,7 +106,7 @@ class UserCode:
             spec.loader.exec_module(definitions)
         except (Exception, SystemExit) as error:
             sys.modules.pop(name, None)
-            raise BadInputError(f"{self.path} cannot be imported: {told(error)}") from error
+            raise BadInputError(f"{self.path} cannot be imported: {describe_user_error(error)}") from error
         return definitions
 
     def files(self, weights: Path | None) -> Mapping[str, str]:
@@ -115,16 +115,20 @@ class UserCode:
         Not that of the `weights` that were read for it: they count by their content.
         """
         folder, given = self.path.resolve().parent, str(weights and weights.absolute())
-        origins = (_origin(module) for module in self.modules.values())
-        paths = {str(self.path.resolve()), *map(_source, self.read), *(each for each in origins if each is not None)}
+        origins = (_find_origin(module) for module in self.modules.values())
+        paths = {
+            str(self.path.resolve()),
+            *map(_find_source, self.read),
+            *(each for each in origins if each is not None),
+        }
         return {
-            os.path.relpath(each, folder): file_sha256(Path(each))
+            os.path.relpath(each, folder): hash_file(Path(each))
             for each in sorted(paths)
-            if not each.startswith(_SYSTEM) and not _installed(each) and Path(each).is_file() and each != given
+            if not each.startswith(_SYSTEM) and not _is_installed(each) and Path(each).is_file() and each != given
         }
 
 
-def _defaults() -> tuple[Any, Any]:
+def _get_defaults() -> tuple[Any, Any]:
     import torch
 
     return torch.get_default_dtype(), torch.get_default_device()
@@ -139,29 +143,31 @@ def _set_defaults(wanted: tuple[Any, Any]) -> None:
         torch.set_default_device(device)
 
 
-def told(error: BaseException) -> str:
+def describe_user_error(error: BaseException) -> str:
     """What a user's code raised, on one line, with the last of its own lines on the way, and what mends it where that is known."""
-    text = f"{type(error).__name__}: {first_line(error)}" + _place(error)
+    text = f"{type(error).__name__}: {first_line(error)}" + _find_place(error)
     if isinstance(error, ModuleNotFoundError) and error.name:
         package = error.name.partition(".")[0]
-        return text + f"\n`uv pip install` the package that has {package}, or name its folder in PYTHONPATH"
+        return (
+            text + f"\ninstall the package that provides {package} (`uv pip install`), or add its folder to PYTHONPATH"
+        )
     if isinstance(error, ImportError) and "relative import" in str(error):
-        return text + "\nits imports are those of a package: name a file outside the package that imports the factory"
+        return text + "\nit uses relative imports: give a file outside the package that imports the factory"
     if isinstance(error, FileNotFoundError) and error.filename and not Path(os.fsdecode(error.filename)).is_absolute():
-        return text + "\nthat path begins in the working directory; Path(__file__).parent / ... begins beside the file"
+        return text + "\nthe path is relative to the working directory; use Path(__file__).parent / ... instead"
     if type(error).__name__ == "URLError":
-        return text + "\nit downloads something that is out of reach here; have it load that from a file"
+        return text + "\nit downloads something that is out of reach here; load it from a file instead"
     if isinstance(error, SystemExit):
-        return text + "\nwhat is only for `python FILE` belongs under `if __name__ == '__main__':`"
+        return text + "\nput code that is only for `python FILE` under `if __name__ == '__main__':`"
     return text
 
 
-def _place(error: BaseException) -> str:
+def _find_place(error: BaseException) -> str:
     """The last line of a user's own that the error came through; a syntax error says its own."""
     trace, place = error.__traceback__, ""
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
-        if file.startswith("/") and not _installed(file):
+        if file.startswith("/") and not _is_installed(file):
             place = f" ({Path(file).name}, line {trace.tb_lineno})"
         trace = trace.tb_next
     return place
@@ -170,10 +176,10 @@ def _place(error: BaseException) -> str:
 @cache
 def _listen() -> None:
     """Notes what is opened for reading from now on, while anyone wants it; Python has no way to end that again."""
-    sys.addaudithook(_note)
+    sys.addaudithook(_note_read)
 
 
-def _note(event: str, arguments: tuple[Any, ...]) -> None:
+def _note_read(event: str, arguments: tuple[Any, ...]) -> None:
     if event != "open" or not _READING or sys._getframe(1).f_code is tokenize.open.__code__:  # source lines of a stack
         return
     path, _, flags = arguments
@@ -182,7 +188,7 @@ def _note(event: str, arguments: tuple[Any, ...]) -> None:
             found.add(os.path.abspath(os.fsdecode(path)))  # noqa: PTH100 - Path.absolute() keeps its dots
 
 
-def _source(path: str) -> str:
+def _find_source(path: str) -> str:
     """The source of compiled bytecode, which is read in its place; other files as they are."""
     try:
         return importlib.util.source_from_cache(path)
@@ -190,7 +196,7 @@ def _source(path: str) -> str:
         return path
 
 
-def _origin(module: Any) -> str | None:
+def _find_origin(module: Any) -> str | None:
     """The file of a module, or the folder of a package without one; None for what code put there itself."""
     own = vars(module) if isinstance(module, ModuleType) else {}  # asking a lazy module would load it
     origin = own.get("__file__") or next(iter(own.get("__path__") or ()), None)
@@ -201,17 +207,17 @@ def _origin(module: Any) -> str | None:
 def _hides_installed(name: str) -> bool:
     """Whether a user's module of that name has one of an installed package behind it."""
     package = name.partition(".")[0]
-    found = PathFinder.find_spec(package, [folder.rstrip("/") for folder in _packages()])
+    found = PathFinder.find_spec(package, [folder.rstrip("/") for folder in _list_package_folders()])
     return package in sys.stdlib_module_names or (found is not None and found.origin is not None)
 
 
-def _installed(path: str) -> bool:
+def _is_installed(path: str) -> bool:
     """Whether it lies in the standard library, among installed packages, or in optpipe."""
-    return path.startswith((*_packages(), f"{Path(optpipe.__file__).parent}/"))
+    return path.startswith((*_list_package_folders(), f"{Path(optpipe.__file__).parent}/"))
 
 
 @cache
-def _packages() -> tuple[str, ...]:
+def _list_package_folders() -> tuple[str, ...]:
     own = sysconfig.get_paths()
     folders = [own[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
     folders += [*site.getsitepackages(), site.getusersitepackages()]

@@ -6,25 +6,27 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from optpipe.core.hashing import tensors_sha256
+from optpipe.core.hashing import hash_arrays
 from optpipe.core.weights import WeightsRecord, WeightsRequest
 from optpipe.errors import BadInputError
 
 
-def module_weights_sha256(module: Any) -> str:
+def hash_module_weights(module: Any) -> str:
     """The hash over a module's state dict, whatever its types."""
     import torch
 
-    return tensors_sha256({name: _raw(each) for name, each in module.state_dict().items() if torch.is_tensor(each)})
+    return hash_arrays(
+        {name: _array_from_tensor(each) for name, each in module.state_dict().items() if torch.is_tensor(each)}
+    )
 
 
-def tensor_hashes(module: Any) -> dict[str, str]:
+def hash_tensors(module: Any) -> dict[str, str]:
     """The hash of each parameter and buffer by name, also of those that its state dict leaves out."""
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    return {name: tensors_sha256({"": _raw(tensor)}) for name, tensor in tensors.items()}
+    return {name: hash_arrays({"": _array_from_tensor(tensor)}) for name, tensor in tensors.items()}
 
 
-def _raw(tensor: Any) -> Any:
+def _array_from_tensor(tensor: Any) -> Any:
     """A tensor as an array, in bits where NumPy does not know its type."""
     import torch
 
@@ -35,7 +37,7 @@ def _raw(tensor: Any) -> Any:
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
+def use_seed(seed: int) -> Iterator[None]:
     """Seeds the generators of torch, NumPy and Python while the block runs, and leaves them as they were."""
     import numpy as np
     import torch
@@ -52,7 +54,7 @@ def seeded(seed: int) -> Iterator[None]:
             np.random.set_state(numpy)
 
 
-def with_drawn_normalization(module: Any) -> Any:
+def draw_normalization(module: Any) -> Any:
     """Draws what batch normalization would have learned, from torch's generator; changes `module` in place.
 
     Freshly made, it is the identity (or zero, where a residual branch is to begin closed): it folds away without a bias, and
@@ -62,7 +64,7 @@ def with_drawn_normalization(module: Any) -> Any:
 
     with torch.no_grad():
         for norm in module.modules():
-            if isinstance(norm, torch.nn.modules.batchnorm._BatchNorm) and _fresh(norm):
+            if isinstance(norm, torch.nn.modules.batchnorm._BatchNorm) and _is_fresh(norm):
                 for scale in (norm.weight, norm.running_var):
                     if scale is not None:
                         scale.uniform_(0.8, 1.2)
@@ -72,7 +74,7 @@ def with_drawn_normalization(module: Any) -> Any:
     return module
 
 
-def _fresh(norm: Any) -> bool:
+def _is_fresh(norm: Any) -> bool:
     """Whether a batch normalization is as it is made: mean and shift 0, variance 1, scale 1 (or 0) throughout."""
 
     def throughout(tensor: Any, *values: float) -> bool:
@@ -86,18 +88,18 @@ def _fresh(norm: Any) -> bool:
     )
 
 
-def with_weights(make: Callable[[], Any], request: WeightsRequest) -> tuple[Any, WeightsRecord]:
+def make_with_weights(make: Callable[[], Any], request: WeightsRequest) -> tuple[Any, WeightsRecord]:
     """A library's architecture, made by `make`, with random or file weights as requested, in evaluation mode."""
-    with seeded(request.seed):
+    with use_seed(request.seed):
         if request.path is None:
-            module = with_drawn_normalization(make()).eval()
-            return module, WeightsRecord("random", module_weights_sha256(module), request.seed)
+            module = draw_normalization(make()).eval()
+            return module, WeightsRecord("random", hash_module_weights(module), request.seed)
         module = make().eval()
     load_state(module, request.path)
-    return module, WeightsRecord("file", module_weights_sha256(module))
+    return module, WeightsRecord("file", hash_module_weights(module))
 
 
-def with_factory_weights(make: Callable[[], Any], request: WeightsRequest, name: str) -> tuple[Any, WeightsRecord]:
+def make_with_factory_weights(make: Callable[[], Any], request: WeightsRequest, name: str) -> tuple[Any, WeightsRecord]:
     """What the factory `name` makes, in evaluation mode; whether its weights are random is found out, not assumed.
 
     It is called under two seeds, the first result freed before the second: weights that are the same both times are those
@@ -105,39 +107,39 @@ def with_factory_weights(make: Callable[[], Any], request: WeightsRequest, name:
     depend on more than the seed.
     """
     if request.path is not None:
-        return with_weights(make, request)
-    with seeded(request.seed + 1):
-        other = tensor_hashes(make())
-    with seeded(request.seed):
+        return make_with_weights(make, request)
+    with use_seed(request.seed + 1):
+        other = hash_tensors(make())
+    with use_seed(request.seed):
         module = make()
-        own = tensor_hashes(module)
+        own = hash_tensors(module)
         drawn = sorted(each for each, sha256 in own.items() if other.get(each) != sha256)
         if not drawn and request.kind != "random":
-            return module.eval(), WeightsRecord(f"default:{name}", module_weights_sha256(module))
-        with_drawn_normalization(module)
+            return module.eval(), WeightsRecord(f"default:{name}", hash_module_weights(module))
+        draw_normalization(module)
     if not drawn:
         raise BadInputError(
-            f"no weight that {name} makes depends on the seed, so it has no random weights to give\n"
-            "ask for its own (--weights default), or name a factory that loads none"
+            f"no weight of {name} depends on the seed, so it has no random weights\n"
+            "use its own (--weights default), or a factory that loads none"
         )
     which = f"{len(drawn)} of {len(own)} tensors, first {drawn[0]}"
-    record = WeightsRecord("random", module_weights_sha256(module), request.seed, which)
+    record = WeightsRecord("random", hash_module_weights(module), request.seed, which)
     del module
-    return remade(make, request, record, name), record
+    return remake_module(make, request, record, name), record
 
 
-def remade(make: Callable[[], Any], request: WeightsRequest, record: WeightsRecord, name: str) -> Any:
+def remake_module(make: Callable[[], Any], request: WeightsRequest, record: WeightsRecord, name: str) -> Any:
     """The module of `record` once more; raises `BadInputError` where the factory `name` gives another one each time."""
     if request.path is not None:
-        return with_weights(make, request)[0]
-    with seeded(request.seed):
+        return make_with_weights(make, request)[0]
+    with use_seed(request.seed):
         module = make().eval()
         if record.source == "random":
-            with_drawn_normalization(module)
-    if module_weights_sha256(module) != record.sha256:
+            draw_normalization(module)
+    if hash_module_weights(module) != record.sha256:
         raise BadInputError(
-            f"{name} makes other weights each time it is called, whatever the seed\n"
-            "draw them from torch's, NumPy's or Python's own generator, or load them from a file"
+            f"{name} creates different weights on every call, regardless of the seed\n"
+            "draw them from torch's, NumPy's, or Python's generator, or load them from a file"
         )
     return module
 
@@ -149,7 +151,7 @@ def load_state(module: Any, path: Path) -> None:
     missing = sorted(set(own) - set(state))
     unexpected = sorted(set(state) - set(own))
     misshapen = sorted(name for name in set(own) & set(state) if own[name].shape != state[name].shape)
-    for names, what in ((missing, "lacks"), (unexpected, "has unknown"), (misshapen, "has in another shape")):
+    for names, what in ((missing, "lacks"), (unexpected, "has unexpected"), (misshapen, "has the wrong shape for")):
         if names:
             raise BadInputError(
                 f"{path} does not fit this model: it {what} {len(names)} tensors, first {', '.join(names[:3])}\n"
@@ -177,10 +179,12 @@ def state_dict_from_file(path: Path) -> Mapping[str, Any]:
         ) from error
     except (SafetensorError, RuntimeError, EOFError, ValueError, zipfile.BadZipFile, OSError) as error:
         raise BadInputError(
-            f"{path} cannot be read as weights ({type(error).__name__}): it may be truncated or of another format"
+            f"{path} cannot be read as weights ({type(error).__name__}): it may be truncated or in another format"
         ) from error
     if isinstance(state, Mapping) and isinstance(state.get("state_dict"), Mapping):
         state = state["state_dict"]
     if not isinstance(state, Mapping) or not all(isinstance(value, torch.Tensor) for value in state.values()):
-        raise BadInputError(f"{path} holds no state dict (names to tensors); save one with safetensors.torch.save_file")
+        raise BadInputError(
+            f"{path} contains no state dict (names to tensors); save one with safetensors.torch.save_file"
+        )
     return state

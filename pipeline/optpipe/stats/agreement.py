@@ -45,12 +45,16 @@ class OutputError:
         return asdict(self)
 
 
-def output_error(name: str, reference: "np.ndarray", got: "np.ndarray") -> OutputError:
+def compute_output_error(name: str, reference: "np.ndarray", got: "np.ndarray") -> OutputError:
     """Error figures in float64; outputs of different shapes, as two lists of boxes may be, are as wrong as can be."""
-    return pooled_error(name, row_errors(reference, got)) if reference.shape == got.shape else _as_wrong_as_can_be(name)
+    return (
+        pool_errors(name, compute_row_errors(reference, got))
+        if reference.shape == got.shape
+        else _as_wrong_as_can_be(name)
+    )
 
 
-def row_errors(reference: "np.ndarray", got: "np.ndarray") -> "dict[str, np.ndarray]":
+def compute_row_errors(reference: "np.ndarray", got: "np.ndarray") -> "dict[str, np.ndarray]":
     """Per sample (first axis) the sums that `pooled_error` needs: kept beside a proof, they give its figures again."""
     import numpy as np
 
@@ -70,7 +74,7 @@ def row_errors(reference: "np.ndarray", got: "np.ndarray") -> "dict[str, np.ndar
         }
 
 
-def pooled_error(name: str, rows: "Mapping[str, np.ndarray]") -> OutputError:
+def pool_errors(name: str, rows: "Mapping[str, np.ndarray]") -> OutputError:
     """The error figures over all samples together, from what `row_errors` gave for each."""
     if not rows["finite"].all():
         return _as_wrong_as_can_be(name)
@@ -96,13 +100,13 @@ _BIG = 1e30
 """Stands for infinity where JSON must stay valid."""
 
 
-def same_rows(reference: "np.ndarray", got: "np.ndarray") -> "tuple[np.ndarray, np.ndarray]":
+def cut_to_same_rows(reference: "np.ndarray", got: "np.ndarray") -> "tuple[np.ndarray, np.ndarray]":
     """Both cut to the rows that both have: a fixed batch size may have left out the last few."""
     count = min(len(reference), len(got))
     return reference[:count], got[:count]
 
 
-def top1_agreement(reference: "np.ndarray", got: "np.ndarray") -> float | None:
+def compute_top1_agreement(reference: "np.ndarray", got: "np.ndarray") -> float | None:
     """The share of samples with the same largest class, over (samples, classes).
 
     None where the reference gives all samples the same class: a network with random weights does, and then agreement
@@ -116,7 +120,7 @@ def top1_agreement(reference: "np.ndarray", got: "np.ndarray") -> float | None:
     return float(np.mean(expected == np.argmax(got, axis=1)))
 
 
-def top1_accuracy(labels: "np.ndarray", scores: "np.ndarray") -> float:
+def compute_top1_accuracy(labels: "np.ndarray", scores: "np.ndarray") -> float:
     """The share of samples whose largest score, over (samples, classes), is at their label."""
     import numpy as np
 

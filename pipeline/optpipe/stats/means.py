@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-def mean_interval(values: "np.ndarray", confidence: float = 0.95) -> tuple[float, float] | None:
+def compute_mean_interval(values: "np.ndarray", confidence: float = 0.95) -> tuple[float, float] | None:
     """Student's t interval for the mean of independent `values` (window means); None for fewer than 3."""
     import numpy as np
 
@@ -20,7 +20,7 @@ def mean_interval(values: "np.ndarray", confidence: float = 0.95) -> tuple[float
     return mean - half, mean + half
 
 
-def ratio_of_sums_interval(
+def compute_ratio_of_sums_interval(
     numerators: "np.ndarray", denominators: "np.ndarray", confidence: float = 0.95
 ) -> tuple[float, float] | None:
     """Student's t interval for a rate, sum over sum, of independent windows; it holds the ratio of these very sums.

@@ -29,25 +29,25 @@ class Interval:
         return [self.low, self.high]
 
 
-def normal_quantile(confidence: float) -> float:
+def compute_normal_quantile(confidence: float) -> float:
     """Half the width, in standard deviations, that holds this share of a normal distribution: 1.96 for 95 %."""
     return NormalDist().inv_cdf(0.5 + confidence / 2)
 
 
-def share_interval(hits: int, n: int, confidence: float = CONFIDENCE) -> Interval:
+def compute_share_interval(hits: int, n: int, confidence: float = CONFIDENCE) -> Interval:
     """Wilson's score interval of a share. Raises ValueError for no samples."""
     if n < 1:
         raise ValueError("no samples, no share")
-    z = normal_quantile(confidence)
+    z = compute_normal_quantile(confidence)
     share = hits / n
     middle = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * sqrt(share * (1 - share) / n + z * z / (4 * n * n))
     return Interval(max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half)))
 
 
-def difference_interval(lost: int, won: int, n: int, confidence: float = CONFIDENCE) -> Interval:
+def compute_difference_interval(lost: int, won: int, n: int, confidence: float = CONFIDENCE) -> Interval:
     """Tango's interval of (lost - won) / n: of `n` pairs, `lost` are right in the first only and `won` in the second only."""
-    z = normal_quantile(confidence)
+    z = compute_normal_quantile(confidence)
     estimate = (lost - won) / n
     low = _root(lambda delta: _score(lost, won, n, delta) - z, -1.0, estimate)
     high = _root(lambda delta: _score(lost, won, n, delta) + z, estimate, 1.0)
@@ -72,7 +72,7 @@ def _root(falling: Callable[[float], float], low: float, high: float) -> float:
     return (low + high) / 2
 
 
-def mcnemar(lost: int, won: int) -> float:
+def compute_mcnemar_p_value(lost: int, won: int) -> float:
     """The exact two-sided probability of so unequal a split if both were equally good; 1 where they never differ."""
     n = lost + won
     if n == 0:
@@ -81,7 +81,7 @@ def mcnemar(lost: int, won: int) -> float:
     return float(min(1.0, 2 * tail))
 
 
-def macro_f1(labels: "NDArray[np.int64]", predicted: "NDArray[np.int64]", classes: int) -> float:
+def compute_macro_f1(labels: "NDArray[np.int64]", predicted: "NDArray[np.int64]", classes: int) -> float:
     """The mean over classes, of those that occur, of the harmonic mean of precision and recall."""
     import numpy as np
 
@@ -91,7 +91,7 @@ def macro_f1(labels: "NDArray[np.int64]", predicted: "NDArray[np.int64]", classe
     return float(np.mean(2 * hits[there] / sizes[there])) if there.any() else 0.0
 
 
-def macro_f1_difference(
+def compute_macro_f1_difference(
     labels: "NDArray[np.int64]",
     first: "NDArray[np.int64]",
     second: "NDArray[np.int64]",
@@ -106,7 +106,10 @@ def macro_f1_difference(
     drawn = []
     for _ in range(rounds):
         rows = rng.integers(0, len(labels), len(labels))
-        one, other = macro_f1(labels[rows], first[rows], classes), macro_f1(labels[rows], second[rows], classes)
+        one, other = (
+            compute_macro_f1(labels[rows], first[rows], classes),
+            compute_macro_f1(labels[rows], second[rows], classes),
+        )
         drawn.append(one - other)
     low, high = np.quantile(drawn, [0.5 - CONFIDENCE / 2, 0.5 + CONFIDENCE / 2])
     return Interval(float(low), float(high))

@@ -11,7 +11,7 @@ from functools import cache
 from math import ceil, floor, sqrt
 from typing import TYPE_CHECKING
 
-from optpipe.core.measurement import LatencySummary, Percentile, percentile_name
+from optpipe.core.measurement import LatencySummary, Percentile, format_percentile_name
 from optpipe.stats.distributions import binomial_quantile
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ CONFIDENCE = 0.95
 
 
 @cache
-def samples_needed(percent: float, *, risk: float = 0.01) -> int:
+def count_samples_needed(percent: float, *, risk: float = 0.01) -> int:
     """How many samples a percentile needs: two or more of them lie above it with probability 1 − `risk`.
 
     MLPerf LoadGen's rule with one sample over the limit allowed: p90 64, p95 130, p99 662, p99.9 6,636.
@@ -41,7 +41,7 @@ def _at_most_one_above(count: int, inside: float) -> float:
     return float(inside**count + count * (1 - inside) * inside ** (count - 1))
 
 
-def order_statistic(ordered: "np.ndarray", percent: float) -> float:
+def find_order_statistic(ordered: "np.ndarray", percent: float) -> float:
     """The ⌈n·p⌉-th smallest value of sorted, non-empty `ordered`."""
     rank = min(max(ceil(len(ordered) * percent / 100 - 1e-9), 1), len(ordered))
     return float(ordered[rank - 1])
@@ -86,7 +86,7 @@ def summary_from_ns(
         if withheld and not isinstance(answer, str):  # its few slow samples hide that they depend on each other
             answer = f"{next(iter(withheld))}, which is below it, cannot be shown"
         if isinstance(answer, str):
-            withheld[percentile_name(percent)] = answer
+            withheld[format_percentile_name(percent)] = answer
         else:
             found.append(answer)
     return LatencySummary(
@@ -101,7 +101,7 @@ def summary_from_ns(
     )
 
 
-def supported(durations: "np.ndarray", percent: float, confidence: float = CONFIDENCE) -> bool:
+def supports_percentile(durations: "np.ndarray", percent: float, confidence: float = CONFIDENCE) -> bool:
     """Whether durations, in the order in which they were measured, are enough and independent enough for this percentile.
 
     And for those below it that are usual, without which it would be withheld.
@@ -113,10 +113,10 @@ def supported(durations: "np.ndarray", percent: float, confidence: float = CONFI
 
 
 def _percentile(values: "np.ndarray", ordered: "np.ndarray", percent: float, confidence: float) -> Percentile | str:
-    count, needed = len(values), samples_needed(percent)
+    count, needed = len(values), count_samples_needed(percent)
     if count < needed:
         return f"needs {needed:,} samples, has {count:,}"
-    value = order_statistic(ordered, percent)
+    value = find_order_statistic(ordered, percent)
     effective = effective_count((values <= value).astype(float))
     ranks = interval_ranks(effective, percent, confidence)
     if ranks is None:

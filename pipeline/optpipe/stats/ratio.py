@@ -44,7 +44,7 @@ class Ratio:
         return asdict(self) | {"ci": list(self.ci), "change": str(self.change)}
 
 
-def ratio_of_rounds(baseline: Sequence[float], contender: Sequence[float], confidence: float = 0.95) -> Ratio:
+def ratio_from_rounds(baseline: Sequence[float], contender: Sequence[float], confidence: float = 0.95) -> Ratio:
     """The geometric-mean ratio of paired rounds, each value being one process's statistic (its median latency).
 
     Mirrors exactly: exchanging the two inverts the value and the interval. Raises ValueError for fewer than
@@ -75,7 +75,7 @@ def _log_ratios(baseline: Sequence[float], contender: Sequence[float]) -> list[f
     return [log(after) - log(before) for before, after in zip(baseline, contender, strict=True)]
 
 
-def medians_ratio(baseline: Sequence[float], contender: Sequence[float], confidence: float = 0.95) -> Ratio:
+def ratio_from_medians(baseline: Sequence[float], contender: Sequence[float], confidence: float = 0.95) -> Ratio:
     """The ratio of two *unpaired* sets of process statistics (Welch's t on logs): for runs made at different times."""
     first, second = [log(value) for value in baseline], [log(value) for value in contender]
     if min(len(first), len(second)) < SMALLEST_ROUNDS:

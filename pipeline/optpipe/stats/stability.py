@@ -14,7 +14,7 @@ STEADY_SPREAD = 1.05
 """Medians of the last windows lie within 5 % of each other (perf_analyzer asks 10 % of three windows)."""
 
 
-def steady(window_medians: Sequence[float]) -> bool:
+def is_steady(window_medians: Sequence[float]) -> bool:
     """Whether warm-up may end: the last windows agree, and do not all move the same way by more than noise."""
     last = list(window_medians[-STEADY_WINDOWS:])
     if len(last) < STEADY_WINDOWS or min(last) <= 0:
@@ -33,7 +33,7 @@ class Trend:
     p_value: float
 
 
-def trend(values: "np.ndarray", blocks: int = 20) -> Trend | None:
+def find_trend(values: "np.ndarray", blocks: int = 20) -> Trend | None:
     """Mann-Kendall test and Theil-Sen slope over the medians of consecutive blocks; None for under 32 values."""
     import numpy as np
 
@@ -66,7 +66,7 @@ SMALLEST_GAP = 0.05
 """The slow mode is at least this much slower."""
 
 
-def two_modes(values: "np.ndarray") -> Modes | None:
+def find_two_modes(values: "np.ndarray") -> Modes | None:
     """Finds two separated peaks, or None.
 
     The split that minimizes the variance inside both parts (Otsu) on a log scale; the parts must be clearly apart

@@ -16,22 +16,22 @@ from optpipe.core.measurement import Scenario
 from optpipe.errors import OptpipeError, first_line
 from optpipe.worker.checks import (
     Reservoir,
-    answers_before,
-    cache_probe,
-    checks_that_fit,
-    outputs_verdict,
-    reference_size,
+    check_outputs,
+    compute_untimed_outputs,
+    count_reference_inputs,
+    limit_output_checks,
+    probe_cache,
 )
 from optpipe.worker.lanes import CpuLane, CudaLane, Lane
 from optpipe.worker.loading import session_from_loader
-from optpipe.worker.loops import Load, run_load
+from optpipe.worker.loops import PointRun, run_load
 from optpipe.worker.plan import (
     Point,
     SessionPlan,
     point_from_json,
-    session_from_json,
+    session_plan_from_json,
 )
-from optpipe.worker.rotation import Rotation, pool_from_files, rotation
+from optpipe.worker.rotation import Rotation, draw_rotation, pool_from_files
 from optpipe.worker.spool import Spool
 
 PR_SET_PDEATHSIG = 1
@@ -41,8 +41,8 @@ OUT_OF_MEMORY = ("out of memory", "failed to allocate memory", "bad_alloc", "out
 def main() -> None:
     """Loads the session, then answers points until standard input ends."""
     _end_with_parent()
-    events = _events_alone_on_stdout()
-    plan = session_from_json(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    events = _reserve_stdout_for_events()
+    plan = session_plan_from_json(Path(sys.argv[1]).read_text(encoding="utf-8"))
     if plan.affinity:
         os.sched_setaffinity(0, plan.affinity)
     try:
@@ -55,7 +55,7 @@ def main() -> None:
     except OptpipeError as error:
         events.write(json.dumps({"event": "failed", "status": int(error.exit_status), "message": str(error)}) + "\n")
     except Exception as error:
-        if not _out_of_memory(error):
+        if not _is_out_of_memory(error):
             raise
         events.write(json.dumps({"event": "out-of-memory", "message": first_line(error)}) + "\n")
 
@@ -95,16 +95,16 @@ class Worker:
 
     def measured(self, point: Point, events: Any) -> dict[str, Any]:
         """Puts one load on the session; returns the event that ends it."""
-        turns = rotation(
-            pool_from_files(self.plan.inputs), point.batch_size, self.plan.seed, reference_size(self.reference)
+        turns = draw_rotation(
+            pool_from_files(self.plan.inputs), point.batch_size, self.plan.seed, count_reference_inputs(self.reference)
         )
-        before = answers_before(self.sessions[0], turns)
+        before = compute_untimed_outputs(self.sessions[0], turns)
         turns = turns.first(len(before))
         with suppress(OSError):  # where the kernel does not offer it the peak is the process's, and the larger for it
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
         used = len(self.streams) if point.scenario in (Scenario.MULTI_STREAM, Scenario.OFFLINE) else 1
         lanes = [self._lane(turns, point, number) for number in range(used)]
-        kept = Reservoir(checks_that_fit(point.output_checks, before[0]), self.plan.seed)
+        kept = Reservoir(limit_output_checks(point.output_checks, before[0]), self.plan.seed)
 
         def measuring() -> None:
             events.write(json.dumps({"event": "measuring", "id": point.id}) + "\n")
@@ -113,7 +113,7 @@ class Worker:
         gc.freeze()
         gc.disable()
         with Spool(Path(point.spool)) as spool:
-            load = Load(point, spool, lanes, len(turns.batches), kept, measuring, self.plan.seed)
+            load = PointRun(point, spool, lanes, len(turns.batches), kept, measuring, self.plan.seed)
             run_load(load)
             stopped = spool.stopped
         gc.enable()
@@ -122,11 +122,11 @@ class Worker:
             "id": point.id,
             "steady": load.steady,
             "stopped": stopped,
-            "host_peak_bytes": max(0, _peak_resident_bytes() - _own_bytes(lanes, before, kept)),
+            "host_peak_bytes": max(0, _read_peak_resident_bytes() - _count_own_bytes(lanes, before, kept)),
             "rotation_bytes": turns.nbytes if isinstance(lanes[0], CudaLane) else 0,
             "rotated": len(turns.batches),
             "output_check": self._checked(kept, lanes, before, turns),
-            "cache_probe": cache_probe(
+            "cache_probe": probe_cache(
                 self.sessions[0],
                 lanes[0],
                 turns,
@@ -144,7 +144,7 @@ class Worker:
     def _checked(self, kept: Reservoir, lanes: list[Lane], before: Any, turns: Rotation) -> dict[str, Any]:
         answers = [(index, lanes[0].on_host(outputs)) for index, outputs in kept.kept]
         plan = self.plan
-        return outputs_verdict(answers, before, self.reference, turns.rows, plan.tolerance, plan.reference_name)
+        return check_outputs(answers, before, self.reference, turns.rows, plan.tolerance, plan.reference_name)
 
 
 def _end_with_parent() -> None:
@@ -152,30 +152,30 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _events_alone_on_stdout() -> Any:
+def _reserve_stdout_for_events() -> Any:
     """Keeps standard output for events: whatever libraries print goes to the log on standard error."""
     kept = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)
     return kept
 
 
-def _own_bytes(lanes: Sequence[Lane], before: Sequence[Mapping[str, Any]], kept: Reservoir) -> int:
+def _count_own_bytes(lanes: Sequence[Lane], before: Sequence[Mapping[str, Any]], kept: Reservoir) -> int:
     """Host memory of the measurement itself: inputs in rotation, answers for the comparison. None of it is the artifact's."""
     answers = [*before, *(outputs for _, outputs in kept.kept if isinstance(lanes[0], CpuLane))]
     arrays = [array for each in answers for array in each.values()] + [
-        array for lane in lanes for array in lane.spare()
+        array for lane in lanes for array in lane.list_spare_arrays()
     ]
     sizes = {array.__array_interface__["data"][0]: array.nbytes for array in arrays}  # several lanes share the arrays
     return sum(sizes.values())
 
 
-def _peak_resident_bytes() -> int:
+def _read_peak_resident_bytes() -> int:
     lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
     peak = next((int(line.split()[1]) for line in lines if line.startswith("VmHWM")), None)
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if peak is None else peak) * 1024
 
 
-def _out_of_memory(error: Exception) -> bool:
+def _is_out_of_memory(error: Exception) -> bool:
     text = f"{type(error).__name__} {error}".lower()
     return isinstance(error, MemoryError) or any(mark in text for mark in OUT_OF_MEMORY)
 

@@ -11,8 +11,8 @@ from random import Random
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from optpipe.stats.ratio import SMALLEST_ROUNDS, ratio_of_rounds
-from optpipe.worker.rotation import FEWEST, Rotation, never_seen
+from optpipe.stats.ratio import SMALLEST_ROUNDS, ratio_from_rounds
+from optpipe.worker.rotation import MIN_ROTATED_BATCHES, Rotation, make_unseen_batch
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 PROBE_CONFIDENCE = 0.999
 PROBE_SECONDS = 10.0
 """A slow artifact is asked fewer times: nobody waits for minutes after the clock has stopped."""
-ANSWER_BYTES = 1 << 28
+MAX_OUTPUT_BYTES = 1 << 28
 """Answers that are kept for the comparison take no more than this, on the host and on a GPU: they are the harness's."""
-ANSWER_SECONDS = 15.0
-PART = 1 << 22
+MAX_UNTIMED_SECONDS = 15.0
+CHUNK_VALUES = 1 << 22
 
 
 class Reservoir:
@@ -52,7 +52,7 @@ class Reservoir:
             self.kept[slot] = (index, outputs)
 
 
-def answers_before(session: "Session", turns: Rotation) -> list[dict[str, "np.ndarray"]]:
+def compute_untimed_outputs(session: "Session", turns: Rotation) -> list[dict[str, "np.ndarray"]]:
     """What the session says to the rotated inputs when nobody is timing it: to all of them, as far as time and memory allow.
 
     At least to FEWEST. The first call may be slow by itself (lazy loading, a search for algorithms) and does not count.
@@ -61,23 +61,23 @@ def answers_before(session: "Session", turns: Rotation) -> list[dict[str, "np.nd
     begun = perf_counter()
     for batch in turns.batches[1:]:
         answers.append(session.run(batch))
-        room = (len(answers) + 1) * answer_bytes(answers[0]) <= ANSWER_BYTES
-        if len(answers) >= FEWEST and not (room and perf_counter() - begun < ANSWER_SECONDS):
+        room = (len(answers) + 1) * count_output_bytes(answers[0]) <= MAX_OUTPUT_BYTES
+        if len(answers) >= MIN_ROTATED_BATCHES and not (room and perf_counter() - begun < MAX_UNTIMED_SECONDS):
             break
     return answers
 
 
-def answer_bytes(answer: Mapping[str, "np.ndarray"]) -> int:
+def count_output_bytes(answer: Mapping[str, "np.ndarray"]) -> int:
     """The size of all outputs of one call."""
     return sum(int(array.nbytes) for array in answer.values())
 
 
-def checks_that_fit(wanted: int, answer: Mapping[str, "np.ndarray"]) -> int:
+def limit_output_checks(wanted: int, answer: Mapping[str, "np.ndarray"]) -> int:
     """How many timed answers are kept: `wanted`, or as many as memory allows, but at least FEWEST."""
-    return min(wanted, max(FEWEST, ANSWER_BYTES // max(answer_bytes(answer), 1)))
+    return min(wanted, max(MIN_ROTATED_BATCHES, MAX_OUTPUT_BYTES // max(count_output_bytes(answer), 1)))
 
 
-def _distance(reference: Mapping[str, "np.ndarray"], got: Mapping[str, "np.ndarray"]) -> float:
+def _compute_distance(reference: Mapping[str, "np.ndarray"], got: Mapping[str, "np.ndarray"]) -> float:
     """Largest relative L2 distance over the outputs; infinite for NaN, for another shape, or for a missing output."""
     import numpy as np
 
@@ -86,20 +86,20 @@ def _distance(reference: Mapping[str, "np.ndarray"], got: Mapping[str, "np.ndarr
         found = got.get(name)
         if found is None or found.shape != expected.shape:
             return float("inf")
-        difference, scale = _norms(expected, found)
+        difference, scale = _compute_norms(expected, found)
         worst = max(worst, difference / scale if scale else difference) if np.isfinite(difference) else float("inf")
     return worst
 
 
-def _norms(expected: "np.ndarray", found: "np.ndarray") -> tuple[float, float]:
+def _compute_norms(expected: "np.ndarray", found: "np.ndarray") -> tuple[float, float]:
     """‖found − expected‖ and ‖expected‖ in float64, a part at a time: outputs may be as large as the memory."""
     import numpy as np
 
     truth, got = np.ravel(expected), np.ravel(found)
     squares = [0.0, 0.0]
-    for start in range(0, truth.size, PART):
-        part = truth[start : start + PART].astype(np.float64)
-        apart = got[start : start + PART].astype(np.float64) - part
+    for start in range(0, truth.size, CHUNK_VALUES):
+        part = truth[start : start + CHUNK_VALUES].astype(np.float64)
+        apart = got[start : start + CHUNK_VALUES].astype(np.float64) - part
         squares = [squares[0] + float(apart @ apart), squares[1] + float(part @ part)]
     return sqrt(squares[0]), sqrt(squares[1])
 
@@ -110,7 +110,7 @@ def _is_finite(answer: Mapping[str, "np.ndarray"]) -> bool:
     return all(bool(np.isfinite(array).all()) for array in answer.values())
 
 
-def outputs_verdict(
+def check_outputs(
     kept: Sequence[tuple[int, Mapping[str, "np.ndarray"]]],
     before: Sequence[Mapping[str, "np.ndarray"]],
     reference: Mapping[str, "np.ndarray"],
@@ -123,32 +123,34 @@ def outputs_verdict(
     problems: list[str] = []
     worst_self = 0.0
     for index, got in kept:
-        own = _distance(before[index], got)
+        own = _compute_distance(before[index], got)
         worst_self = max(worst_self, own)
         if own > tolerance:
-            apart = f"differs from the untimed answer by {own:.2g}"
-            problems.append(apart if _is_finite(got) else "holds NaN or infinity")
+            apart = f"differs from the untimed output by {own:.2g}"
+            problems.append(apart if _is_finite(got) else "contains NaN or Inf")
         elif own > 1e-7:
-            others = [_distance(before[other], got) for other in range(len(before)) if other != index]
+            others = [_compute_distance(before[other], got) for other in range(len(before)) if other != index]
             if others and min(others) < 0.1 * own:
-                problems.append("is the answer to another input")
-    error = _against_reference(reference, rows, kept)
+                problems.append("belongs to another input")
+    error = _compare_to_reference(reference, rows, kept)
     if error is not None and error > tolerance:
         problems.append(f"differs from {reference_name} by {error:.2g}")
-    between = [_distance(before[first], before[second]) for first in range(len(before)) for second in range(first)]
+    between = [
+        _compute_distance(before[first], before[second]) for first in range(len(before)) for second in range(first)
+    ]
     compared = "the untimed run" if error is None else f"{reference_name} and the untimed run"
     return {
         "checked": len(kept),
         "passed": bool(kept) and not problems,
         "reference": compared,
-        "relative_error": _finite(worst_self if error is None else error),
+        "relative_error": _limit_finite(worst_self if error is None else error),
         "tolerance": f"relative L2 error at most {tolerance:g}",
         "why_not": problems[0] if problems else None if kept else "no timed output was kept",
         "tells_inputs_apart": bool(between) and min(between) > 0.0,
     }
 
 
-def _against_reference(
+def _compare_to_reference(
     reference: Mapping[str, "np.ndarray"],
     rows: Sequence["np.ndarray"],
     kept: Sequence[tuple[int, Mapping[str, "np.ndarray"]]],
@@ -160,7 +162,7 @@ def _against_reference(
     """
     import numpy as np
 
-    size = reference_size(reference)
+    size = count_reference_inputs(reference)
     expected: dict[str, list[np.ndarray]] = {name: [] for name in reference}
     found: dict[str, list[np.ndarray]] = {name: [] for name in reference}
     for index, got in kept:
@@ -174,19 +176,21 @@ def _against_reference(
     pairs = {name: (np.concatenate(expected[name]), np.concatenate(found[name])) for name in reference if found[name]}
     if not pairs:
         return None
-    return _distance({name: pair[0] for name, pair in pairs.items()}, {name: pair[1] for name, pair in pairs.items()})
+    return _compute_distance(
+        {name: pair[0] for name, pair in pairs.items()}, {name: pair[1] for name, pair in pairs.items()}
+    )
 
 
-def reference_size(reference: Mapping[str, "np.ndarray"]) -> int:
+def count_reference_inputs(reference: Mapping[str, "np.ndarray"]) -> int:
     """How many inputs of the pool, its first ones, the reference has answers to."""
     return min((len(array) for array in reference.values()), default=0)
 
 
-def _finite(value: float) -> float:
+def _limit_finite(value: float) -> float:
     return value if value < 1e30 else 1e30
 
 
-def cache_probe(
+def probe_cache(
     session: "Session", lane: "Lane", turns: Rotation, probes: int, seed: int, tolerance: float
 ) -> dict[str, Any]:
     """Asks known and never seen inputs in turn, `probes` times, or as often as PROBE_SECONDS allow.
@@ -202,17 +206,17 @@ def cache_probe(
     for probe in range(probes):
         late = probe + 1 >= SMALLEST_ROUNDS and perf_counter() - begun > PROBE_SECONDS
         for kind in ("new", "known") if probe % 2 else ("known", "new"):
-            batch = never_seen(known, seed + probe) if kind == "new" else known
+            batch = make_unseen_batch(known, seed + probe) if kind == "new" else known
             lane.replace(0, batch)
             lane.stage(0)
             start, end, *_ = lane.query()
             times[kind].append(float(max(end - start, 1)))
             if kind == "new" and (late or probe == probes - 1):
-                stale = _distance(session.run(batch), lane.on_host(lane.outputs())) > tolerance
+                stale = _compute_distance(session.run(batch), lane.on_host(lane.outputs())) > tolerance
         if late:
             break
     lane.replace(0, known)
     if probes < SMALLEST_ROUNDS:
         return {"known_over_new": None, "upper_bound": None, "stale": stale}
-    ratio = ratio_of_rounds(times["new"], times["known"], PROBE_CONFIDENCE)
+    ratio = ratio_from_rounds(times["new"], times["known"], PROBE_CONFIDENCE)
     return {"known_over_new": ratio.value, "upper_bound": ratio.ci[1], "stale": stale}

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from optpipe.backends.base import Binding, Session
     from optpipe.worker.rotation import Rotation
 
-Times = tuple[int, int, int, int, int, int]
+QueryTimes = tuple[int, int, int, int, int, int]
 """start, end, enqueue, h2d, compute, d2h in ns; -1 where there is no such part."""
 
 
@@ -22,7 +22,7 @@ class Lane(Protocol):
     def stage(self, index: int) -> None:
         """Puts rotated input `index` where the next query finds it; not part of the query."""
 
-    def query(self) -> Times:
+    def query(self) -> QueryTimes:
         """Answers one query to its end."""
 
     def outputs(self) -> Any:
@@ -34,7 +34,7 @@ class Lane(Protocol):
     def replace(self, index: int, batch: Mapping[str, "np.ndarray"]) -> None:
         """Puts other values in place of rotated input `index`."""
 
-    def spare(self) -> "list[np.ndarray]":
+    def list_spare_arrays(self) -> "list[np.ndarray]":
         """What lies in host memory for the rotation alone: a program with one input at a time would not hold it."""
 
 
@@ -63,7 +63,7 @@ class CpuLane:
             self._binding = self._bindings[index]
             self._launch = self._binding.launch
 
-    def query(self) -> Times:
+    def query(self) -> QueryTimes:
         """One call between two readings of the clock."""
         if self._copies:
             return self._copied()
@@ -73,7 +73,7 @@ class CpuLane:
         end = perf_counter_ns()
         return start, end, end - start, -1, -1, -1
 
-    def _copied(self) -> Times:
+    def _copied(self) -> QueryTimes:
         binding = self._binding
         start = perf_counter_ns()
         for name, array in self._batch.items():
@@ -99,7 +99,7 @@ class CpuLane:
         for name, array in batch.items():
             self._bindings[index].inputs[name][...] = array
 
-    def spare(self) -> "list[np.ndarray]":
+    def list_spare_arrays(self) -> "list[np.ndarray]":
         """The caller's arrays, of which copying in needs one at a time, and the buffers of all bindings but one."""
         buffers = [each for binding in self._bindings[1:] for each in (binding.inputs, binding.outputs)]
         return [array for each in (*self._batches[int(self._copies) :], *buffers) for array in each.values()]
@@ -132,10 +132,10 @@ class CudaLane:
                 self._held = [{name: tensor.cuda() for name, tensor in batch.items()} for batch in held]
         self._batches = turns.batches
         self._index = 0
-        self.marks = self.new_marks()
+        self.marks = self.create_marks()
         stream.synchronize()
 
-    def new_marks(self) -> list[Any]:
+    def create_marks(self) -> list[Any]:
         """Four events: before and after H2D, after compute, after D2H."""
         return [self._torch.cuda.Event(enable_timing=True) for _ in range(4)]
 
@@ -152,7 +152,7 @@ class CudaLane:
         for name, tensor in self._held[self._index].items():
             self._binding.inputs[name].copy_(tensor, non_blocking=True)
 
-    def query(self) -> Times:
+    def query(self) -> QueryTimes:
         """Enqueues, waits for the last event, and reads the events."""
         self._make_current()
         start = perf_counter_ns()
@@ -213,6 +213,6 @@ class CudaLane:
             self._held[index][name].copy_(self._torch.from_numpy(array))
         self.stream.synchronize()
 
-    def spare(self) -> "list[np.ndarray]":
+    def list_spare_arrays(self) -> "list[np.ndarray]":
         """The arrays that were copied to the device, or into pinned memory."""
         return [array for batch in self._batches for array in batch.values()]

@@ -15,8 +15,8 @@ from time import perf_counter_ns, sleep
 from typing import Any
 
 from optpipe.core.measurement import Phase, Scenario
-from optpipe.stats.percentiles import samples_needed, supported
-from optpipe.stats.stability import steady
+from optpipe.stats.percentiles import count_samples_needed, supports_percentile
+from optpipe.stats.stability import is_steady
 from optpipe.worker.checks import Reservoir
 from optpipe.worker.lanes import CudaLane, Lane
 from optpipe.worker.plan import Point
@@ -24,16 +24,16 @@ from optpipe.worker.spool import Spool
 
 WINDOWS_PER_WARM_UP = 6
 IN_FLIGHT = 2
-LONGEST = 4
+MAX_SAMPLE_FACTOR = 4
 """Samples that follow each other closely are worth fewer: up to so many times as many are measured for the percentile."""
 SPIN_NS = 150_000
 """Sleeping is not exact; the last part before an arrival is waited for by reading the clock."""
-LOOK_NS = 200_000_000
+POLL_NS = 200_000_000
 """How long is slept at most before it is looked whether the measurement is over."""
 
 
 @dataclass
-class Load:
+class PointRun:
     """One point being measured: where samples go, when to end, which answers to keep."""
 
     point: Point
@@ -55,7 +55,7 @@ class Load:
 
     def __post_init__(self) -> None:
         self.write = self.spool.writer()
-        self._look_at = samples_needed(self.point.percentile)
+        self._look_at = count_samples_needed(self.point.percentile)
 
     def finished(self, started_ns: int, now_ns: int, count: int) -> bool:
         """Both minimum time and what the percentile needs, or the most time, or the parent's word."""
@@ -63,10 +63,12 @@ class Load:
             return True
         if (now_ns - started_ns) / 1e9 < self.point.min_seconds or count < self._look_at:
             return False
-        self._most = self._most or LONGEST * count
+        self._most = self._most or MAX_SAMPLE_FACTOR * count
         self._look_at = count + count // 4
         begun = perf_counter_ns()
-        enough = count >= self._most or supported(self.spool.last_latencies_ns(count), self.point.percentile)
+        enough = count >= self._most or supports_percentile(
+            self.spool.read_last_latencies_ns(count), self.point.percentile
+        )
         self.looked_ns += perf_counter_ns() - begun
         return enough
 
@@ -80,24 +82,24 @@ class Load:
             self.kept.keep(slot, index, lane.outputs())
 
 
-def run_load(load: Load) -> None:
+def run_load(load: PointRun) -> None:
     """Warms up until steady, then measures."""
     _warm_up(load)
     load.on_measuring()
     scenario = load.point.scenario
     if scenario is Scenario.SINGLE_STREAM:
-        _closed_loop(load)
+        _run_closed_loop(load)
     elif scenario is Scenario.MULTI_STREAM:
-        _multi_stream(load)
+        _run_multi_stream(load)
     elif scenario is Scenario.SERVER:
-        _server(load)
+        _run_server(load)
     elif isinstance(load.lanes[0], CudaLane):
-        _pipelined(load, [lane for lane in load.lanes if isinstance(lane, CudaLane)])
+        _run_pipelined(load, [lane for lane in load.lanes if isinstance(lane, CudaLane)])
     else:
-        _threads(load)
+        _run_threads(load)
 
 
-def _warm_up(load: Load) -> None:
+def _warm_up(load: PointRun) -> None:
     """Every lane in turn, in windows of equal time, until the windows' medians agree or the time is up."""
     point = load.point
     window_ns = int(max(point.warm_up_seconds, 0.05) / WINDOWS_PER_WARM_UP * 1e9)
@@ -109,19 +111,19 @@ def _warm_up(load: Load) -> None:
         while len(durations) < 3 or perf_counter_ns() - window_began < window_ns:
             stream = turn % len(load.lanes)
             index = turn % load.inputs
-            times = _one(load, stream, index, Phase.WARM_UP)
+            times = _run_query(load, stream, index, Phase.WARM_UP)
             durations.append(times[1] - times[0])
             turn += 1
         medians.append(median(durations))
         seconds = (perf_counter_ns() - begun) / 1e9
-        if seconds >= point.warm_up_seconds and steady(medians):
+        if seconds >= point.warm_up_seconds and is_steady(medians):
             load.steady = True
             return
         if seconds >= point.max_warm_up_seconds:
             return
 
 
-def _one(load: Load, stream: int, index: int, phase: int) -> Any:
+def _run_query(load: PointRun, stream: int, index: int, phase: int) -> Any:
     lane = load.lanes[stream]
     lane.stage(index)
     times = lane.query()
@@ -129,7 +131,7 @@ def _one(load: Load, stream: int, index: int, phase: int) -> Any:
     return times
 
 
-def _closed_loop(load: Load) -> None:
+def _run_closed_loop(load: PointRun) -> None:
     lane, write, size, inputs = load.lanes[0], load.write, load.point.batch_size, load.inputs
     stage, query, started, count, now, measured = lane.stage, lane.query, perf_counter_ns(), 0, 0, Phase.MEASURED
     while not load.finished(started, now or started, count):
@@ -142,7 +144,7 @@ def _closed_loop(load: Load) -> None:
         now = times[1]
 
 
-def _multi_stream(load: Load) -> None:
+def _run_multi_stream(load: PointRun) -> None:
     lanes, size, count = load.lanes, load.point.batch_size * len(load.lanes), 0
     started = now = perf_counter_ns()
     on_gpu = [lane for lane in lanes if isinstance(lane, CudaLane)]
@@ -164,7 +166,7 @@ def _multi_stream(load: Load) -> None:
             count += 1
 
 
-def _server(load: Load) -> None:
+def _run_server(load: PointRun) -> None:
     point, lane, write, size = load.point, load.lanes[0], load.write, load.point.batch_size
     if point.rate_per_s is None:
         raise ValueError("the server scenario needs a rate")
@@ -176,7 +178,7 @@ def _server(load: Load) -> None:
         due = arrival + load.looked_ns  # nobody arrives meanwhile: the queue would be ours, not the artifact's
         index = count % load.inputs
         lane.stage(index)
-        if not _waited_until(due, load, started):
+        if not _wait_until(due, load, started):
             return
         times = lane.query()
         write(Phase.MEASURED, 0, index, size, 0, due, *times)
@@ -185,10 +187,10 @@ def _server(load: Load) -> None:
         now = times[1]
 
 
-def _waited_until(due_ns: int, load: Load, started_ns: int) -> bool:
+def _wait_until(due_ns: int, load: PointRun, started_ns: int) -> bool:
     """Whether the next query came before the end: at a low rate the time is up, or the parent's word comes, in between."""
     while (left := due_ns - SPIN_NS - perf_counter_ns()) > 0:
-        sleep(min(left, LOOK_NS) / 1e9)
+        sleep(min(left, POLL_NS) / 1e9)
         if load.over(started_ns, perf_counter_ns()):
             return False
     while perf_counter_ns() < due_ns:
@@ -196,9 +198,9 @@ def _waited_until(due_ns: int, load: Load, started_ns: int) -> bool:
     return True
 
 
-def _pipelined(load: Load, lanes: Sequence[CudaLane]) -> None:
+def _run_pipelined(load: PointRun, lanes: Sequence[CudaLane]) -> None:
     """Offline on a GPU: one thread keeps IN_FLIGHT queries on every stream; copies of inputs are inside the time."""
-    rings = [[lane.new_marks() for _ in range(IN_FLIGHT)] for lane in lanes]
+    rings = [[lane.create_marks() for _ in range(IN_FLIGHT)] for lane in lanes]
     pending: list[tuple[int, int, int, int, list[Any]]] = []
     started = now = perf_counter_ns()
     count = issued = 0
@@ -212,13 +214,13 @@ def _pipelined(load: Load, lanes: Sequence[CudaLane]) -> None:
             load.keep(lanes[stream], index)
             pending.append((stream, index, begun, enqueue, marks))
             issued += 1
-        now = _collected(load, lanes, pending.pop(0))
+        now = _collect_query(load, lanes, pending.pop(0))
         count += 1
     for left in pending:
-        _collected(load, lanes, left)
+        _collect_query(load, lanes, left)
 
 
-def _collected(load: Load, lanes: Sequence[CudaLane], query: tuple[int, int, int, int, list[Any]]) -> int:
+def _collect_query(load: PointRun, lanes: Sequence[CudaLane], query: tuple[int, int, int, int, list[Any]]) -> int:
     stream, index, begun, enqueue, marks = query
     marks[-1].synchronize()
     now = perf_counter_ns()
@@ -227,10 +229,10 @@ def _collected(load: Load, lanes: Sequence[CudaLane], query: tuple[int, int, int
     return now
 
 
-def _threads(load: Load) -> None:
+def _run_threads(load: PointRun) -> None:
     """Offline on the CPU: a closed loop per stream, each in a thread of its own (runtimes release Python's lock)."""
     if len(load.lanes) == 1:
-        _closed_loop(load)
+        _run_closed_loop(load)
         return
     lock, started, counts = Lock(), perf_counter_ns(), [0] * len(load.lanes)
 

@@ -58,7 +58,7 @@ class Point:
         return json.dumps(asdict(self))
 
 
-def session_from_json(text: str) -> SessionPlan:
+def session_plan_from_json(text: str) -> SessionPlan:
     """The inverse of `SessionPlan.to_json`."""
     value = json.loads(text)
     value["affinity"] = None if value["affinity"] is None else tuple(value["affinity"])

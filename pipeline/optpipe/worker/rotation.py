@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import numpy as np
 
-MOST = 8
-FEWEST = 2
-MOST_BYTES = 1 << 30
+MAX_ROTATED_BATCHES = 8
+MIN_ROTATED_BATCHES = 2
+MAX_ROTATED_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Rotation:
         return Rotation(self.batches[:count], self.rows[:count])
 
 
-def rotation(pool: Mapping[str, "np.ndarray"], batch_size: int, seed: int, known: int = 0) -> Rotation:
+def draw_rotation(pool: Mapping[str, "np.ndarray"], batch_size: int, seed: int, known: int = 0) -> Rotation:
     """Draws up to MOST batches from the pool, each in another seeded order; a batch larger than the pool repeats it.
 
     The first `known` inputs have a reference: as long as there are unused ones, each batch gets one.
@@ -39,7 +39,7 @@ def rotation(pool: Mapping[str, "np.ndarray"], batch_size: int, seed: int, known
 
     size = min(len(array) for array in pool.values())
     one = sum(int(array[:1].nbytes) for array in pool.values()) * batch_size
-    count = max(FEWEST, min(MOST, MOST_BYTES // max(one, 1)))
+    count = max(MIN_ROTATED_BATCHES, min(MAX_ROTATED_BATCHES, MAX_ROTATED_BYTES // max(one, 1)))
     generator = np.random.default_rng(seed)
     drawn = np.concatenate([generator.permutation(size) for _ in range(-(-batch_size * count // size))])
     rows = tuple(drawn[index * batch_size : (index + 1) * batch_size] for index in range(count))
@@ -58,7 +58,7 @@ def pool_from_files(files: Mapping[str, str]) -> dict[str, "np.ndarray"]:
     return {name: np.load(Path(path), mmap_mode="r", allow_pickle=False) for name, path in files.items()}
 
 
-def never_seen(batch: Mapping[str, "np.ndarray"], seed: int) -> dict[str, "np.ndarray"]:
+def make_unseen_batch(batch: Mapping[str, "np.ndarray"], seed: int) -> dict[str, "np.ndarray"]:
     """The batch with its values reordered along one axis by a seeded step: as realistic, and asked for the first time."""
     import numpy as np
 

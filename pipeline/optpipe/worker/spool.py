@@ -39,7 +39,7 @@ class Spool:
         self._capacity = 0
         self.count = 0
         try:
-            self._map = self._grown()
+            self._map = self._grow()
         except StageError:
             self._file.close()
             path.unlink()
@@ -62,20 +62,20 @@ class Spool:
         def write(*record: int) -> None:
             if self.count == self._capacity:
                 self._map.close()
-                self._map = self._grown()
+                self._map = self._grow()
             pack(self._map, HEADER_BYTES + self.count * size, *record)
             self.count += 1
             set_count(self._map, COUNT_AT, self.count)  # last, so that a reader never sees half a record
 
         return write
 
-    def last_latencies_ns(self, count: int) -> "np.ndarray":
+    def read_last_latencies_ns(self, count: int) -> "np.ndarray":
         """From when each of the last `count` queries was due to its answer, in ns."""
         import numpy as np
 
         count = min(count, self.count)
         start = HEADER_BYTES + (self.count - count) * RECORD.size
-        records = np.frombuffer(self._map[start : start + count * RECORD.size], dtype=_record_dtype())
+        records = np.frombuffer(self._map[start : start + count * RECORD.size], dtype=_make_record_dtype())
         return records["end_ns"] - records["scheduled_ns"]  # type: ignore[no-any-return]
 
     @property
@@ -83,13 +83,13 @@ class Spool:
         """Whether the parent asked for an end."""
         return self._map[STOP_AT] != 0
 
-    def _grown(self) -> mmap.mmap:
+    def _grow(self) -> mmap.mmap:
         size = HEADER_BYTES + (self._capacity + CHUNK_RECORDS) * RECORD.size
         try:
             os.posix_fallocate(self._file.fileno(), 0, size)
         except OSError as error:
             raise StageError(
-                f"no room for samples in {self._file.name}: {error.strerror}; free some space or use --workspace"
+                f"no space for samples in {self._file.name}: {error.strerror}; free disk space or use another --workspace"
             ) from error
         self._capacity += CHUNK_RECORDS
         return mmap.mmap(self._file.fileno(), size)
@@ -105,7 +105,7 @@ def request_stop(path: Path) -> None:
         return
 
 
-def spooled_count(path: Path) -> int:
+def count_spooled(path: Path) -> int:
     """How many samples `path` holds by now; 0 where it does not exist yet."""
     try:
         with path.open("rb") as file:
@@ -115,7 +115,7 @@ def spooled_count(path: Path) -> int:
     return int(_COUNT.unpack_from(head, COUNT_AT)[0]) if len(head) == HEADER_BYTES else 0
 
 
-def _record_dtype() -> "np.dtype[np.void]":
+def _make_record_dtype() -> "np.dtype[np.void]":
     import numpy as np
 
     from optpipe.core.measurement import SAMPLE_COLUMNS
@@ -139,7 +139,7 @@ def frame_from_spool(path: Path) -> "pl.DataFrame":
     if len(content) < HEADER_BYTES or _HEAD.unpack_from(content) != (MAGIC, VERSION, RECORD.size):
         raise StageError(f"{path} is not a sample spool of version {VERSION}")
     count = _COUNT.unpack_from(content, COUNT_AT)[0]
-    records = np.frombuffer(content, dtype=_record_dtype(), count=count, offset=HEADER_BYTES)
+    records = np.frombuffer(content, dtype=_make_record_dtype(), count=count, offset=HEADER_BYTES)
     frame = pl.DataFrame({name: records[name].copy() for name in SAMPLE_COLUMNS})
     typed = [pl.col(name).cast(getattr(pl, kind_name)) for name, kind_name in SAMPLE_COLUMNS.items()]
     missing = [pl.col(name).replace(-1, None) for name in ("h2d_ns", "compute_ns", "d2h_ns")]

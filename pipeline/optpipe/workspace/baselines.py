@@ -6,41 +6,40 @@ from pathlib import Path
 
 from optpipe.errors import BadInputError
 from optpipe.workspace.file_names import REQUEST
-from optpipe.workspace.runs import json_file, write_json
+from optpipe.workspace.runs import read_json, write_json
 from optpipe.workspace.seal import (
     SUMS,
-    broken,
+    find_seal_problems,
 )
 from optpipe.workspace.store import Store
 
 BASELINES = "baselines"
 
 
-def now_utc() -> str:
+def get_utc_time() -> str:
     """The time, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def approved(workspace: Path, model: str) -> Path | None:
+def find_approved_baseline(workspace: Path, model: str) -> Path | None:
     """The dossier that is the baseline of `model`, or None. Raises BadInputError where it is not as it was approved."""
     folder = workspace / BASELINES / Path(model).name
     if not folder.is_dir():
         return None
-    problems = broken(folder) if (folder / SUMS).is_file() else [f"{SUMS}: missing"]
+    problems = find_seal_problems(folder) if (folder / SUMS).is_file() else [f"{SUMS}: missing"]
     if problems:
         raise BadInputError(
-            f"the approved baseline {folder} is damaged: {problems[0]}\n"
-            f"put its dossier there again with `optpipe approve DOSSIER`"
+            f"the approved baseline {folder} is damaged: {problems[0]}\nrestore it with `optpipe approve DOSSIER`"
         )
     return folder
 
 
-def approve(folder: Path, workspace: Path, because: str | None = None) -> Path:
+def store_baseline(folder: Path, workspace: Path, because: str | None = None) -> Path:
     """Stores the verified dossier in `folder` as the next baseline of its model; returns where.
 
     `because` is the reason for approving something else than a plain PASS; it is kept beside the dossier.
     """
-    request = json_file(folder / REQUEST)
+    request = read_json(folder / REQUEST)
     target = workspace / BASELINES / Path(str(request["model"])).name
     with Store(workspace).scratch("baseline") as scratch:
         shutil.copytree(folder, scratch / "new")
@@ -49,6 +48,7 @@ def approve(folder: Path, workspace: Path, because: str | None = None) -> Path:
             target.rename(scratch / "old")
         (scratch / "new").rename(target)
     write_json(
-        target.parent / f"{target.name}.json", {"approved_utc": now_utc(), "because": because, "dossier": folder.name}
+        target.parent / f"{target.name}.json",
+        {"approved_utc": get_utc_time(), "because": because, "dossier": folder.name},
     )
     return target

@@ -24,7 +24,7 @@ PACKAGES = (
 
 
 @cache
-def package_version(name: str) -> str | None:
+def get_package_version(name: str) -> str | None:
     """The installed version of distribution `name`, or None. Reads metadata only: nothing is imported."""
     try:
         return metadata.version(name)
@@ -33,7 +33,7 @@ def package_version(name: str) -> str | None:
 
 
 @cache
-def gpus() -> tuple[dict[str, Any], ...]:
+def list_gpus() -> tuple[dict[str, Any], ...]:
     """The NVIDIA GPUs that CUDA shows, in its order, as the driver's library (NVML) names them; empty without a driver."""
     try:
         import pynvml
@@ -46,13 +46,13 @@ def gpus() -> tuple[dict[str, Any], ...]:
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
         uuids = [pynvml.nvmlDeviceGetUUID(handle) for handle in handles]
-        shown = visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), uuids)
-        return tuple(_gpu(pynvml, index, handles[index]) for index in shown)
+        shown = select_visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), uuids)
+        return tuple(_describe_gpu(pynvml, index, handles[index]) for index in shown)
     finally:
         pynvml.nvmlShutdown()
 
 
-def visible_gpus(text: str | None, uuids: Sequence[str]) -> tuple[int, ...]:
+def select_visible_gpus(text: str | None, uuids: Sequence[str]) -> tuple[int, ...]:
     """Which of a host's GPUs CUDA shows, in its order; `text` is CUDA_VISIBLE_DEVICES, None where that is not set.
 
     It lists indices of nvidia-smi or beginnings of UUIDs, and counts up to the first that is neither (CUDA programming
@@ -71,12 +71,12 @@ def visible_gpus(text: str | None, uuids: Sequence[str]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def gpu_name() -> str | None:
+def get_gpu_name() -> str | None:
     """The first GPU's name, which engines are tuned for; None without one."""
-    return gpus()[0]["name"] if gpus() else None
+    return list_gpus()[0]["name"] if list_gpus() else None
 
 
-def _gpu(nvml: Any, index: int, handle: Any) -> dict[str, Any]:
+def _describe_gpu(nvml: Any, index: int, handle: Any) -> dict[str, Any]:
     major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
     return {
         "index": index,
@@ -87,25 +87,25 @@ def _gpu(nvml: Any, index: int, handle: Any) -> dict[str, Any]:
     }
 
 
-def cores() -> int:
+def count_cores() -> int:
     """The processors this process may use."""
     return len(os.sched_getaffinity(0))
 
 
-def environment() -> dict[str, Any]:
+def describe_environment() -> dict[str, Any]:
     """Tool versions, device, driver and host, as they go into a manifest. Names neither the host nor its user."""
     return {
         "python": platform.python_version(),
         "platform": f"{platform.system()}-{platform.machine()}",
-        "cpu": cpu_model(),
+        "cpu": read_cpu_model(),
         "cpu_count": os.cpu_count(),
-        "packages": {name: version for name in PACKAGES if (version := package_version(name))},
-        "gpus": list(gpus()),
+        "packages": {name: version for name in PACKAGES if (version := get_package_version(name))},
+        "gpus": list(list_gpus()),
     }
 
 
 @cache
-def cpu_model() -> str:
+def read_cpu_model() -> str:
     """The processor as the kernel names it."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:  # noqa: PTH123

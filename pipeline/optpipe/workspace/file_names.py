@@ -6,8 +6,8 @@ CARD = "card.json"
 REFERENCE = "reference.npz"
 TOKENIZER = "tokenizer.json"
 # a calibration
-SET = "set.json"
-LOG = "modelopt.log"
+CALIBRATION_SET = "set.json"
+MODELOPT_LOG = "modelopt.log"
 """What ModelOpt said while it worked; kept with the graph."""
 # runs
 PREDICTIONS = "predictions.parquet"

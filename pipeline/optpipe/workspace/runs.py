@@ -32,15 +32,15 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from optpipe.core.hashing import file_sha256
+from optpipe.core.hashing import hash_file
 from optpipe.errors import StageError
-from optpipe.workspace.environment import environment
+from optpipe.workspace.environment import describe_environment
 
 if TYPE_CHECKING:
     import polars as pl
 
-SCHEMA = "optpipe.run"
-SCHEMA_VERSION = 1
+RUN_SCHEMA = "optpipe.run"
+RUN_SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
 KINDS = ("bench", "profile", "preprocess", "evaluate", "calibrate", "compare", "signoff")
 
@@ -91,12 +91,12 @@ def begin_run(workspace: Path, kind: str) -> OpenRun:
     try:
         path.mkdir(parents=True)
     except OSError as error:
-        raise StageError(f"cannot make {path}: {error.strerror}; choose another place with --workspace") from error
+        raise StageError(f"cannot create {path}: {error.strerror}; choose another location with --workspace") from error
     return OpenRun(path, kind, now.isoformat(timespec="milliseconds"))
 
 
 @contextmanager
-def whole_run(workspace: Path, kind: str) -> Iterator[OpenRun]:
+def open_run(workspace: Path, kind: str) -> Iterator[OpenRun]:
     """A new run that is finished in the block, or leaves nothing behind."""
     run = begin_run(workspace, kind)
     try:
@@ -116,15 +116,15 @@ def finish_run(
 ) -> Run:
     """Hashes every file and writes the manifest: from here on the run exists. Raises StageError where it cannot."""
     manifest = {
-        "schema": SCHEMA,
-        "schema_version": SCHEMA_VERSION,
+        "schema": RUN_SCHEMA,
+        "schema_version": RUN_SCHEMA_VERSION,
         "run_id": run.run_id,
         "kind": run.kind,
         "status": status,
         "started_utc": run.started_utc,
         "finished_utc": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "command": command if isinstance(command, str) else shlex.join(command),
-        "environment": environment(),
+        "environment": describe_environment(),
         "parents": list(parents),
         "files": [_entry(run.path, path) for path in _files(run.path)],
         "details": dict(details or {}),
@@ -138,22 +138,22 @@ def load_run(path: Path) -> Run:
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        problem = "was cut off before its end (no manifest.json)" if path.is_dir() else "does not exist"
-        raise BadInputError(f"the run {path} {problem}; optpipe ls shows what there is") from error
+        problem = "is incomplete (no manifest.json)" if path.is_dir() else "does not exist"
+        raise BadInputError(f"run {path} {problem}; `optpipe ls` lists stored runs") from error
     except (OSError, ValueError) as error:
         raise BadInputError(f"cannot read {path / MANIFEST}: {error}") from error
-    if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA:
-        raise BadInputError(f"{path / MANIFEST} is not the manifest of a run")
-    if manifest.get("schema_version") != SCHEMA_VERSION:
+    if not isinstance(manifest, dict) or manifest.get("schema") != RUN_SCHEMA:
+        raise BadInputError(f"{path / MANIFEST} is not a run manifest")
+    if manifest.get("schema_version") != RUN_SCHEMA_VERSION:
         raise BadInputError(
-            f"{path} has schema version {manifest.get('schema_version')}; this optpipe reads version {SCHEMA_VERSION}"
+            f"{path} has schema version {manifest.get('schema_version')}; this version of optpipe reads version {RUN_SCHEMA_VERSION}"
         )
-    if not _is_whole(manifest):
+    if not _is_complete(manifest):
         raise BadInputError(f"{path / MANIFEST} is damaged")
     return Run(path, manifest)
 
 
-def _is_whole(manifest: Mapping[str, Any]) -> bool:
+def _is_complete(manifest: Mapping[str, Any]) -> bool:
     """Whether all that readers rely on is there and of its kind."""
     kinds = {"run_id": str, "kind": str, "status": str, "command": str, "environment": dict, "parents": list,
              "files": list, "details": dict}  # fmt: skip
@@ -166,46 +166,46 @@ def _is_whole(manifest: Mapping[str, Any]) -> bool:
 
 def list_runs(workspace: Path, kind: str | None = None) -> tuple[Run, ...]:
     """All finished runs, oldest first; of one `kind` if given. Cut-off folders are left out."""
-    return tuple(_listed(path) for path in run_folders(workspace, kind) if (path / MANIFEST).is_file())
+    return tuple(_load_listed_run(path) for path in list_run_folders(workspace, kind) if (path / MANIFEST).is_file())
 
 
-def _listed(path: Path) -> Run:
+def _load_listed_run(path: Path) -> Run:
     try:
         return load_run(path)
     except BadInputError as error:
-        raise BadInputError(f"{error}\nremove the run with `optpipe rm {path.name}`") from error
+        raise BadInputError(f"{error}\ndelete the run with `optpipe rm {path.name}`") from error
 
 
-def run_folders(workspace: Path, kind: str | None = None) -> list[Path]:
+def list_run_folders(workspace: Path, kind: str | None = None) -> list[Path]:
     """The folders of all runs, oldest first: finished, cut off, and being written."""
     return sorted((workspace / "runs").glob(f"{kind or '*'}-*-*/"), key=lambda path: path.name.split("-")[-2:])
 
 
-def runs_in(folder: Path) -> tuple[Run, ...]:
+def load_runs(folder: Path) -> tuple[Run, ...]:
     """The runs that lie in `folder`, all of which are finished, by name. Raises BadInputError where one is not."""
     return tuple(load_run(path) for path in sorted(folder.glob("*/")))
 
 
-def changed_files(run: Run) -> tuple[str, ...]:
+def find_changed_files(run: Run) -> tuple[str, ...]:
     """What no longer is as the manifest says: `PATH: changed | missing | not in the manifest`. Empty when intact."""
     stated = {entry["path"]: entry["sha256"] for entry in run.manifest["files"]}
     present = {path.relative_to(run.path).as_posix(): path for path in _files(run.path)}
     missing = [f"{name}: missing" for name in stated if name not in present]
     added = [f"{name}: not in the manifest" for name in present if name not in stated]
     differ = [
-        f"{name}: changed" for name, path in present.items() if name in stated and file_sha256(path) != stated[name]
+        f"{name}: changed" for name, path in present.items() if name in stated and hash_file(path) != stated[name]
     ]
     return tuple(sorted(missing + added + differ))
 
 
-def json_of_run(run: Run, name: str) -> dict[str, Any]:
+def read_run_json(run: Run, name: str) -> dict[str, Any]:
     """The JSON object in one of the run's files; BadInputError where there is none."""
     try:
         found = json.loads((run.path / name).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise BadInputError(f"cannot read {run.path / name}: {error}") from error
     if not isinstance(found, dict):
-        raise BadInputError(f"{run.path / name} holds no JSON object")
+        raise BadInputError(f"{run.path / name} is not a JSON object")
     return found
 
 
@@ -235,11 +235,13 @@ def write_bytes(path: Path, content: bytes) -> None:
                 Path(file.name).unlink(missing_ok=True)
                 raise
     except OSError as error:
-        raise StageError(f"cannot write {path}: {error.strerror}; free some space or choose --workspace") from error
+        raise StageError(
+            f"cannot write {path}: {error.strerror}; free some disk space or choose another --workspace"
+        ) from error
 
 
 def _entry(root: Path, path: Path) -> dict[str, Any]:
-    return {"path": path.relative_to(root).as_posix(), "bytes": path.stat().st_size, "sha256": file_sha256(path)}
+    return {"path": path.relative_to(root).as_posix(), "bytes": path.stat().st_size, "sha256": hash_file(path)}
 
 
 def _files(root: Path) -> Iterator[Path]:
@@ -248,23 +250,23 @@ def _files(root: Path) -> Iterator[Path]:
 
 def require_unchanged(run: Run, *, whole: bool = True) -> None:
     """Raises BadInputError, naming the first file of `run` that is not as its manifest says."""
-    problems = [problem for problem in changed_files(run) if whole or not problem.endswith(": missing")]
+    problems = [problem for problem in find_changed_files(run) if whole or not problem.endswith(": missing")]
     if problems:
         more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
         raise BadInputError(
-            f"run {run.run_id} is not as it was written: {problems[0]}{more}\n"
+            f"run {run.run_id} was modified: {problems[0]}{more}\n"
             f"remove it with `optpipe rm {run.run_id}` and measure again"
         )
 
 
-def json_file(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in `path`; BadInputError where there is none."""
     try:
         found = json.loads(read_dossier_file(path))
     except ValueError as error:
         raise BadInputError(f"{path} is not JSON: {error}") from error
     if not isinstance(found, dict):
-        raise BadInputError(f"{path} holds no JSON object")
+        raise BadInputError(f"{path} is not a JSON object")
     return found
 
 
@@ -273,7 +275,7 @@ def read_dossier_file(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise BadInputError(f"cannot read {path}: {error.strerror}; the dossier is not whole") from error
+        raise BadInputError(f"cannot read {path}: {error.strerror}; the dossier is incomplete") from error
 
 
 def newest_runs(runs: Sequence[Run], kind: str) -> list[Run]:

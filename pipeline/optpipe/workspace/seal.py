@@ -13,7 +13,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from optpipe.core.hashing import file_sha256
+from optpipe.core.hashing import hash_file
 from optpipe.errors import BadInputError, MissingError, StageError
 
 SUMS = "SHA256SUMS"
@@ -24,58 +24,58 @@ _OWN = (SUMS, SEAL, SIGNATURE)
 _LINE = re.compile(r"^([0-9a-f]{64})  (\S(?:.*\S)?)$")
 
 
-def seal(folder: Path) -> str:
+def seal_folder(folder: Path) -> str:
     """Writes the hash list and its hash; returns the latter, which identifies the folder's content."""
-    text = _sums(_hashes(folder))
+    text = _format_sums(_hash_files(folder))
     digest = hashlib.sha256(text.encode()).hexdigest()
     (folder / SUMS).write_text(text, encoding="utf-8")
-    (folder / SEAL).write_text(_seal_text(digest), encoding="utf-8")
+    (folder / SEAL).write_text(_format_seal(digest), encoding="utf-8")
     return digest
 
 
-def broken(folder: Path) -> list[str]:
+def find_seal_problems(folder: Path) -> list[str]:
     """Everything in `folder` that is not as it was sealed, one line each; empty when it is intact.
 
     Raises BadInputError where `folder` is no sealed folder at all.
     """
     if not (folder / SUMS).is_file():
-        problem = f"is no dossier: there is no {SUMS} in it" if folder.exists() else "does not exist"
-        raise BadInputError(f"{folder} {problem}; make a dossier with optpipe signoff")
+        problem = f"is not a dossier: {SUMS} is missing" if folder.exists() else "does not exist"
+        raise BadInputError(f"{folder} {problem}; create a dossier with optpipe signoff")
     listed_bytes = (folder / SUMS).read_bytes()
-    listed = _parsed(listed_bytes)
-    problems = _strange(folder)
-    found = _hashes(folder)
+    listed = _parse_sums(listed_bytes)
+    problems = _find_unsealable(folder)
+    found = _hash_files(folder)
     if not (folder / SEAL).is_file():
         problems.append(f"{SEAL}: missing")
-    elif (folder / SEAL).read_bytes() != _seal_text(hashlib.sha256(listed_bytes).hexdigest()).encode():
-        problems.append(f"{SEAL}: does not fit {SUMS}")
+    elif (folder / SEAL).read_bytes() != _format_seal(hashlib.sha256(listed_bytes).hexdigest()).encode():
+        problems.append(f"{SEAL}: does not match {SUMS}")
     if listed is None:
-        return [f"{SUMS}: not a list of hashes", *problems]
+        return [f"{SUMS}: not a valid list of hashes", *problems]
     problems += [f"{path}: missing" for path in listed if path not in found]
     problems += [f"{path}: not in {SUMS}" for path in found if path not in listed]
     problems += [f"{path}: changed" for path in found if path in listed and found[path] != listed[path]]
-    if not problems and listed_bytes != _sums(found).encode():
-        problems.append(f"{SUMS}: not in its own form")
+    if not problems and listed_bytes != _format_sums(found).encode():
+        problems.append(f"{SUMS}: not in canonical form")
     return sorted(problems)
 
 
 def require_key(key: Path) -> None:
     """Raises BadInputError where there is no file with a key, MissingError where nothing could sign with it."""
     if not key.is_file():
-        raise BadInputError(f"no key at {key}; make one with: ssh-keygen -t ed25519 -f {key}")
-    _program()
+        raise BadInputError(f"no key at {key}; create one with: ssh-keygen -t ed25519 -f {key}")
+    _find_ssh_keygen()
 
 
-def sign(folder: Path, key: Path) -> None:
+def sign_folder(folder: Path, key: Path) -> None:
     """Signs a sealed folder with the SSH private key `key`. Raises MissingError, BadInputError or StageError."""
     require_key(key)
     (folder / SIGNATURE).unlink(missing_ok=True)
-    result = _ssh_keygen(["-Y", "sign", "-q", "-f", str(key), "-n", NAMESPACE, str(folder / SUMS)], b"")
+    result = _run_ssh_keygen(["-Y", "sign", "-q", "-f", str(key), "-n", NAMESPACE, str(folder / SUMS)], b"")
     if result.returncode != 0 or not (folder / SIGNATURE).is_file():
         raise StageError(f"ssh-keygen could not sign with {key}: {_first_line(result.stderr)}")
 
 
-def signature_problem(folder: Path, allowed_signers: Path | None = None) -> str | None:
+def find_signature_problem(folder: Path, allowed_signers: Path | None = None) -> str | None:
     """What is wrong with the signature of `folder`, or None.
 
     With `allowed_signers` (ssh-keygen's file of that name) the signer must be one of them; without, only the signature
@@ -83,39 +83,39 @@ def signature_problem(folder: Path, allowed_signers: Path | None = None) -> str 
     """
     file = folder / SIGNATURE
     if not file.is_file():
-        return f"{SIGNATURE}: missing, and a signature is asked for" if allowed_signers else None
+        return f"{SIGNATURE}: missing, but a signature is required" if allowed_signers else None
     armored = file.read_bytes()
-    if _canonical(armored) != armored:
-        return f"{SIGNATURE}: not in the form that ssh-keygen writes"
+    if _canonicalize_signature(armored) != armored:
+        return f"{SIGNATURE}: not in the format that ssh-keygen writes"
     listed = (folder / SUMS).read_bytes()
     if allowed_signers is None:
-        result = _ssh_keygen(["-Y", "check-novalidate", "-n", NAMESPACE, "-s", str(file)], listed)
+        result = _run_ssh_keygen(["-Y", "check-novalidate", "-n", NAMESPACE, "-s", str(file)], listed)
         return None if result.returncode == 0 else f"{SIGNATURE}: {_first_line(result.stderr or result.stdout)}"
     if not allowed_signers.is_file():
         raise BadInputError(
-            f"no file of allowed signers at {allowed_signers}; its form is in the manual page of ssh-keygen"
+            f"allowed-signers file {allowed_signers} does not exist; see the ssh-keygen manual page for its format"
         )
     signers = ["-f", str(allowed_signers)]
-    who = _ssh_keygen(["-Y", "find-principals", "-s", str(file), *signers], b"")
+    who = _run_ssh_keygen(["-Y", "find-principals", "-s", str(file), *signers], b"")
     if who.returncode != 0:
-        return f"{SIGNATURE}: signed by a key that {allowed_signers.name} does not allow"
+        return f"{SIGNATURE}: signed with a key that is not in {allowed_signers.name}"
     principal = _first_line(who.stdout)
-    result = _ssh_keygen(["-Y", "verify", "-n", NAMESPACE, "-s", str(file), "-I", principal, *signers], listed)
+    result = _run_ssh_keygen(["-Y", "verify", "-n", NAMESPACE, "-s", str(file), "-I", principal, *signers], listed)
     return None if result.returncode == 0 else f"{SIGNATURE}: {_first_line(result.stderr or result.stdout)}"
 
 
-def _ssh_keygen(arguments: list[str], standard_input: bytes) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run([_program(), *arguments], input=standard_input, capture_output=True, check=False)
+def _run_ssh_keygen(arguments: list[str], standard_input: bytes) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run([_find_ssh_keygen(), *arguments], input=standard_input, capture_output=True, check=False)
 
 
-def _program() -> str:
+def _find_ssh_keygen() -> str:
     program = shutil.which("ssh-keygen")
     if program is None:
-        raise MissingError("signatures need ssh-keygen: install OpenSSH's client (openssh-client)")
+        raise MissingError("signing requires ssh-keygen; install the OpenSSH client (openssh-client)")
     return program
 
 
-def _canonical(armored: bytes) -> bytes:
+def _canonicalize_signature(armored: bytes) -> bytes:
     """The signature as ssh-keygen would write it, so that no byte of the file can vary unnoticed; empty for none."""
     begin, end = b"-----BEGIN SSH SIGNATURE-----\n", b"-----END SSH SIGNATURE-----\n"
     if not (armored.startswith(begin) and armored.endswith(end)):
@@ -129,25 +129,25 @@ def _canonical(armored: bytes) -> bytes:
     return begin + b"\n".join(lines) + b"\n" + end
 
 
-def _hashes(folder: Path) -> dict[str, str]:
+def _hash_files(folder: Path) -> dict[str, str]:
     found = {}
     for path in folder.rglob("*"):
         name = path.relative_to(folder).as_posix()
         if path.is_file() and not path.is_symlink() and name not in _OWN:
-            found[name] = file_sha256(path)
+            found[name] = hash_file(path)
     return dict(sorted(found.items()))
 
 
-def _strange(folder: Path) -> list[str]:
+def _find_unsealable(folder: Path) -> list[str]:
     """Links, devices and empty folders, which no hash covers."""
     return [
-        f"{path.relative_to(folder).as_posix()}: neither a file nor a folder with files"
+        f"{path.relative_to(folder).as_posix()}: neither a regular file nor a non-empty folder"
         for path in sorted(folder.rglob("*"))
         if path.is_symlink() or (path.is_dir() and not any(path.iterdir())) or not (path.is_dir() or path.is_file())
     ]
 
 
-def _parsed(text: bytes) -> dict[str, str] | None:
+def _parse_sums(text: bytes) -> dict[str, str] | None:
     try:
         lines = text.decode("utf-8").splitlines()
     except UnicodeDecodeError:
@@ -158,11 +158,11 @@ def _parsed(text: bytes) -> dict[str, str] | None:
     return {match[2]: match[1] for match in matches if match}
 
 
-def _sums(hashes: dict[str, str]) -> str:
+def _format_sums(hashes: dict[str, str]) -> str:
     return "".join(f"{digest}  {path}\n" for path, digest in hashes.items())
 
 
-def _seal_text(digest: str) -> str:
+def _format_seal(digest: str) -> str:
     return f"{digest}  {SUMS}\n"
 
 

@@ -8,7 +8,7 @@ from optpipe.errors import MissingError
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
-def shipped(name: Literal["models", "calibration"]) -> Path:
+def find_shipped_folder(name: Literal["models", "calibration"]) -> Path:
     """The folder `name`. Raises MissingError where the installation lacks it."""
     in_wheel = _PACKAGE / "_data" / name
     in_checkout = _PACKAGE.parent.parent / name
@@ -16,5 +16,5 @@ def shipped(name: Literal["models", "calibration"]) -> Path:
         if folder.is_dir():
             return folder
     raise MissingError(
-        f"this installation lacks the folder {name}/ (looked at {in_wheel} and {in_checkout}); reinstall optpipe"
+        f"folder {name}/ is missing from this installation (searched {in_wheel} and {in_checkout}); reinstall optpipe"
     )

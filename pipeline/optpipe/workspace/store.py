@@ -20,17 +20,17 @@ from time import monotonic
 from typing import IO, Any
 
 from optpipe.core.events import Listener
-from optpipe.core.hashing import value_sha256
+from optpipe.core.hashing import hash_value
 from optpipe.errors import BadInputError, StageError
-from optpipe.workspace.environment import environment
+from optpipe.workspace.environment import describe_environment
 from optpipe.workspace.manifest import (
     MANIFEST,
     Manifest,
-    UnreadableError,
-    command_line,
-    damage,
-    file_records,
+    UnreadableManifestError,
+    find_damage,
+    get_command_line,
     manifest_from_file,
+    record_files,
 )
 
 ID_LENGTH = 12
@@ -88,7 +88,7 @@ class Store:
 
     def require_writable(self) -> None:
         """Raises `BadInputError` before any work where the workspace cannot be written."""
-        with _named_failures(self.workspace):
+        with _explain_os_errors(self.workspace):
             self.root.mkdir(parents=True, exist_ok=True)
             probe = self.workspace / f".writable-{os.getpid()}"
             probe.touch()
@@ -96,14 +96,14 @@ class Store:
 
     def get(self, kind: str, recipe: Mapping[str, Any]) -> Entry | None:
         """The entry made by `recipe`, or None where there is none or it is damaged."""
-        path = self.root / _entry_name(kind, recipe)
+        path = self.root / _name_entry(kind, recipe)
         if not (path / MANIFEST).is_file():
             return None
         try:
             manifest = manifest_from_file(path / MANIFEST)
-        except UnreadableError:
+        except UnreadableManifestError:
             return None
-        return Entry(path, manifest) if damage(path, manifest) is None else None
+        return Entry(path, manifest) if find_damage(path, manifest) is None else None
 
     def produce(
         self,
@@ -119,16 +119,16 @@ class Store:
         `make` fills an empty folder and returns the manifest's `info`; what it raises leaves nothing behind.
         """
         with suppress(OSError):  # where no lock can be made, nobody can remove anything
-            fcntl.flock(self._in_use(), fcntl.LOCK_SH)
+            fcntl.flock(self._open_store_lock(), fcntl.LOCK_SH)
         if (entry := self.get(kind, recipe)) is not None:
             self._note_use(entry)
             return entry, True
-        name = _entry_name(kind, recipe)
-        with _named_failures(self.workspace), self._locked(name):
+        name = _name_entry(kind, recipe)
+        with _explain_os_errors(self.workspace), self._lock_entry(name):
             if (entry := self.get(kind, recipe)) is not None:
                 return entry, True
             if (self.root / name).exists():
-                listener.warn(f"store entry {name} was damaged and is made again")
+                listener.warn(f"store entry {name} was damaged and is being rebuilt")
                 shutil.rmtree(self.root / name)
             return self._made(kind, name, recipe, make, parents), False
 
@@ -148,13 +148,13 @@ class Store:
             info = make(scratch)
             manifest = Manifest(
                 kind=kind,
-                id=entry_id(kind, recipe),
+                id=compute_entry_id(kind, recipe),
                 recipe=recipe,
                 parents=parents,
-                files=file_records(scratch),
+                files=record_files(scratch),
                 info=info,
-                environment=environment(),
-                command=command_line(),
+                environment=describe_environment(),
+                command=get_command_line(),
                 created=datetime.now(UTC).isoformat(timespec="seconds"),
                 seconds=round(monotonic() - started, 3),
             )
@@ -166,7 +166,7 @@ class Store:
             shutil.rmtree(scratch, ignore_errors=True)
         return Entry(self.root / name, manifest)
 
-    def _in_use(self) -> IO[str]:
+    def _open_store_lock(self) -> IO[str]:
         lock = self.workspace / "locks" / "store"
         if (held := _IN_USE.get(lock.absolute())) is None:
             lock.parent.mkdir(parents=True, exist_ok=True)
@@ -176,13 +176,13 @@ class Store:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """While the block runs no other process makes entries. Raises StageError where one does so already."""
-        with _named_failures(self.workspace):
-            lock = self._in_use()
+        with _explain_os_errors(self.workspace):
+            lock = self._open_store_lock()
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise StageError(
-                    f"another optpipe is at work in {self.workspace}; nothing was removed, try again when it has ended"
+                    f"another optpipe process is using {self.workspace}; nothing was removed; try again when it has finished"
                 ) from error
             try:
                 yield
@@ -190,7 +190,7 @@ class Store:
                 fcntl.flock(lock, fcntl.LOCK_UN)
 
     @contextmanager
-    def _locked(self, name: str) -> Iterator[None]:
+    def _lock_entry(self, name: str) -> Iterator[None]:
         lock = self.workspace / "locks" / name
         lock.parent.mkdir(parents=True, exist_ok=True)
         with lock.open("w") as file:
@@ -208,57 +208,57 @@ class Store:
             return max(entry.manifest.created, (self.workspace / USED / entry.path.name).read_text(encoding="utf-8"))
         return entry.manifest.created
 
-    def entries(self) -> list[Entry]:
+    def list_entries(self) -> list[Entry]:
         """All entries, those that a build made or found last at the end; their files are not hashed here.
 
         Raises BadInputError where a manifest is damaged.
         """
-        found, damaged = self.listed()
+        found, damaged = self.scan_entries()
         if damaged:
             remove, clean = f"optpipe rm {damaged[0].name}", "optpipe gc"
             raise BadInputError(
                 f"store entry {damaged[0].name} in {self.workspace} has no readable manifest; "
-                f"remove it with `{remove}`, or all that is damaged with `{clean}`"
+                f"remove it with `{remove}`, or all damaged entries with `{clean}`"
             )
         return found
 
-    def listed(self) -> tuple[list[Entry], list[Path]]:
+    def scan_entries(self) -> tuple[list[Entry], list[Path]]:
         """The entries with a readable manifest, in the order of `entries`, and the folders that have none."""
         found, damaged = [], []
         for path in sorted(self.root.glob("*/")):
             try:
                 found.append(Entry(path, manifest_from_file(path / MANIFEST)))
-            except UnreadableError:
+            except UnreadableManifestError:
                 if path.is_dir():  # else another process has removed it in the meantime
                     damaged.append(path)
         return sorted(found, key=lambda entry: (self._last_use(entry), entry.path.name)), damaged
 
     def find(self, prefix: str) -> Entry:
         """The one entry whose id or `kind-id` starts with `prefix`."""
-        found = [entry for entry in self.entries() if entry.fits(prefix)]
+        found = [entry for entry in self.list_entries() if entry.fits(prefix)]
         if len(found) != 1:
             names = ", ".join(entry.path.name for entry in found[:5])
             raise BadInputError(
-                f"'{prefix}' fits {len(found)} entries ({names}); give more digits"
+                f"'{prefix}' matches {len(found)} entries ({names}); use a longer prefix"
                 if found
-                else f"nothing stored under '{prefix}' in {self.workspace}; `optpipe ls` lists what is"
+                else f"no entry matches '{prefix}' in {self.workspace}; `optpipe ls` lists entries"
             )
         return found[0]
 
-    def verified(self, entry: Entry, only: str | None = None) -> Entry:
+    def verify_entry(self, entry: Entry, only: str | None = None) -> Entry:
         """`entry`, after every byte, or those of the file `only`, was held against its manifest.
 
         Call it before anything is deserialized or believed.
         """
-        if (problem := damage(entry.path, entry.manifest, only)) is not None:
+        if (problem := find_damage(entry.path, entry.manifest, only)) is not None:
             raise StageError(
-                f"store entry {entry.path.name} is damaged: {problem}\n`{entry.manifest.command}` makes it again"
+                f"store entry {entry.path.name} is damaged: {problem}\nrebuild it with `{entry.manifest.command}`"
             )
         return entry
 
     def remove_folder(self, folder: Path) -> int:
         """Deletes the folder of an entry or a run, damaged or not; returns the bytes it held, 0 where it is gone already."""
-        with _named_failures(self.workspace), self._locked(folder.name):
+        with _explain_os_errors(self.workspace), self._lock_entry(folder.name):
             doomed = self.workspace / "tmp" / f"{folder.name}.removed"
             doomed.parent.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(doomed, ignore_errors=True)
@@ -267,7 +267,7 @@ class Store:
             except FileNotFoundError:  # another process was faster
                 return 0
             (self.workspace / USED / folder.name).unlink(missing_ok=True)
-            size = folder_bytes(doomed)
+            size = measure_folder_bytes(doomed)
             shutil.rmtree(doomed)
         return size
 
@@ -275,7 +275,7 @@ class Store:
     def scratch(self, kind: str) -> Iterator[Path]:
         """An empty folder that is deleted at the end; where the process dies, by `gc`, which sees that its lock is free."""
         name = f"{kind}-{secrets.token_hex(6)}"
-        with _named_failures(self.workspace), self._locked(name):
+        with _explain_os_errors(self.workspace), self._lock_entry(name):
             folder = self.workspace / "tmp" / name
             folder.mkdir(parents=True)
             try:
@@ -285,18 +285,18 @@ class Store:
                 (self.workspace / "locks" / name).unlink(missing_ok=True)
 
 
-def folder_bytes(folder: Path) -> int:
+def measure_folder_bytes(folder: Path) -> int:
     """The size of all files in `folder`."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def entry_id(kind: str, recipe: Mapping[str, Any]) -> str:
+def compute_entry_id(kind: str, recipe: Mapping[str, Any]) -> str:
     """The id that the entry made by `recipe` has or would have."""
-    return value_sha256({"kind": kind, "recipe": recipe})[:ID_LENGTH]
+    return hash_value({"kind": kind, "recipe": recipe})[:ID_LENGTH]
 
 
-def _entry_name(kind: str, recipe: Mapping[str, Any]) -> str:
-    return f"{kind}-{entry_id(kind, recipe)}"
+def _name_entry(kind: str, recipe: Mapping[str, Any]) -> str:
+    return f"{kind}-{compute_entry_id(kind, recipe)}"
 
 
 def _flush(directory: Path) -> None:
@@ -307,7 +307,7 @@ def _flush(directory: Path) -> None:
 
 
 @contextmanager
-def _named_failures(workspace: Path) -> Iterator[None]:
+def _explain_os_errors(workspace: Path) -> Iterator[None]:
     """Turns what the file system refuses into the message a user can act on."""
     try:
         yield
@@ -315,11 +315,11 @@ def _named_failures(workspace: Path) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             command = "optpipe gc"
             raise StageError(
-                f"no space left for workspace {workspace}; free some (`{command}`) or pass --workspace DIR"
+                f"no space left for workspace {workspace}; free disk space (`{command}`) or pass --workspace DIR"
             ) from error
         ours = error.filename is not None and Path(error.filename).is_relative_to(workspace)
         if ours and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST):
             raise BadInputError(
-                f"workspace {workspace} cannot be written ({error.strerror}); pass --workspace DIR"
+                f"workspace {workspace} is not writable ({error.strerror}); pass --workspace DIR"
             ) from error
         raise

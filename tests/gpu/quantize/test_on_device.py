@@ -6,11 +6,11 @@ import pytest
 from onnx import helper, numpy_helper
 
 from optpipe.errors import StageError
-from optpipe.quantize.collect import Collector, collected
-from optpipe.quantize.methods import METHODS, ranges
-from optpipe.workspace.environment import gpus
+from optpipe.quantize.collect import Collector, collect_statistics
+from optpipe.quantize.methods import METHODS, compute_ranges
+from optpipe.workspace.environment import list_gpus
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not gpus(), reason="no NVIDIA GPU or driver")]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not list_gpus(), reason="no NVIDIA GPU or driver")]
 X = np.random.default_rng(0).standard_normal((24, 16, 32, 32)).astype(np.float32)
 TENSORS = ("x", "r", "c")
 
@@ -33,7 +33,8 @@ def graph(tmp_path):
 def test_statistics_are_those_of_the_cpu(graph) -> None:
     parts = [{"x": X[:10]}, {"x": X[10:]}]
     on_gpu, on_cpu = (
-        collected(Collector(graph, TENSORS, histograms=True, device=device), parts) for device in ("cuda", "cpu")
+        collect_statistics(Collector(graph, TENSORS, histograms=True, device=device), parts)
+        for device in ("cuda", "cpu")
     )
     assert np.array_equal(on_gpu["x"].magnitudes.counts, on_cpu["x"].magnitudes.counts)
     for name in TENSORS:
@@ -41,7 +42,7 @@ def test_statistics_are_those_of_the_cpu(graph) -> None:
         assert on_gpu[name].low == pytest.approx(on_cpu[name].low, rel=1e-4, abs=1e-5)
         assert on_gpu[name].high == pytest.approx(on_cpu[name].high, rel=1e-4)
     for method in METHODS:
-        assert ranges(on_gpu, method) == pytest.approx(ranges(on_cpu, method), rel=0.02)
+        assert compute_ranges(on_gpu, method) == pytest.approx(compute_ranges(on_cpu, method), rel=0.02)
 
 
 def test_what_is_not_finite_is_named(graph) -> None:

@@ -4,15 +4,15 @@ import pytest
 from tests.fakes.console import text_of
 
 from optpipe.artifacts.housekeeping import (
-    collected,
-    found_run,
-    removed,
-    run_details,
-    stored_record,
+    collect_garbage,
+    describe_run,
+    document_from_store,
+    find_run,
+    remove_stored,
 )
-from optpipe.core.events import Silent
+from optpipe.core.events import SilentListener
 from optpipe.errors import BadInputError
-from optpipe.reporters.terminal_stored import run_text, stored_tables
+from optpipe.reporters.terminal_stored import render_run, render_stored
 from optpipe.workspace.manifest import MANIFEST
 from optpipe.workspace.runs import begin_run, finish_run
 from optpipe.workspace.store import Store
@@ -21,7 +21,9 @@ from optpipe.workspace.store import Store
 @pytest.fixture
 def store(tmp_path):
     found = Store(tmp_path)
-    found.produce("artifact", {"a": 1}, lambda folder: {"n": (folder / "file").write_text("x")}, listener=Silent())
+    found.produce(
+        "artifact", {"a": 1}, lambda folder: {"n": (folder / "file").write_text("x")}, listener=SilentListener()
+    )
     return found
 
 
@@ -34,67 +36,67 @@ def run_in(store, *, whole=True):
 
 
 def test_runs_and_what_is_damaged_are_listed(store):
-    damaged, _ = store.produce("graph", {"b": 1}, lambda _: {}, listener=Silent())
+    damaged, _ = store.produce("graph", {"b": 1}, lambda _: {}, listener=SilentListener())
     (damaged.path / MANIFEST).write_text("{")
     whole, unfinished, broken = run_in(store), run_in(store, whole=False), run_in(store)
     (broken / MANIFEST).write_text("[]")
-    record = stored_record(store)
+    record = document_from_store(store)
     assert record["damaged"] == [damaged.path.name]
     said = {each["run_id"]: each["status"] for each in record["runs"]}
     assert said == {whole.name: "complete", unfinished.name: "unfinished", broken.name: "damaged"}
-    text = text_of(stored_tables(record))
+    text = text_of(render_stored(record))
     assert f"optpipe rm {damaged.path.name}" in text
     assert "optpipe bench digits" in text
-    assert text_of(stored_tables({"workspace": "w", "entries": [], "damaged": [], "runs": []})).startswith(
+    assert text_of(render_stored({"workspace": "w", "entries": [], "damaged": [], "runs": []})).startswith(
         "nothing stored yet"
     )
 
 
 def test_a_run_is_shown_and_removed_by_its_name(store):
     run = run_in(store)
-    assert found_run(store, run.name[:12]) == run
-    assert "made" in text_of(run_text(run_details(run)))
-    assert removed(store, run.name, with_dependents=False)["removed"] == [run.name]
+    assert find_run(store, run.name[:12]) == run
+    assert "made" in text_of(render_run(describe_run(run)))
+    assert remove_stored(store, run.name, with_dependents=False)["removed"] == [run.name]
     assert not run.exists()
     with pytest.raises(BadInputError, match="optpipe ls"):
-        removed(store, run.name, with_dependents=False)
+        remove_stored(store, run.name, with_dependents=False)
 
 
 def test_a_changed_run_is_not_shown_as_if_it_were_whole(store):
     run = run_in(store)
     (run / "samples").write_text("abd")
     with pytest.raises(BadInputError, match=f"optpipe rm {run.name}"):
-        run_details(run)
+        describe_run(run)
 
 
 def test_a_beginning_that_fits_several_runs_removes_none(store):
     runs = [run_in(store), run_in(store)]
-    with pytest.raises(BadInputError, match="fits 2 runs"):
-        removed(store, "bench-", with_dependents=False)
+    with pytest.raises(BadInputError, match="matches 2 runs"):
+        remove_stored(store, "bench-", with_dependents=False)
     assert all(run.exists() for run in runs)
 
 
 def test_a_damaged_entry_is_removed_by_name_id_or_gc(store):
     for remove in (
-        lambda entry: removed(store, entry.path.name, with_dependents=False),
-        lambda entry: removed(store, entry.id, with_dependents=False),
-        lambda _: collected(store, dry_run=False),
+        lambda entry: remove_stored(store, entry.path.name, with_dependents=False),
+        lambda entry: remove_stored(store, entry.id, with_dependents=False),
+        lambda _: collect_garbage(store, dry_run=False),
     ):
-        entry, _ = store.produce("graph", {"b": 1}, lambda _: {}, listener=Silent())
+        entry, _ = store.produce("graph", {"b": 1}, lambda _: {}, listener=SilentListener())
         (entry.path / MANIFEST).unlink()
         assert remove(entry)["removed"] == [entry.path.name]
-        assert len(store.entries()) == 1
+        assert len(store.list_entries()) == 1
 
 
 def test_what_gc_would_free_is_what_it_frees(store):
     unneeded, _ = store.produce(
-        "graph", {"b": 1}, lambda folder: {"n": (folder / "x").write_text("y")}, listener=Silent()
+        "graph", {"b": 1}, lambda folder: {"n": (folder / "x").write_text("y")}, listener=SilentListener()
     )
     damaged, _ = store.produce(
-        "graph", {"c": 1}, lambda folder: {"n": (folder / "x").write_text("y")}, listener=Silent()
+        "graph", {"c": 1}, lambda folder: {"n": (folder / "x").write_text("y")}, listener=SilentListener()
     )
     (damaged.path / MANIFEST).write_text("{")
-    would = collected(store, dry_run=True)
+    would = collect_garbage(store, dry_run=True)
     assert unneeded.path.exists()
-    assert {**would, "dry_run": False} == collected(store, dry_run=False)
-    assert store.listed()[1] == []
+    assert {**would, "dry_run": False} == collect_garbage(store, dry_run=False)
+    assert store.scan_entries()[1] == []

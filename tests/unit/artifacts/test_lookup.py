@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from optpipe.artifacts.lookup import artifacts_named, differing, typed
+from optpipe.artifacts.lookup import explain_different_weights, find_artifacts, format_model_argument
 from optpipe.core.card import ModelCard, Task
-from optpipe.core.events import Silent
+from optpipe.core.events import SilentListener
 from optpipe.core.tensors import InputSpec
 from optpipe.errors import BadInputError
-from optpipe.signoff.collect import Wanted, judged_artifact
+from optpipe.signoff.collect import SignoffRequest, find_judged_artifact
 from optpipe.signoff.policy import policy_from_toml
 from optpipe.workspace.file_names import CARD
 from optpipe.workspace.store import Entry, Store
@@ -31,11 +31,11 @@ def built(store: Store, name: str, source: str, weights: str = "a", precision: s
         return {"name": name, "source": source}
 
     model = {"source": {"file": source, "card": name}, "weights": {"file": weights}, "batch": None, "shapes": {}}
-    entry, _ = store.produce("model", {"model": model}, exported, listener=Silent())
+    entry, _ = store.produce("model", {"model": model}, exported, listener=SilentListener())
     info = {"model": name, "source": source, "backend": "onnxruntime", "precision": precision, "device": "cpu"}
     info |= {"weights": {"source": "file", "sha256": weights}}
     recipe = {"of": entry.id, "precision": precision}
-    return store.produce("artifact", recipe, lambda _: info, parents=(entry.id,), listener=Silent())[0]
+    return store.produce("artifact", recipe, lambda _: info, parents=(entry.id,), listener=SilentListener())[0]
 
 
 @pytest.fixture
@@ -73,27 +73,27 @@ def test_a_model_is_known_by_its_name_its_source_and_its_file(store: Store, text
         ("light", "light.onnx"),
     ):
         built(store, each, source)
-    wanted = Wanted(text, policy_from_toml(b"schema = 1\n[size]\nmaximum = '1 MiB'\n"))
+    wanted = SignoffRequest(text, policy_from_toml(b"schema = 1\n[size]\nmaximum = '1 MiB'\n"))
     if name is None:
-        with pytest.raises(BadInputError, match="nothing is built"):
-            artifacts_named(text, store)
+        with pytest.raises(BadInputError, match="no build of"):
+            find_artifacts(text, store)
         return
-    assert [each.card.name for each in artifacts_named(text, store)] == [name]
-    assert judged_artifact(wanted, store).info["model"] == name
+    assert [each.card.name for each in find_artifacts(text, store)] == [name]
+    assert find_judged_artifact(wanted, store).info["model"] == name
 
 
 def test_the_build_that_was_made_or_found_last_is_meant(store: Store) -> None:
     former, later = (built(store, "net.make", "net.py:make", weights) for weights in ("a", "b"))
-    assert artifacts_named("net.make", store)[0].entry.id == later.id
+    assert find_artifacts("net.make", store)[0].entry.id == later.id
     built(store, "net.make", "net.py:make", "a")
-    assert artifacts_named("net.make", store)[0].entry.id == former.id
+    assert find_artifacts("net.make", store)[0].entry.id == former.id
 
 
 def test_builds_from_before_and_after_training_are_told_apart(store: Store) -> None:
     built(store, "net.make", "net.py:make", "a", "int8")
-    assert differing(artifacts_named("net.make", store)) is None
+    assert explain_different_weights(find_artifacts("net.make", store)) is None
     built(store, "net.make", "net.py:make", "b", "fp32")
-    assert "not of the same net.make" in str(differing(artifacts_named("net.make", store)))
+    assert "different versions of net.make" in str(explain_different_weights(find_artifacts("net.make", store)))
 
 
 @pytest.mark.parametrize(
@@ -107,4 +107,4 @@ def test_builds_from_before_and_after_training_are_told_apart(store: Store) -> N
     ],
 )
 def test_the_model_of_an_advised_command(name: str, source: str, text: str) -> None:
-    assert typed(ModelCard(name, source, Task.OTHER, INPUTS)) == text
+    assert format_model_argument(ModelCard(name, source, Task.OTHER, INPUTS)) == text

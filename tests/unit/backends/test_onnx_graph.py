@@ -3,7 +3,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from optpipe.backends.onnx_graph import index_bounds, onnx_layers
+from optpipe.backends.onnx_graph import find_index_bounds, layers_from_onnx
 from optpipe.core.tensors import InputSpec
 
 IMAGE = InputSpec("x", "float32", (1, 3, 8, 8), (2, 3, 8, 8), (4, 3, 8, 8))
@@ -22,7 +22,7 @@ def model(nodes: list[onnx.NodeProto], weights: dict[str, np.ndarray], output: l
 
 def test_a_convolution_by_hand() -> None:
     conv = helper.make_node("Conv", ["x", "w"], ["y"], name="conv", kernel_shape=[3, 3])
-    layers = onnx_layers(
+    layers = layers_from_onnx(
         model([conv], {"w": np.zeros((5, 3, 3, 3), np.float32)}, ["n", 5, 6, 6]), [IMAGE], dequantized_is_int8=True
     )
     assert [(each.name, each.type, each.macs) for each in layers] == [("conv", "fp32", 2 * 5 * 6 * 6 * 3 * 3 * 3)]
@@ -30,7 +30,7 @@ def test_a_convolution_by_hand() -> None:
 
 def test_a_grouped_convolution_by_hand() -> None:
     conv = helper.make_node("Conv", ["x", "w"], ["y"], name="conv", kernel_shape=[1, 1], group=3)
-    layers = onnx_layers(
+    layers = layers_from_onnx(
         model([conv], {"w": np.zeros((3, 1, 1, 1), np.float32)}, ["n", 3, 8, 8]), [IMAGE], dequantized_is_int8=True
     )
     assert layers[0].macs == 2 * 3 * 8 * 8
@@ -42,7 +42,7 @@ def test_a_transposed_gemm_by_hand() -> None:
         helper.make_node("Gemm", ["f", "w", "b"], ["y"], name="gemm", transB=1),
     ]
     weights = {"w": np.zeros((10, 192), np.float32), "b": np.zeros(10, np.float32)}
-    layers = onnx_layers(model(nodes, weights, ["n", 10]), [IMAGE], dequantized_is_int8=True)
+    layers = layers_from_onnx(model(nodes, weights, ["n", 10]), [IMAGE], dequantized_is_int8=True)
     assert [(each.name, each.macs) for each in layers] == [("gemm", 2 * 192 * 10)]
 
 
@@ -54,7 +54,7 @@ def test_a_product_behind_dequantize(as_int8: bool, kind: str) -> None:
         helper.make_node("Conv", ["d", "w"], ["y"], name="conv", kernel_shape=[3, 3]),
     ]
     weights = {"w": np.zeros((5, 3, 3, 3), np.float32), "s": np.array(0.1, np.float32), "z": np.array(0, np.int8)}
-    layers = onnx_layers(model(nodes, weights, ["n", 5, 6, 6]), [IMAGE], dequantized_is_int8=as_int8)
+    layers = layers_from_onnx(model(nodes, weights, ["n", 5, 6, 6]), [IMAGE], dequantized_is_int8=as_int8)
     assert [(each.op, each.type) for each in layers if each.macs] == [("Conv", kind)]
 
 
@@ -73,7 +73,7 @@ def test_the_macs_of_resnet18_agree_with_torch() -> None:
     file = io.BytesIO()
     torch.onnx.export(module, (image,), dynamo=True, input_names=["x"], verbose=False).save(file)
     spec = InputSpec("x", "float32", *[(2, 3, 64, 64)] * 3)
-    layers = onnx_layers(onnx.load_from_string(file.getvalue()), [spec], dequantized_is_int8=True)
+    layers = layers_from_onnx(onnx.load_from_string(file.getvalue()), [spec], dequantized_is_int8=True)
     assert sum(each.macs for each in layers) * 2 == counter.get_total_flops()
 
 
@@ -89,4 +89,6 @@ def test_how_far_an_index_may_go_is_that_of_the_smallest_table() -> None:
         helper.make_node("Add", ["x", "y"], ["z"]),
     ]
     out = helper.make_tensor_value_info("z", TensorProto.FLOAT, ["n", 5, 4])
-    assert index_bounds(helper.make_model(helper.make_graph(nodes, "g", [ids, other], [out], tables))) == {"ids": 7}
+    assert find_index_bounds(helper.make_model(helper.make_graph(nodes, "g", [ids, other], [out], tables))) == {
+        "ids": 7
+    }

@@ -5,9 +5,9 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from optpipe.backends.onnx_lint import lint
-from optpipe.quantize.placement import placement
-from optpipe.quantize.qdq import Range, qdq_from_onnx
+from optpipe.backends.onnx_lint import lint_graph
+from optpipe.quantize.placement import place_qdq
+from optpipe.quantize.qdq import ActivationRange, qdq_from_onnx
 
 
 def graph(nodes, weights, channels=16):
@@ -38,7 +38,7 @@ def int8_weights(name, shape, per_channel=True):
 
 
 def rules(model):
-    return [(each.rule, each.layer) for each in lint(model)]
+    return [(each.rule, each.layer) for each in lint_graph(model)]
 
 
 def node(kind, inputs, output, name):
@@ -68,9 +68,9 @@ def test_a_pair_between_convolution_and_relu() -> None:
         *pair("a"),
         node("Relu", ["a_dq"], "y", "r"),
     ]
-    found = lint(graph(nodes, weights))
+    found = lint_graph(graph(nodes, weights))
     assert ("split-fusion", "c") in [(each.rule, each.layer) for each in found]
-    assert "quantize what Relu writes" in next(each.advice for each in found if each.rule == "split-fusion")
+    assert "quantize the output of Relu" in next(each.advice for each in found if each.rule == "split-fusion")
 
 
 def test_a_pair_that_no_int8_kernel_reads() -> None:
@@ -130,7 +130,7 @@ def test_our_own_placement_is_clean() -> None:
         node("Conv", ["r", "w2"], "y", "c2"),
     ]
     plain = graph(nodes, weights)
-    placed = placement(plain, "tensorrt")
-    quantized = qdq_from_onnx(plain, placed, {name: Range(1.0) for name in placed.tensors})
+    placed = place_qdq(plain, "tensorrt")
+    quantized = qdq_from_onnx(plain, placed, {name: ActivationRange(1.0) for name in placed.tensors})
     assert rules(quantized) == []
     onnx.checker.check_model(quantized)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 from onnx import TensorProto, helper, numpy_helper
 
-from optpipe.backends.onnxruntime_biases import FUSED_BACK, separate_biases
+from optpipe.backends.onnxruntime_biases import BIAS_FUSION_PASS, separate_biases
 
 
 def network(rank: int, *, bias: bool, shared: bool, constant: bool = True, dtype: type = np.float16) -> onnx.ModelProto:
@@ -39,7 +39,7 @@ def network(rank: int, *, bias: bool, shared: bool, constant: bool = True, dtype
 
 
 def answers(
-    model: onnx.ModelProto, rank: int, target: Path | None = None, left_out: tuple[str, ...] = (FUSED_BACK,)
+    model: onnx.ModelProto, rank: int, target: Path | None = None, left_out: tuple[str, ...] = (BIAS_FUSION_PASS,)
 ) -> np.ndarray:
     options = ort.SessionOptions()
     options.log_severity_level = 4

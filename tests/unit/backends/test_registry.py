@@ -2,21 +2,21 @@
 
 import pytest
 
-from optpipe.backends.registry import BACKENDS, options_in_force
+from optpipe.backends.registry import BACKENDS, resolve_effective_options
 from optpipe.errors import BadInputError, StageError
 
 INFO = {"backend": "onnxruntime", "device": "cuda", "options": {"nhwc": False}}
 
 
 def test_text_from_the_command_line_is_read_as_the_type_of_its_option():
-    found = options_in_force(INFO, {"cuda_graph": "false", "cudnn_search": "HEURISTIC"})
+    found = resolve_effective_options(INFO, {"cuda_graph": "false", "cudnn_search": "HEURISTIC"})
     assert found == {"nhwc": False, "cuda_graph": False, "cudnn_search": "HEURISTIC", "fuse_conv_bias": False}
 
 
 @pytest.mark.parametrize("given", [{"nhwc": "maybe"}, {"layout": "nhwc"}])
 def test_what_cannot_be_meant_is_refused(given):
     with pytest.raises(BadInputError, match=next(iter(given))):
-        options_in_force(INFO, given)
+        resolve_effective_options(INFO, given)
 
 
 @pytest.mark.parametrize(
@@ -30,10 +30,10 @@ def test_a_number_that_no_builder_takes_is_refused_before_it_builds(given):
 @pytest.mark.parametrize("name", ["tensorrt", "tensorrt-rtx", "torch-tensorrt", "inductor"])
 def test_what_only_a_build_takes_is_not_in_force_at_run_time(name):
     built = {"backend": name, "device": "cuda", "options": BACKENDS[name].recipe("cuda", {})["options"]}
-    assert options_in_force(built, {}).keys() == {"cuda_graph"}
+    assert resolve_effective_options(built, {}).keys() == {"cuda_graph"}
     given = next(key for key in built["options"] if key != "cuda_graph")
-    with pytest.raises(BadInputError, match=rf"when it builds: optpipe build --option {name}\.{given}=7"):
-        options_in_force(built, {given: "7"})
+    with pytest.raises(BadInputError, match=rf"is a build option of {name}: optpipe build --option {name}\.{given}=7"):
+        resolve_effective_options(built, {given: "7"})
 
 
 def test_an_engine_takes_the_options_that_are_in_force(tmp_path):
@@ -41,5 +41,5 @@ def test_an_engine_takes_the_options_that_are_in_force(tmp_path):
     pytest.importorskip("tensorrt_rtx", reason="needs the wheel tensorrt-rtx-cu13")
     (tmp_path / "model.engine").write_bytes(b"no engine")
     info = {"backend": "tensorrt-rtx", "device": "cuda"}
-    with pytest.raises(StageError, match=r"refuses model\.engine"):
-        BACKENDS["tensorrt-rtx"].load(tmp_path, info, "cuda", options_in_force(info, {"cuda_graph": "false"}))
+    with pytest.raises(StageError, match=r"cannot load model\.engine"):
+        BACKENDS["tensorrt-rtx"].load(tmp_path, info, "cuda", resolve_effective_options(info, {"cuda_graph": "false"}))

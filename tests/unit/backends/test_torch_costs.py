@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from optpipe.backends.torch_costs import program_costs
+from optpipe.backends.torch_costs import count_program_costs
 
 
 def costs(module: nn.Module, *inputs: torch.Tensor) -> dict[str, dict[str, Any]]:
     program = torch.export.export(module.eval(), inputs).module()
     named = {str(index): each for index, each in enumerate(inputs)}
-    found = program_costs(program, named, lambda node: str(node.name))
+    found = count_program_costs(program, named, lambda node: str(node.name))
     weights = sum(each.nbytes for each in module.parameters())
     assert found["edge_bytes"] > weights + sum(each.nbytes for each in inputs)
     return {row["name"]: row for row in found["layers"]}
@@ -46,6 +46,6 @@ def test_views_move_nothing_and_what_changes_in_place_does() -> None:
 
 def test_nodes_of_one_name_are_one_row() -> None:
     program = torch.export.export(nn.Sequential(nn.Linear(4, 8), nn.ReLU()).eval(), (torch.randn(3, 4),)).module()
-    (row,) = program_costs(program, {"x": torch.randn(3, 4)}, lambda _node: "all")["layers"]
+    (row,) = count_program_costs(program, {"x": torch.randn(3, 4)}, lambda _node: "all")["layers"]
     assert (row["op"], row["macs"]) == ("Gemm", 3 * 4 * 8)
     assert row["bytes"] == 4 * (3 * 4 + 4 * 8 + 8 + 3 * 8) + 4 * 2 * 3 * 8

@@ -4,20 +4,20 @@ import polars as pl
 import pytest
 from tests.fakes.console import text_of
 
-from optpipe.artifacts.facts import build_of
-from optpipe.bench.int8_notes import accuracy_note, causes, with_int8_notes
-from optpipe.compare.overview import overview
-from optpipe.core.measurement_json import measurements_of
-from optpipe.evaluate.recompute import accuracy_figures
-from optpipe.reporters.terminal_signoff import verdict_table
-from optpipe.signoff.collect import Wanted, collected
-from optpipe.signoff.dossier import checked_dossier, finished, verdict_document
-from optpipe.signoff.judge import judged
+from optpipe.artifacts.facts import judged_build_from_manifest
+from optpipe.bench.int8_notes import add_int8_notes, check_int8_accuracy, find_int8_causes
+from optpipe.compare.overview import compare_workspace
+from optpipe.core.measurement_json import measurements_from_document
+from optpipe.evaluate.recompute import observe_accuracy
+from optpipe.reporters.terminal_signoff import render_verdict
+from optpipe.signoff.collect import SignoffRequest, collect_evidence
+from optpipe.signoff.dossier import check_dossier, document_from_signoff, finish_dossier
+from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.policy import policy_from_toml
 from optpipe.workspace.runs import (
     begin_run,
     finish_run,
-    json_of_run,
+    read_run_json,
     write_json,
 )
 
@@ -52,26 +52,26 @@ def evaluated(workspace, entry, lost, budget=None, n=1000):
 def test_causes_are_read_from_the_built_network_and_the_linter(built) -> None:
     _, slow, fast = built
     info = {**slow.info, "lint": LINT}
-    assert causes(info) == (
-        "only 40% of its multiply-adds are computed in int8; "
-        "the linter finds 3 × reformat, 1 × channels (conv7: floating point between INT8 layers)"
+    assert find_int8_causes(info) == (
+        "only 40% of its MACs run in int8; "
+        "the linter reports 3 × reformat, 1 × channels (conv7: floating point between INT8 layers)"
     )
-    assert causes({**fast.info, "lint": LINT}) == ""
+    assert find_int8_causes({**fast.info, "lint": LINT}) == ""
 
 
 @pytest.mark.parametrize(("lost", "budget", "said"), [
     (0, None, None),
     (10, 0.03, None),
-    (10, None, "is not shown to be inside the budget of 1 points"),
-    (40, None, "is outside the budget of 1 points"),
-    (40, 0.02, "is outside the budget of 2 points"),
+    (10, None, "may exceed the budget of 1 points"),
+    (40, None, "exceeds the budget of 1 points"),
+    (40, 0.02, "exceeds the budget of 2 points"),
 ])  # fmt: skip
 def test_a_drop_is_held_against_its_budget(built, lost, budget, said) -> None:
     workspace, slow, fast = built
     run = evaluated(workspace, slow, lost, budget)
-    note = accuracy_note([run], build_of(slow.manifest))
+    note = check_int8_accuracy([run], judged_build_from_manifest(slow.manifest))
     assert (note is None) if said is None else (said in note.message)
-    assert accuracy_note([run], build_of(fast.manifest)) is None
+    assert check_int8_accuracy([run], judged_build_from_manifest(fast.manifest)) is None
 
 
 def test_bench_marks_both(built) -> None:
@@ -80,12 +80,12 @@ def test_bench_marks_both(built) -> None:
     found = [
         one
         for entry, mean in ((slow, 20.0), (fast, 10.0))
-        for one in measurements_of(json_of_run(workspace.bench(entry, mean_ms=mean), "measurements.json"))
+        for one in measurements_from_document(read_run_json(workspace.bench(entry, mean_ms=mean), "measurements.json"))
     ]
-    mine, other = with_int8_notes(found, [slow, fast], workspace.store)
+    mine, other = add_int8_notes(found, [slow, fast], workspace.store)
     assert {"int8-not-faster", "int8-accuracy"} <= {reason.code for reason in mine.reasons}
     assert not any(reason.code.startswith("int8") for reason in other.reasons)
-    assert "only 40% of its multiply-adds" in next(r.message for r in mine.reasons if r.code == "int8-not-faster")
+    assert "only 40% of its MACs" in next(r.message for r in mine.reasons if r.code == "int8-not-faster")
 
 
 def test_compare_warns_of_both_and_names_the_cause(built) -> None:
@@ -93,20 +93,20 @@ def test_compare_warns_of_both_and_names_the_cause(built) -> None:
     evaluated(workspace, slow, 40)
     workspace.bench(slow, mean_ms=20.0)
     workspace.bench(fast, mean_ms=10.0)
-    warnings = " ".join(overview(workspace.store).comparison.warnings)
-    assert "INT8 is not shown to be faster than fp16" in warnings
-    assert "only 40% of its multiply-adds are computed in int8" in warnings
-    assert "onnxruntime int8: its drop (+4.00 points" in warnings
+    warnings = " ".join(compare_workspace(workspace.store).comparison.warnings)
+    assert "INT8 is not significantly faster than fp16" in warnings
+    assert "only 40% of its MACs run in int8" in warnings
+    assert "onnxruntime int8: its accuracy drop (+4.00 points" in warnings
 
 
 def signed(workspace, tmp_path):
     (tmp_path / "scratch").mkdir()
-    wanted = Wanted("digits", policy_from_toml(POLICY.encode(), "policy.toml"))
-    folder = collected(wanted, workspace.store, tmp_path / "scratch")
-    found = judged(folder)
-    document = verdict_document(found)
+    wanted = SignoffRequest("digits", policy_from_toml(POLICY.encode(), "policy.toml"))
+    folder = collect_evidence(wanted, workspace.store, tmp_path / "scratch")
+    found = judge_dossier(folder)
+    document = document_from_signoff(found)
     write_json(folder / "verdict.json", document)
-    return document, finished(folder, tmp_path / "dossier")
+    return document, finish_dossier(folder, tmp_path / "dossier")
 
 
 def test_signoff_notes_what_verify_computes_again(built, tmp_path) -> None:
@@ -116,7 +116,7 @@ def test_signoff_notes_what_verify_computes_again(built, tmp_path) -> None:
     document, folder = signed(workspace, tmp_path)
     codes = [note["code"] for note in document["notes"]]
     assert codes == ["int8-accuracy", "int8-causes"]
-    assert checked_dossier(folder).problems == ()
+    assert check_dossier(folder).problems == ()
 
 
 def test_signoff_says_that_nothing_was_measured_beside_int8(built, tmp_path) -> None:
@@ -124,17 +124,17 @@ def test_signoff_says_that_nothing_was_measured_beside_int8(built, tmp_path) -> 
     workspace.bench(slow, mean_ms=10.0)
     document, _ = signed(workspace, tmp_path)
     assert [note["code"] for note in document["notes"]] == ["int8-alone", "int8-causes"]
-    assert "no wider type was measured beside it" in text_of(verdict_table(document, None), width=200)
+    assert "no higher precision was measured for comparison" in text_of(render_verdict(document, None), width=200)
 
 
 def test_samples_that_calibrated_a_build_widen_what_is_judged(built) -> None:
     workspace, slow, _ = built
     run = evaluated(workspace, slow, 5)
-    plain = accuracy_figures([run], build_of(slow.manifest), 0.95)
+    plain = observe_accuracy([run], judged_build_from_manifest(slow.manifest), 0.95)
     row = {"artifact": slow.id, "n": 1000, "calibrated_on": 30}
     write_json(run.path / "evaluate.json", {"model": "digits", "accuracy_budget": None, "results": [row]})
-    found = accuracy_figures([run], build_of(slow.manifest), 0.95)
+    found = observe_accuracy([run], judged_build_from_manifest(slow.manifest), 0.95)
     assert found["drop"].value == plain["drop"].value
     assert found["drop"].high == pytest.approx(plain["drop"].high + 0.03)
     assert found["top1"].low == pytest.approx(plain["top1"].low - 0.03)
-    assert "30 of which calibrated it" in found["drop"].about
+    assert "30 of which were used for calibration" in found["drop"].about

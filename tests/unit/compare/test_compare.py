@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.console import text_of
 
-from optpipe.compare.best import sorted_for
-from optpipe.compare.compare import Baseline, Known, compared
-from optpipe.compare.overview import bench_runs, overview
+from optpipe.compare.best import sort_by_goal
+from optpipe.compare.compare import Baseline, BuildFacts, compare_measurements
+from optpipe.compare.overview import compare_workspace, find_bench_runs
 from optpipe.core.comparison import Goal
 from optpipe.core.measurement import (
     Estimate,
@@ -24,10 +24,10 @@ from optpipe.core.measurement import (
     Validity,
 )
 from optpipe.errors import BadInputError
-from optpipe.measuring.measured import Measured
+from optpipe.measuring.measured import RecordedMeasurement
 from optpipe.measuring.slo import Slo
 from optpipe.reporters.files import frame_from_comparison
-from optpipe.reporters.terminal_compare import comparison_table
+from optpipe.reporters.terminal_compare import render_comparison
 
 
 def measured(name, p50, half, *, run="run-a", precision="fp16", batch=1, rate=100.0, valid=True, environment=None):
@@ -41,11 +41,11 @@ def measured(name, p50, half, *, run="run-a", precision="fp16", batch=1, rate=10
         verdict=Validity.VALID if valid else Validity.INVALID, reasons=(), samples=1000, latency=latency,
         throughput_images_per_s=Estimate(rate, (rate * 0.9, rate * 1.1)),
     )  # fmt: skip
-    return Measured(found, run, environment or {"cpu": "one"})
+    return RecordedMeasurement(found, run, environment or {"cpu": "one"})
 
 
 def against(contender, baseline):
-    return compared([contender], baseline=Baseline("b", "run", (baseline,))).rows[0]
+    return compare_measurements([contender], baseline=Baseline("b", "run", (baseline,))).rows[0]
 
 
 INTERVALS = st.tuples(st.floats(0.1, 1e3), st.floats(0.001, 0.5)).map(lambda pair: (pair[0], pair[0] * pair[1]))
@@ -78,8 +78,8 @@ def test_exchanging_the_sides_mirrors_many_processes_too():
         ]
 
     fast, slow = processes(10, "run-a"), processes(12, "run-b")
-    there = compared(fast, baseline=Baseline("b", "run", tuple(slow)))
-    back = compared(slow, baseline=Baseline("b", "run", tuple(fast)))
+    there = compare_measurements(fast, baseline=Baseline("b", "run", tuple(slow)))
+    back = compare_measurements(slow, baseline=Baseline("b", "run", tuple(fast)))
     assert (there.rows[0].change, back.rows[0].change) == ("faster", "slower")
     assert there.rows[0].speedup.low == pytest.approx(1 / back.rows[0].speedup.high)
     assert not there.warnings, "replicated processes need no caveat"
@@ -87,7 +87,7 @@ def test_exchanging_the_sides_mirrors_many_processes_too():
 
 @given(st.lists(st.tuples(st.floats(1, 100), st.floats(1, 1000)), min_size=1, max_size=12))
 def test_the_frontier_is_never_empty_and_nothing_on_it_is_dominated(points):
-    rows = compared(
+    rows = compare_measurements(
         [measured(f"m{at}", ms, 0.01, batch=at + 1, rate=rate) for at, (ms, rate) in enumerate(points)]
     ).rows
     frontier = [row for row in rows if row.on_frontier]
@@ -107,24 +107,24 @@ def test_the_frontier_is_never_empty_and_nothing_on_it_is_dominated(points):
 
 
 def test_invalid_measurements_are_shown_and_never_best():
-    found = compared([measured("bad", 1.0, 0.01, valid=False), measured("good", 9.0, 0.01, batch=2)])
+    found = compare_measurements([measured("bad", 1.0, 0.01, valid=False), measured("good", 9.0, 0.01, batch=2)])
     assert found.row("run-a/bad").on_frontier is False
     assert found.best[Goal.LATENCY] == "run-a/good"
-    assert [row.id for row in sorted_for(found, Goal.LATENCY).rows] == ["run-a/good", "run-a/bad"]
+    assert [row.id for row in sort_by_goal(found, Goal.LATENCY).rows] == ["run-a/good", "run-a/bad"]
 
 
 def test_no_build_is_the_best_of_several_models_and_each_row_says_its_own():
     small = measured("a", 1.0, 0.01)
     subject = replace(small.measurement.subject, artifact="b", model="large")
     large = replace(small, measurement=replace(small.measurement, id="b", subject=subject))
-    found = compared([small, large])
+    found = compare_measurements([small, large])
     assert set(found.best.values()) == {None}
-    assert "2 models are compared (large, m); name one with --model" in found.best_reason[Goal.LATENCY]
+    assert "2 models are compared (large, m); choose one with --model" in found.best_reason[Goal.LATENCY]
     assert [row.build for row in found.rows] == ["large torch fp16", "m torch fp16"]
-    assert compared([large]).rows[0].build == "torch fp16"
-    text = text_of(comparison_table(found))
+    assert compare_measurements([large]).rows[0].build == "torch fp16"
+    text = text_of(render_comparison(found))
     assert "large torch fp16" in text
-    assert "name one with --model" in text
+    assert "choose one with --model" in text
 
 
 def with_options(one, affinity=None, **options):
@@ -139,7 +139,7 @@ def test_every_set_of_options_is_a_row_that_its_label_tells_apart():
         for threads in (1, 2, 4)
         for batch in (1, 8)
     ]
-    found = compared(tried)
+    found = compare_measurements(tried)
     assert len(found.rows) == 6
     assert {row.configuration for row in found.rows} == {
         "torch fp16 threads=1",
@@ -149,15 +149,17 @@ def test_every_set_of_options_is_a_row_that_its_label_tells_apart():
     assert len({row.label for row in found.rows}) == 6
     assert found.rows[0].settings == {"threads": "1", "spinning": "true"}
     assert found.best[Goal.LATENCY] == "run-a/a-threads4-spinningTrue"
-    assert "torch fp16 threads=4" in text_of(comparison_table(found))
+    assert "torch fp16 threads=4" in text_of(render_comparison(found))
     assert list(frame_from_comparison(found)["setting"][:1]) == ["threads=1"]
-    assert [row.configuration for row in compared(tried[:2]).rows] == ["torch fp16"] * 2, "nothing to tell apart"
+    assert [row.configuration for row in compare_measurements(tried[:2]).rows] == ["torch fp16"] * 2, (
+        "nothing to tell apart"
+    )
 
 
 def test_the_newest_of_equal_settings_counts_and_a_processor_more_is_another_setting():
     old, new = (with_options(measured("a", ms, 0.01, run=f"run-{ms}"), threads=2, affinity=(0, 1)) for ms in (2.0, 3.0))
     pinned = with_options(measured("a", 4.0, 0.01), threads=2, affinity=(0, 2, 3))
-    rows = compared([new, old, pinned]).rows
+    rows = compare_measurements([new, old, pinned]).rows
     assert [(row.setting, row.latency_ms["p50"].value) for row in rows] == [
         ("affinity=0,2-3", 4.0),
         ("affinity=0-1", 3.0),
@@ -175,7 +177,7 @@ def test_devices_and_arrivals_are_told_apart_too():
         )
         for rate in (100.0, 500.0)
     ]
-    assert [row.label for row in compared([cpu, gpu, *served]).rows] == [
+    assert [row.label for row in compare_measurements([cpu, gpu, *served]).rows] == [
         "torch fp16 (cpu), batch 1, server at 100/s", "torch fp16 (cpu), batch 1, server at 500/s",
         "torch fp16 (cpu), batch 1", "torch fp16 (cuda:0), batch 1",
     ]  # fmt: skip
@@ -187,55 +189,57 @@ def test_a_speedup_is_over_the_same_options_else_over_the_fastest_which_is_said(
     ]
     slow = [with_options(measured("w", 3.0, 0.01, precision="fp32", valid=False), threads=8)]
     fp16 = [with_options(measured("h", 2.0, 0.01), threads=threads) for threads in (1, 4)]
-    found = compared([*fp32, *slow, *fp16])
+    found = compare_measurements([*fp32, *slow, *fp16])
     rows = {row.configuration: row for row in found.rows}
     assert rows["torch fp16 threads=1"].speedup.value == pytest.approx(4.0)
     assert rows["torch fp16 threads=1"].held_against == "run-a/w-threads1: torch fp32 threads=1"
     assert rows["torch fp16 threads=4"].speedup.value == pytest.approx(2.0), (
         "an INVALID one is no baseline beside VALID ones"
     )
-    said = "torch fp16 threads=4 is held against torch fp32 threads=2, the fastest of 3 settings (batch 1)"
+    said = "torch fp16 threads=4 is compared with torch fp32 threads=2, the fastest of 3 settings (batch 1)"
     assert said in found.warnings
-    assert sum("held against" in one for one in found.warnings) == 1
+    assert sum("compared with" in one for one in found.warnings) == 1
 
 
 def test_a_baseline_run_with_other_options_is_held_against_and_named():
     one, two = (with_options(measured("a", ms, 0.01), threads=threads) for threads, ms in ((1, 8.0), (2, 4.0)))
-    found = compared([two], baseline=Baseline("b", "run", (replace(one, run="run-b"),)))
+    found = compare_measurements([two], baseline=Baseline("b", "run", (replace(one, run="run-b"),)))
     assert [row.change for row in found.rows] == ["faster"]
     assert found.rows[0].configuration == "torch fp16 threads=2"
-    assert "torch fp16 threads=2 is held against torch fp16 threads=1 (batch 1)" in found.warnings
+    assert "torch fp16 threads=2 is compared with torch fp16 threads=1 (batch 1)" in found.warnings
     both = Baseline("b", "run", (replace(one, run="run-b"), replace(two, run="run-b")))
-    again = compared([two], baseline=both)
+    again = compare_measurements([two], baseline=both)
     assert again.rows[0].held_against == "run-b/a-threads2: torch fp16 threads=2"
-    assert not any("held against" in text for text in again.warnings)
+    assert not any("compared with" in text for text in again.warnings)
 
 
 def test_a_limit_that_nothing_meets_names_the_nearest():
-    found = compared([measured("m", 10.0, 1.0)], slo=Slo(99.0, 1.0))
+    found = compare_measurements([measured("m", 10.0, 1.0)], slo=Slo(99.0, 1.0))
     assert found.best[Goal.LATENCY] is None
-    assert found.best_reason[Goal.LATENCY] == "no build keeps p99 ≤ 1.00 ms; the nearest has an upper bound of 13.2 ms"
+    assert found.best_reason[Goal.LATENCY] == "no build meets p99 ≤ 1.00 ms; the closest has an upper bound of 13.2 ms"
 
 
 def test_different_machines_are_refused_unless_asked_for():
     here, there = measured("a", 1.0, 0.1), measured("b", 1.0, 0.1, run="run-b", environment={"cpu": "two"})
     with pytest.raises(BadInputError, match="cpu: one and two"):
-        compared([here, there])
-    assert "different machines" in compared([here, there], across=True).warnings[0]
+        compare_measurements([here, there])
+    assert "different machines" in compare_measurements([here, there], across=True).warnings[0]
 
 
 def test_what_has_no_counterpart_is_listed():
-    found = compared([measured("a", 1.0, 0.1, batch=2)], baseline=Baseline("b", "run", (measured("b", 1.0, 0.1),)))
+    found = compare_measurements(
+        [measured("a", 1.0, 0.1, batch=2)], baseline=Baseline("b", "run", (measured("b", 1.0, 0.1),))
+    )
     assert [one["reason"] for one in found.unmatched] == [
         "the baseline was not measured at batch 2, single-stream, compute",
-        "only the baseline was measured so",
+        "only the baseline has a measurement at this load",
     ]
     document = found.as_json()
     assert {"rows", "frontier", "best", "unmatched", "baseline"} <= set(document)
 
 
 def test_a_workspace_is_compared_from_its_raw_samples(measured_workspace):
-    found = overview(measured_workspace.store)
+    found = compare_workspace(measured_workspace.store)
     rows = {(row.precision, row.batch_size): row for row in found.comparison.rows}
     assert len(rows) == 12
     assert rows["int8", 4].change == "faster"
@@ -250,49 +254,51 @@ def test_a_run_that_was_changed_is_refused(workspace):
     run = workspace.bench(workspace.artifact())
     path = next(run.path.glob("samples/*"))
     path.write_bytes(path.read_bytes()[:-1] + b"!")
-    with pytest.raises(BadInputError, match=r"is not as it was written: samples/m1\.parquet: changed"):
-        overview(workspace.store)
+    with pytest.raises(BadInputError, match=r"was modified: samples/m1\.parquet: changed"):
+        compare_workspace(workspace.store)
 
 
 def test_runs_are_named_by_their_beginning_and_must_exist(workspace):
-    with pytest.raises(BadInputError, match="nothing was measured"):
-        bench_runs(workspace.path)
+    with pytest.raises(BadInputError, match="no measurements"):
+        find_bench_runs(workspace.path)
     first, second = workspace.bench(workspace.artifact()), workspace.bench(workspace.artifact())
-    assert bench_runs(workspace.path, [first.run_id])[0].run_id == first.run_id
-    assert bench_runs(workspace.path, [str(second.path)])[0].run_id == second.run_id
-    with pytest.raises(BadInputError, match="fits 2 bench runs"):
-        bench_runs(workspace.path, ["bench-"])
-    with pytest.raises(BadInputError, match="fits 0 bench runs"):
-        bench_runs(workspace.path, ["bench-1999"])
+    assert find_bench_runs(workspace.path, [first.run_id])[0].run_id == first.run_id
+    assert find_bench_runs(workspace.path, [str(second.path)])[0].run_id == second.run_id
+    with pytest.raises(BadInputError, match="matches 2 bench runs"):
+        find_bench_runs(workspace.path, ["bench-"])
+    with pytest.raises(BadInputError, match="matches 0 bench runs"):
+        find_bench_runs(workspace.path, ["bench-1999"])
 
 
 def test_a_model_that_was_not_measured_is_named_with_those_that_were(workspace):
     workspace.bench(workspace.artifact("fp16"))
-    with pytest.raises(BadInputError, match=r"nothing was measured of nope .*; there is digits"):
-        overview(workspace.store, model="nope")
-    assert len(overview(workspace.store, names=["digits"]).comparison.rows) == 1, "a model's name does for --model"
-    with pytest.raises(BadInputError, match="'nope' fits 0 bench runs"):
-        overview(workspace.store, names=["nope"])
+    with pytest.raises(BadInputError, match=r"no measurements of nope .*; measured models: digits"):
+        compare_workspace(workspace.store, model="nope")
+    assert len(compare_workspace(workspace.store, names=["digits"]).comparison.rows) == 1, (
+        "a model's name does for --model"
+    )
+    with pytest.raises(BadInputError, match="'nope' matches 0 bench runs"):
+        compare_workspace(workspace.store, names=["nope"])
 
 
 def test_a_baseline_run_is_held_against_and_not_listed(workspace):
     entry = workspace.artifact()
     baseline = workspace.bench(entry, mean_ms=10.0)
-    with pytest.raises(BadInputError, match="no run but the baseline"):
-        overview(workspace.store, baseline=baseline.run_id)
+    with pytest.raises(BadInputError, match="the only run is the baseline"):
+        compare_workspace(workspace.store, baseline=baseline.run_id)
     workspace.bench(entry, mean_ms=20.0)
-    rows = overview(workspace.store, baseline=baseline.run_id).comparison.rows
+    rows = compare_workspace(workspace.store, baseline=baseline.run_id).comparison.rows
     assert [row.change for row in rows] == ["slower"]
     with pytest.raises(BadInputError, match="no approved baseline"):
-        overview(workspace.store, model="digits", baseline="approved")
+        compare_workspace(workspace.store, model="digits", baseline="approved")
 
 
 def test_int8_that_gains_nothing_is_said():
     slow = [measured("i", 10.0, 0.1, precision="int8"), measured("h", 8.0, 0.1, precision="fp16", rate=125.0)]
-    assert compared(slow).warnings == (
-        "torch int8, batch 1: INT8 is not shown to be faster than fp16 (0.80 times as fast)",
+    assert compare_measurements(slow).warnings == (
+        "torch int8, batch 1: INT8 is not significantly faster than fp16 (0.80 times as fast)",
     )
-    assert compared([measured("i", 5.0, 0.1, precision="int8", rate=200.0), slow[1]]).warnings == ()
+    assert compare_measurements([measured("i", 5.0, 0.1, precision="int8", rate=200.0), slow[1]]).warnings == ()
 
 
 def of_model(one, model):
@@ -303,12 +309,12 @@ def of_model(one, model):
 def test_what_is_said_of_several_models_names_the_model():
     pair = [measured("i", 10.0, 0.1, precision="int8"), measured("h", 8.0, 0.1, precision="fp16", rate=125.0)]
     both = [of_model(one, model) for model in ("m", "large") for one in pair]
-    known = {"m-i": Known(accuracy="its drop is outside the budget")}
+    known = {"m-i": BuildFacts(accuracy="its drop is outside the budget")}
     baseline = Baseline(
         "b", "run", tuple(of_model(measured("c", 9.0, 0.1, batch=4), model) for model in ("m", "large"))
     )
-    found = compared(both, baseline=baseline, known=known)
-    slower = "torch int8, batch 1: INT8 is not shown to be faster than fp16 (0.80 times as fast)"
+    found = compare_measurements(both, baseline=baseline, known=known)
+    slower = "torch int8, batch 1: INT8 is not significantly faster than fp16 (0.80 times as fast)"
     assert [one for one in found.warnings if "int8" in one] == [
         "m torch int8: its drop is outside the budget", f"large {slower}", f"m {slower}",
     ]  # fmt: skip
@@ -320,17 +326,17 @@ def test_different_clocks_are_not_compared():
     fast, slow = (
         replace(measured(name, 1.0, 0.1, run=f"run-{name}"), clock_mhz=mhz) for name, mhz in (("a", 1980), ("b", 1200))
     )
-    found = compared([fast], baseline=Baseline("b", "run", (slow,)))
+    found = compare_measurements([fast], baseline=Baseline("b", "run", (slow,)))
     assert found.rows[0].speedup is None
-    assert "the GPU ran at 1980 MHz and 1200 MHz" in found.unmatched[0]["reason"]
-    assert compared([fast], baseline=Baseline("b", "run", (slow,)), across=True).rows[0].speedup is not None
+    assert "GPU clocks differ: 1980 MHz and 1200 MHz" in found.unmatched[0]["reason"]
+    assert compare_measurements([fast], baseline=Baseline("b", "run", (slow,)), across=True).rows[0].speedup is not None
 
 
 @pytest.mark.parametrize("width", [80, 100, 160])
 def test_the_table_fits_the_terminal(measured_workspace, width):
-    from optpipe.reporters.terminal_compare import comparison_table
+    from optpipe.reporters.terminal_compare import render_comparison
 
-    lines = text_of(comparison_table(overview(measured_workspace.store).comparison), width=width).splitlines()
+    lines = text_of(render_comparison(compare_workspace(measured_workspace.store).comparison), width=width).splitlines()
     header = next(line for line in lines if "p50 ms" in line)
     assert "p99 ms" in header, "a folded header is unreadable"
     assert "speed-up" in header

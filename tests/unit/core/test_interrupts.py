@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from optpipe.core.interrupts import interruptible
+from optpipe.core.interrupts import handle_interrupts
 
 SIGNALS = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
 
@@ -19,7 +19,7 @@ def _handlers():
 @SIGNALS
 def test_both_signals_interrupt_and_the_handlers_come_back(number):
     before = signal.getsignal(number)
-    with pytest.raises(KeyboardInterrupt), interruptible():
+    with pytest.raises(KeyboardInterrupt), handle_interrupts():
         signal.raise_signal(number)
     assert signal.getsignal(number) is before
 
@@ -33,7 +33,7 @@ def test_what_an_extension_module_makes_of_it_is_an_interruption(number):
             message = "initialization failed"
             raise ImportError(message) from error
 
-    with pytest.raises(KeyboardInterrupt), interruptible():
+    with pytest.raises(KeyboardInterrupt), handle_interrupts():
         imported()
 
 
@@ -48,7 +48,7 @@ def test_what_a_rust_library_makes_of_it_is_an_interruption(number):
         except KeyboardInterrupt:
             raise Panic from None
 
-    with pytest.raises(KeyboardInterrupt), interruptible():
+    with pytest.raises(KeyboardInterrupt), handle_interrupts():
         panics()
 
 
@@ -62,18 +62,18 @@ def test_it_is_not_lost_in_a_destructor(number, capsys):
         Destroyed()
         assert threading.Event().wait(60), "it went on"
 
-    with pytest.raises(KeyboardInterrupt), interruptible():
+    with pytest.raises(KeyboardInterrupt), handle_interrupts():
         destroyed()
     assert capsys.readouterr().err == ""
 
 
 def test_other_errors_stay_what_they_are():
-    with pytest.raises(ZeroDivisionError), interruptible():
+    with pytest.raises(ZeroDivisionError), handle_interrupts():
         1 / 0  # noqa: B018
 
 
 def test_an_ignored_signal_stays_ignored():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with interruptible():
+    with handle_interrupts():
         signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN

@@ -49,12 +49,12 @@ NOTHING = m.Measurement(
 
 @pytest.mark.parametrize("measurement", [WHOLE, NOTHING])
 def test_json_keeps_everything(measurement):
-    document = json.loads(json.dumps(mj.document_of((measurement,)), allow_nan=False))
-    assert mj.measurements_of(document) == (measurement,)
+    document = json.loads(json.dumps(mj.document_from_measurements((measurement,)), allow_nan=False))
+    assert mj.measurements_from_document(document) == (measurement,)
 
 
 def test_json_has_the_keys_of_the_contract():
-    document = mj.as_json(WHOLE)
+    document = mj.record_from_measurement(WHOLE)
     assert set(document) >= {
         "artifact", "backend", "precision", "batch_size", "scenario", "mode", "samples", "latency_ms",
         "throughput_images_per_s", "memory_bytes", "energy_j_per_image", "verdict", "reasons",
@@ -66,11 +66,11 @@ def test_json_has_the_keys_of_the_contract():
 
 def test_another_version_is_refused_by_number():
     with pytest.raises(BadInputError, match="version 2"):
-        mj.measurements_of({"schema": mj.SCHEMA, "schema_version": 2, "measurements": []})
+        mj.measurements_from_document({"schema": mj.MEASUREMENTS_SCHEMA, "schema_version": 2, "measurements": []})
 
 
 def test_a_maimed_measurement_is_refused():
-    document = mj.as_json(WHOLE)
+    document = mj.record_from_measurement(WHOLE)
     del document["subject"]
     with pytest.raises(BadInputError, match="subject"):
         mj.measurement_from_json(document)
@@ -78,7 +78,7 @@ def test_a_maimed_measurement_is_refused():
 
 @given(st.sets(st.integers(0, 40), min_size=1))
 def test_processors_are_written_as_affinity_reads_them(cpus):
-    spans = [part.partition("-") for part in m.cpus_text(cpus).split(",")]
+    spans = [part.partition("-") for part in m.format_cpus(cpus).split(",")]
     assert {cpu for low, _, high in spans for cpu in range(int(low), int(high or low) + 1)} == cpus
     assert len(spans) == sum(cpu - 1 not in cpus for cpu in cpus), "neighbours are one span"
 
@@ -88,8 +88,8 @@ SETTINGS = st.dictionaries(st.sampled_from("abc"), st.sampled_from(["1", "2", "t
 
 @given(st.lists(SETTINGS, min_size=1, max_size=5))
 def test_what_differs_tells_settings_apart_and_nothing_else_is_said(settings):
-    names = m.differing(settings)
-    texts = [m.setting_text(each, names) for each in settings]
+    names = m.find_differing_settings(settings)
+    texts = [m.format_settings(each, names) for each in settings]
     pairs = [(one, other) for one in range(len(settings)) for other in range(len(settings))]
     assert all((texts[one] == texts[other]) == (settings[one] == settings[other]) for one, other in pairs)
     assert bool(names) == any(settings[0] != each for each in settings)

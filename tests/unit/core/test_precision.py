@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 from optpipe.core.precision import (
     LayerType,
     Precision,
-    precision_share,
     precisions_from_text,
-    prove,
+    prove_precision,
+    summarize_precision,
 )
 from optpipe.errors import BadInputError
 
@@ -26,7 +26,7 @@ layers = st.lists(
 
 @given(layers)
 def test_shares_add_up_to_one(found: list[LayerType]) -> None:
-    share = precision_share(found)
+    share = summarize_precision(found)
     assert sum(share.layers.values()) == pytest.approx(1)
     if share.total_macs:
         assert sum(share.macs.values()) == pytest.approx(1)
@@ -34,26 +34,32 @@ def test_shares_add_up_to_one(found: list[LayerType]) -> None:
 
 @given(layers, st.sampled_from(list(Precision)))
 def test_at_most_one_precision_can_be_proven(found: list[LayerType], wanted: Precision) -> None:
-    proof = prove(wanted, found)
+    proof = prove_precision(wanted, found)
     if proof.proven:
-        assert not any(prove(other, found).proven for other in Precision if other is not wanted)
+        assert not any(prove_precision(other, found).proven for other in Precision if other is not wanted)
 
 
 @given(layers, st.sampled_from(list(Precision)))
 def test_one_more_layer_in_the_wanted_type_never_unproves(found: list[LayerType], wanted: Precision) -> None:
     more = [*found, LayerType("more", "Conv", str(wanted), 10**9)]
-    assert prove(wanted, more).proven >= (prove(wanted, found).proven and bool(precision_share(found).macs))
+    assert prove_precision(wanted, more).proven >= (
+        prove_precision(wanted, found).proven and bool(summarize_precision(found).macs)
+    )
 
 
 def test_an_fp32_engine_does_not_pass_for_fp16() -> None:
-    proof = prove(Precision.FP16, [LayerType("conv1", "Conv", "fp32", 70), LayerType("conv2", "Conv", "fp16", 30)])
+    proof = prove_precision(
+        Precision.FP16, [LayerType("conv1", "Conv", "fp32", 70), LayerType("conv2", "Conv", "fp16", 30)]
+    )
     assert not proof.proven
     assert [each.name for each in proof.others] == ["conv1"]
-    assert proof.reason == "30.0% of multiply-adds in fp16, 80% required"
+    assert proof.reason == "30.0% of MACs in fp16, 80% required"
 
 
 def test_fp32_tolerates_nothing_else() -> None:
-    assert not prove(Precision.FP32, [LayerType("a", "Conv", "fp32", 999), LayerType("b", "Conv", "tf32", 1)]).proven
+    assert not prove_precision(
+        Precision.FP32, [LayerType("a", "Conv", "fp32", 999), LayerType("b", "Conv", "tf32", 1)]
+    ).proven
 
 
 def test_reading_precisions() -> None:

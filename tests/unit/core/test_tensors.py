@@ -17,7 +17,7 @@ sizes = st.lists(st.integers(1, 1024), min_size=3, max_size=3).map(sorted)
 def test_profiles_survive_their_text_and_their_json(dimensions: list[list[int]]) -> None:
     low, usual, high = (tuple(each) for each in zip(*dimensions, strict=True))
     spec = InputSpec("x", "float32", low, usual, high)
-    assert shapes_from_text(f"x={spec.profile_text()}") == ("x", (low, usual, high))
+    assert shapes_from_text(f"x={spec.format_profile()}") == ("x", (low, usual, high))
     assert input_from_dict(spec.to_dict()) == spec
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from optpipe.core.units import bytes_text, count_text, duration_text
+from optpipe.core.units import format_bytes, format_count, format_duration
 
 
 @pytest.mark.parametrize(
@@ -13,10 +13,10 @@ from optpipe.core.units import bytes_text, count_text, duration_text
     ],
 )  # fmt: skip
 def test_durations(ns: float, text: str) -> None:
-    assert duration_text(ns) == text
+    assert format_duration(ns) == text
 
 
 def test_sizes_and_counts() -> None:
-    assert bytes_text(51_603_628) == "49.2 MiB"
-    assert count_text(4_089_184_256) == "4.09 G"
-    assert count_text(999_600) == "1.00 M"
+    assert format_bytes(51_603_628) == "49.2 MiB"
+    assert format_count(4_089_184_256) == "4.09 G"
+    assert format_count(999_600) == "1.00 M"

@@ -1,7 +1,7 @@
 import pytest
 
 from optpipe.core.verdict import Verdict
-from optpipe.end_to_end.end_to_end import EndToEnd, named_bottleneck
+from optpipe.end_to_end.end_to_end import EndToEndResult, find_end_to_end_bottleneck
 from optpipe.preprocess.dali.pipeline import DaliPlan
 
 GPU = DaliPlan(decode="mixed", device="gpu", batch_size=100)
@@ -42,13 +42,13 @@ def measured(cpu_share=0.3, enqueue_share=0.1, **parts):
     ],
 )
 def test_the_bottleneck_is_named_with_its_numbers(plan, found, name):
-    bottleneck = named_bottleneck(10_000, found, plan)
+    bottleneck = find_end_to_end_bottleneck(10_000, found, plan)
     assert bottleneck.name == name
     assert any(character.isdigit() for character in bottleneck.reason)
 
 
 def test_the_record_has_rates_latencies_and_the_shares_of_the_timeline():
-    record = EndToEnd("onnxruntime fp16 (cuda)", "abc", GPU, measured()).to_dict()
+    record = EndToEndResult("onnxruntime fp16 (cuda)", "abc", GPU, measured()).to_dict()
     assert record["images_per_s"] == pytest.approx(10_000)
     assert record["of_slower_part"] == pytest.approx(10_000 / 11_000)
     assert record["latency_ms"] == {"p50": 25.0, "p90": 25.0, "p99": 25.0}
@@ -58,12 +58,12 @@ def test_the_record_has_rates_latencies_and_the_shares_of_the_timeline():
 
 def test_percentiles_that_the_batches_cannot_support_are_left_out():
     few = {**measured(), "latency_ns": [25_000_000] * 70}
-    assert set(EndToEnd("x", "abc", GPU, few).to_dict()["latency_ms"]) == {"p50", "p90"}
+    assert set(EndToEndResult("x", "abc", GPU, few).to_dict()["latency_ms"]) == {"p50", "p90"}
 
 
 def test_wrong_answers_fail_and_one_class_proves_nothing():
     wrong = {**measured(), "checked": {"answers": 32, "equal": 20, "classes": 9}}
     same = {**measured(), "checked": {"answers": 32, "equal": 32, "classes": 1}}
-    assert EndToEnd("x", "abc", GPU, wrong).verdict is Verdict.FAIL
-    assert EndToEnd("x", "abc", GPU, same).verdict is Verdict.INCONCLUSIVE
-    assert EndToEnd("x", "abc", GPU, {}, "out of memory").to_dict()["error"] == "out of memory"
+    assert EndToEndResult("x", "abc", GPU, wrong).verdict is Verdict.FAIL
+    assert EndToEndResult("x", "abc", GPU, same).verdict is Verdict.INCONCLUSIVE
+    assert EndToEndResult("x", "abc", GPU, {}, "out of memory").to_dict()["error"] == "out of memory"

@@ -5,14 +5,14 @@ import pytest
 from optpipe.core.card import ModelCard, Task
 from optpipe.errors import BadInputError
 from optpipe.evaluate.evaluate import (
-    Evaluated,
-    predictions,
-    result_rows,
+    EvaluatedArtifact,
+    predictions_from_scores,
+    records_from_evaluation,
     write_predictions,
 )
 from optpipe.inputs.image_set import ImageSet
 from optpipe.inputs.sample_set import SetFile
-from optpipe.inputs.task_data import label_indices
+from optpipe.inputs.task_data import find_label_indices
 
 RNG = np.random.default_rng(0)
 LABELS = RNG.integers(0, 10, 400)
@@ -32,8 +32,8 @@ class Entry:
 
 
 def rows(found, labels=LABELS, trained=True, budget=None):
-    evaluated = [Evaluated(None, predictions(scores(0.95))), Evaluated(Entry(), found)]
-    return list(result_rows(evaluated, labels, trained, budget))
+    evaluated = [EvaluatedArtifact(None, predictions_from_scores(scores(0.95))), EvaluatedArtifact(Entry(), found)]
+    return list(records_from_evaluation(evaluated, labels, trained, budget))
 
 
 def named(labels) -> ImageSet:
@@ -51,7 +51,7 @@ def card(labels=()) -> ModelCard:
 
 
 def test_the_source_is_a_row_and_equal_predictions_lose_nothing() -> None:
-    source, same = rows(predictions(scores(0.95)))
+    source, same = rows(predictions_from_scores(scores(0.95)))
     assert source["precision"] == "source"
     assert source["top1"] == pytest.approx(0.95, abs=0.03)
     assert source["top1_ci"][0] < source["top1"] < source["top1_ci"][1]
@@ -64,7 +64,7 @@ def test_the_source_is_a_row_and_equal_predictions_lose_nothing() -> None:
 def test_a_planted_drop_is_found_and_where_it_went() -> None:
     broken = scores(0.95)
     broken[LABELS == 3, 7] = 9.0
-    _, row = rows(predictions(broken), budget=0.01)
+    _, row = rows(predictions_from_scores(broken), budget=0.01)
     assert row["drop_ci"][0] > 0
     assert row["mcnemar_p"] < 1e-6
     assert row["moved"][0]["from"] == 3
@@ -73,17 +73,17 @@ def test_a_planted_drop_is_found_and_where_it_went() -> None:
 
 
 def test_verdicts_follow_the_interval() -> None:
-    assert rows(predictions(scores(0.95)), budget=0.02)[1]["verdict"] == "PASS"
-    assert rows(predictions(scores(0.95)), budget=0.001)[1]["verdict"] == "INCONCLUSIVE"
+    assert rows(predictions_from_scores(scores(0.95)), budget=0.02)[1]["verdict"] == "PASS"
+    assert rows(predictions_from_scores(scores(0.95)), budget=0.001)[1]["verdict"] == "INCONCLUSIVE"
     assert rows(None, budget=0.5)[1]["verdict"] == "INCONCLUSIVE"
 
 
 def test_calibration_samples_count_as_lost() -> None:
     evaluated = [
-        Evaluated(None, predictions(scores(0.95))),
-        Evaluated(Entry(), predictions(scores(0.95)), calibrated_on=8),
+        EvaluatedArtifact(None, predictions_from_scores(scores(0.95))),
+        EvaluatedArtifact(Entry(), predictions_from_scores(scores(0.95)), calibrated_on=8),
     ]
-    found = {budget: list(result_rows(evaluated, LABELS, True, budget))[1] for budget in (0.02, 0.05)}
+    found = {budget: list(records_from_evaluation(evaluated, LABELS, True, budget))[1] for budget in (0.02, 0.05)}
     assert found[0.02]["verdict"] == "INCONCLUSIVE"
     assert found[0.05]["verdict"] == "PASS"
 
@@ -91,25 +91,28 @@ def test_calibration_samples_count_as_lost() -> None:
 def test_random_weights_prove_nothing() -> None:
     constant = np.zeros((400, 10), np.float32)
     constant[:, 4] = 1
-    evaluated = [Evaluated(None, predictions(constant)), Evaluated(Entry(), predictions(constant))]
-    _, row = result_rows(evaluated, LABELS, trained=False, budget=0.5)
+    evaluated = [
+        EvaluatedArtifact(None, predictions_from_scores(constant)),
+        EvaluatedArtifact(Entry(), predictions_from_scores(constant)),
+    ]
+    _, row = records_from_evaluation(evaluated, LABELS, trained=False, budget=0.5)
     assert row["top1"] is None
     assert row["agreement"] is None
     assert row["verdict"] == "INCONCLUSIVE"
 
 
 def test_labels_by_name_index_or_order() -> None:
-    assert label_indices(named(["dog", "cat"]), card(["cat", "dog"]), 2).tolist() == [1, 0]
-    assert label_indices(named(["3", "0"]), card(), 4).tolist() == [3, 0]
-    assert label_indices(named(["n02", "n01"]), card(["a", "b"]), 2).tolist() == [1, 0]
-    assert label_indices(named([None, "x"]), card(), 2) is None
-    with pytest.raises(BadInputError, match="label 'bird' of s is no class of m"):
-        label_indices(named(["bird", "cat"]), card(["cat", "dog", "cow"]), 3)
+    assert find_label_indices(named(["dog", "cat"]), card(["cat", "dog"]), 2).tolist() == [1, 0]
+    assert find_label_indices(named(["3", "0"]), card(), 4).tolist() == [3, 0]
+    assert find_label_indices(named(["n02", "n01"]), card(["a", "b"]), 2).tolist() == [1, 0]
+    assert find_label_indices(named([None, "x"]), card(), 2) is None
+    with pytest.raises(BadInputError, match="label 'bird' of s is not a class of m"):
+        find_label_indices(named(["bird", "cat"]), card(["cat", "dog", "cow"]), 3)
 
 
 def test_predictions_are_kept_for_recomputation(tmp_path) -> None:
-    found = predictions(scores(0.9)[:2])
-    write_predictions(tmp_path / "p.parquet", named(["3", "4"]), np.array([3, 4]), [Evaluated(None, found)])
+    found = predictions_from_scores(scores(0.9)[:2])
+    write_predictions(tmp_path / "p.parquet", named(["3", "4"]), np.array([3, 4]), [EvaluatedArtifact(None, found)])
     table = pl.read_parquet(tmp_path / "p.parquet")
     assert table["class"].to_list() == [3, 4]
     assert table["source:best"].list.first().to_list() == found.top1.tolist()

@@ -9,8 +9,8 @@ from PIL import Image
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms._presets import ImageClassification
 
-from optpipe.inputs.reference import applied, apply
-from optpipe.inputs.synthetic import synthetic_picture
+from optpipe.inputs.reference import apply_transform, iterate_steps
+from optpipe.inputs.synthetic import make_synthetic_image
 from optpipe.sources.transform import transform_from_torchvision
 
 sides = st.integers(1, 90)
@@ -19,7 +19,7 @@ interpolations = st.sampled_from([InterpolationMode.BILINEAR, InterpolationMode.
 
 @st.composite
 def pictures(draw):
-    return synthetic_picture(draw(sides), draw(sides), seed=draw(st.integers(0, 9)))
+    return make_synthetic_image(draw(sides), draw(sides), seed=draw(st.integers(0, 9)))
 
 
 @settings(deadline=None, max_examples=60)
@@ -27,7 +27,7 @@ def pictures(draw):
 def test_equal_to_torchvisions_preset_on_a_pillow_picture(picture, size, crop, interpolation):
     preset = ImageClassification(crop_size=crop, resize_size=size, interpolation=interpolation)
     expected = preset(Image.fromarray(picture)).numpy()
-    assert np.array_equal(apply(transform_from_torchvision(preset), picture), expected)
+    assert np.array_equal(apply_transform(transform_from_torchvision(preset), picture), expected)
 
 
 @settings(deadline=None, max_examples=60)
@@ -50,7 +50,7 @@ def test_equal_to_any_compose_of_the_supported_steps(picture, data):
         expected = compose(Image.fromarray(picture)).numpy()
     except (ValueError, RuntimeError):
         reject()  # a side that max_size rounds to nothing, which torchvision refuses; `resized` is tested with those
-    result = apply(transform_from_torchvision(compose), picture)
+    result = apply_transform(transform_from_torchvision(compose), picture)
     assert (result.dtype, result.shape) == (expected.dtype, expected.shape)
     # ToDtype multiplies by 1/255 where the preset divides by 255: one unit in the last place.
     assert np.allclose(result, expected, rtol=0, atol=1e-6 if levels else 0)
@@ -59,16 +59,16 @@ def test_equal_to_any_compose_of_the_supported_steps(picture, data):
 @pytest.mark.parametrize("shape", [(1, 1), (1, 300), (700, 2), (427, 640)])
 def test_equal_to_the_preset_at_the_edges(shape):
     preset = ImageClassification(crop_size=224, resize_size=232)
-    picture = synthetic_picture(*shape)
+    picture = make_synthetic_image(*shape)
     expected = preset(Image.fromarray(picture)).numpy()
-    assert np.array_equal(apply(transform_from_torchvision(preset), picture), expected)
+    assert np.array_equal(apply_transform(transform_from_torchvision(preset), picture), expected)
 
 
 def test_every_step_is_seen_in_order():
     preset = ImageClassification(crop_size=24, resize_size=32)
     seen = [
         (type(step).__name__, value.shape)
-        for step, value in applied(transform_from_torchvision(preset), synthetic_picture(48, 64))
+        for step, value in iterate_steps(transform_from_torchvision(preset), make_synthetic_image(48, 64))
     ]
     assert seen == [
         ("Resize", (32, 42, 3)),

@@ -2,7 +2,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from optpipe.measuring.energy import energy_per_image
+from optpipe.measuring.energy import estimate_energy_per_image
 
 
 def counter(watts, seconds, step_s=0.2):
@@ -13,7 +13,7 @@ def counter(watts, seconds, step_s=0.2):
 
 
 def test_joules_per_image_are_mean_power_times_the_time_per_image():
-    found = energy_per_image(counter(400.0, 12.0), images=24_000, seconds=12.0)
+    found = estimate_energy_per_image(counter(400.0, 12.0), images=24_000, seconds=12.0)
     assert found.value == pytest.approx(400 * 12 / 24_000, rel=1e-3)
     assert found.ci[0] < found.value < found.ci[1]
     assert "approximate" in found.note
@@ -21,4 +21,4 @@ def test_joules_per_image_are_mean_power_times_the_time_per_image():
 
 @pytest.mark.parametrize("frame", [counter(400.0, 3.0), pl.DataFrame({"time_ns": [1, 2]}), counter(400, 12).clear()])
 def test_a_short_window_or_no_counter_says_why(frame):
-    assert isinstance(energy_per_image(frame, images=10, seconds=3.0), str)
+    assert isinstance(estimate_energy_per_image(frame, images=10, seconds=3.0), str)

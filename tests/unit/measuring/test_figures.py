@@ -16,8 +16,8 @@ from optpipe.core.measurement import (
 from optpipe.measuring.figures import (
     GROUPS,
     PARTS,
-    figures,
-    images_per_second,
+    compute_figures,
+    estimate_throughput,
 )
 
 CALLS = st.lists(
@@ -41,7 +41,7 @@ def frame(durations_ns, images=1, idle_ns=0):
 def test_the_interval_holds_the_figure_and_no_rate_is_negative(calls, scenario, idle_ns, confidence):
     durations, images = zip(*calls, strict=True)
     measured = frame(durations, images, idle_ns)
-    found = images_per_second(measured, scenario, confidence)
+    found = estimate_throughput(measured, scenario, confidence)
     assert found.value > 0
     if found.ci is not None:
         assert 0 <= found.ci[0] <= found.value <= found.ci[1] < float("inf")
@@ -52,9 +52,9 @@ def test_the_figure_is_all_images_over_all_time(calls, idle_ns):
     durations, images = zip(*calls, strict=True)
     measured = frame(durations, images, idle_ns)
     whole_ns = measured["end_ns"][-1]
-    answering = images_per_second(measured, Scenario.SINGLE_STREAM).value
+    answering = estimate_throughput(measured, Scenario.SINGLE_STREAM).value
     assert answering * max(sum(durations), 1) == pytest.approx(sum(images) * 1e9)
-    assert images_per_second(measured, Scenario.OFFLINE).value * max(whole_ns, 1) == pytest.approx(sum(images) * 1e9)
+    assert estimate_throughput(measured, Scenario.OFFLINE).value * max(whole_ns, 1) == pytest.approx(sum(images) * 1e9)
 
 
 def test_a_query_of_several_streams_is_as_many_batches():
@@ -64,18 +64,18 @@ def test_a_query_of_several_streams_is_as_many_batches():
     whole = frame([2_000_000] * 100, images=8).with_columns(
         pl.col("start_ns").alias("scheduled_ns"), *(pl.lit(None, pl.Int64).alias(f"{part}_ns") for part in PARTS)
     )
-    found = figures(blank, whole)
+    found = compute_figures(blank, whole)
     assert found["throughput_images_per_s"].value == pytest.approx(4000)
     assert found["throughput_batches_per_s"] == pytest.approx(1000)
 
 
 @pytest.mark.parametrize(("calls", "has_one"), [(1, False), (2, False), (3, True), (GROUPS + 1, True)])
 def test_fewer_than_three_calls_have_no_interval(calls, has_one):
-    assert (images_per_second(frame([10**6] * calls), Scenario.SINGLE_STREAM).ci is not None) is has_one
+    assert (estimate_throughput(frame([10**6] * calls), Scenario.SINGLE_STREAM).ci is not None) is has_one
 
 
 def test_constant_calls_leave_no_doubt():
-    found = images_per_second(frame([2_000_000] * 1003, 16), Scenario.SINGLE_STREAM)
+    found = estimate_throughput(frame([2_000_000] * 1003, 16), Scenario.SINGLE_STREAM)
     assert found.value == pytest.approx(8000)
     assert found.ci == pytest.approx((8000, 8000))
 
@@ -108,6 +108,6 @@ LEAST = 0.9
 @pytest.mark.parametrize("scenario", [Scenario.SINGLE_STREAM, Scenario.OFFLINE])
 def test_the_interval_covers(drawn, mean, scenario):
     generator = np.random.default_rng(21)
-    found = [images_per_second(frame(drawn(generator) * 1e6, 4), scenario).ci for _ in range(600)]
+    found = [estimate_throughput(frame(drawn(generator) * 1e6, 4), scenario).ci for _ in range(600)]
     held = np.mean([low <= 4e3 / mean <= high for low, high in found])
     assert LEAST <= held <= 0.98

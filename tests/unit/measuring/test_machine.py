@@ -2,18 +2,18 @@
 
 import os
 
-from optpipe.measuring.machine import MachineSampler, busy_ticks
+from optpipe.measuring.machine import MachineSampler, read_busy_ticks
 
 
 def test_the_processors_add_up_to_the_machine():
     every = os.cpu_count() or 1
-    before, parts, after = busy_ticks(), busy_ticks(range(every)), busy_ticks()
+    before, parts, after = read_busy_ticks(), read_busy_ticks(range(every)), read_busy_ticks()
     assert before - 8 * every <= parts <= after + 8 * every, "each of seven counters is rounded for itself"
-    assert busy_ticks([]) == 0
-    assert busy_ticks([0]) <= after
+    assert read_busy_ticks([]) == 0
+    assert read_busy_ticks([0]) <= after
 
 
 def test_work_on_other_processors_is_not_seen():
     nobody = MachineSampler(os.getpid(), cpus=[])
     assert sum(value * value for value in range(300_000)) > 0
-    assert nobody.look()["other_cpu_cores"] == 0.0
+    assert nobody.sample()["other_cpu_cores"] == 0.0

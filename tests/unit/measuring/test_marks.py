@@ -8,7 +8,7 @@ from optpipe.core.measurement import (
     Subject,
     Validity,
 )
-from optpipe.measuring.marks import marked
+from optpipe.measuring.marks import add_int8_speed_notes
 
 
 def at(precision, rate, ci=None, batch=8):
@@ -26,7 +26,7 @@ def at(precision, rate, ci=None, batch=8):
 
 
 def codes(*measurements):
-    return [[reason.code for reason in each.reasons] for each in marked(measurements)]
+    return [[reason.code for reason in each.reasons] for each in add_int8_speed_notes(measurements)]
 
 
 def test_int8_that_is_slower_or_not_clearly_faster_is_marked():
@@ -36,10 +36,10 @@ def test_int8_that_is_slower_or_not_clearly_faster_is_marked():
 
 
 def test_a_faster_int8_whose_interval_overlaps_is_not_called_slower():
-    noisy = marked((at("fp16", 100.0, (60.0, 140.0)), at("int8", 130.0, (90.0, 170.0))))[1].reasons[0]
-    assert "their intervals overlap: not shown to be faster" in noisy.message
-    assert noisy.remedy == "compare them in turns: optpipe bench a a --interleave"
-    assert "ship fp16" in marked((at("fp16", 100.0), at("int8", 60.0)))[1].reasons[0].remedy
+    noisy = add_int8_speed_notes((at("fp16", 100.0, (60.0, 140.0)), at("int8", 130.0, (90.0, 170.0))))[1].reasons[0]
+    assert "the confidence intervals overlap: no significant speedup" in noisy.message
+    assert noisy.remedy == "compare them interleaved: optpipe bench a a --interleave"
+    assert "deploy fp16" in add_int8_speed_notes((at("fp16", 100.0), at("int8", 60.0)))[1].reasons[0].remedy
 
 
 def test_only_the_same_load_is_compared_and_fp16_before_fp32():
@@ -49,7 +49,7 @@ def test_only_the_same_load_is_compared_and_fp16_before_fp32():
 
 
 def test_the_verdict_stays():
-    found = marked((at("fp16", 100.0), replace(at("int8", 60.0), verdict=Validity.VALID)))
+    found = add_int8_speed_notes((at("fp16", 100.0), replace(at("int8", 60.0), verdict=Validity.VALID)))
     assert found[1].verdict is Validity.VALID
 
 
@@ -59,5 +59,5 @@ def test_int8_is_held_against_the_same_options_else_against_the_fastest():
 
     wider = [with_threads(at("fp32", rate), threads) for threads, rate in ((4, 120.0), (1, 50.0), (2, 90.0))]
     assert codes(*wider, with_threads(at("int8", 60.0), 1))[3] == []
-    slower = marked((*wider, with_threads(at("int8", 100.0), 8)))[3].reasons[0]
+    slower = add_int8_speed_notes((*wider, with_threads(at("int8", 100.0), 8)))[3].reasons[0]
     assert "100 images/s in int8 (threads=8), 120 in fp32 (threads=4) on the same runtime" in slower.message

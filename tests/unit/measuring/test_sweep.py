@@ -11,15 +11,15 @@ from tests.fakes.measurements import planted
 
 from optpipe.core.measurement import Reason, Subject, Validity
 from optpipe.errors import BadInputError, StageError
-from optpipe.measuring.interleave import Comparison, interleaved
-from optpipe.measuring.rate import highest_rate
+from optpipe.measuring.interleave import PairedComparison, run_interleaved
+from optpipe.measuring.rate import find_highest_rate
 from optpipe.measuring.slo import Slo, slo_from_text
 from optpipe.measuring.sweep import (
     batch_sizes_from_text,
-    largest_inside,
-    nearest,
-    saturated,
-    sweep,
+    find_largest_inside,
+    find_nearest_to_limit,
+    is_saturated,
+    sweep_batch_sizes,
 )
 from optpipe.stats.ratio import Change
 
@@ -49,16 +49,16 @@ POWERS = batch_sizes_from_text("1:1024")
 
 def test_a_sweep_stops_at_saturation():
     measured, asked = runtime(0.5, 0.1)
-    found = sweep(measured, POWERS)
+    found = sweep_batch_sizes(measured, POWERS)
     assert asked == [1, 2, 4, 8, 16, 32, 64, 128, 256][: len(asked)]
     assert len(asked) < len(POWERS)
-    assert saturated(found)
-    assert len(sweep(runtime(0.5, 0.1)[0], POWERS, to_the_end=True)) == len(POWERS)
+    assert is_saturated(found)
+    assert len(sweep_batch_sizes(runtime(0.5, 0.1)[0], POWERS, to_the_end=True)) == len(POWERS)
 
 
 def test_out_of_memory_is_a_row_and_ends_the_sweep():
     measured, asked = runtime(10.0, 0.01, memory=20)
-    found = sweep(measured, POWERS)
+    found = sweep_batch_sizes(measured, POWERS)
     assert asked == [1, 2, 4, 8, 16, 32]
     assert found[-1].latency is None
 
@@ -67,14 +67,14 @@ def test_out_of_memory_is_a_row_and_ends_the_sweep():
 def test_the_largest_batch_inside_a_limit(fixed, per_image, limit, memory):
     slo = Slo(99.0, limit)
     measured, _ = runtime(fixed, per_image, memory)
-    found = sweep(measured, POWERS, slo)
-    best = largest_inside(found, slo)
+    found = sweep_batch_sizes(measured, POWERS, slo)
+    best = find_largest_inside(found, slo)
     truth = max(
         (batch for batch in range(1, min(memory, 1024) + 1) if 1.01 * (fixed + batch * per_image) <= limit), default=0
     )
     if truth == 0:
         assert best is None
-        assert nearest(found, slo).batch_size == 1
+        assert find_nearest_to_limit(found, slo).batch_size == 1
     else:
         assert truth * 0.85 - 1 <= best.batch_size <= truth
 
@@ -95,20 +95,20 @@ def withholding(measured, sizes):
 
 def test_a_size_whose_percentile_was_withheld_neither_meets_nor_ends_the_search():
     slo = Slo(99.0, 10.0)
-    found = sweep(withholding(runtime(0.0, 0.5)[0], {1, 4}), POWERS, slo)
-    assert largest_inside(found, slo).batch_size in range(17, 20)  # 1 % of doubt beyond 0.5 ms each: 19 at most
-    unknown = {each.batch_size: slo.why_not_judged(each) for each in found}
+    found = sweep_batch_sizes(withholding(runtime(0.0, 0.5)[0], {1, 4}), POWERS, slo)
+    assert find_largest_inside(found, slo).batch_size in range(17, 20)  # 1 % of doubt beyond 0.5 ms each: 19 at most
+    unknown = {each.batch_size: slo.explain_not_judged(each) for each in found}
     assert {size for size, why in unknown.items() if why} == {1, 4}
-    assert unknown[4] == "p99 was withheld, too alike"
+    assert unknown[4] == "p99 is not reported: too alike"
 
 
 def test_a_percentile_below_the_withheld_one_can_show_that_the_limit_is_broken():
     slo = Slo(99.0, 10.0)
-    found = sweep(withholding(runtime(0.0, 0.5)[0], set(POWERS)), POWERS, slo)
-    assert largest_inside(found, slo) is None
+    found = sweep_batch_sizes(withholding(runtime(0.0, 0.5)[0], set(POWERS)), POWERS, slo)
+    assert find_largest_inside(found, slo) is None
     assert found[-1].batch_size == 32  # p50 alone is over 10 ms there
-    assert slo.why_not_judged(found[-1]) is None
-    assert slo.why_not_judged(found[0]) is not None
+    assert slo.explain_not_judged(found[-1]) is None
+    assert slo.explain_not_judged(found[0]) is not None
 
 
 def test_batch_sizes():
@@ -132,8 +132,8 @@ def test_limits():
 
 
 def test_an_interval_that_crosses_the_limit_does_not_meet_it():
-    assert not Slo(99.0, 10.05).met(measurement(1, 10.0))
-    assert Slo(99.0, 10.2).met(measurement(1, 10.0))
+    assert not Slo(99.0, 10.05).is_met_by(measurement(1, 10.0))
+    assert Slo(99.0, 10.2).is_met_by(measurement(1, 10.0))
 
 
 @given(st.floats(0.5, 20.0), st.floats(1.5, 50.0))
@@ -146,7 +146,7 @@ def test_the_highest_rate(service_ms, limit_factor):
         return measurement(1, latency, rate=rate)
 
     slo = Slo(99.0, service_ms * limit_factor)
-    _, best = highest_rate(measured, service_ms / 1e3, slo)
+    _, best = find_highest_rate(measured, service_ms / 1e3, slo)
     excess = 2 * (limit_factor - 1)
     truth = excess / (1 + excess) / service_ms * 1e3
     assert best.offered_rate_per_s == pytest.approx(truth, rel=0.03)
@@ -154,13 +154,13 @@ def test_the_highest_rate(service_ms, limit_factor):
 
 
 def test_no_rate_is_inside_an_impossible_limit():
-    found, best = highest_rate(lambda rate: measurement(1, 10.0, rate=rate), 0.01, Slo(99.0, 5.0))
+    found, best = find_highest_rate(lambda rate: measurement(1, 10.0, rate=rate), 0.01, Slo(99.0, 5.0))
     assert best is None
     assert len(found) < 10
 
 
 def pair(first, second, rounds=6):
-    return interleaved(
+    return run_interleaved(
         lambda name: measurement(1, first(name), name=name),
         lambda name: measurement(1, second(name), name=name),
         rounds,
@@ -170,7 +170,7 @@ def pair(first, second, rounds=6):
 
 def test_interleaving_alternates_and_compares():
     found = pair(lambda name: 10 + int(name[1:]) * 0.01, lambda name: 11 + int(name[1:]) * 0.012)
-    assert isinstance(found, Comparison)
+    assert isinstance(found, PairedComparison)
     assert [each.id for each in found.measurements[:4]] == ["a000", "b000", "b001", "a001"]
     assert found.ratio.change is Change.SLOWER
     document = found.to_dict()
@@ -181,14 +181,14 @@ def test_interleaving_alternates_and_compares():
 def test_a_comparison_is_not_made_of_wrong_answers():
     wrong = measurement(1, 1.0, reasons=("wrong-output",))
     with pytest.raises(StageError, match="wrong-output"):
-        interleaved(lambda _: wrong, lambda _: wrong, 6, "p50")
+        run_interleaved(lambda _: wrong, lambda _: wrong, 6, "p50")
     with pytest.raises(BadInputError, match="--rounds"):
         pair(lambda _: 1.0, lambda _: 1.0, rounds=2)
 
 
 def test_an_interrupted_comparison_is_none():
     stopped = replace(measurement(1, 1.0), interrupted=True)
-    assert interleaved(lambda _: measurement(1, 1.0), lambda _: stopped, 6, "p50") is None
+    assert run_interleaved(lambda _: measurement(1, 1.0), lambda _: stopped, 6, "p50") is None
 
 
 def noisy_pair(generator, truth, noise):

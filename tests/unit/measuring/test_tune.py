@@ -3,13 +3,13 @@
 import pytest
 from tests.fakes.measurements import planted
 
-from optpipe.backends.registry import BACKENDS, options_in_force, runtime_options
+from optpipe.backends.registry import BACKENDS, get_runtime_options, resolve_effective_options
 from optpipe.core.measurement import Reason, Subject
 from optpipe.measuring.tune import (
-    alternatives,
-    choices,
-    chosen,
-    tune,
+    choose_options,
+    list_alternatives,
+    list_choices,
+    tune_options,
 )
 
 DEFAULTS = {
@@ -29,15 +29,15 @@ def tuned(latency, reasons=lambda _options: (), fixed=()):
         subject = Subject("a", "fake", "fp32", "cpu", options=options)
         return tuple(planted(subject, size, latency(options, size), reasons=invalid) for size in (1, 64))
 
-    return tune(measured, DEFAULTS, 4, fixed)
+    return tune_options(measured, DEFAULTS, 4, fixed)
 
 
 def test_tuning_finds_the_fastest_and_nothing_outside_the_choices():
     trials = tuned(lambda options, size: size * (0.5 if not options["nhwc"] and options["threads"] == 2 else 1.0))
     assert all(trial.options["unknown"] == 1 for trial in trials)
     joint = tuned(lambda options, size: size * (1 - 0.2 * (not options["nhwc"]) - 0.3 * (options["threads"] == 2)))
-    assert chosen(joint, 64)["nhwc"] is False
-    assert chosen(joint, 64)["threads"] == 2
+    assert choose_options(joint, 64)["nhwc"] is False
+    assert choose_options(joint, 64)["threads"] == 2
 
 
 def test_nothing_is_tried_twice_and_what_was_asked_for_stays():
@@ -49,7 +49,7 @@ def test_nothing_is_tried_twice_and_what_was_asked_for_stays():
 
 def test_noise_does_not_move_the_defaults():
     trials = tuned(lambda options, size: size * (0.99 if not options["nhwc"] else 1.0))
-    assert chosen(trials, 1) == DEFAULTS
+    assert choose_options(trials, 1) == DEFAULTS
 
 
 def test_a_wrong_answer_never_wins():
@@ -57,20 +57,20 @@ def test_a_wrong_answer_never_wins():
         lambda options, size: size * (1.0 if options["nhwc"] else 0.1),
         reasons=lambda options: () if options["nhwc"] else ("wrong-output",),
     )
-    assert chosen(trials, 1)["nhwc"] is True
+    assert choose_options(trials, 1)["nhwc"] is True
 
 
 def test_what_is_tried_are_the_options_of_the_backends_and_all_of_them():
-    assert set(choices(4)) == {option for place in PLACES for option in runtime_options(*place)}
+    assert set(list_choices(4)) == {option for place in PLACES for option in get_runtime_options(*place)}
 
 
 @pytest.mark.parametrize(("name", "device"), PLACES)
 def test_every_alternative_is_another_value_that_the_backend_takes(name, device):
-    defaults = runtime_options(name, device)
-    assert alternatives(defaults, 4).keys() == defaults.keys(), "an option without an alternative cannot be tuned"
-    for option, values in alternatives(defaults, 4).items():
+    defaults = get_runtime_options(name, device)
+    assert list_alternatives(defaults, 4).keys() == defaults.keys(), "an option without an alternative cannot be tuned"
+    for option, values in list_alternatives(defaults, 4).items():
         for value in values:
-            found = options_in_force({"backend": name, "device": device}, {option: str(value)})
+            found = resolve_effective_options({"backend": name, "device": device}, {option: str(value)})
             assert found == {**defaults, option: value}
             assert value != defaults[option]
             assert type(value) is type(defaults[option])

@@ -13,7 +13,7 @@ from optpipe.core.measurement import (
     OutputCheck,
     Scenario,
 )
-from optpipe.measuring.validity import LIMITS, Evidence, reasons_for
+from optpipe.measuring.validity import LIMITS, ValidityEvidence, find_reasons
 
 GENERATOR = np.random.default_rng(5)
 RIGHT = OutputCheck(16, passed=True, reference="r", relative_error=0.0, tells_inputs_apart=True)
@@ -52,7 +52,7 @@ def machine(**columns):
 
 def codes(frame=None, **changes):
     calm = machine(time_ns=[0, 1, 2], other_cpu_cores=[0.0] * 3, worker_waited_cores=[0.0] * 3)
-    evidence = Evidence(
+    evidence = ValidityEvidence(
         **{
             "samples": frame if frame is not None else samples(level()),
             "machine": calm,
@@ -66,7 +66,7 @@ def codes(frame=None, **changes):
             **changes,
         }
     )
-    return {reason.code: reason.invalidates for reason in reasons_for(evidence)}
+    return {reason.code: reason.invalidates for reason in find_reasons(evidence)}
 
 
 def level(count=1000, spread=0.01, base=1.0):

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from optpipe.workspace.shipped import shipped
+from optpipe.workspace.shipped import find_shipped_folder
 
 SPLITS = ("train", "calibration", "validation")
-DATA = shipped("calibration") / "digits"
-CARD = tomllib.loads((shipped("models") / "digits.toml").read_text(encoding="utf-8"))
+DATA = find_shipped_folder("calibration") / "digits"
+CARD = tomllib.loads((find_shipped_folder("models") / "digits.toml").read_text(encoding="utf-8"))
 
 
 def manifest(split: str) -> dict:
@@ -22,7 +22,7 @@ def manifest(split: str) -> dict:
 
 @pytest.fixture(scope="module")
 def script():
-    path = shipped("models") / "digits" / "digits.py"
+    path = find_shipped_folder("models") / "digits" / "digits.py"
     spec = importlib.util.spec_from_file_location("digits", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -62,11 +62,11 @@ def test_images_are_scikit_learns_own() -> None:
 
 
 def test_card_names_what_is_there() -> None:
-    weights = shipped("models") / CARD["weights"]
+    weights = find_shipped_folder("models") / CARD["weights"]
     assert hashlib.sha256(weights.read_bytes()).hexdigest() == CARD["weights_sha256"]
     assert weights.stat().st_size < 1_000_000
     for split in SPLITS:
-        assert (shipped("models") / CARD["data"][split]).resolve() == (DATA / f"{split}.json").resolve()
+        assert (find_shipped_folder("models") / CARD["data"][split]).resolve() == (DATA / f"{split}.json").resolve()
 
 
 def test_validation_accuracy_is_what_the_training_reported(script) -> None:
@@ -74,11 +74,11 @@ def test_validation_accuracy_is_what_the_training_reported(script) -> None:
     from safetensors.torch import load_file
 
     model = script.digits()
-    model.load_state_dict(load_file(shipped("models") / CARD["weights"]))
+    model.load_state_dict(load_file(find_shipped_folder("models") / CARD["weights"]))
     model.eval()
     images, labels = script.load("validation")
     with torch.inference_mode():
         correct = int((model(images).argmax(1) == labels).sum())
-    reported = json.loads((shipped("models") / "digits" / "training.json").read_text(encoding="utf-8"))
+    reported = json.loads((find_shipped_folder("models") / "digits" / "training.json").read_text(encoding="utf-8"))
     assert correct / 800 >= 0.98
     assert abs(correct / 800 - reported["validation_accuracy"]) <= 1.5 / 800

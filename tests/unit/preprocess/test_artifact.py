@@ -14,7 +14,7 @@ import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
 from optpipe.core.card import card_from_dict
-from optpipe.core.events import Silent
+from optpipe.core.events import SilentListener
 from optpipe.core.transform import (
     CenterCrop,
     Decode,
@@ -24,13 +24,13 @@ from optpipe.core.transform import (
     Resize,
     Transform,
 )
-from optpipe.inputs.images import preprocessed
-from optpipe.inputs.odd import odd_files
+from optpipe.inputs.images import preprocess_file
+from optpipe.inputs.odd import make_edge_case_files
 from optpipe.preprocess.artifact import (
     CONFIG,
     PIPELINE,
-    preprocessing_artifact,
-    triton_config,
+    build_preprocessing_artifact,
+    make_triton_config,
 )
 from optpipe.preprocess.dali.pipeline import DaliPlan
 from optpipe.workspace.store import Store
@@ -126,13 +126,15 @@ def test_the_parser_refuses_what_triton_has_not():
 @pytest.mark.parametrize("kind", TRANSFORMS)
 def test_a_process_with_nothing_but_dali_serves_it_as_the_configuration_says(tmp_path, kind):
     transform = TRANSFORMS[kind]
-    entry, _ = preprocessing_artifact(CARD, transform, DaliPlan(batch_size=8), "parent", Store(tmp_path), Silent())
+    entry, _ = build_preprocessing_artifact(
+        CARD, transform, DaliPlan(batch_size=8), "parent", Store(tmp_path), SilentListener()
+    )
     config = parsed(entry.file(CONFIG).read_text())
     assert (config.backend, PIPELINE) == ("dali", "1/model.dali")
     (given,), (made,) = config.input, config.output
     assert given.allow_ragged_batch
     assert list(given.dims) == [-1]
-    every = dict(odd_files())
+    every = dict(make_edge_case_files())
     chosen = ["baseline 4:2:0.jpg", "grayscale 16 bit.png", "lossy.webp"]
     for name in chosen:
         (tmp_path / name).write_bytes(every[name])
@@ -151,12 +153,12 @@ def test_a_process_with_nothing_but_dali_serves_it_as_the_configuration_says(tmp
     assert types[made.data_type] == str(found.dtype)
     scale = {"planes": 255 * 0.25, "halves": 255, "bytes": 1}[kind]
     for row, name in enumerate(chosen):
-        apart = np.abs(found[row].astype(float) - preprocessed(every[name], transform)) * scale
+        apart = np.abs(found[row].astype(float) - preprocess_file(every[name], transform)) * scale
         assert apart.max() <= 1.3, name
 
 
 def test_a_gpus_configuration_says_so():
-    config = parsed(triton_config(TRANSFORMS["planes"], DaliPlan(decode="mixed", device="gpu", threads=4)))
+    config = parsed(make_triton_config(TRANSFORMS["planes"], DaliPlan(decode="mixed", device="gpu", threads=4)))
     assert config.instance_group[0].kind == 1
     assert config.parameters["num_threads"].string_value == "4"
     assert config.HasField("dynamic_batching")
@@ -164,7 +166,9 @@ def test_a_gpus_configuration_says_so():
 
 def test_the_pipeline_is_stored_as_a_model_of_tritons_dali_backend(tmp_path):
     transform = TRANSFORMS["planes"]
-    entry, cached = preprocessing_artifact(CARD, transform, DaliPlan(batch_size=8), "parent", Store(tmp_path), Silent())
+    entry, cached = build_preprocessing_artifact(
+        CARD, transform, DaliPlan(batch_size=8), "parent", Store(tmp_path), SilentListener()
+    )
     assert not cached
     assert entry.manifest.parents == ("parent",)
     assert entry.file(PIPELINE).stat().st_size > 1000
@@ -177,8 +181,8 @@ def test_the_pipeline_is_stored_as_a_model_of_tritons_dali_backend(tmp_path):
 
 def test_the_same_pipeline_comes_from_the_store_and_another_plan_does_not(tmp_path):
     store, transform = Store(tmp_path), TRANSFORMS["planes"]
-    first, _ = preprocessing_artifact(CARD, transform, DaliPlan(), "parent", store, Silent())
-    again, cached = preprocessing_artifact(CARD, transform, DaliPlan(), "parent", store, Silent())
-    other, _ = preprocessing_artifact(CARD, transform, DaliPlan(threads=1), "parent", store, Silent())
+    first, _ = build_preprocessing_artifact(CARD, transform, DaliPlan(), "parent", store, SilentListener())
+    again, cached = build_preprocessing_artifact(CARD, transform, DaliPlan(), "parent", store, SilentListener())
+    other, _ = build_preprocessing_artifact(CARD, transform, DaliPlan(threads=1), "parent", store, SilentListener())
     assert cached
     assert first.id == again.id != other.id

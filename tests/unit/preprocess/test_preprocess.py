@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from PIL import Image
 
 from optpipe.core.card import ModelCard, Task
-from optpipe.core.events import Silent
-from optpipe.inputs.synthetic import synthetic_picture
-from optpipe.preprocess.preprocess import Request, chosen_images
+from optpipe.core.events import SilentListener
+from optpipe.inputs.synthetic import make_synthetic_image
+from optpipe.preprocess.preprocess import PreprocessRequest, choose_images
 
 
 @dataclass
-class Warned(Silent):
+class Warned(SilentListener):
     texts: list[str] = field(default_factory=list)
 
     def warn(self, text):
@@ -23,13 +23,13 @@ def chosen(folder, listed):
     """The labels that are taken for the pictures of `folder`, of which a manifest lists some; and the warnings."""
     for name in ("cat/1.png", "cat/2.png", "dog/1.png"):
         (folder / name).parent.mkdir(exist_ok=True)
-        Image.fromarray(synthetic_picture(20, 20, 1)).save(folder / name)
+        Image.fromarray(make_synthetic_image(20, 20, 1)).save(folder / name)
     manifest = folder / "manifest.json"
     files = [{"path": name, "label": label} for name, label in listed.items()]
     manifest.write_text(json.dumps({"root": ".", "files": files}))
     card = ModelCard("m", "s", Task.CLASSIFICATION, (), labels=("cat", "dog"), data={"validation": str(manifest)})
     listener = Warned()
-    _, labels = chosen_images(card, None, Request(), listener)
+    _, labels = choose_images(card, None, PreprocessRequest(), listener)
     return labels, listener.texts
 
 
@@ -44,4 +44,4 @@ def test_a_picture_that_the_manifest_does_not_list_has_its_folders_label(tmp_pat
 def test_without_a_label_for_each_there_is_no_accuracy(tmp_path):
     labels, warned = chosen(tmp_path, {"cat/1.png": "cat", "cat/2.png": "cat", "dog/1.png": "wolf"})
     assert labels is None
-    assert "wolf is none" in warned[0]
+    assert "not labels: wolf" in warned[0]

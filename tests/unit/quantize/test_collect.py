@@ -5,9 +5,9 @@ import pytest
 from optpipe.errors import StageError
 from optpipe.quantize.collect import (
     Collector,
-    batch_size,
-    bytes_per_sample,
-    collected,
+    choose_batch_size,
+    collect_statistics,
+    measure_bytes_per_sample,
 )
 
 X = np.random.default_rng(0).standard_normal((10, 16, 8, 8)).astype(np.float32)
@@ -21,8 +21,8 @@ def graph(residual_model, tmp_path):
 
 
 def test_batches_do_not_matter(graph) -> None:
-    parts = collected(Collector(graph, TENSORS, histograms=True), [{"x": X[:3]}, {"x": X[3:4]}, {"x": X[4:]}])
-    whole = collected(Collector(graph, TENSORS, histograms=True), [{"x": X}])
+    parts = collect_statistics(Collector(graph, TENSORS, histograms=True), [{"x": X[:3]}, {"x": X[3:4]}, {"x": X[4:]}])
+    whole = collect_statistics(Collector(graph, TENSORS, histograms=True), [{"x": X}])
     for name in TENSORS:
         assert parts[name].amax == pytest.approx(whole[name].amax, rel=1e-6)
         assert parts[name].magnitudes.total == whole[name].magnitudes.total
@@ -33,19 +33,19 @@ def test_batches_do_not_matter(graph) -> None:
 
 
 def test_extremes_alone_keep_no_histogram(graph) -> None:
-    assert collected(Collector(graph, TENSORS, histograms=False), [{"x": X}])["s"].magnitudes is None
+    assert collect_statistics(Collector(graph, TENSORS, histograms=False), [{"x": X}])["s"].magnitudes is None
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_what_is_not_finite_is_named(graph, bad) -> None:
     poisoned = X.copy()
     poisoned[0, 0, 0, 0] = bad
-    with pytest.raises(StageError, match="tensor 'x' holds NaN or inf"):
+    with pytest.raises(StageError, match="tensor 'x' contains NaN or Inf"):
         Collector(graph, TENSORS, histograms=True).add({"x": poisoned})
 
 
 def test_batch_size_follows_from_the_tensors(graph) -> None:
-    assert bytes_per_sample(graph, TENSORS, {"x": X[:1]}) == 2 * 16 * 8 * 8 * 4
-    assert batch_size(36 << 20, "cpu") == 4
-    assert batch_size(1 << 40, "cpu") == 1
-    assert batch_size(0, "cpu") == 16
+    assert measure_bytes_per_sample(graph, TENSORS, {"x": X[:1]}) == 2 * 16 * 8 * 8 * 4
+    assert choose_batch_size(36 << 20, "cpu") == 4
+    assert choose_batch_size(1 << 40, "cpu") == 1
+    assert choose_batch_size(0, "cpu") == 16

@@ -1,10 +1,10 @@
 from onnx import helper
 
-from optpipe.quantize.placement import placement
+from optpipe.quantize.placement import place_qdq
 
 
 def test_tensorrt_quantizes_inputs_and_the_shortcut_only(residual_model) -> None:
-    found = placement(residual_model, "tensorrt")
+    found = place_qdq(residual_model, "tensorrt")
     assert found.layers == ("conv1", "conv2", "down", "conv3")
     assert set(found.edges) == {("conv1", 0), ("conv2", 0), ("down", 0), ("conv3", 0), ("add", 1)}
     assert found.tensors == ("x", "r1", "d", "r2")  # nothing between conv2, add and relu2
@@ -12,16 +12,16 @@ def test_tensorrt_quantizes_inputs_and_the_shortcut_only(residual_model) -> None
 
 
 def test_cpu_quantizes_what_layers_write(residual_model) -> None:
-    found = placement(residual_model, "cpu")
+    found = place_qdq(residual_model, "cpu")
     assert set(found.tensors) == {"x", "r1", "c2", "d", "r2"}
     assert "c1" not in found.tensors  # ReLU is part of the kernel
     assert "y" not in found.tensors
 
 
 def test_layers_are_kept_as_asked(residual_model) -> None:
-    found = placement(residual_model, "tensorrt", keep=lambda name: name == "conv2")
+    found = place_qdq(residual_model, "tensorrt", keep=lambda name: name == "conv2")
     assert "conv2" not in found.layers
-    assert [(each.layer, each.reason) for each in found.skipped] == [("conv2", "kept in floating point as asked")]
+    assert [(each.layer, each.reason) for each in found.skipped] == [("conv2", "kept in floating point by request")]
     assert ("add", 0) in found.edges  # now `down` takes the addition in
 
 
@@ -41,7 +41,7 @@ def test_layers_that_do_not_pay_are_named(onnx_model, random_weight) -> None:
         "m": random_weight(8, 8),
     }
     graph = onnx_model(nodes, weights, inputs=(("x", ["n", 3, 8, 8]), ("v", [32, 32, 1, 1])))
-    found = placement(graph, "tensorrt")
+    found = place_qdq(graph, "tensorrt")
     assert found.layers == ("product",)
     reasons = {each.layer: each.reason for each in found.skipped}
     assert reasons["stem"].startswith("3 input channels")
@@ -52,5 +52,5 @@ def test_layers_that_do_not_pay_are_named(onnx_model, random_weight) -> None:
 
 def test_nodes_without_names_get_their_own(onnx_model, random_weight) -> None:
     nodes = [helper.make_node("MatMul", [a, "w"], [b]) for a, b in (("x", "h"), ("h", "y"))]
-    found = placement(onnx_model(nodes, {"w": random_weight(8, 8)}), "tensorrt")
+    found = place_qdq(onnx_model(nodes, {"w": random_weight(8, 8)}), "tensorrt")
     assert found.layers == ("MatMul_0", "MatMul_1")

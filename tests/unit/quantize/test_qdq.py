@@ -12,13 +12,13 @@ from hypothesis.extra import numpy as hnp
 from onnx import helper, numpy_helper
 
 from optpipe.errors import BadInputError
-from optpipe.quantize.placement import placement
+from optpipe.quantize.placement import place_qdq
 from optpipe.quantize.qdq import (
-    Range,
-    activation_quantization,
+    ActivationRange,
     qdq_from_onnx,
-    quantized_weights,
-    rounded_up,
+    quantize_activation,
+    quantize_weights,
+    round_up_to_fp16,
 )
 
 X = np.random.default_rng(7).standard_normal((4, 16, 8, 8)).astype(np.float32)
@@ -42,7 +42,7 @@ def measured_ranges(model, tensors):
     exposed.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in names)
     session = ort.InferenceSession(exposed.SerializeToString(), providers=["CPUExecutionProvider"])
     values = {"x": X, **dict(zip(names, session.run(names, {"x": X}), strict=True))}
-    return {name: Range(float(np.abs(value).max()), bool(value.min() >= 0)) for name, value in values.items()}
+    return {name: ActivationRange(float(np.abs(value).max()), bool(value.min() >= 0)) for name, value in values.items()}
 
 
 def snr_db(reference, other) -> float:
@@ -51,7 +51,7 @@ def snr_db(reference, other) -> float:
 
 @pytest.mark.parametrize("target", ["tensorrt", "cpu"])
 def test_outputs_stay_near(residual_model, target) -> None:
-    placed = placement(residual_model, target)
+    placed = place_qdq(residual_model, target)
     quantized = qdq_from_onnx(residual_model, placed, measured_ranges(residual_model, placed.tensors))
     onnx.checker.check_model(quantized, full_check=True)
     assert snr_db(run(residual_model), run(quantized)) > 30
@@ -59,7 +59,7 @@ def test_outputs_stay_near(residual_model, target) -> None:
 
 
 def test_the_cpu_provider_fuses_every_layer(residual_model, tmp_path) -> None:
-    placed = placement(residual_model, "cpu")
+    placed = place_qdq(residual_model, "cpu")
     quantized = qdq_from_onnx(residual_model, placed, measured_ranges(residual_model, placed.tensors))
     run(quantized, path=tmp_path / "fused.onnx")
     operators = Counter(node.op_type for node in onnx.load(tmp_path / "fused.onnx").graph.node)
@@ -69,7 +69,7 @@ def test_the_cpu_provider_fuses_every_layer(residual_model, tmp_path) -> None:
 
 
 def test_tensorrt_has_no_pair_between_convolution_addition_and_relu(residual_model) -> None:
-    placed = placement(residual_model, "tensorrt")
+    placed = place_qdq(residual_model, "tensorrt")
     quantized = qdq_from_onnx(residual_model, placed, measured_ranges(residual_model, placed.tensors))
     producers = {name: node.op_type for node in quantized.graph.node for name in node.output}
     readers = {node.name: [producers.get(name) for name in node.input] for node in quantized.graph.node}
@@ -81,15 +81,15 @@ def test_tensorrt_has_no_pair_between_convolution_addition_and_relu(residual_mod
 
 
 def test_a_table_of_another_graph_is_refused(residual_model) -> None:
-    placed = placement(residual_model, "tensorrt")
+    placed = place_qdq(residual_model, "tensorrt")
     with pytest.raises(BadInputError, match="no range for 'r1' and 1 more"):
-        qdq_from_onnx(residual_model, placed, {"x": Range(1.0), "r2": Range(1.0)})
+        qdq_from_onnx(residual_model, placed, {"x": ActivationRange(1.0), "r2": ActivationRange(1.0)})
 
 
 def test_older_graphs_are_lifted(residual_model) -> None:
     old = residual_model
     old.opset_import[0].version = 11
-    placed = placement(old, "tensorrt")
+    placed = place_qdq(old, "tensorrt")
     quantized = qdq_from_onnx(old, placed, measured_ranges(old, placed.tensors))
     assert quantized.opset_import[0].version == 19
     assert snr_db(run(old), run(quantized)) > 30
@@ -97,7 +97,7 @@ def test_older_graphs_are_lifted(residual_model) -> None:
 
 @given(hnp.arrays(np.float32, (4, 3, 2), elements=st.floats(-1e8, 1e8, width=32)))
 def test_weight_scales_are_never_zero_nan_or_inf_and_steps_fit(values) -> None:
-    steps, scale = quantized_weights(values, 0)
+    steps, scale = quantize_weights(values, 0)
     assert np.all(np.isfinite(scale))
     assert np.all(scale > 0)
     assert np.array_equal(scale.astype(np.float16).astype(np.float32), scale)  # FP16 keeps it
@@ -108,13 +108,13 @@ def test_weight_scales_are_never_zero_nan_or_inf_and_steps_fit(values) -> None:
 
 @given(st.floats(2.0**-24, 65000.0, width=32))
 def test_rounding_up_never_clips(scale) -> None:
-    rounded = rounded_up(np.array([scale], np.float32))[0]
+    rounded = round_up_to_fp16(np.array([scale], np.float32))[0]
     assert scale <= rounded <= scale * 1.001 + 2.0**-24
 
 
 @given(st.floats(1e-9, 1e9), st.booleans(), st.booleans())
 def test_activation_scales_are_usable(amax, unsigned, unsigned_types) -> None:
-    found = activation_quantization(Range(amax, unsigned), unsigned_types=unsigned_types)
+    found = quantize_activation(ActivationRange(amax, unsigned), unsigned_types=unsigned_types)
     assert np.isfinite(found.scale)
     assert found.scale > 0
     assert found.zero_point == (0 if not unsigned_types or unsigned else 128)

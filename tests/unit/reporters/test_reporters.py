@@ -5,14 +5,14 @@ from xml.etree import ElementTree as Xml
 
 import pytest
 
-from optpipe.core.events import Silent
+from optpipe.core.events import SilentListener
 from optpipe.errors import BadInputError
-from optpipe.reporters.html import html_report
-from optpipe.reporters.junit import junit_report
-from optpipe.reporters.markdown import markdown_report
-from optpipe.signoff.collect import Wanted
+from optpipe.reporters.html import render_html
+from optpipe.reporters.junit import render_junit
+from optpipe.reporters.markdown import render_markdown
+from optpipe.signoff.collect import SignoffRequest
 from optpipe.signoff.policy import policy_from_toml
-from optpipe.signoff.release import signed_off, verified
+from optpipe.signoff.release import sign_off, verify_dossier
 
 POLICY = """schema = 1
 name = "<script>alert('x')</script> & co"
@@ -28,7 +28,9 @@ maximum = "1 KiB"
 
 def signed(workspace, limit="50", waivers=None):
     policy = policy_from_toml((POLICY % limit).encode())
-    return signed_off(Wanted("digits", policy, None, waivers or {}), workspace.store, None, None, Silent())
+    return sign_off(
+        SignoffRequest("digits", policy, None, waivers or {}), workspace.store, None, None, SilentListener()
+    )
 
 
 @pytest.fixture
@@ -48,7 +50,7 @@ def test_all_forms_say_the_same(measured_once):
     suite = Xml.fromstring((found.folder / "junit.xml").read_text())[0]
     assert (suite.get("failures"), suite.get("errors"), suite.get("tests")) == ("1", "0", "6")
     assert json.loads((found.folder / "verdict.json").read_text())["verdict"] == "FAIL"
-    assert verified(found.folder).problems == ()
+    assert verify_dossier(found.folder).problems == ()
 
 
 def test_names_from_a_policy_cannot_become_markup(measured_once):
@@ -58,19 +60,23 @@ def test_names_from_a_policy_cannot_become_markup(measured_once):
 
 
 def test_a_report_that_was_rewritten_and_resealed_is_found(measured_once):
-    from optpipe.workspace.seal import seal
+    from optpipe.workspace.seal import seal_folder
 
     folder = signed(measured_once).folder
     for name in ("report.html", "report.md", "junit.xml"):
         (folder / name).write_text((folder / name).read_text().replace("FAIL", "PASS"))
-    seal(folder)
-    assert {problem.split(":")[0] for problem in verified(folder).problems} == {"junit.xml", "report.md", "report.html"}
+    seal_folder(folder)
+    assert {problem.split(":")[0] for problem in verify_dossier(folder).problems} == {
+        "junit.xml",
+        "report.md",
+        "report.html",
+    }
 
 
 def test_the_page_is_the_same_each_time_and_asks_nothing_of_the_network(measured_once):
     found = signed(measured_once)
-    page = html_report(found.report)
-    assert page == html_report(found.report)
+    page = render_html(found.report)
+    assert page == render_html(found.report)
     assert page == (found.folder / "report.html").read_text()
     without_names = page.replace("http://www.w3.org/", "")
     assert "http://" not in without_names
@@ -83,8 +89,8 @@ def test_a_waiver_is_loud_everywhere(measured_once):
     found = signed(measured_once, waivers={"size.maximum": "known"})
     assert found.verdict == "PASS"
     assert "1 criterion was waived" in (found.folder / "report.html").read_text()
-    assert "**WAIVED** `size.maximum` is FAIL" in markdown_report(found.report)
-    assert '<skipped message="WAIVED (FAIL): known"' in junit_report(found.document)
+    assert "**WAIVED** `size.maximum` is FAIL" in render_markdown(found.report)
+    assert '<skipped message="WAIVED (FAIL): known"' in render_junit(found.document)
 
 
 def test_every_figure_links_to_a_file_that_is_there_with_its_hash(measured_once):
@@ -100,9 +106,9 @@ def test_every_figure_links_to_a_file_that_is_there_with_its_hash(measured_once)
 def test_a_dossier_is_never_written_over(measured_once, tmp_path):
     policy = policy_from_toml((POLICY % "50").encode())
     target = tmp_path / "dossier"
-    signed_off(Wanted("digits", policy), measured_once.store, target, None, Silent())
-    with pytest.raises(BadInputError, match="exists; choose another place"):
-        signed_off(Wanted("digits", policy), measured_once.store, target, None, Silent())
+    sign_off(SignoffRequest("digits", policy), measured_once.store, target, None, SilentListener())
+    with pytest.raises(BadInputError, match="already exists; choose another"):
+        sign_off(SignoffRequest("digits", policy), measured_once.store, target, None, SilentListener())
     assert not list((measured_once.path / "tmp").iterdir()), "nothing half-made is left"
 
 
@@ -114,45 +120,47 @@ def test_a_signed_dossier_is_accepted_from_an_allowed_key_only(measured_once, tm
         public = (tmp_path / f"{name}.pub").read_text()
         (tmp_path / f"{name}.allowed").write_text(f"release@example.org {public}")
     policy = policy_from_toml((POLICY % "50").encode())
-    wanted = Wanted("digits", policy)
-    found = signed_off(wanted, measured_once.store, tmp_path / "dossier", tmp_path / "ours", Silent())
-    assert verified(found.folder).problems == ()
-    assert verified(found.folder, tmp_path / "ours.allowed").problems == ()
-    assert "does not allow" in verified(found.folder, tmp_path / "theirs.allowed").problems[0]
+    wanted = SignoffRequest("digits", policy)
+    found = sign_off(wanted, measured_once.store, tmp_path / "dossier", tmp_path / "ours", SilentListener())
+    assert verify_dossier(found.folder).problems == ()
+    assert verify_dossier(found.folder, tmp_path / "ours.allowed").problems == ()
+    assert "is not in" in verify_dossier(found.folder, tmp_path / "theirs.allowed").problems[0]
 
 
 def test_a_gpu_profile_gives_kernels_tensor_cores_and_a_roofline():
     from pathlib import Path
 
     from optpipe.core.comparison import Comparison, Goal
-    from optpipe.reporters.charts import figures
+    from optpipe.reporters.charts import draw_figures
     from optpipe.reporters.report import Report
 
     record = next((Path(__file__).parents[3] / "reports" / "resnet50-h200").glob("runs/profile-*/profile.json"))
     profile = json.loads(record.read_text())["stages"][-1]
     nothing = Comparison((), dict.fromkeys(Goal), dict.fromkeys(Goal, "nothing"))
-    drawn = {figure.title: figure for figure in figures(Report("profile", nothing, profile=profile))}
-    assert {"Kernels", "Where Tensor Cores work", "Roofline"} <= set(drawn)
+    drawn = {figure.title: figure for figure in draw_figures(Report("profile", nothing, profile=profile))}
+    assert {"Kernels", "Tensor Core use by kind of work", "Roofline"} <= set(drawn)
     missed = profile["tensor_cores"] | {"missed": [{"name": "conv1", "could_save_ns": 2_000_000, "kernel": "simt"}]}
-    titles = [each.title for each in figures(Report("profile", nothing, profile={"tensor_cores": missed}))]
-    assert titles == ["Where Tensor Cores work", "Missed Tensor Cores"]
+    titles = [each.title for each in draw_figures(Report("profile", nothing, profile={"tensor_cores": missed}))]
+    assert titles == ["Tensor Core use by kind of work", "Missed Tensor Cores"]
     assert "Tensor Cores" in drawn["Kernels"].svg
     assert drawn["Roofline"].svg.count("graphics-symbol") > 10
-    bare = figures(Report("profile", nothing, profile={"roofline": {"withheld": "no graph"}, "tensor_cores": {}}))
+    bare = draw_figures(Report("profile", nothing, profile={"roofline": {"withheld": "no graph"}, "tensor_cores": {}}))
     assert bare == []
 
 
 def test_accuracy_and_energy_are_drawn_against_latency(measured_once):
     from dataclasses import replace
 
-    from optpipe.core.comparison import Interval
-    from optpipe.reporters.charts import figures
+    from optpipe.core.comparison import ComparedValue
+    from optpipe.reporters.charts import draw_figures
 
     report = signed(measured_once).report
-    assert "Accuracy against latency" not in [each.title for each in figures(report)], "nothing to draw, nothing drawn"
-    known = {"top1": Interval(0.99, 0.98, 0.995), "energy_j_per_image": Interval(0.05, 0.04, 0.06)}
+    assert "Accuracy vs. latency" not in [each.title for each in draw_figures(report)], "nothing to draw, nothing drawn"
+    known = {"top1": ComparedValue(0.99, 0.98, 0.995), "energy_j_per_image": ComparedValue(0.05, 0.04, 0.06)}
     rows = tuple(replace(row, **known) for row in (*report.comparison.rows, *report.comparison.rows))
-    drawn = {each.title: each for each in figures(replace(report, comparison=replace(report.comparison, rows=rows)))}
-    for title in ("Accuracy against latency", "Energy against latency"):
+    drawn = {
+        each.title: each for each in draw_figures(replace(report, comparison=replace(report.comparison, rows=rows)))
+    }
+    for title in ("Accuracy vs. latency", "Energy vs. latency"):
         assert drawn[title].svg.count("graphics-symbol") >= 2
         assert drawn[title].files

@@ -5,10 +5,10 @@ from tests.fakes.console import text_of
 from tests.fakes.measurements import planted
 
 from optpipe.core.measurement import Reason, Subject
-from optpipe.core.measurement_json import as_json
+from optpipe.core.measurement_json import record_from_measurement
 from optpipe.errors import BadInputError
-from optpipe.measuring.tune import Trial, tuning_record
-from optpipe.reporters.terminal_bench import bench_table, pair_table
+from optpipe.measuring.tune import Trial, record_from_trials
+from optpipe.reporters.terminal_bench import render_bench, render_pair
 
 SUBJECT = Subject("a", "onnxruntime", "fp16", "cuda:0", model="resnet50", cuda_graph=True)
 
@@ -16,11 +16,13 @@ SUBJECT = Subject("a", "onnxruntime", "fp16", "cuda:0", model="resnet50", cuda_g
 def row(batch, latency_ms, *reasons):
     figures = {"samples": 700, "throughput_batches_per_s": 1e3 / latency_ms, "device_peak_bytes": 1 << 30}
     found = planted(SUBJECT, batch, latency_ms, reasons=reasons, percents=(50.0,), low=0.98, **figures)
-    return as_json(found if latency_ms < 1e9 else replace(found, latency=None, throughput_images_per_s=None))
+    return record_from_measurement(
+        found if latency_ms < 1e9 else replace(found, latency=None, throughput_images_per_s=None)
+    )
 
 
 def table_of(document, sort="given"):
-    return text_of(bench_table({"run_dir": "r", **document}, sort))
+    return text_of(render_bench({"run_dir": "r", **document}, sort))
 
 
 DRIFT = Reason("drift", "it became slower", "wait", invalidates=True)
@@ -56,12 +58,12 @@ def test_rows_of_several_models_or_builds_are_told_apart():
 @pytest.mark.parametrize(("width", "gone"), [(60, "CV"), (160, None)])
 def test_a_narrow_terminal_loses_columns_and_no_part_of_a_figure_or_verdict(width, gone):
     text = text_of(
-        bench_table({"run_dir": "r", "measurements": [row(1, 0.5), row(64, 4.0, DRIFT)]}, "given"), width=width
+        render_bench({"run_dir": "r", "measurements": [row(1, 0.5), row(64, 4.0, DRIFT)]}, "given"), width=width
     )
     assert "…" not in text
     assert "INVALID" in text
     assert "0.5 ±2.0%" in text
-    assert ("too narrow for memory, CV" in text) == (gone is not None)
+    assert ("hidden on this narrow terminal: memory, CV" in text) == (gone is not None)
 
 
 def test_reasons_and_remedies_follow_and_failures_are_rows():
@@ -98,13 +100,13 @@ def limit(met, verdict="VALID", not_judged=()):
 
 def test_a_limit_is_answered_and_a_doubtful_answer_says_so():
     rows = [row(8, 4.0)]
-    assert "largest inside p99=5ms is batch 8 (4 ms)" in table_of({"measurements": rows, "limit": limit(True)})
-    assert "by an INVALID measurement" in table_of({"measurements": rows, "limit": limit(True, "INVALID")})
-    assert "nothing is shown to meet p99=5ms" in table_of({"measurements": rows, "limit": limit(None, "INVALID")})
-    assert "nothing meets p99=5ms; nearest is batch 8" in table_of({"measurements": rows, "limit": limit(False)})
-    unknown = [{"batch_size": size, "rate_per_s": None, "why": "p99 was withheld, too alike"} for size in (16, 32)]
+    assert "largest within p99=5ms is batch 8 (4 ms)" in table_of({"measurements": rows, "limit": limit(True)})
+    assert "from an INVALID measurement" in table_of({"measurements": rows, "limit": limit(True, "INVALID")})
+    assert "nothing is proven to meet p99=5ms" in table_of({"measurements": rows, "limit": limit(None, "INVALID")})
+    assert "nothing meets p99=5ms; closest is batch 8" in table_of({"measurements": rows, "limit": limit(False)})
+    unknown = [{"batch_size": size, "rate_per_s": None, "why": "p99 is not reported: too alike"} for size in (16, 32)]
     text = table_of({"measurements": rows, "limit": limit(True, not_judged=unknown)})
-    assert "ort: not judged at batch 16, batch 32: p99 was withheld, too alike; measure longer (--min-time)" in text
+    assert "ort: not judged at batch 16, batch 32: p99 is not reported: too alike; measure longer (--min-time)" in text
 
 
 def test_a_missing_percentile_is_explained_where_it_had_samples_enough():
@@ -127,10 +129,10 @@ def test_a_pair_is_answered_in_words():
     ratio = {"value": 0.9, "ci": [0.89, 0.91], "confidence": 0.99, "rounds": 8, "smallest_visible": 0.01}
     found = {"verdict": "faster", "metric": "p50", "ratio": ratio}
     document = {"baseline": "a", "contender": "b", "comparison": found, "run_dir": "r", "measurements": [row(8, 4.0)]}
-    text = text_of(pair_table(document), pair_table({**document, "comparison": None}))
+    text = text_of(render_pair(document), render_pair({**document, "comparison": None}))
     assert "b is faster" in text
     assert "batch 8, single-stream, compute: p50 ratio 0.9000 (99% interval 0.8900 to 0.9100) over 8 rounds" in text
-    assert "interrupted before the last round: no comparison; what was measured is kept in r" in text
+    assert "interrupted before the last round: no comparison; the measurements are kept in r" in text
 
 
 def test_options_that_answer_wrongly_are_named():
@@ -139,8 +141,8 @@ def test_options_that_answer_wrongly_are_named():
         Trial({"nhwc": nhwc}, tuple(planted(SUBJECT, size, 1.0, reasons=found) for size in (1, 64)))
         for nhwc, found in ((True, ()), (False, (wrong,)))
     ]
-    record = tuning_record("a", "onnxruntime fp16 (cuda)", trials, {1: {"nhwc": True}, 64: {"nhwc": True}})
+    record = record_from_trials("a", "onnxruntime fp16 (cuda)", trials, {1: {"nhwc": True}, 64: {"nhwc": True}})
     assert [each["reasons"]["64"] for each in record["trials"]] == [[], ["wrong-output"]]
     text = " ".join(table_of({"measurements": [row(1, 0.5)], "tuning": [record]}).split())
     assert "batch 1, 64: --option onnxruntime.nhwc=true (of 2 tried)" in text
-    assert "answers wrongly, so not chosen, batch 1, 64: --option onnxruntime.nhwc=false" in text
+    assert "rejected for wrong outputs, batch 1, 64: --option onnxruntime.nhwc=false" in text

@@ -7,20 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optpipe.core.observation import Cap, Missing, Observation
+from optpipe.core.observation import Blocker, Missing, Observation
 from optpipe.core.quantity import Dimension
 from optpipe.core.verdict import Verdict
-from optpipe.signoff.criteria import judge, overall, waive
+from optpipe.signoff.criteria import decide_overall_verdict, judge_criterion, waive_criteria
 from optpipe.signoff.policy import Criterion, Sense
 
 FINITE = st.floats(-1e9, 1e9, allow_nan=False)
-CAP = Cap("random weights", "give --weights")
+CAP = Blocker("random weights", "give --weights")
 
 
 @st.composite
 def observations(draw):
     low, value, high = sorted((draw(FINITE), draw(FINITE), draw(FINITE)))
-    return Observation(value, low, high, caps=(CAP,) if draw(st.booleans()) else ())
+    return Observation(value, low, high, blockers=(CAP,) if draw(st.booleans()) else ())
 
 
 def criterion(sense, threshold):
@@ -30,38 +30,43 @@ def criterion(sense, threshold):
 @given(st.sampled_from([Sense.AT_MOST, Sense.AT_LEAST]), st.lists(observations(), max_size=4), FINITE, FINITE)
 def test_loosening_never_turns_pass_or_inconclusive_into_fail(sense, found, one, other):
     tight, loose = sorted((one, other), reverse=sense is Sense.AT_LEAST)
-    before, after = judge(criterion(sense, tight), found).verdict, judge(criterion(sense, loose), found).verdict
+    before, after = (
+        judge_criterion(criterion(sense, tight), found).verdict,
+        judge_criterion(criterion(sense, loose), found).verdict,
+    )
     assert not (before is not Verdict.FAIL and after is Verdict.FAIL)
     assert not (before is Verdict.PASS and after is not Verdict.PASS)
 
 
 @given(observations(), FINITE, st.floats(0, 1e9))
 def test_a_wider_interval_never_turns_inconclusive_into_a_verdict(seen, limit, extra):
-    wider = Observation(seen.value, seen.low - extra, seen.high + extra, seen.caps)
-    before, after = (judge(criterion(Sense.AT_MOST, limit), [one]).verdict for one in (seen, wider))
+    wider = Observation(seen.value, seen.low - extra, seen.high + extra, seen.blockers)
+    before, after = (judge_criterion(criterion(Sense.AT_MOST, limit), [one]).verdict for one in (seen, wider))
     assert after in (before, Verdict.INCONCLUSIVE)
 
 
 @given(st.lists(observations(), min_size=1, max_size=4), FINITE)
 def test_a_cap_or_missing_evidence_never_passes(found, limit):
-    capped = [*found, Observation(0.0, 0.0, 0.0, caps=(CAP,))]
-    assert judge(criterion(Sense.AT_MOST, limit), capped).verdict is not Verdict.PASS
-    assert judge(criterion(Sense.AT_MOST, limit), Missing("none", "measure")).verdict is Verdict.INCONCLUSIVE
-    assert judge(criterion(Sense.AT_MOST, limit), []).verdict is Verdict.INCONCLUSIVE
+    capped = [*found, Observation(0.0, 0.0, 0.0, blockers=(CAP,))]
+    assert judge_criterion(criterion(Sense.AT_MOST, limit), capped).verdict is not Verdict.PASS
+    assert judge_criterion(criterion(Sense.AT_MOST, limit), Missing("none", "measure")).verdict is Verdict.INCONCLUSIVE
+    assert judge_criterion(criterion(Sense.AT_MOST, limit), []).verdict is Verdict.INCONCLUSIVE
 
 
 @given(st.sampled_from([Sense.AT_MOST, Sense.AT_LEAST]), FINITE)
 def test_a_figure_that_is_no_number_never_passes_or_fails(sense, limit):
     for low, high in ((math.nan, 1.0), (1.0, math.nan), (math.nan, math.nan)):
-        assert judge(criterion(sense, limit), [Observation(1.0, low, high)]).verdict is Verdict.INCONCLUSIVE
+        assert judge_criterion(criterion(sense, limit), [Observation(1.0, low, high)]).verdict is Verdict.INCONCLUSIVE
 
 
 @given(st.lists(observations(), min_size=1, max_size=5), FINITE, st.randoms())
 def test_the_order_of_observations_does_not_matter_and_all_must_pass(found, limit, random):
     shuffled = random.sample(found, len(found))
     one = criterion(Sense.AT_MOST, limit)
-    assert judge(one, found).verdict is judge(one, shuffled).verdict
-    assert (judge(one, found).verdict is Verdict.PASS) == all(judge(one, [x]).verdict is Verdict.PASS for x in found)
+    assert judge_criterion(one, found).verdict is judge_criterion(one, shuffled).verdict
+    assert (judge_criterion(one, found).verdict is Verdict.PASS) == all(
+        judge_criterion(one, [x]).verdict is Verdict.PASS for x in found
+    )
 
 
 @pytest.mark.parametrize("noise", [0.5, 2.0, 8.0])
@@ -71,33 +76,35 @@ def test_a_build_on_its_limit_passes_no_more_often_than_the_error_rate(noise):
     for samples in generator.normal(100.0, noise, (trials, count)):
         half = 1.96 * samples.std(ddof=1) / math.sqrt(count)
         seen = Observation(samples.mean(), samples.mean() - half, samples.mean() + half)
-        passed += judge(criterion(Sense.AT_MOST, 100.0), [seen]).verdict is Verdict.PASS
+        passed += judge_criterion(criterion(Sense.AT_MOST, 100.0), [seen]).verdict is Verdict.PASS
     assert passed / trials <= 0.05, "95 % interval: 2.5 % on this side, 5 % with room for chance"
 
 
 def test_a_foreign_environment_is_inconclusive_not_fail():
     wanted = Criterion("environment", "gpu", Sense.EQUALS, "NVIDIA H200")
-    assert judge(wanted, [Observation("NVIDIA H200")]).verdict is Verdict.PASS
-    judged = judge(wanted, [Observation("none")])
+    assert judge_criterion(wanted, [Observation("NVIDIA H200")]).verdict is Verdict.PASS
+    judged = judge_criterion(wanted, [Observation("none")])
     assert judged.verdict is Verdict.INCONCLUSIVE
-    assert judged.reason == "measured on none, not NVIDIA H200"
+    assert judged.reason == "measured on none, but the policy requires NVIDIA H200"
     assert "measure on NVIDIA H200" in (judged.remedy or "")
 
 
 def test_reason_and_remedy_tell_the_figures():
-    judged = judge(criterion(Sense.AT_MOST, 15e6), [Observation(16e6, 15.5e6, 17e6, about="batch 8")])
+    judged = judge_criterion(criterion(Sense.AT_MOST, 15e6), [Observation(16e6, 15.5e6, 17e6, about="batch 8")])
     assert judged.verdict is Verdict.FAIL
-    assert judged.reason == "16.0 ms [15.5 ms, 17.0 ms] breaks at most 15.0 ms (batch 8)"
+    assert judged.reason == "16.0 ms [15.5 ms, 17.0 ms] exceeds the limit of 15.0 ms (batch 8)"
     assert judged.remedy
 
 
 def test_a_waiver_sets_aside_and_is_kept_in_sight():
-    failed = judge(criterion(Sense.AT_MOST, 1.0), [Observation(2.0)])
-    passed = judge(Criterion("size", "maximum", Sense.AT_MOST, 3.0, Dimension.SIZE), [Observation(2.0)])
-    assert overall([failed, passed]) is Verdict.FAIL
-    judged = waive([failed, passed], {"latency.p99": "known, ticket 12"})
-    assert overall(judged) is Verdict.PASS
+    failed = judge_criterion(criterion(Sense.AT_MOST, 1.0), [Observation(2.0)])
+    passed = judge_criterion(Criterion("size", "maximum", Sense.AT_MOST, 3.0, Dimension.SIZE), [Observation(2.0)])
+    assert decide_overall_verdict([failed, passed]) is Verdict.FAIL
+    judged = waive_criteria([failed, passed], {"latency.p99": "known, ticket 12"})
+    assert decide_overall_verdict(judged) is Verdict.PASS
     assert (judged[0].verdict, judged[0].waived) == (Verdict.FAIL, "known, ticket 12")
-    assert overall(waive([failed], {"latency.p99": "x"})) is Verdict.INCONCLUSIVE, "nothing left to judge"
+    assert decide_overall_verdict(waive_criteria([failed], {"latency.p99": "x"})) is Verdict.INCONCLUSIVE, (
+        "nothing left to judge"
+    )
     with pytest.raises(KeyError, match=r"latency\.p98"):
-        waive([failed], {"latency.p98": "typo"})
+        waive_criteria([failed], {"latency.p98": "typo"})

@@ -8,13 +8,13 @@ import pytest
 
 from optpipe.core.verdict import Verdict
 from optpipe.errors import BadInputError
-from optpipe.signoff.collect import Wanted, collected
-from optpipe.signoff.dossier import checked_dossier, finished, verdict_document
-from optpipe.signoff.judge import TRUST, judged
+from optpipe.signoff.collect import SignoffRequest, collect_evidence
+from optpipe.signoff.dossier import check_dossier, document_from_signoff, finish_dossier
+from optpipe.signoff.judge import TRUST_CRITERIA, judge_dossier
 from optpipe.signoff.policy import policy_from_toml
 from optpipe.signoff.release import require_possible
-from optpipe.workspace.baselines import approve, approved
-from optpipe.workspace.seal import seal
+from optpipe.workspace.baselines import find_approved_baseline, store_baseline
+from optpipe.workspace.seal import seal_folder
 
 LATENCY = """schema = 1
 [[latency]]
@@ -26,10 +26,10 @@ batch_size = 1
 def dossier(workspace, text, tmp_path, name="one", **wanted):
     folder = tmp_path / f".{name}"
     folder.mkdir()
-    collected(Wanted("digits", policy_from_toml(text.encode()), **wanted), workspace.store, folder)
-    signoff = judged(folder)
-    (folder / "verdict.json").write_text(json.dumps(verdict_document(signoff), indent=1))
-    return signoff, finished(folder, tmp_path / name)
+    collect_evidence(SignoffRequest("digits", policy_from_toml(text.encode()), **wanted), workspace.store, folder)
+    signoff = judge_dossier(folder)
+    (folder / "verdict.json").write_text(json.dumps(document_from_signoff(signoff), indent=1))
+    return signoff, finish_dossier(folder, tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_an_intact_dossier_is_accepted_and_recomputed(workspace, tmp_path):
     workspace.bench(workspace.artifact("fp16"))
     signoff, folder = dossier(workspace, LATENCY % "50", tmp_path)
     shutil.rmtree(workspace.path)
-    checked = checked_dossier(folder)
+    checked = check_dossier(folder)
     assert checked.problems == ()
     assert checked.signoff is not None
     assert checked.signoff.verdict is signoff.verdict is Verdict.PASS
@@ -77,9 +77,9 @@ def test_a_resealed_dossier_with_another_verdict_is_found(workspace, tmp_path):
     _, folder = dossier(workspace, LATENCY % "5", tmp_path)
     verdict = folder / "verdict.json"
     verdict.write_text(verdict.read_text().replace("FAIL", "PASS"))
-    seal(folder)
-    problems = checked_dossier(folder).problems
-    assert any('verdict says "PASS", the raw files give "FAIL"' in problem for problem in problems)
+    seal_folder(folder)
+    problems = check_dossier(folder).problems
+    assert any('verdict says "PASS", but the raw files give "FAIL"' in problem for problem in problems)
 
 
 def test_resealed_samples_that_were_made_faster_are_found(workspace, tmp_path):
@@ -87,8 +87,8 @@ def test_resealed_samples_that_were_made_faster_are_found(workspace, tmp_path):
     _, folder = dossier(workspace, LATENCY % "5", tmp_path)
     path = next(folder.glob("runs/*/samples/*.parquet"))
     pl.read_parquet(path).with_columns(pl.col("end_ns") - 5_000_000).write_parquet(path)
-    seal(folder)
-    assert "is not as it was written" in checked_dossier(folder).problems[0]
+    seal_folder(folder)
+    assert "was modified" in check_dossier(folder).problems[0]
 
 
 @pytest.mark.parametrize("file", ["policy.toml", "request.json", "artifact/manifest.json", "verdict.json"])
@@ -96,9 +96,9 @@ def test_a_partial_dossier_is_refused_even_when_resealed(workspace, tmp_path, fi
     workspace.bench(workspace.artifact("fp16"))
     _, folder = dossier(workspace, LATENCY % "50", tmp_path)
     (folder / file).unlink()
-    assert checked_dossier(folder).problems
-    seal(folder)
-    assert checked_dossier(folder).problems
+    assert check_dossier(folder).problems
+    seal_folder(folder)
+    assert check_dossier(folder).problems
 
 
 def test_a_dossier_of_another_schema_version_is_refused_by_number(workspace, tmp_path):
@@ -106,8 +106,8 @@ def test_a_dossier_of_another_schema_version_is_refused_by_number(workspace, tmp
     _, folder = dossier(workspace, LATENCY % "50", tmp_path)
     request = json.loads((folder / "request.json").read_text()) | {"schema_version": 7}
     (folder / "request.json").write_text(json.dumps(request))
-    seal(folder)
-    assert "version 7; this optpipe reads" in checked_dossier(folder).problems[0]
+    seal_folder(folder)
+    assert "version 7; this version of optpipe reads" in check_dossier(folder).problems[0]
 
 
 def test_a_regression_against_the_approved_baseline(workspace, tmp_path):
@@ -118,15 +118,15 @@ def test_a_regression_against_the_approved_baseline(workspace, tmp_path):
     assert without.verdict is Verdict.INCONCLUSIVE
     assert {one.name: one.remedy for one in without.criteria}[
         "regression.p50.b1"
-    ] == "store one: optpipe approve DOSSIER"
-    approve(folder, workspace.path)
+    ] == "approve one: optpipe approve DOSSIER"
+    store_baseline(folder, workspace.path)
     same, _ = dossier(workspace, policy, tmp_path, "second")
     assert same.verdict is Verdict.PASS, [one.reason for one in same.criteria]
     workspace.counter += 100
     workspace.bench(entry, count=2000, mean_ms=12.0)
     slower, folder = dossier(workspace, policy, tmp_path, "third")
     assert slower.verdict is Verdict.FAIL
-    assert checked_dossier(folder).problems == ()
+    assert check_dossier(folder).problems == ()
 
 
 def test_the_newest_of_several_settings_is_judged_and_named(workspace, tmp_path):
@@ -136,13 +136,15 @@ def test_the_newest_of_several_settings_is_judged_and_named(workspace, tmp_path)
     signoff, folder = dossier(workspace, LATENCY % "50", tmp_path)
     assert signoff.verdict is Verdict.PASS, [one.reason for one in signoff.criteria]
     said = next(one for one in signoff.criteria if one.name == "latency.p99.b1").reason
-    assert "(batch 1, single-stream, compute, threads=2, the newest of 2 settings)" in said
-    assert "it does not run with threads=2 at batch 1, single-stream, compute" in signoff.expires_if
-    assert checked_dossier(folder).problems == ()
+    assert "(batch 1, single-stream, compute, threads=2, the most recent of 2 settings)" in said
+    assert "it is deployed with options other than threads=2 (batch 1, single-stream, compute)" in signoff.expires_if
+    assert check_dossier(folder).problems == ()
     workspace.bench(entry, mean_ms=90.0, options={"threads": 0, "spinning": True})
     signoff, _ = dossier(workspace, LATENCY % "50", tmp_path, "two")
     assert signoff.verdict is Verdict.FAIL
-    assert not any(one.startswith("it does not run with") for one in signoff.expires_if), "as it was built"
+    assert not any(one.startswith("it is deployed with options other than") for one in signoff.expires_if), (
+        "as it was built"
+    )
 
 
 def test_a_policy_may_say_with_which_options_the_build_is_judged(workspace, tmp_path):
@@ -158,7 +160,7 @@ def test_a_policy_may_say_with_which_options_the_build_is_judged(workspace, tmp_
     workspace.bench(entry, mean_ms=90.0, options={"threads": 4, "spinning": True})
     signoff, folder = dossier(workspace, policy, tmp_path, "two")
     assert signoff.verdict is Verdict.PASS, [one.reason for one in signoff.criteria]
-    assert checked_dossier(folder).problems == ()
+    assert check_dossier(folder).problems == ()
 
 
 def test_a_regression_names_the_options_of_the_baseline(workspace, tmp_path):
@@ -166,11 +168,13 @@ def test_a_regression_names_the_options_of_the_baseline(workspace, tmp_path):
     policy = "schema = 1\n[[regression]]\np50 = '5 %'\nbatch_size = 1\n"
     workspace.bench(entry, count=2000, options={"threads": 1})
     _, folder = dossier(workspace, policy, tmp_path, "first")
-    approve(folder, workspace.path)
+    store_baseline(folder, workspace.path)
     workspace.bench(entry, count=2000, options={"threads": 2})
     signoff, _ = dossier(workspace, policy, tmp_path, "second")
     about = next(one.observation.about for one in signoff.criteria if one.name == "regression.p50.b1")
-    assert about.startswith("batch 1, single-stream, compute, threads=2, the newest of 2 settings, against digits-")
+    assert about.startswith(
+        "batch 1, single-stream, compute, threads=2, the most recent of 2 settings, compared with digits-"
+    )
     assert about.endswith(" with threads=1")
 
 
@@ -179,19 +183,19 @@ def test_waiving_needs_a_criterion_that_exists(workspace, tmp_path):
     signoff, folder = dossier(workspace, LATENCY % "5", tmp_path, waivers={"latency.p99.b1": "ticket 12"})
     assert signoff.verdict is Verdict.PASS
     assert [one.waived for one in signoff.waived] == ["ticket 12"]
-    assert checked_dossier(folder).intact
-    with pytest.raises(BadInputError, match="no criterion 'latency' to waive; this policy has trust"):
+    assert check_dossier(folder).intact
+    with pytest.raises(BadInputError, match="cannot waive unknown criterion 'latency'; criteria are trust"):
         dossier(workspace, LATENCY % "5", tmp_path, "two", waivers={"latency": "x"})
 
 
 def test_the_build_to_judge_must_be_clear(workspace, tmp_path):
-    with pytest.raises(BadInputError, match="first: optpipe build digits"):
+    with pytest.raises(BadInputError, match="first run optpipe build digits"):
         dossier(workspace, LATENCY % "5", tmp_path)
     workspace.artifact("fp16")
     workspace.artifact("int8")
-    with pytest.raises(BadInputError, match="2 builds of digits fit"):
+    with pytest.raises(BadInputError, match="2 builds of digits match"):
         dossier(workspace, LATENCY % "5", tmp_path, "two")
-    with pytest.raises(BadInputError, match="no build of digits is precision bf16"):
+    with pytest.raises(BadInputError, match="no build of digits matches precision bf16"):
         dossier(workspace, LATENCY % "5" + "[build]\nprecision = 'bf16'", tmp_path, "three")
 
 
@@ -199,21 +203,23 @@ def test_the_build_to_judge_must_be_clear(workspace, tmp_path):
     ("policy", "waivers", "said"),
     [
         (LATENCY.replace("[[", "model='resnet50'\n[[", 1), {}, "the policy is for 'resnet50'"),
-        (LATENCY, {"latency": "x"}, "no criterion 'latency' to waive; this policy has trust"),
+        (LATENCY, {"latency": "x"}, "cannot waive unknown criterion 'latency'; criteria are trust"),
         (
             LATENCY + "[build]\nbackend = 'onnxruntime'\noptions = {thread = 2}",
             {},
-            "onnxruntime has no option 'thread'; it has",
+            "onnxruntime has no option 'thread'; options are",
         ),
     ],
 )
 def test_what_could_never_be_signed_off_is_refused_before_anything_is_built(policy, waivers, said):
     with pytest.raises(BadInputError, match=said):
-        require_possible(Wanted("digits", policy_from_toml((policy % "5").encode()), None, waivers), None, None, None)
+        require_possible(
+            SignoffRequest("digits", policy_from_toml((policy % "5").encode()), None, waivers), None, None, None
+        )
 
 
 def test_a_place_or_key_that_cannot_be_used_is_refused_before_anything_is_built(tmp_path):
-    wanted = Wanted("digits", policy_from_toml((LATENCY % "5").encode()))
+    wanted = SignoffRequest("digits", policy_from_toml((LATENCY % "5").encode()))
     with pytest.raises(BadInputError, match="--output"):
         require_possible(wanted, tmp_path, None, None)
     with pytest.raises(BadInputError, match="ssh-keygen -t ed25519"):
@@ -227,7 +233,7 @@ def test_a_place_or_key_that_cannot_be_used_is_refused_before_anything_is_built(
 def test_what_every_dossier_must_prove_is_known_before(workspace, tmp_path):
     workspace.bench(workspace.artifact("fp16"))
     signoff, _ = dossier(workspace, LATENCY % "5", tmp_path)
-    assert tuple(one.name for one in signoff.evidence.trust) == TRUST
+    assert tuple(one.name for one in signoff.evidence.trust) == TRUST_CRITERIA
 
 
 def test_approving_replaces_the_baseline_whole(workspace, tmp_path):
@@ -235,8 +241,8 @@ def test_approving_replaces_the_baseline_whole(workspace, tmp_path):
     _, first = dossier(workspace, LATENCY % "5", tmp_path)
     _, second = dossier(workspace, LATENCY % "6", tmp_path, "two")
     for folder in (first, second):
-        target = approve(folder, tmp_path / "w", "reason")
-        assert checked_dossier(target).intact
+        target = store_baseline(folder, tmp_path / "w", "reason")
+        assert check_dossier(target).intact
         assert (target / "policy.toml").read_bytes() == (folder / "policy.toml").read_bytes()
     assert sorted(path.name for path in target.parent.iterdir()) == ["digits", "digits.json"]
 
@@ -244,12 +250,12 @@ def test_approving_replaces_the_baseline_whole(workspace, tmp_path):
 def test_a_damaged_baseline_is_refused_and_not_taken_for_none(workspace, tmp_path):
     workspace.bench(workspace.artifact("fp16"))
     _, folder = dossier(workspace, LATENCY % "5", tmp_path)
-    target = approve(folder, tmp_path / "w")
-    assert approved(tmp_path / "w", "digits") == target
+    target = store_baseline(folder, tmp_path / "w")
+    assert find_approved_baseline(tmp_path / "w", "digits") == target
     (target / "policy.toml").write_text("changed")
     with pytest.raises(BadInputError, match=r"policy.toml: changed\n.*optpipe approve DOSSIER`"):
-        approved(tmp_path / "w", "digits")
+        find_approved_baseline(tmp_path / "w", "digits")
     for path in target.iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     with pytest.raises(BadInputError, match="SHA256SUMS: missing"):
-        approved(tmp_path / "w", "digits")
+        find_approved_baseline(tmp_path / "w", "digits")

@@ -1,8 +1,8 @@
 """What a sign-off measures by itself: what the policy asks for and no run shows, once, and never anything else."""
 
 from optpipe.signoff import missing
-from optpipe.signoff.collect import Wanted, judged_artifact
-from optpipe.signoff.missing import _by_kind, _needed
+from optpipe.signoff.collect import SignoffRequest, find_judged_artifact
+from optpipe.signoff.missing import _group_by_kind, _list_needed
 from optpipe.signoff.policy import policy_from_toml
 from optpipe.workspace.store import Store
 
@@ -32,10 +32,10 @@ maximum = "1 MiB"
 
 
 def kinds(workspace):
-    wanted = Wanted("digits", policy_from_toml(POLICY.encode()))
+    wanted = SignoffRequest("digits", policy_from_toml(POLICY.encode()))
     runs = missing.list_runs(workspace.path)
-    needed = list(_needed(wanted, judged_artifact(wanted, Store(workspace.path)), runs))
-    return {kind: [one.name for one in criteria] for kind, criteria in _by_kind(needed, runs)}
+    needed = list(_list_needed(wanted, find_judged_artifact(wanted, Store(workspace.path)), runs))
+    return {kind: [one.name for one in criteria] for kind, criteria in _group_by_kind(needed, runs)}
 
 
 def test_everything_is_missing_of_a_build_that_was_never_measured(workspace):

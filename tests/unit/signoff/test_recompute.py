@@ -10,17 +10,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.fakes.console import text_of
 
-from optpipe.core.events import Silent
-from optpipe.core.hashing import file_sha256
+from optpipe.core.events import SilentListener
+from optpipe.core.hashing import hash_file
 from optpipe.core.verdict import Verdict
 from optpipe.errors import BadInputError
-from optpipe.signoff.collect import Wanted, collected
-from optpipe.signoff.dossier import checked_dossier, finished, verdict_document
-from optpipe.signoff.judge import judged
+from optpipe.signoff.collect import SignoffRequest, collect_evidence
+from optpipe.signoff.dossier import check_dossier, document_from_signoff, finish_dossier
+from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.policy import policy_from_toml
-from optpipe.signoff.release import signed_off, verified
+from optpipe.signoff.release import sign_off, verify_dossier
 from optpipe.trace.recording.read import trace_from_sqlite
-from optpipe.workspace.seal import seal
+from optpipe.workspace.seal import seal_folder
 
 TRACE = Path(__file__).parents[2] / "golden" / "traces" / "h200-resnet50-fp16-b8.sqlite"
 POLICY = """schema = 1
@@ -43,12 +43,12 @@ def dossier(workspace, tmp_path):
     workspace.profile(entry, trace_from_sqlite(TRACE))
     folder = tmp_path / ".one"
     folder.mkdir()
-    collected(Wanted("digits", policy_from_toml(POLICY.encode())), workspace.store, folder)
-    signoff = judged(folder)
+    collect_evidence(SignoffRequest("digits", policy_from_toml(POLICY.encode())), workspace.store, folder)
+    signoff = judge_dossier(folder)
     assert signoff.verdict is Verdict.PASS, [(one.name, one.reason) for one in signoff.criteria]
-    (folder / "verdict.json").write_text(json.dumps(verdict_document(signoff)))
-    found = finished(folder, tmp_path / "one")
-    assert checked_dossier(found).problems == ()
+    (folder / "verdict.json").write_text(json.dumps(document_from_signoff(signoff)))
+    found = finish_dossier(folder, tmp_path / "one")
+    assert check_dossier(found).problems == ()
     return found
 
 
@@ -60,10 +60,10 @@ def forged(folder, name, change):
     manifest = json.loads((run / "manifest.json").read_text())
     for record in manifest["files"]:
         if run / record["path"] == path:
-            record |= {"sha256": file_sha256(path), "bytes": path.stat().st_size}
+            record |= {"sha256": hash_file(path), "bytes": path.stat().st_size}
     (run / "manifest.json").write_text(json.dumps(manifest))
-    seal(folder)
-    return checked_dossier(folder)
+    seal_folder(folder)
+    return check_dossier(folder)
 
 
 def in_json(*steps, value):
@@ -103,7 +103,7 @@ def test_an_invalid_measurement_cannot_be_made_valid(dossier):
         pl.read_parquet(path).with_columns(pl.col("end_ns") + slow).write_parquet(path)
 
     checked = forged(dossier, "samples/m1.parquet", change)
-    assert any('verdict says "VALID", the raw files give "INVALID"' in problem for problem in checked.problems)
+    assert any('verdict says "VALID", but the raw files give "INVALID"' in problem for problem in checked.problems)
     assert checked.signoff is not None
     found = {one.name: one for one in checked.signoff.criteria}["latency.p50.b1"]
     assert found.verdict is Verdict.INCONCLUSIVE
@@ -125,8 +125,8 @@ def test_tables_that_were_left_out_leave_nothing_to_judge(dossier):
 
     with pytest.raises(FileNotFoundError):
         forged(dossier, "tables/kernels.parquet", change)
-    seal(dossier)
-    checked = checked_dossier(dossier)
+    seal_folder(dossier)
+    checked = check_dossier(dossier)
     found = {one.name: one for one in checked.signoff.criteria}["tensor_cores.minimum_share"]
     assert found.verdict is Verdict.INCONCLUSIVE
     assert "too large for a dossier" in found.reason
@@ -135,7 +135,7 @@ def test_tables_that_were_left_out_leave_nothing_to_judge(dossier):
 @pytest.mark.parametrize(
     ("name", "old", "new", "says"),
     [
-        ("comparison.json", '"samples": 950', '"samples": 9500', "samples says 9500, the raw files give 950"),
+        ("comparison.json", '"samples": 950', '"samples": 9500', "samples says 9500, but the raw files give 950"),
         ("report.html", None, None, None),
         ("report.md", None, None, None),
     ],
@@ -144,17 +144,19 @@ def test_reports_that_say_other_figures_are_found(workspace, tmp_path, name, old
     entry = workspace.artifact("fp16")
     workspace.bench(entry, workspace.artifact("fp32"))
     policy = policy_from_toml(b'schema = 1\n[[latency]]\np50 = "50 ms"\nbatch_size = 1\n[build]\nprecision = "fp16"\n')
-    signed = signed_off(Wanted("digits", policy), workspace.store, tmp_path / "one", None, Silent(), figures=False)
-    assert verified(signed.folder).problems == ()
+    signed = sign_off(
+        SignoffRequest("digits", policy), workspace.store, tmp_path / "one", None, SilentListener(), figures=False
+    )
+    assert verify_dossier(signed.folder).problems == ()
     path = signed.folder / name
     p50 = f"{signed.report.comparison.rows[0].latency_ms['p50'].value:.3g}"
     text = path.read_text()
     changed = text.replace(old, new) if says else text.replace(p50, "0.01")
     assert changed != text
     path.write_text(changed)
-    seal(signed.folder)
-    problems = verified(signed.folder).problems
-    assert any((says or f"{name}: no row says") in problem for problem in problems), problems
+    seal_folder(signed.folder)
+    problems = verify_dossier(signed.folder).problems
+    assert any((says or f"{name}: no row shows") in problem for problem in problems), problems
 
 
 def places(value, at=()):
@@ -182,12 +184,12 @@ def test_values_of_the_wrong_kind_are_problems_and_never_a_traceback(dossier, tm
         record = json.loads(manifest.read_text())
         for file in record["files"]:
             if manifest.parent / file["path"] == path:
-                file["sha256"] = file_sha256(path)
+                file["sha256"] = hash_file(path)
         manifest.write_text(json.dumps(record))
-    seal(folder)
+    seal_folder(folder)
     said = ""
     try:
-        verified(folder)
+        verify_dossier(folder)
     except BadInputError as error:
         said = str(error)
     assert len(said.splitlines()) <= 2
@@ -198,8 +200,8 @@ def test_exit_statuses_tell_a_changed_byte_from_a_figure_that_does_not_follow(wo
 
     workspace.bench(workspace.artifact("fp16"))
     policy = policy_from_toml(b'schema = 1\n[[latency]]\np50 = "50 ms"\nbatch_size = 1\n')
-    folder = signed_off(
-        Wanted("digits", policy), workspace.store, tmp_path / "one", None, Silent(), figures=False
+    folder = sign_off(
+        SignoffRequest("digits", policy), workspace.store, tmp_path / "one", None, SilentListener(), figures=False
     ).folder
     assert verify(folder, None).status == 0
     policy_file = folder / "policy.toml"
@@ -207,14 +209,14 @@ def test_exit_statuses_tell_a_changed_byte_from_a_figure_that_does_not_follow(wo
     policy_file.write_bytes(text.replace(b"50 ms", b"51 ms"))
     outcome = verify(folder, None)
     assert (outcome.status, outcome.document["as_sealed"]) == (2, False)
-    assert "as sealed" not in text_of(outcome.text())
+    assert "seal is intact" not in text_of(outcome.text())
     policy_file.write_bytes(text)
     verdict = folder / "verdict.json"
     verdict.write_text(verdict.read_text().replace('"PASS"', '"FAIL"'))
-    seal(folder)
+    seal_folder(folder)
     outcome = verify(folder, None)
     assert (outcome.status, outcome.document["intact"], outcome.document["verdict"]) == (1, False, None)
     said = text_of(outcome.text())
-    assert "every byte is as sealed, but not all of it follows from the raw files" in said
-    assert 'verdict.json: criteria[latency.p50.b1]: verdict says "FAIL", the raw files give "PASS"' in said
-    assert "the rules of another version: measure and sign off again" in said
+    assert "the seal is intact, but not every figure follows" in said
+    assert 'verdict.json: criteria[latency.p50.b1]: verdict says "FAIL", but the raw files give "PASS"' in said
+    assert "a different version of optpipe: measure and sign off again" in said

@@ -3,10 +3,10 @@
 import pytest
 
 from optpipe.core.card import card_from_file
-from optpipe.core.events import Silent
+from optpipe.core.events import SilentListener
 from optpipe.core.weights import WeightsRequest, weights_from_text
 from optpipe.errors import BadInputError
-from optpipe.export.exported import exported_model
+from optpipe.export.exported import export_model
 from optpipe.export.model import Model
 from optpipe.sources.card_file import CardSource
 from optpipe.workspace.file_names import CARD as CARD_FILE
@@ -39,19 +39,19 @@ def test_default_and_random_are_no_files(tmp_path, said):
 
 
 def test_random_weights_make_another_model(tmp_path):
-    assert source(tmp_path, "").identity() != source(tmp_path, 'weights = "random"').identity()
+    assert source(tmp_path, "").collect_identity() != source(tmp_path, 'weights = "random"').collect_identity()
 
 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
         ('weigths = "net.pt"', "no field 'weigths': did you mean weights?"),
-        ("labels = 'ab'", "'labels' has to be a list"),
-        ("weights = 3", "'weights' has to be a text"),
-        ("data = {validation = 3}", "validation has to be the path"),
+        ("labels = 'ab'", "'labels' must be a list"),
+        ("weights = 3", "'weights' must be a string"),
+        ("data = {validation = 3}", "validation must be the path"),
         ("preprocessing = {steps = [{step = 'resise'}]}", "unknown step 'resise'"),
-        ("labels = ['a', 'b', 'c']", "3 labels, and its first output 2 classes"),
-        ("outputs = [{name = 'a'}, {name = 'b'}]", "names the outputs a, b; it has 1"),
+        ("labels = ['a', 'b', 'c']", "3 labels, but its first output has 2 classes"),
+        ("outputs = [{name = 'a'}, {name = 'b'}]", "lists outputs a, b, but it has 1"),
     ],
 )
 def test_what_is_wrong_in_a_card_is_said(tmp_path, line, said):
@@ -59,22 +59,25 @@ def test_what_is_wrong_in_a_card_is_said(tmp_path, line, said):
     text = (tmp_path / "card.toml").read_text().replace("other", "classification")
     (tmp_path / "card.toml").write_text(text)
     with pytest.raises(BadInputError, match=said):
-        exported_model(Model(found, WeightsRequest()), Store(tmp_path / ".optpipe"), Silent())
+        export_model(Model(found, WeightsRequest()), Store(tmp_path / ".optpipe"), SilentListener())
 
 
 def test_outputs_have_the_names_that_the_card_gives(tmp_path):
     found = source(tmp_path, "outputs = [{name = 'scores'}]")
-    entry, _ = exported_model(Model(found, WeightsRequest()), Store(tmp_path / ".optpipe"), Silent())
+    entry, _ = export_model(Model(found, WeightsRequest()), Store(tmp_path / ".optpipe"), SilentListener())
     assert [each.name for each in card_from_file(entry.file(CARD_FILE)).outputs] == ["scores"]
 
 
 def test_where_its_data_lies_is_part_of_a_card(tmp_path):
-    assert source(tmp_path, "data = {train = 'a'}").identity() != source(tmp_path, "data = {train = 'b'}").identity()
+    assert (
+        source(tmp_path, "data = {train = 'a'}").collect_identity()
+        != source(tmp_path, "data = {train = 'b'}").collect_identity()
+    )
 
 
 def test_preprocessing_that_does_not_make_the_input_is_refused(tmp_path):
     steps = "preprocessing = {steps = [{step = 'decode'}, {step = 'rescale', divisor = 255.0}, {step = 'pack'}]}"
     text = CARD.replace("WEIGHTS", steps) + "\n[[inputs]]\nname = 'y'\nmin = [1]\nopt = [1]\nmax = [1]\n"
     (tmp_path / "card.toml").write_text(text)
-    with pytest.raises(BadInputError, match="makes one input, and it takes x, y"):
+    with pytest.raises(BadInputError, match="produces one input, but the model takes x, y"):
         assert CardSource(tmp_path / "card.toml").card

@@ -5,7 +5,7 @@ import pytest
 from optpipe.core.transform import CenterCrop, Resize
 from optpipe.core.weights import weights_from_text
 from optpipe.errors import BadInputError
-from optpipe.preprocess.preprocess import image_transform
+from optpipe.preprocess.preprocess import require_image_transform
 from optpipe.sources.python_file import PythonFileSource
 from optpipe.sources.resolve import source_from_text
 
@@ -24,7 +24,7 @@ def card(folder, step):
 
 
 def test_its_compose_is_the_preprocessing(tmp_path):
-    transform = image_transform(card(tmp_path, "v2.CenterCrop(16)"))
+    transform = require_image_transform(card(tmp_path, "v2.CenterCrop(16)"))
     assert transform.geometry == (Resize((20,)), CenterCrop(16, 16))
 
 
@@ -34,8 +34,10 @@ def test_a_step_that_cannot_be_translated_is_named(tmp_path):
 
 
 def test_pictures_of_another_size_than_the_input_are_refused(tmp_path):
-    with pytest.raises(BadInputError, match=r"makes float32 of 3×12×12 .CHW., its input x takes float32, 1x3x16x16"):
-        image_transform(card(tmp_path, "v2.CenterCrop(12)"))
+    with pytest.raises(
+        BadInputError, match=r"produces float32 of shape 3×12×12 .CHW., but input x expects float32, 1x3x16x16"
+    ):
+        require_image_transform(card(tmp_path, "v2.CenterCrop(12)"))
 
 
 @pytest.mark.parametrize(
@@ -50,7 +52,10 @@ def test_pictures_of_another_size_than_the_input_are_refused(tmp_path):
         ("def make(): return nn.Linear(8, 4).double()", "weight is in float64"),
         ("def make(): return nn.LazyLinear(4)", "weight has no shape yet"),
         ("def make(): return nn.Linear(8, 4, device='meta')", "weight is on the meta device"),
-        ("def make(): return torch.export.export(nn.ReLU(), (torch.ones(1),)).module()", "exported before"),
+        (
+            "def make(): return torch.export.export(nn.ReLU(), (torch.ones(1),)).module()",
+            "returned an exported program",
+        ),
     ],
 )
 def test_a_factory_that_gives_no_model_is_one_line(tmp_path, factory, said):
@@ -63,16 +68,16 @@ def test_a_factory_that_gives_no_model_is_one_line(tmp_path, factory, said):
 @pytest.mark.parametrize(
     ("inputs", "said"),
     [
-        ("3", "INPUTS is no list"),
-        ("{'name': 'x'}", "INPUTS is no list"),
-        ("[('x', 'float32')]", "no description of an input"),
-        ("[{'name': 'x', 'shape': [1, 8]}]", "min, opt and max as lists of sizes"),
-        ("[dict(name='x', dtyp='int64', min=[1], opt=[1], max=[1])]", "input 'x' has no 'dtyp'"),
-        ("[dict(name='x', min=[1, 'a'], opt=[1, 8], max=[1, 8])]", "no description of an input"),
-        ("[dict(name='x', min=[1.5], opt=[2], max=[4])]", "no description of an input"),
-        ("[dict(name='x', min=[], opt=[], max=[])]", "at least one dimension"),
-        ("[dict(name='x', dtype='float', min=[1], opt=[2], max=[4])]", "dtype float is none of float32"),
-        ("[dict(name='x', min=[1], opt=[2], max=[4])] * 2", "two of its inputs are named 'x'"),
+        ("3", "INPUTS must be a list"),
+        ("{'name': 'x'}", "INPUTS must be a list"),
+        ("[('x', 'float32')]", "invalid input description"),
+        ("[{'name': 'x', 'shape': [1, 8]}]", "lists of sizes for min, opt and max"),
+        ("[dict(name='x', dtyp='int64', min=[1], opt=[1], max=[1])]", "input 'x': unknown field 'dtyp'"),
+        ("[dict(name='x', min=[1, 'a'], opt=[1, 8], max=[1, 8])]", "invalid input description"),
+        ("[dict(name='x', min=[1.5], opt=[2], max=[4])]", "invalid input description"),
+        ("[dict(name='x', min=[], opt=[], max=[])]", "needs at least the batch dimension"),
+        ("[dict(name='x', dtype='float', min=[1], opt=[2], max=[4])]", "unknown dtype float; choose from float32"),
+        ("[dict(name='x', min=[1], opt=[2], max=[4])] * 2", "two inputs have the same name 'x'"),
     ],
 )
 def test_inputs_that_are_none_are_one_line(tmp_path, inputs, said):

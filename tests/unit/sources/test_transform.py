@@ -16,11 +16,11 @@ from optpipe.core.transform import (
     Transform,
 )
 from optpipe.errors import BadInputError
-from optpipe.inputs.reference import apply
-from optpipe.inputs.synthetic import synthetic_picture
+from optpipe.inputs.reference import apply_transform
+from optpipe.inputs.synthetic import make_synthetic_image
 from optpipe.sources.transform import transform_from_processor, transform_from_timm, transform_from_torchvision
 
-PICTURE = synthetic_picture(211, 300)
+PICTURE = make_synthetic_image(211, 300)
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
@@ -51,7 +51,7 @@ def test_version_one_compose_with_to_tensor_before_the_resize_is_exact_within_fl
     compose = v1.Compose([v1.ToTensor(), v1.Resize(64, antialias=True), v1.CenterCrop(48), v1.Normalize(*IMAGENET)])
     transform = transform_from_torchvision(compose)
     assert transform.geometry[0] == Resize((64,), kernel="float")
-    assert np.allclose(apply(transform, PICTURE), compose(Image.fromarray(PICTURE)).numpy(), atol=2e-6)
+    assert np.allclose(apply_transform(transform, PICTURE), compose(Image.fromarray(PICTURE)).numpy(), atol=2e-6)
 
 
 def test_grayscale_first_is_a_way_to_decode():
@@ -64,12 +64,12 @@ def test_grayscale_first_is_a_way_to_decode():
     ("stages", "said"),
     [
         ([v2.RandomHorizontalFlip(), v2.ToImage()], "step 1, RandomHorizontalFlip"),
-        ([v2.Resize(64), v2.CenterCrop(64)], "makes a Pillow picture"),
+        ([v2.Resize(64), v2.CenterCrop(64)], "a result that is a Pillow image"),
         ([v1.ToTensor(), v1.Normalize(*IMAGENET), v1.CenterCrop(8)], "step 3, CenterCrop after Normalize"),
         ([v2.Resize(64, interpolation=v2.InterpolationMode.NEAREST_EXACT), v2.ToImage()], "nearest-exact"),
         ([v1.PILToTensor(), v1.Normalize(*IMAGENET)], "step 2, Normalize"),
         ([v1.ToTensor(), v2.ToDtype(torch.float16)], "to float16"),
-        ([], "makes a Pillow picture"),
+        ([], "a result that is a Pillow image"),
     ],
 )
 def test_what_cannot_be_translated_is_named_with_its_step(stages, said):
@@ -91,11 +91,11 @@ def test_presets_that_keep_the_pictures_shape(name):
     import numpy as np
     from PIL import Image
 
-    from optpipe.inputs.reference import apply
+    from optpipe.inputs.reference import apply_transform
 
     preset = get_model_weights(name).DEFAULT.transforms()
     pixels = np.random.default_rng(0).integers(0, 256, (600, 700, 3), dtype=np.uint8)
-    ours = apply(transform_from_torchvision(preset), pixels)
+    ours = apply_transform(transform_from_torchvision(preset), pixels)
     np.testing.assert_allclose(ours, preset(Image.fromarray(pixels)).numpy(), atol=1e-6)
 
 
@@ -112,7 +112,7 @@ def test_timms_configuration_gives_timms_picture(interpolation, crop_mode):
         "std": (0.2, 0.3, 0.4),
     }
     expected = data.create_transform(**config)(Image.fromarray(PICTURE)).numpy()
-    assert np.array_equal(apply(transform_from_timm(config), PICTURE), expected)
+    assert np.array_equal(apply_transform(transform_from_timm(config), PICTURE), expected)
 
 
 def test_a_compose_made_by_timm_is_the_same_transform():
@@ -153,7 +153,7 @@ def test_processors_of_transformers_give_the_same_picture(name, suffix):
     transform = transform_from_processor(processor)
     expected = processor(Image.fromarray(PICTURE), return_tensors="np")["pixel_values"][0]
     assert transform.decode.exif
-    assert np.allclose(apply(transform, PICTURE), expected, atol=2e-6)
+    assert np.allclose(apply_transform(transform, PICTURE), expected, atol=2e-6)
 
 
 def test_processor_settings_without_equivalent_are_named():

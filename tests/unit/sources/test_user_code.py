@@ -54,11 +54,11 @@ def made(folder: Path, factory: str = "make") -> Model:
 
 def test_what_lies_beside_the_file_is_found_and_the_path_is_left_as_it_was(folder: Path) -> None:
     path, argv = list(sys.path), sys.argv
-    loaded = made(folder).loaded()
+    loaded = made(folder).load()
     assert (sys.path, sys.argv) == (path, argv)
     assert loaded.weights.source == "default:net.py:make"
     files = {"net.py", "ckpt.pt", "helper_beside.py", "late_beside/__init__.py", "late_beside/inner.py"}
-    assert set(loaded.made["files"]) == files
+    assert set(loaded.code_identity["files"]) == files
 
 
 def retrain(folder: Path) -> None:
@@ -94,8 +94,8 @@ def test_a_module_of_another_folder_is_not_taken_for_ones_own(
         "from helper_beside import activation as make\nINPUTS = [dict(name='x', min=[1], opt=[1], max=[1])]"
     )
     first, second = made(folder), made(other)
-    assert type(first.loaded().module.model).__name__ == "ReLU"
-    assert type(second.loaded().module.model[1]).__name__ == "Tanh"
+    assert type(first.load().module.model).__name__ == "ReLU"
+    assert type(second.load().module.model[1]).__name__ == "Tanh"
     assert type(first.fresh_module().model).__name__ == "ReLU"
 
 
@@ -106,7 +106,7 @@ def test_a_module_named_like_an_installed_one_is_its_own_only_there(
     (folder / "polygraphy.py").write_text("mine = True\n")
     (folder / "net.py").write_text("import polygraphy\nassert polygraphy.mine\n" + NET)
     model = made(folder)
-    model.loaded()
+    model.load()
     assert "polygraphy" not in sys.modules
     import polygraphy
 
@@ -131,23 +131,23 @@ def test_weights_that_are_given_count_by_their_content(folder: Path) -> None:
 def test_loaded_once_for_all_that_asks(folder: Path) -> None:
     model = made(folder)
     model.recipe()
-    first = model.loaded()
+    first = model.load()
     model.recipe()
-    assert model.loaded() is first
+    assert model.load() is first
 
 
 @pytest.mark.parametrize("factory", ["make", "drawn", "same"])
 def test_a_fresh_module_has_the_same_weights_and_shares_none(folder: Path, factory: str) -> None:
-    from optpipe.sources.weights import module_weights_sha256
+    from optpipe.sources.weights import hash_module_weights
 
     model = made(folder, factory)
-    first = model.loaded()
-    before = module_weights_sha256(first.module)
+    first = model.load()
+    before = hash_module_weights(first.module)
     fresh = model.fresh_module()
-    assert module_weights_sha256(fresh) == before
+    assert hash_module_weights(fresh) == before
     fresh.half()
-    assert module_weights_sha256(first.module) == before
-    assert module_weights_sha256(model.fresh_module()) == before
+    assert hash_module_weights(first.module) == before
+    assert hash_module_weights(model.fresh_module()) == before
 
 
 def test_what_it_prints_never_reaches_the_document(folder: Path) -> None:
@@ -156,10 +156,10 @@ def test_what_it_prints_never_reaches_the_document(folder: Path) -> None:
     loud = "import atexit\nprint('imported')\natexit.register(print, 'at exit')\n" + NET
     (folder / "net.py").write_text(loud.replace("layer = ", "import os; os.system('echo called'); layer = "))
     code = (
-        "import sys; from optpipe.core.quiet import stdout_to_stderr\n"
+        "import sys; from optpipe.core.quiet import redirect_stdout_to_stderr\n"
         "from optpipe.sources.python_file import PythonFileSource\nfrom optpipe.core.weights import WeightsRequest\n"
         "from pathlib import Path\n"
-        "with stdout_to_stderr():\n    PythonFileSource(Path('net.py'), 'make').load(WeightsRequest())\n"
+        "with redirect_stdout_to_stderr():\n    PythonFileSource(Path('net.py'), 'make').load(WeightsRequest())\n"
         "print('{}')\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True)
@@ -173,7 +173,7 @@ def test_what_it_prints_never_reaches_the_document(folder: Path) -> None:
         ("import sys\nsys.exit('usage')", r"cannot be imported: SystemExit: usage \(net.py, line 2\)\n.*__main__"),
         (
             "import nothing_has_this.inner",
-            r"ModuleNotFoundError: .*\(net.py, line 1\)\n`uv pip install`.*nothing_has_this",
+            r"ModuleNotFoundError: .*\(net.py, line 1\)\n.*provides nothing_has_this",
         ),
         ("def make(:", r"SyntaxError: .*\(net.py, line 1\)"),
         ("from . import x", r"ImportError: .*\n.*outside the package"),
@@ -185,4 +185,4 @@ def test_what_it_prints_never_reaches_the_document(folder: Path) -> None:
 def test_what_goes_wrong_in_it_is_said_with_its_line(tmp_path: Path, code: str, said: str) -> None:
     (tmp_path / "net.py").write_text(f"{code}\nINPUTS = [dict(name='x', min=[1], opt=[1], max=[1])]\n")
     with pytest.raises(BadInputError, match=said):
-        made(tmp_path).loaded()
+        made(tmp_path).load()

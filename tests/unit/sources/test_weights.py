@@ -9,12 +9,12 @@ import torch
 from optpipe.core.weights import WeightsRequest
 from optpipe.errors import BadInputError
 from optpipe.sources.weights import (
-    module_weights_sha256,
-    remade,
-    tensor_hashes,
-    with_drawn_normalization,
-    with_factory_weights,
-    with_weights,
+    draw_normalization,
+    hash_module_weights,
+    hash_tensors,
+    make_with_factory_weights,
+    make_with_weights,
+    remake_module,
 )
 
 DEFAULT, RANDOM = WeightsRequest(), WeightsRequest("random", 3)
@@ -34,30 +34,30 @@ def trained() -> torch.nn.Module:
 
 
 def test_weights_that_a_factory_sets_are_left_alone() -> None:
-    module, record = with_factory_weights(trained, DEFAULT, "net.py:make")
+    module, record = make_with_factory_weights(trained, DEFAULT, "net.py:make")
     assert record.source == "default:net.py:make"
     assert record.trained
-    assert record.sha256 == module_weights_sha256(module) == module_weights_sha256(trained())
+    assert record.sha256 == hash_module_weights(module) == hash_module_weights(trained())
     assert not module.training
 
 
 def test_random_ones_are_found_out_and_the_same_each_time() -> None:
-    module, record = with_factory_weights(network, DEFAULT, "net.py:make")
+    module, record = make_with_factory_weights(network, DEFAULT, "net.py:make")
     assert (record.source, record.seed) == ("random", 0)
     assert record.drawn == "4 of 9 tensors, first 0.bias"
-    assert module_weights_sha256(remade(network, DEFAULT, record, "net.py:make")) == record.sha256
+    assert hash_module_weights(remake_module(network, DEFAULT, record, "net.py:make")) == record.sha256
     assert float(module[1].running_mean.abs().max()) > 0
-    assert with_weights(network, WeightsRequest("random", 0))[1].sha256 == record.sha256
+    assert make_with_weights(network, WeightsRequest("random", 0))[1].sha256 == record.sha256
 
 
 def test_trained_normalization_below_a_fresh_head_is_kept() -> None:
     backbone = trained()
-    statistics = tensor_hashes(backbone[1])
-    module, record = with_factory_weights(
+    statistics = hash_tensors(backbone[1])
+    module, record = make_with_factory_weights(
         lambda: torch.nn.Sequential(backbone[1], torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2)), DEFAULT, "net.py:make"
     )
     assert not record.trained
-    assert tensor_hashes(module[0]) == statistics
+    assert hash_tensors(module[0]) == statistics
     assert float(module[1].running_mean.abs().max()) > 0
 
 
@@ -68,24 +68,22 @@ def test_only_fresh_normalization_is_drawn(changed: dict[str, float]) -> None:
     norm = torch.nn.BatchNorm2d(4)
     for name, value in changed.items():
         getattr(norm, name).data[-1 if value else slice(None)] = value
-    before = tensor_hashes(norm)
-    drawn = tensor_hashes(with_drawn_normalization(norm)) != before
+    before = hash_tensors(norm)
+    drawn = hash_tensors(draw_normalization(norm)) != before
     assert drawn == (changed in ({}, {"weight": 0.0}))  # a residual branch that begins closed is fresh too
 
 
 def test_random_weights_of_a_factory_that_has_none_are_refused() -> None:
-    with pytest.raises(
-        BadInputError, match=r"no weight that net.py:make makes depends on the seed.*\n.*--weights default"
-    ):
-        with_factory_weights(trained, RANDOM, "net.py:make")
+    with pytest.raises(BadInputError, match=r"no weight of net.py:make depends on the seed.*\n.*--weights default"):
+        make_with_factory_weights(trained, RANDOM, "net.py:make")
 
 
 def test_weights_that_no_seed_decides_are_refused() -> None:
     def make() -> torch.nn.Module:
         return torch.nn.ParameterList([torch.from_numpy(np.random.default_rng().normal(size=3))])
 
-    with pytest.raises(BadInputError, match="other weights each time"):
-        with_factory_weights(make, DEFAULT, "net.py:make")
+    with pytest.raises(BadInputError, match="different weights on every call"):
+        make_with_factory_weights(make, DEFAULT, "net.py:make")
 
 
 def test_numpys_and_pythons_generators_are_seeded_and_left_as_they_were() -> None:
@@ -98,5 +96,5 @@ def test_numpys_and_pythons_generators_are_seeded_and_left_as_they_were() -> Non
     random.seed(5)
     np.random.seed(5)
     torch.manual_seed(5)
-    assert with_factory_weights(make, DEFAULT, "net.py:make")[1].source == "random"
+    assert make_with_factory_weights(make, DEFAULT, "net.py:make")[1].source == "random"
     assert (random.random(), np.random.rand(), float(torch.rand(1))) == expected

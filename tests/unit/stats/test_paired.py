@@ -4,11 +4,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optpipe.stats.paired import (
-    difference_interval,
-    macro_f1,
-    macro_f1_difference,
-    mcnemar,
-    share_interval,
+    compute_difference_interval,
+    compute_macro_f1,
+    compute_macro_f1_difference,
+    compute_mcnemar_p_value,
+    compute_share_interval,
 )
 
 counts = st.integers(0, 60)
@@ -17,23 +17,23 @@ counts = st.integers(0, 60)
 @given(counts, counts, st.integers(0, 2000), st.floats(0.5, 0.999))
 def test_the_interval_holds_the_estimate_and_mirrors(lost, won, same, confidence) -> None:
     n = lost + won + same + 1
-    found = difference_interval(lost, won, n, confidence)
+    found = compute_difference_interval(lost, won, n, confidence)
     assert -1 <= found.low <= (lost - won) / n + 1e-9
     assert (lost - won) / n - 1e-9 <= found.high <= 1
-    other = difference_interval(won, lost, n, confidence)
+    other = compute_difference_interval(won, lost, n, confidence)
     assert found.low == pytest.approx(-other.high, abs=1e-9)
 
 
 @given(counts, counts, st.integers(1, 2000))
 def test_more_confidence_is_a_wider_interval(lost, won, same) -> None:
-    narrow, wide = (difference_interval(lost, won, lost + won + same, level) for level in (0.8, 0.99))
+    narrow, wide = (compute_difference_interval(lost, won, lost + won + same, level) for level in (0.8, 0.99))
     assert wide.low <= narrow.low + 1e-9
     assert narrow.high <= wide.high + 1e-9
 
 
 def test_classifiers_that_never_differ_are_not_proven_equal() -> None:
     z2 = 1.959964**2
-    found = difference_interval(0, 0, 800)
+    found = compute_difference_interval(0, 0, 800)
     assert found.high == pytest.approx(z2 / (800 + z2), rel=1e-4)  # closed form of the score interval without pairs
     assert found.low == pytest.approx(-found.high)
 
@@ -44,29 +44,29 @@ def test_coverage(p_lost, p_won) -> None:
     draws = rng.multinomial(800, [p_lost, p_won, 1 - p_lost - p_won], size=1500)
     held = 0
     for lost, won, _ in draws:
-        found = difference_interval(int(lost), int(won), 800)
+        found = compute_difference_interval(int(lost), int(won), 800)
         held += found.low <= p_lost - p_won <= found.high
     assert held / 1500 > 0.935
 
 
 def test_share_interval_against_published_values() -> None:
-    found = share_interval(81, 263)  # Newcombe 1998, table I: 0.2553 to 0.3662
+    found = compute_share_interval(81, 263)  # Newcombe 1998, table I: 0.2553 to 0.3662
     assert (round(found.low, 4), round(found.high, 4)) == (0.2553, 0.3662)
-    assert share_interval(0, 20).low == 0
-    assert share_interval(20, 20).high == 1
-    assert share_interval(0, 40).high == pytest.approx(1.959964**2 / (40 + 1.959964**2), rel=1e-6)  # by hand
+    assert compute_share_interval(0, 20).low == 0
+    assert compute_share_interval(20, 20).high == 1
+    assert compute_share_interval(0, 40).high == pytest.approx(1.959964**2 / (40 + 1.959964**2), rel=1e-6)  # by hand
 
 
 def test_no_samples_have_no_share() -> None:
     with pytest.raises(ValueError, match="no samples"):
-        share_interval(0, 0)
+        compute_share_interval(0, 0)
 
 
 def test_mcnemar_is_the_sign_test() -> None:
-    assert mcnemar(0, 0) == 1
-    assert mcnemar(5, 5) == 1
-    assert mcnemar(6, 0) == pytest.approx(2 / 2**6)
-    assert mcnemar(10, 2) == mcnemar(2, 10) == pytest.approx(0.0385742, rel=1e-4)
+    assert compute_mcnemar_p_value(0, 0) == 1
+    assert compute_mcnemar_p_value(5, 5) == 1
+    assert compute_mcnemar_p_value(6, 0) == pytest.approx(2 / 2**6)
+    assert compute_mcnemar_p_value(10, 2) == compute_mcnemar_p_value(2, 10) == pytest.approx(0.0385742, rel=1e-4)
 
 
 def test_macro_f1_against_scikit_learn() -> None:
@@ -75,12 +75,12 @@ def test_macro_f1_against_scikit_learn() -> None:
     rng = np.random.default_rng(0)
     labels, found = rng.integers(0, 4, 200), rng.integers(0, 5, 200)
     expected = f1_score(labels, found, average="macro", zero_division=0)
-    assert macro_f1(labels, found, 7) == pytest.approx(expected)
+    assert compute_macro_f1(labels, found, 7) == pytest.approx(expected)
 
 
 def test_macro_f1_difference_of_the_same_is_zero() -> None:
     labels = np.arange(60) % 3
-    found = macro_f1_difference(labels, labels, labels, 3, rounds=50)
+    found = compute_macro_f1_difference(labels, labels, labels, 3, rounds=50)
     assert (found.low, found.high) == (0, 0)
     worse = np.where(np.arange(60) < 20, 0, labels)
-    assert macro_f1_difference(labels, labels, worse, 3, rounds=200).low > 0
+    assert compute_macro_f1_difference(labels, labels, worse, 3, rounds=200).low > 0

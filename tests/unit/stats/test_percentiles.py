@@ -4,12 +4,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optpipe.stats.percentiles import (
+    count_samples_needed,
     effective_count,
+    find_order_statistic,
     interval_ranks,
-    order_statistic,
-    samples_needed,
     summary_from_ns,
-    supported,
+    supports_percentile,
 )
 
 durations = st.lists(st.integers(1, 10**10), min_size=1, max_size=400).map(np.array)
@@ -17,7 +17,7 @@ durations = st.lists(st.integers(1, 10**10), min_size=1, max_size=400).map(np.ar
 
 @pytest.mark.parametrize(("percent", "needed"), [(50.0, 11), (90.0, 64), (95.0, 130), (99.0, 662), (99.9, 6636)])
 def test_sample_counts_are_those_of_loadgen(percent, needed):
-    assert samples_needed(percent) == needed
+    assert count_samples_needed(percent) == needed
 
 
 @given(durations)
@@ -47,7 +47,7 @@ def test_scaling_time_scales_the_summary(values, factor):
 
 def test_order_statistics_by_hand():
     values = np.arange(1.0, 11.0)
-    assert [order_statistic(values, percent) for percent in (10, 50, 90, 91, 100)] == [1, 5, 9, 10, 10]
+    assert [find_order_statistic(values, percent) for percent in (10, 50, 90, 91, 100)] == [1, 5, 9, 10, 10]
 
 
 def test_ranks_by_hand():
@@ -90,4 +90,4 @@ def test_nothing_above_a_percentile_that_cannot_be_shown():
     assert [each.percent for each in summary.percentiles] == [50.0]
     assert "too closely" in summary.withheld["p99"]
     assert summary.withheld["p99.9"] == "p99, which is below it, cannot be shown"
-    assert not supported(slow, 99.9)
+    assert not supports_percentile(slow, 99.9)

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optpipe.stats.ratio import Change, medians_ratio, ratio_of_rounds
+from optpipe.stats.ratio import Change, ratio_from_medians, ratio_from_rounds
 
 rounds = st.lists(st.tuples(st.floats(0.01, 1e4), st.floats(0.01, 1e4)), min_size=4, max_size=30)
 MIRROR = {Change.FASTER: Change.SLOWER, Change.SLOWER: Change.FASTER, Change.NO_DIFFERENCE: Change.NO_DIFFERENCE}
@@ -12,12 +12,12 @@ MIRROR = {Change.FASTER: Change.SLOWER, Change.SLOWER: Change.FASTER, Change.NO_
 @given(rounds)
 def test_nothing_differs_from_itself(pairs):
     values = [first for first, _ in pairs]
-    for ratio in (ratio_of_rounds(values, values), medians_ratio(values, values)):
+    for ratio in (ratio_from_rounds(values, values), ratio_from_medians(values, values)):
         assert ratio.value == pytest.approx(1)
         assert ratio.change is Change.NO_DIFFERENCE
 
 
-@pytest.mark.parametrize("compare", [ratio_of_rounds, medians_ratio])
+@pytest.mark.parametrize("compare", [ratio_from_rounds, ratio_from_medians])
 @given(rounds)
 def test_exchanging_the_two_mirrors_the_answer(compare, pairs):
     first, second = zip(*pairs, strict=True)
@@ -31,8 +31,8 @@ def test_exchanging_the_two_mirrors_the_answer(compare, pairs):
 @given(rounds, st.floats(0.01, 100))
 def test_units_do_not_matter(pairs, factor):
     first, second = zip(*pairs, strict=True)
-    plain = ratio_of_rounds(first, second)
-    scaled = ratio_of_rounds([value * factor for value in first], [value * factor for value in second])
+    plain = ratio_from_rounds(first, second)
+    scaled = ratio_from_rounds([value * factor for value in first], [value * factor for value in second])
     assert scaled.value == pytest.approx(plain.value)
 
 
@@ -46,20 +46,20 @@ def simulated(generator, truth, count=10, process_noise=0.01, machine_noise=0.05
 
 def test_the_interval_covers_and_claims_no_more_than_its_error_rate():
     generator = np.random.default_rng(11)
-    found = [ratio_of_rounds(*simulated(generator, 1.0)) for _ in range(1000)]
+    found = [ratio_from_rounds(*simulated(generator, 1.0)) for _ in range(1000)]
     claims = np.mean([each.change is not Change.NO_DIFFERENCE for each in found])
     assert 0.03 <= claims <= 0.07
 
 
 def test_a_five_percent_slow_down_is_found():
     generator = np.random.default_rng(12)
-    found = [ratio_of_rounds(*simulated(generator, 1.05)) for _ in range(300)]
+    found = [ratio_from_rounds(*simulated(generator, 1.05)) for _ in range(300)]
     assert np.mean([each.change is Change.SLOWER for each in found]) > 0.95
     assert np.mean([each.ci[0] <= 1.05 <= each.ci[1] for each in found]) > 0.92
 
 
 def test_too_few_rounds_and_nonsense_are_refused():
     with pytest.raises(ValueError, match="4 or more"):
-        ratio_of_rounds([1, 2], [1, 2])
+        ratio_from_rounds([1, 2], [1, 2])
     with pytest.raises(ValueError, match="positive"):
-        ratio_of_rounds([1, 2, 3, 0], [1, 2, 3, 4])
+        ratio_from_rounds([1, 2, 3, 0], [1, 2, 3, 4])

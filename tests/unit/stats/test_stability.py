@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optpipe.stats.stability import steady, trend, two_modes
+from optpipe.stats.stability import find_trend, find_two_modes, is_steady
 
 GENERATOR = np.random.default_rng(3)
 
@@ -23,28 +23,28 @@ def lognormal(level, count=1000, spread=0.02):
     ],
 )
 def test_warm_up_ends_when_windows_agree(medians, expected):
-    assert steady(medians) is expected
+    assert is_steady(medians) is expected
 
 
 def test_drift_is_found_with_its_size():
-    found = trend(lognormal(1.0) * np.linspace(1.0, 1.10, 1000))
+    found = find_trend(lognormal(1.0) * np.linspace(1.0, 1.10, 1000))
     assert found.p_value < 0.001
     assert found.change == pytest.approx(0.095, abs=0.02)
 
 
 def test_no_drift_in_noise():
-    findings = [trend(lognormal(1.0)) for _ in range(200)]
+    findings = [find_trend(lognormal(1.0)) for _ in range(200)]
     assert sum(found.p_value < 0.01 for found in findings) <= 6
 
 
 def test_too_few_samples_have_no_trend():
-    assert trend(np.ones(20)) is None
+    assert find_trend(np.ones(20)) is None
 
 
 @given(st.floats(1.15, 5.0), st.floats(0.15, 0.85))
 def test_two_speeds_are_found(factor, share):
     slow = GENERATOR.random(1000) < share
-    found = two_modes(np.where(slow, lognormal(factor), lognormal(1.0)))
+    found = find_two_modes(np.where(slow, lognormal(factor), lognormal(1.0)))
     assert found is not None
     assert found.slow / found.fast == pytest.approx(factor, rel=0.03)
     assert found.slow_share == pytest.approx(share, abs=0.06)
@@ -63,4 +63,4 @@ def test_two_speeds_are_found(factor, share):
     ],
 )
 def test_one_speed_with_a_tail_is_one_speed(values):
-    assert two_modes(values) is None
+    assert find_two_modes(values) is None

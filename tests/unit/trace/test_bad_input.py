@@ -20,10 +20,10 @@ from tests.unit.trace.conftest import SAMPLE
 from optpipe.commands.profile import profile
 from optpipe.core.verdict import Verdict
 from optpipe.errors import BadInputError, ExitStatus, OptpipeError
-from optpipe.reporters.terminal_profile import profile_text
+from optpipe.reporters.terminal_profile import render_profile
 from optpipe.trace.findings.report import document_from_profile, profile_from_trace
 from optpipe.trace.recording.files import trace_from_path
-from optpipe.trace.timeline.kernels import short_name
+from optpipe.trace.timeline.kernels import shorten_name
 
 NODES = SAMPLE.with_name("h200-digits-fp16-ort-nodes.sqlite")
 
@@ -57,7 +57,7 @@ def test_foreign_database(tmp_path: Path) -> None:
 def test_truncated_export(tmp_path: Path, share: float) -> None:
     whole = SAMPLE.read_bytes()
     (tmp_path / "cut.sqlite").write_bytes(whole[: int(len(whole) * share)])
-    with pytest.raises(BadInputError, match=r"damaged \(cut short"):
+    with pytest.raises(BadInputError, match=r"damaged \(truncated"):
         trace_from_path(tmp_path / "cut.sqlite")
 
 
@@ -70,7 +70,7 @@ def test_damaged_page(tmp_path: Path) -> None:
 
 
 def test_nothing_recorded(tmp_path: Path) -> None:
-    with pytest.raises(BadInputError, match="nothing was recorded"):
+    with pytest.raises(BadInputError, match="the recording is empty"):
         trace_from_path(Recording().write(tmp_path / "nothing.sqlite"))
 
 
@@ -88,15 +88,15 @@ def test_text_column_that_is_null_at_first(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_asked_together() -> None:
-    with pytest.raises(BadInputError, match="give one of"):
+    with pytest.raises(BadInputError, match="exactly one of"):
         profile()
-    with pytest.raises(BadInputError, match="give one of"):
+    with pytest.raises(BadInputError, match="exactly one of"):
         profile("resnet50", trace=SAMPLE)
 
 
 def test_an_unknown_range_names_those_there_are(tmp_path: Path) -> None:
     path = phenomena.without_gpu().write(tmp_path / "cpu.sqlite")
-    with pytest.raises(BadInputError, match=r"no NVTX range is called 'nothing'.*optpipe.iteration"):
+    with pytest.raises(BadInputError, match=r"no NVTX range named 'nothing'.*optpipe.iteration"):
         profile(trace=path, range="nothing")
 
 
@@ -140,7 +140,7 @@ def test_an_export_with_anything_in_its_columns_is_judged_or_refused(data: st.Da
         with suppress(OptpipeError):
             document = document_from_profile(profile_from_trace(trace_from_path(path)))
             json.dumps(document, allow_nan=False)
-            Console(file=StringIO()).print(profile_text(document, short_name))
+            Console(file=StringIO()).print(render_profile(document, shorten_name))
 
 
 def test_rows_without_times_count_as_lost(tmp_path: Path) -> None:

@@ -6,11 +6,11 @@ import pytest
 from tests.golden import phenomena
 from tests.golden.nsys_export import Recording
 
-from optpipe.trace.findings.bottleneck import Limit
+from optpipe.trace.findings.bottleneck import LimitingFactor
 from optpipe.trace.findings.report import profile_from_trace
 from optpipe.trace.layers.layer_cost import LayerCost
 from optpipe.trace.layers.peaks import Peaks
-from optpipe.trace.layers.roofline import Graph
+from optpipe.trace.layers.roofline import GraphCosts
 from optpipe.trace.recording.frames import Trace
 
 PEAKS = Peaks("a device", "measured", {"fp32": 1e12}, 1e9)
@@ -35,21 +35,26 @@ def _with_own_relu() -> Recording:
     ("recording", "conv", "limit", "counted"),
     [
         # 60 and 20 µs of memory, which a fused kernel never moves: 30 of 90 µs are left
-        (phenomena.gpu_bound, _conv(10, 60_000, 30_000), Limit.BELOW_PEAKS, "count as fused: 0 kernels for 1"),
-        (phenomena.gpu_bound, _conv(10, 60_000, 64_000), Limit.MEMORY, "count as fused"),
-        (phenomena.gpu_bound, _conv(64, 60_000, 30_000), Limit.MATH, "count as fused"),
-        (_with_own_relu, _conv(10, 60_000, 30_000), Limit.MEMORY, "count one by one: 1 kernels for 1"),
-        (_with_own_relu, _conv(10, 30_000, 30_000), Limit.BELOW_PEAKS, "count one by one"),
+        (
+            phenomena.gpu_bound,
+            _conv(10, 60_000, 30_000),
+            LimitingFactor.BELOW_PEAKS,
+            "counted as fused: 0 kernels for 1",
+        ),
+        (phenomena.gpu_bound, _conv(10, 60_000, 64_000), LimitingFactor.MEMORY, "counted as fused"),
+        (phenomena.gpu_bound, _conv(64, 60_000, 30_000), LimitingFactor.MATH, "counted as fused"),
+        (_with_own_relu, _conv(10, 60_000, 30_000), LimitingFactor.MEMORY, "counted individually: 1 kernels for 1"),
+        (_with_own_relu, _conv(10, 30_000, 30_000), LimitingFactor.BELOW_PEAKS, "counted individually"),
     ],
 )
 def test_seventy_percent_of_a_peak_by_what_the_kernels_move(
     read: Callable[[Recording], Trace],
     recording: Callable[[], Recording],
     conv: LayerCost,
-    limit: Limit,
+    limit: LimitingFactor,
     counted: str,
 ) -> None:
-    found = profile_from_trace(read(recording()), graph=Graph((conv, RELU), PEAKS, 1)).bottleneck
+    found = profile_from_trace(read(recording()), graph=GraphCosts((conv, RELU), PEAKS, 1)).bottleneck
     assert found.limit is limit
     assert counted in found.why
 
@@ -62,10 +67,10 @@ def test_normalization_that_the_graph_has_folded_away_counts_as_memory(read: Cal
         recording.kernel(phenomena.GEMM, begin + 6, begin + 46, launch=(begin + 1, begin + 2))
         recording.kernel("void batch_norm_transform_kernel(int)", begin + 46, begin + 96, launch=(begin + 3, begin + 5))
     trace, conv = read(recording), _conv(10, 30_000, 30_000)
-    found = profile_from_trace(trace, graph=Graph((conv,), PEAKS, 1)).bottleneck
-    assert found.limit is Limit.MEMORY
-    assert "folded away counts as memory's, 50.0 µs" in found.why
+    found = profile_from_trace(trace, graph=GraphCosts((conv,), PEAKS, 1)).bottleneck
+    assert found.limit is LimitingFactor.MEMORY
+    assert "folded into other layers counts as memory time, 50.0 µs" in found.why
     node = LayerCost("bn", "BatchNormalization", "fp32", macs=0, bytes=20_000, fused_bytes=0)
-    known = profile_from_trace(trace, graph=Graph((conv, node), PEAKS, 1)).bottleneck
-    assert known.limit is Limit.BELOW_PEAKS
-    assert "count one by one: 1 kernels for 1" in known.why
+    known = profile_from_trace(trace, graph=GraphCosts((conv, node), PEAKS, 1)).bottleneck
+    assert known.limit is LimitingFactor.BELOW_PEAKS
+    assert "counted individually: 1 kernels for 1" in known.why

@@ -6,21 +6,21 @@ from pathlib import Path
 import pytest
 from tests.unit.trace.conftest import SAMPLE
 
-from optpipe.core.events import Silent
+from optpipe.core.events import SilentListener
 from optpipe.errors import MissingError, StageError
-from optpipe.trace.layers.ncu import against_peaks, counters, rows_from_csv
+from optpipe.trace.layers.ncu import add_peak_shares, record_counters, rows_from_csv
 from optpipe.trace.recording.capture import (
     CaptureOptions,
-    Recorded,
-    exported,
-    nsys_command,
-    refusal,
+    Recording,
+    export_recording,
+    find_refusal,
+    make_nsys_command,
     require_nsys,
 )
 
 
 def _command(version: str, options: CaptureOptions | None = None, *, on_gpu: bool = True, whole: bool = False) -> str:
-    return " ".join(nsys_command(options or CaptureOptions(), version, Path("out"), on_gpu=on_gpu, whole=whole))
+    return " ".join(make_nsys_command(options or CaptureOptions(), version, Path("out"), on_gpu=on_gpu, whole=whole))
 
 
 def test_graphs_are_traced_by_node_and_bounded_by_a_range() -> None:
@@ -52,20 +52,20 @@ def test_an_nsys_too_old_for_pythons_stacks_is_refused_at_once(monkeypatch: pyte
     nsys.chmod(0o755)
     monkeypatch.setenv("OPTPIPE_NSYS", str(nsys))
     require_nsys(CaptureOptions())
-    with pytest.raises(MissingError, match=r"2022\.4\.2\.1 cannot .* 2023\.1 and later"):
+    with pytest.raises(MissingError, match=r"2022\.4\.2\.1 cannot .* 2023\.1 or later"):
         require_nsys(CaptureOptions(python_sampling=True))
 
 
 def test_a_full_disk_is_named(tmp_path: Path) -> None:
     with pytest.raises(StageError, match="the disk is full"):
-        exported(Recorded(None, 1, "Generating...\nwrite failed: No space left on device\n"), tmp_path)
+        export_recording(Recording(None, 1, "Generating...\nwrite failed: No space left on device\n"), tmp_path)
 
 
 def test_a_refusal_is_given_in_nsys_own_words(tmp_path: Path) -> None:
     said = "Collecting data...\nUnable to create a session: operation not permitted\n"
-    assert refusal(said) == "Unable to create a session: operation not permitted"
+    assert find_refusal(said) == "Unable to create a session: operation not permitted"
     with pytest.raises(MissingError, match="operation not permitted"):
-        exported(Recorded(None, 1, said), tmp_path)
+        export_recording(Recording(None, 1, said), tmp_path)
 
 
 def test_counters_of_ncu_are_means_per_kernel() -> None:
@@ -78,7 +78,7 @@ def test_counters_of_ncu_are_means_per_kernel() -> None:
         {"name": "relu", "launches": 1, "dram_bytes": 5.0, "duration_ns": 6.0, "cycles": 7.0},
     ]
     assert rows_from_csv("nothing of the kind") == []
-    gemm, relu = against_peaks(rows_from_csv(text), bytes_per_s=2e11)  # 200 bytes per nanosecond
+    gemm, relu = add_peak_shares(rows_from_csv(text), bytes_per_s=2e11)  # 200 bytes per nanosecond
     assert (gemm["dram_bytes_per_s"], gemm["memory_peak_share"]) == (1e11, 0.5)
     assert relu["memory_peak_share"] == pytest.approx(5 / 6 / 200)
 
@@ -109,7 +109,7 @@ def test_ncu_counts_the_measured_range_and_says_where_it_cannot(
     (tmp_path / "ncu").write_text(FAKE_NCU % bounded)
     (tmp_path / "ncu").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    listener = Silent()
-    rows = counters(["true"], tmp_path, [{"name": "gemm"}], listener)
+    listener = SilentListener()
+    rows = record_counters(["true"], tmp_path, [{"name": "gemm"}], listener)
     assert rows == ([] if bounded == "never" else [{"name": "gemm", "launches": 1, "dram_bytes": 1000.0}])
     assert bool(listener.warnings) is warns

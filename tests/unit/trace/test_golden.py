@@ -8,16 +8,16 @@ from tests.golden import phenomena
 from tests.golden.nsys_export import THREAD, Recording
 
 from optpipe.core.verdict import Verdict
-from optpipe.trace.findings.bottleneck import Limit
-from optpipe.trace.findings.diff import Side, diff
+from optpipe.trace.findings.bottleneck import LimitingFactor
+from optpipe.trace.findings.diff import DiffSide, diff_profiles
 from optpipe.trace.findings.report import Profile, document_from_profile, profile_from_trace
 from optpipe.trace.layers.layer_cost import LayerCost
-from optpipe.trace.layers.layers import layered_part
+from optpipe.trace.layers.layers import select_layered_part
 from optpipe.trace.layers.peaks import Peaks
-from optpipe.trace.layers.roofline import Graph
+from optpipe.trace.layers.roofline import GraphCosts
 from optpipe.trace.recording.frames import Trace
-from optpipe.trace.timeline.analysis import analysis_from_trace, measured_part
-from optpipe.trace.timeline.timeline import Cause
+from optpipe.trace.timeline.analysis import analysis_from_trace, select_measured_part
+from optpipe.trace.timeline.timeline import IdleCause
 
 US = 1_000
 Judged = Callable[[Recording], Profile]
@@ -37,14 +37,14 @@ def test_launch_bound(judged: Judged) -> None:
     assert profile.measured.split.busy_ns == 24 * US
     assert _idle_us(profile)["kernel_wait"] == 12
     assert profile.measured.split.span_ns == 290 * US
-    assert profile.bottleneck.limit is Limit.LAUNCH
+    assert profile.bottleneck.limit is LimitingFactor.LAUNCH
     assert _rules(profile)[0] == "launch-gaps"
     assert profile.quality.verdict is Verdict.PASS
 
 
 def test_kernels_all_the_time_are_the_gpu_and_names_tell_no_more(judged: Judged) -> None:
     profile = judged(phenomena.gpu_bound())
-    assert profile.bottleneck.limit is Limit.GPU
+    assert profile.bottleneck.limit is LimitingFactor.GPU
     assert "by their names matrix 100%" in profile.bottleneck.why
     assert profile.measured.split.busy_ns == 270 * US
     assert profile.by_range["iter"].share == pytest.approx(1.0)
@@ -53,14 +53,14 @@ def test_kernels_all_the_time_are_the_gpu_and_names_tell_no_more(judged: Judged)
 @pytest.mark.parametrize(
     ("reading", "writing", "issue", "tensor", "limit"),
     [
-        (50, 25, 30, 10, Limit.MEMORY),
-        (10, 10, 40, 75, Limit.MATH),
-        (10, 10, 75, 5, Limit.MATH),
-        (12, 13, 52, 8, Limit.BELOW_PEAKS),  # ResNet-50 fp16, batch 64, ONNX Runtime on an H200
+        (50, 25, 30, 10, LimitingFactor.MEMORY),
+        (10, 10, 40, 75, LimitingFactor.MATH),
+        (10, 10, 75, 5, LimitingFactor.MATH),
+        (12, 13, 52, 8, LimitingFactor.BELOW_PEAKS),  # ResNet-50 fp16, batch 64, ONNX Runtime on an H200
     ],
 )
 def test_gpu_metrics_tell_memory_from_arithmetic(
-    judged: Judged, reading: int, writing: int, issue: int, tensor: int, limit: Limit
+    judged: Judged, reading: int, writing: int, issue: int, tensor: int, limit: LimitingFactor
 ) -> None:
     trace = phenomena.gpu_bound()
     shares = {
@@ -83,14 +83,14 @@ def test_kernels_of_a_graph_share_one_launch(judged: Judged) -> None:
     assert execution["count"] == 6
     assert execution["launch_ns"] == 2 * 4 * US  # the graph's launch call, once per replay
     assert execution["queue_ns"] == 2 * (1 + 22 + 43) * US
-    assert profile.by_range["iter"].limit is Limit.GPU
+    assert profile.by_range["iter"].limit is LimitingFactor.GPU
     assert "6 kernels of CUDA graphs" in {c.name: c.detail for c in profile.quality.checks}["graph_mode"]
 
 
 def test_idle_inside_a_waiting_call_is_synchronization(judged: Judged) -> None:
     profile = judged(phenomena.synchronizing())
     assert _idle_us(profile)["synchronization"] == 60
-    assert profile.bottleneck.limit is Limit.SYNCHRONIZATION
+    assert profile.bottleneck.limit is LimitingFactor.SYNCHRONIZATION
     assert _rules(profile)[0] == "synchronization"
 
 
@@ -103,7 +103,7 @@ def test_a_waiting_call_of_another_thread_explains_nothing(judged: Judged) -> No
 def test_exposed_pageable_copies(judged: Judged) -> None:
     profile = judged(phenomena.copying())
     assert _idle_us(profile)["copy"] == 120
-    assert profile.bottleneck.limit is Limit.COPY
+    assert profile.bottleneck.limit is LimitingFactor.COPY
     assert _rules(profile)[0] == "exposed-copies"
     pageable = next(finding for finding in profile.findings if finding.rule == "pageable-copies")
     assert pageable.gain_ns == pytest.approx(60 * US, abs=2)  # twice the rate, without a pinned copy to go by
@@ -117,12 +117,12 @@ def test_overlap_and_concurrency(judged: Judged) -> None:
     assert measured.split.busy_ns == 50 * US
     assert measured.concurrent_ns == 10 * US
     assert measured.overlapped_copy_ns == 20 * US
-    assert measured.split.idle_by_cause[Cause.COPY] == 0
+    assert measured.split.idle_by_cause[IdleCause.COPY] == 0
 
 
 def test_a_host_that_is_away_is_cpu_bound(judged: Judged) -> None:
     profile = judged(phenomena.host_busy())
-    assert profile.bottleneck.limit is Limit.CPU
+    assert profile.bottleneck.limit is LimitingFactor.CPU
     assert _rules(profile)[0] == "host-gaps"
     assert profile.findings[0].rows[0]["duration_ns"] == 225 * US  # from 280 to the end of the next launch at 505
 
@@ -173,7 +173,7 @@ def test_a_changing_kernel_count_withholds_the_iterations(judged: Judged) -> Non
 
 def test_opaque_graphs_withhold_the_verdict(judged: Judged) -> None:
     profile = judged(phenomena.opaque_graph())
-    assert profile.bottleneck.limit is Limit.WITHHELD
+    assert profile.bottleneck.limit is LimitingFactor.WITHHELD
     assert "--cuda-graph-trace=node" in profile.quality.withheld["tensor_cores"]
     assert document_from_profile(profile)["tensor_cores"]["eligible"] is None
 
@@ -183,7 +183,7 @@ def test_lost_events_withhold_the_totals(judged: Judged) -> None:
     assert profile.quality.verdict is Verdict.FAIL
     assert "5 of 10 launches have no kernel" in profile.quality.withheld["totals"]
     assert profile.findings == ()
-    assert profile.bottleneck.limit is Limit.WITHHELD
+    assert profile.bottleneck.limit is LimitingFactor.WITHHELD
 
 
 def test_what_is_withheld_is_not_in_the_document(judged: Judged) -> None:
@@ -199,7 +199,7 @@ def test_two_gpus_have_no_busy_time_in_common(judged: Judged) -> None:
     trace = phenomena.launch_bound()
     trace.rows["kernels"] = [(*row[:2], number % 2, *row[3:]) for number, row in enumerate(trace.rows["kernels"])]
     profile = judged(trace)
-    assert profile.bottleneck.limit is Limit.WITHHELD
+    assert profile.bottleneck.limit is LimitingFactor.WITHHELD
     assert "kernels of 2 GPUs" in profile.quality.withheld["idle_by_cause"]
     assert "launch-gaps" not in _rules(profile)
     assert document_from_profile(profile)["totals"]["kernel_ns"] == 24 * US
@@ -215,14 +215,14 @@ def test_without_gpu_rows_only_the_cpu_side_is_judged(judged: Judged) -> None:
     profile = judged(phenomena.without_gpu())
     document = document_from_profile(profile)
     assert profile.quality.verdict is Verdict.INCONCLUSIVE
-    assert profile.bottleneck.limit is Limit.CPU
+    assert profile.bottleneck.limit is LimitingFactor.CPU
     assert document["totals"]["busy_ns"] is None
     assert document["iterations"]["median_wall_ns"] == 95 * US
 
 
 def test_reading_files_is_io_bound(judged: Judged) -> None:
     profile = judged(phenomena.reading_files())
-    assert profile.bottleneck.limit is Limit.IO
+    assert profile.bottleneck.limit is LimitingFactor.IO
     assert profile.bottleneck.share == pytest.approx(0.8)
 
 
@@ -233,7 +233,7 @@ def test_many_threads_that_read_are_io_bound_by_their_own_time(judged: Judged) -
         for iteration in range(3):
             trace.os_call("read", 100 * iteration + 5, 100 * iteration + 85, thread=THREAD + thread)
     profile = judged(trace)
-    assert profile.bottleneck.limit is Limit.IO
+    assert profile.bottleneck.limit is LimitingFactor.IO
     assert profile.bottleneck.shares == pytest.approx({"I/O": 0.8, "CPU": 0.2})
 
 
@@ -241,7 +241,7 @@ def test_calls_that_were_traced_and_did_not_happen_are_not_asked_for_again(judge
     trace = phenomena.without_gpu()
     trace.os_call("OS runtime libraries profiling started", 0, 0)
     profile = judged(trace)
-    assert profile.bottleneck.limit is Limit.CPU
+    assert profile.bottleneck.limit is LimitingFactor.CPU
     assert "--osrt" not in profile.bottleneck.why
     assert profile.measured.os_runtime.is_empty()
 
@@ -268,22 +268,28 @@ def test_layers_may_be_marked_in_iterations_apart(judged: Judged) -> None:
 def test_layers_apart_are_compared_too(read: Callable[[Recording], Trace]) -> None:
     """One recording against itself: the layers lie in iterations of their own, outside the measured range."""
     whole = analysis_from_trace(read(phenomena.layers_apart()))
-    measured = measured_part(whole)
-    side = Side(measured, layered_part(whole, measured))
-    assert diff(side, side).layers.select("name", "change").sort("name").rows() == [("conv1", "same"), ("fc", "same")]
-    assert diff(Side(measured), Side(measured)).layers.is_empty()
+    measured = select_measured_part(whole)
+    side = DiffSide(measured, select_layered_part(whole, measured))
+    assert diff_profiles(side, side).layers.select("name", "change").sort("name").rows() == [
+        ("conv1", "same"),
+        ("fc", "same"),
+    ]
+    assert diff_profiles(DiffSide(measured), DiffSide(measured)).layers.is_empty()
 
 
 def test_what_only_the_host_did_is_compared_by_range_and_by_the_times_of_its_layers(
     read: Callable[[Recording], Trace],
 ) -> None:
-    measured = measured_part(analysis_from_trace(read(phenomena.without_gpu())))
-    before = Side(measured, layer_ns={"conv": 30_000.0, "fc": 8_000.0}, unprofiled_iteration_ns=90_000.0)
-    after = Side(measured, layer_ns={"conv": 15_000.0, "fc": 8_000.0}, unprofiled_iteration_ns=60_000.0)
-    found = diff(before, after)
+    measured = select_measured_part(analysis_from_trace(read(phenomena.without_gpu())))
+    before = DiffSide(measured, layer_ns={"conv": 30_000.0, "fc": 8_000.0}, unprofiled_iteration_ns=90_000.0)
+    after = DiffSide(measured, layer_ns={"conv": 15_000.0, "fc": 8_000.0}, unprofiled_iteration_ns=60_000.0)
+    found = diff_profiles(before, after)
     assert (found.host_ns, found.unprofiled) == ((90_000.0, 60_000.0), True)
     assert found.layers.select("name", "change").rows() == [("conv", "faster"), ("fc", "same")]
-    assert diff(Side(measured), after).host_ns == (100_000.0, 100_000.0)  # not both are known without the profiler
+    assert diff_profiles(DiffSide(measured), after).host_ns == (
+        100_000.0,
+        100_000.0,
+    )  # not both are known without the profiler
 
 
 def test_ranges_of_libraries_on_other_threads_are_no_iterations(judged: Judged) -> None:
@@ -302,7 +308,7 @@ def test_setup_and_warm_up_of_somebodys_program_decide_nothing(judged: Judged) -
     assert profile.measured.iterations["kernels"].to_list() == [3, 3, 3]
     assert profile.measured.split.span_ns == 290 * US  # from 1200 to 1490
     assert profile.measured.split.busy_ns == 18 * US
-    assert profile.bottleneck.limit is Limit.LAUNCH
+    assert profile.bottleneck.limit is LimitingFactor.LAUNCH
     assert profile.whole.split.span_ns == 650 * US  # the first launch is the first thing recorded, at 840
     assert profile.whole.ranges.filter(pl.col("name") == "iteration N")["count"].item() == 4
 
@@ -339,7 +345,7 @@ def test_kernels_launched_by_other_threads_are_not_counted_by_iteration(judged: 
         recording.kernel(phenomena.GEMM, begin + 6, begin + 80, launch=(begin + 1, begin + 5), thread=THREAD + 1)
     quality = judged(recording).quality
     assert quality.verdict is Verdict.INCONCLUSIVE
-    assert "other threads" in quality.withheld["iterations.kernels"]
+    assert "threads other than" in quality.withheld["iterations.kernels"]
 
 
 def test_memory_use_by_hand(judged: Judged) -> None:
@@ -403,9 +409,9 @@ def test_the_busiest_operator_of_a_pipeline(read: Callable[[Recording], Trace]) 
 def test_idle_time_that_the_profiler_made_limits_nothing(read: Callable[[Recording], Trace]) -> None:
     """Three iterations of 100 µs, 8 of them busy: 10 µs without the profiler leave the GPU 2 µs to wait."""
     recorded = read(phenomena.launch_bound())
-    assert profile_from_trace(recorded).bottleneck.limit is Limit.LAUNCH
+    assert profile_from_trace(recorded).bottleneck.limit is LimitingFactor.LAUNCH
     profile = profile_from_trace(recorded, unprofiled_iteration_ns=10_000)
-    assert profile.bottleneck.limit is Limit.GPU
+    assert profile.bottleneck.limit is LimitingFactor.GPU
     assert profile.bottleneck.share == pytest.approx(24 / 30)
     document = document_from_profile(profile)
     assert document["bottleneck"]["busy_share"] == pytest.approx(24 / 30)
@@ -444,9 +450,9 @@ def test_a_preprocessing_stage_on_a_gpu_gets_advice_of_its_own(read: Callable[[R
         trace.kernel("void nvjpeg::ycbcr_to_format_kernel_roi<1>(int)", at + 26, at + 28, launch=(at, at + 2))
     recorded = read(trace)
     profile = profile_from_trace(recorded, stage="preprocess")
-    assert profile.bottleneck.limit is Limit.LAUNCH
-    assert "launched already to start" in profile.bottleneck.why
-    assert "JPEG decoder, whose work no recording shows" in profile.bottleneck.why
+    assert profile.bottleneck.limit is LimitingFactor.LAUNCH
+    assert "already launched kernels to start" in profile.bottleneck.why
+    assert "JPEG decoder, which recordings do not show" in profile.bottleneck.why
     advice = {finding.rule: finding.advice for finding in profile.findings}
     assert "optpipe preprocess" in advice["device-gaps"]
     assert "cuda_graph" not in " ".join(advice.values())
@@ -461,7 +467,7 @@ def test_layers_above_their_bound_on_a_cpu(read: Callable[[Recording], Trace]) -
         trace.range("optpipe.iteration", begin, begin + 48)
     peaks = Peaks("CPU", "measured", {"fp32": 1e11}, 1e10)
     costs = (LayerCost("conv", "Conv", "fp32", 500_000, 10), LayerCost("relu", "Relu", "fp32", 0, 10))
-    graph = Graph(costs, peaks, 1, layer_ns={"conv": 30_000.0, "relu": 0.5})  # bounds: 10 µs and 1 ns
+    graph = GraphCosts(costs, peaks, 1, layer_ns={"conv": 30_000.0, "relu": 0.5})  # bounds: 10 µs and 1 ns
     profile = profile_from_trace(read(trace), expects_gpu=False, stage="inference", graph=graph)
     [finding] = profile.findings
     assert (finding.rule, finding.gain_ns) == ("slow-layers", 2 * 20 * US)
@@ -499,7 +505,7 @@ def test_layers_cannot_gain_more_than_the_whole_is_above_its_bound(read: Callabl
     for begin in (1, 51):
         trace.range("optpipe.iteration", begin, begin + 48)
     costs = (LayerCost("conv", "Conv", "fp32", 500_000, 10),)
-    graph = Graph(costs, Peaks("CPU", "measured", {"fp32": 1e11}, 1e10), 1, layer_ns={"conv": 30_000.0})
+    graph = GraphCosts(costs, Peaks("CPU", "measured", {"fp32": 1e11}, 1e10), 1, layer_ns={"conv": 30_000.0})
     how = {"expects_gpu": False, "stage": "inference", "graph": graph}
     recorded = read(trace)
     [finding] = profile_from_trace(recorded, unprofiled_iteration_ns=12_000, **how).findings  # type: ignore[arg-type]

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from optpipe.core.tensors import InputSpec
-from optpipe.trace.layers.graph_costs import graph_from_onnx, graph_from_program
+from optpipe.trace.layers.graph_costs import graph_costs_from_onnx, graph_costs_from_program
 from optpipe.trace.layers.peaks import Peaks
-from optpipe.trace.layers.roofline import Graph, roofline
+from optpipe.trace.layers.roofline import GraphCosts, compute_roofline
 
 PEAKS = Peaks("a device", "measured", {"fp32": 1e11, "int8": 4e11}, 1e10)
 SIZE = 4 * 2 * 8 * 4 * 4
@@ -24,7 +24,7 @@ WEIGHT = 4 * 8 * 8
 
 def _graph(
     nodes: Sequence[Any], *constants: Any, results: Sequence[str] = ("y",), shape: tuple[int, ...] = (8, 4, 4)
-) -> Graph:
+) -> GraphCosts:
     """The costs of `nodes` between the input x and `results`, all of one shape, at batch 2."""
     weight = helper.make_tensor("w", TensorProto.FLOAT, [8, 8, 1, 1], [0.0] * 64)
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", *shape]) for name in ("x", *results)]
@@ -32,14 +32,16 @@ def _graph(
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "model.onnx"
         onnx.save(model, path)
-        return graph_from_onnx(path, [InputSpec("x", "float32", *((size, *shape) for size in (1, 1, 8)))], 2, PEAKS)
+        return graph_costs_from_onnx(
+            path, [InputSpec("x", "float32", *((size, *shape) for size in (1, 1, 8)))], 2, PEAKS
+        )
 
 
 def _node(op: str, inputs: str, output: str, **attributes: Any) -> Any:
     return helper.make_node(op, inputs.split(), [output], name=output, **attributes)
 
 
-def _fused(graph: Graph) -> dict[str, int | None]:
+def _fused(graph: GraphCosts) -> dict[str, int | None]:
     return {each.name: each.fused_bytes for each in graph.costs}
 
 
@@ -59,7 +61,7 @@ def test_a_skip_connection_is_read_by_the_convolution_that_adds_it() -> None:
         "sum": 0,
         "y": 0,
     }
-    assert [each.joins for each in graph.costs] == [False, True, False, True, True]
+    assert [each.is_fused_away for each in graph.costs] == [False, True, False, True, True]
     assert graph.edge_bytes == SIZE + WEIGHT + SIZE
     assert sum(each.bytes for each in graph.costs) == 2 * (2 * SIZE + WEIGHT) + (2 + 3 + 2) * SIZE
 
@@ -144,7 +146,7 @@ def test_a_softmax_that_is_no_attention_has_a_kernel_of_its_own() -> None:
 
 
 @st.composite
-def _any_graph(draw: st.DrawFn) -> Graph:
+def _any_graph(draw: st.DrawFn) -> GraphCosts:
     tensors, nodes = ["x"], []
     for number in range(draw(st.integers(1, 12))):
         op = draw(st.sampled_from(["Conv", "Relu", "Add", "Identity", "Softmax", "MatMul", "MaxPool"]))
@@ -158,8 +160,8 @@ def _any_graph(draw: st.DrawFn) -> Graph:
 
 @settings(max_examples=60, deadline=None)
 @given(_any_graph())
-def test_no_figure_is_above_the_next(graph: Graph) -> None:
-    found = roofline(graph)
+def test_no_figure_is_above_the_next(graph: GraphCosts) -> None:
+    found = compute_roofline(graph)
     rounding = 1 + 1e-12
     assert found.bound_ns <= found.fused.ns * rounding
     assert found.fused.ns <= found.unfused.ns * rounding
@@ -172,10 +174,10 @@ def test_a_torch_program_is_its_own_graph(*, tf32: bool) -> None:
     conv = {"name": "conv1", "op": "Conv", "type": "fp32", "macs": 100, "bytes": 40, "channels": [3, 64]}
     pool = {"name": "pool", "op": "max_pool2d", "type": "fp32", "macs": 0, "bytes": 30, "channels": None}
     peaks = Peaks("GPU", "measured", {"fp32": 1e12, "tf32": 8e12}, 1e12)
-    graph = graph_from_program({"layers": [conv, pool], "edge_bytes": 50}, 2, peaks, tf32=tf32)
+    graph = graph_costs_from_program({"layers": [conv, pool], "edge_bytes": 50}, 2, peaks, tf32=tf32)
     assert [each.type for each in graph.costs] == ["tf32" if tf32 else "fp32", "fp32"]
     assert graph.costs[0].channels == (3, 64)
-    roofs = roofline(graph)
+    roofs = compute_roofline(graph)
     assert roofs.fused == roofs.unfused  # what is one kernel in it is one node
     assert roofs.unfused.bytes == 70
     assert roofs.edge_bytes == 50

@@ -3,9 +3,9 @@
 import pytest
 
 from optpipe.trace.timeline.kernels import (
-    Kind,
-    kind_of,
-    short_name,
+    KernelKind,
+    classify_kernel,
+    shorten_name,
     uses_tensor_cores,
 )
 
@@ -57,28 +57,31 @@ def test_a_triton_template_does_not_tell() -> None:
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("void at::native::batch_norm_transform_input_channels_last_kernel<c10::Half>(int)", Kind.NORMALIZATION),
-        ("void at::native::<unnamed>::max_pool_forward_nhwc<c10::Half, int>(int)", Kind.POOLING),
-        ("void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(int)>(int)", Kind.CAST),
+        ("void at::native::batch_norm_transform_input_channels_last_kernel<c10::Half>(int)", KernelKind.NORMALIZATION),
+        ("void at::native::<unnamed>::max_pool_forward_nhwc<c10::Half, int>(int)", KernelKind.POOLING),
+        (
+            "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(int)>(int)",
+            KernelKind.CAST,
+        ),
         (
             "void op_generic_tensor_kernel<(int)4, __half>(cudnnTensorStruct, reducedDivisorArray, int)",
-            Kind.ELEMENTWISE,
+            KernelKind.ELEMENTWISE,
         ),
-        ("void nhwcAddPaddingKernel<__half, __half>(int)", Kind.LAYOUT),
-        ("nvjpeg::DCT::decode_kernel", Kind.IMAGE),
-        ("void softmax_warp_forward<float>(int)", Kind.SOFTMAX),
-        ("something_new", Kind.OTHER),
+        ("void nhwcAddPaddingKernel<__half, __half>(int)", KernelKind.LAYOUT),
+        ("nvjpeg::DCT::decode_kernel", KernelKind.IMAGE),
+        ("void softmax_warp_forward<float>(int)", KernelKind.SOFTMAX),
+        ("something_new", KernelKind.OTHER),
     ],
 )
-def test_kinds(name: str, kind: Kind) -> None:
-    assert kind_of(name) is kind
+def test_kinds(name: str, kind: KernelKind) -> None:
+    assert classify_kernel(name) is kind
 
 
 def test_short_names_are_what_a_reader_looks_for() -> None:
     name = "void at::native::vectorized_elementwise_kernel<(int)8, at::native::CUDAFunctor_add<c10::Half>>(int, T2, T3)"
-    assert short_name(name) == "vectorized_elementwise_kernel [CUDAFunctor_add]"
+    assert shorten_name(name) == "vectorized_elementwise_kernel [CUDAFunctor_add]"
     assert (
-        short_name("void cutlass__5x_cudnn::Kernel<cutlass_tensorop_f16_s16816fprop>(T1::Params)")
+        shorten_name("void cutlass__5x_cudnn::Kernel<cutlass_tensorop_f16_s16816fprop>(T1::Params)")
         == "cutlass_tensorop_f16_s16816fprop"
     )
-    assert short_name("nvjet_sm90_hsh_64x8_64x16_4x1_v_bz_bias_TNT") == "nvjet_sm90_hsh_64x8_64x16_4x1_v_bz_bias_TNT"
+    assert shorten_name("nvjet_sm90_hsh_64x8_64x16_4x1_v_bz_bias_TNT") == "nvjet_sm90_hsh_64x8_64x16_4x1_v_bz_bias_TNT"

@@ -10,18 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.golden.nsys_export import THREAD, Recording
 
-from optpipe.trace.findings.diff import Side, diff
+from optpipe.trace.findings.diff import DiffSide, diff_profiles
 from optpipe.trace.findings.report import document_from_profile, profile_from_trace
 from optpipe.trace.recording.read import trace_from_sqlite
 from optpipe.trace.timeline.analysis import Analysis, analysis_from_trace
 from optpipe.trace.timeline.intervals import (
-    complement,
-    covered,
-    difference,
-    intersection,
-    union,
+    complement_intervals,
+    intersect_intervals,
+    subtract_intervals,
+    sum_before,
+    unite_intervals,
 )
-from optpipe.trace.timeline.timeline import split
+from optpipe.trace.timeline.timeline import split_timeline
 
 SPANS = st.lists(st.tuples(st.integers(0, 200), st.integers(0, 40)), max_size=12)
 NAMES = ("sm90_xmma_gemm_f16f16_f16f32", "ampere_sgemm_128x64_tn", "void relu_kernel<float>(int)")
@@ -60,7 +60,7 @@ def test_busy_and_idle_are_the_span(recording: Recording, start: int, length: in
     begin = max(start * 1000, analysis.timeline.start_ns)
     end = min(max(begin, begin + length * 1000), analysis.timeline.end_ns)
     if begin <= end:
-        window = split(analysis.timeline, begin, end)
+        window = split_timeline(analysis.timeline, begin, end)
         assert window.busy_ns + sum(window.idle_by_cause.values()) == window.span_ns == end - begin
 
 
@@ -82,7 +82,7 @@ def test_the_order_of_rows_and_stream_names_do_not_matter(recording: Recording, 
 
 
 def test_of_kernels_that_start_at_once_the_first_launched_ends_the_gap() -> None:
-    """Whichever row comes first: nothing waits for a launch any more when one of the two was launched already."""
+    """Whichever row comes first: nothing waits for a launch any more when the other was launched already."""
     splits = []
     for first in (True, False):
         trace = Recording()
@@ -101,7 +101,7 @@ def test_of_kernels_that_start_at_once_the_first_launched_ends_the_gap() -> None
 @given(recordings())
 def test_a_profile_does_not_differ_from_itself(recording: Recording) -> None:
     analysis = _analysis(recording)
-    same = diff(Side(analysis), Side(analysis))
+    same = diff_profiles(DiffSide(analysis), DiffSide(analysis))
     assert set(same.kernels["change"].to_list()) <= {"same"}
     assert same.kernels["change_ns"].sum() == 0
 
@@ -109,7 +109,10 @@ def test_a_profile_does_not_differ_from_itself(recording: Recording) -> None:
 @settings(max_examples=40)
 @given(recordings(), recordings())
 def test_diff_mirrors(one: Recording, other: Recording) -> None:
-    forth, back = diff(*(pair := (Side(_analysis(one)), Side(_analysis(other))))), diff(*pair[::-1])
+    forth, back = (
+        diff_profiles(*(pair := (DiffSide(_analysis(one)), DiffSide(_analysis(other))))),
+        diff_profiles(*pair[::-1]),
+    )
     mirror = {"faster": "slower", "slower": "faster", "appeared": "vanished", "vanished": "appeared", "same": "same"}
     expected = {
         (name, mirror[change], -ns) for name, change, ns in forth.kernels.select("name", "change", "change_ns").rows()
@@ -128,7 +131,7 @@ def test_ranges_of_one_thread_project_no_more_than_was_launched(recording: Recor
 
 @given(SPANS, SPANS)
 def test_interval_algebra_against_points(one: list[tuple[int, int]], other: list[tuple[int, int]]) -> None:
-    first, second = (union(*_edges(spans)) for spans in (one, other))
+    first, second = (unite_intervals(*_edges(spans)) for spans in (one, other))
     points = np.arange(-5, 250)
     held = [np.array([any(s <= p < s + n for s, n in spans) for p in points]) for spans in (one, other)]
 
@@ -136,10 +139,10 @@ def test_interval_algebra_against_points(one: list[tuple[int, int]], other: list
         return np.array([bool(((intervals.starts <= p) & (p < intervals.ends)).any()) for p in points])  # type: ignore[attr-defined]
 
     assert (at(first) == held[0]).all()
-    assert (at(intersection(first, second)) == (held[0] & held[1])).all()
-    assert (at(difference(first, second)) == (held[0] & ~held[1])).all()
-    assert (at(complement(first, -5, 250)) == ~held[0]).all()
-    assert (covered(first, points) == np.concatenate([[0], np.cumsum(held[0])[:-1]])).all()
+    assert (at(intersect_intervals(first, second)) == (held[0] & held[1])).all()
+    assert (at(subtract_intervals(first, second)) == (held[0] & ~held[1])).all()
+    assert (at(complement_intervals(first, -5, 250)) == ~held[0]).all()
+    assert (sum_before(first, points) == np.concatenate([[0], np.cumsum(held[0])[:-1]])).all()
 
 
 def _edges(spans: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:

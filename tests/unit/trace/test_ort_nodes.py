@@ -13,19 +13,19 @@ from tests.golden.nsys_export import US, Recording
 from optpipe.errors import StageError
 from optpipe.trace.findings.report import Profile, document_from_profile, profile_from_trace
 from optpipe.trace.layers.layer_cost import LayerCost
-from optpipe.trace.layers.layers import layer_kernels
+from optpipe.trace.layers.layers import attribute_kernels
 from optpipe.trace.layers.ort_nodes import (
-    Anchor,
+    ClockAnchor,
     NodeRun,
-    node_runs,
-    with_node_ranges,
+    add_node_ranges,
+    read_node_runs,
 )
 from optpipe.trace.layers.peaks import Peaks
-from optpipe.trace.layers.roofline import Graph
+from optpipe.trace.layers.roofline import GraphCosts
 from optpipe.trace.ranges import LAYERS_RANGE
 from optpipe.trace.recording.frames import Trace
 from optpipe.trace.recording.read import trace_from_sqlite
-from optpipe.trace.timeline.analysis import analysis_from_trace, measured_part
+from optpipe.trace.timeline.analysis import analysis_from_trace, select_measured_part
 
 Read = Callable[[Recording], Trace]
 GOLDEN = Path(__file__).parents[2] / "golden" / "traces"
@@ -36,7 +36,7 @@ RELU = "void onnxruntime::cuda::_UnaryElementWise<__half, __half, onnxruntime::c
 PEAKS = Peaks("a device", "measured", {"fp32": 1e12, "fp16": 1e13}, 1e12)
 
 
-def _recording() -> tuple[Recording, list[NodeRun], list[Anchor]]:
+def _recording() -> tuple[Recording, list[NodeRun], list[ClockAnchor]]:
     """Two measured iterations of 70 µs, then two for the layers: `stem` (no Tensor Cores), `conv`, `act` in each."""
     trace, runs, anchors = Recording(), [], []
     trace.range("optpipe.measure", 0, 200)
@@ -47,7 +47,7 @@ def _recording() -> tuple[Recording, list[NodeRun], list[Anchor]]:
     for begin in (1001, 1201):
         trace.range("optpipe.iteration", begin, begin + 100)
         at = begin * US + AHEAD_NS
-        anchors.append(Anchor(at - 9_000, at + 1_000, at + 99_000, at + 109_000))
+        anchors.append(ClockAnchor(at - 9_000, at + 1_000, at + 99_000, at + 109_000))
         for offset, name, op, kernel, length in (
             (2, "Conv_0", "Conv", DIRECT, 60),
             (12, "Conv_1_nhwc", "Conv", GEMM, 20),
@@ -67,13 +67,13 @@ def _recording() -> tuple[Recording, list[NodeRun], list[Anchor]]:
 @pytest.fixture
 def judged(read: Read) -> Profile:
     recording, runs, anchors = _recording()
-    trace = with_node_ranges(read(recording), runs, anchors, {"Conv_0": "stem", "Conv_1_nhwc": "conv", "Relu_2": "act"})
+    trace = add_node_ranges(read(recording), runs, anchors, {"Conv_0": "stem", "Conv_1_nhwc": "conv", "Relu_2": "act"})
     costs = (
         LayerCost("stem", "Conv", "fp16", macs=10_000_000, bytes=1_000, channels=(3, 64)),  # 2 µs of arithmetic
         LayerCost("conv", "Conv", "fp16", macs=10_000_000, bytes=1_000, channels=(64, 64)),
         LayerCost("act", "Relu", "fp16", macs=0, bytes=5_000_000),  # 5 µs of memory
     )
-    return profile_from_trace(trace, graph=Graph(costs, PEAKS, 1))
+    return profile_from_trace(trace, graph=GraphCosts(costs, PEAKS, 1))
 
 
 def test_each_kernel_belongs_to_the_node_that_launched_it(judged: Profile) -> None:
@@ -109,9 +109,9 @@ def test_layers_stand_in_the_roofline_with_their_own_times(judged: Profile) -> N
 
 def test_a_missed_layer_saves_at_most_what_lies_above_its_bound(read: Read) -> None:
     recording, runs, anchors = _recording()
-    trace = with_node_ranges(read(recording), runs, anchors, {"Conv_0": "stem"})
+    trace = add_node_ranges(read(recording), runs, anchors, {"Conv_0": "stem"})
     costs = (LayerCost("stem", "Conv", "fp16", macs=10_000_000, bytes=1_000, channels=(8, 64)),)
-    cores = profile_from_trace(trace, graph=Graph(costs, PEAKS, 1)).tensor_cores
+    cores = profile_from_trace(trace, graph=GraphCosts(costs, PEAKS, 1)).tensor_cores
     assert cores is not None
     assert [(each.name, each.could_save_ns) for each in cores.missed] == [("stem", 116 * US)]
     assert {each.name for each in cores.layers} == {"stem", "Conv_1_nhwc", "Relu_2"}
@@ -124,18 +124,18 @@ def test_clocks_that_contradict_each_other_are_refused(read: Read) -> None:
         replace(anchors[1], before_ns=anchors[1].before_ns + 200 * US, entered_ns=anchors[1].entered_ns + 200 * US),
     ]
     trace = read(recording)
-    with pytest.raises(StageError, match="are known to 190 µs only"):
-        with_node_ranges(trace, runs, drifted, {})
-    with pytest.raises(StageError, match="holds 2 iterations for the layers, 1 were run"):
-        with_node_ranges(trace, runs, anchors[:1], {})
+    with pytest.raises(StageError, match="can be aligned only to 190 µs"):
+        add_node_ranges(trace, runs, drifted, {})
+    with pytest.raises(StageError, match="has 2 layer iterations, but 1 were run"):
+        add_node_ranges(trace, runs, anchors[:1], {})
 
 
 # Of the real pair of recordings: when ONNX Runtime's profile began, and the system's clock around each iteration.
 STARTED_NS = 1795256385366758150
 ANCHORS = (
-    Anchor(1795256385977144696, 1795256385977162139, 1795256385978562198, 1795256385978665838),
-    Anchor(1795256385978667774, 1795256385978705512, 1795256385979969858, 1795256385980016246),
-    Anchor(1795256385980027078, 1795256385980058939, 1795256385981177820, 1795256385981213620),
+    ClockAnchor(1795256385977144696, 1795256385977162139, 1795256385978562198, 1795256385978665838),
+    ClockAnchor(1795256385978667774, 1795256385978705512, 1795256385979969858, 1795256385980016246),
+    ClockAnchor(1795256385980027078, 1795256385980058939, 1795256385981177820, 1795256385981213620),
 )
 KERNELS_OF = {
     "Conv": r"convolve|implicit_convolve_sgemm|cutlass_tensorop|op_generic_tensor_kernel",  # the last adds the bias
@@ -149,10 +149,10 @@ KERNELS_OF = {
 
 
 def test_on_a_real_gpu_every_node_launches_kernels_of_its_own_operator() -> None:
-    runs = list(node_runs(GOLDEN / "h200-digits-fp16-ort-nodes.json", STARTED_NS))
+    runs = list(read_node_runs(GOLDEN / "h200-digits-fp16-ort-nodes.json", STARTED_NS))
     trace = trace_from_sqlite(GOLDEN / "h200-digits-fp16-ort-nodes.sqlite")
-    part = measured_part(analysis_from_trace(with_node_ranges(trace, runs, ANCHORS, {})), LAYERS_RANGE)
-    table = layer_kernels(part)
+    part = select_measured_part(analysis_from_trace(add_node_ranges(trace, runs, ANCHORS, {})), LAYERS_RANGE)
+    table = attribute_kernels(part)
     assert table["kernel_ns"].sum() == part.kernel_ns == 464_576  # all 165 kernels belong to a node
     op_of = {run.name: run.op for run in runs}
     strange = [
@@ -173,12 +173,16 @@ def test_nodes_out_of_a_profile(tmp_path: Path) -> None:
         {"cat": "Node", "name": "a_fence_before", "ts": 9, "dur": 0, "args": {"op_name": "Conv"}},
     ]
     (tmp_path / "profile.json").write_text(json.dumps(events))
-    assert list(node_runs(tmp_path / "profile.json", 7_000)) == [
+    assert list(read_node_runs(tmp_path / "profile.json", 7_000)) == [
         NodeRun("a", "Conv", 17_000, 26_000),
         NodeRun("b", "Relu", 27_000, 32_000),
     ]
     (tmp_path / "profile.json").write_text(json.dumps([*events, {**events[1], "name": "c_kernel_time", "dur": 0}]))
-    assert [run.name for run in node_runs(tmp_path / "profile.json", 0)] == ["a", "b", "c"]  # two in one microsecond
+    assert [run.name for run in read_node_runs(tmp_path / "profile.json", 0)] == [
+        "a",
+        "b",
+        "c",
+    ]  # two in one microsecond
     (tmp_path / "profile.json").write_text('{"no": "list"}')
-    with pytest.raises(StageError, match="not a profile of ONNX Runtime"):
-        list(node_runs(tmp_path / "profile.json", 0))
+    with pytest.raises(StageError, match="not an ONNX Runtime profile"):
+        list(read_node_runs(tmp_path / "profile.json", 0))

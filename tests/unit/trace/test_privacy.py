@@ -6,7 +6,7 @@ from tests.golden import phenomena
 
 from optpipe.trace.recording.files import trace_from_folder, write_trace
 from optpipe.trace.recording.read import trace_from_sqlite
-from optpipe.trace.recording.redaction import redacted_export
+from optpipe.trace.recording.redaction import write_redacted_export
 from optpipe.trace.timeline.analysis import analysis_from_trace
 
 SECRET = "correct-horse-battery-staple"
@@ -34,7 +34,7 @@ def test_parquet_and_json_do_not(tmp_path: Path) -> None:
 
 def test_the_redacted_export_does_not_and_reads_the_same(tmp_path: Path) -> None:
     raw = _raw(tmp_path)
-    redacted_export(raw, tmp_path / "redacted.sqlite")
+    write_redacted_export(raw, tmp_path / "redacted.sqlite")
     assert SECRET.encode() not in (tmp_path / "redacted.sqlite").read_bytes()
     before, after = (analysis_from_trace(trace_from_sqlite(path)) for path in (raw, tmp_path / "redacted.sqlite"))
     assert before.split == after.split

@@ -94,7 +94,7 @@ def test_a_payload_of_another_form_is_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["{", '{"NvtxEvent": 3}', "[1]"])
 def test_what_is_no_export(tmp_path: Path, text: str) -> None:
     (tmp_path / "other.json").write_text(text)
-    with pytest.raises(StageError, match="not a JSON export of nsys"):
+    with pytest.raises(StageError, match="not an nsys JSON export"):
         samples_from_json(tmp_path / "other.json")
 
 
@@ -119,4 +119,4 @@ def test_somebodys_recording_with_stacks_is_read_with_them(monkeypatch: pytest.M
     assert "samples" not in read.absent
     (tmp_path / "recording.json").write_text("{")
     assert trace_from_path(tmp_path / "somebody.nsys-rep", warnings.append).kernels.height == 12
-    assert [each.partition(":")[0] for each in warnings] == ["Python's stacks cannot be read"]
+    assert [each.partition(":")[0] for each in warnings] == ["cannot read the Python stacks"]

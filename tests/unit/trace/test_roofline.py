@@ -8,17 +8,17 @@ import pytest
 from onnx import TensorProto, helper
 
 from optpipe.core.tensors import InputSpec
-from optpipe.trace.layers.graph_costs import graph_from_onnx
+from optpipe.trace.layers.graph_costs import graph_costs_from_onnx
 from optpipe.trace.layers.layer_cost import LayerCost
-from optpipe.trace.layers.ort_nodes import layer_times
-from optpipe.trace.layers.peaks import Peaks, sheet_peaks
+from optpipe.trace.layers.ort_nodes import sum_layer_times
+from optpipe.trace.layers.peaks import Peaks, peaks_from_data_sheet
 from optpipe.trace.layers.roofline import (
-    Graph,
+    GraphCosts,
     Quadrant,
-    graph_from_document,
-    ineligible_layers,
-    quadrant,
-    roofline,
+    classify_quadrant,
+    compute_roofline,
+    graph_costs_from_document,
+    list_ineligible_layers,
 )
 
 PEAKS = Peaks("a device", "measured", {"fp32": 1e11, "fp16": 2e11}, 1e10)
@@ -30,7 +30,7 @@ MEMORY = LayerCost("relu", "Relu", "fp32", macs=0, bytes=1_000)  # 100 ns of mem
 
 def test_bounds() -> None:
     assert (MATH.math_ns(PEAKS), MATH.memory_ns(PEAKS), MATH.bound_ns(PEAKS)) == (100, 50, 100)
-    found = roofline(Graph((MATH, MEMORY), PEAKS, 1), measured_ns=400.0)
+    found = compute_roofline(GraphCosts((MATH, MEMORY), PEAKS, 1), measured_ns=400.0)
     assert found.bound_ns == 100
     assert (found.unfused.bytes, found.unfused.ns, found.unfused.math_share) == (1_500, 200, 0.5)
     assert found.fused == found.unfused  # nothing is known to fuse
@@ -48,21 +48,21 @@ def test_bounds() -> None:
     ],
 )
 def test_quadrants(cost: LayerCost, measured_ns: float, expected: Quadrant) -> None:
-    assert quadrant(cost, PEAKS, measured_ns) is expected
+    assert classify_quadrant(cost, PEAKS, measured_ns) is expected
 
 
 def test_what_tensor_cores_cannot_take() -> None:
     odd = LayerCost("odd", "Conv", "fp16", macs=10, bytes=10, channels=(3, 64))
     even = LayerCost("even", "Conv", "fp16", macs=10, bytes=10, channels=(8, 64))
-    assert set(ineligible_layers([MATH, MEMORY, odd, even])) == {"conv", "odd"}
-    assert "not multiples of 8" in ineligible_layers([odd])["odd"]
+    assert set(list_ineligible_layers([MATH, MEMORY, odd, even])) == {"conv", "odd"}
+    assert "not multiples of 8" in list_ineligible_layers([odd])["odd"]
 
 
 def test_known_devices() -> None:
-    h200 = sheet_peaks("NVIDIA H200")
+    h200 = peaks_from_data_sheet("NVIDIA H200")
     assert h200 is not None
     assert (h200.flops("fp16"), h200.bytes_per_s, h200.source) == (989.4e12, 4.8e12, "data sheet")
-    assert sheet_peaks("some other GPU") is None
+    assert peaks_from_data_sheet("some other GPU") is None
 
 
 def _graph(directory: Path) -> Path:
@@ -81,7 +81,7 @@ def _graph(directory: Path) -> Path:
 
 def test_costs_from_a_graph_by_hand(tmp_path: Path) -> None:
     spec = InputSpec("x", "float32", (1, 3, 4, 4), (1, 3, 4, 4), (8, 3, 4, 4))
-    conv, relu = graph_from_onnx(_graph(tmp_path), [spec], 2, PEAKS).costs
+    conv, relu = graph_costs_from_onnx(_graph(tmp_path), [spec], 2, PEAKS).costs
     assert conv.macs == 2 * 8 * 4 * 4 * 27
     assert conv.bytes == 4 * (2 * 3 * 16 + 216 + 2 * 8 * 16)
     assert conv.channels == (3, 8)
@@ -90,30 +90,30 @@ def test_costs_from_a_graph_by_hand(tmp_path: Path) -> None:
 
 def test_times_of_fused_nodes_go_to_their_product(tmp_path: Path) -> None:
     graph = _graph(tmp_path)
-    assert layer_times(graph, {"relu_nchwc": 10.0, "ReorderInput": 1.0}) == {"node_conv": 10.0}
-    assert layer_times(graph, {"node_conv_token_12": 3.0}) == {"node_conv": 3.0}
-    assert layer_times(graph, {"node_conv": 5.0, "node_relu": 2.0}) == {"node_conv": 5.0, "node_relu": 2.0}
+    assert sum_layer_times(graph, {"relu_nchwc": 10.0, "ReorderInput": 1.0}) == {"node_conv": 10.0}
+    assert sum_layer_times(graph, {"node_conv_token_12": 3.0}) == {"node_conv": 3.0}
+    assert sum_layer_times(graph, {"node_conv": 5.0, "node_relu": 2.0}) == {"node_conv": 5.0, "node_relu": 2.0}
 
 
 def test_bound_if_everything_fused(tmp_path: Path) -> None:
     spec = InputSpec("x", "float32", (1, 3, 4, 4), (1, 3, 4, 4), (8, 3, 4, 4))
-    edges = graph_from_onnx(_graph(tmp_path), [spec], 2, PEAKS).edge_bytes
+    edges = graph_costs_from_onnx(_graph(tmp_path), [spec], 2, PEAKS).edge_bytes
     assert edges == 4 * (2 * 3 * 16 + 216 + 2 * 8 * 16)  # all but the tensor between the two
-    assert roofline(Graph((MATH, MEMORY), PEAKS, 1, edge_bytes=300)).bound_ns == 100
-    assert roofline(Graph((MATH, MEMORY), PEAKS, 1, edge_bytes=3_000)).bound_ns == 300
+    assert compute_roofline(GraphCosts((MATH, MEMORY), PEAKS, 1, edge_bytes=300)).bound_ns == 100
+    assert compute_roofline(GraphCosts((MATH, MEMORY), PEAKS, 1, edge_bytes=3_000)).bound_ns == 300
 
 
 def test_arithmetic_of_a_type_without_a_peak_bounds_nothing() -> None:
     """A CPU's int8 may be faster than the fp32 that was probed."""
     quantized = LayerCost("int8", "Conv", "int8", macs=5_000, bytes=500)
-    found = roofline(Graph((quantized,), PEAKS, 1, edge_bytes=10))
+    found = compute_roofline(GraphCosts((quantized,), PEAKS, 1, edge_bytes=10))
     assert (found.bound_ns, found.fused.ns) == (1, 100)
     assert found.types_without_peak == ["int8"]
 
 
 def test_the_document_holds_what_the_figures_were_made_of() -> None:
-    graph = Graph((MATH, replace(MEMORY, fused_bytes=0)), PEAKS, 1, edge_bytes=300)
-    document = roofline(graph).document()
-    again = graph_from_document(document)
+    graph = GraphCosts((MATH, replace(MEMORY, fused_bytes=0)), PEAKS, 1, edge_bytes=300)
+    document = compute_roofline(graph).document()
+    again = graph_costs_from_document(document)
     assert again is not None
-    assert roofline(again).document() == document
+    assert compute_roofline(again).document() == document

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.trace.conftest import SAMPLE
 
 from optpipe.core.verdict import Verdict
-from optpipe.trace.findings.bottleneck import Limit
+from optpipe.trace.findings.bottleneck import LimitingFactor
 from optpipe.trace.findings.report import Profile, document_from_profile
 
 
@@ -33,9 +33,9 @@ def test_api_totals_are_the_exports_to_the_nanosecond(sample: Profile) -> None:
 
 
 def test_eager_iterations_are_launch_bound_and_the_replay_is_not(sample: Profile) -> None:
-    assert sample.bottleneck.limit is Limit.LAUNCH
-    assert sample.by_range["iter"].limit is Limit.LAUNCH
-    assert sample.by_range["graph"].limit is Limit.GPU  # no graph of the model, no counters
+    assert sample.bottleneck.limit is LimitingFactor.LAUNCH
+    assert sample.by_range["iter"].limit is LimitingFactor.LAUNCH
+    assert sample.by_range["graph"].limit is LimitingFactor.GPU  # no graph of the model, no counters
     assert sample.by_range["graph"].share == pytest.approx(0.967, abs=0.001)
     assert sample.findings[0].rule == "launch-gaps"
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from optpipe.core.measurement import Mode, Scenario
-from optpipe.worker.checks import Reservoir, cache_probe
+from optpipe.worker.checks import Reservoir, probe_cache
 from optpipe.worker.lanes import CudaLane
-from optpipe.worker.loops import Load, run_load
+from optpipe.worker.loops import PointRun, run_load
 from optpipe.worker.plan import Point
-from optpipe.worker.rotation import rotation
+from optpipe.worker.rotation import draw_rotation
 from optpipe.worker.spool import Spool, frame_from_spool
 
 LOG = []
@@ -93,17 +93,17 @@ POOL = {"x": np.random.default_rng(0).standard_normal((32, 6)).astype(np.float32
 
 
 def run(tmp_path, scenario, mode, streams=1):
-    turns = rotation(POOL, 4, seed=0)
+    turns = draw_rotation(POOL, 4, seed=0)
     session = Session()
     lanes = [CudaLane(session, turns, mode, Stream()) for _ in range(streams)]
     point = Point("m0", 4, scenario, mode, str(tmp_path / "s"), 0.02, 1.0, 90.0, 0.01, 0.2, rate_per_s=2000.0)
     kept = Reservoir(8, 0)
     with Spool(tmp_path / "s") as spool:
-        run_load(Load(point, spool, lanes, len(turns.batches), kept, lambda: None))
+        run_load(PointRun(point, spool, lanes, len(turns.batches), kept, lambda: None))
     answers = [(index, lanes[0].on_host(outputs)) for index, outputs in kept.kept]
     for index, got in answers:
         assert np.allclose(got["y"], session.run(turns.batches[index])["y"], atol=1e-5)
-    probe = cache_probe(session, lanes[0], turns, 4, 0, 1e-3)
+    probe = probe_cache(session, lanes[0], turns, 4, 0, 1e-3)
     assert not probe["stale"]
     return frame_from_spool(tmp_path / "s").filter(phase=1)
 
@@ -124,7 +124,7 @@ def test_every_scenario_and_mode_answers_rightly_on_its_own_streams(tmp_path, sc
 
 
 def test_the_input_is_in_place_before_the_first_event_in_compute_mode(tmp_path):
-    turns = rotation(POOL, 4, seed=0)
+    turns = draw_rotation(POOL, 4, seed=0)
     lane = CudaLane(Session(), turns, Mode.COMPUTE, Stream())
     LOG.clear()
     lane.stage(1)

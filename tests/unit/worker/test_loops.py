@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from optpipe.core.measurement import Mode, Scenario
-from optpipe.stats.percentiles import samples_needed, summary_from_ns
+from optpipe.stats.percentiles import count_samples_needed, summary_from_ns
 from optpipe.worker import loops
 from optpipe.worker.checks import Reservoir
-from optpipe.worker.loops import LONGEST, Load, run_load
+from optpipe.worker.loops import MAX_SAMPLE_FACTOR, PointRun, run_load
 from optpipe.worker.plan import Point
 from optpipe.worker.spool import Spool, frame_from_spool
 
@@ -26,7 +26,7 @@ def measured(
     point = Point("m0", 1, Scenario.SINGLE_STREAM, Mode.COMPUTE, str(folder / "s"), min_seconds, max_seconds, 99.0)
     taken: list[int] = []
     with Spool(folder / "s") as spool:
-        load = Load(point, spool, [], 1, Reservoir(1, 0), lambda: None)
+        load = PointRun(point, spool, [], 1, Reservoir(1, 0), lambda: None)
         for _ in range(50):  # the warm-up does not count
             load.write(0, 0, 0, 1, 0, 0, 0, 9 * MS, 0, -1, -1, -1)
         now = 0
@@ -54,19 +54,19 @@ def waves(length: int) -> Iterator[int]:
 
 
 def test_independent_samples_are_as_many_as_the_percentile_needs(tmp_path: Path) -> None:
-    assert len(measured(tmp_path, independent())) == samples_needed(99.0)
+    assert len(measured(tmp_path, independent())) == count_samples_needed(99.0)
 
 
 @pytest.mark.parametrize("length", [3, 5])
 def test_samples_that_follow_each_other_closely_are_more(tmp_path: Path, length: int) -> None:
     taken = measured(tmp_path, waves(length))
-    assert samples_needed(99.0) < len(taken) < LONGEST * samples_needed(99.0)
+    assert count_samples_needed(99.0) < len(taken) < MAX_SAMPLE_FACTOR * count_samples_needed(99.0)
     assert 99.0 in {each.percent for each in summary_from_ns(np.array(taken)).percentiles}
 
 
 def test_it_does_not_wait_for_ever(tmp_path: Path) -> None:
     taken = measured(tmp_path, waves(400))
-    assert len(taken) <= LONGEST * samples_needed(99.0) * 5 // 4
+    assert len(taken) <= MAX_SAMPLE_FACTOR * count_samples_needed(99.0) * 5 // 4
 
 
 def test_the_least_and_the_most_time_hold(tmp_path: Path) -> None:
@@ -96,11 +96,11 @@ def test_nobody_arrives_while_it_is_looked_whether_the_samples_are_enough(tmp_pa
         sleep(0.05)
         return len(looks) == 3
 
-    monkeypatch.setattr(loops, "supported", looked)
+    monkeypatch.setattr(loops, "supports_percentile", looked)
     rate, path = 5000.0, tmp_path / "s"
     point = Point("m0", 1, Scenario.SERVER, Mode.COMPUTE, str(path), 0.0, 1e9, 50.0, 0.05, 0.1, rate_per_s=rate)
     with Spool(path) as spool:
-        run_load(Load(point, spool, [AtOnce()], 1, Reservoir(1, 0), lambda: None))
+        run_load(PointRun(point, spool, [AtOnce()], 1, Reservoir(1, 0), lambda: None))
     frame = frame_from_spool(path)
     scheduled = frame.filter(frame["phase"] == 1)["scheduled_ns"].to_numpy()
     random = Random("arrivals 0")

@@ -12,35 +12,35 @@ from optpipe.stats.ratio import SMALLEST_ROUNDS
 from optpipe.worker import checks
 from optpipe.worker.checks import (
     Reservoir,
-    answers_before,
-    cache_probe,
-    checks_that_fit,
-    outputs_verdict,
+    check_outputs,
+    compute_untimed_outputs,
+    limit_output_checks,
+    probe_cache,
 )
 from optpipe.worker.plan import (
     Point,
     SessionPlan,
     point_from_json,
-    session_from_json,
+    session_plan_from_json,
 )
 from optpipe.worker.rotation import (
-    FEWEST,
-    MOST,
-    never_seen,
-    rotation,
+    MAX_ROTATED_BATCHES,
+    MIN_ROTATED_BATCHES,
+    draw_rotation,
+    make_unseen_batch,
 )
 from optpipe.worker.spool import (
     CHUNK_RECORDS,
     Spool,
+    count_spooled,
     frame_from_spool,
     request_stop,
-    spooled_count,
 )
 
 
 def test_plans_survive_json():
     plan = SessionPlan("a:b", {"x": 1}, {"x": "x.npy"}, affinity=(0, 1))
-    assert session_from_json(plan.to_json()) == plan
+    assert session_plan_from_json(plan.to_json()) == plan
     point = Point("m0", 4, Scenario.SERVER, Mode.COMPUTE, "s", 1.0, 2.0, rate_per_s=5.0)
     assert point_from_json(point.to_json()) == point
 
@@ -51,7 +51,7 @@ def test_a_spool_is_read_while_it_is_written_and_keeps_every_sample(tmp_path):
         write = spool.writer()
         for index in range(CHUNK_RECORDS + 10):  # over the first chunk's end
             write(1, 2, index % 8, 4, 0, index, index + 1, index + 5, 3, -1, 2, -1)
-        assert spooled_count(path) == CHUNK_RECORDS + 10
+        assert count_spooled(path) == CHUNK_RECORDS + 10
         assert not spool.stopped
         request_stop(path)
         assert spool.stopped
@@ -67,7 +67,7 @@ def test_another_file_is_no_spool(tmp_path):
     path.write_bytes(b"x" * 100)
     with pytest.raises(StageError, match="not a sample spool"):
         frame_from_spool(path)
-    assert spooled_count(tmp_path / "nothing") == 0
+    assert count_spooled(tmp_path / "nothing") == 0
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 5000])
@@ -82,7 +82,7 @@ def test_no_room_for_samples_is_said_and_leaves_no_spool(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(StageError, match="no room for samples"):
+    with pytest.raises(StageError, match="no space for samples"):
         Spool(tmp_path / "s.spool")
     assert list(tmp_path.iterdir()) == []
 
@@ -90,18 +90,18 @@ def test_no_room_for_samples_is_said_and_leaves_no_spool(tmp_path, monkeypatch):
 @given(st.integers(1, 300), st.integers(1, 70))
 def test_rotated_batches_differ_and_are_rows_of_the_pool(batch, size):
     pool = {"x": np.arange(size * 3, dtype=np.float32).reshape(size, 3)}
-    turns = rotation(pool, batch, seed=1)
-    assert FEWEST <= len(turns.batches) <= MOST
+    turns = draw_rotation(pool, batch, seed=1)
+    assert MIN_ROTATED_BATCHES <= len(turns.batches) <= MAX_ROTATED_BATCHES
     for rows, each in zip(turns.rows, turns.batches, strict=True):
         assert np.array_equal(each["x"], pool["x"][rows])
         assert len(each["x"]) == batch
-    if size >= 2 * MOST * batch:
+    if size >= 2 * MAX_ROTATED_BATCHES * batch:
         assert len({each["x"].tobytes() for each in turns.batches}) == len(turns.batches)
 
 
 def test_never_seen_inputs_keep_values_and_differ():
     batch = {"x": np.random.default_rng(0).standard_normal((2, 3, 5)).astype(np.float32)}
-    made = [never_seen(batch, seed)["x"] for seed in range(8)]
+    made = [make_unseen_batch(batch, seed)["x"] for seed in range(8)]
     assert all(np.array_equal(np.sort(each, axis=None), np.sort(batch["x"], axis=None)) for each in made)
     assert all(not np.array_equal(each, batch["x"]) for each in made)
 
@@ -125,7 +125,7 @@ ROWS = [np.array([0]), np.array([1])]
 
 
 def judged(kept, reference=None):
-    return outputs_verdict(kept, BEFORE, reference or {}, ROWS, 0.2, "the source model")
+    return check_outputs(kept, BEFORE, reference or {}, ROWS, 0.2, "the source model")
 
 
 def test_right_answers_pass():
@@ -135,7 +135,7 @@ def test_right_answers_pass():
 
 
 def test_the_answer_to_another_input_is_wrong_even_inside_the_tolerance():
-    assert judged([(0, BEFORE[1])])["why_not"] == "is the answer to another input"
+    assert judged([(0, BEFORE[1])])["why_not"] == "belongs to another input"
 
 
 def test_a_consistent_but_wrong_runtime_is_caught_by_the_reference():
@@ -161,7 +161,7 @@ def test_an_output_that_is_missing_is_wrong():
 @given(st.integers(1, 16), st.integers(8, 64))
 def test_every_batch_holds_an_input_with_a_reference_as_long_as_there_are(batch, known):
     pool = {"x": np.arange(64 * 3, dtype=np.float32).reshape(64, 3)}
-    turns = rotation(pool, batch, seed=0, known=known)
+    turns = draw_rotation(pool, batch, seed=0, known=known)
     used = {int(row) for rows in turns.rows for row in rows if row < known}
     assert all((rows < known).any() for rows in turns.rows) or len(used) == known
     assert len({each["x"].tobytes() for each in turns.batches}) == len(turns.batches)
@@ -213,17 +213,22 @@ def clock(monkeypatch):
     return now
 
 
-TURNS = rotation({"x": np.arange(64, dtype=np.float32).reshape(64, 1)}, 1, seed=0)
+TURNS = draw_rotation({"x": np.arange(64, dtype=np.float32).reshape(64, 1)}, 1, seed=0)
 
 
 @pytest.mark.parametrize(
     ("seconds", "megabytes", "answers", "kept"),
-    [(0.01, 0.1, MOST, 16), (20.0, 0.1, FEWEST, 16), (0.01, 1024.0, FEWEST, FEWEST), (0.01, 100.0, 2, 2)],
+    [
+        (0.01, 0.1, MAX_ROTATED_BATCHES, 16),
+        (20.0, 0.1, MIN_ROTATED_BATCHES, 16),
+        (0.01, 1024.0, MIN_ROTATED_BATCHES, MIN_ROTATED_BATCHES),
+        (0.01, 100.0, 2, 2),
+    ],
 )
 def test_a_slow_artifact_or_one_with_huge_answers_is_asked_less_often(clock, seconds, megabytes, answers, kept):
     session = Answering(clock, seconds, megabytes)
-    assert len(answers_before(session, TURNS)) == session.calls == answers
-    assert checks_that_fit(16, session.answer) == kept
+    assert len(compute_untimed_outputs(session, TURNS)) == session.calls == answers
+    assert limit_output_checks(16, session.answer) == kept
 
 
 def test_a_first_call_that_is_slow_by_itself_costs_no_input(clock):
@@ -231,13 +236,13 @@ def test_a_first_call_that_is_slow_by_itself_costs_no_input(clock):
     clock[0] = -60.0
     run = session.run
     session.run = lambda batch: (clock.__setitem__(0, max(clock[0], 0.0)), run(batch))[1]
-    assert len(answers_before(session, TURNS)) == MOST
+    assert len(compute_untimed_outputs(session, TURNS)) == MAX_ROTATED_BATCHES
 
 
 @pytest.mark.parametrize(("seconds", "rounds"), [(0.001, 12), (5.0, SMALLEST_ROUNDS)])
 def test_the_cache_probe_of_a_slow_artifact_ends_soon_and_still_says_something(clock, seconds, rounds):
     session = Answering(clock, seconds)
-    found = cache_probe(session, session, TURNS, 12, 0, 1e-3)
+    found = probe_cache(session, session, TURNS, 12, 0, 1e-3)
     assert session.calls == 2 * rounds + 1
     assert found["known_over_new"] == pytest.approx(1.0)
 
@@ -246,13 +251,13 @@ def test_large_answers_are_compared_in_parts_as_if_whole(monkeypatch):
     random = np.random.default_rng(0)
     first, second = ({"y": random.standard_normal((7, 11)).astype(np.float32)} for _ in range(2))
     whole = judged_alone(first, second)
-    monkeypatch.setattr(checks, "PART", 5)
+    monkeypatch.setattr(checks, "CHUNK_VALUES", 5)
     assert judged_alone(first, second) == pytest.approx(whole)
 
 
 def judged_alone(before, got):
-    return outputs_verdict([(0, got)], [before], {}, ROWS[:1], 10.0, "")["relative_error"]
+    return check_outputs([(0, got)], [before], {}, ROWS[:1], 10.0, "")["relative_error"]
 
 
 def test_nan_is_called_by_its_name():
-    assert judged([(0, {"y": np.array([[np.nan, 0.0]])})])["why_not"] == "holds NaN or infinity"
+    assert judged([(0, {"y": np.array([[np.nan, 0.0]])})])["why_not"] == "contains NaN or Inf"

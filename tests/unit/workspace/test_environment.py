@@ -2,7 +2,7 @@
 
 import pytest
 
-from optpipe.workspace.environment import visible_gpus
+from optpipe.workspace.environment import select_visible_gpus
 
 UUIDS = ("GPU-8932f937-d72c", "GPU-89aa0000-0001", "GPU-1f000000-0002")
 
@@ -24,8 +24,8 @@ UUIDS = ("GPU-8932f937-d72c", "GPU-89aa0000-0001", "GPU-1f000000-0002")
     ],
 )
 def test_which_gpus_cuda_shows(text: str | None, shown: tuple[int, ...]) -> None:
-    assert visible_gpus(text, UUIDS) == shown
+    assert select_visible_gpus(text, UUIDS) == shown
 
 
 def test_without_a_gpu_none_is_shown() -> None:
-    assert visible_gpus("0", ()) == ()
+    assert select_visible_gpus("0", ()) == ()

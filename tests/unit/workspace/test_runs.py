@@ -17,7 +17,7 @@ def finished(workspace, kind="bench"):
 def test_a_run_exists_only_once_its_manifest_is_written(tmp_path):
     begun = runs.begin_run(tmp_path, "bench")
     assert runs.list_runs(tmp_path) == ()
-    with pytest.raises(BadInputError, match="cut off"):
+    with pytest.raises(BadInputError, match="is incomplete"):
         runs.load_run(begun.path)
     runs.finish_run(begun, command=["optpipe", "bench"])
     assert [run.run_id for run in runs.list_runs(tmp_path)] == [begun.run_id]
@@ -25,14 +25,14 @@ def test_a_run_exists_only_once_its_manifest_is_written(tmp_path):
 
 def test_a_run_that_is_worth_nothing_in_part_leaves_nothing(tmp_path):
     def cut_off():
-        with runs.whole_run(tmp_path, "evaluate") as run:
+        with runs.open_run(tmp_path, "evaluate") as run:
             (run.path / "half").write_text("x")
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         cut_off()
     assert not list((tmp_path / "runs").iterdir())
-    with runs.whole_run(tmp_path, "evaluate") as run:
+    with runs.open_run(tmp_path, "evaluate") as run:
         runs.finish_run(run, command="optpipe evaluate")
     assert [one.run_id for one in runs.list_runs(tmp_path)] == [run.run_id]
 
@@ -50,19 +50,19 @@ def test_what_cannot_be_written_whole_leaves_nothing(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(runs.os, "fsync", full)
-    with pytest.raises(StageError, match="No space left on device; free some space"):
+    with pytest.raises(StageError, match="No space left on device; free some disk space"):
         runs.write_parquet(tmp_path / "rows.parquet", pl.DataFrame({"a": [1]}))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_every_change_is_found(tmp_path):
     run = finished(tmp_path)
-    assert runs.changed_files(run) == ()
+    assert runs.find_changed_files(run) == ()
     (run.path / "samples" / "m0.bin").write_bytes(b"abd")
     (run.path / "extra").write_text("x")
-    assert runs.changed_files(run) == ("extra: not in the manifest", "samples/m0.bin: changed")
+    assert runs.find_changed_files(run) == ("extra: not in the manifest", "samples/m0.bin: changed")
     (run.path / "samples" / "m0.bin").unlink()
-    assert "samples/m0.bin: missing" in runs.changed_files(run)
+    assert "samples/m0.bin: missing" in runs.find_changed_files(run)
 
 
 def test_runs_are_listed_by_kind(tmp_path):

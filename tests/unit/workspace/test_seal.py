@@ -12,10 +12,10 @@ from optpipe.workspace.seal import (
     SEAL,
     SIGNATURE,
     SUMS,
-    broken,
-    seal,
-    sign,
-    signature_problem,
+    find_seal_problems,
+    find_signature_problem,
+    seal_folder,
+    sign_folder,
 )
 
 FILES = {
@@ -39,13 +39,13 @@ def sealed_and_signed(tmp_path_factory, key):
     for name, content in FILES.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(content)
-    seal(folder)
-    sign(folder, key)
+    seal_folder(folder)
+    sign_folder(folder, key)
     return folder
 
 
 def problems(folder):
-    return broken(folder) or ([problem] if (problem := signature_problem(folder)) else [])
+    return find_seal_problems(folder) or ([problem] if (problem := find_signature_problem(folder)) else [])
 
 
 @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -85,7 +85,7 @@ def test_a_truncated_longer_missing_or_added_file_is_found(sealed_and_signed, tm
             (folder / "nothing").mkdir()
         else:
             continue
-        assert broken(folder), change
+        assert find_seal_problems(folder), change
 
 
 def test_files_moved_about_or_lists_in_another_order_are_found(sealed_and_signed, tmp_path):
@@ -93,30 +93,30 @@ def test_files_moved_about_or_lists_in_another_order_are_found(sealed_and_signed
     shutil.copytree(sealed_and_signed, folder)
     lines = (folder / SUMS).read_text().splitlines(keepends=True)
     (folder / SUMS).write_text("".join(reversed(lines)))
-    assert broken(folder)
+    assert find_seal_problems(folder)
 
 
 def test_resealing_a_changed_folder_breaks_its_signature(sealed_and_signed, tmp_path, key):
     folder = tmp_path / "resealed"
     shutil.copytree(sealed_and_signed, folder)
     (folder / "verdict.json").write_text("{}")
-    seal(folder)
-    assert broken(folder) == []
-    assert "ignature" in (signature_problem(folder) or "")
+    seal_folder(folder)
+    assert find_seal_problems(folder) == []
+    assert "ignature" in (find_signature_problem(folder) or "")
 
 
 def test_only_allowed_signers_are_accepted(sealed_and_signed, tmp_path, key):
     allowed = tmp_path / "allowed"
     allowed.write_text(f"release@example.org {key.with_suffix('.pub').read_text()}")
-    assert signature_problem(sealed_and_signed, allowed) is None
+    assert find_signature_problem(sealed_and_signed, allowed) is None
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "other"], check=True)
     allowed.write_text(f"release@example.org {(tmp_path / 'other.pub').read_text()}")
-    assert "does not allow" in (signature_problem(sealed_and_signed, allowed) or "")
+    assert "is not in" in (find_signature_problem(sealed_and_signed, allowed) or "")
     unsigned = tmp_path / "unsigned"
     shutil.copytree(sealed_and_signed, unsigned)
     (unsigned / SIGNATURE).unlink()
-    assert signature_problem(unsigned) is None
-    assert "missing" in (signature_problem(unsigned, allowed) or "")
+    assert find_signature_problem(unsigned) is None
+    assert "missing" in (find_signature_problem(unsigned, allowed) or "")
 
 
 def test_coreutils_can_check_it_too(sealed_and_signed):
@@ -126,8 +126,8 @@ def test_coreutils_can_check_it_too(sealed_and_signed):
 
 def test_what_is_no_dossier_says_what_to_do(tmp_path):
     with pytest.raises(BadInputError, match="optpipe signoff"):
-        broken(tmp_path)
+        find_seal_problems(tmp_path)
     with pytest.raises(BadInputError, match="does not exist"):
-        broken(tmp_path / "none")
+        find_seal_problems(tmp_path / "none")
     with pytest.raises(BadInputError, match="ssh-keygen -t ed25519"):
-        sign(tmp_path, tmp_path / "no-key")
+        sign_folder(tmp_path, tmp_path / "no-key")

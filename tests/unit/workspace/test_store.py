@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optpipe.artifacts.housekeeping import collected, removed
-from optpipe.core.events import Silent
-from optpipe.core.hashing import value_sha256
+from optpipe.artifacts.housekeeping import collect_garbage, remove_stored
+from optpipe.core.events import SilentListener
+from optpipe.core.hashing import hash_value
 from optpipe.errors import BadInputError, StageError
-from optpipe.workspace.manifest import MANIFEST, damage
+from optpipe.workspace.manifest import MANIFEST, find_damage
 from optpipe.workspace.store import Store
 
 json_values = st.recursive(
@@ -36,8 +36,8 @@ def test_a_second_request_is_answered_from_the_store(tmp_path: Path) -> None:
         calls.append(directory)
         return write_payload(directory)
 
-    first, first_cached = store.produce("thing", {"a": 1}, make, listener=Silent())
-    second, second_cached = store.produce("thing", {"a": 1}, make, listener=Silent())
+    first, first_cached = store.produce("thing", {"a": 1}, make, listener=SilentListener())
+    second, second_cached = store.produce("thing", {"a": 1}, make, listener=SilentListener())
     assert (first_cached, second_cached, len(calls)) == (False, True, 1)
     assert first.path == second.path
     assert second.info == {"answer": 42}
@@ -45,10 +45,12 @@ def test_a_second_request_is_answered_from_the_store(tmp_path: Path) -> None:
 
 def test_what_a_build_found_last_is_the_newest(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    first, second = (store.produce("thing", {"a": each}, write_payload, listener=Silent())[0] for each in (1, 2))
+    first, second = (
+        store.produce("thing", {"a": each}, write_payload, listener=SilentListener())[0] for each in (1, 2)
+    )
     for each in (first, second, first):
-        store.produce("thing", each.manifest.recipe, write_payload, listener=Silent())
-        assert store.entries()[-1].id == each.id
+        store.produce("thing", each.manifest.recipe, write_payload, listener=SilentListener())
+        assert store.list_entries()[-1].id == each.id
     store.remove_folder(first.path)
     assert [each.name for each in (tmp_path / "used").iterdir()] == [second.path.name]
 
@@ -56,11 +58,11 @@ def test_what_a_build_found_last_is_the_newest(tmp_path: Path) -> None:
 @given(first=json_values, second=json_values)
 def test_recipes_share_an_entry_exactly_when_they_are_equal(first: object, second: object) -> None:
     same = json.dumps(first, sort_keys=True) == json.dumps(second, sort_keys=True)
-    assert (value_sha256(first) == value_sha256(second)) == same
+    assert (hash_value(first) == hash_value(second)) == same
 
 
 def test_the_order_of_keys_does_not_matter() -> None:
-    assert value_sha256({"a": 1, "b": [2]}) == value_sha256({"b": [2], "a": 1})
+    assert hash_value({"a": 1, "b": [2]}) == hash_value({"b": [2], "a": 1})
 
 
 def test_a_maker_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -70,33 +72,33 @@ def test_a_maker_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
         raise StageError(message)
 
     with pytest.raises(StageError):
-        Store(tmp_path).produce("thing", {}, make, listener=Silent())
-    assert Store(tmp_path).entries() == []
+        Store(tmp_path).produce("thing", {}, make, listener=SilentListener())
+    assert Store(tmp_path).list_entries() == []
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
 @given(position=st.integers(0, 999), value=st.integers(0, 255))
 def test_every_changed_byte_is_found(tmp_path_factory: pytest.TempPathFactory, position: int, value: int) -> None:
     store = Store(tmp_path_factory.mktemp("store"))
-    entry, _ = store.produce("thing", {}, write_payload, listener=Silent())
+    entry, _ = store.produce("thing", {}, write_payload, listener=SilentListener())
     content = bytearray(entry.file("payload").read_bytes())
     changed = content[position] != value
     content[position] = value
     entry.file("payload").write_bytes(content)
-    assert (damage(entry.path, entry.manifest) is not None) == changed
+    assert (find_damage(entry.path, entry.manifest) is not None) == changed
     if changed:
-        with pytest.raises(StageError, match=r"payload .*\n.* makes it again"):
-            store.verified(entry)
+        with pytest.raises(StageError, match=r"payload .*\nrebuild it with"):
+            store.verify_entry(entry)
 
 
 def test_a_damaged_entry_is_made_again_and_said(tmp_path: Path) -> None:
-    store, listener = Store(tmp_path), Silent()
+    store, listener = Store(tmp_path), SilentListener()
     entry, _ = store.produce("thing", {}, write_payload, listener=listener)
     entry.file("payload").write_bytes(b"short")
     again, cached = store.produce("thing", {}, write_payload, listener=listener)
     assert not cached
-    assert damage(again.path, again.manifest) is None
-    assert listener.warnings == [f"store entry {entry.path.name} was damaged and is made again"]
+    assert find_damage(again.path, again.manifest) is None
+    assert listener.warnings == [f"store entry {entry.path.name} was damaged and is being rebuilt"]
 
 
 def test_a_full_disk_is_named_and_leaves_the_store_whole(tmp_path: Path) -> None:
@@ -104,7 +106,7 @@ def test_a_full_disk_is_named_and_leaves_the_store_whole(tmp_path: Path) -> None
         raise OSError(errno.ENOSPC, "No space left on device", str(directory / "payload"))
 
     with pytest.raises(StageError, match="no space left"):
-        Store(tmp_path).produce("thing", {}, full, listener=Silent())
+        Store(tmp_path).produce("thing", {}, full, listener=SilentListener())
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
@@ -112,7 +114,7 @@ def test_a_workspace_that_is_a_file_is_named(tmp_path: Path) -> None:
     workspace = tmp_path / "file"
     workspace.write_text("")
     with pytest.raises(BadInputError, match="--workspace"):
-        Store(workspace).produce("thing", {}, write_payload, listener=Silent())
+        Store(workspace).produce("thing", {}, write_payload, listener=SilentListener())
 
 
 def _slow(directory: Path) -> dict[str, object]:
@@ -127,11 +129,11 @@ def _produce(workspace: Path, calls: "multiprocessing.Queue[int]") -> None:
         time.sleep(0.2)
         return write_payload(directory)
 
-    Store(workspace).produce("thing", {}, make, listener=Silent())
+    Store(workspace).produce("thing", {}, make, listener=SilentListener())
 
 
 def _produce_slowly(workspace: Path) -> None:
-    Store(workspace).produce("thing", {}, _slow, listener=Silent())
+    Store(workspace).produce("thing", {}, _slow, listener=SilentListener())
 
 
 def test_killed_at_any_moment_the_next_run_goes_on(tmp_path: Path) -> None:
@@ -143,8 +145,8 @@ def test_killed_at_any_moment_the_next_run_goes_on(tmp_path: Path) -> None:
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
     process.join()
-    assert Store(tmp_path).entries() == []
-    entry, cached = Store(tmp_path).produce("thing", {}, write_payload, listener=Silent())
+    assert Store(tmp_path).list_entries() == []
+    entry, cached = Store(tmp_path).produce("thing", {}, write_payload, listener=SilentListener())
     assert not cached
     assert sorted(path.name for path in entry.path.iterdir()) == [MANIFEST, "payload"]
 
@@ -167,23 +169,23 @@ def test_two_builds_of_the_same_thing_take_turns(tmp_path: Path) -> None:
 )
 def test_an_unreadable_manifest_is_named_with_its_remedy_and_made_again(tmp_path: Path, text: str | None) -> None:
     store = Store(tmp_path)
-    entry, _ = store.produce("thing", {"a": 1}, write_payload, listener=Silent())
-    other, _ = store.produce("thing", {"a": 2}, write_payload, listener=Silent())
+    entry, _ = store.produce("thing", {"a": 1}, write_payload, listener=SilentListener())
+    other, _ = store.produce("thing", {"a": 2}, write_payload, listener=SilentListener())
     if text is None:
         (entry.path / MANIFEST).unlink()
     else:
         (entry.path / MANIFEST).write_text(text)
-    found, damaged = store.listed()
+    found, damaged = store.scan_entries()
     assert ([each.id for each in found], damaged) == ([other.id], [entry.path])
     with pytest.raises(BadInputError, match=f"optpipe rm {entry.path.name}"):
-        store.entries()
-    again, cached = store.produce("thing", {"a": 1}, write_payload, listener=Silent())
-    assert (again.id, cached, len(store.entries())) == (entry.id, False, 2)
+        store.list_entries()
+    again, cached = store.produce("thing", {"a": 1}, write_payload, listener=SilentListener())
+    assert (again.id, cached, len(store.list_entries())) == (entry.id, False, 2)
 
 
 def test_what_another_process_has_removed_is_no_failure(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    entry, _ = store.produce("thing", {"a": 1}, write_payload, listener=Silent())
+    entry, _ = store.produce("thing", {"a": 1}, write_payload, listener=SilentListener())
     assert store.remove_folder(entry.path) > entry.size_bytes
     assert store.remove_folder(entry.path) == 0
 
@@ -198,42 +200,45 @@ def test_nothing_is_removed_while_another_process_makes_entries(tmp_path: Path) 
             go_on.wait(60)
             return write_payload(directory)
 
-        Store(tmp_path).produce("thing", {"a": 1}, write_payload, listener=Silent())
-        Store(tmp_path).produce("artifact", {"a": 2}, make, listener=Silent())
+        Store(tmp_path).produce("thing", {"a": 1}, write_payload, listener=SilentListener())
+        Store(tmp_path).produce("artifact", {"a": 2}, make, listener=SilentListener())
 
     process = fork.Process(target=other)
     process.start()
     assert made.wait(60)
     store = Store(tmp_path)
-    entry = store.entries()[0]
-    for remove in (lambda: collected(store, dry_run=False), lambda: removed(store, entry.id, with_dependents=False)):
-        with pytest.raises(StageError, match="another optpipe is at work"):
+    entry = store.list_entries()[0]
+    for remove in (
+        lambda: collect_garbage(store, dry_run=False),
+        lambda: remove_stored(store, entry.id, with_dependents=False),
+    ):
+        with pytest.raises(StageError, match="another optpipe process is using"):
             remove()
     go_on.set()
     process.join(60)
-    assert collected(store, dry_run=False)["removed"] == [entry.path.name]
+    assert collect_garbage(store, dry_run=False)["removed"] == [entry.path.name]
 
 
 def test_a_scratch_folder_belongs_to_its_process_until_it_ends(tmp_path: Path) -> None:
     store = Store(tmp_path)
     with store.scratch("dossier") as folder:
         (folder / "file").write_text("x")
-        assert collected(store, dry_run=False)["scratch_bytes"] == 0
+        assert collect_garbage(store, dry_run=False)["scratch_bytes"] == 0
         assert (folder / "file").is_file()
     assert not folder.exists()
     dead = tmp_path / "tmp" / "dossier-0123"
     dead.mkdir()
     (dead / "file").write_text("x")
-    assert collected(store, dry_run=False)["scratch_bytes"] == 1
+    assert collect_garbage(store, dry_run=False)["scratch_bytes"] == 1
     assert not dead.exists()
 
 
 def test_find_needs_one_entry(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    entry, _ = store.produce("thing", {"a": 1}, write_payload, listener=Silent())
-    store.produce("thing", {"a": 2}, write_payload, listener=Silent())
+    entry, _ = store.produce("thing", {"a": 1}, write_payload, listener=SilentListener())
+    store.produce("thing", {"a": 2}, write_payload, listener=SilentListener())
     assert store.find(entry.id[:8]).id == entry.id
     with pytest.raises(BadInputError, match="optpipe ls"):
         store.find("zzz")
-    with pytest.raises(BadInputError, match="give more digits"):
+    with pytest.raises(BadInputError, match="use a longer prefix"):
         store.find("thing-")

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.core.transform import Decode
-from optpipe.preprocess.dali.graph import Node, Picture
+from optpipe.preprocess.dali.graph import GraphImage, Node
 
-SHARES = 16
+SHARE_PARTS = 16
 """The share of the CPU is counted in so many parts: of so many files in a row it takes the same number each time.
 
 Taken by the files' sizes, so that every batch had another number for the GPU, a share halved the rate on an H200; whether
@@ -23,38 +23,38 @@ that was the cause has not been measured.
 """
 
 
-def decoded(encoded: Node, step: Decode, *, odd_files: bool) -> Picture:
+def decode_on_cpu(encoded: Node, step: Decode, *, odd_files: bool) -> GraphImage:
     """Decodes to 8 bits on the CPU.
 
     `odd_files` adds a branch for 16-bit grayscale PNG: a Python `if` on a graph node, which DALI rewrites under
     `enable_conditionals`.
     """
-    pixels = _on_cpu(encoded, _settings(step), odd_files=odd_files)
-    return Picture(pixels, _sides(encoded, step))
+    pixels = _decode_pixels_on_cpu(encoded, _get_decode_settings(step), odd_files=odd_files)
+    return GraphImage(pixels, _read_sides(encoded, step))
 
 
-def decoded_mixed(
+def decode_mixed(
     encoded: Node, step: Decode, options: dict[str, Any], *, odd_files: bool, cpu_share: tuple[Node, float] | None
-) -> Picture:
+) -> GraphImage:
     """Decodes to 8 bits on the GPU, and by the CPU what is odd (`odd_files`) and a share of the rest, by their index.
 
     `options` are nvJPEG's. Needs `enable_conditionals` unless both are off.
     """
     from nvidia.dali import fn
 
-    settings = _settings(step)
+    settings = _get_decode_settings(step)
     if not odd_files and cpu_share is None:
         pixels = fn.decoders.image(encoded, device="mixed", **settings, **options)
-        return Picture(pixels, _sides(encoded, step))
+        return GraphImage(pixels, _read_sides(encoded, step))
     for_gpu = _is_for_gpu(encoded, odd_files=odd_files, cpu_share=cpu_share)
     if for_gpu:
         pixels = fn.decoders.image(encoded, device="mixed", **settings, **options)
     else:
-        pixels = _on_cpu(encoded, settings, odd_files=odd_files).gpu()
-    return Picture(pixels, _sides(encoded, step))
+        pixels = _decode_pixels_on_cpu(encoded, settings, odd_files=odd_files).gpu()
+    return GraphImage(pixels, _read_sides(encoded, step))
 
 
-def is_odd(path: Path, decode: str) -> bool:
+def is_edge_case(path: Path, decode: str) -> bool:
     """Whether a file needs the branch for odd ones when decoding on the `cpu` or `mixed`, by its first and last bytes."""
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -72,22 +72,22 @@ def _is_for_gpu(encoded: Node, *, odd_files: bool, cpu_share: tuple[Node, float]
     own = None
     if cpu_share is not None:
         index, share = cpu_share
-        own = (index[0] & (SHARES - 1)) >= round(share * SHARES)
+        own = (index[0] & (SHARE_PARTS - 1)) >= round(share * SHARE_PARTS)
         if not odd_files:
             return own
     size = fn.cast(encoded.shape()[0], dtype=types.INT32)
     # ITU-T T.81, table B.1: a file starts with SOI (FF D8) and another marker, and ends with EOI (FF D9)
-    whole = ((_number(encoded, [0], 4) & 0xFFFFFF) == 0xFFD8FF) & (_number(encoded, size - 2, 2) == 0xD9FF)
+    whole = ((_read_number(encoded, [0], 4) & 0xFFFFFF) == 0xFFD8FF) & (_read_number(encoded, size - 2, 2) == 0xD9FF)
     return whole if own is None else whole & own
 
 
-def _on_cpu(encoded: Node, settings: dict[str, Any], *, odd_files: bool) -> Node:
+def _decode_pixels_on_cpu(encoded: Node, settings: dict[str, Any], *, odd_files: bool) -> Node:
     from nvidia.dali import fn, math, types
 
     if not odd_files:
         return fn.decoders.image(encoded, device="cpu", **settings)
     # PNG specification, 5.2 and 11.2.1: the signature; bytes 24 to 27 are depth 16, grayscale, and two zeros
-    wide_gray = (_number(encoded, [0], 4) == 0x474E5089) & (_number(encoded, [24], 4) == 16)
+    wide_gray = (_read_number(encoded, [0], 4) == 0x474E5089) & (_read_number(encoded, [24], 4) == 16)
     if wide_gray:
         levels = fn.decoders.image(encoded, device="cpu", dtype=types.UINT16, **settings)
         pixels = fn.cast(math.min(levels, 255), dtype=types.UINT8)
@@ -96,20 +96,20 @@ def _on_cpu(encoded: Node, settings: dict[str, Any], *, odd_files: bool) -> Node
     return pixels
 
 
-def _settings(step: Decode) -> dict[str, Any]:
+def _get_decode_settings(step: Decode) -> dict[str, Any]:
     from nvidia.dali import types
 
     kinds = {"RGB": types.RGB, "BGR": types.BGR, "L": types.GRAY}
     return {"output_type": kinds[step.channels], "adjust_orientation": step.exif}
 
 
-def _sides(encoded: Node, step: Decode) -> Node:
+def _read_sides(encoded: Node, step: Decode) -> Node:
     from nvidia.dali import fn, types
 
     return fn.peek_image_shape(encoded, adjust_orientation=step.exif, dtype=types.INT32)[0:2]
 
 
-def _number(encoded: Node, start: Any, count: int) -> Node:
+def _read_number(encoded: Node, start: Any, count: int) -> Node:
     """`count` bytes of a file (2 or 4) as a little-endian number; 0 beyond its end."""
     from nvidia.dali import fn, types
 

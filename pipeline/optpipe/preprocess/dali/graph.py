@@ -11,7 +11,7 @@ What had to be found out, each by measurement against Pillow and torchvision:
   Where a crop cuts that border off anyway, the two resizes suffice.
 - Sides and margins are integers computed in the graph, as the library computes them: DALI's own rounding of
   `resize_shorter` and of relative crop positions is another one.
-- torch's `nearest` takes the pixel at floor(x·scale), DALI the one at floor((x + ½)·scale).
+- torch's `find_nearest_to_limit` takes the pixel at floor(x·scale), DALI the one at floor((x + ½)·scale).
   torch computes that in float32, which puts an exact tie one pixel lower in 2 % of all pairs of sides up to 400; DALI's
   column or row is the exact one there.
 - On a GPU the many small operators on sides, not the kernels, are the limit: each costs 60 to 200 µs per batch on the CPU.
@@ -27,9 +27,9 @@ from optpipe.core.transform import (
     Interpolation,
     Resize,
     Transform,
-    crop_start,
+    compute_crop_start,
 )
-from optpipe.core.transform import resized as resized_sides
+from optpipe.core.transform import compute_resized_sides as resized_sides
 from optpipe.errors import BadInputError
 
 # A DALI DataNode: an output of an operator in the graph. DALI ships no types.
@@ -46,14 +46,14 @@ _TIE = 5e-5
 """Levels added before rounding half up: fixed-point coefficients put exact halves above, float32 may put them below."""
 PILLOW_CHOOSES = 13
 """Pillow's first version that chooses which side it resizes first."""
-MINIBATCH = 128
+RESIZE_MINIBATCH = 128
 """Pictures per kernel of a resize, instead of DALI's 32: beside a model every launch waits for a place on the GPU."""
 _NEAREST_TIE = 1e-3
 """The same for positions that fall on a pixel's edge, in pixels."""
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class GraphImage:
     """Pixels in the graph with their sides, which stay on the CPU so that they can be arguments of operators."""
 
     pixels: Node
@@ -64,62 +64,66 @@ class Picture:
     """Whether levels are floats, not rounded to 8 bits."""
 
 
-def untranslatable(transform: Transform) -> tuple[str, ...]:
+def find_untranslatable_steps(transform: Transform) -> tuple[str, ...]:
     """The steps that DALI cannot reproduce, each with the reason; empty where all can be."""
     reasons = []
     for index, step in enumerate(transform.steps):
         if isinstance(step, Resize) and step.interpolation not in SUPPORT:
             reasons.append(f"step {index + 1}, resize: DALI has no {step.interpolation} filter")
         if isinstance(step, Resize) and step.interpolation == "bicubic" and not step.antialias:
-            reasons.append(f"step {index + 1}, resize: torch's bicubic without antialias uses a = -0.75, DALI a = -0.5")
+            reasons.append(
+                f"step {index + 1}, resize: torch's bicubic without antialias uses a = -0.75, DALI uses a = -0.5"
+            )
     return tuple(reasons)
 
 
 def require_translatable(transform: Transform) -> None:
     """Raises BadInputError that names every step DALI cannot reproduce."""
-    if reasons := untranslatable(transform):
-        raise BadInputError(f"no DALI pipeline gives this model's pictures: {'; '.join(reasons)}")
+    if reasons := find_untranslatable_steps(transform):
+        raise BadInputError(f"DALI cannot reproduce this model's preprocessing: {'; '.join(reasons)}")
 
 
-def resized(picture: Picture, step: Resize, arithmetic: Arithmetic, *, border_hidden: bool = False) -> Picture:
+def resize_image(
+    picture: GraphImage, step: Resize, arithmetic: Arithmetic, *, border_hidden: bool = False
+) -> GraphImage:
     """Resizes as `step.kernel` does; see the module's text for what that takes."""
     from nvidia.dali import fn
 
-    new = _new_sides(step, picture.sides)
+    new = _compute_new_sides(step, picture.sides)
     floats = step.kernel == "float"
     if step.interpolation == "nearest":
-        pixels = _nearest(picture, step, new)
+        pixels = _resize_nearest(picture, step, new)
     elif arithmetic == "exact" and step.antialias and not border_hidden:
-        first, second = _order_of_passes(picture.sides, new, step)
-        half, now = _renormalized(picture.pixels, first, second, picture.sides, new, step, rounded=not floats)
-        pixels, _ = _renormalized(half, second, first, now, new, step, rounded=not floats)
+        first, second = _choose_pass_order(picture.sides, new, step)
+        half, now = _resize_renormalized(picture.pixels, first, second, picture.sides, new, step, rounded=not floats)
+        pixels, _ = _resize_renormalized(half, second, first, now, new, step, rounded=not floats)
     else:
-        filtering = _filtering(step, floats=floats)
+        filtering = _get_filtering(step, floats=floats)
         size, pixels = _as_floats(new), picture.pixels
         if arithmetic != "fused":
-            first, _ = _order_of_passes(picture.sides, new, step)
+            first, _ = _choose_pass_order(picture.sides, new, step)
             pixels = fn.resize(pixels, size=_as_floats(_node(new) * first), **filtering)  # a side of 0 stays as it is
         pixels = fn.resize(pixels, size=size, **filtering)
     low = min(step.size) if step.fit != "long" and step.max_size is None else 1
-    return Picture(pixels, new, low, floats or picture.floats)
+    return GraphImage(pixels, new, low, floats or picture.floats)
 
 
-def cropped(picture: Picture, step: CenterCrop) -> Picture:
+def crop_image(picture: GraphImage, step: CenterCrop) -> GraphImage:
     """Cuts or pads to a fixed size, with the start computed in integers."""
     from nvidia.dali import fn
 
     pixels = fn.slice(
         picture.pixels,
-        start=_crop_start(picture, step),
+        start=_compute_crop_start(picture, step),
         shape=[step.height, step.width],
         axes=[0, 1],
         out_of_bounds_policy="pad",
         fill_values=[float(step.fill)],
     )
-    return Picture(pixels, (step.height, step.width), min(step.height, step.width), picture.floats)
+    return GraphImage(pixels, (step.height, step.width), min(step.height, step.width), picture.floats)
 
 
-def packed(picture: Picture, transform: Transform, crop: CenterCrop | None = None) -> Node:
+def pack_image(picture: GraphImage, transform: Transform, crop: CenterCrop | None = None) -> Node:
     """Cuts `crop` out, rescales, normalizes and reorders in one operator; 8-bit results are only reordered."""
     from nvidia.dali import fn, types
 
@@ -136,15 +140,15 @@ def packed(picture: Picture, transform: Transform, crop: CenterCrop | None = Non
         output_layout=pack.order,
         mean=[(value - offset) * divisor for value in mean] * wide,
         std=[value * divisor for value in std] * wide,
-        **(_window(picture, crop) if crop else {}),
+        **(_get_crop_window(picture, crop) if crop else {}),
     )
 
 
-def _window(picture: Picture, crop: CenterCrop) -> dict[str, Any]:
+def _get_crop_window(picture: GraphImage, crop: CenterCrop) -> dict[str, Any]:
     """`crop` as the arguments that an operator takes: the start as a share of the margin, which it rounds back."""
     from nvidia.dali import math
 
-    start, size = _crop_start(picture, crop), [float(crop.height), float(crop.width)]
+    start, size = _compute_crop_start(picture, crop), [float(crop.height), float(crop.width)]
     if isinstance(picture.sides, tuple):
         # DALI's autograph runs this and its zip knows no `strict`
         margins = [side - cut for side, cut in zip(picture.sides, (crop.height, crop.width))]  # noqa: B905
@@ -155,39 +159,39 @@ def _window(picture: Picture, crop: CenterCrop) -> dict[str, Any]:
     return {"crop": size, "crop_pos_y": along[0], "crop_pos_x": along[1], "rounding": "round"}
 
 
-def after_each_step(picture: Picture, transform: Transform, arithmetic: Arithmetic) -> Iterator[Picture]:
+def apply_each_step(picture: GraphImage, transform: Transform, arithmetic: Arithmetic) -> Iterator[GraphImage]:
     """The picture after every resize and crop, in order."""
     geometry = transform.geometry
     for index, step in enumerate(geometry):
         after = geometry[index + 1] if index + 1 < len(geometry) else None
-        hidden = isinstance(step, Resize) and border_is_hidden(step, after)
-        picture = applied(picture, step, arithmetic, border_hidden=hidden)
+        hidden = isinstance(step, Resize) and is_border_hidden(step, after)
+        picture = apply_dali_step(picture, step, arithmetic, border_hidden=hidden)
         yield picture
 
 
-def applied(
-    picture: Picture, step: Resize | CenterCrop, arithmetic: Arithmetic, *, border_hidden: bool = False
-) -> Picture:
+def apply_dali_step(
+    picture: GraphImage, step: Resize | CenterCrop, arithmetic: Arithmetic, *, border_hidden: bool = False
+) -> GraphImage:
     """One geometric step."""
     if isinstance(step, Resize):
-        return resized(picture, step, arithmetic, border_hidden=border_hidden)
-    return cropped(picture, step)
+        return resize_image(picture, step, arithmetic, border_hidden=border_hidden)
+    return crop_image(picture, step)
 
 
-def finished(picture: Picture, transform: Transform, arithmetic: Arithmetic) -> Node:
+def process_image(picture: GraphImage, transform: Transform, arithmetic: Arithmetic) -> Node:
     """Everything after decoding."""
     last = picture
-    steps = after_each_step(picture, transform, arithmetic)
+    steps = apply_each_step(picture, transform, arithmetic)
     for _ in transform.geometry[:-1]:
         last = next(steps)
-    crop = crop_to_pack(transform, last)
-    return packed(last, transform, crop) if crop else packed(next(steps, last), transform)
+    crop = find_crop_to_pack(transform, last)
+    return pack_image(last, transform, crop) if crop else pack_image(next(steps, last), transform)
 
 
-def crop_to_pack(transform: Transform, before: Picture) -> CenterCrop | None:
+def find_crop_to_pack(transform: Transform, before: GraphImage) -> CenterCrop | None:
     """The last step, where it is a crop that the normalizing operator can do too, which saves a pass over the pixels.
 
-    That operator makes floats, and does not pad as `cropped` does.
+    That operator makes floats, and does not pad as `crop_image` does.
     """
     last = transform.geometry[-1] if transform.geometry else None
     if not isinstance(last, CenterCrop) or transform.pack.dtype == "uint8":
@@ -195,7 +199,7 @@ def crop_to_pack(transform: Transform, before: Picture) -> CenterCrop | None:
     return last if before.at_least >= max(last.height, last.width) else None
 
 
-def border_is_hidden(step: Resize, after: Resize | CenterCrop | None) -> bool:
+def is_border_hidden(step: Resize, after: Resize | CenterCrop | None) -> bool:
     """Whether the crop that follows cuts off the pixels in which the border's treatment can be seen.
 
     Scaling down, the filter reaches over the border in the outermost 1 pixel (bilinear) or 2 (bicubic). Scaling up,
@@ -206,11 +210,11 @@ def border_is_hidden(step: Resize, after: Resize | CenterCrop | None) -> bool:
     if not isinstance(after, CenterCrop) or margin is None or step.fit == "long" or step.max_size:
         return False
     sides = ((step.size[0], after.height), (step.size[-1], after.width))
-    return all(crop_start(side, cut, "floor") >= margin for side, cut in sides)
+    return all(compute_crop_start(side, cut, "floor") >= margin for side, cut in sides)
 
 
-def _new_sides(step: Resize, sides: Sides) -> Sides:
-    """`core.transform.resized` on a vector of both sides: size · sides // (the shorter or the longer)."""
+def _compute_new_sides(step: Resize, sides: Sides) -> Sides:
+    """`compute_resized_sides` on a vector of both sides: size · sides // (the shorter or the longer)."""
     if step.fit == "exact":
         return step.size[0], step.size[1]
     if isinstance(sides, tuple):
@@ -227,11 +231,11 @@ def _new_sides(step: Resize, sides: Sides) -> Sides:
     return new
 
 
-def _crop_start(picture: Picture, step: CenterCrop) -> Any:
-    """`core.transform.crop_start` on a vector of both sides."""
+def _compute_crop_start(picture: GraphImage, step: CenterCrop) -> Any:
+    """`compute_crop_start` on a vector of both sides."""
     if isinstance(picture.sides, tuple):
         wanted = (step.height, step.width)
-        return [crop_start(side, cut, step.rounding) for side, cut in zip(picture.sides, wanted)]  # noqa: B905
+        return [compute_crop_start(side, cut, step.rounding) for side, cut in zip(picture.sides, wanted)]  # noqa: B905
     from nvidia.dali import math
 
     margin = picture.sides - _vector(step.height, step.width)
@@ -252,7 +256,7 @@ def _vector(first: float, second: float) -> Any:
     return np.array([first, second], dtype=np.int32 if whole else np.float32)
 
 
-def _order_of_passes(sides: Sides, new: Sides, step: Resize) -> tuple[Any, Any]:
+def _choose_pass_order(sides: Sides, new: Sides, step: Resize) -> tuple[Any, Any]:
     """The axes of the first and the second pass, (1, 0) for the vertical and (0, 1) for the horizontal one.
 
     Pillow resizes horizontally first, and since 13 vertically where that takes more than twice as many rows off as
@@ -280,7 +284,7 @@ def _as_floats(sides: Sides) -> Any:
     return [float(side) for side in sides] if isinstance(sides, tuple) else fn.cast(sides, dtype=types.FLOAT)
 
 
-def _filtering(step: Resize, *, floats: bool) -> dict[str, Any]:
+def _get_filtering(step: Resize, *, floats: bool) -> dict[str, Any]:
     from nvidia.dali import types
 
     filters = {
@@ -293,12 +297,12 @@ def _filtering(step: Resize, *, floats: bool) -> dict[str, Any]:
         "antialias": step.antialias,
         "subpixel_scale": False,
         "mode": "stretch",
-        "minibatch_size": MINIBATCH,
+        "minibatch_size": RESIZE_MINIBATCH,
         **({"dtype": types.FLOAT} if floats else {}),
     }
 
 
-def _renormalized(
+def _resize_renormalized(
     pixels: Node, along: Any, across: Any, sides: Sides, new: Sides, step: Resize, *, rounded: bool
 ) -> tuple[Node, Sides]:
     """Resizes along one axis with the filter renormalized at the border; also the sides after it."""
@@ -309,19 +313,19 @@ def _renormalized(
     support = SUPPORT[step.interpolation]
     reach = (support * now // then + (support + 3)) * along
     after = now * across + then * along
-    filtering = _filtering(step, floats=True)
-    levels = _padded_resize(pixels, now, after, reach, filtering)
+    filtering = _get_filtering(step, floats=True)
+    levels = _resize_padded(pixels, now, after, reach, filtering)
     row, new_row = (each * along + across for each in (now, after))
     one = types.Constant(1.0, dtype=types.FLOAT, shape=[1, 1, 1], layout="HWC")
     ones = fn.slice(one, start=[0, 0], shape=row, axes=[0, 1], out_of_bounds_policy="edge")
-    inside = _padded_resize(ones, row, new_row, reach, filtering)
+    inside = _resize_padded(ones, row, new_row, reach, filtering)
     levels = levels / (inside.gpu() if pixels.device == "gpu" else inside)
     if rounded:
         levels = fn.cast(math.floor(levels + (0.5 + _TIE)), dtype=types.UINT8)
     return levels, after
 
 
-def _padded_resize(pixels: Node, sides: Node, new: Node, reach: Node, filtering: Mapping[str, Any]) -> Node:
+def _resize_padded(pixels: Node, sides: Node, new: Node, reach: Node, filtering: Mapping[str, Any]) -> Node:
     """Resizes as if zeros lay beyond the picture."""
     from nvidia.dali import fn
 
@@ -337,7 +341,7 @@ def _node(sides: Sides) -> Node:
     return types.Constant(_vector(*sides)) if isinstance(sides, tuple) else sides
 
 
-def _nearest(picture: Picture, step: Resize, new: Sides) -> Node:
+def _resize_nearest(picture: GraphImage, step: Resize, new: Sides) -> Node:
     """Pillow takes the pixel at floor((x + ½)·scale), as DALI does; torch that at floor(x·scale)."""
     from nvidia.dali import fn, types
 

@@ -7,29 +7,29 @@ from typing import Any, Literal
 
 from optpipe.core.transform import CenterCrop, Resize, Transform
 from optpipe.errors import MissingError
-from optpipe.preprocess.dali.decode import decoded, decoded_mixed, is_odd
+from optpipe.preprocess.dali.decode import decode_mixed, decode_on_cpu, is_edge_case
 from optpipe.preprocess.dali.graph import (
     Arithmetic,
-    Picture,
-    after_each_step,
-    applied,
-    border_is_hidden,
-    crop_to_pack,
-    finished,
-    packed,
+    GraphImage,
+    apply_dali_step,
+    apply_each_step,
+    find_crop_to_pack,
+    is_border_hidden,
+    pack_image,
+    process_image,
     require_translatable,
 )
 
 INPUT = "DALI_INPUT_0"
 """The name that Triton's DALI backend gives the first input unless a configuration says otherwise."""
-Where = Literal["cpu", "mixed"]
+DecodeDevice = Literal["cpu", "mixed"]
 
 
 @dataclass(frozen=True, slots=True)
 class DaliPlan:
     """How a derived pipeline runs; nothing here may change a pixel but `decode` and `fancy_upsampling`."""
 
-    decode: Where = "cpu"
+    decode: DecodeDevice = "cpu"
     """`cpu`: by libjpeg-turbo and its like; `mixed`: by nvJPEG, which ends on the GPU."""
     device: Literal["cpu", "gpu"] = "cpu"
     """Where everything after decoding runs and the result lies; `mixed` needs `gpu`."""
@@ -59,7 +59,9 @@ def require_dali() -> None:
     try:
         import nvidia.dali  # noqa: F401
     except ImportError as error:
-        raise MissingError(f"DALI is not here ({error}); install it with `pip install nvidia-dali-cuda130`") from error
+        raise MissingError(
+            f"DALI is not installed ({error}); install it with `pip install nvidia-dali-cuda130`"
+        ) from error
 
 
 def dali_from_transform(transform: Transform, plan: DaliPlan, *, prefetch: int | None = None) -> Any:
@@ -71,30 +73,30 @@ def dali_from_transform(transform: Transform, plan: DaliPlan, *, prefetch: int |
     require_translatable(transform)
 
     def graph() -> Any:
-        return finished(_fed(transform, plan), transform, plan.resize)
+        return process_image(_decode_fed_files(transform, plan), transform, plan.resize)
 
     # declared, so that whoever loads the serialized pipeline can hold its configuration against it
-    return _built(graph, plan, prefetch, output_dtype=_dali_type(transform), output_ndim=3)
+    return _build_pipeline(graph, plan, prefetch, output_dtype=_get_dali_type(transform), output_ndim=3)
 
 
-def steps_pipeline(transform: Transform, plan: DaliPlan) -> Any:
+def make_steps_pipeline(transform: Transform, plan: DaliPlan) -> Any:
     """The same pipeline with an output after decoding, after every resize and crop, and at the end."""
     require_dali()
     require_translatable(transform)
 
     def graph() -> Any:
-        return every_output(_fed(transform, plan), transform, plan.resize)
+        return list_outputs(_decode_fed_files(transform, plan), transform, plan.resize)
 
-    return _built(graph, plan, 1)
+    return _build_pipeline(graph, plan, 1)
 
 
-def one_step_pipeline(
+def make_single_step_pipeline(
     transform: Transform, step: Resize | CenterCrop | None, plan: DaliPlan, *, floats: bool = False
 ) -> Any:
     """One step alone on given pixels: what it adds to the difference by itself; None is all after the geometry."""
     require_dali()
     geometry = (*transform.geometry, None)
-    hidden = isinstance(step, Resize) and border_is_hidden(step, geometry[geometry.index(step) + 1])
+    hidden = isinstance(step, Resize) and is_border_hidden(step, geometry[geometry.index(step) + 1])
 
     def graph() -> Any:
         from nvidia.dali import fn, types
@@ -102,15 +104,17 @@ def one_step_pipeline(
         dtype = types.FLOAT if floats else types.UINT8
         pixels = fn.external_source(name=INPUT, dtype=dtype, ndim=3, layout="HWC", device="cpu")
         sides = fn.cast(pixels.shape()[0:2], dtype=types.INT32)
-        picture = Picture(pixels.gpu() if plan.device == "gpu" else pixels, sides)
+        picture = GraphImage(pixels.gpu() if plan.device == "gpu" else pixels, sides)
         if step is not None:
-            return applied(picture, step, plan.resize, border_hidden=hidden).pixels
-        return packed(picture, transform)
+            return apply_dali_step(picture, step, plan.resize, border_hidden=hidden).pixels
+        return pack_image(picture, transform)
 
-    return _built(graph, plan, 1, conditionals=False)
+    return _build_pipeline(graph, plan, 1, conditionals=False)
 
 
-def reading_pipeline(paths: Sequence[Path], transform: Transform, plan: DaliPlan, *, decode_only: bool = False) -> Any:
+def make_reading_pipeline(
+    paths: Sequence[Path], transform: Transform, plan: DaliPlan, *, decode_only: bool = False
+) -> Any:
     """A pipeline that reads `paths` again and again: (tensor, index of the file). `decode_only` ends after decoding.
 
     The files are known, so each is looked at once, here: where none is odd the graph needs no branch for odd ones,
@@ -118,7 +122,7 @@ def reading_pipeline(paths: Sequence[Path], transform: Transform, plan: DaliPlan
     """
     require_dali()
     require_translatable(transform)
-    plan = replace(plan, odd_files=plan.odd_files and any(is_odd(path, plan.decode) for path in paths))
+    plan = replace(plan, odd_files=plan.odd_files and any(is_edge_case(path, plan.decode) for path in paths))
 
     def graph() -> Any:
         from nvidia.dali import fn
@@ -126,13 +130,13 @@ def reading_pipeline(paths: Sequence[Path], transform: Transform, plan: DaliPlan
         encoded, index = fn.readers.file(
             files=[str(path) for path in paths], name="reader", prefetch_queue_depth=plan.prefetch, lazy_init=True
         )
-        picture = decoded_node(encoded, transform, plan, index)
-        return (picture.pixels if decode_only else finished(picture, transform, plan.resize)), index
+        picture = decode_files(encoded, transform, plan, index)
+        return (picture.pixels if decode_only else process_image(picture, transform, plan.resize)), index
 
-    return _built(graph, plan, None)
+    return _build_pipeline(graph, plan, None)
 
 
-def bytes_pipeline(paths: Sequence[Path], plan: DaliPlan) -> Any:
+def make_bytes_pipeline(paths: Sequence[Path], plan: DaliPlan) -> Any:
     """Only reads the files: the rate that storage and page cache allow."""
     require_dali()
 
@@ -143,17 +147,17 @@ def bytes_pipeline(paths: Sequence[Path], plan: DaliPlan) -> Any:
         encoded, _ = fn.readers.file(files=names, prefetch_queue_depth=plan.prefetch, lazy_init=True)
         return encoded
 
-    return _built(graph, replace(plan, decode="cpu", device="cpu"), None, conditionals=False)
+    return _build_pipeline(graph, replace(plan, decode="cpu", device="cpu"), None, conditionals=False)
 
 
-def _fed(transform: Transform, plan: DaliPlan) -> Picture:
+def _decode_fed_files(transform: Transform, plan: DaliPlan) -> GraphImage:
     """Encoded files at the pipeline's input, decoded."""
     from nvidia.dali import fn, types
 
-    return decoded_node(fn.external_source(name=INPUT, dtype=types.UINT8, ndim=1, device="cpu"), transform, plan)
+    return decode_files(fn.external_source(name=INPUT, dtype=types.UINT8, ndim=1, device="cpu"), transform, plan)
 
 
-def decoded_node(encoded: Any, transform: Transform, plan: DaliPlan, index: Any = None) -> Picture:
+def decode_files(encoded: Any, transform: Transform, plan: DaliPlan, index: Any = None) -> GraphImage:
     """Decodes where the plan says and brings the pixels to where it goes on.
 
     The CPU takes its share of files by their `index`; where they have none, by their size.
@@ -164,28 +168,28 @@ def decoded_node(encoded: Any, transform: Transform, plan: DaliPlan, index: Any 
         options = {"hw_decoder_load": plan.hw_decoder_load, "jpeg_fancy_upsampling": plan.fancy_upsampling}
         number = fn.cast(encoded.shape(), dtype=types.INT32) if index is None else index
         share = (number, plan.cpu_share) if plan.cpu_share else None
-        return decoded_mixed(encoded, transform.decode, options, odd_files=plan.odd_files, cpu_share=share)
-    picture = decoded(encoded, transform.decode, odd_files=plan.odd_files)
+        return decode_mixed(encoded, transform.decode, options, odd_files=plan.odd_files, cpu_share=share)
+    picture = decode_on_cpu(encoded, transform.decode, odd_files=plan.odd_files)
     if plan.device == "gpu":
         picture = replace(picture, pixels=picture.pixels.gpu())
     return picture
 
 
-def every_output(picture: Picture, transform: Transform, arithmetic: Arithmetic) -> tuple[Any, ...]:
+def list_outputs(picture: GraphImage, transform: Transform, arithmetic: Arithmetic) -> tuple[Any, ...]:
     """Pixels after decoding and after every geometric step, then the packed tensor."""
-    after = [picture, *after_each_step(picture, transform, arithmetic)]
-    crop = crop_to_pack(transform, after[-2]) if len(after) > 1 else None
-    last = packed(after[-2], transform, crop) if crop else packed(after[-1], transform)
+    after = [picture, *apply_each_step(picture, transform, arithmetic)]
+    crop = find_crop_to_pack(transform, after[-2]) if len(after) > 1 else None
+    last = pack_image(after[-2], transform, crop) if crop else pack_image(after[-1], transform)
     return (*(each.pixels for each in after), last)
 
 
-def _dali_type(transform: Transform) -> Any:
+def _get_dali_type(transform: Transform) -> Any:
     from nvidia.dali import types
 
     return {"float32": types.FLOAT, "float16": types.FLOAT16, "uint8": types.UINT8}[transform.pack.dtype]
 
 
-def _built(
+def _build_pipeline(
     graph: Callable[[], Any],
     plan: DaliPlan,
     prefetch: int | None,

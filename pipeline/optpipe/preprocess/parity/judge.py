@@ -8,14 +8,14 @@ from optpipe.core.verdict import Verdict
 from optpipe.stats.paired import (
     CONFIDENCE,
     Interval,
-    normal_quantile,
-    share_interval,
+    compute_normal_quantile,
+    compute_share_interval,
 )
 
 if TYPE_CHECKING:
     import numpy as np
 
-AGREEMENT = 0.995
+REQUIRED_AGREEMENT = 0.995
 """Share of equal top-1 answers that a replacement of preprocessing must keep."""
 SNR_FLOOR_DB = 50.0
 """Error of the outputs where answers prove nothing: 0.3 % of their norm.
@@ -34,7 +34,7 @@ class Agreement:
     @property
     def interval(self) -> Interval:
         """The 95 % interval of the share."""
-        return share_interval(self.equal, self.images)
+        return compute_share_interval(self.equal, self.images)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
@@ -47,7 +47,7 @@ class Agreement:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class Judgment:
     """The verdict with its reason, and what to do about it."""
 
     verdict: Verdict
@@ -55,7 +55,7 @@ class Judgement:
     remedy: str | None = None
 
 
-def agreement(reference: "np.ndarray", got: "np.ndarray") -> Agreement | None:
+def compute_agreement(reference: "np.ndarray", got: "np.ndarray") -> Agreement | None:
     """Top-1 agreement of two lists of classes; None where the reference answers one class for every image."""
     import numpy as np
 
@@ -64,18 +64,23 @@ def agreement(reference: "np.ndarray", got: "np.ndarray") -> Agreement | None:
     return Agreement(int(np.count_nonzero(reference == got)), len(reference))
 
 
-def images_needed(share: float = 1.0) -> int | None:
+def compute_images_needed(share: float = 1.0) -> int | None:
     """How many images with this share of equal answers lift the interval's lower end to AGREEMENT; None where none do.
 
     Wilson's lower end, solved for the count.
     """
-    if share <= AGREEMENT:
+    if share <= REQUIRED_AGREEMENT:
         return None
-    needed = normal_quantile(CONFIDENCE) ** 2 * AGREEMENT * (1 - AGREEMENT) / (share - AGREEMENT) ** 2
+    needed = (
+        compute_normal_quantile(CONFIDENCE) ** 2
+        * REQUIRED_AGREEMENT
+        * (1 - REQUIRED_AGREEMENT)
+        / (share - REQUIRED_AGREEMENT) ** 2
+    )
     return ceil(needed)
 
 
-def judged(
+def judge_parity(
     found: Agreement | None,
     snr_db: float | None,
     *,
@@ -84,56 +89,56 @@ def judged(
     classifies: bool,
     refused: int,
     blind: bool = False,
-) -> Judgement:
+) -> Judgment:
     """The verdict on a derived pipeline; `snr_db` is None where the outputs are equal to the bit.
 
     `blind` is a model that answers other pictures alike to the bit, as one whose last layer is zero does.
     """
     if refused:
-        return Judgement(
+        return Judgment(
             Verdict.FAIL,
-            f"DALI cannot decode {refused} image(s) that the model's own loader reads",
+            f"DALI cannot decode {refused} image(s) that the model's own loader can read",
             "convert or remove them",
         )
     if not finite:
-        return Judgement(Verdict.FAIL, "the model's outputs are not finite")
-    snr = "equal to the bit" if snr_db is None else f"SNR {snr_db:.1f} dB"
+        return Judgment(Verdict.FAIL, "the model's outputs contain NaN or Inf")
+    snr = "bit-identical" if snr_db is None else f"SNR {snr_db:.1f} dB"
     if trained and found is not None:
-        return _by_agreement(found)
+        return _judge_by_agreement(found)
     if snr_db is not None and snr_db < SNR_FLOOR_DB:
-        return Judgement(Verdict.FAIL, f"outputs differ: {snr}, the floor is {SNR_FLOOR_DB:.0f} dB")
+        return Judgment(Verdict.FAIL, f"outputs differ: {snr}, below the minimum of {SNR_FLOOR_DB:.0f} dB")
     if blind:
-        return Judgement(
+        return Judgment(
             Verdict.INCONCLUSIVE,
-            "the model's outputs are the same for every image, so that they are equal proves nothing",
-            "give trained weights with --weights",
+            "the model's outputs are the same for every image, so agreement proves nothing",
+            "use trained weights (--weights)",
         )
     if not classifies:
-        return Judgement(
-            Verdict.PASS, f"no classifier, so judged by the outputs' error: {snr}, floor {SNR_FLOOR_DB:.0f} dB"
+        return Judgment(
+            Verdict.PASS, f"not a classifier, so judged by output error: {snr}, minimum {SNR_FLOOR_DB:.0f} dB"
         )
     if trained:
-        return Judgement(
+        return Judgment(
             Verdict.INCONCLUSIVE,
-            f"the model answers every image alike ({snr}), so agreement proves nothing",
-            "give images of several classes with --images",
+            f"the model predicts the same class for every image ({snr}), so agreement proves nothing",
+            "use images of several classes (--images)",
         )
-    return Judgement(
-        Verdict.PASS, f"weights are random, so judged by the outputs' error: {snr}, floor {SNR_FLOOR_DB:.0f} dB"
+    return Judgment(
+        Verdict.PASS, f"weights are random, so judged by output error: {snr}, minimum {SNR_FLOOR_DB:.0f} dB"
     )
 
 
-def _by_agreement(found: Agreement) -> Judgement:
+def _judge_by_agreement(found: Agreement) -> Judgment:
     interval = found.interval
     extent = f"95 % interval {interval.low:.2%} to {interval.high:.2%}"
-    share = f"{found.equal} of {found.images} top-1 answers agree, {extent}"
-    if interval.low >= AGREEMENT:
-        return Judgement(Verdict.PASS, share)
-    if interval.high < AGREEMENT:
-        return Judgement(Verdict.FAIL, f"{share}; {AGREEMENT:.1%} is wanted")
-    needed = images_needed(found.equal / found.images)
+    share = f"{found.equal} of {found.images} top-1 predictions agree, {extent}"
+    if interval.low >= REQUIRED_AGREEMENT:
+        return Judgment(Verdict.PASS, share)
+    if interval.high < REQUIRED_AGREEMENT:
+        return Judgment(Verdict.FAIL, f"{share}; {REQUIRED_AGREEMENT:.1%} is required")
+    needed = compute_images_needed(found.equal / found.images)
     if needed is None:
-        remedy = "look at the worst images; where so many answers differ, more images prove no equality"
+        remedy = "inspect the worst images; more images will not help"
     else:
-        remedy = f"give at least {needed} images (--images, --limit)"
-    return Judgement(Verdict.INCONCLUSIVE, f"{share}; too few to prove {AGREEMENT:.1%}", remedy)
+        remedy = f"use at least {needed} images (--images, --limit)"
+    return Judgment(Verdict.INCONCLUSIVE, f"{share}; too few images to prove {REQUIRED_AGREEMENT:.1%}", remedy)

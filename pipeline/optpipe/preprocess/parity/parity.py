@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 from optpipe.core.events import Listener
 from optpipe.core.transform import Transform
 from optpipe.errors import BadInputError
-from optpipe.inputs.images import decoded
-from optpipe.inputs.odd import odd_files
+from optpipe.inputs.images import decode_image
+from optpipe.inputs.odd import make_edge_case_files
 from optpipe.preprocess.dali.pipeline import DaliPlan
-from optpipe.preprocess.parity.judge import Agreement, Judgement
+from optpipe.preprocess.parity.judge import Agreement, Judgment
 from optpipe.preprocess.parity.pixels import (
-    Compared,
-    Pixels,
-    compared,
-    measure_alone,
+    ComparedImage,
+    PixelDifferences,
+    compare_images,
+    measure_steps_alone,
 )
-from optpipe.preprocess.parity.proof import Proof, output_rows, proof_from_rows
+from optpipe.preprocess.parity.proof import Proof, proof_from_rows, rows_from_outputs
 from optpipe.stats.agreement import OutputError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ NEAR_MEAN_LEVELS, NEAR_MAX_LEVELS = 0.5, 8.0
 
 
 @dataclass(frozen=True, slots=True)
-class OddFile:
+class EdgeCaseFile:
     """What became of one of the odd files."""
 
     name: str
@@ -46,12 +46,12 @@ class OddFile:
 class Parity:
     """The whole proof."""
 
-    pixels: Pixels
+    pixels: PixelDifferences
     rows: "pl.DataFrame"
     """One row per picture, as `proof` describes; the figures below follow from them."""
-    worst: tuple[Compared, ...]
+    worst: tuple[ComparedImage, ...]
     proof: Proof
-    odd: tuple[OddFile, ...] = field(default=())
+    edge_cases: tuple[EdgeCaseFile, ...] = field(default=())
 
     @property
     def outputs(self) -> OutputError:
@@ -69,11 +69,11 @@ class Parity:
         return self.proof.accuracy
 
     @property
-    def judgement(self) -> Judgement:
+    def judgment(self) -> Judgment:
         """The verdict with its reason."""
-        return self.proof.judgement
+        return self.proof.judgment
 
-    def far(self) -> int:
+    def count_far(self) -> int:
         """How many pictures did not come through, by the measure that odd files have."""
         rows = zip(self.rows["mean_levels"], self.rows["max_levels"], strict=True)
         return sum(not _is_near(mean, largest) for mean, largest in rows)
@@ -87,8 +87,8 @@ class Parity:
                 {"step": after.step, **after.to_dict(), "alone": alone.to_dict()}
                 for after, alone in zip(self.pixels.together, self.pixels.alone, strict=True)
             ],
-            "far": self.far(),
-            "largest_step": self.pixels.largest(),
+            "far": self.count_far(),
+            "largest_step": self.pixels.find_largest_step(),
             "refused": [{"image": name, "reason": reason} for name, reason in self.pixels.refused],
             "worst": [
                 {"image": each.name, "mean_levels": each.mean_levels, "max_levels": each.max_levels}
@@ -101,12 +101,12 @@ class Parity:
                     "mean_levels": each.mean_levels,
                     "max_levels": each.max_levels,
                 }
-                for each in self.odd
+                for each in self.edge_cases
             ],
         }
 
 
-def parity(
+def prove_parity(
     paths: Sequence[Path],
     transform: Transform,
     plan: DaliPlan,
@@ -124,26 +124,26 @@ def parity(
 
     files = [(str(path), path) for path in paths]
     truth = dict(zip((name for name, _ in files), labels, strict=True)) if labels is not None else {}
-    pixels = Pixels(transform, plan)
-    worst: list[Compared] = []
+    pixels = PixelDifferences(transform, plan)
+    worst: list[ComparedImage] = []
     parts: list[pl.DataFrame] = []
     with listener.step("parity", total=len(files)) as step:
-        for batch in compared(files, pixels, threads):
+        for batch in compare_images(files, pixels, threads):
             if batch:
                 outputs = (infer(np.stack([getattr(each, side) for each in batch])) for side in ("reference", "got"))
-                parts.append(_rows(batch, truth).hstack(output_rows(*outputs, classifies=classifies)))
+                parts.append(_rows_from_batch(batch, truth).hstack(rows_from_outputs(*outputs, classifies=classifies)))
             worst = sorted([*worst, *batch], key=lambda each: -each.mean_levels)[:WORST]
             step.advance(len(batch))
     if not parts:
-        raise BadInputError(f"DALI cannot decode any of the {len(files)} images: {pixels.refused[0][1]}")
+        raise BadInputError(f"DALI could not decode any of the {len(files)} images: {pixels.refused[0][1]}")
     rows = pl.concat(parts)
     kept = set(rows["image"])
-    measure_alone([pair for pair in files if pair[0] in kept], pixels)
+    measure_steps_alone([pair for pair in files if pair[0] in kept], pixels)
     proof = proof_from_rows(rows, trained=trained, classifies=classifies, refused=len(pixels.refused))
-    return Parity(pixels, rows, tuple(worst), proof, odd_parity(transform, plan))
+    return Parity(pixels, rows, tuple(worst), proof, check_edge_cases(transform, plan))
 
 
-def _rows(batch: Sequence[Compared], truth: Mapping[str, int]) -> "pl.DataFrame":
+def _rows_from_batch(batch: Sequence[ComparedImage], truth: Mapping[str, int]) -> "pl.DataFrame":
     import polars as pl
 
     columns = {
@@ -155,25 +155,25 @@ def _rows(batch: Sequence[Compared], truth: Mapping[str, int]) -> "pl.DataFrame"
     return pl.DataFrame(columns, schema_overrides={"class": pl.Int64})
 
 
-def odd_parity(transform: Transform, plan: DaliPlan) -> tuple[OddFile, ...]:
+def check_edge_cases(transform: Transform, plan: DaliPlan) -> tuple[EdgeCaseFile, ...]:
     """What becomes of files that break pipelines. A truncated one must be refused by both."""
-    every = dict(odd_files())
-    readable = {name: data for name, data in every.items() if _readable(data, transform)}
-    pixels = Pixels(transform, replace(plan, batch_size=len(readable)))
-    found = {each.name: each for batch in compared(list(readable.items()), pixels) for each in batch}
+    every = dict(make_edge_case_files())
+    readable = {name: data for name, data in every.items() if _is_readable(data, transform)}
+    pixels = PixelDifferences(transform, replace(plan, batch_size=len(readable)))
+    found = {each.name: each for batch in compare_images(list(readable.items()), pixels) for each in batch}
     results = []
     for name, data in every.items():
         if name in found:
-            results.append(_outcome(found[name]))
+            results.append(_edge_case_from_compared(found[name]))
         else:
-            outcome = "refused by DALI" if name in readable else _both_refuse(data, transform, plan)
-            results.append(OddFile(name, outcome, None, None))
+            outcome = "refused by DALI" if name in readable else _check_both_refuse(data, transform, plan)
+            results.append(EdgeCaseFile(name, outcome, None, None))
     return tuple(results)
 
 
-def _readable(data: bytes, transform: Transform) -> bool:
+def _is_readable(data: bytes, transform: Transform) -> bool:
     try:
-        decoded(data, transform.decode)
+        decode_image(data, transform.decode)
     except BadInputError:
         return False
     return True
@@ -183,13 +183,13 @@ def _is_near(mean_levels: float, max_levels: float) -> bool:
     return mean_levels <= NEAR_MEAN_LEVELS and max_levels <= NEAR_MAX_LEVELS
 
 
-def _outcome(found: Compared) -> OddFile:
+def _edge_case_from_compared(found: ComparedImage) -> EdgeCaseFile:
     mean, largest = found.mean_levels, found.max_levels
     outcome = "equal" if largest <= 1.01 else "near" if _is_near(mean, largest) else "different"
-    return OddFile(found.name, outcome, mean, largest)
+    return EdgeCaseFile(found.name, outcome, mean, largest)
 
 
-def _both_refuse(data: bytes, transform: Transform, plan: DaliPlan) -> str:
+def _check_both_refuse(data: bytes, transform: Transform, plan: DaliPlan) -> str:
     import numpy as np
 
     from optpipe.preprocess.dali.pipeline import INPUT, dali_from_transform

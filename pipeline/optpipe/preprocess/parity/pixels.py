@@ -10,23 +10,23 @@ from optpipe.core.transform import (
     CenterCrop,
     Resize,
     Transform,
-    step_name,
+    get_step_name,
 )
 from optpipe.errors import StageError
-from optpipe.inputs.images import decoded
-from optpipe.inputs.reference import applied
+from optpipe.inputs.images import decode_image
+from optpipe.inputs.reference import iterate_steps
 from optpipe.preprocess.dali.pipeline import (
     INPUT,
     DaliPlan,
-    one_step_pipeline,
-    steps_pipeline,
+    make_single_step_pipeline,
+    make_steps_pipeline,
 )
-from optpipe.preprocess.throughput.processes import operator_reason, out_of_memory
+from optpipe.preprocess.throughput.processes import explain_operator_error, is_out_of_memory
 
 if TYPE_CHECKING:
     import numpy as np
 
-ALONE = 64
+STEP_IMAGES = 64
 """So many pictures are enough to say what each step adds by itself."""
 
 
@@ -55,7 +55,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ComparedImage:
     """One picture through both pipelines."""
 
     name: str
@@ -67,7 +67,7 @@ class Compared:
 
 
 @dataclass
-class Pixels:
+class PixelDifferences:
     """All that the pixels say, filled while pictures are compared."""
 
     transform: Transform
@@ -80,23 +80,25 @@ class Pixels:
     """Pictures that Pillow reads and DALI does not, with DALI's reason."""
 
     def __post_init__(self) -> None:
-        names = ["decode", *(step_name(step) for step in self.transform.geometry), "normalize"]
+        names = ["decode", *(get_step_name(step) for step in self.transform.geometry), "normalize"]
         self.together = [Difference(name) for name in names]
         self.alone = [Difference(name) for name in names]
 
-    def largest(self) -> str:
+    def find_largest_step(self) -> str:
         """The step that adds most by itself."""
         return max(self.alone, key=lambda each: each.mean).step
 
 
-def levels_per_unit(transform: Transform) -> float:
+def compute_levels_per_unit(transform: Transform) -> float:
     """How many 8-bit levels one unit of the packed tensor is, over the channels' mean."""
     divisor = transform.rescale.divisor if transform.rescale else 1.0
     std = transform.normalize.std if transform.normalize else (1.0,)
     return divisor * sum(std) / len(std)
 
 
-def compared(files: Sequence[tuple[str, bytes | Path]], pixels: Pixels, threads: int = 2) -> Iterator[list[Compared]]:
+def compare_images(
+    files: Sequence[tuple[str, bytes | Path]], pixels: PixelDifferences, threads: int = 2
+) -> Iterator[list[ComparedImage]]:
     """Sends encoded files through both pipelines, batch by batch, and adds to `pixels`; refused files are left out.
 
     Files given by their paths are read when their batch comes, so that memory does not grow with their number.
@@ -105,31 +107,31 @@ def compared(files: Sequence[tuple[str, bytes | Path]], pixels: Pixels, threads:
     pipeline = None
     with ThreadPoolExecutor(threads) as pool:
         for start in range(0, len(files), plan.batch_size):
-            batch = [(name, _content(source)) for name, source in files[start : start + plan.batch_size]]
-            pipeline = pipeline or steps_pipeline(transform, plan)
+            batch = [(name, _read_content(source)) for name, source in files[start : start + plan.batch_size]]
+            pipeline = pipeline or make_steps_pipeline(transform, plan)
             try:
                 outputs = _run(pipeline, [data for _, data in batch])
             except RuntimeError as error:
                 require_memory(error, plan)
                 pipeline = None  # a pipeline that raised is of no further use
-                outputs, batch = _one_by_one(batch, pixels)
-            expected = list(pool.map(lambda data: _reference(data, transform), [data for _, data in batch]))
+                outputs, batch = _run_one_by_one(batch, pixels)
+            expected = list(pool.map(lambda data: _run_reference(data, transform), [data for _, data in batch]))
             yield [
                 _compare(name, rows, steps, pixels)
                 for (name, _), rows, steps in zip(batch, outputs, expected, strict=True)
             ]
 
 
-def _content(source: bytes | Path) -> bytes:
+def _read_content(source: bytes | Path) -> bytes:
     return source if isinstance(source, bytes) else source.read_bytes()
 
 
-def measure_alone(files: Sequence[tuple[str, bytes | Path]], pixels: Pixels) -> None:
+def measure_steps_alone(files: Sequence[tuple[str, bytes | Path]], pixels: PixelDifferences) -> None:
     """Runs every step by itself on what the reference hands to it."""
     transform = pixels.transform
     plan = replace(pixels.plan, batch_size=1)
-    chosen = [_content(source) for _, source in files[:: max(1, len(files) // ALONE)][:ALONE]]
-    values = [_reference(data, transform) for data in chosen]
+    chosen = [_read_content(source) for _, source in files[:: max(1, len(files) // STEP_IMAGES)][:STEP_IMAGES]]
+    values = [_run_reference(data, transform) for data in chosen]
     pixels.alone[0] = pixels.together[0]
     steps: list[Resize | CenterCrop | None] = [*transform.geometry, None]
     for index, step in enumerate(steps):
@@ -137,10 +139,10 @@ def measure_alone(files: Sequence[tuple[str, bytes | Path]], pixels: Pixels) -> 
         for each in values:
             floats = each[index].dtype != "uint8"
             if floats not in pipelines:
-                pipelines[floats] = one_step_pipeline(transform, step, plan, floats=floats)
+                pipelines[floats] = make_single_step_pipeline(transform, step, plan, floats=floats)
             (rows,) = _run(pipelines[floats], [each[index]])
-            scale = levels_per_unit(transform) if step is None else 1.0
-            pixels.alone[index + 1].add(_apart(rows[0], each[index + 1]) * scale)
+            scale = compute_levels_per_unit(transform) if step is None else 1.0
+            pixels.alone[index + 1].add(_compute_difference(rows[0], each[index + 1]) * scale)
 
 
 def _run(pipeline: Any, arrays: Sequence[Any]) -> list[list["np.ndarray"]]:
@@ -153,34 +155,34 @@ def _run(pipeline: Any, arrays: Sequence[Any]) -> list[list["np.ndarray"]]:
     return [[np.array(output[row]) for output in outputs] for row in range(len(arrays))]
 
 
-def _one_by_one(
-    batch: Sequence[tuple[str, bytes]], pixels: Pixels
+def _run_one_by_one(
+    batch: Sequence[tuple[str, bytes]], pixels: PixelDifferences
 ) -> tuple[list[list["np.ndarray"]], list[tuple[str, bytes]]]:
     """Finds the files that DALI refuses, which end a whole batch."""
     outputs, kept = [], []
     pipeline = None
     for name, data in batch:
-        pipeline = pipeline or steps_pipeline(pixels.transform, replace(pixels.plan, batch_size=1))
+        pipeline = pipeline or make_steps_pipeline(pixels.transform, replace(pixels.plan, batch_size=1))
         try:
             outputs += _run(pipeline, [data])
             kept.append((name, data))
         except RuntimeError as error:
             pipeline = None
-            pixels.refused.append((name, dali_reason(error)))
+            pixels.refused.append((name, explain_dali_error(error)))
     return outputs, kept
 
 
 def require_memory(error: Exception, plan: DaliPlan) -> None:
     """Raises StageError where DALI failed for want of memory, which is no fault of a picture."""
-    if out_of_memory(str(error)):
+    if is_out_of_memory(str(error)):
         raise StageError(
             f"DALI ran out of memory with {plan.batch_size} images per batch; try --batch-size {max(1, plan.batch_size // 2)}"
         ) from error
 
 
-def dali_reason(error: Exception) -> str:
+def explain_dali_error(error: Exception) -> str:
     """The line of DALI's message that names the cause."""
-    if said := operator_reason(str(error)):
+    if said := explain_operator_error(str(error)):
         return said
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     marked = [line for line in lines if line.startswith(("Error", "Assert", "[")) or "rror:" in line]
@@ -188,24 +190,28 @@ def dali_reason(error: Exception) -> str:
     return text[:200]
 
 
-def _reference(data: bytes, transform: Transform) -> list["np.ndarray"]:
+def _run_reference(data: bytes, transform: Transform) -> list["np.ndarray"]:
     """Pixels after decoding and after each geometric step, then the packed tensor."""
-    first = decoded(data, transform.decode)
-    steps = list(applied(transform, first))
+    first = decode_image(data, transform.decode)
+    steps = list(iterate_steps(transform, first))
     return [first, *(value for step, value in steps if isinstance(step, Resize | CenterCrop)), steps[-1][1]]
 
 
-def _compare(name: str, got: Sequence["np.ndarray"], expected: Sequence["np.ndarray"], pixels: Pixels) -> Compared:
+def _compare(
+    name: str, got: Sequence["np.ndarray"], expected: Sequence["np.ndarray"], pixels: PixelDifferences
+) -> ComparedImage:
     last = len(expected) - 1
     difference = None
     for index, (ours, theirs) in enumerate(zip(got, expected, strict=True)):
-        difference = _apart(ours, theirs) * (levels_per_unit(pixels.transform) if index == last else 1.0)
+        difference = _compute_difference(ours, theirs) * (
+            compute_levels_per_unit(pixels.transform) if index == last else 1.0
+        )
         pixels.together[index].add(difference)
     assert difference is not None
-    return Compared(name, expected[last], got[last], float(difference.mean()), float(difference.max(initial=0.0)))
+    return ComparedImage(name, expected[last], got[last], float(difference.mean()), float(difference.max(initial=0.0)))
 
 
-def _apart(got: "np.ndarray", expected: "np.ndarray") -> "np.ndarray":
+def _compute_difference(got: "np.ndarray", expected: "np.ndarray") -> "np.ndarray":
     import numpy as np
 
     if got.shape != expected.shape:  # a wrong side is as wrong as can be

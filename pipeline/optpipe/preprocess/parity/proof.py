@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from optpipe.errors import BadInputError, first_line
 from optpipe.preprocess.parity.judge import (
     Agreement,
-    Judgement,
-    agreement,
-    judged,
+    Judgment,
+    compute_agreement,
+    judge_parity,
 )
-from optpipe.stats.agreement import OutputError, pooled_error, row_errors
+from optpipe.stats.agreement import OutputError, compute_row_errors, pool_errors
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,26 +32,26 @@ class Proof:
     top1: Agreement | None
     accuracy: tuple[float, float] | None
     """Of the reference and of DALI, where labels are known."""
-    judgement: Judgement
+    judgment: Judgment
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form: a part of `parity` in `preprocess.json`."""
+        """The JSON form: a part of `prove_parity` in `preprocess.json`."""
         return {
-            "verdict": str(self.judgement.verdict),
-            "reason": self.judgement.reason,
-            "remedy": self.judgement.remedy,
+            "verdict": str(self.judgment.verdict),
+            "reason": self.judgment.reason,
+            "remedy": self.judgment.remedy,
             "output": self.outputs.to_dict(),
             "top1_agreement": self.top1.to_dict() if self.top1 else None,
             "accuracy": dict(zip(("reference", "dali"), self.accuracy, strict=True)) if self.accuracy else None,
         }
 
 
-def output_rows(reference: "np.ndarray", got: "np.ndarray", *, classifies: bool) -> "pl.DataFrame":
+def rows_from_outputs(reference: "np.ndarray", got: "np.ndarray", *, classifies: bool) -> "pl.DataFrame":
     """The rows' columns about the outputs of one batch; classes are null for what is no classifier."""
     import numpy as np
     import polars as pl
 
-    columns: dict[str, Any] = dict(row_errors(reference, got))
+    columns: dict[str, Any] = dict(compute_row_errors(reference, got))
     for name, outputs in (("reference_class", reference), ("dali_class", got)):
         columns[name] = np.argmax(outputs, axis=1) if classifies else [None] * len(outputs)
     return pl.DataFrame(columns).cast({"reference_class": pl.Int64, "dali_class": pl.Int64})
@@ -60,14 +60,14 @@ def output_rows(reference: "np.ndarray", got: "np.ndarray", *, classifies: bool)
 def proof_from_rows(rows: "pl.DataFrame", *, trained: bool, classifies: bool, refused: int) -> Proof:
     """The proof that `rows` amount to."""
     sums = {name: rows[name].to_numpy() for name in rows.columns if rows[name].dtype.is_numeric() or name == "finite"}
-    error = pooled_error("output", {name: values for name, values in sums.items() if name not in _CLASSES})
+    error = pool_errors("output", {name: values for name, values in sums.items() if name not in _CLASSES})
     top1 = accuracy = None
     if classifies:
-        top1 = agreement(sums["reference_class"], sums["dali_class"])
+        top1 = compute_agreement(sums["reference_class"], sums["dali_class"])
         if "class" in rows.columns and rows["class"].null_count() == 0:
             truth = sums["class"]
             accuracy = (float((sums["reference_class"] == truth).mean()), float((sums["dali_class"] == truth).mean()))
-    judgement = judged(
+    judgement = judge_parity(
         top1,
         error.snr_db,
         finite=error.finite,
@@ -86,9 +86,9 @@ def rows_from_file(path: Path) -> "pl.DataFrame":
     try:
         rows = pl.read_parquet(path)
     except (OSError, pl.exceptions.PolarsError) as error:
-        raise BadInputError(f"cannot read the rows of the parity proof in {path}: {first_line(error)}") from error
+        raise BadInputError(f"cannot read the parity results in {path}: {first_line(error)}") from error
     if "difference_square" not in rows.columns:
         raise BadInputError(
-            f"{path} holds no output errors by image, as earlier versions wrote it; run optpipe preprocess again"
+            f"{path} was written by an earlier version and has no per-image output errors; run optpipe preprocess again"
         )
     return rows

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optpipe.core.transform import Transform
-from optpipe.preprocess.parity.pixels import Compared
+from optpipe.preprocess.parity.pixels import ComparedImage
 from optpipe.workspace.runs import write_bytes
 
 if TYPE_CHECKING:
@@ -16,12 +16,12 @@ VISIBLE = 128
 """Levels that the largest difference is stretched to."""
 
 
-def save_side_by_side(path: Path, compared: Compared, transform: Transform) -> float:
+def save_side_by_side(path: Path, compared: ComparedImage, transform: Transform) -> float:
     """Writes reference | DALI | difference as PNG; returns the factor by which the difference is multiplied."""
     import numpy as np
     from PIL import Image
 
-    reference, got = (_levels(each, transform) for each in (compared.reference, compared.got))
+    reference, got = (_levels_from_tensor(each, transform) for each in (compared.reference, compared.got))
     difference = np.abs(reference - got)
     factor = max(1.0, VISIBLE / max(float(difference.max()), 1e-6)) if difference.max() > 0.01 else 1.0
     panels = [reference, got, difference * factor]
@@ -33,7 +33,7 @@ def save_side_by_side(path: Path, compared: Compared, transform: Transform) -> f
     return factor
 
 
-def _levels(tensor: "np.ndarray", transform: Transform) -> "np.ndarray":
+def _levels_from_tensor(tensor: "np.ndarray", transform: Transform) -> "np.ndarray":
     """A packed tensor back in 8-bit levels, (height, width, 3)."""
     import numpy as np
 

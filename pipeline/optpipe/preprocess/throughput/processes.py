@@ -16,21 +16,21 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-JOBS, LOG = "jobs.json", "stderr.txt"
+JOBS, STDERR_LOG = "jobs.json", "stderr.txt"
 QUEUES = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
 """CUDA maps streams onto 8 hardware queues unless told otherwise, and what shares a queue waits in line. DALI's decoder has
 26 streams: some stood behind a whole enqueued inference, and nothing overlapped (on an H200 0.67 of inference alone
 with 8 queues, 0.90 with 32)."""
-LOOK_S = 0.05
+POLL_S = 0.05
 """How often the parent looks for the next result: too seldom to be felt by what is measured."""
 
 
-def results_of(
+def run_jobs(
     module: str, jobs: Sequence[Mapping[str, Any]], limit_s: float, defaults: Mapping[str, str] = QUEUES
 ) -> Iterator[dict[str, Any] | str]:
     """Runs `python -m module FOLDER` for the jobs; yields each result as it comes, or the reason why there is none.
 
-    A job that takes longer than `limit_s` is ended. The module answers with `answer_jobs`. `defaults` are environment
+    A job that takes longer than `limit_s` is ended. The module answers with `serve_jobs`. `defaults` are environment
     variables for those that are not set.
     """
     begun = 0
@@ -38,17 +38,17 @@ def results_of(
         with tempfile.TemporaryDirectory(prefix="optpipe-") as name:
             folder = Path(name)
             (folder / JOBS).write_text(json.dumps(list(jobs[begun:])), encoding="utf-8")
-            for result in _results(module, folder, len(jobs) - begun, limit_s, {**defaults, **os.environ}):
+            for result in _read_results(module, folder, len(jobs) - begun, limit_s, {**defaults, **os.environ}):
                 begun += 1
                 yield result
 
 
-def result_of(module: str, job: Mapping[str, Any], limit_s: float) -> dict[str, Any] | str:
+def run_job(module: str, job: Mapping[str, Any], limit_s: float) -> dict[str, Any] | str:
     """The same for one job."""
-    return next(results_of(module, [job], limit_s))
+    return next(run_jobs(module, [job], limit_s))
 
 
-def answer_jobs(folder: Path, answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+def serve_jobs(folder: Path, answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     """The process's side: answers the jobs in `folder` in order."""
     for index, job in enumerate(json.loads((folder / JOBS).read_text(encoding="utf-8"))):
         partial = folder / f"{index}.partial"
@@ -60,11 +60,11 @@ def _result_file(folder: Path, index: int) -> Path:
     return folder / f"{index}.json"
 
 
-def _results(
+def _read_results(
     module: str, folder: Path, count: int, limit_s: float, environment: Mapping[str, str]
 ) -> Iterator[dict[str, Any] | str]:
     """Results until the process ends or hangs; its failure is the last one."""
-    with (folder / LOG).open("wb") as log:
+    with (folder / STDERR_LOG).open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", module, str(folder)],
             stdin=subprocess.DEVNULL,
@@ -75,25 +75,25 @@ def _results(
         )
         try:
             for index in range(count):
-                failure = _awaited(process, _result_file(folder, index), limit_s)
+                failure = _await_result(process, _result_file(folder, index), limit_s)
                 if failure is not None:
-                    said = (folder / LOG).read_text(encoding="utf-8", errors="replace")
-                    yield failure or failure_reason(said, process.returncode)
+                    said = (folder / STDERR_LOG).read_text(encoding="utf-8", errors="replace")
+                    yield failure or explain_failure(said, process.returncode)
                     return
                 yield json.loads(_result_file(folder, index).read_text(encoding="utf-8"))
         finally:
             _end(process)
 
 
-def _awaited(process: "subprocess.Popen[bytes]", result: Path, limit_s: float) -> str | None:
+def _await_result(process: "subprocess.Popen[bytes]", result: Path, limit_s: float) -> str | None:
     """None when the result is there; why not otherwise, empty where the process's own words say it."""
     until = monotonic() + limit_s
     while not result.exists():
         try:
-            process.wait(LOOK_S)
+            process.wait(POLL_S)
         except subprocess.TimeoutExpired:
             if monotonic() > until:
-                return f"no result after {limit_s:.0f} s"
+                return f"timed out after {limit_s:.0f} s"
             continue
         return None if result.exists() else ""
     return None
@@ -106,20 +106,20 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
     process.wait()
 
 
-def out_of_memory(text: str) -> bool:
+def is_out_of_memory(text: str) -> bool:
     """Whether a message of torch, CUDA, DALI or C++ says that memory ran out."""
     lowered = text.lower()
     return any(sign in lowered for sign in ("out of memory", "cudaerrormemoryallocation", "bad_alloc", "badalloc"))
 
 
 _IMAGE_CODEC = {
-    "nvImageCodec failure: '#3'": "its decoders take the file for damaged (nvImageCodec status 3)",
-    "nvImageCodec failure: '#4'": "a format that its decoders do not support (nvImageCodec status 4)",
+    "nvImageCodec failure: '#3'": "the decoder reports a damaged file (nvImageCodec status 3)",
+    "nvImageCodec failure: '#4'": "the decoder does not support this format (nvImageCodec status 4)",
 }
 """nvimgcodec.h: NVIMGCODEC_STATUS_BAD_CODESTREAM and NVIMGCODEC_STATUS_CODESTREAM_UNSUPPORTED."""
 
 
-def operator_reason(text: str) -> str | None:
+def explain_operator_error(text: str) -> str | None:
     """What one of DALI's operators said itself, which DALI puts between a traceback and the pipeline's end."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if "encountered:" not in lines[:-1]:
@@ -128,16 +128,16 @@ def operator_reason(text: str) -> str | None:
     return _IMAGE_CODEC.get(said, said)[:200]
 
 
-def failure_reason(stderr: str, status: int) -> str:
+def explain_failure(stderr: str, status: int) -> str:
     """The line of a failed process that says most, in one line."""
-    if out_of_memory(stderr):
-        return "out of memory; a smaller batch (--batch-size) or fewer threads need less"
+    if is_out_of_memory(stderr):
+        return "out of memory; use a smaller --batch-size or fewer threads"
     if status < 0:
-        return f"ended by signal {-status}" + (" (out of host memory?)" if status == -9 else "")
-    if said := operator_reason(stderr):
+        return f"killed by signal {-status}" + (" (out of host memory?)" if status == -9 else "")
+    if said := explain_operator_error(stderr):
         refused = "fn.decoders" in stderr
         return f"DALI: {said}" + (
-            "; `optpipe preprocess MODEL --images DIR` names the files it refuses" if refused else ""
+            "; `optpipe preprocess MODEL --images DIR` lists the files it cannot decode" if refused else ""
         )
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     named = [line for line in lines if "Error" in line]

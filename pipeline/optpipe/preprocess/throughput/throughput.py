@@ -10,11 +10,11 @@ from optpipe.core.transform import Transform
 from optpipe.errors import StageError
 from optpipe.measuring.validity import LIMITS
 from optpipe.preprocess.dali.pipeline import DaliPlan
-from optpipe.preprocess.throughput.processes import results_of
-from optpipe.preprocess.throughput.windows import images_per_s, rate_interval
-from optpipe.workspace.environment import cores
+from optpipe.preprocess.throughput.processes import run_jobs
+from optpipe.preprocess.throughput.windows import compute_images_per_s, compute_rate_interval
+from optpipe.workspace.environment import count_cores
 
-MEASURED = "optpipe.preprocess.throughput.throughput_worker"
+THROUGHPUT_WORKER = "optpipe.preprocess.throughput.throughput_worker"
 PREFETCH_FACTOR = 2
 """Batches each DataLoader worker keeps ready, torch's own default. More only delays the steady state: workers limit it."""
 LIMIT_S = 120.0
@@ -47,20 +47,20 @@ class Throughput:
     @property
     def images_per_s(self) -> float:
         """All images over all time; 0 where it failed."""
-        return images_per_s(self.batch_ns, self.batch_size) if self.batch_ns else 0.0
+        return compute_images_per_s(self.batch_ns, self.batch_size) if self.batch_ns else 0.0
 
     @property
     def repeated_images_per_s(self) -> tuple[float, ...]:
         """The rate of each repetition."""
         rates, start = [], 0
         for count in self.repeats:
-            rates.append(images_per_s(self.batch_ns[start : start + count], self.batch_size))
+            rates.append(compute_images_per_s(self.batch_ns[start : start + count], self.batch_size))
             start += count
         return tuple(rates)
 
     def interval(self) -> tuple[float, float] | None:
         """95 % interval of the rate by consecutive windows, widened to what repetitions in other processes gave."""
-        found = rate_interval(self.batch_ns, self.group, self.batch_size) if self.batch_ns else None
+        found = compute_rate_interval(self.batch_ns, self.group, self.batch_size) if self.batch_ns else None
         if found is None:
             return None
         return min(*found, *self.repeated_images_per_s), max(*found, *self.repeated_images_per_s)
@@ -92,7 +92,7 @@ def warm_page_cache(paths: Sequence[Path]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ThroughputJob:
     """One measurement to be made, and what becomes of it."""
 
     implementation: str
@@ -119,14 +119,16 @@ class Job:
         )
 
 
-def dali_job(transform: Transform, plan: DaliPlan, seconds: float, *, decode_only: bool = False) -> Job:
+def make_dali_job(transform: Transform, plan: DaliPlan, seconds: float, *, decode_only: bool = False) -> ThroughputJob:
     """The derived pipeline, or its decoding alone."""
     details = {"kind": "dali", "transform": transform.to_dict(), "plan": plan.to_dict(), "decode_only": decode_only}
     settings = {name: value for name, value in plan.to_dict().items() if name != "batch_size"}
-    return Job("dali-decode" if decode_only else "dali", settings, plan.batch_size, seconds, details)
+    return ThroughputJob("dali-decode" if decode_only else "dali", settings, plan.batch_size, seconds, details)
 
 
-def dataloader_job(transform: Transform, workers: int, batch_size: int, device: str, seconds: float) -> Job:
+def make_dataloader_job(
+    transform: Transform, workers: int, batch_size: int, device: str, seconds: float
+) -> ThroughputJob:
     """torch's DataLoader on the reference preprocessing; on a GPU with pinned memory and the copy there."""
     settings = {
         "workers": workers,
@@ -136,31 +138,29 @@ def dataloader_job(transform: Transform, workers: int, batch_size: int, device: 
         "pin_memory": device == "cuda",
     }
     details = {"kind": "dataloader", "transform": transform.to_dict(), **settings}
-    return Job("dataloader", settings, batch_size, seconds, details)
+    return ThroughputJob("dataloader", settings, batch_size, seconds, details)
 
 
-def throughputs(paths: Sequence[Path], jobs: Sequence[Job]) -> Generator[Throughput]:
+def measure_throughputs(paths: Sequence[Path], jobs: Sequence[ThroughputJob]) -> Generator[Throughput]:
     """Measures the jobs one after the other, in one process as long as none fails."""
     names = [str(path) for path in paths]
     requests = [{**job.details, "paths": names, "seconds": job.seconds, "patience": job.patience} for job in jobs]
     limit_s = LIMIT_S + PATIENCE * max(job.seconds for job in jobs)
-    for job, result in zip(jobs, results_of(MEASURED, requests, limit_s), strict=True):
+    for job, result in zip(jobs, run_jobs(THROUGHPUT_WORKER, requests, limit_s), strict=True):
         yield job.measured(result)
 
 
-def warn_of_others(cpu_cores: float | None, what: str, listener: Listener) -> None:
+def warn_about_other_load(cpu_cores: float | None, what: str, listener: Listener) -> None:
     """Says where other work took more of the processors than a VALID measurement of `optpipe bench` allows."""
-    if cpu_cores is not None and cpu_cores > LIMITS["max_other_cpu_share"] * cores():
+    if cpu_cores is not None and cpu_cores > LIMITS["max_other_cpu_share"] * count_cores():
         listener.warn(
-            f"{what}: other processes kept {cpu_cores:.2f} of {cores()} cores busy meanwhile, so the rates are too low and "
-            "their ratios uncertain; measure again on a quiet machine"
+            f"{what}: other processes used {cpu_cores:.2f} of {count_cores()} cores during the measurement, so rates are too low and "
+            "ratios uncertain; repeat on an idle machine"
         )
 
 
 def require_rate(measured: Throughput, what: str) -> Throughput:
     """Raises StageError where nothing could be measured."""
     if measured.error:
-        raise StageError(
-            f"{what} could not be measured: {measured.error}\n--no-throughput proves parity without measuring"
-        )
+        raise StageError(f"{what} could not be measured: {measured.error}\nuse --no-throughput to verify parity only")
     return measured

@@ -16,18 +16,18 @@ from time import perf_counter_ns
 from typing import Any
 
 from optpipe.core.transform import Transform
-from optpipe.inputs.images import preprocessed
-from optpipe.measuring.machine import busy_ticks, process_ticks
-from optpipe.preprocess.dali.pipeline import DaliPlan, reading_pipeline
-from optpipe.preprocess.throughput.processes import answer_jobs
+from optpipe.inputs.images import preprocess_file
+from optpipe.measuring.machine import read_busy_ticks, read_process_ticks
+from optpipe.preprocess.dali.pipeline import DaliPlan, make_reading_pipeline
+from optpipe.preprocess.throughput.processes import serve_jobs
 from optpipe.preprocess.throughput.throughput import PATIENCE
-from optpipe.preprocess.throughput.windows import rate_interval
+from optpipe.preprocess.throughput.windows import compute_rate_interval
 
 WARM_UP_S = 0.5
 """Beside the batches that were prefetched before the clock ran, twice over."""
 MIN_ROUNDS = 6
 MIN_BATCHES = 24
-FEWEST = 4
+MIN_BATCHES_AT_TIMEOUT = 4
 STEADY = 0.02
 """Half the interval's width, relative to the rate, from which more measuring is not needed."""
 LOOK_EVERY = 4
@@ -36,24 +36,24 @@ LOOK_EVERY = 4
 
 def main(folder: str) -> None:
     """Answers the jobs in `folder`."""
-    kinds = {"dali": _dali, "dataloader": _dataloader}
-    answer_jobs(Path(folder), lambda job: kinds[job["kind"]](job))
+    kinds = {"dali": _measure_dali, "dataloader": _measure_dataloader}
+    serve_jobs(Path(folder), lambda job: kinds[job["kind"]](job))
 
 
-def _dali(job: dict[str, Any]) -> dict[str, Any]:
+def _measure_dali(job: dict[str, Any]) -> dict[str, Any]:
     plan = DaliPlan(**job["plan"])
     transform = Transform.from_dict(job["transform"])
     paths = [Path(path) for path in job["paths"]]
-    pipeline = reading_pipeline(paths, transform, plan, decode_only=job["decode_only"])
+    pipeline = make_reading_pipeline(paths, transform, plan, decode_only=job["decode_only"])
 
     def batch() -> int:
         pipeline.run()  # synchronous with this batch, while the next ones are being made
         return perf_counter_ns()
 
-    return timed(batch, job["seconds"], prefetched=plan.prefetch + 1, patience=job["patience"])
+    return time_batches(batch, job["seconds"], prefetched=plan.prefetch + 1, patience=job["patience"])
 
 
-def _dataloader(job: dict[str, Any]) -> dict[str, Any]:
+def _measure_dataloader(job: dict[str, Any]) -> dict[str, Any]:
     import torch
     from torch.utils.data import DataLoader
 
@@ -80,7 +80,7 @@ def _dataloader(job: dict[str, Any]) -> dict[str, Any]:
         return read_ns
 
     queue = workers * job["prefetch_factor"] if workers else 0
-    return timed(batch, job["seconds"], prefetched=queue + 1, group=max(1, workers), patience=job["patience"])
+    return time_batches(batch, job["seconds"], prefetched=queue + 1, group=max(1, workers), patience=job["patience"])
 
 
 class _Files:
@@ -96,10 +96,10 @@ class _Files:
     def __getitem__(self, index: int) -> Any:
         import torch
 
-        return torch.from_numpy(preprocessed(Path(self.paths[index]), self.transform))
+        return torch.from_numpy(preprocess_file(Path(self.paths[index]), self.transform))
 
 
-def timed(
+def time_batches(
     batch: Callable[[], int],
     seconds: float,
     prefetched: int,
@@ -122,9 +122,9 @@ def timed(
         settled()
     reader_ns: list[int] = []
     batch_ns: list[int] = []
-    others = _others_ticks()
+    others = _read_others_ticks()
     started = last = perf_counter_ns()
-    while len(batch_ns) % group or not enough(batch_ns, group, (last - started) / 1e9, seconds, patience):
+    while len(batch_ns) % group or not has_enough_batches(batch_ns, group, (last - started) / 1e9, seconds, patience):
         read = batch()
         now = perf_counter_ns()
         reader_ns.append(read - last)
@@ -135,26 +135,28 @@ def timed(
         "batch_ns": batch_ns,
         "warm_up_batches": done,
         "group": group,
-        "other_cpu_cores": max(0, _others_ticks() - others) / os.sysconf("SC_CLK_TCK") / ((last - started) / 1e9),
+        "other_cpu_cores": max(0, _read_others_ticks() - others) / os.sysconf("SC_CLK_TCK") / ((last - started) / 1e9),
     }
 
 
-def _others_ticks() -> int:
+def _read_others_ticks() -> int:
     """Processor time, of those that may be used here, of all that is neither this process nor a worker of the DataLoader."""
     own = (os.getpid(), *(each.pid for each in active_children() if each.pid))
-    return busy_ticks(os.sched_getaffinity(0)) - sum(map(process_ticks, own))
+    return read_busy_ticks(os.sched_getaffinity(0)) - sum(map(read_process_ticks, own))
 
 
-def enough(batch_ns: list[int], group: int, elapsed_s: float, seconds: float, patience: float = PATIENCE) -> bool:
+def has_enough_batches(
+    batch_ns: list[int], group: int, elapsed_s: float, seconds: float, patience: float = PATIENCE
+) -> bool:
     """Whether whole groups of batches say the rate: long enough, often enough, and steadily."""
     if elapsed_s >= patience * seconds:
-        return len(batch_ns) >= max(group, FEWEST)
+        return len(batch_ns) >= max(group, MIN_BATCHES_AT_TIMEOUT)
     rounds = len(batch_ns) // group
     if elapsed_s < seconds or rounds < MIN_ROUNDS or len(batch_ns) < MIN_BATCHES:
         return False
     if rounds % LOOK_EVERY:
         return False
-    found = rate_interval(batch_ns, group, 1)
+    found = compute_rate_interval(batch_ns, group, 1)
     return found is not None and found[1] - found[0] <= STEADY * (found[0] + found[1])
 
 

@@ -6,17 +6,17 @@ from enum import StrEnum
 import numpy as np
 import polars as pl
 
-from optpipe.core.units import duration_text
+from optpipe.core.units import format_duration
 from optpipe.trace.layers.roofline import LIMITED_SHARE, Roofline
 from optpipe.trace.timeline.analysis import Analysis
-from optpipe.trace.timeline.intervals import Intervals, disjoint, within
-from optpipe.trace.timeline.kernels import Kind
-from optpipe.trace.timeline.timeline import Cause, Timeline
+from optpipe.trace.timeline.intervals import TimeIntervals, intervals_from_disjoint, sum_within
+from optpipe.trace.timeline.kernels import KernelKind
+from optpipe.trace.timeline.timeline import IdleCause, Timeline
 
 GAP_NS = 50_000
 """Longer than any framework takes from one launch to the next (5 to 30 µs): the host was away."""
-_NEITHER = "neither memory nor arithmetic limits, but the kernels' latency, occupancy or choice"
-_KIND_OF = {"BatchNormalization": Kind.NORMALIZATION, "Softmax": Kind.SOFTMAX}
+_NEITHER = "of peak: kernel latency, occupancy, or kernel selection is the limit, not memory or arithmetic"
+_KIND_OF = {"BatchNormalization": KernelKind.NORMALIZATION, "Softmax": KernelKind.SOFTMAX}
 """Operators that a matrix kernel may take over and whose own kernels are not of an elementwise kind."""
 _IO_CALLS = r"^(read|pread|readv|write|pwrite|writev|open|openat|fopen|fread|fwrite|fsync|fdatasync|sendfile|stat|lseek|recv|send)"
 _MEMORY_METRICS = r"^DRAM (Read|Write) Bandwidth \[Throughput %\]$"
@@ -24,7 +24,7 @@ _MATH_METRICS = r"^(Tensor Active|SM Issue) \[Throughput %\]$"
 """Shares of the hardware's peak, as nsys' GPU metrics have them; reading and writing share the DRAM's."""
 
 
-class Limit(StrEnum):
+class LimitingFactor(StrEnum):
     """What a stage waits for."""
 
     IO = "I/O"
@@ -45,13 +45,13 @@ class Limit(StrEnum):
 class Bottleneck:
     """The verdict, its share of the time, all the shares it was chosen from, and why."""
 
-    limit: Limit
+    limit: LimitingFactor
     share: float
     shares: dict[str, float]
     why: str
 
 
-def idle_scale(measured: Analysis, undisturbed_ns: float | None) -> float:
+def compute_idle_scale(measured: Analysis, undisturbed_ns: float | None) -> float:
     """What is left of the GPU's waiting where an iteration takes `undisturbed_ns` without the profiler; 1 where not known.
 
     Kernels and copies take as long with it as without: what iterations take less without it, the GPU waits less.
@@ -64,22 +64,22 @@ def idle_scale(measured: Analysis, undisturbed_ns: float | None) -> float:
     return min(1.0, max(0.0, left_ns / waiting_ns))
 
 
-def long_gaps(timeline: Timeline) -> Intervals:
+def find_long_gaps(timeline: Timeline) -> TimeIntervals:
     """The gaps in which the host was away for at least 50 µs: it did other work than launching."""
-    waits = timeline.idle[Cause.HOST_WAIT]
+    waits = timeline.idle[IdleCause.HOST_WAIT]
     kept = (waits.ends - waits.starts) >= GAP_NS
-    return disjoint(waits.starts[kept], waits.ends[kept])
+    return intervals_from_disjoint(waits.starts[kept], waits.ends[kept])
 
 
-def bottleneck(measured: Analysis, roofs: Roofline | None = None, idle_scale: float = 1.0) -> Bottleneck:
+def find_bottleneck(measured: Analysis, roofs: Roofline | None = None, idle_scale: float = 1.0) -> Bottleneck:
     """What limits `measured` as a whole.
 
     The roofline decides between math, memory and neither; without it GPU metrics do; without either it is not told.
     `idle_scale` is what is left of idle time without the profiler.
     """
     if measured.trace.kernels.is_empty():
-        return _without_gpu(measured)
-    return _of_windows(
+        return _judge_without_gpu(measured)
+    return _judge_windows(
         measured,
         np.array([measured.timeline.start_ns], dtype=np.int64),
         np.array([measured.timeline.end_ns], dtype=np.int64),
@@ -88,62 +88,62 @@ def bottleneck(measured: Analysis, roofs: Roofline | None = None, idle_scale: fl
     )
 
 
-def range_bottleneck(
+def find_range_bottleneck(
     measured: Analysis, name: str, roofs: Roofline | None = None, idle_scale: float = 1.0
 ) -> Bottleneck | None:
     """What limits the range called `name`, over the time from its first to its last GPU operation; None without any."""
     found = measured.projection.filter((pl.col("family") == name) & pl.col("gpu_start_ns").is_not_null())
     if found.is_empty():
         return None
-    return _of_windows(measured, found["gpu_start_ns"].to_numpy(), found["gpu_end_ns"].to_numpy(), roofs, idle_scale)
+    return _judge_windows(measured, found["gpu_start_ns"].to_numpy(), found["gpu_end_ns"].to_numpy(), roofs, idle_scale)
 
 
-def _of_windows(
+def _judge_windows(
     measured: Analysis, starts: np.ndarray, ends: np.ndarray, roofs: Roofline | None, idle_scale: float
 ) -> Bottleneck:
     timeline = measured.timeline
-    away = int(within(long_gaps(timeline), starts, ends).sum())
-    idle = {cause: int(within(timeline.idle[cause], starts, ends).sum()) for cause in Cause}
-    gpu, basis = _gpu_limit(measured, roofs)
+    away = int(sum_within(find_long_gaps(timeline), starts, ends).sum())
+    idle = {cause: int(sum_within(timeline.idle[cause], starts, ends).sum()) for cause in IdleCause}
+    gpu, basis = _find_gpu_limit(measured, roofs)
     parts = {
-        gpu: float(within(timeline.busy, starts, ends).sum()),
-        Limit.LAUNCH: idle_scale * (idle[Cause.HOST_WAIT] - away + idle[Cause.KERNEL_WAIT]),
-        Limit.CPU: idle_scale * away,
-        Limit.COPY: float(idle[Cause.COPY]),
-        Limit.SYNCHRONIZATION: idle_scale * idle[Cause.SYNCHRONIZATION],
+        gpu: float(sum_within(timeline.busy, starts, ends).sum()),
+        LimitingFactor.LAUNCH: idle_scale * (idle[IdleCause.HOST_WAIT] - away + idle[IdleCause.KERNEL_WAIT]),
+        LimitingFactor.CPU: idle_scale * away,
+        LimitingFactor.COPY: float(idle[IdleCause.COPY]),
+        LimitingFactor.SYNCHRONIZATION: idle_scale * idle[IdleCause.SYNCHRONIZATION],
     }
     span = max(sum(parts.values()), 1)
     limit = max(parts, key=lambda part: parts[part])
     shares = {str(part): ns / span for part, ns in parts.items()}
     why = {
-        Limit.LAUNCH: _why_launch(measured, idle[Cause.HOST_WAIT] - away, idle[Cause.KERNEL_WAIT]),
-        Limit.CPU: "the GPU waits while the host does other work than launching",
-        Limit.COPY: "copies run and no kernel does",
-        Limit.SYNCHRONIZATION: "the GPU is idle while the host returns from waiting for it",
-    }.get(limit, f"a kernel runs most of the time; {basis}")
+        LimitingFactor.LAUNCH: _explain_launch(measured, idle[IdleCause.HOST_WAIT] - away, idle[IdleCause.KERNEL_WAIT]),
+        LimitingFactor.CPU: "the GPU waits while the host does work other than launching",
+        LimitingFactor.COPY: "copies run while no kernel does",
+        LimitingFactor.SYNCHRONIZATION: "the GPU is idle while the host returns from a synchronizing call",
+    }.get(limit, f"kernels run most of the time; {basis}")
     return Bottleneck(limit, shares[str(limit)], shares, why)
 
 
-def _why_launch(measured: Analysis, host_ns: int, kernel_ns: int) -> str:
+def _explain_launch(measured: Analysis, host_ns: int, kernel_ns: int) -> str:
     why = "the GPU waits between kernels for the next launch"
     if kernel_ns > host_ns:
-        why = "the GPU waits for kernels that were launched already to start: for each other, or for their launch to arrive"
+        why = "the GPU waits for already launched kernels to start: for each other, or for their launch to arrive"
     if measured.kernels["name"].str.contains("nvjpeg").any():
-        why += "; or for its JPEG decoder, whose work no recording shows"
+        why += "; or for its JPEG decoder, which recordings do not show"
     return why
 
 
-def _gpu_limit(measured: Analysis, roofs: Roofline | None) -> tuple[Limit, str]:
+def _find_gpu_limit(measured: Analysis, roofs: Roofline | None) -> tuple[LimitingFactor, str]:
     if roofs is not None and measured.iterations.height and measured.split.busy_ns:
         return _limit_at_peaks(measured, roofs)
     if measured.metrics.height:
         return _limit_by_counters(measured.metrics)
     kinds = [f"{kind} {share:.0%}" for kind, share in measured.kinds.select("kind", "share").head(3).iter_rows()]
-    why = f"by their names {', '.join(kinds)}; whether memory or arithmetic limits them is told by the model's graph "
-    return Limit.GPU, why + "(optpipe profile MODEL) or by counters (--record gpu-metrics)"
+    why = f"by their names {', '.join(kinds)}; to see whether memory or arithmetic limits them, use the model's graph "
+    return LimitingFactor.GPU, why + "(optpipe profile MODEL) or GPU metrics (--record gpu-metrics)"
 
 
-def _limit_by_counters(metrics: pl.DataFrame) -> tuple[Limit, str]:
+def _limit_by_counters(metrics: pl.DataFrame) -> tuple[LimitingFactor, str]:
     """Shares of the peaks of memory and arithmetic, both while a kernel runs: over 70 % of one, it limits."""
 
     def busy(pattern: str) -> dict[str, float]:
@@ -154,59 +154,69 @@ def _limit_by_counters(metrics: pl.DataFrame) -> tuple[Limit, str]:
 
     memory, math = busy(_MEMORY_METRICS), busy(_MATH_METRICS)
     if not memory or not math:
-        return Limit.GPU, "the GPU metrics recorded do not tell memory from arithmetic"
+        return LimitingFactor.GPU, "the recorded GPU metrics do not distinguish memory from arithmetic"
     moved, computed = sum(memory.values()), max(math.values())
     why = ", ".join(f"{name} {value:.0f} %" for name, value in (memory | math).items())
-    why = f"of the hardware's peaks, while one runs: {why}"
+    why = f"share of the hardware peak while a kernel runs: {why}"
     if max(moved, computed) < 100 * LIMITED_SHARE:
-        return Limit.BELOW_PEAKS, f"{why}; under {LIMITED_SHARE:.0%} {_NEITHER}"
-    return (Limit.MEMORY if moved >= computed else Limit.MATH), why
+        return LimitingFactor.BELOW_PEAKS, f"{why}; under {LIMITED_SHARE:.0%} {_NEITHER}"
+    return (LimitingFactor.MEMORY if moved >= computed else LimitingFactor.MATH), why
 
 
-def _limit_at_peaks(measured: Analysis, roofs: Roofline) -> tuple[Limit, str]:
+def _limit_at_peaks(measured: Analysis, roofs: Roofline) -> tuple[LimitingFactor, str]:
     """What decides while kernels run: layers near a peak for over 70 % of that time, by math or by memory, or neither.
 
     Elementwise nodes count by the bytes that they move themselves where at least half of them have a kernel of their own.
     """
-    joining = [each.cost.op for each in roofs.layers if each.cost.joins]
-    kinds = {Kind.ELEMENTWISE, Kind.CAST, *(_KIND_OF[op] for op in joining if op in _KIND_OF)}
+    joining = [each.cost.op for each in roofs.layers if each.cost.is_fused_away]
+    kinds = {KernelKind.ELEMENTWISE, KernelKind.CAST, *(_KIND_OF[op] for op in joining if op in _KIND_OF)}
     own = _per_iteration(measured, "count", kinds)
-    cost, counted = (roofs.fused, "as fused") if own < len(joining) / 2 else (roofs.unfused, "one by one")
+    cost, counted = (roofs.fused, "as fused") if own < len(joining) / 2 else (roofs.unfused, "individually")
     folded_ns = 0.0
     if not any("Normalization" in each.cost.op for each in roofs.layers):
-        folded_ns = _per_iteration(measured, "total_ns", {Kind.NORMALIZATION})
+        folded_ns = _per_iteration(measured, "total_ns", {KernelKind.NORMALIZATION})
     least_ns, busy_ns = cost.ns + folded_ns, measured.split.busy_ns / measured.iterations.height
     math_share = cost.math_share * cost.ns / least_ns if least_ns else 0.0
-    why = f"at the device's peaks the layers take {duration_text(least_ns)} ({math_share:.0%} of it arithmetic), "
-    why += f"{least_ns / busy_ns:.0%} of {duration_text(busy_ns)} per iteration"
+    why = (
+        f"at the device's peak rates, the layers take {format_duration(least_ns)} ({math_share:.0%} of it arithmetic), "
+    )
+    why += f"{least_ns / busy_ns:.0%} of {format_duration(busy_ns)} per iteration"
     if joining:
-        why += f"; elementwise nodes count {counted}: {own:.0f} kernels for {len(joining)}"
+        why += f"; elementwise nodes are counted {counted}: {own:.0f} kernels for {len(joining)}"
     if folded_ns:
-        why += f"; normalization that the graph has folded away counts as memory's, {duration_text(folded_ns)}"
+        why += f"; normalization folded into other layers counts as memory time, {format_duration(folded_ns)}"
     if least_ns / busy_ns >= LIMITED_SHARE:
-        return (Limit.MATH if math_share >= 0.5 else Limit.MEMORY), why
+        return (LimitingFactor.MATH if math_share >= 0.5 else LimitingFactor.MEMORY), why
     why += f"; under {LIMITED_SHARE:.0%} {_NEITHER}"
-    return Limit.BELOW_PEAKS, why
+    return LimitingFactor.BELOW_PEAKS, why
 
 
-def _per_iteration(measured: Analysis, column: str, kinds: set[Kind]) -> float:
+def _per_iteration(measured: Analysis, column: str, kinds: set[KernelKind]) -> float:
     """Number or time of the kernels of these kinds in one iteration."""
     found = measured.kernels.filter(pl.col("kind").is_in([str(kind) for kind in kinds]))
     return float(found[column].sum()) / measured.iterations.height
 
 
-def _without_gpu(measured: Analysis) -> Bottleneck:
+def _judge_without_gpu(measured: Analysis) -> Bottleneck:
     if measured.trace.api.height or measured.trace.graph_launches_untraced:
-        return Bottleneck(Limit.WITHHELD, 0.0, {}, "CUDA calls without GPU rows: the trace cannot tell")
+        return Bottleneck(
+            LimitingFactor.WITHHELD, 0.0, {}, "CUDA calls but no GPU rows: the trace does not show what limits it"
+        )
     share = _io_share(measured.os_runtime.filter(pl.col("name").str.contains(_IO_CALLS)), measured)
-    shares = {str(Limit.CPU): 1 - share, str(Limit.IO): share}
+    shares = {str(LimitingFactor.CPU): 1 - share, str(LimitingFactor.IO): share}
     if share >= 0.5:
         return Bottleneck(
-            Limit.IO, share, shares, "reading and writing files takes most of the time of the threads that do it"
+            LimitingFactor.IO,
+            share,
+            shares,
+            "file I/O takes most of the time of the threads that do it",
         )
-    basis = " (OS calls were not traced: I/O is not told apart; --osrt does)"
+    basis = " (OS calls were not traced, so I/O time is unknown; add --osrt)"
     return Bottleneck(
-        Limit.CPU, 1 - share, shares, f"no GPU work at all{basis if 'os_runtime' in measured.trace.absent else ''}"
+        LimitingFactor.CPU,
+        1 - share,
+        shares,
+        f"no GPU work{basis if 'os_runtime' in measured.trace.absent else ''}",
     )
 
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import polars as pl
 
-from optpipe.trace.layers.layers import layer_kernels
+from optpipe.trace.layers.layers import attribute_kernels
 from optpipe.trace.timeline.analysis import Analysis
-from optpipe.trace.timeline.kernels import kind_of
+from optpipe.trace.timeline.kernels import classify_kernel
 
 _NOTABLE_SHARE = 0.05
 _NOTABLE_NS = 1_000.0
 
 
-class Change(StrEnum):
+class TraceChange(StrEnum):
     """What happened to a kernel or a layer from the first profile to the second."""
 
     FASTER = "faster"
@@ -26,7 +26,7 @@ class Change(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class DiffSide:
     """One of the two profiles: the measured part, and what is known of it beside its recording."""
 
     measured: Analysis
@@ -38,7 +38,7 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Diff:
+class ProfileDiff:
     """Times are nanoseconds per iteration where `per_iteration`, else over the whole measured part."""
 
     per_iteration: bool
@@ -74,20 +74,26 @@ class Diff:
         }
 
 
-def diff(one: Side, other: Side) -> Diff:
+def diff_profiles(one: DiffSide, other: DiffSide) -> ProfileDiff:
     """Aligns kernels by name, layers and ranges by the range's name."""
     before, after = one.measured, other.measured
     per_iteration = bool(before.iterations.height and after.iterations.height)
     counts = (max(before.iterations.height, 1), max(after.iterations.height, 1)) if per_iteration else (1, 1)
-    pair = (_in_iterations(before), _in_iterations(after)) if per_iteration else (before.kernels, after.kernels)
-    kernels = _aligned(*(_times(table, "name", "total_ns", count) for table, count in zip(pair, counts, strict=True)))
+    pair = (
+        (_sum_iteration_kernels(before), _sum_iteration_kernels(after))
+        if per_iteration
+        else (before.kernels, after.kernels)
+    )
+    kernels = _align_tables(
+        *(_sum_times(table, "name", "total_ns", count) for table, count in zip(pair, counts, strict=True))
+    )
     layers = [_layers(side, per_iteration=per_iteration) for side in (one, other)]
     ranges = [
-        _times(_own_ranges(each, per_iteration=per_iteration), "name", "wall_ns", count)
+        _sum_times(_own_ranges(each, per_iteration=per_iteration), "name", "wall_ns", count)
         for each, count in zip((before, after), counts, strict=True)
     ]
     host_ns, unprofiled = _host(one, other, per_iteration=per_iteration)
-    return Diff(
+    return ProfileDiff(
         per_iteration=per_iteration,
         iterations=counts,
         host_ns=host_ns,
@@ -96,11 +102,11 @@ def diff(one: Side, other: Side) -> Diff:
         busy_ns=_per_iteration(before, after, counts, per_iteration=per_iteration, column="busy"),
         idle_ns=_per_iteration(before, after, counts, per_iteration=per_iteration, column="idle"),
         kernels=kernels,
-        kinds=_by_kind(kernels),
-        layers=_aligned(*layers)
+        kinds=_sum_by_kind(kernels),
+        layers=_align_tables(*layers)
         if layers[0].height and layers[1].height
-        else _aligned(layers[0].clear(), layers[1].clear()),
-        ranges=_aligned(*ranges),
+        else _align_tables(layers[0].clear(), layers[1].clear()),
+        ranges=_align_tables(*ranges),
     )
 
 
@@ -109,23 +115,23 @@ def _own_ranges(analysis: Analysis, *, per_iteration: bool) -> pl.DataFrame:
     return analysis.ranges.filter(~pl.col("name").str.starts_with("optpipe.")) if per_iteration else analysis.ranges
 
 
-def _host(one: Side, other: Side, *, per_iteration: bool) -> tuple[tuple[float, float], bool]:
+def _host(one: DiffSide, other: DiffSide, *, per_iteration: bool) -> tuple[tuple[float, float], bool]:
     if per_iteration and one.unprofiled_iteration_ns and other.unprofiled_iteration_ns:
         return (one.unprofiled_iteration_ns, other.unprofiled_iteration_ns), True
     found = [side.measured.iteration_ns if per_iteration else side.measured.split.span_ns for side in (one, other)]
     return (found[0] or 0.0, found[1] or 0.0), False
 
 
-def _layers(side: Side, *, per_iteration: bool) -> pl.DataFrame:
+def _layers(side: DiffSide, *, per_iteration: bool) -> pl.DataFrame:
     part = side.layered or side.measured
-    marked = layer_kernels(part)
+    marked = attribute_kernels(part)
     if marked.height:
-        return _times(marked, "layer", "kernel_ns", max(part.iterations.height, 1) if per_iteration else 1)
+        return _sum_times(marked, "layer", "kernel_ns", max(part.iterations.height, 1) if per_iteration else 1)
     schema = {"name": pl.String, "ns": pl.Float64, "count": pl.Float64}
     return pl.DataFrame([(name, ns, 1.0) for name, ns in side.layer_ns.items()], schema=schema, orient="row")
 
 
-def _in_iterations(analysis: Analysis) -> pl.DataFrame:
+def _sum_iteration_kernels(analysis: Analysis) -> pl.DataFrame:
     """Kernel time by name of what iterations launched, so that what runs beside them is not divided by their number."""
     operations = analysis.timeline.operations
     launched = operations.is_kernel & (operations.api_row >= 0)
@@ -158,14 +164,14 @@ def _per_iteration(
     return values[0], values[1]
 
 
-def _times(table: pl.DataFrame, key: str, column: str, count: int) -> pl.DataFrame:
+def _sum_times(table: pl.DataFrame, key: str, column: str, count: int) -> pl.DataFrame:
     number = "kernels" if key == "layer" else "count"
     return table.group_by(pl.col(key).alias("name")).agg(
         (pl.col(column).sum() / count).alias("ns"), (pl.col(number).sum() / count).alias("count")
     )
 
 
-def _aligned(before: pl.DataFrame, after: pl.DataFrame) -> pl.DataFrame:
+def _align_tables(before: pl.DataFrame, after: pl.DataFrame) -> pl.DataFrame:
     joined = before.join(after, on="name", how="full", coalesce=True, suffix="_after")
     change = (pl.col("after_ns") - pl.col("before_ns")).alias("change_ns")
     notable = change.abs() >= pl.max_horizontal(
@@ -183,11 +189,11 @@ def _aligned(before: pl.DataFrame, after: pl.DataFrame) -> pl.DataFrame:
         )
         .with_columns(change)
         .with_columns(
-            pl.when(~pl.col("was")).then(pl.lit(str(Change.APPEARED)))
-            .when(~pl.col("stays")).then(pl.lit(str(Change.VANISHED)))
-            .when(~notable).then(pl.lit(str(Change.SAME)))
-            .when(pl.col("change_ns") < 0).then(pl.lit(str(Change.FASTER)))
-            .otherwise(pl.lit(str(Change.SLOWER)))
+            pl.when(~pl.col("was")).then(pl.lit(str(TraceChange.APPEARED)))
+            .when(~pl.col("stays")).then(pl.lit(str(TraceChange.VANISHED)))
+            .when(~notable).then(pl.lit(str(TraceChange.SAME)))
+            .when(pl.col("change_ns") < 0).then(pl.lit(str(TraceChange.FASTER)))
+            .otherwise(pl.lit(str(TraceChange.SLOWER)))
             .alias("change")
         )
         .drop("was", "stays")
@@ -195,8 +201,8 @@ def _aligned(before: pl.DataFrame, after: pl.DataFrame) -> pl.DataFrame:
     )  # fmt: skip
 
 
-def _by_kind(kernels: pl.DataFrame) -> pl.DataFrame:
-    kinds = pl.Series("kind", [str(kind_of(name)) for name in kernels["name"].to_list()], dtype=pl.String)
+def _sum_by_kind(kernels: pl.DataFrame) -> pl.DataFrame:
+    kinds = pl.Series("kind", [str(classify_kernel(name)) for name in kernels["name"].to_list()], dtype=pl.String)
     return (
         kernels.with_columns(kinds)
         .group_by("kind")

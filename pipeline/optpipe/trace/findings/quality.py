@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from optpipe.core.units import duration_text
-from optpipe.core.verdict import Verdict, combined
+from optpipe.core.units import format_duration
+from optpipe.core.verdict import Verdict, combine_verdicts
 from optpipe.trace.recording.frames import Trace
 from optpipe.trace.timeline.analysis import Analysis
-from optpipe.trace.timeline.intervals import union, within
-from optpipe.trace.timeline.timeline import Timeline, rows_named, times
+from optpipe.trace.timeline.intervals import sum_within, unite_intervals
+from optpipe.trace.timeline.timeline import Timeline, array_from_column, match_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +46,7 @@ class Quality:
     @property
     def verdict(self) -> Verdict:
         """PASS only when every check passes."""
-        return combined(check.verdict for check in self.checks)
+        return combine_verdicts(check.verdict for check in self.checks)
 
     @property
     def withheld(self) -> dict[str, str]:
@@ -54,35 +54,39 @@ class Quality:
         return {view: check.detail for check in self.checks for view in check.withholds}
 
 
-def quality(measured: Analysis, unprofiled_iteration_ns: float | None = None, *, expects_gpu: bool = True) -> Quality:
+def check_quality(
+    measured: Analysis, unprofiled_iteration_ns: float | None = None, *, expects_gpu: bool = True
+) -> Quality:
     """Checks `measured`; with the time of an iteration outside the profiler, its overhead is a measured one."""
     checks: tuple[Callable[[Analysis], Check], ...] = (
-        _whole_rows,
-        _graph_mode,
-        _lost_events,
-        _constant_kernel_count,
-        _projection_against_wall,
+        _check_whole_rows,
+        _check_graph_mode,
+        _check_lost_events,
+        _check_constant_kernel_count,
+        _check_projection_against_wall,
     )
     rest = [check(measured) for check in checks]
     devices = measured.trace.kernels["device"].n_unique()
     if devices > 1:
-        detail = f"kernels of {devices} GPUs: busy would be when any of them is; record one, with CUDA_VISIBLE_DEVICES"
+        detail = f"kernels of {devices} GPUs, whose busy times would mix; record one GPU with CUDA_VISIBLE_DEVICES"
         rest.append(Check("one_gpu", Verdict.INCONCLUSIVE, detail, ("idle_by_cause",)))
-    return Quality((_gpu_rows(measured, expects_gpu=expects_gpu), *rest, _overhead(measured, unprofiled_iteration_ns)))
+    return Quality(
+        (_check_gpu_rows(measured, expects_gpu=expects_gpu), *rest, _check_overhead(measured, unprofiled_iteration_ns))
+    )
 
 
-def _gpu_rows(measured: Analysis, *, expects_gpu: bool) -> Check:
+def _check_gpu_rows(measured: Analysis, *, expects_gpu: bool) -> Check:
     if measured.trace.kernels.height:
         return Check("gpu_rows", Verdict.PASS, f"{measured.trace.kernels.height} kernels")
     withheld = ("kernels", "idle_by_cause", "tensor_cores")
     if not expects_gpu and measured.trace.api.is_empty():
         return Check("gpu_rows", Verdict.PASS, "no GPU rows, and none expected: the stage runs on the CPU", withheld)
     calls = measured.trace.api.height
-    why = "CUDA calls were recorded, but no kernel" if calls else "neither CUDA calls nor kernels were recorded"
+    why = "CUDA calls were recorded, but no kernels" if calls else "neither CUDA calls nor kernels were recorded"
     return Check("gpu_rows", Verdict.INCONCLUSIVE, f"no GPU rows: {why}", withheld)
 
 
-def _whole_rows(measured: Analysis) -> Check:
+def _check_whole_rows(measured: Analysis) -> Check:
     backwards = sum(
         frame.filter(pl.col("end_ns") < pl.col("start_ns")).height
         for frame in (measured.trace.kernels, measured.trace.copies, measured.trace.api, measured.trace.ranges)
@@ -92,7 +96,7 @@ def _whole_rows(measured: Analysis) -> Check:
     return Check("whole_rows", Verdict.PASS, "every row ends after it starts")
 
 
-def _graph_mode(measured: Analysis) -> Check:
+def _check_graph_mode(measured: Analysis) -> Check:
     count = measured.trace.graph_launches_untraced
     if count:
         detail = f"{count} CUDA graph launches are one opaque row each; record with --cuda-graph-trace=node"
@@ -101,14 +105,14 @@ def _graph_mode(measured: Analysis) -> Check:
     return Check(
         "graph_mode",
         Verdict.PASS,
-        f"node: {graphs} kernels of CUDA graphs are rows of their own" if graphs else "no CUDA graph",
+        f"node: {graphs} kernels of CUDA graphs have their own rows" if graphs else "no CUDA graph",
     )
 
 
-def _lost_events(measured: Analysis) -> Check:
+def _check_lost_events(measured: Analysis) -> Check:
     if measured.trace.diagnostics:
-        return Check("lost_events", Verdict.FAIL, f"nsys says: {measured.trace.diagnostics[0]}", _OF_ALL_EVENTS)
-    launches, lost = _launches_without_kernel(measured.trace, measured.timeline)
+        return Check("lost_events", Verdict.FAIL, f"nsys reports: {measured.trace.diagnostics[0]}", _OF_ALL_EVENTS)
+    launches, lost = _count_launches_without_kernel(measured.trace, measured.timeline)
     if (
         launches
         and lost / launches > _LOST_SHARE
@@ -123,56 +127,56 @@ def _lost_events(measured: Analysis) -> Check:
     return Check("lost_events", Verdict.PASS, f"{launches - lost} of {launches} launches have their kernels")
 
 
-def _launches_without_kernel(trace: Trace, timeline: Timeline) -> tuple[int, int]:
+def _count_launches_without_kernel(trace: Trace, timeline: Timeline) -> tuple[int, int]:
     """Launch calls, and those without a kernel; launches into a graph under capture run nothing and do not count."""
     if trace.api.is_empty():
         return 0, 0
-    launching = rows_named(trace.api, LAUNCH_CALLS)
+    launching = match_names(trace.api, LAUNCH_CALLS)
     answered = np.zeros(trace.api.height, dtype=np.bool_)
     answered[timeline.operations.api_row[timeline.operations.api_row >= 0]] = True
-    launching &= answered | ~_captured(trace)
+    launching &= answered | ~_find_captured_calls(trace)
     return int(launching.sum()), int((launching & ~answered).sum())
 
 
-def _captured(trace: Trace) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
+def _find_captured_calls(trace: Trace) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
     begins = np.sort(
-        times(trace.api.filter(rows_named(trace.api, r"^(cudaStreamBeginCapture|cuStreamBeginCapture)")), "start_ns")
+        array_from_column(
+            trace.api.filter(match_names(trace.api, r"^(cudaStreamBeginCapture|cuStreamBeginCapture)")), "start_ns"
+        )
     )
     ends = np.sort(
-        times(trace.api.filter(rows_named(trace.api, r"^(cudaStreamEndCapture|cuStreamEndCapture)")), "end_ns")
+        array_from_column(
+            trace.api.filter(match_names(trace.api, r"^(cudaStreamEndCapture|cuStreamEndCapture)")), "end_ns"
+        )
     )
     if begins.size == 0 or ends.size == 0:
         return np.zeros(trace.api.height, dtype=np.bool_)
     following = np.searchsorted(ends, begins)
     known = following < ends.size
-    captures = union(begins[known], ends[following[known]])
-    starts = times(trace.api, "start_ns")
-    return np.asarray(within(captures, starts, starts + 1) > 0)
+    captures = unite_intervals(begins[known], ends[following[known]])
+    starts = array_from_column(trace.api, "start_ns")
+    return np.asarray(sum_within(captures, starts, starts + 1) > 0)
 
 
-def _constant_kernel_count(measured: Analysis) -> Check:
+def _check_constant_kernel_count(measured: Analysis) -> Check:
     counts = measured.iterations["kernels"].to_list()
     if len(counts) < 2:
-        detail = "nothing repeats in the trace, so that no two iterations can be compared"
+        detail = "nothing repeats in the trace, so iterations cannot be compared"
         needed = Verdict.INCONCLUSIVE if measured.trace.kernels.height else Verdict.PASS
         return Check("constant_kernel_count", needed, detail, ("iterations",))
     if not any(counts) and measured.trace.kernels.height:
-        detail = (
-            "other threads than the iterations' own launch the kernels, so that they cannot be counted by iteration"
-        )
+        detail = "threads other than the iterations' own launch the kernels, so they cannot be counted per iteration"
         return Check("constant_kernel_count", Verdict.INCONCLUSIVE, detail, ("iterations.kernels",))
     if len(set(counts)) == 1:
         return Check("constant_kernel_count", Verdict.PASS, f"{counts[0]} kernels in each of {len(counts)} iterations")
     if len(set(counts[1:])) == 1 and len(counts) > 2:
-        detail = (
-            f"{counts[0]} kernels in the first of {len(counts)} iterations, {counts[1]} in every other; warm up longer"
-        )
+        detail = f"{counts[0]} kernels in the first of {len(counts)} iterations, {counts[1]} in each of the others; warm up longer"
         return Check("constant_kernel_count", Verdict.PASS, detail)
     detail = f"between {min(counts)} and {max(counts)} kernels per iteration: iterations do different work, or events were lost"
     return Check("constant_kernel_count", Verdict.FAIL, detail, ("iterations",))
 
 
-def _projection_against_wall(measured: Analysis) -> Check:
+def _check_projection_against_wall(measured: Analysis) -> Check:
     """An iteration that only enqueues ends on the host long before it does on the GPU: its wall time is no latency."""
     iterations = measured.iterations.filter(pl.col("gpu_end_ns").is_not_null())
     if iterations.is_empty():
@@ -184,24 +188,26 @@ def _projection_against_wall(measured: Analysis) -> Check:
         return Check(
             "projection_against_wall",
             Verdict.INCONCLUSIVE,
-            f"{detail}: they only enqueue",
+            f"{detail}: they only enqueue work",
             ("iterations.wall_ns as latency",),
         )
     return Check("projection_against_wall", Verdict.PASS, detail)
 
 
-def _overhead(measured: Analysis, unprofiled_iteration_ns: float | None) -> Check:
+def _check_overhead(measured: Analysis, unprofiled_iteration_ns: float | None) -> Check:
     profiled = measured.iteration_ns
     if unprofiled_iteration_ns and profiled:
         share = profiled / unprofiled_iteration_ns - 1
-        times_text = f"{duration_text(profiled)} under the profiler, {duration_text(unprofiled_iteration_ns)} without"
+        times_text = (
+            f"{format_duration(profiled)} under the profiler, {format_duration(unprofiled_iteration_ns)} without"
+        )
         detail = f"an iteration takes {times_text} ({share:+.0%})"
     else:
         share = measured.trace.overhead_ns / max(measured.split.span_ns, 1)
-        own = duration_text(measured.trace.overhead_ns)
-        detail = f"the profiler reports {own} of its own work; no run without it was measured"
+        own = format_duration(measured.trace.overhead_ns)
+        detail = f"the profiler reports {own} of overhead; no run without it was measured"
     if share < -_OVERHEAD_SHARE:
-        detail = f"{detail}: other work ran beside one of the two, so neither is trusted"
+        detail = f"{detail}: other work disturbed one of the two runs, so neither is trusted"
         return Check("overhead", Verdict.INCONCLUSIVE, detail, (ABSOLUTE_TIMES, UNPROFILED))
     if share > _OVERHEAD_SHARE:
         return Check("overhead", Verdict.INCONCLUSIVE, detail, (ABSOLUTE_TIMES,))

@@ -9,30 +9,29 @@ import polars as pl
 
 from optpipe.trace.findings.bottleneck import (
     Bottleneck,
-    Limit,
-    bottleneck,
-    idle_scale,
-    range_bottleneck,
+    LimitingFactor,
+    compute_idle_scale,
+    find_bottleneck,
+    find_range_bottleneck,
 )
-from optpipe.trace.findings.gaps import Gaps, gaps_that_matter
+from optpipe.trace.findings.gaps import Gaps, find_gaps
 from optpipe.trace.findings.quality import (
     ABSOLUTE_TIMES,
     UNPROFILED,
     Quality,
-    quality,
+    check_quality,
 )
 from optpipe.trace.findings.rules import (
     HOST_RULES,
-    Facts,
-    Finding,
-    findings,
+    apply_rules,
 )
-from optpipe.trace.layers.layers import layered_part
-from optpipe.trace.layers.peaks import sheet_peaks
-from optpipe.trace.layers.roofline import Graph, Roofline, roofline
-from optpipe.trace.layers.tensor_cores import TensorCores, tensor_cores
+from optpipe.trace.findings.stage_rules import ProfileFinding, RuleContext
+from optpipe.trace.layers.layers import select_layered_part
+from optpipe.trace.layers.peaks import peaks_from_data_sheet
+from optpipe.trace.layers.roofline import GraphCosts, Roofline, compute_roofline
+from optpipe.trace.layers.tensor_cores import TensorCores, analyze_tensor_cores
 from optpipe.trace.recording.frames import Trace
-from optpipe.trace.timeline.analysis import Analysis, analysis_from_trace, measured_part
+from optpipe.trace.timeline.analysis import Analysis, analysis_from_trace, select_measured_part
 
 _RANGES_SHOWN = 100
 
@@ -49,7 +48,7 @@ class Profile:
     bottleneck: Bottleneck
     by_range: Mapping[str, Bottleneck]
     gaps: Gaps
-    findings: tuple[Finding, ...]
+    findings: tuple[ProfileFinding, ...]
     unprofiled_iteration_ns: float | None = None
     idle_scale: float = 1.0
     """What is left of the GPU's idle time without the profiler, where that slowed the host too much to be believed."""
@@ -59,7 +58,7 @@ def profile_from_trace(
     trace: Trace | Analysis,
     range_name: str | None = None,
     *,
-    graph: Graph | None = None,
+    graph: GraphCosts | None = None,
     unprofiled_iteration_ns: float | None = None,
     expects_gpu: bool = True,
     stage: str | None = None,
@@ -74,16 +73,16 @@ def profile_from_trace(
     """
     whole = trace if isinstance(trace, Analysis) else analysis_from_trace(trace)
     gpus = whole.trace.gpus
-    measured = measured_part(whole, range_name)
-    checked = quality(measured, unprofiled_iteration_ns, expects_gpu=expects_gpu)
-    peaks = graph.peaks if graph else sheet_peaks(gpus[0].name) if gpus else None
+    measured = select_measured_part(whole, range_name)
+    checked = check_quality(measured, unprofiled_iteration_ns, expects_gpu=expects_gpu)
+    peaks = graph.peaks if graph else peaks_from_data_sheet(gpus[0].name) if gpus else None
     costs = {cost.name: cost for cost in graph.costs} if graph else {}
     has_gpu = "tensor_cores" not in checked.withheld
-    cores = tensor_cores(layered_part(whole, measured), peaks, costs) if has_gpu else None
-    roofs = roofline(graph, unprofiled_iteration_ns, _layer_ns(cores)) if graph else None
+    cores = analyze_tensor_cores(select_layered_part(whole, measured), peaks, costs) if has_gpu else None
+    roofs = compute_roofline(graph, unprofiled_iteration_ns, _layer_ns(cores)) if graph else None
     undisturbed_ns = _undisturbed_ns(measured, checked, unprofiled_iteration_ns)
-    scale = idle_scale(measured, undisturbed_ns)
-    facts = Facts(
+    scale = compute_idle_scale(measured, undisturbed_ns)
+    facts = RuleContext(
         measured,
         cores,
         gpus[0].multiprocessors if gpus else None,
@@ -100,12 +99,12 @@ def profile_from_trace(
         quality=checked,
         tensor_cores=cores,
         roofline=roofs,
-        bottleneck=_judged(measured, checked, roofs, scale),
-        by_range=_by_range(measured, roofs, scale) if "idle_by_cause" not in checked.withheld else {},
-        gaps=gaps_that_matter(measured),
+        bottleneck=_judge_bottleneck(measured, checked, roofs, scale),
+        by_range=_judge_ranges(measured, roofs, scale) if "idle_by_cause" not in checked.withheld else {},
+        gaps=find_gaps(measured),
         findings=()
         if "totals" in checked.withheld
-        else findings(facts, with_gaps="idle_by_cause" not in checked.withheld),
+        else apply_rules(facts, with_gaps="idle_by_cause" not in checked.withheld),
         unprofiled_iteration_ns=unprofiled_iteration_ns,
         idle_scale=scale,
     )
@@ -124,18 +123,19 @@ def _layer_ns(cores: TensorCores | None) -> dict[str, float]:
     return {each.name: each.time_ns / cores.iterations for each in cores.layers}
 
 
-def _judged(measured: Analysis, checked: Quality, roofs: Roofline | None, scale: float) -> Bottleneck:
+def _judge_bottleneck(measured: Analysis, checked: Quality, roofs: Roofline | None, scale: float) -> Bottleneck:
     withheld = checked.withheld
     if "idle_by_cause" in withheld and (measured.trace.kernels.height or measured.trace.api.height):
-        return Bottleneck(Limit.WITHHELD, 0.0, {}, withheld["idle_by_cause"])
-    return bottleneck(measured, roofs, scale)
+        return Bottleneck(LimitingFactor.WITHHELD, 0.0, {}, withheld["idle_by_cause"])
+    return find_bottleneck(measured, roofs, scale)
 
 
-def _by_range(measured: Analysis, roofs: Roofline | None, scale: float) -> dict[str, Bottleneck]:
+def _judge_ranges(measured: Analysis, roofs: Roofline | None, scale: float) -> dict[str, Bottleneck]:
     """The verdict on each range name, outermost first; layers are too short to have one of their own."""
     shallow = measured.ranges.filter(pl.col("depth") <= _iteration_depth(measured)).sort("depth", "first_start_ns")
     found = (
-        (name, range_bottleneck(measured, name, roofs, scale)) for name in shallow["name"].head(_RANGES_SHOWN).to_list()
+        (name, find_range_bottleneck(measured, name, roofs, scale))
+        for name in shallow["name"].head(_RANGES_SHOWN).to_list()
     )
     return {name: verdict for name, verdict in found if verdict is not None}
 
@@ -147,7 +147,7 @@ def _iteration_depth(measured: Analysis) -> int:
 def document_from_profile(profile: Profile) -> dict[str, Any]:
     """The JSON document of one profile.
 
-    `totals`, `kernels`, `api`, `copies`, `executions`, `streams`, `os_runtime` and `ranges` are of the whole trace, as
+    `totals`, `kernels`, `api`, `copies`, `executions`, `streams`, `os_runtime` and `compute_ranges` are of the whole trace, as
     `nsys stats` has them; `measured` has the totals of the part that is judged, `measured_views` its tables.
     """
     whole, measured, withheld = profile.whole, profile.measured, profile.quality.withheld
@@ -172,7 +172,7 @@ def document_from_profile(profile: Profile) -> dict[str, Any]:
         "tensor_cores": _tensor_core_document(profile),
         "roofline": profile.roofline.document()
         if profile.roofline
-        else {"withheld": "no graph of the model was given"},
+        else {"withheld": "the model's graph was not given"},
         "bottleneck": _bottleneck_document(profile),
         "findings": [_finding_document(finding) for finding in profile.findings],
     }
@@ -322,7 +322,7 @@ def _gaps_document(profile: Profile) -> dict[str, Any]:
     return {"withheld": why} if why else asdict(profile.gaps)
 
 
-def _finding_document(finding: Finding) -> dict[str, Any]:
+def _finding_document(finding: ProfileFinding) -> dict[str, Any]:
     return {
         "rule": finding.rule,
         "evidence": finding.evidence,

@@ -14,7 +14,7 @@ from typing import Any
 
 from optpipe.trace.layers.layer_cost import LayerCost
 from optpipe.trace.layers.peaks import Peaks
-from optpipe.trace.layers.roofline import Graph
+from optpipe.trace.layers.roofline import GraphCosts
 
 _TYPE_BYTES = {
     "fp32": 4,
@@ -49,13 +49,15 @@ class _Traffic:
     read: dict[int, dict[str, int]] = field(default_factory=dict)
     written: dict[int, dict[str, int]] = field(default_factory=dict)
 
-    def by_node(self, count: int) -> list[int]:
+    def sum_by_node(self, count: int) -> list[int]:
         """Bytes by node; those of a group stand with its leader."""
         parts = (self.read, self.written)
         return [sum(sum(part.get(node, {}).values()) for part in parts) for node in range(count)]
 
 
-def graph_from_onnx(path: Path, inputs: Sequence[Any], batch_size: int, peaks: Peaks, *, tf32: bool = False) -> Graph:
+def graph_costs_from_onnx(
+    path: Path, inputs: Sequence[Any], batch_size: int, peaks: Peaks, *, tf32: bool = False
+) -> GraphCosts:
     """Multiply-adds and bytes of every node of an ONNX graph, its inputs (`InputSpec`s) at `batch_size`.
 
     With `tf32` the products of fp32 tensors count as TF32, which is how the runtime was told to compute them; those of
@@ -63,33 +65,35 @@ def graph_from_onnx(path: Path, inputs: Sequence[Any], batch_size: int, peaks: P
     """
     import onnx
 
-    from optpipe.backends.onnx_graph import graph_types, node_macs
+    from optpipe.backends.onnx_graph import count_node_macs, infer_graph_types
 
     model = onnx.load(path, load_external_data=False)
-    known = graph_types(model, [_at_batch(each, batch_size) for each in inputs])
+    known = infer_graph_types(model, [_at_batch(each, batch_size) for each in inputs])
     nodes = [node for node in model.graph.node if node.output]
-    traffic, edge_bytes = _fused(model.graph, nodes, known)
-    fused = traffic.by_node(len(nodes))
+    traffic, edge_bytes = _sum_fused_traffic(model.graph, nodes, known)
+    fused = traffic.sum_by_node(len(nodes))
     quantized = {node.output[0] for node in nodes if node.op_type == "DequantizeLinear"}
     costs = []
     for index, node in enumerate(nodes):
         if node.op_type not in _NO_COST:
-            macs = node_macs(node, known)
+            macs = count_node_macs(node, known)
             kind = known.types.get(node.input[0], "fp32") if node.input else "fp32"
             if macs:
                 kind = "int8" if node.input[0] in quantized else "tf32" if tf32 and kind == "fp32" else kind
             costs.append(_node_cost(node, known, kind, macs, fused[index]))
-    return Graph(tuple(costs), peaks, batch_size, edge_bytes)
+    return GraphCosts(tuple(costs), peaks, batch_size, edge_bytes)
 
 
-def graph_from_program(program: Mapping[str, Any], batch_size: int, peaks: Peaks, *, tf32: bool = False) -> Graph:
+def graph_costs_from_program(
+    program: Mapping[str, Any], batch_size: int, peaks: Peaks, *, tf32: bool = False
+) -> GraphCosts:
     """What a torch program computes and moves (`backends.torch_costs`): its nodes are its kernels, so nothing joins another."""
     costs = []
     for row in program["layers"]:
         kind = "tf32" if tf32 and row["macs"] and row["type"] == "fp32" else row["type"]
         channels = (row["channels"][0], row["channels"][1]) if row["channels"] else None
         costs.append(LayerCost(row["name"], row["op"], kind, row["macs"], row["bytes"], channels))
-    return Graph(tuple(costs), peaks, batch_size, program["edge_bytes"])
+    return GraphCosts(tuple(costs), peaks, batch_size, program["edge_bytes"])
 
 
 def _at_batch(spec: Any, batch_size: int) -> Any:
@@ -109,7 +113,7 @@ def _node_cost(node: Any, known: Any, kind: str, macs: int, fused_bytes: int) ->
     return LayerCost(node.name or node.output[0], node.op_type, kind, macs, size, channels, fused_bytes)
 
 
-def _fused(graph: Any, nodes: Sequence[Any], known: Any) -> tuple[_Traffic, int]:
+def _sum_fused_traffic(graph: Any, nodes: Sequence[Any], known: Any) -> tuple[_Traffic, int]:
     """The traffic between groups, and its part that no fusion saves: the model's inputs, weights and outputs."""
     same = _same_tensors(nodes, frozenset(each.name for each in graph.output))
     constants = _constants(graph, nodes, known)

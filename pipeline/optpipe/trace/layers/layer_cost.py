@@ -24,7 +24,7 @@ class LayerCost:
     0 for one that joins another layer. None: nothing is fused."""
 
     @property
-    def joins(self) -> bool:
+    def is_fused_away(self) -> bool:
         """Whether it needs no kernel of its own where elementwise operators are fused."""
         return self.fused_bytes == 0 and not self.macs
 
@@ -49,7 +49,7 @@ class LayerCost:
         """Why Tensor Cores cannot take a matrix layer as it is: its type, or channels that are not aligned."""
         multiple = ALIGNMENT.get(self.type)
         if multiple is None:
-            return f"{self.type} has no Tensor Cores: fp16, or tf32, would"
+            return f"there are no Tensor Cores for {self.type}; use fp16 or tf32"
         if self.channels and any(channels % multiple for channels in self.channels):
             return f"channels {self.channels[0]} and {self.channels[1]} are not multiples of {multiple}"
         return None

@@ -8,13 +8,13 @@ import numpy as np
 import polars as pl
 
 from optpipe.trace.ranges import LAYERS_RANGE, LIBRARY_RANGES
-from optpipe.trace.recording.frames import RANGES
-from optpipe.trace.timeline.analysis import Analysis, measured_part
-from optpipe.trace.timeline.intervals import Times
-from optpipe.trace.timeline.kernels import kernel_names
-from optpipe.trace.timeline.timeline import times
+from optpipe.trace.recording.frames import RANGE_SCHEMA
+from optpipe.trace.timeline.analysis import Analysis, select_measured_part
+from optpipe.trace.timeline.intervals import TimeArray
+from optpipe.trace.timeline.kernels import classify_kernels
+from optpipe.trace.timeline.timeline import array_from_column
 
-SCHEMA = {
+LAYER_SCHEMA = {
     "layer": pl.String,
     "depth": pl.Int64,
     "count": pl.Int64,
@@ -24,22 +24,22 @@ SCHEMA = {
 }
 
 
-def layered_part(whole: Analysis, measured: Analysis) -> Analysis:
+def select_layered_part(whole: Analysis, measured: Analysis) -> Analysis:
     """Where the layers are marked: iterations apart, which optpipe adds to its own captures, or the measured ones."""
-    return measured_part(whole, LAYERS_RANGE) if (whole.ranges["name"] == LAYERS_RANGE).any() else measured
+    return select_measured_part(whole, LAYERS_RANGE) if (whole.ranges["name"] == LAYERS_RANGE).any() else measured
 
 
-def layer_kernels(measured: Analysis) -> pl.DataFrame:
+def attribute_kernels(measured: Analysis) -> pl.DataFrame:
     """Kernel time by layer and kernel name; empty when no range lies below an iteration (or below the trace)."""
-    ranges = _below_iterations(measured)
+    ranges = _select_below_iterations(measured)
     operations = measured.timeline.operations
     launched = operations.is_kernel & (operations.api_row >= 0)
     if ranges.is_empty() or not launched.any():
-        return pl.DataFrame(schema=SCHEMA)
+        return pl.DataFrame(schema=LAYER_SCHEMA)
     api_row = operations.api_row[launched]
-    launches = times(measured.trace.api, "start_ns")[api_row]
-    thread = times(measured.trace.api, "thread")[api_row]
-    index = innermost(ranges, launches, thread)
+    launches = array_from_column(measured.trace.api, "start_ns")[api_row]
+    thread = array_from_column(measured.trace.api, "thread")[api_row]
+    index = find_innermost(ranges, launches, thread)
     inside = index >= 0
     rows = operations.row[launched][inside]
     return (
@@ -59,15 +59,19 @@ def layer_kernels(measured: Analysis) -> pl.DataFrame:
             pl.len().cast(pl.Int64).alias("kernels"),
             pl.col("kernel_ns").sum(),
         )
-        .select(pl.col(column).cast(dtype) for column, dtype in SCHEMA.items())
+        .select(pl.col(column).cast(dtype) for column, dtype in LAYER_SCHEMA.items())
         .sort("kernel_ns", "layer", "kernel", descending=[True, False, False])
     )
 
 
-def layer_table(kernels_by_layer: pl.DataFrame) -> pl.DataFrame:
+def tabulate_layers(kernels_by_layer: pl.DataFrame) -> pl.DataFrame:
     """One row per layer: its kernel time, how much of it is matrix work, and how much ran on Tensor Cores."""
     named = kernels_by_layer.join(
-        kernel_names(kernels_by_layer["kernel"]), left_on="kernel", right_on="name", how="left", maintain_order="left"
+        classify_kernels(kernels_by_layer["kernel"]),
+        left_on="kernel",
+        right_on="name",
+        how="left",
+        maintain_order="left",
     )
     return (
         named.group_by("layer")
@@ -84,20 +88,24 @@ def layer_table(kernels_by_layer: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def innermost(ranges: pl.DataFrame, at: Times, thread: Times) -> Times:
+def find_innermost(ranges: pl.DataFrame, at: TimeArray, thread: TimeArray) -> TimeArray:
     """The row of the innermost range (of the same thread) open at each time; -1 for none."""
     result = np.full(at.size, -1, dtype=np.int64)
-    owner, starts, ends = times(ranges, "thread"), times(ranges, "start_ns"), times(ranges, "end_ns")
+    owner, starts, ends = (
+        array_from_column(ranges, "thread"),
+        array_from_column(ranges, "start_ns"),
+        array_from_column(ranges, "end_ns"),
+    )
     for each in np.unique(owner):
         rows = np.flatnonzero(owner == each)
         order = rows[np.lexsort((-ends[rows], starts[rows]))]
         mine = np.flatnonzero(thread == each)
-        result[mine] = _innermost_of_thread(starts[order], ends[order], order, at[mine])
+        result[mine] = _find_innermost_of_thread(starts[order], ends[order], order, at[mine])
     return result
 
 
-def _innermost_of_thread(starts: Times, ends: Times, rows: Times, at: Times) -> Times:
-    parents = _parents(starts, ends)
+def _find_innermost_of_thread(starts: TimeArray, ends: TimeArray, rows: TimeArray, at: TimeArray) -> TimeArray:
+    parents = _find_parents(starts, ends)
     index = np.searchsorted(starts, at, side="right") - 1
     while True:
         closed = (index >= 0) & (ends[np.maximum(index, 0)] <= at)
@@ -106,7 +114,7 @@ def _innermost_of_thread(starts: Times, ends: Times, rows: Times, at: Times) -> 
         index[closed] = parents[index[closed]]
 
 
-def _parents(starts: Times, ends: Times) -> Times:
+def _find_parents(starts: TimeArray, ends: TimeArray) -> TimeArray:
     """The range that encloses each one, -1 for none; ranges in the order of their start, the longer one first."""
     parents = np.full(starts.size, -1, dtype=np.int64)
     open_ranges: list[int] = []
@@ -118,10 +126,10 @@ def _parents(starts: Times, ends: Times) -> Times:
     return parents
 
 
-def _below_iterations(measured: Analysis) -> pl.DataFrame:
+def _select_below_iterations(measured: Analysis) -> pl.DataFrame:
     """The ranges inside an iteration; library ranges with a domain of their own (`cuBLAS:…`) are no layers."""
     if measured.iterations.is_empty():
-        return pl.DataFrame(schema={**RANGES, "depth": pl.Int64})
+        return pl.DataFrame(schema={**RANGE_SCHEMA, "depth": pl.Int64})
     depth, family = measured.iterations["depth"][0], measured.iterations["family"][0]
     name = pl.col("family")
     deeper = measured.projection.filter(

@@ -25,7 +25,7 @@ _MOST_LAUNCHES = 150
 _TIMEOUT_S = 600
 
 
-def counters(
+def record_counters(
     program: Sequence[str], directory: Path, kernels: Sequence[Mapping[str, Any]], listener: Listener
 ) -> list[dict[str, Any]]:
     """Runs `program` once more under ncu for the first kernels of `kernels`; empty, with a warning, where that cannot be.
@@ -36,7 +36,7 @@ def counters(
         (str(path) for path in sorted(Path("/opt/nvidia/nsight-compute").glob("*/ncu"))), None
     )
     if ncu is None:
-        listener.warn("ncu is not here, so no DRAM bytes were counted; it comes with the CUDA toolkit")
+        listener.warn("ncu not found, so DRAM bytes were not counted; it ships with the CUDA Toolkit")
         return []
     names = {_base_name(str(row["name"])) for row in kernels[:_TOP]}
     pattern = "|".join(re.escape(name) for name in sorted(names))
@@ -47,25 +47,25 @@ def counters(
     # A push/pop range is named with a slash behind it (Nsight Compute CLI, NVTX filtering).
     for bounds in (["--nvtx", "--nvtx-include", f"{MEASURED_RANGE}/"], []):
         try:
-            said = _said([*command, *bounds], program, directory)
+            said = _run_ncu([*command, *bounds], program, directory)
         except OptpipeError as error:
-            listener.warn(f"ncu counted nothing: {error}")
+            listener.warn(f"ncu collected nothing: {error}")
             return []
         if "ERR_NVGPUCTRPERM" in said:
-            listener.warn("ncu may not read this GPU's counters (ERR_NVGPUCTRPERM); an administrator can allow it")
+            listener.warn(
+                "no permission to read this GPU's counters (ERR_NVGPUCTRPERM); ask an administrator to enable it"
+            )
             return []
         rows = rows_from_csv(said)
         if rows:
             if not bounds:
-                listener.warn(
-                    "ncu saw no launch inside the measured range: what it counted includes the warm-up's launches"
-                )
+                listener.warn("ncu found no launch inside the measured range; its counts include warm-up launches")
             return rows
-    listener.warn(f"ncu counted nothing: {' '.join(said.strip()[-200:].split())}")
+    listener.warn(f"ncu collected nothing: {' '.join(said.strip()[-200:].split())}")
     return []
 
 
-def _said(command: Sequence[str], program: Sequence[str], directory: Path) -> str:
+def _run_ncu(command: Sequence[str], program: Sequence[str], directory: Path) -> str:
     """What ncu wrote into its log, which the program's own output stays out of; else what either printed."""
     log = directory / "ncu.csv"
     log.unlink(missing_ok=True)
@@ -95,7 +95,7 @@ def rows_from_csv(text: str) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: -row["launches"] * row.get("duration_ns", 0.0))
 
 
-def against_peaks(rows: Sequence[Mapping[str, Any]], bytes_per_s: float) -> list[dict[str, Any]]:
+def add_peak_shares(rows: Sequence[Mapping[str, Any]], bytes_per_s: float) -> list[dict[str, Any]]:
     """`rows` with the rate of each kernel's DRAM traffic, and its share of the memory's peak as the roofline has it."""
     found = []
     for row in rows:

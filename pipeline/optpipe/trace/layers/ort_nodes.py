@@ -18,8 +18,8 @@ import polars as pl
 
 from optpipe.errors import StageError
 from optpipe.trace.ranges import ITERATION_RANGE, LAYERS_RANGE
-from optpipe.trace.recording.frames import NAME, RANGES, Trace
-from optpipe.trace.timeline.timeline import times
+from optpipe.trace.recording.frames import NAME_DTYPE, RANGE_SCHEMA, Trace
+from optpipe.trace.timeline.timeline import array_from_column
 
 _FUSED_DEPTH = 4
 """A fused convolution ends at most this many nodes behind its product: bias, sum, activation."""
@@ -34,7 +34,7 @@ _APART_NS = 50_000
 
 
 @dataclass(frozen=True, slots=True)
-class Anchor:
+class ClockAnchor:
     """System-clock times taken just before a range opens, just inside it at both ends, and just after it closes."""
 
     before_ns: int
@@ -53,7 +53,7 @@ class NodeRun:
     end_ns: int
 
 
-def node_runs(profile: Path, started_ns: int) -> Iterator[NodeRun]:
+def read_node_runs(profile: Path, started_ns: int) -> Iterator[NodeRun]:
     """The nodes in a profile of ONNX Runtime that began at `started_ns`, in the order in which they ran.
 
     Raises:
@@ -64,7 +64,7 @@ def node_runs(profile: Path, started_ns: int) -> Iterator[NodeRun]:
         nodes = sorted((event for event in events if _is_node(event)), key=lambda event: int(event["ts"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StageError(
-            f"{profile.name}: not a profile of ONNX Runtime ({type(error).__name__}: {str(error)[:120]})"
+            f"{profile.name}: not an ONNX Runtime profile ({type(error).__name__}: {str(error)[:120]})"
         ) from error
     for event in nodes:
         start_ns = started_ns + int(event["ts"]) * _TICK_NS
@@ -77,16 +77,16 @@ def _is_node(event: Mapping[str, Any]) -> bool:
     return event.get("cat") == "Node" and str(event.get("name", "")).endswith(_NODE_SUFFIX)
 
 
-def with_node_ranges(
-    trace: Trace, runs: Sequence[NodeRun], anchors: Sequence[Anchor], names: Mapping[str, str]
+def add_node_ranges(
+    trace: Trace, runs: Sequence[NodeRun], anchors: Sequence[ClockAnchor], names: Mapping[str, str]
 ) -> Trace:
     """`trace` with a range for every node that ran inside the marked iterations, called by `names` where they know it.
 
     Raises:
         StageError: the recording does not hold these iterations, or its clock cannot be tied to the system's.
     """
-    iterations = _marked_iterations(trace)
-    offset_ns = _best_offset_ns(trace, iterations, runs, clock_offsets_ns(iterations, anchors))
+    iterations = _find_marked_iterations(trace)
+    offset_ns = _choose_offset_ns(trace, iterations, runs, estimate_clock_offsets_ns(iterations, anchors))
     thread = int(iterations["thread"][0])
     starts, ends = iterations["start_ns"].to_list(), iterations["end_ns"].to_list()
     rows = []
@@ -98,40 +98,40 @@ def with_node_ranges(
         inside = next((i for i, begin in enumerate(starts) if begin <= start and until <= ends[i]), None)
         if inside is not None:
             rows.append((start, max(until, start + 1), thread, names.get(first.name, first.name)))
-    added = pl.DataFrame(rows, schema={**RANGES, "name": pl.String}, orient="row").with_columns(
-        pl.col("name").cast(NAME)
+    added = pl.DataFrame(rows, schema={**RANGE_SCHEMA, "name": pl.String}, orient="row").with_columns(
+        pl.col("name").cast(NAME_DTYPE)
     )
     return replace(trace, ranges=pl.concat([trace.ranges, added]).sort("start_ns", maintain_order=True))
 
 
-def _marked_iterations(trace: Trace) -> pl.DataFrame:
+def _find_marked_iterations(trace: Trace) -> pl.DataFrame:
     name = pl.col("name").cast(pl.String)
     layers = trace.ranges.filter(name == LAYERS_RANGE)
     if layers.is_empty():
-        raise StageError("the recording has no iterations for the layers: it ended before them")
+        raise StageError("the recording has no layer iterations: it ended before them")
     begin, end = layers["start_ns"][0], layers["end_ns"][0]
     inside = (pl.col("start_ns") >= begin) & (pl.col("end_ns") <= end)
     return trace.ranges.filter((name == ITERATION_RANGE) & inside).sort("start_ns")
 
 
-def clock_offsets_ns(iterations: pl.DataFrame, anchors: Sequence[Anchor]) -> tuple[int, int]:
+def estimate_clock_offsets_ns(iterations: pl.DataFrame, anchors: Sequence[ClockAnchor]) -> tuple[int, int]:
     """Least and most of the system's clock minus the recording's that all `anchors` of the same `iterations` allow.
 
     Raises:
         StageError: they are not as many, or contradict each other by more than 50 µs.
     """
     if iterations.height != len(anchors) or not anchors:
-        raise StageError(f"the recording holds {iterations.height} iterations for the layers, {len(anchors)} were run")
+        raise StageError(f"the recording has {iterations.height} layer iterations, but {len(anchors)} were run")
     starts, ends = iterations["start_ns"].to_list(), iterations["end_ns"].to_list()
     places = list(zip(anchors, starts, ends, strict=True))
     least = max(max(each.before_ns - start, each.leaving_ns - end) for each, start, end in places)
     most = min(min(each.entered_ns - start, each.after_ns - end) for each, start, end in places)
     if abs(most - least) > _APART_NS:
-        raise StageError(f"the profiler's clock and the system's are known to {abs(most - least) / 1e3:.0f} µs only")
+        raise StageError(f"the profiler and system clocks can be aligned only to {abs(most - least) / 1e3:.0f} µs")
     return min(least, most), max(least, most)
 
 
-def _best_offset_ns(trace: Trace, iterations: pl.DataFrame, runs: Sequence[NodeRun], allowed: tuple[int, int]) -> int:
+def _choose_offset_ns(trace: Trace, iterations: pl.DataFrame, runs: Sequence[NodeRun], allowed: tuple[int, int]) -> int:
     """The offset, of those allowed, at which most launches lie inside one node: nothing is launched between nodes.
 
     The anchors leave some microseconds open, and nodes follow each other within one.
@@ -142,7 +142,7 @@ def _best_offset_ns(trace: Trace, iterations: pl.DataFrame, runs: Sequence[NodeR
     if launches.is_empty() or not runs:
         return int(candidates[candidates.size // 2])
     starts, ends = (np.array([getattr(run, name) for run in runs], dtype=np.int64) for name in ("start_ns", "end_ns"))
-    called, returned = times(launches, "start_ns"), times(launches, "end_ns")
+    called, returned = array_from_column(launches, "start_ns"), array_from_column(launches, "end_ns")
 
     def held(offset: int) -> int:
         node = np.maximum(np.searchsorted(starts - offset, called, side="right") - 1, 0)
@@ -153,7 +153,7 @@ def _best_offset_ns(trace: Trace, iterations: pl.DataFrame, runs: Sequence[NodeR
     return int(best[best.size // 2])
 
 
-def source_names(graph: Path, runtime_names: Sequence[str]) -> dict[str, str]:
+def match_source_names(graph: Path, runtime_names: Sequence[str]) -> dict[str, str]:
     """The names of ONNX Runtime's own nodes (`runtime_names`) by the names of `graph`'s, where one can be told.
 
     A node that kept its name is that layer, also where the CUDA provider's NHWC conversion numbered it (`_token_12`). The
@@ -170,20 +170,20 @@ def source_names(graph: Path, runtime_names: Sequence[str]) -> dict[str, str]:
         plain = _NHWC_SUFFIX.sub("", name.removeprefix("fused "))
         if plain in known:
             found[name] = plain
-        elif (product := _product_behind(plain.removesuffix("_nchwc"), writers, set(found.values()))) is not None:
+        elif (product := _find_product_behind(plain.removesuffix("_nchwc"), writers, set(found.values()))) is not None:
             found[name] = product
     return found
 
 
-def layer_times(graph: Path, node_ns: Mapping[str, float]) -> dict[str, float]:
+def sum_layer_times(graph: Path, node_ns: Mapping[str, float]) -> dict[str, float]:
     """`node_ns` by the names of `graph`'s own nodes."""
     times: dict[str, float] = {}
-    for runtime_name, name in source_names(graph, list(node_ns)).items():
+    for runtime_name, name in match_source_names(graph, list(node_ns)).items():
         times[name] = times.get(name, 0.0) + node_ns[runtime_name]
     return times
 
 
-def _product_behind(tensor: str, writers: Mapping[str, Any], taken: set[str]) -> str | None:
+def _find_product_behind(tensor: str, writers: Mapping[str, Any], taken: set[str]) -> str | None:
     """The nearest product that `tensor` comes from, which no other time was given to."""
     wave = [tensor]
     for _ in range(_FUSED_DEPTH):

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from optpipe.workspace.environment import cores
+from optpipe.workspace.environment import count_cores
 
 _CPU_REPEATS, _GPU_REPEATS, _GPU_ROUNDS = 20, 5, 4
 
@@ -46,7 +46,7 @@ _SHEETS: tuple[tuple[str, tuple[float, float | None, float, float | None], float
 )
 
 
-def sheet_peaks(device: str) -> Peaks | None:
+def peaks_from_data_sheet(device: str) -> Peaks | None:
     """The data sheet's peaks of the GPU whose name contains a known model; None for any other."""
     for model, (fp32, tf32, fp16, int8), gigabytes in _SHEETS:
         if model.lower() in device.lower():
@@ -56,7 +56,7 @@ def sheet_peaks(device: str) -> Peaks | None:
     return None
 
 
-def measured_gpu_peaks() -> Peaks:
+def measure_gpu_peaks() -> Peaks:
     """Probes the current CUDA device for about a second: square matrix products per type, and a copy of 1 GiB.
 
     A type whose product the device, or torch, cannot compute has no peak.
@@ -74,18 +74,18 @@ def measured_gpu_peaks() -> Peaks:
     }.items():
         torch.backends.cuda.matmul.allow_tf32 = kind == "tf32"
         one, other = (torch.randn(size, size, device="cuda").to(dtype) for _ in range(2))
-        rates[kind] = 2 * size**3 / _gpu_seconds(torch, lambda a=one, b=other: a @ b)  # type: ignore[misc]
+        rates[kind] = 2 * size**3 / _time_best_gpu_run(torch, lambda a=one, b=other: a @ b)  # type: ignore[misc]
     torch.backends.cuda.matmul.allow_tf32 = allowed
     whole, other_whole = (torch.randint(-8, 8, (size, size), device="cuda", dtype=torch.int8) for _ in range(2))
     with suppress(RuntimeError):
-        rates["int8"] = 2 * size**3 / _gpu_seconds(torch, lambda: torch._int_mm(whole, other_whole.t()))
+        rates["int8"] = 2 * size**3 / _time_best_gpu_run(torch, lambda: torch._int_mm(whole, other_whole.t()))
     buffer = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(buffer)
-    bandwidth = 2 * buffer.numel() / _gpu_seconds(torch, lambda: target.copy_(buffer))
+    bandwidth = 2 * buffer.numel() / _time_best_gpu_run(torch, lambda: target.copy_(buffer))
     return Peaks(torch.cuda.get_device_name(), "measured", rates, bandwidth)
 
 
-def measured_cpu_peaks(threads: int | None = None) -> Peaks:
+def measure_cpu_peaks(threads: int | None = None) -> Peaks:
     """Probes the CPU for about a second: float32 matrix products and a copy of 256 MiB, on `threads`, by default all.
 
     torch's own number of threads is no default: OMP_NUM_THREADS may have set it, which the runtime judged need not follow.
@@ -93,23 +93,23 @@ def measured_cpu_peaks(threads: int | None = None) -> Peaks:
     import torch
 
     before = torch.get_num_threads()
-    torch.set_num_threads(threads or cores())
+    torch.set_num_threads(threads or count_cores())
     try:
-        rate = max(_product_flops_per_s(torch, size) for size in (512, 1024))
+        rate = max(_measure_product_flops_per_s(torch, size) for size in (512, 1024))
         buffer = torch.zeros(1 << 28, dtype=torch.uint8)
         target = torch.zeros_like(buffer)
-        bandwidth = 2 * buffer.numel() / _best_seconds(lambda: target.copy_(buffer))
+        bandwidth = 2 * buffer.numel() / _time_best_cpu_run(lambda: target.copy_(buffer))
     finally:
         torch.set_num_threads(before)
     return Peaks("CPU", "measured", {"fp32": rate}, bandwidth)
 
 
-def _product_flops_per_s(torch: Any, size: int) -> float:
+def _measure_product_flops_per_s(torch: Any, size: int) -> float:
     one, other = torch.randn(size, size), torch.randn(size, size)
-    return float(2 * size**3 / _best_seconds(lambda: one @ other))
+    return float(2 * size**3 / _time_best_cpu_run(lambda: one @ other))
 
 
-def _best_seconds(work: Callable[[], Any]) -> float:
+def _time_best_cpu_run(work: Callable[[], Any]) -> float:
     work()
     best = float("inf")
     for _ in range(_CPU_REPEATS):
@@ -119,7 +119,7 @@ def _best_seconds(work: Callable[[], Any]) -> float:
     return best
 
 
-def _gpu_seconds(torch: Any, work: Callable[[], Any]) -> float:
+def _time_best_gpu_run(torch: Any, work: Callable[[], Any]) -> float:
     work()
     best = float("inf")
     for _ in range(_GPU_REPEATS):

@@ -31,7 +31,7 @@ class Quadrant(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Graph:
+class GraphCosts:
     """The model as its graph gives it at one batch size, on a device with these peaks."""
 
     costs: tuple[LayerCost, ...]
@@ -60,7 +60,7 @@ class LayerRoof:
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class TotalCost:
     """What all layers take at the peaks, one after the other, and how it is made up."""
 
     bytes: int
@@ -77,8 +77,8 @@ class Roofline:
     batch_size: int
     layers: tuple[LayerRoof, ...]
     bound_ns: float
-    fused: Cost
-    unfused: Cost
+    fused: TotalCost
+    unfused: TotalCost
     measured_ns: float | None
     ineligible: Mapping[str, str]
     edge_bytes: int = 0
@@ -135,20 +135,22 @@ def _layer_document(roof: LayerRoof, peaks: Peaks) -> dict[str, Any]:
     }
 
 
-def roofline(graph: Graph, measured_ns: float | None = None, layer_ns: Mapping[str, float] | None = None) -> Roofline:
+def compute_roofline(
+    graph: GraphCosts, measured_ns: float | None = None, layer_ns: Mapping[str, float] | None = None
+) -> Roofline:
     """Holds the layers against the peaks; `measured_ns` is one inference, `layer_ns` its layers' times where known."""
     costs, peaks = graph.costs, graph.peaks
     known_ns = layer_ns or graph.layer_ns
-    layers = tuple(_layer_roof(cost, peaks, known_ns.get(cost.name)) for cost in costs)
+    layers = tuple(_compute_layer_roof(cost, peaks, known_ns.get(cost.name)) for cost in costs)
     return Roofline(
         peaks=peaks,
         batch_size=graph.batch_size,
         layers=tuple(sorted(layers, key=lambda each: (-each.above_bound_ns, each.cost.name))),
         bound_ns=max(_known_math_ns(costs, peaks), graph.edge_bytes / peaks.bytes_per_s * 1e9),
-        fused=_cost([each.fused() for each in costs], peaks),
-        unfused=_cost(costs, peaks),
+        fused=_sum_costs([each.fused() for each in costs], peaks),
+        unfused=_sum_costs(costs, peaks),
         measured_ns=measured_ns,
-        ineligible=ineligible_layers(costs),
+        ineligible=list_ineligible_layers(costs),
         edge_bytes=graph.edge_bytes,
     )
 
@@ -158,13 +160,13 @@ def _known_math_ns(costs: Iterable[LayerCost], peaks: Peaks) -> float:
     return sum(each.math_ns(peaks) for each in costs if each.type in peaks.flops_per_s)
 
 
-def _cost(costs: Sequence[LayerCost], peaks: Peaks) -> Cost:
+def _sum_costs(costs: Sequence[LayerCost], peaks: Peaks) -> TotalCost:
     total = sum(each.bound_ns(peaks) for each in costs)
     by_math = sum(each.bound_ns(peaks) for each in costs if each.math_ns(peaks) >= each.memory_ns(peaks))
-    return Cost(sum(each.bytes for each in costs), total, by_math / total if total else 0.0)
+    return TotalCost(sum(each.bytes for each in costs), total, by_math / total if total else 0.0)
 
 
-def graph_from_document(document: Mapping[str, Any]) -> Graph | None:
+def graph_costs_from_document(document: Mapping[str, Any]) -> GraphCosts | None:
     """What `Roofline.document` was computed from; None where nothing was. Costs are in the order of the document.
 
     Documents of a version that did not know what fusion saves have layers without `fused_bytes`.
@@ -172,7 +174,7 @@ def graph_from_document(document: Mapping[str, Any]) -> Graph | None:
     if "layers" not in document:
         return None
     layers = document["layers"]
-    return Graph(
+    return GraphCosts(
         costs=tuple(
             LayerCost(
                 name=one["name"],
@@ -196,7 +198,7 @@ def _pair(channels: Sequence[int] | None) -> tuple[int, int] | None:
     return None if channels is None else (channels[0], channels[1])
 
 
-def quadrant(cost: LayerCost, peaks: Peaks, measured_ns: float) -> Quadrant:
+def classify_quadrant(cost: LayerCost, peaks: Peaks, measured_ns: float) -> Quadrant:
     """Math- or memory-limited over 70 % of that peak; else bound by the ceiling over its intensity, and below it."""
     math, memory = cost.math_ns(peaks) / measured_ns, cost.memory_ns(peaks) / measured_ns
     if max(math, memory) >= LIMITED_SHARE:
@@ -204,17 +206,17 @@ def quadrant(cost: LayerCost, peaks: Peaks, measured_ns: float) -> Quadrant:
     return Quadrant.MATH_BOUND_BELOW_PEAK if math >= memory else Quadrant.MEMORY_BOUND_BELOW_PEAK
 
 
-def _layer_roof(cost: LayerCost, peaks: Peaks, measured_ns: float | None) -> LayerRoof:
+def _compute_layer_roof(cost: LayerCost, peaks: Peaks, measured_ns: float | None) -> LayerRoof:
     return LayerRoof(
         cost=cost,
         intensity=2 * cost.macs / cost.bytes if cost.bytes else 0.0,
         bound_ns=cost.bound_ns(peaks),
         measured_ns=measured_ns,
-        quadrant=quadrant(cost, peaks, measured_ns) if measured_ns else None,
+        quadrant=classify_quadrant(cost, peaks, measured_ns) if measured_ns else None,
     )
 
 
-def ineligible_layers(costs: Sequence[LayerCost]) -> dict[str, str]:
+def list_ineligible_layers(costs: Sequence[LayerCost]) -> dict[str, str]:
     """Matrix layers that Tensor Cores cannot take as they are, and why."""
     reasons = {cost.name: cost.ineligible for cost in costs if cost.macs}
     return {name: reason for name, reason in reasons.items() if reason}

@@ -14,10 +14,10 @@ from typing import Any
 import polars as pl
 
 from optpipe.trace.layers.layer_cost import ALIGNMENT, LayerCost
-from optpipe.trace.layers.layers import layer_kernels, layer_table
+from optpipe.trace.layers.layers import attribute_kernels, tabulate_layers
 from optpipe.trace.layers.peaks import Peaks
 from optpipe.trace.timeline.analysis import Analysis
-from optpipe.trace.timeline.kernels import short_name
+from optpipe.trace.timeline.kernels import shorten_name
 
 _UNKNOWN_GAIN = 2.0
 """Speed-up assumed for a missed layer on a device whose peaks are unknown: a small one, so as not to promise."""
@@ -90,12 +90,12 @@ class TensorCores:
     @property
     def missed(self) -> tuple[LayerUse, ...]:
         """Eligible and not used, the largest saving first."""
-        return _by_saving(each for each in self.layers if each.missed)
+        return _sort_by_saving(each for each in self.layers if each.missed)
 
     @property
     def ineligible(self) -> tuple[LayerUse, ...]:
         """Matrix layers that cannot use them as they are, the largest saving first."""
-        return _by_saving(each for each in self.layers if not each.eligible and each.reason)
+        return _sort_by_saving(each for each in self.layers if not each.eligible and each.reason)
 
     @property
     def time_share(self) -> float:
@@ -103,19 +103,19 @@ class TensorCores:
         return self.used_ns / self.kernel_ns if self.kernel_ns else 0.0
 
 
-def tensor_cores(
+def analyze_tensor_cores(
     measured: Analysis, peaks: Peaks | None = None, costs: Mapping[str, LayerCost] | None = None
 ) -> TensorCores:
     """Counts by layer where ranges name layers, else by kernel; `costs` are those layers as the graph knows them."""
-    by_layer = layer_kernels(measured)
+    by_layer = attribute_kernels(measured)
     named_ns = int(by_layer["kernel_ns"].sum())
     if by_layer.height and named_ns >= _NAMED_SHARE * max(measured.kernel_ns, 1):
-        table, basis = layer_table(by_layer), "layers"
+        table, basis = tabulate_layers(by_layer), "layers"
     else:
         table, basis, named_ns = _kernels_as_layers(measured.kernels), "kernels", measured.kernel_ns
     iterations = max(measured.iterations.height, 1)
     rows = (
-        _use(row, measured.kernel_ns, peaks, (costs or {}).get(row["layer"]), iterations)
+        _judge_layer(row, measured.kernel_ns, peaks, (costs or {}).get(row["layer"]), iterations)
         for row in table.iter_rows(named=True)
     )
     return TensorCores(
@@ -131,7 +131,7 @@ def tensor_cores(
     )  # fmt: skip
 
 
-def _by_saving(layers: Iterator[LayerUse]) -> tuple[LayerUse, ...]:
+def _sort_by_saving(layers: Iterator[LayerUse]) -> tuple[LayerUse, ...]:
     return tuple(sorted(layers, key=lambda each: (-each.could_save_ns, each.name)))
 
 
@@ -148,7 +148,7 @@ def _kernels_as_layers(kernels: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _use(
+def _judge_layer(
     row: Mapping[str, Any], kernel_ns: int, peaks: Peaks | None, cost: LayerCost | None, iterations: int
 ) -> LayerUse:
     is_matrix = bool(cost.macs) if cost else row["matrix_ns"] > 0
@@ -166,13 +166,13 @@ def _use(
         share=time_ns / kernel_ns if kernel_ns else 0.0,
         eligible=eligible,
         used=used if is_matrix else False,
-        could_save_ns=_saving_ns(row, peaks, cost, iterations) if without else 0,
-        reason=reason or (_reason(kernel, cost.type if cost else None) if without else None),
-        kernel=short_name(kernel),
+        could_save_ns=_estimate_saving_ns(row, peaks, cost, iterations) if without else 0,
+        reason=reason or (_explain_missed(kernel, cost.type if cost else None) if without else None),
+        kernel=shorten_name(kernel),
     )
 
 
-def _saving_ns(row: Mapping[str, Any], peaks: Peaks | None, cost: LayerCost | None, iterations: int) -> int:
+def _estimate_saving_ns(row: Mapping[str, Any], peaks: Peaks | None, cost: LayerCost | None, iterations: int) -> int:
     if cost is not None and peaks is not None:
         kind = cost.type if cost.type in ALIGNMENT else "tf32" if "tf32" in peaks.flops_per_s else "fp16"
         reachable_ns = max(2 * cost.macs / peaks.flops(kind) * 1e9, cost.memory_ns(peaks))
@@ -183,16 +183,16 @@ def _saving_ns(row: Mapping[str, Any], peaks: Peaks | None, cost: LayerCost | No
     return int(row["matrix_ns"] * (1 - 1 / max(ratio, 1.0)))
 
 
-def _reason(kernel: str, element_type: str | None) -> str:
+def _explain_missed(kernel: str, element_type: str | None) -> str:
     lower = kernel.lower()
     if "winograd" in lower:
-        return "a Winograd kernel on the FMA units was chosen"
+        return "a Winograd kernel on the FMA units was selected"
     if "depthwise" in lower or "grouped" in lower:
         return "a depthwise or grouped kernel without Tensor Cores"
     if "gemv" in lower:
-        return "a matrix-vector product, which reads its matrix once: memory decides"
+        return "a matrix-vector product, which reads its matrix once: memory-bound"
     if any(word in lower for word in ("sgemm", "scudnn", "f32f32", "ffma", "simt", "convolve_common_engine")):
         if element_type in ALIGNMENT and element_type != "tf32":
-            return f"a kernel on the FMA units was chosen, though the layer is {element_type}"
+            return f"a kernel on the FMA units was selected, although the layer is {element_type}"
         return "computes in fp32 on the FMA units: build it in fp16, or allow TF32"
     return "no sign of Tensor Cores in the kernel's name"

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def marked(name: str) -> Iterator[None]:
+def mark_range(name: str) -> Iterator[None]:
     """Opens a range called `name` on this thread for as long as the block runs."""
     import torch
 

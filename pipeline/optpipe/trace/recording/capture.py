@@ -12,10 +12,10 @@ from pathlib import Path
 
 from optpipe.errors import MissingError, StageError
 from optpipe.trace.ranges import CAPTURE_RANGE
-from optpipe.trace.recording.importer import nsys_path, nsys_version, sqlite_from_recording
+from optpipe.trace.recording.importer import find_nsys, read_nsys_version, sqlite_from_recording
 
 _TIMEOUT_S = 1800
-_PATIENCE_S = 5.0
+_TERMINATION_TIMEOUT_S = 5.0
 _REFUSALS = re.compile(
     r"(permission|not permitted|ptrace|unsupported|not supported|unrecogni[sz]ed|failed to (start|create|launch|initialize)|"
     r"unable to|driver|no space left|illegal)",
@@ -36,16 +36,16 @@ class CaptureOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class Recording:
     """What came of a run under nsys; `recording` is None where nsys left nothing."""
 
     recording: Path | None
     exit_status: int
-    said: str
+    log: str
     """What nsys and the program wrote, interleaved."""
 
 
-def nsys_command(options: CaptureOptions, version: str, output: Path, *, on_gpu: bool, whole: bool) -> list[str]:
+def make_nsys_command(options: CaptureOptions, version: str, output: Path, *, on_gpu: bool, whole: bool) -> list[str]:
     """The `nsys profile` command for `version` (2022.4 to 2025.x) ahead of the program's own.
 
     With `whole` the recording is not bounded: some drivers record no kernels of CUDA graphs that were made before it began.
@@ -71,54 +71,58 @@ def nsys_command(options: CaptureOptions, version: str, output: Path, *, on_gpu:
 
 def require_nsys(options: CaptureOptions) -> None:
     """Fails at once where nsys is not here, or cannot record what `options` ask for."""
-    nsys_path(otherwise="or profile with torch.profiler instead: --tracer torch")
-    if options.python_sampling and _year(version := nsys_version()) < 2023:
-        raise MissingError(f"nsys {version} cannot sample Python's stacks; 2023.1 and later can")
+    find_nsys(otherwise="or profile with torch.profiler instead: --tracer torch")
+    if options.python_sampling and _year(version := read_nsys_version()) < 2023:
+        raise MissingError(f"nsys {version} cannot sample Python stacks; version 2023.1 or later is required")
 
 
 def _year(version: str) -> int:
     return int(version[:4]) if version[:4].isdigit() else 2022
 
 
-def record(
+def record_program(
     program: Sequence[str], directory: Path, options: CaptureOptions, *, on_gpu: bool, whole: bool = False
-) -> Recorded:
+) -> Recording:
     """Runs `program` under nsys and returns what it left in `directory`, which holds the whole environment: keep it closed.
 
     Raises:
         MissingError: nsys is not here, or cannot be run.
     """
     output = directory / "recording"
-    nsys = nsys_path()
-    command = [str(nsys), *nsys_command(options, nsys_version(), output, on_gpu=on_gpu, whole=whole), *program]
+    nsys = find_nsys()
+    command = [
+        str(nsys),
+        *make_nsys_command(options, read_nsys_version(), output, on_gpu=on_gpu, whole=whole),
+        *program,
+    ]
     status, said = run_recorded(command, directory)
     left = [output.with_suffix(suffix) for suffix in (".nsys-rep", ".qdrep", ".qdstrm")]
     found = next((path for path in left if path.is_file() and path.stat().st_size), None)
-    return Recorded(found, status, said)
+    return Recording(found, status, said)
 
 
-def exported(recorded: Recorded, directory: Path) -> Path:
+def export_recording(recorded: Recording, directory: Path) -> Path:
     """The SQLite export of what was recorded.
 
     Raises:
         StageError: nsys says that the disk is full. MissingError: nsys refused to record, in its own words.
     """
-    if "no space left" in recorded.said.lower():
+    if "no space left" in recorded.log.lower():
         raise StageError(
-            f"the disk is full: {directory} has no room for the recording; choose another place with --workspace"
+            f"the disk is full: no space for the recording in {directory}; choose another location with --workspace"
         )
     if recorded.recording is None:
         raise MissingError(
-            f"nsys recorded nothing: {refusal(recorded.said)}\nprofile with torch.profiler instead: --tracer torch"
+            f"nsys recorded nothing: {find_refusal(recorded.log)}\nprofile with torch.profiler instead: --tracer torch"
         )
     return sqlite_from_recording(recorded.recording, directory)
 
 
-def refusal(said: str) -> str:
+def find_refusal(said: str) -> str:
     """The line in which nsys says why, as far as one can be told."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     telling = [line for line in lines if _REFUSALS.search(line)]
-    return (telling or lines or ["it said nothing"])[0][:300]
+    return (telling or lines or ["no output"])[0][:300]
 
 
 def _end(process: "subprocess.Popen[bytes]", directory: Path) -> None:
@@ -132,7 +136,7 @@ def _end(process: "subprocess.Popen[bytes]", directory: Path) -> None:
         for group in groups:
             with suppress(ProcessLookupError):
                 os.killpg(group, number)
-        until = time.monotonic() + _PATIENCE_S
+        until = time.monotonic() + _TERMINATION_TIMEOUT_S
         while _groups_of(directory) and time.monotonic() < until:
             process.poll()
             time.sleep(0.05)
@@ -168,7 +172,7 @@ def run_recorded(command: Sequence[str], directory: Path, timeout_s: float = _TI
                 _end(process, directory)
                 raise
     except subprocess.TimeoutExpired as error:
-        raise StageError(f"the profiled stage did not end within {timeout_s:.0f} s") from error
+        raise StageError(f"the profiled stage did not finish within {timeout_s:.0f} s") from error
     except OSError as error:
-        raise MissingError(f"{command[0]} cannot be run: {error.strerror}") from error
+        raise MissingError(f"cannot run {command[0]}: {error.strerror}") from error
     return status, log.read_text(encoding="utf-8", errors="replace")

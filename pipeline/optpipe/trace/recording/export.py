@@ -23,7 +23,7 @@ _HEADER_BYTES = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Export:
+class NsysExport:
     """An export file and what it holds: the columns of each of its tables."""
 
     path: Path
@@ -34,7 +34,7 @@ class Export:
         return table in self.columns and self.columns[table].issuperset(columns)
 
 
-def opened(path: Path) -> Export:
+def open_export(path: Path) -> NsysExport:
     """Checks that `path` is a whole export of Nsight Systems.
 
     Raises:
@@ -42,7 +42,7 @@ def opened(path: Path) -> Export:
     """
     _check_whole(path)
     try:
-        with closing(_connection(path)) as connection:
+        with closing(_connect(path)) as connection:
             tables = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
             columns = {
                 table: frozenset(
@@ -51,54 +51,54 @@ def opened(path: Path) -> Export:
                 for table in tables
             }
     except sqlite3.DatabaseError as error:
-        raise BadInputError(_damaged(path, str(error))) from error
+        raise BadInputError(_format_damage(path, str(error))) from error
     if "StringIds" not in columns:
-        message = f"{path}: an SQLite file, but not an export of Nsight Systems (no table StringIds)"
-        raise BadInputError(f"{message}\nmake one with: nsys export --type sqlite FILE.nsys-rep")
-    return Export(path, columns)
+        message = f"{path}: an SQLite file, but not an export of Nsight Systems (no StringIds table)"
+        raise BadInputError(f"{message}\ncreate one with: nsys export --type sqlite FILE.nsys-rep")
+    return NsysExport(path, columns)
 
 
-def rows(export: Export, sql: str) -> list[tuple[object, ...]]:
+def fetch_rows(export: NsysExport, sql: str) -> list[tuple[object, ...]]:
     """The rows of a small query; for large tables use `frames`."""
     try:
-        with closing(_connection(export.path)) as connection:
+        with closing(_connect(export.path)) as connection:
             return connection.execute(sql).fetchall()
     except sqlite3.DatabaseError as error:
-        raise BadInputError(_damaged(export.path, str(error))) from error
+        raise BadInputError(_format_damage(export.path, str(error))) from error
 
 
-def frames(export: Export, queries: Mapping[str, str]) -> dict[str, pl.DataFrame]:
+def fetch_frames(export: NsysExport, queries: Mapping[str, str]) -> dict[str, pl.DataFrame]:
     """Runs `queries` side by side, each on its own connection; the frames are keyed as the queries are."""
     with ThreadPoolExecutor(max_workers=4) as pool:
-        results = pool.map(lambda sql: _frame(export.path, sql), queries.values())
+        results = pool.map(lambda sql: _fetch_frame(export.path, sql), queries.values())
         return dict(zip(queries, results, strict=True))
 
 
-def _frame(path: Path, sql: str) -> pl.DataFrame:
+def _fetch_frame(path: Path, sql: str) -> pl.DataFrame:
     try:
         from adbc_driver_sqlite import dbapi
     except ModuleNotFoundError:  # hosts without the driver read the same rows, only more slowly
-        return _frame_by_rows(path, sql)
+        return _fetch_frame_by_rows(path, sql)
     try:
         with dbapi.connect(_uri(path)) as connection, connection.cursor() as cursor:
             cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": str(BATCH_ROWS)})
             cursor.execute(sql)
             return pl.DataFrame(cursor.fetch_arrow())
     except (dbapi.Error, OSError) as error:
-        raise BadInputError(_damaged(path, first_line(error))) from error
+        raise BadInputError(_format_damage(path, first_line(error))) from error
 
 
-def _frame_by_rows(path: Path, sql: str) -> pl.DataFrame:
+def _fetch_frame_by_rows(path: Path, sql: str) -> pl.DataFrame:
     try:
-        with closing(_connection(path)) as connection:
+        with closing(_connect(path)) as connection:
             cursor = connection.execute(sql)
             names = [column[0] for column in cursor.description]
             return pl.DataFrame(cursor.fetchall(), schema=names, orient="row", infer_schema_length=None)
     except sqlite3.DatabaseError as error:
-        raise BadInputError(_damaged(path, str(error))) from error
+        raise BadInputError(_format_damage(path, str(error))) from error
 
 
-def _connection(path: Path) -> sqlite3.Connection:
+def _connect(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(_uri(path), uri=True)
 
 
@@ -112,20 +112,22 @@ def _check_whole(path: Path) -> None:
             header = file.read(_HEADER_BYTES)
         size_bytes = path.stat().st_size
     except FileNotFoundError:
-        raise BadInputError(f"{path}: no such file; give an .nsys-rep or its .sqlite export") from None
+        raise BadInputError(f"{path}: no such file; pass an .nsys-rep file or its .sqlite export") from None
     except OSError as error:
         raise BadInputError(f"{path}: cannot be read ({error.strerror})") from error
     if size_bytes == 0:
         raise BadInputError(f"{path}: the file is empty; export it again: nsys export --type sqlite FILE.nsys-rep")
     if not header.startswith(_MAGIC):
-        raise BadInputError(f"{path}: not an SQLite export of Nsight Systems; make one: nsys export --type sqlite")
+        raise BadInputError(
+            f"{path}: not an SQLite export of Nsight Systems; create one with: nsys export --type sqlite"
+        )
     # https://www.sqlite.org/fileformat.html, 1.3: page size at offset 16 (1 means 65536), page count at offset 28.
     page_bytes = int.from_bytes(header[16:18], "big")
     page_bytes = 65536 if page_bytes == 1 else page_bytes
     expected_bytes = page_bytes * int.from_bytes(header[28:32], "big")
     if len(header) < _HEADER_BYTES or size_bytes < expected_bytes:
-        raise BadInputError(_damaged(path, f"cut short: {size_bytes} of {expected_bytes} bytes"))
+        raise BadInputError(_format_damage(path, f"truncated: {size_bytes} of {expected_bytes} bytes"))
 
 
-def _damaged(path: Path, why: str) -> str:
+def _format_damage(path: Path, why: str) -> str:
     return f"{path}: the export is damaged ({why})\nexport it again: nsys export --type sqlite --force-overwrite true FILE.nsys-rep"

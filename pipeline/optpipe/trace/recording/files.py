@@ -10,12 +10,12 @@ from typing import Any
 import polars as pl
 
 from optpipe.errors import BadInputError
-from optpipe.trace.recording.export import opened
+from optpipe.trace.recording.export import open_export
 from optpipe.trace.recording.frames import SCHEMAS, Gpu, Trace
 from optpipe.trace.recording.importer import sqlite_from_recording
-from optpipe.trace.recording.python_samples import has_samples, with_samples
+from optpipe.trace.recording.python_samples import add_samples, has_samples
 from optpipe.trace.recording.read import trace_from_sqlite
-from optpipe.trace.recording.redaction import redacted_export, write_frames
+from optpipe.trace.recording.redaction import write_frames, write_redacted_export
 from optpipe.trace.recording.torch_trace import trace_from_torch
 
 TABLES = "tables"
@@ -39,7 +39,7 @@ def trace_from_path(path: Path, warn: Callable[[str], None] = lambda _: None) ->
         with TemporaryDirectory(prefix="optpipe-") as scratch:
             sqlite = sqlite_from_recording(path, Path(scratch))
             trace = trace_from_sqlite(sqlite)
-            return with_samples(trace, path, Path(scratch), warn) if has_samples(opened(sqlite)) else trace
+            return add_samples(trace, path, Path(scratch), warn) if has_samples(open_export(sqlite)) else trace
     return trace_from_sqlite(path)
 
 
@@ -50,10 +50,10 @@ def redact(path: Path, target: Path) -> None:
         BadInputError: `path` is no recording of nsys, or `target` is there already. MissingError: nsys is not here.
     """
     if path.suffix not in _RECORDINGS:
-        redacted_export(path, target)
+        write_redacted_export(path, target)
         return
     with TemporaryDirectory(prefix="optpipe-") as scratch:
-        redacted_export(sqlite_from_recording(path, Path(scratch)), target)
+        write_redacted_export(sqlite_from_recording(path, Path(scratch)), target)
 
 
 def write_trace(trace: Trace, directory: Path) -> tuple[Path, ...]:
@@ -77,8 +77,8 @@ def trace_from_folder(directory: Path) -> Trace:
     """Reads what `write_trace` wrote; a profile of several stages has one folder per stage."""
     if not (directory / TRACE_JSON).is_file():
         inner = sorted(path.parent.name for path in directory.glob(f"*/{TRACE_JSON}"))
-        hint = f"; give one of its stages: {', '.join(inner)}" if inner else ""
-        raise BadInputError(f"{directory}: holds no trace{hint or ' (no trace.json)'}")
+        hint = f"; pass one of its stages: {', '.join(inner)}" if inner else ""
+        raise BadInputError(f"{directory}: no trace found{hint or ' (no trace.json)'}")
     try:
         known: dict[str, Any] = json.loads((directory / TRACE_JSON).read_text(encoding="utf-8"))
         frames = {
@@ -98,4 +98,4 @@ def trace_from_folder(directory: Path) -> Trace:
             **frames,
         )
     except (OSError, ValueError, KeyError, TypeError, pl.exceptions.PolarsError) as error:
-        raise BadInputError(f"{directory}: the trace in it is damaged ({type(error).__name__}: {error})") from error
+        raise BadInputError(f"{directory}: the trace is damaged ({type(error).__name__}: {error})") from error

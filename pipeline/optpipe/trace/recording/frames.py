@@ -10,29 +10,29 @@ from typing import Any
 
 import polars as pl
 
-NAME = pl.Categorical
+NAME_DTYPE = pl.Categorical
 """Names repeat a thousandfold: kept as codes, so that grouping a million rows by name compares integers."""
 
-KERNELS: Mapping[str, Any] = {
+KERNEL_SCHEMA: Mapping[str, Any] = {
     "start_ns": pl.Int64,
     "end_ns": pl.Int64,
     "device": pl.Int64,
     "stream": pl.Int64,
     "correlation_id": pl.Int64,
     "pid": pl.Int64,
-    "name": NAME,
+    "name": NAME_DTYPE,
     "blocks": pl.Int64,
     "threads": pl.Int64,
     "graph_node": pl.Int64,
 }
-API: Mapping[str, Any] = {
+API_SCHEMA: Mapping[str, Any] = {
     "start_ns": pl.Int64,
     "end_ns": pl.Int64,
     "thread": pl.Int64,
     "correlation_id": pl.Int64,
-    "name": NAME,
+    "name": NAME_DTYPE,
 }
-COPIES: Mapping[str, Any] = {
+COPY_SCHEMA: Mapping[str, Any] = {
     "start_ns": pl.Int64,
     "end_ns": pl.Int64,
     "device": pl.Int64,
@@ -46,7 +46,7 @@ COPIES: Mapping[str, Any] = {
     "graph_node": pl.Int64,
 }
 """Copies and memsets (kind `Memset`)."""
-SYNCHRONIZATIONS: Mapping[str, Any] = {
+SYNCHRONIZATION_SCHEMA: Mapping[str, Any] = {
     "start_ns": pl.Int64,
     "end_ns": pl.Int64,
     "stream": pl.Int64,
@@ -54,10 +54,10 @@ SYNCHRONIZATIONS: Mapping[str, Any] = {
     "pid": pl.Int64,
     "kind": pl.String,
 }
-RANGES: Mapping[str, Any] = {"start_ns": pl.Int64, "end_ns": pl.Int64, "thread": pl.Int64, "name": NAME}
-OS_RUNTIME: Mapping[str, Any] = RANGES
-THREADS: Mapping[str, Any] = {"thread": pl.Int64, "name": pl.String}
-MEMORY: Mapping[str, Any] = {
+RANGE_SCHEMA: Mapping[str, Any] = {"start_ns": pl.Int64, "end_ns": pl.Int64, "thread": pl.Int64, "name": NAME_DTYPE}
+OS_RUNTIME_SCHEMA: Mapping[str, Any] = RANGE_SCHEMA
+THREAD_SCHEMA: Mapping[str, Any] = {"thread": pl.Int64, "name": pl.String}
+MEMORY_SCHEMA: Mapping[str, Any] = {
     "time_ns": pl.Int64,
     "pid": pl.Int64,
     "device": pl.Int64,
@@ -67,31 +67,31 @@ MEMORY: Mapping[str, Any] = {
     "allocates": pl.Boolean,
 }
 """Allocations and frees of device, pinned and managed memory; recorded on request."""
-METRICS: Mapping[str, Any] = {"time_ns": pl.Int64, "device": pl.Int64, "name": NAME, "value": pl.Float64}
+METRIC_SCHEMA: Mapping[str, Any] = {"time_ns": pl.Int64, "device": pl.Int64, "name": NAME_DTYPE, "value": pl.Float64}
 """GPU metrics at a fixed rate; recorded on request."""
-SAMPLES: Mapping[str, Any] = {
+SAMPLE_SCHEMA: Mapping[str, Any] = {
     "time_ns": pl.Int64,
     "thread": pl.Int64,
     "sample": pl.Int64,
     "depth": pl.Int64,
-    "name": NAME,
+    "name": NAME_DTYPE,
 }
 """Sampled stacks, one row per frame; depth 0 is the function that was running. Recorded on request."""
 SCHEMAS: Mapping[str, Mapping[str, Any]] = {
-    "kernels": KERNELS,
-    "api": API,
-    "copies": COPIES,
-    "synchronizations": SYNCHRONIZATIONS,
-    "ranges": RANGES,
-    "os_runtime": OS_RUNTIME,
-    "threads": THREADS,
-    "memory": MEMORY,
-    "metrics": METRICS,
-    "samples": SAMPLES,
+    "kernels": KERNEL_SCHEMA,
+    "api": API_SCHEMA,
+    "copies": COPY_SCHEMA,
+    "synchronizations": SYNCHRONIZATION_SCHEMA,
+    "ranges": RANGE_SCHEMA,
+    "os_runtime": OS_RUNTIME_SCHEMA,
+    "threads": THREAD_SCHEMA,
+    "memory": MEMORY_SCHEMA,
+    "metrics": METRIC_SCHEMA,
+    "samples": SAMPLE_SCHEMA,
 }
 
 
-def empty(table: str) -> pl.DataFrame:
+def make_empty_frame(table: str) -> pl.DataFrame:
     """An empty frame with the schema of `table`."""
     return pl.DataFrame(schema=dict(SCHEMAS[table]))
 
@@ -116,16 +116,16 @@ class Trace:
     """The tool and its version: `nsys 2025.3.2.0`, `torch.profiler 2.14`."""
     schema: str | None = None
     gpus: tuple[Gpu, ...] = ()
-    kernels: pl.DataFrame = field(default_factory=lambda: empty("kernels"))
-    api: pl.DataFrame = field(default_factory=lambda: empty("api"))
-    copies: pl.DataFrame = field(default_factory=lambda: empty("copies"))
-    synchronizations: pl.DataFrame = field(default_factory=lambda: empty("synchronizations"))
-    ranges: pl.DataFrame = field(default_factory=lambda: empty("ranges"))
-    os_runtime: pl.DataFrame = field(default_factory=lambda: empty("os_runtime"))
-    threads: pl.DataFrame = field(default_factory=lambda: empty("threads"))
-    memory: pl.DataFrame = field(default_factory=lambda: empty("memory"))
-    metrics: pl.DataFrame = field(default_factory=lambda: empty("metrics"))
-    samples: pl.DataFrame = field(default_factory=lambda: empty("samples"))
+    kernels: pl.DataFrame = field(default_factory=lambda: make_empty_frame("kernels"))
+    api: pl.DataFrame = field(default_factory=lambda: make_empty_frame("api"))
+    copies: pl.DataFrame = field(default_factory=lambda: make_empty_frame("copies"))
+    synchronizations: pl.DataFrame = field(default_factory=lambda: make_empty_frame("synchronizations"))
+    ranges: pl.DataFrame = field(default_factory=lambda: make_empty_frame("ranges"))
+    os_runtime: pl.DataFrame = field(default_factory=lambda: make_empty_frame("os_runtime"))
+    threads: pl.DataFrame = field(default_factory=lambda: make_empty_frame("threads"))
+    memory: pl.DataFrame = field(default_factory=lambda: make_empty_frame("memory"))
+    metrics: pl.DataFrame = field(default_factory=lambda: make_empty_frame("metrics"))
+    samples: pl.DataFrame = field(default_factory=lambda: make_empty_frame("samples"))
     absent: tuple[str, ...] = ()
     """Tables the recording does not have; what needs them is withheld."""
     diagnostics: tuple[str, ...] = ()

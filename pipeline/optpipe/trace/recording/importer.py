@@ -13,11 +13,11 @@ from pathlib import Path
 
 from optpipe.errors import BadInputError, MissingError, StageError
 
-INSTALL = "sudo .ci/install-nsys (Debian), or the nsight-systems-cli package of NVIDIA's CUDA repository"
+NSYS_INSTALL_HINT = "sudo .ci/install-nsys (Debian), or the nsight-systems-cli package from NVIDIA's CUDA repository"
 _IMPORT_TIMEOUT_S = 600
 
 
-def nsys_path(otherwise: str = "") -> Path:
+def find_nsys(otherwise: str = "") -> Path:
     """Where nsys is: `OPTPIPE_NSYS`, PATH, or the places where its packages put it; `otherwise` is what can be done without.
 
     Raises:
@@ -39,7 +39,7 @@ def nsys_path(otherwise: str = "") -> Path:
         places = sorted(Path("/opt").glob(pattern))
         if places:
             return places[-1]
-    missing = f"Nsight Systems (nsys) is not here; install it: {INSTALL}"
+    missing = f"Nsight Systems (nsys) not found; install it: {NSYS_INSTALL_HINT}"
     raise MissingError(f"{missing}\n{otherwise}" if otherwise else missing)
 
 
@@ -52,13 +52,16 @@ def sqlite_from_recording(recording: Path, directory: Path) -> Path:
     """
     if recording.stat().st_size == 0:
         raise BadInputError(f"{recording}: the file is empty")
-    nsys_path(otherwise=f"or export it where nsys is, and give that: nsys export --type sqlite {recording.name}")
+    find_nsys(
+        otherwise=f"or export it where nsys is installed and pass the result: nsys export --type sqlite {recording.name}"
+    )
     report = report_from_qdstrm(recording, directory) if recording.suffix == ".qdstrm" else recording
     target = directory / f"{recording.stem}.sqlite"
     finished = _export("sqlite", report, target)
     if finished.returncode != 0 or not target.is_file():
         raise BadInputError(
-            f"{recording}: nsys cannot export it: {_last_line(finished)}\nit may be of a newer nsys than this one ({nsys_version()})"
+            f"{recording}: nsys cannot export it: {_last_line(finished)}\n"
+            f"it may come from a newer nsys than this one ({read_nsys_version()})"
         )
     return target
 
@@ -76,15 +79,15 @@ def json_from_recording(recording: Path, directory: Path) -> Path:
         written = next((path for path in (target, target.with_suffix(".jsonl")) if path.is_file()), None)
         if finished.returncode == 0 and written is not None:
             return written
-    raise StageError(f"nsys {nsys_version()} cannot export {recording.name} as JSON: {_last_line(finished)}")
+    raise StageError(f"nsys {read_nsys_version()} cannot export {recording.name} as JSON: {_last_line(finished)}")
 
 
 def report_from_qdstrm(qdstrm: Path, directory: Path) -> Path:
     """Runs the importer that nsys did not find."""
-    importers = list(_importers(nsys_path()))
+    importers = list(_find_importers(find_nsys()))
     if not importers:
         raise MissingError(
-            f"nsys left {qdstrm.name} because its importer (QdstrmImporter) is not installed; install it: {INSTALL}"
+            f"nsys left {qdstrm.name} unconverted because its importer (QdstrmImporter) is not installed; install it: {NSYS_INSTALL_HINT}"
         )
     target = directory / f"{qdstrm.stem}.nsys-rep"
     said = ""
@@ -95,19 +98,19 @@ def report_from_qdstrm(qdstrm: Path, directory: Path) -> Path:
         said = _last_line(finished)
     missing_library = "cannot open shared object" in said
     raise (MissingError if missing_library else StageError)(
-        f"the importer of nsys failed on {qdstrm.name}: {said}"
-        + ("\ninstall the library that it names" if missing_library else "")
+        f"the nsys importer failed on {qdstrm.name}: {said}"
+        + ("\ninstall the library it names" if missing_library else "")
     )
 
 
-def nsys_version() -> str:
+def read_nsys_version() -> str:
     """What `nsys --version` says of itself, such as 2025.3.2.0."""
-    text = _run([str(nsys_path()), "--version"]).stdout.strip()
+    text = _run([str(find_nsys()), "--version"]).stdout.strip()
     words = [word for word in text.replace("-", " ").split() if word[:1].isdigit()]
     return words[0] if words else text or "unknown"
 
 
-def _importers(nsys: Path) -> Iterator[Path]:
+def _find_importers(nsys: Path) -> Iterator[Path]:
     """QdstrmImporter in the folders of this nsys, and in those of Debian's package, split between lib/TRIPLET and lib."""
     real = nsys.resolve()
     debian = [real.parents[3] / "nsight-systems"] if len(real.parents) > 3 else []
@@ -122,7 +125,7 @@ def _importers(nsys: Path) -> Iterator[Path]:
 
 def _export(kind: str, report: Path, target: Path) -> "subprocess.CompletedProcess[str]":
     options = ["--type", kind, "--force-overwrite", "true", "--output", str(target)]
-    return _run([str(nsys_path()), "export", *options, str(report)])
+    return _run([str(find_nsys()), "export", *options, str(report)])
 
 
 def _run(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
@@ -133,7 +136,7 @@ def _run(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
     except subprocess.TimeoutExpired as error:
         raise StageError(f"{Path(command[0]).name} did not finish within {_IMPORT_TIMEOUT_S} s") from error
     except OSError as error:
-        raise MissingError(f"{command[0]} cannot be run: {error.strerror}") from error
+        raise MissingError(f"cannot run {command[0]}: {error.strerror}") from error
 
 
 def _last_line(finished: "subprocess.CompletedProcess[str]") -> str:

@@ -19,8 +19,8 @@ from typing import Any
 import polars as pl
 
 from optpipe.errors import StageError
-from optpipe.trace.recording.export import Export, rows
-from optpipe.trace.recording.frames import SAMPLES, Trace
+from optpipe.trace.recording.export import NsysExport, fetch_rows
+from optpipe.trace.recording.frames import SAMPLE_SCHEMA, Trace
 from optpipe.trace.recording.importer import json_from_recording
 
 _DOMAINS = frozenset({"Python Backtrace", "Python Periodic Sampling"})
@@ -28,28 +28,28 @@ _DOMAIN_EVENT, _MARK = 75, 34
 _HEADER, _FRAME = struct.Struct("<QII"), struct.Struct("<QQQ")
 
 
-def has_samples(export: Export) -> bool:
+def has_samples(export: NsysExport) -> bool:
     """Whether stacks of Python were sampled into the recording that `export` is of."""
     if not export.has("NVTX_EVENTS", "eventType", "text"):
         return False
-    found = rows(export, f"SELECT text FROM NVTX_EVENTS WHERE eventType = {_DOMAIN_EVENT}")
+    found = fetch_rows(export, f"SELECT text FROM NVTX_EVENTS WHERE eventType = {_DOMAIN_EVENT}")
     return any(row[0] in _DOMAINS for row in found)
 
 
-def with_samples(trace: Trace, recording: Path, directory: Path, warn: Callable[[str], None]) -> Trace:
+def add_samples(trace: Trace, recording: Path, directory: Path, warn: Callable[[str], None]) -> Trace:
     """`trace` with the stacks in `recording`, which is exported into `directory`; as it is, with a warning, where that fails."""
     try:
         samples, unread = samples_from_json(json_from_recording(recording, directory))
     except StageError as error:
-        warn(f"Python's stacks cannot be read: {error}")
+        warn(f"cannot read the Python stacks: {error}")
         return trace
     if unread:
-        warn(f"{unread} of Python's stacks are in a form that is not known here")
+        warn(f"skipped {unread} Python stacks in an unknown format")
     return replace(trace, samples=samples, absent=tuple(each for each in trace.absent if each != "samples"))
 
 
 def samples_from_json(path: Path) -> tuple[pl.DataFrame, int]:
-    """The samples in the export at `path`, as the frame `samples`, and how many could not be read.
+    """The samples in the export at `path`, as the frame `read_samples`, and how many could not be read.
 
     Raises:
         StageError: the file is no JSON export of nsys.
@@ -74,24 +74,26 @@ def samples_from_json(path: Path) -> tuple[pl.DataFrame, int]:
                         marks.append((number, event))
         for number, event in marks:
             if str(event.get("DomainId")) in domains:
-                stacks = [stack for data in _payloads(event) if (stack := _stack(data, strings)) is not None]
+                stacks = [
+                    stack for data in _decode_payloads(event) if (stack := _decode_stack(data, strings)) is not None
+                ]
                 unread += not stacks
                 at, thread = int(event["Timestamp"]), int(event["GlobalTid"])
                 found += [(at, thread, number, depth, name) for stack in stacks for depth, name in enumerate(stack)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StageError(
-            f"{path.name}: not a JSON export of nsys ({type(error).__name__}: {str(error)[:120]})"
+            f"{path.name}: not an nsys JSON export ({type(error).__name__}: {str(error)[:120]})"
         ) from error
-    plain = pl.DataFrame(found, schema={**SAMPLES, "name": pl.String}, orient="row")
-    return plain.cast(dict(SAMPLES)), unread  # type: ignore[arg-type]
+    plain = pl.DataFrame(found, schema={**SAMPLE_SCHEMA, "name": pl.String}, orient="row")
+    return plain.cast(dict(SAMPLE_SCHEMA)), unread  # type: ignore[arg-type]
 
 
-def _payloads(event: Mapping[str, Any]) -> Iterator[bytes]:
+def _decode_payloads(event: Mapping[str, Any]) -> Iterator[bytes]:
     for payload in event["Payload"].get("BinaryData", []):
         yield base64.b64decode(payload["Data"])
 
 
-def _stack(data: bytes, strings: list[str]) -> list[str] | None:
+def _decode_stack(data: bytes, strings: list[str]) -> list[str] | None:
     """Functions with their file's name (never its path), the running one first; None for a payload of another kind."""
     frames, rest = divmod(len(data) - _HEADER.size, _FRAME.size)
     if rest or frames < 0:

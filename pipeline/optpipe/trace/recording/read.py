@@ -13,17 +13,17 @@ import polars as pl
 
 from optpipe.errors import BadInputError, first_line
 from optpipe.trace.recording.export import (
-    Export,
-    frames,
-    opened,
-    rows,
+    NsysExport,
+    fetch_frames,
+    fetch_rows,
+    open_export,
 )
 from optpipe.trace.recording.frames import (
-    NAME,
+    NAME_DTYPE,
     SCHEMAS,
     Gpu,
     Trace,
-    empty,
+    make_empty_frame,
 )
 
 # CUPTI's enumerations (CUpti_ActivityMemcpyKind, CUpti_ActivityMemoryKind, CUpti_ActivitySynchronizationType), with
@@ -57,21 +57,23 @@ def trace_from_sqlite(path: Path) -> Trace:
     Raises:
         BadInputError: the file is no whole export of nsys, or nothing at all was recorded in it.
     """
-    export = opened(path)
+    export = open_export(path)
     queries = {table: sql for table, sql in _queries(export).items() if sql}
-    raw = frames(export, {"strings": "SELECT id, value FROM StringIds", **queries})
+    raw = fetch_frames(export, {"strings": "SELECT id, value FROM StringIds", **queries})
     try:
         names = _Names(raw.pop("strings"))
-        read = {table: _typed(table, frame, names) for table, frame in raw.items() if table != "memsets"}
+        read = {table: _cast_frame(table, frame, names) for table, frame in raw.items() if table != "memsets"}
         if "memsets" in raw:
-            read["copies"] = pl.concat([read.get("copies", empty("copies")), _typed("copies", raw["memsets"], names)])
+            read["copies"] = pl.concat(
+                [read.get("copies", make_empty_frame("copies")), _cast_frame("copies", raw["memsets"], names)]
+            )
     except pl.exceptions.PolarsError as error:
         raise BadInputError(
-            f"{path}: the export is damaged: a column holds what it cannot ({first_line(error)[:120]})"
+            f"{path}: the export is damaged: invalid values in a column ({first_line(error)[:120]})"
         ) from error
-    read, timeless = _with_times(read)
+    read, timeless = _drop_rows_without_times(read)
     if not any(read[table].height for table in read if table != "threads"):
-        raise BadInputError(f"{path}: nothing was recorded in it: no kernels, API calls, NVTX ranges or OS calls")
+        raise BadInputError(f"{path}: the recording is empty: no kernels, API calls, NVTX ranges, or OS calls")
     return Trace(
         source=path.name,
         tracer=_tracer(export),
@@ -85,13 +87,13 @@ def trace_from_sqlite(path: Path) -> Trace:
     )
 
 
-def _with_times(read: Mapping[str, pl.DataFrame]) -> tuple[dict[str, pl.DataFrame], tuple[str, ...]]:
+def _drop_rows_without_times(read: Mapping[str, pl.DataFrame]) -> tuple[dict[str, pl.DataFrame], tuple[str, ...]]:
     """The rows that have their times, and what is lacking elsewhere: as events that were lost, which the quality gate sees."""
     kept, complaints = {}, []
     for table, frame in read.items():
         whole = frame.drop_nulls([column for column in ("start_ns", "end_ns", "time_ns") if column in frame.columns])
         if whole.height < frame.height:
-            complaints.append(f"{frame.height - whole.height} rows of {table} were lost: they have no time")
+            complaints.append(f"{frame.height - whole.height} rows of {table} were lost: they have no timestamp")
         kept[table] = whole
     return kept, tuple(complaints)
 
@@ -106,11 +108,11 @@ class _Names:
         """The names of `ids` as categories; an unknown id reads as its number."""
         used = ids.unique().drop_nulls().sort().rename("id").to_frame().cast(pl.Int64)
         known = used.join(self.strings, on="id", how="left", maintain_order="left")
-        names = known.select(pl.coalesce("value", pl.format("[string {}]", "id")).cast(NAME)).to_series()
+        names = known.select(pl.coalesce("value", pl.format("[string {}]", "id")).cast(NAME_DTYPE)).to_series()
         return names.gather(known["id"].search_sorted(ids.cast(pl.Int64)))
 
 
-def _queries(export: Export) -> dict[str, str]:
+def _queries(export: NsysExport) -> dict[str, str]:
     queries = {}
     if export.has(_KERNEL, "start", "end", "demangledName"):
         queries["kernels"] = (
@@ -151,7 +153,7 @@ def _queries(export: Export) -> dict[str, str]:
     return queries | _requested_queries(export)
 
 
-def _requested_queries(export: Export) -> dict[str, str]:
+def _requested_queries(export: NsysExport) -> dict[str, str]:
     """What is recorded on request: memory use, GPU metrics, sampled stacks."""
     queries = {}
     if export.has(_MEMORY, "start", "address", "bytes", "memKind", "memoryOperationType"):
@@ -177,7 +179,7 @@ def _requested_queries(export: Export) -> dict[str, str]:
     return queries
 
 
-def _ranges_query(export: Export) -> str:
+def _ranges_query(export: NsysExport) -> str:
     """Ranges that ended; `text` is never NULL, because a column's type is taken from its first rows."""
     registered = "textId" if export.has("NVTX_EVENTS", "textId") else "NULL"
     domain = "domainId" if export.has("NVTX_EVENTS", "domainId") else "0"
@@ -190,24 +192,24 @@ def _ranges_query(export: Export) -> str:
     )
 
 
-def _operation(export: Export, table: str) -> str:
+def _operation(export: NsysExport, table: str) -> str:
     """The columns that kernels, copies and memsets have in common."""
     pid = _column(export, table, "globalPid", "0")
     return f'start AS start_ns, "end" AS end_ns, deviceId AS device, streamId AS stream, correlationId AS correlation_id, {pid} AS pid'
 
 
-def _column(export: Export, table: str, column: str, otherwise: str = "NULL") -> str:
+def _column(export: NsysExport, table: str, column: str, otherwise: str = "NULL") -> str:
     return column if export.has(table, column) else otherwise
 
 
-def _typed(table: str, frame: pl.DataFrame, names: _Names) -> pl.DataFrame:
+def _cast_frame(table: str, frame: pl.DataFrame, names: _Names) -> pl.DataFrame:
     """`frame` with the columns and types of `table`'s schema, ids and numbers turned into names."""
     schema = SCHEMAS[table]
-    named = frame.with_columns(_text_columns(table, frame, names))
+    named = frame.with_columns(_name_columns(table, frame, names))
     return named.select(pl.col(column).cast(dtype) for column, dtype in schema.items())
 
 
-def _text_columns(table: str, frame: pl.DataFrame, names: _Names) -> Iterator[pl.Series | pl.Expr]:
+def _name_columns(table: str, frame: pl.DataFrame, names: _Names) -> Iterator[pl.Series | pl.Expr]:
     if "name" in frame.columns and frame["name"].dtype.is_integer():
         yield names.of(frame["name"]).alias("name")
     if table == "memory":
@@ -224,8 +226,8 @@ def _label(column: str, labels: Mapping[int, str]) -> pl.Expr:
     return pl.col(column).cast(pl.Int64).replace_strict(labels, default=None, return_dtype=pl.String).alias(column)
 
 
-def _count(export: Export, table: str) -> int:
-    return _integer(rows(export, f"SELECT COUNT(*) FROM {table}")[0][0]) if export.has(table) else 0
+def _count(export: NsysExport, table: str) -> int:
+    return _integer(fetch_rows(export, f"SELECT COUNT(*) FROM {table}")[0][0]) if export.has(table) else 0
 
 
 def _integer(value: Any) -> int:
@@ -233,24 +235,24 @@ def _integer(value: Any) -> int:
     return int(value) if isinstance(value, int | float) and math.isfinite(value) else 0
 
 
-def _metadata(export: Export) -> dict[str, str]:
+def _metadata(export: NsysExport) -> dict[str, str]:
     """Names and values of the export's own metadata; the table had another name up to 2022."""
     for table in ("META_DATA_EXPORT", "EXPORT_META_DATA"):
         if export.has(table, "name", "value"):
-            return {str(name): str(value) for name, value in rows(export, f"SELECT name, value FROM {table}")}
+            return {str(name): str(value) for name, value in fetch_rows(export, f"SELECT name, value FROM {table}")}
     return {}
 
 
-def _tracer(export: Export) -> str:
+def _tracer(export: NsysExport) -> str:
     return f"nsys {_metadata(export).get('EXPORT_PRODUCT_VERSION', 'of unknown version')}"
 
 
-def _gpus(export: Export) -> tuple[Gpu, ...]:
+def _gpus(export: NsysExport) -> tuple[Gpu, ...]:
     table = "TARGET_INFO_GPU"
     if not export.has(table, "name"):
         return ()
     wanted = ("name", "computeMajor", "computeMinor", "smCount", "totalMemory", "memoryBandwidth")
-    found = rows(
+    found = fetch_rows(
         export, f"SELECT {', '.join(_column(export, table, column) for column in wanted)} FROM {table} ORDER BY id"
     )
     return tuple(
@@ -265,18 +267,18 @@ def _gpus(export: Export) -> tuple[Gpu, ...]:
     )
 
 
-def _diagnostics(export: Export) -> tuple[str, ...]:
+def _diagnostics(export: NsysExport) -> tuple[str, ...]:
     """The profiler's warnings and errors that speak of events it lost."""
     if not export.has("DIAGNOSTIC_EVENT", "text", "severity"):
         return ()
-    found = rows(
+    found = fetch_rows(
         export, f"SELECT text FROM DIAGNOSTIC_EVENT WHERE severity IN ({_SEVERITY_WARNING}, {_SEVERITY_WARNING + 1})"
     )
     texts = (str(row[0]).strip() for row in found)
     return tuple(dict.fromkeys(text for text in texts if any(word in text.lower() for word in _LOSS_WORDS)))
 
 
-def _overhead_ns(export: Export) -> int:
+def _overhead_ns(export: NsysExport) -> int:
     if not export.has("PROFILER_OVERHEAD", "start", "end"):
         return 0
-    return _integer(rows(export, 'SELECT SUM("end" - start) FROM PROFILER_OVERHEAD')[0][0])
+    return _integer(fetch_rows(export, 'SELECT SUM("end" - start) FROM PROFILER_OVERHEAD')[0][0])

@@ -12,7 +12,7 @@ from pathlib import Path
 import polars as pl
 
 from optpipe.errors import BadInputError, StageError
-from optpipe.trace.recording.export import Export, opened
+from optpipe.trace.recording.export import NsysExport, open_export
 from optpipe.trace.recording.frames import Trace
 
 _TABLES = (
@@ -25,9 +25,7 @@ _LEFT_OUT = {"NVTX_EVENTS": {"jsonText", "jsonTextId", "binaryData"}, "SAMPLING_
 _NAME_COLUMNS = ("demangledName", "shortName", "nameId", "textId", "symbol")
 _GPU_COLUMNS = ("name", "id", "smCount", "totalMemory", "memoryBandwidth", "computeMajor", "computeMinor")
 _METADATA = ("EXPORT_PRODUCT_NAME", "EXPORT_PRODUCT_VERSION", "EXPORT_SCHEMA_VERSION")
-KEEP_RAW_WARNING = (
-    "the raw trace holds the whole process environment, host name and paths in clear text: never attach or commit it"
-)
+KEEP_RAW_WARNING = "the raw trace contains the whole process environment, host name, and paths in clear text: never attach or commit it"
 
 
 def write_frames(trace: Trace, directory: Path) -> tuple[Path, ...]:
@@ -42,28 +40,28 @@ def write_frames(trace: Trace, directory: Path) -> tuple[Path, ...]:
                 written.append(path)
     except OSError as error:
         raise StageError(
-            f"cannot write {directory}: {error.strerror or error}; free some space or choose --workspace"
+            f"cannot write {directory}: {error.strerror or error}; free some space or choose another --workspace"
         ) from error
     return tuple(written)
 
 
-def redacted_export(source: Path, target: Path) -> None:
+def write_redacted_export(source: Path, target: Path) -> None:
     """Copies from `source` what the frames are made of into a fresh export at `target`, which must not exist.
 
     Raises:
         BadInputError: `source` is no whole export, or `target` is there already. StageError: it cannot be written.
     """
-    export = opened(source)
+    export = open_export(source)
     if target.exists():
-        raise BadInputError(f"{target} is there already; remove it, or give another name")
+        raise BadInputError(f"{target} already exists; remove it or choose another name")
     try:
-        _copied(export, source, target)
+        _copy_allowed_tables(export, source, target)
     except sqlite3.Error as error:
         target.unlink(missing_ok=True)
         raise StageError(f"cannot write {target}: {error}") from error
 
 
-def _copied(export: Export, source: Path, target: Path) -> None:
+def _copy_allowed_tables(export: NsysExport, source: Path, target: Path) -> None:
     with closing(sqlite3.connect(target)) as copy:
         copy.execute("ATTACH DATABASE ? AS raw", (str(source.resolve()),))
         used = []

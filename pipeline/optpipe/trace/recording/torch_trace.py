@@ -47,10 +47,10 @@ def trace_from_torch(path: Path) -> Trace:
         pl.exceptions.PolarsError,
     ) as error:
         raise BadInputError(
-            f"{path}: not a trace of torch.profiler ({type(error).__name__}: {str(error)[:120]})"
+            f"{path}: not a torch.profiler trace ({type(error).__name__}: {str(error)[:120]})"
         ) from error
     if not any(found.values()):
-        raise BadInputError(f"{path}: nothing was recorded in it: no kernels, API calls or annotations")
+        raise BadInputError(f"{path}: the recording is empty: no kernels, API calls, or annotations")
     return Trace(
         source=path.name,
         tracer="torch.profiler",
@@ -66,14 +66,14 @@ def trace_from_torch(path: Path) -> Trace:
 def _rows(document: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
     events = [event for event in document["traceEvents"] if event.get("ph") == "X"]
     return {
-        "kernels": [_kernel(event) for event in _of(events, "kernel")],
-        "api": [_call(event) for event in _of(events, "cuda_runtime", "cuda_driver")],
-        "copies": [_copy(event) for event in _of(events, "gpu_memcpy", "gpu_memset")],
-        "ranges": [_range(event) for event in _of(events, "user_annotation")],
+        "kernels": [_kernel(event) for event in _select_events(events, "kernel")],
+        "api": [_call(event) for event in _select_events(events, "cuda_runtime", "cuda_driver")],
+        "copies": [_copy(event) for event in _select_events(events, "gpu_memcpy", "gpu_memset")],
+        "ranges": [_range(event) for event in _select_events(events, "user_annotation")],
     }
 
 
-def _of(events: Iterable[Mapping[str, Any]], *categories: str) -> list[Mapping[str, Any]]:
+def _select_events(events: Iterable[Mapping[str, Any]], *categories: str) -> list[Mapping[str, Any]]:
     return [event for event in events if event.get("cat") in categories]
 
 

@@ -9,13 +9,13 @@ from optpipe.errors import BadInputError
 from optpipe.trace.ranges import ITERATION_RANGE, LIBRARY_RANGES, MEASURED_RANGE
 from optpipe.trace.recording.frames import Trace
 from optpipe.trace.timeline import requested, views
-from optpipe.trace.timeline.projection import projected, range_table
+from optpipe.trace.timeline.projection import project_ranges, tabulate_ranges
 from optpipe.trace.timeline.timeline import (
     Split,
     Timeline,
-    split,
+    array_from_column,
+    split_timeline,
     timeline_from_trace,
-    times,
 )
 
 _WARMED_UP = 2.0
@@ -68,7 +68,7 @@ class Analysis:
         """The median iteration, from its start on the host to the start of the next one's, or to its own end."""
         if self.iterations.is_empty():
             return None
-        starts = times(self.iterations, "start_ns")
+        starts = array_from_column(self.iterations, "start_ns")
         last = max(int(self.iterations["gpu_end_ns"].max() or 0), int(self.iterations["end_ns"].max() or 0))  # type: ignore[arg-type]
         return float(np.median(np.diff(np.append(starts, last))))
 
@@ -76,31 +76,31 @@ class Analysis:
 def analysis_from_trace(trace: Trace, scope: str = "trace") -> Analysis:
     """All views of `trace`."""
     timeline = timeline_from_trace(trace)
-    kernels = views.kernel_table(trace.kernels)
-    projection = projected(trace, timeline)
+    kernels = views.tabulate_kernels(trace.kernels)
+    projection = project_ranges(trace, timeline)
     return Analysis(
         trace=trace,
         scope=scope,
         timeline=timeline,
-        split=split(timeline),
+        split=split_timeline(timeline),
         kernels=kernels,
-        kinds=views.kind_table(kernels),
-        api=views.api_table(trace.api),
-        copies=views.copy_table(trace.copies),
-        executions=views.execution_table(trace, timeline),
-        streams=views.stream_table(trace),
-        os_runtime=views.os_runtime_table(trace.os_runtime),
+        kinds=views.tabulate_kinds(kernels),
+        api=views.tabulate_api_calls(trace.api),
+        copies=views.tabulate_copies(trace.copies),
+        executions=views.tabulate_executions(trace, timeline),
+        streams=views.tabulate_streams(trace),
+        os_runtime=views.tabulate_os_calls(trace.os_runtime),
         projection=projection,
-        ranges=range_table(projection),
-        iterations=_iterations(projection),
-        concurrent_ns=views.concurrent_ns(trace),
-        memory=requested.memory_table(trace, timeline),
-        metrics=requested.metric_table(trace, timeline),
-        functions=requested.function_table(trace, timeline),
+        ranges=tabulate_ranges(projection),
+        iterations=_find_iterations(projection),
+        concurrent_ns=views.compute_concurrent_ns(trace),
+        memory=requested.tabulate_memory(trace, timeline),
+        metrics=requested.tabulate_metrics(trace, timeline),
+        functions=requested.tabulate_functions(trace, timeline),
     )
 
 
-def measured_part(analysis: Analysis, range_name: str | None = None) -> Analysis:
+def select_measured_part(analysis: Analysis, range_name: str | None = None) -> Analysis:
     """The part that the measured range launched, so that warm-up and tear-down decide nothing.
 
     `range_name` is by default the range that bounds optpipe's own captures; without it, the iterations that were found,
@@ -113,21 +113,21 @@ def measured_part(analysis: Analysis, range_name: str | None = None) -> Analysis
     named = (pl.col("name").cast(pl.String) == wanted) | (pl.col("family") == wanted)
     found = analysis.projection.filter(named).select("start_ns", "end_ns")
     if found.is_empty() and range_name is None:
-        found, wanted = _steady(analysis.iterations)
+        found, wanted = _find_steady_window(analysis.iterations)
         if found.is_empty():
             return analysis
     if found.is_empty():
-        names = ", ".join(analysis.ranges["name"].head(8).to_list()) or "none at all"
-        raise BadInputError(f"no NVTX range is called {range_name!r}; the trace has: {names}")
+        names = ", ".join(analysis.ranges["name"].head(8).to_list()) or "none"
+        raise BadInputError(f"no NVTX range named {range_name!r};  the trace has: {names}")
     if _holds_everything(analysis, found):
         return replace(analysis, scope=wanted)
-    part = _launched_in(analysis, found)
+    part = _cut_trace(analysis, found)
     if all(frame.height == analysis.trace.tables[table].height for table, frame in part.tables.items()):
         return replace(analysis, scope=wanted)
     return analysis_from_trace(part, scope=wanted)
 
 
-def _steady(iterations: pl.DataFrame) -> tuple[pl.DataFrame, str]:
+def _find_steady_window(iterations: pl.DataFrame) -> tuple[pl.DataFrame, str]:
     """One window around the iterations, those ahead left out that take over twice the median, and what to call it."""
     if iterations.is_empty():
         return iterations, ""
@@ -143,18 +143,20 @@ def _holds_everything(analysis: Analysis, ranges: pl.DataFrame) -> bool:
     start, end = ranges["start_ns"][0], ranges["end_ns"][0]
     frames = [frame for frame in (analysis.trace.api, analysis.trace.ranges, analysis.trace.os_runtime) if frame.height]
     return ranges.height == 1 and all(
-        int(times(frame, "start_ns").min()) >= start and int(times(frame, "start_ns").max()) < end for frame in frames
+        int(array_from_column(frame, "start_ns").min()) >= start
+        and int(array_from_column(frame, "start_ns").max()) < end
+        for frame in frames
     )
 
 
-def _launched_in(analysis: Analysis, ranges: pl.DataFrame) -> Trace:
-    """What was called inside `ranges` (all threads), and the GPU operations of those calls."""
+def _cut_trace(analysis: Analysis, ranges: pl.DataFrame) -> Trace:
+    """What was called inside `compute_ranges` (all threads), and the GPU operations of those calls."""
     trace, operations = analysis.trace, analysis.timeline.operations
-    starts, ends = times(ranges, "start_ns"), times(ranges, "end_ns")
+    starts, ends = array_from_column(ranges, "start_ns"), array_from_column(ranges, "end_ns")
 
     def inside(frame: pl.DataFrame) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        index = np.searchsorted(starts, times(frame, "start_ns"), side="right") - 1
-        return np.asarray((index >= 0) & (times(frame, "start_ns") < ends[np.maximum(index, 0)]))
+        index = np.searchsorted(starts, array_from_column(frame, "start_ns"), side="right") - 1
+        return np.asarray((index >= 0) & (array_from_column(frame, "start_ns") < ends[np.maximum(index, 0)]))
 
     called = inside(trace.api)
     launched = np.where(operations.api_row >= 0, called[operations.api_row] if called.size else False, False)
@@ -171,7 +173,7 @@ def _launched_in(analysis: Analysis, ranges: pl.DataFrame) -> Trace:
     )
 
 
-def _iterations(projection: pl.DataFrame) -> pl.DataFrame:
+def _find_iterations(projection: pl.DataFrame) -> pl.DataFrame:
     """optpipe's own iterations; in a foreign trace what repeats, those first that launch kernels, outermost, longest in sum."""
     family = pl.col("family")
     repeated = (

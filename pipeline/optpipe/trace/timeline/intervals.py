@@ -8,16 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-Times = npt.NDArray[np.int64]
+TimeArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Intervals:
+class TimeIntervals:
     """Disjoint intervals [start, end) in ascending order; `before` is what the intervals ahead of each one cover."""
 
-    starts: Times
-    ends: Times
-    before: Times
+    starts: TimeArray
+    ends: TimeArray
+    before: TimeArray
 
     @property
     def total_ns(self) -> int:
@@ -25,29 +25,29 @@ class Intervals:
         return int((self.ends - self.starts).sum())
 
 
-def disjoint(starts: Times, ends: Times) -> Intervals:
+def intervals_from_disjoint(starts: TimeArray, ends: TimeArray) -> TimeIntervals:
     """Intervals that are already disjoint and ascending; empty ones are dropped."""
     kept = ends > starts
     if not kept.all():
         starts, ends = starts[kept], ends[kept]
     lengths = ends - starts
-    return Intervals(starts, ends, np.cumsum(lengths) - lengths)
+    return TimeIntervals(starts, ends, np.cumsum(lengths) - lengths)
 
 
-def union(starts: Times, ends: Times) -> Intervals:
+def unite_intervals(starts: TimeArray, ends: TimeArray) -> TimeIntervals:
     """The union of any intervals, in any order."""
     if starts.size == 0:
-        return disjoint(starts, ends)
+        return intervals_from_disjoint(starts, ends)
     if (np.diff(starts) < 0).any():
         order = np.argsort(starts, kind="stable")
         starts, ends = starts[order], ends[order]
     reach = np.maximum.accumulate(ends)
     first = np.concatenate([[True], starts[1:] > reach[:-1]])
     last = np.concatenate([first[1:], [True]])
-    return disjoint(starts[first], reach[last])
+    return intervals_from_disjoint(starts[first], reach[last])
 
 
-def covered(intervals: Intervals, times: Times) -> Times:
+def sum_before(intervals: TimeIntervals, times: TimeArray) -> TimeArray:
     """How much of the intervals lies before each of `times`."""
     if intervals.starts.size == 0:
         return np.zeros_like(times)
@@ -57,42 +57,42 @@ def covered(intervals: Intervals, times: Times) -> Times:
     return np.asarray(np.where(index < 0, 0, intervals.before[inside] + part), dtype=np.int64)
 
 
-def within(intervals: Intervals, starts: Times, ends: Times) -> Times:
+def sum_within(intervals: TimeIntervals, starts: TimeArray, ends: TimeArray) -> TimeArray:
     """How much of the intervals lies inside each [start, end)."""
-    return covered(intervals, ends) - covered(intervals, starts)
+    return sum_before(intervals, ends) - sum_before(intervals, starts)
 
 
-def complement(intervals: Intervals, start: int, end: int) -> Intervals:
+def complement_intervals(intervals: TimeIntervals, start: int, end: int) -> TimeIntervals:
     """What the intervals leave free of [start, end)."""
     starts = np.concatenate([[start], np.clip(intervals.ends, start, end)]).astype(np.int64)
     ends = np.concatenate([np.clip(intervals.starts, start, end), [end]]).astype(np.int64)
-    return disjoint(starts, ends)
+    return intervals_from_disjoint(starts, ends)
 
 
-def intersection(one: Intervals, other: Intervals) -> Intervals:
+def intersect_intervals(one: TimeIntervals, other: TimeIntervals) -> TimeIntervals:
     """What lies in both."""
-    return _segments(one, other, wanted_in_other=True)
+    return _cut_segments(one, other, wanted_in_other=True)
 
 
-def difference(one: Intervals, other: Intervals) -> Intervals:
+def subtract_intervals(one: TimeIntervals, other: TimeIntervals) -> TimeIntervals:
     """What lies in `one` and not in `other`."""
-    return _segments(one, other, wanted_in_other=False)
+    return _cut_segments(one, other, wanted_in_other=False)
 
 
-def _segments(one: Intervals, other: Intervals, *, wanted_in_other: bool) -> Intervals:
+def _cut_segments(one: TimeIntervals, other: TimeIntervals, *, wanted_in_other: bool) -> TimeIntervals:
     """Cuts `one` at the edges of `other` and keeps the pieces inside, or outside, `other`."""
     if one.starts.size == 0 or (other.starts.size == 0 and wanted_in_other):
         nothing = np.zeros(0, dtype=np.int64)
-        return disjoint(nothing, nothing)
+        return intervals_from_disjoint(nothing, nothing)
     if other.starts.size == 0:
         return one
     # A stable sort merges what is in order already; numpy's `unique` takes ten times as long.
     edges = np.sort(np.concatenate([one.starts, one.ends, other.starts, other.ends]), kind="stable")
     starts, ends = edges[:-1], edges[1:]
     kept = (starts < ends) & _holds(one, starts) & (_holds(other, starts) == wanted_in_other)
-    return union(starts[kept], ends[kept])
+    return unite_intervals(starts[kept], ends[kept])
 
 
-def _holds(intervals: Intervals, times: Times) -> npt.NDArray[np.bool_]:
+def _holds(intervals: TimeIntervals, times: TimeArray) -> npt.NDArray[np.bool_]:
     index = np.searchsorted(intervals.starts, times, side="right") - 1
     return np.asarray((index >= 0) & (intervals.ends[np.maximum(index, 0)] > times))

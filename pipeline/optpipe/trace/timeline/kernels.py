@@ -26,7 +26,7 @@ _TENSOR = re.compile(
 _TRITON_TEMPLATE = re.compile(r"triton_(tem|mm|bmm|conv)|triton_.*convolution", re.IGNORECASE)
 
 
-class Kind(StrEnum):
+class KernelKind(StrEnum):
     """The kind of work a kernel does."""
 
     MATRIX = "matrix"
@@ -43,32 +43,32 @@ class Kind(StrEnum):
 
 
 # First match wins, so the more telling words stand first.
-_KINDS: tuple[tuple[Kind, re.Pattern[str]], ...] = tuple(
+_KINDS: tuple[tuple[KernelKind, re.Pattern[str]], ...] = tuple(
     (kind, re.compile(pattern, re.IGNORECASE))
     for kind, pattern in (
-        (Kind.ATTENTION, r"fmha|flash_?(fwd|attn|attention)|attention|sdpa"),
+        (KernelKind.ATTENTION, r"fmha|flash_?(fwd|attn|attention)|attention|sdpa"),
         (
-            Kind.LAYOUT,
+            KernelKind.LAYOUT,
             r"nchwtonhwc|nhwctonchw|AddPadding|transpose|permute|reorder|reformat|nhwc2nchw|nchw2nhwc|im2col|concat|"
             r"split_?k?_?copy|CatArray",
         ),
-        (Kind.NORMALIZATION, r"batch_?norm|layer_?norm|group_?norm|rms_?norm|bn_fw|bn_inf"),
-        (Kind.POOLING, r"pool"),
-        (Kind.SOFTMAX, r"softmax"),
+        (KernelKind.NORMALIZATION, r"batch_?norm|layer_?norm|group_?norm|rms_?norm|bn_fw|bn_inf"),
+        (KernelKind.POOLING, r"pool"),
+        (KernelKind.SOFTMAX, r"softmax"),
         (
-            Kind.IMAGE,
+            KernelKind.IMAGE,
             r"jpeg|huffman|idct|dct|resample|resize|crop|mirror|slice_?flip|SliceKernel|colou?r|dali|warp_?affine|ycbcr|nvimgcodec",
         ),
         (
-            Kind.MATRIX,
+            KernelKind.MATRIX,
             r"gemm|gemv|nvjet|xmma|cutlass|convolve|conv\dd|_conv|convolution|fprop|dgrad|wgrad|winograd|[hisd]cudnn|([hisd]|[hiqb]g)mma|"
             r"wgmma|matmul|dot_kernel|triton_(tem|mm|bmm)|splitkreduce|tensorop|s\d{3,5}(gemm|cudnn)",
         ),
-        (Kind.CAST, r"direct_copy_kernel|copy_kernel|LoadWithCast|_Cast|cast_kernel|UnaryElementWise.*Cast|convert|quantize"),
-        (Kind.ELEMENTWISE, r"op_(generic_)?tensor_kernel"),  # cuDNN's cudnnOpTensor and cudnnAddTensor; an argument says "reduced"
-        (Kind.REDUCTION, r"reduce|argmax|argmin|triton_(red|per)"),
+        (KernelKind.CAST, r"direct_copy_kernel|copy_kernel|LoadWithCast|_Cast|cast_kernel|UnaryElementWise.*Cast|convert|quantize"),
+        (KernelKind.ELEMENTWISE, r"op_(generic_)?tensor_kernel"),  # cuDNN's cudnnOpTensor and cudnnAddTensor; an argument says "reduced"
+        (KernelKind.REDUCTION, r"reduce|argmax|argmin|triton_(red|per)"),
         (
-            Kind.ELEMENTWISE,
+            KernelKind.ELEMENTWISE,
             r"elementwise|triton_poi|_UnaryElementWise|_BinaryElementWise|clamp|relu|add_|bias|activation|fill|pointwise",
         ),
     )
@@ -76,14 +76,14 @@ _KINDS: tuple[tuple[Kind, re.Pattern[str]], ...] = tuple(
 
 
 @lru_cache(maxsize=8192)
-def kind_of(name: str) -> Kind:
+def classify_kernel(name: str) -> KernelKind:
     """The kind of work that the kernel called `name` does, as far as the name tells."""
-    return next((kind for kind, pattern in _KINDS if pattern.search(name)), Kind.OTHER)
+    return next((kind for kind, pattern in _KINDS if pattern.search(name)), KernelKind.OTHER)
 
 
 def uses_tensor_cores(name: str) -> bool | None:
     """Whether the kernel called `name` computes on Tensor Cores; None for matrix work whose name does not tell."""
-    if kind_of(name) not in {Kind.MATRIX, Kind.ATTENTION}:
+    if classify_kernel(name) not in {KernelKind.MATRIX, KernelKind.ATTENTION}:
         return False
     if _TRITON_TEMPLATE.search(name):
         return None
@@ -96,17 +96,17 @@ def is_matrix_work(name: str) -> bool:
     """Whether Tensor Cores exist for this work: matrix products, convolutions, attention, and not their helpers."""
     if re.search(r"splitk?reduce|gemv|dot_kernel", name, re.IGNORECASE):
         return False
-    return kind_of(name) in {Kind.MATRIX, Kind.ATTENTION}
+    return classify_kernel(name) in {KernelKind.MATRIX, KernelKind.ATTENTION}
 
 
-def kernel_names(names: pl.Series) -> pl.DataFrame:
+def classify_kernels(names: pl.Series) -> pl.DataFrame:
     """`name`, `kind`, `tensor_core` and `matrix` for each distinct name, ready to be joined."""
     distinct = names.cast(pl.String).unique().drop_nulls().sort()
     texts = distinct.to_list()
     return pl.DataFrame(
         {
             "name": texts,
-            "kind": [kind_of(text).value for text in texts],
+            "kind": [classify_kernel(text).value for text in texts],
             "tensor_core": [uses_tensor_cores(text) for text in texts],
             "matrix": [is_matrix_work(text) for text in texts],
         },
@@ -114,21 +114,21 @@ def kernel_names(names: pl.Series) -> pl.DataFrame:
     )
 
 
-def short_name(name: str, width: int = 60) -> str:
+def shorten_name(name: str, width: int = 60) -> str:
     """The function's own name without return type, namespaces, template and call arguments, cut to `width`."""
     functor = re.search(
         r"(CUDAFunctor_\w+|\w+_kernel_cuda|batch_norm\w+|launch_\w+|FillFunctor|MeanOps|cutlass_(?!_)\w+_[a-z]\w+)",
         name,
     )
     base = re.sub(r"\((?:[^()]|\([^()]*\))*\)$", "", name)
-    base = re.sub(r"^void ", "", _without_templates(base)).rsplit("::", 1)[-1].strip() or name
+    base = re.sub(r"^void ", "", _strip_templates(base)).rsplit("::", 1)[-1].strip() or name
     if functor and base in {"Kernel", "Kernel2", "device_kernel"}:
         base = functor.group(1)
     text = f"{base} [{functor.group(1)}]" if functor and functor.group(1) not in base else base
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
-def _without_templates(name: str) -> str:
+def _strip_templates(name: str) -> str:
     depth, kept = 0, []
     for character in name.replace("(anonymous namespace)", "anonymous").replace("<unnamed>", "unnamed"):
         if character in "<(":

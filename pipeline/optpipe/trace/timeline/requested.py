@@ -3,20 +3,20 @@
 import polars as pl
 
 from optpipe.trace.recording.frames import Trace
-from optpipe.trace.timeline.intervals import within
-from optpipe.trace.timeline.timeline import Timeline, times
+from optpipe.trace.timeline.intervals import sum_within
+from optpipe.trace.timeline.timeline import Timeline, array_from_column
 
 _SHOWN = 40
 _HERTZ_PER_MEGAHERTZ = 1e6
 
 
-def memory_table(trace: Trace, timeline: Timeline) -> pl.DataFrame:
+def tabulate_memory(trace: Trace, timeline: Timeline) -> pl.DataFrame:
     """Memory by device and kind inside the timeline: how much is live at its start, at most, and at its end.
 
     Only what was allocated since the recording began is known; freeing something older counts as a call and no bytes.
     """
     rows = [
-        {"device": key[0], "kind": key[1], **_levels(part, timeline.start_ns, timeline.end_ns)}
+        {"device": key[0], "kind": key[1], **_sum_levels(part, timeline.start_ns, timeline.end_ns)}
         for key, part in sorted(trace.memory.group_by("device", "kind"), key=lambda item: str(item[0]))
     ]
     schema = {"device": pl.Int64, "kind": pl.String, **dict.fromkeys(_LEVELS, pl.Int64)}
@@ -26,7 +26,7 @@ def memory_table(trace: Trace, timeline: Timeline) -> pl.DataFrame:
 _LEVELS = ("start_bytes", "peak_bytes", "end_bytes", "allocations", "frees", "allocated_bytes")
 
 
-def _levels(events: pl.DataFrame, start_ns: int, end_ns: int) -> dict[str, int]:
+def _sum_levels(events: pl.DataFrame, start_ns: int, end_ns: int) -> dict[str, int]:
     live: dict[tuple[int, int], int] = {}
     level = peak = at_start = 0
     allocations = frees = allocated = 0
@@ -51,11 +51,11 @@ def _levels(events: pl.DataFrame, start_ns: int, end_ns: int) -> dict[str, int]:
     return dict(zip(_LEVELS, (int(value) for value in values), strict=True))
 
 
-def metric_table(trace: Trace, timeline: Timeline) -> pl.DataFrame:
+def tabulate_metrics(trace: Trace, timeline: Timeline) -> pl.DataFrame:
     """GPU metrics sampled inside the timeline: mean, mean while a kernel runs, and most; frequencies in MHz."""
     inside = trace.metrics.filter(pl.col("time_ns").is_between(timeline.start_ns, timeline.end_ns))
-    at = times(inside, "time_ns")
-    busy = within(timeline.busy, at, at + 1) > 0
+    at = array_from_column(inside, "time_ns")
+    busy = sum_within(timeline.busy, at, at + 1) > 0
     # nsys names the unit MHz and exports the value in Hz.
     in_hertz = pl.col("name").cast(pl.String).str.contains("[MHz]", literal=True) & (
         pl.col("value") > _HERTZ_PER_MEGAHERTZ
@@ -74,7 +74,7 @@ def metric_table(trace: Trace, timeline: Timeline) -> pl.DataFrame:
     )
 
 
-def function_table(trace: Trace, timeline: Timeline) -> pl.DataFrame:
+def tabulate_functions(trace: Trace, timeline: Timeline) -> pl.DataFrame:
     """Sampled functions inside the timeline: in how many samples each was running (`self`), or on the stack (`total`)."""
     inside = trace.samples.filter(pl.col("time_ns").is_between(timeline.start_ns, timeline.end_ns))
     count = inside["sample"].n_unique()

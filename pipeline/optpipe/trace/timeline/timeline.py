@@ -20,14 +20,14 @@ import polars as pl
 
 from optpipe.trace.recording.frames import Trace
 from optpipe.trace.timeline.intervals import (
-    Intervals,
-    Times,
-    complement,
-    difference,
-    disjoint,
-    intersection,
-    union,
-    within,
+    TimeArray,
+    TimeIntervals,
+    complement_intervals,
+    intersect_intervals,
+    intervals_from_disjoint,
+    subtract_intervals,
+    sum_within,
+    unite_intervals,
 )
 
 _DENSE = 8
@@ -40,7 +40,7 @@ WAITING_CALLS = (
 """API calls that return only when the GPU has done something. (cudaStreamWaitEvent only makes a stream wait.)"""
 
 
-class Cause(StrEnum):
+class IdleCause(StrEnum):
     """Why no kernel runs."""
 
     HOST_WAIT = "host_wait"
@@ -53,11 +53,11 @@ class Cause(StrEnum):
 class Operations:
     """Kernels, copies and memsets in the order of their start, with the API call (row of `trace.api`, or -1) of each."""
 
-    starts: Times
-    ends: Times
+    starts: TimeArray
+    ends: TimeArray
     is_kernel: npt.NDArray[np.bool_]
-    api_row: Times
-    row: Times
+    api_row: TimeArray
+    row: TimeArray
     """The row in `trace.kernels` where `is_kernel`, else in `trace.copies`."""
 
 
@@ -68,9 +68,9 @@ class Timeline:
     start_ns: int
     end_ns: int
     operations: Operations
-    busy: Intervals
-    copies: Intervals
-    idle: Mapping[Cause, Intervals]
+    busy: TimeIntervals
+    copies: TimeIntervals
+    idle: Mapping[IdleCause, TimeIntervals]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Split:
 
     span_ns: int
     busy_ns: int
-    idle_by_cause: Mapping[Cause, int]
+    idle_by_cause: Mapping[IdleCause, int]
 
     @property
     def idle_ns(self) -> int:
@@ -89,39 +89,41 @@ class Split:
     @property
     def copy_only_ns(self) -> int:
         """The time in which copies run and no kernel does."""
-        return self.idle_by_cause[Cause.COPY]
+        return self.idle_by_cause[IdleCause.COPY]
 
 
 def timeline_from_trace(trace: Trace) -> Timeline:
     """The timeline over everything recorded: from the first GPU operation, API call or range to the last."""
     operations = _operations(trace)
     start_ns, end_ns = _bounds(trace)
-    busy = union(operations.starts[operations.is_kernel], operations.ends[operations.is_kernel])
-    copies = union(operations.starts[~operations.is_kernel], operations.ends[~operations.is_kernel])
-    active = busy if copies.starts.size == 0 else union(operations.starts, operations.ends)
-    idle = _idle_by_cause(trace, operations, complement(active, start_ns, end_ns))
-    return Timeline(start_ns, end_ns, operations, busy, copies, {**idle, Cause.COPY: difference(copies, busy)})
+    busy = unite_intervals(operations.starts[operations.is_kernel], operations.ends[operations.is_kernel])
+    copies = unite_intervals(operations.starts[~operations.is_kernel], operations.ends[~operations.is_kernel])
+    active = busy if copies.starts.size == 0 else unite_intervals(operations.starts, operations.ends)
+    idle = _split_idle(trace, operations, complement_intervals(active, start_ns, end_ns))
+    return Timeline(
+        start_ns, end_ns, operations, busy, copies, {**idle, IdleCause.COPY: subtract_intervals(copies, busy)}
+    )
 
 
-def split(timeline: Timeline, start_ns: int | None = None, end_ns: int | None = None) -> Split:
+def split_timeline(timeline: Timeline, start_ns: int | None = None, end_ns: int | None = None) -> Split:
     """How [start_ns, end_ns) divides; by default all of the timeline."""
     start = np.array([timeline.start_ns if start_ns is None else start_ns], dtype=np.int64)
     end = np.array([timeline.end_ns if end_ns is None else end_ns], dtype=np.int64)
-    idle = {cause: int(within(timeline.idle[cause], start, end)[0]) for cause in Cause}
-    return Split(int(end[0] - start[0]), int(within(timeline.busy, start, end)[0]), idle)
+    idle = {cause: int(sum_within(timeline.idle[cause], start, end)[0]) for cause in IdleCause}
+    return Split(int(end[0] - start[0]), int(sum_within(timeline.busy, start, end)[0]), idle)
 
 
-def times(frame: pl.DataFrame, column: str) -> Times:
+def array_from_column(frame: pl.DataFrame, column: str) -> TimeArray:
     """A column of whole numbers as an array; what is missing is -1, which is no time and no id."""
     return frame[column].fill_null(-1).to_numpy().astype(np.int64, copy=False)
 
 
-def sorted_order(values: Times) -> Times | None:
+def find_sort_order(values: TimeArray) -> TimeArray | None:
     """The order that sorts `values`, or None when they are sorted already, as most exports are."""
     return None if (np.diff(values) >= 0).all() else np.argsort(values, kind="stable")
 
 
-def rows_named(frame: pl.DataFrame, pattern: str) -> npt.NDArray[np.bool_]:
+def match_names(frame: pl.DataFrame, pattern: str) -> npt.NDArray[np.bool_]:
     """Which rows have a name that matches `pattern`: looked up once per distinct name, not per row."""
     distinct = frame["name"].unique()
     matching = distinct.filter(distinct.cast(pl.String).str.contains(pattern))
@@ -137,19 +139,19 @@ def _bounds(trace: Trace) -> tuple[int, int]:
     ]
     if not spanning:
         return 0, 0
-    starts = [int(times(frame, "start_ns").min()) for frame in spanning]
-    return min(starts), max(int(times(frame, "end_ns").max()) for frame in spanning)
+    starts = [int(array_from_column(frame, "start_ns").min()) for frame in spanning]
+    return min(starts), max(int(array_from_column(frame, "end_ns").max()) for frame in spanning)
 
 
 def _operations(trace: Trace) -> Operations:
     both = (trace.kernels, trace.copies)
     starts, ends, correlation, pid = (
-        np.concatenate([times(frame, name) for frame in both])
+        np.concatenate([array_from_column(frame, name) for frame in both])
         for name in ("start_ns", "end_ns", "correlation_id", "pid")
     )
     is_kernel = np.repeat([True, False], [frame.height for frame in both])
     row = np.concatenate([np.arange(frame.height) for frame in both])
-    api_row = _api_rows(trace, correlation, pid)
+    api_row = _find_api_rows(trace, correlation, pid)
     order = _operation_order(trace, starts, ends, api_row, is_kernel)
     if order is not None:
         starts, ends, row, api_row = (values[order] for values in (starts, ends, row, api_row))
@@ -158,13 +160,13 @@ def _operations(trace: Trace) -> Operations:
 
 
 def _operation_order(
-    trace: Trace, starts: Times, ends: Times, api_row: Times, is_kernel: npt.NDArray[np.bool_]
-) -> Times | None:
+    trace: Trace, starts: TimeArray, ends: TimeArray, api_row: TimeArray, is_kernel: npt.NDArray[np.bool_]
+) -> TimeArray | None:
     """By start, None where that is the order already; of those that start at once, the one launched first stands first.
 
     Which operation ends a gap decides what the gap was waiting for: it must not depend on the order of rows.
     """
-    order = sorted_order(starts)
+    order = find_sort_order(starts)
     at_once = np.flatnonzero(np.diff(starts if order is None else starts[order]) == 0)
     if at_once.size == 0:
         return order
@@ -174,25 +176,28 @@ def _operation_order(
     rows = api_row[tied]
     known = rows >= 0
     launched, thread = np.full(rows.size, -1, dtype=np.int64), np.full(rows.size, -1, dtype=np.int64)
-    launched[known], thread[known] = times(trace.api, "end_ns")[rows[known]], times(trace.api, "thread")[rows[known]]
+    launched[known], thread[known] = (
+        array_from_column(trace.api, "end_ns")[rows[known]],
+        array_from_column(trace.api, "thread")[rows[known]],
+    )
     order[places] = tied[np.lexsort((is_kernel[tied], ends[tied], thread, launched, starts[tied]))]
     return order
 
 
-def _api_rows(trace: Trace, correlation: Times, pid: Times) -> Times:
+def _find_api_rows(trace: Trace, correlation: TimeArray, pid: TimeArray) -> TimeArray:
     """The API call that launched each operation: same process, same correlation id. All nodes of a graph share one."""
     if trace.api.height == 0 or correlation.size == 0:
         return np.full(correlation.size, -1, dtype=np.int64)
-    known, thread = times(trace.api, "correlation_id"), times(trace.api, "thread")
+    known, thread = array_from_column(trace.api, "correlation_id"), array_from_column(trace.api, "thread")
     processes = {int(each) & _PROCESS for each in (thread.min(), thread.max())} | {int(pid.min()), int(pid.max())}
     if len(processes) > 1 and pid.any():
         numbers = np.unique(np.concatenate([pid, thread & _PROCESS]))
         known = np.searchsorted(numbers, thread & _PROCESS) * (1 << 40) + known
         correlation = np.searchsorted(numbers, pid) * (1 << 40) + correlation
-    return _row_of(known, correlation)
+    return _find_rows(known, correlation)
 
 
-def _row_of(known: Times, wanted: Times) -> Times:
+def _find_rows(known: TimeArray, wanted: TimeArray) -> TimeArray:
     """The row of each of `wanted` in `known`, -1 for none: by a table where ids are dense, as nsys counts them, else sorted."""
     first, last = int(known.min()), int(known.max())
     if last - first <= _DENSE * known.size:
@@ -206,7 +211,7 @@ def _row_of(known: Times, wanted: Times) -> Times:
     return np.where(known[rows] == wanted, rows, -1)
 
 
-def _idle_by_cause(trace: Trace, operations: Operations, gaps: Intervals) -> dict[Cause, Intervals]:
+def _split_idle(trace: Trace, operations: Operations, gaps: TimeIntervals) -> dict[IdleCause, TimeIntervals]:
     """Splits the time in which nothing at all runs, by what the next operation was waiting for."""
     following = np.searchsorted(operations.starts, gaps.ends)
     is_last = following >= operations.starts.size
@@ -218,39 +223,39 @@ def _idle_by_cause(trace: Trace, operations: Operations, gaps: Intervals) -> dic
     known = launch >= 0
     launched = gaps.ends.copy()
     if trace.api.height:
-        launched[known] = times(trace.api, "end_ns")[launch[known]]
+        launched[known] = array_from_column(trace.api, "end_ns")[launch[known]]
     # An operation may start before its launch call returns; what no call explains counts as not yet launched.
     launched = np.clip(launched, gaps.starts, gaps.ends)
-    before_launch = disjoint(gaps.starts, launched)
-    waiting = _waiting(trace, gaps, launch)
-    synchronizing = intersection(before_launch, waiting)
+    before_launch = intervals_from_disjoint(gaps.starts, launched)
+    waiting = _find_waiting(trace, gaps, launch)
+    synchronizing = intersect_intervals(before_launch, waiting)
     return {
-        Cause.KERNEL_WAIT: disjoint(launched, gaps.ends),
-        Cause.SYNCHRONIZATION: synchronizing,
-        Cause.HOST_WAIT: difference(before_launch, synchronizing),
+        IdleCause.KERNEL_WAIT: intervals_from_disjoint(launched, gaps.ends),
+        IdleCause.SYNCHRONIZATION: synchronizing,
+        IdleCause.HOST_WAIT: subtract_intervals(before_launch, synchronizing),
     }
 
 
-def _waiting(trace: Trace, gaps: Intervals, launch: Times) -> Intervals:
+def _find_waiting(trace: Trace, gaps: TimeIntervals, launch: TimeArray) -> TimeIntervals:
     """When the thread that launches what follows each gap is inside a waiting call; any thread after the last one."""
-    calls = trace.api.filter(pl.Series(rows_named(trace.api, WAITING_CALLS)))
+    calls = trace.api.filter(pl.Series(match_names(trace.api, WAITING_CALLS)))
     if calls.height == 0:
-        return disjoint(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
-    everyone = union(times(calls, "start_ns"), times(calls, "end_ns"))
-    threads = np.unique(times(calls, "thread"))
-    launching = times(trace.api, "thread")[np.maximum(launch, 0)]
+        return intervals_from_disjoint(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
+    everyone = unite_intervals(array_from_column(calls, "start_ns"), array_from_column(calls, "end_ns"))
+    threads = np.unique(array_from_column(calls, "thread"))
+    launching = array_from_column(trace.api, "thread")[np.maximum(launch, 0)]
     if threads.size == 1 and (launching[launch >= 0] == threads[0]).all():
         return everyone
-    parts = [_calls_in(gaps, launch < 0, everyone)]
+    parts = [_clip_calls(gaps, launch < 0, everyone)]
     for thread in threads:
         mine = calls.filter(pl.col("thread") == thread)
-        own = union(times(mine, "start_ns"), times(mine, "end_ns"))
-        parts.append(_calls_in(gaps, (launch >= 0) & (launching == thread), own))
+        own = unite_intervals(array_from_column(mine, "start_ns"), array_from_column(mine, "end_ns"))
+        parts.append(_clip_calls(gaps, (launch >= 0) & (launching == thread), own))
     starts, ends = (np.concatenate(edges) for edges in zip(*((part.starts, part.ends) for part in parts), strict=True))
-    return union(starts, ends)
+    return unite_intervals(starts, ends)
 
 
-def _calls_in(gaps: Intervals, chosen: npt.NDArray[np.bool_], calls: Intervals) -> Intervals:
+def _clip_calls(gaps: TimeIntervals, chosen: npt.NDArray[np.bool_], calls: TimeIntervals) -> TimeIntervals:
     """The part of `calls` inside the chosen gaps."""
-    mine = disjoint(gaps.starts[chosen], gaps.ends[chosen])
-    return intersection(mine, calls)
+    mine = intervals_from_disjoint(gaps.starts[chosen], gaps.ends[chosen])
+    return intersect_intervals(mine, calls)

@@ -4,9 +4,9 @@ import numpy as np
 import polars as pl
 
 from optpipe.trace.recording.frames import Trace
-from optpipe.trace.timeline.intervals import union
-from optpipe.trace.timeline.kernels import kernel_names
-from optpipe.trace.timeline.timeline import Timeline, times
+from optpipe.trace.timeline.intervals import unite_intervals
+from optpipe.trace.timeline.kernels import classify_kernels
+from optpipe.trace.timeline.timeline import Timeline, array_from_column
 
 CLASSIC_SHARE = 0.9
 """The classic list: what together takes 90 % of the time."""
@@ -15,15 +15,15 @@ VERSION_SUFFIX = r"_v\d{4,5}(_ptsz|_ptds)?$"
 """What CUPTI appends to the name of an API call."""
 
 
-def kernel_table(kernels: pl.DataFrame) -> pl.DataFrame:
+def tabulate_kernels(kernels: pl.DataFrame) -> pl.DataFrame:
     """Kernels by name, longest total first, with kind, Tensor-Core use, and whether they belong to the first 90 %."""
-    table = _by_name(kernels).join(kernel_names(kernels["name"]), on="name", how="left", maintain_order="left")
-    return _with_shares(table)
+    table = _sum_by_name(kernels).join(classify_kernels(kernels["name"]), on="name", how="left", maintain_order="left")
+    return _add_shares(table)
 
 
-def api_table(api: pl.DataFrame) -> pl.DataFrame:
+def tabulate_api_calls(api: pl.DataFrame) -> pl.DataFrame:
     """API calls by name without the version that CUPTI appends, longest total first."""
-    versioned = _by_name(api).with_columns(pl.col("name").str.replace(VERSION_SUFFIX, ""))
+    versioned = _sum_by_name(api).with_columns(pl.col("name").str.replace(VERSION_SUFFIX, ""))
     # Two versions of one call are rare: only then are the groups merged, which has no median to offer.
     merged = versioned.group_by("name").agg(
         pl.col("count").sum(),
@@ -33,21 +33,21 @@ def api_table(api: pl.DataFrame) -> pl.DataFrame:
         pl.col("min_ns").min(),
         pl.col("max_ns").max(),
     )
-    return _with_shares(merged.sort("total_ns", "name", descending=[True, False]))
+    return _add_shares(merged.sort("total_ns", "name", descending=[True, False]))
 
 
-def os_runtime_table(os_runtime: pl.DataFrame) -> pl.DataFrame:
+def tabulate_os_calls(os_runtime: pl.DataFrame) -> pl.DataFrame:
     """Operating-system calls by name, longest total first; nsys' own note that it traces them is none."""
-    return _with_shares(_by_name(os_runtime).filter(~pl.col("name").str.ends_with("profiling started")))
+    return _add_shares(_sum_by_name(os_runtime).filter(~pl.col("name").str.ends_with("profiling started")))
 
 
-def kind_table(kernels: pl.DataFrame) -> pl.DataFrame:
+def tabulate_kinds(kernels: pl.DataFrame) -> pl.DataFrame:
     """Kernel time by kind of work; takes what `kernel_table` gives."""
     table = kernels.group_by("kind").agg(pl.col("count").sum(), pl.col("total_ns").sum())
-    return _with_shares(table.sort("total_ns", "kind", descending=[True, False]))
+    return _add_shares(table.sort("total_ns", "kind", descending=[True, False]))
 
 
-def copy_table(copies: pl.DataFrame) -> pl.DataFrame:
+def tabulate_copies(copies: pl.DataFrame) -> pl.DataFrame:
     """Copies and memsets by kind and by kind of memory on either side, longest total first."""
     keys = ("kind", "source_memory", "target_memory")
     return (
@@ -66,7 +66,7 @@ def copy_table(copies: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def execution_table(trace: Trace, timeline: Timeline) -> pl.DataFrame:
+def tabulate_executions(trace: Trace, timeline: Timeline) -> pl.DataFrame:
     """Per kernel: time in the launching call, time queued until it started, and time running.
 
     A kernel that starts before its launch call returns was never queued: its queue time is 0. All kernels of a CUDA
@@ -79,7 +79,7 @@ def execution_table(trace: Trace, timeline: Timeline) -> pl.DataFrame:
     operations = timeline.operations
     launched = operations.is_kernel & (operations.api_row >= 0)
     api_row = operations.api_row[launched]
-    start, end = times(trace.api, "start_ns")[api_row], times(trace.api, "end_ns")[api_row]
+    start, end = array_from_column(trace.api, "start_ns")[api_row], array_from_column(trace.api, "end_ns")[api_row]
     first = np.zeros(api_row.size, dtype=np.bool_)
     first[np.unique(api_row, return_index=True)[1] if (np.diff(api_row) <= 0).any() else slice(None)] = True
     started, ended = operations.starts[launched], operations.ends[launched]
@@ -99,7 +99,7 @@ def execution_table(trace: Trace, timeline: Timeline) -> pl.DataFrame:
     )
 
 
-def stream_table(trace: Trace) -> pl.DataFrame:
+def tabulate_streams(trace: Trace) -> pl.DataFrame:
     """Kernels and kernel time by device and stream."""
     return (
         trace.kernels.with_columns(_DURATION)
@@ -109,7 +109,7 @@ def stream_table(trace: Trace) -> pl.DataFrame:
     )
 
 
-def concurrent_ns(trace: Trace) -> int:
+def compute_concurrent_ns(trace: Trace) -> int:
     """The time in which kernels of at least two streams run at once: by inclusion and exclusion over the streams.
 
     For two streams exact; for more, the time covered at least twice, found by sweeping the streams' own busy times.
@@ -118,7 +118,7 @@ def concurrent_ns(trace: Trace) -> int:
     if keys.height < 2:
         return 0
     unions = [
-        union(times(part, "start_ns"), times(part, "end_ns"))
+        unite_intervals(array_from_column(part, "start_ns"), array_from_column(part, "end_ns"))
         for part in trace.kernels.partition_by("device", "stream", maintain_order=True)
     ]
     edges = np.concatenate([*(part.starts for part in unions), *(part.ends for part in unions)])
@@ -129,7 +129,7 @@ def concurrent_ns(trace: Trace) -> int:
     return int(lengths[running >= 2].sum())
 
 
-def _by_name(frame: pl.DataFrame) -> pl.DataFrame:
+def _sum_by_name(frame: pl.DataFrame) -> pl.DataFrame:
     return (
         frame.select("name", _DURATION)
         .group_by("name")
@@ -146,7 +146,7 @@ def _by_name(frame: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _with_shares(table: pl.DataFrame) -> pl.DataFrame:
+def _add_shares(table: pl.DataFrame) -> pl.DataFrame:
     """Adds `share`, and `in_classic_list`: the shortest head of the table that reaches 90 %."""
     total = pl.col("total_ns").sum()
     share = pl.when(total > 0).then(pl.col("total_ns") / total).otherwise(0.0)

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from nvidia.dali import fn, pipeline_def, types
 
-from optpipe.inputs.odd import odd_files
-from optpipe.preprocess.dali.decode import SHARES, _is_for_gpu, is_odd
+from optpipe.inputs.odd import make_edge_case_files
+from optpipe.preprocess.dali.decode import SHARE_PARTS, _is_for_gpu, is_edge_case
 
-FILES = dict(odd_files())
+FILES = dict(make_edge_case_files())
 
 
 def for_gpu(files, cpu_share=None, odd_files=True):
@@ -41,11 +41,11 @@ def test_a_file_of_a_few_bytes_is_no_whole_jpeg(data):
 
 @pytest.mark.parametrize("share", [0.125, 0.25, 1.0])
 def test_the_cpu_takes_the_same_share_of_every_batch(share):
-    files = [b"\xff\xd8\xff" + bytes(size) + b"\xff\xd9" for size in range(4 * SHARES)]
+    files = [b"\xff\xd8\xff" + bytes(size) + b"\xff\xd9" for size in range(4 * SHARE_PARTS)]
     for odd in (True, False):
         found = for_gpu(files, share, odd)
-        for start in range(0, len(files), SHARES):
-            assert sum(found[start : start + SHARES]) == SHARES - share * SHARES
+        for start in range(0, len(files), SHARE_PARTS):
+            assert sum(found[start : start + SHARE_PARTS]) == SHARE_PARTS - share * SHARE_PARTS
 
 
 def test_files_that_are_known_are_looked_at_before(tmp_path):
@@ -54,9 +54,9 @@ def test_files_that_are_known_are_looked_at_before(tmp_path):
         path = tmp_path / name
         path.write_bytes(data)
         for decode, found in odd.items():
-            if is_odd(path, decode):
+            if is_edge_case(path, decode):
                 found.add(name)
     assert odd["mixed"] == {name for name in FILES if not name.endswith(".jpg") or name == "truncated.jpg"}
     assert odd["cpu"] == {"grayscale 16 bit.png"}
     (tmp_path / "empty").write_bytes(b"")
-    assert is_odd(tmp_path / "empty", "mixed")
+    assert is_edge_case(tmp_path / "empty", "mixed")

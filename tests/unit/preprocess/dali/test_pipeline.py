@@ -17,12 +17,12 @@ from optpipe.core.transform import (
     Rescale,
     Resize,
     Transform,
-    resized,
+    compute_resized_sides,
 )
 from optpipe.errors import BadInputError
-from optpipe.inputs.images import preprocessed
-from optpipe.inputs.synthetic import synthetic_picture
-from optpipe.preprocess.dali.graph import border_is_hidden
+from optpipe.inputs.images import preprocess_file
+from optpipe.inputs.synthetic import make_synthetic_image
+from optpipe.preprocess.dali.graph import is_border_hidden
 from optpipe.preprocess.dali.pipeline import INPUT, DaliPlan, dali_from_transform
 
 PLAN = DaliPlan(batch_size=1, threads=1)
@@ -52,7 +52,7 @@ def levels_apart(transform, got, expected):
 def ties_fall(geometry, height, width):
     """Whether torch's `nearest` puts an exact tie one pixel lower: it computes floor(x * scale) in float32."""
     for step in geometry:
-        after = resized(step, height, width) if isinstance(step, Resize) else (step.height, step.width)
+        after = compute_resized_sides(step, height, width) if isinstance(step, Resize) else (step.height, step.width)
         if isinstance(step, Resize) and step.interpolation == "nearest":
             for old, new in zip((height, width), after, strict=True):
                 places = np.floor(np.arange(new, dtype=np.float32) * (np.float32(old) / np.float32(new)))
@@ -96,9 +96,9 @@ endings = st.sampled_from(
 @example([Resize((3,), kernel="pillow")], (Pack("HWC", "uint8"),), 9, 4, False, 0)  # loses more rows than columns
 def test_any_transform_gives_the_same_picture(geometry, ending, height, width, bgr, seed):
     transform = Transform((Decode("BGR" if bgr else "RGB"), *geometry, *ending))
-    data = encoded(synthetic_picture(height, width, seed))
+    data = encoded(make_synthetic_image(height, width, seed))
     try:
-        expected = preprocessed(data, transform)
+        expected = preprocess_file(data, transform)
     except BadInputError:
         return  # a side of 0 pixels
     assume(not ties_fall(geometry, height, width))
@@ -116,7 +116,7 @@ def test_where_torch_rounds_a_tie_down_one_column_is_its_neighbour():
     pixels = np.random.default_rng(0).integers(0, 256, (3, 58, 3), dtype=np.uint8)
     transform = Transform((Decode(), nearest, Pack("HWC", "uint8")))
     (got,) = through_dali([encoded(pixels)], transform)
-    different = np.flatnonzero((got != preprocessed(encoded(pixels), transform)).any((0, 2)))
+    different = np.flatnonzero((got != preprocess_file(encoded(pixels), transform)).any((0, 2)))
     assert different.tolist() == [27]  # 27 * 58 / 54 is 29, and 28.999998 in float32
     assert (got[:, 27] == pixels[:, 29]).all()
 
@@ -131,7 +131,7 @@ def test_tall_pictures_are_resized_in_the_order_of_the_installed_pillow(interpol
     noise = np.random.default_rng(0).integers(0, 256, (360, 151, 3), dtype=np.uint8)
     for pixels in (noise, noise.transpose(1, 0, 2)):
         (got,) = through_dali([encoded(pixels)], transform, replace(PLAN, resize=arithmetic))
-        apart = levels_apart(transform, got, preprocessed(encoded(pixels), transform))
+        apart = levels_apart(transform, got, preprocess_file(encoded(pixels), transform))
         assert apart.max() <= 2.01, "the other order is off by up to 13"
         assert apart.mean() <= 0.1, "and in a quarter of all levels"
 
@@ -141,7 +141,7 @@ def test_a_batch_may_mix_both_orders():
     shapes = [(160, 51), (51, 160), (91, 80), (23, 71), (71, 23)]
     files = [encoded(np.random.default_rng(0).integers(0, 256, (*shape, 3), dtype=np.uint8)) for shape in shapes]
     for data, got in zip(files, through_dali(files, transform), strict=True):
-        assert levels_apart(transform, got, preprocessed(data, transform)).mean() <= 0.1
+        assert levels_apart(transform, got, preprocess_file(data, transform)).mean() <= 0.1
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "lanczos"])
@@ -153,47 +153,47 @@ def test_presets_differ_by_a_level_at_most_on_a_photograph(interpolation, antial
         pytest.skip("DALI has no such filter")
     resize = Resize((96, 96), "exact", interpolation, antialias, kernel=kernel)
     transform = Transform((Decode(), resize, Rescale(), Pack()))
-    data = encoded(synthetic_picture(300, 401))
+    data = encoded(make_synthetic_image(300, 401))
     (got,) = through_dali([data], transform)
-    apart = levels_apart(transform, got, preprocessed(data, transform))
+    apart = levels_apart(transform, got, preprocess_file(data, transform))
     assert apart.max() <= 1.01
     assert apart.mean() <= 0.02
 
 
 def test_float16_is_the_rounded_float32():
     transform = Transform((Decode(), Resize((32, 32), "exact"), Rescale(), Pack(dtype="float16")))
-    data = encoded(synthetic_picture(64, 64))
+    data = encoded(make_synthetic_image(64, 64))
     (got,) = through_dali([data], transform)
     assert got.dtype == np.float16
-    assert np.abs(got.astype(np.float32) - preprocessed(data, transform)).max() < 1.01 / 255 + 1e-3
+    assert np.abs(got.astype(np.float32) - preprocess_file(data, transform)).max() < 1.01 / 255 + 1e-3
 
 
 def test_grayscale_input_has_one_channel():
     transform = Transform((Decode("L"), Resize((32, 32), "exact"), Rescale(), Normalize((0.5,), (STD,)), Pack()))
-    data = encoded(synthetic_picture(64, 64)[:, :, 0])
+    data = encoded(make_synthetic_image(64, 64)[:, :, 0])
     (got,) = through_dali([data], transform)
     assert got.shape == (1, 32, 32)
-    assert levels_apart(transform, got, preprocessed(data, transform)).max() <= 1.01
+    assert levels_apart(transform, got, preprocess_file(data, transform)).max() <= 1.01
 
 
 def test_a_batch_may_mix_sizes_formats_and_depths():
     transform = Transform((Decode(), Resize((32,)), CenterCrop(28, 28), Rescale(), Pack()))
     files = [
-        encoded(synthetic_picture(40, 90), "JPEG"),
+        encoded(make_synthetic_image(40, 90), "JPEG"),
         encoded(np.arange(64 * 50, dtype=np.uint16).reshape(64, 50)),
-        encoded(synthetic_picture(1, 1)),
-        encoded(synthetic_picture(33, 20), "WEBP"),
+        encoded(make_synthetic_image(1, 1)),
+        encoded(make_synthetic_image(33, 20), "WEBP"),
     ]
     for data, got in zip(files, through_dali(files, transform), strict=True):
-        assert levels_apart(transform, got, preprocessed(data, transform)).max() <= 1.01
+        assert levels_apart(transform, got, preprocess_file(data, transform)).max() <= 1.01
 
 
 @pytest.mark.parametrize("arithmetic", ["two-pass", "fused"])
 def test_faster_arithmetic_stays_near_inside_the_crop(arithmetic):
     transform = Transform((Decode(), Resize((72,)), CenterCrop(64, 64), Rescale(), Pack()))
-    data = encoded(synthetic_picture(211, 300))
+    data = encoded(make_synthetic_image(211, 300))
     (got,) = through_dali([data], transform, replace(PLAN, resize=arithmetic))
-    apart = levels_apart(transform, got, preprocessed(data, transform))
+    apart = levels_apart(transform, got, preprocess_file(data, transform))
     assert apart.max() <= 2.01
     assert apart.mean() <= (0.05 if arithmetic == "two-pass" else 0.3)
 
@@ -227,7 +227,7 @@ def test_steps_that_dali_cannot_reproduce_are_named(step, said):
     ],
 )
 def test_the_border_is_left_alone_only_where_the_crop_cuts_it_off(resize, crop, hidden):
-    assert border_is_hidden(resize, crop) is hidden
+    assert is_border_hidden(resize, crop) is hidden
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
@@ -238,6 +238,6 @@ def test_a_hidden_border_is_not_missed(interpolation, shape):
     )
     noise = np.random.default_rng(0).integers(0, 256, (*shape, 3), dtype=np.uint8)
     (got,) = through_dali([encoded(noise)], transform)
-    apart = levels_apart(transform, got, preprocessed(encoded(noise), transform))
+    apart = levels_apart(transform, got, preprocess_file(encoded(noise), transform))
     assert apart.max() <= 2.01
     assert apart.mean() <= 0.05

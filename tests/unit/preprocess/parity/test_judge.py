@@ -7,64 +7,66 @@ from optpipe.core.verdict import Verdict
 from optpipe.preprocess.parity.judge import (
     SNR_FLOOR_DB,
     Agreement,
-    agreement,
-    images_needed,
-    judged,
+    compute_agreement,
+    compute_images_needed,
+    judge_parity,
 )
 
 GOOD = {"finite": True, "trained": True, "classifies": True, "refused": 0}
 
 
 def test_enough_equal_answers_of_a_trained_model_pass():
-    assert judged(Agreement(800, 800), 60.0, **GOOD).verdict is Verdict.PASS
+    assert judge_parity(Agreement(800, 800), 60.0, **GOOD).verdict is Verdict.PASS
 
 
 def test_too_few_images_prove_nothing_and_the_remedy_names_the_number():
-    found = judged(Agreement(10, 10), 90.0, **GOOD)
+    found = judge_parity(Agreement(10, 10), 90.0, **GOOD)
     assert found.verdict is Verdict.INCONCLUSIVE
-    assert str(images_needed()) in found.remedy
-    assert judged(Agreement(images_needed(), images_needed()), 90.0, **GOOD).verdict is Verdict.PASS
+    assert str(compute_images_needed()) in found.remedy
+    assert (
+        judge_parity(Agreement(compute_images_needed(), compute_images_needed()), 90.0, **GOOD).verdict is Verdict.PASS
+    )
 
 
 def test_the_number_is_that_for_the_share_that_was_found():
-    found = judged(Agreement(799, 800), 60.0, **GOOD)
-    needed = images_needed(799 / 800)
+    found = judge_parity(Agreement(799, 800), 60.0, **GOOD)
+    needed = compute_images_needed(799 / 800)
     assert found.verdict is Verdict.INCONCLUSIVE
     assert 800 < needed < 1600
     assert str(needed) in found.remedy
-    assert judged(Agreement(1598, 1600), 60.0, **GOOD).verdict is Verdict.PASS
-    assert "more images prove no" in judged(Agreement(795, 800), 60.0, **GOOD).remedy
+    assert judge_parity(Agreement(1598, 1600), 60.0, **GOOD).verdict is Verdict.PASS
+    assert "more images will not help" in judge_parity(Agreement(795, 800), 60.0, **GOOD).remedy
 
 
 def test_outputs_that_do_not_depend_on_the_image_prove_nothing():
     for kind in ({"trained": False}, {"classifies": False}):
-        assert judged(None, None, **{**GOOD, **kind}, blind=True).verdict is Verdict.INCONCLUSIVE
+        assert judge_parity(None, None, **{**GOOD, **kind}, blind=True).verdict is Verdict.INCONCLUSIVE
 
 
 def test_other_answers_fail():
-    assert judged(Agreement(780, 800), 60.0, **GOOD).verdict is Verdict.FAIL
+    assert judge_parity(Agreement(780, 800), 60.0, **GOOD).verdict is Verdict.FAIL
 
 
 def test_one_class_for_every_image_is_no_evidence():
-    assert agreement(np.array([3, 3, 3]), np.array([3, 3, 3])) is None
-    assert judged(None, 90.0, **GOOD).verdict is Verdict.INCONCLUSIVE
+    assert compute_agreement(np.array([3, 3, 3]), np.array([3, 3, 3])) is None
+    assert judge_parity(None, 90.0, **GOOD).verdict is Verdict.INCONCLUSIVE
 
 
 @pytest.mark.parametrize(("snr", "verdict"), [(None, "PASS"), (90.0, "PASS"), (SNR_FLOOR_DB - 0.1, "FAIL")])
 def test_random_weights_are_judged_by_the_outputs_error(snr, verdict):
-    assert judged(Agreement(8, 8), snr, **{**GOOD, "trained": False}).verdict == verdict
-    assert judged(None, snr, **{**GOOD, "classifies": False}).verdict == verdict
+    assert judge_parity(Agreement(8, 8), snr, **{**GOOD, "trained": False}).verdict == verdict
+    assert judge_parity(None, snr, **{**GOOD, "classifies": False}).verdict == verdict
 
 
 def test_refused_images_and_infinite_outputs_fail_whatever_else_is_good():
-    assert judged(Agreement(800, 800), None, **{**GOOD, "refused": 1}).verdict is Verdict.FAIL
-    assert judged(Agreement(800, 800), None, **{**GOOD, "finite": False}).verdict is Verdict.FAIL
+    assert judge_parity(Agreement(800, 800), None, **{**GOOD, "refused": 1}).verdict is Verdict.FAIL
+    assert judge_parity(Agreement(800, 800), None, **{**GOOD, "finite": False}).verdict is Verdict.FAIL
 
 
 @given(st.integers(1, 3000), st.integers(0, 3000))
 def test_one_more_disagreement_never_improves_the_verdict(images, wrong):
     order = {Verdict.PASS: 2, Verdict.INCONCLUSIVE: 1, Verdict.FAIL: 0}
     equal = max(images - wrong, 0)
-    better = judged(Agreement(equal, images), 60.0, **GOOD).verdict
-    worse = judged(Agreement(max(equal - 1, 0), images), 60.0, **GOOD).verdict
+    better = judge_parity(Agreement(equal, images), 60.0, **GOOD).verdict
+    worse = judge_parity(Agreement(max(equal - 1, 0), images), 60.0, **GOOD).verdict
     assert order[worse] <= order[better]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from optpipe.core.events import Silent
+from optpipe.core.events import SilentListener
 from optpipe.core.transform import (
     CenterCrop,
     Decode,
@@ -16,11 +16,11 @@ from optpipe.core.transform import (
 )
 from optpipe.core.verdict import Verdict
 from optpipe.errors import StageError
-from optpipe.inputs.synthetic import synthetic_picture
+from optpipe.inputs.synthetic import make_synthetic_image
 from optpipe.preprocess.dali import graph as dali_graph
 from optpipe.preprocess.dali.pipeline import DaliPlan
 from optpipe.preprocess.parity import pixels as pixels_module
-from optpipe.preprocess.parity.parity import parity
+from optpipe.preprocess.parity.parity import prove_parity
 from optpipe.preprocess.parity.side_by_side import save_side_by_side
 
 TRANSFORM = Transform(
@@ -37,19 +37,19 @@ def infer(batch):
 @pytest.fixture
 def paths(tmp_path):
     for index in range(6):
-        Image.fromarray(synthetic_picture(150 + index, 211, index)).save(tmp_path / f"{index}.jpg", quality=90)
+        Image.fromarray(make_synthetic_image(150 + index, 211, index)).save(tmp_path / f"{index}.jpg", quality=90)
     return sorted(tmp_path.glob("*.jpg"))
 
 
 def prove(paths, **changes):
     options = {"trained": False, "classifies": True, "labels": None, **changes}
-    return parity(paths, TRANSFORM, PLAN, infer, Silent(), **options)
+    return prove_parity(paths, TRANSFORM, PLAN, infer, SilentListener(), **options)
 
 
 def test_the_derived_pipeline_passes_and_names_the_step_that_adds_most(paths):
     proof = prove(paths)
     record = proof.to_dict()
-    assert proof.judgement.verdict is Verdict.PASS
+    assert proof.judgment.verdict is Verdict.PASS
     assert [each["step"] for each in record["steps"]] == ["decode", "resize", "center_crop", "normalize"]
     assert record["largest_step"] == "resize"
     assert record["steps"][-1]["max_levels"] <= 1.01
@@ -58,36 +58,36 @@ def test_the_derived_pipeline_passes_and_names_the_step_that_adds_most(paths):
 
 
 def test_a_filter_without_antialiasing_is_found(paths, monkeypatch):
-    filtering = dali_graph._filtering
+    filtering = dali_graph._get_filtering
     monkeypatch.setattr(
-        dali_graph, "_filtering", lambda step, floats: {**filtering(step, floats=floats), "antialias": False}
+        dali_graph, "_get_filtering", lambda step, floats: {**filtering(step, floats=floats), "antialias": False}
     )
     proof = prove(paths)
-    assert proof.judgement.verdict is Verdict.FAIL
-    assert proof.pixels.largest() == "resize"
-    assert {each.outcome for each in proof.odd} & {"different"}
+    assert proof.judgment.verdict is Verdict.FAIL
+    assert proof.pixels.find_largest_step() == "resize"
+    assert {each.outcome for each in proof.edge_cases} & {"different"}
 
 
 def test_a_crop_shifted_by_one_pixel_is_found(paths, monkeypatch):
-    start = dali_graph._crop_start
-    monkeypatch.setattr(dali_graph, "_crop_start", lambda *arguments: start(*arguments) + 1)
+    start = dali_graph._compute_crop_start
+    monkeypatch.setattr(dali_graph, "_compute_crop_start", lambda *arguments: start(*arguments) + 1)
     proof = prove(paths)
-    assert proof.judgement.verdict is Verdict.FAIL
-    assert proof.pixels.largest() == "center_crop"
+    assert proof.judgment.verdict is Verdict.FAIL
+    assert proof.pixels.find_largest_step() == "center_crop"
 
 
 def test_accuracy_is_given_where_labels_are_known(paths):
     proof = prove(paths, trained=True, labels=[0, 1, 2, 3, 4, 0])
     assert proof.accuracy is not None
     assert proof.accuracy[0] == proof.accuracy[1]
-    assert proof.judgement.verdict is Verdict.INCONCLUSIVE
+    assert proof.judgment.verdict is Verdict.INCONCLUSIVE
 
 
 def test_files_that_only_pillow_reads_are_named_and_fail(paths, tmp_path):
-    Image.fromarray(synthetic_picture(90, 90)).save(tmp_path / "gif in disguise.jpg", "GIF")
+    Image.fromarray(make_synthetic_image(90, 90)).save(tmp_path / "gif in disguise.jpg", "GIF")
     proof = prove([*paths, tmp_path / "gif in disguise.jpg"])
     assert [name.rpartition("/")[2] for name, _ in proof.pixels.refused] == ["gif in disguise.jpg"]
-    assert proof.judgement.verdict is Verdict.FAIL
+    assert proof.judgment.verdict is Verdict.FAIL
     assert proof.rows.height == len(paths)
 
 

@@ -6,12 +6,12 @@ from time import monotonic
 
 import pytest
 
-from optpipe.preprocess.throughput.processes import failure_reason, result_of, results_of
+from optpipe.preprocess.throughput.processes import explain_failure, run_job, run_jobs
 
 MODULE = """
 import os, sys, time
 from pathlib import Path
-from optpipe.preprocess.throughput.processes import answer_jobs
+from optpipe.preprocess.throughput.processes import serve_jobs
 
 def answer(job):
     if job == "raise":
@@ -22,7 +22,7 @@ def answer(job):
         time.sleep(60)
     return {"job": job, "pid": os.getpid(), "setting": os.environ.get("SETTING")}
 
-answer_jobs(Path(sys.argv[1]), answer)
+serve_jobs(Path(sys.argv[1]), answer)
 """
 
 
@@ -45,13 +45,13 @@ def module(tmp_path, monkeypatch):
 
 
 def test_jobs_share_a_process_until_one_fails(module):
-    found = list(results_of(module, ["one", "two", "raise", "three", "die", "four"], 20))
+    found = list(run_jobs(module, ["one", "two", "raise", "three", "die", "four"], 20))
     assert [each if isinstance(each, str) else each["job"] for each in found] == [
         "one",
         "two",
         "ValueError: no such thing",
         "three",
-        "ended by signal 9 (out of host memory?)",
+        "killed by signal 9 (out of host memory?)",
         "four",
     ]
     assert found[0]["pid"] == found[1]["pid"] != found[3]["pid"] != found[5]["pid"]
@@ -59,12 +59,12 @@ def test_jobs_share_a_process_until_one_fails(module):
 
 def test_one_that_hangs_is_ended_at_its_limit(module):
     begun = monotonic()
-    assert result_of(module, "hang", 1.0) == "no result after 1 s"
+    assert run_job(module, "hang", 1.0) == "timed out after 1 s"
     assert monotonic() - begun < 10
 
 
 def test_stopping_early_ends_the_process(module):
-    found = results_of(module, ["one", "hang"], 60)
+    found = run_jobs(module, ["one", "hang"], 60)
     pid = next(found)["pid"]
     found.close()
     assert not Path(f"/proc/{pid}").exists()
@@ -72,22 +72,22 @@ def test_stopping_early_ends_the_process(module):
 
 def test_defaults_of_the_environment_give_way_to_the_users(module, monkeypatch):
     monkeypatch.delenv("SETTING", raising=False)
-    (found,) = results_of(module, ["one"], 20, {"SETTING": "32"})
+    (found,) = run_jobs(module, ["one"], 20, {"SETTING": "32"})
     assert found["setting"] == "32"
     monkeypatch.setenv("SETTING", "8")
-    (found,) = results_of(module, ["one"], 20, {"SETTING": "32"})
+    (found,) = run_jobs(module, ["one"], 20, {"SETTING": "32"})
     assert found["setting"] == "8"
 
 
 @pytest.mark.parametrize(
     ("stderr", "status", "said"),
     [
-        ("RuntimeError: CUDA out of memory. Tried to allocate", 1, "out of memory; a smaller batch"),
+        ("RuntimeError: CUDA out of memory. Tried to allocate", 1, "out of memory; use a smaller"),
         ("CUDA runtime API error cudaErrorMemoryAllocation (2)", 1, "out of memory"),
         ("Traceback\n  x\nValueError: no such thing\n", 1, "ValueError: no such thing"),
         ("", -9, "signal 9"),
-        (REFUSED, 1, "DALI: a format that its decoders do not support (nvImageCodec status 4); `optpipe preprocess"),
+        (REFUSED, 1, "DALI: the decoder does not support this format (nvImageCodec status 4); `optpipe preprocess"),
     ],
 )
 def test_a_failed_process_gives_its_reason_in_one_line(stderr, status, said):
-    assert said in failure_reason(stderr, status)
+    assert said in explain_failure(stderr, status)

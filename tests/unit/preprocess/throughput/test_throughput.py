@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import pytest
 from PIL import Image
 
-from optpipe.core.events import Silent
+from optpipe.core.events import SilentListener
 from optpipe.core.transform import (
     CenterCrop,
     Decode,
@@ -13,17 +13,17 @@ from optpipe.core.transform import (
     Transform,
 )
 from optpipe.errors import StageError
-from optpipe.inputs.synthetic import synthetic_picture
+from optpipe.inputs.synthetic import make_synthetic_image
 from optpipe.preprocess.dali.pipeline import DaliPlan
 from optpipe.preprocess.throughput import tuning
 from optpipe.preprocess.throughput.throughput import (
     Throughput,
-    dali_job,
-    dataloader_job,
-    throughputs,
-    warn_of_others,
+    make_dali_job,
+    make_dataloader_job,
+    measure_throughputs,
+    warn_about_other_load,
 )
-from optpipe.preprocess.throughput.tuning import Search, merged_rows, tuned
+from optpipe.preprocess.throughput.tuning import TuningSearch, merge_rows, tune_preprocessing
 
 TRANSFORM = Transform((Decode(), Resize((40,)), CenterCrop(32, 32), Rescale(), Pack()))
 
@@ -48,7 +48,7 @@ def test_repetitions_are_put_together_and_widen_the_interval():
     def steady(ms):
         return Throughput("dataloader", {}, 10, (1,) * 24, (ms * 1_000_000,) * 24, group=2)
 
-    both = merged_rows([steady(10), steady(11), Throughput("dataloader", {}, 10, error="out of memory")])
+    both = merge_rows([steady(10), steady(11), Throughput("dataloader", {}, 10, error="out of memory")])
     assert both.repeats == (24, 24)
     assert both.repeated_images_per_s == pytest.approx((1000, 1e4 / 11))
     low, high = both.interval()
@@ -58,14 +58,14 @@ def test_repetitions_are_put_together_and_widen_the_interval():
 @pytest.mark.slow
 def test_both_are_measured_for_real_in_a_process_of_their_own(tmp_path):
     for index in range(4):
-        Image.fromarray(synthetic_picture(60, 80, index)).save(tmp_path / f"{index}.jpg")
+        Image.fromarray(make_synthetic_image(60, 80, index)).save(tmp_path / f"{index}.jpg")
     paths, plan = sorted(tmp_path.glob("*.jpg")), DaliPlan(threads=1, batch_size=4)
     jobs = [
-        dali_job(TRANSFORM, plan, 0.1),
-        dali_job(TRANSFORM, plan, 0.1, decode_only=True),
-        dataloader_job(TRANSFORM, 2, 4, "cpu", 0.1),
+        make_dali_job(TRANSFORM, plan, 0.1),
+        make_dali_job(TRANSFORM, plan, 0.1, decode_only=True),
+        make_dataloader_job(TRANSFORM, 2, 4, "cpu", 0.1),
     ]
-    found = list(throughputs(paths, jobs))
+    found = list(measure_throughputs(paths, jobs))
     for each in found:
         assert each.error is None
         assert each.images_per_s > 0
@@ -76,8 +76,8 @@ def test_both_are_measured_for_real_in_a_process_of_their_own(tmp_path):
 
 def test_what_cannot_be_read_is_an_error_of_its_row_and_the_next_goes_on(tmp_path):
     (tmp_path / "1.jpg").write_bytes(b"no picture")
-    job = dali_job(TRANSFORM, DaliPlan(batch_size=1), 0.1)
-    for found in throughputs([tmp_path / "1.jpg"], [job, job]):
+    job = make_dali_job(TRANSFORM, DaliPlan(batch_size=1), 0.1)
+    for found in measure_throughputs([tmp_path / "1.jpg"], [job, job]):
         assert found.error
 
 
@@ -97,7 +97,7 @@ def simulated(monkeypatch, rate_of_dali, rate_of_loader):
     def throughputs(paths, jobs):
         yield from (measured(job) for job in jobs)
 
-    monkeypatch.setattr(tuning, "throughputs", throughputs)
+    monkeypatch.setattr(tuning, "measure_throughputs", throughputs)
 
 
 def test_the_fastest_of_each_kind_is_found_on_a_gpu(monkeypatch):
@@ -108,33 +108,39 @@ def test_the_fastest_of_each_kind_is_found_on_a_gpu(monkeypatch):
         return rate - (0 if plan.prefetch == 2 else 900)
 
     simulated(monkeypatch, dali, lambda workers: 100 + 50 * workers if workers <= 8 else 450)
-    found = tuned(Search([], TRANSFORM, DaliPlan(decode="mixed", device="gpu", batch_size=256), 16, 1.0, Silent()))
+    found = tune_preprocessing(
+        TuningSearch([], TRANSFORM, DaliPlan(decode="mixed", device="gpu", batch_size=256), 16, 1.0, SilentListener())
+    )
     assert (found.plan.hw_decoder_load, found.plan.threads, found.plan.prefetch) == (1.0, 4, 2)
     assert found.plan.cpu_share == 0
     assert found.dataloader.settings["workers"] == 8
     assert found.dataloader.batch_size == 64
     assert found.speedup[0] == pytest.approx(10_500 / 500)
     assert found.to_dict()["share_of_decode_only"] == pytest.approx(0.5)
-    assert found.to_dict()["left_out"] == "2 workers: 4 gave 0.60 of the best"
+    assert found.to_dict()["left_out"] == "2 workers not tried: 4 reached 0.60 of the best"
 
 
 def test_the_cpu_takes_a_share_where_that_is_faster(monkeypatch):
     simulated(monkeypatch, lambda plan: 10_000 * (1 + plan.cpu_share) + plan.threads, lambda workers: 100 * workers)
-    found = tuned(Search([], TRANSFORM, DaliPlan(decode="mixed", device="gpu", batch_size=256), 16, 1.0, Silent()))
+    found = tune_preprocessing(
+        TuningSearch([], TRANSFORM, DaliPlan(decode="mixed", device="gpu", batch_size=256), 16, 1.0, SilentListener())
+    )
     assert (found.plan.cpu_share, found.plan.threads) == (0.25, 16)
 
 
 def test_what_was_asked_for_is_not_tuned(monkeypatch):
     asked = DaliPlan(decode="mixed", device="gpu", batch_size=256, threads=3)
     simulated(monkeypatch, lambda plan: 9000 if plan.decode == "cpu" else 10 * plan.threads, lambda _: 100)
-    found = tuned(Search([], TRANSFORM, asked, 16, 1.0, Silent(), frozenset({"decode", "threads"})))
+    found = tune_preprocessing(
+        TuningSearch([], TRANSFORM, asked, 16, 1.0, SilentListener(), frozenset({"decode", "threads"}))
+    )
     tried = [row.settings for row in found.rows if row.implementation == "dali"]
     assert {(each["decode"], each["threads"]) for each in tried} == {("mixed", 3)}
 
 
 def test_a_configuration_that_fails_is_a_row_and_not_the_end(monkeypatch):
     simulated(monkeypatch, lambda plan: None if plan.threads == 2 else 900, lambda workers: 100 if workers else None)
-    found = tuned(Search([], TRANSFORM, DaliPlan(batch_size=8), 2, 1.0, Silent()))
+    found = tune_preprocessing(TuningSearch([], TRANSFORM, DaliPlan(batch_size=8), 2, 1.0, SilentListener()))
     assert found.plan.threads == 1
     assert {row.error for row in found.rows} == {None, "out of memory"}
 
@@ -142,11 +148,11 @@ def test_a_configuration_that_fails_is_a_row_and_not_the_end(monkeypatch):
 def test_nothing_that_works_is_a_failed_stage(monkeypatch):
     simulated(monkeypatch, lambda _: None, lambda _: 100)
     with pytest.raises(StageError, match="out of memory"):
-        tuned(Search([], TRANSFORM, DaliPlan(batch_size=8), 2, 1.0, Silent()))
+        tune_preprocessing(TuningSearch([], TRANSFORM, DaliPlan(batch_size=8), 2, 1.0, SilentListener()))
 
 
 @pytest.mark.parametrize(("others", "warned"), [(None, False), (0.0, False), (64.0, True)])
 def test_rates_that_other_work_disturbed_are_said_to_be(others, warned):
     said = []
-    warn_of_others(others, "dali", SimpleNamespace(warn=said.append))
+    warn_about_other_load(others, "dali", SimpleNamespace(warn=said.append))
     assert bool(said) is warned

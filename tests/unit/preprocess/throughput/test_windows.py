@@ -9,12 +9,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from optpipe.preprocess.throughput import throughput_worker as measured
-from optpipe.preprocess.throughput.throughput_worker import enough, timed
+from optpipe.preprocess.throughput.throughput_worker import has_enough_batches, time_batches
 from optpipe.preprocess.throughput.windows import (
     FEWEST_WINDOWS,
-    images_per_s,
-    rate_interval,
-    ratio_interval,
+    compute_images_per_s,
+    compute_rate_interval,
+    compute_ratio_interval,
 )
 
 
@@ -54,12 +54,12 @@ class Loader:
 def test_bursts_of_the_workers_do_not_change_the_rate(monkeypatch, workers):
     loader = Loader(workers, 1.0)
     monkeypatch.setattr(measured, "perf_counter_ns", loader.clock)
-    found = timed(loader.batch, 3.0, prefetched=2 * workers + 1, group=workers)
+    found = time_batches(loader.batch, 3.0, prefetched=2 * workers + 1, group=workers)
     batches = found["batch_ns"]
     rate = 64 * len(batches) / (sum(batches) / 1e9)
     assert rate == pytest.approx(64 * workers, rel=0.02)
     assert (found["warm_up_batches"] % workers, len(batches) % workers) == (0, 0)
-    low, high = rate_interval(batches, workers, 64)
+    low, high = compute_rate_interval(batches, workers, 64)
     assert low <= rate <= high
     assert high - low < 0.05 * rate
 
@@ -71,7 +71,7 @@ def test_what_other_processes_take_of_the_processors_is_seen():
 
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
         try:
-            found = timed(batch, 0.5, prefetched=1)
+            found = time_batches(batch, 0.5, prefetched=1)
         finally:
             other.kill()
     assert found["other_cpu_cores"] > 0.2
@@ -79,7 +79,7 @@ def test_what_other_processes_take_of_the_processors_is_seen():
 
 def test_the_rate_lies_in_its_interval_even_where_windows_are_unequal():
     batch_ns = [1_000_000] * 20 + [6_000_000] * 2 + [1_000_000] * 20 + [3_000_000] * 6
-    low, high = rate_interval(batch_ns, 1, 8)
+    low, high = compute_rate_interval(batch_ns, 1, 8)
     assert low < 8 * len(batch_ns) / (sum(batch_ns) / 1e9) < high
 
 
@@ -91,29 +91,29 @@ def test_the_rate_lies_in_its_interval_even_where_windows_are_unequal():
 @example([10_000_000] + [1_000_000] * 24, 1, 8)  # the slow first batch counts in both or in neither
 @example([3] * 55, 5, 7)  # no spread at all: rounding must not put the rate outside
 def test_an_interval_holds_the_rate_beside_it(batch_ns, group, batch_size):
-    interval = rate_interval(batch_ns, group, batch_size)
+    interval = compute_rate_interval(batch_ns, group, batch_size)
     if interval is not None:
-        assert 0 < interval[0] <= images_per_s(batch_ns, batch_size) <= interval[1]
+        assert 0 < interval[0] <= compute_images_per_s(batch_ns, batch_size) <= interval[1]
 
 
 @given(st.lists(st.integers(10**6, 11 * 10**5), min_size=FEWEST_WINDOWS, max_size=200), st.integers(1, 512))
 def test_six_even_batches_or_more_have_an_interval(batch_ns, batch_size):
-    low, high = rate_interval(batch_ns, 1, batch_size)
+    low, high = compute_rate_interval(batch_ns, 1, batch_size)
     assert high < 1.15 * low
 
 
 def test_a_burst_and_a_long_wait_say_nothing():
-    assert rate_interval([1] * 40 + [10**10], 1, 8) is None
-    assert rate_interval([5] * (FEWEST_WINDOWS - 1), 1, 8) is None
+    assert compute_rate_interval([1] * 40 + [10**10], 1, 8) is None
+    assert compute_rate_interval([5] * (FEWEST_WINDOWS - 1), 1, 8) is None
 
 
 def test_a_burst_of_sixteen_workers_is_one_observation():
     burst = [500_000_000] + [100_000] * 15
-    assert rate_interval(burst * 4, 16, 64) is None, "64 batches, but four rounds"
-    low, high = rate_interval(burst * 6, 16, 64)
+    assert compute_rate_interval(burst * 4, 16, 64) is None, "64 batches, but four rounds"
+    low, high = compute_rate_interval(burst * 6, 16, 64)
     assert high - low < 1e-6 * high
     waits = [each for wait in (1, 1, 9, 1, 12, 1) for each in (wait * 10**8, *[10**5] * 15)]
-    assert rate_interval(waits, 16, 64) is None, "so uneven that the upper end would be several times the rate"
+    assert compute_rate_interval(waits, 16, 64) is None, "so uneven that the upper end would be several times the rate"
 
 
 positive = st.floats(1.0, 1e6)
@@ -122,10 +122,10 @@ positive = st.floats(1.0, 1e6)
 @given(positive, positive, st.floats(0.001, 0.5), st.floats(0.001, 0.5))
 def test_the_interval_of_a_ratio_mirrors_that_of_its_inverse(one, other, spread, width):
     mine, theirs = (one * (1 - spread), one * (1 + spread)), (other * (1 - width), other * (1 + width))
-    low, high = ratio_interval(one, mine, other, theirs)
+    low, high = compute_ratio_interval(one, mine, other, theirs)
     assert low < one / other < high
     assert mine[0] / theirs[1] <= low * (1 + 1e-9)
-    back = ratio_interval(other, theirs, one, mine)
+    back = compute_ratio_interval(other, theirs, one, mine)
     assert (1 / back[1], 1 / back[0]) == pytest.approx((low, high))
 
 
@@ -141,12 +141,12 @@ def test_the_interval_of_a_ratio_mirrors_that_of_its_inverse(one, other, spread,
     ],
 )
 def test_a_slow_configuration_ends_with_fewer_batches(batches, group, elapsed_s, is_enough):
-    assert enough([1000] * batches, group, elapsed_s, 3.0) is is_enough
+    assert has_enough_batches([1000] * batches, group, elapsed_s, 3.0) is is_enough
 
 
 def test_an_unsteady_one_is_measured_longer():
     steady, unsteady = [1000, 1001] * 24, [1000] * 24 + [1500] * 24
-    assert enough(steady, 1, 3.0, 3.0)
-    assert not enough(unsteady, 1, 3.0, 3.0)
-    assert enough(unsteady, 1, 6.0, 3.0)
-    assert enough(unsteady, 1, 3.0, 3.0, patience=1.0)
+    assert has_enough_batches(steady, 1, 3.0, 3.0)
+    assert not has_enough_batches(unsteady, 1, 3.0, 3.0)
+    assert has_enough_batches(unsteady, 1, 6.0, 3.0)
+    assert has_enough_batches(unsteady, 1, 3.0, 3.0, patience=1.0)

@@ -65,11 +65,7 @@ def render_verification(record: Mapping[str, Any]) -> RenderableType:
         problems = [Text(f"  {one}") for one in record["problems"][:20]]
         more = len(record["problems"]) - 20
         tail = [Text(f"  and {more} more", style="dim")] if more > 0 else []
-        why = (
-            ": the seal is intact, but not every figure follows from the raw files"
-            if record["as_sealed"]
-            else ""
-        )
+        why = ": the seal is intact, but not every figure follows from the raw files" if record["as_sealed"] else ""
         advice = [Text(NOT_RECOMPUTED)] if record["as_sealed"] else []
         return Group(Text(f"NOT INTACT  {record['dossier']}{why}", style="bold red"), *problems, *tail, *advice)
     signed = record["signature"]

@@ -1,0 +1,54 @@
+"""Records: the frozen dataclasses that are stored, printed as JSON, or shown in a report, read and written in one place.
+
+msgspec does it: it takes plain dataclasses, checks every field's type while it decodes, and names the place of what is wrong
+(`$.files[2].bytes`). A key that code misspells is a type error, and a file that lacks one is refused here and nowhere else.
+"""
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from optpipe.errors import BadInputError
+
+T = TypeVar("T")
+
+
+def record_from_json(content: bytes | str, kind: type[T], where: object) -> T:
+    """The record of type `kind` in a JSON text. Raises BadInputError that names `where`, the field, and what it should be."""
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadInputError(f"{where}: {_explain(error)}") from error
+
+
+def record_from_plain(value: object, kind: type[T], where: object) -> T:
+    """The record of type `kind` in plain dicts, lists and scalars, such as TOML gives. Raises BadInputError likewise."""
+    try:
+        return msgspec.convert(value, kind)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise BadInputError(f"{where}: {_explain(error)}") from error
+
+
+def read_record(path: Path, kind: type[T]) -> T:
+    """The record of type `kind` in the JSON file at `path`. Raises BadInputError where it is missing or of another form."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise BadInputError(f"cannot read {path}: {error.strerror}") from error
+    return record_from_json(content, kind, path)
+
+
+def json_from_record(record: object) -> bytes:
+    """The JSON text of a record: keys in the order of its fields, numbers that are not finite as null, a newline at the end."""
+    return msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
+
+
+def plain_from_record(record: object) -> Any:
+    """A record as plain dicts, lists and scalars, as its JSON text would be read back."""
+    return msgspec.json.decode(msgspec.json.encode(record))
+
+
+def _explain(error: Exception) -> str:
+    text = str(error) or type(error).__name__
+    return text[0].lower() + text[1:]

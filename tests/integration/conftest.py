@@ -16,6 +16,13 @@ import pytest
 from optpipe.cli import app
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whatever runs commands as a user does is of the slow tier."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.slow)
+
+
 @dataclass(frozen=True)
 class Ran:
     """A finished command."""

@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import polars as pl
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.golden.nsys_export import THREAD, Recording
 
@@ -52,7 +52,6 @@ def _analysis(recording: Recording) -> Analysis:
         return analysis_from_trace(trace_from_sqlite(recording.write(Path(directory) / "trace.sqlite")))
 
 
-@settings(max_examples=40)
 @given(recordings(), st.integers(-50, 250), st.integers(0, 100))
 def test_busy_and_idle_are_the_span(recording: Recording, start: int, length: int) -> None:
     analysis = _analysis(recording)
@@ -64,7 +63,6 @@ def test_busy_and_idle_are_the_span(recording: Recording, start: int, length: in
         assert window.busy_ns + sum(window.idle_by_cause.values()) == window.span_ns == end - begin
 
 
-@settings(max_examples=40)
 @given(recordings(), st.randoms(use_true_random=False))
 def test_the_order_of_rows_and_stream_names_do_not_matter(recording: Recording, random: object) -> None:
     before = _analysis(recording)
@@ -97,7 +95,6 @@ def test_of_kernels_that_start_at_once_the_first_launched_ends_the_gap() -> None
     }
 
 
-@settings(max_examples=40)
 @given(recordings())
 def test_a_profile_does_not_differ_from_itself(recording: Recording) -> None:
     analysis = _analysis(recording)
@@ -106,7 +103,6 @@ def test_a_profile_does_not_differ_from_itself(recording: Recording) -> None:
     assert same.kernels["change_ns"].sum() == 0
 
 
-@settings(max_examples=40)
 @given(recordings(), recordings())
 def test_diff_mirrors(one: Recording, other: Recording) -> None:
     forth, back = (
@@ -120,7 +116,6 @@ def test_diff_mirrors(one: Recording, other: Recording) -> None:
     assert expected == set(back.kernels.select("name", "change", "change_ns").rows())
 
 
-@settings(max_examples=40)
 @given(recordings())
 def test_ranges_of_one_thread_project_no_more_than_was_launched(recording: Recording) -> None:
     analysis = _analysis(recording)
@@ -158,7 +153,6 @@ def test_frames_have_the_schema_whatever_is_missing() -> None:
     assert set(trace.absent) >= {"kernels", "api", "copies"}
 
 
-@settings(max_examples=30)
 @given(recordings())
 def test_every_document_is_json_without_nan(recording: Recording) -> None:
     with TemporaryDirectory() as directory:

@@ -1,10 +1,22 @@
 """`python -m optpipe` and the `optpipe` command."""
 
-from optpipe.cli import app
+import os
+import signal
+from types import FrameType
+
+
+def _end_at_once(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+    os.write(2, b"optpipe: interrupted\n")
+    os._exit(130)
 
 
 def main() -> None:
-    """Runs the command line."""
+    """Runs the command line. A signal that comes while it is imported ends the process in one line with status 130."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _end_at_once)
+    from optpipe.cli import app
+
     app()
 
 

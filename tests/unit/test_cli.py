@@ -3,8 +3,10 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -176,3 +178,20 @@ def test_a_failure_names_the_workspace_that_its_commands_need(
         with pytest.raises(typer.Exit):
             print_outcome(fail)(workspace=workspace)
         assert ("(your workspace: --workspace 'my work')" in capsys.readouterr().err) is hint
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("delay_s", [0.05, 0.15, 0.3])
+def test_a_signal_while_it_starts_is_one_line_and_the_status_of_interrupted(number: int, delay_s: float) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "optpipe", "doctor"], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+    )
+    time.sleep(delay_s)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    if process.returncode in (-number, 0):  # Python itself had not begun, or all was done
+        return
+    assert process.returncode == 130
+    assert len(said.splitlines()) == 1
+    assert said.startswith(b"optpipe: interrupted")

@@ -13,7 +13,9 @@ from optpipe.workspace.runs import list_run_folders, load_run, require_unchanged
 from optpipe.workspace.store import Entry, Store, measure_folder_bytes
 
 _KEPT = ("artifact",)
-"""Entries of these kinds stay, and so does all that they were made from; everything else goes with them."""
+"""Entries of these kinds stay, and so does all that they were made from."""
+_COMPANIONS = ("reference", "verification")
+"""Entries of these kinds stay as long as all that they were made from: they are what bench and signoff compare outputs with."""
 
 
 def record_from_entry(entry: Entry) -> dict[str, Any]:
@@ -145,8 +147,13 @@ def _collect_garbage(store: Store, *, dry_run: bool) -> dict[str, Any]:
             for parent in entry.manifest.parents
             if parent in by_id and parent not in needed
         ]
-    verified = {e.id for e in entries if e.manifest.kind == "verification" and set(e.manifest.parents) <= needed}
-    unneeded = [entry.path for entry in entries if entry.id not in needed | verified]
+    while companions := {
+        entry.id
+        for entry in entries
+        if entry.manifest.kind in _COMPANIONS and entry.id not in needed and set(entry.manifest.parents) <= needed
+    }:
+        needed |= companions
+    unneeded = [entry.path for entry in entries if entry.id not in needed]
     record = _remove(store, [*unneeded, *broken], dry_run=dry_run)
     record["scratch_bytes"] = _sweep(store, dry_run=dry_run)
     return record

@@ -1,5 +1,6 @@
 """`optpipe ls`, `show`, `rm` and `gc`: what is stored."""
 
+import sys
 from typing import Annotated
 
 import typer
@@ -56,6 +57,7 @@ def rm(
 
 def gc(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask on a terminal.")] = False,
     workspace: WorkspaceOption = DEFAULT_WORKSPACE,
     json: JsonOption = False,
 ) -> Outcome:
@@ -67,5 +69,11 @@ def gc(
     from optpipe.reporters.terminal_stored import render_removed
     from optpipe.workspace.store import Store
 
-    record = collect_garbage(Store(workspace), dry_run=dry_run)
+    store = Store(workspace)
+    planned = collect_garbage(store, dry_run=True)
+    asks = sys.stdin.isatty() and sys.stderr.isatty() and not (yes or json)
+    if planned["removed"] and asks and not dry_run:
+        typer.echo("\n".join(f"  {name}" for name in planned["removed"]), err=True)
+        dry_run = not typer.confirm(f"Remove these {len(planned['removed'])} entries?", err=True)
+    record = planned if dry_run else collect_garbage(store, dry_run=False)
     return Outcome(record, lambda: render_removed(record))

@@ -100,3 +100,22 @@ def test_what_gc_would_free_is_what_it_frees(store):
     assert unneeded.path.exists()
     assert {**would, "dry_run": False} == collect_garbage(store, dry_run=False)
     assert store.scan_entries()[1] == []
+
+
+def test_gc_keeps_what_the_kept_artifacts_are_compared_with(tmp_path):
+    store, quiet = Store(tmp_path), SilentListener()
+
+    def make(kind, *parents):
+        return store.produce(kind, {"of": kind, "parents": parents}, lambda _: {}, parents=parents, listener=quiet)[
+            0
+        ].id
+
+    model = make("exported")
+    reference = make("reference", model)
+    artifact = make("artifact", model)
+    verification = make("verification", artifact, reference)
+    other = make("exported", "gone")
+    unneeded = make("reference", other)
+    removed = set(collect_garbage(store, dry_run=False)["removed"])
+    assert removed == {f"exported-{other}", f"reference-{unneeded}"}
+    assert {each.id for each in store.list_entries()} == {model, reference, artifact, verification}

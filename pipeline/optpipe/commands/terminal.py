@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic
@@ -15,6 +16,8 @@ from rich.text import Text
 from optpipe.core.events import ProgressStep
 from optpipe.core.quiet import discard_output
 
+HEARTBEAT_S = 15.0
+
 
 class _Stderr(Console):
     def on_broken_pipe(self) -> None:
@@ -23,7 +26,7 @@ class _Stderr(Console):
 
 
 class Terminal:
-    """Shows steps as they run. On a terminal a live bar; elsewhere one line per finished step."""
+    """Shows steps as they run. On a terminal a live bar; elsewhere one line per finished step, and one now and then while it runs."""
 
     def __init__(self) -> None:
         # a descriptor of its own, so that progress goes on while a library's output is sent elsewhere (core.quiet)
@@ -57,11 +60,28 @@ class Terminal:
         task = self._progress.add_task(name, total=total)
         step = _Shown(self._progress, task)
         started = monotonic()
-        yield step
+        with self._heartbeat(name, started):
+            yield step
         seconds = monotonic() - started
         self._progress.update(task, total=total or 1, completed=total or 1)
         if not self.console.is_terminal:
             self.console.print(f"{name}: {'from the store' if step.from_store else f'{seconds:.1f} s'}")
+
+    @contextmanager
+    def _heartbeat(self, name: str, started: float) -> Iterator[None]:
+        """In a log, says every `HEARTBEAT_S` that the step is still running."""
+        over = threading.Event()
+
+        def beat() -> None:
+            while not over.wait(HEARTBEAT_S):
+                self.console.print(f"{name}: running for {monotonic() - started:.0f} s")
+
+        if not self.console.is_terminal:
+            threading.Thread(target=beat, daemon=True).start()
+        try:
+            yield
+        finally:
+            over.set()
 
     def warn(self, message: str) -> None:
         """Prints a warning once, and keeps it for the JSON document."""

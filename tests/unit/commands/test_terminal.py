@@ -1,5 +1,6 @@
 import pytest
 
+from optpipe.commands import terminal as terminal_module
 from optpipe.commands.terminal import Terminal
 
 
@@ -19,3 +20,11 @@ def test_a_long_warning_is_one_line_in_a_log(capfd):
     with Terminal() as terminal:
         terminal.warn("word " * 60 + "end")
     assert capfd.readouterr().err.count("\n") == 1
+
+
+def test_a_long_step_says_in_a_log_that_it_still_runs(capfd, monkeypatch):
+    monkeypatch.setattr(terminal_module, "HEARTBEAT_S", 0.01)
+    with Terminal() as terminal, terminal.step("export"):
+        while "export: running for 0 s" not in (said := capfd.readouterr().err):
+            pass
+    assert "export: 0" not in said

@@ -10,6 +10,7 @@ import os
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from secrets import randbits
 
 from optpipe.artifacts.lookup import find_artifacts
 from optpipe.backends.registry import resolve_effective_options
@@ -47,7 +48,9 @@ def comparison(artifact, store, rounds, slower, seconds):
 
             return measured
 
-        return run_interleaved(side(session), side(held_back if slower != 1 else session), rounds, "p50").ratio
+        return run_interleaved(
+            side(session), side(held_back if slower != 1 else session), rounds, "p50", randbits(32)
+        ).ratio
 
 
 def main():

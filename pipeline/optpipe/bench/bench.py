@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from secrets import randbits
 from typing import Any
 
 from optpipe.artifacts.lookup import StoredArtifact, choose_batch_sizes
@@ -29,14 +30,7 @@ from optpipe.measuring.slo import (
     is_valid,
 )
 from optpipe.measuring.sweep import find_largest_inside, find_nearest_to_limit, sweep_batch_sizes
-from optpipe.measuring.tune import (
-    Trial,
-    choose_options,
-    choose_tuning_sizes,
-    find_nearest_options,
-    record_from_trials,
-    tune_options,
-)
+from optpipe.measuring.tune import Tuning, choose_tuning_sizes, find_nearest_options, record_from_trials, tune_options
 from optpipe.measuring.validity import WRONG_OUTPUTS
 from optpipe.workspace.environment import count_cores
 from optpipe.workspace.manifest import get_command_line
@@ -162,12 +156,11 @@ class _BenchSubject:
         running, plan = self.running, self.running.plan
         options = dict.fromkeys(sizes, self.defaults)
         if plan.tune:
-            trials = self._tuned(choose_tuning_sizes(sizes))
+            tuning = self._tuned(choose_tuning_sizes(sizes))
+            tunings.append(record_from_trials(self.artifact.entry.id, self.artifact.label, tuning))
             if running.interrupted:  # what was not tried cannot lose
-                tunings.append(record_from_trials(self.artifact.entry.id, self.artifact.label, trials, {}))
                 return
-            options = {size: dict(choose_options(trials, size)) for size in choose_tuning_sizes(sizes)}
-            tunings.append(record_from_trials(self.artifact.entry.id, self.artifact.label, trials, options))
+            options = {size: dict(each) for size, each in tuning.chosen.items()}
         with _Workers(self) as workers:
             if plan.load.scenario is Scenario.SERVER and plan.slo is not None:
                 self._search_rate(workers, sizes[0], options[sizes[0]], plan.slo, limits)
@@ -198,7 +191,7 @@ class _BenchSubject:
         )
         limits.append(judge_limit(self.artifact, slo, found, best))
 
-    def _tuned(self, sizes: Sequence[int]) -> tuple[Trial, ...]:
+    def _tuned(self, sizes: Sequence[int]) -> Tuning:
         quick = replace(
             self.running.plan.load,
             scenario=Scenario.SINGLE_STREAM, percentile=50.0, min_seconds=0.5, max_seconds=5.0,
@@ -214,7 +207,7 @@ class _BenchSubject:
                 )
 
         cpus = len(self.running.plan.affinity or ()) or count_cores()
-        return tune_options(measured, self.defaults, cpus, fixed=self.given)
+        return tune_options(measured, self.defaults, sizes, cpus, fixed=self.given, seed=randbits(32))
 
     def _one(
         self, workers: "_Workers", load: LoadSpec, options: Mapping[str, Any], *, trial: bool = False

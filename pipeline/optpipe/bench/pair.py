@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from secrets import randbits
 from typing import Any
 
 from optpipe.artifacts.lookup import StoredArtifact, choose_batch_sizes
@@ -73,7 +74,7 @@ def bench_pair(
                     _prepare_side(artifact, plan, load, store, scratch / name, run.path, step, done)
                     for name, artifact in (("a", baseline), ("b", contender))
                 ]
-                comparison = run_interleaved(sides[0], sides[1], rounds, metric)
+                comparison = run_interleaved(sides[0], sides[1], rounds, metric, randbits(32))
             except KeyboardInterrupt as interruption:  # between two processes
                 done += recover_unfinished(run.path, done)
                 if not done:

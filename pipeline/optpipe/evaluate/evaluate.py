@@ -22,11 +22,10 @@ from optpipe.export.exported import run_torch_model
 from optpipe.export.model import Model
 from optpipe.inputs.sample_set import SampleSet
 from optpipe.inputs.task_data import fit_batch_size, iterate_input_batches, require_task_data
+from optpipe.stats.macro_f1 import compute_macro_f1, compute_macro_f1_difference
 from optpipe.stats.paired import (
     Interval,
     compute_difference_interval,
-    compute_macro_f1,
-    compute_macro_f1_difference,
     compute_mcnemar_p_value,
     compute_share_interval,
 )
@@ -90,7 +89,7 @@ def list_model_artifacts(model_id: str, store: Store) -> list[Entry]:
 def evaluate_artifacts(
     model: Model, exported: Entry, artifacts: Sequence[Entry], samples: SampleSet, store: Store, listener: Listener
 ) -> list[EvaluatedArtifact]:
-    """Runs the source model, then each artifact, over `read_samples`. Raises BadInputError where the model is no classifier."""
+    """Runs the source model, then each artifact, over `samples`. Raises BadInputError where the model is no classifier."""
     card = card_from_file(exported.file(CARD))
     require_classifier(card)
     rows = [EvaluatedArtifact(None, _evaluate_source(model, exported, card, samples, listener))]
@@ -115,7 +114,7 @@ def evaluate_artifacts(
 
 
 def _count_calibration_samples(artifact: Entry, samples: SampleSet, store: Store) -> int:
-    """How many of `read_samples` are, by content, in the calibration set of an INT8 artifact, as far as the store knows it."""
+    """How many of `samples` are, by content, in the calibration set of an INT8 artifact, as far as the store knows it."""
     entries = store.list_entries()
     graph = next((each for each in entries if each.id in artifact.manifest.parents and "set" in each.info), None)
     drawn = [

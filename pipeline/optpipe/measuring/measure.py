@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from secrets import randbits
 from typing import TYPE_CHECKING, Any
 
 from optpipe.core.measurement import (
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
 
 ROTATED = {"rotated": "rotated", ROTATED_BYTES: "rotation_bytes"}
 """What the record says of the inputs that the worker went through, by the worker's own name for it."""
+
+ARRIVALS_SEED = "arrivals_seed"
+"""Key of `Measurement.inputs`: server; drawn anew for every measurement, so that none repeats another's luck."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,18 +94,18 @@ def measure_load(
         reasons=(),
         streams=load.streams,
         offered_rate_per_s=load.rate_per_s,
-        inputs=frame.inputs,
+        inputs={**frame.inputs, **({ARRIVALS_SEED: randbits(32)} if load.scenario is Scenario.SERVER else {})},
         limits=dict(frame.limits),
         caveats=frame.caveats,
         started_utc=datetime.now(UTC).isoformat(timespec="milliseconds"),
     )
     begun = spool.with_suffix(".json")  # should this process be killed, the samples still say what they are of
     write_json(begun, record_from_measurement(blank))
-    answer = worker.measure(point_from_load(load, name, spool))
+    answer = worker.measure(point_from_load(load, name, spool, int(blank.inputs.get(ARRIVALS_SEED, 0))))
     done = answer.done or {}
     filled = replace(
         blank,
-        inputs={**frame.inputs, **{said: done.get(key, 0) for said, key in ROTATED.items()}},
+        inputs={**blank.inputs, **{said: done.get(key, 0) for said, key in ROTATED.items()}},
         interrupted=answer.interrupted,
     )
     found = measurement_from_result(filled, answer, load, worker, frame)
@@ -109,7 +113,7 @@ def measure_load(
     return found, answer
 
 
-def point_from_load(load: LoadSpec, name: str, spool: Path) -> Point:
+def point_from_load(load: LoadSpec, name: str, spool: Path, arrivals_seed: int = 0) -> Point:
     """The load as the worker is told of it."""
     return Point(
         id=name,
@@ -123,6 +127,7 @@ def point_from_load(load: LoadSpec, name: str, spool: Path) -> Point:
         warm_up_seconds=load.warm_up_seconds,
         max_warm_up_seconds=max(load.max_warm_up_seconds, load.warm_up_seconds),
         rate_per_s=load.rate_per_s,
+        arrivals_seed=arrivals_seed,
         output_checks=load.output_checks,
         cache_probes=load.cache_probes,
     )
@@ -151,7 +156,7 @@ def measurement_from_result(
         measured,
         machine,
         steady=bool(answer.done and answer.done["steady"]),
-        wanted_samples=load.wanted_samples,
+        wanted_samples=answer.done["queries_needed"] if answer.done else load.wanted_samples,
         cache_probe=answer.done["cache_probe"] if answer.done else {},
     )
     return judge_measurement(

@@ -1,29 +1,53 @@
-"""Which runtime options are fastest for this artifact and batch here. One option at a time from the defaults.
+"""Which runtime options are fastest for this artifact and batch here.
 
-What failed or answers wrongly cannot win, and the winner must beat the defaults by more than noise: a choice that flips
-from run to run would be worse than the defaults. A short look that is INVALID for noise counts all the same, for the
-winner is then measured in full and judged. Options that change the arithmetic (TF32) are never touched.
+One option at a time from the defaults: its values race, round by round in an order drawn anew, each time in a fresh process,
+and what lags behind is not started again (Maron & Moore, Hoeffding Races, 1994; Birattari et al., GECCO 2002). The winner of
+all races is then compared with the defaults in interleaved rounds of their own, and replaces them only where those show it to
+be faster: the race picks whom noise favored. What failed or gave wrong outputs cannot win. A short trial that is INVALID for
+noise counts. Options that change the arithmetic (TF32) are never touched.
 """
 
-from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
-from math import log2
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import exp, log, log2
+from random import Random
 from typing import Any
 
 from optpipe.core.measurement import Measurement
 from optpipe.measuring.slo import has_figures, is_valid
 from optpipe.measuring.validity import WRONG_OUTPUTS
+from optpipe.stats.ratio import Change, Ratio, ratio_from_rounds
 
 MIN_TUNING_GAIN = 0.02
 """An option is changed only for at least this much more throughput."""
+RACE_ROUNDS = 3
+LAG = 0.10
+"""What has this much less throughput than the leader after one round, half of it after two, is not started again."""
+FINAL_ROUNDS = 8
+FINAL_CONFIDENCE = 0.97
+"""Of the winner's ratio to the defaults at one batch size; there are up to three, so that with nothing to gain the defaults
+stay in at least 95 of 100 tunings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Options that were tried, with what they gave at each batch size."""
+    """Options that were tried, with what they gave at each batch size in each round."""
 
     options: Mapping[str, Any]
     measurements: tuple[Measurement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """What was tried, and what is used at each batch size."""
+
+    trials: tuple[Trial, ...]
+    chosen: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    """Options by batch size; empty where it was interrupted."""
+    final: Mapping[int, Ratio] = field(default_factory=dict)
+    """Times of the winner of the races over those of the defaults, by batch size; empty where the defaults won the races."""
+    seed: int = 0
+    """Of the order of the processes."""
 
 
 def list_choices(cpus: int) -> dict[str, tuple[Any, ...]]:
@@ -56,39 +80,103 @@ def list_alternatives(defaults: Mapping[str, Any], cpus: int, fixed: Container[s
 def tune_options(
     measure: Callable[[Mapping[str, Any]], tuple[Measurement, ...]],
     defaults: Mapping[str, Any],
+    sizes: Sequence[int],
     cpus: int,
     fixed: Container[str] = (),
-) -> tuple[Trial, ...]:
-    """Tries the defaults, then each other value of each option with the best so far in the others; at every batch size.
+    seed: int = 0,
+) -> Tuning:
+    """Races each option's values with the best so far in the others, then compares the winner with the defaults.
 
-    `measure_load` loads the artifact with some options and measures all batch sizes. What is `fixed` was asked for and stays.
+    `measure` loads the artifact with some options in a fresh process and measures all batch `sizes`. What is `fixed` was
+    asked for and stays.
     """
-    trials = [Trial(dict(defaults), measure(defaults))]
+    tried = _Tried(measure, sizes, Random(f"tuning {seed}"))
     best = dict(defaults)
     for name, values in list_alternatives(defaults, cpus, fixed).items():
-        for value in values:
-            if any(each.interrupted for each in trials[-1].measurements):
-                return tuple(trials)
-            options = best | {name: value}
-            trials.append(Trial(options, measure(options)))
-        best = dict(_find_best_overall(trials).options)
-    return tuple(trials)
+        best = tried.race([best, *(best | {name: value} for value in values)])
+        if tried.interrupted:
+            return Tuning(tried.trials, seed=seed)
+    if best == dict(defaults):
+        trials = tried.trials or (Trial(dict(defaults), tuple(measure(defaults))),)
+        return Tuning(trials, {size: dict(defaults) for size in sizes}, seed=seed)
+    final = tried.final(dict(defaults), best)
+    if tried.interrupted:
+        return Tuning(tried.trials, seed=seed)
+    chosen = {size: best if _clearly_faster(final.get(size)) else dict(defaults) for size in sizes}
+    return Tuning(tried.trials, chosen, final, seed)
 
 
-def choose_options(trials: Sequence[Trial], batch_size: int) -> Mapping[str, Any]:
-    """The options to use at `batch_size`: the first trial's (the defaults) unless another is clearly faster and valid."""
-    rates = [(trial.options, _get_rate(trial, batch_size)) for trial in trials]
-    default_options, default_rate = rates[0]
-    options, rate = max(rates, key=lambda each: each[1])
-    return options if rate > default_rate * (1 + MIN_TUNING_GAIN) else default_options
+class _Tried:
+    """All trials so far: what was measured, of which options."""
+
+    def __init__(
+        self, measure: Callable[[Mapping[str, Any]], tuple[Measurement, ...]], sizes: Sequence[int], order: Random
+    ) -> None:
+        self._measure, self._sizes, self._order = measure, sizes, order
+        self._found: list[tuple[Mapping[str, Any], list[Measurement]]] = []
+        self.interrupted = False
+
+    @property
+    def trials(self) -> tuple[Trial, ...]:
+        return tuple(Trial(options, tuple(found)) for options, found in self._found)
+
+    def race(self, contenders: list[dict[str, Any]]) -> dict[str, Any]:
+        """The one of `contenders` with the most throughput over all sizes; the first unless another has SMALLEST_GAIN more."""
+        times: list[list[float]] = [[] for _ in contenders]
+        running = list(range(len(contenders)))
+        for turn in range(RACE_ROUNDS):
+            for at in self._order.sample(running, len(running)):
+                times[at].append(sum(self._log_times(contenders[at])))
+                if self.interrupted:
+                    return contenders[0]
+            means = {at: sum(times[at]) / len(times[at]) / len(self._sizes) for at in running}
+            allowed = min(means.values()) + log(1 + LAG / (turn + 1))
+            running = [at for at in running if means[at] <= allowed]
+            if len(running) < 2:
+                break
+        leader = min(running, key=lambda at: means[at], default=0)
+        ahead = 0 in running and means[0] - means[leader] <= log(1 + MIN_TUNING_GAIN)
+        return contenders[0 if ahead else leader]
+
+    def final(self, defaults: dict[str, Any], best: dict[str, Any]) -> dict[int, Ratio]:
+        """The ratio of the two's times at every size, over FINAL_ROUNDS; none where a trial failed or gave wrong outputs."""
+        times: dict[int, list[list[float]]] = {0: [], 1: []}
+        for _ in range(FINAL_ROUNDS):
+            for side in self._order.sample([0, 1], 2):
+                times[side].append(self._log_times((defaults, best)[side]))
+                if self.interrupted:
+                    return {}
+        ratios = {}
+        for at, size in enumerate(self._sizes):
+            before, after = ([exp(row[at]) for row in times[side]] for side in (0, 1))
+            if max(*before, *after) < _FAILED / 2:
+                ratios[size] = ratio_from_rounds(before, after, FINAL_CONFIDENCE)
+        return ratios
+
+    def _log_times(self, options: Mapping[str, Any]) -> list[float]:
+        """Log of the seconds per image at each size, of one more trial; of what is not `usable`, that of _FAILED."""
+        measured = self._measure(options)
+        known = next((found for seen, found in self._found if seen == options), None)
+        if known is None:
+            self._found.append((dict(options), known := []))
+        known += measured
+        self.interrupted = self.interrupted or any(each.interrupted for each in measured)
+        return [log(next(_times(measured, size), _FAILED)) for size in self._sizes]
 
 
-def _get_rate(trial: Trial, batch_size: int) -> float:
-    """Throughput at a batch size; zero for what failed or is not `is_usable`."""
-    for each in trial.measurements:
-        if each.batch_size == batch_size and has_figures(each) and each.throughput_images_per_s and is_usable(each):
-            return each.throughput_images_per_s.value
-    return 0.0
+_FAILED = 1e6
+"""Seconds per image."""
+
+
+def _times(measured: Sequence[Measurement], size: int) -> Iterator[float]:
+    """Seconds per image at a batch size, of what has figures and is `usable`."""
+    for each in measured:
+        if each.batch_size == size and has_figures(each) and each.throughput_images_per_s and is_usable(each):
+            yield 1 / each.throughput_images_per_s.value
+
+
+def _clearly_faster(ratio: Ratio | None) -> bool:
+    return ratio is not None and ratio.change is Change.FASTER and ratio.value <= 1 / (1 + MIN_TUNING_GAIN)
 
 
 def is_usable(measurement: Measurement) -> bool:
@@ -106,54 +194,42 @@ def is_usable(measurement: Measurement) -> bool:
     return is_valid(measurement) or all(reason.code in noise for reason in measurement.reasons if reason.invalidates)
 
 
-def _find_best_overall(trials: Sequence[Trial]) -> Trial:
-    """The trial with the largest product of throughputs over the batch sizes; the first of equals."""
-    sizes = [each.batch_size for each in trials[0].measurements]
-
-    def product(trial: Trial) -> float:
-        value = 1.0
-        for size in sizes:
-            value *= _get_rate(trial, size) / max(_get_rate(trials[0], size), 1e-9)
-        return value
-
-    best = trials[0]
-    for trial in trials[1:]:
-        if product(trial) > product(best) * (1 + MIN_TUNING_GAIN):
-            best = trial
-    return best
-
-
 def choose_tuning_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
     """The sizes at which options are tried: both ends and the middle; the others take the nearest one's choice."""
     return tuple(dict.fromkeys((sizes[0], sizes[len(sizes) // 2], sizes[-1])))
 
 
-def record_from_trials(
-    artifact: str, label: str, trials: Sequence[Trial], options: Mapping[int, Mapping[str, Any]]
-) -> dict[str, Any]:
+def record_from_trials(artifact: str, label: str, tuning: Tuning) -> dict[str, Any]:
     """What was tried and chosen, for `tuning.json`."""
     return {
         "artifact": artifact,
         "label": label,
-        "chosen": {str(size): dict(each) for size, each in options.items()},
-        "trials": [
-            {
-                "options": dict(trial.options),
-                "throughput_images_per_s": {
-                    str(each.batch_size): each.throughput_images_per_s.value if each.throughput_images_per_s else None
-                    for each in trial.measurements
-                },
-                "verdicts": {str(each.batch_size): str(each.verdict) for each in trial.measurements},
-                "reasons": {
-                    str(each.batch_size): [reason.code for reason in each.reasons] for each in trial.measurements
-                },
-                "wrong_answers": [
-                    each.batch_size
-                    for each in trial.measurements
-                    if any(reason.code in WRONG_OUTPUTS for reason in each.reasons)
-                ],
-            }
-            for trial in trials
+        "seed": tuning.seed,
+        "chosen": {str(size): dict(each) for size, each in tuning.chosen.items()},
+        "final": {str(size): ratio.to_dict() for size, ratio in tuning.final.items()},
+        "trials": [_trial_record(trial) for trial in tuning.trials],
+    }
+
+
+def _trial_record(trial: Trial) -> dict[str, Any]:
+    """Figures, verdicts and reasons by batch size, in the order of the rounds."""
+    by_size: dict[str, list[Measurement]] = {}
+    for each in trial.measurements:
+        by_size.setdefault(str(each.batch_size), []).append(each)
+    return {
+        "options": dict(trial.options),
+        "throughput_images_per_s": {
+            size: [each.throughput_images_per_s.value if each.throughput_images_per_s else None for each in found]
+            for size, found in by_size.items()
+        },
+        "verdicts": {size: [str(each.verdict) for each in found] for size, found in by_size.items()},
+        "reasons": {
+            size: sorted({reason.code for each in found for reason in each.reasons}) for size, found in by_size.items()
+        },
+        "wrong_answers": [
+            int(size)
+            for size, found in by_size.items()
+            if any(reason.code in WRONG_OUTPUTS for each in found for reason in each.reasons)
         ],
     }
 

@@ -4,7 +4,7 @@ Reasons that invalidate: what spoils the figures. Reasons that do not: propertie
 Each check is a small function from an `BuildEvidence` to reasons; all of them run every time.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,17 +15,22 @@ from optpipe.core.measurement import (
     Scenario,
 )
 from optpipe.measuring.machine import POWER_CAP, THROTTLE_REASONS
+from optpipe.stats.ratio import SMALLEST_ROUNDS, ratio_from_rounds
 from optpipe.stats.stability import find_trend, find_two_modes
 
 if TYPE_CHECKING:
     import polars as pl
 
 RULES_REVISION = "rules_revision"
-"""Key of the revision of the rules below among the limits. 2: a power cap is a note, as long as the clocks stay."""
+"""Key of the revision of the rules below among the limits.
+
+2: a power cap is a note, as long as the clocks stay. 3: drift there and back, smaller second speeds, clocks by quantiles,
+falling behind by what the server can serve.
+"""
 LIMITS: Mapping[str, float] = {
-    RULES_REVISION: 2,
+    RULES_REVISION: 3,
     "max_cv": 0.025,  # trtexec warns over the same
-    "max_drift": 0.03,
+    "max_drift": 0.025,  # so that a drift of 3 % is found in spite of noise
     "max_other_cpu_share": 0.10,
     "max_clock_change": 0.03,
     "max_gpu_temperature_c": 85.0,
@@ -33,6 +38,10 @@ LIMITS: Mapping[str, float] = {
     "cached_answer": 0.75,
 }
 """Thresholds by name; recorded with every measurement."""
+PROBE_CONFIDENCE = 0.999
+"""Of the ratio that shows a cache of answers."""
+FEWEST_WAITED = 20
+"""Queries that waited, to know from them how many a server can serve."""
 WRONG_OUTPUTS = frozenset({"wrong-output", "stale-answer", "cached-answer"})
 """Codes of answers that no figure makes up for."""
 WITNESSED = WRONG_OUTPUTS | frozenset(
@@ -120,7 +129,7 @@ def _check_drift(evidence: ValidityEvidence) -> list[Reason]:
     way = "slower" if found.change > 0 else "faster"
     return _invalidate(
         "drift",
-        f"it got {abs(found.change):.1%} {way} during the measurement (p = {found.p_value:.1g})",
+        f"it became up to {abs(found.change):.1%} {way} while it was measured (p = {found.p_value:.1g})",
         "let the machine settle (clocks, temperature, other work), or increase --warm-up",
         change=found.change,
         p_value=found.p_value,
@@ -221,18 +230,26 @@ def _check_clocks(evidence: ValidityEvidence) -> list[Reason]:
     for name in ("gpu_sm_mhz", "gpu_mem_mhz", "cpu_mhz"):
         column = evidence.machine.get_column(name, default=None)
         values = [] if column is None else [float(value) for value in column.drop_nulls()]
-        # ends of the measurement fall into idle clocks; the middle must not
+        # ends of the measurement fall into idle clocks; the middle must not, but for a reading in twenty: a range grows
+        # with the number of readings
         inner = values[1:-1]
         if len(inner) >= 3 and max(inner) > 0:
-            change = 1 - min(inner) / max(inner)
+            slow, fast = (_quantile(inner, level) for level in (0.05, 0.95))
+            change = 1 - slow / fast
             if change > evidence.limits["max_clock_change"]:
                 return _invalidate(
                     "clocks-moved",
-                    f"{name} dropped from {max(inner):.0f} to {min(inner):.0f} MHz ({change:.0%})",
+                    f"{name} moved between {slow:.0f} and {fast:.0f} MHz ({change:.0%})",
                     "lock the clocks (nvidia-smi -lgc), or increase --warm-up",
                     change=change,
                 )
     return []
+
+
+def _quantile(values: Sequence[float], level: float) -> float:
+    import numpy as np
+
+    return float(np.quantile(values, level))
 
 
 def _check_temperature(evidence: ValidityEvidence) -> list[Reason]:
@@ -262,20 +279,22 @@ def _check_outputs(evidence: ValidityEvidence) -> list[Reason]:
 
 
 def _check_cache(evidence: ValidityEvidence) -> list[Reason]:
-    ratio, limit = evidence.cache_probe.get("known_over_new"), evidence.limits["cached_answer"]
+    known, new = (evidence.cache_probe.get(f"{which}_ns", ()) for which in ("known", "new"))
     if evidence.cache_probe.get("stale"):
         remedy = "the runtime returned a stale output for a new input: do not use it"
         return _invalidate(
             "stale-answer", "the timed output for a new input differs from the runtime's own untimed output", remedy
         )
-    upper = evidence.cache_probe.get("upper_bound")
-    if ratio is None or upper is None or upper >= limit:
+    if len(known) < SMALLEST_ROUNDS:
+        return []
+    ratio = ratio_from_rounds(new, known, PROBE_CONFIDENCE)
+    if ratio.ci[1] >= evidence.limits["cached_answer"]:
         return []
     return _invalidate(
         "cached-answer",
-        f"a repeated input takes {ratio:.0%} of the time of a new one",
+        f"an input seen before is answered in {ratio.value:.0%} of the time of a new one",
         "disable the runtime's output cache; the benchmark measures cache hits",
-        known_over_new=ratio,
+        known_over_new=ratio.value,
     )
 
 
@@ -311,19 +330,23 @@ def _check_transfers(evidence: ValidityEvidence) -> list[Reason]:
 
 
 def _check_queue(evidence: ValidityEvidence) -> list[Reason]:
-    if evidence.scenario is not Scenario.SERVER or len(evidence.samples) < 40:
+    """By what the server can serve while queries wait, not by the queue, whose own noise grows beyond bounds near saturation."""
+    samples, rate = evidence.samples, evidence.rate_per_s
+    if evidence.scenario is not Scenario.SERVER or rate is None or len(samples) < 40:
         return []
-    waited = (evidence.samples["start_ns"] - evidence.samples["scheduled_ns"]).to_numpy()
-    quarter = len(waited) // 4
-    first, last = float(waited[:quarter].mean()), float(waited[-quarter:].mean())
-    typical = float(compute_service_ns(evidence.samples).mean())
-    if last <= 2 * first or last <= 5 * typical:
+    due, start, end = (samples[f"{name}_ns"].to_numpy() for name in ("scheduled", "start", "end"))
+    waited = due[1:] <= end[:-1]
+    if waited.sum() < FEWEST_WAITED:
+        return []
+    busy_ns = float((end[1:] - start[1:])[waited].mean()) + _quantile((start[1:] - end[:-1])[waited], 0.5)
+    served = 1e9 / max(busy_ns, 1.0)
+    if served > rate:
         return []
     return _invalidate(
         "falling-behind",
-        f"the queue grew to {last / 1e6:.3g} ms: {evidence.rate_per_s:.4g} queries/s exceeds its capacity",
+        f"the queue only grows: {rate:.4g} queries/s are due, and it serves {served:.4g}",
         "lower --rate, or use --slo to find the maximum rate",
-        queue_ms=last / 1e6,
+        served_per_s=served,
     )
 
 
@@ -340,20 +363,7 @@ def _find_largest(evidence: ValidityEvidence, name: str) -> float | None:
 
 
 CHECKS: tuple[Callable[[ValidityEvidence], list[Reason]], ...] = (
-    _check_outputs,
-    _check_cache,
-    _check_interruption,
-    _check_sample_count,
-    _check_steadiness,
-    _check_drift,
-    _check_modes,
-    _check_dispersion,
-    _check_queue,
-    _check_host_load,
-    _check_gpu_processes,
-    _check_throttling,
-    _check_clocks,
-    _check_temperature,
-    _check_enqueue,
-    _check_transfers,
-)
+    _check_outputs, _check_cache, _check_interruption, _check_sample_count, _check_steadiness, _check_drift,
+    _check_modes, _check_dispersion, _check_queue, _check_host_load, _check_gpu_processes, _check_throttling,
+    _check_clocks, _check_temperature, _check_enqueue, _check_transfers,
+)  # fmt: skip

@@ -1,23 +1,150 @@
-"""Intervals of means and of rates over windows of one measurement, by Student's t."""
+"""Means and rates with their intervals by Student's t: over windows of one measurement, over processes, over runs."""
 
-from math import sqrt
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, inf, sqrt
 from typing import TYPE_CHECKING
-
-from optpipe.stats.distributions import student_t_quantile
 
 if TYPE_CHECKING:
     import numpy as np
 
+POOLING_RISK = 0.25
+"""Runs count as one where an F test at this level sees no difference (Bozivich, Bancroft & Hartley, Annals of Mathematical
+Statistics 27, 1956)."""
+FEWEST = 3
+"""An interval from two values would be 13 standard errors wide either way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """An estimate whose error has Student's t distribution."""
+
+    value: float
+    error: float
+    """Standard error."""
+    freedom: float
+
+    def interval(self, confidence: float) -> tuple[float, float]:
+        """Two-sided."""
+        half = compute_t_quantile(0.5 + confidence / 2, self.freedom) * self.error
+        return self.value - half, self.value + half
+
+    def compute_p_value_above(self, limit: float) -> float:
+        """The probability of a value this far above `limit` or farther, were `limit` the truth."""
+        if self.error == 0:
+            return 0.0 if self.value > limit else 1.0
+        return compute_t_tail((self.value - limit) / self.error, self.freedom)
+
+
+def compute_t_quantile(level: float, freedom: float) -> float:
+    """The value that Student's T stays below with probability `level`. Raises ValueError unless 0.5 <= level < 1."""
+    from scipy.special import stdtrit
+
+    if not 0.5 <= level < 1:
+        raise ValueError(f"no quantile at level {level}: it must be at least 0.5 and under 1")
+    return float(stdtrit(freedom, level))
+
+
+def compute_t_tail(value: float, freedom: float) -> float:
+    """P(T > value) of Student's T."""
+    from scipy.special import stdtr
+
+    return float(stdtr(freedom, -value))
+
+
+def mean_from_values(values: Sequence[float], known: Sequence[float] | None = None) -> Mean | None:
+    """The mean of independent `values`, such as the figures of processes; None for fewer than FEWEST.
+
+    `known` are those of the values whose scatter decided how many there would be, if any did: the error is then theirs, for
+    the scatter of all is too small where few were enough (Stein, Annals of Mathematical Statistics 16, 1945).
+    """
+    known = values if known is None else known
+    if len(known) < FEWEST:
+        return None
+    middle = sum(known) / len(known)
+    variance = sum((each - middle) ** 2 for each in known) / (len(known) - 1)
+    return Mean(sum(values) / len(values), sqrt(variance / len(values)), len(known) - 1)
+
+
+def mean_from_runs(runs: Sequence[Sequence[float]], first: Sequence[int] | None = None) -> Mean | None:
+    """The mean over processes that were started in several runs; `runs` holds the figures of each run's processes.
+
+    `first` says how many of each run's processes decided how many there would be; all, where it is not given.
+
+    Processes of one run share what the run had (the hour, the neighbors, the temperature). Where an F test sees that the
+    runs differ, the run is the unit and there are as many values as runs; otherwise the process is (Kalibera & Jones,
+    Rigorous Benchmarking in Reasonable Time, ISMM 2013). One run shows nothing about other runs. None for fewer than
+    FEWEST processes.
+    """
+    groups = [list(each) for each in runs]
+    every = [value for each in groups for value in each]
+    first = first or [len(each) for each in groups]
+    pooled = mean_from_values(
+        every, [value for each, known in zip(groups, first, strict=True) for value in each[:known]]
+    )
+    inside_freedom = len(every) - len(groups)
+    if pooled is None or len(groups) < 2 or inside_freedom < 1:
+        return pooled
+    means = [sum(each) / len(each) for each in groups]
+    between = sum(len(each) * (mean - pooled.value) ** 2 for each, mean in zip(groups, means, strict=True))
+    inside = sum((value - mean) ** 2 for each, mean in zip(groups, means, strict=True) for value in each)
+    between, inside = between / (len(groups) - 1), inside / inside_freedom
+    if not _differ(between, inside, len(groups) - 1, inside_freedom):
+        return pooled
+    return Mean(pooled.value, sqrt(between / len(every)), len(groups) - 1)
+
+
+def _differ(between: float, inside: float, freedom: int, inside_freedom: int) -> bool:
+    from scipy.special import fdtrc
+
+    ratio = between / inside if inside > 0 else (inf if between > 0 else 0.0)
+    return float(fdtrc(freedom, inside_freedom, ratio)) < POOLING_RISK
+
+
+def count_processes_needed(first: Sequence[float], half: float, confidence: float) -> int:
+    """How many processes make the interval `half` wide on either side, decided from the figures of the `first` alone.
+
+    Stein's two-stage rule (Annals of Mathematical Statistics 16, 1945): whoever instead looks after every process whether
+    the interval is narrow enough stops when the scatter is small by luck. At least as many as there are.
+    """
+    mean = mean_from_values(first)
+    if mean is None or half <= 0:
+        raise ValueError(
+            f"{len(first)} processes and an interval of {half:g}: give {FEWEST} or more and a width above 0"
+        )
+    quantile = compute_t_quantile(0.5 + confidence / 2, mean.freedom)
+    return max(len(first), ceil(len(first) * (quantile * mean.error / half) ** 2 - 1e-9))
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter:
+    """Where the scatter of a figure comes from; standard deviations as shares of the figure."""
+
+    between: float
+    """Between processes, without what the noise inside them explains."""
+    inside: float
+    """Of one process's figure, from the noise inside it."""
+
+
+def scatter_from_processes(values: Sequence[float], half_widths: Sequence[float], confidence: float) -> Scatter | None:
+    """The two parts of the scatter of processes' figures, from the half width of each one's own interval.
+
+    The variance between processes' figures less the mean variance of one figure (one-way random effects). None for fewer
+    than FEWEST.
+    """
+    mean = mean_from_values(values)
+    if mean is None or mean.value == 0:
+        return None
+    z = compute_t_quantile(0.5 + confidence / 2, inf)
+    inside = sum((each / z) ** 2 for each in half_widths) / len(half_widths)
+    between = max(0.0, mean.error**2 * len(values) - inside)
+    return Scatter(sqrt(between) / abs(mean.value), sqrt(inside) / abs(mean.value))
+
 
 def compute_mean_interval(values: "np.ndarray", confidence: float = 0.95) -> tuple[float, float] | None:
-    """Student's t interval for the mean of independent `values` (window means); None for fewer than 3."""
-    import numpy as np
-
-    if len(values) < 3:
-        return None
-    half = student_t_quantile(0.5 + confidence / 2, len(values) - 1) * float(np.std(values, ddof=1)) / sqrt(len(values))
-    mean = float(np.mean(values))
-    return mean - half, mean + half
+    """Student's t interval for the mean of independent `values` (window means); None for fewer than FEWEST."""
+    mean = mean_from_values([float(each) for each in values])
+    return None if mean is None else mean.interval(confidence)
 
 
 def compute_ratio_of_sums_interval(
@@ -27,15 +154,14 @@ def compute_ratio_of_sums_interval(
 
     The ratio estimator of survey sampling (Cochran, Sampling Techniques, 3rd ed., 2.11): windows may differ in length,
     and the longer weighs more. The mean of the windows' own ratios is another figure and may lie outside. None for
-    fewer than 3 windows, or denominators that add up to nothing.
+    fewer than FEWEST windows, or denominators that add up to nothing.
     """
     import numpy as np
 
     count, total = len(numerators), float(np.sum(denominators))
-    if count < 3 or total <= 0:
+    if count < FEWEST or total <= 0:
         return None
     ratio = float(np.sum(numerators)) / total
     residuals = numerators - ratio * denominators
     error = sqrt(count / (count - 1) * float(np.sum(residuals**2))) / total
-    half = student_t_quantile(0.5 + confidence / 2, count - 1) * error
-    return ratio - half, ratio + half
+    return Mean(ratio, error, count - 1).interval(confidence)

@@ -8,11 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import comb, sqrt
 from statistics import NormalDist
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 CONFIDENCE = 0.95
 
@@ -35,14 +30,25 @@ def compute_normal_quantile(confidence: float) -> float:
 
 
 def compute_share_interval(hits: int, n: int, confidence: float = CONFIDENCE) -> Interval:
-    """Wilson's score interval of a share. Raises ValueError for no samples."""
+    """The exact interval of a share (Clopper & Pearson, Biometrika 26, 1934): neither end errs more often than it says.
+
+    Raises ValueError for no samples.
+    """
+    from scipy.special import betaincinv
+
     if n < 1:
         raise ValueError("no samples, no share")
-    z = compute_normal_quantile(confidence)
-    share = hits / n
-    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return Interval(max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half)))
+    tail = (1 - confidence) / 2
+    low = float(betaincinv(hits, n - hits + 1, tail)) if hits > 0 else 0.0
+    high = float(betaincinv(hits + 1, n - hits, 1 - tail)) if hits < n else 1.0
+    return Interval(low, high)
+
+
+def compute_share_p_value(hits: int, n: int, limit: float) -> float:
+    """The probability of as few hits or fewer, were the true share `limit`: exact, by the binomial distribution."""
+    from scipy.special import bdtr
+
+    return float(bdtr(hits, n, limit))
 
 
 def compute_difference_interval(lost: int, won: int, n: int, confidence: float = CONFIDENCE) -> Interval:
@@ -52,6 +58,11 @@ def compute_difference_interval(lost: int, won: int, n: int, confidence: float =
     low = _root(lambda delta: _score(lost, won, n, delta) - z, -1.0, estimate)
     high = _root(lambda delta: _score(lost, won, n, delta) + z, estimate, 1.0)
     return Interval(low, high)
+
+
+def compute_difference_p_value(lost: int, won: int, n: int, limit: float) -> float:
+    """The probability of a difference this far above `limit` or farther, were `limit` the truth; by the score statistic."""
+    return 1 - NormalDist().cdf(_score(lost, won, n, limit))
 
 
 def _score(lost: int, won: int, n: int, delta: float) -> float:
@@ -79,37 +90,3 @@ def compute_mcnemar_p_value(lost: int, won: int) -> float:
         return 1.0
     tail = sum(comb(n, k) for k in range(min(lost, won) + 1)) / 2**n
     return float(min(1.0, 2 * tail))
-
-
-def compute_macro_f1(labels: "NDArray[np.int64]", predicted: "NDArray[np.int64]", classes: int) -> float:
-    """The mean over classes, of those that occur, of the harmonic mean of precision and recall."""
-    import numpy as np
-
-    hits = np.bincount(labels[labels == predicted], minlength=classes)
-    sizes = np.bincount(labels, minlength=classes) + np.bincount(predicted, minlength=classes)
-    there = sizes > 0
-    return float(np.mean(2 * hits[there] / sizes[there])) if there.any() else 0.0
-
-
-def compute_macro_f1_difference(
-    labels: "NDArray[np.int64]",
-    first: "NDArray[np.int64]",
-    second: "NDArray[np.int64]",
-    classes: int,
-    *,
-    rounds: int = 1000,
-) -> Interval:
-    """The interval of the first's macro F1 less the second's: percentiles of a seeded bootstrap over pairs."""
-    import numpy as np
-
-    rng = np.random.default_rng(0)
-    drawn = []
-    for _ in range(rounds):
-        rows = rng.integers(0, len(labels), len(labels))
-        one, other = (
-            compute_macro_f1(labels[rows], first[rows], classes),
-            compute_macro_f1(labels[rows], second[rows], classes),
-        )
-        drawn.append(one - other)
-    low, high = np.quantile(drawn, [0.5 - CONFIDENCE / 2, 0.5 + CONFIDENCE / 2])
-    return Interval(float(low), float(high))

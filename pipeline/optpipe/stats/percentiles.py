@@ -3,22 +3,29 @@
 A percentile is a value that was measured, never interpolated: the k-th smallest of n, k = ⌈n·p⌉. Its interval is a pair
 of order statistics chosen by the binomial distribution of ranks (David & Nagaraja, Order Statistics, 7.1); it assumes
 nothing of the shape of the distribution. Latencies that follow each other are correlated, so ranks are drawn for the
-*effective* sample count, which batch means of the indicator {x ≤ percentile} give.
+*effective* sample count: that of the indicator {x ≤ percentile}, bounded by that of the whole series, because the few
+samples beyond a high percentile can look independent by luck.
 """
 
 from collections.abc import Sequence
 from functools import cache
-from math import ceil, floor, sqrt
+from math import ceil, floor, log
 from typing import TYPE_CHECKING
 
 from optpipe.core.measurement import LatencySummary, Percentile, format_percentile_name
-from optpipe.stats.distributions import binomial_quantile
+from optpipe.stats.correlation import compute_effective_count
 
 if TYPE_CHECKING:
     import numpy as np
 
 PERCENTS = (50.0, 90.0, 95.0, 99.0, 99.9)
 CONFIDENCE = 0.95
+FEWEST_STRETCHES = 25
+"""A series worth fewer independent samples is too short for its own correlation to be estimated."""
+TAIL_CREDIT = 5 / 3
+"""Samples beyond a high percentile resemble each other less than the series does; they count for at most this much more."""
+MARGIN = 1.25
+"""Over what an estimate of correlation asks for, so that a second estimate rarely asks for more."""
 
 
 @cache
@@ -47,26 +54,52 @@ def find_order_statistic(ordered: "np.ndarray", percent: float) -> float:
     return float(ordered[rank - 1])
 
 
+def count_samples_for_ranks(percent: float, confidence: float = CONFIDENCE) -> int:
+    """The fewest independent samples of which two order statistics enclose the percentile with `confidence`."""
+    rarer = min(percent / 100, 1 - percent / 100)
+    return max(2, ceil(log((1 - confidence) / 2) / log(1 - rarer) - 1e-9))
+
+
 def interval_ranks(count: float, percent: float, confidence: float = CONFIDENCE) -> tuple[int, int] | None:
     """Ranks (1-based) whose order statistics enclose the percentile with at least `confidence`; None for too few."""
+    if floor(count) < count_samples_for_ranks(percent, confidence):
+        return None
     trials, inside, tail = floor(count), percent / 100, (1 - confidence) / 2
-    low = binomial_quantile(tail, trials, inside)
-    high = binomial_quantile(1 - tail, trials, inside) + 1
+    low, high = _binomial_quantile(tail, trials, inside), _binomial_quantile(1 - tail, trials, inside) + 1
     return (low, high) if low >= 1 and high <= trials else None
 
 
-def effective_count(indicator: "np.ndarray") -> float:
-    """How many independent samples a sequence of 0 and 1 is worth: n·var / (b·var of means over batches of b)."""
+def _binomial_quantile(level: float, trials: int, probability: float) -> int:
+    """The smallest count with P(X ≤ count) ≥ `level`."""
+    from scipy.special import bdtr, bdtrik
+
+    found = max(0, floor(float(bdtrik(level, trials, probability))))
+    while float(bdtr(found, trials, probability)) < level:
+        found += 1
+    while found > 0 and float(bdtr(found - 1, trials, probability)) >= level:
+        found -= 1
+    return found
+
+
+def plan_sample_count(durations: "np.ndarray", percent: float, longest: int, confidence: float = CONFIDENCE) -> int:
+    """How many samples there must be for `percent` and the usual percentiles below it, given the `durations` so far.
+
+    Decided once, from durations in the order in which they were measured: whoever looks again after every few samples
+    stops when the estimate of correlation is small by luck. `len(durations)` where they are enough, at most `longest`.
+    """
     import numpy as np
 
-    count = len(indicator)
-    variance = float(np.var(indicator))
-    size = int(sqrt(count))
-    if variance == 0 or size < 4:
-        return float(count)
-    batches = indicator[: size * (count // size)].reshape(-1, size).mean(axis=1)
-    inflation = size * float(np.var(batches, ddof=1)) / variance
-    return count / max(1.0, inflation)
+    ordered, count, stretches = np.sort(durations), len(durations), _stretches(durations)
+    wanted = count
+    for each in (percent, *(one for one in PERCENTS if one < percent)):
+        effective = _effective(durations, find_order_statistic(ordered, each), each, stretches)
+        for has, needs in (
+            (effective, count_samples_for_ranks(each, confidence)),
+            (stretches, _fewest_stretches(count)),
+        ):
+            if has < needs:
+                wanted = max(wanted, ceil(MARGIN * count * needs / has))
+    return min(wanted, longest)
 
 
 def summary_from_ns(
@@ -78,11 +111,11 @@ def summary_from_ns(
     if len(durations_ns) == 0:
         raise ValueError("no samples to summarize")
     values = np.asarray(durations_ns, dtype=np.float64) / 1e6
-    ordered = np.sort(values)
+    ordered, stretches = np.sort(values), _stretches(values)
     found: list[Percentile] = []
     withheld: dict[str, str] = {}
     for percent in sorted(percents):
-        answer = _percentile(values, ordered, percent, confidence)
+        answer = _percentile(values, ordered, percent, confidence, stretches)
         if withheld and not isinstance(answer, str):  # its few slow samples hide that they depend on each other
             answer = f"{next(iter(withheld))}, which is below it, cannot be shown"
         if isinstance(answer, str):
@@ -101,27 +134,38 @@ def summary_from_ns(
     )
 
 
-def supports_percentile(durations: "np.ndarray", percent: float, confidence: float = CONFIDENCE) -> bool:
-    """Whether durations, in the order in which they were measured, are enough and independent enough for this percentile.
-
-    And for those below it that are usual, without which it would be withheld.
-    """
-    import numpy as np
-
-    ordered, wanted = np.sort(durations), (percent, *(each for each in PERCENTS if each < percent))
-    return all(not isinstance(_percentile(durations, ordered, each, confidence), str) for each in wanted)
-
-
-def _percentile(values: "np.ndarray", ordered: "np.ndarray", percent: float, confidence: float) -> Percentile | str:
+def _percentile(
+    values: "np.ndarray", ordered: "np.ndarray", percent: float, confidence: float, stretches: float
+) -> Percentile | str:
     count, needed = len(values), count_samples_needed(percent)
     if count < needed:
         return f"needs {needed:,} samples, has {count:,}"
     value = find_order_statistic(ordered, percent)
-    effective = effective_count((values <= value).astype(float))
+    effective = _effective(values, value, percent, stretches)
     ranks = interval_ranks(effective, percent, confidence)
-    if ranks is None:
-        return f"samples follow each other too closely: {count:,} are worth {effective:,.0f} independent ones"
+    if ranks is None or stretches < _fewest_stretches(count):
+        least = min(effective, stretches)
+        return f"samples follow each other too closely: {count:,} are worth {least:,.0f} independent ones"
     scale = count / floor(effective)
     low = max(1, floor(ranks[0] * scale)) if scale > 1 else ranks[0]
     high = min(count, ceil(ranks[1] * scale)) if scale > 1 else ranks[1]
     return Percentile(percent, value, (min(value, float(ordered[low - 1])), max(value, float(ordered[high - 1]))))
+
+
+def _fewest_stretches(count: int) -> float:
+    return min(float(FEWEST_STRETCHES), count / 2)
+
+
+def _stretches(values: "np.ndarray") -> float:
+    """The effective count of the ranks: outliers do not hide how long the values resemble each other."""
+    import numpy as np
+
+    ordered = np.sort(values)
+    ranks = np.searchsorted(ordered, values, "left") + np.searchsorted(ordered, values, "right")
+    return compute_effective_count(ranks.astype(float))
+
+
+def _effective(values: "np.ndarray", value: float, percent: float, stretches: float) -> float:
+    """How many independent samples `values` are worth for the percentile that is `value`."""
+    credit = 1.0 if percent <= 50 else TAIL_CREDIT
+    return min(compute_effective_count((values <= value).astype(float)), credit * stretches, float(len(values)))

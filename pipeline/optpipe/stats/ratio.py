@@ -9,10 +9,10 @@ in time, which takes slow changes of the machine out.
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from math import exp, isfinite, log, sqrt
+from math import ceil, exp, isfinite, log, log1p, sqrt
 from typing import Any
 
-from optpipe.stats.distributions import student_t_quantile, student_t_tail
+from optpipe.stats.means import compute_t_quantile, compute_t_tail, mean_from_values
 
 SMALLEST_ROUNDS = 4
 """With fewer rounds the interval of Student's t is so wide that the comparison would be theatre."""
@@ -44,26 +44,56 @@ class Ratio:
         return asdict(self) | {"ci": list(self.ci), "change": str(self.change)}
 
 
-def ratio_from_rounds(baseline: Sequence[float], contender: Sequence[float], confidence: float = 0.95) -> Ratio:
+def ratio_from_rounds(
+    baseline: Sequence[float], contender: Sequence[float], confidence: float = 0.95, first: int | None = None
+) -> Ratio:
     """The geometric-mean ratio of paired rounds, each value being one process's statistic (its median latency).
 
+    `first` is the number of rounds whose scatter decided how many there would be: their scatter then gives the interval
+    (`mean_of`), and the error rate stays what it is for a fixed number of rounds.
     Mirrors exactly: exchanging the two inverts the value and the interval. Raises ValueError for fewer than
     SMALLEST_ROUNDS rounds or durations that are not positive.
     """
     logs = _log_ratios(baseline, contender)
     count = len(logs)
-    centre = sum(logs) / count
-    error = sqrt(sum((each - centre) ** 2 for each in logs) / (count - 1) / count)
-    return _ratio(centre, error, count - 1, count, confidence)
+    mean = mean_from_values(logs, logs[: first or count])
+    if mean is None:
+        raise ValueError(f"the first {first} rounds are too few to know their scatter")
+    return _ratio(mean.value, mean.error, mean.freedom, count, confidence)
+
+
+MOST_ENUMERATED = 16
+"""Rounds whose exchanges are enumerated; of more, the mean is near enough to normal for Student's t."""
+
+
+def compute_exchange_p_value(baseline: Sequence[float], contender: Sequence[float]) -> float:
+    """How often exchanging the two in some rounds gives a mean log ratio as far from 0; 0 for over MOST_ENUMERATED rounds.
+
+    Fisher's randomization test for rounds whose order was drawn: exact whatever disturbed them, as long as both were disturbed
+    alike. Student's t over a few rounds is not where a disturbance has two levels only.
+    """
+    import numpy as np
+
+    logs = np.array(_log_ratios(baseline, contender))
+    if len(logs) > MOST_ENUMERATED:
+        return 0.0
+    signs = 1 - 2 * ((np.arange(1 << (len(logs) - 1))[:, None] >> np.arange(len(logs))) & 1)  # the last keeps its sign
+    means = np.abs(signs @ logs)
+    return float(np.mean(means >= abs(logs.sum()) * (1 - 1e-9)))
+
+
+def count_rounds_needed(ratio: Ratio, resolution: float) -> int:
+    """How many rounds as noisy as those of `ratio` would show a difference of `resolution` in 90 % of runs."""
+    return ceil(ratio.rounds * (log1p(ratio.smallest_visible) / log1p(resolution)) ** 2 - 1e-9)
 
 
 def _ratio(centre: float, error: float, freedom: float, rounds: int, confidence: float) -> Ratio:
     """From a mean of log ratios and its standard error, by Student's t."""
-    quantile = student_t_quantile(0.5 + confidence / 2, freedom)
+    quantile = compute_t_quantile(0.5 + confidence / 2, freedom)
     low, high = centre - quantile * error, centre + quantile * error
-    p_value = 2 * student_t_tail(abs(centre) / error, freedom) if error > 0 else float(centre == 0)
+    p_value = 2 * compute_t_tail(abs(centre) / error, freedom) if error > 0 else float(centre == 0)
     change = Change.FASTER if high < 0 else Change.SLOWER if low > 0 else Change.NO_DIFFERENCE
-    visible = exp((quantile + student_t_quantile(0.9, freedom)) * error) - 1
+    visible = exp((quantile + compute_t_quantile(0.9, freedom)) * error) - 1
     return Ratio(exp(centre), (exp(low), exp(high)), change, rounds, confidence, p_value, visible)
 
 

@@ -1,10 +1,13 @@
 """Was it one steady thing that was measured? Warm-up, drift, and runtimes with two speeds."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import erfc, sqrt
+from math import erfc, exp, log1p, sqrt
+from statistics import NormalDist
 from typing import TYPE_CHECKING
+
+from optpipe.stats.correlation import compute_effective_count
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,28 +29,42 @@ def is_steady(window_medians: Sequence[float]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """A monotone change over the whole measurement."""
+    """A change over the whole measurement."""
 
     change: float
-    """Last over first level, less one: 0.05 is 5 % slower at the end."""
+    """Last over first level, less one: 0.05 is 5 % slower at the end. Of a change there and back, ends over middle."""
     p_value: float
 
 
 def find_trend(values: "np.ndarray", blocks: int = 20) -> Trend | None:
-    """Mann-Kendall test and Theil-Sen slope over the medians of consecutive blocks; None for under 32 values."""
+    """A change from the first to the last of `values` (samples,), or there and back; None for under 32 values.
+
+    Mann-Kendall test and Theil-Sen slope over the medians of consecutive blocks, in their order and folded in the middle, so
+    that the ends meet; the p-value is for both. Of the two, the change that is less likely chance.
+    """
     import numpy as np
 
-    blocks = min(blocks, len(values) // 4)
+    blocks = min(blocks, len(values) // 4) // 2 * 2
     if blocks < 8:
         return None
     medians = np.array([float(np.median(block)) for block in np.array_split(values, blocks)])
-    first, second = np.triu_indices(blocks, k=1)
+    folded = (medians[: blocks // 2][::-1] + medians[blocks // 2 :]) / 2
+    level = float(np.median(medians))
+    found = min(_monotone(medians, level), _monotone(folded, level), key=lambda each: each.p_value)
+    return Trend(found.change, min(1.0, 2 * found.p_value))
+
+
+def _monotone(medians: "np.ndarray", level: float) -> Trend:
+    """The Mann-Kendall test by its normal approximation, and the Theil-Sen slope."""
+    import numpy as np
+
+    count = len(medians)
+    first, second = np.triu_indices(count, k=1)
     score = float(np.sign(medians[second] - medians[first]).sum())
-    deviation = sqrt(blocks * (blocks - 1) * (2 * blocks + 5) / 18)
+    deviation = sqrt(count * (count - 1) * (2 * count + 5) / 18)
     p_value = erfc(max(0.0, abs(score) - 1) / deviation / sqrt(2))
     slope = float(np.median((medians[second] - medians[first]) / (second - first)))
-    level = float(np.median(medians))
-    return Trend(change=slope * (blocks - 1) / level if level else 0.0, p_value=p_value)
+    return Trend(change=slope * (count - 1) / level if level else 0.0, p_value=p_value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,53 +78,108 @@ class Modes:
 
 SMALLEST_MODE = 0.05
 """Fewer samples than this share are outliers, which percentiles show, not a second speed."""
-MOST_OUTLIER_GROUPS = 4
-SMALLEST_GAP = 0.05
-"""The slow mode is at least this much slower."""
+SMALLEST_GAP = 0.04
+"""The slow mode is at least this much slower: a mode of 5 % is then found in spite of noise."""
+CHANCE = 0.03
+"""Largest probability that the second peak is a ripple of the first one's tail."""
+_CELLS = 400
+_WIDTH = 0.3
+"""Standard deviation of the smoothing kernel, in standard deviations of the main peak."""
 
 
 def find_two_modes(values: "np.ndarray") -> Modes | None:
-    """Finds two separated peaks, or None.
+    """Finds two separated peaks among `values` (samples,), or None.
 
-    The split that minimizes the variance inside both parts (Otsu) on a log scale; the parts must be clearly apart
-    (Ashman's D over 3), and few samples may lie between their quartiles, which a long tail never satisfies.
+    Peaks and the valley between them are those of a Gaussian kernel estimate on a log scale. The valley must be less than
+    half as high as the lower peak, and the counts in two windows of equal width, one at the peak and one at the valley, must
+    differ by more than chance explains (a binomial test), which a long tail never satisfies.
     """
     import numpy as np
 
     if len(values) < 40 or float(np.min(values)) <= 0:
         return None
     ordered = np.sort(np.log(values))
-    smallest = SMALLEST_MODE * len(values)
-    for _ in range(MOST_OUTLIER_GROUPS):
-        split = _otsu(ordered)
-        fast, slow = ordered[:split], ordered[split:]
-        if len(slow) >= smallest:
-            break
-        ordered = fast  # a group too small to be a mode; only this check looks past it, no figure does
-    if min(len(fast), len(slow)) < smallest:
-        return None
-    # medians and inter-quartile ranges, so that outliers beyond the modes do not hide them
-    centres = float(np.median(fast)), float(np.median(slow))
-    widths = [float(np.subtract(*np.percentile(part, [75, 25]))) / 1.349 for part in (fast, slow)]
-    apart = sqrt(2) * (centres[1] - centres[0]) / max(sqrt(widths[0] ** 2 + widths[1] ** 2), 1e-9)
-    third = (centres[1] - centres[0]) / 3
-    between = np.count_nonzero((ordered > centres[0] + third) & (ordered < centres[1] - third))
-    valley = between < 0.5 * min(len(fast), len(slow)) * (1 / 3)
-    gap = float(np.exp(centres[1] - centres[0])) - 1
-    if gap < SMALLEST_GAP or apart < 3 or not valley:
-        return None
-    return Modes(float(np.exp(centres[0])), float(np.exp(centres[1])), len(slow) / len(values))
+    bulk = ordered[: int(len(ordered) * (1 - SMALLEST_MODE))]
+    scale = max(_peak_width(ordered), 1e-4)
+    start, end = float(bulk[0]) - 3 * scale, float(ordered[-1]) + 3 * scale
+    cell = max(scale / 8, (end - start) / (64 * _CELLS))
+    grid = np.arange(start, end + cell, cell)
+    density = _smoothed(np.histogram(ordered, grid)[0], _WIDTH * scale / cell)
+    for peak, valley, other in _pairs_of_peaks(density):
+        slow = len(ordered) - int(np.searchsorted(ordered, grid[valley]))
+        if min(slow, len(ordered) - slow) < SMALLEST_MODE * len(ordered):
+            continue
+        fast_at, slow_at = sorted(float(grid[at]) + cell / 2 for at in (peak, other))
+        lower = peak if density[peak] < density[other] else other
+        at_peak, at_valley = (_within(ordered, float(grid[at]) + cell / 2, 0.6 * scale) for at in (lower, valley))
+        if slow_at - fast_at >= log1p(SMALLEST_GAP) and _is_ripple(at_peak, at_valley) < CHANCE:
+            return Modes(float(np.exp(fast_at)), float(np.exp(slow_at)), slow / len(values))
+    return None
 
 
-def _otsu(ordered: "np.ndarray") -> int:
-    """Where to cut sorted values so that the variance between the two parts is largest; outer 1 % left together."""
+def _peak_width(ordered: "np.ndarray") -> float:
+    """The standard deviation of a normal peak as narrow as the narrowest half of sorted values."""
     import numpy as np
 
-    clipped = np.clip(ordered, *np.percentile(ordered, [1, 99]))
-    count = len(clipped)
-    sizes = np.arange(1, count)
-    sums = np.cumsum(clipped)
-    fast_mean = sums[:-1] / sizes
-    slow_mean = (sums[-1] - sums[:-1]) / (count - sizes)
-    between = sizes * (count - sizes) * (slow_mean - fast_mean) ** 2
-    return int(np.argmax(between)) + 1
+    half = len(ordered) // 2
+    return float(np.min(ordered[half:] - ordered[: len(ordered) - half])) / 1.349
+
+
+def _smoothed(counts: "np.ndarray", width: float) -> "np.ndarray":
+    import numpy as np
+
+    reach = int(4 * width) + 1
+    kernel = np.exp(-0.5 * (np.arange(-reach, reach + 1) / width) ** 2)
+    return np.convolve(counts, kernel / kernel.sum(), mode="same")
+
+
+def _pairs_of_peaks(density: "np.ndarray") -> Iterator[tuple[int, int, int]]:
+    """The highest peak with each other one that a valley of less than half its height lies before: peak, valley, other."""
+    import numpy as np
+
+    inner = (density[1:-1] > density[:-2]) & (density[1:-1] >= density[2:])
+    peaks = np.flatnonzero(inner) + 1
+    highest = int(np.argmax(density))
+    for other in sorted((int(each) for each in peaks if each != highest), key=lambda at: -density[at]):
+        low, high = min(highest, other), max(highest, other)
+        valley = low + int(np.argmin(density[low : high + 1]))
+        if density[valley] < density[other] / 2:
+            yield highest, valley, other
+
+
+def _within(ordered: "np.ndarray", center: float, half: float) -> int:
+    import numpy as np
+
+    return int(np.searchsorted(ordered, center + half) - np.searchsorted(ordered, center - half))
+
+
+def _is_ripple(at_peak: int, at_valley: int) -> float:
+    """The probability of so unequal counts, were the density as high at the valley as at the peak."""
+    from scipy.special import bdtr
+
+    return float(bdtr(at_valley, at_peak + at_valley, 0.5)) if at_peak + at_valley else 1.0
+
+
+FEWEST_FOR_VARIATION = 200
+"""Fewer independent samples than this do not show how far they scatter."""
+
+
+def compute_variation_interval(values: "np.ndarray", confidence: float) -> tuple[float, float] | None:
+    """The interval of the coefficient of variation of `values` (samples,), in the order in which they were measured.
+
+    By the delta method on its logarithm, with the effective count of the influences; None where they are worth fewer than
+    FEWEST_FOR_VARIATION independent ones, or do not vary.
+    """
+    import numpy as np
+
+    mean, deviation = float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+    if deviation == 0 or mean == 0:
+        return None
+    apart = (values - mean) / deviation
+    influence = (apart**2 - 1) / 2 - apart * deviation / mean
+    worth = compute_effective_count(influence)
+    if worth < FEWEST_FOR_VARIATION:
+        return None
+    error = float(np.std(influence)) / sqrt(worth)
+    half = NormalDist().inv_cdf(0.5 + confidence / 2) * error
+    return deviation / mean * exp(-half), deviation / mean * exp(half)

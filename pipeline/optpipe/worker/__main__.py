@@ -113,7 +113,7 @@ class Worker:
         gc.freeze()
         gc.disable()
         with Spool(Path(point.spool)) as spool:
-            load = PointRun(point, spool, lanes, len(turns.batches), kept, measuring, self.plan.seed)
+            load = PointRun(point, spool, lanes, len(turns.batches), kept, measuring, point.arrivals_seed)
             run_load(load)
             stopped = spool.stopped
         gc.enable()
@@ -121,6 +121,7 @@ class Worker:
             "event": "done",
             "id": point.id,
             "steady": load.steady,
+            "queries_needed": load.queries_needed,
             "stopped": stopped,
             "host_peak_bytes": max(0, _read_peak_resident_bytes() - _count_own_bytes(lanes, before, kept)),
             "rotation_bytes": turns.nbytes if isinstance(lanes[0], CudaLane) else 0,

@@ -15,7 +15,8 @@ from time import perf_counter_ns, sleep
 from typing import Any
 
 from optpipe.core.measurement import Phase, Scenario
-from optpipe.stats.percentiles import count_samples_needed, supports_percentile
+from optpipe.stats.percentiles import count_samples_needed, plan_sample_count
+from optpipe.stats.queue import count_queries_needed, count_transient_queries
 from optpipe.stats.stability import is_steady
 from optpipe.worker.checks import Reservoir
 from optpipe.worker.lanes import CudaLane, Lane
@@ -25,7 +26,7 @@ from optpipe.worker.spool import Spool
 WINDOWS_PER_WARM_UP = 6
 IN_FLIGHT = 2
 MAX_SAMPLE_FACTOR = 4
-"""Samples that follow each other closely are worth fewer: up to so many times as many are measured for the percentile."""
+"""Samples that follow each other closely are worth fewer: up to this many times as many are measured for the percentile."""
 SPIN_NS = 150_000
 """Sleeping is not exact; the last part before an arrival is waited for by reading the clock."""
 POLL_NS = 200_000_000
@@ -44,33 +45,45 @@ class PointRun:
     on_measuring: Callable[[], None]
     """Called once, between warm-up and measuring."""
     seed: int = 0
-    """Of the arrivals."""
+    """Of the arrivals; drawn for every measurement, and recorded."""
     steady: bool = False
+    service_ns: float = 0.0
+    """Of one query in the last window of the warm-up, median."""
     write: Callable[..., None] = field(init=False)
-    _look_at: int = field(init=False)
-    """The count at which is looked, the next time, whether the samples are enough for the percentile."""
-    _most: int = 0
-    looked_ns: int = 0
-    """Time that looking took so far."""
+    _enough: int = 0
+    """How many samples there will be: decided once, when there are as many as independent samples would be enough."""
 
     def __post_init__(self) -> None:
         self.write = self.spool.writer()
-        self._look_at = count_samples_needed(self.point.percentile)
 
     def finished(self, started_ns: int, now_ns: int, count: int) -> bool:
         """Both minimum time and what the percentile needs, or the most time, or the parent's word."""
         if self.over(started_ns, now_ns):
             return True
-        if (now_ns - started_ns) / 1e9 < self.point.min_seconds or count < self._look_at:
+        if (now_ns - started_ns) / 1e9 < self.point.min_seconds or count < count_samples_needed(self.point.percentile):
             return False
-        self._most = self._most or MAX_SAMPLE_FACTOR * count
-        self._look_at = count + count // 4
-        begun = perf_counter_ns()
-        enough = count >= self._most or supports_percentile(
-            self.spool.read_last_latencies_ns(count), self.point.percentile
-        )
-        self.looked_ns += perf_counter_ns() - begun
-        return enough
+        if not self._enough:
+            self._enough = self._decided(count)
+        return count >= self._enough
+
+    def _decided(self, count: int) -> int:
+        """How many samples there will be: of a server by its utilization, else by one look at the `count` samples so far."""
+        point = self.point
+        if point.scenario is Scenario.SERVER:
+            return self.queries_needed
+        return plan_sample_count(self.spool.read_last_latencies_ns(count), point.percentile, MAX_SAMPLE_FACTOR * count)
+
+    @property
+    def queries_needed(self) -> int:
+        """As many as the percentile needs; of a server more, the closer it is to saturation."""
+        if self.point.scenario is Scenario.SERVER:
+            return count_queries_needed(self.utilization, self.point.percentile)
+        return count_samples_needed(self.point.percentile)
+
+    @property
+    def utilization(self) -> float:
+        """Share of the time in which a server is busy at this rate, by the warm-up's service time."""
+        return (self.point.rate_per_s or 0.0) * self.service_ns / 1e9
 
     def over(self, started_ns: int, now_ns: int) -> bool:
         """The most time, or the parent's word."""
@@ -115,6 +128,7 @@ def _warm_up(load: PointRun) -> None:
             durations.append(times[1] - times[0])
             turn += 1
         medians.append(median(durations))
+        load.service_ns = medians[-1]
         seconds = (perf_counter_ns() - begun) / 1e9
         if seconds >= point.warm_up_seconds and is_steady(medians):
             load.steady = True
@@ -172,19 +186,23 @@ def _run_server(load: PointRun) -> None:
         raise ValueError("the server scenario needs a rate")
     gaps = Random(f"arrivals {load.seed}")  # no other draw follows the same numbers
     arrival = started = perf_counter_ns() + 10_000_000
-    count, now = 0, started
+    count, now, transient = 0, started, count_transient_queries(load.utilization, point.percentile)
     while not load.finished(started, now, count):
         arrival += round(gaps.expovariate(point.rate_per_s) * 1e9)
-        due = arrival + load.looked_ns  # nobody arrives meanwhile: the queue would be ours, not the artifact's
         index = count % load.inputs
         lane.stage(index)
-        if not _wait_until(due, load, started):
+        if not _wait_until(arrival, load, started):
             return
         times = lane.query()
-        write(Phase.MEASURED, 0, index, size, 0, due, *times)
+        now = times[1]
+        if transient:
+            transient -= 1
+            started = now
+            write(Phase.WARM_UP, 0, index, size, 0, arrival, *times)
+            continue
+        write(Phase.MEASURED, 0, index, size, 0, arrival, *times)
         load.keep(lane, index)
         count += 1
-        now = times[1]
 
 
 def _wait_until(due_ns: int, load: PointRun, started_ns: int) -> bool:

@@ -50,6 +50,8 @@ class Point:
     max_warm_up_seconds: float = 20.0
     rate_per_s: float | None = None
     """Server: mean arrivals per second."""
+    arrivals_seed: int = 0
+    """Server: of the arrivals."""
     output_checks: int = 16
     cache_probes: int = 12
 

@@ -1,16 +1,14 @@
 """Which options win on a simulated runtime, and that what is tried is what the backends take."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from tests.fakes.measurements import planted
 
 from optpipe.backends.registry import BACKENDS, get_runtime_options, resolve_effective_options
 from optpipe.core.measurement import Reason, Subject
-from optpipe.measuring.tune import (
-    choose_options,
-    list_alternatives,
-    list_choices,
-    tune_options,
-)
+from optpipe.measuring.tune import list_alternatives, list_choices, tune_options
 
 DEFAULTS = {
     "nhwc": True,
@@ -23,41 +21,75 @@ DEFAULTS = {
 PLACES = [(name, device) for name, backend in BACKENDS.items() for device in backend.devices()]
 
 
-def tuned(latency, reasons=lambda _options: (), fixed=()):
+SIZES = (1, 64)
+
+
+def tuned(latency, reasons=lambda _options: (), fixed=(), noise=0.0, seed=0):
+    generator = np.random.default_rng(seed)
+
     def measured(options):
         invalid = [Reason(code, code, "remedy", invalidates=True) for code in reasons(options)]
         subject = Subject("a", "fake", "fp32", "cpu", options=options)
-        return tuple(planted(subject, size, latency(options, size), reasons=invalid) for size in (1, 64))
+        level = np.exp(noise * generator.standard_normal())
+        return tuple(planted(subject, size, level * latency(options, size), reasons=invalid) for size in SIZES)
 
-    return tune_options(measured, DEFAULTS, 4, fixed)
+    return tune_options(measured, DEFAULTS, SIZES, 4, fixed, seed)
 
 
 def test_tuning_finds_the_fastest_and_nothing_outside_the_choices():
-    trials = tuned(lambda options, size: size * (0.5 if not options["nhwc"] and options["threads"] == 2 else 1.0))
-    assert all(trial.options["unknown"] == 1 for trial in trials)
     joint = tuned(lambda options, size: size * (1 - 0.2 * (not options["nhwc"]) - 0.3 * (options["threads"] == 2)))
-    assert choose_options(joint, 64)["nhwc"] is False
-    assert choose_options(joint, 64)["threads"] == 2
+    assert all(trial.options["unknown"] == 1 for trial in joint.trials)
+    for size in SIZES:
+        assert joint.chosen[size]["nhwc"] is False
+        assert joint.chosen[size]["threads"] == 2
+        assert joint.final[size].value == pytest.approx(0.5)
 
 
-def test_nothing_is_tried_twice_and_what_was_asked_for_stays():
-    trials = tuned(lambda options, size: size * (1 - 0.2 * (not options["nhwc"])), fixed={"threads": 0, "nhwc": True})
-    options = [tuple(trial.options.items()) for trial in trials]
+def test_what_is_faster_at_one_size_only_is_chosen_there():
+    found = tuned(lambda options, size: size * (0.8 if not options["nhwc"] and size == 64 else 1.0))
+    assert found.chosen[64]["nhwc"] is False
+    assert found.chosen[1] == DEFAULTS
+
+
+def test_every_trial_has_its_own_options_and_what_was_asked_for_stays():
+    found = tuned(lambda options, size: size * (1 - 0.2 * (not options["nhwc"])), fixed={"threads": 0, "nhwc": True})
+    options = [tuple(trial.options.items()) for trial in found.trials]
     assert len(options) == len(set(options))
-    assert {(trial.options["threads"], trial.options["nhwc"]) for trial in trials} == {(0, True)}
+    assert {(trial.options["threads"], trial.options["nhwc"]) for trial in found.trials} == {(0, True)}
 
 
-def test_noise_does_not_move_the_defaults():
-    trials = tuned(lambda options, size: size * (0.99 if not options["nhwc"] else 1.0))
-    assert choose_options(trials, 1) == DEFAULTS
+def test_what_lags_behind_is_not_started_again():
+    found = tuned(lambda options, size: size * (2.0 if options["threads"] else 1.0))
+    tried = {trial.options["threads"]: len(trial.measurements) // len(SIZES) for trial in found.trials}
+    assert [tried[threads] for threads in (1, 2, 4)] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("noise", [0.005, 0.02])
+def test_noise_does_not_move_the_defaults(noise):
+    found = [tuned(lambda _options, size: size, noise=noise, seed=seed) for seed in range(60)]
+    assert sum(any(each.chosen[size] != DEFAULTS for size in SIZES) for each in found) <= 6
 
 
 def test_a_wrong_answer_never_wins():
-    trials = tuned(
+    found = tuned(
         lambda options, size: size * (1.0 if options["nhwc"] else 0.1),
         reasons=lambda options: () if options["nhwc"] else ("wrong-output",),
     )
-    assert choose_options(trials, 1)["nhwc"] is True
+    assert found.chosen[1]["nhwc"] is True
+
+
+def test_nothing_is_chosen_of_an_interrupted_tuning():
+    def measured(options):
+        stopped = replace(planted(Subject("a", "fake", "fp32", "cpu"), 1, 1.0), interrupted=True)
+        return (stopped,)
+
+    assert tune_options(measured, DEFAULTS, (1,), 4).chosen == {}
+
+
+def test_without_anything_to_try_the_defaults_are_used():
+    found = tuned(lambda _options, size: size, fixed=DEFAULTS)
+    assert found.chosen == {1: DEFAULTS, 64: DEFAULTS}
+    assert len(found.trials) == 1
 
 
 def test_what_is_tried_are_the_options_of_the_backends_and_all_of_them():

@@ -7,7 +7,7 @@ from tests.fakes.measurements import planted
 from optpipe.core.measurement import Reason, Subject
 from optpipe.core.measurement_json import record_from_measurement
 from optpipe.errors import BadInputError
-from optpipe.measuring.tune import Trial, record_from_trials
+from optpipe.measuring.tune import Trial, Tuning, record_from_trials
 from optpipe.reporters.terminal_bench import render_bench, render_pair
 
 SUBJECT = Subject("a", "onnxruntime", "fp16", "cuda:0", model="resnet50", cuda_graph=True)
@@ -141,7 +141,8 @@ def test_options_that_answer_wrongly_are_named():
         Trial({"nhwc": nhwc}, tuple(planted(SUBJECT, size, 1.0, reasons=found) for size in (1, 64)))
         for nhwc, found in ((True, ()), (False, (wrong,)))
     ]
-    record = record_from_trials("a", "onnxruntime fp16 (cuda)", trials, {1: {"nhwc": True}, 64: {"nhwc": True}})
+    tuning = Tuning(tuple(trials), {1: {"nhwc": True}, 64: {"nhwc": True}})
+    record = record_from_trials("a", "onnxruntime fp16 (cuda)", tuning)
     assert [each["reasons"]["64"] for each in record["trials"]] == [[], ["wrong-output"]]
     text = " ".join(table_of({"measurements": [row(1, 0.5)], "tuning": [record]}).split())
     assert "batch 1, 64: --option onnxruntime.nhwc=true (of 2 tried)" in text

@@ -1,8 +1,17 @@
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optpipe.stats.means import compute_mean_interval, compute_ratio_of_sums_interval
+from optpipe.stats.means import (
+    compute_mean_interval,
+    compute_ratio_of_sums_interval,
+    compute_t_quantile,
+    count_processes_needed,
+    mean_from_runs,
+    mean_from_values,
+    scatter_from_processes,
+)
 
 GENERATOR = np.random.default_rng(3)
 
@@ -29,3 +38,59 @@ def test_the_interval_of_a_ratio_of_sums_covers():
     assert 0.92 <= np.mean([low <= 3.0 <= high for low, high in intervals]) <= 0.98
     assert compute_ratio_of_sums_interval(np.ones(2), np.ones(2)) is None
     assert compute_ratio_of_sums_interval(np.ones(5), np.zeros(5)) is None
+
+
+@pytest.mark.parametrize(
+    ("level", "freedom", "value"), [(0.975, 4, 2.776445), (0.975, 9, 2.262157), (0.9, 30, 1.31042)]
+)
+def test_quantiles_of_the_tables(level, freedom, value):
+    assert compute_t_quantile(level, freedom) == pytest.approx(value, abs=1e-5)
+
+
+@pytest.mark.parametrize("level", [0.4, 1.0, 5e20, float("inf"), float("nan")])
+def test_a_level_that_is_no_probability_is_refused(level):
+    with pytest.raises(ValueError, match="no quantile"):
+        compute_t_quantile(level, 9)
+
+
+@given(st.lists(st.floats(1, 10), min_size=3, max_size=9, unique=True), st.floats(1, 10), st.floats(0.6, 0.99))
+def test_the_p_value_says_whether_the_interval_is_above_the_limit(values, limit, confidence):
+    mean = mean_from_values(values)
+    low, p_value = mean.interval(confidence)[0], mean.compute_p_value_above(limit)
+    assert (low > limit) == (p_value < (1 - confidence) / 2) or low == pytest.approx(limit)
+
+
+def drawn_runs(runs, processes, between_runs):
+    return [GENERATOR.normal(0, between_runs) + GENERATOR.normal(10.0, 1.0, processes) for _ in range(runs)]
+
+
+@pytest.mark.parametrize(("runs", "between_runs"), [(1, 0.0), (2, 0.0), (4, 0.0), (4, 2.0), (6, 1.0)])
+def test_the_mean_over_runs_covers(runs, between_runs):
+    found = [mean_from_runs(drawn_runs(runs, 5, between_runs)).interval(0.95) for _ in range(600)]
+    assert np.mean([low <= 10.0 <= high for low, high in found]) >= 0.92
+
+
+def test_runs_that_differ_are_the_unit_and_equal_ones_are_not():
+    assert mean_from_runs([[1.0, 1.1, 0.9], [5.0, 5.1, 4.9]]).freedom == 1
+    assert mean_from_runs([[1.0, 1.1, 0.9], [0.9, 1.0, 1.1]]).freedom == 5
+    assert mean_from_runs([[1.0], [1.1]]) is None
+
+
+def test_two_stages_make_the_interval_as_narrow_as_asked_and_cover():
+    covered = []
+    for _ in range(1000):
+        first = GENERATOR.normal(10.0, 1.0, 5)
+        more = GENERATOR.normal(10.0, 1.0, count_processes_needed(first, 0.8, 0.95) - 5)
+        low, high = mean_from_values([*first, *more], first).interval(0.95)
+        covered.append(low <= 10.0 <= high)
+    assert np.mean(covered) >= 0.93
+    assert count_processes_needed([1.0, 1.0, 1.0], 0.1, 0.95) == 3
+    with pytest.raises(ValueError, match="processes"):
+        count_processes_needed([1.0, 2.0], 0.1, 0.95)
+
+
+def test_the_scatter_is_split_into_its_two_parts():
+    offsets = GENERATOR.normal(10.0, 0.3, 400)
+    found = scatter_from_processes(offsets + GENERATOR.normal(0, 0.1, 400), np.full(400, 1.96 * 0.1), 0.95)
+    assert found.between == pytest.approx(0.03, rel=0.15)
+    assert found.inside == pytest.approx(0.01, rel=0.01)

@@ -2,13 +2,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import binom
 
 from optpipe.stats.paired import (
     compute_difference_interval,
-    compute_macro_f1,
-    compute_macro_f1_difference,
+    compute_difference_p_value,
     compute_mcnemar_p_value,
     compute_share_interval,
+    compute_share_p_value,
 )
 
 counts = st.integers(0, 60)
@@ -50,11 +51,34 @@ def test_coverage(p_lost, p_won) -> None:
 
 
 def test_share_interval_against_published_values() -> None:
-    found = compute_share_interval(81, 263)  # Newcombe 1998, table I: 0.2553 to 0.3662
-    assert (round(found.low, 4), round(found.high, 4)) == (0.2553, 0.3662)
+    found = compute_share_interval(81, 263)  # Newcombe 1998, table I, method 5: 0.2527 to 0.3676
+    assert (round(found.low, 4), round(found.high, 4)) == (0.2527, 0.3676)
     assert compute_share_interval(0, 20).low == 0
     assert compute_share_interval(20, 20).high == 1
-    assert compute_share_interval(0, 40).high == pytest.approx(1.959964**2 / (40 + 1.959964**2), rel=1e-6)  # by hand
+    assert compute_share_interval(0, 40).high == pytest.approx(1 - 0.025 ** (1 / 40))  # by hand
+
+
+@given(st.integers(1, 60), st.floats(0.001, 0.999), st.floats(0.5, 0.999))
+def test_neither_end_of_a_share_errs_more_often_than_it_says(n, share, confidence) -> None:
+    chances = binom.pmf(np.arange(n + 1), n, share)
+    found = [compute_share_interval(hits, n, confidence) for hits in range(n + 1)]
+    for missed in ([each.low > share for each in found], [each.high < share for each in found]):
+        assert chances[missed].sum() <= (1 - confidence) / 2 + 1e-9
+
+
+@given(st.integers(1, 500), st.floats(0, 1), st.floats(0.01, 0.99))
+def test_a_share_is_below_a_limit_where_its_p_value_says_so(n, where, limit) -> None:
+    hits = int(where * n)
+    p_value = compute_share_p_value(hits, n, limit)
+    assert (compute_share_interval(hits, n).high < limit) == (p_value < 0.025) or p_value == pytest.approx(0.025)
+
+
+@given(counts, counts, st.integers(1, 2000), st.floats(-0.5, 0.5))
+def test_a_difference_is_above_a_limit_where_its_p_value_says_so(lost, won, same, limit) -> None:
+    n = lost + won + same
+    p_value = compute_difference_p_value(lost, won, n, limit)
+    low = compute_difference_interval(lost, won, n).low
+    assert (low > limit) == (p_value < 0.025) or low == pytest.approx(limit, abs=1e-6)
 
 
 def test_no_samples_have_no_share() -> None:
@@ -67,20 +91,3 @@ def test_mcnemar_is_the_sign_test() -> None:
     assert compute_mcnemar_p_value(5, 5) == 1
     assert compute_mcnemar_p_value(6, 0) == pytest.approx(2 / 2**6)
     assert compute_mcnemar_p_value(10, 2) == compute_mcnemar_p_value(2, 10) == pytest.approx(0.0385742, rel=1e-4)
-
-
-def test_macro_f1_against_scikit_learn() -> None:
-    from sklearn.metrics import f1_score
-
-    rng = np.random.default_rng(0)
-    labels, found = rng.integers(0, 4, 200), rng.integers(0, 5, 200)
-    expected = f1_score(labels, found, average="macro", zero_division=0)
-    assert compute_macro_f1(labels, found, 7) == pytest.approx(expected)
-
-
-def test_macro_f1_difference_of_the_same_is_zero() -> None:
-    labels = np.arange(60) % 3
-    found = compute_macro_f1_difference(labels, labels, labels, 3, rounds=50)
-    assert (found.low, found.high) == (0, 0)
-    worse = np.where(np.arange(60) < 20, 0, labels)
-    assert compute_macro_f1_difference(labels, labels, worse, 3, rounds=200).low > 0

@@ -3,7 +3,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optpipe.stats.ratio import Change, ratio_from_medians, ratio_from_rounds
+from optpipe.stats.ratio import (
+    Change,
+    compute_exchange_p_value,
+    count_rounds_needed,
+    ratio_from_medians,
+    ratio_from_rounds,
+)
 
 rounds = st.lists(st.tuples(st.floats(0.01, 1e4), st.floats(0.01, 1e4)), min_size=4, max_size=30)
 MIRROR = {Change.FASTER: Change.SLOWER, Change.SLOWER: Change.FASTER, Change.NO_DIFFERENCE: Change.NO_DIFFERENCE}
@@ -63,3 +69,21 @@ def test_too_few_rounds_and_nonsense_are_refused():
         ratio_from_rounds([1, 2], [1, 2])
     with pytest.raises(ValueError, match="positive"):
         ratio_from_rounds([1, 2, 3, 0], [1, 2, 3, 4])
+
+
+def test_the_first_rounds_give_the_scatter():
+    first, second = [1.0, 1.1, 0.9, 1.0, 3.0, 0.3], [1.0] * 6
+    assert ratio_from_rounds(second, first, first=4).ci[1] < ratio_from_rounds(second, first).ci[1]
+    assert ratio_from_rounds(second, first, first=6).ci == pytest.approx(ratio_from_rounds(second, first).ci)
+
+
+def test_rounds_needed_by_hand():
+    ratio = ratio_from_rounds([1.0, 1.02, 0.98, 1.01, 0.99], [1.0] * 5)
+    assert count_rounds_needed(ratio, ratio.smallest_visible) == 5
+    assert count_rounds_needed(ratio, np.expm1(np.log1p(ratio.smallest_visible) / 2)) == 20
+
+
+def test_exchanging_by_hand():
+    assert compute_exchange_p_value([1.0] * 8, [2.0] * 8) == 1 / 2**7
+    assert compute_exchange_p_value([1.0, 2.0] * 4, [2.0, 1.0] * 4) == 1
+    assert compute_exchange_p_value([1.0] * 40, [2.0] * 40) == 0

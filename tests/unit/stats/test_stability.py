@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optpipe.stats.stability import find_trend, find_two_modes, is_steady
+from optpipe.stats.stability import compute_variation_interval, find_trend, find_two_modes, is_steady
 
 GENERATOR = np.random.default_rng(3)
 
@@ -30,6 +30,12 @@ def test_drift_is_found_with_its_size():
     found = find_trend(lognormal(1.0) * np.linspace(1.0, 1.10, 1000))
     assert found.p_value < 0.001
     assert found.change == pytest.approx(0.095, abs=0.02)
+
+
+@pytest.mark.parametrize("shape", [lambda t: t, lambda t: 2 * abs(t - 0.5), lambda t: -2 * abs(t - 0.5)])
+def test_a_drift_of_three_percent_is_found_there_and_back_too(shape):
+    changes = [find_trend(lognormal(1.0, 700, 0.01) * (1 + 0.03 * shape(np.linspace(0, 1, 700)))) for _ in range(200)]
+    assert np.mean([found.p_value < 0.01 and abs(found.change) > 0.025 for found in changes]) >= 0.8
 
 
 def test_no_drift_in_noise():
@@ -64,3 +70,21 @@ def test_two_speeds_are_found(factor, share):
 )
 def test_one_speed_with_a_tail_is_one_speed(values):
     assert find_two_modes(values) is None
+
+
+def test_a_small_second_speed_is_found():
+    found = [find_two_modes(lognormal(1.0, 700, 0.01) * (1 + 0.05 * (GENERATOR.random(700) < 0.1))) for _ in range(200)]
+    assert np.mean([each is not None for each in found]) >= 0.8
+
+
+@pytest.mark.parametrize("count", [100, 700, 5000])
+def test_noise_has_one_speed(count):
+    assert sum(find_two_modes(lognormal(1.0, count, 0.01)) is not None for _ in range(200)) <= 4
+
+
+def test_the_interval_of_the_variation_covers():
+    truth = np.sqrt(np.expm1(0.02**2))
+    found = [compute_variation_interval(lognormal(1.0, 700), 0.95) for _ in range(400)]
+    assert 0.92 <= np.mean([low <= truth <= high for low, high in found]) <= 0.98
+    assert compute_variation_interval(np.ones(500), 0.95) is None
+    assert compute_variation_interval(lognormal(1.0, 50), 0.95) is None

@@ -1,16 +1,11 @@
 """Whether the model's answers stay the same: PASS, FAIL, or not enough evidence."""
 
 from dataclasses import dataclass
-from math import ceil
+from math import floor
 from typing import TYPE_CHECKING, Any
 
 from optpipe.core.verdict import Verdict
-from optpipe.stats.paired import (
-    CONFIDENCE,
-    Interval,
-    compute_normal_quantile,
-    compute_share_interval,
-)
+from optpipe.stats.paired import Interval, compute_share_interval
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,7 +21,7 @@ ResNet-50 with random weights: 90 dB with exact arithmetic, 67 dB with DALI's ow
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Equal top-1 answers out of `images`, with Wilson's 95 % interval."""
+    """Equal top-1 answers out of `images`, with the exact 95 % interval."""
 
     equal: int
     images: int
@@ -67,17 +62,18 @@ def compute_agreement(reference: "np.ndarray", got: "np.ndarray") -> Agreement |
 def compute_images_needed(share: float = 1.0) -> int | None:
     """How many images with this share of equal answers lift the interval's lower end to AGREEMENT; None where none do.
 
-    Wilson's lower end, solved for the count.
+    The few that differ are spread evenly over the images.
     """
     if share <= REQUIRED_AGREEMENT:
         return None
-    needed = (
-        compute_normal_quantile(CONFIDENCE) ** 2
-        * REQUIRED_AGREEMENT
-        * (1 - REQUIRED_AGREEMENT)
-        / (share - REQUIRED_AGREEMENT) ** 2
-    )
-    return ceil(needed)
+    low, high = 0, 1
+    while compute_share_interval(floor(share * high), high).low < REQUIRED_AGREEMENT:
+        low, high = high, high * 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        enough = compute_share_interval(floor(share * middle), middle).low >= REQUIRED_AGREEMENT
+        low, high = (low, middle) if enough else (middle, high)
+    return high
 
 
 def judge_parity(
@@ -135,10 +131,10 @@ def _judge_by_agreement(found: Agreement) -> Judgment:
     if interval.low >= REQUIRED_AGREEMENT:
         return Judgment(Verdict.PASS, share)
     if interval.high < REQUIRED_AGREEMENT:
-        return Judgment(Verdict.FAIL, f"{share}; {REQUIRED_AGREEMENT:.1%} is required")
+        return Judgment(Verdict.FAIL, f"{share}; {REQUIRED_AGREEMENT:.1%} is wanted")
     needed = compute_images_needed(found.equal / found.images)
     if needed is None:
         remedy = "inspect the worst images; more images will not help"
     else:
         remedy = f"use at least {needed} images (--images, --limit)"
-    return Judgment(Verdict.INCONCLUSIVE, f"{share}; too few images to prove {REQUIRED_AGREEMENT:.1%}", remedy)
+    return Judgment(Verdict.INCONCLUSIVE, f"{share}; too few to prove {REQUIRED_AGREEMENT:.1%}", remedy)

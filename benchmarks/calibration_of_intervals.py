@@ -1,0 +1,480 @@
+"""Do the intervals and verdicts err as rarely as they claim? Simulations with known truth through optpipe's own functions.
+
+usage: calibration_of_intervals.py [--only NAME ...] [--scale 1.0] [--markdown FILE]
+Each row says what was simulated, what is claimed, what was seen, and whether it keeps its threshold; exit status 1 where one
+does not. `--scale 0.1` draws a tenth as many, for a quick look. All seeds are fixed.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from math import nan, sqrt
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+from scipy.signal import lfilter
+from scipy.special import ndtri
+
+from optpipe.core.measurement import (
+    Estimate,
+    LatencySummary,
+    Measurement,
+    Mode,
+    Percentile,
+    Reason,
+    Scenario,
+    Subject,
+    Validity,
+)
+from optpipe.measuring.figures import estimate_throughput
+from optpipe.measuring.interleave import run_interleaved
+from optpipe.measuring.rate import find_highest_rate
+from optpipe.measuring.slo import Slo
+from optpipe.measuring.tune import tune_options
+from optpipe.measuring.validity import ValidityEvidence, find_reasons
+from optpipe.stats.macro_f1 import compute_macro_f1, compute_macro_f1_difference
+from optpipe.stats.means import count_processes_needed, mean_from_runs, mean_from_values
+from optpipe.stats.multiple import reject_by_holm
+from optpipe.stats.paired import (
+    compute_difference_interval,
+    compute_difference_p_value,
+    compute_share_interval,
+    compute_share_p_value,
+)
+from optpipe.stats.percentiles import count_samples_needed, plan_sample_count, summary_from_ns
+from optpipe.stats.queue import count_queries_needed, count_transient_queries
+from optpipe.stats.ratio import Change
+from optpipe.stats.stability import compute_variation_interval
+from optpipe.worker.loops import MAX_SAMPLE_FACTOR
+
+SUBJECT = Subject("a", "simulated", "fp32", "cpu")
+COVERAGE = 0.93
+"""Least coverage of intervals at 95 %."""
+
+
+@dataclass
+class Row:
+    """One line of the table."""
+
+    what: str
+    claimed: str
+    seen: float
+    error: float
+    """Standard deviation of `seen` over repetitions of the simulation."""
+    least: float = 0.0
+    most: float = 1.0
+    note: str = ""
+
+    @property
+    def kept(self) -> bool:
+        return np.isnan(self.seen) or self.least - 2 * self.error <= self.seen <= self.most + 2 * self.error
+
+    @property
+    def text(self) -> list[str]:
+        seen = "withheld" if np.isnan(self.seen) else f"{self.seen:.1%} ± {self.error:.1%}"
+        bound = f"≥ {self.least:.0%}" if self.least else f"≤ {self.most:.1%}" if self.most < 1 else ""
+        return [self.what, self.claimed, seen, bound, "" if self.kept else "BROKEN", self.note]
+
+
+def share(hits, least=0.0, most=1.0, what="", claimed="", note=""):
+    hits = np.asarray(hits, dtype=float)
+    seen = float(hits.mean()) if len(hits) else nan
+    error = sqrt(max(seen * (1 - seen), 1 / len(hits)) / len(hits)) if len(hits) else 0.0
+    return Row(what, claimed, seen, error, least, most, note)
+
+
+def autoregressive(generator, phi, count):
+    noise = generator.standard_normal(count + 1000) * sqrt(1 - phi * phi)
+    return lfilter([1], [1, -phi], noise)[1000:]
+
+
+# ---------------------------------------------------------------- percentiles
+
+
+def percentiles(generator, scale) -> Iterator[Row]:
+    """Intervals of p50, p90 and p99 inside one process; of a run that goes on until they can be shown."""
+    for phi in (0.0, 0.5, 0.7, 0.9, 0.95, 0.99):
+        for count in (100, 700, 5000):
+            yield from percentile_rows(generator, phi, count, round(500 * scale))
+        yield from percentile_rows(generator, phi, None, round(250 * scale))
+
+
+def percentile_rows(generator, phi, count, repetitions):
+    covered = {50.0: [], 90.0: [], 99.0: []}
+    for _ in range(repetitions):
+        values = np.exp(0.02 * autoregressive(generator, phi, count or 4 * count_samples_needed(99.0)))
+        if count is None:
+            first = count_samples_needed(99.0)
+            values = values[: plan_sample_count(values[:first], 99.0, MAX_SAMPLE_FACTOR * first)]
+        for found in summary_from_ns(values * 1e6, tuple(covered)).percentiles:
+            truth = float(np.exp(0.02 * ndtri(found.percent / 100)))
+            covered[found.percent].append(found.ci[0] <= truth <= found.ci[1])
+    length = "as many as p99 asks for" if count is None else f"{count} samples"
+    for percent, hits in covered.items():
+        if count is not None and count < count_samples_needed(percent):
+            continue
+        shown = len(hits) / repetitions
+        least = COVERAGE if phi <= 0.9 and shown > 0.05 else 0.0
+        yield share(
+            hits, least, what=f"p{percent:g}, correlation {phi:g}, {length}", claimed="95 %", note=f"shown {shown:.0%}"
+        )
+
+
+# ------------------------------------------------------- processes and verdicts
+
+
+def measured_process(generator, between, inside, level=10.0, count=700):
+    """The p50 in ms of one process of `count` samples: its own level, and the noise inside it."""
+    samples = level * np.exp(between * generator.standard_normal() + inside * generator.standard_normal(count))
+    return summary_from_ns(samples * 1e6, (50.0,)).percentiles[0].value
+
+
+def processes(generator, scale) -> Iterator[Row]:
+    """The interval over fresh processes: of a fixed number, in two stages, in several runs."""
+    for between in (0.0, 0.005, 0.013, 0.02):
+        hits = []
+        for _ in range(round(600 * scale)):
+            figures = [measured_process(generator, between, 0.01, count=200) for _ in range(5)]
+            low, high = mean_from_values(figures).interval(0.95)
+            hits.append(low <= 10.0 * np.exp(between**2 / 2) <= high)
+        yield share(hits, COVERAGE, what=f"p50 over 5 processes, scatter {between:.1%}", claimed="95 %")
+    hits = []
+    for _ in range(round(4000 * scale)):
+        first = list(generator.normal(10, 0.2, 5))
+        more = generator.normal(10, 0.2, count_processes_needed(first, 0.15, 0.95) - 5)
+        low, high = mean_from_values([*first, *more], first).interval(0.95)
+        hits.append(low <= 10 <= high)
+    yield share(hits, COVERAGE, what="mean, number of processes by the first five (Stein)", claimed="95 %")
+    for runs, between_runs in ((2, 0.0), (3, 0.0), (3, 0.05), (3, 0.1), (3, 0.4), (6, 0.1)):
+        hits = []
+        for _ in range(round(3000 * scale)):
+            groups = [generator.normal(10, between_runs) + generator.normal(0, 0.2, 5) for _ in range(runs)]
+            low, high = mean_from_runs(groups).interval(0.95)
+            hits.append(low <= 10 <= high)
+        what = f"mean over {runs} runs of 5 processes, runs scatter {between_runs / 0.2:g} times as processes"
+        yield share(hits, COVERAGE if between_runs in (0.0, 0.4) else 0.88, what=what, claimed="95 %")
+
+
+def criteria(generator, scale) -> Iterator[Row]:
+    """A policy of ten criteria, each judged by five processes: PASS needs all, FAIL is Holm's."""
+    level = 0.025
+    for name, inside in (("all on their limits", 0), ("one on its limit, nine 10 errors inside", 9)):
+        wrong_pass, wrong_fail = [], []
+        for _ in range(round(3000 * scale)):
+            shifts = [0.0] * (10 - inside) + [-10.0] * inside
+            means = [mean_from_values(list(shift * 0.2 / sqrt(5) + generator.normal(10, 0.2, 5))) for shift in shifts]
+            wrong_pass.append(all(each.interval(0.95)[1] <= 10 for each in means))
+            wrong_fail.append(any(reject_by_holm([each.compute_p_value_above(10) for each in means], level)))
+        yield share(wrong_pass, most=0.03, what=f"PASS, ten criteria, {name}", claimed="at most 2.5 %")
+        yield share(wrong_fail, most=0.03, what=f"FAIL, ten criteria, {name}", claimed="at most 2.5 %")
+
+
+# -------------------------------------------------------------------- accuracy
+
+
+def accuracy(generator, scale) -> Iterator[Row]:
+    """Shares, differences of pairs, macro F1."""
+    for n in (100, 800):
+        for truth in (0.9, 0.99, 0.995):
+            hits = generator.binomial(n, truth, round(2000 * scale))
+            found = {int(each): compute_share_interval(int(each), n) for each in set(hits)}
+            held = [found[int(each)].low <= truth <= found[int(each)].high for each in hits]
+            yield share(held, COVERAGE, what=f"top-1 of {truth:.1%}, {n} images", claimed="95 %")
+            wrong = [compute_share_p_value(int(each), n, truth) <= 0.025 for each in hits]
+            yield share(
+                wrong,
+                most=0.03,
+                what=f"FAIL of a top-1 on its limit of {truth:.1%}, {n} images",
+                claimed="at most 2.5 %",
+            )
+    for lost, won in ((0.01, 0.01), (0.004, 0.0)):
+        draws = generator.multinomial(800, [lost, won, 1 - lost - won], round(2000 * scale))
+        found = {tuple(each[:2]): compute_difference_interval(int(each[0]), int(each[1]), 800) for each in draws}
+        held = [found[tuple(each[:2])].low <= lost - won <= found[tuple(each[:2])].high for each in draws]
+        yield share(
+            held, COVERAGE, what=f"drop of {lost - won:.1%}, {lost:.1%} lost and {won:.1%} won of 800", claimed="95 %"
+        )
+        wrong = [compute_difference_p_value(int(each[0]), int(each[1]), 800, lost - won) <= 0.025 for each in draws]
+        yield share(wrong, what=f"FAIL of a drop on its limit of {lost - won:.1%}", claimed="about 2.5 %")
+    for n, classes, loses in ((100, 10, 0.004), (100, 10, 0.034), (800, 10, 0.012), (800, 100, 0.034)):
+        labels, first, second = classifiers(generator, 1_000_000, classes, loses)
+        truth = compute_macro_f1(labels, first, classes) - compute_macro_f1(labels, second, classes)
+        found = [
+            compute_macro_f1_difference(*classifiers(generator, n, classes, loses), classes)
+            for _ in range(round(800 * scale))
+        ]
+        held = [each.low <= truth <= each.high for each in found]
+        yield share(held, COVERAGE, what=f"macro F1 drop of {truth:.2%}, {n} images, {classes} classes", claimed="95 %")
+
+
+def classifiers(generator, n, classes, loses):
+    labels = generator.integers(0, classes, n)
+    first = np.where(generator.random(n) < 0.95, labels, generator.integers(0, classes, n))
+    lost = (first == labels) & (generator.random(n) < loses)
+    return labels, first, np.where(lost, generator.integers(0, classes, n), first)
+
+
+# --------------------------------------------------- throughput and stability
+
+
+def frame(durations):
+    ends = np.cumsum((durations * 1e6).astype(np.int64))
+    starts = np.concatenate([[0], ends[:-1]])
+    return pl.DataFrame({"images": np.ones(len(ends), np.int64), "start_ns": starts, "end_ns": ends})
+
+
+def throughput(generator, scale) -> Iterator[Row]:
+    """Throughput and coefficient of variation inside one process."""
+    for phi in (0.0, 0.7, 0.9):
+        for count in (700, 5000):
+            rates, variations = [], []
+            for _ in range(round(500 * scale)):
+                values = np.exp(0.02 * autoregressive(generator, phi, count))
+                low, high = estimate_throughput(frame(values), Scenario.SINGLE_STREAM).ci
+                rates.append(low <= 1e3 / np.exp(0.0002) <= high)
+                interval = compute_variation_interval(values, 0.95)
+                if interval is not None:
+                    variations.append(interval[0] <= sqrt(np.expm1(0.0004)) <= interval[1])
+            shown = f"shown {len(variations) / len(rates):.0%}"
+            name = f"correlation {phi:g}, {count} samples"
+            yield share(rates, COVERAGE, what=f"throughput, {name}", claimed="95 %")
+            least = COVERAGE if len(variations) > 0.05 * len(rates) else 0.0
+            yield share(variations, least, what=f"coefficient of variation, {name}", claimed="95 %", note=shown)
+
+
+# ------------------------------------------------------------------------- A/B
+
+
+def planted(p50, *, percent=50.0, interval=None, reasons=(), batch=1, rate=None, options=None):
+    found = () if p50 is None else (Percentile(percent, p50, interval or (p50, p50)),)
+    level = 1.0 if p50 is None else p50
+    return Measurement(
+        "m",
+        Subject("a", "simulated", "fp32", "cpu", options=options or {}),
+        batch,
+        Scenario.SINGLE_STREAM,
+        Mode.COMPUTE,
+        Validity.INVALID if reasons else Validity.VALID,
+        tuple(reasons),
+        latency=LatencySummary(700, found, level, level, level, 0.0, {}),
+        throughput_images_per_s=Estimate(1e3 * batch / level),
+        offered_rate_per_s=rate,
+    )
+
+
+def compared(generator, rounds, noise, wave=0.0, period=4.0, truth=1.0):
+    turn, phase = [0], generator.uniform(0, 2 * np.pi)
+
+    def side(level):
+        def measured(_name):
+            turn[0] += 1
+            disturbed = wave * np.sin(2 * np.pi * turn[0] / period + phase)
+            return planted(level * np.exp(disturbed + noise * generator.standard_normal()))
+
+        return measured
+
+    return run_interleaved(side(1.0), side(truth), rounds, "p50", int(generator.integers(2**32))).ratio.change
+
+
+def interleaving(generator, scale) -> Iterator[Row]:
+    """`bench A B --interleave`: claims of a difference between equals, and of a planted one."""
+    for rounds, noise, wave, period in (
+        (10, 0.005, 0.0, 4), (10, 0.02, 0.0, 4), (10, 0.03, 0.0, 4), (8, 0.03, 0.0, 4),
+        (10, 0.005, 0.01, 4), (10, 0.005, 0.02, 4), (10, 0.001, 0.02, 4), (10, 0.02, 0.02, 4), (8, 0.005, 0.02, 4),
+        (10, 0.005, 0.02, 4.1), (10, 0.005, 0.02, 4 / 3), (10, 0.005, 0.02, 8),
+    ):  # fmt: skip
+        claims = [
+            compared(generator, rounds, noise, wave, period) is not Change.NO_DIFFERENCE
+            for _ in range(round(1000 * scale))
+        ]
+        disturbed = f", wave of {wave:.0%} every {period:.3g} processes" if wave else ""
+        yield share(claims, most=0.015, what=f"equals, {rounds} rounds, scatter {noise:.1%}{disturbed}", claimed="1 %")
+    for noise, truth, least in ((0.005, 1.03, 0.99), (0.01, 1.03, 0.97), (0.02, 1.05, 0.9)):
+        found = [compared(generator, 10, noise, truth=truth) is Change.SLOWER for _ in range(round(500 * scale))]
+        yield share(
+            found, least, what=f"{truth - 1:.0%} slower is found, 10 rounds, scatter {noise:.1%}", claimed="power"
+        )
+
+
+# -------------------------------------------------------------------- validity
+
+
+def validity(generator, scale) -> Iterator[Row]:
+    """Which reasons are found where they are planted, and where nothing is."""
+    repetitions = round(300 * scale)
+    for count in (100, 700, 5000):
+        for phi in (0.0, 0.9) if count > 100 else (0.0,):
+            refused = [
+                bool(codes(0.01 * autoregressive(generator, phi, count)) & {"drift", "bimodal", "dispersion"})
+                for _ in range(repetitions)
+            ]
+            what = f"clean data refused, {count} samples, correlation {phi:g}"
+            yield share(refused, most=0.02, what=what, claimed="at most 2 %")
+    time = np.linspace(0, 1, 700)
+    for name, shape in (("drift of 3 %", time), ("drift of 3 % there and back", 2 * abs(time - 0.5))):
+        found = [
+            "drift" in codes(np.log1p(0.03 * shape) + 0.01 * generator.standard_normal(700)) for _ in range(repetitions)
+        ]
+        yield share(found, 0.8, what=f"{name} is found, 700 samples, cv 1 %", claimed="at least 80 %")
+    found = [
+        "bimodal" in codes(np.log1p(0.05 * (generator.random(700) < 0.1)) + 0.01 * generator.standard_normal(700))
+        for _ in range(repetitions)
+    ]
+    yield share(found, 0.8, what="second mode, 10 % at 5 %, is found, 700 samples, cv 1 %", claimed="at least 80 %")
+    for seconds in (3, 10, 60, 600):
+        moved = []
+        for _ in range(repetitions):
+            clocks = (1980 * np.exp(0.006 * generator.standard_normal(5 * seconds))).astype(np.int64)
+            moved.append("clocks-moved" in codes(np.zeros(50), {"gpu_sm_mhz": clocks}))
+        yield share(
+            moved, most=0.02, what=f"clocks read with 0.6 % noise for {seconds} s refused", claimed="at most 2 %"
+        )
+    for utilization, count, least, most in ((0.9, 662, 0.0, 0.02), (0.9, 2648, 0.0, 0.02), (1.02, 662, 0.95, 1.0)):
+        behind = []
+        for _ in range(round(100 * scale)):
+            due, start, end = queue(generator, utilization, count)
+            behind.append("falling-behind" in codes_of(due, start, end, {}, utilization * 1e3))
+        yield share(behind, least, most, f"falling behind at a utilization of {utilization:g}, {count} queries", "")
+
+
+def codes(logs, machine=None):
+    ends = np.cumsum((1e6 * np.exp(logs)).astype(np.int64))
+    starts = np.concatenate([[0], ends[:-1]])
+    return codes_of(starts, starts, ends, machine or {}, None)
+
+
+def codes_of(due, start, end, machine, rate):
+    nulls = dict.fromkeys(("compute_ns", "h2d_ns", "d2h_ns"), pl.Series([None] * len(end), dtype=pl.Int64))
+    samples = pl.DataFrame({"scheduled_ns": due, "start_ns": start, "end_ns": end, "enqueue_ns": end - start, **nulls})
+    evidence = ValidityEvidence(
+        samples, pl.DataFrame(machine), Scenario.SERVER if rate else Scenario.SINGLE_STREAM, Mode.COMPUTE,
+        cpus=2, steady=True, wanted_samples=0, output_check=None, cache_probe={}, rate_per_s=rate,
+    )  # fmt: skip
+    return {reason.code for reason in find_reasons(evidence)}
+
+
+# ---------------------------------------------------------------------- server
+
+
+def queue(generator, utilization, count, service_ms=1.0):
+    """Due, start and end in ns of queries that come at random and are served one by one (M/G/1, Lindley's recursion)."""
+    due = np.cumsum(generator.exponential(service_ms / utilization, count))
+    service = service_ms * np.exp(0.02 * generator.standard_normal(count))
+    done = np.cumsum(service)
+    start = np.maximum.accumulate(due - (done - service)) + done - service
+    return tuple((each * 1e6).astype(np.int64) for each in (due, start, start + service))
+
+
+def served_at(generator, slo, rate):
+    """One measurement of a server, as the worker makes it: the transient left out, as many queries as the utilization asks for."""
+    utilization = rate / 1e3
+    transient, needed = (
+        count_transient_queries(utilization, slo.percent),
+        count_queries_needed(utilization, slo.percent),
+    )
+    due, start, end = queue(generator, utilization, transient + needed)
+    kept = slice(transient, None)
+    summary = summary_from_ns((end - due)[kept], (50.0, 90.0, 95.0, slo.percent))
+    behind = "falling-behind" in codes_of(due[kept], start[kept], end[kept], {}, rate)
+    reasons = [Reason("falling-behind", "", "", invalidates=True)] if behind else []
+    found = summary.percentile(slo.percent)
+    value, interval = (None, None) if found is None else (found.value, found.ci)
+    return planted(value, percent=slo.percent, interval=interval, reasons=reasons, rate=rate)
+
+
+def steady_p99(generator, utilization):
+    due, _, end = queue(generator, utilization, 4_000_000)
+    return float(np.quantile((end - due)[100_000:], 0.99)) / 1e6
+
+
+def server(generator, scale) -> Iterator[Row]:
+    """p99 of a server near saturation, and the rate that the search finds."""
+    for utilization in (0.5, 0.8, 0.9):
+        truth, hits, tries = steady_p99(generator, utilization), [], round(200 * scale)
+        for _ in range(tries):
+            found = served_at(generator, Slo(99.0, 1.0), 1e3 * utilization).latency.percentile(99.0)
+            if found is not None:
+                hits.append(found.ci[0] <= truth <= found.ci[1])
+        least, note = COVERAGE if len(hits) > 0.05 * tries else 0.0, f"shown {len(hits) / tries:.0%}"
+        yield share(hits, least, what=f"p99 of a server at a utilization of {utilization:g}", claimed="95 %", note=note)
+    grid = np.arange(0.3, 0.96, 0.01)
+    truths = [steady_p99(generator, each) for each in grid]
+    for limit in (3.0, 6.0):
+        beyond, rates = [], []
+        measure = partial(served_at, generator, Slo(99.0, limit))
+        for _ in range(round(60 * scale)):
+            _, best = find_highest_rate(measure, 1e-3, Slo(99.0, limit))
+            if best is not None:
+                rates.append(best.offered_rate_per_s / 1e3)
+                beyond.append(np.interp(rates[-1], grid, truths) > limit)
+        right = float(np.interp(limit, truths, grid))
+        note = f"{np.median(rates):.2f} of the server, where {right:.2f} is right"
+        yield share(beyond, most=0.05, what=f"rate found for p99 ≤ {limit:g} services breaks it", claimed="", note=note)
+
+
+# ---------------------------------------------------------------------- tuning
+
+
+def tuning(generator, scale) -> Iterator[Row]:
+    """`--tune` on a CPU of eight cores: leaving the defaults where nothing matters, and finding what does."""
+    defaults = {"threads": 0, "spinning": True}
+    for noise in (0.005, 0.01, 0.02, 0.03):
+        left = [tuned(generator, defaults, noise, 1.0) != defaults for _ in range(round(300 * scale))]
+        yield share(
+            left, most=0.05, what=f"--tune leaves the defaults, nothing matters, scatter {noise:.1%}", claimed=""
+        )
+    for noise, gain in ((0.01, 1.05), (0.02, 1.1)):
+        found = [tuned(generator, defaults, noise, gain)["threads"] == 4 for _ in range(round(200 * scale))]
+        yield share(found, 0.8, what=f"--tune finds {gain - 1:.0%} more, scatter {noise:.1%}", claimed="power")
+
+
+def tuned(generator, defaults, noise, gain):
+    def measured(options):
+        level = np.exp(noise * generator.standard_normal()) / (gain if options["threads"] == 4 else 1.0)
+        return (planted(level, options=options),)
+
+    return tune_options(measured, defaults, (1,), 8, seed=int(generator.integers(2**32))).chosen[1]
+
+
+PARTS: dict[str, Callable[..., Iterator[Row]]] = {
+    each.__name__: each
+    for each in (percentiles, processes, criteria, accuracy, throughput, interleaving, validity, server, tuning)
+}
+
+
+def table(rows: list[Row]) -> str:
+    head = ["simulated", "claimed", "seen (± 1 sd)", "wanted", "", "note"]
+    lines = [head, ["---"] * len(head), *(row.text for row in rows)]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def simulated(names=tuple(PARTS), scale=1.0) -> dict[str, list[Row]]:
+    """The rows of each part, each from its own fixed seed."""
+    return {name: list(PARTS[name](np.random.default_rng(2026), scale)) for name in names}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", nargs="*", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--markdown", type=Path)
+    given = parser.parse_args()
+    every = []
+    for name in given.only:
+        begun = time.perf_counter()
+        rows = simulated([name], given.scale)[name]
+        every += rows
+        print(f"## {name} ({time.perf_counter() - begun:.0f} s)\n{table(rows)}\n", flush=True)
+    if given.markdown:
+        given.markdown.write_text(table(every) + "\n", encoding="utf-8")
+    broken = [row.what for row in every if not row.kept]
+    print(f"{len(broken)} of {len(every)} break their threshold" + "".join(f"\n  {each}" for each in broken))
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

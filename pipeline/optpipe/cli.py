@@ -6,7 +6,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,15 @@ PIPED_WIDTH = 160
 """Columns of a table that goes into a file or a pipe, which has no width of its own."""
 
 
+def _print_json(document: object) -> None:
+    if isinstance(document, Mapping):
+        print(json.dumps(document, indent=2, allow_nan=False), flush=True)
+    else:
+        from optpipe.core.records import json_from_record
+
+        print(json_from_record(document).decode(), end="", flush=True)
+
+
 def print_outcome(command: Callable[..., Outcome]) -> Callable[..., None]:
     """Wraps `command` so that its outcome is printed and its expected failures become one or two lines and a status."""
 
@@ -84,7 +93,7 @@ def print_outcome(command: Callable[..., Outcome]) -> Callable[..., None]:
             with redirect_stdout_to_stderr(), handle_interrupts():
                 outcome = command(*args, **options)
             if as_json:
-                print(json.dumps(outcome.document, indent=2, allow_nan=False), flush=True)
+                _print_json(outcome.document)
             else:
                 _print_text(outcome.text())
         except OptpipeError as error:

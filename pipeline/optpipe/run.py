@@ -8,7 +8,7 @@ again: a timing is never answered from a cache.
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -17,6 +17,8 @@ from optpipe import __version__
 from optpipe.build.build import BuildPlan, ModelBuild, build_model
 from optpipe.core.events import Listener
 from optpipe.core.hashing import hash_value
+from optpipe.core.records import plain_from_record
+from optpipe.core.verdict import StepRecord
 from optpipe.errors import (
     BadInputError,
     ExitStatus,
@@ -27,7 +29,7 @@ from optpipe.errors import (
 from optpipe.export.model import Model
 from optpipe.signoff.collect import SignoffRequest, find_judged_artifact
 from optpipe.signoff.policy import Policy
-from optpipe.signoff.release import SignedDossier, sign_off
+from optpipe.signoff.release import SignedDossier, document_from_signed, sign_off
 from optpipe.signoff.steps import (
     MeasurementBudget,
     run_bench_step,
@@ -59,21 +61,6 @@ class PipelinePlan:
     def policy(self) -> Policy:
         """What the build must prove."""
         return self.wanted.policy
-
-
-@dataclass(frozen=True, slots=True)
-class StepRecord:
-    """What became of one step: `done`, `resumed`, `skipped` or `failed`, with the reason of the latter two."""
-
-    name: str
-    status: str
-    seconds: float = 0.0
-    runs: tuple[str, ...] = ()
-    reason: str | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        """One element of `steps[]`."""
-        return asdict(self) | {"runs": list(self.runs)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,9 +195,4 @@ class _Checkpoint:
 
 def document_from_pipeline(walked: PipelineResult, warnings: list[str]) -> dict[str, Any]:
     """The JSON document of `optpipe run`: that of `signoff`, with the steps."""
-    return {
-        **walked.signed.document,
-        "dossier": str(walked.signed.folder),
-        "steps": [step.as_json() for step in walked.steps],
-        "warnings": warnings,
-    }
+    return {**document_from_signed(walked.signed, warnings), "steps": plain_from_record(walked.steps)}

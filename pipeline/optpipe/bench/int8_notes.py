@@ -1,13 +1,14 @@
 """What must be known of an INT8 build beside its verdicts: no gain over the wider type, lost accuracy, and the usual causes."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from optpipe.artifacts.facts import JudgedBuild
 from optpipe.core.measurement import MEASUREMENTS_FILE, Measurement, Reason
 from optpipe.core.measurement_json import measurements_from_document
 from optpipe.core.precision import REQUIRED_SHARE, Precision
+from optpipe.core.verdict import Note
 from optpipe.evaluate.recompute import observe_accuracy
 from optpipe.measuring.marks import (
     NOT_FASTER,
@@ -23,19 +24,6 @@ from optpipe.workspace.store import Entry, Store
 ACCURACY = "int8-accuracy"
 BUDGET = 0.01
 """The drop that INT8 may cost where no evaluation was given another budget."""
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """One thing to know, and what to do about it; it decides nothing."""
-
-    code: str
-    message: str
-    remedy: str
-
-    def to_dict(self) -> dict[str, str]:
-        """The JSON form."""
-        return asdict(self)
 
 
 def find_int8_causes(info: Mapping[str, Any]) -> str:

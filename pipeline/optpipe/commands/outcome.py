@@ -1,6 +1,6 @@
 """What every command returns: one JSON document, one text for people, one exit status."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,8 @@ from optpipe.errors import ExitStatus
 class Outcome:
     """A finished command. `text` is only called when people read it, so that `--json` pays for no rendering."""
 
-    document: Mapping[str, Any]
+    document: object
+    """A record or a mapping: what `--json` prints."""
     text: Callable[[], Any]
     """Makes the text or rich renderable for people; units and rounding belong in `optpipe.reporters`."""
     status: ExitStatus = ExitStatus.DONE

@@ -67,8 +67,8 @@ def run(
 
     rules = policy_from_file(policy)
     wanted = SignoffRequest(model, rules, None, waivers_from_options(waive or [], because or []))
-    backend_text = backend or rules.build.get("backend", "auto")
-    judged = rules.build.get("precision")
+    backend_text = backend or rules.build.backend or "auto"
+    judged = rules.build.precision
     precision_text = precision or (f"fp32,{judged}" if judged not in (None, "fp32") else judged or "fp32")
     plan = PipelinePlan(
         wanted=wanted,
@@ -85,8 +85,12 @@ def run(
     require_possible(wanted, output, sign, junit)
     with Terminal() as terminal:
         walked = run_pipeline(model_from_options(model, weights, seed, batch, []), plan, Store(workspace), terminal)
+    signed = walked.signed
     if junit is not None:
-        junit.write_text(render_junit(walked.signed.document), encoding="utf-8")
-    write_step_summary(render_markdown(walked.signed.report))
-    document = document_from_pipeline(walked, terminal.warnings)
-    return Outcome(document, lambda: render_pipeline_run(document), walked.signed.verdict.exit_status)
+        junit.write_text(render_junit(signed.verdict), encoding="utf-8")
+    write_step_summary(render_markdown(signed.report))
+    return Outcome(
+        document_from_pipeline(walked, terminal.warnings),
+        lambda: render_pipeline_run(walked.steps, signed.verdict, signed.folder),
+        signed.verdict.verdict.exit_status,
+    )

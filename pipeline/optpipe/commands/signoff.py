@@ -48,7 +48,7 @@ def signoff(
     from optpipe.reporters.terminal_signoff import render_verdict
     from optpipe.signoff.collect import SignoffRequest
     from optpipe.signoff.missing import measure_missing_evidence
-    from optpipe.signoff.release import require_possible, sign_off
+    from optpipe.signoff.release import document_from_signed, require_possible, sign_off
     from optpipe.signoff.steps import MeasurementBudget
     from optpipe.workspace.store import Store
 
@@ -66,10 +66,10 @@ def signoff(
             )
         signed = sign_off(wanted, store, output, sign, terminal, figures=figures)
     if junit is not None:
-        junit.write_text(render_junit(signed.document), encoding="utf-8")
+        junit.write_text(render_junit(signed.verdict), encoding="utf-8")
     write_step_summary(render_markdown(signed.report))
-    document = {**signed.document, "dossier": str(signed.folder), "warnings": terminal.warnings}
-    return Outcome(document, lambda: render_verdict(document, str(signed.folder)), signed.verdict.exit_status)
+    document = document_from_signed(signed, terminal.warnings)
+    return Outcome(document, lambda: render_verdict(signed.verdict, signed.folder), signed.verdict.verdict.exit_status)
 
 
 def _write_policy_template(policy: Path) -> Outcome:
@@ -101,30 +101,29 @@ def verify(
     Exit status: 2 if any byte changed, 1 if a number does not match the raw files, otherwise that of the verdict.
     """
     from optpipe.commands.terminal import Terminal
+    from optpipe.core.verdict import VerificationRecord
     from optpipe.errors import ExitStatus
     from optpipe.reporters.terminal_signoff import render_verification
-    from optpipe.signoff.dossier import document_from_signoff
     from optpipe.signoff.release import verify_dossier
 
     with Terminal() as terminal, terminal.step("verify"):
         checked = verify_dossier(dossier, allowed_signers)
     signature = "signed by an allowed key" if allowed_signers else "signed" if checked.signed else "not signed"
-    found = checked.signoff if checked.intact else None
-    document = {
-        "dossier": str(dossier),
-        "intact": found is not None,
-        "as_sealed": checked.as_sealed,
-        "problems": list(checked.problems),
-        "verdict": str(found.verdict) if found else None,
-        "recomputed": document_from_signoff(found) if found else None,
-        "signature": signature,
-        "files": checked.files,
-        "size_bytes": checked.size_bytes,
-    }
-    status = ExitStatus.FAIL if checked.signoff else ExitStatus.BAD_INPUT
-    if found:
-        status = found.verdict.exit_status
-    return Outcome(document, lambda: render_verification(document), status)
+    found = checked.verdict if checked.intact else None
+    record = VerificationRecord(
+        dossier=str(dossier),
+        intact=found is not None,
+        as_sealed=checked.as_sealed,
+        problems=checked.problems,
+        not_compared=checked.not_compared,
+        verdict=found.verdict if found else None,
+        recomputed=found,
+        signature=signature,
+        files=checked.files,
+        size_bytes=checked.size_bytes,
+    )
+    status = ExitStatus.FAIL if checked.verdict else ExitStatus.BAD_INPUT
+    return Outcome(record, lambda: render_verification(record), found.verdict.exit_status if found else status)
 
 
 def approve(
@@ -140,19 +139,18 @@ def approve(
     from optpipe.core.verdict import Verdict
     from optpipe.errors import BadInputError, GateError
     from optpipe.signoff.release import verify_dossier
-    from optpipe.workspace.baselines import store_baseline as store_baseline
+    from optpipe.workspace.baselines import store_baseline
 
     with Terminal() as terminal, terminal.step("verify"):
         checked = verify_dossier(dossier)
-    if checked.problems or checked.signoff is None:
+    if checked.problems or checked.verdict is None:
         raise BadInputError(f"{dossier} failed verification ({checked.problems[0]}); optpipe verify lists all problems")
-    found = checked.signoff
+    found = checked.verdict
     if because is None and (found.verdict is not Verdict.PASS or found.waived):
-        state = f"{len(found.waived)} criteria waived" if found.verdict is Verdict.PASS else str(found.verdict)
+        state = f"{len(found.waived)} criteria waived" if found.verdict is Verdict.PASS else found.verdict
         raise GateError(
             f"{dossier} is not an unqualified PASS ({state}); pass --because TEXT to set it as baseline anyway"
         )
-    model = found.evidence.build.model
     target = store_baseline(dossier, workspace, because)
-    document = {"model": model, "baseline": str(target), "verdict": str(found.verdict), "because": because}
-    return Outcome(document, lambda: f"{dossier} is now the baseline for {model} ({target})")
+    document = {"model": found.model, "baseline": str(target), "verdict": found.verdict, "because": because}
+    return Outcome(document, lambda: f"{dossier} is now the baseline for {found.model} ({target})")

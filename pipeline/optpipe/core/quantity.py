@@ -11,40 +11,40 @@ from optpipe.core.units import format_bytes, format_duration
 
 
 class Dimension(StrEnum):
-    """What a quantity measures; the value is what messages call it."""
+    """What a quantity measures; the value is its base unit, in which it is computed and recorded."""
 
-    TIME = "a time"
-    RATE = "a rate"
-    QUERIES = "a query rate"
-    SHARE = "a share"
-    POINTS = "percentage points"
-    SIZE = "a size"
-    ENERGY = "an energy per image"
-    DECIBEL = "a ratio in decibels"
+    TIME = "ns"
+    RATE = "images/s"
+    QUERIES = "queries/s"
+    SHARE = "fraction"
+    POINTS = "points"
+    SIZE = "bytes"
+    ENERGY = "J/image"
+    DECIBEL = "dB"
 
+
+_NOUNS = {
+    Dimension.TIME: "a time",
+    Dimension.RATE: "a rate",
+    Dimension.QUERIES: "a query rate",
+    Dimension.SHARE: "a share",
+    Dimension.POINTS: "a number of percentage points",
+    Dimension.SIZE: "a size",
+    Dimension.ENERGY: "an energy per image",
+    Dimension.DECIBEL: "a ratio in decibels",
+}
 
 UNITS: dict[Dimension, dict[str, float]] = {
     Dimension.TIME: {"ns": 1.0, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9},
     Dimension.RATE: {"images/s": 1.0},
     Dimension.QUERIES: {"queries/s": 1.0},
     Dimension.SHARE: {"%": 0.01},
-    Dimension.POINTS: {"points": 0.01, "point": 0.01},
+    Dimension.POINTS: {"points": 1.0, "point": 1.0},
     Dimension.SIZE: {"B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "kB": 1e3, "MB": 1e6, "GB": 1e9},
     Dimension.ENERGY: {"J/image": 1.0, "mJ/image": 1e-3},
     Dimension.DECIBEL: {"dB": 1.0},
 }
-"""The units of each dimension as factors to its base unit: ns, images/s, queries/s, a fraction, a fraction, bytes, J/image, dB."""
-
-RECORDED_UNITS = {
-    Dimension.TIME: "ns",
-    Dimension.RATE: "images/s",
-    Dimension.SHARE: "fraction",
-    Dimension.POINTS: "points",
-    Dimension.SIZE: "bytes",
-    Dimension.ENERGY: "J/image",
-    Dimension.DECIBEL: "dB",
-}
-"""The unit that a verdict's document states a criterion's figures in."""
+"""The units of each dimension as factors to its base unit."""
 
 EXAMPLES = {
     Dimension.TIME: "15 ms",
@@ -57,14 +57,14 @@ EXAMPLES = {
     Dimension.DECIBEL: "40 dB",
 }
 
-_NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
+_NUMBER = r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"  # \d would take the digits of every script
 _QUANTITY = re.compile(rf"^\s*({_NUMBER})\s*(\S*)\s*$")
 
 
 def make_quantity_pattern(dimension: Dimension) -> str:
     """The regular expression (ECMA dialect, for a JSON Schema) that a quantity of `dimension` matches."""
     units = "|".join(re.escape(unit) for unit in UNITS[dimension])
-    return rf"^\s*\+?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?\s*(?:{units})\s*$"
+    return rf"^\s*\+?{_NUMBER.removeprefix('[+-]?')}\s*(?:{units})\s*$"
 
 
 def quantity_from_text(text: object, dimension: Dimension) -> float:
@@ -74,20 +74,20 @@ def quantity_from_text(text: object, dimension: Dimension) -> float:
         raise ValueError(f"{text} has no unit; {example}")
     match = _QUANTITY.match(text) if isinstance(text, str) else None
     if match is None:
-        raise ValueError(f"{text!r} is not {dimension.value}; {example}")
+        raise ValueError(f"{text!r} is not {_NOUNS[dimension]}; {example}")
     number, unit = float(match[1]), match[2]
     if not unit:
         raise ValueError(f'"{text}" has no unit; {example}')
     if unit not in UNITS[dimension]:
         known = ", ".join(UNITS[dimension])
-        raise ValueError(f'"{text}": {unit} is not a unit of {dimension.value} (known: {known}); {example}')
+        raise ValueError(f'"{text}": {unit} is not a unit of {_NOUNS[dimension]} (known: {known}); {example}')
     if number < 0 or number * UNITS[dimension][unit] == float("inf"):
         raise ValueError(f'"{text}" is not a valid limit: it must be finite and non-negative')
     return number * UNITS[dimension][unit]
 
 
 def format_quantity(value: float, dimension: Dimension) -> str:
-    """A value in base units as people read it: `quantity_text(0.995, Dimension.SHARE) == "99.5 %"`."""
+    """A value in base units as people read it: `format_quantity(0.995, Dimension.SHARE) == "99.5 %"`."""
     if not math.isfinite(value):
         return "not a number" if math.isnan(value) else "infinite"
     if dimension is Dimension.TIME:
@@ -97,7 +97,7 @@ def format_quantity(value: float, dimension: Dimension) -> str:
     if dimension is Dimension.SHARE:
         return f"{_format_digits(100 * value, 4)} %"
     if dimension is Dimension.POINTS:
-        return f"{_format_digits(100 * value, 3)} points"
+        return f"{_format_digits(value, 3)} points"
     if dimension is Dimension.ENERGY:
         return f"{_format_digits(1e3 * value, 4)} mJ/image" if abs(value) < 1 else f"{_format_digits(value, 4)} J/image"
     if dimension is Dimension.DECIBEL:

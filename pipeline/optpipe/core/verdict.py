@@ -1,8 +1,10 @@
-"""The three-valued verdict, and how verdicts combine."""
+"""The three-valued verdict, how verdicts combine, and the record of one on a build: `verdict.json`."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import StrEnum
 
+from optpipe.core.quantity import Dimension
 from optpipe.errors import ExitStatus
 
 
@@ -31,3 +33,117 @@ def combine_verdicts(verdicts: Iterable[Verdict]) -> Verdict:
     if Verdict.INCONCLUSIVE in seen or not seen:
         return Verdict.INCONCLUSIVE
     return Verdict.PASS
+
+
+@dataclass(frozen=True, slots=True)
+class CriterionResult:
+    """A criterion with its verdict. Figures are in the base unit `unit`; of an environment criterion they are names."""
+
+    name: str
+    verdict: Verdict
+    reason: str
+    limit: str = "required"
+    """`at most 15.0 ms`"""
+    remedy: str | None = None
+    observed: float | str | None = None
+    ci: tuple[float, float] | None = None
+    """Confidence interval of `observed`; both bounds are equal where it is exact."""
+    threshold: float | str | None = None
+    unit: Dimension | None = None
+    about: str = ""
+    """What was observed: `batch 8, single-stream, compute`."""
+    source: str = ""
+    """The run or artifact that `observed` was computed from."""
+    waived: str | None = None
+    """The reason given for waiving this criterion; its own verdict stays as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One thing to know of a build, and what to do about it; it decides nothing."""
+
+    code: str
+    message: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedArtifact:
+    """The artifact that a verdict is on."""
+
+    id: str
+    backend: str
+    precision: str
+    sha256: str | None
+    size_bytes: int | None
+    weights: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyReference:
+    """The policy that a verdict is by."""
+
+    name: str
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictRecord:
+    """The verdict on an artifact, with everything that reports say about it."""
+
+    verdict: Verdict
+    dossier_name: str
+    model: str
+    artifact: JudgedArtifact
+    policy: PolicyReference
+    criteria: tuple[CriterionResult, ...]
+    notes: tuple[Note, ...]
+    baseline: str | None
+    """Name of the approved dossier that regressions were tested against."""
+    expires_if: tuple[str, ...]
+    """What makes the verdict void."""
+    runs: tuple[str, ...]
+    """The bench runs that the judged measurements are from."""
+    created_utc: str
+    optpipe: str
+
+    @property
+    def waived(self) -> tuple[CriterionResult, ...]:
+        """The criteria that were waived."""
+        return tuple(one for one in self.criteria if one.waived)
+
+    @property
+    def counted(self) -> tuple[CriterionResult, ...]:
+        """The criteria that decide the verdict."""
+        return tuple(one for one in self.criteria if not one.waived)
+
+
+@dataclass(frozen=True, slots=True)
+class VerificationRecord:
+    """What `optpipe verify` found in a dossier."""
+
+    dossier: str
+    intact: bool
+    """Whether every byte is as sealed and every number follows from the raw files."""
+    as_sealed: bool
+    """Whether every byte and the signature are right, so that `problems` are all about what the files say."""
+    problems: tuple[str, ...]
+    not_compared: tuple[str, ...]
+    """Reports that could not be rendered again here, and why."""
+    verdict: Verdict | None
+    recomputed: VerdictRecord | None
+    """None where the dossier is not intact."""
+    signature: str
+    files: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """What became of a step of `optpipe run`: `done`, `resumed`, `skipped` or `failed`, with the reason of the latter two."""
+
+    name: str
+    status: str
+    seconds: float = 0.0
+    runs: tuple[str, ...] = ()
+    reason: str | None = None

@@ -1,8 +1,6 @@
 """The answer in one or two sentences, the same in every form of the report."""
 
-from collections.abc import Mapping
-from typing import Any
-
+from optpipe.core.verdict import CriterionResult, Verdict, VerdictRecord
 from optpipe.reporters.report import Report
 
 
@@ -11,27 +9,25 @@ def format_summary(report: Report) -> str:
     return format_comparison_summary(report) if report.verdict is None else format_verdict_summary(report.verdict)
 
 
-def format_verdict_summary(verdict: Mapping[str, Any]) -> str:
-    """One or two sentences about a verdict's document."""
-    artifact = verdict["artifact"]
-    build = f"{verdict['model']}, {artifact['backend']} {artifact['precision']}"
-    counted = [one for one in verdict["criteria"] if not one["waived"]]
-    worst = [one for one in counted if one["verdict"] == verdict["verdict"]]
-    waived = len(verdict["waived"])
+def format_verdict_summary(record: VerdictRecord) -> str:
+    """One or two sentences about a verdict."""
+    build = f"{record.model}, {record.artifact.backend} {record.artifact.precision}"
+    worst = [one for one in record.counted if one.verdict is record.verdict]
+    waived = len(record.waived)
     tail = f" {waived} criteri{'on was' if waived == 1 else 'a were'} waived." if waived else ""
-    if verdict["verdict"] == "PASS":
-        return f"Ship {build}: all {len(counted)} criteria are met with evidence.{tail}"
-    if verdict["verdict"] == "FAIL":
+    if record.verdict is Verdict.PASS:
+        return f"Ship {build}: all {len(record.counted)} criteria are met with evidence.{tail}"
+    if record.verdict is Verdict.FAIL:
         return f"Do not ship {build}: {_format_first(worst)}.{tail}"
     if not worst:
         return f"{build} cannot be judged: no criteria remain.{tail}"
     return f"{build} is inconclusive: {_format_first(worst)}.{tail}"
 
 
-def _format_first(worst: list[Mapping[str, Any]]) -> str:
+def _format_first(worst: list[CriterionResult]) -> str:
     first = worst[0]
     more = f", and {len(worst) - 1} more" if len(worst) > 1 else ""
-    return f"{first['name']}: {first['reason']}{more}"
+    return f"{first.name}: {first.reason}{more}"
 
 
 def format_comparison_summary(report: Report) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from optpipe.core.comparison import ComparedValue, ComparisonRow
 from optpipe.core.units import format_bytes
-from optpipe.errors import MissingError
+from optpipe.core.verdict import CriterionResult, Verdict, VerdictRecord
 from optpipe.reporters.answer import format_summary
 from optpipe.reporters.gauge import draw_gauge
 from optpipe.reporters.records import format_observed
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from optpipe.reporters.drawing import Figure
 
-MARKS = {"PASS": "✓", "FAIL": "✕", "INCONCLUSIVE": "?"}
+MARKS = {Verdict.PASS: "✓", Verdict.FAIL: "✕", Verdict.INCONCLUSIVE: "?"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +59,10 @@ class Tile:
 
 
 def render_html(report: Report, *, with_figures: bool = True) -> str:
-    """The page. The same report gives the same bytes. Raises MissingError where the figures cannot be drawn."""
+    """The page. The same report gives the same bytes."""
     verdict = report.verdict
     drawn = _draw_figures(report) if with_figures else []
+    criteria = () if verdict is None else verdict.criteria
     columns, rows = _drop_empty_columns(BUILD_COLUMNS, [_render_build(row) for row in report.comparison.rows])
     macro = _make_environment().get_template("table.html.j2").module.table  # type: ignore[attr-defined]
     return (
@@ -72,14 +73,14 @@ def render_html(report: Report, *, with_figures: bool = True) -> str:
             css=_read_page_file("report.css"),
             js=_read_page_file("report.js"),
             table=macro,
-            tone="plain" if verdict is None else str(verdict["verdict"]).lower(),
+            tone="plain" if verdict is None else verdict.verdict.lower(),
             marks=MARKS,
             answer=format_summary(report),
             tally=_count_verdicts(verdict),
-            waived=[one for one in (verdict or {}).get("criteria", ()) if one["waived"]],
+            waived=() if verdict is None else verdict.waived,
             tiles=list(_make_tiles(report)),
             criteria_columns=CRITERIA_COLUMNS,
-            criteria_rows=[_render_criterion(one) for one in (verdict or {}).get("criteria", ())],
+            criteria_rows=[_render_criterion(one) for one in criteria],
             build_columns=columns,
             build_rows=rows,
             builds_note=_format_builds_note(report),
@@ -92,24 +93,10 @@ def render_html(report: Report, *, with_figures: bool = True) -> str:
     )
 
 
-def rows_from_page(page: str) -> list[str]:
-    """What the rows of a page's tables say, without markup: `optpipe verify` looks its figures up there."""
-    import re
-    from html import unescape
-
-    rows = re.findall(r"<tr[ >].*?</tr>", page, flags=re.DOTALL)
-    return [" ".join(unescape(re.sub(r"<[^>]*>", " ", row)).split()) for row in rows]
-
-
 def _draw_figures(report: Report) -> "list[Figure]":
-    try:
-        from optpipe.reporters.charts import draw_figures
+    from optpipe.reporters.charts import draw_figures
 
-        return draw_figures(report)
-    except ModuleNotFoundError as error:
-        raise MissingError(
-            f"the report's figures need {error.name}: pip install altair vl-convert-python; or use --no-figures"
-        ) from error
+    return draw_figures(report)
 
 
 @cache
@@ -143,13 +130,12 @@ def _list_sections(report: Report, drawn: bool) -> Iterator[tuple[str, str]]:
     yield "evidence", "Evidence"
 
 
-def _count_verdicts(verdict: Mapping[str, Any] | None) -> list[tuple[str, int]]:
-    if verdict is None:
+def _count_verdicts(record: VerdictRecord | None) -> list[tuple[str, int]]:
+    if record is None:
         return []
-    counted = [one["verdict"] for one in verdict["criteria"] if not one["waived"]]
-    found = [(name, counted.count(name)) for name in MARKS if name in counted]
-    waived = len(verdict["criteria"]) - len(counted)
-    return [*found, ("WAIVED", waived)] if waived else found
+    counted = [one.verdict for one in record.counted]
+    found = [(str(name), counted.count(name)) for name in Verdict if name in counted]
+    return [*found, ("WAIVED", len(record.waived))] if record.waived else found
 
 
 def _make_tiles(report: Report) -> Iterator[Tile]:
@@ -159,35 +145,34 @@ def _make_tiles(report: Report) -> Iterator[Tile]:
         if row_id is not None:
             yield Tile(names[goal], comparison.best_reason[goal], comparison.row(row_id).label)
     if report.verdict:
-        artifact = report.verdict["artifact"]
-        if artifact["size_bytes"]:
-            yield Tile("Engine", format_bytes(artifact["size_bytes"]), f"sha256 {str(artifact['sha256'])[:12]}")
+        artifact = report.verdict.artifact
+        if artifact.size_bytes:
+            yield Tile("Engine", format_bytes(artifact.size_bytes), f"sha256 {str(artifact.sha256)[:12]}")
 
 
 CRITERIA_COLUMNS = (Column("Criterion"), Column("Verdict"), Column("Observed"), Column("Limit"), Column("Why"))
 
 
-def _render_criterion(one: Mapping[str, Any]) -> TableRow:
+def _render_criterion(one: CriterionResult) -> TableRow:
     from markupsafe import Markup
 
-    order = str(["FAIL", "INCONCLUSIVE", "PASS"].index(one["verdict"]))
-    chip = Markup('<span class="chip {}">{} {}</span>').format(
-        one["verdict"].lower(), MARKS[one["verdict"]], one["verdict"]
-    )
-    if one["waived"]:
+    order = str((Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.PASS).index(one.verdict))
+    chip = Markup('<span class="chip {}">{} {}</span>').format(one.verdict.lower(), MARKS[one.verdict], one.verdict)
+    if one.waived:
         chip += Markup(' <span class="chip waived">WAIVED</span>')
-    why = Markup("{}").format(one["reason"])
-    if one["remedy"] and one["verdict"] != "PASS":
-        why += Markup('<span class="remedy">→ {}</span>').format(one["remedy"])
-    about = Markup("<small>{}</small>").format(one["about"]) if one["about"] else ""
+    why = Markup("{}").format(one.reason)
+    if one.remedy:
+        why += Markup('<span class="remedy">→ {}</span>').format(one.remedy)
+    about = Markup("<small>{}</small>").format(one.about) if one.about else ""
+    observed = f"{one.observed:.9g}" if isinstance(one.observed, float) else one.observed or ""
     cells = (
-        Cell(Markup("<code>{}</code>").format(one["name"]), one["name"]),
+        Cell(Markup("<code>{}</code>").format(one.name), one.name),
         Cell(chip, order),
-        Cell(Markup("{}{}{}").format(format_observed(one), about, draw_gauge(one)), str(one["observed"] or "")),
-        Cell(Markup("{}").format(one["limit"]), str(one["limit"])),
-        Cell(why, one["reason"]),
+        Cell(Markup("{}{}{}").format(format_observed(one), about, draw_gauge(one)), observed),
+        Cell(Markup("{}").format(one.limit), one.limit),
+        Cell(why, one.reason),
     )
-    return TableRow(cells, one["verdict"], "waived-row" if one["waived"] else "")
+    return TableRow(cells, one.verdict, "waived-row" if one.waived else "")
 
 
 BUILD_COLUMNS = (
@@ -244,7 +229,7 @@ def _drop_empty_columns(columns: tuple[Column, ...], rows: list[TableRow]) -> tu
 def _format_number(text: str, value: float | None) -> Cell:
     from markupsafe import Markup
 
-    return Cell(Markup("{}").format(text), "" if value is None else repr(float(value)))
+    return Cell(Markup("{}").format(text), "" if value is None else f"{value:.9g}")
 
 
 def _format_interval(figure: ComparedValue | None, form: str, note: str = "") -> Cell:
@@ -256,7 +241,7 @@ def _format_interval(figure: ComparedValue | None, form: str, note: str = "") ->
     if figure.low is not None and figure.high is not None:
         bounds = f"[{form.format(figure.low)}, {form.format(figure.high)}]"
     lines = Markup("").join(Markup("<small>{}</small>").format(line) for line in (bounds, note) if line)
-    return Cell(Markup("{}{}").format(form.format(figure.value), lines), repr(float(figure.value)))
+    return Cell(Markup("{}{}").format(form.format(figure.value), lines), f"{figure.value:.9g}")
 
 
 def _format_builds_note(report: Report) -> str:

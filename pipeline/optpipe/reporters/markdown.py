@@ -1,15 +1,15 @@
 """A report as Markdown, for a pull request or a CI step summary: the answer first, then tables."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from optpipe.core.comparison import ComparedValue, Comparison, ComparisonRow
 from optpipe.core.units import format_bytes
+from optpipe.core.verdict import Verdict, VerdictRecord
 from optpipe.reporters.answer import format_summary
 from optpipe.reporters.records import format_observed
 from optpipe.reporters.report import Report
 
-MARKS = {"PASS": "✅", "FAIL": "❌", "INCONCLUSIVE": "⚠️"}
+MARKS = {Verdict.PASS: "✅", Verdict.FAIL: "❌", Verdict.INCONCLUSIVE: "⚠️"}
 
 
 def render_markdown(report: Report) -> str:
@@ -21,7 +21,7 @@ def render_markdown(report: Report) -> str:
         lines += ["### Builds", "", *render_comparison_lines(report.comparison), ""]
     if report.verdict:
         lines += ["<details><summary>Void if</summary>", ""]
-        lines += [f"- {_escape(one)}" for one in report.verdict["expires_if"]]
+        lines += [f"- {_escape(one)}" for one in report.verdict.expires_if]
         lines += ["", "</details>", ""]
     return "\n".join(lines)
 
@@ -29,28 +29,27 @@ def render_markdown(report: Report) -> str:
 def _format_heading(report: Report) -> str:
     if report.verdict is None:
         return _escape(report.title)
-    verdict = str(report.verdict["verdict"])
+    verdict = report.verdict.verdict
     return f"{MARKS[verdict]} {verdict}: {_escape(report.title)}"
 
 
-def _render_criteria(verdict: Mapping[str, Any]) -> list[str]:
+def _render_criteria(record: VerdictRecord) -> list[str]:
     lines = [
-        f"> **WAIVED** `{one['name']}` is {one['verdict']} and does not count: {_escape(one['waived'])}"
-        for one in verdict["criteria"]
-        if one["waived"]
+        f"> **WAIVED** `{one.name}` is {one.verdict} and does not count: {_escape(str(one.waived))}"
+        for one in record.waived
     ]
     lines += [""] if lines else []
     rows = [
         (
-            f"`{one['name']}`",
-            f"{MARKS[one['verdict']]} {one['verdict']}" + (" (waived)" if one["waived"] else ""),
+            f"`{one.name}`",
+            f"{MARKS[one.verdict]} {one.verdict}" + (" (waived)" if one.waived else ""),
             format_observed(one),
-            str(one["limit"]),
-            one["reason"] + (f" → {one['remedy']}" if one["remedy"] and one["verdict"] != "PASS" else ""),
+            one.limit,
+            one.reason + (f" → {one.remedy}" if one.remedy else ""),
         )
-        for one in verdict["criteria"]
+        for one in record.criteria
     ]
-    notes = [f"\n> Note: {_escape(one['message'])} → {_escape(one['remedy'])}" for one in verdict.get("notes", ())]
+    notes = [f"\n> Note: {_escape(one.message)} → {_escape(one.remedy)}" for one in record.notes]
     return [*lines, *render_table_lines(("criterion", "verdict", "observed", "limit", "why"), rows), *notes, ""]
 
 

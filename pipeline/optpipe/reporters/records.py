@@ -3,9 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from optpipe.core.quantity import RECORDED_UNITS, format_quantity
-
-_DIMENSIONS = {unit: dimension for dimension, unit in RECORDED_UNITS.items()}
+from optpipe.core.quantity import format_quantity
+from optpipe.core.verdict import CriterionResult
 
 VERDICT_STYLES = {"PASS": "green", "FAIL": "red", "INCONCLUSIVE": "yellow"}
 
@@ -16,19 +15,14 @@ def format_random_weights(weights: Mapping[str, Any]) -> str:
     return f"weights are random{which}: these results say nothing about accuracy"
 
 
-def format_observed(one: Mapping[str, Any]) -> str:
-    """The observed value of a criterion's record with its interval, or a dash."""
-    value, unit = one["observed"], one["unit"]
-    if value is None or unit is None:
-        return "–" if value is None else str(value)
-    if unit == "points":
-        value, bounds = value / 100, [bound / 100 for bound in one["ci"] or ()]
-    else:
-        bounds = one["ci"] or []
-    text = format_quantity(value, _DIMENSIONS[unit])
-    if not bounds or bounds[0] == bounds[1]:
+def format_observed(one: CriterionResult) -> str:
+    """The observed value of a criterion with its interval, or a dash."""
+    if one.unit is None or not isinstance(one.observed, float):
+        return "–" if one.observed is None else str(one.observed)
+    text = format_quantity(one.observed, one.unit)
+    if one.ci is None or one.ci[0] == one.ci[1]:
         return text
-    low, high = (format_quantity(bound, _DIMENSIONS[unit]) for bound in bounds)
+    low, high = (format_quantity(bound, one.unit) for bound in one.ci)
     return f"{text} [{low}, {high}]"
 
 

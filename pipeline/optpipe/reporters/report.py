@@ -1,10 +1,11 @@
-"""What a report shows, as values: filled by `stages.report_data`, drawn by the reporters."""
+"""What a report shows, as values: filled by `compare.report_data`, drawn by the reporters."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from optpipe.core.comparison import Comparison
+from optpipe.core.verdict import VerdictRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +55,11 @@ class ReportImage:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything one page shows. `verdict` is the document of a sign-off, None for a plain comparison."""
+    """Everything one page shows. `verdict` is None for a plain comparison."""
 
     title: str
     comparison: Comparison
-    verdict: Mapping[str, Any] | None = None
+    verdict: VerdictRecord | None = None
     latencies: tuple[Curve, ...] = ()
     """Empirical distribution functions: latency in ms, share of the queries in [0, 1]."""
     machine: tuple[MachineTrace, ...] = ()

@@ -12,8 +12,10 @@ from pathlib import Path
 from optpipe import __version__
 from optpipe.artifacts.lookup import find_builds
 from optpipe.core.measurement import MEASUREMENTS_FILE
+from optpipe.core.records import json_from_record, read_record
+from optpipe.core.verdict import VerdictRecord
 from optpipe.errors import BadInputError
-from optpipe.signoff.judge import DOSSIER_SCHEMA, DOSSIER_SCHEMA_VERSION, require_waivable
+from optpipe.signoff.judge import DossierRequest, require_waivable
 from optpipe.signoff.policy import Policy
 from optpipe.workspace.baselines import find_approved_baseline, get_utc_time
 from optpipe.workspace.environment import describe_environment
@@ -31,6 +33,7 @@ from optpipe.workspace.runs import (
     load_runs,
     read_json,
     require_unchanged,
+    write_bytes,
     write_json,
 )
 from optpipe.workspace.store import Entry, Store
@@ -52,7 +55,9 @@ class SignoffRequest:
     waivers: Mapping[str, str] = field(default_factory=dict)
 
 
-def collect_evidence(wanted: SignoffRequest, store: Store, folder: Path) -> Path:
+def collect_evidence(
+    wanted: SignoffRequest, store: Store, folder: Path, *, drawn_with: Mapping[str, str] | None = None
+) -> Path:
     """Fills the empty `folder` with everything that the verdict on `wanted` needs, verified while it is copied."""
     entry = find_judged_artifact(wanted, store)
     store.verify_entry(entry)
@@ -66,18 +71,18 @@ def collect_evidence(wanted: SignoffRequest, store: Store, folder: Path) -> Path
     if baseline is not None:
         _copy_baseline(baseline, folder / "baseline")
     (folder / POLICY).write_bytes(wanted.policy.source)
-    request = {
-        "schema": DOSSIER_SCHEMA,
-        "schema_version": DOSSIER_SCHEMA_VERSION,
-        "model": entry.info["model"],
-        "artifact": entry.id,
-        "waivers": dict(wanted.waivers),
-        "baseline": None if baseline is None else read_json(baseline / VERDICT)["dossier_name"],
-        "baseline_artifact": None if baseline is None else read_json(baseline / REQUEST)["artifact"],
-        "optpipe": __version__,
-        "created_utc": get_utc_time(),
-    }
-    write_json(folder / REQUEST, request)
+    approved = None if baseline is None else read_record(baseline / VERDICT, VerdictRecord)
+    request = DossierRequest(
+        model=entry.info["model"],
+        artifact=entry.id,
+        waivers=dict(wanted.waivers),
+        baseline=approved.dossier_name if approved else None,
+        baseline_artifact=approved.artifact.id if approved else None,
+        optpipe=__version__,
+        created_utc=get_utc_time(),
+        drawn_with=drawn_with or {},
+    )
+    write_bytes(folder / REQUEST, json_from_record(request))
     write_json(folder / ENVIRONMENT, describe_environment())
     return folder
 
@@ -96,7 +101,7 @@ def _require_options(policy: Policy) -> None:
     """Raises BadInputError for an option that the policy's backend has on no device: nothing would ever be measured so."""
     from optpipe.backends.registry import BACKENDS, get_runtime_options
 
-    backend = BACKENDS.get(policy.build.get("backend", ""))
+    backend = BACKENDS.get(policy.build.backend or "")
     if backend is None:
         return
     known = sorted({name for device in backend.devices() for name in get_runtime_options(backend.name, device)})
@@ -111,7 +116,7 @@ def find_judged_artifact(wanted: SignoffRequest, store: Store) -> Entry:
     built = find_builds(wanted.model, [one for one in store.list_entries() if one.manifest.kind == "artifact"])
     if not built:
         raise BadInputError(f"{wanted.model} has no build in {store.workspace}; first run optpipe build {wanted.model}")
-    named = {**wanted.policy.build, **({"artifact": wanted.artifact} if wanted.artifact else {})}
+    named = {**wanted.policy.build.list_wanted(), **({"artifact": wanted.artifact} if wanted.artifact else {})}
     fitting = [one for one in built if all(_matches(one, key, value) for key, value in named.items())]
     newest = {(one.info["backend"], one.info["precision"], one.info["device"]): one for one in fitting}
     if not newest:
@@ -166,7 +171,7 @@ def is_run_about(run: Run, entry: Entry) -> bool:
 
 def _copy_baseline(baseline: Path, target: Path) -> None:
     """What was measured of the approved build."""
-    artifact = read_json(baseline / REQUEST)["artifact"]
+    artifact = read_record(baseline / REQUEST, DossierRequest).artifact
     for run in load_runs(baseline / "runs"):
         if run.kind == "bench" and artifact in run.manifest.get("parents", ()):
             _copy_run(run, target / "runs" / run.run_id, artifact, 0, whole=False)

@@ -1,4 +1,4 @@
-"""A criterion held against what was observed: PASS, FAIL or INCONCLUSIVE, with the reason and the remedy.
+"""A criterion compared with what was observed: PASS, FAIL or INCONCLUSIVE, with the reason and the remedy.
 
 The rule, for a limit L and an interval [low, high] around the observed value ("at most"; "at least" mirrors it):
 PASS where high ≤ L, FAIL where low > L, INCONCLUSIVE where L lies inside. A cap (random weights, an INVALID
@@ -9,28 +9,13 @@ exactly on the limit passes no more often than the interval's error rate.
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from optpipe.core.observation import Missing, Observation
 from optpipe.core.quantity import Dimension, format_quantity
-from optpipe.core.verdict import Verdict, combine_verdicts
-from optpipe.signoff.policy import Criterion, Sense
-
-
-@dataclass(frozen=True, slots=True)
-class CriterionResult:
-    """A criterion with its verdict."""
-
-    name: str
-    threshold: float | str | None
-    threshold_text: str
-    verdict: Verdict
-    reason: str
-    remedy: str | None = None
-    observation: Observation | None = None
-    dimension: Dimension | None = None
-    waived: str | None = None
-    """The reason given for setting this criterion aside; its own verdict stays as it is."""
+from optpipe.core.verdict import CriterionResult, Verdict, combine_verdicts
+from optpipe.signoff.policy import Criterion
+from optpipe.signoff.policy_format import Sense
 
 
 def judge_criterion(criterion: Criterion, found: Sequence[Observation] | Missing) -> CriterionResult:
@@ -53,15 +38,6 @@ def judge_criterion(criterion: Criterion, found: Sequence[Observation] | Missing
 def decide_overall_verdict(judged: Iterable[CriterionResult]) -> Verdict:
     """The verdict on all criteria together; waived ones are left out, and nothing left is INCONCLUSIVE."""
     return combine_verdicts(one.verdict for one in judged if one.waived is None)
-
-
-def waive_criteria(judged: Sequence[CriterionResult], waivers: dict[str, str]) -> tuple[CriterionResult, ...]:
-    """Marks the criteria named in `waivers` (name → reason). Raises KeyError with a name that no criterion has."""
-    known = {one.name for one in judged}
-    for name in waivers:
-        if name not in known:
-            raise KeyError(name)
-    return tuple(replace(one, waived=waivers.get(one.name)) for one in judged)
 
 
 def _decide_verdict(criterion: Criterion, seen: Observation) -> Verdict:
@@ -107,7 +83,7 @@ def _rank_badness(judged: tuple[Verdict, float, Observation]) -> tuple[int, bool
 def _reason(criterion: Criterion, seen: Observation, verdict: Verdict) -> str:
     text, limit = (
         _format_observation(seen, criterion.dimension),
-        criterion.threshold_text.removeprefix(f"{criterion.sense} "),
+        criterion.limit.removeprefix(f"{criterion.sense} "),
     )
     about = f" ({seen.about})" if seen.about else ""
     if criterion.sense is Sense.EQUALS:
@@ -169,16 +145,24 @@ def _suggest_fix(section: str) -> str:
 def _make_result(
     criterion: Criterion, verdict: Verdict, reason: str, remedy: str | None, seen: Observation | None = None
 ) -> CriterionResult:
-    return CriterionResult(
+    result = CriterionResult(
         criterion.name,
-        criterion.threshold,
-        criterion.threshold_text,
         verdict,
         reason,
+        criterion.limit,
         remedy,
-        seen,
-        criterion.dimension,
+        threshold=criterion.threshold,
+        unit=criterion.dimension,
     )
+    if seen is None:
+        return result
+    result = replace(result, about=seen.about, source=seen.source)
+    if isinstance(seen.value, str):
+        return replace(result, observed=seen.value)
+    if not math.isfinite(seen.value):
+        return result  # a blocker says why nothing could be observed
+    bounded = seen.low is not None and math.isfinite(seen.low)
+    return replace(result, observed=seen.value, ci=_bounds(seen) if bounded else None)
 
 
 def _format_observation(seen: Observation, dimension: Dimension | None) -> str:

@@ -1,19 +1,17 @@
-"""A judged build's dossier: its verdict as a document, its seal, and holding it against its own raw files."""
+"""A judged build's dossier: its seal, and whether it follows from its own raw files."""
 
-import math
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from optpipe.core.disagreements import find_disagreements, list_read_errors
-from optpipe.core.quantity import RECORDED_UNITS, Dimension
+from optpipe.core.records import plain_from_record, read_record
+from optpipe.core.verdict import VerdictRecord
 from optpipe.errors import BadInputError, first_line
-from optpipe.signoff.criteria import CriterionResult
-from optpipe.signoff.judge import Signoff, judge_dossier
+from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.recompute import find_untrue_figures
 from optpipe.workspace.file_names import VERDICT
-from optpipe.workspace.runs import load_runs, read_json
+from optpipe.workspace.runs import load_runs
 from optpipe.workspace.seal import (
     SIGNATURE,
     find_seal_problems,
@@ -21,66 +19,6 @@ from optpipe.workspace.seal import (
     seal_folder,
     sign_folder,
 )
-
-
-def document_from_signoff(signoff: Signoff) -> dict[str, Any]:
-    """The content of `verdict.json`, and what `signoff --json` prints beside the dossier's place."""
-    build = signoff.evidence.build
-    return {
-        "verdict": str(signoff.verdict),
-        "dossier_name": name_dossier(signoff),
-        "model": build.model,
-        "artifact": {
-            "id": build.artifact,
-            "backend": build.backend,
-            "precision": build.precision,
-            "sha256": build.sha256,
-            "size_bytes": build.size_bytes,
-            "weights": build.weights,
-        },
-        "policy": {"name": signoff.policy.name, "sha256": signoff.policy.sha256},
-        "criteria": [_record_from_criterion(one) for one in signoff.criteria],
-        "waived": [one.name for one in signoff.waived],
-        **({"notes": [one.to_dict() for one in signoff.notes]} if signoff.notes else {}),
-        "baseline": signoff.evidence.baseline_name,
-        "expires_if": list(signoff.expires_if),
-        "runs": sorted({one.run for one in signoff.evidence.measured}),
-        "created_utc": signoff.request["created_utc"],
-        "optpipe": signoff.request["optpipe"],
-    }
-
-
-def name_dossier(signoff: Signoff) -> str:
-    """`resnet50-onnxruntime-fp16-20261121T072500`."""
-    build = signoff.evidence.build
-    when = "".join(character for character in signoff.request["created_utc"][:19] if character not in "-:")
-    return f"{Path(build.model).stem}-{build.backend}-{build.precision}-{when}"
-
-
-def _record_from_criterion(one: CriterionResult) -> dict[str, Any]:
-    seen = one.observation
-    scale = 100 if one.dimension is Dimension.POINTS else 1
-
-    def figure(value: float | str | None) -> float | str | None:
-        if value is None or isinstance(value, str):
-            return value
-        return value * scale if math.isfinite(value) else None  # NaN stands for: could not be observed
-
-    bounded = seen is not None and seen.low is not None and math.isfinite(seen.low)
-    return {
-        "name": one.name,
-        "observed": figure(seen.value) if seen else None,
-        "threshold": figure(one.threshold),
-        "ci": [figure(seen.low), figure(seen.high)] if seen is not None and bounded else None,
-        "unit": None if one.dimension is None else RECORDED_UNITS[one.dimension],
-        "verdict": str(one.verdict),
-        "reason": one.reason,
-        "remedy": one.remedy,
-        "limit": one.threshold_text,
-        "about": seen.about if seen else None,
-        "source": seen.source if seen else None,
-        "waived": one.waived,
-    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +29,13 @@ class DossierCheck:
     problems: tuple[str, ...]
     as_sealed: bool
     """Whether every byte and the signature are right, so that `problems` are all about what the files say."""
-    signoff: Signoff | None
+    verdict: VerdictRecord | None
     """The verdict as recomputed; None where the folder is not intact enough to compute it."""
     signed: bool
     files: int
     size_bytes: int
+    not_compared: tuple[str, ...] = ()
+    """Reports that could not be rendered again here, and why."""
 
     @property
     def intact(self) -> bool:
@@ -111,11 +51,12 @@ def check_dossier(folder: Path, allowed_signers: Path | None = None) -> DossierC
     problems = find_seal_problems(folder)
     signature = find_signature_problem(folder, allowed_signers)
     problems += [signature] if signature else []
-    as_sealed, signoff = not problems, None
+    as_sealed, verdict = not problems, None
     if as_sealed:
         try:
-            signoff = judge_dossier(folder)
-            problems += find_disagreements(read_json(folder / VERDICT), document_from_signoff(signoff), VERDICT)
+            verdict = judge_dossier(folder)
+            stored = read_record(folder / VERDICT, VerdictRecord)
+            problems += find_disagreements(plain_from_record(stored), plain_from_record(verdict), VERDICT)
             for run in (*load_runs(folder / "baseline" / "runs"), *load_runs(folder / "runs")):
                 problems += find_untrue_figures(run)
         except list_read_errors() as error:
@@ -125,7 +66,7 @@ def check_dossier(folder: Path, allowed_signers: Path | None = None) -> DossierC
         folder=folder,
         problems=tuple(problems),
         as_sealed=as_sealed,
-        signoff=signoff,
+        verdict=verdict,
         signed=(folder / SIGNATURE).is_file(),
         files=len(files),
         size_bytes=sum(path.stat().st_size for path in files),

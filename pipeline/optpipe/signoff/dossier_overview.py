@@ -12,13 +12,10 @@ from optpipe.core.hashing import hash_file
 from optpipe.core.measurement import MEASUREMENTS_FILE
 from optpipe.measuring.measured import find_environment_differences
 from optpipe.reporters.report import RawFile, StageBar
-from optpipe.workspace.file_names import BUILDS, REQUEST
+from optpipe.signoff.judge import read_request
+from optpipe.workspace.file_names import BUILDS
 from optpipe.workspace.manifest import MANIFEST, Manifest, manifest_from_file
-from optpipe.workspace.runs import (
-    load_runs,
-    read_json,
-    read_run_json,
-)
+from optpipe.workspace.runs import load_runs, read_run_json
 
 
 def overview_from_dossier(folder: Path) -> Overview:
@@ -30,12 +27,12 @@ def overview_from_dossier(folder: Path) -> Overview:
     bench = [run for run in runs if run.kind == "bench"]
     measured = tuple(one for run in bench for one in measurements_from_run(run, whole=False))
     stated = sum(len(read_run_json(run, MEASUREMENTS_FILE).get("measurements", ())) for run in bench)
-    request = read_json(folder / REQUEST)
-    mine = [one for one in measured if one.measurement.subject.artifact == request["artifact"]]
+    request = read_request(folder)
+    mine = [one for one in measured if one.measurement.subject.artifact == request.artifact]
     place = max(mine or measured, key=lambda one: one.measurement.started_utc or "").environment if measured else {}
     here = tuple(one for one in measured if not find_environment_differences(place, one.environment))
     if not here:
-        reason = f"no measurements of {request['model']}; first run optpipe bench {request['model']}"
+        reason = f"no measurements of {request.model}; first run optpipe bench {request.model}"
         nothing = Comparison((), dict.fromkeys(Goal), dict.fromkeys(Goal, reason), environment=place)
         return Overview(nothing, (), runs)
     comparison = compare_measurements(here, known=collect_build_facts(read_manifests(folder), runs))

@@ -1,7 +1,7 @@
 """Everything a build is judged on, as one value, and what it shows for each criterion of a policy."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from optpipe.artifacts.facts import JudgedBuild
 from optpipe.core.measurement import (
@@ -17,9 +17,8 @@ from optpipe.measuring.measured import (
     find_environment_differences,
     get_environment_fact,
 )
-from optpipe.signoff.criteria import CriterionResult
-from optpipe.signoff.load_filter import LoadFilter
 from optpipe.signoff.policy import Criterion
+from optpipe.signoff.policy_format import LoadFilter
 
 UNKNOWN = float("nan")
 """The value of an observation that could not be made; its caps say why."""
@@ -36,14 +35,12 @@ class BuildEvidence:
     baseline: tuple[RecordedMeasurement, ...] = ()
     baseline_name: str | None = None
     accuracy: Mapping[str, Observation] = field(default_factory=dict)
-    """`top1`, `drop`, `agreement`, as fractions."""
+    """`top1`, `drop`, `agreement`, as fractions of the images."""
     preprocessing: Mapping[str, Observation] = field(default_factory=dict)
     """`agreement` as a fraction, `snr` in dB."""
     tensor_core_share: Observation | None = None
     options: Mapping[str, str] = field(default_factory=dict)
     """What all of `measured` ran with, because the policy asks for it."""
-    trust: tuple[CriterionResult, ...] = ()
-    """What is judged whatever the policy says: weights, outputs, precision, one environment."""
 
 
 def observe(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:
@@ -56,7 +53,7 @@ def select_measurements(where: LoadFilter, measured: Sequence[RecordedMeasuremen
     newest: dict[object, RecordedMeasurement] = {}
     for one in sorted(measured, key=lambda each: (each.measurement.started_utc or "", each.run)):
         found = one.measurement
-        wanted = (where.batch_size, where.scenario, where.mode, where.streams, where.rate_per_s)
+        wanted = (where.batch_size, where.scenario, where.mode, where.streams, where.rate)
         if all(want is None or want == has for want, has in zip(wanted, found.load, strict=True)):
             newest[found.load] = one
     return list(newest.values())
@@ -79,7 +76,7 @@ def suggest_bench_command(evidence: BuildEvidence, where: LoadFilter) -> str:
     parts += [f"--scenario {where.scenario}"] if where.scenario else []
     parts += [f"--mode {where.mode}"] if where.mode else []
     parts += [f"--streams {where.streams}"] if where.streams else []
-    parts += [f"--rate {where.rate_per_s:g}"] if where.rate_per_s else []
+    parts += [f"--rate {where.rate:g}"] if where.rate else []
     parts += [f"--option {build.backend}.{name}={value}" for name, value in evidence.options.items()]
     return " ".join(parts)
 
@@ -211,7 +208,10 @@ def _regression(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Obser
 
 
 def _observe_loss(metric: str, one: RecordedMeasurement, evidence: BuildEvidence) -> Observation:
-    contender, others = one.measurement, select_measurements(LoadFilter(*one.measurement.load), evidence.baseline)
+    contender = one.measurement
+    others = [
+        each for each in select_measurements(LoadFilter(), evidence.baseline) if each.measurement.load == contender.load
+    ]
     about = describe_measurement(contender) + _describe_chosen_settings(one, evidence.measured)
     about += f", compared with {evidence.baseline_name}"
     caps = list(find_blockers(one, evidence))
@@ -292,6 +292,9 @@ def _accuracy(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observa
     if figure is None:
         command = f"optpipe evaluate {evidence.build.model} --data DIR"
         return Missing(f"the {wanted} was not evaluated for this build", command)
+    if wanted == "drop":  # in points
+        low, high = (None if bound is None else 100 * bound for bound in (figure.low, figure.high))
+        return [replace(figure, value=100 * float(figure.value), low=low, high=high)]
     return [figure]
 
 

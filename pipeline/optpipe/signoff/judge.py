@@ -11,26 +11,22 @@ A dossier's folder (see `optpipe.workspace.seal` for its seal)
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from optpipe.artifacts.facts import judged_build_from_manifest
-from optpipe.bench.int8_notes import Note, list_int8_notes
+from optpipe.artifacts.facts import JudgedBuild, judged_build_from_manifest
+from optpipe.bench.int8_notes import list_int8_notes
 from optpipe.bench.recompute import list_artifact_measurements
 from optpipe.core.measurement import find_differing_settings, format_settings
-from optpipe.core.verdict import Verdict
+from optpipe.core.records import read_record
+from optpipe.core.verdict import CriterionResult, JudgedArtifact, PolicyReference, Verdict, VerdictRecord
 from optpipe.errors import BadInputError
 from optpipe.evaluate.recompute import observe_accuracy
 from optpipe.measuring.measured import RecordedMeasurement, find_environment_differences, get_environment_fact
 from optpipe.preprocess.recompute import observe_preprocessing
 from optpipe.profile.recompute import observe_tensor_cores
-from optpipe.signoff.criteria import (
-    CriterionResult,
-    decide_overall_verdict,
-    judge_criterion,
-    waive_criteria,
-)
+from optpipe.signoff.criteria import decide_overall_verdict, judge_criterion
 from optpipe.signoff.evidence import (
     BuildEvidence,
     describe_measurement,
@@ -38,8 +34,8 @@ from optpipe.signoff.evidence import (
     observe,
     select_measurements,
 )
-from optpipe.signoff.load_filter import LoadFilter
 from optpipe.signoff.policy import Policy, policy_from_toml
+from optpipe.signoff.policy_format import LoadFilter
 from optpipe.workspace.file_names import ENVIRONMENT, POLICY, REQUEST
 from optpipe.workspace.manifest import MANIFEST, Manifest, manifest_from_file
 from optpipe.workspace.runs import Run, load_runs, read_dossier_file, read_json, require_unchanged
@@ -51,53 +47,74 @@ TRUST_CRITERIA = ("trust.weights", "trust.precision", "trust.outputs", "trust.en
 
 
 @dataclass(frozen=True, slots=True)
-class Signoff:
-    """A judged dossier."""
+class DossierRequest:
+    """What was asked: `request.json`."""
 
-    folder: Path
-    request: Mapping[str, Any]
-    policy: Policy
-    evidence: BuildEvidence
-    criteria: tuple[CriterionResult, ...]
-    verdict: Verdict
-    environment: Mapping[str, Any]
-    notes: tuple[Note, ...] = ()
-    """What must be known of the build and decides nothing."""
-
-    @property
-    def expires_if(self) -> tuple[str, ...]:
-        """What makes this verdict void."""
-        return tuple(_list_expiry(self))
-
-    @property
-    def waived(self) -> tuple[CriterionResult, ...]:
-        """The criteria that were set aside."""
-        return tuple(one for one in self.criteria if one.waived)
+    model: str
+    artifact: str
+    waivers: Mapping[str, str]
+    """Reasons by criterion."""
+    baseline: str | None
+    """Name of the approved dossier, of which `baseline_artifact` was judged."""
+    baseline_artifact: str | None
+    optpipe: str
+    created_utc: str
+    drawn_with: Mapping[str, str]
+    """Versions of the packages that drew the report's figures; empty for a report without figures."""
+    schema: str = field(default=DOSSIER_SCHEMA)
+    schema_version: int = field(default=DOSSIER_SCHEMA_VERSION)
 
 
-def judge_dossier(folder: Path) -> Signoff:
+def judge_dossier(folder: Path) -> VerdictRecord:
     """Judges the evidence in `folder` by the policy in it. Raises BadInputError where a file is missing or damaged."""
-    request = read_json(folder / REQUEST)
-    if request.get("schema") != DOSSIER_SCHEMA or request.get("schema_version") != DOSSIER_SCHEMA_VERSION:
-        raise BadInputError(
-            f"{folder}: {request.get('schema')!r} version {request.get('schema_version')!r}; "
-            f"this version of optpipe reads {DOSSIER_SCHEMA!r} version {DOSSIER_SCHEMA_VERSION}"
-        )
+    request = read_request(folder)
     policy = policy_from_toml(read_dossier_file(folder / POLICY), str(folder / POLICY))
     runs = load_runs(folder / "runs")
+    for run in runs:
+        require_unchanged(run, whole=False)
     manifest = manifest_from_file(folder / "artifact" / MANIFEST)
     evidence = _gather_evidence(folder, runs, manifest, request, policy)
     found = (
-        *evidence.trust,
+        *_judge_trust(manifest, _read_verification(folder), evidence.measured),
         *(judge_criterion(criterion, observe(criterion, evidence)) for criterion in policy.criteria),
     )
-    waivers = dict(request["waivers"])
-    require_waivable(waivers, policy)
-    criteria = waive_criteria(found, waivers)
-    environment = read_json(folder / ENVIRONMENT)
-    measured = [one.measurement for one in select_measurements(LoadFilter(), evidence.measured)]
-    notes = tuple(list_int8_notes(manifest.info, evidence.build, runs, measured, policy.confidence))
-    return Signoff(folder, request, policy, evidence, criteria, decide_overall_verdict(criteria), environment, notes)
+    require_waivable(request.waivers, policy)
+    criteria = tuple(replace(one, waived=request.waivers.get(one.name)) for one in found)
+    build, measured = evidence.build, select_measurements(LoadFilter(), evidence.measured)
+    loads = [one.measurement for one in measured]
+    return VerdictRecord(
+        verdict=decide_overall_verdict(criteria),
+        dossier_name=_name_dossier(request.created_utc, build),
+        model=build.model,
+        artifact=JudgedArtifact(
+            build.artifact, build.backend, build.precision, build.sha256, build.size_bytes, build.weights
+        ),
+        policy=PolicyReference(policy.name, policy.sha256),
+        criteria=criteria,
+        notes=tuple(list_int8_notes(manifest.info, build, runs, loads, policy.confidence)),
+        baseline=request.baseline,
+        expires_if=tuple(_list_expiry(evidence, read_json(folder / ENVIRONMENT))),
+        runs=tuple(sorted({one.run for one in evidence.measured})),
+        created_utc=request.created_utc,
+        optpipe=request.optpipe,
+    )
+
+
+def read_request(folder: Path) -> DossierRequest:
+    """What a dossier was asked for. Raises BadInputError where it is of another version."""
+    request = read_record(folder / REQUEST, DossierRequest)
+    if (request.schema, request.schema_version) != (DOSSIER_SCHEMA, DOSSIER_SCHEMA_VERSION):
+        raise BadInputError(
+            f"{folder}: {request.schema!r} version {request.schema_version}; "
+            f"this version of optpipe reads {DOSSIER_SCHEMA!r} version {DOSSIER_SCHEMA_VERSION}"
+        )
+    return request
+
+
+def _name_dossier(created_utc: str, build: JudgedBuild) -> str:
+    """`resnet50-onnxruntime-fp16-20261121T072500`."""
+    when = "".join(character for character in created_utc[:19] if character not in "-:")
+    return f"{Path(build.model).stem}-{build.backend}-{build.precision}-{when}"
 
 
 def require_waivable(waivers: Iterable[str], policy: Policy) -> None:
@@ -109,29 +126,27 @@ def require_waivable(waivers: Iterable[str], policy: Policy) -> None:
 
 
 def _gather_evidence(
-    folder: Path, runs: Sequence[Run], manifest: Manifest, request: Mapping[str, Any], policy: Policy
+    folder: Path, runs: Sequence[Run], manifest: Manifest, request: DossierRequest, policy: Policy
 ) -> BuildEvidence:
     """Everything in `folder` that was gathered for the build, measurements computed anew from raw samples."""
     build, confidence = judged_build_from_manifest(manifest), policy.confidence
-    measured = tuple(
-        filter_by_options(policy.options, list_artifact_measurements(runs, confidence, build.artifact, judged=True))
-    )
+    measured = list_artifact_measurements(runs, confidence, build.artifact, judged=True)
     baseline = load_runs(folder / "baseline" / "runs")
-    for run in runs:
-        require_unchanged(run, whole=False)
-    verification = folder / "verification" / MANIFEST
-    checked = manifest_from_file(verification) if verification.is_file() else None
     return BuildEvidence(
         build=build,
-        measured=measured,
-        baseline=tuple(list_artifact_measurements(baseline, confidence, request.get("baseline_artifact"), judged=True)),
-        baseline_name=request.get("baseline"),
+        measured=tuple(filter_by_options(policy.options, measured)),
+        baseline=tuple(list_artifact_measurements(baseline, confidence, request.baseline_artifact, judged=True)),
+        baseline_name=request.baseline,
         accuracy=observe_accuracy(runs, build, confidence),
         preprocessing=observe_preprocessing(runs, build),
         tensor_core_share=observe_tensor_cores(runs, build),
         options=policy.options,
-        trust=tuple(_judge_trust(manifest, checked, measured)),
     )
+
+
+def _read_verification(folder: Path) -> Manifest | None:
+    path = folder / "verification" / MANIFEST
+    return manifest_from_file(path) if path.is_file() else None
 
 
 def _judge_trust(
@@ -197,15 +212,15 @@ def _judge_outputs(manifest: Manifest, checked: Manifest | None) -> CriterionRes
 
 
 def _pass_trust(name: str, reason: str) -> CriterionResult:
-    return CriterionResult(name, None, "required", Verdict.PASS, reason)
+    return CriterionResult(name, Verdict.PASS, reason)
 
 
 def _doubt_trust(name: str, reason: str, remedy: str) -> CriterionResult:
-    return CriterionResult(name, None, "required", Verdict.INCONCLUSIVE, reason, remedy)
+    return CriterionResult(name, Verdict.INCONCLUSIVE, reason, remedy=remedy)
 
 
 def _fail_trust(name: str, reason: str, remedy: str) -> CriterionResult:
-    return CriterionResult(name, None, "required", Verdict.FAIL, reason, remedy)
+    return CriterionResult(name, Verdict.FAIL, reason, remedy=remedy)
 
 
 _RUNTIMES = {
@@ -216,9 +231,9 @@ _RUNTIMES = {
 }
 
 
-def _list_expiry(signoff: Signoff) -> Iterator[str]:
-    measured, build = signoff.evidence.measured, signoff.evidence.build
-    place = measured[-1].environment if measured else signoff.environment
+def _list_expiry(evidence: BuildEvidence, here: Mapping[str, Any]) -> Iterator[str]:
+    measured, build = evidence.measured, evidence.build
+    place = measured[-1].environment if measured else here
     yield f"the engine's sha256 is no longer {build.sha256}"
     for key, name in (("gpu", "the GPU"), ("driver", "the driver"), ("cpu", "the CPU")):
         value = get_environment_fact(place, key)
@@ -226,7 +241,7 @@ def _list_expiry(signoff: Signoff) -> Iterator[str]:
             yield f"{name} is no longer {value}"
     package = _RUNTIMES.get(build.backend, "torch")
     yield f"{package} is no longer {get_environment_fact(place, f'packages.{package}')}"
-    yield from _list_changed_options(signoff.evidence)
+    yield from _list_changed_options(evidence)
     yield "the machine's clock or power settings change"
     yield "the preprocessing, input shapes or weights change"
 

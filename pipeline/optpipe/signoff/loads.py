@@ -7,8 +7,8 @@ from itertools import groupby
 from optpipe.core.measurement import Mode, Scenario
 from optpipe.measuring.energy import MIN_WINDOW_S
 from optpipe.measuring.measure import LoadSpec
-from optpipe.signoff.load_filter import LoadFilter
 from optpipe.signoff.policy import Criterion
+from optpipe.signoff.policy_format import LoadFilter
 
 ENERGY_SECONDS = MIN_WINDOW_S + 2
 
@@ -33,22 +33,22 @@ def loads_from_criteria(
 
 
 def _fill_defaults(where: LoadFilter) -> LoadFilter:
-    return replace(
-        where,
+    return LoadFilter(
         batch_size=where.batch_size or 1,
-        scenario=where.scenario or str(Scenario.SINGLE_STREAM),
-        mode=where.mode or str(Mode.COMPUTE),
+        scenario=where.scenario or Scenario.SINGLE_STREAM,
+        mode=where.mode or Mode.COMPUTE,
         streams=where.streams or 1,
+        rate=where.rate,
     )
 
 
 def _load(where: LoadFilter, min_seconds: float, max_seconds: float) -> LoadSpec:
     return LoadSpec(
         batch_size=where.batch_size or 1,
-        scenario=Scenario(str(where.scenario)),
-        mode=Mode(str(where.mode)),
+        scenario=where.scenario or Scenario.SINGLE_STREAM,
+        mode=where.mode or Mode.COMPUTE,
         streams=where.streams or 1,
-        rate_per_s=where.rate_per_s,
+        rate_per_s=where.rate,
         min_seconds=min_seconds,
         max_seconds=max(max_seconds, min_seconds),
     )

@@ -27,7 +27,8 @@ from optpipe.signoff.evidence import (
     observe,
     select_measurements,
 )
-from optpipe.signoff.policy import SECTIONS, Criterion
+from optpipe.signoff.policy import Criterion
+from optpipe.signoff.policy_format import SECTIONS, MeasuredSection
 from optpipe.signoff.steps import (
     MeasurementBudget,
     run_bench_step,
@@ -100,8 +101,8 @@ def _group_by_kind(needed: Sequence[Criterion], runs: Sequence[Run]) -> Iterator
 
 
 def _kind(criterion: Criterion) -> str | None:
-    section = SECTIONS.get(criterion.section)
-    return "bench" if section is not None and section.measured else RUN_KINDS.get(criterion.section)
+    measured = issubclass(SECTIONS.get(criterion.section, object), MeasuredSection)
+    return "bench" if measured else RUN_KINDS.get(criterion.section)
 
 
 def _steps(

@@ -1,138 +1,36 @@
-"""A release policy: what a build must prove before it may ship. TOML in, a frozen value out; nothing is guessed.
+"""A policy as a frozen value, read from TOML; nothing is guessed.
 
 Format history
     1  first version.
 
-Every limit carries its unit. A key that is not known, a limit that cannot hold and two limits that contradict each
-other are refused with the place in the file. `SECTIONS` is the one description of the format: the parser and the JSON
-Schema (`core.policy_schema`) both read it.
+An unknown key, a limit that cannot hold, and two limits that contradict each other are refused with their line.
 """
 
 import hashlib
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from enum import StrEnum
 from typing import Any
 
-from optpipe.core.measurement import format_option
-from optpipe.core.quantity import Dimension, format_quantity, quantity_from_text
+import msgspec
+
+from optpipe.core.measurement import Mode, Scenario
+from optpipe.core.precision import Precision
+from optpipe.core.quantity import Dimension, format_quantity
 from optpipe.errors import BadInputError
-from optpipe.signoff.load_filter import FILTER_KEYS, LoadFilter, load_filter_from_table
-
-POLICY_SCHEMA_VERSION = 1
-POLICY_PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8", "fp8")
-
-
-class Sense(StrEnum):
-    """How an observation is held against its limit."""
-
-    AT_MOST = "at most"
-    AT_LEAST = "at least"
-    EQUALS = "is"
-
-
-@dataclass(frozen=True, slots=True)
-class LimitSpec:
-    """One limit that a section may set."""
-
-    sense: Sense
-    dimension: Dimension
-    doc: str
-
-
-@dataclass(frozen=True, slots=True)
-class PolicySection:
-    """One kind of criterion: its limits, and whether it can be narrowed to a batch size, scenario or mode."""
-
-    doc: str
-    limits: Mapping[str, LimitSpec]
-    measured: bool = False
-
-
-def _limit_at_most(dimension: Dimension, doc: str) -> LimitSpec:
-    return LimitSpec(Sense.AT_MOST, dimension, doc)
-
-
-def _limit_at_least(dimension: Dimension, doc: str) -> LimitSpec:
-    return LimitSpec(Sense.AT_LEAST, dimension, doc)
-
-
-_PERCENTILES = ("p50", "p90", "p95", "p99", "p99.9")
-SECTIONS: Mapping[str, PolicySection] = {
-    "latency": PolicySection(
-        "Maximum query latency, by percentile of the raw samples.",
-        {name: _limit_at_most(Dimension.TIME, f"Limit of the {name} latency.") for name in _PERCENTILES},
-        measured=True,
-    ),
-    "throughput": PolicySection(
-        "Images per second.",
-        {"minimum": _limit_at_least(Dimension.RATE, "Minimum images per second.")},
-        measured=True,
-    ),
-    "regression": PolicySection(
-        "Maximum loss compared with the approved baseline, tested against the bound of its interval.",
-        {
-            **{
-                name: _limit_at_most(Dimension.SHARE, f"Maximum increase of the {name} latency.")
-                for name in _PERCENTILES
-            },
-            "throughput": _limit_at_most(Dimension.SHARE, "Maximum decrease of the throughput."),
-        },
-        measured=True,
-    ),
-    "memory": PolicySection(
-        "Peak memory: device memory on a GPU, process memory on a CPU.",
-        {"maximum": _limit_at_most(Dimension.SIZE, "Maximum peak memory.")},
-        measured=True,
-    ),
-    "energy": PolicySection(
-        "Energy per image; approximate, from the driver's counter.",
-        {"maximum": _limit_at_most(Dimension.ENERGY, "Maximum energy per image.")},
-        measured=True,
-    ),
-    "stability": PolicySection(
-        "Stability of the runtime.",
-        {"maximum_cv": _limit_at_most(Dimension.SHARE, "Maximum coefficient of variation of the latency.")},
-        measured=True,
-    ),
-    "accuracy": PolicySection(
-        "Task accuracy on the validation set, on paired predictions.",
-        {
-            "maximum_drop": _limit_at_most(Dimension.POINTS, "Maximum drop in top-1 accuracy from the source model."),
-            "minimum_top1": _limit_at_least(Dimension.SHARE, "Minimum top-1 accuracy."),
-            "minimum_agreement": _limit_at_least(
-                Dimension.SHARE, "Minimum share of predictions equal to the source model's."
-            ),
-        },
-    ),
-    "preprocessing": PolicySection(
-        "Agreement between DALI and the model's own preprocessing, measured on the model's outputs.",
-        {
-            "minimum_agreement": _limit_at_least(Dimension.SHARE, "Minimum top-1 agreement."),
-            "minimum_snr": _limit_at_least(Dimension.DECIBEL, "Minimum signal-to-noise ratio of the outputs."),
-        },
-    ),
-    "precision": PolicySection(
-        "Share of the MACs that run in a precision, verified in the built network.",
-        {name: _limit_at_least(Dimension.SHARE, f"Minimum share of MACs in {name}.") for name in POLICY_PRECISIONS},
-    ),
-    "size": PolicySection("Size of the engine file.", {"maximum": _limit_at_most(Dimension.SIZE, "Largest file.")}),
-    "tensor_cores": PolicySection(
-        "Share of Tensor Core eligible kernel time that uses Tensor Cores, from the profile.",
-        {"minimum_share": _limit_at_least(Dimension.SHARE, "Minimum share.")},
-    ),
-}
-"""The sections that hold quantities. `[environment]` holds names instead and is described by ENVIRONMENT_KEYS."""
-
-ENVIRONMENT_KEYS = {
-    "gpu": 'Name of the GPU, or "none".',
-    "driver": "Version of the NVIDIA driver.",
-    "cpu": "Model name of the CPU.",
-    "python": "Version of Python.",
-}
-BUILD_KEYS = ("artifact", "backend", "precision")
+from optpipe.signoff.policy_format import (
+    SECTIONS,
+    BuildFilter,
+    EnvironmentFilter,
+    LoadFilter,
+    MeasuredSection,
+    PolicyDocument,
+    Sense,
+    Table,
+    list_keys,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +50,7 @@ class Criterion:
         return f"{self.section}.{self.metric}{self.where.to_slug()}"
 
     @property
-    def threshold_text(self) -> str:
+    def limit(self) -> str:
         """`at most 15.0 ms`, `is NVIDIA H200`."""
         if isinstance(self.threshold, str) or self.dimension is None:
             return f"{self.sense} {self.threshold}"
@@ -167,9 +65,7 @@ class Policy:
     criteria: tuple[Criterion, ...]
     source: bytes
     model: str | None = None
-    build: Mapping[str, str] = field(default_factory=dict)
-    options: Mapping[str, str] = field(default_factory=dict)
-    """Runtime options, as they are typed: only what was measured with them is judged."""
+    build: BuildFilter = field(default_factory=BuildFilter)
     confidence: float = 0.95
 
     @property
@@ -177,134 +73,83 @@ class Policy:
         """Of the text, comments included."""
         return hashlib.sha256(self.source).hexdigest()
 
+    @property
+    def options(self) -> Mapping[str, str]:
+        """Runtime options as they are typed: only what was measured with them is judged."""
+        return {key: str(value) for key, value in self.build.options.items()}
+
 
 def policy_from_toml(source: bytes, origin: str = "the policy") -> Policy:
-    """Parses a policy. Raises BadInputError naming `origin`, the key and what to write instead."""
+    """Parses a policy. Raises BadInputError naming `origin`, the line, the key and what to write instead."""
     try:
-        document = tomllib.loads(source.decode("utf-8-sig"))  # editors on Windows write a byte order mark
-        return _policy_from_document(document, source)
+        text = source.decode("utf-8-sig")  # editors on Windows write a byte order mark
+        document = tomllib.loads(text)
     except UnicodeDecodeError as error:
         raise BadInputError(f"{origin}: not UTF-8 text (byte {error.start})") from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise BadInputError(f"{origin}: not TOML: {error}") from error
+    version = document.get("schema")
+    if version != 1 or type(version) is not int:
+        stated = "no schema version" if version is None else f"schema version {version}"
+        raise BadInputError(
+            f"{origin}: {stated}; this version of optpipe reads `schema = 1` (optpipe signoff --init writes a template)"
+        )
+    try:
+        parsed = msgspec.convert(document, PolicyDocument, dec_hook=lambda kind, value: kind.from_toml(value))
+        return _policy_from_document(parsed, source)
+    except msgspec.ValidationError as error:
+        raise BadInputError(f"{origin}{_locate_error(str(error), document, text)}") from error
     except ValueError as error:
         raise BadInputError(f"{origin}: {error}") from error
 
 
-def _policy_from_document(document: Mapping[str, Any], source: bytes) -> Policy:
-    version = document.get("schema")
-    if version != POLICY_SCHEMA_VERSION or type(version) is not int:
-        stated = "no schema version" if version is None else f"schema version {version}"
-        raise ValueError(
-            f"{stated}; this version of optpipe reads `schema = {POLICY_SCHEMA_VERSION}` (optpipe signoff --init writes a template)"
-        )
-    _require_known_keys(
-        document, ("schema", "name", "model", "confidence", "build", "environment", *SECTIONS), "the top level"
-    )
-    criteria = (
-        *_read_environment(document),
-        *(one for section in SECTIONS for one in _read_section(section, document)),
-    )
+def _policy_from_document(document: PolicyDocument, source: bytes) -> Policy:
+    criteria = (*_list_environment(document.environment), *_list_criteria(document))
     if not criteria:
         raise ValueError("the policy has no criteria; run optpipe signoff --init for a template")
-    build, options = _read_build(document.get("build", {}))
-    if build.get("precision", POLICY_PRECISIONS[0]) not in POLICY_PRECISIONS:
-        raise ValueError(f"build.precision = {build['precision']!r}: must be one of {', '.join(POLICY_PRECISIONS)}")
-    _refuse_contradictions(criteria, build)
+    confidence = 0.95 if document.confidence is None else float(document.confidence)
+    if not 0.5 <= confidence < 1:
+        raise ValueError(
+            f'confidence = "{format_quantity(confidence, Dimension.SHARE)}": must be at least 50 % and less than 100 %'
+        )
+    _refuse_contradictions(criteria, document.build.precision)
     return Policy(
-        name=_read_text(document, "name") or "unnamed policy",
+        name=str(document.name or "unnamed policy"),
         criteria=criteria,
         source=source,
-        model=_read_text(document, "model"),
-        build=build,
-        options=options,
-        confidence=_read_confidence(document),
+        model=str(document.model) if document.model else None,
+        build=document.build,
+        confidence=confidence,
     )
 
 
-def _read_build(table: object) -> tuple[dict[str, str], dict[str, str]]:
-    """Which build, and with which options it has to run."""
-    options = table.get("options", {}) if isinstance(table, dict) else {}
-    names = {key: value for key, value in table.items() if key != "options"} if isinstance(table, dict) else table
-    if not isinstance(options, dict):
-        raise ValueError("build.options must be a table, for example [build.options] followed by threads = 2")
-    for key, value in options.items():
-        if not isinstance(value, bool | int | float) and not _is_name(value):
-            raise ValueError(f"build.options.{key} = {value!r} must be a number, a boolean, or a quoted string")
-    return _read_names(names, BUILD_KEYS, "build"), {key: format_option(value) for key, value in options.items()}
+def _list_environment(wanted: EnvironmentFilter) -> Iterator[Criterion]:
+    names = {key: getattr(wanted, key) for key in list_keys(EnvironmentFilter) if key != "packages"}
+    for key, value in (*names.items(), *((f"packages.{key}", value) for key, value in wanted.packages.items())):
+        if value is not None:
+            yield Criterion("environment", key, Sense.EQUALS, str(value))
 
 
-def _read_confidence(document: Mapping[str, Any]) -> float:
-    value = quantity_from_text(document["confidence"], Dimension.SHARE) if "confidence" in document else 0.95
-    if not 0.5 <= value < 1:
-        raise ValueError(f"confidence = {document['confidence']!r}: must be at least 50 % and less than 100 %")
-    return value
+def _list_criteria(document: PolicyDocument) -> Iterator[Criterion]:
+    for name in SECTIONS:
+        tables = getattr(document, name)
+        for table in tables if isinstance(tables, tuple) else (tables,):
+            where = table.where if isinstance(table, MeasuredSection) else LoadFilter()
+            for metric, limit in table.list_limits():
+                yield Criterion(name, metric, limit.sense, float(limit), limit.dimension, where)
 
 
-def _read_section(name: str, document: Mapping[str, Any]) -> Iterator[Criterion]:
-    tables = document.get(name, [])
-    if isinstance(tables, dict):
-        tables = [tables]
-    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise ValueError(f"{name} must be a table: write [[{name}]] followed by its limits")
-    section = SECTIONS[name]
-    for number, table in enumerate(tables, start=1):
-        place = f"[[{name}]] number {number}" if len(tables) > 1 else f"[[{name}]]"
-        narrowing = FILTER_KEYS if section.measured else ()
-        _require_known_keys(table, (*section.limits, *narrowing), place)
-        where = load_filter_from_table(table, place)
-        chosen = [metric for metric in table if metric in section.limits]
-        if not chosen:
-            raise ValueError(f"{place} sets no limit; available limits: {', '.join(section.limits)}")
-        for metric in chosen:
-            limit = section.limits[metric]
-            threshold = _read_threshold(table[metric], limit, f"{place}: {metric}")
-            yield Criterion(name, metric, limit.sense, threshold, limit.dimension, where)
-
-
-def _read_threshold(value: object, limit: LimitSpec, place: str) -> float:
-    try:
-        threshold = quantity_from_text(value, limit.dimension)
-    except ValueError as error:
-        raise ValueError(f"{place} = {error}") from error
-    bounded = limit.dimension in (Dimension.SHARE, Dimension.POINTS) and limit.sense is Sense.AT_LEAST
-    if bounded and threshold > 1:
-        raise ValueError(f'{place} = "{value}" can never be met: the maximum is 100 %')
-    if threshold == 0 and limit.sense is Sense.AT_LEAST:
-        raise ValueError(f'{place} = "{value}" is always met; remove it or set a meaningful limit')
-    if threshold == 0 and limit.dimension in (Dimension.TIME, Dimension.SIZE, Dimension.ENERGY):
-        raise ValueError(f'{place} = "{value}" can never be met')
-    return threshold
-
-
-def _read_environment(document: Mapping[str, Any]) -> Iterator[Criterion]:
-    table = document.get("environment", {})
-    if not isinstance(table, dict):
-        raise ValueError('environment must be a table, for example [environment] followed by gpu = "NVIDIA H200"')
-    packages = _read_names(table.get("packages", {}), None, "environment.packages")
-    names = _read_names(
-        {key: value for key, value in table.items() if key != "packages"}, ENVIRONMENT_KEYS, "environment"
-    )
-    for key, value in names.items():
-        yield Criterion("environment", key, Sense.EQUALS, value)
-    for key, value in packages.items():
-        yield Criterion("environment", f"packages.{key}", Sense.EQUALS, value)
-
-
-def _refuse_contradictions(criteria: tuple[Criterion, ...], build: Mapping[str, str]) -> None:
+def _refuse_contradictions(criteria: tuple[Criterion, ...], wanted: Precision | None) -> None:
     by_name: dict[str, Criterion] = {}
     for one in criteria:
         if one.name in by_name:
-            raise ValueError(
-                f"{one.name} has two limits: {by_name[one.name].threshold_text} and {one.threshold_text}; keep one"
-            )
+            raise ValueError(f"{one.name} has two limits: {by_name[one.name].limit} and {one.limit}; keep one")
         by_name[one.name] = one
     for one in criteria:
         if one.section == "latency":
             _refuse_inverted(one, criteria)
-    shares = {one.metric: one.threshold for one in criteria if one.section == "precision"}
-    total = sum(float(share) for share in shares.values())
-    if total > 1 + 1e-9:
+    shares = {one.metric: float(one.threshold) for one in criteria if one.section == "precision"}
+    if (total := sum(shares.values())) > 1 + 1e-9:
         raise ValueError(
             f"precision: {' and '.join(shares)} add up to {format_quantity(total, Dimension.SHARE)} of the MACs"
         )
@@ -313,11 +158,9 @@ def _refuse_contradictions(criteria: tuple[Criterion, ...], build: Mapping[str, 
         for one in criteria:
             if one.section in ("energy", "tensor_cores") or one.name == "environment.driver":
                 raise ValueError(f'{one.name} requires a GPU, but environment.gpu = "none"')
-    wanted = build.get("precision")
-    if wanted is not None:
-        for metric, share in shares.items():
-            if metric != wanted and float(share) > 0.5:
-                raise ValueError(f"precision.{metric} contradicts build.precision = {wanted!r}")
+    for metric, share in shares.items():
+        if wanted is not None and metric != wanted and share > 0.5:
+            raise ValueError(f'precision.{metric} contradicts build.precision = "{wanted}"')
 
 
 def _refuse_inverted(one: Criterion, criteria: tuple[Criterion, ...]) -> None:
@@ -326,37 +169,66 @@ def _refuse_inverted(one: Criterion, criteria: tuple[Criterion, ...]) -> None:
         higher = comparable and float(other.metric[1:]) > float(one.metric[1:])
         if higher and float(other.threshold) < float(one.threshold):
             raise ValueError(
-                f"{one.name} ({one.threshold_text}) has no effect: {other.metric} is already limited to "
-                f"{other.threshold_text}; a lower percentile needs a smaller limit"
+                f"{one.name} ({one.limit}) has no effect: {other.metric} is already limited to "
+                f"{other.limit}; a lower percentile needs a smaller limit"
             )
 
 
-def _read_names(table: object, allowed: Mapping[str, str] | tuple[str, ...] | None, place: str) -> dict[str, str]:
-    if not isinstance(table, dict):
-        raise ValueError(f"{place} must be a table of strings")
-    if allowed is not None:
-        _require_known_keys(table, tuple(allowed), f"[{place}]")
-    for key, value in table.items():
-        if not _is_name(value):
-            raise ValueError(f"{place}.{key} = {value!r} must be a quoted string")
-    return dict(table)
+_PLACE = re.compile(r"^(?P<what>.*?)(?: - at `\$\.(?P<path>.*)`)?$", re.DOTALL)
+_STEPS = re.compile(r"(?P<section>\w+)(?:\[(?P<number>\d+)\])?(?:\.(?P<key>.+?))?(?:\[\.\.\.\])?")
+_WORDS = {
+    "`object`": "a table", "`object | array`": "a table or an array of tables", "`array`": "an array",
+    "`int`": "an integer", "`str`": "a quoted string", ", got": ", not",
+}  # fmt: skip
+_CHOICES = {"scenario": Scenario, "mode": Mode, "precision": Precision}
 
 
-def _read_text(document: Mapping[str, Any], key: str) -> str | None:
-    value = document.get(key)
-    if value is not None and not _is_name(value):
-        raise ValueError(f"{key} = {value!r} must be a quoted string")
-    return None if value is None else str(value)
+def _locate_error(message: str, document: Mapping[str, Any], text: str) -> str:
+    """`, line 4: latency.p99 = 15 has no unit; …` for what msgspec says of a document that was read from `text`."""
+    found = _PLACE.fullmatch(message)
+    assert found is not None
+    steps = _STEPS.fullmatch(found["path"] or "")
+    section, number, key = (steps["section"], int(steps["number"] or 0), steps["key"]) if steps else ("", 0, None)
+    if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", found["what"], re.DOTALL):
+        key, said = unknown[1], _suggest_key(unknown[1], section)
+    else:
+        value = document[section][number] if steps and steps["number"] else document[section]
+        value = value[key] if key else value
+        said = ".".join(filter(None, (section, key))) + _explain_value(found["what"], value, key or section)
+    line = _find_line(text, section, number, key)
+    return f"{f', line {line}' if line else ''}: {said}"
 
 
-def _is_name(value: object) -> bool:
-    """Text with something to read and no control characters, which no report could carry."""
-    return isinstance(value, str) and bool(value.strip()) and value.isprintable()
+def _explain_value(what: str, value: object, key: str) -> str:
+    """` = 15 has no unit`, ` = 0: expected an integer >= 1`; of a whole table `: sets no limit`."""
+    if "Invalid enum value" in what:
+        what = f"must be one of {', '.join(_CHOICES[key])}"
+    for name, words in _WORDS.items():
+        what = what.replace(name, words)
+    what = what[0].lower() + what[1:]
+    if isinstance(value, Mapping):
+        return f": {what}"
+    return f" = {what}" if what.startswith((str(value), repr(value), f'"{value}"')) else f" = {value!r}: {what}"
 
 
-def _require_known_keys(table: Mapping[str, Any], allowed: tuple[str, ...], place: str) -> None:
-    for key in table:
-        if key not in allowed:
-            near = get_close_matches(key, allowed, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"valid keys: {', '.join(allowed)}"
-            raise ValueError(f"unknown key {key!r} in {place}; {hint}")
+def _suggest_key(key: str, section: str) -> str:
+    tables: dict[str, type[Table]] = {"": PolicyDocument, "build": BuildFilter, "environment": EnvironmentFilter}
+    known = list_keys({**tables, **SECTIONS}[section])
+    near = get_close_matches(key, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"valid keys: {', '.join(known)}"
+    return f"unknown key {key!r} in {f'[{section}]' if section else 'the top level'}; {hint}"
+
+
+def _find_line(text: str, section: str, number: int, key: str | None) -> int | None:
+    """The line of a key, or of the header of its table; None where the TOML says it in another way than line by line."""
+    header, count, found = "", -1, None
+    for at, line in enumerate(text.splitlines(), start=1):
+        if table := re.match(r"\s*\[+\s*([^\]\s]+)", line):
+            header = table[1]
+            count += header == section
+            found = at if header == (section or key) and count in (number, -1) else found
+        elif header == "" or (header == section and count == number):
+            name = re.match(r"\s*[\"']?([^\s\"'=]+)[\"']?\s*=", line)
+            if name and name[1] == (key or section):
+                return at
+    return found

@@ -3,16 +3,10 @@
 from importlib import resources
 from typing import Any
 
-from optpipe.core.quantity import EXAMPLES, Dimension, make_quantity_pattern
-from optpipe.signoff.load_filter import MODES, SCENARIOS
-from optpipe.signoff.policy import (
-    BUILD_KEYS,
-    ENVIRONMENT_KEYS,
-    POLICY_PRECISIONS,
-    POLICY_SCHEMA_VERSION,
-    SECTIONS,
-)
-from optpipe.signoff.policy import PolicySection as PolicySection
+import msgspec
+
+from optpipe.core.quantity import EXAMPLES, make_quantity_pattern
+from optpipe.signoff.policy_format import SECTIONS, Limit, LoadFilter, Name, PolicyDocument, list_metrics
 
 TEMPLATE = "policy-template.toml"
 
@@ -24,48 +18,35 @@ def read_policy_template() -> str:
 
 def make_policy_schema() -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of a policy's TOML document."""
-    sections = {name: _tables(section) for name, section in SECTIONS.items()}
-    judged = [*sections, "environment"]
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "optpipe release policy",
-        "type": "object",
-        "additionalProperties": False,
-        "required": ["schema"],
-        "anyOf": [{"required": [name]} for name in judged],
-        "properties": {
-            "schema": {"const": POLICY_SCHEMA_VERSION, "type": "integer"},
-            "name": _NAME,
-            "model": _NAME,
-            "confidence": _quantity(Dimension.SHARE, "Confidence level of all intervals; default: 95 %."),
-            "build": {
-                "type": "object",
-                "additionalProperties": False,
-                "properties": dict.fromkeys(BUILD_KEYS, _NAME)
-                | {"precision": {"enum": list(POLICY_PRECISIONS)}, "options": _OPTIONS},
-            },
-            "environment": {
-                "type": "object",
-                "additionalProperties": False,
-                "properties": {key: _NAME | {"description": doc} for key, doc in ENVIRONMENT_KEYS.items()}
-                | {"packages": {"type": "object", "additionalProperties": _NAME}},
-            },
-            **sections,
-        },
-    }
+    schema = _drop_nulls(msgspec.json.schema(PolicyDocument, schema_hook=_describe_type))
+    whole = schema["$defs"]["PolicyDocument"]
+    whole["anyOf"] = [{"required": [name]} for name in (*SECTIONS, "environment")]
+    for name, section in SECTIONS.items():
+        whole["properties"][name]["anyOf"][0]["minItems"] = 1
+        table = schema["$defs"][section.__name__]
+        table["anyOf"] = [{"required": [metric]} for metric in list_metrics(section)]
+        if issubclass(section, LoadFilter):
+            table["allOf"] = _LOADS
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "optpipe release policy", **schema}
 
 
-_NAME: dict[str, Any] = {"type": "string", "pattern": r"\S"}
-_OPTIONS: dict[str, Any] = {
-    "type": "object",
-    "description": "Runtime options: only measurements made with them are judged.",
-    "additionalProperties": {"anyOf": [{"type": ["number", "boolean"]}, _NAME]},
-}
+def _describe_type(kind: type) -> dict[str, Any]:
+    if issubclass(kind, Limit):
+        pattern, example = make_quantity_pattern(kind.dimension), EXAMPLES[kind.dimension]
+        return {"type": "string", "pattern": pattern, "description": kind.__doc__, "examples": [example]}
+    name = {"type": "string", "pattern": r"\S"}
+    return name if issubclass(kind, Name) else {"anyOf": [{"type": ["number", "boolean"]}, name]}
 
 
-def _quantity(dimension: Dimension, doc: str) -> dict[str, Any]:
-    example = EXAMPLES[dimension]
-    return {"type": "string", "pattern": make_quantity_pattern(dimension), "description": doc, "examples": [example]}
+def _drop_nulls(schema: Any) -> Any:
+    """The schema without null, which TOML does not have, and without defaults, which only null and empty tables are."""
+    if isinstance(schema, list):
+        return [_drop_nulls(one) for one in schema if one != {"type": "null"}]
+    if not isinstance(schema, dict):
+        return schema
+    kept = {key: _drop_nulls(value) for key, value in schema.items() if key != "default"}
+    only = kept.get("anyOf", ())
+    return {**{key: value for key, value in kept.items() if key != "anyOf"}, **only[0]} if len(only) == 1 else kept
 
 
 def _only_with(key: str, scenarios: list[str]) -> dict[str, Any]:
@@ -78,31 +59,10 @@ def _needs(scenario: str, key: str) -> dict[str, Any]:
     return {"if": asked, "then": {"required": [key]}}
 
 
-_LOADS = {
-    "allOf": [
-        _needs("server", "rate"),
-        _needs("multi-stream", "streams"),
-        _only_with("rate", ["server"]),
-        _only_with("streams", ["multi-stream", "offline"]),
-    ]
-}
+_LOADS = [
+    _needs("server", "rate"),
+    _needs("multi-stream", "streams"),
+    _only_with("rate", ["server"]),
+    _only_with("streams", ["multi-stream", "offline"]),
+]
 """A server is loaded by a rate, several streams by their number; neither means anything without the other."""
-
-
-def _tables(section: PolicySection) -> dict[str, Any]:
-    properties = {name: _quantity(limit.dimension, limit.doc) for name, limit in section.limits.items()}
-    if section.measured:
-        properties |= {
-            "batch_size": {"type": "integer", "minimum": 1},
-            "scenario": {"enum": list(SCENARIOS)},
-            "mode": {"enum": list(MODES)},
-            "streams": {"type": "integer", "minimum": 1},
-            "rate": _quantity(Dimension.QUERIES, "Queries per second of the server scenario."),
-        }
-    table = {
-        "type": "object",
-        "additionalProperties": False,
-        "anyOf": [{"required": [name]} for name in section.limits],
-        "properties": properties,
-    } | (_LOADS if section.measured else {})
-    return {"description": section.doc, "oneOf": [table, {"type": "array", "minItems": 1, "items": table}]}

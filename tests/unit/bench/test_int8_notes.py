@@ -8,10 +8,11 @@ from optpipe.artifacts.facts import judged_build_from_manifest
 from optpipe.bench.int8_notes import add_int8_notes, check_int8_accuracy, find_int8_causes
 from optpipe.compare.overview import compare_workspace
 from optpipe.core.measurement_json import measurements_from_document
+from optpipe.core.records import json_from_record
 from optpipe.evaluate.recompute import observe_accuracy
 from optpipe.reporters.terminal_signoff import render_verdict
 from optpipe.signoff.collect import SignoffRequest, collect_evidence
-from optpipe.signoff.dossier import check_dossier, document_from_signoff, finish_dossier
+from optpipe.signoff.dossier import check_dossier, finish_dossier
 from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.policy import policy_from_toml
 from optpipe.workspace.runs import (
@@ -104,9 +105,8 @@ def signed(workspace, tmp_path):
     wanted = SignoffRequest("digits", policy_from_toml(POLICY.encode(), "policy.toml"))
     folder = collect_evidence(wanted, workspace.store, tmp_path / "scratch")
     found = judge_dossier(folder)
-    document = document_from_signoff(found)
-    write_json(folder / "verdict.json", document)
-    return document, finish_dossier(folder, tmp_path / "dossier")
+    (folder / "verdict.json").write_bytes(json_from_record(found))
+    return found, finish_dossier(folder, tmp_path / "dossier")
 
 
 def test_signoff_notes_what_verify_computes_again(built, tmp_path) -> None:
@@ -114,7 +114,7 @@ def test_signoff_notes_what_verify_computes_again(built, tmp_path) -> None:
     evaluated(workspace, slow, 40)
     workspace.bench(slow, fast, mean_ms=10.0)  # drawn so that INT8 is the faster one
     document, folder = signed(workspace, tmp_path)
-    codes = [note["code"] for note in document["notes"]]
+    codes = [note.code for note in document.notes]
     assert codes == ["int8-accuracy", "int8-causes"]
     assert check_dossier(folder).problems == ()
 
@@ -123,7 +123,7 @@ def test_signoff_says_that_nothing_was_measured_beside_int8(built, tmp_path) -> 
     workspace, slow, _ = built
     workspace.bench(slow, mean_ms=10.0)
     document, _ = signed(workspace, tmp_path)
-    assert [note["code"] for note in document["notes"]] == ["int8-alone", "int8-causes"]
+    assert [note.code for note in document.notes] == ["int8-alone", "int8-causes"]
     assert "no higher precision was measured for comparison" in text_of(render_verdict(document, None), width=200)
 
 

@@ -18,7 +18,7 @@ from optpipe.core.quantity import (
         ("15ms", Dimension.TIME, 15e6),
         ("2000 images/s", Dimension.RATE, 2000),
         ("99.5 %", Dimension.SHARE, 0.995),
-        ("1.0 points", Dimension.POINTS, 0.01),
+        ("1.0 points", Dimension.POINTS, 1.0),
         ("512 MiB", Dimension.SIZE, 512 * 2**20),
         ("50 mJ/image", Dimension.ENERGY, 0.05),
     ],

@@ -12,10 +12,11 @@ from tests.fakes.console import text_of
 
 from optpipe.core.events import SilentListener
 from optpipe.core.hashing import hash_file
+from optpipe.core.records import json_from_record
 from optpipe.core.verdict import Verdict
 from optpipe.errors import BadInputError
 from optpipe.signoff.collect import SignoffRequest, collect_evidence
-from optpipe.signoff.dossier import check_dossier, document_from_signoff, finish_dossier
+from optpipe.signoff.dossier import check_dossier, finish_dossier
 from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.policy import policy_from_toml
 from optpipe.signoff.release import sign_off, verify_dossier
@@ -46,7 +47,7 @@ def dossier(workspace, tmp_path):
     collect_evidence(SignoffRequest("digits", policy_from_toml(POLICY.encode())), workspace.store, folder)
     signoff = judge_dossier(folder)
     assert signoff.verdict is Verdict.PASS, [(one.name, one.reason) for one in signoff.criteria]
-    (folder / "verdict.json").write_text(json.dumps(document_from_signoff(signoff)))
+    (folder / "verdict.json").write_bytes(json_from_record(signoff))
     found = finish_dossier(folder, tmp_path / "one")
     assert check_dossier(found).problems == ()
     return found
@@ -104,8 +105,8 @@ def test_an_invalid_measurement_cannot_be_made_valid(dossier):
 
     checked = forged(dossier, "samples/m1.parquet", change)
     assert any('verdict says "VALID", but the raw files give "INVALID"' in problem for problem in checked.problems)
-    assert checked.signoff is not None
-    found = {one.name: one for one in checked.signoff.criteria}["latency.p50.b1"]
+    assert checked.verdict is not None
+    found = {one.name: one for one in checked.verdict.criteria}["latency.p50.b1"]
     assert found.verdict is Verdict.INCONCLUSIVE
     assert "INVALID" in found.reason
 
@@ -127,7 +128,7 @@ def test_tables_that_were_left_out_leave_nothing_to_judge(dossier):
         forged(dossier, "tables/kernels.parquet", change)
     seal_folder(dossier)
     checked = check_dossier(dossier)
-    found = {one.name: one for one in checked.signoff.criteria}["tensor_cores.minimum_share"]
+    found = {one.name: one for one in checked.verdict.criteria}["tensor_cores.minimum_share"]
     assert found.verdict is Verdict.INCONCLUSIVE
     assert "too large for a dossier" in found.reason
 
@@ -156,7 +157,9 @@ def test_reports_that_say_other_figures_are_found(workspace, tmp_path, name, old
     path.write_text(changed)
     seal_folder(signed.folder)
     problems = verify_dossier(signed.folder).problems
-    assert any((says or f"{name}: no row shows") in problem for problem in problems), problems
+    assert any(
+        (says or f"{name}: differs from the report that the raw files give") in problem for problem in problems
+    ), problems
 
 
 def places(value, at=()):
@@ -208,14 +211,14 @@ def test_exit_statuses_tell_a_changed_byte_from_a_figure_that_does_not_follow(wo
     text = policy_file.read_bytes()
     policy_file.write_bytes(text.replace(b"50 ms", b"51 ms"))
     outcome = verify(folder, None)
-    assert (outcome.status, outcome.document["as_sealed"]) == (2, False)
+    assert (outcome.status, outcome.document.as_sealed) == (2, False)
     assert "seal is intact" not in text_of(outcome.text())
     policy_file.write_bytes(text)
     verdict = folder / "verdict.json"
     verdict.write_text(verdict.read_text().replace('"PASS"', '"FAIL"'))
     seal_folder(folder)
     outcome = verify(folder, None)
-    assert (outcome.status, outcome.document["intact"], outcome.document["verdict"]) == (1, False, None)
+    assert (outcome.status, outcome.document.intact, outcome.document.verdict) == (1, False, None)
     said = text_of(outcome.text())
     assert "the seal is intact, but not every figure follows" in said
     assert 'verdict.json: criteria[latency.p50.b1]: verdict says "FAIL", but the raw files give "PASS"' in said

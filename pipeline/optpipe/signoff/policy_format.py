@@ -1,0 +1,322 @@
+"""The format of a release policy (TOML): the structs that msgspec reads it into and makes its JSON Schema of.
+
+Every limit carries its unit. What relates two keys is judged in `policy`, which names the line of what is wrong.
+"""
+
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from typing import Annotated, ClassVar, Literal, get_args
+
+import msgspec
+from msgspec import Meta, Struct
+
+from optpipe.core.measurement import Mode, Scenario, format_option
+from optpipe.core.precision import Precision
+from optpipe.core.quantity import Dimension, quantity_from_text
+
+MAX_COUNT = 1_000_000
+"""Largest batch size or number of streams that a policy may name."""
+
+
+class Sense(StrEnum):
+    """How an observation is compared with its limit."""
+
+    AT_MOST = "at most"
+    AT_LEAST = "at least"
+    EQUALS = "is"
+
+
+class Limit(float):
+    """A limit in the base unit of its dimension, written as text with a unit."""
+
+    sense: ClassVar[Sense]
+    dimension: ClassVar[Dimension]
+
+    def __init_subclass__(cls, sense: Sense, dimension: Dimension) -> None:
+        """Sets what every limit of this type has in common."""
+        cls.sense, cls.dimension = sense, dimension
+
+    @classmethod
+    def from_toml(cls, value: object) -> "Limit":
+        """Reads a limit; ValueError says what is wrong with `value`, or that the limit decides nothing."""
+        found, least = quantity_from_text(value, cls.dimension), cls.sense is Sense.AT_LEAST
+        if found == 0 and cls.dimension is Dimension.QUERIES:
+            raise ValueError(f'invalid rate "{value}": it must be greater than zero')
+        if least and cls.dimension is Dimension.SHARE and found > 1:
+            raise ValueError(f'"{value}" can never be met: the maximum is 100 %')
+        if found == 0 and least:
+            raise ValueError(f'"{value}" is always met; remove it or set a meaningful limit')
+        if found == 0 and cls.dimension in (Dimension.TIME, Dimension.SIZE, Dimension.ENERGY):
+            raise ValueError(f'"{value}" can never be met')
+        return cls(found)
+
+
+class MaxTime(Limit, sense=Sense.AT_MOST, dimension=Dimension.TIME):
+    """Maximum time."""
+
+
+class MaxShare(Limit, sense=Sense.AT_MOST, dimension=Dimension.SHARE):
+    """Maximum share."""
+
+
+class MaxDrop(Limit, sense=Sense.AT_MOST, dimension=Dimension.POINTS):
+    """Maximum drop in percentage points."""
+
+
+class MaxSize(Limit, sense=Sense.AT_MOST, dimension=Dimension.SIZE):
+    """Maximum size."""
+
+
+class MaxEnergy(Limit, sense=Sense.AT_MOST, dimension=Dimension.ENERGY):
+    """Maximum energy per image."""
+
+
+class MinRate(Limit, sense=Sense.AT_LEAST, dimension=Dimension.RATE):
+    """Minimum images per second."""
+
+
+class MinShare(Limit, sense=Sense.AT_LEAST, dimension=Dimension.SHARE):
+    """Minimum share."""
+
+
+class MinRatio(Limit, sense=Sense.AT_LEAST, dimension=Dimension.DECIBEL):
+    """Minimum signal-to-noise ratio."""
+
+
+class QueryRate(Limit, sense=Sense.AT_LEAST, dimension=Dimension.QUERIES):
+    """Queries per second that arrive in the server scenario."""
+
+
+class Name(str):
+    """Text with something to read and no control characters, which no report could carry."""
+
+    __slots__ = ()
+
+    @classmethod
+    def from_toml(cls, value: object) -> "Name":
+        """Reads a name; ValueError where `value` is something else."""
+        if not (isinstance(value, str) and value.strip() and value.isprintable()):
+            raise ValueError(f"{value!r} must be a quoted string without control characters")
+        return cls(value)
+
+
+class OptionText(str):
+    """A runtime option as it is typed on the command line; in TOML a number, a boolean, or a quoted string."""
+
+    __slots__ = ()
+
+    @classmethod
+    def from_toml(cls, value: object) -> "OptionText":
+        """Reads an option; ValueError where `value` is something else."""
+        if not isinstance(value, bool | int | float | str):
+            raise ValueError(f"{value!r} must be a number, a boolean, or a quoted string")
+        return cls(format_option(Name.from_toml(value) if isinstance(value, str) else value))
+
+
+class Table(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A table of the policy; a key that it does not have is refused."""
+
+
+Count = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
+
+
+class LoadFilter(Table, frozen=True):
+    """Which measurements a criterion is about; None means every one."""
+
+    batch_size: Count | None = None
+    scenario: Scenario | None = None
+    mode: Mode | None = None
+    streams: Count | None = None
+    rate: QueryRate | None = None
+
+    def to_slug(self) -> str:
+        """`.b8.single-stream`, `.b1.server.500qps`; empty for every measurement."""
+        batch = None if self.batch_size is None else f"b{self.batch_size}"
+        streams = None if self.streams is None else f"{self.streams}x"
+        rate = None if self.rate is None else f"{self.rate:g}qps"
+        return "".join(f".{part}" for part in (batch, self.scenario, streams, rate, self.mode) if part)
+
+    def __bool__(self) -> bool:
+        """Whether it narrows anything."""
+        return self != LoadFilter()
+
+
+class Section(Table, frozen=True):
+    """A table of limits."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a table that sets no limit."""
+        if not list(self.list_limits()):
+            raise ValueError(f"sets no limit; available limits: {', '.join(list_metrics(type(self)))}")
+
+    def list_limits(self) -> Iterator[tuple[str, Limit]]:
+        """The metrics that the table limits, with their limits."""
+        for one in msgspec.structs.fields(self):
+            value = getattr(self, one.name)
+            if isinstance(value, Limit) and one.name not in LoadFilter.__struct_fields__:
+                yield one.encode_name, value
+
+
+class MeasuredSection(Section, LoadFilter, frozen=True):
+    """A section about measurements, which can be narrowed to a batch size, scenario or mode."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError where a scenario lacks its load, or a load its scenario."""
+        super().__post_init__()
+        pairs = (("server", "rate", '"500 queries/s"'), ("multi-stream", "streams", "4"))
+        for scenario, key, example in pairs:
+            given = getattr(self, key) is not None
+            if self.scenario == scenario and not given:
+                raise ValueError(f"scenario '{scenario}' requires {key}; for example {key} = {example}")
+            if given and self.scenario != scenario and not (key == "streams" and self.scenario == "offline"):
+                raise ValueError(f'{key} requires scenario = "{scenario}"')
+
+    @property
+    def where(self) -> LoadFilter:
+        """The narrowing keys alone."""
+        return LoadFilter(**{name: getattr(self, name) for name in LoadFilter.__struct_fields__})
+
+
+class Latency(MeasuredSection, frozen=True):
+    """Maximum query latency, by percentile of the raw samples."""
+
+    p50: MaxTime | None = None
+    p90: MaxTime | None = None
+    p95: MaxTime | None = None
+    p99: MaxTime | None = None
+    p99_9: MaxTime | None = msgspec.field(default=None, name="p99.9")
+
+
+class Throughput(MeasuredSection, frozen=True):
+    """Images per second."""
+
+    minimum: MinRate | None = None
+
+
+class Regression(MeasuredSection, frozen=True):
+    """Maximum loss compared with the approved baseline, tested against the bound of its interval."""
+
+    p50: MaxShare | None = None
+    p90: MaxShare | None = None
+    p95: MaxShare | None = None
+    p99: MaxShare | None = None
+    p99_9: MaxShare | None = msgspec.field(default=None, name="p99.9")
+    throughput: MaxShare | None = None
+
+
+class Memory(MeasuredSection, frozen=True):
+    """Peak memory: device memory on a GPU, process memory on a CPU."""
+
+    maximum: MaxSize | None = None
+
+
+class Energy(MeasuredSection, frozen=True):
+    """Energy per image; approximate, from the driver's counter."""
+
+    maximum: MaxEnergy | None = None
+
+
+class Stability(MeasuredSection, frozen=True):
+    """Stability of the runtime: coefficient of variation of the latency."""
+
+    maximum_cv: MaxShare | None = None
+
+
+class Accuracy(Section, frozen=True):
+    """Task accuracy on the validation set, on paired predictions with the source model."""
+
+    maximum_drop: MaxDrop | None = None
+    minimum_top1: MinShare | None = None
+    minimum_agreement: MinShare | None = None
+
+
+class Preprocessing(Section, frozen=True):
+    """Agreement between DALI and the model's own preprocessing, measured on the model's outputs."""
+
+    minimum_agreement: MinShare | None = None
+    minimum_snr: MinRatio | None = None
+
+
+class PrecisionShare(Section, frozen=True):
+    """Share of the MACs that run in a precision, verified in the built network."""
+
+    fp32: MinShare | None = None
+    tf32: MinShare | None = None
+    fp16: MinShare | None = None
+    bf16: MinShare | None = None
+    int8: MinShare | None = None
+
+
+class Size(Section, frozen=True):
+    """Size of the engine file."""
+
+    maximum: MaxSize | None = None
+
+
+class TensorCores(Section, frozen=True):
+    """Share of Tensor Core eligible kernel time that uses Tensor Cores, from the profile."""
+
+    minimum_share: MinShare | None = None
+
+
+class BuildFilter(Table, frozen=True):
+    """Which build is judged, and with which runtime options it has to be measured."""
+
+    artifact: Name | None = None
+    backend: Name | None = None
+    precision: Precision | None = None
+    options: dict[str, OptionText] = {}
+
+    def list_wanted(self) -> dict[str, str]:
+        """`artifact`, `backend` and `precision`, where they are given."""
+        wanted = {"artifact": self.artifact, "backend": self.backend, "precision": self.precision}
+        return {key: str(value) for key, value in wanted.items() if value is not None}
+
+
+class EnvironmentFilter(Table, frozen=True):
+    """Where the figures must come from: the GPU's name or "none", the CPU's, and the versions of driver, Python, packages."""
+
+    gpu: Name | None = None
+    driver: Name | None = None
+    cpu: Name | None = None
+    python: Name | None = None
+    packages: dict[str, Name] = {}
+
+
+class PolicyDocument(Table, frozen=True):
+    """A release policy as it is written. A section may be one table or an array of tables."""
+
+    schema: Literal[1]
+    name: Name | None = None
+    model: Name | None = None
+    confidence: MinShare | None = None
+    build: BuildFilter = BuildFilter()
+    environment: EnvironmentFilter = EnvironmentFilter()
+    latency: Latency | tuple[Latency, ...] = ()
+    throughput: Throughput | tuple[Throughput, ...] = ()
+    regression: Regression | tuple[Regression, ...] = ()
+    memory: Memory | tuple[Memory, ...] = ()
+    energy: Energy | tuple[Energy, ...] = ()
+    stability: Stability | tuple[Stability, ...] = ()
+    accuracy: Accuracy | tuple[Accuracy, ...] = ()
+    preprocessing: Preprocessing | tuple[Preprocessing, ...] = ()
+    precision: PrecisionShare | tuple[PrecisionShare, ...] = ()
+    size: Size | tuple[Size, ...] = ()
+    tensor_cores: TensorCores | tuple[TensorCores, ...] = ()
+
+
+SECTIONS: Mapping[str, type[Section]] = {
+    one.encode_name: get_args(one.type)[0] for one in msgspec.structs.fields(PolicyDocument) if one.default == ()
+}
+"""The tables of limits by name, in the order in which they are judged."""
+
+
+def list_keys(section: type[Table]) -> list[str]:
+    """The keys that a table may have."""
+    return [one.encode_name for one in msgspec.structs.fields(section)]
+
+
+def list_metrics(section: type[Section]) -> list[str]:
+    """The limits that a section may set."""
+    narrowing = LoadFilter.__struct_fields__ if issubclass(section, LoadFilter) else ()
+    return [name for name in list_keys(section) if name not in narrowing]

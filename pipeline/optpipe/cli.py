@@ -33,7 +33,7 @@ from optpipe.commands.options import DEFAULT_WORKSPACE
 from optpipe.commands.outcome import Outcome
 from optpipe.core.interrupts import handle_interrupts
 from optpipe.core.quiet import discard_output, keep_descriptors, redirect_stdout_to_stderr
-from optpipe.errors import ExitStatus, OptpipeError
+from optpipe.errors import ExitStatus, OptpipeError, escape
 
 
 class Commands(TyperGroup):
@@ -174,7 +174,8 @@ def _print_failure(message: str, status: ExitStatus, *, as_json: bool) -> None:
 
 def _say(message: str) -> None:
     try:
-        print(f"optpipe: {message}", file=sys.stderr, flush=True)
+        shown = "\n".join(map(escape, message.splitlines()))  # whatever came from a file
+        print(f"optpipe: {shown}", file=sys.stderr, flush=True)
     except OSError:  # nobody reads that either; the exit status says it
         discard_output(2)
 

@@ -4,7 +4,10 @@ A message is one or two lines: what happened, where, and the command or flag tha
 `OptpipeError` and reaches the top is a bug and shows its traceback.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
+from pathlib import Path
 
 
 class ExitStatus(IntEnum):
@@ -51,4 +54,27 @@ class GateError(OptpipeError):
 
 def first_line(error: BaseException) -> str:
     """A library's error on one line, for a message that adds the way out; its type's name where it says nothing."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:240]
+    return escape((str(error).strip() or type(error).__name__).splitlines()[0])[:240]
+
+
+def escape(text: str) -> str:
+    """`text` with control characters and lone surrogates as Python writes them: no file may drive the terminal."""
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+
+
+@contextmanager
+def read_as_user_file(path: Path, what: str, way_out: str = "") -> Iterator[None]:
+    """The one boundary around a user's file: whatever a library raises while the block reads it is that file's fault.
+
+    Raises `BadInputError` with the file, what it was read as, and the library's reason; errors of optpipe pass.
+    """
+    try:
+        yield
+    except OptpipeError:
+        raise
+    except Exception as error:
+        told = isinstance(error, OSError | ValueError | RuntimeError) and not isinstance(error, RecursionError)
+        kind = "" if told else f"{type(error).__name__}: "
+        raise BadInputError(
+            f"{path} cannot be read as {what}: {kind}{first_line(error)}" + (f"\n{way_out}" if way_out else "")
+        ) from error

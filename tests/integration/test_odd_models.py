@@ -74,7 +74,7 @@ REFUSED = {
     "one value for a batch": (
         [THROUGH, ("ReduceMean", ["z"], ["y"], {"keepdims": 0})],
         {"y": ("FLOAT", [])},
-        "output 'y' (a single value)",
+        "output 'y' is a single value for a whole batch",
     ),
     "a size that depends on the data": (
         [THROUGH, ("Greater", ["z", "zero"], ["g"], {}), ("NonZero", ["g"], ["y"], {})],
@@ -84,9 +84,13 @@ REFUSED = {
     "no numbers": (
         [THROUGH, ("Sub", ["z", "z"], ["n"], {}), ("Div", ["n", "n"], ["y"], {})],
         Y,
-        "answers with what is no number (output 'y')",
+        "produces NaN or Inf in output 'y'",
     ),
-    "infinite": ([THROUGH, ("Exp", ["z"], ["e"], {}), ("Div", ["e", "zero"], ["y"], {})], Y, "no number (output 'y')"),
+    "infinite": (
+        [THROUGH, ("Exp", ["z"], ["e"], {}), ("Div", ["e", "zero"], ["y"], {})],
+        Y,
+        "produces NaN or Inf in output 'y'",
+    ),
     "drawn at random": (
         [THROUGH, ("RandomNormalLike", ["z"], ["r"], {}), ("Add", ["z", "r"], ["y"], {})],
         Y,

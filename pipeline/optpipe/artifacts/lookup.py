@@ -42,7 +42,8 @@ class StoredArtifact:
     @property
     def batch_range(self) -> tuple[int, int]:
         """The smallest and largest batch of its profile."""
-        return max(each.min[0] for each in self.card.inputs), min(each.max[0] for each in self.card.inputs)
+        low, _, high = self.card.batch_range
+        return low, high
 
 
 def find_artifacts(
@@ -208,4 +209,8 @@ def _is_fixed(artifact: StoredArtifact) -> bool:
     if artifact.entry.info["weights"]["source"] != "embedded":
         return False
     graph = onnx.load(artifact.model.file(ONNX), load_external_data=False).graph
-    return any(each.type.tensor_type.shape.dim[0].dim_value > 0 for each in graph.input)
+    axes = {each.name: each.batch for each in artifact.card.inputs}
+    return any(
+        (axis := axes.get(each.name)) is not None and each.type.tensor_type.shape.dim[axis].dim_value > 0
+        for each in graph.input
+    )

@@ -1,12 +1,13 @@
 """An ONNX graph's layers, their types and their multiply-adds."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-from optpipe.core.precision import LayerType
+from optpipe.core.precision import LayerType, Precision
 from optpipe.core.tensors import InputSpec
 
 WEIGHTED_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -21,7 +22,18 @@ _PRODUCTS = {
     "QGemm",
     "Gemm",
     "FusedGemm",
+    "DynamicQuantizeMatMul",
 }
+_RECURRENT = {"LSTM", "GRU", "RNN", "DynamicQuantizeLSTM"}
+_QUANTIZES_ITS_DATA = {"DynamicQuantizeMatMul", "DynamicQuantizeLSTM"}
+"""Operators that turn floating-point data into INT8 themselves and compute in it."""
+QUANTIZED = {
+    "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger",
+    "MatMulIntegerToFloat", "QLinearAdd", "QGemm", *_QUANTIZES_ITS_DATA,
+}  # fmt: skip
+"""A graph with any of these was quantized before it came here."""
+HALF_TYPES = {"fp16": 10, "bf16": 16}
+"""ONNX's numbers of the half-precision types."""
 _NO_ARITHMETIC = {
     "Cast", "Concat", "Constant", "ConstantOfShape", "Expand", "Flatten", "Gather", "Identity", "Pad", "QuantizeLinear",
     "DequantizeLinear", "ReorderInput", "ReorderOutput", "Reshape", "Shape", "Slice", "Split", "Squeeze", "Tile",
@@ -62,10 +74,77 @@ class OnnxGraph:
         return frozenset(each.name for each in self.model.graph.output)
 
 
+def iterate_graphs(graph: Any) -> Iterator[Any]:
+    """A graph and those inside its nodes: the branches of If, the bodies of Loop and Scan."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs):
+                yield from iterate_graphs(inner)
+
+
+def iterate_nodes(graph: Any) -> Iterator[Any]:
+    """The nodes of a graph, and after them those of the graphs inside its nodes."""
+    for each in iterate_graphs(graph):
+        yield from each.node
+
+
+def find_quantized_operators(model: Any) -> list[str]:
+    """The operators that show that a graph is quantized already, each once."""
+    return sorted({node.op_type for node in iterate_nodes(model.graph)} & QUANTIZED)
+
+
+def is_quantized_dynamically(path: Path) -> bool:
+    """Whether the scales of a graph come from the data of each batch."""
+    import onnx
+
+    found = find_quantized_operators(onnx.load(path, load_external_data=False))
+    return bool({"DynamicQuantizeLinear", *_QUANTIZES_ITS_DATA} & set(found))
+
+
+def rename_inner_twins(model: Any) -> None:
+    """Gives what is written in two graphs under one name, an outer one and a branch, names of their own, in place.
+
+    onnx's version converter numbers what it adds in each graph from one on, which is one name too often.
+    """
+    seen: set[str] = set()
+    for number, graph in enumerate(iterate_graphs(model.graph)):
+        twins = {name for node in graph.node for name in node.output if name and name in seen}
+        for inner in iterate_graphs(graph) if twins else ():
+            for node in inner.node:
+                for names in (node.input, node.output):
+                    for index, name in enumerate(names):
+                        if name in twins:
+                            names[index] = f"{name}_in_{number}"
+        for value in (*graph.output, *graph.value_info) if twins else ():
+            if value.name in twins:
+                value.name = f"{value.name}_in_{number}"
+        seen |= {name for node in graph.node for name in node.output}
+
+
+def find_own_precision(graph: Any) -> Precision | None:
+    """INT8 for a graph with operators of quantization, FP16 or BF16 for one whose weights are; None for FP32."""
+    if find_quantized_operators(graph):
+        return Precision.INT8
+    sizes: dict[str, int] = {}
+    for tensor in _iterate_float_weights(graph):
+        kind = type_name_from_onnx(tensor.data_type)
+        sizes[kind] = sizes.get(kind, 0) + tensor.ByteSize()
+    largest = max(sizes, key=lambda kind: sizes[kind], default="fp32")
+    return Precision(largest) if largest in HALF_TYPES else None
+
+
+def _iterate_float_weights(graph: Any) -> Iterator[Any]:
+    for each in iterate_graphs(graph.graph):
+        for tensor in each.initializer:
+            if tensor.data_type in (1, *HALF_TYPES.values()):
+                yield tensor
+
+
 def name_nodes(model: Any) -> Any:
     """`model` after giving every node a name of its own, in place: layers are referred to by it."""
     seen: set[str] = set()
-    for index, node in enumerate(model.graph.node):
+    for index, node in enumerate(iterate_nodes(model.graph)):
         if not node.name or node.name in seen:
             node.name = f"{node.op_type}_{index}"
         seen.add(node.name)
@@ -127,15 +206,25 @@ def infer_graph_types(model: Any, inputs: Iterable[InputSpec]) -> GraphTypes:
                 dim.dim_value = open_sizes[dim.dim_param]
     inferred = onnx.shape_inference.infer_shapes(fixed, data_prop=True)
     types, shapes = {}, {}
-    for value in (*inferred.graph.input, *inferred.graph.output, *inferred.graph.value_info):
-        tensor = value.type.tensor_type
-        types[value.name] = type_name_from_onnx(tensor.elem_type)
-        if tensor.HasField("shape") and all(dim.dim_value > 0 for dim in tensor.shape.dim):
-            shapes[value.name] = tuple(dim.dim_value for dim in tensor.shape.dim)
-    for tensor in model.graph.initializer:
-        types[tensor.name] = type_name_from_onnx(tensor.data_type)
-        shapes[tensor.name] = tuple(tensor.dims)
+    for graph in iterate_graphs(inferred.graph):
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            tensor = value.type.tensor_type
+            types[value.name] = type_name_from_onnx(tensor.elem_type)
+            if tensor.HasField("shape") and all(dim.dim_value > 0 for dim in tensor.shape.dim):
+                shapes[value.name] = tuple(dim.dim_value for dim in tensor.shape.dim)
+    for name, tensor in _iterate_constants(model.graph):
+        types[name] = type_name_from_onnx(tensor.data_type)
+        shapes[name] = tuple(tensor.dims)
     return GraphTypes(types, shapes)
+
+
+def _iterate_constants(graph: Any) -> Iterator[tuple[str, Any]]:
+    """Constants by name: initializers, and what Constant nodes hold, also of inner graphs."""
+    for each in iterate_graphs(graph):
+        yield from ((tensor.name, tensor) for tensor in each.initializer)
+        for node in each.node:
+            if node.op_type == "Constant":
+                yield from ((node.output[0], held.t) for held in node.attribute if held.HasField("t"))
 
 
 def _copy_for_inference(model: Any) -> Any:
@@ -182,24 +271,37 @@ def count_node_macs(node: Any, known: GraphTypes) -> int:
         left = shapes.get(node.input[0])
         transposed = any(each.name == "transA" and each.i for each in node.attribute)
         return math.prod(output) * left[-2 if transposed else -1] if output and left else 0
+    if node.op_type in _RECURRENT:  # every step multiplies each sample with the weights of inputs and of state
+        data, weights = shapes.get(node.input[0]), [shapes.get(name) for name in node.input[1:3]]
+        return math.prod(data[:2]) * sum(math.prod(each) for each in weights if each) if data and all(weights) else 0
     return 0
 
 
-def layers_from_onnx(model: Any, inputs: Iterable[InputSpec], *, dequantized_is_int8: bool) -> tuple[LayerType, ...]:
+def layers_from_onnx(
+    model: Any, inputs: Iterable[InputSpec], *, dequantized_is_int8: bool, source: Any = None
+) -> tuple[LayerType, ...]:
     """The layers of a graph by the type of their data input.
+
+    `source` is the graph that a runtime made `model` of: shapes that get lost behind a runtime's own operators are found there.
 
     With `dequantized_is_int8` a product whose data comes out of DequantizeLinear counts as INT8, as TensorRT runs it; a
     runtime that executes the nodes as they stand must be asked without it.
     """
+    inputs = tuple(inputs)
     known = infer_graph_types(model, inputs)
+    if source is not None:
+        before = infer_graph_types(source, inputs)
+        known = GraphTypes({**before.types, **known.types}, {**before.shapes, **known.shapes})
     producers = OnnxGraph(model).producers
     layers = []
-    for node in model.graph.node:
+    for node in iterate_nodes(model.graph):
         if node.op_type in _NO_ARITHMETIC or not node.input or not node.output:
             continue
         kind = known.types.get(node.input[0], "unknown")
         source = producers.get(node.input[0])
         macs = count_node_macs(node, known)
+        if node.op_type in _QUANTIZES_ITS_DATA:
+            kind = "int8"
         if dequantized_is_int8 and macs and source is not None and source.op_type == "DequantizeLinear":
             kind = "int8"
         layers.append(LayerType(node.name or node.output[0], node.op_type, kind, macs))

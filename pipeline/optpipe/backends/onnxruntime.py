@@ -98,7 +98,9 @@ class OnnxRuntime:
         model = onnx.load(target)
         if on_gpu and separate_biases(model):
             onnx.save(model, target)
-        layers = layers_from_onnx(model, request.card.inputs, dequantized_is_int8=False)
+        layers = layers_from_onnx(
+            model, request.card.inputs, dequantized_is_int8=False, source=onnx.load(request.graph)
+        )
         tf32 = request.precision is Precision.TF32
         if tf32:
             layers = tuple(_as_tf32(layer) for layer in layers)

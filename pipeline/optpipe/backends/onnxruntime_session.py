@@ -153,8 +153,8 @@ class OnnxRuntimeSession:
         self._session = create_inference_session(
             graph, device, settings, _provider_options(options, tensor_cores) if device == "cuda" else {}
         )
-        self.inputs = tuple(_spec(each) for each in self._session.get_inputs())
-        self.outputs = tuple(_spec(each) for each in self._session.get_outputs())
+        self.inputs = tuple(_make_spec(each) for each in self._session.get_inputs())
+        self.outputs = tuple(_make_spec(each) for each in self._session.get_outputs())
 
     def __enter__(self) -> Self:
         return self
@@ -218,7 +218,7 @@ def _provider_options(options: Mapping[str, Any], tensor_cores: bool) -> dict[st
     }
 
 
-def _spec(value: Any) -> TensorSpec:
+def _make_spec(value: Any) -> TensorSpec:
     shape = tuple(size if isinstance(size, int) else str(size or f"dim{axis}") for axis, size in enumerate(value.shape))
     return TensorSpec(value.name, _ORT_TYPES.get(value.type, value.type), shape)
 
@@ -229,7 +229,7 @@ class HostBinding:
     def __init__(self, session: Any, inputs: Mapping[str, "np.ndarray"], outputs: Mapping[str, "np.ndarray"]) -> None:
         import numpy as np
 
-        self.inputs = {name: np.ascontiguousarray(array).copy() for name, array in inputs.items()}
+        self.inputs = {name: np.array(array, order="C") for name, array in inputs.items()}
         self.outputs = outputs
         self._session = session
         self._io = session.io_binding()

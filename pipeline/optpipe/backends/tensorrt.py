@@ -7,8 +7,10 @@ Source: NVIDIA TensorRT 11 documentation, "Strongly Typed Networks" and "Working
 
 import importlib
 import importlib.util
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +21,7 @@ from optpipe.backends.base import (
     Device,
     merge_options,
 )
-from optpipe.backends.onnx_graph import count_node_macs, infer_graph_types
+from optpipe.backends.onnx_graph import count_node_macs, infer_graph_types, iterate_nodes
 from optpipe.core.precision import LayerType, Precision
 from optpipe.errors import BadInputError, MissingError, StageError
 from optpipe.workspace.environment import get_gpu_name, get_package_version, list_gpus
@@ -31,6 +33,7 @@ ENGINE_FILE = "model.engine"
 MAX_OPTIMIZATION_LEVEL = 5
 """Of `builder_optimization_level`."""
 _TYPES = {"FLOAT": "fp32", "HALF": "fp16", "BF16": "bf16", "INT8": "int8", "FP8": "fp8", "FP4": "fp4", "INT4": "int4"}
+_METADATA = "[ONNX Layer: "
 _PRODUCT_LAYERS = ("CONVOLUTION", "DECONVOLUTION", "MATRIX_MULTIPLY")
 _NO_ARITHMETIC = (
     "CAST",
@@ -203,14 +206,21 @@ TENSORRT_RTX = TensorRT(
 def layers_from_network(trt: Any, network: Any, request: BuildRequest) -> tuple[LayerType, ...]:
     """The layers of a strongly typed network by the type of their data input.
 
-    The multiply-adds come from the ONNX node of the same name; a product layer without such a node cannot be proven and
-    raises `StageError`.
+    The multiply-adds come from the ONNX node that a layer was made of; several layers of one node, as the two products of
+    an LSTM, share them. The parser goes node by node: a layer without a name belongs to the node of the layer before it.
+    A product whose node is not known is `unattributed`: its share is not proven.
     """
     import onnx
 
     model = onnx.load(request.graph)
     known = infer_graph_types(model, request.card.inputs)
-    macs = {node.name: count_node_macs(node, known) for node in model.graph.node}
+    macs = {node.name: count_node_macs(node, known) for node in iterate_nodes(model.graph)}
+    owners = _find_owners(network)
+    products = Counter(
+        owners[index]
+        for index in range(network.num_layers)
+        if str(network.get_layer(index).type).rpartition(".")[2] in _PRODUCT_LAYERS
+    )
     tf32 = request.precision is Precision.TF32
     dequantized = _find_outputs(network, trt.LayerType.DEQUANTIZE)
     layers = []
@@ -221,16 +231,33 @@ def layers_from_network(trt: Any, network: Any, request: BuildRequest) -> tuple[
         if data is None or op in _NO_ARITHMETIC:
             continue
         kind = _TYPES.get(str(data.dtype).rpartition(".")[2], str(data.dtype).rpartition(".")[2].lower())
+        amount = 0
         if op in _PRODUCT_LAYERS:
-            if layer.name not in macs:
-                raise StageError(
-                    f"{request.graph.name}: the precision of layer {layer.name} ({op}) cannot be proven: it has no matching ONNX node"
-                )
             kind = "int8" if data.name in dequantized else "tf32" if kind == "fp32" and tf32 else kind
+            amount = macs.get(owners[index], 0) // products[owners[index]]
+            if owners[index] not in macs:
+                kind, amount = "unattributed", max(1, _count_known_macs(layer))
         elif kind not in _TYPES.values():
             continue
-        layers.append(LayerType(layer.name, op, kind, macs.get(layer.name, 0) if op in _PRODUCT_LAYERS else 0))
+        layers.append(LayerType(layer.name, op, kind, amount))
     return tuple(layers)
+
+
+def _find_owners(network: Any) -> list[str]:
+    """For each layer the name of the ONNX node that it was made of: the parser writes it as `[ONNX Layer: NAME | ...]`."""
+    found, owner = [], ""
+    for index in range(network.num_layers):
+        metadata = str(network.get_layer(index).metadata or "")
+        if metadata.startswith(_METADATA):
+            owner = metadata.removeprefix(_METADATA).removesuffix("]").split(" | ")[0]
+        found.append(owner)
+    return found
+
+
+def _count_known_macs(layer: Any) -> int:
+    """The multiply-adds of a matrix product as far as its sizes are known."""
+    sizes = [*layer.get_output(0).shape, layer.get_input(0).shape[-1]]
+    return prod(size for size in sizes if size > 0)
 
 
 def _find_outputs(network: Any, kind: Any) -> frozenset[str]:

@@ -84,17 +84,17 @@ def make_example_inputs(inputs: tuple[InputSpec, ...], device: str) -> tuple[Any
 
 
 def make_dynamic_shapes(inputs: tuple[InputSpec, ...]) -> tuple[dict[int, Any], ...]:
-    """One named dimension per open axis: the first axis of all inputs is the same batch, equal ranges share a name."""
+    """One named dimension per open axis: the batch axis of all inputs is the same batch, equal ranges share a name."""
     import torch
 
-    dims: dict[tuple[int, int, int], Any] = {}
+    dims: dict[tuple[str, int, int], Any] = {}
     shapes = []
     for each in inputs:
         axes = {}
         for axis, (low, high) in enumerate(zip(each.min, each.max, strict=True)):
             if low != high:
-                name = "batch" if axis == 0 else f"dim{axis}"
-                axes[axis] = dims.setdefault((axis, low, high), torch.export.Dim(name, min=low, max=high))
+                name = "batch" if axis == each.batch else f"dim{axis}"
+                axes[axis] = dims.setdefault((name, low, high), torch.export.Dim(name, min=low, max=high))
         shapes.append(axes)
     return tuple(shapes)
 

@@ -21,6 +21,7 @@ from optpipe.inputs.pool import (
     save_pool,
     vary_inputs,
 )
+from optpipe.inputs.tensor_set import holds_tensors
 from optpipe.measuring.measure import LoadSpec, RunContext
 from optpipe.measuring.slo import Slo
 from optpipe.measuring.validity import LIMITS
@@ -55,11 +56,14 @@ def prepare_session(
     """The worker's plan with its inputs on disk, and what is said of every measurement of this artifact."""
     info, card = artifact.entry.info, artifact.card
     real, expected = _known_inputs(artifact, store)
-    kind = "images" if card.transform is not None else "texts" if card.tokenization is not None else "synthetic"
+    assert artifact.reference is not None
+    kind = str(artifact.reference.info["samples"]["kind"])
     if plan.images is not None:
         real, expected = load_image_pool(card, plan.images), {}
+        kind = "tensors" if holds_tensors(plan.images) else "images"
     count = min(len(array) for array in real.values())
-    pool = vary_inputs(real, max(POOL_SIZE, count), plan.seed)
+    shared = frozenset(each.name for each in card.inputs if each.batch is None and card.batched)
+    pool = vary_inputs(real, max(POOL_SIZE, count), plan.seed, shared)
     caveats = () if info["weights"]["trained"] else ("random-weights",)
     session = SessionPlan(
         loader="optpipe.worker.loading:session_from_store",
@@ -72,6 +76,8 @@ def prepare_session(
         },
         inputs=save_pool(scratch, "input", pool),
         reference=save_pool(scratch, "reference", expected),
+        input_axes={each.name: each.batch for each in card.inputs},
+        output_axes={each.name: each.batch for each in card.outputs},
         reference_name="the source model",
         tolerance=TOLERATED_RELATIVE_ERROR[Precision(info["precision"])],
         device=info["device"],

@@ -1,7 +1,7 @@
 """From a model to verified artifacts: export, reference, precision, build, proof, verification, in this order."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -10,12 +10,17 @@ from optpipe.backends.base import Backend, Device
 from optpipe.backends.registry import choose_device
 from optpipe.build.artifact import build_artifact
 from optpipe.build.verify import verify_artifact
+from optpipe.core.card import card_from_file
 from optpipe.core.events import Listener
 from optpipe.core.precision import Precision
 from optpipe.errors import ExitStatus, MissingError, OptpipeError
 from optpipe.export.exported import compute_reference, export_model, prepare_model
 from optpipe.export.model import Model
+from optpipe.inputs.tensor_set import holds_tensors, read_tensor_set, save_batches
+from optpipe.quantize.calibrate import require_calibration
+from optpipe.quantize.int8 import find_int8_tables
 from optpipe.quantize.precision_graph import convert_to_precision
+from optpipe.workspace.file_names import CARD
 from optpipe.workspace.store import Entry, Store
 
 
@@ -104,6 +109,7 @@ def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener)
     _require_known_options(plan)
     store.require_writable()
     model, stored = prepare_model(model, store, listener)
+    plan = _add_calibration(model, plan, stored, store, listener)
     exported = _run_step("export", times, listener, lambda: export_model(model, store, listener, stored))
     expected = _run_step(
         "reference", times, listener, lambda: compute_reference(model, exported, plan.images, store, listener)
@@ -112,6 +118,34 @@ def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener)
     for backend, precision, device in _list_combinations(plan, listener):
         _build_one(result, model, plan, backend, precision, device, expected, store, listener)
     return result
+
+
+def _add_calibration(
+    model: Model, plan: BuildPlan, stored: Entry | None, store: Store, listener: Listener
+) -> BuildPlan:
+    """`plan` with the calibration data of the model's own file, and those that were given held against its inputs.
+
+    Raises BadInputError before anything is exported where INT8 is wanted and there is nothing to calibrate on.
+    """
+    if Precision.INT8 not in plan.precisions or not any(
+        Precision.INT8 in backend.precisions(choose_device(backend, plan.device)) for backend in plan.backends
+    ):
+        return plan
+    card = card_from_file(stored.file(CARD)) if stored else model.load().card
+    if plan.calibration is not None:
+        if holds_tensors(plan.calibration):
+            read_tensor_set(plan.calibration, card.inputs)
+        return plan
+    if "calibration" in card.data or (stored and stored.info["own_precision"]) or model.is_quantized():
+        return plan
+    if (given := model.load().calibration) is not None:
+        with listener.step("calibration data of the model's file"):
+            return replace(plan, calibration=save_batches(given(), store.workspace / "calibration"))
+    if stored and (tables := find_int8_tables(stored, store)):
+        listener.warn(f"{card.name} is built in int8 as it was calibrated before; --calibration gives other data")
+        return replace(plan, calibration=tables[-1])
+    require_calibration(card)
+    return plan
 
 
 def _list_combinations(plan: BuildPlan, listener: Listener) -> list[tuple[Backend, Precision, Device]]:

@@ -9,7 +9,7 @@ from optpipe.core.card import ModelCard, Task, card_from_file
 from optpipe.core.events import Listener
 from optpipe.core.precision import Precision
 from optpipe.export.reference import Reference, reference_from_file
-from optpipe.inputs.samples import split_batches
+from optpipe.inputs.rows import join_batches, rows_from_outputs, split_batches
 from optpipe.stats.agreement import (
     TOLERATED_RELATIVE_ERROR,
     compute_output_error,
@@ -53,10 +53,8 @@ def verify_artifact(
 
 def run_in_batches(session: Session, card: ModelCard, inputs: Mapping[str, "np.ndarray"]) -> dict[str, "np.ndarray"]:
     """All samples through the session, in batches as large as the profile allows."""
-    import numpy as np
-
-    runs = [session.run(batch) for batch in split_batches(card, inputs)]
-    return {each.name: np.concatenate([run[each.name] for run in runs]) for each in session.outputs}
+    runs = [rows_from_outputs(card.outputs, session.run(batch), count) for batch, count in split_batches(card, inputs)]
+    return {each.name: join_batches(each.name, [run[each.name] for run in runs]) for each in card.outputs}
 
 
 def record_from_parity(

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from optpipe.core.events import ProgressStep
 from optpipe.core.quiet import discard_output
+from optpipe.errors import escape
 
 HEARTBEAT_S = 15.0
 
@@ -85,6 +86,7 @@ class Terminal:
 
     def warn(self, message: str) -> None:
         """Prints a warning once, and keeps it for the JSON document."""
+        message = "\n".join(map(escape, message.splitlines()))
         if message not in self.warnings:
             self.warnings.append(message)
             # in a log a warning stays one line, whatever names it holds

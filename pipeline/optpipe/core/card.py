@@ -1,9 +1,11 @@
 """What optpipe knows about a model: its inputs, its task, the preprocessing it was trained with, and its labels."""
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -71,11 +73,29 @@ class ModelCard:
         names = [each.name for each in self.inputs]
         if doubled := {name for name in names if names.count(name) > 1}:
             raise BadInputError(f"{self.name}: two inputs have the same name '{min(doubled)}'")
-        if self.transform is not None and len(names) != 1:
+        if self.batch_range[0] > self.batch_range[2]:
+            ranges = ", ".join(f"{each.name} {each.format_profile()}" for each in self.inputs)
+            raise BadInputError(
+                f"{self.name}: its inputs have no batch size in common: {ranges}\n"
+                'a model card says which axis is the batch: batch = 1, or batch = "none"'
+            )
+        if self.transform is not None and names and len(names) != 1:
             raise BadInputError(
                 f"{self.name}: preprocessing produces one input, but the model takes {', '.join(names)}\n"
                 "omit the preprocessing; tensors are compared, but accuracy is not evaluated"
             )
+
+    @property
+    def batched(self) -> bool:
+        """Whether any input has a batch axis; without one every call is one sample."""
+        return any(each.batch is not None for each in self.inputs)
+
+    @property
+    def batch_range(self) -> tuple[int, int, int]:
+        """The batch sizes that all inputs take: the smallest, the most usual, the largest. Without a batch axis it is 1."""
+        ranges = [each.batch_range for each in self.inputs if each.batch_range is not None] or [(1, 1, 1)]
+        low, high = max(each[0] for each in ranges), min(each[2] for each in ranges)
+        return low, min(max(ranges[0][1], low), high), high
 
     @property
     def preprocessing_sha256(self) -> str | None:
@@ -119,7 +139,8 @@ class ModelCard:
 
 
 def require_matching_input(card: ModelCard) -> None:
-    """Raises BadInputError where the preprocessing makes pictures of one size, and the input takes another."""
+    """Raises BadInputError where one batch does not fit in memory, or the preprocessing makes pictures of another size."""
+    _require_in_memory(card)
     if card.transform is None or card.transform.size is None:
         return
     made, pack, spec = card.transform.shape, card.transform.pack, card.inputs[0]
@@ -131,6 +152,16 @@ def require_matching_input(card: ModelCard) -> None:
             f"{card.name}: preprocessing produces {pack.dtype} of shape {'×'.join(map(str, made))} ({pack.order}), "
             f"but input {spec.name} expects {spec.dtype}, {spec.format_profile()}"
         )
+
+
+def _require_in_memory(card: ModelCard) -> None:
+    """Raises BadInputError where the smallest batch alone fills the memory of this machine."""
+    room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for each in card.inputs:
+        if prod(each.min) * 4 > room:
+            raise BadInputError(
+                f"{card.name}: one batch of input '{each.name}', {'x'.join(map(str, each.min))}, exceeds this machine's memory"
+            )
 
 
 def name_from_factory(source: str) -> str:
@@ -145,8 +176,8 @@ def card_from_dict(value: Mapping[str, Any]) -> ModelCard:
         return ModelCard(
             name=str(value["name"]),
             source=str(value["source"]),
-            task=Task(value["task"]),
-            inputs=tuple(input_from_dict(each) for each in value["inputs"]),
+            task=Task(value.get("task", Task.OTHER)),
+            inputs=tuple(input_from_dict(each) for each in value.get("inputs", ())),
             outputs=tuple(tensor_from_dict(each) for each in value.get("outputs", ())),
             transform=Transform.from_dict(value["preprocessing"]) if value.get("preprocessing") else None,
             labels=tuple(map(str, value.get("labels", ()))),

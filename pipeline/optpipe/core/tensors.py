@@ -8,6 +8,8 @@ from typing import Any
 from optpipe.errors import BadInputError
 
 Shape = tuple[int, ...]
+LARGEST_SIZE = 2**31 - 1
+"""Of a dimension: runtimes count in 32 bits."""
 DTYPES = ("float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool")
 
 
@@ -18,15 +20,35 @@ class TensorSpec:
     name: str
     dtype: str
     shape: tuple[int | str, ...]
+    batch: int | None = field(default=0, kw_only=True)
+    """The axis that counts samples; None where every call has one value for all of them."""
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form; `tensor_from_dict` reads it."""
-        return {"name": self.name, "dtype": self.dtype, "shape": list(self.shape)}
+        return {"name": self.name, "dtype": self.dtype, "shape": list(self.shape), **_describe_batch(self.batch)}
+
+
+def _describe_batch(batch: int | None) -> dict[str, Any]:
+    """The first axis is the batch unless it says otherwise."""
+    return {} if batch == 0 else {"batch": "none" if batch is None else batch}
+
+
+def _batch_from_dict(value: Mapping[str, Any], rank: int) -> int | None:
+    """Reads `batch`: an axis, or `none`. Of a tensor without axes it is none."""
+    said = value.get("batch", 0 if rank else "none")
+    if said == "none":
+        return None
+    batch = index(said)
+    if not 0 <= batch < max(rank, 1):
+        raise BadInputError(f"tensor '{value.get('name')}': batch {batch} is not one of its {rank} axes")
+    return batch
 
 
 def tensor_from_dict(value: Mapping[str, Any]) -> TensorSpec:
     """Reads `{name, dtype, shape}`; a model card may leave the last two out."""
-    return TensorSpec(value["name"], value.get("dtype", "float32"), tuple(value.get("shape", ())))
+    shape = value.get("shape")
+    batch = _batch_from_dict(value, 32 if shape is None else len(shape))
+    return TensorSpec(value["name"], value.get("dtype", "float32"), tuple(shape or ()), batch=batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,33 +62,62 @@ class InputSpec:
     max: Shape
     below: int | None = field(default=None, kw_only=True)
     """Of integers such as token identifiers: no value reaches this. None where nothing is known."""
+    batch: int | None = field(default=0, kw_only=True)
+    """The axis that counts samples: 1 for the state of a recurrent network, (layers, batch, hidden) in ONNX. None where every
+    call has one value for all samples, such as a sampling rate."""
 
     def __post_init__(self) -> None:
         if not self.min:
-            raise BadInputError(f"input '{self.name}' is a scalar; an input needs at least the batch dimension")
+            object.__setattr__(self, "batch", None)  # a single value
         if not len(self.min) == len(self.opt) == len(self.max):
             raise BadInputError(f"input '{self.name}': min, opt and max have different ranks: {self.format_profile()}")
         if any(not 1 <= low <= usual <= high for low, usual, high in zip(self.min, self.opt, self.max, strict=True)):
             raise BadInputError(
                 f"input '{self.name}': every dimension must satisfy 1 <= min <= opt <= max; got {self.format_profile()}"
             )
+        if any(size > LARGEST_SIZE for size in self.max):
+            raise BadInputError(
+                f"input '{self.name}': no dimension may exceed {LARGEST_SIZE}, got {self.format_profile()}"
+            )
 
     @property
     def tensor(self) -> TensorSpec:
         """The tensor, with the names `batch`, `dim1`, … where the profile leaves a dimension open."""
         names: tuple[int | str, ...] = tuple(
-            low if low == high else ("batch" if axis == 0 else f"dim{axis}")
+            low if low == high else ("batch" if axis == self.batch else f"dim{axis}")
             for axis, (low, high) in enumerate(zip(self.min, self.max, strict=True))
         )
-        return TensorSpec(self.name, self.dtype, names)
+        return TensorSpec(self.name, self.dtype, names, batch=self.batch)
+
+    @property
+    def batch_range(self) -> tuple[int, int, int] | None:
+        """The smallest, the most usual and the largest batch; None where it has no batch axis."""
+        axis = self.batch
+        return None if axis is None else (self.min[axis], self.opt[axis], self.max[axis])
+
+    @property
+    def sample(self) -> Shape:
+        """The most usual shape of one sample, without the batch axis."""
+        return tuple(size for axis, size in enumerate(self.opt) if axis != self.batch)
 
     def format_profile(self) -> str:
         """`1x3x224x224:8x3x224x224:64x3x224x224`, as `--shape` takes it."""
-        return ":".join("x".join(map(str, shape)) for shape in (self.min, self.opt, self.max))
+        return (
+            ":".join("x".join(map(str, shape)) for shape in (self.min, self.opt, self.max))
+            if self.opt
+            else "a single value"
+        )
 
     def with_batch(self, low: int, usual: int, high: int) -> "InputSpec":
-        """The same input with another range for its first dimension."""
-        return replace(self, min=(low, *self.min[1:]), opt=(usual, *self.opt[1:]), max=(high, *self.max[1:]))
+        """The same input with another range for its batch axis; itself where it has none."""
+        axis = self.batch
+        if axis is None:
+            return self
+
+        def resized(shape: Shape, size: int) -> Shape:
+            return (*shape[:axis], size, *shape[axis + 1 :])
+
+        return replace(self, min=resized(self.min, low), opt=resized(self.opt, usual), max=resized(self.max, high))
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form; `input_from_dict` reads it."""
@@ -77,26 +128,28 @@ class InputSpec:
             "opt": list(self.opt),
             "max": list(self.max),
             **({} if self.below is None else {"below": self.below}),
+            **(_describe_batch(self.batch) if self.min else {}),
         }
 
 
 def input_from_dict(value: Mapping[str, Any]) -> InputSpec:
-    """Reads `{name, dtype, min, opt, max}`, for integers perhaps `below`; raises `BadInputError` for anything else."""
+    """Reads `{name, dtype, min, opt, max}`, perhaps `below` and `batch`; raises `BadInputError` for anything else."""
     try:
         name, dtype = str(value["name"]), str(value.get("dtype", "float32")).removeprefix("torch.")
         low, usual, high = (tuple(index(size) for size in value[key]) for key in ("min", "opt", "max"))
         below = index(value["below"]) if "below" in value else None
+        batch = _batch_from_dict(value, len(low))
     except (KeyError, TypeError, AttributeError) as error:
         raise BadInputError(
             f"invalid input description: {str(value)[:160]}\nexpected name, dtype, and lists of sizes for min, opt and max"
         ) from error
-    if unknown := sorted(set(value) - {"name", "dtype", "min", "opt", "max", "below"}):
+    if unknown := sorted(set(value) - {"name", "dtype", "min", "opt", "max", "below", "batch"}):
         raise BadInputError(
-            f"input '{name}': unknown field '{unknown[0]}'; fields are name, dtype, min, opt, max, and optionally below for integers"
+            f"input '{name}': unknown field '{unknown[0]}'; fields are name, dtype, min, opt, max, and optionally below and batch"
         )
     if dtype not in DTYPES:
         raise BadInputError(f"input '{name}': unknown dtype {dtype}; choose from {', '.join(DTYPES)}")
-    return InputSpec(name, dtype, low, usual, high, below=below)
+    return InputSpec(name, dtype, low, usual, high, below=below, batch=batch)
 
 
 def batch_range_from_text(text: str) -> tuple[int, int, int]:
@@ -116,7 +169,7 @@ def batch_range_from_text(text: str) -> tuple[int, int, int]:
 
 def shapes_from_text(text: str) -> tuple[str, tuple[Shape, Shape, Shape]]:
     """Reads `--shape NAME=SHAPE` or `NAME=MIN:OPT:MAX`, shapes such as `1x3x224x224`."""
-    name, _, value = text.partition("=")
+    name, _, value = text.rpartition("=")
     try:
         shapes = [tuple(int(size) for size in shape.lower().split("x")) for shape in value.split(":")]
     except ValueError:

@@ -21,7 +21,7 @@ from optpipe.errors import BadInputError, StageError
 from optpipe.export.exported import run_torch_model
 from optpipe.export.model import Model
 from optpipe.inputs.sample_set import SampleSet
-from optpipe.inputs.task_data import fit_batch_size, iterate_input_batches, require_task_data
+from optpipe.inputs.task_data import fit_batch_size, iterate_input_batches
 from optpipe.stats.macro_f1 import compute_macro_f1, compute_macro_f1_difference
 from optpipe.stats.paired import (
     Interval,
@@ -133,13 +133,12 @@ def _count_calibration_samples(artifact: Entry, samples: SampleSet, store: Store
 
 
 def require_classifier(card: ModelCard) -> None:
-    """Raises BadInputError where answers cannot be right or wrong, or nothing makes inputs for the model."""
+    """Raises BadInputError where answers cannot be right or wrong."""
     if card.task not in (Task.CLASSIFICATION, Task.TEXT_CLASSIFICATION):
         way = "\nset its task and labels in a model card (see models/README.md)" if card.task is Task.OTHER else ""
         raise BadInputError(
             f"{card.name} is not a classifier (task: {card.task}); `optpipe build {format_model_argument(card)}` verifies its tensors{way}"
         )
-    require_task_data(card)
 
 
 def _evaluate_source(
@@ -167,11 +166,11 @@ def _compute_scores(
 ) -> "NDArray[Any]":
     parts = []
     with listener.step(name, total=len(samples.files)) as step:
-        for batch in iterate_input_batches(exported, card, samples, fit_batch_size(card, EVALUATION_BATCH)):
-            found = run(batch)[card.outputs[0].name]
+        for batch, count in iterate_input_batches(exported, card, samples, fit_batch_size(card, EVALUATION_BATCH)):
+            found = run(batch)[card.outputs[0].name][:count]
             parts.append(found.reshape(len(found), -1) if found.ndim != 2 else found)
             step.advance(len(found))
-    return np.concatenate(parts)[: len(samples.files)]
+    return np.concatenate(parts)
 
 
 def records_from_evaluation(

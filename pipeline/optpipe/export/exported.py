@@ -1,22 +1,18 @@
 """From a source model to a checked ONNX file, with proof that the two compute the same."""
 
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from optpipe.backends.onnx_graph import find_own_precision, is_quantized_dynamically
 from optpipe.core.card import ModelCard, card_from_file, require_matching_input
 from optpipe.core.events import Listener
 from optpipe.core.precision import Precision
-from optpipe.errors import BadInputError, GateError
+from optpipe.errors import GateError
 from optpipe.export.model import Model, choose_available_weights
 from optpipe.export.onnx_export import complete_card, onnx_from_torch, simplify_onnx
-from optpipe.inputs.samples import (
-    Samples,
-    choose_samples,
-    load_sample_inputs,
-    split_batches,
-)
+from optpipe.inputs.rows import count_rows, join_batches, rows_from_outputs, split_batches
+from optpipe.inputs.samples import Samples, choose_samples, load_sample_inputs
 from optpipe.inputs.tokens import SENTENCES
 from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR, compute_output_error, cut_to_same_rows
 from optpipe.workspace.environment import get_package_version
@@ -26,17 +22,17 @@ from optpipe.workspace.store import Entry, Store, compute_entry_id
 if TYPE_CHECKING:
     import numpy as np
 
-REVISION = 3
+REVISION = 4
 """Raised whenever this stage would write something else from the same recipe."""
 
 
 def find_stored_model(model: Model, store: Store) -> Entry | None:
-    """What `export_model` made before, every byte of it checked; None where there is nothing."""
+    """What `exported_model` made before, every byte of it checked; None where there is nothing."""
     return store.get("model", _recipe(model))
 
 
 def compute_model_id(model: Model) -> str:
-    """The id of what `export_model` makes of `model`, made or not."""
+    """The id of what `exported_model` makes of `model`, made or not."""
     return compute_entry_id("model", _recipe(model))
 
 
@@ -58,11 +54,13 @@ def export_model(model: Model, store: Store, listener: Listener, stored: Entry |
         return stored, True
 
     def make(directory: Path) -> Mapping[str, Any]:
+        import onnx
+
         loaded = model.load()
         require_matching_input(loaded.card)
         target = directory / ONNX
         if loaded.onnx is not None:
-            _copy_onnx(loaded.onnx, target)
+            _copy_onnx(loaded.onnx, loaded.card, target)
             simplified = simplify_onnx(target)
         else:
             simplified = onnx_from_torch(loaded.module, loaded.card, target)
@@ -70,7 +68,13 @@ def export_model(model: Model, store: Store, listener: Listener, stored: Entry |
         _write_card(directory / CARD, card)
         if loaded.tokenizer is not None:
             (directory / TOKENIZER).write_text(loaded.tokenizer, encoding="utf-8")
-        return {"name": card.name, "source": card.source, "weights": loaded.weights.to_dict(), "simplified": simplified}
+        return {
+            "name": card.name,
+            "source": card.source,
+            "weights": loaded.weights.to_dict(),
+            "simplified": simplified,
+            "own_precision": find_own_precision(onnx.load(target, load_external_data=False)),
+        }
 
     return store.produce("model", _recipe(model), make, listener=listener)
 
@@ -83,16 +87,15 @@ def _recipe(model: Model) -> dict[str, Any]:
     }
 
 
-def _copy_onnx(source: Path, target: Path) -> None:
-    """A user's file, with its external data drawn in so that the entry is whole."""
+def _copy_onnx(source: Path, card: ModelCard, target: Path) -> None:
+    """A user's file, with its external data drawn in so that the entry is whole, and a name for every open dimension."""
     import onnx
 
-    from optpipe.sources.onnx_file import find_external_files
+    from optpipe.sources.onnx_inputs import name_dimensions
 
-    if find_external_files(source):
-        onnx.save(onnx.load(source), target)
-    else:
-        shutil.copyfile(source, target)
+    model = onnx.load(source)
+    name_dimensions(model, card.inputs)
+    onnx.save(model, target)
 
 
 def _write_card(path: Path, card: ModelCard) -> None:
@@ -111,7 +114,7 @@ ONNX_WAY_OUT = "its graph is random\nexport it in eval mode, or remove RandomNor
 def compute_reference(
     model: Model, entry: Entry, images: Path | None, store: Store, listener: Listener
 ) -> tuple[Entry, bool]:
-    """The store entry `compute_reference`: the source model's outputs on real inputs, and the exported graph held against them.
+    """The store entry `reference`: the source model's outputs on real inputs, and the exported graph held against them.
 
     The graph is run at batch sizes 1, 3 and all samples where the profile allows; a graph outside the FP32 tolerance
     raises `GateError`.
@@ -126,11 +129,11 @@ def compute_reference(
         inputs = load_sample_inputs(card, samples)
         loaded = model.load()
         try:
-            onnx_outputs = _run_onnx_model(entry.file(ONNX), card, inputs)
+            onnx_outputs = _run_onnx_model(entry.file(ONNX), card, inputs, listener)
             outputs = onnx_outputs if loaded.module is None else run_torch_model(loaded.module, card, inputs)
             errors = [] if loaded.module is None else _check_parity(card, outputs, onnx_outputs)
         except GateError:
-            size, module = card.inputs[0].opt[0], loaded.module
+            size, module = card.batch_range[1], loaded.module
             if module is None:
                 _require_repeatable(_run_graph(entry.file(ONNX), card, inputs, size, size), card, ONNX_WAY_OUT)
             else:
@@ -166,7 +169,7 @@ def _require_repeatable(answers: Sequence[Mapping[str, "np.ndarray"]], card: Mod
 
 
 def _samples_record(samples: Samples) -> dict[str, Any]:
-    count = len(SENTENCES) if samples.kind == "texts" else len(samples.files)
+    count = samples.count or (len(SENTENCES) if samples.kind == "texts" else len(samples.files))
     return {"kind": samples.kind, "count": count, "sha256": samples.sha256}
 
 
@@ -174,45 +177,32 @@ def run_torch_model(module: Any, card: ModelCard, inputs: Mapping[str, "np.ndarr
     """The source model's outputs by name, in FP32 on the CPU, in batches that the profile allows."""
     import torch
 
-    parts: list[tuple[np.ndarray, ...]] = []
+    parts = []
     with torch.inference_mode():
-        for batch in split_batches(card, inputs):
+        for batch, count in split_batches(card, inputs):
             found = module(*(torch.from_numpy(batch[each.name]) for each in card.inputs))
             flat = found if isinstance(found, tuple | list) else (found,)
-            parts.append(
-                tuple(tensor.float().numpy() if tensor.is_floating_point() else tensor.numpy() for tensor in flat)
-            )
-    names = [each.name for each in card.outputs]
-    return {name: join_batches(name, [part[index] for part in parts]) for index, name in enumerate(names)}
+            values = [tensor.float().numpy() if tensor.is_floating_point() else tensor.numpy() for tensor in flat]
+            named = dict(zip((each.name for each in card.outputs), values, strict=True))
+            parts.append(rows_from_outputs(card.outputs, named, count))
+    return {each.name: join_batches(each.name, [part[each.name] for part in parts]) for each in card.outputs}
 
 
-def join_batches(name: str, parts: Sequence["np.ndarray"]) -> "np.ndarray":
-    """One output's answers to all batches; raises `BadInputError` where they have no axes or not the same ones."""
-    import numpy as np
-
-    shapes = list(dict.fromkeys(part.shape[1:] for part in parts))
-    if len(shapes) > 1 or not all(part.ndim for part in parts):
-        seen = (
-            "a single value for a whole batch"
-            if len(shapes) == 1
-            else f"{shapes[0]} for one batch and {shapes[1]} for another"
-        )
-        raise BadInputError(
-            f"output '{name}' is {seen}, but outputs are compared per input; pad it in the model or remove it"
-        )
-    return np.concatenate(parts)
-
-
-def _run_onnx_model(path: Path, card: ModelCard, inputs: Mapping[str, "np.ndarray"]) -> dict[str, "np.ndarray"]:
-    sizes = {
-        size
-        for size in (1, 3, len(next(iter(inputs.values()))))
-        if card.inputs[0].min[0] <= size <= card.inputs[0].max[0]
-    }
-    wanted = sorted(sizes) or [card.inputs[0].opt[0]]
+def _run_onnx_model(
+    path: Path, card: ModelCard, inputs: Mapping[str, "np.ndarray"], listener: Listener
+) -> dict[str, "np.ndarray"]:
+    smallest, usual, largest = card.batch_range
+    sizes = {size for size in (1, 3, count_rows(inputs)) if smallest <= size <= largest}
+    wanted = sorted(sizes) or [usual]
     found = _run_graph(path, card, inputs, *wanted)
+    dynamic = is_quantized_dynamically(path)
     for size, outputs in zip(wanted, found, strict=True):
-        _require_batch_invariance(size, outputs, found[-1])
+        error = _require_alike(size, outputs, found[-1], Precision.INT8 if dynamic else Precision.FP32)
+        if dynamic and error > TOLERATED_RELATIVE_ERROR[Precision.FP32]:
+            listener.warn(
+                f"{card.name} is quantized dynamically: its scales come from each whole batch, and its outputs depend on what "
+                f"shares a batch (by {error:.1e} at batch size {size})"
+            )
     return found[-1]
 
 
@@ -225,22 +215,27 @@ def _run_graph(
     found = []
     with OnnxRuntimeSession(path, "cpu", {}) as session:
         for size in sizes:
-            runs = [session.run(batch) for batch in split_batches(card, inputs, size)]
+            runs = [
+                rows_from_outputs(card.outputs, session.run(batch), count)
+                for batch, count in split_batches(card, inputs, size)
+            ]
             found.append(
-                {each.name: join_batches(each.name, [run[each.name] for run in runs]) for each in session.outputs}
+                {each.name: join_batches(each.name, [run[each.name] for run in runs]) for each in card.outputs}
             )
     return found
 
 
-def _require_batch_invariance(
-    size: int, outputs: Mapping[str, "np.ndarray"], largest: Mapping[str, "np.ndarray"]
-) -> None:
-    for name, value in outputs.items():
-        error = compute_output_error(name, *cut_to_same_rows(largest[name], value))
-        if error.relative > TOLERATED_RELATIVE_ERROR[Precision.FP32]:
-            raise GateError(
-                f"the exported graph differs at batch size {size}: output '{name}' has a relative error of {error.relative:.2e}"
-            )
+def _require_alike(
+    size: int, outputs: Mapping[str, "np.ndarray"], largest: Mapping[str, "np.ndarray"], tolerated: Precision
+) -> float:
+    """The largest relative error of an output at batch size `size`. Raises `GateError` where it is not tolerated."""
+    errors = [compute_output_error(name, *cut_to_same_rows(largest[name], value)) for name, value in outputs.items()]
+    worst = max(errors, key=lambda error: error.relative)
+    if worst.relative > TOLERATED_RELATIVE_ERROR[tolerated]:
+        raise GateError(
+            f"the exported graph gives other answers at batch size {size}: output '{worst.name}' is off by {worst.relative:.2e}"
+        )
+    return worst.relative
 
 
 def _check_parity(

@@ -8,8 +8,10 @@ from pathlib import Path
 from socket import create_connection
 from typing import Any
 
+from optpipe.backends.onnx_graph import find_own_precision
 from optpipe.core.events import Listener
 from optpipe.core.hashing import hash_value
+from optpipe.core.precision import Precision
 from optpipe.core.tensors import Shape
 from optpipe.core.weights import WeightsRequest
 from optpipe.sources.base import LoadedModel, NoWeightsError, Source
@@ -47,6 +49,13 @@ class Model:
             found = self.source.load(self.weights)
             self._loaded = replace(found, card=found.card.with_profile(self.batch, self.shapes))
         return self._loaded
+
+    def is_quantized(self) -> bool:
+        """Whether it is an ONNX file that somebody quantized before."""
+        import onnx
+
+        path = self.load().onnx
+        return path is not None and find_own_precision(onnx.load(path, load_external_data=False)) is Precision.INT8
 
     def fresh_module(self) -> Any:
         """The module loaded anew: backends change the types of its parameters in place."""

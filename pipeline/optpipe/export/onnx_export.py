@@ -7,7 +7,7 @@ from typing import Any
 from optpipe.backends.onnx_graph import find_index_bounds, name_nodes
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.tensors import TensorSpec
-from optpipe.errors import BadInputError, StageError
+from optpipe.errors import BadInputError, StageError, first_line
 from optpipe.inputs.synthetic import SMALLEST_VOCABULARY
 from optpipe.sources.user_code import describe_user_error
 
@@ -79,7 +79,16 @@ def _export_program(module: Any, card: ModelCard, target: Path) -> None:
             f"{card.name} modifies its buffer '{min(changed).removeprefix('model.')}' in forward, but engines are stateless\n"
             "do this only in training mode (`if self.training:`)"
         )
+    _rename_clashes(program.model, {each.name for each in card.inputs})
     program.save(str(target), external_data=False)
+
+
+def _rename_clashes(graph: Any, taken: set[str]) -> None:
+    """Lets what nodes write not be called as an input is: an input may be called `cat`, and so may its concatenation."""
+    for node in graph.graph:
+        for value in node.outputs:
+            if value.name in taken:
+                value.name = f"{value.name}_inside"
 
 
 def _nest_starred(module: Any, shapes: tuple[dict[int, Any], ...]) -> Any:
@@ -106,19 +115,25 @@ def simplify_onnx(path: Path) -> bool:
     import onnx
     import onnxslim
 
+    given = onnx.load(path)
     try:
-        slim = onnxslim.slim(onnx.load(path))
+        _save_checked(onnxslim.slim(onnx.load(path)), path)
     except Exception:  # noqa: BLE001 - whatever a simplifier trips over, the valid graph goes on; the result says so
-        slim = None
-    graph = slim or onnx.load(path)
+        try:
+            _save_checked(given, path)
+        except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError) as error:
+            raise StageError(f"the exported graph is not valid ONNX: {first_line(error)}") from error
+        return False
+    return True
+
+
+def _save_checked(graph: Any, path: Path) -> None:
+    import onnx
+
     name_nodes(graph)
     graph.ir_version = min(max(graph.ir_version, OLDEST_IR), NEWEST_IR)
     onnx.save(graph, path)
-    try:
-        onnx.checker.check_model(str(path), full_check=True)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        raise StageError(f"the exported graph is not valid ONNX: {str(error).strip().splitlines()[0][:240]}") from error
-    return slim is not None
+    onnx.checker.check_model(str(path), full_check=True)
 
 
 def complete_card(card: ModelCard, path: Path) -> ModelCard:
@@ -138,7 +153,11 @@ def complete_card(card: ModelCard, path: Path) -> ModelCard:
         sizes = [dim.dim_value for dim in taken[each.name].type.tensor_type.shape.dim]
         for axis, (size, low, high) in enumerate(zip(sizes, each.min, each.max, strict=False)):
             if size > 0 and not low == size == high:
-                way = f"--batch {size}" if axis == 0 else f"--shape {each.name}=..., or change its description"
+                way = (
+                    f"--batch {size}"
+                    if axis == each.batch
+                    else f"--shape {each.name}=..., or other sizes in its description"
+                )
                 raise BadInputError(
                     f"{card.name} accepts only size {size} in dimension {axis} of '{each.name}', not {low} to {high}; use {way}"
                 )
@@ -147,13 +166,12 @@ def complete_card(card: ModelCard, path: Path) -> ModelCard:
         raise BadInputError(
             f"{card.name}: its description lists outputs {', '.join(stated)}, but it has {len(found)}: {', '.join(found)}"
         )
-    batch = taken[card.inputs[0].name].type.tensor_type.shape.dim[0].dim_param
-    if wrong := next((e for e in outputs if not e.shape or (batch in e.shape[1:] and e.shape[0] != batch)), None):
-        shape = "x".join(map(str, wrong.shape)) or "a single value"
+    if card.batch_range[2] > 1 and (wrong := next((each for each in outputs if not each.shape), None)):
         raise BadInputError(
-            f"{card.name}: the first dimension of output '{wrong.name}' ({shape}) is not the batch; transpose the output or remove it"
+            f"{card.name}: output '{wrong.name}' is a single value for a whole batch: leave it out, or give --batch 1"
         )
-    classes = outputs[0].shape[-1]
+    outputs = _find_output_axes(outputs, card, graph)
+    classes = outputs[0].shape[-1] if outputs[0].shape else 0
     if card.labels and card.task is Task.CLASSIFICATION and isinstance(classes, int) and classes != len(card.labels):
         raise BadInputError(
             f"{card.name}: its description has {len(card.labels)} labels, but its first output has {classes} classes"
@@ -161,6 +179,54 @@ def complete_card(card: ModelCard, path: Path) -> ModelCard:
     bounds = find_index_bounds(graph)
     inputs = (replace(each, below=each.below or _limit_bound(bounds.get(each.name))) for each in card.inputs)
     return replace(card, inputs=tuple(inputs), outputs=outputs)
+
+
+def _find_output_axes(outputs: tuple[TensorSpec, ...], card: ModelCard, graph: Any) -> tuple[TensorSpec, ...]:
+    """The outputs with the axis that counts samples: said by the card, or the axis that is named as the inputs' batch is,
+    or the one that changes with it; else the first."""
+    said = {each.name: each.batch for each in card.outputs}
+    taken = {each.name: each.type.tensor_type.shape.dim for each in graph.graph.input}
+    batched = [each for each in card.inputs if each.batch is not None]
+    names = {taken[each.name][each.batch].dim_param for each in batched} - {""}
+    size = batched[0].opt[batched[0].batch or 0] if batched else 1
+    found = []
+    for each in outputs:
+        if (axis := said.get(each.name, 0)) == 0:
+            axis = _find_output_axis(each, names, size if not names else None)
+        found.append(replace(each, batch=axis))
+    if names and any(not names & set(each.shape) for each in outputs):
+        found = _find_changing_axes(found, names, card, graph)
+    return tuple(found)
+
+
+def _find_output_axis(output: TensorSpec, names: set[str], fixed: int | None) -> int | None:
+    """The batch axis of an output by its names or, for a batch of `fixed` samples, its sizes."""
+    if not output.shape:
+        return None
+    if known := [axis for axis, size in enumerate(output.shape) if size in names]:
+        return known[0]
+    first = output.shape[0]
+    moved = fixed is not None and len(output.shape) > 2 and isinstance(first, int) and output.shape[1] == fixed != first
+    return 1 if moved else 0
+
+
+def _find_changing_axes(outputs: list[TensorSpec], names: set[str], card: ModelCard, graph: Any) -> list[TensorSpec]:
+    """Where names do not tell: the one axis whose size differs between two batch sizes, by shape inference."""
+    from optpipe.backends.onnx_graph import infer_graph_types
+
+    low, _, high = card.batch_range
+    if low == high:
+        return outputs
+    few, many = (
+        infer_graph_types(graph, [each.with_batch(low, size, high) for each in card.inputs]).shapes
+        for size in (high - 1 if high - low > 1 else low, high)
+    )
+    found = []
+    for each in outputs:
+        shapes = few.get(each.name, ()), many.get(each.name, ())
+        changed = [axis for axis, sizes in enumerate(zip(*shapes, strict=False)) if sizes[0] != sizes[1]]
+        found.append(each if names & set(each.shape) or len(changed) != 1 else replace(each, batch=changed[0]))
+    return found
 
 
 def _limit_bound(bound: int | None) -> int | None:

@@ -11,13 +11,17 @@ from optpipe.core.card import ModelCard
 from optpipe.core.hashing import hash_arrays
 from optpipe.errors import BadInputError
 from optpipe.inputs.images import find_images, preprocess_batches
+from optpipe.inputs.tensor_set import holds_tensors, read_tensor_set
 
 POOL_SIZE = 64
 
 
-def vary_inputs(real: Mapping[str, NDArray[Any]], size: int, seed: int) -> dict[str, NDArray[Any]]:
+def vary_inputs(
+    real: Mapping[str, NDArray[Any]], size: int, seed: int, shared: frozenset[str] = frozenset()
+) -> dict[str, NDArray[Any]]:
     """`size` rows per input: the real ones, then copies of them rolled along their last axis by a seeded step.
 
+    Inputs in `shared` have one value for a whole batch, and keep it.
     A rolled picture has the same values, hence the same power draw and rounding, and no cache has seen it.
     """
     count = min(len(array) for array in real.values())
@@ -26,14 +30,17 @@ def vary_inputs(real: Mapping[str, NDArray[Any]], size: int, seed: int) -> dict[
     for name, array in real.items():
         made = [array[row] for row in range(min(count, size))]
         for row in range(count, size):
-            width = array.shape[-1] if array.ndim > 1 else 1
-            made.append(np.roll(array[row % count], 1 + int(steps[row]) % max(width - 1, 1), axis=-1))
+            same = name in shared or array.ndim < 2
+            step = 1 + int(steps[row]) % max(array.shape[-1] - 1, 1)
+            made.append(array[row % count] if same else np.roll(array[row % count], step, axis=-1))
         rows[name] = np.ascontiguousarray(np.stack(made))
     return rows
 
 
 def load_image_pool(card: ModelCard, folder: Path) -> dict[str, NDArray[Any]]:
-    """Up to SIZE pictures of `folder` as the model's first input, preprocessed as its card says."""
+    """Up to SIZE pictures of `folder` as the model's first input, preprocessed as its card says; or rows of tensors."""
+    if holds_tensors(folder):
+        return read_tensor_set(folder, card.inputs).first_rows(POOL_SIZE, card.batch_range[0])
     if card.transform is None:
         raise BadInputError(f"--images: {card.name} has no image preprocessing in its card")
     found = find_images(folder, POOL_SIZE)

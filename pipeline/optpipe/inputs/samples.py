@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,21 +10,21 @@ import numpy as np
 
 from optpipe.core.card import ModelCard
 from optpipe.core.hashing import hash_file, hash_value
+from optpipe.core.tensors import InputSpec
 from optpipe.core.transform import CenterCrop, Transform
 from optpipe.errors import BadInputError
 from optpipe.inputs.images import find_images, pick_evenly, preprocess_batches
+from optpipe.inputs.rows import count_rows
 from optpipe.inputs.synthetic import make_synthetic_tensor
-from optpipe.inputs.tokens import (
-    SENTENCES,
-    compute_max_tokens,
-    encode_texts,
-    pad_tokens,
-)
+from optpipe.inputs.tensor_set import holds_tensors, read_tensor_set
+from optpipe.inputs.tokens import SENTENCES, compute_max_tokens, encode_texts, pad_tokens
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.shipped import find_shipped_folder
 
 SAMPLE_COUNT = 8
 """Samples per verification."""
+TENSOR_ROWS = 64
+"""Of tensors that are given, at most as many."""
 LABELED_BYTES = 16 << 20
 """A labelled validation set is used up to this size of input tensors, so that a build can say how accurate it is."""
 
@@ -34,26 +34,36 @@ class Samples:
     """Where a model's verification inputs come from."""
 
     kind: str
-    """`images`, `texts` or `synthetic`."""
+    """`images`, `texts`, `tensors` or `synthetic`."""
     files: tuple[Path, ...]
-    """The pictures; for texts the tokenizer's file."""
+    """The pictures; for texts the tokenizer's file; for tensors the file or folder that holds them."""
     sha256: str
     """Over the files' bytes, or over the seed and shapes of synthetic tensors."""
     labels: tuple[int, ...] = ()
-    """Class of each file, where the files are a model's own validation images."""
+    """Class of each file, where the files are a model's own validation images, or of each row of tensors with labels."""
+    count: int = 0
+    """Rows of tensors; 0 for what is counted by its files."""
 
 
 def choose_samples(card: ModelCard, images: Path | None, tokenizer: Path | None = None) -> Samples:
     """`images`, else the card's validation images, else the photographs that optpipe ships, else seeded tensors.
 
-    A text model with its `tokenizer` is verified on sentences.
+    `images` may hold tensors, which any model takes: their names, types and shapes are checked here. A text model with its
+    `tokenizer` is verified on sentences.
 
     Raises `BadInputError` where `images` are given for a model that takes none.
     """
+    if images is not None and holds_tensors(images):
+        tensors = read_tensor_set(images, card.inputs)
+        rows = tensors.first_rows(TENSOR_ROWS, card.batch_range[0])
+        marked = tensors.files[: count_rows(rows)]
+        labels = tuple(int(each.label) for each in marked if each.label is not None)
+        return Samples("tensors", (images,), tensors.sha256, labels, count_rows(rows))
     if card.transform is None:
         if images is not None:
             raise BadInputError(
-                f"--images: {card.name} has no image preprocessing in its card, so it cannot be verified on images"
+                f"--images: {card.name} has no image preprocessing in its card, so it cannot be verified on images\n"
+                "give its inputs as tensors: a .npz with an array per input, a folder of .npy, or Polygraphy's JSON"
             )
         if tokenizer is not None and card.tokenization is not None and get_package_version("tokenizers") is not None:
             known = {"sentences": list(SENTENCES), "tokenization": card.tokenization.to_dict()}
@@ -68,7 +78,7 @@ def choose_samples(card: ModelCard, images: Path | None, tokenizer: Path | None 
 
 def _choose_labeled(card: ModelCard, manifest: Path) -> Samples:
     image = card.inputs[0]
-    count = max(SAMPLE_COUNT, LABELED_BYTES // (4 * math.prod(image.opt[1:])))
+    count = max(SAMPLE_COUNT, LABELED_BYTES // (4 * math.prod(image.sample)))
     pairs = pick_evenly(tuple(read_labeled_files(manifest)), count)
     files = tuple(path for path, _ in pairs)
     return Samples("images", files, _hash_files(files), tuple(card.labels.index(label) for _, label in pairs))
@@ -92,33 +102,23 @@ def load_sample_inputs(card: ModelCard, samples: Samples) -> dict[str, np.ndarra
     """A row per file, or `COUNT` rows of synthetic tensors; repeated in turn until they fill the smallest batch."""
     if samples.kind == "texts":
         tokens, _ = encode_texts(SENTENCES, samples.files[0], compute_max_tokens(card))
-        least = card.inputs[0].min[0]
+        least = card.batch_range[0]
         return pad_tokens(card, [tokens[index % len(tokens)] for index in range(max(len(tokens), least))])
-    count = max(len(samples.files) or SAMPLE_COUNT, *(each.min[0] for each in card.inputs))
+    if samples.kind == "tensors":
+        return read_tensor_set(samples.files[0], card.inputs).first_rows(TENSOR_ROWS, card.batch_range[0])
+    count = max(len(samples.files) or SAMPLE_COUNT, card.batch_range[0])
     if samples.kind == "synthetic" or card.transform is None:
-        return {
-            each.name: make_synthetic_tensor((count, *each.opt[1:]), each.dtype, seed=index, below=each.below)
-            for index, each in enumerate(card.inputs)
-        }
+        return {each.name: _make_synthetic(each, count, index, card) for index, each in enumerate(card.inputs)}
     image = card.inputs[0]
     transform = _crop_transform(card.transform, image.opt[2], image.opt[3])
     rows = np.concatenate(list(preprocess_batches(samples.files, transform, SAMPLE_COUNT, threads=2)))
     return {image.name: np.ascontiguousarray(rows[np.arange(count) % len(rows)])}
 
 
-def split_batches(
-    card: ModelCard, inputs: Mapping[str, np.ndarray], size: int | None = None
-) -> Iterator[dict[str, np.ndarray]]:
-    """All rows in batches of `size`, or of the largest that the profile allows; the rest as a smaller batch.
-
-    A rest that is smaller than the profile's smallest batch is left out.
-    """
-    total = len(next(iter(inputs.values())))
-    smallest, largest = max(each.min[0] for each in card.inputs), min(each.max[0] for each in card.inputs)
-    step = min(size or largest, largest, total)
-    for start in range(0, total, step):
-        if min(step, total - start) >= smallest:
-            yield {name: value[start : start + step] for name, value in inputs.items()}
+def _make_synthetic(spec: InputSpec, count: int, seed: int, card: ModelCard) -> np.ndarray:
+    shared = spec.batch is None and card.batched
+    rows = make_synthetic_tensor((1 if shared else count, *spec.sample), spec.dtype, seed=seed, below=spec.below)
+    return np.repeat(rows, count, axis=0) if shared else rows
 
 
 def _crop_transform(transform: Transform, height: int, width: int) -> Transform:

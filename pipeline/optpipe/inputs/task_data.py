@@ -1,16 +1,20 @@
-"""A task's samples, images or texts, as the model's inputs."""
+"""A task's samples (images, texts or tensors) as the model's inputs."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.events import Listener
 from optpipe.errors import BadInputError, MissingError
 from optpipe.inputs.image_set import ImageSet, image_set_from_path
 from optpipe.inputs.images import UnreadableFile, format_unreadable, preprocess_batches
+from optpipe.inputs.rows import Arrays, batch_from_rows, count_rows
 from optpipe.inputs.sample_set import AnySet, SampleSet
+from optpipe.inputs.tensor_set import FORMS, TensorSet, holds_tensors, read_tensor_set
 from optpipe.inputs.text_set import TextSet, text_set_from_path
 from optpipe.inputs.tokens import compute_max_tokens, encode_texts, pad_tokens
 from optpipe.workspace.environment import get_package_version
@@ -18,7 +22,6 @@ from optpipe.workspace.file_names import TOKENIZER
 from optpipe.workspace.store import Entry
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 
@@ -27,10 +30,12 @@ def load_sample_set(
 ) -> tuple[SampleSet, tuple[UnreadableFile, ...]]:
     """What `source` holds for this model: pictures for an image model, JSON lines for a text model; and what was unusable.
 
-    Says what is left out. Raises BadInputError for a model that takes neither.
+    Tensors are taken for any model. Says what is left out. Raises BadInputError for a model that takes neither.
     """
-    require_task_data(card)
     found: SampleSet
+    if holds_tensors(source):
+        return read_tensor_set(source, card.inputs, count, seed), ()
+    require_task_data(card)
     with listener.step(f"read {source}", total=count) as step:
         found, unusable = (
             text_set_from_path(source, count, seed)
@@ -60,7 +65,10 @@ def require_task_data(card: ModelCard) -> None:
         if card.task is Task.TEXT_CLASSIFICATION:
             message = f"{card.name} has no tokenizer to convert texts to inputs; save one next to the model"
         else:
-            message = f"{card.name} has no preprocessing to convert images to inputs; define it in a model card"
+            message = (
+                f"{card.name} has no preprocessing, so images cannot be turned into its inputs: give its inputs as tensors "
+                f"({FORMS}), or a model card with preprocessing"
+            )
         raise BadInputError(message)
     if get_package_version("tokenizers") is None:
         raise MissingError(f"{card.name} requires the tokenizers package; install it with `uv sync --extra hf`")
@@ -68,30 +76,32 @@ def require_task_data(card: ModelCard) -> None:
 
 def fit_batch_size(card: ModelCard, wanted: int) -> int:
     """`wanted`, inside the batch sizes that the model was exported for."""
-    return max(card.inputs[0].min[0], min(wanted, card.inputs[0].max[0]))
+    smallest, _, largest = card.batch_range
+    return max(smallest, min(wanted, largest))
 
 
 def iterate_input_batches(
     model: Entry, card: ModelCard, samples: SampleSet, size: int, *, by_length: bool = False
-) -> Iterator[dict[str, "np.ndarray"]]:
-    """The set's samples as the model's inputs, `size` at a time; a fixed batch is filled up with the last sample.
+) -> Iterator[tuple[dict[str, "np.ndarray"], int]]:
+    """The set's samples as batches of the model's inputs, `size` at a time, each with its number of samples.
 
-    `by_length` puts texts of about the same length together, so that little of a batch is padding.
+    A fixed batch is filled up with the last sample. `by_length` puts texts of about the same length together, so that
+    little of a batch is padding.
     """
-    import numpy as np
-
-    least = card.inputs[0].min[0]
-    for inputs in _iterate_batches(model, card, samples, size, by_length=by_length):
-        short = least - len(next(iter(inputs.values())))
-        yield {
-            name: np.concatenate([rows, np.repeat(rows[-1:], short, axis=0)]) if short > 0 else rows
-            for name, rows in inputs.items()
-        }
+    least = card.batch_range[0]
+    for rows in _iterate_batches(model, card, samples, size, by_length=by_length):
+        count = count_rows(rows)
+        order = np.minimum(np.arange(max(count, least)), count - 1)
+        filled = {name: value[order] for name, value in rows.items()} if count < least else rows
+        yield batch_from_rows(card, filled), count
 
 
 def _iterate_batches(
     model: Entry, card: ModelCard, samples: SampleSet, size: int, *, by_length: bool
-) -> Iterator[Mapping[str, "np.ndarray"]]:
+) -> Iterator[Arrays]:
+    if isinstance(samples, TensorSet):
+        yield from samples.batches(size)
+        return
     if isinstance(samples, TextSet):
         rows, _ = encode_texts(
             [samples.texts[each.path] for each in samples.files], model.file(TOKENIZER), compute_max_tokens(card)
@@ -128,13 +138,11 @@ def find_label_indices(samples: SampleSet, card: ModelCard, classes: int) -> "ND
             f"label '{odd}' of {samples.name} is not a class of {card.name}: name the folders after its labels or"
             f" class indices, or provide all {classes} folders in class order"
         )
-    import numpy as np
-
     return np.array([index[str(name)] for name in names], np.int64)
 
 
 def drop_unknown_labels(samples: AnySet, card: ModelCard, listener: Listener) -> AnySet:
-    """`read_samples`, without labels where they are no classes of the model: enough to calibrate on."""
+    """`samples`, without labels where they are no classes of the model: enough to calibrate on."""
     classes = card.outputs[0].shape[-1] if card.outputs else None
     try:
         if isinstance(classes, int):

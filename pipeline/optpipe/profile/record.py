@@ -19,6 +19,8 @@ from optpipe.errors import (
     OptpipeError,
     StageError,
 )
+from optpipe.export.reference import reference_from_file
+from optpipe.inputs.rows import batch_from_rows
 from optpipe.inputs.samples import choose_samples, load_sample_inputs
 from optpipe.trace.layers.ort_nodes import (
     ClockAnchor,
@@ -39,7 +41,7 @@ from optpipe.trace.recording.read import trace_from_sqlite
 from optpipe.trace.recording.redaction import KEEP_RAW_WARNING
 from optpipe.trace.recording.torch_trace import trace_from_torch
 from optpipe.trace.timeline.analysis import analysis_from_trace, select_measured_part
-from optpipe.workspace.file_names import CARD
+from optpipe.workspace.file_names import CARD, REFERENCE
 from optpipe.workspace.store import Store
 
 STAGES = ("export", "quantize", "build", "preprocess", "inference")
@@ -160,14 +162,20 @@ def _write_inputs(job: ProfileJob, scratch: Path) -> Path:
     model = store.find(store.find(job.details["artifact"]).manifest.parents[0])
     card = card_from_file(model.file(CARD))
     batch_size = int(job.details["batch_size"])
-    rows = load_sample_inputs(card, choose_samples(card, None))
-    for each in card.inputs:
-        if not each.min[0] <= batch_size <= each.max[0]:
-            raise BadInputError(
-                f"--batch-size {batch_size}: {card.name} supports batch sizes {each.min[0]} to {each.max[0]}; widen it with --batch"
-            )
-    batch = {name: values[np.arange(batch_size) % len(values)] for name, values in rows.items()}
-    np.savez(scratch / "inputs.npz", **batch)  # type: ignore[arg-type]
+    low, _, high = card.batch_range
+    if not low <= batch_size <= high:
+        raise BadInputError(
+            f"--batch-size {batch_size}: {card.name} was built for {low} to {high}; widen it with --batch"
+        )
+    kept = [
+        each for each in store.list_entries() if each.manifest.kind == "reference" and model.id in each.manifest.parents
+    ]
+    if kept:
+        rows = dict(reference_from_file(store.verify_entry(kept[-1], REFERENCE).file(REFERENCE)).inputs)
+    else:
+        rows = load_sample_inputs(card, choose_samples(card, None))
+    chosen = {name: values[np.arange(batch_size) % len(values)] for name, values in rows.items()}
+    np.savez(scratch / "inputs.npz", **batch_from_rows(card, chosen))  # type: ignore[arg-type]
     return scratch / "inputs.npz"
 
 

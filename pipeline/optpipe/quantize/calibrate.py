@@ -22,8 +22,8 @@ from optpipe.inputs.task_data import (
     fit_batch_size,
     iterate_input_batches,
     load_sample_set,
-    require_task_data,
 )
+from optpipe.inputs.tensor_set import FORMS
 from optpipe.quantize.table import CalibrationTable, TensorRange, table_from_file
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.file_names import CALIBRATION_SET, CARD, ONNX
@@ -52,13 +52,9 @@ def load_calibration_data(
     Raises BadInputError where there is none, where it was drawn for another model, or where it holds validation samples.
     """
     card = card_from_file(model.file(CARD))
-    require_task_data(card)
     own = card.data.get("calibration")
-    if source is None and own is None:
-        what = "a JSON Lines file" if card.tokenization else "a folder of images"
-        raise BadInputError(
-            f"INT8 calibration of {card.name} needs real inputs: pass {what} with calibrate --data or build --calibration"
-        )
+    if source is None:
+        require_calibration(card)
     found, unreadable = load_sample_set(model, card, source or Path(str(own)), count, seed, listener)
     refuse_other_model(found, card.name, card.preprocessing_sha256)
     if "validation" in card.data and Path(card.data["validation"]).exists():
@@ -66,6 +62,17 @@ def load_calibration_data(
     if len(found.files) < FEW_SAMPLES:
         listener.warn(f"only {len(found.files)} calibration {found.kind}; use {FEW_SAMPLES} or more for stable ranges")
     return CalibrationData(drop_unknown_labels(found, card, listener), unreadable)
+
+
+def require_calibration(card: ModelCard) -> None:
+    """Raises BadInputError where a model's card names nothing to calibrate on."""
+    if "calibration" in card.data:
+        return
+    what = "a JSON Lines file" if card.tokenization else "a folder of images" if card.transform else FORMS
+    raise BadInputError(
+        f"INT8 needs real inputs to calibrate {card.name} on: give {what}\n"
+        "with build --calibration or calibrate --data, or leave int8 out of --precision"
+    )
 
 
 def calibrate_model(
@@ -143,13 +150,13 @@ def _compute_tables(
         raise BadInputError(f"{card.name} has no layer that benefits from INT8; build it in fp16")
     order = [each.name for each in graph.graph.input] + [name for node in graph.graph.node for name in node.output]
     tensors = tuple(name for name in order if name in wanted)
-    first = next(iterate_input_batches(model, card, samples, 1))
+    first, _ = next(iterate_input_batches(model, card, samples, 1))
     size = fit_batch_size(card, choose_batch_size(measure_bytes_per_sample(model.file(ONNX), tensors, first), device))
     collector = Collector(model.file(ONNX), tensors, needs_histogram(methods), "cuda" if device == "cuda" else "cpu")
     with listener.step(f"calibrate on {len(samples.files)} {samples.kind}", total=len(samples.files)) as step:
-        for batch in iterate_input_batches(model, card, samples, size, by_length=True):
+        for batch, count in iterate_input_batches(model, card, samples, size, by_length=True):
             collector.add(batch)
-            step.advance(len(next(iter(batch.values()))))
+            step.advance(count)
     statistics = collector.statistics()
     return [
         CalibrationTable(

@@ -15,6 +15,7 @@ from optpipe.errors import BadInputError
 from optpipe.export.exported import export_model, prepare_model
 from optpipe.export.model import Model
 from optpipe.inputs.sample_set import SampleSet
+from optpipe.inputs.tensor_set import save_batches
 from optpipe.quantize.calibrate import (
     TARGETS,
     calibrate_model,
@@ -55,8 +56,10 @@ def run_calibration(model: Model, plan: CalibrationPlan, store: Store, listener:
         _make_output_folder(plan.output)
     model, stored = prepare_model(model, store, listener)
     exported, _ = export_model(model, store, listener, stored)
-    card = card_from_file(exported.file(CARD))
-    data = load_calibration_data(exported, plan.source, plan.count, plan.seed, listener)
+    card, source = card_from_file(exported.file(CARD)), plan.source
+    if source is None and "calibration" not in card.data and (given := model.load().calibration) is not None:
+        source = save_batches(given(), store.workspace / "calibration")
+    data = load_calibration_data(exported, source, plan.count, plan.seed, listener)
     entry, _ = calibrate_model(exported, data, plan.methods, TARGETS, choose_calibration_device(), store, listener)
     tables = tables_from_entry(entry)
     compared, _ = compare_methods(exported, tables, data.samples, plan.target, store, listener)

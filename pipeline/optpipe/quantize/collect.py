@@ -158,7 +158,8 @@ def run_on_device(session: Any, inputs: Mapping[str, Any], outputs: Sequence[str
 
     binding = session.io_binding()
     for name, tensor in inputs.items():
-        binding.bind_input(name, "cuda", 0, np.float32, tuple(tensor.shape), tensor.data_ptr())
+        dtype = np.dtype(str(tensor.dtype).removeprefix("torch."))
+        binding.bind_input(name, "cuda", 0, dtype, tuple(tensor.shape), tensor.data_ptr())
     for name in outputs:
         binding.bind_output(name, "cuda", 0)
     torch.cuda.current_stream().synchronize()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from optpipe.core.events import Listener
 from optpipe.core.hashing import hash_value
+from optpipe.core.precision import Precision
 from optpipe.core.quiet import redirect_output
 from optpipe.errors import BadInputError
 from optpipe.inputs.sample_set import draw_subset
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from optpipe.quantize.placement import Target
 
 REVISION = 1
+TABLE = "calibration-table.json"
 METHOD_CHOICE_IMAGES = 32
 """Images on which a build chooses the method: the one whose INT8 graph keeps the outputs nearest to FP32's."""
 
@@ -85,7 +87,7 @@ def graph_from_table(
         graph, placed = quantize_graph(onnx.load(model.file(ONNX)), table, target)
         findings = [each.to_dict() for each in lint_graph(graph)] if target == "tensorrt" else []
         onnx.save(_convert_to_half(graph, directory) if target == "tensorrt" else graph, directory / ONNX)
-        (directory / "calibration-table.json").write_text(table.to_json(), encoding="utf-8")
+        (directory / TABLE).write_text(table.to_json(), encoding="utf-8")
         return {
             "precision": "int8",
             "target": target,
@@ -97,6 +99,16 @@ def graph_from_table(
         }
 
     return store.produce("graph", recipe, make, parents=(model.id, *parents), listener=listener)
+
+
+def find_int8_tables(model: Entry, store: Store) -> list[Path]:
+    """The calibration tables that INT8 graphs of `model` in the store were made from, the newest last."""
+    graphs = (
+        each for each in store.list_entries() if each.manifest.kind == "graph" and model.id in each.manifest.parents
+    )
+    return [
+        store.verify_entry(each, TABLE).file(TABLE) for each in graphs if each.info.get("precision") == Precision.INT8
+    ]
 
 
 def _convert_to_half(graph: Any, directory: Path) -> Any:

@@ -3,18 +3,24 @@
 TensorRT 11 takes the types as they stand in the graph; no builder flag changes them.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import Any
 
 from optpipe.backends.base import Device
+from optpipe.core.card import card_from_file
 from optpipe.core.events import Listener
 from optpipe.core.precision import Precision
 from optpipe.core.quiet import redirect_output
+from optpipe.errors import OptpipeError, StageError, escape, first_line
 from optpipe.export.reference import reference_from_file
-from optpipe.quantize.int8 import make_int8_graph
+from optpipe.inputs.rows import split_batches
+from optpipe.quantize.as_given import make_graph_as_given
+from optpipe.quantize.int8 import make_int8_graph, target_from_device
 from optpipe.workspace.environment import get_package_version
-from optpipe.workspace.file_names import MODELOPT_LOG, ONNX, REFERENCE
+from optpipe.workspace.file_names import CARD, MODELOPT_LOG, ONNX, REFERENCE
 from optpipe.workspace.store import Entry, Store
 
 REVISION = 1
@@ -40,6 +46,8 @@ def convert_to_precision(
 
     TF32 differs from FP32 only in what the runtime may do with FP32 products, so it has no graph of its own.
     """
+    if (own := model.info.get("own_precision")) is not None:
+        return make_graph_as_given(Precision(own), precision, target_from_device(device), model, store, listener)
     if precision in (Precision.FP32, Precision.TF32):
         return model, True
     if precision is Precision.INT8:
@@ -59,15 +67,18 @@ def _convert_to_half(
     }
 
     def make(directory: Path) -> Mapping[str, Any]:
-        import numpy as np
         import onnx
         from modelopt.onnx.autocast import convert_to_mixed_precision
+        from polygraphy.json import save_json
 
-        samples = directory / "samples.npz"
-        np.savez(samples, **reference_from_file(reference.file(REFERENCE)).inputs)  # type: ignore[arg-type]
-        with redirect_output(directory / MODELOPT_LOG):
+        samples, card = directory.resolve() / "samples.json", card_from_file(model.file(CARD))
+        rows = reference_from_file(reference.file(REFERENCE)).inputs
+        save_json([batch for batch, _ in split_batches(card, rows)], str(samples))
+        source = _convert_opset(BF16_OPSET, model, directory) if precision is Precision.BF16 else model.file(ONNX)
+        source = source.resolve()
+        with redirect_output(directory / MODELOPT_LOG), _convert_in(card.name, precision, directory):
             graph = convert_to_mixed_precision(
-                str(_convert_opset(BF16_OPSET, model, directory) if precision is Precision.BF16 else model.file(ONNX)),
+                str(source),
                 low_precision_type=str(precision),
                 keep_io_types=True,
                 data_max=FP16_HEADROOM,
@@ -79,6 +90,23 @@ def _convert_to_half(
         return {"precision": str(precision), "tool": "modelopt.onnx.autocast"}
 
     return store.produce("graph", recipe, make, parents=(model.id, reference.id), listener=listener)
+
+
+@contextmanager
+def _convert_in(name: str, precision: Precision, directory: Path) -> Iterator[None]:
+    """In `directory`, where ModelOpt leaves files of its own. What it raises becomes a StageError with its last words."""
+    try:
+        with chdir(directory):
+            yield
+    except OptpipeError:
+        raise
+    except Exception as error:
+        said = re.findall(r"ERROR[\s:-]+(.+)", (directory / MODELOPT_LOG).read_text(encoding="utf-8", errors="replace"))
+        reason = escape(said[-1]) if said else f"{type(error).__name__}: {first_line(error)}"
+        raise StageError(f"ModelOpt cannot convert {name} to {precision}: {reason[:240]}") from error
+    finally:
+        for left in (*directory.glob("*.data"), *directory.glob("sym_shape_infer*")):
+            left.unlink()
 
 
 def _convert_opset(opset: int, model: Entry, directory: Path) -> Path:

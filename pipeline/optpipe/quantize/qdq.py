@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from optpipe.backends.onnx_graph import OnnxGraph, name_nodes
+from optpipe.backends.onnx_graph import OnnxGraph, name_nodes, rename_inner_twins
 from optpipe.errors import BadInputError, StageError
 from optpipe.quantize.placement import Placement
 
@@ -107,6 +107,7 @@ def _convert_opset(model: Any, least: int) -> Any:
     if version < least:
         try:
             copy = onnx.version_converter.convert_version(copy, least)
+            rename_inner_twins(copy)
         except (RuntimeError, ValueError, onnx.version_converter.ConvertError) as error:
             raise StageError(
                 f"cannot convert the graph from opset {version} to {least}, required for FP16 Q/DQ: {error}"

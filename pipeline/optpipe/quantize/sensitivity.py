@@ -16,6 +16,7 @@ from optpipe.core.events import Listener
 from optpipe.core.hashing import hash_value
 from optpipe.errors import BadInputError
 from optpipe.evaluate.evaluate import EVALUATION_BATCH, Predictions, predictions_from_scores
+from optpipe.inputs.rows import to_rows
 from optpipe.inputs.sample_set import SampleSet, draw_subset
 from optpipe.inputs.task_data import find_label_indices, fit_batch_size, iterate_input_batches
 from optpipe.quantize.calibrate import quantize_graph
@@ -66,7 +67,7 @@ class Fp32Reference:
 
 
 def run_fp32_reference(model: Entry, samples: SampleSet) -> Fp32Reference:
-    """Runs the FP32 graph over `read_samples`."""
+    """Runs the FP32 graph over `samples`."""
     import onnx
 
     card = card_from_file(model.file(CARD))
@@ -80,8 +81,11 @@ def _compute_scores(graph: Any, model: Entry, card: ModelCard, samples: SampleSe
     session = open_model_session(graph)
     name = card.outputs[0].name
     size = fit_batch_size(card, EVALUATION_BATCH)
-    parts = [session.run([name], batch)[0] for batch in iterate_input_batches(model, card, samples, size)]
-    scores = np.concatenate(parts)[: len(samples.files)]
+    parts = [
+        to_rows(session.run([name], batch)[0], card.outputs[0].batch, count)[:count]
+        for batch, count in iterate_input_batches(model, card, samples, size)
+    ]
+    scores = np.concatenate(parts)
     return scores.reshape(len(scores), -1)
 
 
@@ -116,7 +120,7 @@ def compare_methods(
 def rank_layers(
     model: Entry, table: CalibrationTable, samples: SampleSet, target: "Target", store: Store, listener: Listener
 ) -> tuple[Entry, bool]:
-    """The store entry `rank_layers`: every INT8 layer quantized alone, the costliest first, with its multiply-adds."""
+    """The store entry `sensitivity`: every INT8 layer quantized alone, the costliest first, with its multiply-adds."""
     few = draw_subset(samples, RANKING_IMAGES)
     recipe = _recipe(model, few, target) | {"table": hash_value(replace(table, keep=()).to_json())}
 

@@ -1,6 +1,6 @@
 """What every kind of MODEL can do: say cheaply what it is, and load itself."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,6 +23,8 @@ class LoadedModel:
     onnx: Path | None = None
     tokenizer: str | None = None
     """A text model's `tokenizer.json`, whole."""
+    calibration: Callable[[], Sequence[Mapping[str, Any]]] | None = None
+    """Makes the inputs that INT8 is calibrated on, by name; of a Python file that says `CALIBRATION`."""
     code_identity: Mapping[str, Any] = field(default_factory=dict)
     """What decides it beside its source's `identity`, and shows only once it is made: of models that `runs_code` makes."""
 

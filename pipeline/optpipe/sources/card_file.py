@@ -10,6 +10,7 @@ from typing import Any
 
 from optpipe.core.card import ModelCard, card_from_dict
 from optpipe.core.hashing import hash_file, hash_value
+from optpipe.core.tensors import Shape
 from optpipe.core.weights import WeightsRecord, WeightsRequest
 from optpipe.errors import BadInputError
 from optpipe.sources.base import LoadedModel
@@ -42,6 +43,8 @@ class CardSource:
     """One card on disk. Paths in it are relative to the card."""
 
     path: Path
+    shapes: Mapping[str, tuple[Shape, Shape, Shape]] | None = None
+    """From `--shape`: for open dimensions of an ONNX file whose inputs the card does not describe."""
 
     @property
     def name(self) -> str:
@@ -59,7 +62,7 @@ class CardSource:
 
     @cached_property
     def card(self) -> ModelCard:
-        """The card's values, with data folders made absolute."""
+        """The card's values, with data folders made absolute; what it leaves out, the file that it names may say."""
         card = card_from_dict(self._table)
         return replace(card, data={role: str(self._resolve_beside(folder)) for role, folder in card.data.items()})
 
@@ -72,7 +75,7 @@ class CardSource:
         if factory and file.endswith(".py"):
             return PythonFileSource(self._resolve_beside(file), factory, card=self.card)
         if self.card.source.endswith(".onnx"):
-            return OnnxFileSource(self._resolve_beside(self.card.source), card=self.card)
+            return OnnxFileSource(self._resolve_beside(self.card.source), card=self.card, shapes=self.shapes)
         raise BadInputError(f"{self.path}: source '{self.card.source}' is neither FILE.py:FACTORY nor FILE.onnx")
 
     def _find_weights(self) -> Path | None:

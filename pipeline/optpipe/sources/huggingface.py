@@ -16,7 +16,7 @@ from optpipe.errors import BadInputError, MissingError, first_line
 from optpipe.sources.base import DEFAULT_BATCH_PROFILE, LoadedModel, NoWeightsError
 from optpipe.sources.modules import flatten_module
 from optpipe.sources.transform import transform_from_processor
-from optpipe.sources.weights import hash_module_weights, make_with_weights
+from optpipe.sources.weights import hash_module_weights, make_with_weights, use_seed
 from optpipe.workspace.environment import get_package_version
 
 HUB = "huggingface.co"
@@ -99,11 +99,20 @@ class HuggingFaceSource:
         if request.kind != "default":
             return make_with_weights(lambda: kind.from_config(config), request)
         try:
-            module = kind.from_pretrained(self.repository, use_safetensors=True).eval()
+            with use_seed(request.seed):
+                module, said = kind.from_pretrained(self.repository, use_safetensors=True, output_loading_info=True)
         except OSError as error:
             reason = f"{self.name}: {first_line(error)}"
             raise NoWeightsError(reason, HUB) from error
-        return module, WeightsRecord(f"default:{self.repository}", hash_module_weights(module))
+        except (RuntimeError, ValueError) as error:
+            raise BadInputError(
+                f"{self.name}: its checkpoint does not fit its configuration: {first_line(error)}"
+            ) from error
+        sha256, missing = hash_module_weights(module.eval()), sorted(said["missing_keys"])
+        if not missing:
+            return module, WeightsRecord(f"default:{self.repository}", sha256)
+        drawn = f"{len(missing)} of {len(module.state_dict())} tensors are not in the checkpoint, first {missing[0]}"
+        return module, WeightsRecord("random", sha256, request.seed, drawn)
 
     def _make_image_card(self, transformers: Any, config: Any) -> ModelCard:
         try:

@@ -1,18 +1,23 @@
 """An ONNX file from anyone: fixed or open shapes, several inputs, opset 9 and up, external data."""
 
-from collections.abc import Mapping
+import math
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.hashing import hash_file
-from optpipe.core.tensors import DTYPES, InputSpec, Shape
+from optpipe.core.tensors import LARGEST_SIZE, InputSpec, Shape
 from optpipe.core.weights import WeightsRecord, WeightsRequest
-from optpipe.errors import BadInputError, first_line
-from optpipe.sources.base import DEFAULT_BATCH_PROFILE, LoadedModel
+from optpipe.errors import BadInputError, escape, read_as_user_file
+from optpipe.sources.base import LoadedModel
+from optpipe.sources.onnx_inputs import read_input_specs
 
 OLDEST_OPSET = 9
+LONGEST_NAME = 4096
+"""Characters of a name, and bytes of a path on Linux."""
 _RUNTIME_DOMAINS = ("com.microsoft", "ai.onnx.contrib")
 
 
@@ -45,7 +50,8 @@ class OnnxFileSource:
         self._check_file()
         identity: dict[str, Any] = {"onnx": hash_file(self.path)}
         if external := find_external_files(self.path):
-            identity["external"] = {path.name: hash_file(path) for path in external}
+            folder = self.path.resolve().parent
+            identity["external"] = {str(file.relative_to(folder)): hash_file(file) for file in external}
         return identity
 
     def _check_file(self) -> None:
@@ -63,9 +69,11 @@ class OnnxFileSource:
         self._check_file()
         model = onnx_from_file(self.path)
         record = WeightsRecord("embedded", hash_file(self.path))
-        if self.card is not None:
+        if self.card is not None and self.card.inputs:
             return LoadedModel(self.card, record, onnx=self.path)
-        inputs = _input_specs(model, self.shapes or {}, self.path)
+        inputs = read_input_specs(model, self.shapes or {}, self.path)
+        if self.card is not None:
+            return LoadedModel(replace(self.card, inputs=inputs), record, onnx=self.path)
         card = ModelCard(self.path.stem, self.name, Task.OTHER, inputs)
         return LoadedModel(replace(card, task=_guess_task(model, inputs)), record, onnx=self.path)
 
@@ -73,15 +81,22 @@ class OnnxFileSource:
 def onnx_from_file(path: Path) -> Any:
     """Loads and checks a model; raises `BadInputError` that says what is wrong with it."""
     import onnx
-    from google.protobuf.message import DecodeError
 
-    try:
+    find_external_files(path)
+    with read_as_user_file(path, "ONNX", "it may be truncated, in another format, or missing its external data"):
         model = onnx.load(path)
-    except (DecodeError, onnx.checker.ValidationError, OSError, ValueError, RuntimeError) as error:
-        raise BadInputError(
-            f"{path} is not a complete ONNX file: {first_line(error)}\n"
-            "it may be truncated, in another format, or missing its external data"
-        ) from error
+    with read_as_user_file(path, "ONNX"):
+        _require_bounded(model, path)
+        _require_known_operators(model, path)
+        onnx.checker.check_model(str(path), full_check=True)
+        _require_small_enough(model, path)
+    return model
+
+
+def _require_bounded(model: Any, path: Path) -> None:
+    """Refuses, before anything computes with them, names, versions, types and sizes that no valid model has."""
+    import onnx
+
     if not model.graph.node:
         raise BadInputError(f"{path} contains no ONNX graph: it may be truncated or in another format")
     opset = next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 0)
@@ -89,15 +104,68 @@ def onnx_from_file(path: Path) -> Any:
         raise BadInputError(
             f"{path} is opset {opset}; opset {OLDEST_OPSET} or later is required (convert it with onnx.version_converter)"
         )
+    if opset > (newest := onnx.defs.onnx_opset_version()):
+        raise BadInputError(f"{path} is opset {opset}; opset {newest} is the newest that onnx {onnx.__version__} knows")
+    known = set(onnx.TensorProto.DataType.values())
+    for name, dtype, sizes in _iterate_tensors(model):
+        if dtype not in known:
+            raise BadInputError(f"{path}: tensor '{escape(name)[:80]}' has the unknown data type {dtype}")
+        if wrong := next((size for size in sizes if not -1 <= size <= LARGEST_SIZE), None):
+            raise BadInputError(
+                f"{path}: tensor '{escape(name)[:80]}' has a dimension of {wrong}; {LARGEST_SIZE} is the largest"
+            )
+    for name in _iterate_names(model):
+        if len(name) > LONGEST_NAME or not name.isprintable():
+            raise BadInputError(
+                f"{path}: the name '{escape(name[:80])}' is too long or has control characters; rename it"
+            )
+
+
+def _iterate_tensors(model: Any) -> Iterator[tuple[str, int, list[int]]]:
+    """Name, element type and fixed sizes of all tensors that the file describes."""
+    graph = model.graph
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        tensor = value.type.tensor_type
+        yield value.name, tensor.elem_type, [each.dim_value for each in tensor.shape.dim if each.HasField("dim_value")]
+    for tensor in graph.initializer:
+        yield tensor.name, tensor.data_type, list(tensor.dims)
+
+
+def _iterate_names(model: Any) -> Iterator[str]:
+    graph = model.graph
+    for node in graph.node:
+        yield from (node.op_type, node.domain, node.name, *node.input, *node.output)
+    for value in (*graph.input, *graph.output):
+        yield value.name
+        yield from (each.dim_param for each in value.type.tensor_type.shape.dim)
+
+
+def _require_known_operators(model: Any, path: Path) -> None:
     if unknown := _find_unknown_operators(model):
+        named = ", ".join(escape(each)[:80] for each in unknown[:5])
         raise BadInputError(
-            f"{path} has operators that neither ONNX nor ONNX Runtime defines: {', '.join(unknown[:5])}; use standard ones"
+            f"{path} has operators that neither ONNX nor ONNX Runtime defines: {named}; use standard ones"
         )
-    try:
-        onnx.checker.check_model(str(path))
-    except (onnx.checker.ValidationError, ValueError) as error:
-        raise BadInputError(f"{path} is not valid ONNX: {first_line(error)}") from error
-    return model
+
+
+def _require_small_enough(model: Any, path: Path) -> None:
+    """Raises `BadInputError` for a graph one of whose tensors alone fills the memory of this machine."""
+    import onnx
+
+    room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for name, dtype, sizes in _iterate_tensors(
+        model if model.ByteSize() > 1 << 28 else onnx.shape_inference.infer_shapes(model)
+    ):
+        if dtype and math.prod(max(size, 1) for size in sizes) * _count_item_bytes(dtype) > room:
+            raise BadInputError(
+                f"{path}: tensor '{escape(name)[:80]}' alone, {'x'.join(map(str, sizes))}, exceeds this machine's memory"
+            )
+
+
+def _count_item_bytes(dtype: int) -> int:
+    import onnx
+
+    return 1 if dtype == onnx.TensorProto.STRING else int(onnx.helper.tensor_dtype_to_np_dtype(dtype).itemsize)
 
 
 def _find_unknown_operators(model: Any) -> list[str]:
@@ -116,54 +184,46 @@ def _find_unknown_operators(model: Any) -> list[str]:
 
 
 def find_external_files(path: Path) -> tuple[Path, ...]:
-    """The files of external data that a model names; raises `BadInputError` where one lies outside its folder."""
-    import onnx
-    from google.protobuf.message import DecodeError
+    """The files of external data that a model names, in initializers and attributes, also of inner graphs.
 
-    try:
+    Raises `BadInputError` for a file that cannot be read, and where one is missing or lies outside its folder.
+    """
+    import onnx
+
+    with read_as_user_file(path, "ONNX", "it may be truncated, or of another format"):
         model = onnx.load(path, load_external_data=False)
-    except (DecodeError, OSError, ValueError):
-        return ()  # load() says what is wrong with it
-    folder = path.resolve().parent
-    names = {
-        entry.value for tensor in model.graph.initializer for entry in tensor.external_data if entry.key == "location"
-    }
-    found = tuple(sorted((folder / name).resolve() for name in names))
-    for file in found:
-        if not file.is_relative_to(folder):
-            raise BadInputError(f"{path} refers to external data outside its folder: {file.name}")
-        if not file.is_file():
-            raise BadInputError(f"{path}: its external data {file.name} is missing")
-    return found
+        names = {
+            entry.value
+            for tensor in iterate_tensors(model.graph)
+            if tensor.data_location == onnx.TensorProto.EXTERNAL
+            for entry in tensor.external_data
+            if entry.key == "location"
+        }
+        folder = path.resolve().parent
+        found = []
+        for name in sorted(names):
+            shown = escape(name)[:80]
+            if not name.isprintable() or len(name.encode()) > LONGEST_NAME:
+                raise BadInputError(f"{path}: its external data '{shown}' is no name of a file")
+            file = (folder / name).resolve()
+            if not file.is_relative_to(folder):
+                raise BadInputError(f"{path} refers to external data outside its folder: {shown}")
+            if not file.is_file():
+                raise BadInputError(f"{path}: its external data {shown} is missing")
+            found.append(file)
+    return tuple(found)
 
 
-def _input_specs(model: Any, shapes: Mapping[str, tuple[Shape, Shape, Shape]], path: Path) -> tuple[InputSpec, ...]:
-    initialized = {tensor.name for tensor in model.graph.initializer}
-    return tuple(_input_spec(value, shapes, path) for value in model.graph.input if value.name not in initialized)
-
-
-def _input_spec(value: Any, shapes: Mapping[str, tuple[Shape, Shape, Shape]], path: Path) -> InputSpec:
-    import onnx
-
-    tensor = value.type.tensor_type
-    name: str = onnx.TensorProto.DataType.Name(tensor.elem_type).lower()
-    dtype = "float32" if name == "float" else name
-    if dtype not in DTYPES:
-        raise BadInputError(
-            f"{path}: input '{value.name}' is {dtype or 'not a tensor'}; optpipe supports {', '.join(DTYPES)}"
-        )
-    if value.name in shapes:
-        return InputSpec(value.name, dtype, *shapes[value.name])
-    sizes = [each.dim_value if each.HasField("dim_value") and each.dim_value > 0 else None for each in tensor.shape.dim]
-    if any(size is None for size in sizes[1:]):
-        shown = "x".join("?" if size is None else str(size) for size in sizes)
-        raise BadInputError(
-            f"{path}: input '{value.name}' is {shown}; set its dynamic dimensions with --shape {value.name}=MIN:OPT:MAX"
-        )
-    known: Shape = tuple(size for size in sizes if size is not None)
-    if sizes[:1] == [None]:
-        return InputSpec(value.name, dtype, *((batch, *known) for batch in DEFAULT_BATCH_PROFILE))
-    return InputSpec(value.name, dtype, known, known, known)
+def iterate_tensors(graph: Any) -> Iterator[Any]:
+    """The constants of a graph and of those inside its nodes: initializers and tensors in attributes."""
+    yield from graph.initializer
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
+            for inner in (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs):
+                yield from iterate_tensors(inner)
 
 
 def _guess_task(model: Any, inputs: tuple[InputSpec, ...]) -> Task:

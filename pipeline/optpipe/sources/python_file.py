@@ -1,8 +1,9 @@
 """A factory in a Python file: `net.py:make`. The factory takes no arguments and returns a `torch.nn.Module`.
 
 The file may say `INPUTS = [{"name": "x", "dtype": "float32", "min": [1, 3, 32, 32], "opt": [8, 3, 32, 32], "max": [64, 3, 32, 32]}]`;
-and `TRANSFORM = Compose([...])`, torchvision's, from an RGB picture of Pillow to the one input. A model card says that, and
-the task and labels, for files that do not.
+`TRANSFORM = Compose([...])`, torchvision's, from an RGB picture of Pillow to the one input; `TASK = "classification"` and
+`LABELS = ["cat", "dog"]`; `CALIBRATION`, a generator of the inputs that INT8 is calibrated on. A model card may say the same,
+and goes before the file.
 """
 
 import copy
@@ -11,14 +12,15 @@ import sys
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from optpipe.core.card import ModelCard, Task, name_from_factory
 from optpipe.core.hashing import hash_file, hash_text, hash_value
-from optpipe.core.tensors import input_from_dict
+from optpipe.core.tensors import InputSpec, input_from_dict
 from optpipe.core.weights import WeightsRecord, WeightsRequest
 from optpipe.errors import BadInputError
 from optpipe.sources.base import LoadedModel
@@ -27,6 +29,9 @@ from optpipe.sources.transform import transform_from_torchvision
 from optpipe.sources.user_code import UserCode, describe_user_error
 from optpipe.sources.weights import hash_tensors, make_with_factory_weights, remake_module
 from optpipe.workspace.environment import get_package_version
+
+CALIBRATION_BATCHES = 1000
+"""As many as are taken of a file's generator."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,7 @@ class PythonFileSource:
 
         with self._code.running():
             self._find_factory()
-            card = self.card or self._make_own_card(self._code.import_definitions())
+            card = self._describe(self._code.import_definitions())
             name = f"{self.path.name}:{self.factory}"
             record = self._records.get(weights)
             if record is None:
@@ -82,9 +87,21 @@ class PythonFileSource:
             "card": hash_value(replace(card, data={}).to_dict()),
         }
         names = tuple(each.name for each in card.inputs)
-        return LoadedModel(
-            card, record, module=flatten_module(module, keywords=_match_input_names(module, names)), code_identity=made
-        )
+        given = getattr(self._code.import_definitions(), "CALIBRATION", None)
+        calibration = None if given is None else partial(self._run_calibration, given, names)
+        flat = flatten_module(module, keywords=_match_input_names(module, names))
+        return LoadedModel(card, record, module=flat, calibration=calibration, code_identity=made)
+
+    def _run_calibration(self, given: Any, names: tuple[str, ...]) -> list[Mapping[str, Any]]:
+        """What the file's CALIBRATION gives, at most CALIBRATION_BATCHES: mappings from inputs to arrays, or tensors of the only input."""
+        with self._code.running():
+            try:
+                found = list(islice(given() if callable(given) else given, CALIBRATION_BATCHES))
+                return [_to_arrays(each, names) for each in found]
+            except (Exception, SystemExit) as error:
+                raise BadInputError(
+                    f"{self.path}: CALIBRATION raised {describe_user_error(error)}\nexpected mappings with {', '.join(names)}"
+                ) from error
 
     def _require_file(self) -> None:
         if not self.path.is_file():
@@ -133,9 +150,24 @@ class PythonFileSource:
             raise BadInputError(f"{self.path} has no factory '{self.factory}'; it defines {', '.join(known) or 'none'}")
         return factory
 
-    def _make_own_card(self, definitions: ModuleType) -> ModelCard:
-        inputs = getattr(definitions, "INPUTS", None)
-        if not inputs:
+    def _describe(self, definitions: ModuleType) -> ModelCard:
+        """The model card's values, and those that the file says where the card does not."""
+        card = self.card
+        if card is None:
+            return self._make_own_card(definitions)
+        own = self._make_own_card(definitions, () if card.inputs else None)
+        return replace(
+            card,
+            inputs=card.inputs or own.inputs,
+            transform=card.transform or own.transform,
+            labels=card.labels or own.labels,
+            task=own.task if card.task is Task.OTHER else card.task,
+        )
+
+    def _make_own_card(self, definitions: ModuleType, instead: tuple[InputSpec, ...] | None = None) -> ModelCard:
+        """What the file says; its inputs are not asked for where there are others `instead`."""
+        inputs = getattr(definitions, "INPUTS", None) if instead is None else ()
+        if not inputs and instead is None:
             raise BadInputError(
                 f"{self.path} does not describe its inputs; define INPUTS in it or write a model card (models/README.md)"
             )
@@ -146,7 +178,39 @@ class PythonFileSource:
                 f"{self.path}: INPUTS must be a list, such as [{{'name': 'x', 'min': [1, 8], 'opt': [4, 8], 'max': [64, 8]}}]"
             )
         specs = tuple(input_from_dict(each) for each in inputs)
-        return ModelCard(name_from_factory(self.name), self.name, Task.OTHER, specs, transform=transform)
+        return ModelCard(
+            name_from_factory(self.name),
+            self.name,
+            self._read_task(getattr(definitions, "TASK", Task.OTHER)),
+            specs,
+            transform=transform,
+            labels=self._read_labels(getattr(definitions, "LABELS", ())),
+        )
+
+    def _read_task(self, said: Any) -> Task:
+        try:
+            return Task(said)
+        except ValueError as error:
+            raise BadInputError(f"{self.path}: TASK is {said!r}; give one of {', '.join(Task)}") from error
+
+    def _read_labels(self, said: Any) -> tuple[str, ...]:
+        if isinstance(said, list | tuple) and all(isinstance(each, str) for each in said):
+            return tuple(said)
+        raise BadInputError(f"{self.path}: LABELS is not a list of the classes' names, in the order of the outputs")
+
+
+def _to_arrays(given: Any, names: tuple[str, ...]) -> Mapping[str, Any]:
+    """One batch as arrays by input; `TypeError` for what is none."""
+    import numpy as np
+    import torch
+
+    if not isinstance(given, Mapping):
+        values = given if isinstance(given, tuple | list) else (given,)
+        given = dict(zip(names, values, strict=True))
+    return {
+        str(name): value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+        for name, value in given.items()
+    }
 
 
 def _match_input_names(module: Any, names: tuple[str, ...]) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ def source_from_text(model: str, shapes: Mapping[str, tuple[Shape, Shape, Shape]
     if model.endswith(".onnx"):
         return OnnxFileSource(_require_existing(model), shapes=shapes)
     if model.endswith(".toml"):
-        return CardSource(_require_existing(model))
+        return CardSource(_require_existing(model), shapes)
     if Path(model).is_file():
         return OnnxFileSource(Path(model), shapes=shapes)
     module, _, factory = model.rpartition(".")

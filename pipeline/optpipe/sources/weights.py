@@ -8,7 +8,7 @@ from typing import Any
 
 from optpipe.core.hashing import hash_arrays
 from optpipe.core.weights import WeightsRecord, WeightsRequest
-from optpipe.errors import BadInputError
+from optpipe.errors import BadInputError, read_as_user_file
 
 
 def hash_module_weights(module: Any) -> str:
@@ -163,24 +163,17 @@ def load_state(module: Any, path: Path) -> None:
 def state_dict_from_file(path: Path) -> Mapping[str, Any]:
     """Reads safetensors, or a `torch.save`d state dict with torch's weights-only reader. Nothing is unpickled freely."""
     import pickle
-    import zipfile
 
     import torch
-    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    try:
-        if path.suffix == ".safetensors":
-            return dict(load_file(path))
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise BadInputError(
-            f"{path} is a pickle that would run code when loaded; save the state dict as .safetensors instead"
-        ) from error
-    except (SafetensorError, RuntimeError, EOFError, ValueError, zipfile.BadZipFile, OSError) as error:
-        raise BadInputError(
-            f"{path} cannot be read as weights ({type(error).__name__}): it may be truncated or in another format"
-        ) from error
+    with read_as_user_file(path, "weights", "it may be truncated or of another format"):
+        try:
+            state = dict(load_file(path)) if path.suffix == ".safetensors" else _load_state(path)
+        except pickle.UnpicklingError as error:
+            raise BadInputError(
+                f"{path} is not a state dict, or a pickle that would run code; save the state dict as .safetensors instead"
+            ) from error
     if isinstance(state, Mapping) and isinstance(state.get("state_dict"), Mapping):
         state = state["state_dict"]
     if not isinstance(state, Mapping) or not all(isinstance(value, torch.Tensor) for value in state.values()):
@@ -188,3 +181,9 @@ def state_dict_from_file(path: Path) -> Mapping[str, Any]:
             f"{path} contains no state dict (names to tensors); save one with safetensors.torch.save_file"
         )
     return state
+
+
+def _load_state(path: Path) -> Any:
+    import torch
+
+    return torch.load(path, map_location="cpu", weights_only=True)

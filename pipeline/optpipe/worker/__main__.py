@@ -71,9 +71,9 @@ class Worker:
             import torch
 
             self.streams = [torch.cuda.Stream() for _ in range(plan.streams)]
-        self.sessions = [stack.enter_context(self._loaded(stream)) for stream in self.streams]
+        self.sessions = [stack.enter_context(self._load_session(stream)) for stream in self.streams]
 
-    def _loaded(self, stream: Any) -> Any:
+    def _load_session(self, stream: Any) -> Any:
         if stream is None:
             return session_from_loader(self.plan.loader, self.plan.arguments)
         import torch
@@ -96,7 +96,11 @@ class Worker:
     def measured(self, point: Point, events: Any) -> dict[str, Any]:
         """Puts one load on the session; returns the event that ends it."""
         turns = draw_rotation(
-            pool_from_files(self.plan.inputs), point.batch_size, self.plan.seed, count_reference_inputs(self.reference)
+            pool_from_files(self.plan.inputs),
+            point.batch_size,
+            self.plan.seed,
+            count_reference_inputs(self.reference),
+            self.plan.input_axes,
         )
         before = compute_untimed_outputs(self.sessions[0], turns)
         turns = turns.first(len(before))
@@ -134,6 +138,7 @@ class Worker:
                 0 if stopped else point.cache_probes,
                 self.plan.seed,
                 self.plan.tolerance,
+                self.plan.input_axes,
             ),
         }
 
@@ -145,7 +150,9 @@ class Worker:
     def _checked(self, kept: Reservoir, lanes: list[Lane], before: Any, turns: Rotation) -> dict[str, Any]:
         answers = [(index, lanes[0].on_host(outputs)) for index, outputs in kept.kept]
         plan = self.plan
-        return check_outputs(answers, before, self.reference, turns.rows, plan.tolerance, plan.reference_name)
+        return check_outputs(
+            answers, before, self.reference, turns.rows, plan.tolerance, plan.reference_name, plan.output_axes
+        )
 
 
 def _end_with_parent() -> None:

@@ -11,6 +11,7 @@ from random import Random
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from optpipe.inputs.rows import to_rows
 from optpipe.stats.ratio import SMALLEST_ROUNDS
 from optpipe.worker.rotation import MIN_ROTATED_BATCHES, Rotation, make_unseen_batch
 
@@ -116,9 +117,9 @@ def check_outputs(
     rows: Sequence["np.ndarray"],
     tolerance: float,
     reference_name: str,
+    axes: Mapping[str, int | None] | None = None,
 ) -> dict[str, Any]:
-    """The fields of `core.measurement.OutputCheck`."""
-
+    """The fields of `core.measurement.OutputCheck`. `axes` says which axis of an output is the batch."""
     problems: list[str] = []
     worst_self = 0.0
     for index, got in kept:
@@ -131,7 +132,7 @@ def check_outputs(
             others = [_compute_distance(before[other], got) for other in range(len(before)) if other != index]
             if others and min(others) < 0.1 * own:
                 problems.append("belongs to another input")
-    error = _compare_to_reference(reference, rows, kept)
+    error = _compare_to_reference(reference, rows, kept, axes or {})
     if error is not None and error > tolerance:
         problems.append(f"differs from {reference_name} by {error:.2g}")
     between = [
@@ -153,6 +154,7 @@ def _compare_to_reference(
     reference: Mapping[str, "np.ndarray"],
     rows: Sequence["np.ndarray"],
     kept: Sequence[tuple[int, Mapping[str, "np.ndarray"]]],
+    axes: Mapping[str, int | None],
 ) -> float | None:
     """The distance over all kept answers together, as the tolerance of a build is meant; infinite where an output is missing.
 
@@ -169,9 +171,10 @@ def _compare_to_reference(
         for name, array in reference.items():
             if known.any() and name not in got:
                 return float("inf")
-            if known.any() and len(got[name]) == len(known):
+            own = to_rows(got[name], axes.get(name, 0), len(known)) if known.any() else ()
+            if known.any() and len(own) == len(known):
                 expected[name].append(np.asarray(array)[rows[index][known]])
-                found[name].append(got[name][known])
+                found[name].append(own[known])
     pairs = {name: (np.concatenate(expected[name]), np.concatenate(found[name])) for name in reference if found[name]}
     if not pairs:
         return None
@@ -190,7 +193,13 @@ def _limit_finite(value: float) -> float:
 
 
 def probe_cache(
-    session: "Session", lane: "Lane", turns: Rotation, probes: int, seed: int, tolerance: float
+    session: "Session",
+    lane: "Lane",
+    turns: Rotation,
+    probes: int,
+    seed: int,
+    tolerance: float,
+    axes: Mapping[str, int | None] | None = None,
 ) -> dict[str, Any]:
     """Asks known and never seen inputs in turn, `probes` times, or as often as PROBE_SECONDS allow.
 
@@ -205,7 +214,7 @@ def probe_cache(
     for probe in range(probes):
         late = probe + 1 >= SMALLEST_ROUNDS and perf_counter() - begun > PROBE_SECONDS
         for kind in ("new", "known") if probe % 2 else ("known", "new"):
-            batch = make_unseen_batch(known, seed + probe) if kind == "new" else known
+            batch = make_unseen_batch(known, seed + probe, axes) if kind == "new" else known
             lane.replace(0, batch)
             lane.stage(0)
             start, end, *_ = lane.query()

@@ -19,6 +19,10 @@ class SessionPlan:
     """Input name → .npy file of a pool of single inputs, first axis the number of them."""
     reference: Mapping[str, str] = field(default_factory=dict)
     """Output name → .npy file of what each input of the pool must give; empty where there is no reference."""
+    input_axes: Mapping[str, int | None] = field(default_factory=dict)
+    """Input name → its batch axis, None for one value per call; the first axis where nothing is said."""
+    output_axes: Mapping[str, int | None] = field(default_factory=dict)
+    """Output name → its batch axis, likewise."""
     reference_name: str = ""
     tolerance: float = 1e-2
     """Largest relative L2 error against the reference."""

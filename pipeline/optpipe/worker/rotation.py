@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from optpipe.inputs.rows import lay_out
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -30,10 +32,17 @@ class Rotation:
         return Rotation(self.batches[:count], self.rows[:count])
 
 
-def draw_rotation(pool: Mapping[str, "np.ndarray"], batch_size: int, seed: int, known: int = 0) -> Rotation:
+def draw_rotation(
+    pool: Mapping[str, "np.ndarray"],
+    batch_size: int,
+    seed: int,
+    known: int = 0,
+    axes: Mapping[str, int | None] | None = None,
+) -> Rotation:
     """Draws up to MOST batches from the pool, each in another seeded order; a batch larger than the pool repeats it.
 
-    The first `known` inputs have a reference: as long as there are unused ones, each batch gets one.
+    The first `known` inputs have a reference: as long as there are unused ones, each batch gets one. `axes` says which axis
+    of an input is the batch; what has none is the same for all rows of a batch.
     """
     import numpy as np
 
@@ -47,7 +56,8 @@ def draw_rotation(pool: Mapping[str, "np.ndarray"], batch_size: int, seed: int, 
     for row in rows:
         if (row >= known).all():
             row[0] = next(unused, row[0])
-    batches = tuple({name: np.ascontiguousarray(array[row]) for name, array in pool.items()} for row in rows)
+    found = axes or {}
+    batches = tuple({name: lay_out(array[row], found.get(name, 0)) for name, array in pool.items()} for row in rows)
     return Rotation(batches, rows)
 
 
@@ -58,12 +68,21 @@ def pool_from_files(files: Mapping[str, str]) -> dict[str, "np.ndarray"]:
     return {name: np.load(Path(path), mmap_mode="r", allow_pickle=False) for name, path in files.items()}
 
 
-def make_unseen_batch(batch: Mapping[str, "np.ndarray"], seed: int) -> dict[str, "np.ndarray"]:
-    """The batch with its values reordered along one axis by a seeded step: as realistic, and asked for the first time."""
+def make_unseen_batch(
+    batch: Mapping[str, "np.ndarray"], seed: int, axes: Mapping[str, int | None] | None = None
+) -> dict[str, "np.ndarray"]:
+    """The batch with its values reordered along one axis by a seeded step: as realistic, and asked for the first time.
+
+    What has no batch axis where others have one stays: it says how to read them.
+    """
     import numpy as np
 
     step = int(np.random.default_rng(seed).integers(1, 1 << 16))
+    found = axes or {}
+    batched = any(found.get(name, 0) is not None for name in batch)
     return {
-        name: np.ascontiguousarray(np.roll(array, 1 + step % max(array[0].size - 1, 1)).reshape(array.shape))
+        name: array
+        if array.ndim == 0 or (batched and found.get(name, 0) is None)
+        else np.roll(array, 1 + step % max(array[0].size - 1, 1)).reshape(array.shape)
         for name, array in batch.items()
     }

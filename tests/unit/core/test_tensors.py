@@ -43,3 +43,25 @@ def test_profiles_that_cannot_be() -> None:
 def test_open_dimensions_have_names() -> None:
     assert InputSpec("x", "int64", (1, 8), (4, 128), (8, 512)).tensor.shape == ("batch", "dim1")
     assert InputSpec("x", "float32", (1, 3), (1, 3), (1, 3)).tensor.shape == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("said", "axis", "of"), [({}, 0, (1, 4, 9)), ({"batch": 1}, 1, (2, 3, 5)), ({"batch": "none"}, None, None)]
+)
+def test_the_batch_is_the_axis_that_it_is_said_to_be(said, axis, of) -> None:
+    spec = input_from_dict({"name": "h", "min": [1, 1, 8], "opt": [4, 4, 8], "max": [9, 9, 8], **said})
+    resized = spec.with_batch(*of) if of else spec.with_batch(2, 3, 4)
+    assert spec.batch == axis
+    assert resized.batch_range == of
+    assert input_from_dict(spec.to_dict()) == spec
+    assert [size for index, size in enumerate(resized.opt) if index != axis] == list(spec.sample)
+
+
+def test_a_single_value_has_no_batch() -> None:
+    spec = input_from_dict({"name": "rate", "dtype": "int64", "min": [], "opt": [], "max": []})
+    assert (spec.batch, spec.batch_range, spec.sample, spec.tensor.shape) == (None, None, (), ())
+
+
+def test_sizes_that_no_runtime_counts() -> None:
+    with pytest.raises(BadInputError, match="no dimension may exceed 2147483647"):
+        InputSpec("x", "float32", (2**40,), (2**40,), (2**40,))

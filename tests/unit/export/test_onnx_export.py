@@ -45,6 +45,12 @@ def checked(folder, forward, more=""):
         ("(self, x, scale=2.0): return Out(self.linear(x) * scale)", "", 1),
         ("(self, *, x): return {'logits': self.linear(x), 'more': (x, [x * 2])}", "", 3),
         ("(self, ids, *, x): return self.linear(x) + self.table(ids).mean(1)", TWO, 1),
+        ("(self, x): return x, x.T * 2", "", 2),
+        (
+            "(self, cat): return torch.cat([cat, cat * 2], 1)",
+            'INPUTS = [dict(name="cat", min=[1, 8], opt=[4, 8], max=[16, 8])]',
+            1,
+        ),
     ],
 )
 def test_forwards_as_people_write_them(tmp_path, forward, more, outputs) -> None:
@@ -66,8 +72,7 @@ def test_forwards_as_people_write_them(tmp_path, forward, more, outputs) -> None
             BadInputError,
             r"fails on the inputs in its description \(x float32 4x8\): RuntimeError",
         ),
-        ("(self, x): return x.mean()", "", BadInputError, r"the first dimension of output '.*' \(a single value\)"),
-        ("(self, x): return x, x.T", "", BadInputError, r"the first dimension of output '.*' \(8xbatch\)"),
+        ("(self, x): return x.mean()", "", BadInputError, r"output '.*' is a single value for a whole batch"),
         ("(self, x): return x.reshape(4, 8) * 2", "", BadInputError, "accepts only size 4 in dimension 0.*--batch 4"),
         ("(self, x, ids): return x * 2", TWO, BadInputError, "does not use input 'ids'"),
         ("(self, x): self.calls += 1; return x * self.calls", "", BadInputError, "modifies its buffer 'calls'"),

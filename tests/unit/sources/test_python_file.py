@@ -75,7 +75,7 @@ def test_a_factory_that_gives_no_model_is_one_line(tmp_path, factory, said):
         ("[dict(name='x', dtyp='int64', min=[1], opt=[1], max=[1])]", "input 'x': unknown field 'dtyp'"),
         ("[dict(name='x', min=[1, 'a'], opt=[1, 8], max=[1, 8])]", "invalid input description"),
         ("[dict(name='x', min=[1.5], opt=[2], max=[4])]", "invalid input description"),
-        ("[dict(name='x', min=[], opt=[], max=[])]", "needs at least the batch dimension"),
+        ("[dict(name='x', min=[1], opt=[1], max=[1], batch=1)]", "batch 1 is not one of its 1 axes"),
         ("[dict(name='x', dtype='float', min=[1], opt=[2], max=[4])]", "unknown dtype float; choose from float32"),
         ("[dict(name='x', min=[1], opt=[2], max=[4])] * 2", "two inputs have the same name 'x'"),
     ],
@@ -112,3 +112,49 @@ def test_the_name_that_tables_give_a_model_is_a_model_too(tmp_path, monkeypatch)
     name = typed.load(weights_from_text("default", 0)).card.name
     assert name == "net.make"
     assert source_from_text(name) == typed
+
+
+SAID = """
+import numpy as np, torch
+INPUTS = [dict(name="x", min=[1, 8], opt=[2, 8], max=[4, 8])]
+TASK, LABELS = "classification", ["a", "b", "c"]
+def CALIBRATION():
+    for size in (2, 3):
+        yield torch.full((size, 8), float(size))
+make = lambda: torch.nn.Linear(8, 3)
+"""
+
+
+def load(folder, text, card=None):
+    (folder / "net.py").write_text(text)
+    if card is None:
+        return PythonFileSource(folder / "net.py", "make").load(weights_from_text("default", 0))
+    (folder / "card.toml").write_text(f'name = "net"\nsource = "net.py:make"\n{card}')
+    return source_from_text(str(folder / "card.toml")).load(weights_from_text("default", 0))
+
+
+def test_a_file_says_its_task_labels_and_calibration_data(tmp_path):
+    found = load(tmp_path, SAID)
+    assert (found.card.task, found.card.labels) == ("classification", ("a", "b", "c"))
+    assert [each["x"].shape for each in found.calibration()] == [(2, 8), (3, 8)]
+
+
+def test_a_card_takes_from_the_file_what_it_leaves_out(tmp_path):
+    found = load(tmp_path, SAID, 'labels = ["x", "y", "z"]').card
+    assert (found.name, found.task, found.labels) == ("net", "classification", ("x", "y", "z"))
+    assert found.inputs[0].max == (4, 8)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (SAID.replace('"classification"', '"sorting"'), "TASK is 'sorting'; give one of classification"),
+        (SAID.replace('["a", "b", "c"]', "3"), "LABELS is not a list"),
+        (SAID.replace("torch.full((size, 8), float(size))", "1 / 0"), "CALIBRATION raised ZeroDivisionError"),
+        (SAID.replace("torch.full((size, 8), float(size))", "(1, 2)"), "CALIBRATION raised ValueError"),
+        (SAID.replace("INPUTS", "INPUT"), "define INPUTS in it or write a model card"),
+    ],
+)
+def test_what_it_says_wrongly_is_one_line(tmp_path, text, said):
+    with pytest.raises(BadInputError, match=said):
+        load(tmp_path, text).calibration()

@@ -15,6 +15,7 @@ from optpipe.sources.weights import (
     make_with_factory_weights,
     make_with_weights,
     remake_module,
+    state_dict_from_file,
 )
 
 DEFAULT, RANDOM = WeightsRequest(), WeightsRequest("random", 3)
@@ -98,3 +99,12 @@ def test_numpys_and_pythons_generators_are_seeded_and_left_as_they_were() -> Non
     torch.manual_seed(5)
     assert make_with_factory_weights(make, DEFAULT, "net.py:make")[1].source == "random"
     assert (random.random(), np.random.rand(), float(torch.rand(1))) == expected
+
+
+@pytest.mark.parametrize("suffix", ["pt", "pth", "safetensors"])
+@pytest.mark.parametrize("content", [b"", b"elephants", b"\x80\x02garbage", b"PK\x03\x04" + b"x" * 99, b"\xff" * 64])
+def test_what_is_no_weights_file_is_one_line(tmp_path, suffix, content) -> None:
+    path = tmp_path / f"net.{suffix}"
+    path.write_bytes(content)
+    with pytest.raises(BadInputError, match=rf"net.{suffix} (cannot be read as weights|is not a state dict)"):
+        state_dict_from_file(path)

@@ -7,7 +7,7 @@ group that adds it). The scores between the two products of an attention are not
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -97,13 +97,10 @@ def graph_costs_from_program(
 
 
 def _at_batch(spec: Any, batch_size: int) -> Any:
-    shape = (batch_size, *spec.opt[1:])
-    return replace(
-        spec,
-        min=(min(spec.min[0], batch_size), *spec.min[1:]),
-        opt=shape,
-        max=(max(spec.max[0], batch_size), *spec.max[1:]),
-    )
+    if spec.batch_range is None:
+        return spec
+    low, _, high = spec.batch_range
+    return spec.with_batch(min(low, batch_size), batch_size, max(high, batch_size))
 
 
 def _node_cost(node: Any, known: Any, kind: str, macs: int, fused_bytes: int) -> LayerCost:

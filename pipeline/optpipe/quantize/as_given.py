@@ -1,0 +1,136 @@
+"""Models that come in a precision of their own: quantized already, or with weights in FP16 or BF16.
+
+They are built as they are in that precision. Half-precision weights are widened for FP32; nothing is quantized twice.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optpipe.backends.onnx_graph import HALF_TYPES, iterate_graphs
+from optpipe.core.events import Listener
+from optpipe.core.precision import Precision
+from optpipe.errors import BadInputError
+from optpipe.workspace.environment import get_package_version
+from optpipe.workspace.file_names import ONNX
+from optpipe.workspace.store import Entry, Store
+
+if TYPE_CHECKING:
+    from optpipe.quantize.placement import Target
+
+REVISION = 1
+
+
+def make_graph_as_given(
+    own: Precision, precision: Precision, target: "Target", model: Entry, store: Store, listener: Listener
+) -> tuple[Entry, bool]:
+    """The entry for `precision` of a model that comes in `own`. Raises BadInputError where there is no way from one to the other."""
+    name = model.info["name"]
+    if own is Precision.INT8 and precision in (Precision.FP16, Precision.BF16):
+        raise BadInputError(
+            f"{name} is quantized already and cannot be turned into {precision}\n"
+            "--precision int8 builds it as it is; give the model it was quantized from for other precisions"
+        )
+    if own is Precision.INT8 and precision is Precision.INT8 and target == "tensorrt":
+        return _make_changed_graph("folded-biases", _fold_biases, model, store, listener)
+    if own is Precision.INT8 or own is precision:
+        return model, True
+    if precision in (Precision.FP32, Precision.TF32):
+        return _make_changed_graph("widened", _widen, model, store, listener)
+    raise BadInputError(f"{name} has {own} weights; give the model in fp32, which {precision} is made from")
+
+
+def _make_changed_graph(how: str, change: Any, model: Entry, store: Store, listener: Listener) -> tuple[Entry, bool]:
+    recipe = {
+        "revision": REVISION,
+        "model": model.id,
+        "change": how,
+        "tools": {"onnx": get_package_version("onnx")},
+    }
+
+    def make(directory: Path) -> Mapping[str, Any]:
+        import onnx
+
+        graph = onnx.load(model.file(ONNX))
+        change(graph)
+        onnx.checker.check_model(graph, full_check=True)
+        onnx.save(graph, directory / ONNX)
+        return {"change": how}
+
+    return store.produce("graph", recipe, make, parents=(model.id,), listener=listener)
+
+
+def _fold_biases(model: Any) -> None:
+    """Replaces constants behind a DequantizeLinear of INT32, as biases are, by their values, in place.
+
+    TensorRT takes no INT32 there; its documentation asks for biases in floating point.
+    """
+    from onnx import TensorProto, numpy_helper
+
+    graph = model.graph
+    constants = {each.name: each for each in graph.initializer}
+    kept, folded = [], []
+    for node in graph.node:
+        held = [constants.get(name) for name in node.input] if node.op_type == "DequantizeLinear" else []
+        if not held or held[0] is None or held[1] is None or held[0].data_type != TensorProto.INT32:
+            kept.append(node)
+            continue
+        steps, scale = (numpy_helper.to_array(each) for each in held[:2])
+        folded.append(numpy_helper.from_array((steps.astype("float64") * scale).astype(scale.dtype), node.output[0]))
+    del graph.node[:]
+    graph.node.extend(kept)
+    read = {name for node in kept for name in node.input}
+    used = [each for each in graph.initializer if each.name in read]
+    del graph.initializer[:]
+    graph.initializer.extend([*used, *folded])
+
+
+def _widen(model: Any) -> None:
+    """Turns half-precision weights and arithmetic into FP32, in place; inputs and outputs keep their types."""
+    from onnx import TensorProto, helper
+
+    narrow, graph = set(HALF_TYPES.values()), model.graph
+    outer = {each.name: each.type.tensor_type.elem_type for each in (*graph.input, *graph.output)}
+    for each in iterate_graphs(graph):
+        for index, tensor in enumerate(each.initializer):
+            if tensor.data_type in narrow:
+                each.initializer[index].CopyFrom(_widen_tensor(tensor))
+        for value in each.value_info:
+            if value.type.tensor_type.elem_type in narrow:
+                value.type.tensor_type.elem_type = TensorProto.FLOAT
+        for value in (*each.input, *each.output) if each is not graph else ():
+            if value.type.tensor_type.elem_type in narrow:
+                value.type.tensor_type.elem_type = TensorProto.FLOAT
+        for attribute in (attribute for node in each.node for attribute in node.attribute):
+            if attribute.HasField("t") and attribute.t.data_type in narrow:
+                attribute.t.CopyFrom(_widen_tensor(attribute.t))
+            if attribute.name in ("to", "dtype") and attribute.i in narrow:
+                attribute.i = TensorProto.FLOAT
+    casts = []
+    for values, suffix in ((graph.input, "fp32"), (graph.output, "wide")):
+        for value in values:
+            if outer[value.name] in narrow:
+                inner = f"{value.name}_{suffix}"
+                _rename(graph, value.name, inner)
+                pair = ([value.name], [inner]) if suffix == "fp32" else ([inner], [value.name])
+                to = TensorProto.FLOAT if suffix == "fp32" else outer[value.name]
+                casts.append((suffix, helper.make_node("Cast", *pair, name=f"{inner}_cast", to=to)))
+    nodes = [node for side, node in casts if side == "fp32"] + list(graph.node) + [n for s, n in casts if s == "wide"]
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def _widen_tensor(tensor: Any) -> Any:
+    from onnx import numpy_helper
+
+    return numpy_helper.from_array(numpy_helper.to_array(tensor).astype("float32"), tensor.name)
+
+
+def _rename(graph: Any, before: str, after: str) -> None:
+    """What nodes, also of inner graphs, read or write as `before` becomes `after`."""
+    for each in iterate_graphs(graph):
+        for node in each.node:
+            for names in (node.input, node.output):
+                for index, name in enumerate(names):
+                    if name == before:
+                        names[index] = after

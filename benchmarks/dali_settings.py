@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from optpipe.core.records import plain_from_record
 from optpipe.core.transform import (
     CenterCrop,
     Decode,
@@ -25,11 +26,10 @@ from optpipe.core.transform import (
 from optpipe.inputs.images import decode_image
 from optpipe.inputs.reference import iterate_steps
 from optpipe.preprocess.dali.pipeline import INPUT, DaliPlan, make_steps_pipeline
+from optpipe.preprocess.throughput.records import LoaderPlan, Throughput, ThroughputJob
 from optpipe.preprocess.throughput.throughput import (
-    Throughput,
-    ThroughputJob,
     make_dali_job,
-    make_dataloader_job,
+    make_loader_job,
     measure_throughputs,
     warm_page_cache,
 )
@@ -103,34 +103,41 @@ def main(folder: Path, out: Path, gpu: bool) -> None:
     measured = []
 
     def keep(job: ThroughputJob) -> Throughput:
-        (throughput,) = measure_throughputs(paths, [job])
-        row = throughput.to_dict()
+        (throughput,) = measure_throughputs([job])
+        row = plain_from_record(throughput.summarize())
         measured.append(row)
         (out / "throughput.json").write_text(json.dumps(measured, indent=1))
         rate = f"{row['images_per_s']:9.0f} img/s" if row["images_per_s"] else f"failed: {row['error']}"
-        print(f"{time.monotonic() - began:5.0f} s  {row['implementation']:11} {rate}  {row['settings']}", flush=True)
+        print(
+            f"{time.monotonic() - began:5.0f} s  {row['implementation']:11} {rate}  {row['plan'] or row['loader']}",
+            flush=True,
+        )
         return throughput
 
     began = time.monotonic()
     for workers in (8, 16) if gpu else (0, 1, 2):
-        keep(make_dataloader_job(RESNET50, workers, 64, "cuda" if gpu else "cpu", seconds))
+        keep(make_loader_job(paths, RESNET50, LoaderPlan(workers, 64, "cuda" if gpu else "cpu"), seconds))
     loads = [{"hw_decoder_load": load} for load in (0.0, 0.65, 0.85, 1.0)] if gpu else [{}]
     for load in loads:
-        keep(make_dali_job(RESNET50, replace(base, **load), seconds))
+        keep(make_dali_job(paths, RESNET50, replace(base, **load), seconds))
     full = loads[-1]
-    keep(make_dali_job(RESNET50, replace(base, **full), seconds, decode_only=True))
+    keep(make_dali_job(paths, RESNET50, replace(base, **full), seconds, decode_only=True))
     for change in (
-        {"odd_files": False},
+        {"edge_cases": False},
         {"resize": "two-pass"},
         {"resize": "fused"},
-        {"resize": "fused", "odd_files": False},
+        {"resize": "fused", "edge_cases": False},
         *([{"fancy_upsampling": False}, {"threads": 16}, {"threads": 4}, {"prefetch": 4}] if gpu else [{"threads": 1}]),
     ):
-        keep(make_dali_job(RESNET50, replace(base, **full, **change), seconds))
-    keep(make_dali_job(RESNET50, replace(base, **full, odd_files=False), seconds, decode_only=True))
+        keep(make_dali_job(paths, RESNET50, replace(base, **full, **change), seconds))
+    keep(make_dali_job(paths, RESNET50, replace(base, **full, edge_cases=False), seconds, decode_only=True))
     if gpu:
         for change in ({"batch_size": 64}, {"batch_size": 512}, {"fancy_upsampling": False}):
-            keep(make_dali_job(RESNET50, replace(base, **full, odd_files=False, **change), seconds, decode_only=True))
+            keep(
+                make_dali_job(
+                    paths, RESNET50, replace(base, **full, edge_cases=False, **change), seconds, decode_only=True
+                )
+            )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The preprocessing record on a GPU host, all in one run: parity of mixed decoding for three libraries' presets and odd
-# files (about 2 minutes); DALI tuned against the best DataLoader, decoding alone, files to answers overlapped (about 3).
+# The preprocessing record on a GPU host, all in one run: parity of mixed decoding for three libraries' presets and edge-case
+# files (about 2 minutes); DALI tuned against the best DataLoader, decoding alone, files to predictions overlapped (about 3).
 # usage, from the project's root: bash benchmarks/gpu_preprocess.sh OUTPUT [parity|record]
 set -u
 out=${1:?output directory}; part=${2:-all}; mkdir -p "$out"
@@ -19,8 +19,8 @@ if [ "$part" != parity ]; then
   step build 120 python3 -m optpipe build resnet50 --weights random --precision fp16 --backend onnxruntime --batch 1:64:256
   step preprocess 200 python3 -m optpipe preprocess resnet50 --weights random --images "$work/photographs" --json
   for batch in 256 64; do
-    step "from-images-$batch" 60 python3 -m optpipe bench resnet50 --from-images "$work/photographs" --device cuda \
-      --batch "$batch" --min-time 4 --json
+    step "end-to-end-$batch" 60 python3 -m optpipe bench-e2e resnet50 --images "$work/photographs" --device cuda \
+      --batch "$batch" --seconds 4 --json
   done
 fi
 if [ "$part" != record ]; then
@@ -29,7 +29,7 @@ if [ "$part" != record ]; then
   step gpu-tests 60 python3 -m pytest -q -m gpu tests/gpu/test_preprocess_mixed.py
   cat "$out/parity-presets.out"; tail -n 3 "$out/gpu-tests.out"
 fi
-for name in preprocess from-images-256 from-images-64; do mv "$out/$name.out" "$out/$name.json" 2>/dev/null; done
+for name in preprocess end-to-end-256 end-to-end-64; do mv "$out/$name.out" "$out/$name.json" 2>/dev/null; done
 find "$work/workspace/runs" -name 'worst-1.png' -exec cp {} "$out/worst.png" \; 2>/dev/null
 [ "$part" = parity ] || python3 benchmarks/preprocess_table.py "$out"
 exit $failed

@@ -1,4 +1,4 @@
-"""Parity of the derived pipelines of three libraries, on photographs and on odd files, as Markdown (and JSON).
+"""Parity of the derived pipelines of three libraries, on photographs and on edge-case files, as Markdown (and JSON).
 
 usage: python benchmarks/preprocess_parity.py [--mixed] [--exact] [--images FOLDER] [--output FILE.json]
 """
@@ -9,14 +9,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from optpipe.core.records import plain_from_record
 from optpipe.core.transform import Transform
 from optpipe.preprocess.dali.pipeline import DaliPlan
-from optpipe.preprocess.parity.parity import EdgeCaseFile, check_edge_cases
+from optpipe.preprocess.parity.parity import check_edge_cases
 from optpipe.preprocess.parity.pixels import PixelDifferences, compare_images, measure_steps_alone
+from optpipe.preprocess.parity.records import EdgeCaseFile
 from optpipe.sources.transform import transform_from_processor, transform_from_timm, transform_from_torchvision
 
 SAMPLES = Path(__file__).resolve().parent.parent / "calibration" / "samples"
-HEAD = "| preset | resize | decoder | decode | resized | final | levels off | adds most | odd files alike |"
+HEAD = "| preset | resize | decoder | decode | resized | final | levels off | adds most | edge-case files that match |"
 
 
 def torchvision_preset() -> Transform:
@@ -62,7 +64,7 @@ def plans(mixed: bool, exact: bool) -> Iterator[tuple[str, DaliPlan]]:
 
 
 def said(each: EdgeCaseFile) -> str:
-    """One odd file that is not alike."""
+    """One edge-case file that does not match."""
     return f"{each.name} {each.outcome} {each.max_levels or 0:.1f}"
 
 
@@ -83,24 +85,24 @@ def main(arguments: argparse.Namespace) -> None:
                 pass
             measure_steps_alone(files, pixels)
             odd = check_edge_cases(transform, plan)
-            other = [each for each in odd if each.outcome not in ("equal", "refused by both")]
+            other = [each for each in odd if not each.matches]
             rows.append(
                 {
                     "preset": name,
                     "decoder": decoder,
-                    "plan": plan.to_dict(),
+                    "plan": plain_from_record(plan),
                     "photographs": len(files),
-                    "steps": [{"step": each.step, **each.to_dict()} for each in pixels.together],
-                    "odd_files": len(odd),
-                    "not_alike": [said(each) for each in other],
+                    "steps": plain_from_record(pixels.list_steps()),
+                    "edge_cases": len(odd),
+                    "not_matching": [said(each) for each in other],
                 }
             )
             if arguments.output:
                 arguments.output.write_text(json.dumps(rows, indent=1), encoding="utf-8")
-            decode, resized, final = pixels.together[0], pixels.together[1], pixels.together[-1]
-            cells = [f"{each.mean:.4f} / {each.max:.1f}" for each in (decode, resized, final)]
+            decode, resized, final = pixels.cumulative[0], pixels.cumulative[1], pixels.cumulative[-1]
+            cells = [f"{each.mean_levels:.4f} / {each.max_levels:.1f}" for each in (decode, resized, final)]
             alike = "; ".join([f"{len(odd) - len(other)} of {len(odd)}", *(said(each) for each in other)])
-            row = (name, plan.resize, decoder, *cells, f"{final.off_share:.2%}", pixels.largest(), alike)
+            row = (name, plan.resize, decoder, *cells, f"{final.off_share:.2%}", pixels.find_largest_step(), alike)
             print(f"| {' | '.join(row)} |", flush=True)
 
 

@@ -19,39 +19,41 @@ def main(folder: Path) -> None:
     """Prints the table and writes it as Markdown beside the JSON."""
     lines = []
     found = read(folder / "preprocess.json")
-    answers = [read(path) for path in sorted(folder.glob("from-images*.json"))]
+    measured = [read(path) for path in sorted(folder.glob("end-to-end*.json"))]
     if "parity" in found:
-        proof = found["parity"]
+        parity, proof = found["parity"], found["parity"]["proof"]
         steps = ", ".join(
-            f"{each['step']} {each['mean_levels']:.3f}/{each['max_levels']:.0f}" for each in proof["steps"]
+            f"{each['step']} {each['cumulative']['mean_levels']:.3f}/{each['cumulative']['max_levels']:.0f}"
+            for each in parity["steps"]
         )
         lines.append(f"| parity | {proof['verdict']}: {proof['reason']} |")
         lines.append(f"| mean/max levels after each step | {steps} |")
-        odd = [each for each in proof["odd_files"] if each["outcome"] not in ("equal", "refused by both")]
-        names = ", ".join(f"{each['file']} {each['outcome']} {each['max_levels']}" for each in odd) or "all alike"
-        lines.append(f"| odd files | {names} |")
-    if found.get("tuned"):
-        tuned = found["tuned"]
+        odd = [each for each in parity["edge_cases"] if each["outcome"] not in ("equal", "refused by both")]
+        names = ", ".join(f"{each['name']} {each['outcome']} {each['max_levels']}" for each in odd) or "all match"
+        lines.append(f"| edge-case files | {names} |")
+    if tuned := found.get("throughput"):
         for name in ("dataloader", "dali", "decode_only"):
             row = tuned[name]
             interval = "–".join(f"{each:,.0f}" for each in row["ci"] or ())
-            lines.append(f"| {name} | {row['images_per_s']:,.0f} images/s ({interval}), {row['settings']} |")
+            lines.append(
+                f"| {name} | {row['images_per_s']:,.0f} images/s ({interval}), {row['plan'] or row['loader']} |"
+            )
         lines.append(
             f"| DALI over the best DataLoader (≥ 9 wanted) | {tuned['speedup']:.2f}, interval {tuned['speedup_ci']} |"
         )
         lines.append(f"| DALI over decoding alone (≥ 0.9 wanted) | {tuned['share_of_decode_only']:.3f} |")
-    for each in (result for document in answers for result in document.get("results", ())):
-        if each["error"] is not None:
-            lines.append(f"| files to answers, {each['label']} | failed: {each['error']} |")
+    for each in (result for document in measured for result in document.get("results", ())):
+        figures, what = each["figures"], f"files to predictions, {each['label']}, batch {each['plan']['batch_size']}"
+        if figures is None:
+            lines.append(f"| {what} | failed: {each['error']} |")
             continue
-        limit = f"{each['bottleneck']['name']}, {each['bottleneck']['reason']}"
-        parts = ", ".join(f"{name} {rate:,.0f}" for name, rate in each["parts_images_per_s"].items())
+        limit = f"{figures['bottleneck']['name']}, {figures['bottleneck']['reason']}"
+        parts = ", ".join(f"{name} {rate:,.0f}" for name, rate in figures["parts_images_per_s"].items())
+        latency = [figures[name] for name in ("latency_p50_ns", "latency_p99_ns")]
+        lines.append(f"| {what} | {figures['images_per_s']:,.0f} images/s; alone: {parts} |")
+        lines.append(f"| over the slower part (≥ 0.9 wanted) | {figures['of_slower_part']:.3f}; limit: {limit} |")
         lines.append(
-            f"| files to answers, {each['label']}, batch {each['batch_size']} | {each['images_per_s']:,.0f} images/s; alone: {parts} |"
-        )
-        lines.append(f"| over the slower part (≥ 0.9 wanted) | {each['of_slower_part']:.3f}; limit: {limit} |")
-        lines.append(
-            f"| latency, handover, answers | {each['latency_ms']}, {each['handover']}, {each['answers_checked']} |"
+            f"| latency p50 and p99 (ns), handover, check | {latency}, {figures['handover']}, {figures['check']} |"
         )
     text = "\n".join(["| what | measured |", "|---|---|", *lines])
     (folder / "table.md").write_text(text + "\n", encoding="utf-8")

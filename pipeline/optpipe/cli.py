@@ -18,6 +18,7 @@ from typer.exceptions import TyperException
 from optpipe import __version__
 from optpipe.commands import (
     bench,
+    bench_e2e,
     build,
     calibrate,
     compare,
@@ -217,6 +218,7 @@ app.command("evaluate")(print_outcome(evaluate.evaluate))
 app.command("calibrate")(print_outcome(calibrate.calibrate))
 app.command("preprocess")(print_outcome(preprocess.preprocess))
 app.command("bench")(print_outcome(bench.bench))
+app.command("bench-e2e")(print_outcome(bench_e2e.bench_e2e))
 app.command("profile")(print_outcome(profile.profile))
 app.command("compare")(print_outcome(compare.compare))
 app.command("signoff")(print_outcome(signoff.signoff))

@@ -78,3 +78,13 @@ def read_as_user_file(path: Path, what: str, way_out: str = "") -> Iterator[None
         raise BadInputError(
             f"{path} cannot be read as {what}: {kind}{first_line(error)}" + (f"\n{way_out}" if way_out else "")
         ) from error
+
+
+def is_out_of_memory(error: BaseException | str) -> bool:
+    """Whether an error, or its text, of torch, CUDA, TensorRT, ONNX Runtime, DALI or C++ says that memory ran out."""
+    text = error.lower() if isinstance(error, str) else f"{type(error).__name__} {error}".lower()
+    return isinstance(error, MemoryError) or any(sign in text for sign in _OUT_OF_MEMORY)
+
+
+_OUT_OF_MEMORY = ("out of memory", "out_of_memory", "outofmemory", "failed to allocate memory", "bad_alloc", "badalloc",
+                  "cudaerrormemoryallocation")  # fmt: skip

@@ -41,7 +41,7 @@ def test_mixed_decoding_stays_within_a_level_on_average(tmp_path, load):
         trained=False,
         classifies=True,
     )
-    assert proof.pixels.together[-1].mean < 1.0
+    assert proof.record.steps[-1].cumulative.mean_levels < 1.0
 
 
 @pytest.mark.parametrize("cpu_share", [0.0, 0.5])

@@ -25,13 +25,14 @@ def record(workspace):
 
 def test_digits_pass_on_their_own_validation_images(record):
     assert record["verdict"] == "PASS"
-    assert record["parity"]["top1_agreement"]["share"] >= 0.995
-    assert record["parity"]["top1_agreement"]["images"] == 800
-    assert record["parity"]["accuracy"]["dali"] == pytest.approx(record["parity"]["accuracy"]["reference"], abs=0.003)
+    assert record["parity"]["proof"]["top1_agreement"]["share"] >= 0.995
+    assert record["parity"]["proof"]["top1_agreement"]["images"] == 800
+    accuracy = record["parity"]["proof"]["accuracy"]
+    assert accuracy["dali"] == pytest.approx(accuracy["reference"], abs=0.003)
 
 
 def test_every_odd_file_comes_through(record):
-    assert {each["outcome"] for each in record["parity"]["odd_files"]} <= {"equal", "refused by both"}
+    assert {each["outcome"] for each in record["parity"]["edge_cases"]} <= {"equal", "refused by both"}
 
 
 def test_the_evidence_lies_in_a_finished_run_folder(record, workspace):
@@ -51,7 +52,7 @@ def test_people_read_the_verdict_first(workspace):
     assert done.status == 5
     assert done.stdout.startswith("INCONCLUSIVE  digits: 40 of 40 top-1 predictions agree")
     assert "use at least" in done.stdout
-    assert "resize ← most" in done.stdout
+    assert "resize ← largest" in done.stdout
     assert "side by side with the difference: worst-1.png " in done.stdout
 
 
@@ -66,7 +67,7 @@ def test_a_picture_that_comes_through_as_another_is_named(workspace, tmp_path):
     (refused,) = done.document["parity"]["refused"]
     assert refused["image"].endswith("integers.tif")
     assert "sample_type" in refused["reason"]
-    assert "1 of 2 images come through as other pictures" in done.document["warnings"][0]
+    assert "1 of 2 images differ visibly" in done.document["warnings"][0]
     assert "floats.tif" in done.document["warnings"][0]
 
 
@@ -75,8 +76,8 @@ def test_sub_folders_that_are_no_labels_are_said_to_give_no_accuracy(workspace, 
         (tmp_path / name).mkdir()
         Image.fromarray(make_synthetic_image(50, 60, 1)).save(tmp_path / name / "plain.png")
     done = optpipe("preprocess", "digits", "--no-throughput", "--images", str(tmp_path), "--json", workspace=workspace)
-    assert done.document["parity"]["accuracy"] is None
-    assert "seven is none" in done.document["warnings"][0]
+    assert done.document["parity"]["proof"]["accuracy"] is None
+    assert "not labels: seven" in done.document["warnings"][0]
 
 
 def test_unreadable_images_are_named_and_limited(workspace, tmp_path):
@@ -126,27 +127,24 @@ def test_pictures_of_one_pixel_come_through_alike(workspace, tmp_path):
     done = optpipe("preprocess", "digits", "--no-throughput", "--images", str(tmp_path), "--json", workspace=workspace)
     record = done.document
     assert done.status == 5, done.stderr  # six pictures prove little
-    assert (record["images"]["count"], record["parity"]["top1_agreement"]["share"]) == (6, 1.0)
+    assert (record["images"]["count"], record["parity"]["proof"]["top1_agreement"]["share"]) == (6, 1.0)
 
 
 @pytest.mark.slow
-def test_the_race_is_run_and_its_fields_are_the_documented_ones(workspace, tmp_path):
+def test_the_fastest_configurations_are_found_and_measured_in_turn(workspace, tmp_path):
     for index in range(16):
         Image.fromarray(make_synthetic_image(50, 60, index)).save(tmp_path / f"{index}.jpg")
     arguments = ["--images", str(tmp_path), "--batch-size", "4", "--seconds", "0.1", "--json"]
     done = optpipe("preprocess", "digits", *arguments, workspace=workspace)
     record = done.document
-    assert {"steps", "path", "sha256"} <= set(record["pipeline"])
-    assert {"steps", "output", "top1_agreement", "verdict"} <= set(record["parity"])
-    for row in record["throughput"]:
-        assert {"implementation", "device", "threads", "images_per_s", "ci", "reader_cost_s", "batch_cost_s"} <= set(
-            row
-        )
+    tuned = record["throughput"]
+    winners = [tuned[name] for name in ("dataloader", "dali", "decode_only")]
+    for row in (*tuned["tried"], *winners):
         assert row["error"] is None
         assert row["ci"] is None or row["ci"][0] <= row["images_per_s"] <= row["ci"][1]
-    tuned = record["tuned"]
-    assert record["speedup"] == tuned["dali"]["images_per_s"] / tuned["dataloader"]["images_per_s"]
-    assert [len(tuned[name]["repeats_images_per_s"]) for name in ("dataloader", "dali", "decode_only")] == [2, 2, 1]
+    assert tuned["speedup"] == tuned["dali"]["images_per_s"] / tuned["dataloader"]["images_per_s"]
+    assert record["pipeline"]["plan"] == tuned["dali"]["plan"]
+    assert [len(each["repeats_images_per_s"]) for each in winners] == [2, 2, 1]
     assert all(name in done.stderr for name in ("DataLoader by workers", "DALI by decoder", "both, interleaved"))
 
 
@@ -154,7 +152,7 @@ def test_the_race_is_run_and_its_fields_are_the_documented_ones(workspace, tmp_p
     ("arguments", "status", "said"),
     [
         (["digits", "--images", "absent"], 2, "no such folder"),
-        (["digits", "--decode", "gpu"], 2, "choose --decode from auto, cpu, mixed"),
+        (["digits", "--decode", "gpu"], 2, "'gpu' is not one of 'auto', 'cpu', 'mixed'"),
         (["digits", "--batch-size", "0"], 2, "must be between 1 and"),
         (["digits", "--batch-size", "1000000000"], 2, "must be between 1 and"),
         (["digits", "--threads", "100000"], 2, "must be between 1 and"),

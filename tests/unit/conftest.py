@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+from tests.fakes.preprocess import preprocess_record
 
 from optpipe.bench.recompute import recompute_measurement
 from optpipe.core.events import SilentListener
@@ -21,6 +22,7 @@ from optpipe.core.measurement import (
     Validity,
 )
 from optpipe.core.measurement_json import document_from_measurements
+from optpipe.core.records import json_from_record
 from optpipe.measuring.validity import LIMITS
 from optpipe.preprocess.parity.proof import proof_from_rows, rows_from_outputs
 from optpipe.trace.findings.report import document_from_profile, profile_from_trace
@@ -111,9 +113,8 @@ class Workspace:
         run = begin_run(self.path, "preprocess")
         rows.write_parquet(run.path / "images.parquet")
         proof = proof_from_rows(rows, trained=trained, classifies=True, refused=0)
-        parity = {**proof.to_dict(), "images": images, "refused": [], "pictures": []}
-        record = {"model": "digits", "classifies": True, "weights": {"trained": trained}, "parity": parity}
-        write_json(run.path / "preprocess.json", record)
+        record = preprocess_record(proof=proof, images=images, trained=trained)
+        (run.path / "preprocess.json").write_bytes(json_from_record(record))
         return finish_run(run, command=["optpipe", "preprocess", "digits"], details={"model": "digits"})
 
 

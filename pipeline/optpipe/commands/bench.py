@@ -65,13 +65,6 @@ def bench(
         bool, typer.Option("--all-sizes", help="Measure all batch sizes, even past saturation.")
     ] = False,
     images: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of images to use as inputs.")] = None,
-    from_images: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Measure from image files to predictions, with DALI and inference overlapped; at most one --batch size.",
-        ),
-    ] = None,
     option: Annotated[
         list[str] | None, typer.Option(metavar="BACKEND.KEY=VALUE", help="Runtime option; recorded with the result.")
     ] = None,
@@ -98,19 +91,15 @@ def bench(
     from optpipe.bench.recover import document_from_recovered_run
     from optpipe.bench.recover import recover_run as recover_run
     from optpipe.commands.bench_request import (
-        batch_size_from_text,
         bench_plan_from_options,
         find_bench_targets,
         pair_from_targets,
         require_interleave,
-        require_only_from_images,
     )
     from optpipe.commands.parsing import options_from_text
     from optpipe.commands.terminal import Terminal
-    from optpipe.end_to_end.from_images import bench_from_images as run_from_images
     from optpipe.errors import BadInputError
     from optpipe.reporters.terminal_bench import render_bench, render_pair, sort_key_from_name
-    from optpipe.reporters.terminal_from_images import render_end_to_end
     from optpipe.workspace.store import Store
 
     store = Store(workspace)
@@ -123,21 +112,6 @@ def bench(
     options = options_from_text(option or [])
     if not interleave:
         require_interleave(rounds=rounds != 10, metric=metric != "p50")
-    if from_images is not None:
-        require_only_from_images(
-            scenario=scenario != "single-stream", mode=mode != "compute", streams=streams != 1, rate=rate, slo=slo,
-            tune=tune, interleave=interleave, energy=energy, images=images, affinity=affinity, percentile=percentile != 99,
-            max_time=max_time != 60, warm_up=warm_up != 0.5, max_warm_up=max_warm_up != 20, max_cv=max_cv != "2.5%",
-            all_sizes=all_sizes, sort=sort != "given",
-        )  # fmt: skip
-        with Terminal() as terminal:
-            groups = find_bench_targets(model, store, precision, backend, device, options, terminal)
-            fed = run_from_images(
-                [artifact for group in groups for artifact in group], from_images, batch_size_from_text(batch), min_time,
-                options, store, terminal,
-            )  # fmt: skip
-        answers = {**fed.record, "warnings": terminal.warnings}
-        return Outcome(answers, lambda: render_end_to_end(answers), fed.status)
     plan = bench_plan_from_options(
         batch=batch, scenario=scenario, mode=mode, streams=streams, rate=rate, slo=slo, tune=tune, percentile=percentile,
         min_time=min_time, max_time=max_time, warm_up=warm_up,

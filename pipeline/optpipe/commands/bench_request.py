@@ -29,12 +29,6 @@ from optpipe.workspace.store import Store
 Kind = TypeVar("Kind", Scenario, Mode)
 
 
-def require_only_from_images(**given: object) -> None:
-    """Raises BadInputError that names an option which `--from-images` would ignore."""
-    if names := [f"--{name.replace('_', '-')}" for name, value in given.items() if value]:
-        raise BadInputError(f"--from-images cannot be combined with {', '.join(names)}")
-
-
 def require_interleave(**given: object) -> None:
     """Raises BadInputError that names an option which only `--interleave` heeds."""
     if names := [f"--{name}" for name, value in given.items() if value]:
@@ -139,14 +133,6 @@ def find_bench_targets(
     for name in sorted(set(options) - measured):
         listener.warn(f"--option {name}.… has no effect: no {name} artifact is measured")
     return tuple(groups)
-
-
-def batch_size_from_text(text: str | None) -> int | None:
-    """The one size that `--from-images` takes; raises BadInputError for a list."""
-    sizes = batch_sizes_from_text(text) if text is not None else ()
-    if len(sizes) > 1:
-        raise BadInputError(f"--from-images measures one batch size, not {len(sizes)}; use --batch {sizes[-1]}")
-    return sizes[0] if sizes else None
 
 
 def pair_from_targets(

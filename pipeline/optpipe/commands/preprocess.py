@@ -1,7 +1,7 @@
 """`optpipe preprocess`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -24,7 +24,9 @@ def preprocess(
     max_unreadable: Annotated[
         int | None, typer.Option(help="Maximum number of unreadable images; default: skip them with a warning.")
     ] = None,
-    decode: Annotated[str, typer.Option(help="Decoder: auto, cpu, or mixed (nvJPEG on the GPU).")] = "auto",
+    decode: Annotated[
+        Literal["auto", "cpu", "mixed"], typer.Option(help="Decoder; mixed is nvJPEG on the GPU.")
+    ] = "auto",
     threads: Annotated[
         int | None, typer.Option(help="DALI CPU threads; default: tuned, or up to 8 with --no-throughput.")
     ] = None,
@@ -32,8 +34,8 @@ def preprocess(
         int | None, typer.Option(help="Images per batch; default: 256 on a GPU, 32 on a CPU.")
     ] = None,
     resize: Annotated[
-        str,
-        typer.Option(help="exact (matches the model's resize), two-pass, or fused (DALI's resize, fastest on a CPU)."),
+        Literal["exact", "two-pass", "fused"],
+        typer.Option(help="exact matches the model's resize; fused is DALI's own, fastest on a CPU."),
     ] = "exact",
     throughput: Annotated[
         bool, typer.Option(help="Also compare the throughput of DALI and PyTorch's DataLoader.")
@@ -47,26 +49,26 @@ def preprocess(
     json: JsonOption = False,
 ) -> Outcome:
     """Derive the model's DALI pipeline, prove parity, measure."""
+    from dataclasses import replace
+
     from optpipe.commands.parsing import model_from_options
     from optpipe.commands.terminal import Terminal
-    from optpipe.preprocess.preprocess import PreprocessRequest, choose_dali_plan
-    from optpipe.preprocess.preprocess import derive_preprocessing as run_preprocess
+    from optpipe.preprocess.preprocess import PreprocessRequest, choose_dali_plan, derive_preprocessing
     from optpipe.reporters.terminal_preprocess import render_preprocess
     from optpipe.workspace.store import Store
 
+    fixed = {"decode": decode != "auto", "threads": threads is not None}
     request = PreprocessRequest(
         images=images,
         limit=limit,
         max_unreadable=max_unreadable,
         plan=choose_dali_plan(decode, threads, batch_size, resize),
-        fixed=frozenset(
-            name for name, given in (("decode", decode != "auto"), ("threads", threads is not None)) if given
-        ),
+        fixed=frozenset(name for name, given in fixed.items() if given),
         throughput=throughput,
         seconds=seconds,
     )
     wanted = model_from_options(model, weights, seed, None, [])
     with Terminal() as terminal:
-        result = run_preprocess(wanted, request, Store(workspace), terminal)
-    record = {**result.record, "warnings": terminal.warnings}
-    return Outcome(record, lambda: render_preprocess(record), result.verdict.exit_status)
+        result = derive_preprocessing(wanted, request, Store(workspace), terminal)
+    record = replace(result.record, warnings=tuple(terminal.warnings))
+    return Outcome(record, lambda: render_preprocess(record), record.verdict.exit_status)

@@ -1,10 +1,9 @@
-"""What answers DALI's batches: an artifact on the CPU that reads DALI's memory, or one on a GPU, by DLPack.
+"""What takes DALI's batches: an artifact on the CPU that reads DALI's memory, or one on a GPU, by DLPack.
 
-`launch` begins a batch, `finish` gives its top answers; `in_flight` batches may be unanswered while the next is launched.
+`launch` begins a batch, `finish` gives its predictions; `in_flight` batches may be unfinished while the next is launched.
 """
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -15,7 +14,7 @@ from optpipe.core.transform import Transform
 from optpipe.preprocess.dali.pipeline import DaliPlan
 
 IN_FLIGHT = 2
-"""Batches whose answers may be outstanding on a GPU while the next is launched."""
+"""Batches whose predictions may be outstanding on a GPU while the next is launched."""
 TOP_K = 5
 """The best classes that come back from the GPU, as a server would send them."""
 
@@ -26,50 +25,39 @@ class Consumer(Protocol):
     handover: str
     """What is copied between the two."""
     in_flight: int
-    streams: int
-    """Batches that end at about the same time."""
 
     def launch(self, tensor: Any) -> Any:
-        """Begins the inference of a batch, whose memory must stay until its answer was given."""
+        """Begins the inference of a batch, whose memory must stay until it is finished."""
 
-    def finish(self, answer: Any) -> np.ndarray:
-        """Waits for what `launch` began; the best class of each image."""
+    def finish(self, launched: Any) -> np.ndarray:
+        """Waits for what `launch` began; the best class of each image, `(images,)`."""
 
 
 class HostConsumer:
-    """Answers on the CPU: in this thread, or in so many streams as batches may be worked on at once."""
+    """Computes on the CPU, in this thread, while DALI's threads prepare the next batches."""
 
     handover = "none: the runtime reads DALI's memory"
+    in_flight = 0
 
-    def __init__(self, session: Session, streams: int = 1) -> None:
-        self.streams = streams
-        # one more than work at once, so that no stream waits for this thread (12 % for 32 pictures of 8×8)
-        self.in_flight = streams if streams > 1 else 0
-        # one stream stays in the thread that loaded the session: to torch threads differ in their settings
-        self._pool = ThreadPoolExecutor(streams) if streams > 1 else None
+    def __init__(self, session: Session) -> None:
         self._session = session
         self._input, self._output = session.inputs[0], session.outputs[0].name
 
-    def launch(self, tensor: Any) -> Callable[[], dict[str, np.ndarray]]:
-        """Runs the batch, or gives it to a stream: inference releases the interpreter's lock, so this thread goes on."""
+    def launch(self, tensor: Any) -> np.ndarray:
+        """Runs the batch; its scores, `(images, classes)`."""
         inputs = {self._input.name: np.asarray(tensor).astype(self._input.dtype, copy=False)}
-        if self._pool is not None:
-            return self._pool.submit(self._session.run, inputs).result
-        answer = self._session.run(inputs)
-        return lambda: answer
+        return self._session.run(inputs)[self._output]
 
-    def finish(self, answer: Callable[[], dict[str, np.ndarray]]) -> np.ndarray:
-        """Waits for the stream."""
-        scores = answer()[self._output]
-        best: np.ndarray = np.argmax(scores.reshape(len(scores), -1), axis=1)
+    def finish(self, launched: np.ndarray) -> np.ndarray:
+        """The best class of each image, `(images,)`."""
+        best: np.ndarray = np.argmax(launched.reshape(len(launched), -1), axis=1)
         return best
 
 
 class DeviceConsumer:
-    """Answers on a GPU: enqueued on the stream, fetched when their event has passed."""
+    """Computes on a GPU: enqueued on the stream, fetched when the event has passed."""
 
     in_flight = IN_FLIGHT
-    streams = 1
 
     def __init__(self, session: Session, shape: tuple[int, ...], stream: Any) -> None:
         import torch
@@ -83,11 +71,11 @@ class DeviceConsumer:
         self.handover = "none: DLPack" if self._bind_in_place else "copy on the device"
 
     def launch(self, tensor: Any) -> Any:
-        """Enqueues inference, the top answers, their copy to pinned memory, and an event."""
+        """Enqueues inference, the top classes, their copy to pinned memory, and an event."""
         pixels = self._torch.from_dlpack(tensor)
         if pixels.dtype != self._dtype:
             pixels = pixels.to(self._dtype)
-        binding = self._bound(pixels)
+        binding = self._bind(pixels)
         binding.launch()
         scores = binding.outputs[self._output].reshape(len(pixels), -1)
         best = self._torch.topk(scores, min(TOP_K, scores.shape[1])).indices
@@ -97,7 +85,7 @@ class DeviceConsumer:
         event.record(self._stream)
         return event, host, pixels
 
-    def _bound(self, pixels: Any) -> Any:
+    def _bind(self, pixels: Any) -> Any:
         if self._bind_in_place is None:
             self._fixed.inputs[self._input.name].copy_(pixels, non_blocking=True)
             return self._fixed
@@ -107,23 +95,23 @@ class DeviceConsumer:
             self._bindings[address] = self._bind_in_place({self._input.name: pixels}, outputs)
         return self._bindings[address]
 
-    def finish(self, answer: Any) -> np.ndarray:
-        """Waits for the event."""
-        event, host, _ = answer
+    def finish(self, launched: Any) -> np.ndarray:
+        """Waits for the event; the best class of each image, `(images,)`."""
+        event, host, _ = launched
         event.synchronize()
         first: np.ndarray = host[:, 0].numpy()
         return first
 
 
 def consumer_from_session(session: Session, plan: DaliPlan, transform: Transform, stream: Any) -> Consumer:
-    """The artifact in `session` with one stream, which on a GPU is `stream`."""
+    """The artifact in `session`; on a GPU it works on `stream`."""
     if session.device == "cpu":
         return HostConsumer(session)
     return DeviceConsumer(session, get_batch_shape(plan, transform), stream)
 
 
 def get_batch_shape(plan: DaliPlan, transform: Transform) -> tuple[int, int, int, int]:
-    """Of a batch of the model's input."""
+    """Of a batch of the model's input: `(images, *transform.shape)`."""
     return plan.batch_size, *transform.shape
 
 

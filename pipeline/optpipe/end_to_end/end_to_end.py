@@ -1,188 +1,176 @@
-"""Files to answers: throughput and latency with preprocessing and inference overlapped, and what limits them."""
+"""`optpipe bench-e2e`, as plain calls: every artifact fed from a folder of images, overlapped, with its bottleneck named."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from optpipe.core.transform import Transform
-from optpipe.core.verdict import Verdict
-from optpipe.preprocess.dali.pipeline import DaliPlan
-from optpipe.preprocess.throughput.processes import run_job
-from optpipe.preprocess.throughput.throughput import LIMIT_S, PATIENCE
-from optpipe.preprocess.throughput.windows import compute_images_per_s, compute_rate_interval
-from optpipe.workspace.store import Entry, Store
+from optpipe.artifacts.lookup import StoredArtifact
+from optpipe.core.events import Listener
+from optpipe.core.records import json_from_record, read_record
+from optpipe.core.verdict import Verdict, combine_verdicts
+from optpipe.end_to_end.judge import compute_figures, judge_predictions
+from optpipe.end_to_end.records import (
+    EndToEndJob,
+    EndToEndMeasurement,
+    EndToEndRecord,
+    EndToEndResult,
+    OverlappedBatches,
+)
+from optpipe.errors import BadInputError, ExitStatus
+from optpipe.inputs.images import find_readable_images, format_unreadable
+from optpipe.preprocess.dali.pipeline import DaliPlan, require_dali
+from optpipe.preprocess.dali.processes import run_dali_jobs
+from optpipe.preprocess.preprocess import MAX_SECONDS, choose_dali_plan, require_image_transform
+from optpipe.preprocess.records import PreprocessRecord
+from optpipe.preprocess.throughput.records import PATIENCE
+from optpipe.preprocess.throughput.throughput import LIMIT_S, warm_page_cache, warn_about_other_load
+from optpipe.workspace.environment import count_cores
+from optpipe.workspace.file_names import END_TO_END, PREPROCESSING
+from optpipe.workspace.manifest import get_command_line
+from optpipe.workspace.runs import OpenRun, finish_run, list_runs, open_run, write_bytes, write_parquet
+from optpipe.workspace.store import Store
 
 END_TO_END_WORKER = "optpipe.end_to_end.end_to_end_worker"
-NEAR = 1.15
-"""A part whose own rate is within this factor of the whole's is what the whole waits for."""
-BUSY = 0.9
-"""Share of all cores in use from which the CPU counts as the limit."""
-ENQUEUE_BOUND = 0.8
-"""Launching takes this share of inference from which the launches are the limit (trtexec's rule)."""
-REQUIRED_OUTPUT_AGREEMENT = 0.9
-"""The timed run's answers must equal the reference's for this share of those checked; precision may flip a few."""
+MAX_FILES = 4096
+"""More files than this are not needed to measure a steady state; they are spread over the whole folder."""
+NOISE = 0.05
+"""By so much the whole may seem faster than its slower part."""
 SLOW_CPU = 5
-"""On a CPU it may take so many times longer: a batch takes seconds, and several divisions of the cores are tried."""
+"""On a CPU it may take this many times longer: a batch takes seconds."""
 
 
 @dataclass(frozen=True, slots=True)
-class EndToEndBottleneck:
-    """What the whole path waits for: `I/O`, `CPU`, `copy`, `GPU`, `launch`, and the numbers that say so."""
+class EndToEndRequest:
+    """What to measure; raises BadInputError for what cannot be meant."""
 
-    name: str
-    reason: str
+    images: Path
+    batch_size: int | None = None
+    """None: that of the tuned plan, as far as the artifact's profile allows."""
+    seconds: float = 3.0
+    options: Mapping[str, Mapping[str, Any]] | None = None
+    """Runtime options by backend, as they were typed."""
 
-
-@dataclass(frozen=True, slots=True)
-class EndToEndResult:
-    """One artifact fed from files."""
-
-    label: str
-    artifact: str
-    plan: DaliPlan
-    measured: Mapping[str, Any]
-    error: str | None = None
-
-    @property
-    def images_per_s(self) -> float:
-        """Of the overlapped path."""
-        return compute_images_per_s(self.measured["batch_ns"], self.plan.batch_size)
-
-    @property
-    def of_slower_part(self) -> float:
-        """The overlapped rate over that of the slower part alone: at most 1, but for noise."""
-        parts = self.measured["parts"]
-        return self.images_per_s / float(min(parts["preprocess"], parts["inference"]))
-
-    @property
-    def verdict(self) -> Verdict:
-        """FAIL where the timed answers are other answers; INCONCLUSIVE where all are one class."""
-        if self.error is not None:
-            return Verdict.FAIL
-        checked = self.measured["checked"]
-        if checked["equal"] < REQUIRED_OUTPUT_AGREEMENT * checked["answers"]:
-            return Verdict.FAIL
-        return Verdict.PASS if checked["classes"] > 1 else Verdict.INCONCLUSIVE
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form, with three ratios on a CPU, where both parts want the same cores.
-
-        `of_slower_part` is over the slower part alone at its best; `sharing` has `bound_of_slower_part`, the most that
-        this can be by the processor time that both cost, and `of_slower_part_with_same_threads`, over the slower part
-        alone with the threads that it has beside the other.
-        """
-        base = {
-            "artifact": self.artifact,
-            "label": self.label,
-            "batch_size": self.plan.batch_size,
-            "plan": self.plan.to_dict(),
-        }
-        if self.error is not None:
-            return {**base, "error": self.error, "verdict": str(self.verdict)}
-        parts = self.measured["parts"]
-        serial = 1 / (1 / parts["preprocess"] + 1 / parts["inference"])
-        sharing = self.measured["sharing"]
-        round_of = sharing["division"]["streams"] if sharing else 1
-        bottleneck = find_end_to_end_bottleneck(self.images_per_s, self.measured, self.plan)
-        return {
-            **base,
-            "error": None,
-            "images_per_s": self.images_per_s,
-            "ci": compute_rate_interval(self.measured["batch_ns"], round_of, self.plan.batch_size),
-            "latency_ms": self._latency(),
-            "parts_images_per_s": parts,
-            "of_slower_part": self.of_slower_part,
-            "of_one_after_the_other": self.images_per_s / serial,
-            "sharing": sharing,
-            "timeline": self._timeline(),
-            "cpu_share": self.measured["cpu_share"],
-            "other_cpu_cores": self.measured["other_cpu_cores"],
-            "handover": self.measured["handover"],
-            "environment": self.measured["environment"] if self.plan.device == "gpu" else {},
-            "bottleneck": asdict(bottleneck),
-            "answers_checked": self.measured["checked"],
-            "verdict": str(self.verdict),
-        }
-
-    def _latency(self) -> dict[str, Any]:
-        """Percentiles of the time from scheduling a batch until its answers; every image waits for its batch."""
-        import numpy as np
-
-        from optpipe.stats.percentiles import count_samples_needed, find_order_statistic
-
-        ordered = np.sort(np.asarray(self.measured["latency_ns"], float))
-        wanted = {f"p{percent:g}": percent for percent in (50.0, 90.0, 99.0)}
-        return {
-            name: find_order_statistic(ordered, percent) / 1e6
-            for name, percent in wanted.items()
-            if len(ordered) >= count_samples_needed(percent)
-        }
-
-    def _timeline(self) -> dict[str, float]:
-        """Shares of the measured time as the process that joins the parts spent it."""
-        total = sum(self.measured["batch_ns"])
-        named = {"waiting for preprocessing": "wait_ns", "launching": "launch_ns", "waiting for outputs": "answer_ns"}
-        shares = {name: sum(self.measured[key]) / total for name, key in named.items()}
-        return {**shares, "rest": max(0.0, 1 - sum(shares.values()))}
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds <= MAX_SECONDS:
+            raise BadInputError(f"--seconds {self.seconds:g}: must be greater than 0 and at most {MAX_SECONDS:g}")
 
 
-def find_end_to_end_bottleneck(whole: float, measured: Mapping[str, Any], plan: DaliPlan) -> EndToEndBottleneck:
-    """What limits the whole, by the rates of its parts alone and the CPU's load."""
-    parts = measured["parts"]
-    load = f"{measured['cpu_share']:.0%} of CPU capacity in use"
-    if parts["read"] <= NEAR * whole:
-        return EndToEndBottleneck("I/O", f"reading alone runs at {parts['read']:,.0f} images/s")
-    if parts["preprocess"] <= parts["inference"]:
-        return _find_preprocessing_bottleneck(measured, plan, load)
-    if plan.device == "cpu" and measured["cpu_share"] >= BUSY:
-        return EndToEndBottleneck("CPU", f"{load}; inference alone runs at {parts['inference']:,.0f} images/s")
-    if measured["enqueue_share"] >= ENQUEUE_BOUND and plan.device == "gpu":
-        return EndToEndBottleneck("launch", f"kernel launches take {measured['enqueue_share']:.0%} of inference time")
-    where = "GPU" if plan.device == "gpu" else "CPU"
-    return EndToEndBottleneck(
-        where,
-        f"inference alone runs at {parts['inference']:,.0f} images/s, preprocessing at {parts['preprocess']:,.0f}",
-    )
+def bench_end_to_end(
+    artifacts: Sequence[StoredArtifact], request: EndToEndRequest, store: Store, listener: Listener
+) -> EndToEndRecord:
+    """Measures each artifact with the DALI configuration that `optpipe preprocess` found fastest here.
+
+    Raises BadInputError for models without image preprocessing and for unusable images, MissingError without DALI.
+    """
+    require_dali()
+    jobs = []
+    for each in artifacts:
+        plan = choose_plan(each, request.batch_size, store, listener)
+        options = choose_options(each, request.options or {})
+        transform = require_image_transform(each.card).to_dict()
+        workspace = str(store.workspace)
+        jobs.append(EndToEndJob(workspace, each.entry.id, (), transform, plan, options, request.seconds))
+    found = find_readable_images(request.images, MAX_FILES, threads=count_cores())
+    if found.unreadable:
+        listener.warn(
+            f"{len(found.unreadable)} images cannot be read and are skipped: {format_unreadable(found.unreadable)}"
+        )
+    size_bytes, paths = warm_page_cache(found.paths), tuple(map(str, found.paths))
+    with open_run(store.workspace, "end-to-end") as run:
+        results = []
+        for artifact, job in zip(artifacts, jobs, strict=True):
+            store.verify_entry(artifact.entry)
+            with listener.step(f"files to predictions, {artifact.label}"):
+                results.append(_measure(artifact, replace(job, paths=paths), run, listener))
+        record = EndToEndRecord(
+            folder=str(found.folder),
+            images=len(paths),
+            images_bytes=size_bytes,
+            results=tuple(results),
+            verdict=combine_verdicts(each.verdict for each in results),
+            run_dir=str(run.path),
+        )
+        write_bytes(run.path / END_TO_END, json_from_record(record))
+        finish_run(
+            run,
+            command=get_command_line(),
+            parents=tuple(each.entry.id for each in artifacts),
+            details={"images": record.folder},
+        )
+    return record
 
 
-def _find_preprocessing_bottleneck(measured: Mapping[str, Any], plan: DaliPlan, load: str) -> EndToEndBottleneck:
-    parts = measured["parts"]
-    alone = f"preprocessing alone runs at {parts['preprocess']:,.0f} images/s, decoding at {parts['decode']:,.0f}"
-    if plan.device == "cpu" or measured["cpu_share"] >= BUSY:
-        return EndToEndBottleneck("CPU", f"{alone}; {load}")
-    if plan.decode == "cpu":
-        copied = parts["decode"] <= NEAR * parts["preprocess"]
-        return EndToEndBottleneck("CPU" if copied else "copy", f"{alone}; {load}")
-    decoder = "the decoder" if parts["decode"] <= NEAR * parts["preprocess"] else "processing after decoding"
-    return EndToEndBottleneck("GPU", f"{alone}: {decoder} is the limit; {load}")
+def choose_exit_status(record: EndToEndRecord) -> ExitStatus:
+    """A failed measurement before a wrong prediction before one that proves nothing."""
+    failed = any(each.error is not None for each in record.results)
+    return ExitStatus.STAGE_FAILED if failed else record.verdict.exit_status
 
 
-def measure_end_to_end(
-    entry: Entry,
-    label: str,
-    transform: Transform,
-    paths: Sequence[Path],
-    plan: DaliPlan,
-    options: Mapping[str, Any],
-    seconds: float,
-    store: Store,
-) -> EndToEndResult:
-    """Measures one stored artifact in a process of its own; its hash is verified first. A failure is kept as `error`."""
-    store.verify_entry(entry)
-    job = {
-        "paths": [str(path) for path in paths],
-        "transform": transform.to_dict(),
-        "plan": plan.to_dict(),
-        "directory": str(entry.path),
-        "backend": entry.info["backend"],
-        "info": dict(entry.info),
-        "device": entry.info["device"],
-        "options": dict(options),
-        "seconds": seconds,
-    }
-    limit_s = LIMIT_S * (SLOW_CPU if entry.info["device"] == "cpu" else 1) + PATIENCE * seconds
-    result = run_job(END_TO_END_WORKER, job, limit_s)
-    if isinstance(result, str):
-        return EndToEndResult(label, entry.id, plan, {}, result)
-    return EndToEndResult(label, entry.id, plan, result)
+def choose_options(artifact: StoredArtifact, given: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The artifact's runtime options with those given; threads that wait do not spin unless asked to.
+
+    On a CPU DALI and the runtime both have all cores: threads that spin while they wait for each other hold cores that
+    DALI could use. Raises BadInputError for an option that the backend does not have.
+    """
+    options = artifact.resolve_effective_options(given)
+    if "spinning" in options and "spinning" not in artifact.given(given):
+        options["spinning"] = False
+    return options
+
+
+def choose_plan(artifact: StoredArtifact, batch_size: int | None, store: Store, listener: Listener) -> DaliPlan:
+    """The newest tuned plan for this model on this device, cut to the artifact's profile; else DALI's usual settings."""
+    on_gpu = artifact.entry.info["device"] == "cuda"
+    plan = find_tuned_plan(artifact.card.name, store, gpu=on_gpu)
+    if plan is None:
+        plan = choose_dali_plan("mixed" if on_gpu else "cpu")
+        tune = f"optpipe preprocess {artifact.card.name}"
+        listener.warn(
+            f"DALI is not tuned for {artifact.card.name} on this machine; run `{tune}` first for best performance"
+        )
+    spec = artifact.card.inputs[0]
+    wanted = batch_size or min(plan.batch_size, spec.max[0])
+    if not spec.min[0] <= wanted <= spec.max[0]:
+        wider = f"{spec.min[0]}:{wanted}:{max(wanted, spec.max[0])}"
+        raise BadInputError(
+            f"batch size {wanted} is outside the profile {spec.min[0]}…{spec.max[0]} of {artifact.label}\n"
+            f"`optpipe build {artifact.card.name} --batch {wider}` builds one that includes it"
+        )
+    return replace(plan, batch_size=wanted)
+
+
+def find_tuned_plan(model: str, store: Store, *, gpu: bool) -> DaliPlan | None:
+    """What the newest `optpipe preprocess` of `model` that did not FAIL found fastest on this kind of device, or None."""
+    for run in reversed(list_runs(store.workspace, "preprocess")):
+        if run.manifest["details"].get("model") != model:
+            continue
+        record = read_record(run.path / PREPROCESSING, PreprocessRecord)
+        plan = record.throughput.dali.plan if record.throughput else None
+        if plan is not None and record.verdict is not Verdict.FAIL and (plan.device == "gpu") == gpu:
+            return plan
+    return None
+
+
+def _measure(artifact: StoredArtifact, job: EndToEndJob, run: OpenRun, listener: Listener) -> EndToEndResult:
+    """One artifact in a process of its own; the raw times of its batches go into the run, a failure into the result."""
+    limit_s = LIMIT_S * (SLOW_CPU if job.plan.device == "cpu" else 1) + PATIENCE * job.seconds
+    measured = next(run_dali_jobs(END_TO_END_WORKER, [job], EndToEndMeasurement, limit_s))
+    result = EndToEndResult(artifact.entry.id, artifact.label, job.plan, job.options, Verdict.FAIL)
+    if isinstance(measured, str):
+        return replace(result, error=measured)
+    _write_batches(run.path / f"{artifact.entry.id}.parquet", measured.batches)
+    figures = compute_figures(measured, job.plan)
+    warn_about_other_load(figures.other_cpu_cores, artifact.label, listener)
+    if figures.of_slower_part > 1 + NOISE:
+        listener.warn(
+            f"{artifact.label}: {figures.of_slower_part:.2f} times as fast as its slower stage: the stages were disturbed "
+            "when measured alone; repeat on an idle machine"
+        )
+    return replace(result, verdict=judge_predictions(measured.check), figures=figures)
+
+
+def _write_batches(path: Path, batches: OverlappedBatches) -> None:
+    import polars as pl
+
+    write_parquet(path, pl.DataFrame(asdict(batches)))

@@ -1,7 +1,7 @@
 """The loops that are measured: a pipeline alone, an artifact alone, and both at once."""
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from time import perf_counter_ns, process_time_ns
 from typing import Any
@@ -10,8 +10,9 @@ import numpy as np
 
 from optpipe.core.transform import Transform
 from optpipe.end_to_end.consumers import Consumer, DeviceConsumer, get_batch_shape
+from optpipe.end_to_end.records import OverlappedBatches
 from optpipe.preprocess.dali.pipeline import DaliPlan
-from optpipe.preprocess.throughput.throughput import PATIENCE
+from optpipe.preprocess.throughput.records import PATIENCE
 from optpipe.preprocess.throughput.throughput_worker import time_batches
 from optpipe.preprocess.throughput.windows import compute_images_per_s
 
@@ -21,8 +22,8 @@ class Rate:
     """What a loop does in its steady state."""
 
     images_per_s: float
-    cpu_s: float
-    """Processor time per image, of all threads, user and system."""
+    cpu_cores: float
+    """Cores that this process kept busy, user and system."""
     launch_share: float = 0.0
     """Share of the time that launching takes."""
     other_cpu_cores: float = 0.0
@@ -34,9 +35,8 @@ class OverlappedRun:
     """Preprocessing and inference at the same time."""
 
     rate: Rate
-    rows: Mapping[str, list[int]]
-    """`wait_ns`, `launch_ns`, `answer_ns`, `latency_ns`, `batch_ns`: one entry per batch in every list."""
-    predictions: list[tuple[int, int]]
+    batches: OverlappedBatches
+    predictions: tuple[tuple[int, int], ...]
     """Index of the file and its best class."""
 
 
@@ -70,33 +70,29 @@ def measure_inference_rate(consumer: Consumer, plan: DaliPlan, transform: Transf
             consumer.finish(pending.popleft())
         return now
 
-    rate, batch_ns = _run_steady(
-        batch, plan, seconds, consumer.in_flight + 1, group=consumer.streams, settled=launch_ns.clear
-    )
+    rate, batch_ns = _run_steady(batch, plan, seconds, consumer.in_flight + 1, settled=launch_ns.clear)
     while pending:
         consumer.finish(pending.popleft())
     return replace(rate, launch_share=sum(launch_ns) / sum(batch_ns))
 
 
-def run_overlapped(
-    pipeline: Any, consumer: Consumer, plan: DaliPlan, stream: Any, seconds: float, patience: float = PATIENCE
-) -> OverlappedRun:
-    """The whole path: while the consumer answers, DALI makes the next batches."""
+def run_overlapped(pipeline: Any, consumer: Consumer, plan: DaliPlan, stream: Any, seconds: float) -> OverlappedRun:
+    """The whole path: while the consumer computes, DALI makes the next batches."""
     scheduled: deque[int] = deque()
     pending: deque[Any] = deque()
-    rows: dict[str, list[int]] = {name: [] for name in ("wait_ns", "launch_ns", "answer_ns", "latency_ns")}
-    answers: list[tuple[int, int]] = []
+    rows: dict[str, list[int]] = {name: [] for name in ("wait_ns", "launch_ns", "output_ns", "latency_ns")}
+    predictions: list[tuple[int, int]] = []
 
     def schedule() -> None:
         scheduled.append(perf_counter_ns())
         pipeline.schedule_run()
 
     def take() -> None:
-        begun, index, answer, outputs = pending.popleft()
-        best = consumer.finish(answer)
+        begun, index, launched, outputs = pending.popleft()
+        best = consumer.finish(launched)
         rows["latency_ns"].append(perf_counter_ns() - begun)
-        answers.extend(zip(index, best.tolist(), strict=True))
-        del outputs  # its memory goes back to DALI only now, when the answer is there
+        predictions.extend(zip(index, best.tolist(), strict=True))
+        del outputs  # its memory goes back to DALI only now, when the predictions are there
 
     def batch() -> int:
         started = perf_counter_ns()
@@ -111,24 +107,22 @@ def run_overlapped(
             take()
         rows["wait_ns"].append(ready - started)
         rows["launch_ns"].append(launched - ready)
-        rows["answer_ns"].append(perf_counter_ns() - launched)
+        rows["output_ns"].append(perf_counter_ns() - launched)
         return ready
 
     def settled() -> None:
-        answers.clear()
+        predictions.clear()
         for values in rows.values():
             values.clear()
 
     for _ in range(plan.prefetch):
         schedule()
     queue = plan.prefetch + consumer.in_flight + 1
-    rate, batch_ns = _run_steady(
-        batch, plan, seconds, queue, group=consumer.streams, settled=settled, patience=patience
-    )
+    rate, batch_ns = _run_steady(batch, plan, seconds, queue, settled=settled, patience=PATIENCE)
     while pending:
         take()
-    kept = {name: values[: len(batch_ns)] for name, values in rows.items()}
-    return OverlappedRun(rate, {**kept, "batch_ns": batch_ns}, answers)
+    kept = {name: tuple(values[: len(batch_ns)]) for name, values in rows.items()}
+    return OverlappedRun(rate, OverlappedBatches(batch_ns, **kept), tuple(predictions))
 
 
 def _run_steady(
@@ -137,14 +131,10 @@ def _run_steady(
     seconds: float,
     prefetched: int,
     *,
-    group: int = 1,
     settled: Callable[[], None] | None = None,
     patience: float = 1.0,
-) -> tuple[Rate, list[int]]:
-    """Runs `batch` until its rate is known; also the time of each batch.
-
-    Streams end their batches together, so only whole rounds of `group` batches are counted.
-    """
+) -> tuple[Rate, tuple[int, ...]]:
+    """Runs `batch` until its rate is known; also the time of each batch."""
     begun_ns = 0
 
     def begin() -> None:
@@ -153,8 +143,10 @@ def _run_steady(
             settled()
         begun_ns = process_time_ns()
 
-    found = time_batches(batch, seconds, prefetched=prefetched, group=group, patience=patience, settled=begin)
-    busy_ns, batch_ns = process_time_ns() - begun_ns, found["batch_ns"]
-    cpu_s = busy_ns / 1e9 / (plan.batch_size * len(batch_ns))
-    rate = Rate(compute_images_per_s(batch_ns, plan.batch_size), cpu_s, other_cpu_cores=found["other_cpu_cores"])
-    return rate, batch_ns
+    found = time_batches(batch, seconds, prefetched=prefetched, patience=patience, settled=begin)
+    rate = Rate(
+        compute_images_per_s(found.batch_ns, plan.batch_size),
+        cpu_cores=(process_time_ns() - begun_ns) / sum(found.batch_ns),
+        other_cpu_cores=found.other_cpu_cores,
+    )
+    return rate, found.batch_ns

@@ -8,9 +8,10 @@ from typing import Any
 
 from optpipe.core.card import ModelCard
 from optpipe.core.events import Listener
+from optpipe.core.records import plain_from_record
 from optpipe.core.transform import Transform
 from optpipe.errors import StageError
-from optpipe.inputs.odd import make_edge_case_files
+from optpipe.inputs.edge_cases import make_edge_case_files
 from optpipe.preprocess.dali.pipeline import (
     INPUT,
     DaliPlan,
@@ -37,7 +38,7 @@ def build_preprocessing_artifact(
     recipe = {
         "revision": REVISION,
         "transform": transform.hash,
-        "plan": plan.to_dict(),
+        "plan": plain_from_record(plan),
         "dali": get_package_version("nvidia-dali-cuda130"),
     }
 
@@ -48,7 +49,12 @@ def build_preprocessing_artifact(
         _require_same(target, transform, plan)
         (directory / CONFIG).write_text(make_triton_config(transform, plan), encoding="utf-8")
         (directory / "transform.json").write_text(json.dumps(transform.to_dict(), indent=1), encoding="utf-8")
-        return {"model": card.name, "transform_sha256": transform.hash, "plan": plan.to_dict(), "file": PIPELINE}
+        return {
+            "model": card.name,
+            "transform_sha256": transform.hash,
+            "plan": plain_from_record(plan),
+            "file": PIPELINE,
+        }
 
     return store.produce("preprocessing", recipe, make, parents=(parent,), listener=listener)
 

@@ -1,58 +1,41 @@
 """`optpipe preprocess`, as plain calls: derive, prove, measure, keep the evidence."""
 
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
-from optpipe.core.card import (
-    ModelCard,
-    Task,
-    card_from_file,
-    require_matching_input,
-)
+from optpipe.core.card import ModelCard, Task, card_from_file, require_matching_input
 from optpipe.core.events import Listener
 from optpipe.core.quiet import redirect_output
+from optpipe.core.records import json_from_record
 from optpipe.core.transform import Transform, get_step_name
-from optpipe.core.verdict import Verdict
-from optpipe.errors import BadInputError
+from optpipe.errors import BadInputError, MissingError
 from optpipe.export.exported import export_model, prepare_model
 from optpipe.export.model import Model
-from optpipe.inputs.images import ImageFolder, find_readable_images, format_unreadable
-from optpipe.inputs.samples import read_labeled_files
+from optpipe.inputs.images import ImageFolder
 from optpipe.preprocess.artifact import PIPELINE, build_preprocessing_artifact
-from optpipe.preprocess.dali.graph import require_translatable
+from optpipe.preprocess.dali.graph import Arithmetic, require_translatable
 from optpipe.preprocess.dali.pipeline import DaliPlan, require_dali
-from optpipe.preprocess.parity.parity import (
-    NEAR_MAX_LEVELS,
-    NEAR_MEAN_LEVELS,
-    Parity,
-    prove_parity,
-)
+from optpipe.preprocess.images import choose_images, find_usable_images
+from optpipe.preprocess.parity.parity import NEAR_MAX_LEVELS, NEAR_MEAN_LEVELS, Parity, prove_parity
+from optpipe.preprocess.parity.records import RefusedImage
 from optpipe.preprocess.parity.side_by_side import save_side_by_side
+from optpipe.preprocess.records import ImagesRecord, PipelineRecord, PreprocessRecord
 from optpipe.preprocess.throughput.throughput import warm_page_cache, warn_about_other_load
 from optpipe.preprocess.throughput.tuning import TunedPreprocessing, TuningSearch, tune_preprocessing
 from optpipe.workspace.environment import count_cores, list_gpus
 from optpipe.workspace.file_names import CARD, ONNX, PREPROCESSING, ROWS
 from optpipe.workspace.manifest import get_command_line
-from optpipe.workspace.runs import (
-    OpenRun,
-    Run,
-    finish_run,
-    open_run,
-    write_json,
-    write_parquet,
-)
-from optpipe.workspace.shipped import find_shipped_folder
+from optpipe.workspace.runs import Run, finish_run, open_run, write_bytes, write_parquet
 from optpipe.workspace.store import Entry, Store
 
 if TYPE_CHECKING:
     import numpy as np
 
-
+Decoder = Literal["auto", "cpu", "mixed"]
 MAX_SECONDS = 600.0
 MAX_THREADS, MAX_BATCH_SIZE = 1024, 65536
 """Beyond these DALI ends the process instead of raising."""
@@ -82,22 +65,10 @@ class PreprocessRequest:
 
 @dataclass(frozen=True, slots=True)
 class PreprocessResult:
-    """What came of it."""
+    """The finished run and its record."""
 
-    card: ModelCard
-    weights: Mapping[str, Any]
-    transform: Transform
-    images: ImageFolder
-    artifact: Entry
-    proof: Parity
-    speed: TunedPreprocessing | None
     run: Run
-    record: Mapping[str, Any]
-
-    @property
-    def verdict(self) -> Verdict:
-        """Of the parity proof; speed is reported, not judged."""
-        return self.proof.judgment.verdict
+    record: PreprocessRecord
 
 
 def derive_preprocessing(
@@ -110,7 +81,8 @@ def derive_preprocessing(
     """
     require_dali()
     # unusable images are refused before the export, which may take minutes
-    given = find_usable_images(request.images, request, listener) if request.images is not None else None
+    which = request.limit, request.max_unreadable
+    given = find_usable_images(request.images, *which, listener) if request.images is not None else None
     model, stored = prepare_model(model, store, listener)
     with listener.step("export") as step:
         exported, cached = export_model(model, store, listener, stored)
@@ -118,62 +90,89 @@ def derive_preprocessing(
             step.cached()
     card = card_from_file(exported.file(CARD))
     transform = require_image_transform(card)
-    images, labels = choose_images(card, given, request, listener)
+    images, labels = choose_images(card, given, *which, listener)
     speed, plan = None, request.plan
     if request.throughput:
         warm_page_cache(images.paths)
         search = TuningSearch(images.paths, transform, plan, count_cores(), request.seconds, listener, request.fixed)
         speed = tune_preprocessing(search)
         for each in (speed.dataloader, speed.dali):
-            warn_about_other_load(each.other_cpu_cores, each.implementation, listener)
+            warn_about_other_load(each.other_cpu_cores, each.job.implementation, listener)
         plan = speed.plan  # what is proven and stored is what was found fastest
     with listener.step("pipeline") as step:
         artifact, cached = build_preprocessing_artifact(card, transform, plan, exported.id, store, listener)
         if cached:
             step.cached()
-    weights = dict(exported.info["weights"])
+    trained = bool(exported.info["weights"]["trained"])
+    proof = _prove_on_model(exported, card, images, labels, plan, listener, trained=trained)
+    _warn_about_differences(proof, listener)
+    with open_run(store.workspace, "preprocess") as run:
+        write_parquet(run.path / ROWS, proof.rows)
+        worst = enumerate(proof.worst, 1)
+        saved = tuple(save_side_by_side(run.path / f"worst-{rank}.png", each, transform) for rank, each in worst)
+        if speed is not None:
+            _write_batch_times(run.path / "throughput.parquet", speed)
+        record = PreprocessRecord(
+            model=card.name,
+            classifies=card.task is Task.CLASSIFICATION,
+            trained=trained,
+            pipeline=_describe_pipeline(artifact, transform, plan),
+            images=_describe_images(images),
+            parity=replace(proof.record, worst=saved),
+            throughput=speed.summarize() if speed else None,
+            verdict=proof.record.proof.verdict,
+            run_dir=str(run.path),
+        )
+        write_bytes(run.path / PREPROCESSING, json_from_record(record))
+        command, details = get_command_line(), {"model": card.name}
+        return PreprocessResult(finish_run(run, command=command, parents=(artifact.id,), details=details), record)
+
+
+def _prove_on_model(
+    exported: Entry,
+    card: ModelCard,
+    images: ImageFolder,
+    labels: Sequence[int] | None,
+    plan: DaliPlan,
+    listener: Listener,
+    *,
+    trained: bool,
+) -> Parity:
     with (
         open_model_function(exported.file(ONNX), card) as infer,
         TemporaryDirectory(prefix="optpipe-") as scratch,
         redirect_output(Path(scratch, "dali.log")),
-    ):  # what its decoders print of odd files; which came out odd is in the proof
-        proof = prove_parity(
+    ):  # what its decoders print of edge cases; which came out different is in the proof
+        return prove_parity(
             images.paths,
-            transform,
+            require_image_transform(card),
             plan,
             infer,
             listener,
             labels=labels,
-            trained=bool(weights["trained"]),
+            trained=trained,
             classifies=card.task is Task.CLASSIFICATION,
             threads=count_cores(),
         )
-    _warn_about_differences(proof, listener)
-    with open_run(store.workspace, "preprocess") as run:
-        return _write_run(card, weights, transform, images, artifact, proof, speed, run)
 
 
-def choose_dali_plan(decode: str, threads: int | None, batch_size: int | None, resize: str) -> DaliPlan:
-    """The plan from option texts: `decode` is `auto`, `cpu` or `mixed`; `auto` is `mixed` where there is a GPU."""
-    from optpipe.errors import MissingError
-
-    on_gpu = decode == "mixed" or (decode == "auto" and bool(list_gpus()))
-    if decode not in ("auto", "cpu", "mixed") or resize not in ("exact", "two-pass", "fused"):
-        raise BadInputError(
-            f"--decode {decode} --resize {resize}: choose --decode from auto, cpu, mixed and --resize from exact, two-pass, fused"
-        )
-    if on_gpu and not list_gpus():
+def choose_dali_plan(
+    decoder: Decoder, threads: int | None = None, batch_size: int | None = None, resize: Arithmetic = "exact"
+) -> DaliPlan:
+    """The plan to start from; `auto` decodes with nvJPEG where there is a GPU. Raises BadInputError, MissingError."""
+    gpus = list_gpus()
+    if decoder == "mixed" and not gpus:
         raise MissingError("--decode mixed: no NVIDIA GPU or driver found; use --decode cpu")
+    on_gpu = decoder != "cpu" and bool(gpus)
     for option, value, most in (("--threads", threads, MAX_THREADS), ("--batch-size", batch_size, MAX_BATCH_SIZE)):
         if value is not None and not 1 <= value <= most:
             raise BadInputError(f"{option} {value}: must be between 1 and {most}")
-    default_batch = 256 if on_gpu else 32
     return DaliPlan(
         decode="mixed" if on_gpu else "cpu",
         device="gpu" if on_gpu else "cpu",
         threads=threads or min(8, count_cores()),
-        batch_size=batch_size or default_batch,
-        resize=resize,  # type: ignore[arg-type]
+        batch_size=batch_size or (256 if on_gpu else 32),
+        resize=resize,
     )
 
 
@@ -191,48 +190,6 @@ def require_image_transform(card: ModelCard) -> Transform:
         )
     require_matching_input(card)
     return card.transform
-
-
-def find_usable_images(folder: Path, request: PreprocessRequest, listener: Listener) -> ImageFolder:
-    """The readable pictures of a folder; says what is left out. Raises BadInputError where that is too much."""
-    found = find_readable_images(folder, request.limit, request.max_unreadable, threads=count_cores())
-    if found.unreadable:
-        listener.warn(
-            f"{len(found.unreadable)} of {len(found.paths) + len(found.unreadable)} images cannot be read and are skipped:"
-            f" {format_unreadable(found.unreadable)}"
-        )
-    if found.left_out:
-        listener.warn(f"{found.left_out} images exceed --limit {request.limit} and are not used")
-    return found
-
-
-def choose_images(
-    card: ModelCard, given: ImageFolder | None, request: PreprocessRequest, listener: Listener
-) -> tuple[ImageFolder, Sequence[int] | None]:
-    """The pictures and their labels: those given, else the card's validation images, else the photographs that ship.
-
-    Labels are the names of a folder's sub-folders where all of them are labels of the card.
-    """
-    truth: Mapping[Path, str] = {}
-    if given is not None:
-        found = given
-    elif "validation" in card.data:
-        pairs = list(read_labeled_files(Path(card.data["validation"])))
-        truth = dict(pairs)
-        folder = Path(os.path.commonpath([path.parent for path, _ in pairs]))
-        found = find_usable_images(folder, request, listener)
-    else:
-        found = find_usable_images(find_shipped_folder("calibration") / "samples", request, listener)
-    labels = [truth.get(path, path.parent.name) for path in found.paths]
-    missing = sorted(set(labels) - set(card.labels))
-    if not missing:
-        return found, [card.labels.index(label) for label in labels]
-    if card.labels and any(path.parent != found.folder for path in found.paths):
-        names = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-        listener.warn(
-            f"accuracy not computed: subfolders must be named after labels of {card.name}; not labels: {names}"
-        )
-    return found, None
 
 
 @contextmanager
@@ -260,75 +217,38 @@ def open_model_function(graph: Path, card: ModelCard) -> Iterator[Callable[["np.
 
 
 def _warn_about_differences(proof: Parity, listener: Listener) -> None:
-    """Names what a verdict over all images hides: single pictures that come through as others."""
-    if far := proof.count_far():
+    """Names what a verdict over all images hides: single images that come through as others."""
+    record = proof.record
+    if record.far:
         most = proof.worst[0]
         listener.warn(
-            f"{far} of {proof.rows.height} images differ visibly (mean over {NEAR_MEAN_LEVELS:g} or max over"
+            f"{record.far} of {record.images} images differ visibly (mean over {NEAR_MEAN_LEVELS:g} or max over"
             f" {NEAR_MAX_LEVELS:g} levels); worst: {most.name} (mean {most.mean_levels:.1f}, max {most.max_levels:.0f})"
         )
-    bad = [each for each in proof.edge_cases if each.outcome not in ("equal", "near", "refused by both")]
-    if bad:
+    if bad := [each for each in record.edge_cases if not each.matches and each.outcome != "near"]:
         listener.warn(
             f"edge-case files that do not match: {', '.join(f'{each.name} ({each.outcome})' for each in bad)}"
         )
 
 
-def _write_run(
-    card: ModelCard,
-    weights: Mapping[str, Any],
-    transform: Transform,
-    images: ImageFolder,
-    artifact: Entry,
-    proof: Parity,
-    speed: TunedPreprocessing | None,
-    run: OpenRun,
-) -> PreprocessResult:
-    """Writes the run folder: the record, per-image differences, raw batch times, and the worst pictures."""
-    import shlex
+def _describe_pipeline(artifact: Entry, transform: Transform, plan: DaliPlan) -> PipelineRecord:
+    path, sha256 = str(artifact.file(PIPELINE)), artifact.sha256(PIPELINE)
+    return PipelineRecord(artifact.id, path, sha256, plan, tuple(transform.to_dict()["steps"]))
 
+
+def _describe_images(images: ImageFolder) -> ImagesRecord:
+    unreadable = tuple(RefusedImage(str(each.path), each.reason) for each in images.unreadable)
+    return ImagesRecord(str(images.folder), len(images.paths), unreadable, images.left_out)
+
+
+def _write_batch_times(path: Path, speed: TunedPreprocessing) -> None:
+    """Raw times of every batch; `row` counts the configurations that were tried, then the three measured anew."""
     import polars as pl
 
-    write_parquet(run.path / ROWS, proof.rows)
-    pictures = []
-    for rank, each in enumerate(proof.worst, 1):
-        name = f"worst-{rank}.png"
-        factor = save_side_by_side(run.path / name, each, transform)
-        pictures.append({"path": name, "image": each.name, "difference_times": factor})
-    if speed is not None:
-        rows = [
-            {"row": row, "implementation": each.implementation, "reader_ns": reader, "batch_ns": batch}
-            for row, each in enumerate(speed.rows)
-            for reader, batch in zip(each.reader_ns, each.batch_ns, strict=True)
-        ]
-        write_parquet(run.path / "throughput.parquet", pl.DataFrame(rows))
-    record = {
-        "model": card.name,
-        "classifies": card.task is Task.CLASSIFICATION,
-        "weights": dict(weights),
-        "pipeline": {
-            "id": artifact.id,
-            "steps": transform.to_dict()["steps"],
-            "path": str(artifact.file(PIPELINE)),
-            "sha256": artifact.sha256(PIPELINE),
-            "plan": proof.pixels.plan.to_dict(),
-        },
-        "images": {
-            "folder": str(images.folder),
-            "count": len(images.paths),
-            "unreadable": [{"path": str(each.path), "reason": each.reason} for each in images.unreadable],
-            "left_out": images.left_out,
-            "page_cache": "warm",
-        },
-        "parity": {**proof.to_dict(), "pictures": pictures},
-        "throughput": [row.to_dict() for row in speed.rows] if speed else [],
-        "speedup": speed.speedup[0] if speed else None,
-        "tuned": speed.to_dict() if speed else None,
-        "verdict": str(proof.judgment.verdict),
-        "run_dir": str(run.path),
-    }
-    write_json(run.path / PREPROCESSING, record)
-    finished = finish_run(
-        run, command=shlex.split(get_command_line()), parents=(artifact.id,), details={"model": card.name}
-    )
-    return PreprocessResult(card, weights, transform, images, artifact, proof, speed, finished, record)
+    rows = [
+        {"row": row, "implementation": each.job.implementation, "reader_ns": reader, "batch_ns": batch}
+        for row, each in enumerate((*speed.tried, speed.dataloader, speed.dali, speed.decode_only))
+        for times in each.repeats
+        for reader, batch in zip(times.reader_ns, times.batch_ns, strict=True)
+    ]
+    write_parquet(path, pl.DataFrame(rows))

@@ -1,63 +1,57 @@
 """The parity proof of a preprocess run, computed again from the rows of every image."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from optpipe.artifacts.facts import JudgedBuild
-from optpipe.core.disagreements import find_disagreements, plain_json
+from optpipe.core.disagreements import find_disagreements
 from optpipe.core.observation import RANDOM_WEIGHTS, Blocker, Observation
-from optpipe.preprocess.parity.proof import Proof, proof_from_rows, rows_from_file
-from optpipe.workspace.file_names import (
-    PREPROCESSING,
-    ROWS,
-)
-from optpipe.workspace.runs import Run, newest_runs, read_run_json
+from optpipe.core.records import plain_from_record, read_record
+from optpipe.preprocess.parity.proof import proof_from_rows, rows_from_file
+from optpipe.preprocess.parity.records import Proof
+from optpipe.preprocess.records import PreprocessRecord
+from optpipe.workspace.file_names import PREPROCESSING, ROWS
+from optpipe.workspace.runs import Run, newest_runs
 
 
 def observe_preprocessing(runs: Sequence[Run], build: JudgedBuild) -> Mapping[str, Observation]:
     """`agreement` (fraction) and `snr` (dB) of the newest parity proof for the build's model, from its rows."""
     for run in newest_runs(runs, "preprocess"):
-        record = read_run_json(run, PREPROCESSING)
-        if record.get("model") == build.model:
+        record = read_record(run.path / PREPROCESSING, PreprocessRecord)
+        if record.model == build.model:
             return _observe_parity(run, record)
     return {}
 
 
-def _observe_parity(run: Run, record: Mapping[str, Any]) -> dict[str, Observation]:
-    proof, caps = recompute_proof(run, record), _find_refused(record["parity"])
-    about = f"{record['parity']['images']} images"
+def _observe_parity(run: Run, record: PreprocessRecord) -> dict[str, Observation]:
+    proof, refused = recompute_proof(run, record), len(record.parity.refused)
+    remedy = "convert or remove them, then verify parity again"
+    blockers = (Blocker(f"{refused} images could not be decoded", remedy),) if refused else ()
+    about = f"{record.parity.images} images"
     found = {}
-    if proof.top1 is not None:
-        weights = () if record["weights"].get("trained", False) else (RANDOM_WEIGHTS,)
-        share, interval = proof.top1.equal / proof.top1.images, proof.top1.interval
-        found["agreement"] = Observation(share, interval.low, interval.high, (*caps, *weights), about, run.run_id)
-    snr = proof.outputs.snr_db
-    if snr is not None:
-        found["snr"] = Observation(snr, snr, snr, caps, about, run.run_id)
+    if proof.top1_agreement is not None:
+        weights = () if record.trained else (RANDOM_WEIGHTS,)
+        share, (low, high) = proof.top1_agreement.share, proof.top1_agreement.ci
+        found["agreement"] = Observation(share, low, high, (*blockers, *weights), about, run.run_id)
+    if (snr := proof.output.snr_db) is not None:
+        found["snr"] = Observation(snr, snr, snr, blockers, about, run.run_id)
     return found
-
-
-def _find_refused(parity: Mapping[str, Any]) -> tuple[Blocker, ...]:
-    refused = parity.get("refused") or ()
-    if not refused:
-        return ()
-    return (Blocker(f"{len(refused)} images could not be decoded", "convert or remove them, then verify parity again"),)
 
 
 def find_preprocessing_disagreements(run: Run) -> Iterator[str]:
     """Where `preprocess.json` differs from what the rows of the images give, one line each."""
     if (run.path / ROWS).is_file():
-        record = read_run_json(run, PREPROCESSING)
-        again = recompute_proof(run, record).to_dict()
-        stored = {name: record["parity"].get(name, "nothing") for name in again}
-        yield from find_disagreements(stored, plain_json(again), f"{PREPROCESSING}: parity")
+        record = read_record(run.path / PREPROCESSING, PreprocessRecord)
+        stored, again = plain_from_record(record.parity.proof), plain_from_record(recompute_proof(run, record))
+        yield from find_disagreements(stored, again, f"{PREPROCESSING}: parity")
+        if record.verdict != record.parity.proof.verdict:
+            yield f"{PREPROCESSING}: verdict says {record.verdict}, but its proof says {record.parity.proof.verdict}"
 
 
-def recompute_proof(run: Run, record: Mapping[str, Any]) -> Proof:
+def recompute_proof(run: Run, record: PreprocessRecord) -> Proof:
     """The parity proof of a preprocess run from its rows. Raises BadInputError where they are not there or too old."""
     return proof_from_rows(
         rows_from_file(run.path / ROWS),
-        trained=bool(record["weights"].get("trained", False)),
-        classifies=bool(record["classifies"]),
-        refused=len(record["parity"].get("refused") or ()),
+        trained=record.trained,
+        classifies=record.classifies,
+        refused=len(record.parity.refused),
     )

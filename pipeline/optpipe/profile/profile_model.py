@@ -11,6 +11,7 @@ from optpipe.backends.registry import get_runtime_options, resolve_effective_opt
 from optpipe.build.build import BuiltArtifact
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.events import Listener
+from optpipe.core.records import plain_from_record
 from optpipe.errors import ExitStatus, OptpipeError
 from optpipe.inputs.samples import choose_samples
 from optpipe.preprocess.dali.pipeline import DaliPlan
@@ -152,12 +153,14 @@ def _make_preprocess_job(plan: ProfilePlan, card: ModelCard) -> ProfileJob:
         "transform": card.transform.to_dict(),
         "images": [str(path) for path in plan.images],
         "implementation": implementation,
-        "plan": DaliPlan(
-            decode="mixed" if on_gpu else "cpu",
-            device="gpu" if on_gpu else "cpu",
-            batch_size=batch_size,
-            threads=8 if on_gpu else 2,
-        ).to_dict(),
+        "plan": plain_from_record(
+            DaliPlan(
+                decode="mixed" if on_gpu else "cpu",
+                device="gpu" if on_gpu else "cpu",
+                batch_size=batch_size,
+                threads=8 if on_gpu else 2,
+            )
+        ),
         "batch_size": batch_size,
         "threads": 2,
     }

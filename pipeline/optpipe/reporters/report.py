@@ -67,8 +67,6 @@ class Report:
     profile: Mapping[str, Any] | None = None
     """The newest profile's document, in the form of `profile --json`."""
     profile_files: tuple[RawFile, ...] = ()
-    preprocessing: Mapping[str, Any] | None = None
-    """The newest parity proof's document, in the form of `preprocess --json`."""
     pictures: tuple[ReportImage, ...] = ()
     """Of the parity proof."""
     stage_files: tuple[RawFile, ...] = ()

@@ -1,8 +1,7 @@
 """A preprocessing proof on the terminal."""
 
 import os
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -12,121 +11,113 @@ from rich.text import Text
 from optpipe.core.units import format_duration
 from optpipe.reporters.records import VERDICT_STYLES, format_rate_interval
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-def render_preprocess(record: Mapping[str, Any]) -> RenderableType:
-    """The verdict first, then step by step, the odd files, and the race."""
-    proof = record["parity"]
+    from optpipe.preprocess.parity.records import EdgeCaseFile, ParityRecord, Proof
+    from optpipe.preprocess.records import PreprocessRecord
+    from optpipe.preprocess.throughput.records import ThroughputRecord, TuningRecord
+
+
+def render_preprocess(record: "PreprocessRecord") -> RenderableType:
+    """The verdict first, then step by step, the edge cases, and the speed."""
+    parity, proof, images = record.parity, record.parity.proof, record.images
     lines: list[RenderableType] = [
-        Text(f"{proof['verdict']}  {record['model']}: {proof['reason']}", style=VERDICT_STYLES[proof["verdict"]])
+        Text(f"{proof.verdict}  {record.model}: {proof.reason}", style=VERDICT_STYLES[proof.verdict])
     ]
-    if proof["remedy"]:
-        lines.append(Text(f"→ {proof['remedy']}"))
-    lines.append(_render_steps(proof))
+    if proof.remedy:
+        lines.append(Text(f"→ {proof.remedy}"))
+    lines.append(_render_steps(parity))
     lines.append(Text(_format_outputs(proof)))
-    lines += [Text(f"refused by DALI  {each['image']}: {each['reason']}", style="red") for each in proof["refused"][:5]]
-    lines.append(_format_worst(record))
-    lines.append(_format_edge_cases(proof["odd_files"]))
-    if record["throughput"]:
-        lines.append(_render_throughput(record))
-    pipeline = record["pipeline"]
-    lines.append(Text(f"pipeline  {pipeline['path']}  sha256 {pipeline['sha256'][:12]}"))
-    lines.append(Text(f"evidence  {record['run_dir']}"))
+    lines += [Text(f"refused by DALI  {each.image}: {each.reason}", style="red") for each in parity.refused[:5]]
+    worst = (
+        f"{each.file} {os.path.relpath(each.image, images.folder)} (mean {each.mean_levels:.2f}, max {each.max_levels:.0f})"
+        for each in parity.worst
+    )
+    lines.append(Text(f"worst images, side by side with the difference: {', '.join(worst)}"))
+    lines.append(Text(_format_edge_cases(parity.edge_cases)))
+    if record.throughput:
+        lines.append(_render_throughput(record.throughput, images.count))
+    lines.append(Text(f"pipeline  {record.pipeline.path}  sha256 {record.pipeline.sha256[:12]}"))
+    lines.append(Text(f"evidence  {record.run_dir}"))
     return Group(*lines)
 
 
-def _render_steps(proof: Mapping[str, Any]) -> Table:
+def _render_steps(parity: "ParityRecord") -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("step")
     for name in ("mean |Δ|", "max |Δ|", "levels differing", "alone: mean", "max"):
         table.add_column(name, justify="right")
-    for each in proof["steps"]:
-        alone = each["alone"]
-        marked = each["step"] == proof["largest_step"] and alone["mean_levels"] > 0
+    for each in parity.steps:
+        marked = each.step == parity.largest_step and each.alone.mean_levels > 0
         table.add_row(
-            Text(each["step"] + (" ← largest" if marked else "")),
-            f"{each['mean_levels']:.4f}",
-            f"{each['max_levels']:.2f}",
-            f"{each['off_share']:.2%}",
-            f"{alone['mean_levels']:.4f}",
-            f"{alone['max_levels']:.2f}",
+            Text(each.step + (" ← largest" if marked else "")),
+            f"{each.cumulative.mean_levels:.4f}",
+            f"{each.cumulative.max_levels:.2f}",
+            f"{each.cumulative.off_share:.2%}",
+            f"{each.alone.mean_levels:.4f}",
+            f"{each.alone.max_levels:.2f}",
         )
-    table.caption = f"in 8-bit levels (0 to 255), {proof['images']} images"
+    table.caption = f"in 8-bit levels (0 to 255), {parity.images} images"
     table.caption_justify = "left"
     return table
 
 
-def _format_outputs(proof: Mapping[str, Any]) -> str:
-    output = proof["output"]
-    if not output["finite"]:
+def _format_outputs(proof: "Proof") -> str:
+    if not proof.output.finite:
         return "outputs contain NaN or Inf"
-    parts = ["outputs bit-identical" if output["snr_db"] is None else f"outputs: SNR {output['snr_db']:.1f} dB"]
-    if agreement := proof["top1_agreement"]:
-        parts.append(f"top-1 agreement {agreement['equal']}/{agreement['images']}")
-    if accuracy := proof["accuracy"]:
-        parts.append(f"accuracy {accuracy['reference']:.2%} with the reference, {accuracy['dali']:.2%} with DALI")
+    snr = proof.output.snr_db
+    parts = ["outputs bit-identical" if snr is None else f"outputs: SNR {snr:.1f} dB"]
+    if proof.top1_agreement:
+        parts.append(f"top-1 agreement {proof.top1_agreement.equal}/{proof.top1_agreement.images}")
+    if proof.accuracy:
+        parts.append(f"accuracy {proof.accuracy.reference:.2%} with the reference, {proof.accuracy.dali:.2%} with DALI")
     return ", ".join(parts)
 
 
-def _format_worst(record: Mapping[str, Any]) -> Text:
-    """Where to look: the pictures lie in the run's folder."""
-    proof, folder = record["parity"], record["images"]["folder"]
-    pairs = zip(proof["worst"], proof["pictures"], strict=True)
-    named = (
-        f"{picture['path']} {os.path.relpath(each['image'], folder)} (mean {each['mean_levels']:.2f}, max {each['max_levels']:.0f})"
-        for each, picture in pairs
-    )
-    return Text(f"worst images, side by side with the difference: {', '.join(named)}")
-
-
-def _format_edge_cases(odd: list[Mapping[str, Any]]) -> Text:
-    good = [each for each in odd if each["outcome"] in ("equal", "refused by both")]
-    rest = [each for each in odd if each not in good]
-    text = f"edge-case files  {len(good)} of {len(odd)} match"
-    if rest:
-        text += "; " + ", ".join(
-            f"{each['file']} {each['outcome']}"
-            + ("" if each["max_levels"] is None else f" (max {each['max_levels']:.1f})")
+def _format_edge_cases(files: "Sequence[EdgeCaseFile]") -> str:
+    """Those that differ, by name; the verdict is about the images."""
+    rest = [each for each in files if not each.matches]
+    text = f"edge-case files: {len(files) - len(rest)} of {len(files)} decode identically; not part of the verdict"
+    for outcome in dict.fromkeys(each.outcome for each in rest):
+        names = (
+            each.name + ("" if each.max_levels is None else f" (max {each.max_levels:.1f})")
             for each in rest
+            if each.outcome == outcome
         )
-    return Text(text)
+        text += f"\n  {outcome}: {', '.join(names)}"
+    return text
 
 
-def _render_throughput(record: Mapping[str, Any]) -> Table:
+def _render_throughput(tuning: "TuningRecord", images: int) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("", "device", "threads"):
         table.add_column(name)
     for name in ("images/s", "95 % interval", "reader_cost", "batch_cost"):
         table.add_column(name, justify="right")
-    winners = [record["tuned"][name] for name in ("dataloader", "dali", "decode_only")]
-    for each in record["throughput"]:
-        row = _format_throughput_row(each)
-        table.add_row(*row, style="bold" if each in winners else "dim")
-    tuned = record["tuned"]
-    interval = tuned["speedup_ci"]
-    text = f"DALI {tuned['speedup']:.2f}× the best DataLoader"
-    text += f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval else ""
-    if tuned["share_of_decode_only"]:
-        text += f", {tuned['share_of_decode_only']:.2f} of decoding alone"
-    text += f"; not tried: {tuned['left_out']}" if tuned["left_out"] else ""
-    table.caption = f"{text}; {record['images']['count']} images, page cache {record['images']['page_cache']}"
+    for each in tuning.tried:
+        table.add_row(*_format_throughput_row(each), style="dim")
+    for each in (tuning.dataloader, tuning.dali, tuning.decode_only):
+        table.add_row(*_format_throughput_row(each), style="bold")
+    text = f"DALI {tuning.speedup:.2f}× the best DataLoader"
+    text += f" ({tuning.speedup_ci[0]:.2f} to {tuning.speedup_ci[1]:.2f})" if tuning.speedup_ci else ""
+    text += f", {tuning.share_of_decode_only:.2f} of decoding alone"
+    text += f"; {tuning.left_out}" if tuning.left_out else ""
+    table.caption = f"{text}; {images} images, page cache warm"
     table.caption_justify = "left"
     return table
 
 
-def _format_throughput_row(each: Mapping[str, Any]) -> list[str]:
-    name = each["implementation"]
-    if each["settings"].get("decode") == "mixed":
-        name += f" hw {each['settings']['hw_decoder_load']:g}"
-        name += f" cpu {each['settings']['cpu_share']:g}" if each["settings"]["cpu_share"] else ""
-    threads = f"{each['threads']}" + (" workers" if each["implementation"] == "dataloader" else "")
-    if each["error"]:
-        return [name, str(each["device"]), threads, "failed", each["error"], "", ""]
-    costs = [format_duration(each[key] * 1e9) for key in ("reader_cost_s", "batch_cost_s")]
-    return [
-        name,
-        str(each["device"]),
-        threads,
-        f"{each['images_per_s']:,.0f}",
-        format_rate_interval(each["ci"]),
-        *costs,
-    ]
+def _format_throughput_row(each: "ThroughputRecord") -> list[str]:
+    name, device, threads = str(each.implementation), "", ""
+    if each.plan is not None:
+        device, threads = each.plan.decode, str(each.plan.threads)
+        if each.plan.decode == "mixed":
+            name += f" hw {each.plan.hw_decoder_load:g}"
+            name += f" cpu {each.plan.cpu_share:g}" if each.plan.cpu_share else ""
+    elif each.loader is not None:
+        device, threads = each.loader.device, f"{each.loader.workers} workers"
+    if each.images_per_s is None:
+        return [name, device, threads, "failed", str(each.error), "", ""]
+    costs = ("" if cost is None else format_duration(cost) for cost in (each.reader_cost_ns, each.batch_cost_ns))
+    return [name, device, threads, f"{each.images_per_s:,.0f}", format_rate_interval(each.ci), *costs]

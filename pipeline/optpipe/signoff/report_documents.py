@@ -5,11 +5,14 @@ tables of its trace (the recording itself holds the process environment and neve
 """
 
 import base64
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from optpipe.compare.report_data import list_raw_files
+from optpipe.core.records import read_record
+from optpipe.preprocess.parity.records import WorstImage
+from optpipe.preprocess.records import PreprocessRecord
 from optpipe.reporters.report import ReportImage
 from optpipe.workspace.file_names import (
     PREPROCESSING,
@@ -38,18 +41,18 @@ def collect_report_documents(runs: Sequence[Run], root: Path) -> dict[str, Any]:
             )
             break
     for run in newest_runs(runs, "preprocess"):
-        fields["preprocessing"] = read_run_json(run, PREPROCESSING)
-        fields["pictures"] = tuple(_embed_images(run, fields["preprocessing"], root))
+        record = read_record(run.path / PREPROCESSING, PreprocessRecord)
+        fields["pictures"] = tuple(_embed_images(run, record.parity.worst, root))
         break
     return fields
 
 
-def _embed_images(run: Run, record: Mapping[str, Any], root: Path) -> Iterator[ReportImage]:
-    for picture in record["parity"].get("pictures", ())[:MAX_IMAGES]:
-        path = run.path / picture["path"]
+def _embed_images(run: Run, worst: Sequence[WorstImage], root: Path) -> Iterator[ReportImage]:
+    for each in worst[:MAX_IMAGES]:
+        path = run.path / each.file
         if path.is_file():
             data = base64.b64encode(path.read_bytes()).decode()
-            name, times = Path(str(picture["image"])).name, float(picture["difference_times"])
-            caption = f"{name}: the model's own, DALI's, and their difference (×{times:.3g})"
-            files = (*list_raw_files((run,), root, picture["path"]), *list_raw_files((run,), root, ROWS))
+            name = Path(each.image).name
+            caption = f"{name}: the model's own, DALI's, and their difference (×{each.difference_times:.3g})"
+            files = (*list_raw_files((run,), root, each.file), *list_raw_files((run,), root, ROWS))
             yield ReportImage(caption, f"data:image/png;base64,{data}", files)

@@ -36,7 +36,7 @@ def run_preprocess_step(model: Model, images: Path | None, store: Store, listene
     """The proof of the derived preprocessing, without its speed; returns the run."""
     from optpipe.preprocess.preprocess import PreprocessRequest, choose_dali_plan, derive_preprocessing
 
-    request = PreprocessRequest(images=images, plan=choose_dali_plan("auto", None, None, "exact"), throughput=False)
+    request = PreprocessRequest(images=images, plan=choose_dali_plan("auto"), throughput=False)
     return [derive_preprocessing(model, request, store, listener).run.path]
 
 

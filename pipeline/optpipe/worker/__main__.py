@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.core.measurement import Scenario
-from optpipe.errors import OptpipeError, first_line
+from optpipe.errors import OptpipeError, first_line, is_out_of_memory
 from optpipe.worker.checks import (
     Reservoir,
     check_outputs,
@@ -35,7 +35,6 @@ from optpipe.worker.rotation import Rotation, draw_rotation, pool_from_files
 from optpipe.worker.spool import Spool
 
 PR_SET_PDEATHSIG = 1
-OUT_OF_MEMORY = ("out of memory", "failed to allocate memory", "bad_alloc", "outofmemory", "cuda_error_out_of_memory")
 
 
 def main() -> None:
@@ -55,7 +54,7 @@ def main() -> None:
     except OptpipeError as error:
         events.write(json.dumps({"event": "failed", "status": int(error.exit_status), "message": str(error)}) + "\n")
     except Exception as error:
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         events.write(json.dumps({"event": "out-of-memory", "message": first_line(error)}) + "\n")
 
@@ -181,11 +180,6 @@ def _read_peak_resident_bytes() -> int:
     lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
     peak = next((int(line.split()[1]) for line in lines if line.startswith("VmHWM")), None)
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if peak is None else peak) * 1024
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    text = f"{type(error).__name__} {error}".lower()
-    return isinstance(error, MemoryError) or any(mark in text for mark in OUT_OF_MEMORY)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ EVALUATION = "evaluate.json"
 PREPROCESSING = "preprocess.json"
 ROWS = "images.parquet"
 """One row for each image of a parity proof."""
+END_TO_END = "end-to-end.json"
 PROFILE = "profile.json"
 # a dossier
 REQUEST = "request.json"

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 RUN_SCHEMA = "optpipe.run"
 RUN_SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
-KINDS = ("bench", "profile", "preprocess", "evaluate", "calibrate", "compare", "signoff")
+KINDS = ("bench", "profile", "preprocess", "end-to-end", "evaluate", "calibrate", "compare", "signoff")
 
 
 @dataclass(frozen=True, slots=True)

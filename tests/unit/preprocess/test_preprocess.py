@@ -8,7 +8,7 @@ from PIL import Image
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.events import SilentListener
 from optpipe.inputs.synthetic import make_synthetic_image
-from optpipe.preprocess.preprocess import PreprocessRequest, choose_images
+from optpipe.preprocess.images import choose_images
 
 
 @dataclass
@@ -29,7 +29,7 @@ def chosen(folder, listed):
     manifest.write_text(json.dumps({"root": ".", "files": files}))
     card = ModelCard("m", "s", Task.CLASSIFICATION, (), labels=("cat", "dog"), data={"validation": str(manifest)})
     listener = Warned()
-    _, labels = choose_images(card, None, PreprocessRequest(), listener)
+    _, labels = choose_images(card, None, 1000, None, listener)
     return labels, listener.texts
 
 

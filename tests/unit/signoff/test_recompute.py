@@ -87,8 +87,8 @@ def in_json(*steps, value):
         ("profile.json", in_json("stages", 0, "tensor_cores", "used_ns", value=1), "used_ns says 1"),
         ("profile.json", in_json("stages", 0, "measured", "busy_ns", value=1), "busy_ns says 1"),
         ("profile.json", in_json("stages", 0, "bottleneck", "verdict", value="memory"), "bottleneck: verdict says"),
-        ("preprocess.json", in_json("parity", "output", "snr_db", value=99.0), "snr_db says 99.0"),
-        ("preprocess.json", in_json("parity", "top1_agreement", "equal", value=1), "equal says 1"),
+        ("preprocess.json", in_json("parity", "proof", "output", "snr_db", value=99.0), "snr_db says 99.0"),
+        ("preprocess.json", in_json("parity", "proof", "top1_agreement", "equal", value=1), "equal says 1"),
     ],
 )  # fmt: skip
 def test_a_forged_record_is_found(dossier, name, change, says):

@@ -1,6 +1,6 @@
 """Decoding as DALI operators that give the pixels of Pillow, whatever the file is.
 
-Only whole JPEG files go to the GPU's decoders; what is odd by its first or last bytes goes to the CPU's, which are the
+Only whole JPEG files go to the GPU's decoders; what is not one by its first or last bytes goes to the CPU's, which are the
 libraries that Pillow uses. What had to be found out on a GPU:
 
 - A transparent palette PNG keeps other colours there, and a truncated JPEG is filled up where Pillow refuses it. A whole
@@ -23,39 +23,39 @@ that was the cause has not been measured.
 """
 
 
-def decode_on_cpu(encoded: Node, step: Decode, *, odd_files: bool) -> GraphImage:
+def decode_on_cpu(encoded: Node, step: Decode, *, edge_cases: bool) -> GraphImage:
     """Decodes to 8 bits on the CPU.
 
-    `odd_files` adds a branch for 16-bit grayscale PNG: a Python `if` on a graph node, which DALI rewrites under
+    `edge_cases` adds a branch for 16-bit grayscale PNG: a Python `if` on a graph node, which DALI rewrites under
     `enable_conditionals`.
     """
-    pixels = _decode_pixels_on_cpu(encoded, _get_decode_settings(step), odd_files=odd_files)
+    pixels = _decode_pixels_on_cpu(encoded, _get_decode_settings(step), edge_cases=edge_cases)
     return GraphImage(pixels, _read_sides(encoded, step))
 
 
 def decode_mixed(
-    encoded: Node, step: Decode, options: dict[str, Any], *, odd_files: bool, cpu_share: tuple[Node, float] | None
+    encoded: Node, step: Decode, options: dict[str, Any], *, edge_cases: bool, cpu_share: tuple[Node, float] | None
 ) -> GraphImage:
-    """Decodes to 8 bits on the GPU, and by the CPU what is odd (`odd_files`) and a share of the rest, by their index.
+    """Decodes to 8 bits on the GPU, and by the CPU what is not a whole JPEG (`edge_cases`) and a share of the rest, by their index.
 
     `options` are nvJPEG's. Needs `enable_conditionals` unless both are off.
     """
     from nvidia.dali import fn
 
     settings = _get_decode_settings(step)
-    if not odd_files and cpu_share is None:
+    if not edge_cases and cpu_share is None:
         pixels = fn.decoders.image(encoded, device="mixed", **settings, **options)
         return GraphImage(pixels, _read_sides(encoded, step))
-    for_gpu = _is_for_gpu(encoded, odd_files=odd_files, cpu_share=cpu_share)
+    for_gpu = _is_for_gpu(encoded, edge_cases=edge_cases, cpu_share=cpu_share)
     if for_gpu:
         pixels = fn.decoders.image(encoded, device="mixed", **settings, **options)
     else:
-        pixels = _decode_pixels_on_cpu(encoded, settings, odd_files=odd_files).gpu()
+        pixels = _decode_pixels_on_cpu(encoded, settings, edge_cases=edge_cases).gpu()
     return GraphImage(pixels, _read_sides(encoded, step))
 
 
 def is_edge_case(path: Path, decode: str) -> bool:
-    """Whether a file needs the branch for odd ones when decoding on the `cpu` or `mixed`, by its first and last bytes."""
+    """Whether a file needs the branch for edge cases when decoding on the `cpu` or `mixed`, by its first and last bytes."""
     size = path.stat().st_size
     with path.open("rb") as file:
         head = file.read(28)
@@ -66,14 +66,14 @@ def is_edge_case(path: Path, decode: str) -> bool:
     return head[:3] != b"\xff\xd8\xff" or tail != b"\xff\xd9"
 
 
-def _is_for_gpu(encoded: Node, *, odd_files: bool, cpu_share: tuple[Node, float] | None) -> Node:
+def _is_for_gpu(encoded: Node, *, edge_cases: bool, cpu_share: tuple[Node, float] | None) -> Node:
     from nvidia.dali import fn, types
 
     own = None
     if cpu_share is not None:
         index, share = cpu_share
         own = (index[0] & (SHARE_PARTS - 1)) >= round(share * SHARE_PARTS)
-        if not odd_files:
+        if not edge_cases:
             return own
     size = fn.cast(encoded.shape()[0], dtype=types.INT32)
     # ITU-T T.81, table B.1: a file starts with SOI (FF D8) and another marker, and ends with EOI (FF D9)
@@ -81,10 +81,10 @@ def _is_for_gpu(encoded: Node, *, odd_files: bool, cpu_share: tuple[Node, float]
     return whole if own is None else whole & own
 
 
-def _decode_pixels_on_cpu(encoded: Node, settings: dict[str, Any], *, odd_files: bool) -> Node:
+def _decode_pixels_on_cpu(encoded: Node, settings: dict[str, Any], *, edge_cases: bool) -> Node:
     from nvidia.dali import fn, math, types
 
-    if not odd_files:
+    if not edge_cases:
         return fn.decoders.image(encoded, device="cpu", **settings)
     # PNG specification, 5.2 and 11.2.1: the signature; bytes 24 to 27 are depth 16, grayscale, and two zeros
     wide_gray = (_read_number(encoded, [0], 4) == 0x474E5089) & (_read_number(encoded, [24], 4) == 16)

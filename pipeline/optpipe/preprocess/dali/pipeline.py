@@ -1,7 +1,7 @@
 """DALI pipelines derived from a transform: fed with encoded files, or reading them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,22 +36,18 @@ class DaliPlan:
     threads: int = 2
     batch_size: int = 32
     hw_decoder_load: float = 1.0
-    """Share of the pictures that the GPU's JPEG decoder takes; the SMs decode the others.
+    """Share of the images that the GPU's JPEG decoder takes; the SMs decode the others.
 
     On an H200 the former's pixels are libjpeg-turbo's but for single levels, the latter's differ by 0.026 on average.
     """
     fancy_upsampling: bool = True
     """Interpolates chroma as libjpeg-turbo does, which Pillow uses; nvJPEG's default repeats it."""
     cpu_share: float = 0.0
-    """Share of the pictures that the CPU decodes beside the GPU's decoders, with `mixed`."""
-    odd_files: bool = True
+    """Share of the images that the CPU decodes beside the GPU's decoders, with `mixed`."""
+    edge_cases: bool = True
     """Sends what is no whole JPEG to the CPU's decoders and clips 16-bit grayscale, as Pillow reads them."""
     resize: Arithmetic = "exact"
     prefetch: int = 2
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        return asdict(self)
 
 
 def require_dali() -> None:
@@ -117,12 +113,12 @@ def make_reading_pipeline(
 ) -> Any:
     """A pipeline that reads `paths` again and again: (tensor, index of the file). `decode_only` ends after decoding.
 
-    The files are known, so each is looked at once, here: where none is odd the graph needs no branch for odd ones,
+    The files are known, so each is looked at once, here: where none is an edge case the graph needs no branch for them,
     which costs a tenth of the rate on a GPU.
     """
     require_dali()
     require_translatable(transform)
-    plan = replace(plan, odd_files=plan.odd_files and any(is_edge_case(path, plan.decode) for path in paths))
+    plan = replace(plan, edge_cases=plan.edge_cases and any(is_edge_case(path, plan.decode) for path in paths))
 
     def graph() -> Any:
         from nvidia.dali import fn
@@ -168,8 +164,8 @@ def decode_files(encoded: Any, transform: Transform, plan: DaliPlan, index: Any 
         options = {"hw_decoder_load": plan.hw_decoder_load, "jpeg_fancy_upsampling": plan.fancy_upsampling}
         number = fn.cast(encoded.shape(), dtype=types.INT32) if index is None else index
         share = (number, plan.cpu_share) if plan.cpu_share else None
-        return decode_mixed(encoded, transform.decode, options, odd_files=plan.odd_files, cpu_share=share)
-    picture = decode_on_cpu(encoded, transform.decode, odd_files=plan.odd_files)
+        return decode_mixed(encoded, transform.decode, options, edge_cases=plan.edge_cases, cpu_share=share)
+    picture = decode_on_cpu(encoded, transform.decode, edge_cases=plan.edge_cases)
     if plan.device == "gpu":
         picture = replace(picture, pixels=picture.pixels.gpu())
     return picture
@@ -205,7 +201,7 @@ def _build_pipeline(
         num_threads=plan.threads,
         device_id=0 if plan.device == "gpu" else None,
         prefetch_queue_depth=prefetch or plan.prefetch,
-        enable_conditionals=plan.odd_files or plan.cpu_share > 0 if conditionals is None else conditionals,
+        enable_conditionals=plan.edge_cases or plan.cpu_share > 0 if conditionals is None else conditionals,
         **declared,
     )
     pipeline = define()

@@ -1,44 +1,23 @@
-"""Whether the model's answers stay the same: PASS, FAIL, or not enough evidence."""
+"""Whether the model's predictions stay the same: PASS, FAIL, or not enough evidence."""
 
 from dataclasses import dataclass
 from math import floor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from optpipe.core.verdict import Verdict
-from optpipe.stats.paired import Interval, compute_share_interval
+from optpipe.preprocess.parity.records import Agreement
+from optpipe.stats.paired import compute_share_interval
 
 if TYPE_CHECKING:
     import numpy as np
 
 REQUIRED_AGREEMENT = 0.995
-"""Share of equal top-1 answers that a replacement of preprocessing must keep."""
+"""Share of equal top-1 predictions that a replacement of preprocessing must keep."""
 SNR_FLOOR_DB = 50.0
-"""Error of the outputs where answers prove nothing: 0.3 % of their norm.
+"""Error of the outputs where predictions prove nothing: 0.3 % of their norm.
 
 ResNet-50 with random weights: 90 dB with exact arithmetic, 67 dB with DALI's own resize, 30 dB without antialiasing.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Agreement:
-    """Equal top-1 answers out of `images`, with the exact 95 % interval."""
-
-    equal: int
-    images: int
-
-    @property
-    def interval(self) -> Interval:
-        """The 95 % interval of the share."""
-        return compute_share_interval(self.equal, self.images)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        return {
-            "share": self.equal / self.images,
-            "equal": self.equal,
-            "images": self.images,
-            "ci": self.interval.to_list(),
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +30,22 @@ class Judgment:
 
 
 def compute_agreement(reference: "np.ndarray", got: "np.ndarray") -> Agreement | None:
-    """Top-1 agreement of two lists of classes; None where the reference answers one class for every image."""
+    """Top-1 agreement of two `(images,)` arrays of classes; None where the reference has one class for every image."""
     import numpy as np
 
     if np.unique(reference).size < 2:
         return None
-    return Agreement(int(np.count_nonzero(reference == got)), len(reference))
+    return agreement_from_counts(int(np.count_nonzero(reference == got)), len(reference))
+
+
+def agreement_from_counts(equal: int, images: int) -> Agreement:
+    """`equal` out of `images`, with the interval of the share."""
+    interval = compute_share_interval(equal, images)
+    return Agreement(equal, images, equal / images, (interval.low, interval.high))
 
 
 def compute_images_needed(share: float = 1.0) -> int | None:
-    """How many images with this share of equal answers lift the interval's lower end to AGREEMENT; None where none do.
+    """How many images with this share of equal predictions lift the interval's lower end to REQUIRED_AGREEMENT; None where none do.
 
     The few that differ are spread evenly over the images.
     """
@@ -88,7 +73,7 @@ def judge_parity(
 ) -> Judgment:
     """The verdict on a derived pipeline; `snr_db` is None where the outputs are equal to the bit.
 
-    `blind` is a model that answers other pictures alike to the bit, as one whose last layer is zero does.
+    `blind` is a model whose outputs are equal to the bit for different images, as one whose last layer is zero does.
     """
     if refused:
         return Judgment(
@@ -125,16 +110,16 @@ def judge_parity(
 
 
 def _judge_by_agreement(found: Agreement) -> Judgment:
-    interval = found.interval
-    extent = f"95 % interval {interval.low:.2%} to {interval.high:.2%}"
+    low, high = found.ci
+    extent = f"95 % interval {low:.2%} to {high:.2%}"
     share = f"{found.equal} of {found.images} top-1 predictions agree, {extent}"
-    if interval.low >= REQUIRED_AGREEMENT:
+    if low >= REQUIRED_AGREEMENT:
         return Judgment(Verdict.PASS, share)
-    if interval.high < REQUIRED_AGREEMENT:
-        return Judgment(Verdict.FAIL, f"{share}; {REQUIRED_AGREEMENT:.1%} is wanted")
-    needed = compute_images_needed(found.equal / found.images)
+    if high < REQUIRED_AGREEMENT:
+        return Judgment(Verdict.FAIL, f"{share}; {REQUIRED_AGREEMENT:.1%} is required")
+    needed = compute_images_needed(found.share)
     if needed is None:
         remedy = "inspect the worst images; more images will not help"
     else:
         remedy = f"use at least {needed} images (--images, --limit)"
-    return Judgment(Verdict.INCONCLUSIVE, f"{share}; too few to prove {REQUIRED_AGREEMENT:.1%}", remedy)
+    return Judgment(Verdict.INCONCLUSIVE, f"{share}; too few images to prove {REQUIRED_AGREEMENT:.1%}", remedy)

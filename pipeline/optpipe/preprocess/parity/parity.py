@@ -1,109 +1,38 @@
-"""The proof: the same pictures through both pipelines and through the model."""
+"""The proof: the same images through both pipelines and through the model."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from optpipe.core.events import Listener
 from optpipe.core.transform import Transform
 from optpipe.errors import BadInputError
+from optpipe.inputs.edge_cases import make_edge_case_files
 from optpipe.inputs.images import decode_image
-from optpipe.inputs.odd import make_edge_case_files
-from optpipe.preprocess.dali.pipeline import DaliPlan
-from optpipe.preprocess.parity.judge import Agreement, Judgment
-from optpipe.preprocess.parity.pixels import (
-    ComparedImage,
-    PixelDifferences,
-    compare_images,
-    measure_steps_alone,
-)
-from optpipe.preprocess.parity.proof import Proof, proof_from_rows, rows_from_outputs
-from optpipe.stats.agreement import OutputError
+from optpipe.preprocess.dali.pipeline import INPUT, DaliPlan, dali_from_transform
+from optpipe.preprocess.parity.pixels import ComparedImage, PixelDifferences, compare_images, measure_steps_alone
+from optpipe.preprocess.parity.proof import proof_from_rows, rows_from_outputs
+from optpipe.preprocess.parity.records import EdgeCaseFile, Outcome, ParityRecord
 
 if TYPE_CHECKING:
     import numpy as np
     import polars as pl
 
 WORST = 3
-"""So many pictures are kept to be looked at."""
+"""Images that are kept to be looked at."""
 NEAR_MEAN_LEVELS, NEAR_MAX_LEVELS = 0.5, 8.0
-"""A file whose result stays within these came through; above them it is another picture."""
-
-
-@dataclass(frozen=True, slots=True)
-class EdgeCaseFile:
-    """What became of one of the odd files."""
-
-    name: str
-    outcome: str
-    """`equal` (to a level), `near`, `different`, `refused by both`, or `refused by DALI`."""
-    mean_levels: float | None
-    max_levels: float | None
+"""A file whose result stays within these came through; above them it is another image."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parity:
-    """The whole proof."""
+    """The whole proof, and what it was made from."""
 
-    pixels: PixelDifferences
+    record: ParityRecord
     rows: "pl.DataFrame"
-    """One row per picture, as `proof` describes; the figures below follow from them."""
+    """One row per image, as `proof` describes; the figures follow from them."""
     worst: tuple[ComparedImage, ...]
-    proof: Proof
-    edge_cases: tuple[EdgeCaseFile, ...] = field(default=())
-
-    @property
-    def outputs(self) -> OutputError:
-        """How far the model's outputs are apart."""
-        return self.proof.outputs
-
-    @property
-    def top1(self) -> Agreement | None:
-        """Equal answers of a classifier whose answers vary."""
-        return self.proof.top1
-
-    @property
-    def accuracy(self) -> tuple[float, float] | None:
-        """Of the reference and of DALI, where labels are known."""
-        return self.proof.accuracy
-
-    @property
-    def judgment(self) -> Judgment:
-        """The verdict with its reason."""
-        return self.proof.judgment
-
-    def count_far(self) -> int:
-        """How many pictures did not come through, by the measure that odd files have."""
-        rows = zip(self.rows["mean_levels"], self.rows["max_levels"], strict=True)
-        return sum(not _is_near(mean, largest) for mean, largest in rows)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        return {
-            **self.proof.to_dict(),
-            "images": self.rows.height,
-            "steps": [
-                {"step": after.step, **after.to_dict(), "alone": alone.to_dict()}
-                for after, alone in zip(self.pixels.together, self.pixels.alone, strict=True)
-            ],
-            "far": self.count_far(),
-            "largest_step": self.pixels.find_largest_step(),
-            "refused": [{"image": name, "reason": reason} for name, reason in self.pixels.refused],
-            "worst": [
-                {"image": each.name, "mean_levels": each.mean_levels, "max_levels": each.max_levels}
-                for each in self.worst
-            ],
-            "odd_files": [
-                {
-                    "file": each.name,
-                    "outcome": each.outcome,
-                    "mean_levels": each.mean_levels,
-                    "max_levels": each.max_levels,
-                }
-                for each in self.edge_cases
-            ],
-        }
 
 
 def prove_parity(
@@ -118,7 +47,10 @@ def prove_parity(
     classifies: bool,
     threads: int = 2,
 ) -> Parity:
-    """Compares on `paths`; `infer` maps a batch of the model's input to its first output. `labels` go with `paths`."""
+    """Compares on `paths`; `infer` maps a batch of the model's input to its first output. `labels` go with `paths`.
+
+    Raises BadInputError where DALI decodes none of the images.
+    """
     import numpy as np
     import polars as pl
 
@@ -135,12 +67,20 @@ def prove_parity(
             worst = sorted([*worst, *batch], key=lambda each: -each.mean_levels)[:WORST]
             step.advance(len(batch))
     if not parts:
-        raise BadInputError(f"DALI could not decode any of the {len(files)} images: {pixels.refused[0][1]}")
+        raise BadInputError(f"DALI could not decode any of the {len(files)} images: {pixels.refused[0].reason}")
     rows = pl.concat(parts)
     kept = set(rows["image"])
     measure_steps_alone([pair for pair in files if pair[0] in kept], pixels)
-    proof = proof_from_rows(rows, trained=trained, classifies=classifies, refused=len(pixels.refused))
-    return Parity(pixels, rows, tuple(worst), proof, check_edge_cases(transform, plan))
+    record = ParityRecord(
+        proof_from_rows(rows, trained=trained, classifies=classifies, refused=len(pixels.refused)),
+        images=rows.height,
+        steps=pixels.list_steps(),
+        largest_step=pixels.find_largest_step(),
+        far=sum(not _is_near(*each) for each in zip(rows["mean_levels"], rows["max_levels"], strict=True)),
+        refused=tuple(pixels.refused),
+        edge_cases=check_edge_cases(transform, plan),
+    )
+    return Parity(record, rows, tuple(worst))
 
 
 def _rows_from_batch(batch: Sequence[ComparedImage], truth: Mapping[str, int]) -> "pl.DataFrame":
@@ -161,13 +101,13 @@ def check_edge_cases(transform: Transform, plan: DaliPlan) -> tuple[EdgeCaseFile
     readable = {name: data for name, data in every.items() if _is_readable(data, transform)}
     pixels = PixelDifferences(transform, replace(plan, batch_size=len(readable)))
     found = {each.name: each for batch in compare_images(list(readable.items()), pixels) for each in batch}
-    results = []
+    results: list[EdgeCaseFile] = []
     for name, data in every.items():
         if name in found:
             results.append(_edge_case_from_compared(found[name]))
         else:
-            outcome = "refused by DALI" if name in readable else _check_both_refuse(data, transform, plan)
-            results.append(EdgeCaseFile(name, outcome, None, None))
+            outcome = "refused by DALI" if name in readable else _outcome_from_refused(data, transform, plan)
+            results.append(EdgeCaseFile(name, outcome))
     return tuple(results)
 
 
@@ -185,14 +125,13 @@ def _is_near(mean_levels: float, max_levels: float) -> bool:
 
 def _edge_case_from_compared(found: ComparedImage) -> EdgeCaseFile:
     mean, largest = found.mean_levels, found.max_levels
-    outcome = "equal" if largest <= 1.01 else "near" if _is_near(mean, largest) else "different"
+    outcome: Outcome = "equal" if largest <= 1.01 else "near" if _is_near(mean, largest) else "different"
     return EdgeCaseFile(found.name, outcome, mean, largest)
 
 
-def _check_both_refuse(data: bytes, transform: Transform, plan: DaliPlan) -> str:
+def _outcome_from_refused(data: bytes, transform: Transform, plan: DaliPlan) -> Outcome:
+    """Of a file that Pillow refuses."""
     import numpy as np
-
-    from optpipe.preprocess.dali.pipeline import INPUT, dali_from_transform
 
     pipeline = dali_from_transform(transform, plan, prefetch=1)
     pipeline.feed_input(INPUT, [np.frombuffer(data, np.uint8)])

@@ -1,4 +1,4 @@
-"""How far DALI's pixels are from the reference's, step by step and picture by picture."""
+"""How far DALI's pixels are from the reference's, step by step and image by image."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +12,7 @@ from optpipe.core.transform import (
     Transform,
     get_step_name,
 )
-from optpipe.errors import StageError
+from optpipe.errors import StageError, is_out_of_memory
 from optpipe.inputs.images import decode_image
 from optpipe.inputs.reference import iterate_steps
 from optpipe.preprocess.dali.pipeline import (
@@ -21,42 +21,19 @@ from optpipe.preprocess.dali.pipeline import (
     make_single_step_pipeline,
     make_steps_pipeline,
 )
-from optpipe.preprocess.throughput.processes import explain_operator_error, is_out_of_memory
+from optpipe.preprocess.dali.processes import explain_operator_error
+from optpipe.preprocess.parity.records import Difference, RefusedImage, StepDifference
 
 if TYPE_CHECKING:
     import numpy as np
 
 STEP_IMAGES = 64
-"""So many pictures are enough to say what each step adds by itself."""
-
-
-@dataclass
-class Difference:
-    """Absolute differences in 8-bit levels, accumulated over pictures."""
-
-    step: str
-    mean: float = 0.0
-    """Of the pictures' means: every picture counts the same, whatever its size."""
-    max: float = 0.0
-    off_share: float = 0.0
-    """Share of levels that are off by more than half a level."""
-    pictures: int = 0
-
-    def add(self, difference: "np.ndarray") -> None:
-        """Takes in one picture's differences."""
-        self.pictures += 1
-        self.mean += (float(difference.mean()) - self.mean) / self.pictures
-        self.off_share += (float((difference > 0.5).mean()) - self.off_share) / self.pictures
-        self.max = max(self.max, float(difference.max(initial=0.0)))
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        return {"mean_levels": self.mean, "max_levels": self.max, "off_share": self.off_share, "images": self.pictures}
+"""Images that are enough to say what each step adds by itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedImage:
-    """One picture through both pipelines."""
+    """One image through both pipelines."""
 
     name: str
     reference: "np.ndarray"
@@ -68,25 +45,41 @@ class ComparedImage:
 
 @dataclass
 class PixelDifferences:
-    """All that the pixels say, filled while pictures are compared."""
+    """All that the pixels say, filled while images are compared."""
 
     transform: Transform
     plan: DaliPlan
-    together: list[Difference] = field(default_factory=list)
-    """After each step, everything before it included."""
+    cumulative: list[Difference] = field(default_factory=list)
+    """After decoding, each geometric step, and normalization, everything before it included."""
     alone: list[Difference] = field(default_factory=list)
-    """By each step itself, on the reference's own pixels."""
-    refused: list[tuple[str, str]] = field(default_factory=list)
-    """Pictures that Pillow reads and DALI does not, with DALI's reason."""
+    """By each of them itself, on the reference's own pixels."""
+    refused: list[RefusedImage] = field(default_factory=list)
+    """Images that Pillow reads and DALI does not."""
 
     def __post_init__(self) -> None:
+        self.cumulative = [Difference()] * (len(self.transform.geometry) + 2)
+        self.alone = [Difference()] * len(self.cumulative)
+
+    def list_steps(self) -> tuple[StepDifference, ...]:
+        """Both, by the name of the step."""
         names = ["decode", *(get_step_name(step) for step in self.transform.geometry), "normalize"]
-        self.together = [Difference(name) for name in names]
-        self.alone = [Difference(name) for name in names]
+        return tuple(map(StepDifference, names, self.cumulative, self.alone))
 
     def find_largest_step(self) -> str:
         """The step that adds most by itself."""
-        return max(self.alone, key=lambda each: each.mean).step
+        return max(self.list_steps(), key=lambda each: each.alone.mean_levels).step
+
+
+def add_image(total: Difference, levels: "np.ndarray") -> Difference:
+    """`total` with the absolute differences of one more image, in levels and of any shape."""
+    images = total.images + 1
+    mean, off_share = float(levels.mean()), float((levels > 0.5).mean())
+    return Difference(
+        total.mean_levels + (mean - total.mean_levels) / images,
+        max(total.max_levels, float(levels.max(initial=0.0))),
+        total.off_share + (off_share - total.off_share) / images,
+        images,
+    )
 
 
 def compute_levels_per_unit(transform: Transform) -> float:
@@ -132,7 +125,7 @@ def measure_steps_alone(files: Sequence[tuple[str, bytes | Path]], pixels: Pixel
     plan = replace(pixels.plan, batch_size=1)
     chosen = [_read_content(source) for _, source in files[:: max(1, len(files) // STEP_IMAGES)][:STEP_IMAGES]]
     values = [_run_reference(data, transform) for data in chosen]
-    pixels.alone[0] = pixels.together[0]
+    pixels.alone[0] = pixels.cumulative[0]
     steps: list[Resize | CenterCrop | None] = [*transform.geometry, None]
     for index, step in enumerate(steps):
         pipelines: dict[bool, Any] = {}
@@ -142,11 +135,12 @@ def measure_steps_alone(files: Sequence[tuple[str, bytes | Path]], pixels: Pixel
                 pipelines[floats] = make_single_step_pipeline(transform, step, plan, floats=floats)
             (rows,) = _run(pipelines[floats], [each[index]])
             scale = compute_levels_per_unit(transform) if step is None else 1.0
-            pixels.alone[index + 1].add(_compute_difference(rows[0], each[index + 1]) * scale)
+            levels = _compute_difference(rows[0], each[index + 1]) * scale
+            pixels.alone[index + 1] = add_image(pixels.alone[index + 1], levels)
 
 
 def _run(pipeline: Any, arrays: Sequence[Any]) -> list[list["np.ndarray"]]:
-    """One batch through `pipeline`: per picture, its array at every output."""
+    """One batch through `pipeline`: per image, its array at every output."""
     import numpy as np
 
     fed = [np.frombuffer(each, np.uint8) if isinstance(each, bytes) else np.ascontiguousarray(each) for each in arrays]
@@ -168,13 +162,13 @@ def _run_one_by_one(
             kept.append((name, data))
         except RuntimeError as error:
             pipeline = None
-            pixels.refused.append((name, explain_dali_error(error)))
+            pixels.refused.append(RefusedImage(name, explain_dali_error(error)))
     return outputs, kept
 
 
 def require_memory(error: Exception, plan: DaliPlan) -> None:
-    """Raises StageError where DALI failed for want of memory, which is no fault of a picture."""
-    if is_out_of_memory(str(error)):
+    """Raises StageError where DALI failed for want of memory, which is no fault of an image."""
+    if is_out_of_memory(error):
         raise StageError(
             f"DALI ran out of memory with {plan.batch_size} images per batch; try --batch-size {max(1, plan.batch_size // 2)}"
         ) from error
@@ -206,7 +200,7 @@ def _compare(
         difference = _compute_difference(ours, theirs) * (
             compute_levels_per_unit(pixels.transform) if index == last else 1.0
         )
-        pixels.together[index].add(difference)
+        pixels.cumulative[index] = add_image(pixels.cumulative[index], difference)
     assert difference is not None
     return ComparedImage(name, expected[last], got[last], float(difference.mean()), float(difference.max(initial=0.0)))
 

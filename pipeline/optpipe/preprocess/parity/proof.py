@@ -1,21 +1,16 @@
 """The figures of a parity proof from its rows, one per image: when it is made, and again whenever it is verified.
 
-`images.parquet`: `image`, `mean_levels`, `max_levels` (pixels), the sums of `stats.agreement.row_errors` (outputs), and for a
-classifier `reference_class`, `dali_class` and, where labels are known, `class`.
+`images.parquet`: `image`, `mean_levels`, `max_levels` (pixels), the sums of `stats.agreement.compute_row_errors` (outputs), and
+for a classifier `reference_class`, `dali_class` and, where labels are known, `class`.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optpipe.errors import BadInputError, first_line
-from optpipe.preprocess.parity.judge import (
-    Agreement,
-    Judgment,
-    compute_agreement,
-    judge_parity,
-)
-from optpipe.stats.agreement import OutputError, compute_row_errors, pool_errors
+from optpipe.preprocess.parity.judge import compute_agreement, judge_parity
+from optpipe.preprocess.parity.records import Accuracy, Proof
+from optpipe.stats.agreement import compute_row_errors, pool_errors
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,30 +19,8 @@ if TYPE_CHECKING:
 _CLASSES = ("reference_class", "dali_class", "class")
 
 
-@dataclass(frozen=True, slots=True)
-class Proof:
-    """What the rows say of the model's outputs."""
-
-    outputs: OutputError
-    top1: Agreement | None
-    accuracy: tuple[float, float] | None
-    """Of the reference and of DALI, where labels are known."""
-    judgment: Judgment
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form: a part of `prove_parity` in `preprocess.json`."""
-        return {
-            "verdict": str(self.judgment.verdict),
-            "reason": self.judgment.reason,
-            "remedy": self.judgment.remedy,
-            "output": self.outputs.to_dict(),
-            "top1_agreement": self.top1.to_dict() if self.top1 else None,
-            "accuracy": dict(zip(("reference", "dali"), self.accuracy, strict=True)) if self.accuracy else None,
-        }
-
-
 def rows_from_outputs(reference: "np.ndarray", got: "np.ndarray", *, classifies: bool) -> "pl.DataFrame":
-    """The rows' columns about the outputs of one batch; classes are null for what is no classifier."""
+    """The rows' columns about the outputs of one batch, `(images, …)` each; classes are null for what is no classifier."""
     import numpy as np
     import polars as pl
 
@@ -66,8 +39,9 @@ def proof_from_rows(rows: "pl.DataFrame", *, trained: bool, classifies: bool, re
         top1 = compute_agreement(sums["reference_class"], sums["dali_class"])
         if "class" in rows.columns and rows["class"].null_count() == 0:
             truth = sums["class"]
-            accuracy = (float((sums["reference_class"] == truth).mean()), float((sums["dali_class"] == truth).mean()))
-    judgement = judge_parity(
+            shares = (float((sums[name] == truth).mean()) for name in ("reference_class", "dali_class"))
+            accuracy = Accuracy(*shares)
+    judgment = judge_parity(
         top1,
         error.snr_db,
         finite=error.finite,
@@ -76,7 +50,7 @@ def proof_from_rows(rows: "pl.DataFrame", *, trained: bool, classifies: bool, re
         refused=refused,
         blind=error.snr_db is None and rows["reference_square"].n_unique() < 2 and sums["max_levels"].max() > 0,
     )
-    return Proof(error, top1, accuracy, judgement)
+    return Proof(judgment.verdict, judgment.reason, judgment.remedy, error, top1, accuracy)
 
 
 def rows_from_file(path: Path) -> "pl.DataFrame":

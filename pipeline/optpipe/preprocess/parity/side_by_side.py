@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from optpipe.core.transform import Transform
 from optpipe.preprocess.parity.pixels import ComparedImage
+from optpipe.preprocess.parity.records import WorstImage
 from optpipe.workspace.runs import write_bytes
 
 if TYPE_CHECKING:
@@ -16,8 +17,8 @@ VISIBLE = 128
 """Levels that the largest difference is stretched to."""
 
 
-def save_side_by_side(path: Path, compared: ComparedImage, transform: Transform) -> float:
-    """Writes reference | DALI | difference as PNG; returns the factor by which the difference is multiplied."""
+def save_side_by_side(path: Path, compared: ComparedImage, transform: Transform) -> WorstImage:
+    """Writes reference | DALI | difference as PNG. Raises StageError where it cannot be written."""
     import numpy as np
     from PIL import Image
 
@@ -30,7 +31,7 @@ def save_side_by_side(path: Path, compared: ComparedImage, transform: Transform)
     png = io.BytesIO()
     Image.fromarray(np.clip(row + 0.5, 0, 255).astype(np.uint8)).save(png, "PNG")
     write_bytes(path, png.getvalue())
-    return factor
+    return WorstImage(compared.name, compared.mean_levels, compared.max_levels, path.name, factor)
 
 
 def _levels_from_tensor(tensor: "np.ndarray", transform: Transform) -> "np.ndarray":

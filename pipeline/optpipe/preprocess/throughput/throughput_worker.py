@@ -8,7 +8,7 @@ counted, therefore; half a round more made a rate 1.5 times too high.
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle
 from multiprocessing import active_children
 from pathlib import Path
@@ -18,10 +18,10 @@ from typing import Any
 from optpipe.core.transform import Transform
 from optpipe.inputs.images import preprocess_file
 from optpipe.measuring.machine import read_busy_ticks, read_process_ticks
-from optpipe.preprocess.dali.pipeline import DaliPlan, make_reading_pipeline
-from optpipe.preprocess.throughput.processes import serve_jobs
-from optpipe.preprocess.throughput.throughput import PATIENCE
+from optpipe.preprocess.dali.pipeline import make_reading_pipeline
+from optpipe.preprocess.throughput.records import PATIENCE, BatchTimes, ThroughputJob
 from optpipe.preprocess.throughput.windows import compute_rate_interval
+from optpipe.worker.jobs import serve_jobs
 
 WARM_UP_S = 0.5
 """Beside the batches that were prefetched before the clock ran, twice over."""
@@ -34,39 +34,39 @@ LOOK_EVERY = 4
 """The interval is looked at whenever so many rounds were added."""
 
 
-def main(folder: str) -> None:
-    """Answers the jobs in `folder`."""
-    kinds = {"dali": _measure_dali, "dataloader": _measure_dataloader}
-    serve_jobs(Path(folder), lambda job: kinds[job["kind"]](job))
+def measure_job(job: ThroughputJob) -> BatchTimes:
+    """The batches of one configuration in its steady state."""
+    return _measure_dali(job) if job.plan is not None else _measure_dataloader(job)
 
 
-def _measure_dali(job: dict[str, Any]) -> dict[str, Any]:
-    plan = DaliPlan(**job["plan"])
-    transform = Transform.from_dict(job["transform"])
-    paths = [Path(path) for path in job["paths"]]
-    pipeline = make_reading_pipeline(paths, transform, plan, decode_only=job["decode_only"])
+def _measure_dali(job: ThroughputJob) -> BatchTimes:
+    assert job.plan is not None
+    paths, decode_only = [Path(path) for path in job.paths], job.implementation == "dali-decode"
+    transform = Transform.from_dict(job.transform)
+    pipeline = make_reading_pipeline(paths, transform, job.plan, decode_only=decode_only)
 
     def batch() -> int:
         pipeline.run()  # synchronous with this batch, while the next ones are being made
         return perf_counter_ns()
 
-    return time_batches(batch, job["seconds"], prefetched=plan.prefetch + 1, patience=job["patience"])
+    return time_batches(batch, job.seconds, prefetched=job.plan.prefetch + 1, patience=job.patience)
 
 
-def _measure_dataloader(job: dict[str, Any]) -> dict[str, Any]:
+def _measure_dataloader(job: ThroughputJob) -> BatchTimes:
     import torch
     from torch.utils.data import DataLoader
 
+    assert job.loader is not None
     torch.set_num_threads(1)
-    workers, on_gpu = job["workers"], job["device"] == "cuda"
-    files = _Files(job["paths"], job["transform"])
+    workers, on_gpu = job.loader.workers, job.loader.device == "cuda"
+    files = _Files(job.paths, Transform.from_dict(job.transform))
     loader = DataLoader(
         files,
-        batch_size=job["batch_size"],
+        batch_size=job.loader.batch_size,
         sampler=cycle(range(len(files))),
         num_workers=workers,
         pin_memory=on_gpu,
-        prefetch_factor=job["prefetch_factor"] if workers else None,
+        prefetch_factor=job.loader.prefetch_factor if workers else None,
         multiprocessing_context="fork" if workers else None,
     )
     batches: Iterator[Any] = iter(loader)
@@ -79,16 +79,15 @@ def _measure_dataloader(job: dict[str, Any]) -> dict[str, Any]:
             torch.cuda.current_stream().synchronize()
         return read_ns
 
-    queue = workers * job["prefetch_factor"] if workers else 0
-    return time_batches(batch, job["seconds"], prefetched=queue + 1, group=max(1, workers), patience=job["patience"])
+    prefetched = workers * job.loader.prefetch_factor + 1
+    return time_batches(batch, job.seconds, prefetched, group=max(1, workers), patience=job.patience)
 
 
 class _Files:
     """A map-style dataset: the reference preprocessing of one file."""
 
-    def __init__(self, paths: list[str], transform: dict[str, Any]) -> None:
-        self.paths = paths
-        self.transform = Transform.from_dict(transform)
+    def __init__(self, paths: Sequence[str], transform: Transform) -> None:
+        self.paths, self.transform = paths, transform
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -107,7 +106,7 @@ def time_batches(
     group: int = 1,
     patience: float = PATIENCE,
     settled: Callable[[], None] | None = None,
-) -> dict[str, Any]:
+) -> BatchTimes:
     """Runs `batch`, which returns when its data were there, until the rate is known; counts whole groups of batches.
 
     A slow or an unsteady one ends after `patience` times the seconds. `settled` is called once, between the warm-up and
@@ -130,13 +129,9 @@ def time_batches(
         reader_ns.append(read - last)
         batch_ns.append(now - last)
         last = now
-    return {
-        "reader_ns": reader_ns,
-        "batch_ns": batch_ns,
-        "warm_up_batches": done,
-        "group": group,
-        "other_cpu_cores": max(0, _read_others_ticks() - others) / os.sysconf("SC_CLK_TCK") / ((last - started) / 1e9),
-    }
+    other_ticks = max(0, _read_others_ticks() - others)
+    other_cpu_cores = other_ticks / os.sysconf("SC_CLK_TCK") / ((last - started) / 1e9)
+    return BatchTimes(tuple(reader_ns), tuple(batch_ns), group, done, other_cpu_cores)
 
 
 def _read_others_ticks() -> int:
@@ -161,4 +156,4 @@ def has_enough_batches(
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    serve_jobs(Path(sys.argv[1]), ThroughputJob, measure_job)

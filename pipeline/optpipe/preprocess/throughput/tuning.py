@@ -3,19 +3,13 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from optpipe.core.events import Listener
 from optpipe.core.transform import Transform
+from optpipe.errors import StageError
 from optpipe.preprocess.dali.pipeline import DaliPlan
-from optpipe.preprocess.throughput.throughput import (
-    Throughput,
-    ThroughputJob,
-    make_dali_job,
-    make_dataloader_job,
-    measure_throughputs,
-    require_rate,
-)
+from optpipe.preprocess.throughput.records import PATIENCE, LoaderPlan, Throughput, ThroughputJob, TuningRecord
+from optpipe.preprocess.throughput.throughput import make_dali_job, make_loader_job, measure_throughputs
 from optpipe.preprocess.throughput.windows import compute_ratio_interval
 
 LOADER_BATCH = 64
@@ -34,7 +28,7 @@ QUICK = 0.5
 class TunedPreprocessing:
     """Every configuration that was tried, the winners measured anew, and decoding alone beside them."""
 
-    rows: tuple[Throughput, ...]
+    tried: tuple[Throughput, ...]
     dataloader: Throughput
     dali: Throughput
     decode_only: Throughput
@@ -42,29 +36,20 @@ class TunedPreprocessing:
     left_out: str | None = None
     """What was not tried, and why."""
 
-    @property
-    def speedup(self) -> tuple[float, tuple[float, float] | None]:
-        """DALI over DataLoader, with its 95 % interval."""
-        ours, theirs = self.dali.interval(), self.dataloader.interval()
-        rates = self.dali.images_per_s, self.dataloader.images_per_s
-        interval = compute_ratio_interval(rates[0], ours, rates[1], theirs) if ours and theirs else None
-        return rates[0] / rates[1], interval
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form of what was chosen."""
-        ratio, interval = self.speedup
-        return {
-            "dataloader": self.dataloader.to_dict(),
-            "dali": self.dali.to_dict(),
-            "decode_only": self.decode_only.to_dict(),
-            "plan": self.plan.to_dict(),
-            "speedup": ratio,
-            "speedup_ci": list(interval) if interval else None,
-            "share_of_decode_only": self.dali.images_per_s / self.decode_only.images_per_s
-            if self.decode_only.images_per_s
-            else None,
-            "left_out": self.left_out,
-        }
+    def summarize(self) -> TuningRecord:
+        """What is stored and shown of it."""
+        ours, theirs = self.dali.compute_interval(), self.dataloader.compute_interval()
+        rate, other = self.dali.images_per_s, self.dataloader.images_per_s
+        return TuningRecord(
+            tuple(each.summarize() for each in self.tried),
+            self.dataloader.summarize(),
+            self.dali.summarize(),
+            self.decode_only.summarize(),
+            speedup=rate / other,
+            speedup_ci=compute_ratio_interval(rate, ours, other, theirs) if ours and theirs else None,
+            share_of_decode_only=rate / self.decode_only.images_per_s,
+            left_out=self.left_out,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +82,15 @@ def tune_preprocessing(search: TuningSearch) -> TunedPreprocessing:
 
 def _try_loaders(search: TuningSearch) -> tuple[list[Throughput], str | None]:
     """The DataLoader with ever fewer workers, as long as that does not lose clearly; beside it what was not tried."""
-    plan, seconds, counts = search.plan, search.seconds * QUICK, _list_worker_counts(search.cores)
-    device, batch_size = "cuda" if plan.device == "gpu" else "cpu", min(plan.batch_size, LOADER_BATCH)
+    counts, on_gpu = _list_worker_counts(search.cores), search.plan.device == "gpu"
+    batch_size = min(search.plan.batch_size, LOADER_BATCH)
+    plans = [LoaderPlan(workers, batch_size, "cuda" if on_gpu else "cpu") for workers in counts]
     jobs = [
-        shorten_job(make_dataloader_job(search.transform, workers, batch_size, device, seconds)) for workers in counts
+        shorten_job(make_loader_job(search.paths, search.transform, each, search.seconds * QUICK)) for each in plans
     ]
     rows: list[Throughput] = []
     with search.listener.step("DataLoader by workers", total=len(jobs)) as step:
-        measured = measure_throughputs(search.paths, jobs)
+        measured = measure_throughputs(jobs)
         for row in measured:
             rows.append(row)
             step.advance()
@@ -127,8 +113,9 @@ def _try_pipelines(search: TuningSearch) -> dict[DaliPlan, Throughput]:
     def measure(plans: Iterable[DaliPlan], name: str) -> DaliPlan:
         new = [each for each in dict.fromkeys(replace(each, **kept) for each in plans) if each not in tried]
         with search.listener.step(name, total=len(new)) as step:
-            jobs = [shorten_job(make_dali_job(search.transform, each, search.seconds * QUICK)) for each in new]
-            for each, row in zip(new, measure_throughputs(search.paths, jobs) if jobs else (), strict=True):
+            seconds = search.seconds * QUICK
+            jobs = [shorten_job(make_dali_job(search.paths, search.transform, each, seconds)) for each in new]
+            for each, row in zip(new, measure_throughputs(jobs), strict=True):
                 tried[each] = row
                 step.advance()
         return max(tried, key=lambda each: tried[each].images_per_s)
@@ -142,20 +129,18 @@ def _measure_in_turn(
     search: TuningSearch, plan: DaliPlan, loader: Throughput, rows: tuple[Throughput, ...], left_out: str | None
 ) -> TunedPreprocessing:
     """The winners again, DALI's between those of the loader, so that drift of the machine hits both alike."""
-    transform, seconds, settings = search.transform, search.seconds, loader.settings
-    again = make_dataloader_job(transform, settings["workers"], loader.batch_size, settings["device"], seconds)
-    ours = [make_dali_job(transform, plan, seconds), make_dali_job(transform, plan, seconds, decode_only=True)]
+    again = replace(loader.job, seconds=search.seconds, patience=PATIENCE)
+    ours = make_dali_job(search.paths, search.transform, plan, search.seconds)
+    decode = make_dali_job(search.paths, search.transform, plan, search.seconds, decode_only=True)
     kinds: dict[str, list[Throughput]] = {"dataloader": [], "dali": [], "dali-decode": []}
-    order = ([again], [*ours, ours[0]], [again])
+    order = ([again], [ours, decode, ours], [again])
     with search.listener.step("both, interleaved", total=sum(map(len, order))) as step:
         for jobs in order:
-            for row in measure_throughputs(search.paths, jobs):
-                kinds[row.implementation].append(row)
+            for row in measure_throughputs(jobs):
+                kinds[row.job.implementation].append(row)
                 step.advance()
-    merged = {name: merge_rows(found) for name, found in kinds.items()}
-    return TunedPreprocessing(
-        (*rows, *merged.values()), merged["dataloader"], merged["dali"], merged["dali-decode"], plan, left_out
-    )
+    merged = {name: merge_repeats(found) for name, found in kinds.items()}
+    return TunedPreprocessing(rows, merged["dataloader"], merged["dali"], merged["dali-decode"], plan, left_out)
 
 
 def shorten_job(job: ThroughputJob) -> ThroughputJob:
@@ -163,16 +148,15 @@ def shorten_job(job: ThroughputJob) -> ThroughputJob:
     return replace(job, patience=1.0)
 
 
-def merge_rows(repeats: Sequence[Throughput]) -> Throughput:
-    """All batches of all repetitions as one measurement; one that failed is left out unless all did."""
-    good = [each for each in repeats if each.error is None]
-    if not good:
-        return require_rate(repeats[0], repeats[0].implementation)
-    reader = tuple(value for each in good for value in each.reader_ns)
-    batch = tuple(value for each in good for value in each.batch_ns)
-    counts = tuple(len(each.batch_ns) for each in good)
-    others = max(each.other_cpu_cores or 0.0 for each in good)
-    return replace(good[0], reader_ns=reader, batch_ns=batch, repeats=counts, other_cpu_cores=others)
+def merge_repeats(repeats: Sequence[Throughput]) -> Throughput:
+    """All repetitions as one measurement, those that failed left out. Raises StageError where all did."""
+    times = tuple(each for one in repeats for each in one.repeats)
+    if not times:
+        raise StageError(
+            f"{repeats[0].job.implementation} could not be measured: {repeats[0].error}\n"
+            "use --no-throughput to verify parity only"
+        )
+    return Throughput(repeats[0].job, times)
 
 
 def _list_worker_counts(cores: int) -> tuple[int, ...]:

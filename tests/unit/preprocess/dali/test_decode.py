@@ -4,18 +4,18 @@ import numpy as np
 import pytest
 from nvidia.dali import fn, pipeline_def, types
 
-from optpipe.inputs.odd import make_edge_case_files
+from optpipe.inputs.edge_cases import make_edge_case_files
 from optpipe.preprocess.dali.decode import SHARE_PARTS, _is_for_gpu, is_edge_case
 
 FILES = dict(make_edge_case_files())
 
 
-def for_gpu(files, cpu_share=None, odd_files=True):
+def for_gpu(files, cpu_share=None, edge_cases=True):
     def graph():
         encoded = fn.external_source(name="X", dtype=types.UINT8, ndim=1, device="cpu")
         index = fn.external_source(name="I", dtype=types.INT32, ndim=1, device="cpu")
         share = None if cpu_share is None else (index, cpu_share)
-        return _is_for_gpu(encoded, odd_files=odd_files, cpu_share=share), index, encoded
+        return _is_for_gpu(encoded, edge_cases=edge_cases, cpu_share=share), index, encoded
 
     pipeline = pipeline_def(graph, batch_size=len(files), num_threads=1, device_id=None, prefetch_queue_depth=1)()
     pipeline.feed_input("X", [np.frombuffer(data, np.uint8) for data in files])

@@ -47,14 +47,13 @@ def prove(paths, **changes):
 
 
 def test_the_derived_pipeline_passes_and_names_the_step_that_adds_most(paths):
-    proof = prove(paths)
-    record = proof.to_dict()
-    assert proof.judgment.verdict is Verdict.PASS
-    assert [each["step"] for each in record["steps"]] == ["decode", "resize", "center_crop", "normalize"]
-    assert record["largest_step"] == "resize"
-    assert record["steps"][-1]["max_levels"] <= 1.01
-    assert len(record["worst"]) == 3
-    assert {each["outcome"] for each in record["odd_files"]} <= {"equal", "refused by both"}
+    record = prove(paths).record
+    assert record.proof.verdict is Verdict.PASS
+    assert [each.step for each in record.steps] == ["decode", "resize", "center_crop", "normalize"]
+    assert record.largest_step == "resize"
+    assert record.steps[-1].cumulative.max_levels <= 1.01
+    assert record.images == record.steps[0].cumulative.images == 6
+    assert all(each.matches for each in record.edge_cases)
 
 
 def test_a_filter_without_antialiasing_is_found(paths, monkeypatch):
@@ -62,32 +61,32 @@ def test_a_filter_without_antialiasing_is_found(paths, monkeypatch):
     monkeypatch.setattr(
         dali_graph, "_get_filtering", lambda step, floats: {**filtering(step, floats=floats), "antialias": False}
     )
-    proof = prove(paths)
-    assert proof.judgment.verdict is Verdict.FAIL
-    assert proof.pixels.find_largest_step() == "resize"
-    assert {each.outcome for each in proof.edge_cases} & {"different"}
+    record = prove(paths).record
+    assert record.proof.verdict is Verdict.FAIL
+    assert record.largest_step == "resize"
+    assert {each.outcome for each in record.edge_cases} & {"different"}
 
 
 def test_a_crop_shifted_by_one_pixel_is_found(paths, monkeypatch):
     start = dali_graph._compute_crop_start
     monkeypatch.setattr(dali_graph, "_compute_crop_start", lambda *arguments: start(*arguments) + 1)
-    proof = prove(paths)
-    assert proof.judgment.verdict is Verdict.FAIL
-    assert proof.pixels.find_largest_step() == "center_crop"
+    record = prove(paths).record
+    assert record.proof.verdict is Verdict.FAIL
+    assert record.largest_step == "center_crop"
 
 
 def test_accuracy_is_given_where_labels_are_known(paths):
-    proof = prove(paths, trained=True, labels=[0, 1, 2, 3, 4, 0])
+    proof = prove(paths, trained=True, labels=[0, 1, 2, 3, 4, 0]).record.proof
     assert proof.accuracy is not None
-    assert proof.accuracy[0] == proof.accuracy[1]
-    assert proof.judgment.verdict is Verdict.INCONCLUSIVE
+    assert proof.accuracy.reference == proof.accuracy.dali
+    assert proof.verdict is Verdict.INCONCLUSIVE
 
 
 def test_files_that_only_pillow_reads_are_named_and_fail(paths, tmp_path):
     Image.fromarray(make_synthetic_image(90, 90)).save(tmp_path / "gif in disguise.jpg", "GIF")
     proof = prove([*paths, tmp_path / "gif in disguise.jpg"])
-    assert [name.rpartition("/")[2] for name, _ in proof.pixels.refused] == ["gif in disguise.jpg"]
-    assert proof.judgment.verdict is Verdict.FAIL
+    assert [each.image.rpartition("/")[2] for each in proof.record.refused] == ["gif in disguise.jpg"]
+    assert proof.record.proof.verdict is Verdict.FAIL
     assert proof.rows.height == len(paths)
 
 
@@ -103,6 +102,8 @@ def test_running_out_of_memory_is_not_blamed_on_the_pictures(paths, monkeypatch)
 
 def test_the_worst_picture_is_shown_beside_the_reference_and_the_difference(paths, tmp_path):
     proof = prove(paths)
-    factor = save_side_by_side(tmp_path / "worst.png", proof.worst[0], TRANSFORM)
-    assert factor > 1
+    assert len(proof.worst) == 3
+    saved = save_side_by_side(tmp_path / "worst.png", proof.worst[0], TRANSFORM)
+    assert (saved.file, saved.image) == ("worst.png", proof.worst[0].name)
+    assert saved.difference_times > 1
     assert Image.open(tmp_path / "worst.png").size == (3 * 63 + 2 * 8, 64)

@@ -2,8 +2,10 @@ from types import SimpleNamespace
 
 import pytest
 from PIL import Image
+from tests.fakes.preprocess import tuned_preprocessing
 
 from optpipe.core.events import SilentListener
+from optpipe.core.records import json_from_record, record_from_json
 from optpipe.core.transform import (
     CenterCrop,
     Decode,
@@ -16,43 +18,50 @@ from optpipe.errors import StageError
 from optpipe.inputs.synthetic import make_synthetic_image
 from optpipe.preprocess.dali.pipeline import DaliPlan
 from optpipe.preprocess.throughput import tuning
+from optpipe.preprocess.throughput.records import BatchTimes, LoaderPlan, Throughput, ThroughputJob, TuningRecord
 from optpipe.preprocess.throughput.throughput import (
-    Throughput,
     make_dali_job,
-    make_dataloader_job,
+    make_loader_job,
     measure_throughputs,
     warn_about_other_load,
 )
-from optpipe.preprocess.throughput.tuning import TuningSearch, merge_rows, tune_preprocessing
+from optpipe.preprocess.throughput.tuning import TuningSearch, merge_repeats, tune_preprocessing
 
 TRANSFORM = Transform((Decode(), Resize((40,)), CenterCrop(32, 32), Rescale(), Pack()))
 
 
+def dali(batch_size=32):
+    return ThroughputJob("dali", (), {}, 1.0, plan=DaliPlan(batch_size=batch_size))
+
+
 def test_the_rate_is_all_images_over_all_time_with_an_interval_around_it():
     batch_ns = tuple(10_000_000 + (index % 7) * 1_000_000 for index in range(120))
-    found = Throughput("dali", {"decode": "cpu", "threads": 2}, 32, batch_ns, batch_ns)
+    found = Throughput(dali(), (BatchTimes(batch_ns, batch_ns),))
     assert found.images_per_s == pytest.approx(32 * 120 / (sum(batch_ns) / 1e9))
-    low, high = found.interval()
+    low, high = found.compute_interval()
     assert low < found.images_per_s < high
-    record = found.to_dict()
-    assert (record["device"], record["threads"]) == ("cpu", 2)
-    assert record["batch_cost_s"] == pytest.approx(sum(batch_ns) / 120 / 1e9)
+    assert found.summarize().batch_cost_ns == pytest.approx(sum(batch_ns) / 120)
 
 
 def test_too_few_batches_have_no_interval_and_a_failure_has_no_rate():
-    assert Throughput("dali", {}, 32, (1,) * 2, (1,) * 2).interval() is None
-    assert Throughput("dali", {}, 32, error="out of memory").to_dict()["images_per_s"] is None
+    assert Throughput(dali(), (BatchTimes((1,) * 2, (1,) * 2),)).compute_interval() is None
+    failed = Throughput(dali(), error="out of memory").summarize()
+    assert (failed.images_per_s, failed.ci, failed.error) == (None, None, "out of memory")
 
 
 def test_repetitions_are_put_together_and_widen_the_interval():
     def steady(ms):
-        return Throughput("dataloader", {}, 10, (1,) * 24, (ms * 1_000_000,) * 24, group=2)
+        return Throughput(dali(10), (BatchTimes((1,) * 24, (ms * 1_000_000,) * 24, group=2),))
 
-    both = merge_rows([steady(10), steady(11), Throughput("dataloader", {}, 10, error="out of memory")])
-    assert both.repeats == (24, 24)
+    both = merge_repeats([steady(10), steady(11), Throughput(dali(10), error="out of memory")])
     assert both.repeated_images_per_s == pytest.approx((1000, 1e4 / 11))
-    low, high = both.interval()
+    low, high = both.compute_interval()
     assert low <= 1e4 / 11 < both.images_per_s < 1000 <= high
+
+
+def test_a_record_is_read_back_as_it_was_written():
+    tuned = tuned_preprocessing(DaliPlan(threads=3)).summarize()
+    assert record_from_json(json_from_record(tuned), TuningRecord, "here") == tuned
 
 
 @pytest.mark.slow
@@ -61,41 +70,37 @@ def test_both_are_measured_for_real_in_a_process_of_their_own(tmp_path):
         Image.fromarray(make_synthetic_image(60, 80, index)).save(tmp_path / f"{index}.jpg")
     paths, plan = sorted(tmp_path.glob("*.jpg")), DaliPlan(threads=1, batch_size=4)
     jobs = [
-        make_dali_job(TRANSFORM, plan, 0.1),
-        make_dali_job(TRANSFORM, plan, 0.1, decode_only=True),
-        make_dataloader_job(TRANSFORM, 2, 4, "cpu", 0.1),
+        make_dali_job(paths, TRANSFORM, plan, 0.1),
+        make_dali_job(paths, TRANSFORM, plan, 0.1, decode_only=True),
+        make_loader_job(paths, TRANSFORM, LoaderPlan(2, 4, "cpu"), 0.1),
     ]
-    found = list(measure_throughputs(paths, jobs))
+    found = list(measure_throughputs(jobs))
     for each in found:
         assert each.error is None
         assert each.images_per_s > 0
         assert len(each.batch_ns) >= 4
-    assert [each.implementation for each in found] == ["dali", "dali-decode", "dataloader"]
+    assert [each.job.implementation for each in found] == ["dali", "dali-decode", "dataloader"]
     assert len(found[2].batch_ns) % 2 == 0, "whole rounds of the two workers"
 
 
 def test_what_cannot_be_read_is_an_error_of_its_row_and_the_next_goes_on(tmp_path):
     (tmp_path / "1.jpg").write_bytes(b"no picture")
-    job = make_dali_job(TRANSFORM, DaliPlan(batch_size=1), 0.1)
-    for found in measure_throughputs([tmp_path / "1.jpg"], [job, job]):
+    job = make_dali_job([tmp_path / "1.jpg"], TRANSFORM, DaliPlan(batch_size=1), 0.1)
+    for found in measure_throughputs([job, job]):
         assert found.error
 
 
 def simulated(monkeypatch, rate_of_dali, rate_of_loader):
     def measured(job):
-        settings = job.settings
-        if job.implementation == "dataloader":
-            rate = rate_of_loader(settings["workers"])
-        else:
-            rate = rate_of_dali(DaliPlan(**job.details["plan"]))
-            rate = 2 * rate if rate and job.implementation == "dali-decode" else rate
+        rate = rate_of_loader(job.loader.workers) if job.loader else rate_of_dali(job.plan)
         if rate is None:
-            return job.measured("out of memory")
-        ns = [int(1e9 * job.batch_size / rate)] * 48
-        return job.measured({"reader_ns": ns, "batch_ns": ns, "group": 1, "other_cpu_cores": 0.0})
+            return Throughput(job, error="out of memory")
+        rate *= 2 if job.implementation == "dali-decode" else 1
+        ns = (int(1e9 * job.batch_size / rate),) * 48
+        return Throughput(job, (BatchTimes(ns, ns),))
 
-    def throughputs(paths, jobs):
-        yield from (measured(job) for job in jobs)
+    def throughputs(jobs):
+        yield from map(measured, jobs)
 
     monkeypatch.setattr(tuning, "measure_throughputs", throughputs)
 
@@ -113,11 +118,12 @@ def test_the_fastest_of_each_kind_is_found_on_a_gpu(monkeypatch):
     )
     assert (found.plan.hw_decoder_load, found.plan.threads, found.plan.prefetch) == (1.0, 4, 2)
     assert found.plan.cpu_share == 0
-    assert found.dataloader.settings["workers"] == 8
-    assert found.dataloader.batch_size == 64
-    assert found.speedup[0] == pytest.approx(10_500 / 500)
-    assert found.to_dict()["share_of_decode_only"] == pytest.approx(0.5)
-    assert found.to_dict()["left_out"] == "2 workers not tried: 4 reached 0.60 of the best"
+    assert found.dataloader.job.loader.workers == 8
+    assert found.dataloader.job.batch_size == 64
+    record = found.summarize()
+    assert record.speedup == pytest.approx(10_500 / 500)
+    assert record.share_of_decode_only == pytest.approx(0.5)
+    assert record.left_out == "2 workers not tried: 4 reached 0.60 of the best"
 
 
 def test_the_cpu_takes_a_share_where_that_is_faster(monkeypatch):
@@ -134,15 +140,15 @@ def test_what_was_asked_for_is_not_tuned(monkeypatch):
     found = tune_preprocessing(
         TuningSearch([], TRANSFORM, asked, 16, 1.0, SilentListener(), frozenset({"decode", "threads"}))
     )
-    tried = [row.settings for row in found.rows if row.implementation == "dali"]
-    assert {(each["decode"], each["threads"]) for each in tried} == {("mixed", 3)}
+    tried = [row.job.plan for row in found.tried if row.job.plan]
+    assert {(each.decode, each.threads) for each in tried} == {("mixed", 3)}
 
 
 def test_a_configuration_that_fails_is_a_row_and_not_the_end(monkeypatch):
     simulated(monkeypatch, lambda plan: None if plan.threads == 2 else 900, lambda workers: 100 if workers else None)
     found = tune_preprocessing(TuningSearch([], TRANSFORM, DaliPlan(batch_size=8), 2, 1.0, SilentListener()))
     assert found.plan.threads == 1
-    assert {row.error for row in found.rows} == {None, "out of memory"}
+    assert {row.error for row in found.tried} == {None, "out of memory"}
 
 
 def test_nothing_that_works_is_a_failed_stage(monkeypatch):

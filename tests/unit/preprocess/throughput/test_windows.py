@@ -55,10 +55,10 @@ def test_bursts_of_the_workers_do_not_change_the_rate(monkeypatch, workers):
     loader = Loader(workers, 1.0)
     monkeypatch.setattr(measured, "perf_counter_ns", loader.clock)
     found = time_batches(loader.batch, 3.0, prefetched=2 * workers + 1, group=workers)
-    batches = found["batch_ns"]
+    batches = found.batch_ns
     rate = 64 * len(batches) / (sum(batches) / 1e9)
     assert rate == pytest.approx(64 * workers, rel=0.02)
-    assert (found["warm_up_batches"] % workers, len(batches) % workers) == (0, 0)
+    assert (found.warm_up_batches % workers, len(batches) % workers) == (0, 0)
     low, high = compute_rate_interval(batches, workers, 64)
     assert low <= rate <= high
     assert high - low < 0.05 * rate
@@ -74,7 +74,7 @@ def test_what_other_processes_take_of_the_processors_is_seen():
             found = time_batches(batch, 0.5, prefetched=1)
         finally:
             other.kill()
-    assert found["other_cpu_cores"] > 0.2
+    assert found.other_cpu_cores > 0.2
 
 
 def test_the_rate_lies_in_its_interval_even_where_windows_are_unequal():

@@ -1,4 +1,4 @@
-"""Files that break preprocessing pipelines, made from one picture: formats, depths, orientations, extreme sizes."""
+"""Files that break preprocessing pipelines, made from one image: formats, depths, orientations, extreme sizes."""
 
 import io
 import struct
@@ -18,41 +18,41 @@ _ORIENTATION = 0x0112
 def make_edge_case_files() -> Iterator[tuple[str, bytes]]:
     """Names and contents; `truncated.jpg` is one that every decoder must refuse."""
     pixels = make_synthetic_image(231, 309, seed=5)
-    picture = Image.fromarray(pixels)
-    gray = picture.convert("L")
-    yield "baseline 4:2:0.jpg", _encode(picture, "JPEG", quality=90)
-    yield "baseline 4:4:4.jpg", _encode(picture, "JPEG", quality=90, subsampling=0)
-    yield "progressive.jpg", _encode(picture, "JPEG", quality=90, progressive=True)
+    image = Image.fromarray(pixels)
+    gray = image.convert("L")
+    yield "baseline 4:2:0.jpg", _encode(image, "JPEG", quality=90)
+    yield "baseline 4:4:4.jpg", _encode(image, "JPEG", quality=90, subsampling=0)
+    yield "progressive.jpg", _encode(image, "JPEG", quality=90, progressive=True)
     yield "grayscale.jpg", _encode(gray, "JPEG", quality=90)
-    yield "cmyk.jpg", _encode(picture.convert("CMYK"), "JPEG", quality=90)
+    yield "cmyk.jpg", _encode(image.convert("CMYK"), "JPEG", quality=90)
     for orientation in (3, 6):
         exif = Image.Exif()
         exif[_ORIENTATION] = orientation
-        yield f"exif orientation {orientation}.jpg", _encode(picture, "JPEG", quality=90, exif=exif)
+        yield f"exif orientation {orientation}.jpg", _encode(image, "JPEG", quality=90, exif=exif)
     yield "grayscale.png", _encode(gray, "PNG")
     yield "grayscale 16 bit.png", _encode(Image.fromarray(np.asarray(gray).astype(np.uint16) * 3), "PNG")
     yield "rgb 16 bit.png", _encode_png16(pixels)
-    yield "palette.png", _encode(picture.convert("P", palette=Image.Palette.ADAPTIVE), "PNG")
+    yield "palette.png", _encode(image.convert("P", palette=Image.Palette.ADAPTIVE), "PNG")
     yield (
         "palette with transparency.png",
-        _encode(picture.convert("P", palette=Image.Palette.ADAPTIVE, colors=16), "PNG", transparency=3),
+        _encode(image.convert("P", palette=Image.Palette.ADAPTIVE, colors=16), "PNG", transparency=3),
     )
     alpha = np.dstack([pixels, np.linspace(0, 255, pixels[:, :, 0].size).reshape(pixels.shape[:2]).astype(np.uint8)])
     yield "rgba.png", _encode(Image.fromarray(alpha), "PNG")
-    yield "bilevel.png", _encode(picture.convert("1"), "PNG")
-    yield "lossy.webp", _encode(picture, "WEBP", quality=90)
+    yield "bilevel.png", _encode(image.convert("1"), "PNG")
+    yield "lossy.webp", _encode(image, "WEBP", quality=90)
     yield "lossless with alpha.webp", _encode(Image.fromarray(alpha), "WEBP", lossless=True)
-    yield "1×1.jpg", _encode(picture.crop((0, 0, 1, 1)), "JPEG")
-    yield "1×1.png", _encode(picture.crop((0, 0, 1, 1)), "PNG")
+    yield "1×1.jpg", _encode(image.crop((0, 0, 1, 1)), "JPEG")
+    yield "1×1.png", _encode(image.crop((0, 0, 1, 1)), "PNG")
     yield "very wide.jpg", _encode(Image.fromarray(make_synthetic_image(24, 1900, seed=6)), "JPEG", quality=90)
-    yield "very large.jpg", _encode(picture.resize((4000, 3000)), "JPEG", quality=90)
-    whole = _encode(picture, "JPEG", quality=90)
+    yield "very large.jpg", _encode(image.resize((4000, 3000)), "JPEG", quality=90)
+    whole = _encode(image, "JPEG", quality=90)
     yield "truncated.jpg", whole[: len(whole) // 2]
 
 
-def _encode(picture: Image.Image, kind: str, **options: object) -> bytes:
+def _encode(image: Image.Image, kind: str, **options: object) -> bytes:
     buffer = io.BytesIO()
-    picture.save(buffer, kind, **options)
+    image.save(buffer, kind, **options)
     return buffer.getvalue()
 
 

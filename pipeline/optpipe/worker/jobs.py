@@ -1,0 +1,104 @@
+"""Jobs in a child process: records in, records out, and what it left behind where one failed.
+
+A process works through its jobs in order; where one brings it down, the next job gets a fresh process. So one job that
+fails costs its own result only, and starting up (torch and CUDA, seconds) is paid once. Jobs and results are files in a
+folder: what libraries print, or a profiler around the process, cannot disturb them.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import TypeVar
+
+from optpipe.core.records import json_from_record, read_record
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+STDERR_LOG = "stderr.txt"
+POLL_S = 0.05
+"""How often the parent looks for the next result: too seldom to be felt by what is measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobFailure:
+    """Why there is no result."""
+
+    stderr: str
+    exit_status: int | None
+    """Negative for a signal; None where the job took longer than its limit."""
+
+
+def run_jobs(
+    module: str, jobs: Sequence[object], kind: type[Result], limit_s: float, defaults: Mapping[str, str]
+) -> Generator[Result | JobFailure]:
+    """Runs `python -m module FOLDER` for the jobs; yields each result, of type `kind`, as it comes, or why there is none.
+
+    A job that takes longer than `limit_s` is ended. The module answers with `serve_jobs`. `defaults` are environment
+    variables for those that are not set.
+    """
+    begun = 0
+    while begun < len(jobs):
+        with tempfile.TemporaryDirectory(prefix="optpipe-") as name:
+            folder = Path(name)
+            for index, job in enumerate(jobs[begun:]):
+                (folder / f"{index}.job").write_bytes(json_from_record(job))
+            for result in _read_results(module, folder, len(jobs) - begun, kind, limit_s, {**defaults, **os.environ}):
+                begun += 1
+                yield result
+
+
+def serve_jobs(folder: Path, kind: type[Job], measure: Callable[[Job], object]) -> None:
+    """The process's side: answers the jobs in `folder`, records of type `kind`, in order."""
+    for index in range(len(list(folder.glob("*.job")))):
+        partial = folder / f"{index}.partial"
+        partial.write_bytes(json_from_record(measure(read_record(folder / f"{index}.job", kind))))
+        partial.replace(folder / f"{index}.json")
+
+
+def _read_results(
+    module: str, folder: Path, count: int, kind: type[Result], limit_s: float, environment: Mapping[str, str]
+) -> Generator[Result | JobFailure]:
+    """Results until the process ends or hangs; its failure is the last one."""
+    with (folder / STDERR_LOG).open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, str(folder)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+            env=environment,
+            start_new_session=True,  # so that what it forked ends with it
+        )
+        try:
+            for index in range(count):
+                result = folder / f"{index}.json"
+                if not _await_result(process, result, limit_s):
+                    stderr = (folder / STDERR_LOG).read_text(encoding="utf-8", errors="replace")
+                    yield JobFailure(stderr, process.poll())
+                    return
+                yield read_record(result, kind)
+        finally:
+            with suppress(ProcessLookupError):  # all that was wanted of it lies in its folder
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _await_result(process: "subprocess.Popen[bytes]", result: Path, limit_s: float) -> bool:
+    """Whether the result came before the process's end and before the limit."""
+    until = monotonic() + limit_s
+    while not result.exists():
+        try:
+            process.wait(POLL_S)
+        except subprocess.TimeoutExpired:
+            if monotonic() > until:
+                return False
+        else:
+            return result.exists()
+    return True

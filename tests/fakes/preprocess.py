@@ -1,0 +1,74 @@
+"""A preprocess run's record, as made-up figures."""
+
+from optpipe.core.verdict import Verdict
+from optpipe.preprocess.dali.pipeline import DaliPlan
+from optpipe.preprocess.parity.judge import agreement_from_counts
+from optpipe.preprocess.parity.records import (
+    Accuracy,
+    Difference,
+    EdgeCaseFile,
+    ParityRecord,
+    Proof,
+    RefusedImage,
+    StepDifference,
+    WorstImage,
+)
+from optpipe.preprocess.records import ImagesRecord, PipelineRecord, PreprocessRecord
+from optpipe.preprocess.throughput.records import BatchTimes, LoaderPlan, Throughput, ThroughputJob
+from optpipe.preprocess.throughput.tuning import TunedPreprocessing
+from optpipe.stats.agreement import OutputError
+
+CPU = DaliPlan()
+
+
+def preprocess_record(plan=CPU, *, proof=None, images=800, trained=True, tuned=True):
+    """Of `digits`: 800 images that agree, one refused by nobody, three edge cases of which one is near."""
+    proof = proof or Proof(
+        Verdict.PASS,
+        "800 of 800 top-1 predictions agree, 95 % interval 99.52% to 100.00%",
+        None,
+        OutputError("output", 0.02, 0.001, 0.0016, 55.9, 0.99999, finite=True),
+        agreement_from_counts(800, 800),
+        Accuracy(0.995, 0.995),
+    )
+    small, none = Difference(0.0094, 9.0, 0.0048, images), Difference(images=images)
+    parity = ParityRecord(
+        proof,
+        images,
+        (StepDifference("decode", none, none), StepDifference("resize", small, small)),
+        "resize",
+        far=0,
+        refused=(),
+        edge_cases=(
+            EdgeCaseFile("progressive.jpg", "equal", 0.01, 1.0),
+            EdgeCaseFile("bilevel.png", "near", 0.2, 1.9),
+            EdgeCaseFile("truncated.jpg", "refused by both"),
+        ),
+        worst=(WorstImage("/images/7/12.png", 0.31, 4.0, "worst-1.png", 32.0),),
+    )
+    return PreprocessRecord(
+        model="digits",
+        classifies=True,
+        trained=trained,
+        pipeline=PipelineRecord("ab12", "/store/1/model.dali", "0123456789abcdef", plan, ({"step": "decode"},)),
+        images=ImagesRecord("/images", images, (RefusedImage("/images/bad.png", "truncated"),)),
+        parity=parity,
+        throughput=tuned_preprocessing(plan).summarize() if tuned else None,
+        verdict=proof.verdict,
+        run_dir="/runs/preprocess-1",
+    )
+
+
+def throughput(job, *batch_ms, error=None):
+    """Of a job: for each repetition, 24 batches that took this long."""
+    repeats = tuple(BatchTimes((100_000,) * 24, (round(ms * 1e6),) * 24) for ms in batch_ms)
+    return Throughput(job, repeats, error)
+
+
+def tuned_preprocessing(plan):
+    """A DataLoader with four workers that wins over none, and DALI at twice its rate."""
+    loaders = [ThroughputJob("dataloader", (), {}, 1.0, loader=LoaderPlan(count, 32, "cpu")) for count in (4, 0)]
+    dali, decode = (ThroughputJob(name, (), {}, 1.0, plan=plan) for name in ("dali", "dali-decode"))
+    tried = throughput(loaders[0], 20), throughput(loaders[1], error="out of memory"), throughput(dali, 10)
+    winners = throughput(loaders[0], 20, 22), throughput(dali, 10, 11), throughput(decode, 8)
+    return TunedPreprocessing(tried, *winners, plan, "1 workers not tried: 2 reached 0.60 of the best")

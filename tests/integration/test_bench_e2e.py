@@ -1,0 +1,66 @@
+"""`optpipe bench-e2e` as users run it: files in, predictions out, preprocessing and inference at once."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from optpipe.core.records import read_record, record_from_json
+from optpipe.end_to_end.records import EndToEndRecord
+from optpipe.workspace.runs import find_changed_files, load_run
+from optpipe.workspace.shipped import find_shipped_folder
+from tests.integration.conftest import optpipe
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory, exported):
+    return exported(tmp_path_factory.mktemp("bench-e2e") / "workspace")
+
+
+FILES = str(find_shipped_folder("calibration") / "digits" / "validation")
+
+
+def test_the_predictions_of_the_timed_run_are_the_references(workspace):
+    done = optpipe("bench-e2e", "digits", "--images", FILES, "--seconds", "0.3", "--json", workspace=workspace)
+    assert done.status == 0, done.stderr
+    record = record_from_json(done.stdout, EndToEndRecord, "stdout")
+    (result,) = record.results
+    figures = result.figures
+    assert (figures.check.predictions, figures.check.equal) == (32, 32)
+    assert figures.check.classes > 3
+    assert figures.bottleneck.name == "CPU"
+    assert result.options["spinning"] is False
+    assert "optpipe preprocess digits" in " ".join(record.warnings)
+    run = load_run(Path(record.run_dir))
+    assert (run.kind, find_changed_files(run)) == ("end-to-end", ())
+    stored = read_record(run.path / "end-to-end.json", EndToEndRecord)
+    assert replace(record, warnings=()) == stored
+    assert (run.path / f"{result.artifact}.parquet").is_file()
+
+
+def test_options_that_the_user_gives_are_kept(workspace):
+    given = ("--option", "onnxruntime.threads=1", "--option", "onnxruntime.spinning=true", "--batch", "16")
+    done = optpipe("bench-e2e", "digits", "--images", FILES, "--seconds", "0.2", *given, "--json", workspace=workspace)
+    assert done.status == 0, done.stderr
+    (result,) = record_from_json(done.stdout, EndToEndRecord, "stdout").results
+    assert result.options == {"threads": 1, "spinning": True}
+    assert result.plan.batch_size == 16
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "Missing option '--images'"),
+        (["--images", "absent"], "no such image folder"),
+        (["--images", FILES, "--batch", "0"], "0 is not in the range x>=1"),
+        (["--images", FILES, "--batch", "9999"], "outside the profile"),
+        (["--images", FILES, "--seconds", "nan"], "greater than 0"),
+        (["--images", FILES, "--option", "onnxruntime.spinning=perhaps"], "spinning=perhaps: expected true or false"),
+        (["--images", FILES, "--option", "onnxruntime.streams=2"], "no option 'streams'"),
+    ],
+)
+def test_bad_input_is_named(workspace, inside, tmp_path, arguments, said):
+    done = inside("bench-e2e", "digits", *arguments, "--workspace", workspace, cwd=tmp_path)
+    assert done.status == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr

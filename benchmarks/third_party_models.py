@@ -231,8 +231,12 @@ def _measured(file: Path, workspace: Path) -> list[str]:
 
 
 def _latencies(found: Mapping[str, Any]) -> str:
-    rows = found["measurements"]
-    return ", ".join(f"{row['subject']['precision']} {row['validity']}" for row in rows)
+    return ", ".join(map(_latency, found["measurements"]))
+
+
+def _latency(row: Mapping[str, Any]) -> str:
+    shown = "p50 withheld" if "p50" not in row["latency_ms"] else f"p50 {row['latency_ms']['p50']['value']:.2f} ms"
+    return f"{row['precision']} {shown}, {'outputs match' if row['output_check']['passed'] else 'WRONG outputs'}"
 
 
 if __name__ == "__main__":

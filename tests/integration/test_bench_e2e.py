@@ -52,7 +52,7 @@ def test_options_that_the_user_gives_are_kept(workspace):
     [
         ([], "Missing option '--images'"),
         (["--images", "absent"], "no such image folder"),
-        (["--images", FILES, "--batch", "0"], "0 is not in the range x>=1"),
+        (["--images", FILES, "--batch", "0"], "greater than or equal to 1"),
         (["--images", FILES, "--batch", "9999"], "outside the profile"),
         (["--images", FILES, "--seconds", "nan"], "greater than 0"),
         (["--images", FILES, "--option", "onnxruntime.spinning=perhaps"], "spinning=perhaps: expected true or false"),

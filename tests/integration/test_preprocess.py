@@ -85,7 +85,7 @@ def test_unreadable_images_are_named_and_limited(workspace, tmp_path):
         Image.fromarray(make_synthetic_image(50, 60, index)).save(tmp_path / f"{index}.jpg")
     (tmp_path / "broken.jpg").write_bytes((tmp_path / "1.jpg").read_bytes()[:-300])
     some = optpipe("preprocess", "digits", "--no-throughput", "--images", str(tmp_path), "--json", workspace=workspace)
-    assert some.document["images"]["unreadable"][0]["path"].endswith("broken.jpg")
+    assert some.document["images"]["unreadable"][0]["image"].endswith("broken.jpg")
     assert "broken.jpg" in some.stderr
     none = optpipe(
         "preprocess",
@@ -151,7 +151,7 @@ def test_the_fastest_configurations_are_found_and_measured_in_turn(workspace, tm
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
-        (["digits", "--images", "absent"], 2, "no such folder"),
+        (["digits", "--images", "absent"], 2, "no such image folder"),
         (["digits", "--decode", "gpu"], 2, "'gpu' is not one of 'auto', 'cpu', 'mixed'"),
         (["digits", "--batch-size", "0"], 2, "must be between 1 and"),
         (["digits", "--batch-size", "1000000000"], 2, "must be between 1 and"),

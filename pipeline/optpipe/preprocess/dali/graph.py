@@ -3,10 +3,10 @@
 What had to be found out, each by measurement against Pillow and torchvision:
 
 - Pillow and torch resize horizontally, round to 8 bits, then vertically. One DALI resize keeps floats in between and
-  differs in 13 % of the levels, two resizes in 1 %. Pillow 13 begins vertically where a picture loses far more rows
+  differs in 13 % of the levels, two resizes in 1 %. Pillow 13 begins vertically where an image loses far more rows
   than columns (one taller than 2:1, made smaller); the other order differs in 27 % of the levels, by up to 13.
-- At the border Pillow and torch (antialiased) leave out what lies outside the picture and renormalize; DALI repeats the
-  edge, which differs by up to 14 levels. A zero-padded picture divided by an equally resized row of ones is the
+- At the border Pillow and torch (antialiased) leave out what lies outside the image and renormalize; DALI repeats the
+  edge, which differs by up to 14 levels. A zero-padded image divided by an equally resized row of ones is the
   renormalized filter exactly.
   Where a crop cuts that border off anyway, the two resizes suffice.
 - Sides and margins are integers computed in the graph, as the library computes them: DALI's own rounding of
@@ -47,7 +47,7 @@ _TIE = 5e-5
 PILLOW_CHOOSES = 13
 """Pillow's first version that chooses which side it resizes first."""
 RESIZE_MINIBATCH = 128
-"""Pictures per kernel of a resize, instead of DALI's 32: beside a model every launch waits for a place on the GPU."""
+"""Images per kernel of a resize, instead of DALI's 32: beside a model every launch waits for a place on the GPU."""
 _NEAREST_TIE = 1e-3
 """The same for positions that fall on a pixel's edge, in pixels."""
 
@@ -83,105 +83,103 @@ def require_translatable(transform: Transform) -> None:
         raise BadInputError(f"DALI cannot reproduce this model's preprocessing: {'; '.join(reasons)}")
 
 
-def resize_image(
-    picture: GraphImage, step: Resize, arithmetic: Arithmetic, *, border_hidden: bool = False
-) -> GraphImage:
+def resize_image(image: GraphImage, step: Resize, arithmetic: Arithmetic, *, border_hidden: bool = False) -> GraphImage:
     """Resizes as `step.kernel` does; see the module's text for what that takes."""
     from nvidia.dali import fn
 
-    new = _compute_new_sides(step, picture.sides)
+    new = _compute_new_sides(step, image.sides)
     floats = step.kernel == "float"
     if step.interpolation == "nearest":
-        pixels = _resize_nearest(picture, step, new)
+        pixels = _resize_nearest(image, step, new)
     elif arithmetic == "exact" and step.antialias and not border_hidden:
-        first, second = _choose_pass_order(picture.sides, new, step)
-        half, now = _resize_renormalized(picture.pixels, first, second, picture.sides, new, step, rounded=not floats)
+        first, second = _choose_pass_order(image.sides, new, step)
+        half, now = _resize_renormalized(image.pixels, first, second, image.sides, new, step, rounded=not floats)
         pixels, _ = _resize_renormalized(half, second, first, now, new, step, rounded=not floats)
     else:
         filtering = _get_filtering(step, floats=floats)
-        size, pixels = _as_floats(new), picture.pixels
+        size, pixels = _as_floats(new), image.pixels
         if arithmetic != "fused":
-            first, _ = _choose_pass_order(picture.sides, new, step)
+            first, _ = _choose_pass_order(image.sides, new, step)
             pixels = fn.resize(pixels, size=_as_floats(_node(new) * first), **filtering)  # a side of 0 stays as it is
         pixels = fn.resize(pixels, size=size, **filtering)
     low = min(step.size) if step.fit != "long" and step.max_size is None else 1
-    return GraphImage(pixels, new, low, floats or picture.floats)
+    return GraphImage(pixels, new, low, floats or image.floats)
 
 
-def crop_image(picture: GraphImage, step: CenterCrop) -> GraphImage:
+def crop_image(image: GraphImage, step: CenterCrop) -> GraphImage:
     """Cuts or pads to a fixed size, with the start computed in integers."""
     from nvidia.dali import fn
 
     pixels = fn.slice(
-        picture.pixels,
-        start=_compute_crop_start(picture, step),
+        image.pixels,
+        start=_compute_crop_start(image, step),
         shape=[step.height, step.width],
         axes=[0, 1],
         out_of_bounds_policy="pad",
         fill_values=[float(step.fill)],
     )
-    return GraphImage(pixels, (step.height, step.width), min(step.height, step.width), picture.floats)
+    return GraphImage(pixels, (step.height, step.width), min(step.height, step.width), image.floats)
 
 
-def pack_image(picture: GraphImage, transform: Transform, crop: CenterCrop | None = None) -> Node:
+def pack_image(image: GraphImage, transform: Transform, crop: CenterCrop | None = None) -> Node:
     """Cuts `crop` out, rescales, normalizes and reorders in one operator; 8-bit results are only reordered."""
     from nvidia.dali import fn, types
 
     pack, rescale, normalize = transform.pack, transform.rescale, transform.normalize
     if pack.dtype == "uint8":
-        return fn.transpose(picture.pixels, perm=[2, 0, 1]) if pack.order == "CHW" else picture.pixels
+        return fn.transpose(image.pixels, perm=[2, 0, 1]) if pack.order == "CHW" else image.pixels
     divisor, offset = (rescale.divisor, rescale.offset) if rescale else (1.0, 0.0)
     mean = normalize.mean if normalize else (0.0,)
     std = normalize.std if normalize else (1.0,)
     wide = transform.channels if len(mean) == 1 else 1
     return fn.crop_mirror_normalize(
-        picture.pixels,
+        image.pixels,
         dtype=types.FLOAT if pack.dtype == "float32" else types.FLOAT16,
         output_layout=pack.order,
         mean=[(value - offset) * divisor for value in mean] * wide,
         std=[value * divisor for value in std] * wide,
-        **(_get_crop_window(picture, crop) if crop else {}),
+        **(_get_crop_window(image, crop) if crop else {}),
     )
 
 
-def _get_crop_window(picture: GraphImage, crop: CenterCrop) -> dict[str, Any]:
+def _get_crop_window(image: GraphImage, crop: CenterCrop) -> dict[str, Any]:
     """`crop` as the arguments that an operator takes: the start as a share of the margin, which it rounds back."""
     from nvidia.dali import math
 
-    start, size = _compute_crop_start(picture, crop), [float(crop.height), float(crop.width)]
-    if isinstance(picture.sides, tuple):
+    start, size = _compute_crop_start(image, crop), [float(crop.height), float(crop.width)]
+    if isinstance(image.sides, tuple):
         # DALI's autograph runs this and its zip knows no `strict`
-        margins = [side - cut for side, cut in zip(picture.sides, (crop.height, crop.width))]  # noqa: B905
+        margins = [side - cut for side, cut in zip(image.sides, (crop.height, crop.width))]  # noqa: B905
         along = [each / max(margin, 1) for each, margin in zip(start, margins)]  # noqa: B905
     else:
-        margin = math.max(picture.sides - _vector(crop.height, crop.width), 1)
+        margin = math.max(image.sides - _vector(crop.height, crop.width), 1)
         along = _as_floats(start) / _as_floats(margin)
     return {"crop": size, "crop_pos_y": along[0], "crop_pos_x": along[1], "rounding": "round"}
 
 
-def apply_each_step(picture: GraphImage, transform: Transform, arithmetic: Arithmetic) -> Iterator[GraphImage]:
-    """The picture after every resize and crop, in order."""
+def apply_each_step(image: GraphImage, transform: Transform, arithmetic: Arithmetic) -> Iterator[GraphImage]:
+    """The image after every resize and crop, in order."""
     geometry = transform.geometry
     for index, step in enumerate(geometry):
         after = geometry[index + 1] if index + 1 < len(geometry) else None
         hidden = isinstance(step, Resize) and is_border_hidden(step, after)
-        picture = apply_dali_step(picture, step, arithmetic, border_hidden=hidden)
-        yield picture
+        image = apply_dali_step(image, step, arithmetic, border_hidden=hidden)
+        yield image
 
 
 def apply_dali_step(
-    picture: GraphImage, step: Resize | CenterCrop, arithmetic: Arithmetic, *, border_hidden: bool = False
+    image: GraphImage, step: Resize | CenterCrop, arithmetic: Arithmetic, *, border_hidden: bool = False
 ) -> GraphImage:
     """One geometric step."""
     if isinstance(step, Resize):
-        return resize_image(picture, step, arithmetic, border_hidden=border_hidden)
-    return crop_image(picture, step)
+        return resize_image(image, step, arithmetic, border_hidden=border_hidden)
+    return crop_image(image, step)
 
 
-def process_image(picture: GraphImage, transform: Transform, arithmetic: Arithmetic) -> Node:
+def process_image(image: GraphImage, transform: Transform, arithmetic: Arithmetic) -> Node:
     """Everything after decoding."""
-    last = picture
-    steps = apply_each_step(picture, transform, arithmetic)
+    last = image
+    steps = apply_each_step(image, transform, arithmetic)
     for _ in transform.geometry[:-1]:
         last = next(steps)
     crop = find_crop_to_pack(transform, last)
@@ -204,7 +202,7 @@ def is_border_hidden(step: Resize, after: Resize | CenterCrop | None) -> bool:
 
     Scaling down, the filter reaches over the border in the outermost 1 pixel (bilinear) or 2 (bicubic). Scaling up,
     repeating the edge is what renormalizing gives for bilinear; bicubic shows it in 2 pixels times the scale, so with a
-    margin of 4 a picture that is scaled up more than three times keeps up to 8 levels at its edge.
+    margin of 4 an image that is scaled up more than three times keeps up to 8 levels at its edge.
     """
     margin = {"bilinear": 1, "bicubic": 4}.get(step.interpolation)
     if not isinstance(after, CenterCrop) or margin is None or step.fit == "long" or step.max_size:
@@ -231,16 +229,16 @@ def _compute_new_sides(step: Resize, sides: Sides) -> Sides:
     return new
 
 
-def _compute_crop_start(picture: GraphImage, step: CenterCrop) -> Any:
+def _compute_crop_start(image: GraphImage, step: CenterCrop) -> Any:
     """`compute_crop_start` on a vector of both sides."""
-    if isinstance(picture.sides, tuple):
+    if isinstance(image.sides, tuple):
         wanted = (step.height, step.width)
-        return [compute_crop_start(side, cut, step.rounding) for side, cut in zip(picture.sides, wanted)]  # noqa: B905
+        return [compute_crop_start(side, cut, step.rounding) for side, cut in zip(image.sides, wanted)]  # noqa: B905
     from nvidia.dali import math
 
-    margin = picture.sides - _vector(step.height, step.width)
+    margin = image.sides - _vector(step.height, step.width)
     missing = None
-    if picture.at_least < max(step.height, step.width):
+    if image.at_least < max(step.height, step.width):
         missing = math.max(0 - margin, 0) // 2
         margin = math.max(margin, 0)
     # half of an odd margin goes to even: add one before halving where the lower half is odd
@@ -326,7 +324,7 @@ def _resize_renormalized(
 
 
 def _resize_padded(pixels: Node, sides: Node, new: Node, reach: Node, filtering: Mapping[str, Any]) -> Node:
-    """Resizes as if zeros lay beyond the picture."""
+    """Resizes as if zeros lay beyond the image."""
     from nvidia.dali import fn
 
     padded = fn.slice(pixels, start=0 - reach, shape=sides + 2 * reach, axes=[0, 1], out_of_bounds_policy="pad")
@@ -341,14 +339,14 @@ def _node(sides: Sides) -> Node:
     return types.Constant(_vector(*sides)) if isinstance(sides, tuple) else sides
 
 
-def _resize_nearest(picture: GraphImage, step: Resize, new: Sides) -> Node:
+def _resize_nearest(image: GraphImage, step: Resize, new: Sides) -> Node:
     """Pillow takes the pixel at floor((x + ½)·scale), as DALI does; torch that at floor(x·scale)."""
     from nvidia.dali import fn, types
 
     filtering = {"interp_type": types.INTERP_NN, "subpixel_scale": False, "mode": "stretch"}
     size = _as_floats(new)
     if step.kernel == "pillow":
-        return fn.resize(picture.pixels, size=size, **filtering)
-    length = fn.cast(_node(picture.sides), dtype=types.FLOAT)
+        return fn.resize(image.pixels, size=size, **filtering)
+    length = fn.cast(_node(image.sides), dtype=types.FLOAT)
     start = _NEAREST_TIE - 0.5 * (length / fn.cast(_node(new), dtype=types.FLOAT))
-    return fn.resize(picture.pixels, size=size, roi_start=start, roi_end=start + length, **filtering)
+    return fn.resize(image.pixels, size=size, roi_start=start, roi_end=start + length, **filtering)

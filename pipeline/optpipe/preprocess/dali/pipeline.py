@@ -100,10 +100,10 @@ def make_single_step_pipeline(
         dtype = types.FLOAT if floats else types.UINT8
         pixels = fn.external_source(name=INPUT, dtype=dtype, ndim=3, layout="HWC", device="cpu")
         sides = fn.cast(pixels.shape()[0:2], dtype=types.INT32)
-        picture = GraphImage(pixels.gpu() if plan.device == "gpu" else pixels, sides)
+        image = GraphImage(pixels.gpu() if plan.device == "gpu" else pixels, sides)
         if step is not None:
-            return apply_dali_step(picture, step, plan.resize, border_hidden=hidden).pixels
-        return pack_image(picture, transform)
+            return apply_dali_step(image, step, plan.resize, border_hidden=hidden).pixels
+        return pack_image(image, transform)
 
     return _build_pipeline(graph, plan, 1, conditionals=False)
 
@@ -126,8 +126,8 @@ def make_reading_pipeline(
         encoded, index = fn.readers.file(
             files=[str(path) for path in paths], name="reader", prefetch_queue_depth=plan.prefetch, lazy_init=True
         )
-        picture = decode_files(encoded, transform, plan, index)
-        return (picture.pixels if decode_only else process_image(picture, transform, plan.resize)), index
+        image = decode_files(encoded, transform, plan, index)
+        return (image.pixels if decode_only else process_image(image, transform, plan.resize)), index
 
     return _build_pipeline(graph, plan, None)
 
@@ -165,15 +165,15 @@ def decode_files(encoded: Any, transform: Transform, plan: DaliPlan, index: Any 
         number = fn.cast(encoded.shape(), dtype=types.INT32) if index is None else index
         share = (number, plan.cpu_share) if plan.cpu_share else None
         return decode_mixed(encoded, transform.decode, options, edge_cases=plan.edge_cases, cpu_share=share)
-    picture = decode_on_cpu(encoded, transform.decode, edge_cases=plan.edge_cases)
+    image = decode_on_cpu(encoded, transform.decode, edge_cases=plan.edge_cases)
     if plan.device == "gpu":
-        picture = replace(picture, pixels=picture.pixels.gpu())
-    return picture
+        image = replace(image, pixels=image.pixels.gpu())
+    return image
 
 
-def list_outputs(picture: GraphImage, transform: Transform, arithmetic: Arithmetic) -> tuple[Any, ...]:
+def list_outputs(image: GraphImage, transform: Transform, arithmetic: Arithmetic) -> tuple[Any, ...]:
     """Pixels after decoding and after every geometric step, then the packed tensor."""
-    after = [picture, *apply_each_step(picture, transform, arithmetic)]
+    after = [image, *apply_each_step(image, transform, arithmetic)]
     crop = find_crop_to_pack(transform, after[-2]) if len(after) > 1 else None
     last = pack_image(after[-2], transform, crop) if crop else pack_image(after[-1], transform)
     return (*(each.pixels for each in after), last)

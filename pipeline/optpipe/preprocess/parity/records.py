@@ -51,7 +51,7 @@ class WorstImage:
     mean_levels: float
     max_levels: float
     file: str
-    """The picture of both side by side, in the run's folder."""
+    """The image of both side by side, in the run's folder."""
     difference_times: float
     """The factor by which that shows the difference."""
 

@@ -1,4 +1,4 @@
-"""Pictures for people: the reference, DALI's, and their difference made visible, side by side."""
+"""Images for people: the reference, DALI's, and their difference made visible, side by side."""
 
 import io
 from pathlib import Path

@@ -77,6 +77,22 @@ def test_what_other_processes_take_of_the_processors_is_seen():
     assert found.other_cpu_cores > 0.2
 
 
+@pytest.mark.slow
+def test_the_statistics_are_imported_before_batches_are_timed():
+    code = """
+import sys, time
+from optpipe.preprocess.throughput.throughput_worker import time_batches
+loaded = []
+def batch():
+    loaded.append("scipy.special" in sys.modules)
+    time.sleep(0.001)
+    return time.perf_counter_ns()
+time_batches(batch, 0.1, prefetched=1)
+assert all(loaded)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_the_rate_lies_in_its_interval_even_where_windows_are_unequal():
     batch_ns = [1_000_000] * 20 + [6_000_000] * 2 + [1_000_000] * 20 + [3_000_000] * 6
     low, high = compute_rate_interval(batch_ns, 1, 8)

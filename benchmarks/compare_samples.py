@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
+from optpipe.core.measurement_json import document_from_measurements
 
 from optpipe.core.measurement import (
     SAMPLE_COLUMNS,
@@ -21,7 +22,6 @@ from optpipe.core.measurement import (
     Subject,
     Validity,
 )
-from optpipe.core.measurement_json import document_from_measurements
 from optpipe.workspace.runs import begin_run, finish_run
 
 MEASUREMENTS = 50

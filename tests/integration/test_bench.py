@@ -14,10 +14,10 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from optpipe.core.measurement_json import measurements_from_document
 
 from optpipe.bench.bench import BenchResult
 from optpipe.core.measurement import SAMPLE_COLUMNS, Phase, Subject
-from optpipe.core.measurement_json import measurements_from_document
 from optpipe.measuring.process import WorkerProcess
 from optpipe.stats.percentiles import find_order_statistic
 from optpipe.worker.spool import count_spooled, frame_from_spool

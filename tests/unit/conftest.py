@@ -1,6 +1,5 @@
 """A workspace with a built, verified and measured model whose samples are drawn, not timed: statistics without a clock."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from optpipe.core.events import SilentListener
 from optpipe.core.measurement import (
     MACHINE_COLUMNS,
     SAMPLE_COLUMNS,
+    LoadSpec,
     Measurement,
     Mode,
     Reason,
@@ -21,8 +21,8 @@ from optpipe.core.measurement import (
     Subject,
     Validity,
 )
-from optpipe.core.measurement_json import document_from_measurements
 from optpipe.core.records import json_from_record
+from optpipe.measuring.measure import write_measurements
 from optpipe.measuring.validity import LIMITS
 from optpipe.preprocess.parity.proof import proof_from_rows, rows_from_outputs
 from optpipe.trace.findings.report import document_from_profile, profile_from_trace
@@ -90,7 +90,7 @@ class Workspace:
                 frame.write_parquet(run.path / found.samples_file)
                 drawn_machine(frame).write_parquet(run.path / found.machine_file)
                 measurements.append(recompute_measurement(found, run.path))
-        (run.path / "measurements.json").write_text(json.dumps(document_from_measurements(tuple(measurements))))
+        write_measurements(run.path, measurements)
         return finish_run(run, command=["optpipe", "bench", "digits"], parents=[entry.id for entry in entries])
 
     def profile(self, entry, trace):
@@ -133,9 +133,7 @@ def measurement(
             threads=2,
             options=options or {},
         ),
-        batch_size=batch,
-        scenario=Scenario(scenario),
-        mode=Mode(mode),
+        load=LoadSpec(batch, Scenario(scenario), Mode(mode)),
         verdict=Validity.VALID if valid else Validity.INVALID,
         reasons=tuple(reasons) or (() if valid else (NOT_STEADY,)),
         limits={**LIMITS, "max_cv": 0.5, "max_clock_change": 0.1},

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from secrets import randbits
-from typing import Any
 
 from optpipe.artifacts.lookup import StoredArtifact, choose_batch_sizes
 from optpipe.bench.int8_notes import add_int8_notes
@@ -15,23 +14,31 @@ from optpipe.bench.session_plan import (
     subject_from_artifact,
     warn_about_threads,
 )
+from optpipe.core.bench_record import (
+    ArtifactLimit,
+    BenchRecord,
+    LimitRecord,
+    TuningFile,
+    TuningRecord,
+    UnjudgedPoint,
+)
 from optpipe.core.events import Listener
 from optpipe.core.interrupts import acknowledge_interrupt
-from optpipe.core.measurement import MEASUREMENTS_FILE, Measurement, Scenario
-from optpipe.core.measurement_json import document_from_measurements
+from optpipe.core.measurement import LoadSpec, Measurement, Options, Scenario
+from optpipe.core.records import json_from_record, plain_from_record
 from optpipe.errors import ExitStatus, OptpipeError
-from optpipe.measuring.measure import LoadSpec, measure_load, recover_unfinished
+from optpipe.measuring.measure import measure_load, recover_unfinished, write_measurements
 from optpipe.measuring.process import PointResult, WorkerProcess
 from optpipe.measuring.rate import find_highest_rate
 from optpipe.measuring.slo import (
     Slo,
     has_figures,
     is_credible_violation,
-    is_valid,
 )
 from optpipe.measuring.sweep import find_largest_inside, find_nearest_to_limit, sweep_batch_sizes
-from optpipe.measuring.tune import Tuning, choose_tuning_sizes, find_nearest_options, record_from_trials, tune_options
+from optpipe.measuring.tune import Tuning, choose_tuning_sizes, find_nearest_options, record_from_tuning, tune_options
 from optpipe.measuring.validity import WRONG_OUTPUTS
+from optpipe.stats.percentiles import count_samples_needed
 from optpipe.workspace.environment import count_cores
 from optpipe.workspace.manifest import get_command_line
 from optpipe.workspace.runs import (
@@ -39,7 +46,7 @@ from optpipe.workspace.runs import (
     Run,
     begin_run,
     finish_run,
-    write_json,
+    write_bytes,
 )
 from optpipe.workspace.store import Store
 
@@ -52,9 +59,9 @@ class BenchResult:
 
     run: Run
     measurements: tuple[Measurement, ...]
-    limit: dict[str, Any] | None = None
+    limit: LimitRecord | None = None
     """Whether and by what the latency limit was met, per artifact; `met` is None where no valid measurement says."""
-    tuning: tuple[dict[str, Any], ...] = ()
+    tuning: tuple[TuningRecord, ...] = ()
     interrupted: bool = False
 
     @property
@@ -68,9 +75,9 @@ class BenchResult:
             return ExitStatus.STAGE_FAILED
         if codes & WRONG_OUTPUTS:
             return ExitStatus.FAIL
-        if self.limit is None or self.limit["met"]:
+        if self.limit is None or self.limit.met:
             return ExitStatus.DONE
-        return ExitStatus.INCONCLUSIVE if self.limit["met"] is None else ExitStatus.FAIL
+        return ExitStatus.INCONCLUSIVE if self.limit.met is None else ExitStatus.FAIL
 
 
 def bench_artifacts(
@@ -94,8 +101,8 @@ def _measure_and_finish(
 ) -> BenchResult:
     """Measures, and writes what the run is finished by."""
     run, plan, store = bench_run.run, bench_run.plan, bench_run.store
-    limits: list[dict[str, Any]] = []
-    tunings: list[dict[str, Any]] = []
+    limits: list[ArtifactLimit] = []
+    tunings: list[TuningRecord] = []
     with store.scratch("bench") as scratch:
         try:
             for artifact in artifacts:
@@ -112,15 +119,15 @@ def _measure_and_finish(
     found = add_int8_notes(bench_run.measurements, [each.entry for each in artifacts], store)
     if bench_run.refusals and not any(has_figures(each) for each in found):
         raise bench_run.refusals[0]
-    write_json(run.path / MEASUREMENTS_FILE, document_from_measurements(found))
+    write_measurements(run.path, found)
     if tunings:
-        write_json(run.path / TUNING_FILE, {"schema": "optpipe.tuning", "schema_version": 1, "tuning": tunings})
+        write_bytes(run.path / TUNING_FILE, json_from_record(TuningFile(tuple(tunings))))
     limit = None if plan.slo is None else combine_limits(plan.slo, limits)
     finished = finish_run(
         run,
         command=get_command_line(),
         parents=[each.entry.id for each in artifacts],
-        details={"limit": limit} if limit else {},
+        details={"limit": plain_from_record(limit)} if limit else {},
         status="interrupted" if bench_run.interrupted else "complete",
     )
     return BenchResult(finished, found, limit, tuple(tunings), bench_run.interrupted)
@@ -151,13 +158,13 @@ class _BenchSubject:
             warn_about_threads(artifact, self.defaults, running.plan.affinity, running.listener)
         self.plan_base, self.frame = prepare_session(artifact, running.plan, running.store, scratch, running.run.path)
 
-    def measure_all(self, sizes: Sequence[int], limits: list[dict[str, Any]], tunings: list[dict[str, Any]]) -> None:
+    def measure_all(self, sizes: Sequence[int], limits: list[ArtifactLimit], tunings: list[TuningRecord]) -> None:
         """Tunes if asked, then sweeps or searches."""
         running, plan = self.running, self.running.plan
         options = dict.fromkeys(sizes, self.defaults)
         if plan.tune:
             tuning = self._tuned(choose_tuning_sizes(sizes))
-            tunings.append(record_from_trials(self.artifact.entry.id, self.artifact.label, tuning))
+            tunings.append(record_from_tuning(self.artifact.entry.id, self.artifact.label, tuning))
             if running.interrupted:  # what was not tried cannot lose
                 return
             options = {size: dict(each) for size, each in tuning.chosen.items()}
@@ -177,16 +184,16 @@ class _BenchSubject:
             limits.append(judge_limit(self.artifact, plan.slo, found, find_largest_inside(found, plan.slo)))
 
     def _search_rate(
-        self, workers: "_Workers", size: int, options: Mapping[str, Any], slo: Slo, limits: list[dict[str, Any]]
+        self, workers: "_Workers", size: int, options: Options, slo: Slo, limits: list[ArtifactLimit]
     ) -> None:
         plan = self.running.plan
         quick = replace(plan.load, batch_size=size, scenario=Scenario.SINGLE_STREAM, percentile=50.0, min_seconds=1.0)
         first = self._one(workers, quick, options)
-        if first.latency is None or first.interrupted:
+        if first.latency_ns is None or first.interrupted:
             return
         found, best = find_highest_rate(
             lambda rate: self._one(workers, replace(plan.load, batch_size=size, rate_per_s=rate), options),
-            first.latency.mean / 1e3,
+            first.latency_ns.mean / 1e9,
             slo,
         )
         limits.append(judge_limit(self.artifact, slo, found, best))
@@ -198,7 +205,7 @@ class _BenchSubject:
             warm_up_seconds=0.3, max_warm_up_seconds=3.0, cache_probes=2, output_checks=4,
         )  # fmt: skip
 
-        def measured(options: Mapping[str, Any]) -> tuple[Measurement, ...]:
+        def measured(options: Options) -> tuple[Measurement, ...]:
             with _Workers(self) as workers:
                 return tuple(
                     self._one(workers, replace(quick, batch_size=size), options, trial=True)
@@ -209,9 +216,7 @@ class _BenchSubject:
         cpus = len(self.running.plan.affinity or ()) or count_cores()
         return tune_options(measured, self.defaults, sizes, cpus, fixed=self.given, seed=randbits(32))
 
-    def _one(
-        self, workers: "_Workers", load: LoadSpec, options: Mapping[str, Any], *, trial: bool = False
-    ) -> Measurement:
+    def _one(self, workers: "_Workers", load: LoadSpec, options: Options, *, trial: bool = False) -> Measurement:
         running = self.running
         if trial:
             running.trials += 1
@@ -224,19 +229,19 @@ class _BenchSubject:
         text = f"{kind}{self.artifact.label} batch {load.batch_size}" + (
             f" at {load.rate_per_s:.4g}/s" if load.rate_per_s else ""
         )
-        with running.listener.step(text, total=load.wanted_samples) as step:
-            shown = 0
+        wanted, shown = count_samples_needed(load.percentile), 0
+        with running.listener.step(text, total=wanted) as step:
 
             def progress(_point: object, count: int) -> None:
                 nonlocal shown
-                step.advance(max(0, min(count, load.wanted_samples) - shown))
-                shown = max(shown, min(count, load.wanted_samples))
+                step.advance(max(0, min(count, wanted) - shown))
+                shown = max(shown, min(count, wanted))
 
             worker.on_progress = progress
             found, answer = measure_load(worker, subject, load, name, self.frame)
         if not trial:
             running.measurements.append(found)
-            write_json(running.run.path / MEASUREMENTS_FILE, document_from_measurements(tuple(running.measurements)))
+            write_measurements(running.run.path, running.measurements)
         running.interrupted = running.interrupted or answer.interrupted
         _keep_refusal(running, answer)
         return found
@@ -248,7 +253,7 @@ class _Workers:
     def __init__(self, subject: _BenchSubject) -> None:
         self._subject = subject
         self._worker: WorkerProcess | None = None
-        self._options: Mapping[str, Any] | None = None
+        self._options: Options | None = None
 
     def __enter__(self) -> "_Workers":
         return self
@@ -256,7 +261,7 @@ class _Workers:
     def __exit__(self, *error: object) -> None:
         self._close()
 
-    def with_options(self, options: Mapping[str, Any]) -> WorkerProcess:
+    def with_options(self, options: Options) -> WorkerProcess:
         """A worker that holds the artifact with these options."""
         if self._worker is None or not self._worker.alive or dict(options) != self._options:
             self._close()
@@ -275,41 +280,41 @@ class _Workers:
 
 def judge_limit(
     artifact: StoredArtifact, slo: Slo, found: Sequence[Measurement], best: Measurement | None
-) -> dict[str, Any]:
+) -> ArtifactLimit:
     """What the measurements of one artifact say of the limit; `met` is None where no valid one decides it."""
     shown = best or find_nearest_to_limit(found, slo)
-    value = None if shown is None else slo.value(shown)
-    not_judged = [
-        {"batch_size": each.batch_size, "rate_per_s": each.offered_rate_per_s, "why": why}
+    value = None if shown is None else slo.read(shown)
+    not_judged = tuple(
+        UnjudgedPoint(each.load.batch_size, each.load.rate_per_s, why)
         for each in found
         if (why := slo.explain_not_judged(each)) is not None
-    ]
+    )
     met: bool | None = None
-    if best is not None and is_valid(best):
+    if best is not None and best.is_valid:
         met = True
     elif best is None and shown is not None and is_credible_violation(shown) and not not_judged:
         met = False
-    return {
-        "artifact": artifact.entry.id,
-        "label": artifact.label,
-        "slo": str(slo),
-        "met": met,
-        "inside": best is not None,
-        "measurement": None if shown is None else shown.id,
-        "batch_size": None if shown is None else shown.batch_size,
-        "rate_per_s": None if shown is None else shown.offered_rate_per_s,
-        "value_ms": None if value is None else value[0],
-        "upper_bound_ms": None if value is None else value[1],
-        "verdict": None if shown is None else str(shown.verdict),
-        "not_judged": not_judged,
-    }
+    return ArtifactLimit(
+        artifact=artifact.entry.id,
+        label=artifact.label,
+        slo=str(slo),
+        met=met,
+        inside=best is not None,
+        measurement=None if shown is None else shown.id,
+        batch_size=None if shown is None else shown.load.batch_size,
+        rate_per_s=None if shown is None else shown.load.rate_per_s,
+        value_ns=None if value is None else value.value,
+        upper_bound_ns=None if value is None else value.high,
+        verdict=None if shown is None else shown.verdict,
+        not_judged=not_judged,
+    )
 
 
-def combine_limits(slo: Slo, limits: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def combine_limits(slo: Slo, limits: Sequence[ArtifactLimit]) -> LimitRecord:
     """The answers of all artifacts: met where one meets it, and not met only where none may."""
-    answers = [each["met"] for each in limits]
+    answers = [each.met for each in limits]
     met = True if True in answers else None if None in answers or not answers else False
-    return {"slo": str(slo), "met": met, "artifacts": list(limits)}
+    return LimitRecord(str(slo), met, tuple(limits))
 
 
 def _keep_refusal(running: _Running, answer: PointResult) -> None:
@@ -319,16 +324,16 @@ def _keep_refusal(running: _Running, answer: PointResult) -> None:
         running.refusals.append(error)
 
 
-def document_from_bench(result: BenchResult, warnings: Sequence[str]) -> dict[str, Any]:
+def record_from_bench(result: BenchResult, warnings: Sequence[str]) -> BenchRecord:
     """The JSON document of `optpipe bench`."""
-    return {
-        "run_dir": str(result.run.path),
-        "run_id": result.run.run_id,
-        "measurements": document_from_measurements(result.measurements)["measurements"],
-        "environment": result.run.manifest["environment"],
-        "limit": result.limit,
-        "tuning": list(result.tuning),
-        "interrupted": result.interrupted,
-        "warnings": list(warnings),
-        "exit_status": int(result.status),
-    }
+    return BenchRecord(
+        run_dir=str(result.run.path),
+        run_id=result.run.run_id,
+        measurements=result.measurements,
+        environment=result.run.manifest["environment"],
+        exit_status=int(result.status),
+        limit=result.limit,
+        tuning=result.tuning,
+        interrupted=result.interrupted,
+        warnings=tuple(warnings),
+    )

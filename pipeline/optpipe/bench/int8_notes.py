@@ -5,8 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from optpipe.artifacts.facts import JudgedBuild
-from optpipe.core.measurement import MEASUREMENTS_FILE, Measurement, Reason
-from optpipe.core.measurement_json import measurements_from_document
+from optpipe.core.measurement import Measurement, Reason, read_measurements
 from optpipe.core.precision import REQUIRED_SHARE, Precision
 from optpipe.core.verdict import Note
 from optpipe.evaluate.recompute import observe_accuracy
@@ -113,14 +112,9 @@ def _speed_notes(
     build: JudgedBuild, runs: Sequence[Run], measured: Sequence[Measurement], cause: str
 ) -> Iterator[Note]:
     """Against the wider types that the same runs measured, the newest of equal ones; that none did is a note too."""
-    found = (
-        one
-        for run in runs
-        if run.kind == "bench"
-        for one in measurements_from_document(read_run_json(run, MEASUREMENTS_FILE))
-    )
+    found = (one for run in runs if run.kind == "bench" for one in read_measurements(run.path))
     wider = [one for one in found if one.subject.precision in WIDER_PRECISIONS["int8"]]
-    newest = {one.key: one for one in sorted(wider, key=lambda one: one.started_utc or "")}
+    newest = {one.key: one for one in sorted(wider, key=lambda one: one.started_utc)}
     beside = list(newest.values())
     marks = [reason for one in measured if (reason := check_int8_speed(one, beside, cause)) is not None]
     if marks:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from secrets import randbits
-from typing import Any
 
 from optpipe.artifacts.lookup import StoredArtifact, choose_batch_sizes
 from optpipe.bench.session_plan import (
@@ -14,20 +13,21 @@ from optpipe.bench.session_plan import (
     subject_from_artifact,
     warn_about_threads,
 )
+from optpipe.core.bench_record import BenchPairRecord, PairedComparison, PairMetric
 from optpipe.core.events import Listener, ProgressStep
 from optpipe.core.interrupts import acknowledge_interrupt
-from optpipe.core.measurement import COMPARISON_FILE, MEASUREMENTS_FILE, Measurement
-from optpipe.core.measurement_json import document_from_measurements
+from optpipe.core.measurement import COMPARISON_FILE, LoadSpec, Measurement
+from optpipe.core.records import json_from_record
 from optpipe.errors import ExitStatus
-from optpipe.measuring.interleave import PairedComparison, PairMetric, run_interleaved
-from optpipe.measuring.measure import LoadSpec, measure_load, recover_unfinished
+from optpipe.measuring.interleave import run_interleaved
+from optpipe.measuring.measure import measure_load, recover_unfinished, write_measurements
 from optpipe.measuring.process import WorkerProcess
 from optpipe.workspace.manifest import get_command_line
 from optpipe.workspace.runs import (
     Run,
     begin_run,
     finish_run,
-    write_json,
+    write_bytes,
 )
 from optpipe.workspace.store import Store
 
@@ -56,7 +56,7 @@ def bench_pair(
     store: Store,
     listener: Listener,
 ) -> BenchPairResult:
-    """Runs A B B A …, each in a fresh process, and writes the run with its comparison."""
+    """Measures the two in turn, each time in a fresh process, and writes the run with its comparison."""
     size = choose_batch_sizes(baseline, plan.batches)[0]
     choose_batch_sizes(contender, (size,))
     percent = float(metric[1:]) if metric.startswith("p") else 0.0
@@ -80,9 +80,9 @@ def bench_pair(
                 if not done:
                     raise
                 acknowledge_interrupt(interruption)
-    write_json(run.path / MEASUREMENTS_FILE, document_from_measurements(tuple(done)))
+    write_measurements(run.path, done)
     if comparison is not None:
-        write_json(run.path / COMPARISON_FILE, comparison.to_dict())
+        write_bytes(run.path / COMPARISON_FILE, json_from_record(comparison))
     finished = finish_run(
         run,
         command=get_command_line(),
@@ -93,20 +93,20 @@ def bench_pair(
     return BenchPairResult(finished, tuple(done), comparison, (labels[0], labels[1]))
 
 
-def document_from_pair(result: BenchPairResult, warnings: Sequence[str]) -> dict[str, Any]:
-    """The JSON document of `optpipe bench A B --interleave`."""
-    return {
-        "run_dir": str(result.run.path),
-        "run_id": result.run.run_id,
-        "baseline": result.labels[0],
-        "contender": result.labels[1],
-        "comparison": result.comparison.to_dict() if result.comparison else None,
-        "measurements": document_from_measurements(result.measurements)["measurements"],
-        "environment": result.run.manifest["environment"],
-        "interrupted": result.comparison is None,
-        "warnings": list(warnings),
-        "exit_status": int(result.status),
-    }
+def record_from_pair(result: BenchPairResult, warnings: Sequence[str]) -> BenchPairRecord:
+    """The JSON document of `optpipe bench-pair`."""
+    return BenchPairRecord(
+        run_dir=str(result.run.path),
+        run_id=result.run.run_id,
+        baseline=result.labels[0],
+        contender=result.labels[1],
+        comparison=result.comparison,
+        measurements=result.measurements,
+        environment=result.run.manifest["environment"],
+        exit_status=int(result.status),
+        interrupted=result.comparison is None,
+        warnings=tuple(warnings),
+    )
 
 
 def _prepare_side(
@@ -127,9 +127,7 @@ def _prepare_side(
         with WorkerProcess(session, scratch) as worker:
             found = measure_load(worker, subject_from_artifact(artifact, options), load, name, frame)[0]
         done.append(found)
-        write_json(
-            directory / MEASUREMENTS_FILE, document_from_measurements(tuple(done))
-        )  # a crash loses no process that ended
+        write_measurements(directory, done)  # a crash loses no process that ended
         step.advance()
         return found
 

@@ -1,29 +1,25 @@
 """Measurements computed anew from their raw samples: nothing that a run has stored about itself is believed."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optpipe.core.disagreements import find_disagreements, plain_json
-from optpipe.core.measurement import MEASUREMENTS_FILE, Measurement
-from optpipe.core.measurement_json import measurements_from_document, record_from_measurement
-from optpipe.errors import BadInputError, first_line
-from optpipe.measuring.validity import LIMITS, RULES_REVISION
-from optpipe.workspace.runs import Run, read_run_json
-
-if TYPE_CHECKING:
-    import polars as pl
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
-
+from optpipe.core.disagreements import find_disagreements
 from optpipe.core.measurement import (
     MACHINE_COLUMNS,
+    MEASUREMENTS_FILE,
     SAMPLE_COLUMNS,
+    Measurement,
     Phase,
+    Validity,
+    read_measurements,
 )
+from optpipe.core.records import plain_from_record
+from optpipe.errors import BadInputError, first_line
 from optpipe.measuring.measured import RecordedMeasurement
-from optpipe.workspace.runs import require_unchanged
+from optpipe.measuring.validity import LIMITS, RULES_REVISION
+from optpipe.workspace.runs import Run, require_unchanged
 
 if TYPE_CHECKING:
     import polars as pl
@@ -41,9 +37,8 @@ def measurements_from_run(
     are no fault.
     """
     require_unchanged(run, whole=whole)
-    document = read_run_json(run, MEASUREMENTS_FILE)
     wanted = None if only is None else set(only)
-    found = [one for one in measurements_from_document(document) if wanted is None or one.subject.artifact in wanted]
+    found = [one for one in read_measurements(run.path) if wanted is None or one.subject.artifact in wanted]
     return tuple(
         RecordedMeasurement(
             (recompute_measurement if judged else recompute_latency)(one, run.path, confidence),
@@ -68,7 +63,7 @@ def _read_clock(found: Measurement, folder: Path) -> float | None:
 
 
 def recompute_latency(stored: Measurement, folder: Path, confidence: float = 0.95) -> Measurement:
-    """`session_from_store` with its latency and throughput computed from its Parquet file."""
+    """`stored` with its latency and throughput computed from its Parquet file."""
     from optpipe.measuring.figures import estimate_throughput
     from optpipe.stats.percentiles import PERCENTS, summary_from_ns
 
@@ -78,8 +73,8 @@ def recompute_latency(stored: Measurement, folder: Path, confidence: float = 0.9
     durations = (frame["end_ns"] - frame["scheduled_ns"]).to_numpy()
     return replace(
         stored,
-        latency=summary_from_ns(durations, PERCENTS, confidence),
-        throughput_images_per_s=estimate_throughput(frame, stored.scenario, confidence),
+        latency_ns=summary_from_ns(durations, PERCENTS, confidence),
+        throughput_images_per_s=estimate_throughput(frame, stored.load.scenario, confidence),
         samples=frame.height,
     )
 
@@ -87,7 +82,7 @@ def recompute_latency(stored: Measurement, folder: Path, confidence: float = 0.9
 def recompute_measurement(
     stored: Measurement, folder: Path, confidence: float = 0.95, highest: float = 99.9
 ) -> Measurement:
-    """`session_from_store` with every figure, percentiles up to `highest`, and its verdict computed from samples and machine rows."""
+    """`stored` with every figure, percentiles up to `highest`, and its verdict computed from samples and machine rows."""
     from optpipe.measuring.figures import recompute_from_samples
 
     frame = None if stored.samples_file is None else read_samples(folder / stored.samples_file, tuple(SAMPLE_COLUMNS))
@@ -98,7 +93,7 @@ def recompute_measurement(
 
 
 def _clear_figures(stored: Measurement) -> Measurement:
-    return replace(stored, latency=None, throughput_images_per_s=None, samples=0)
+    return replace(stored, latency_ns=None, throughput_images_per_s=None, samples=0)
 
 
 def _read_machine_rows(path: Path | None) -> "pl.DataFrame":
@@ -130,29 +125,27 @@ def read_samples(path: Path, columns: tuple[str, ...] = NEEDED) -> "pl.DataFrame
 
 def find_bench_disagreements(run: Run) -> Iterator[str]:
     """Where `measurements.json` differs from what the raw samples give, one line each."""
-    document = read_run_json(run, MEASUREMENTS_FILE)
-    for one, stored in zip(measurements_from_document(document), document["measurements"], strict=True):
-        if one.samples_file is not None and (run.path / one.samples_file).is_file():
-            again = plain_json(
-                record_from_measurement(recompute_measurement(one, run.path, *_read_requested_summary(one)))
-            )
-            same_rules = one.limits.get(RULES_REVISION) == LIMITS[RULES_REVISION]
-            said, found = (_record(each, same_rules=same_rules) for each in (stored, again))
-            yield from find_disagreements(said, found, f"{MEASUREMENTS_FILE}: {one.id}")
+    for stored in read_measurements(run.path):
+        if stored.samples_file is not None and (run.path / stored.samples_file).is_file():
+            again = recompute_measurement(stored, run.path, *_read_requested_summary(stored))
+            same_rules = stored.limits.get(RULES_REVISION) == LIMITS[RULES_REVISION]
+            said, found = (_plain(each, same_rules=same_rules) for each in (stored, again))
+            yield from find_disagreements(said, found, f"{MEASUREMENTS_FILE}: {stored.id}")
 
 
-def _record(document: Mapping[str, Any], *, same_rules: bool) -> dict[str, Any]:
-    """Without order among the reasons; without reasons where other rules of validity were in force."""
-    reasons = sorted(document["reasons"], key=lambda reason: str(reason["code"]))
-    return {**document, **({"reasons": reasons} if same_rules else {"reasons": [], "verdict": None})}
+def _plain(found: Measurement, *, same_rules: bool) -> Any:
+    """Without order among the reasons; without reasons and verdict where other rules of validity were in force."""
+    reasons = tuple(sorted(found.reasons, key=lambda reason: reason.code)) if same_rules else ()
+    verdict = found.verdict if same_rules else Validity.INVALID
+    return plain_from_record(replace(found, reasons=reasons, verdict=verdict))
 
 
 def _read_requested_summary(one: Measurement) -> tuple[float, float]:
     """Confidence and highest percentile of the stored summary."""
-    if one.latency is None:
+    if one.latency_ns is None:
         return 0.95, 99.0
-    asked = [each.percent for each in one.latency.percentiles] + [float(name[1:]) for name in one.latency.withheld]
-    return one.latency.confidence, max(asked, default=99.0)
+    asked = [float(name[1:]) for name in (*one.latency_ns.percentiles, *one.latency_ns.withheld)]
+    return one.latency_ns.confidence, max(asked, default=99.0)
 
 
 def list_artifact_measurements(

@@ -10,7 +10,7 @@ from typing import Any
 
 from optpipe.artifacts.lookup import StoredArtifact
 from optpipe.core.events import Listener
-from optpipe.core.measurement import Subject
+from optpipe.core.measurement import LoadSpec, Options, Subject
 from optpipe.core.precision import Precision
 from optpipe.errors import BadInputError, OptpipeError
 from optpipe.export.reference import reference_from_file
@@ -22,7 +22,7 @@ from optpipe.inputs.pool import (
     vary_inputs,
 )
 from optpipe.inputs.tensor_set import holds_tensors
-from optpipe.measuring.measure import LoadSpec, RunContext
+from optpipe.measuring.measure import RunContext
 from optpipe.measuring.slo import Slo
 from optpipe.measuring.validity import LIMITS
 from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR
@@ -101,7 +101,7 @@ def offer_recovery(run: OpenRun, listener: Listener) -> Iterator[None]:
         yield
     except (OptpipeError, OSError, KeyboardInterrupt):
         if [*run.path.glob("samples/*.spool"), *run.path.glob("samples/*.parquet")]:
-            finish = f"optpipe bench --recover {shlex.quote(str(run.path))}"
+            finish = f"optpipe recover {shlex.quote(str(run.path))}"
             listener.warn(f"completed measurements were kept; `{finish}` finishes the run")
         raise
 
@@ -117,7 +117,7 @@ def _known_inputs(artifact: StoredArtifact, store: Store) -> tuple[dict[str, Any
 
 
 def warn_about_threads(
-    artifact: StoredArtifact, options: Mapping[str, Any], affinity: Sequence[int] | None, listener: Listener
+    artifact: StoredArtifact, options: Options, affinity: Sequence[int] | None, listener: Listener
 ) -> None:
     """Says where a runtime that chooses its own number of threads may choose more than there are processors for the worker.
 
@@ -131,7 +131,7 @@ def warn_about_threads(
         )
 
 
-def subject_from_artifact(artifact: StoredArtifact, options: Mapping[str, Any]) -> Subject:
+def subject_from_artifact(artifact: StoredArtifact, options: Options) -> Subject:
     """What a measurement says that it measured."""
     info = artifact.entry.info
     weights = info["weights"]

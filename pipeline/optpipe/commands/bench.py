@@ -1,39 +1,52 @@
-"""`optpipe bench`."""
+"""`optpipe bench`, `optpipe bench-pair` and `optpipe recover`."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from optpipe.commands.bench_options import (
+    LOAD,
+    AffinityOption,
+    BackendOption,
+    DeviceOption,
+    ImagesOption,
+    MaxCvOption,
+    MaxTimeOption,
+    MaxWarmUpOption,
+    MinTimeOption,
+    PercentileOption,
+    PrecisionOption,
+    RuntimeOption,
+    SeedOption,
+    StreamsOption,
+    WarmUpOption,
+)
 from optpipe.commands.options import DEFAULT_WORKSPACE, JsonOption, WorkspaceOption
 from optpipe.commands.outcome import Outcome
+from optpipe.core.bench_record import BenchSort, PairMetric
+from optpipe.core.defaults import MAX_CV, ROUNDS
+from optpipe.core.measurement import Mode, Scenario
 
 
 def bench(
     model: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="MODEL",
-            help="A built model or an artifact ID; two with --interleave.",
-            show_default=False,
-        ),
-    ] = None,
-    precision: Annotated[str | None, typer.Option(help="Precisions to measure, comma-separated.")] = None,
-    backend: Annotated[str | None, typer.Option(help="Backends to measure, comma-separated.")] = None,
-    device: Annotated[str | None, typer.Option(help="Device: cpu or cuda.")] = None,
+        list[str], typer.Argument(metavar="MODEL", help="A built model or an artifact ID.", show_default=False)
+    ],
+    precision: PrecisionOption = None,
+    backend: BackendOption = None,
+    device: DeviceOption = None,
     batch: Annotated[
         str | None,
         typer.Option(
             metavar="SIZES", help="Batch sizes: 8, a list 1,8,32, or powers of two 1:256. Default: the whole profile."
         ),
     ] = None,
-    scenario: Annotated[
-        str, typer.Option(help="MLPerf scenario: single-stream, multi-stream, offline or server.")
-    ] = "single-stream",
+    scenario: Annotated[Scenario, typer.Option(help="MLPerf scenario.")] = LOAD.scenario,
     mode: Annotated[
-        str, typer.Option(help="compute (inputs already on the device) or end-to-end (with copies).")
-    ] = "compute",
-    streams: Annotated[int, typer.Option(help="Number of concurrent streams (multi-stream, offline).")] = 1,
+        Mode, typer.Option(help="compute: inputs already on the device; end-to-end: with copies.")
+    ] = LOAD.mode,
+    streams: StreamsOption = LOAD.streams,
     rate: Annotated[float | None, typer.Option(help="Mean queries per second (server); or use --slo.")] = None,
     slo: Annotated[
         str | None,
@@ -43,41 +56,21 @@ def bench(
         ),
     ] = None,
     tune: Annotated[bool, typer.Option("--tune", help="Tune the runtime options first.")] = False,
-    interleave: Annotated[
-        bool, typer.Option("--interleave", help="Compare two artifacts, A B B A …, in fresh processes.")
-    ] = False,
-    rounds: Annotated[
-        int, typer.Option(help="Rounds for --interleave; up to three times as many if noise hides a 4 % difference.")
-    ] = 10,
-    metric: Annotated[str, typer.Option(help="Metric for --interleave: p50, p90, p99, mean or throughput.")] = "p50",
-    percentile: Annotated[
-        float, typer.Option(help="Highest percentile to report; determines the sample count.")
-    ] = 99.0,
-    min_time: Annotated[float, typer.Option(metavar="SECONDS", help="Minimum measurement time per point.")] = 3.0,
-    max_time: Annotated[float, typer.Option(metavar="SECONDS", help="Maximum measurement time per point.")] = 60.0,
-    warm_up: Annotated[float, typer.Option(metavar="SECONDS", help="Minimum warm-up time.")] = 0.5,
-    max_warm_up: Annotated[float, typer.Option(metavar="SECONDS", help="Maximum warm-up time.")] = 20.0,
-    max_cv: Annotated[
-        str, typer.Option(help="Maximum coefficient of variation of a VALID measurement, such as 2.5%.")
-    ] = "2.5%",
-    energy: Annotated[bool, typer.Option("--energy", help="Measure energy; takes at least 12 s per point.")] = False,
+    percentile: PercentileOption = LOAD.percentile,
+    min_time: MinTimeOption = LOAD.min_seconds,
+    max_time: MaxTimeOption = LOAD.max_seconds,
+    warm_up: WarmUpOption = LOAD.warm_up_seconds,
+    max_warm_up: MaxWarmUpOption = LOAD.max_warm_up_seconds,
+    max_cv: MaxCvOption = f"{MAX_CV:.1%}",
+    energy: Annotated[bool, typer.Option("--energy", help="Measure energy; takes at least 12 s per process.")] = False,
     all_sizes: Annotated[
         bool, typer.Option("--all-sizes", help="Measure all batch sizes, even past saturation.")
     ] = False,
-    images: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of images to use as inputs.")] = None,
-    option: Annotated[
-        list[str] | None, typer.Option(metavar="BACKEND.KEY=VALUE", help="Runtime option; recorded with the result.")
-    ] = None,
-    affinity: Annotated[
-        str | None, typer.Option(metavar="CPUS", help="Pin the worker to CPUs, such as 0,2 or 4-7.")
-    ] = None,
-    sort: Annotated[
-        str, typer.Option(help="Sort the table by: given, latency, throughput, memory or energy.")
-    ] = "given",
-    recover: Annotated[
-        Path | None, typer.Option(metavar="RUN_DIR", help="Recover a killed run from its samples.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
+    images: ImagesOption = None,
+    option: RuntimeOption = None,
+    affinity: AffinityOption = None,
+    sort: Annotated[BenchSort, typer.Option(help="Order of the table.")] = BenchSort.GIVEN,
+    seed: SeedOption = 0,
     workspace: WorkspaceOption = DEFAULT_WORKSPACE,
     json: JsonOption = False,
 ) -> Outcome:
@@ -85,50 +78,108 @@ def bench(
 
     Percentiles have confidence intervals; INVALID measurements state the reason and a remedy.
     """
-    from optpipe.bench.bench import bench_artifacts as run_bench
-    from optpipe.bench.bench import document_from_bench
-    from optpipe.bench.pair import bench_pair, document_from_pair
-    from optpipe.bench.recover import document_from_recovered_run
-    from optpipe.bench.recover import recover_run as recover_run
+    from optpipe.bench.bench import bench_artifacts, record_from_bench
     from optpipe.commands.bench_request import (
         bench_plan_from_options,
         find_bench_targets,
-        pair_from_targets,
-        require_interleave,
+        load_from_options,
+        slo_from_options,
     )
     from optpipe.commands.parsing import options_from_text
     from optpipe.commands.terminal import Terminal
-    from optpipe.errors import BadInputError
-    from optpipe.reporters.terminal_bench import render_bench, render_pair, sort_key_from_name
+    from optpipe.reporters.terminal_bench import render_bench
     from optpipe.workspace.store import Store
 
-    store = Store(workspace)
-    sort_key_from_name(sort)
-    if recover is not None:
-        rest = document_from_recovered_run(recover_run(recover), [])
-        return Outcome(rest, lambda: render_bench(rest, sort))
-    if not model:
-        raise BadInputError("specify a built MODEL or --recover RUN_DIR; `optpipe ls` lists what is stored")
-    options = options_from_text(option or [])
-    if not interleave:
-        require_interleave(rounds=rounds != 10, metric=metric != "p50")
+    options, store = options_from_text(option or []), Store(workspace)
+    limit = slo_from_options(slo, scenario, rate)
+    load = load_from_options(
+        scenario, mode, streams, rate, limit, percentile, min_time, max_time, warm_up, max_warm_up, energy=energy
+    )
     plan = bench_plan_from_options(
-        batch=batch, scenario=scenario, mode=mode, streams=streams, rate=rate, slo=slo, tune=tune, percentile=percentile,
-        min_time=min_time, max_time=max_time, warm_up=warm_up,
-        max_warm_up=max_warm_up, max_cv=max_cv, all_sizes=all_sizes, images=images, options=options,
-        affinity=affinity, seed=seed, energy=energy, interleave=interleave,
+        load, batch=batch, slo=limit, max_cv=max_cv, images=images, options=options, affinity=affinity, seed=seed,
+        tune=tune, to_the_end=all_sizes,
     )  # fmt: skip
     with Terminal() as terminal:
         found = find_bench_targets(model, store, precision, backend, device, options, terminal)
-        if interleave:
-            first, second, metric_name = pair_from_targets(model, found, metric)
-            pair = bench_pair(first, second, plan, rounds, metric_name, store, terminal)
-            record = document_from_pair(pair, terminal.warnings)
-            return Outcome(record, lambda: render_pair(record), pair.status)
-        everything = tuple(artifact for group in found for artifact in group)
-        result = run_bench(everything, plan, store, terminal)
+        result = bench_artifacts(tuple(artifact for group in found for artifact in group), plan, store, terminal)
         for why in sorted({each.energy_why_not or "" for each in result.measurements} if energy else ()):
             if why:
                 terminal.warn(f"--energy: not measured: {why}")
-    document = document_from_bench(result, terminal.warnings)
-    return Outcome(document, lambda: render_bench(document, sort), result.status)
+    record = record_from_bench(result, terminal.warnings)
+    return Outcome(record, lambda: render_bench(record, sort), result.status)
+
+
+def bench_pair(
+    artifacts: Annotated[
+        list[str],
+        typer.Argument(metavar="BASELINE CONTENDER", help="Two artifact IDs or models of one artifact each."),
+    ],
+    metric: Annotated[PairMetric, typer.Option(help="What the two are compared by.")] = PairMetric.P50,
+    rounds: Annotated[
+        int, typer.Option(help="Rounds; up to three times as many if noise hides a 4 % difference.")
+    ] = ROUNDS,
+    precision: PrecisionOption = None,
+    backend: BackendOption = None,
+    device: DeviceOption = None,
+    batch: Annotated[int | None, typer.Option(help="Batch size; default: the smallest of the profile.")] = None,
+    scenario: Annotated[Scenario, typer.Option(help="MLPerf scenario.")] = LOAD.scenario,
+    mode: Annotated[
+        Mode, typer.Option(help="compute: inputs already on the device; end-to-end: with copies.")
+    ] = LOAD.mode,
+    streams: StreamsOption = LOAD.streams,
+    rate: Annotated[float | None, typer.Option(help="Mean queries per second (server).")] = None,
+    percentile: PercentileOption = LOAD.percentile,
+    min_time: MinTimeOption = LOAD.min_seconds,
+    max_time: MaxTimeOption = LOAD.max_seconds,
+    warm_up: WarmUpOption = LOAD.warm_up_seconds,
+    max_warm_up: MaxWarmUpOption = LOAD.max_warm_up_seconds,
+    max_cv: MaxCvOption = f"{MAX_CV:.1%}",
+    images: ImagesOption = None,
+    option: RuntimeOption = None,
+    affinity: AffinityOption = None,
+    seed: SeedOption = 0,
+    workspace: WorkspaceOption = DEFAULT_WORKSPACE,
+    json: JsonOption = False,
+) -> Outcome:
+    """Compare two artifacts in interleaved fresh processes."""
+    from optpipe.bench.pair import bench_pair as run_bench_pair
+    from optpipe.bench.pair import record_from_pair
+    from optpipe.commands.bench_request import (
+        bench_plan_from_options,
+        find_bench_targets,
+        load_from_options,
+        pair_from_targets,
+    )
+    from optpipe.commands.parsing import options_from_text
+    from optpipe.commands.terminal import Terminal
+    from optpipe.reporters.terminal_bench import render_pair
+    from optpipe.workspace.store import Store
+
+    options, store = options_from_text(option or []), Store(workspace)
+    load = load_from_options(scenario, mode, streams, rate, None, percentile, min_time, max_time, warm_up, max_warm_up)
+    plan = bench_plan_from_options(
+        load, batch=None if batch is None else str(batch), slo=None, max_cv=max_cv, images=images, options=options,
+        affinity=affinity, seed=seed,
+    )  # fmt: skip
+    with Terminal() as terminal:
+        found = find_bench_targets(artifacts, store, precision, backend, device, options, terminal)
+        baseline, contender = pair_from_targets(artifacts, found)
+        pair = run_bench_pair(baseline, contender, plan, rounds, metric, store, terminal)
+    record = record_from_pair(pair, terminal.warnings)
+    return Outcome(record, lambda: render_pair(record), pair.status)
+
+
+def recover(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Folder of a killed bench run.")],
+    json: JsonOption = False,
+) -> Outcome:
+    """Finish a killed bench run from the samples that it left."""
+    from dataclasses import replace
+
+    from optpipe.bench.bench import record_from_bench
+    from optpipe.bench.recover import recover_run
+    from optpipe.errors import ExitStatus
+    from optpipe.reporters.terminal_bench import render_bench
+
+    record = replace(record_from_bench(recover_run(run_dir), []), exit_status=int(ExitStatus.DONE))
+    return Outcome(record, lambda: render_bench(record, BenchSort.GIVEN))

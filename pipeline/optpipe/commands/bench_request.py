@@ -1,9 +1,8 @@
-"""From the options of `optpipe bench` to a plan, once, at the edge."""
+"""From the options of `optpipe bench` and `bench-pair` to a plan, once, at the edge."""
 
 from collections.abc import Mapping, Sequence
 from math import inf
 from pathlib import Path
-from typing import TypeVar
 
 from optpipe.artifacts.lookup import (
     StoredArtifact,
@@ -15,87 +14,87 @@ from optpipe.backends.registry import BACKENDS
 from optpipe.bench.session_plan import BenchPlan
 from optpipe.commands.parsing import device_from_text, share_from_text
 from optpipe.core.events import Listener
-from optpipe.core.measurement import Mode, Scenario
+from optpipe.core.measurement import LoadSpec, Mode, Scenario
 from optpipe.core.precision import precisions_from_text
 from optpipe.errors import BadInputError
-from optpipe.measuring.interleave import PAIR_METRICS, PairMetric
-from optpipe.measuring.measure import LoadSpec
-from optpipe.measuring.slo import slo_from_text
+from optpipe.measuring.energy import ENERGY_SECONDS
+from optpipe.measuring.slo import Slo, slo_from_text
 from optpipe.measuring.sweep import batch_sizes_from_text
 from optpipe.measuring.validity import LIMITS
-from optpipe.signoff.loads import ENERGY_SECONDS
 from optpipe.workspace.store import Store
 
-Kind = TypeVar("Kind", Scenario, Mode)
+
+def slo_from_options(slo: str | None, scenario: Scenario, rate: float | None) -> Slo | None:
+    """Reads `--slo`. Raises BadInputError where it is combined with `--rate`, or a server has neither."""
+    if scenario is Scenario.SERVER and rate is None and slo is None:
+        raise BadInputError("--scenario server requires --rate QUERIES_PER_SECOND, or --slo to find the maximum rate")
+    if rate is not None and slo is not None:
+        raise BadInputError("--rate and --slo are mutually exclusive")
+    return None if slo is None else slo_from_text(slo)
 
 
-def require_interleave(**given: object) -> None:
-    """Raises BadInputError that names an option which only `--interleave` heeds."""
-    if names := [f"--{name}" for name, value in given.items() if value]:
-        raise BadInputError(
-            f"{' and '.join(names)}: only --interleave, which compares two artifacts, has rounds and a metric"
-        )
-
-
-def bench_plan_from_options(
-    *,
-    batch: str | None,
-    scenario: str,
-    mode: str,
+def load_from_options(
+    scenario: Scenario,
+    mode: Mode,
     streams: int,
     rate: float | None,
-    slo: str | None,
-    tune: bool,
+    slo: Slo | None,
     percentile: float,
     min_time: float,
     max_time: float,
     warm_up: float,
     max_warm_up: float,
-    max_cv: str,
-    all_sizes: bool,
-    images: Path | None,
-    options: Mapping[str, Mapping[str, str]],
-    affinity: str | None,
-    seed: int,
-    energy: bool,
-    interleave: bool,
-) -> BenchPlan:
-    """Reads and checks the options; raises BadInputError for what cannot be meant."""
-    limit = slo_from_text(slo) if slo is not None else None
-    kind, how = _choice_from_text(Scenario, scenario, "--scenario"), _choice_from_text(Mode, mode, "--mode")
-    _check_load(kind, streams, rate, has_limit=limit is not None)
+    *,
+    energy: bool = False,
+) -> LoadSpec:
+    """The load, of a batch size to be filled in. Raises BadInputError for what cannot be meant."""
+    if streams < 1 or (streams > 1 and scenario not in (Scenario.MULTI_STREAM, Scenario.OFFLINE)):
+        raise BadInputError(
+            f"--streams {streams}: must be at least 1; more than 1 requires --scenario multi-stream or offline"
+        )
+    if rate is not None and (scenario is not Scenario.SERVER or not 0 < rate < inf):
+        raise BadInputError("--rate must be positive and requires --scenario server")
+    if rate is None and slo is None and scenario is Scenario.SERVER:
+        raise BadInputError("--scenario server requires --rate QUERIES_PER_SECOND")
     if not 0 < percentile < 100:
         raise BadInputError(f"--percentile {percentile:g}: expected a number between 0 and 100, such as 99 or 99.9")
     least = ENERGY_SECONDS if energy else 0.0
     min_time, max_time = max(min_time, least), max(max_time, least)
     if not (0 < min_time <= max_time and 0 <= warm_up <= max_warm_up and max(min_time, warm_up) < inf):
         raise BadInputError("times must be positive, with --min-time <= --max-time and --warm-up <= --max-warm-up")
+    return LoadSpec(
+        1, scenario, mode, streams, rate, min_time, max_time, max(percentile, slo.percent) if slo else percentile,
+        warm_up, max_warm_up,
+    )  # fmt: skip
+
+
+def bench_plan_from_options(
+    load: LoadSpec,
+    *,
+    batch: str | None,
+    slo: Slo | None,
+    max_cv: str,
+    images: Path | None,
+    options: Mapping[str, Mapping[str, str]],
+    affinity: str | None,
+    seed: int,
+    tune: bool = False,
+    to_the_end: bool = False,
+) -> BenchPlan:
+    """Reads and checks the other options. Raises BadInputError for what cannot be meant."""
     if seed < 0:
         raise BadInputError(f"--seed {seed}: must be 0 or greater")
-    if interleave and (tune or limit):
-        raise BadInputError("--interleave cannot be combined with --tune or --slo; tune or search first")
     batches = batch_sizes_from_text(batch) if batch is not None else None
-    if batches and len(batches) > 1 and (interleave or (kind is Scenario.SERVER and limit)):
-        what = "--interleave compares" if interleave else "--scenario server with --slo searches the rate"
-        raise BadInputError(f"{what} at one batch size, not {len(batches)}; use --batch {batches[-1]}")
-    load = LoadSpec(
-        batch_size=1,
-        scenario=kind,
-        mode=how,
-        streams=streams,
-        rate_per_s=rate,
-        min_seconds=min_time,
-        max_seconds=max_time,
-        percentile=max(percentile, limit.percent) if limit else percentile,
-        warm_up_seconds=warm_up,
-        max_warm_up_seconds=max_warm_up,
-    )
+    if batches and len(batches) > 1 and load.scenario is Scenario.SERVER and slo:
+        raise BadInputError(
+            f"--scenario server with --slo searches the rate at one batch size, not {len(batches)}; use --batch {batches[-1]}"
+        )
     return BenchPlan(
         load=load,
         batches=batches,
-        slo=limit,
+        slo=slo,
         tune=tune,
-        to_the_end=all_sizes,
+        to_the_end=to_the_end,
         options=options,
         images=images,
         affinity=_cpus_from_text(affinity),
@@ -136,38 +135,16 @@ def find_bench_targets(
 
 
 def pair_from_targets(
-    models: Sequence[str], groups: Sequence[Sequence[StoredArtifact]], metric: str
-) -> tuple[StoredArtifact, StoredArtifact, PairMetric]:
-    """The two artifacts of `--interleave`: two MODELs of one artifact each, or one MODEL that names two."""
-    if metric not in PAIR_METRICS:
-        raise BadInputError(f"--metric {metric}: choose from {', '.join(PAIR_METRICS)}")
+    models: Sequence[str], groups: Sequence[Sequence[StoredArtifact]]
+) -> tuple[StoredArtifact, StoredArtifact]:
+    """The two artifacts of `bench-pair`: two MODELs of one artifact each, or one MODEL that names two."""
     every = [artifact for group in groups for artifact in group]
     if len(every) != 2:
         labels = ", ".join(f"{each.entry.id} {each.label}" for each in every)
         raise BadInputError(
-            f"--interleave needs exactly two artifacts; {' '.join(models)} matches {len(every)}: {labels}\nspecify two IDs"
+            f"bench-pair compares two artifacts; {' '.join(models)} matches {len(every)}: {labels}\nspecify two IDs"
         )
-    return every[0], every[1], metric
-
-
-def _check_load(kind: Scenario, streams: int, rate: float | None, *, has_limit: bool) -> None:
-    if streams < 1 or (streams > 1 and kind not in (Scenario.MULTI_STREAM, Scenario.OFFLINE)):
-        raise BadInputError(
-            f"--streams {streams}: must be at least 1; more than 1 requires --scenario multi-stream or offline"
-        )
-    if kind is Scenario.SERVER and rate is None and not has_limit:
-        raise BadInputError("--scenario server requires --rate QUERIES_PER_SECOND, or --slo to find the maximum rate")
-    if rate is not None and (kind is not Scenario.SERVER or not 0 < rate < inf):
-        raise BadInputError("--rate must be positive and requires --scenario server")
-    if rate is not None and has_limit:
-        raise BadInputError("--rate and --slo are mutually exclusive")
-
-
-def _choice_from_text(kinds: type[Kind], text: str, flag: str) -> Kind:
-    try:
-        return kinds(text)
-    except ValueError as error:
-        raise BadInputError(f"{flag} {text}: choose from {', '.join(kinds)}") from error
+    return every[0], every[1]
 
 
 def _cpus_from_text(text: str | None) -> tuple[int, ...] | None:

@@ -7,6 +7,7 @@ import typer
 
 from optpipe.commands.options import DEFAULT_WORKSPACE, JsonOption, WorkspaceOption
 from optpipe.commands.outcome import Outcome
+from optpipe.core.comparison import Goal
 
 
 def compare(
@@ -20,9 +21,7 @@ def compare(
     baseline: Annotated[
         str | None, typer.Option(metavar="RUN|approved", help="Baseline: a run, or the approved baseline.")
     ] = None,
-    goal: Annotated[
-        str | None, typer.Option("--for", metavar="GOAL", help="Sort by goal: latency, throughput or efficiency.")
-    ] = None,
+    goal: Annotated[Goal | None, typer.Option("--for", help="Sort by goal.")] = None,
     slo: Annotated[
         str | None, typer.Option(metavar="p99=15ms", help="Latency limit that the best builds must meet.")
     ] = None,
@@ -33,12 +32,13 @@ def compare(
     workspace: WorkspaceOption = DEFAULT_WORKSPACE,
     json: JsonOption = False,
 ) -> Outcome:
-    """Compare measurements: speedups, Pareto frontier, best builds.
+    """Compare measurements: speedups, frontier, best builds.
 
     Each row is the most recent measurement of a build with its options under one load. Speedups are relative to the
     baseline build with the same options if measured, otherwise to the fastest baseline build.
     """
-    from optpipe.commands.release_options import goal_from_text
+    from dataclasses import replace
+
     from optpipe.commands.terminal import Terminal
     from optpipe.compare.best import sort_by_goal
     from optpipe.compare.overview import compare_workspace
@@ -48,13 +48,13 @@ def compare(
     from optpipe.signoff.release import report_from_overview, write_reports
     from optpipe.workspace.store import Store
 
-    wanted, limit = goal_from_text(goal), slo_from_text(slo) if slo is not None else None
+    limit = slo_from_text(slo) if slo is not None else None
     with Terminal() as terminal:
         with terminal.step("compare"):
             found = compare_workspace(
                 Store(workspace), names=runs or (), model=model, baseline=baseline, slo=limit, across=across
             )
-        comparison = sort_by_goal(found.comparison, wanted) if wanted else found.comparison
+        comparison = sort_by_goal(found.comparison, goal) if goal else found.comparison
         written: list[str] = []
         if output is not None:
             with terminal.step("write the reports"):
@@ -68,5 +68,4 @@ def compare(
                 ):
                     write(comparison, output / name)
                     written.append(str(output / name))
-    document = comparison.as_json() | {"written": written}
-    return Outcome(document, lambda: render_comparison(comparison))
+    return Outcome(replace(comparison, written=tuple(written)), lambda: render_comparison(comparison))

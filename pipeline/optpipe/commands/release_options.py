@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from optpipe.core.comparison import Goal
 from optpipe.errors import BadInputError
 from optpipe.signoff.policy import Policy, policy_from_toml
 
@@ -29,12 +28,3 @@ def waivers_from_options(names: Sequence[str], reasons: Sequence[str]) -> dict[s
     if len(given) != len(names) or not all(reason.strip() and reason.isprintable() for reason in given):
         raise BadInputError("--waive requires a one-line --because TEXT, once for all or once per --waive")
     return dict(zip(names, given, strict=True))
-
-
-def goal_from_text(text: str | None) -> Goal | None:
-    """Reads `--for`."""
-    if text is None:
-        return None
-    if text not in {str(goal) for goal in Goal}:
-        raise BadInputError(f"--for {text}: choose from {', '.join(Goal)}")
-    return Goal(text)

@@ -35,7 +35,7 @@ def mark_frontier(rows: list[ComparisonRow]) -> list[ComparisonRow]:
 
 
 def _kind(row: ComparisonRow) -> tuple[str, str, str]:
-    return row.model, row.scenario, row.mode
+    return row.model, row.load.scenario, row.load.mode
 
 
 def _find_better(one: ComparisonRow, other: ComparisonRow) -> list[str]:
@@ -79,13 +79,13 @@ def sort_by_goal(comparison: Comparison, goal: Goal) -> Comparison:
 
 
 def _meets_limit(row: ComparisonRow, slo: Slo) -> bool:
-    found = row.latency_ms.get(format_percentile_name(slo.percent))
-    return found is not None and found.high is not None and found.high <= slo.limit_ms
+    found = row.latency_ns.get(format_percentile_name(slo.percent))
+    return found is not None and found.high is not None and found.high <= slo.limit_ns
 
 
 def _score(row: ComparisonRow, goal: Goal) -> float | None:
     if goal is Goal.LATENCY:
-        latency = row.latency_ms.get("p99") or row.latency_ms.get("p50")
+        latency = row.latency_ns.get("p99") or row.latency_ns.get("p50")
         return -latency.value if latency else None
     if goal is Goal.THROUGHPUT:
         return row.throughput_images_per_s.value if row.throughput_images_per_s else None
@@ -94,8 +94,8 @@ def _score(row: ComparisonRow, goal: Goal) -> float | None:
 
 def _describe_best(row: ComparisonRow, goal: Goal) -> str:
     if goal is Goal.LATENCY:
-        name = "p99" if "p99" in row.latency_ms else "p50"
-        return f"{name} {format_quantity(row.latency_ms[name].value * 1e6, Dimension.TIME)}"
+        name = "p99" if "p99" in row.latency_ns else "p50"
+        return f"{name} {format_quantity(row.latency_ns[name].value, Dimension.TIME)}"
     if goal is Goal.THROUGHPUT and row.throughput_images_per_s:
         return format_quantity(row.throughput_images_per_s.value, Dimension.RATE)
     assert row.energy_j_per_image
@@ -108,10 +108,10 @@ def _explain_no_best(rows: list[ComparisonRow], goal: Goal, slo: Slo | None) -> 
         return "no measurement is VALID"
     if slo is not None and not any(_meets_limit(row, slo) for row in valid):
         name = format_percentile_name(slo.percent)
-        nearest = [row.latency_ms[name] for row in valid if name in row.latency_ms]
+        nearest = [row.latency_ns[name] for row in valid if name in row.latency_ns]
         if not nearest:
             return f"no measurement reports {name}: too few samples, or it was not requested"
-        closest = min(nearest, key=lambda each: each.high or each.value)
-        bound = format_quantity((closest.high or closest.value) * 1e6, Dimension.TIME)
+        closest = min(nearest, key=lambda each: each.bounds[1])
+        bound = format_quantity(closest.bounds[1], Dimension.TIME)
         return f"no build meets {slo}; the closest has an upper bound of {bound}"
     return "energy was not measured" if goal is Goal.EFFICIENCY else "not measured"

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from optpipe.compare.best import find_best_rows, mark_frontier
-from optpipe.core.comparison import ComparedValue, Comparison, ComparisonRow
+from optpipe.core.comparison import BaselineRecord, Comparison, ComparisonRow, UnmatchedRow
+from optpipe.core.estimate import Estimate
 from optpipe.core.measurement import (
+    LoadSpec,
     Measurement,
-    Validity,
     find_differing_settings,
-    format_percentile_name,
     format_settings,
 )
 from optpipe.errors import BadInputError
@@ -34,7 +34,7 @@ class BuildFacts:
 
     size_bytes: int | None = None
     build_s: float | None = None
-    top1: ComparedValue | None = None
+    top1: Estimate | None = None
     causes: str = ""
     """Why an INT8 artifact may be slow."""
     accuracy: str | None = None
@@ -71,9 +71,7 @@ def compare_measurements(
     warnings += _list_int8_notes(rows, [group[-1].measurement for group in groups.values()], known or {})
     best, why = find_best_rows(rows, slo)
     return Comparison(
-        rows=tuple(
-            sorted(rows, key=lambda row: (row.model, row.scenario, row.mode, row.batch_size, row.configuration))
-        ),
+        rows=tuple(sorted(rows, key=lambda row: (row.model, *_order(row.load), row.configuration))),
         best=best,
         best_reason=why,
         unmatched=tuple(unmatched),
@@ -92,9 +90,11 @@ def _compare_groups(
     *,
     own: bool,
     across: bool,
-) -> tuple[list[ComparisonRow], list[dict[str, str]], list[str]]:
+) -> tuple[list[ComparisonRow], list[UnmatchedRow], list[str]]:
     """A row of each group with its speed-up over the baseline; the rows without a counterpart; what has to be said."""
-    rows, unmatched, notes = [], [], []
+    rows: list[ComparisonRow] = []
+    unmatched: list[UnmatchedRow] = []
+    notes: list[str] = []
     chosen: dict[str, list[int]] = {}
     for group in groups.values():
         row = _row_from_measurement(group[-1], known.get(group[-1].measurement.subject.artifact, BuildFacts()), names)
@@ -102,14 +102,14 @@ def _compare_groups(
         if other is not None and not across and (apart := explain_clock_difference(group[-1], other[-1])):
             other, said = None, f"{apart}; lock the clocks and measure again, or pass --across"
         if other is None:
-            unmatched.append({"row": row.id, "label": row.label, "reason": said})
+            unmatched.append(UnmatchedRow(row.id, row.label, said))
         elif other is not group and (found := _compute_speedup(group, other)) is not None:
             speedup, change, note = found
             held_against = f"{_id(other[-1])}: {names.configuration(other[-1])}"
             row = replace(row, speedup=speedup, change=change, held_against=held_against)
             notes += [note] if note else []
             if said:
-                chosen.setdefault(said, []).append(row.batch_size)
+                chosen.setdefault(said, []).append(row.load.batch_size)
         rows.append(row)
     notes += [f"{said} (batch {', '.join(map(str, sizes))})" for said, sizes in chosen.items()]
     return rows, unmatched, notes
@@ -157,7 +157,7 @@ def _group_by_key(measured: Sequence[RecordedMeasurement]) -> dict[tuple[object,
     def key(one: RecordedMeasurement) -> tuple[object, ...]:
         return one.measurement.key
 
-    ordered = sorted(measured, key=lambda one: (str(key(one)), one.measurement.started_utc or "", one.run))
+    ordered = sorted(measured, key=lambda one: (str(key(one)), one.measurement.started_utc, one.run))
     return {found: list(group) for found, group in groupby(ordered, key=key)}
 
 
@@ -180,6 +180,10 @@ def _check_environments(
     return [f"comparing across different machines (--across): {listed}"]
 
 
+def _order(load: LoadSpec) -> tuple[str, str, int, float, int]:
+    return load.scenario, load.mode, load.streams, load.rate_per_s or 0.0, load.batch_size
+
+
 def _id(one: RecordedMeasurement) -> str:
     return f"{one.run}/{one.measurement.id}"
 
@@ -187,8 +191,6 @@ def _id(one: RecordedMeasurement) -> str:
 def _row_from_measurement(one: RecordedMeasurement, known: BuildFacts, names: _Names) -> ComparisonRow:
     found = one.measurement
     subject = found.subject
-    throughput, energy = found.throughput_images_per_s, found.energy_j_per_image
-    percentiles = found.latency.percentiles if found.latency else ()
     return ComparisonRow(
         id=_id(one),
         run=one.run,
@@ -197,20 +199,16 @@ def _row_from_measurement(one: RecordedMeasurement, known: BuildFacts, names: _N
         backend=subject.backend,
         precision=subject.precision,
         device=subject.device,
-        batch_size=found.batch_size,
-        scenario=str(found.scenario),
-        mode=str(found.mode),
+        load=found.load,
         build=names.build(one),
-        streams=found.streams,
-        rate_per_s=found.offered_rate_per_s,
-        valid=found.verdict is Validity.VALID,
+        valid=found.is_valid,
         reasons=tuple(reason.message for reason in found.reasons),
         reason_codes=tuple(reason.code for reason in found.reasons if reason.invalidates),
         samples=found.samples,
-        latency_ms={format_percentile_name(each.percent): ComparedValue(each.value, *each.ci) for each in percentiles},
-        throughput_images_per_s=None if throughput is None else ComparedValue(throughput.value, *(throughput.ci or ())),
-        energy_j_per_image=None if energy is None else ComparedValue(energy.value, *(energy.ci or ())),
-        memory_bytes=found.host_peak_bytes if subject.device == "cpu" else found.device_peak_bytes,
+        latency_ns=found.latency_ns.percentiles if found.latency_ns else {},
+        throughput_images_per_s=found.throughput_images_per_s,
+        energy_j_per_image=found.energy_j_per_image,
+        memory_bytes=found.memory_bytes,
         size_bytes=known.size_bytes,
         build_s=known.build_s,
         top1=known.top1,
@@ -229,7 +227,7 @@ def _find_counterpart(
     With the same settings where there are, else the fastest. Beside it why there are none, or which of several were taken.
     """
     of = group[-1].measurement
-    where = f"batch {of.batch_size}, {of.scenario}, {of.mode}"
+    where = str(of.load)
     same_load = {key: found[-1] for key, found in baselines.items() if _load(found) == _load(group)}
     wanted = (of.subject.backend, "fp32", of.subject.device) if own else _build(of)[1:]
     fitting = {key: one for key, one in same_load.items() if _build(one.measurement)[1:] == wanted}
@@ -244,7 +242,7 @@ def _find_counterpart(
         settled = found.subject.settings == of.subject.settings or (len(fitting) == 1 and _build(found) != _build(of))
         return baselines[found.key], "" if settled else said
     if own:
-        return None, f"no fp32 build of {of.subject.backend} was measured at batch {of.batch_size}, {of.scenario}"
+        return None, f"no fp32 build of {of.subject.backend} was measured at {where}"
     if builds:
         return None, f"the baseline has {len(builds)} builds at {where}, but not {names.build(group[-1])}"
     return None, f"the baseline was not measured at {where}"
@@ -252,7 +250,7 @@ def _find_counterpart(
 
 def _load(group: list[RecordedMeasurement]) -> tuple[object, ...]:
     found = group[-1].measurement
-    return found.subject.model, *found.load
+    return found.subject.model, *found.load.key
 
 
 def _build(found: Measurement) -> _Build:
@@ -261,26 +259,26 @@ def _build(found: Measurement) -> _Build:
 
 
 def _quickness(found: Measurement) -> float:
-    p50 = found.latency.percentile(50.0) if found.latency else None
+    p50 = found.latency_ns.percentile(50.0) if found.latency_ns else None
     return -p50.value if p50 else float("-inf")
 
 
-def _find_unmatched(baselines: _Groups, groups: _Groups, names: _Names) -> list[dict[str, str]]:
+def _find_unmatched(baselines: _Groups, groups: _Groups, names: _Names) -> list[UnmatchedRow]:
     loads = {_load(group) for group in groups.values()}
     alone = [group[-1] for group in baselines.values() if _load(group) not in loads]
     rows = [_row_from_measurement(one, BuildFacts(), names) for one in alone]
     reason = "only the baseline has a measurement at this load"
-    return [{"row": row.id, "label": f"baseline: {row.label}", "reason": reason} for row in rows]
+    return [UnmatchedRow(row.id, f"baseline: {row.label}", reason) for row in rows]
 
 
 def _compute_speedup(
     contender: list[RecordedMeasurement], baseline: list[RecordedMeasurement]
-) -> tuple[ComparedValue, str, str] | None:
+) -> tuple[Estimate, str, str] | None:
     """The ratio of the p50 latencies, what it shows, and what it does not cover; None where either has none."""
     medians = [_compute_medians(group) for group in (contender, baseline)]
     if all(len(each) >= SMALLEST_ROUNDS for each in medians):
         ratio = ratio_from_medians(medians[0], medians[1])
-        speedup = ComparedValue(ratio.value, *ratio.ci)
+        speedup = Estimate(ratio.value, *ratio.ci)
         return speedup, _describe_change(speedup), ""
     new, old = (_p50(group[-1]) for group in (contender, baseline))
     if new is None or old is None or min(new.low or 0, old.low or 0) <= 0:
@@ -289,28 +287,27 @@ def _compute_speedup(
     assert old.low is not None
     assert old.high is not None
     assert new.low is not None
-    speedup = ComparedValue(old.value / new.value, old.low / new.high, old.high / new.low)
+    speedup = Estimate(old.value / new.value, old.low / new.high, old.high / new.low)
     note = (
         "speedups are based on one process each, so their intervals only cover noise within a process; "
-        "use optpipe bench A B --interleave to include variation between processes"
+        "use optpipe bench-pair A B to include variation between processes"
     )
-    valid = all(group[-1].measurement.verdict is Validity.VALID for group in (contender, baseline))
+    valid = all(group[-1].measurement.is_valid for group in (contender, baseline))
     return speedup, _describe_change(speedup) if valid else "not judged: INVALID", note
 
 
 def _compute_medians(group: list[RecordedMeasurement]) -> list[float]:
     """One median per process; VALID measurements only."""
-    found = [_p50(one) for one in group if one.measurement.verdict is Validity.VALID]
+    found = [_p50(one) for one in group if one.measurement.is_valid]
     return [one.value for one in found if one is not None]
 
 
-def _p50(one: RecordedMeasurement) -> ComparedValue | None:
-    latency = one.measurement.latency
-    found = None if latency is None else latency.percentile(50.0)
-    return None if found is None else ComparedValue(found.value, *found.ci)
+def _p50(one: RecordedMeasurement) -> Estimate | None:
+    latency = one.measurement.latency_ns
+    return None if latency is None else latency.percentile(50.0)
 
 
-def _describe_change(speedup: ComparedValue) -> str:
+def _describe_change(speedup: Estimate) -> str:
     assert speedup.low is not None
     assert speedup.high is not None
     return "faster" if speedup.low > 1 else "slower" if speedup.high < 1 else "no difference shown"
@@ -325,7 +322,7 @@ def _list_int8_notes(
     """
     of = [known.get(row.artifact, BuildFacts()) for row in rows]
     found = [f"{row.build}: {about.accuracy}" for row, about in zip(rows, of, strict=True) if about.accuracy]
-    valid = [one for one in measured if one.verdict is Validity.VALID]
+    valid = [one for one in measured if one.is_valid]
     for row, one, about in zip(rows, measured, of, strict=True):
         if row.valid and (reason := check_int8_speed(one, valid, about.causes)) is not None:
             seen = f"INT8 is not significantly faster than {reason.evidence['than']}"
@@ -334,8 +331,8 @@ def _list_int8_notes(
     return found
 
 
-def _baseline_record(baseline: Baseline | None, baselines: _Groups) -> dict[str, object] | None:
+def _baseline_record(baseline: Baseline | None, baselines: _Groups) -> BaselineRecord | None:
     if baseline:
-        return {"name": baseline.name, "kind": baseline.kind}
+        return BaselineRecord(baseline.name, baseline.kind)
     fp32 = any(group[-1].measurement.subject.precision == "fp32" for group in baselines.values())
-    return {"name": "fp32 build of each backend", "kind": "precision"} if fp32 else None
+    return BaselineRecord("fp32 build of each backend", "precision") if fp32 else None

@@ -8,8 +8,9 @@ from optpipe.artifacts.facts import judged_build_from_manifest
 from optpipe.bench.int8_notes import check_int8_accuracy, find_int8_causes
 from optpipe.bench.recompute import list_artifact_measurements, measurements_from_run
 from optpipe.compare.compare import Baseline, BuildFacts, compare_measurements
-from optpipe.core.comparison import ComparedValue, Comparison
-from optpipe.core.measurement import MEASUREMENTS_FILE
+from optpipe.core.comparison import Comparison
+from optpipe.core.estimate import Estimate
+from optpipe.core.measurement import read_measurements
 from optpipe.errors import BadInputError
 from optpipe.evaluate.recompute import observe_accuracy
 from optpipe.measuring.measured import RecordedMeasurement
@@ -21,7 +22,6 @@ from optpipe.workspace.runs import (
     list_runs,
     load_run,
     load_runs,
-    read_run_json,
 )
 from optpipe.workspace.store import Store
 
@@ -58,9 +58,7 @@ def _is_model(name: str, workspace: Path) -> bool:
     runs = list_runs(workspace, "bench")
     if (Path(name) / MANIFEST).is_file() or any(run.run_id.startswith(name) for run in runs):
         return False
-    return any(
-        one.get("model") == name for run in runs for one in read_run_json(run, MEASUREMENTS_FILE)["measurements"]
-    )
+    return any(one.subject.model == name for run in runs for one in read_measurements(run.path))
 
 
 def _find_run(name: str, present: Sequence[Run], workspace: Path) -> Run:
@@ -137,7 +135,7 @@ def collect_build_facts(manifests: Iterable[Manifest], runs: Sequence[Run]) -> d
             found[manifest.id] = BuildFacts(
                 size_bytes=build.size_bytes,
                 build_s=manifest.seconds,
-                top1=None if top1 is None else ComparedValue(float(top1.value), top1.low, top1.high),
+                top1=None if top1 is None else Estimate(float(top1.value), top1.low, top1.high),
                 causes=find_int8_causes(manifest.info),
                 accuracy=accuracy.message if accuracy else None,
             )

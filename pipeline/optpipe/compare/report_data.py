@@ -69,7 +69,7 @@ def _choose_measurements(
 ) -> dict[str, RecordedMeasurement]:
     """The measurements whose distributions are drawn, by label: the best ones, then the smallest batch of each build."""
     by_id = {f"{one.run}/{one.measurement.id}": one for one in measured if one.measurement.samples_file}
-    rows = sorted(comparison.rows, key=lambda row: (row.batch_size, row.configuration))
+    rows = sorted(comparison.rows, key=lambda row: (row.load.batch_size, row.configuration))
     smallest = {row.configuration: row.id for row in reversed(rows)}
     best = [row for row in comparison.best.values() if row]
     wanted = dict.fromkeys([*best, *smallest.values(), *(row.id for row in rows if row.on_frontier)])

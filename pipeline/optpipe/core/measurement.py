@@ -2,12 +2,13 @@
 
 Format history
     1  first version: `measurements.json` beside one Parquet file of raw samples per measurement.
+    2  the fields of `Measurement`, with its load in one place and every duration in ns.
 
 A bench run folder (see `optpipe.workspace.runs` for what every run folder has)
-    measurements.json          {"schema": "optpipe.measurements", "schema_version": 1, "measurements": [as_json(m), …]}
+    measurements.json          a `MeasurementsRecord`
     samples/<id>.parquet       one row per query, columns SAMPLE_COLUMNS, warm-up included and marked
     machine/<id>.parquet       one row per look at the machine, columns MACHINE_COLUMNS
-    comparison.json            only after `bench A B --interleave`: the ratio, its interval, its blocks
+    comparison.json            only after `bench-pair A B`: a `core.bench_record.PairedComparison`
 
 All times are integer nanoseconds of Linux's CLOCK_MONOTONIC (`time.perf_counter_ns`), so that samples and machine rows
 of one run lie on one axis. Every statistic of a `Measurement` can be recomputed from its Parquet file.
@@ -16,9 +17,15 @@ of one run lie on one axis. Every statistic of a `Measurement` can be recomputed
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from pathlib import Path
+
+from optpipe.core.estimate import Estimate
+from optpipe.core.records import read_record
+from optpipe.errors import BadInputError
 
 MEASUREMENTS_FILE = "measurements.json"
+MEASUREMENTS_SCHEMA = "optpipe.measurements"
+MEASUREMENTS_SCHEMA_VERSION = 2
 COMPARISON_FILE = "comparison.json"
 
 SAMPLE_COLUMNS: Mapping[str, str] = {
@@ -55,6 +62,10 @@ MACHINE_COLUMNS: Mapping[str, str] = {
     "gpu_throttle_reasons": "Int64",  # NVML's bit mask
 }
 """Polars type names of the machine's rows; GPU columns are null without one."""
+
+
+Options = Mapping[str, bool | int | str]
+"""A runtime's options by name."""
 
 
 class Phase:
@@ -101,45 +112,61 @@ class Reason:
 
 
 @dataclass(frozen=True, slots=True)
-class Percentile:
-    """One percentile, in ms, with a distribution-free interval from order statistics."""
+class LoadSpec:
+    """What is put on an artifact, from the command line to the worker. The first five say what is measured, the rest how long."""
 
-    percent: float
-    value: float
-    ci: tuple[float, float]
+    batch_size: int
+    scenario: Scenario = Scenario.SINGLE_STREAM
+    mode: Mode = Mode.COMPUTE
+    streams: int = 1
+    rate_per_s: float | None = None
+    """Server: mean arrivals per second."""
+    min_seconds: float = 3.0
+    max_seconds: float = 60.0
+    percentile: float = 99.0
+    """The highest percentile that is wanted: it decides how many samples are measured."""
+    warm_up_seconds: float = 0.5
+    max_warm_up_seconds: float = 20.0
+    output_checks: int = 16
+    cache_probes: int = 12
+
+    @property
+    def key(self) -> tuple[int, Scenario, Mode, int, float | None]:
+        """What must be equal for two measurements to be of the same load."""
+        return self.batch_size, self.scenario, self.mode, self.streams, self.rate_per_s
+
+    @property
+    def arrivals(self) -> str:
+        """`at 500/s` or `in 4 streams`; empty for one query after the other."""
+        if self.rate_per_s is not None:
+            return f"at {self.rate_per_s:g}/s"
+        return f"in {self.streams} streams" if self.streams > 1 else ""
+
+    def __str__(self) -> str:
+        """`batch 8, single-stream, compute`; `batch 1, server at 500/s, compute`."""
+        return f"batch {self.batch_size}, {self.scenario} {self.arrivals}".rstrip() + f", {self.mode}"
 
 
 @dataclass(frozen=True, slots=True)
 class LatencySummary:
-    """The distribution of one duration over the measured queries, in ms. Nothing is trimmed."""
+    """The distribution of one duration over the measured queries, in ns. Nothing is trimmed."""
 
     samples: int
-    percentiles: tuple[Percentile, ...]
+    percentiles: Mapping[str, Estimate]
+    """By name (`p99.9`), each with a distribution-free interval from order statistics."""
     minimum: float
     maximum: float
     mean: float
     stddev: float
     withheld: Mapping[str, str]
-    """Percentiles that the sample cannot support, by name (`p99.9`), with the reason."""
+    """Percentiles that the sample cannot support, by name, with the reason."""
+    cv: Estimate | None = None
+    """Coefficient of variation: standard deviation over mean, of all samples."""
     confidence: float = 0.95
 
-    @property
-    def cv(self) -> float:
-        """Coefficient of variation: standard deviation over mean, of all samples."""
-        return self.stddev / self.mean if self.mean else 0.0
-
-    def percentile(self, percent: float) -> Percentile | None:
+    def percentile(self, percent: float) -> Estimate | None:
         """The percentile `percent` (99.0), or None where it was withheld or not asked for."""
-        return next((found for found in self.percentiles if found.percent == percent), None)
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A figure with its interval (None where it has none, with the reason in `note`)."""
-
-    value: float
-    ci: tuple[float, float] | None = None
-    note: str | None = None
+        return self.percentiles.get(format_percentile_name(percent))
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +197,7 @@ class Subject:
     """`cpu` or `cuda:0`."""
     model: str | None = None
     sha256: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Options = field(default_factory=dict)
     """Runtime options in force: provider options, threads, layout."""
     cuda_graph: bool | None = None
     """None where the device has none."""
@@ -187,29 +214,41 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True)
+class InputPool:
+    """The inputs that a worker rotates through."""
+
+    kind: str
+    """`images`, `texts` or `synthetic`."""
+    count: int
+    real: int
+    """Those that are not variations of others."""
+    seed: int
+    sha256: str
+    rotated: int = 0
+    """How many batches of them were rotated through."""
+    rotated_bytes: int = 0
+    """Device memory of these, which is not the artifact's."""
+
+
+@dataclass(frozen=True, slots=True)
 class Measurement:
     """One subject under one load, in one process."""
 
     id: str
     subject: Subject
-    batch_size: int
-    scenario: Scenario
-    mode: Mode
+    load: LoadSpec
     verdict: Validity
     reasons: tuple[Reason, ...]
     samples: int = 0
     warm_up_samples: int = 0
     duration_s: float = 0.0
-    latency: LatencySummary | None = None
+    latency_ns: LatencySummary | None = None
     """None where nothing could be measured (out of memory, refused shape): the reasons say which."""
-    parts: Mapping[str, LatencySummary] = field(default_factory=dict)
+    parts_ns: Mapping[str, LatencySummary] = field(default_factory=dict)
     """`enqueue`, `h2d`, `compute`, `d2h`, `queue`, where measured."""
     throughput_images_per_s: Estimate | None = None
     throughput_batches_per_s: float | None = None
     """Batches of `batch_size`: a query of multi-stream holds one for each stream."""
-    streams: int = 1
-    offered_rate_per_s: float | None = None
-    """Server: queries per second that were due."""
     device_peak_bytes: int | None = None
     host_peak_bytes: int | None = None
     """The worker's largest resident memory while it measured, without what it held for rotating and comparing."""
@@ -218,8 +257,9 @@ class Measurement:
     energy_why_not: str | None = None
     """Why there is no figure of energy."""
     output_check: OutputCheck | None = None
-    inputs: Mapping[str, Any] = field(default_factory=dict)
-    """`kind` (images, synthetic), `count`, `seed`, `sha256`."""
+    inputs: InputPool | None = None
+    arrivals_seed: int | None = None
+    """Server: drawn anew for every measurement, so that none repeats another's luck."""
     limits: Mapping[str, float] = field(default_factory=dict)
     """Thresholds that the verdict was judged by."""
     caveats: tuple[str, ...] = ()
@@ -227,18 +267,50 @@ class Measurement:
     interrupted: bool = False
     samples_file: str | None = None
     machine_file: str | None = None
-    started_utc: str | None = None
+    started_utc: str = ""
 
     @property
-    def load(self) -> tuple[int, Scenario, Mode, int, float | None]:
-        """What was put on the subject: batch size, scenario, mode, streams and queries per second."""
-        return self.batch_size, self.scenario, self.mode, self.streams, self.offered_rate_per_s
+    def is_valid(self) -> bool:
+        """Whether its figures may be believed."""
+        return self.verdict is Validity.VALID
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """The peak on the device that computes."""
+        return self.host_peak_bytes if self.subject.device == "cpu" else self.device_peak_bytes
 
     @property
     def key(self) -> tuple[object, ...]:
         """What must be equal for two measurements to measure the same thing: the build, its settings and the load."""
         of = self.subject
-        return of.model, of.backend, of.precision, of.device, tuple(of.settings.items()), *self.load
+        return of.model, of.backend, of.precision, of.device, tuple(of.settings.items()), *self.load.key
+
+
+@dataclass(frozen=True, slots=True)
+class MeasurementsRecord:
+    """The content of `measurements.json`."""
+
+    measurements: tuple[Measurement, ...]
+    schema: str = MEASUREMENTS_SCHEMA
+    schema_version: int = MEASUREMENTS_SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    schema: str = ""
+    schema_version: int = 0
+
+
+def read_measurements(folder: Path) -> tuple[Measurement, ...]:
+    """The measurements of the run in `folder`. Raises BadInputError where they are missing or of another form or version."""
+    path = folder / MEASUREMENTS_FILE
+    found = read_record(path, _Header)
+    if (found.schema, found.schema_version) != (MEASUREMENTS_SCHEMA, MEASUREMENTS_SCHEMA_VERSION):
+        raise BadInputError(
+            f"{path}: measurements of schema {found.schema!r} version {found.schema_version}; this version of optpipe reads "
+            f"{MEASUREMENTS_SCHEMA!r} version {MEASUREMENTS_SCHEMA_VERSION}: measure again with optpipe bench"
+        )
+    return read_record(path, MeasurementsRecord).measurements
 
 
 def format_percentile_name(percent: float) -> str:

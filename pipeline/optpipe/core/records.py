@@ -44,6 +44,11 @@ def json_from_record(record: object) -> bytes:
     return msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
 
 
+def line_from_record(record: object) -> bytes:
+    """The JSON text of a record in one line, with its end."""
+    return msgspec.json.encode(record) + b"\n"
+
+
 def plain_from_record(record: object) -> Any:
     """A record as plain dicts, lists and scalars, as its JSON text would be read back."""
     return msgspec.json.decode(msgspec.json.encode(record))

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from optpipe.core.card import ModelCard
 from optpipe.core.hashing import hash_arrays
+from optpipe.core.measurement import InputPool
 from optpipe.errors import BadInputError
 from optpipe.inputs.images import find_images, preprocess_batches
 from optpipe.inputs.tensor_set import holds_tensors, read_tensor_set
@@ -58,14 +59,7 @@ def save_pool(directory: Path, prefix: str, arrays: Mapping[str, NDArray[Any]]) 
     return files
 
 
-def describe_pool(kind: str, real: int, arrays: Mapping[str, NDArray[Any]], seed: int) -> dict[str, Any]:
+def describe_pool(kind: str, real: int, arrays: Mapping[str, NDArray[Any]], seed: int) -> InputPool:
     """How the pool is described in a measurement."""
     size = min(len(array) for array in arrays.values())
-    return {
-        "kind": kind,
-        "count": size,
-        "real": 0 if kind == "synthetic" else real,
-        "variations": size - real,
-        "seed": seed,
-        "sha256": hash_arrays(dict(arrays)),
-    }
+    return InputPool(kind, size, 0 if kind == "synthetic" else real, seed, hash_arrays(dict(arrays)))

@@ -1,12 +1,12 @@
 """Every figure and the verdict of a measurement from its raw samples and the machine's rows: once when it was made, and again
 whenever a sign-off or `optpipe verify` wants to know whether what the record says follows from the raw files."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from optpipe.core.estimate import Estimate
 from optpipe.core.measurement import (
-    Estimate,
     LatencySummary,
     Measurement,
     Reason,
@@ -22,6 +22,7 @@ from optpipe.measuring.validity import (
 )
 from optpipe.stats.means import compute_ratio_of_sums_interval
 from optpipe.stats.percentiles import CONFIDENCE, PERCENTS, summary_from_ns
+from optpipe.worker.plan import CacheProbe
 
 if TYPE_CHECKING:
     import polars as pl
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 PARTS = ("enqueue", "h2d", "compute", "d2h")
 GROUPS = 10
 """Consecutive groups of samples whose images and times give the throughput's interval."""
-ROTATED_BYTES = "rotated_bytes"
-"""Key of `Measurement.inputs`: device memory of the rotated inputs, which is none of the artifact's."""
 
 
 def evidence_from_measurement(
@@ -40,20 +39,20 @@ def evidence_from_measurement(
     *,
     steady: bool,
     wanted_samples: int,
-    cache_probe: Mapping[str, Any],
+    cache_probe: CacheProbe,
 ) -> ValidityEvidence:
     """What `blank` is judged by: its raw files, and what only the worker saw."""
     return ValidityEvidence(
         samples=measured,
         machine=select_rows_during(machine, measured),
-        scenario=blank.scenario,
-        mode=blank.mode,
+        scenario=blank.load.scenario,
+        mode=blank.load.mode,
         cpus=len(blank.subject.affinity or (0,)),
         steady=steady,
         wanted_samples=wanted_samples,
         output_check=blank.output_check,
         cache_probe=cache_probe,
-        rate_per_s=blank.offered_rate_per_s,
+        rate_per_s=blank.load.rate_per_s,
         interrupted=blank.interrupted,
         on_gpu=blank.subject.device != "cpu",
         limits={**LIMITS, **blank.limits},
@@ -69,7 +68,9 @@ def judge_measurement(
 ) -> Measurement:
     """`blank` with the figures of its samples, percentiles up to `highest`, and the verdict that `reasons` amount to."""
     measured = evidence.samples
-    energy = estimate_energy_per_image(evidence.machine, int(measured["images"].sum()), _compute_seconds(measured))
+    energy = estimate_energy_per_image(
+        evidence.machine, int(measured["images"].sum()), _compute_seconds(measured), confidence
+    )
     return replace(
         blank,
         verdict=Validity.INVALID if any(reason.invalidates for reason in reasons) else Validity.VALID,
@@ -89,17 +90,17 @@ def recompute_from_samples(
     highest: float = 99.9,
     confidence: float = CONFIDENCE,
 ) -> Measurement:
-    """`session_from_store` as its raw files have it: of its record only what no raw file holds is believed.
+    """`stored` as its raw files have it: of its record only what no raw file holds is believed.
 
     That is what was measured and how, the worker's own peak memory, and the reasons in `validity.WITNESSED`.
     """
     evidence = evidence_from_measurement(
-        replace(stored, output_check=None, interrupted=False), measured, machine, steady=True, wanted_samples=0, cache_probe={}
+        replace(stored, output_check=None, interrupted=False), measured, machine, steady=True, wanted_samples=0, cache_probe=CacheProbe()
     )  # fmt: skip
     witnessed = [reason for reason in stored.reasons if reason.code in WITNESSED]
     reasons = sorted([*witnessed, *find_reasons(evidence)], key=lambda reason: not reason.invalidates)
     found = judge_measurement(stored, reasons, evidence, highest, confidence)
-    peak = compute_worker_peak_bytes(machine, stored.inputs.get(ROTATED_BYTES))
+    peak = compute_worker_peak_bytes(machine, stored.inputs.rotated_bytes if stored.inputs else None)
     return found if peak is None else replace(found, device_peak_bytes=peak)
 
 
@@ -110,13 +111,13 @@ def compute_figures(
     wanted = (percent for percent in (*PERCENTS, highest) if percent <= max(99.0, highest))
     percents = tuple(sorted(set(wanted)))
     latency = (measured["end_ns"] - measured["scheduled_ns"]).to_numpy()
-    throughput = estimate_throughput(measured, blank.scenario, confidence)
+    throughput = estimate_throughput(measured, blank.load.scenario, confidence)
     return {
-        "latency": summary_from_ns(latency, percents, confidence),
-        "parts": _summarize_parts(measured, percents, blank.scenario, confidence),
+        "latency_ns": summary_from_ns(latency, percents, confidence),
+        "parts_ns": _summarize_parts(measured, percents, blank.load.scenario, confidence),
         "duration_s": _compute_seconds(measured),
         "throughput_images_per_s": throughput,
-        "throughput_batches_per_s": throughput.value / blank.batch_size,
+        "throughput_batches_per_s": throughput.value / blank.load.batch_size,
     }
 
 
@@ -156,11 +157,8 @@ def estimate_throughput(measured: "pl.DataFrame", scenario: Scenario, confidence
         np.array([int(part.sum()) for part in np.array_split(column, groups)]) for column in (images, busy_ns)
     )
     interval = compute_ratio_of_sums_interval(in_groups, ns_in_groups, confidence)
-    return Estimate(
-        int(images.sum()) / max(int(busy_ns.sum()), 1) * 1e9,
-        None if interval is None else (max(0.0, interval[0]) * 1e9, interval[1] * 1e9),
-        note,
-    )
+    low, high = (None, None) if interval is None else (max(0.0, interval[0]) * 1e9, interval[1] * 1e9)
+    return Estimate(int(images.sum()) / max(int(busy_ns.sum()), 1) * 1e9, low, high, note)
 
 
 def _compute_seconds(measured: "pl.DataFrame") -> float:
@@ -177,4 +175,4 @@ def select_rows_during(machine: "pl.DataFrame", measured: "pl.DataFrame") -> "pl
 def compute_worker_peak_bytes(machine: "pl.DataFrame", rotated_bytes: int | None) -> int | None:
     """The worker's largest share of the device, without the rotated inputs; None where the driver does not say it."""
     own = None if machine.is_empty() or rotated_bytes is None else machine["gpu_worker_bytes"].max()
-    return max(0, own - int(rotated_bytes or 0)) if isinstance(own, int) and own > 0 else None
+    return max(0, own - (rotated_bytes or 0)) if isinstance(own, int) and own > 0 else None

@@ -3,11 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from optpipe.core.estimate import Estimate
 from optpipe.core.measurement import (
-    Estimate,
     Measurement,
     Reason,
-    Validity,
     find_differing_settings,
     format_settings,
 )
@@ -41,8 +40,8 @@ def pick_baseline(
     """
     same = [one for one in others if one.subject.settings == found.subject.settings]
     if same:
-        return max(same, key=lambda one: one.started_utc or "")
-    return max(others, key=lambda one: (one.verdict is Validity.VALID, speed(one)), default=None)
+        return max(same, key=lambda one: one.started_utc)
+    return max(others, key=lambda one: (one.is_valid, speed(one)), default=None)
 
 
 def check_int8_speed(found: Measurement, others: Sequence[Measurement], cause: str = "") -> Reason | None:
@@ -67,13 +66,11 @@ def has_same_load(one: Measurement, other: Measurement) -> bool:
     """Whether two measurements differ in nothing but build and settings of one model for one runtime and device."""
     ours, theirs = one.subject, other.subject
     place = (ours.model, ours.backend, ours.device) == (theirs.model, theirs.backend, theirs.device)
-    return place and one.load == other.load
+    return place and one.load.key == other.load.key
 
 
 def _is_clearly_more(one: Estimate, other: Estimate) -> bool:
-    low = one.ci[0] if one.ci else one.value
-    high = other.ci[1] if other.ci else other.value
-    return low > high
+    return one.bounds[0] > other.bounds[1]
 
 
 def _make_reason(found: Measurement, other: Measurement, cause: str) -> Reason:
@@ -89,9 +86,7 @@ def _make_reason(found: Measurement, other: Measurement, cause: str) -> Reason:
     remedy = f"deploy {precision}, or run optpipe profile on both to find what prevents kernel fusion"
     if ours.value > theirs.value:
         text += ", but the confidence intervals overlap: no significant speedup"
-        remedy = (
-            f"compare them interleaved: optpipe bench {found.subject.artifact} {other.subject.artifact} --interleave"
-        )
+        remedy = f"compare them interleaved: optpipe bench-pair {found.subject.artifact} {other.subject.artifact}"
     return Reason(
         NOT_FASTER,
         text + (f"; {cause}" if cause else ""),

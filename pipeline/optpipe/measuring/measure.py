@@ -1,27 +1,27 @@
 """From an answer of the worker to a `Measurement`: samples to Parquet, summary, memory, energy, verdict."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from secrets import randbits
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from optpipe.core.measurement import (
     MACHINE_COLUMNS,
+    MEASUREMENTS_FILE,
+    InputPool,
+    LoadSpec,
     Measurement,
-    Mode,
-    OutputCheck,
+    MeasurementsRecord,
     Phase,
     Reason,
     Scenario,
     Subject,
     Validity,
 )
-from optpipe.core.measurement_json import measurement_from_json, record_from_measurement
+from optpipe.core.records import json_from_record, read_record
 from optpipe.measuring.figures import (
-    ROTATED_BYTES,
     compute_figures,
     compute_worker_peak_bytes,
     evidence_from_measurement,
@@ -30,42 +30,12 @@ from optpipe.measuring.figures import (
 from optpipe.measuring.process import PointResult, WorkerProcess
 from optpipe.measuring.validity import LIMITS, find_reasons
 from optpipe.stats.percentiles import count_samples_needed
-from optpipe.worker.plan import Point
+from optpipe.worker.plan import CacheProbe, Point
 from optpipe.worker.spool import frame_from_spool
-from optpipe.workspace.runs import write_json, write_parquet
+from optpipe.workspace.runs import write_bytes, write_parquet
 
 if TYPE_CHECKING:
     import polars as pl
-
-ROTATED = {"rotated": "rotated", ROTATED_BYTES: "rotation_bytes"}
-"""What the record says of the inputs that the worker went through, by the worker's own name for it."""
-
-ARRIVALS_SEED = "arrivals_seed"
-"""Key of `Measurement.inputs`: server; drawn anew for every measurement, so that none repeats another's luck."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoadSpec:
-    """What to put on a subject, before it has a name and files."""
-
-    batch_size: int
-    scenario: Scenario = Scenario.SINGLE_STREAM
-    mode: Mode = Mode.COMPUTE
-    streams: int = 1
-    rate_per_s: float | None = None
-    min_seconds: float = 3.0
-    max_seconds: float = 60.0
-    percentile: float = 99.0
-    """The highest percentile that is wanted: it decides the sample count."""
-    warm_up_seconds: float = 0.5
-    max_warm_up_seconds: float = 20.0
-    output_checks: int = 16
-    cache_probes: int = 12
-
-    @property
-    def wanted_samples(self) -> int:
-        """As many as the percentile needs."""
-        return count_samples_needed(self.percentile)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +44,7 @@ class RunContext:
 
     directory: Path
     limits: Mapping[str, float] = field(default_factory=lambda: LIMITS)
-    inputs: Mapping[str, Any] = field(default_factory=dict)
+    inputs: InputPool | None = None
     caveats: tuple[str, ...] = ()
 
 
@@ -87,54 +57,30 @@ def measure_load(
     blank = Measurement(
         id=name,
         subject=replace(subject, affinity=worker.affinity),
-        batch_size=load.batch_size,
-        scenario=load.scenario,
-        mode=load.mode,
+        load=load,
         verdict=Validity.INVALID,
         reasons=(),
-        streams=load.streams,
-        offered_rate_per_s=load.rate_per_s,
-        inputs={**frame.inputs, **({ARRIVALS_SEED: randbits(32)} if load.scenario is Scenario.SERVER else {})},
+        inputs=frame.inputs,
+        arrivals_seed=randbits(32) if load.scenario is Scenario.SERVER else None,
         limits=dict(frame.limits),
         caveats=frame.caveats,
         started_utc=datetime.now(UTC).isoformat(timespec="milliseconds"),
     )
     begun = spool.with_suffix(".json")  # should this process be killed, the samples still say what they are of
-    write_json(begun, record_from_measurement(blank))
-    answer = worker.measure(point_from_load(load, name, spool, int(blank.inputs.get(ARRIVALS_SEED, 0))))
-    done = answer.done or {}
-    filled = replace(
-        blank,
-        inputs={**blank.inputs, **{said: done.get(key, 0) for said, key in ROTATED.items()}},
-        interrupted=answer.interrupted,
+    write_bytes(begun, json_from_record(blank))
+    answer = worker.measure(Point(name, str(spool), load, blank.arrivals_seed or 0))
+    inputs, done = blank.inputs, answer.done
+    if inputs is not None and done is not None:
+        inputs = replace(inputs, rotated=done.rotated, rotated_bytes=done.rotated_bytes)
+    found = measurement_from_result(
+        replace(blank, inputs=inputs, interrupted=answer.interrupted), answer, worker, frame
     )
-    found = measurement_from_result(filled, answer, load, worker, frame)
     begun.unlink()
     return found, answer
 
 
-def point_from_load(load: LoadSpec, name: str, spool: Path, arrivals_seed: int = 0) -> Point:
-    """The load as the worker is told of it."""
-    return Point(
-        id=name,
-        batch_size=load.batch_size,
-        scenario=load.scenario,
-        mode=load.mode,
-        spool=str(spool),
-        min_seconds=load.min_seconds,
-        max_seconds=max(load.max_seconds, load.min_seconds),
-        percentile=load.percentile,
-        warm_up_seconds=load.warm_up_seconds,
-        max_warm_up_seconds=max(load.max_warm_up_seconds, load.warm_up_seconds),
-        rate_per_s=load.rate_per_s,
-        arrivals_seed=arrivals_seed,
-        output_checks=load.output_checks,
-        cache_probes=load.cache_probes,
-    )
-
-
 def measurement_from_result(
-    blank: Measurement, answer: PointResult, load: LoadSpec, worker: WorkerProcess, frame: RunContext
+    blank: Measurement, answer: PointResult, worker: WorkerProcess, frame: RunContext
 ) -> Measurement:
     """Fills `blank` from the answer's samples and machine rows, and judges it."""
     samples = store_samples(Path(answer.point.spool))
@@ -150,25 +96,26 @@ def measurement_from_result(
     failure = _make_failure_reasons(answer)
     if measured.is_empty():
         return replace(filled, reasons=failure or (_make_empty_reason(answer),))
-    check = OutputCheck(**answer.done["output_check"]) if answer.done else None
+    done = answer.done
+    check = done.output_check if done else None
     evidence = evidence_from_measurement(
         replace(filled, output_check=check),
         measured,
         machine,
-        steady=bool(answer.done and answer.done["steady"]),
-        wanted_samples=answer.done["queries_needed"] if answer.done else load.wanted_samples,
-        cache_probe=answer.done["cache_probe"] if answer.done else {},
+        steady=done is not None and done.steady,
+        wanted_samples=done.queries_needed if done else count_samples_needed(blank.load.percentile),
+        cache_probe=done.cache_probe if done else CacheProbe(),
     )
     return judge_measurement(
         replace(
             filled,
-            host_peak_bytes=answer.done["host_peak_bytes"] if answer.done else None,
+            host_peak_bytes=done.host_peak_bytes if done else None,
             device_peak_bytes=_compute_device_peak(machine, worker, answer),
             output_check=check,
         ),
         (*failure, *find_reasons(evidence)),
         evidence,
-        load.percentile,
+        blank.load.percentile,
     )
 
 
@@ -199,11 +146,16 @@ def store_machine_rows(path: Path, answer: PointResult) -> "pl.DataFrame":
     return frame
 
 
+def write_measurements(folder: Path, measurements: Sequence[Measurement]) -> None:
+    """Writes `measurements.json` of the run in `folder`."""
+    write_bytes(folder / MEASUREMENTS_FILE, json_from_record(MeasurementsRecord(tuple(measurements))))
+
+
 def recover_unfinished(directory: Path, known: Sequence[Measurement]) -> tuple[Measurement, ...]:
     """What was begun in the run folder `directory` and is not among `known`, from the samples that it left."""
     found = []
     for path in sorted((directory / "samples").glob("*.json")):
-        begun = measurement_from_json(json.loads(path.read_text(encoding="utf-8")))
+        begun = read_record(path, Measurement)
         if all(each.id != begun.id for each in known):
             found.append(recover_measurement(begun, path.with_suffix(".spool")))
         path.unlink()
@@ -233,7 +185,7 @@ def _compute_device_peak(machine: "pl.DataFrame", worker: WorkerProcess, answer:
     """The worker's own peak where the driver says it, else the device's growth; without the rotated inputs."""
     if machine.is_empty() or not answer.done:
         return None
-    whole, rotated = machine["gpu_used_bytes"].max(), int(answer.done["rotation_bytes"])
+    whole, rotated = machine["gpu_used_bytes"].max(), answer.done.rotated_bytes
     if (own := compute_worker_peak_bytes(machine, rotated)) is not None:
         return own
     if isinstance(whole, int) and worker.baseline_gpu_bytes is not None:

@@ -1,18 +1,18 @@
 """A worker process from the parent's side: ask for points, listen for events, look at the machine in between."""
 
-import json
 import os
 import select
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from optpipe.core.interrupts import acknowledge_interrupt
+from optpipe.core.records import json_from_record, line_from_record, record_from_json
 from optpipe.errors import ExitStatus, StageError
 from optpipe.measuring.machine import (
     INTERVAL_S,
@@ -20,7 +20,7 @@ from optpipe.measuring.machine import (
     MachineSampler,
     read_gpu_used_bytes,
 )
-from optpipe.worker.plan import Point, SessionPlan
+from optpipe.worker.plan import Point, PointReport, SessionPlan, WorkerEvent
 from optpipe.worker.spool import count_spooled, request_stop
 
 STOP_SECONDS = 10.0
@@ -31,7 +31,7 @@ class PointResult:
     """What came back for one point. Samples lie in the point's spool whatever happened."""
 
     point: Point
-    done: dict[str, Any] | None
+    done: PointReport | None
     """The worker's closing words; None where it did not get that far."""
     failure: str | None = None
     """`out-of-memory`, `refused` or `died`."""
@@ -49,8 +49,8 @@ class WorkerProcess:
     directory: Path
     """For the session's plan and the worker's log."""
     on_progress: Callable[[Point, int], None] = lambda _point, _count: None
-    facts: dict[str, Any] = field(default_factory=dict)
-    """What it said of itself when it had loaded; empty until then."""
+    ready: WorkerEvent | None = None
+    """What it said of itself when it had loaded."""
     baseline_gpu_bytes: int | None = None
     _process: "subprocess.Popen[bytes] | None" = None
     _buffer: bytes = b""
@@ -60,7 +60,7 @@ class WorkerProcess:
         if self.plan.device.startswith("cuda"):
             self.baseline_gpu_bytes = read_gpu_used_bytes()
         session = self.directory / "session.json"
-        session.write_text(self.plan.to_json(), encoding="utf-8")
+        session.write_bytes(json_from_record(self.plan))
         with (self.directory / "worker.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "optpipe.worker", str(session)],
@@ -101,7 +101,7 @@ class WorkerProcess:
         process = self._running()
         try:
             if process.stdin:
-                process.stdin.write(point.to_json().encode() + b"\n")
+                process.stdin.write(line_from_record(point))
         except BrokenPipeError:
             pass  # it died while loading: its own words or its log say why
         return self._listen(point)
@@ -124,17 +124,17 @@ class WorkerProcess:
                 begun = Path(point.spool).exists()  # else it is still loading, and there is nothing to wait for
                 deadline = monotonic() + (STOP_SECONDS if begun else 0.0)
                 continue
-            kind = event["event"] if event else None
+            kind = event.kind if event else None
             if event and kind == "ready":
-                self.facts = event
+                self.ready = event
                 sampler = self._sampler()
             elif event and kind == "measuring" and sampler is not None:
                 rows.append(sampler.sample())  # rates start anew with the measured part
             elif event and kind == "done":
                 rows.extend([sampler.sample()] if sampler else [])
                 # Asked to stop just as it was done, it has not stopped early; all ends here even so.
-                stopped = bool(event["stopped"]) or deadline is not None
-                return PointResult(point, event, rows=tuple(rows), interrupted=stopped)
+                stopped = (event.report is not None and event.report.stopped) or deadline is not None
+                return PointResult(point, event.report, rows=tuple(rows), interrupted=stopped)
             elif event and deadline is not None:
                 return PointResult(point, None, rows=tuple(rows), interrupted=True)
             elif event and kind in ("out-of-memory", "failed", "ended"):
@@ -143,14 +143,13 @@ class WorkerProcess:
                 self._running().kill()
 
     def _sampler(self) -> MachineSampler | None:
-        facts = self.facts
-        return MachineSampler(int(facts["pid"]), facts["gpu_uuid"], self.affinity) if facts else None
+        return MachineSampler(self.ready.pid, self.ready.gpu_uuid, self.affinity) if self.ready else None
 
-    def _failed(self, point: Point, event: dict[str, Any], rows: list[MachineRow]) -> PointResult:
-        if event["event"] == "out-of-memory":
-            return PointResult(point, None, "out-of-memory", event["message"], rows=tuple(rows))
-        if event["event"] == "failed":
-            return PointResult(point, None, "refused", event["message"], ExitStatus(event["status"]), tuple(rows))
+    def _failed(self, point: Point, event: WorkerEvent, rows: list[MachineRow]) -> PointResult:
+        if event.kind == "out-of-memory":
+            return PointResult(point, None, "out-of-memory", event.message, rows=tuple(rows))
+        if event.kind == "failed":
+            return PointResult(point, None, "refused", event.message, ExitStatus(event.status), tuple(rows))
         code = self._running().wait()
         killed = code == -9
         return PointResult(
@@ -163,7 +162,7 @@ class WorkerProcess:
             rows=tuple(rows),
         )
 
-    def _event(self, seconds: float) -> dict[str, Any] | None:
+    def _event(self, seconds: float) -> WorkerEvent | None:
         """The next event, None after `seconds` without one, `ended` when the worker has closed its output."""
         process = self._running()
         if process.stdout is None:
@@ -174,11 +173,10 @@ class WorkerProcess:
                 return None
             chunk = os.read(process.stdout.fileno(), 65536)
             if not chunk:
-                return {"event": "ended"}
+                return WorkerEvent("ended")
             self._buffer += chunk
         line, _, self._buffer = self._buffer.partition(b"\n")
-        event: dict[str, Any] = json.loads(line)
-        return event
+        return record_from_json(line, WorkerEvent, "worker")
 
     def _last_words(self, code: int) -> str:
         log = (self.directory / "worker.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()

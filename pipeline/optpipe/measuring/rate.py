@@ -63,8 +63,8 @@ def _searched(
 
 def is_sustained(measurement: Measurement, slo: Slo) -> bool:
     """Whether the rate was kept up with and the percentile's value is inside the limit: where the search goes on upwards."""
-    found = slo.value(measurement)
-    return found is not None and found[0] <= slo.limit_ms and not _behind(measurement)
+    found = slo.read(measurement)
+    return found is not None and found.value <= slo.limit_ns and not _behind(measurement)
 
 
 def confirmed(measurement: Measurement, slo: Slo) -> bool:

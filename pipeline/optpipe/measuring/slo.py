@@ -3,14 +3,13 @@
 import re
 from dataclasses import dataclass
 
-from optpipe.core.measurement import Measurement, Validity, format_percentile_name
+from optpipe.core.estimate import Estimate
+from optpipe.core.measurement import Measurement, format_percentile_name
 from optpipe.core.quantity import Dimension, format_quantity, quantity_from_text
 from optpipe.errors import BadInputError
 from optpipe.stats.percentiles import PERCENTS
 
 _FORM = re.compile(r"\s*p(\d+(?:\.\d+)?)\s*(?:=|<=|≤)\s*(.+)")
-_MS = 1e6
-"""Nanoseconds in one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,30 +17,30 @@ class Slo:
     """A percentile of latency and its limit."""
 
     percent: float
-    limit_ms: float
+    limit_ns: float
 
     def __str__(self) -> str:
-        return f"{format_percentile_name(self.percent)} ≤ {format_quantity(self.limit_ms * _MS, Dimension.TIME)}"
+        return f"{format_percentile_name(self.percent)} ≤ {format_quantity(self.limit_ns, Dimension.TIME)}"
 
     def is_met_by(self, measurement: Measurement) -> bool:
         """Whether the percentile's upper bound is inside the limit: what the interval cannot show is not met."""
-        found = self.value(measurement)
-        return found is not None and found[1] <= self.limit_ms
+        found = self.read(measurement)
+        return found is not None and found.bounds[1] <= self.limit_ns
 
     def explain_not_judged(self, measurement: Measurement) -> str | None:
         """Why nothing is known of the limit: the percentile was withheld, and no lower one is beyond; None where it is."""
-        latency = measurement.latency
+        latency = measurement.latency_ns
         if latency is None or latency.percentile(self.percent) is not None:
             return None
-        if any(each.ci[0] > self.limit_ms for each in latency.percentiles if each.percent < self.percent):
+        lower = (latency.percentile(each) for each in PERCENTS if each < self.percent)
+        if any(each.bounds[0] > self.limit_ns for each in lower if each is not None):
             return None
         name = format_percentile_name(self.percent)
         return f"{name} is not reported: {latency.withheld.get(name, 'not computed')}"
 
-    def value(self, measurement: Measurement) -> tuple[float, float] | None:
-        """The percentile and its upper bound in ms; None where it could not be measured."""
-        found = None if measurement.latency is None else measurement.latency.percentile(self.percent)
-        return None if found is None else (found.value, found.ci[1])
+    def read(self, measurement: Measurement) -> Estimate | None:
+        """The percentile in ns; None where it could not be measured."""
+        return None if measurement.latency_ns is None else measurement.latency_ns.percentile(self.percent)
 
 
 def slo_from_text(text: str) -> Slo:
@@ -56,17 +55,12 @@ def slo_from_text(text: str) -> Slo:
         raise BadInputError(f"--slo {text}: {error}") from error
     if limit_ns == 0:
         raise BadInputError(f"--slo {text}: the limit must be greater than zero, such as --slo p99=15ms")
-    return Slo(percent, limit_ns / _MS)
+    return Slo(percent, limit_ns)
 
 
 def has_figures(measurement: Measurement) -> bool:
     """Whether there are figures at all, valid or not: a batch that ran out of memory has none."""
-    return measurement.latency is not None
-
-
-def is_valid(measurement: Measurement) -> bool:
-    """Whether its figures may be believed."""
-    return measurement.verdict is Validity.VALID
+    return measurement.latency_ns is not None
 
 
 def is_credible_violation(measurement: Measurement) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from optpipe.core.measurement import Measurement
 from optpipe.errors import BadInputError
-from optpipe.measuring.slo import Slo, has_figures, is_valid
+from optpipe.measuring.slo import Slo, has_figures
 
 MIN_SWEEP_GAIN = 1.05
 """Two steps in a row with less than 5 % more throughput: saturated."""
@@ -50,7 +50,7 @@ def sweep_batch_sizes(
             break
     if slo is not None and not found[-1].interrupted:
         found += bisect_batch_size(measure, found, slo)
-    return sorted(found, key=lambda each: each.batch_size)
+    return sorted(found, key=lambda each: each.load.batch_size)
 
 
 def is_saturated(found: Sequence[Measurement]) -> bool:
@@ -65,27 +65,29 @@ def bisect_batch_size(
     measure: Callable[[int], Measurement], found: Sequence[Measurement], slo: Slo
 ) -> list[Measurement]:
     """Halves between the largest size inside the limit and the smallest beyond it, to one eighth of the size or to 1."""
-    inside = max((each.batch_size for each in found if slo.is_met_by(each)), default=0)
-    beyond = min((each.batch_size for each in found if not slo.is_met_by(each) and each.batch_size > inside), default=0)
+    inside = max((each.load.batch_size for each in found if slo.is_met_by(each)), default=0)
+    beyond = min(
+        (each.load.batch_size for each in found if not slo.is_met_by(each) and each.load.batch_size > inside), default=0
+    )
     more: list[Measurement] = []
     while inside and beyond - inside > max(1, inside // 8):
         more.append(measure((inside + beyond) // 2))
         if more[-1].interrupted:
             break
         if slo.is_met_by(more[-1]):
-            inside = more[-1].batch_size
+            inside = more[-1].load.batch_size
         else:
-            beyond = more[-1].batch_size
+            beyond = more[-1].load.batch_size
     return more
 
 
 def find_largest_inside(found: Sequence[Measurement], slo: Slo) -> Measurement | None:
     """The largest batch that meets the limit; an INVALID measurement only where no valid one does."""
     met = (each for each in found if slo.is_met_by(each))
-    return max(met, key=lambda each: (is_valid(each), each.batch_size), default=None)
+    return max(met, key=lambda each: (each.is_valid, each.load.batch_size), default=None)
 
 
 def find_nearest_to_limit(found: Sequence[Measurement], slo: Slo) -> Measurement | None:
     """What comes closest to a limit that nothing meets."""
-    measured = [each for each in found if slo.value(each) is not None]
-    return min(measured, key=lambda each: (slo.value(each) or (0.0,))[0], default=None)
+    measured = [each for each in found if slo.read(each) is not None]
+    return min(measured, key=lambda each: seen.value if (seen := slo.read(each)) else 0.0, default=None)

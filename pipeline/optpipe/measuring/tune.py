@@ -11,12 +11,12 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, log, log2
 from random import Random
-from typing import Any
 
-from optpipe.core.measurement import Measurement
-from optpipe.measuring.slo import has_figures, is_valid
+from optpipe.core.bench_record import Change, Ratio, TrialRecord, TuningRecord
+from optpipe.core.measurement import Measurement, Options
+from optpipe.measuring.slo import has_figures
 from optpipe.measuring.validity import WRONG_OUTPUTS
-from optpipe.stats.ratio import Change, Ratio, ratio_from_rounds
+from optpipe.stats.ratio import ratio_from_rounds
 
 MIN_TUNING_GAIN = 0.02
 """An option is changed only for at least this much more throughput."""
@@ -33,7 +33,7 @@ stay in at least 95 of 100 tunings."""
 class Trial:
     """Options that were tried, with what they gave at each batch size in each round."""
 
-    options: Mapping[str, Any]
+    options: Options
     measurements: tuple[Measurement, ...]
 
 
@@ -42,7 +42,7 @@ class Tuning:
     """What was tried, and what is used at each batch size."""
 
     trials: tuple[Trial, ...]
-    chosen: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    chosen: Mapping[int, Options] = field(default_factory=dict)
     """Options by batch size; empty where it was interrupted."""
     final: Mapping[int, Ratio] = field(default_factory=dict)
     """Times of the winner of the races over those of the defaults, by batch size; empty where the defaults won the races."""
@@ -50,7 +50,7 @@ class Tuning:
     """Of the order of the processes."""
 
 
-def list_choices(cpus: int) -> dict[str, tuple[Any, ...]]:
+def list_choices(cpus: int) -> dict[str, tuple[bool | int | str, ...]]:
     """The values worth trying, by option; a test holds the names against what the backends' sessions take.
 
     Of `threads`, powers of two up to all processors; its default 0 leaves the number and their places to the runtime.
@@ -67,7 +67,9 @@ def list_choices(cpus: int) -> dict[str, tuple[Any, ...]]:
     }
 
 
-def list_alternatives(defaults: Mapping[str, Any], cpus: int, fixed: Container[str] = ()) -> dict[str, tuple[Any, ...]]:
+def list_alternatives(
+    defaults: Options, cpus: int, fixed: Container[str] = ()
+) -> dict[str, tuple[bool | int | str, ...]]:
     """The values to try beside `defaults`, by option; none of an option that is `fixed`."""
     found = {
         name: tuple(value for value in values if value != defaults[name])
@@ -78,8 +80,8 @@ def list_alternatives(defaults: Mapping[str, Any], cpus: int, fixed: Container[s
 
 
 def tune_options(
-    measure: Callable[[Mapping[str, Any]], tuple[Measurement, ...]],
-    defaults: Mapping[str, Any],
+    measure: Callable[[Options], tuple[Measurement, ...]],
+    defaults: Options,
     sizes: Sequence[int],
     cpus: int,
     fixed: Container[str] = (),
@@ -91,9 +93,9 @@ def tune_options(
     asked for and stays.
     """
     tried = _Tried(measure, sizes, Random(f"tuning {seed}"))
-    best = dict(defaults)
+    best: Options = dict(defaults)
     for name, values in list_alternatives(defaults, cpus, fixed).items():
-        best = tried.race([best, *(best | {name: value} for value in values)])
+        best = tried.race([best, *({**best, name: value} for value in values)])
         if tried.interrupted:
             return Tuning(tried.trials, seed=seed)
     if best == dict(defaults):
@@ -110,17 +112,17 @@ class _Tried:
     """All trials so far: what was measured, of which options."""
 
     def __init__(
-        self, measure: Callable[[Mapping[str, Any]], tuple[Measurement, ...]], sizes: Sequence[int], order: Random
+        self, measure: Callable[[Options], tuple[Measurement, ...]], sizes: Sequence[int], order: Random
     ) -> None:
         self._measure, self._sizes, self._order = measure, sizes, order
-        self._found: list[tuple[Mapping[str, Any], list[Measurement]]] = []
+        self._found: list[tuple[Options, list[Measurement]]] = []
         self.interrupted = False
 
     @property
     def trials(self) -> tuple[Trial, ...]:
         return tuple(Trial(options, tuple(found)) for options, found in self._found)
 
-    def race(self, contenders: list[dict[str, Any]]) -> dict[str, Any]:
+    def race(self, contenders: list[Options]) -> Options:
         """The one of `contenders` with the most throughput over all sizes; the first unless another has SMALLEST_GAIN more."""
         times: list[list[float]] = [[] for _ in contenders]
         running = list(range(len(contenders)))
@@ -138,7 +140,7 @@ class _Tried:
         ahead = 0 in running and means[0] - means[leader] <= log(1 + MIN_TUNING_GAIN)
         return contenders[0 if ahead else leader]
 
-    def final(self, defaults: dict[str, Any], best: dict[str, Any]) -> dict[int, Ratio]:
+    def final(self, defaults: Options, best: Options) -> dict[int, Ratio]:
         """The ratio of the two's times at every size, over FINAL_ROUNDS; none where a trial failed or gave wrong outputs."""
         times: dict[int, list[list[float]]] = {0: [], 1: []}
         for _ in range(FINAL_ROUNDS):
@@ -153,7 +155,7 @@ class _Tried:
                 ratios[size] = ratio_from_rounds(before, after, FINAL_CONFIDENCE)
         return ratios
 
-    def _log_times(self, options: Mapping[str, Any]) -> list[float]:
+    def _log_times(self, options: Options) -> list[float]:
         """Log of the seconds per image at each size, of one more trial; of what is not `usable`, that of _FAILED."""
         measured = self._measure(options)
         known = next((found for seen, found in self._found if seen == options), None)
@@ -171,7 +173,7 @@ _FAILED = 1e6
 def _times(measured: Sequence[Measurement], size: int) -> Iterator[float]:
     """Seconds per image at a batch size, of what has figures and is `usable`."""
     for each in measured:
-        if each.batch_size == size and has_figures(each) and each.throughput_images_per_s and is_usable(each):
+        if each.load.batch_size == size and has_figures(each) and each.throughput_images_per_s and is_usable(each):
             yield 1 / each.throughput_images_per_s.value
 
 
@@ -191,7 +193,7 @@ def is_usable(measurement: Measurement) -> bool:
         "clocks-moved",
         "throttled",
     }
-    return is_valid(measurement) or all(reason.code in noise for reason in measurement.reasons if reason.invalidates)
+    return measurement.is_valid or all(reason.code in noise for reason in measurement.reasons if reason.invalidates)
 
 
 def choose_tuning_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
@@ -199,41 +201,28 @@ def choose_tuning_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
     return tuple(dict.fromkeys((sizes[0], sizes[len(sizes) // 2], sizes[-1])))
 
 
-def record_from_trials(artifact: str, label: str, tuning: Tuning) -> dict[str, Any]:
+def record_from_tuning(artifact: str, label: str, tuning: Tuning) -> TuningRecord:
     """What was tried and chosen, for `tuning.json`."""
-    return {
-        "artifact": artifact,
-        "label": label,
-        "seed": tuning.seed,
-        "chosen": {str(size): dict(each) for size, each in tuning.chosen.items()},
-        "final": {str(size): ratio.to_dict() for size, ratio in tuning.final.items()},
-        "trials": [_trial_record(trial) for trial in tuning.trials],
-    }
+    trials = tuple(_record_from_trial(trial) for trial in tuning.trials)
+    return TuningRecord(artifact, label, tuning.seed, tuning.chosen, tuning.final, trials)
 
 
-def _trial_record(trial: Trial) -> dict[str, Any]:
+def _record_from_trial(trial: Trial) -> TrialRecord:
     """Figures, verdicts and reasons by batch size, in the order of the rounds."""
-    by_size: dict[str, list[Measurement]] = {}
+    by_size: dict[int, list[Measurement]] = {}
     for each in trial.measurements:
-        by_size.setdefault(str(each.batch_size), []).append(each)
-    return {
-        "options": dict(trial.options),
-        "throughput_images_per_s": {
-            size: [each.throughput_images_per_s.value if each.throughput_images_per_s else None for each in found]
-            for size, found in by_size.items()
-        },
-        "verdicts": {size: [str(each.verdict) for each in found] for size, found in by_size.items()},
-        "reasons": {
-            size: sorted({reason.code for each in found for reason in each.reasons}) for size, found in by_size.items()
-        },
-        "wrong_answers": [
-            int(size)
-            for size, found in by_size.items()
-            if any(reason.code in WRONG_OUTPUTS for each in found for reason in each.reasons)
-        ],
-    }
+        by_size.setdefault(each.load.batch_size, []).append(each)
+    rates = {size: [each.throughput_images_per_s for each in found] for size, found in by_size.items()}
+    codes = {size: {reason.code for each in found for reason in each.reasons} for size, found in by_size.items()}
+    return TrialRecord(
+        trial.options,
+        {size: tuple(rate.value if rate else None for rate in found) for size, found in rates.items()},
+        {size: tuple(each.verdict for each in found) for size, found in by_size.items()},
+        {size: tuple(sorted(found)) for size, found in codes.items()},
+        tuple(size for size, found in codes.items() if found & WRONG_OUTPUTS),
+    )
 
 
-def find_nearest_options(options: Mapping[int, Mapping[str, Any]], size: int) -> Mapping[str, Any]:
+def find_nearest_options(options: Mapping[int, Options], size: int) -> Options:
     """What was chosen at the tuned size closest to `size`, on a scale of powers of two."""
     return options[min(options, key=lambda known: abs(log2(known / size)))]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from optpipe.core.defaults import MAX_CV
 from optpipe.core.measurement import (
     Mode,
     OutputCheck,
@@ -17,6 +18,7 @@ from optpipe.core.measurement import (
 from optpipe.measuring.machine import POWER_CAP, THROTTLE_REASONS
 from optpipe.stats.ratio import SMALLEST_ROUNDS, ratio_from_rounds
 from optpipe.stats.stability import find_trend, find_two_modes
+from optpipe.worker.plan import CacheProbe
 
 if TYPE_CHECKING:
     import polars as pl
@@ -29,7 +31,7 @@ falling behind by what the server can serve.
 """
 LIMITS: Mapping[str, float] = {
     RULES_REVISION: 3,
-    "max_cv": 0.025,  # trtexec warns over the same
+    "max_cv": MAX_CV,
     "max_drift": 0.025,  # so that a drift of 3 % is found in spite of noise
     "max_other_cpu_share": 0.10,
     "max_clock_change": 0.03,
@@ -67,7 +69,7 @@ class ValidityEvidence:
     steady: bool
     wanted_samples: int
     output_check: OutputCheck | None
-    cache_probe: Mapping[str, Any]
+    cache_probe: CacheProbe
     rate_per_s: float | None = None
     interrupted: bool = False
     on_gpu: bool = False
@@ -279,8 +281,8 @@ def _check_outputs(evidence: ValidityEvidence) -> list[Reason]:
 
 
 def _check_cache(evidence: ValidityEvidence) -> list[Reason]:
-    known, new = (evidence.cache_probe.get(f"{which}_ns", ()) for which in ("known", "new"))
-    if evidence.cache_probe.get("stale"):
+    known, new = evidence.cache_probe.known_ns, evidence.cache_probe.new_ns
+    if evidence.cache_probe.stale:
         remedy = "the runtime returned a stale output for a new input: do not use it"
         return _invalidate(
             "stale-answer", "the timed output for a new input differs from the runtime's own untimed output", remedy

@@ -43,19 +43,19 @@ def draw_figures(report: Report) -> list[Figure]:
 def _rows(report: Report) -> list[dict[str, Any]]:
     found = []
     for row in report.comparison.rows:
-        latency = row.latency_ms.get("p99") or row.latency_ms.get("p50")
+        latency = row.latency_ns.get("p99") or row.latency_ns.get("p50")
         if latency is None or row.throughput_images_per_s is None:
             continue
         found.append(
             {
                 "build": row.series,
-                "batch size": row.batch_size,
-                "latency": latency.value,
-                "percentile": "p99" if "p99" in row.latency_ms else "p50",
+                "batch size": row.load.batch_size,
+                "latency": latency.value / 1e6,
+                "percentile": "p99" if "p99" in row.latency_ns else "p50",
                 "images per second": row.throughput_images_per_s.value,
                 "frontier": "on the frontier" if row.on_frontier else "dominated" if row.valid else "INVALID",
                 "label": row.label,
-                "load": f"{row.scenario}, {row.mode}",
+                "load": f"{row.load.scenario}, {row.load.mode}",
                 "top1": row.top1,
                 "energy": row.energy_j_per_image,
             }
@@ -182,8 +182,8 @@ def _draw_beside_latency(
         {
             **{name: row[name] for name in ("build", "batch size", "latency", "label", "load")},
             "value": factor * row[what].value,
-            "low": factor * (row[what].value if row[what].low is None else row[what].low),
-            "high": factor * (row[what].value if row[what].high is None else row[what].high),
+            "low": factor * row[what].bounds[0],
+            "high": factor * row[what].bounds[1],
         }
         for row in _rows(report)
         if row[what] is not None
@@ -226,7 +226,7 @@ def _draw_speedup(report: Report) -> Figure | None:
             y=y, x=alt.X("speed-up:Q", title="speed-up over the baseline", scale=alt.Scale(zero=False, padding=10))
         )
     ).properties(width=WIDTH - 130, height=max(90, 22 * len(rows)))
-    baseline = (report.comparison.baseline or {}).get("name", "the baseline")
+    baseline = report.comparison.baseline.name if report.comparison.baseline else "the baseline"
     caption = f"Ratio of the p50 latencies with its interval; the baseline is {baseline}. An interval that contains 1 shows no difference."
     return Figure("Speed-up", caption, svg_from_chart(configure_chart(chart), "speedup"), _sources(report))
 

@@ -3,8 +3,10 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optpipe.core.comparison import ComparedValue, Comparison, ComparisonRow
+from optpipe.core.comparison import Comparison, ComparisonRow
+from optpipe.core.estimate import Estimate
 from optpipe.core.measurement import format_settings
+from optpipe.reporters.records import scale_to_ms
 
 if TYPE_CHECKING:
     import polars as pl
@@ -30,18 +32,15 @@ def _record(row: ComparisonRow) -> dict[str, Any]:
             "backend",
             "precision",
             "device",
-            "batch_size",
-            "scenario",
-            "mode",
-            "streams",
-            "rate_per_s",
             "setting",
         )
     }
+    for name in ("batch_size", "scenario", "mode", "streams", "rate_per_s"):
+        record[name] = getattr(row.load, name)
     record |= {"settings": format_settings(row.settings, row.settings)}
     record |= {"verdict": "VALID" if row.valid else "INVALID", "samples": row.samples}
     for name in PERCENTILES:
-        record |= _figure(f"latency_{name.replace('.', '_')}_ms", row.latency_ms.get(name))
+        record |= _figure(f"latency_{name.replace('.', '_')}_ms", scale_to_ms(row.latency_ns.get(name)))
     record |= _figure("throughput_images_per_s", row.throughput_images_per_s)
     record |= _figure("energy_j_per_image", row.energy_j_per_image)
     record |= _figure("top1", row.top1)
@@ -59,7 +58,7 @@ def _record(row: ComparisonRow) -> dict[str, Any]:
     }
 
 
-def _figure(name: str, figure: ComparedValue | None) -> dict[str, float | None]:
+def _figure(name: str, figure: Estimate | None) -> dict[str, float | None]:
     return {
         name: figure.value if figure else None,
         f"{name}_low": figure.low if figure else None,

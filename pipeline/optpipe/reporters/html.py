@@ -6,12 +6,13 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from optpipe.core.comparison import ComparedValue, ComparisonRow
+from optpipe.core.comparison import ComparisonRow
+from optpipe.core.estimate import Estimate
 from optpipe.core.units import format_bytes
 from optpipe.core.verdict import CriterionResult, Verdict, VerdictRecord
 from optpipe.reporters.answer import format_summary
 from optpipe.reporters.gauge import draw_gauge
-from optpipe.reporters.records import format_observed
+from optpipe.reporters.records import format_observed, scale_to_ms
 from optpipe.reporters.report import Report
 
 if TYPE_CHECKING:
@@ -204,10 +205,10 @@ def _render_build(row: ComparisonRow) -> TableRow:
             Markup('<span class="chip {}">{}</span><small>{}</small>').format(standing.lower(), standing, beaten),
             standing,
         ),
-        _format_number(str(row.batch_size), row.batch_size),
-        Cell(Markup("{}<small>{}</small>").format(row.load, row.mode), f"{row.load} {row.mode}"),
-        _format_interval(row.latency_ms.get("p50"), "{:.3g}"),
-        _format_interval(row.latency_ms.get("p99"), "{:.3g}"),
+        _format_number(str(row.load.batch_size), row.load.batch_size),
+        Cell(Markup("{}<small>{}</small>").format(row.scenario, row.load.mode), f"{row.scenario} {row.load.mode}"),
+        _format_interval(scale_to_ms(row.latency_ns.get("p50")), "{:.3g}"),
+        _format_interval(scale_to_ms(row.latency_ns.get("p99")), "{:.3g}"),
         _format_interval(row.throughput_images_per_s, "{:,.0f}"),
         _format_interval(row.speedup, "{:.2f}×", row.change or ""),
         _format_number(
@@ -232,7 +233,7 @@ def _format_number(text: str, value: float | None) -> Cell:
     return Cell(Markup("{}").format(text), "" if value is None else f"{value:.9g}")
 
 
-def _format_interval(figure: ComparedValue | None, form: str, note: str = "") -> Cell:
+def _format_interval(figure: Estimate | None, form: str, note: str = "") -> Cell:
     from markupsafe import Markup
 
     if figure is None:
@@ -248,7 +249,7 @@ def _format_builds_note(report: Report) -> str:
     comparison = report.comparison
     parts = [f"{len(comparison.rows)} measurements, {len(comparison.frontier)} on the frontier."]
     if comparison.baseline:
-        parts.append(f"Baseline: {comparison.baseline['name']}.")
+        parts.append(f"Baseline: {comparison.baseline.name}.")
     if comparison.slo:
         parts.append(f"Best under {comparison.slo}.")
     return " ".join([*parts, "Brackets are confidence intervals; a dash means not measured."])

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 
-from optpipe.core.comparison import ComparedValue, Comparison, ComparisonRow
+from optpipe.core.comparison import Comparison, ComparisonRow
+from optpipe.core.estimate import Estimate
 from optpipe.core.units import format_bytes
 from optpipe.core.verdict import Verdict, VerdictRecord
 from optpipe.reporters.answer import format_summary
-from optpipe.reporters.records import format_observed
+from optpipe.reporters.records import format_observed, scale_to_ms
 from optpipe.reporters.report import Report
 
 MARKS = {Verdict.PASS: "✅", Verdict.FAIL: "❌", Verdict.INCONCLUSIVE: "⚠️"}
@@ -58,20 +59,31 @@ def render_comparison_lines(comparison: Comparison) -> list[str]:
     header = ("build", "batch", "load", "p50 ms", "p99 ms", "images/s", "speed-up", "memory", "standing")
     lines = list(render_table_lines(header, [_format_cells(row) for row in comparison.rows], right=range(3, 8)))
     if comparison.baseline:
-        lines += ["", f"Baseline: {_escape(str(comparison.baseline['name']))}."]
+        lines += ["", f"Baseline: {_escape(comparison.baseline.name)}."]
     lines += [f"\n> {_escape(warning)}" for warning in comparison.warnings]
-    lines += [f"- no counterpart: {_escape(one['label'])}: {_escape(one['reason'])}" for one in comparison.unmatched]
+    lines += [f"- {_escape(line)}" for line in list_unmatched(comparison)]
     return lines
+
+
+def list_unmatched(comparison: Comparison) -> list[str]:
+    """One line for each reason why rows have no counterpart, with how many it is about."""
+    found: dict[str, list[str]] = {}
+    for one in comparison.unmatched:
+        found.setdefault(one.reason, []).append(one.label)
+    return [
+        f"no counterpart: {labels[0]}{f' and {len(labels) - 1} more' if len(labels) > 1 else ''}: {reason}"
+        for reason, labels in found.items()
+    ]
 
 
 def _format_cells(row: ComparisonRow) -> tuple[str, ...]:
     standing = "**frontier**" if row.on_frontier else "dominated" if row.valid else "INVALID"
     return (
         row.configuration,
-        str(row.batch_size),
-        f"{row.load}, {row.mode}",
-        format_figure(row.latency_ms.get("p50"), "{:.3g}"),
-        format_figure(row.latency_ms.get("p99"), "{:.3g}"),
+        str(row.load.batch_size),
+        f"{row.scenario}, {row.load.mode}",
+        format_ms(row.latency_ns.get("p50")),
+        format_ms(row.latency_ns.get("p99")),
         format_figure(row.throughput_images_per_s, "{:,.0f}"),
         format_figure(row.speedup, "{:.2f}×", interval=True),
         format_bytes(row.memory_bytes) if row.memory_bytes else "–",
@@ -79,7 +91,7 @@ def _format_cells(row: ComparisonRow) -> tuple[str, ...]:
     )
 
 
-def format_figure(figure: ComparedValue | None, form: str, *, interval: bool = False) -> str:
+def format_figure(figure: Estimate | None, form: str, *, interval: bool = False) -> str:
     """A figure by its format, with its interval if asked for; a dash for none."""
     if figure is None:
         return "–"
@@ -87,6 +99,11 @@ def format_figure(figure: ComparedValue | None, form: str, *, interval: bool = F
     if not interval or figure.low is None or figure.high is None:
         return text
     return f"{text} [{form.format(figure.low)}, {form.format(figure.high)}]"
+
+
+def format_ms(figure: Estimate | None) -> str:
+    """A duration in ms with three digits; a dash for none."""
+    return format_figure(scale_to_ms(figure), "{:.3g}")
 
 
 def render_table_lines(

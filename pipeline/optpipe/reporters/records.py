@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from optpipe.core.estimate import Estimate
 from optpipe.core.quantity import format_quantity
 from optpipe.core.verdict import CriterionResult
 
@@ -13,6 +14,11 @@ def format_random_weights(weights: Mapping[str, Any]) -> str:
     """The warning about random weights, with those that a factory draws where the record says which."""
     which = f" ({weights['drawn']})" if weights.get("drawn") else ""
     return f"weights are random{which}: these results say nothing about accuracy"
+
+
+def scale_to_ms(figure: Estimate | None) -> Estimate | None:
+    """Nanoseconds as milliseconds."""
+    return None if figure is None else figure.scale(1e-6)
 
 
 def format_observed(one: CriterionResult) -> str:

@@ -11,9 +11,10 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from optpipe.core.comparison import ComparedValue, Comparison, ComparisonRow
+from optpipe.core.comparison import Comparison, ComparisonRow
+from optpipe.core.estimate import Estimate
 from optpipe.core.units import format_bytes, format_duration
-from optpipe.reporters.markdown import format_figure
+from optpipe.reporters.markdown import format_figure, format_ms, list_unmatched
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +32,17 @@ def render_comparison(comparison: Comparison) -> RenderableType:
         if comparison.slo
         else []
     )
-    loads = dict.fromkeys((row.scenario, row.mode) for row in comparison.rows)
+    loads = dict.fromkeys((row.load.scenario, row.load.mode) for row in comparison.rows)
     for scenario, mode in loads:
-        rows = [row for row in comparison.rows if (row.scenario, row.mode) == (scenario, mode)]
+        rows = [row for row in comparison.rows if (row.load.scenario, row.load.mode) == (scenario, mode)]
         lines += [Text(""), Text(f"{scenario}, {mode}", style="bold"), _MeasurementTable(rows)]
         lines += [
             Text(f"INVALID  {row.label}: {', '.join(row.reason_codes)}", style="red") for row in rows if not row.valid
         ]
     lines += [Text(""), _render_builds(comparison.rows)] if comparison.rows else []
     if comparison.baseline:
-        lines.append(Text(f"baseline  {comparison.baseline['name']}; speed-up refers to p50 latency", style="dim"))
-    lines += [Text(f"no counterpart  {one['label']}: {one['reason']}", style="dim") for one in comparison.unmatched]
+        lines.append(Text(f"baseline  {comparison.baseline.name}; speed-up refers to p50 latency", style="dim"))
+    lines += [Text(line, style="dim") for line in list_unmatched(comparison)]
     lines += [Text(f"warning  {one}", style="yellow") for one in comparison.warnings]
     return Group(*lines)
 
@@ -58,9 +59,9 @@ def _render_best(comparison: Comparison) -> Iterator[Text]:
 
 _ALWAYS = (
     _Column("build", lambda row: row.configuration, number=False),
-    _Column("batch", lambda row: f"{row.batch_size} {row.arrivals}".rstrip()),
-    _Column("p50 ms", lambda row: format_figure(row.latency_ms.get("p50"), "{:.3g}")),
-    _Column("p99 ms", lambda row: format_figure(row.latency_ms.get("p99"), "{:.3g}")),
+    _Column("batch", lambda row: f"{row.load.batch_size} {row.load.arrivals}".rstrip()),
+    _Column("p50 ms", lambda row: format_ms(row.latency_ns.get("p50"))),
+    _Column("p99 ms", lambda row: format_ms(row.latency_ns.get("p99"))),
     _Column("images/s", lambda row: format_figure(row.throughput_images_per_s, "{:,.0f}")),
     _Column("speed-up", lambda row: _format_range(row.speedup)),
     _Column("standing", lambda row: "frontier" if row.on_frontier else "" if row.valid else "INVALID", number=False),
@@ -72,7 +73,7 @@ _OPTIONAL = (
 )
 
 
-def _format_range(figure: ComparedValue | None) -> str:
+def _format_range(figure: Estimate | None) -> str:
     if figure is None:
         return "–"
     return f"{figure.value:.2f}" if figure.low is None else f"{figure.low:.2f} … {figure.high:.2f}"

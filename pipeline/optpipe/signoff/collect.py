@@ -11,7 +11,7 @@ from pathlib import Path
 
 from optpipe import __version__
 from optpipe.artifacts.lookup import find_builds
-from optpipe.core.measurement import MEASUREMENTS_FILE
+from optpipe.core.measurement import MEASUREMENTS_FILE, read_measurements
 from optpipe.core.records import json_from_record, read_record
 from optpipe.core.verdict import VerdictRecord
 from optpipe.errors import BadInputError
@@ -31,7 +31,6 @@ from optpipe.workspace.runs import (
     Run,
     list_runs,
     load_runs,
-    read_json,
     require_unchanged,
     write_bytes,
     write_json,
@@ -201,17 +200,17 @@ def _too_large(run: Run, path: str, size: int) -> bool:
 
 def _list_files_of_others(run: Run, artifact: str) -> Iterator[list[str]]:
     """The raw files of each measurement of another build."""
-    for one in read_json(run.path / MEASUREMENTS_FILE).get("measurements", ()):
-        if one.get("artifact") != artifact:
-            yield [one[name] for name in ("samples_file", "machine_file") if one.get(name)]
+    for one in read_measurements(run.path):
+        if one.subject.artifact != artifact:
+            yield [name for name in (one.samples_file, one.machine_file) if name]
 
 
 def _copy_builds(store: Store, folder: Path) -> None:
     """The manifests of all builds that were measured, and of what they were made from."""
     measured = {
-        one.get("artifact")
+        one.subject.artifact
         for path in folder.glob(f"runs/*/{MEASUREMENTS_FILE}")
-        for one in read_json(path).get("measurements", ())
+        for one in read_measurements(path.parent)
     }
     entries = {entry.id: entry for entry in store.list_entries()}
     wanted = {found for each in measured if each in entries for found in (each, *entries[each].manifest.parents)}

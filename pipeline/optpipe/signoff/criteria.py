@@ -115,7 +115,7 @@ def _suggest_narrowing(section: str) -> str:
     said = {
         "latency": f"measure longer to narrow the interval: {longer}",
         "throughput": f"measure longer to narrow the interval: {longer}",
-        "regression": "measure candidate and baseline side by side: optpipe bench A B --interleave",
+        "regression": "measure candidate and baseline side by side: optpipe bench-pair A B",
         "energy": f"measure longer: {longer}",
         "accuracy": "evaluate on more labeled images: optpipe evaluate … --data DIR",
         "preprocessing": "verify parity on more images: optpipe preprocess … --images DIR",

@@ -9,13 +9,13 @@ from optpipe.compare.compare import compare_measurements
 from optpipe.compare.overview import Overview, collect_build_facts
 from optpipe.core.comparison import Comparison, Goal
 from optpipe.core.hashing import hash_file
-from optpipe.core.measurement import MEASUREMENTS_FILE
+from optpipe.core.measurement import read_measurements
 from optpipe.measuring.measured import find_environment_differences
 from optpipe.reporters.report import RawFile, StageBar
 from optpipe.signoff.judge import read_request
 from optpipe.workspace.file_names import BUILDS
 from optpipe.workspace.manifest import MANIFEST, Manifest, manifest_from_file
-from optpipe.workspace.runs import load_runs, read_run_json
+from optpipe.workspace.runs import load_runs
 
 
 def overview_from_dossier(folder: Path) -> Overview:
@@ -26,10 +26,10 @@ def overview_from_dossier(folder: Path) -> Overview:
     runs = load_runs(folder / "runs")
     bench = [run for run in runs if run.kind == "bench"]
     measured = tuple(one for run in bench for one in measurements_from_run(run, whole=False))
-    stated = sum(len(read_run_json(run, MEASUREMENTS_FILE).get("measurements", ())) for run in bench)
+    stated = sum(len(read_measurements(run.path)) for run in bench)
     request = read_request(folder)
     mine = [one for one in measured if one.measurement.subject.artifact == request.artifact]
-    place = max(mine or measured, key=lambda one: one.measurement.started_utc or "").environment if measured else {}
+    place = max(mine or measured, key=lambda one: one.measurement.started_utc).environment if measured else {}
     here = tuple(one for one in measured if not find_environment_differences(place, one.environment))
     if not here:
         reason = f"no measurements of {request.model}; first run optpipe bench {request.model}"

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from optpipe.artifacts.facts import JudgedBuild
 from optpipe.core.measurement import (
     Measurement,
-    Validity,
     find_differing_settings,
     format_settings,
 )
@@ -22,8 +21,6 @@ from optpipe.signoff.policy_format import LoadFilter
 
 UNKNOWN = float("nan")
 """The value of an observation that could not be made; its caps say why."""
-NS_PER_MS = 1e6
-"""Nanoseconds per millisecond: summaries are in ms, policies in ns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +48,11 @@ def observe(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observati
 def select_measurements(where: LoadFilter, measured: Sequence[RecordedMeasurement]) -> list[RecordedMeasurement]:
     """The measurements that `where` is about: of each load the newest, whatever its settings."""
     newest: dict[object, RecordedMeasurement] = {}
-    for one in sorted(measured, key=lambda each: (each.measurement.started_utc or "", each.run)):
+    for one in sorted(measured, key=lambda each: (each.measurement.started_utc, each.run)):
         found = one.measurement
         wanted = (where.batch_size, where.scenario, where.mode, where.streams, where.rate)
-        if all(want is None or want == has for want, has in zip(wanted, found.load, strict=True)):
-            newest[found.load] = one
+        if all(want is None or want == has for want, has in zip(wanted, found.load.key, strict=True)):
+            newest[found.load.key] = one
     return list(newest.values())
 
 
@@ -94,7 +91,9 @@ def _observe_measurements(
 
 def _describe_chosen_settings(one: RecordedMeasurement, measured: Sequence[RecordedMeasurement]) -> str:
     """`threads=2, the newest of 3 settings`, where the load of `one` was measured with others too; else nothing."""
-    known = [each.measurement.subject.settings for each in measured if each.measurement.load == one.measurement.load]
+    known = [
+        each.measurement.subject.settings for each in measured if each.measurement.load.key == one.measurement.load.key
+    ]
     several = len({tuple(each.items()) for each in known})
     if several < 2:
         return ""
@@ -105,19 +104,12 @@ def _observe_measurement(
     one: RecordedMeasurement, figure: Observation | Missing, evidence: BuildEvidence
 ) -> Observation:
     caps = find_blockers(one, evidence)
-    about = describe_measurement(one.measurement) + _describe_chosen_settings(one, evidence.measured)
+    about = str(one.measurement.load) + _describe_chosen_settings(one, evidence.measured)
     if isinstance(figure, Missing):
         return Observation(
             UNKNOWN, blockers=(*caps, Blocker(figure.reason, figure.remedy)), about=about, source=one.run
         )
     return Observation(figure.value, figure.low, figure.high, (*caps, *figure.blockers), about, one.run)
-
-
-def describe_measurement(found: Measurement) -> str:
-    """`batch 8, single-stream, compute`; `batch 1, server at 500 queries/s, compute`."""
-    streams = f" with {found.streams} streams" if found.streams > 1 else ""
-    rate = f" at {found.offered_rate_per_s:g} queries/s" if found.offered_rate_per_s else ""
-    return f"batch {found.batch_size}, {found.scenario}{streams}{rate}, {found.mode}"
 
 
 CAVEATS = {
@@ -130,7 +122,7 @@ CAVEATS = {
 def find_blockers(one: RecordedMeasurement, evidence: BuildEvidence) -> tuple[Blocker, ...]:
     """What forbids judging a measurement: it is INVALID, was interrupted, or is of another file than the build's."""
     found, caps = one.measurement, []
-    if found.verdict is not Validity.VALID:
+    if not found.is_valid:
         spoilt = [reason for reason in found.reasons if reason.invalidates] or list(found.reasons)
         codes = ", ".join(reason.code for reason in spoilt)
         why = f"INVALID ({codes}): {spoilt[0].message}" if spoilt else "INVALID (no reason recorded)"
@@ -153,11 +145,12 @@ def _latency(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observat
 
 def observe_percentile(found: Measurement, name: str) -> Observation | Missing:
     """A latency percentile in ns with its interval, or why the sample cannot give it."""
-    one = None if found.latency is None else found.latency.percentile(float(name[1:]))
+    latency = found.latency_ns
+    one = None if latency is None else latency.percentiles.get(name)
     if one is None:
-        why = "no latency was measured" if found.latency is None else found.latency.withheld.get(name, "not computed")
+        why = "no latency was measured" if latency is None else latency.withheld.get(name, "not computed")
         return Missing(f"{name} is not available: {why}", "measure longer: optpipe bench … --min-time 60")
-    return Observation(one.value * NS_PER_MS, one.ci[0] * NS_PER_MS, one.ci[1] * NS_PER_MS)
+    return Observation(one.value, one.low, one.high)
 
 
 def _throughput(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:
@@ -167,14 +160,14 @@ def _throughput(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Obser
 def observe_throughput(found: Measurement) -> Observation | Missing:
     """Images per second with its interval."""
     estimate = found.throughput_images_per_s
-    if estimate is None or estimate.ci is None:
+    if estimate is None or estimate.low is None:
         return Missing("the throughput has no confidence interval", "measure longer: optpipe bench … --min-time 60")
-    return Observation(estimate.value, *estimate.ci)
+    return Observation(estimate.value, estimate.low, estimate.high)
 
 
 def _memory(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:
     def figure(found: Measurement) -> Observation | Missing:
-        peak = found.host_peak_bytes if found.subject.device == "cpu" else found.device_peak_bytes
+        peak = found.memory_bytes
         return Observation(float(peak)) if peak else Missing("the peak memory was not measured", "measure again")
 
     return _observe_measurements(criterion, evidence, figure)
@@ -183,17 +176,18 @@ def _memory(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observati
 def _energy(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:
     def figure(found: Measurement) -> Observation | Missing:
         estimate = found.energy_j_per_image
-        if estimate is None or estimate.ci is None:
+        if estimate is None or estimate.low is None:
             why = (estimate.note if estimate else found.energy_why_not) or "no energy counter on this machine"
             return Missing(f"the energy was not measured: {why}", "measure on a GPU for at least 10 s")
-        return Observation(estimate.value, *estimate.ci)
+        return Observation(estimate.value, estimate.low, estimate.high)
 
     return _observe_measurements(criterion, evidence, figure)
 
 
 def _stability(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:
     def figure(found: Measurement) -> Observation | Missing:
-        return Observation(found.latency.cv) if found.latency else Missing("no latency was measured", "measure again")
+        cv = found.latency_ns.cv if found.latency_ns else None
+        return Observation(cv.value, cv.low, cv.high) if cv else Missing("no latency was measured", "measure again")
 
     return _observe_measurements(criterion, evidence, figure)
 
@@ -212,13 +206,11 @@ def _observe_loss(metric: str, one: RecordedMeasurement, evidence: BuildEvidence
     others = [
         each for each in select_measurements(LoadFilter(), evidence.baseline) if each.measurement.load == contender.load
     ]
-    about = describe_measurement(contender) + _describe_chosen_settings(one, evidence.measured)
+    about = str(contender.load) + _describe_chosen_settings(one, evidence.measured)
     about += f", compared with {evidence.baseline_name}"
     caps = list(find_blockers(one, evidence))
     if not others:
-        cap = Blocker(
-            f"the baseline has no measurement of {describe_measurement(contender)}", "approve a newer baseline"
-        )
+        cap = Blocker(f"the baseline has no measurement of {contender.load}", "approve a newer baseline")
         return Observation(UNKNOWN, blockers=(*caps, cap), about=about, source=one.run)
     baseline = others[-1]
     about += _describe_other_settings(contender, baseline.measurement)

@@ -29,7 +29,6 @@ from optpipe.profile.recompute import observe_tensor_cores
 from optpipe.signoff.criteria import decide_overall_verdict, judge_criterion
 from optpipe.signoff.evidence import (
     BuildEvidence,
-    describe_measurement,
     filter_by_options,
     observe,
     select_measurements,
@@ -252,4 +251,4 @@ def _list_changed_options(evidence: BuildEvidence) -> Iterator[str]:
         built = replace(one.measurement.subject, options=evidence.build.options).settings
         used = one.measurement.subject.settings
         if names := [name for name in find_differing_settings((built, used)) if name in built and name in used]:
-            yield f"it is deployed with options other than {format_settings(used, names)} ({describe_measurement(one.measurement)})"
+            yield f"it is deployed with options other than {format_settings(used, names)} ({one.measurement.load})"

@@ -4,13 +4,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import groupby
 
-from optpipe.core.measurement import Mode, Scenario
-from optpipe.measuring.energy import MIN_WINDOW_S
-from optpipe.measuring.measure import LoadSpec
+from optpipe.core.measurement import LoadSpec, Mode, Scenario
+from optpipe.measuring.energy import ENERGY_SECONDS
 from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import LoadFilter
-
-ENERGY_SECONDS = MIN_WINDOW_S + 2
 
 
 def loads_from_criteria(

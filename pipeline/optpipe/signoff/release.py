@@ -133,7 +133,7 @@ def _render_reports(report: Report, *, figures: bool) -> dict[str, str]:
     texts = {HTML: render_html(report, with_figures=figures), MARKDOWN: render_markdown(report)}
     if report.verdict is not None:
         texts[JUNIT] = render_junit(report.verdict)
-    return texts | {COMPARISON: json.dumps(report.comparison.as_json(), indent=1, allow_nan=False) + "\n"}
+    return texts | {COMPARISON: json_from_record(report.comparison).decode()}
 
 
 def verify_dossier(folder: Path, allowed_signers: Path | None = None) -> DossierCheck:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.build.build import BuiltArtifact
+from optpipe.core.defaults import MAX_CV
 from optpipe.core.events import Listener
 from optpipe.export.model import Model
 from optpipe.signoff.loads import loads_from_criteria
@@ -21,7 +22,7 @@ class MeasurementBudget:
 
     min_seconds: float = 3.0
     max_seconds: float = 30.0
-    max_cv: float = 0.025
+    max_cv: float = MAX_CV
 
 
 def run_evaluate_step(model: Model, data: Path | None, store: Store, listener: Listener) -> list[Path]:

@@ -12,8 +12,10 @@ from functools import cache
 from math import ceil, floor, log
 from typing import TYPE_CHECKING
 
-from optpipe.core.measurement import LatencySummary, Percentile, format_percentile_name
+from optpipe.core.estimate import Estimate
+from optpipe.core.measurement import LatencySummary, format_percentile_name
 from optpipe.stats.correlation import compute_effective_count
+from optpipe.stats.stability import compute_variation_interval
 
 if TYPE_CHECKING:
     import numpy as np
@@ -110,9 +112,9 @@ def summary_from_ns(
 
     if len(durations_ns) == 0:
         raise ValueError("no samples to summarize")
-    values = np.asarray(durations_ns, dtype=np.float64) / 1e6
+    values = np.asarray(durations_ns, dtype=np.float64)
     ordered, stretches = np.sort(values), _stretches(values)
-    found: list[Percentile] = []
+    found: dict[str, Estimate] = {}
     withheld: dict[str, str] = {}
     for percent in sorted(percents):
         answer = _percentile(values, ordered, percent, confidence, stretches)
@@ -121,22 +123,32 @@ def summary_from_ns(
         if isinstance(answer, str):
             withheld[format_percentile_name(percent)] = answer
         else:
-            found.append(answer)
+            found[format_percentile_name(percent)] = answer
     return LatencySummary(
         samples=len(values),
-        percentiles=tuple(found),
+        percentiles=found,
         minimum=float(ordered[0]),
         maximum=float(ordered[-1]),
         mean=float(values.mean()),
         stddev=float(values.std(ddof=1)) if len(values) > 1 else 0.0,
         withheld=withheld,
+        cv=_estimate_variation(values, confidence),
         confidence=confidence,
     )
 
 
+def _estimate_variation(values: "np.ndarray", confidence: float) -> Estimate | None:
+    import numpy as np
+
+    if len(values) < 2 or not float(np.mean(values)):
+        return None
+    interval = compute_variation_interval(values, confidence)
+    return Estimate(float(values.std(ddof=1) / values.mean()), *(interval or ()))
+
+
 def _percentile(
     values: "np.ndarray", ordered: "np.ndarray", percent: float, confidence: float, stretches: float
-) -> Percentile | str:
+) -> Estimate | str:
     count, needed = len(values), count_samples_needed(percent)
     if count < needed:
         return f"needs {needed:,} samples, has {count:,}"
@@ -149,7 +161,7 @@ def _percentile(
     scale = count / floor(effective)
     low = max(1, floor(ranks[0] * scale)) if scale > 1 else ranks[0]
     high = min(count, ceil(ranks[1] * scale)) if scale > 1 else ranks[1]
-    return Percentile(percent, value, (min(value, float(ordered[low - 1])), max(value, float(ordered[high - 1]))))
+    return Estimate(value, min(value, float(ordered[low - 1])), max(value, float(ordered[high - 1])))
 
 
 def _fewest_stretches(count: int) -> float:

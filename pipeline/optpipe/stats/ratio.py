@@ -7,41 +7,13 @@ in time, which takes slow changes of the machine out.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from enum import StrEnum
 from math import ceil, exp, isfinite, log, log1p, sqrt
-from typing import Any
 
+from optpipe.core.bench_record import Change, Ratio
 from optpipe.stats.means import compute_t_quantile, compute_t_tail, mean_from_values
 
 SMALLEST_ROUNDS = 4
 """With fewer rounds the interval of Student's t is so wide that the comparison would be theatre."""
-
-
-class Change(StrEnum):
-    """What a comparison shows about the contender against the baseline."""
-
-    FASTER = "faster"
-    SLOWER = "slower"
-    NO_DIFFERENCE = "no difference shown"
-
-
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    """Contender over baseline, of a duration: below 1 is faster."""
-
-    value: float
-    ci: tuple[float, float]
-    change: Change
-    rounds: int
-    confidence: float
-    p_value: float
-    smallest_visible: float
-    """The smallest relative difference that this many rounds, this noisy, would show in 90 % of runs."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        return asdict(self) | {"ci": list(self.ci), "change": str(self.change)}
 
 
 def ratio_from_rounds(

@@ -2,7 +2,6 @@
 
 import ctypes
 import gc
-import json
 import os
 import resource
 import signal
@@ -12,7 +11,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from optpipe.core.measurement import Scenario
+from optpipe.core.measurement import OutputCheck, Scenario
+from optpipe.core.records import line_from_record, read_record, record_from_json
 from optpipe.errors import OptpipeError, first_line, is_out_of_memory
 from optpipe.worker.checks import (
     Reservoir,
@@ -25,12 +25,7 @@ from optpipe.worker.checks import (
 from optpipe.worker.lanes import CpuLane, CudaLane, Lane
 from optpipe.worker.loading import session_from_loader
 from optpipe.worker.loops import PointRun, run_load
-from optpipe.worker.plan import (
-    Point,
-    SessionPlan,
-    point_from_json,
-    session_plan_from_json,
-)
+from optpipe.worker.plan import Point, PointReport, SessionPlan, WorkerEvent
 from optpipe.worker.rotation import Rotation, draw_rotation, pool_from_files
 from optpipe.worker.spool import Spool
 
@@ -41,22 +36,26 @@ def main() -> None:
     """Loads the session, then answers points until standard input ends."""
     _end_with_parent()
     events = _reserve_stdout_for_events()
-    plan = session_plan_from_json(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    plan = read_record(Path(sys.argv[1]), SessionPlan)
     if plan.affinity:
         os.sched_setaffinity(0, plan.affinity)
     try:
         with ExitStack() as stack:
             worker = Worker(plan, stack)
-            events.write(json.dumps({"event": "ready", **worker.facts()}) + "\n")
+            events.write(_line(worker.ready()))
             for line in sys.stdin:
-                answer = worker.measured(point_from_json(line), events)
-                events.write(json.dumps(answer) + "\n")
+                report = worker.measured(record_from_json(line, Point, "standard input"), events)
+                events.write(_line(WorkerEvent("done", report=report)))
     except OptpipeError as error:
-        events.write(json.dumps({"event": "failed", "status": int(error.exit_status), "message": str(error)}) + "\n")
+        events.write(_line(WorkerEvent("failed", status=int(error.exit_status), message=str(error))))
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        events.write(json.dumps({"event": "out-of-memory", "message": first_line(error)}) + "\n")
+        events.write(_line(WorkerEvent("out-of-memory", message=first_line(error))))
+
+
+def _line(event: WorkerEvent) -> str:
+    return line_from_record(event).decode()
 
 
 class Worker:
@@ -80,23 +79,23 @@ class Worker:
         with torch.cuda.stream(stream):  # ONNX Runtime keeps the stream that is current when it loads
             return session_from_loader(self.plan.loader, self.plan.arguments)
 
-    def facts(self) -> Mapping[str, Any]:
+    def ready(self) -> WorkerEvent:
         """What the parent has to know to look at the machine meanwhile."""
-        return {"pid": os.getpid(), "gpu_uuid": self._gpu_uuid()}
+        return WorkerEvent("ready", pid=os.getpid(), gpu_uuid=self._gpu_uuid())
 
     def _gpu_uuid(self) -> str | None:
-        """NVML and CUDA number GPUs differently; both know this name."""
         if not self.plan.device.startswith("cuda"):
             return None
         import torch
 
         return f"GPU-{torch.cuda.get_device_properties(0).uuid}"
 
-    def measured(self, point: Point, events: Any) -> dict[str, Any]:
+    def measured(self, point: Point, events: Any) -> PointReport:
         """Puts one load on the session; returns the event that ends it."""
+        asked = point.load
         turns = draw_rotation(
             pool_from_files(self.plan.inputs),
-            point.batch_size,
+            asked.batch_size,
             self.plan.seed,
             count_reference_inputs(self.reference),
             self.plan.input_axes,
@@ -105,48 +104,46 @@ class Worker:
         turns = turns.first(len(before))
         with suppress(OSError):  # where the kernel does not offer it the peak is the process's, and the larger for it
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-        used = len(self.streams) if point.scenario in (Scenario.MULTI_STREAM, Scenario.OFFLINE) else 1
+        used = len(self.streams) if asked.scenario in (Scenario.MULTI_STREAM, Scenario.OFFLINE) else 1
         lanes = [self._lane(turns, point, number) for number in range(used)]
-        kept = Reservoir(limit_output_checks(point.output_checks, before[0]), self.plan.seed)
+        kept = Reservoir(limit_output_checks(asked.output_checks, before[0]), self.plan.seed)
 
         def measuring() -> None:
-            events.write(json.dumps({"event": "measuring", "id": point.id}) + "\n")
+            events.write(_line(WorkerEvent("measuring")))
 
         gc.collect()
         gc.freeze()
         gc.disable()
         with Spool(Path(point.spool)) as spool:
-            load = PointRun(point, spool, lanes, len(turns.batches), kept, measuring, point.arrivals_seed)
+            load = PointRun(point.load, spool, lanes, len(turns.batches), kept, measuring, point.arrivals_seed)
             run_load(load)
             stopped = spool.stopped
         gc.enable()
-        return {
-            "event": "done",
-            "id": point.id,
-            "steady": load.steady,
-            "queries_needed": load.queries_needed,
-            "stopped": stopped,
-            "host_peak_bytes": max(0, _read_peak_resident_bytes() - _count_own_bytes(lanes, before, kept)),
-            "rotation_bytes": turns.nbytes if isinstance(lanes[0], CudaLane) else 0,
-            "rotated": len(turns.batches),
-            "output_check": self._checked(kept, lanes, before, turns),
-            "cache_probe": probe_cache(
+        return PointReport(
+            steady=load.steady,
+            queries_needed=load.queries_needed,
+            stopped=stopped,
+            host_peak_bytes=max(0, _read_peak_resident_bytes() - _count_own_bytes(lanes, before, kept)),
+            rotated=len(turns.batches),
+            rotated_bytes=turns.nbytes if isinstance(lanes[0], CudaLane) else 0,
+            output_check=self._checked(kept, lanes, before, turns),
+            cache_probe=probe_cache(
                 self.sessions[0],
                 lanes[0],
                 turns,
-                0 if stopped else point.cache_probes,
+                0 if stopped else asked.cache_probes,
                 self.plan.seed,
                 self.plan.tolerance,
                 self.plan.input_axes,
             ),
-        }
+        )
 
     def _lane(self, turns: Rotation, point: Point, number: int) -> Lane:
         if self.streams[number] is None:
-            return CpuLane(self.sessions[number], turns, point.mode)
-        return CudaLane(self.sessions[number], turns, point.mode, self.streams[number])
+            return CpuLane(self.sessions[number], turns, point.load.mode)
+        return CudaLane(self.sessions[number], turns, point.load.mode, self.streams[number])
 
-    def _checked(self, kept: Reservoir, lanes: list[Lane], before: Any, turns: Rotation) -> dict[str, Any]:
+    def _checked(self, kept: Reservoir, lanes: list[Lane], before: Any, turns: Rotation) -> OutputCheck:
         answers = [(index, lanes[0].on_host(outputs)) for index, outputs in kept.kept]
         plan = self.plan
         return check_outputs(

@@ -11,8 +11,10 @@ from random import Random
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from optpipe.core.measurement import OutputCheck
 from optpipe.inputs.rows import to_rows
 from optpipe.stats.ratio import SMALLEST_ROUNDS
+from optpipe.worker.plan import CacheProbe
 from optpipe.worker.rotation import MIN_ROTATED_BATCHES, Rotation, make_unseen_batch
 
 if TYPE_CHECKING:
@@ -118,8 +120,11 @@ def check_outputs(
     tolerance: float,
     reference_name: str,
     axes: Mapping[str, int | None] | None = None,
-) -> dict[str, Any]:
-    """The fields of `core.measurement.OutputCheck`. `axes` says which axis of an output is the batch."""
+) -> OutputCheck:
+    """Whether the `kept` outputs are those of the untimed runs in `before`, and within `tolerance` of the reference.
+
+    `axes` says which axis of an output is the batch.
+    """
     problems: list[str] = []
     worst_self = 0.0
     for index, got in kept:
@@ -139,15 +144,15 @@ def check_outputs(
         _compute_distance(before[first], before[second]) for first in range(len(before)) for second in range(first)
     ]
     compared = "the untimed run" if error is None else f"{reference_name} and the untimed run"
-    return {
-        "checked": len(kept),
-        "passed": bool(kept) and not problems,
-        "reference": compared,
-        "relative_error": _limit_finite(worst_self if error is None else error),
-        "tolerance": f"relative L2 error at most {tolerance:g}",
-        "why_not": problems[0] if problems else None if kept else "no timed output was kept",
-        "tells_inputs_apart": bool(between) and min(between) > 0.0,
-    }
+    return OutputCheck(
+        checked=len(kept),
+        passed=bool(kept) and not problems,
+        reference=compared,
+        relative_error=_limit_finite(worst_self if error is None else error),
+        tolerance=f"relative L2 error at most {tolerance:g}",
+        why_not=problems[0] if problems else None if kept else "no timed output was kept",
+        tells_inputs_apart=bool(between) and min(between) > 0.0,
+    )
 
 
 def _compare_to_reference(
@@ -200,12 +205,8 @@ def probe_cache(
     seed: int,
     tolerance: float,
     axes: Mapping[str, int | None] | None = None,
-) -> dict[str, Any]:
-    """Asks known and never seen inputs in turn, `probes` times, or as often as PROBE_SECONDS allow.
-
-    `known_ns` and `new_ns` are their times: known ones that are much faster mean that a cache answered. `stale` says that the
-    answer to a new input was not what the session itself says to it.
-    """
+) -> CacheProbe:
+    """Asks known and never seen inputs in turn, `probes` times, or as often as PROBE_SECONDS allow."""
     import numpy as np
 
     known = {name: np.array(array) for name, array in turns.batches[0].items()}
@@ -224,4 +225,4 @@ def probe_cache(
         if late:
             break
     lane.replace(0, known)
-    return {**times, "stale": stale}
+    return CacheProbe(tuple(times["known_ns"]), tuple(times["new_ns"]), stale)

@@ -14,13 +14,12 @@ from threading import Lock
 from time import perf_counter_ns, sleep
 from typing import Any
 
-from optpipe.core.measurement import Phase, Scenario
+from optpipe.core.measurement import LoadSpec, Phase, Scenario
 from optpipe.stats.percentiles import count_samples_needed, plan_sample_count
 from optpipe.stats.queue import count_queries_needed, count_transient_queries
 from optpipe.stats.stability import is_steady
 from optpipe.worker.checks import Reservoir
 from optpipe.worker.lanes import CudaLane, Lane
-from optpipe.worker.plan import Point
 from optpipe.worker.spool import Spool
 
 WINDOWS_PER_WARM_UP = 6
@@ -37,7 +36,7 @@ POLL_NS = 200_000_000
 class PointRun:
     """One point being measured: where samples go, when to end, which answers to keep."""
 
-    point: Point
+    spec: LoadSpec
     spool: Spool
     lanes: Sequence[Lane]
     inputs: int
@@ -60,7 +59,7 @@ class PointRun:
         """Both minimum time and what the percentile needs, or the most time, or the parent's word."""
         if self.over(started_ns, now_ns):
             return True
-        if (now_ns - started_ns) / 1e9 < self.point.min_seconds or count < count_samples_needed(self.point.percentile):
+        if (now_ns - started_ns) / 1e9 < self.spec.min_seconds or count < count_samples_needed(self.spec.percentile):
             return False
         if not self._enough:
             self._enough = self._decided(count)
@@ -68,26 +67,26 @@ class PointRun:
 
     def _decided(self, count: int) -> int:
         """How many samples there will be: of a server by its utilization, else by one look at the `count` samples so far."""
-        point = self.point
-        if point.scenario is Scenario.SERVER:
+        spec = self.spec
+        if spec.scenario is Scenario.SERVER:
             return self.queries_needed
-        return plan_sample_count(self.spool.read_last_latencies_ns(count), point.percentile, MAX_SAMPLE_FACTOR * count)
+        return plan_sample_count(self.spool.read_last_latencies_ns(count), spec.percentile, MAX_SAMPLE_FACTOR * count)
 
     @property
     def queries_needed(self) -> int:
         """As many as the percentile needs; of a server more, the closer it is to saturation."""
-        if self.point.scenario is Scenario.SERVER:
-            return count_queries_needed(self.utilization, self.point.percentile)
-        return count_samples_needed(self.point.percentile)
+        if self.spec.scenario is Scenario.SERVER:
+            return count_queries_needed(self.utilization, self.spec.percentile)
+        return count_samples_needed(self.spec.percentile)
 
     @property
     def utilization(self) -> float:
         """Share of the time in which a server is busy at this rate, by the warm-up's service time."""
-        return (self.point.rate_per_s or 0.0) * self.service_ns / 1e9
+        return (self.spec.rate_per_s or 0.0) * self.service_ns / 1e9
 
     def over(self, started_ns: int, now_ns: int) -> bool:
         """The most time, or the parent's word."""
-        return (now_ns - started_ns) / 1e9 >= self.point.max_seconds or self.spool.stopped
+        return (now_ns - started_ns) / 1e9 >= self.spec.max_seconds or self.spool.stopped
 
     def keep(self, lane: Lane, index: int) -> None:
         """Keeps the lane's last answer if the reservoir wants it."""
@@ -99,7 +98,7 @@ def run_load(load: PointRun) -> None:
     """Warms up until steady, then measures."""
     _warm_up(load)
     load.on_measuring()
-    scenario = load.point.scenario
+    scenario = load.spec.scenario
     if scenario is Scenario.SINGLE_STREAM:
         _run_closed_loop(load)
     elif scenario is Scenario.MULTI_STREAM:
@@ -114,8 +113,8 @@ def run_load(load: PointRun) -> None:
 
 def _warm_up(load: PointRun) -> None:
     """Every lane in turn, in windows of equal time, until the windows' medians agree or the time is up."""
-    point = load.point
-    window_ns = int(max(point.warm_up_seconds, 0.05) / WINDOWS_PER_WARM_UP * 1e9)
+    spec = load.spec
+    window_ns = int(max(spec.warm_up_seconds, 0.05) / WINDOWS_PER_WARM_UP * 1e9)
     begun, turn = perf_counter_ns(), 0
     medians: list[float] = []
     while not load.spool.stopped:
@@ -130,10 +129,10 @@ def _warm_up(load: PointRun) -> None:
         medians.append(median(durations))
         load.service_ns = medians[-1]
         seconds = (perf_counter_ns() - begun) / 1e9
-        if seconds >= point.warm_up_seconds and is_steady(medians):
+        if seconds >= spec.warm_up_seconds and is_steady(medians):
             load.steady = True
             return
-        if seconds >= point.max_warm_up_seconds:
+        if seconds >= spec.max_warm_up_seconds:
             return
 
 
@@ -141,12 +140,12 @@ def _run_query(load: PointRun, stream: int, index: int, phase: int) -> Any:
     lane = load.lanes[stream]
     lane.stage(index)
     times = lane.query()
-    load.write(phase, stream, index, load.point.batch_size, 0, times[0], *times)
+    load.write(phase, stream, index, load.spec.batch_size, 0, times[0], *times)
     return times
 
 
 def _run_closed_loop(load: PointRun) -> None:
-    lane, write, size, inputs = load.lanes[0], load.write, load.point.batch_size, load.inputs
+    lane, write, size, inputs = load.lanes[0], load.write, load.spec.batch_size, load.inputs
     stage, query, started, count, now, measured = lane.stage, lane.query, perf_counter_ns(), 0, 0, Phase.MEASURED
     while not load.finished(started, now or started, count):
         index = count % inputs
@@ -159,7 +158,7 @@ def _run_closed_loop(load: PointRun) -> None:
 
 
 def _run_multi_stream(load: PointRun) -> None:
-    lanes, size, count = load.lanes, load.point.batch_size * len(load.lanes), 0
+    lanes, size, count = load.lanes, load.spec.batch_size * len(load.lanes), 0
     started = now = perf_counter_ns()
     on_gpu = [lane for lane in lanes if isinstance(lane, CudaLane)]
     with ThreadPoolExecutor(len(lanes)) as threads:
@@ -181,14 +180,14 @@ def _run_multi_stream(load: PointRun) -> None:
 
 
 def _run_server(load: PointRun) -> None:
-    point, lane, write, size = load.point, load.lanes[0], load.write, load.point.batch_size
-    if point.rate_per_s is None:
+    spec, lane, write, size = load.spec, load.lanes[0], load.write, load.spec.batch_size
+    if spec.rate_per_s is None:
         raise ValueError("the server scenario needs a rate")
     gaps = Random(f"arrivals {load.seed}")  # no other draw follows the same numbers
     arrival = started = perf_counter_ns() + 10_000_000
-    count, now, transient = 0, started, count_transient_queries(load.utilization, point.percentile)
+    count, now, transient = 0, started, count_transient_queries(load.utilization, spec.percentile)
     while not load.finished(started, now, count):
-        arrival += round(gaps.expovariate(point.rate_per_s) * 1e9)
+        arrival += round(gaps.expovariate(spec.rate_per_s) * 1e9)
         index = count % load.inputs
         lane.stage(index)
         if not _wait_until(arrival, load, started):
@@ -243,7 +242,7 @@ def _collect_query(load: PointRun, lanes: Sequence[CudaLane], query: tuple[int, 
     marks[-1].synchronize()
     now = perf_counter_ns()
     parts = lanes[stream].parts(marks)
-    load.write(Phase.MEASURED, stream, index, load.point.batch_size, 0, begun, begun, now, enqueue, *parts)
+    load.write(Phase.MEASURED, stream, index, load.spec.batch_size, 0, begun, begun, now, enqueue, *parts)
     return now
 
 
@@ -265,7 +264,7 @@ def _run_threads(load: PointRun) -> None:
             times = lane.query()
             now = times[1]
             with lock:
-                size = load.point.batch_size
+                size = load.spec.batch_size
                 load.write(Phase.MEASURED, stream, index, size, 0, times[0], *times)
                 load.keep(lane, index)
                 counts[stream] += 1

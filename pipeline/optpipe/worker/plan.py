@@ -1,11 +1,10 @@
-"""What a worker is told: one session, then points to measure, as JSON both ways."""
+"""What a worker is told, one session and then points to measure, and what it says of each: as JSON."""
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
-from optpipe.core.measurement import Mode, Scenario
+from optpipe.core.measurement import LoadSpec, OutputCheck
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,47 +30,51 @@ class SessionPlan:
     affinity: tuple[int, ...] | None = None
     seed: int = 0
 
-    def to_json(self) -> str:
-        """One JSON document."""
-        return json.dumps(asdict(self))
-
 
 @dataclass(frozen=True, slots=True)
 class Point:
     """One load to put on the session."""
 
     id: str
-    batch_size: int
-    scenario: Scenario
-    mode: Mode
     spool: str
     """File that the samples go to."""
-    min_seconds: float
-    max_seconds: float
-    percentile: float = 99.0
-    """The highest one wanted: it decides how many samples are measured."""
-    warm_up_seconds: float = 0.5
-    max_warm_up_seconds: float = 20.0
-    rate_per_s: float | None = None
-    """Server: mean arrivals per second."""
+    load: LoadSpec
     arrivals_seed: int = 0
     """Server: of the arrivals."""
-    output_checks: int = 16
-    cache_probes: int = 12
-
-    def to_json(self) -> str:
-        """One line."""
-        return json.dumps(asdict(self))
 
 
-def session_plan_from_json(text: str) -> SessionPlan:
-    """The inverse of `SessionPlan.to_json`."""
-    value = json.loads(text)
-    value["affinity"] = None if value["affinity"] is None else tuple(value["affinity"])
-    return SessionPlan(**value)
+@dataclass(frozen=True, slots=True)
+class CacheProbe:
+    """Times of inputs seen before and of new ones, asked in turn."""
+
+    known_ns: tuple[int, ...] = ()
+    new_ns: tuple[int, ...] = ()
+    stale: bool = False
+    """Whether the output for a new input was not what the session itself gives."""
 
 
-def point_from_json(text: str) -> Point:
-    """The inverse of `Point.to_json`."""
-    value = json.loads(text)
-    return Point(**value | {"scenario": Scenario(value["scenario"]), "mode": Mode(value["mode"])})
+@dataclass(frozen=True, slots=True)
+class PointReport:
+    """What the worker says of a point beside its samples."""
+
+    steady: bool
+    queries_needed: int
+    stopped: bool
+    host_peak_bytes: int
+    rotated: int
+    rotated_bytes: int
+    output_check: OutputCheck
+    cache_probe: CacheProbe
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEvent:
+    """What a worker says, one line each: `ready`, `measuring`, `done`, `failed`, `out-of-memory`; `ended` is its silence."""
+
+    kind: str
+    pid: int = 0
+    gpu_uuid: str | None = None
+    """The name by which NVML and CUDA both know the GPU, whose numbers differ."""
+    report: PointReport | None = None
+    status: int = 0
+    message: str = ""

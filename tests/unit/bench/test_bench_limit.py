@@ -10,7 +10,7 @@ from optpipe.core.measurement import Reason, Subject
 from optpipe.measuring.slo import Slo
 from optpipe.measuring.sweep import find_largest_inside
 
-SLO = Slo(99.0, 5.0)
+SLO = Slo(99.0, 5e6)
 ARTIFACT = SimpleNamespace(entry=SimpleNamespace(id="a"), label="ort")
 
 
@@ -34,11 +34,11 @@ def found(batch, latency_ms, *codes):
 )
 def test_only_a_valid_measurement_says_whether_a_limit_is_met(measurements, inside, met, batch):
     limit = judge_limit(ARTIFACT, SLO, measurements, find_largest_inside(measurements, SLO))
-    assert (limit["inside"], limit["met"], limit["batch_size"]) == (inside, met, batch)
+    assert (limit.inside, limit.met, limit.batch_size) == (inside, met, batch)
 
 
 def test_one_build_that_meets_the_limit_is_enough_and_doubt_comes_before_failure():
     def met(*answers):
-        return combine_limits(SLO, [{"met": answer} for answer in answers])["met"]
+        return combine_limits(SLO, [SimpleNamespace(met=answer) for answer in answers]).met
 
     assert (met(False, None, True), met(False, None), met(False, False), met()) == (True, None, False, None)

@@ -7,7 +7,7 @@ from tests.fakes.console import text_of
 from optpipe.artifacts.facts import judged_build_from_manifest
 from optpipe.bench.int8_notes import add_int8_notes, check_int8_accuracy, find_int8_causes
 from optpipe.compare.overview import compare_workspace
-from optpipe.core.measurement_json import measurements_from_document
+from optpipe.core.measurement import read_measurements
 from optpipe.core.records import json_from_record
 from optpipe.evaluate.recompute import observe_accuracy
 from optpipe.reporters.terminal_signoff import render_verdict
@@ -18,7 +18,6 @@ from optpipe.signoff.policy import policy_from_toml
 from optpipe.workspace.runs import (
     begin_run,
     finish_run,
-    read_run_json,
     write_json,
 )
 
@@ -81,7 +80,7 @@ def test_bench_marks_both(built) -> None:
     found = [
         one
         for entry, mean in ((slow, 20.0), (fast, 10.0))
-        for one in measurements_from_document(read_run_json(workspace.bench(entry, mean_ms=mean), "measurements.json"))
+        for one in read_measurements(workspace.bench(entry, mean_ms=mean).path)
     ]
     mine, other = add_int8_notes(found, [slow, fast], workspace.store)
     assert {"int8-not-faster", "int8-accuracy"} <= {reason.code for reason in mine.reasons}

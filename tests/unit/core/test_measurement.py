@@ -1,16 +1,17 @@
-import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from optpipe.core import measurement as m
-from optpipe.core import measurement_json as mj
+from optpipe.core.estimate import Estimate
+from optpipe.core.records import json_from_record, plain_from_record, record_from_plain
 from optpipe.errors import BadInputError
 
 SUMMARY = m.LatencySummary(
     samples=100,
-    percentiles=(m.Percentile(50.0, 1.5, (1.4, 1.6)), m.Percentile(99.9, 3.0, (2.9, 3.1))),
+    percentiles={"p50": Estimate(1.5, 1.4, 1.6), "p99.9": Estimate(3.0, 2.9, 3.1)},
     minimum=1.0,
     maximum=3.0,
     mean=1.6,
@@ -22,58 +23,49 @@ WHOLE = m.Measurement(
     subject=m.Subject(
         "onnxruntime-0123", "onnxruntime", "fp16", "cuda:0", options={"prefer_nhwc": True}, cuda_graph=True
     ),
-    batch_size=8,
-    scenario=m.Scenario.OFFLINE,
-    mode=m.Mode.COMPUTE,
+    load=m.LoadSpec(8, m.Scenario.OFFLINE),
     verdict=m.Validity.INVALID,
     reasons=(m.Reason("drift", "latency rose", "cool down", invalidates=True, evidence={"slope": 0.1}),),
     samples=100,
-    latency=SUMMARY,
-    parts={"enqueue": SUMMARY},
-    throughput_images_per_s=m.Estimate(5000.0, (4900.0, 5100.0)),
+    latency_ns=SUMMARY,
+    parts_ns={"enqueue": SUMMARY},
+    throughput_images_per_s=Estimate(5000.0, 4900.0, 5100.0),
     throughput_batches_per_s=625.0,
     device_peak_bytes=7,
-    energy_j_per_image=m.Estimate(0.02, (0.019, 0.021), "counter"),
+    energy_j_per_image=Estimate(0.02, 0.019, 0.021, "counter"),
     output_check=m.OutputCheck(8, passed=True, reference="cpu"),
 )
 NOTHING = m.Measurement(
     id="m001",
     subject=m.Subject("a", "onnxruntime", "fp32", "cpu", affinity=(0, 1)),
-    batch_size=512,
-    scenario=m.Scenario.SINGLE_STREAM,
-    mode=m.Mode.END_TO_END,
+    load=m.LoadSpec(512, mode=m.Mode.END_TO_END),
     verdict=m.Validity.INVALID,
     reasons=(m.Reason("out-of-memory", "no", "less", invalidates=True),),
 )
 
 
-@pytest.mark.parametrize("measurement", [WHOLE, NOTHING])
-def test_json_keeps_everything(measurement):
-    document = json.loads(json.dumps(mj.document_from_measurements((measurement,)), allow_nan=False))
-    assert mj.measurements_from_document(document) == (measurement,)
+def write(folder, *measurements, **header):
+    record = replace(m.MeasurementsRecord(tuple(measurements)), **header)
+    (folder / m.MEASUREMENTS_FILE).write_bytes(json_from_record(record))
 
 
-def test_json_has_the_keys_of_the_contract():
-    document = mj.record_from_measurement(WHOLE)
-    assert set(document) >= {
-        "artifact", "backend", "precision", "batch_size", "scenario", "mode", "samples", "latency_ms",
-        "throughput_images_per_s", "memory_bytes", "energy_j_per_image", "verdict", "reasons",
-    }  # fmt: skip
-    assert document["latency_ms"]["p50"] == {"value": 1.5, "ci": [1.4, 1.6]}
-    assert document["latency_ms"]["p99.9"]["value"] == 3.0
-    assert document["memory_bytes"] == 7
+def test_json_keeps_everything(tmp_path):
+    write(tmp_path, WHOLE, NOTHING)
+    assert m.read_measurements(tmp_path) == (WHOLE, NOTHING)
+    assert WHOLE.memory_bytes == 7
 
 
-def test_another_version_is_refused_by_number():
-    with pytest.raises(BadInputError, match="version 2"):
-        mj.measurements_from_document({"schema": mj.MEASUREMENTS_SCHEMA, "schema_version": 2, "measurements": []})
+def test_another_version_is_refused_by_number(tmp_path):
+    write(tmp_path, schema_version=1)
+    with pytest.raises(BadInputError, match=r"version 1; .* version 2: measure again"):
+        m.read_measurements(tmp_path)
 
 
 def test_a_maimed_measurement_is_refused():
-    document = mj.record_from_measurement(WHOLE)
+    document = plain_from_record(WHOLE)
     del document["subject"]
     with pytest.raises(BadInputError, match="subject"):
-        mj.measurement_from_json(document)
+        record_from_plain(document, m.Measurement, "a test")
 
 
 @given(st.sets(st.integers(0, 40), min_size=1))

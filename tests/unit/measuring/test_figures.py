@@ -7,8 +7,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from optpipe.core.measurement import (
+    LoadSpec,
     Measurement,
-    Mode,
     Scenario,
     Subject,
     Validity,
@@ -43,8 +43,8 @@ def test_the_interval_holds_the_figure_and_no_rate_is_negative(calls, scenario, 
     measured = frame(durations, images, idle_ns)
     found = estimate_throughput(measured, scenario, confidence)
     assert found.value > 0
-    if found.ci is not None:
-        assert 0 <= found.ci[0] <= found.value <= found.ci[1] < float("inf")
+    if found.low is not None:
+        assert 0 <= found.low <= found.value <= found.high < float("inf")
 
 
 @given(CALLS, st.integers(0, 10**6))
@@ -59,7 +59,7 @@ def test_the_figure_is_all_images_over_all_time(calls, idle_ns):
 
 def test_a_query_of_several_streams_is_as_many_batches():
     blank = Measurement(
-        "m", Subject("a", "fake", "fp32", "cpu"), 4, Scenario.MULTI_STREAM, Mode.COMPUTE, Validity.VALID, (), streams=2
+        "m", Subject("a", "fake", "fp32", "cpu"), LoadSpec(4, Scenario.MULTI_STREAM, streams=2), Validity.VALID, ()
     )
     whole = frame([2_000_000] * 100, images=8).with_columns(
         pl.col("start_ns").alias("scheduled_ns"), *(pl.lit(None, pl.Int64).alias(f"{part}_ns") for part in PARTS)
@@ -71,13 +71,13 @@ def test_a_query_of_several_streams_is_as_many_batches():
 
 @pytest.mark.parametrize(("calls", "has_one"), [(1, False), (2, False), (3, True), (GROUPS + 1, True)])
 def test_fewer_than_three_calls_have_no_interval(calls, has_one):
-    assert (estimate_throughput(frame([10**6] * calls), Scenario.SINGLE_STREAM).ci is not None) is has_one
+    assert (estimate_throughput(frame([10**6] * calls), Scenario.SINGLE_STREAM).low is not None) is has_one
 
 
 def test_constant_calls_leave_no_doubt():
     found = estimate_throughput(frame([2_000_000] * 1003, 16), Scenario.SINGLE_STREAM)
     assert found.value == pytest.approx(8000)
-    assert found.ci == pytest.approx((8000, 8000))
+    assert found.bounds == pytest.approx((8000, 8000))
 
 
 def correlated(generator, count=1000, memory=0.9, spread=0.1):
@@ -108,6 +108,6 @@ LEAST = 0.9
 @pytest.mark.parametrize("scenario", [Scenario.SINGLE_STREAM, Scenario.OFFLINE])
 def test_the_interval_covers(drawn, mean, scenario):
     generator = np.random.default_rng(21)
-    found = [estimate_throughput(frame(drawn(generator) * 1e6, 4), scenario).ci for _ in range(600)]
+    found = [estimate_throughput(frame(drawn(generator) * 1e6, 4), scenario).bounds for _ in range(600)]
     held = np.mean([low <= 4e3 / mean <= high for low, high in found])
     assert LEAST <= held <= 0.98

@@ -1,10 +1,9 @@
 from dataclasses import replace
 
+from optpipe.core.estimate import Estimate
 from optpipe.core.measurement import (
-    Estimate,
+    LoadSpec,
     Measurement,
-    Mode,
-    Scenario,
     Subject,
     Validity,
 )
@@ -16,12 +15,10 @@ def at(precision, rate, ci=None, batch=8):
     return Measurement(
         "m",
         subject,
-        batch,
-        Scenario.SINGLE_STREAM,
-        Mode.COMPUTE,
+        LoadSpec(batch),
         Validity.VALID,
         (),
-        throughput_images_per_s=Estimate(rate, ci),
+        throughput_images_per_s=Estimate(rate, *(ci or ())),
     )
 
 
@@ -38,7 +35,7 @@ def test_int8_that_is_slower_or_not_clearly_faster_is_marked():
 def test_a_faster_int8_whose_interval_overlaps_is_not_called_slower():
     noisy = add_int8_speed_notes((at("fp16", 100.0, (60.0, 140.0)), at("int8", 130.0, (90.0, 170.0))))[1].reasons[0]
     assert "the confidence intervals overlap: no significant speedup" in noisy.message
-    assert noisy.remedy == "compare them interleaved: optpipe bench a a --interleave"
+    assert noisy.remedy == "compare them interleaved: optpipe bench-pair a a"
     assert "deploy fp16" in add_int8_speed_notes((at("fp16", 100.0), at("int8", 60.0)))[1].reasons[0].remedy
 
 

@@ -14,6 +14,7 @@ from optpipe.core.measurement import (
     Scenario,
 )
 from optpipe.measuring.validity import LIMITS, ValidityEvidence, find_reasons
+from optpipe.worker.plan import CacheProbe
 
 GENERATOR = np.random.default_rng(5)
 RIGHT = OutputCheck(16, passed=True, reference="r", relative_error=0.0, tells_inputs_apart=True)
@@ -72,7 +73,8 @@ def codes(frame=None, **changes):
 def probe(ratio, spread=0.02, stale=False):
     """Twelve inputs seen before in `ratio` times the time of as many new ones."""
     noise = np.random.default_rng(0).standard_normal(12)
-    return {"new_ns": [10**6] * 12, "known_ns": list(1e6 * ratio * np.exp(spread * noise)), "stale": stale}
+    known = (1e6 * ratio * np.exp(spread * noise)).astype(int)
+    return CacheProbe(known_ns=tuple(known.tolist()), new_ns=(10**6,) * 12, stale=stale)
 
 
 def level(count=1000, spread=0.01, base=1.0):

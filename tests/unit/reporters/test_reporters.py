@@ -151,12 +151,12 @@ def test_a_gpu_profile_gives_kernels_tensor_cores_and_a_roofline():
 def test_accuracy_and_energy_are_drawn_against_latency(measured_once):
     from dataclasses import replace
 
-    from optpipe.core.comparison import ComparedValue
+    from optpipe.core.estimate import Estimate
     from optpipe.reporters.charts import draw_figures
 
     report = signed(measured_once).report
     assert "Accuracy vs. latency" not in [each.title for each in draw_figures(report)], "nothing to draw, nothing drawn"
-    known = {"top1": ComparedValue(0.99, 0.98, 0.995), "energy_j_per_image": ComparedValue(0.05, 0.04, 0.06)}
+    known = {"top1": Estimate(0.99, 0.98, 0.995), "energy_j_per_image": Estimate(0.05, 0.04, 0.06)}
     rows = tuple(replace(row, **known) for row in (*report.comparison.rows, *report.comparison.rows))
     drawn = {
         each.title: each for each in draw_figures(replace(report, comparison=replace(report.comparison, rows=rows)))

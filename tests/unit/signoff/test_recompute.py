@@ -82,7 +82,7 @@ def in_json(*steps, value):
     ("name", "change", "says"),
     [
         ("measurements.json", in_json("measurements", 0, "verdict", value="INVALID"), "verdict says \"INVALID\""),
-        ("measurements.json", in_json("measurements", 0, "latency_ms", "p90", "value", value=1.0), "p90: value says 1.0"),
+        ("measurements.json", in_json("measurements", 0, "latency_ns", "percentiles", "p90", "value", value=1.0), "p90: value says 1.0"),
         ("measurements.json", in_json("measurements", 0, "duration_s", value=99.0), "duration_s says 99.0"),
         ("profile.json", in_json("stages", 0, "tensor_cores", "used_ns", value=1), "used_ns says 1"),
         ("profile.json", in_json("stages", 0, "measured", "busy_ns", value=1), "busy_ns says 1"),
@@ -150,7 +150,7 @@ def test_reports_that_say_other_figures_are_found(workspace, tmp_path, name, old
     )
     assert verify_dossier(signed.folder).problems == ()
     path = signed.folder / name
-    p50 = f"{signed.report.comparison.rows[0].latency_ms['p50'].value:.3g}"
+    p50 = f"{signed.report.comparison.rows[0].latency_ns['p50'].value / 1e6:.3g}"
     text = path.read_text()
     changed = text.replace(old, new) if says else text.replace(p50, "0.01")
     assert changed != text

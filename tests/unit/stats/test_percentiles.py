@@ -22,11 +22,11 @@ def test_sample_counts_are_those_of_loadgen(percent, needed):
 @given(durations)
 def test_percentiles_are_monotone_and_were_measured(values):
     summary = summary_from_ns(values)
-    found = [one.value for one in summary.percentiles]
+    found = [one.value for one in summary.percentiles.values()]
     assert found == sorted(found)
-    assert {round(value * 1e6) for value in found} <= set(values.tolist())
-    for one in summary.percentiles:
-        assert summary.minimum <= one.ci[0] <= one.value <= one.ci[1] <= summary.maximum
+    assert {round(value) for value in found} <= set(values.tolist())
+    for one in summary.percentiles.values():
+        assert summary.minimum <= one.low <= one.value <= one.high <= summary.maximum
 
 
 @given(durations)
@@ -40,7 +40,7 @@ def test_every_percentile_is_given_or_withheld_with_the_reason(values):
 @given(durations, st.floats(0.5, 1000))
 def test_scaling_time_scales_the_summary(values, factor):
     plain, scaled = summary_from_ns(values), summary_from_ns(values * factor)
-    for before, after in zip(plain.percentiles, scaled.percentiles, strict=True):
+    for before, after in zip(plain.percentiles.values(), scaled.percentiles.values(), strict=True):
         assert after.value == pytest.approx(before.value * factor)
 
 
@@ -65,8 +65,8 @@ def test_intervals_cover_also_when_samples_are_correlated(percent, correlation):
         noise = generator.standard_normal(3000) * np.sqrt(1 - correlation**2)
         for index in range(1, len(noise)):
             noise[index] += correlation * noise[index - 1]
-        one = summary_from_ns(np.exp(0.1 * noise[50:]) * 1e6, (percent,)).percentiles[0]
-        covered += one.ci[0] <= truth <= one.ci[1]
+        one = summary_from_ns(np.exp(0.1 * noise[50:]) * 1e6, (percent,)).percentile(percent)
+        covered += one.low <= truth <= one.high
     assert covered >= 0.90 * 200
 
 
@@ -81,7 +81,7 @@ def test_nothing_above_a_percentile_that_cannot_be_shown():
     slow[3_000:3_120] = 2e6 + np.arange(120)
     slow[500::1_000] = 9e6
     summary = summary_from_ns(slow, (50.0, 99.0, 99.9))
-    assert [each.percent for each in summary.percentiles] == [50.0]
+    assert list(summary.percentiles) == ["p50"]
     assert "too closely" in summary.withheld["p99"]
     assert summary.withheld["p99.9"]
     assert plan_sample_count(slow, 99.9, 10**6) > len(slow)

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from optpipe.core.measurement import Mode, Scenario
+from optpipe.core.measurement import LoadSpec, Mode, Scenario
 from optpipe.worker.checks import Reservoir, probe_cache
 from optpipe.worker.lanes import CudaLane
 from optpipe.worker.loops import PointRun, run_load
-from optpipe.worker.plan import Point
 from optpipe.worker.rotation import draw_rotation
 from optpipe.worker.spool import Spool, frame_from_spool
 
@@ -96,7 +95,10 @@ def run(tmp_path, scenario, mode, streams=1):
     turns = draw_rotation(POOL, 4, seed=0)
     session = Session()
     lanes = [CudaLane(session, turns, mode, Stream()) for _ in range(streams)]
-    point = Point("m0", 4, scenario, mode, str(tmp_path / "s"), 0.02, 1.0, 90.0, 0.01, 0.2, rate_per_s=2000.0)
+    point = LoadSpec(
+        4, scenario, mode, streams, 2000.0, min_seconds=0.02, max_seconds=1.0, percentile=90.0,
+        warm_up_seconds=0.01, max_warm_up_seconds=0.2,
+    )  # fmt: skip
     kept = Reservoir(8, 0)
     with Spool(tmp_path / "s") as spool:
         run_load(PointRun(point, spool, lanes, len(turns.batches), kept, lambda: None))
@@ -104,7 +106,7 @@ def run(tmp_path, scenario, mode, streams=1):
     for index, got in answers:
         assert np.allclose(got["y"], session.run(turns.batches[index])["y"], atol=1e-5)
     probe = probe_cache(session, lanes[0], turns, 4, 0, 1e-3)
-    assert not probe["stale"]
+    assert not probe.stale
     return frame_from_spool(tmp_path / "s").filter(phase=1)
 
 

@@ -8,13 +8,12 @@ from time import perf_counter_ns
 import numpy as np
 import pytest
 
-from optpipe.core.measurement import Mode, Scenario
+from optpipe.core.measurement import LoadSpec, Scenario
 from optpipe.stats.percentiles import count_samples_needed, summary_from_ns
 from optpipe.stats.queue import count_queries_needed, count_transient_queries
 from optpipe.worker import loops
 from optpipe.worker.checks import Reservoir
 from optpipe.worker.loops import MAX_SAMPLE_FACTOR, PointRun, run_load
-from optpipe.worker.plan import Point
 from optpipe.worker.spool import Spool, frame_from_spool
 
 MS = 1_000_000
@@ -24,7 +23,7 @@ def measured(
     folder: Path, durations_ns: Iterator[int], *, min_seconds: float = 0.0, max_seconds: float = 1e9
 ) -> list[int]:
     """The durations that were taken until the load had enough for p99."""
-    point = Point("m0", 1, Scenario.SINGLE_STREAM, Mode.COMPUTE, str(folder / "s"), min_seconds, max_seconds, 99.0)
+    point = LoadSpec(1, min_seconds=min_seconds, max_seconds=max_seconds)
     taken: list[int] = []
     with Spool(folder / "s") as spool:
         load = PointRun(point, spool, [], 1, Reservoir(1, 0), lambda: None)
@@ -62,7 +61,7 @@ def test_independent_samples_are_as_many_as_the_percentile_needs(tmp_path: Path)
 def test_samples_that_follow_each_other_closely_are_more(tmp_path: Path, length: int) -> None:
     taken = measured(tmp_path, waves(length))
     assert count_samples_needed(99.0) < len(taken) <= MAX_SAMPLE_FACTOR * count_samples_needed(99.0)
-    assert 99.0 in {each.percent for each in summary_from_ns(np.array(taken)).percentiles}
+    assert "p99" in summary_from_ns(np.array(taken)).percentiles
 
 
 def test_it_does_not_wait_for_ever(tmp_path: Path) -> None:
@@ -93,7 +92,9 @@ def server(tmp_path, monkeypatch, service_ns: float, seed: int = 0):
     """The samples of a server at 5,000 queries/s whose warm-up took `service_ns` per query."""
     path = tmp_path / "s"
     monkeypatch.setattr(loops, "_warm_up", lambda load: setattr(load, "service_ns", service_ns))
-    point = Point("m0", 1, Scenario.SERVER, Mode.COMPUTE, str(path), 0.0, 1e9, 50.0, 0.0, 0.0, rate_per_s=5000.0)
+    point = LoadSpec(
+        1, Scenario.SERVER, rate_per_s=5000.0, min_seconds=0.0, max_seconds=1e9, percentile=50.0, warm_up_seconds=0.0
+    )
     with Spool(path) as spool:
         run_load(PointRun(point, spool, [AtOnce()], 1, Reservoir(1, 0), lambda: None, seed))
     return frame_from_spool(path)

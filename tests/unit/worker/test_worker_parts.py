@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optpipe.core.measurement import SAMPLE_COLUMNS, Mode, Scenario
+from optpipe.core.measurement import SAMPLE_COLUMNS, LoadSpec, Scenario
+from optpipe.core.records import line_from_record, record_from_json
 from optpipe.errors import StageError
 from optpipe.stats.ratio import SMALLEST_ROUNDS
 from optpipe.worker import checks
@@ -17,12 +18,7 @@ from optpipe.worker.checks import (
     limit_output_checks,
     probe_cache,
 )
-from optpipe.worker.plan import (
-    Point,
-    SessionPlan,
-    point_from_json,
-    session_plan_from_json,
-)
+from optpipe.worker.plan import Point, SessionPlan
 from optpipe.worker.rotation import (
     MAX_ROTATED_BATCHES,
     MIN_ROTATED_BATCHES,
@@ -40,9 +36,9 @@ from optpipe.worker.spool import (
 
 def test_plans_survive_json():
     plan = SessionPlan("a:b", {"x": 1}, {"x": "x.npy"}, affinity=(0, 1))
-    assert session_plan_from_json(plan.to_json()) == plan
-    point = Point("m0", 4, Scenario.SERVER, Mode.COMPUTE, "s", 1.0, 2.0, rate_per_s=5.0)
-    assert point_from_json(point.to_json()) == point
+    point = Point("m0", "s", LoadSpec(4, Scenario.SERVER, rate_per_s=5.0))
+    for each in (plan, point):
+        assert record_from_json(line_from_record(each), type(each), "a test") == each
 
 
 def test_a_spool_is_read_while_it_is_written_and_keeps_every_sample(tmp_path):
@@ -130,32 +126,30 @@ def judged(kept, reference=None):
 
 def test_right_answers_pass():
     found = judged([(0, BEFORE[0]), (1, BEFORE[1])])
-    assert found["passed"]
-    assert found["tells_inputs_apart"]
+    assert found.passed
+    assert found.tells_inputs_apart
 
 
 def test_the_answer_to_another_input_is_wrong_even_inside_the_tolerance():
-    assert judged([(0, BEFORE[1])])["why_not"] == "belongs to another input"
+    assert judged([(0, BEFORE[1])]).why_not == "belongs to another input"
 
 
 def test_a_consistent_but_wrong_runtime_is_caught_by_the_reference():
     found = judged([(0, BEFORE[0])], {"y": np.array([[5.0, 5.0], [5.0, 5.0]])})
-    assert not found["passed"]
-    assert "the source model" in found["why_not"]
+    assert not found.passed
+    assert "the source model" in found.why_not
 
 
 def test_a_reference_for_some_of_the_pool_judges_those():
     wrong = {"y": np.array([[9.0, 9.0]])}
-    assert not judged([(0, BEFORE[0]), (1, BEFORE[1])], wrong)["passed"]
+    assert not judged([(0, BEFORE[0]), (1, BEFORE[1])], wrong).passed
     unknown = judged([(1, BEFORE[1])], wrong)  # input 1 has no reference
-    assert (unknown["passed"], unknown["reference"]) == (True, "the untimed run"), (
-        "what was not compared is not said to be"
-    )
-    assert judged([(0, BEFORE[0])], BEFORE[0])["reference"] == "the source model and the untimed run"
+    assert (unknown.passed, unknown.reference) == (True, "the untimed run"), "what was not compared is not said to be"
+    assert judged([(0, BEFORE[0])], BEFORE[0]).reference == "the source model and the untimed run"
 
 
 def test_an_output_that_is_missing_is_wrong():
-    assert judged([(0, BEFORE[0])], {"z": np.array([[1.0, 0.0]])})["why_not"] == "differs from the source model by inf"
+    assert judged([(0, BEFORE[0])], {"z": np.array([[1.0, 0.0]])}).why_not == "differs from the source model by inf"
 
 
 @given(st.integers(1, 16), st.integers(8, 64))
@@ -169,11 +163,11 @@ def test_every_batch_holds_an_input_with_a_reference_as_long_as_there_are(batch,
 
 @pytest.mark.parametrize("bad", [np.array([[np.nan, 0.0]]), np.zeros((2, 2)), np.zeros((1, 3))])
 def test_nan_and_other_shapes_are_wrong(bad):
-    assert not judged([(0, {"y": bad})])["passed"]
+    assert not judged([(0, {"y": bad})]).passed
 
 
 def test_nothing_checked_is_not_passed():
-    assert not judged([])["passed"]
+    assert not judged([]).passed
 
 
 class Answering:
@@ -244,7 +238,7 @@ def test_the_cache_probe_of_a_slow_artifact_ends_soon_and_still_says_something(c
     session = Answering(clock, seconds)
     found = probe_cache(session, session, TURNS, 12, 0, 1e-3)
     assert session.calls == 2 * rounds + 1
-    assert [len(found[f"{kind}_ns"]) for kind in ("known", "new")] == [rounds, rounds]
+    assert (len(found.known_ns), len(found.new_ns)) == (rounds, rounds)
 
 
 def test_large_answers_are_compared_in_parts_as_if_whole(monkeypatch):
@@ -256,8 +250,8 @@ def test_large_answers_are_compared_in_parts_as_if_whole(monkeypatch):
 
 
 def judged_alone(before, got):
-    return check_outputs([(0, got)], [before], {}, ROWS[:1], 10.0, "")["relative_error"]
+    return check_outputs([(0, got)], [before], {}, ROWS[:1], 10.0, "").relative_error
 
 
 def test_nan_is_called_by_its_name():
-    assert judged([(0, {"y": np.array([[np.nan, 0.0]])})])["why_not"] == "contains NaN or Inf"
+    assert judged([(0, {"y": np.array([[np.nan, 0.0]])})]).why_not == "contains NaN or Inf"

@@ -1,0 +1,38 @@
+"""Options that the commands of `optpipe bench` share. Defaults of a load are those of `core.measurement.LoadSpec`."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from optpipe.core.measurement import LoadSpec
+
+LOAD = LoadSpec(batch_size=1)
+
+
+class DeviceChoice(StrEnum):
+    """What `--device` takes."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+PrecisionOption = Annotated[str | None, typer.Option(help="Precisions to measure, comma-separated.")]
+BackendOption = Annotated[str | None, typer.Option(help="Backends to measure, comma-separated.")]
+DeviceOption = Annotated[DeviceChoice | None, typer.Option(help="Device to measure on.")]
+StreamsOption = Annotated[int, typer.Option(help="Number of concurrent streams (multi-stream, offline).")]
+PercentileOption = Annotated[float, typer.Option(help="Highest percentile to report; determines the sample count.")]
+MinTimeOption = Annotated[float, typer.Option(metavar="SECONDS", help="Minimum measurement time per process.")]
+MaxTimeOption = Annotated[float, typer.Option(metavar="SECONDS", help="Maximum measurement time per process.")]
+WarmUpOption = Annotated[float, typer.Option(metavar="SECONDS", help="Minimum warm-up time.")]
+MaxWarmUpOption = Annotated[float, typer.Option(metavar="SECONDS", help="Maximum warm-up time.")]
+MaxCvOption = Annotated[
+    str, typer.Option(help="Maximum coefficient of variation of a VALID measurement, such as 2.5%.")
+]
+ImagesOption = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of images to use as inputs.")]
+RuntimeOption = Annotated[
+    list[str] | None, typer.Option(metavar="BACKEND.KEY=VALUE", help="Runtime option; recorded with the result.")
+]
+AffinityOption = Annotated[str | None, typer.Option(metavar="CPUS", help="Pin the worker to CPUs, such as 0,2 or 4-7.")]
+SeedOption = Annotated[int, typer.Option(help="Random seed.")]

@@ -1,0 +1,190 @@
+"""What `optpipe bench` and `optpipe bench-pair` say: measurements, a limit's answer, tuning, a paired comparison."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from optpipe.core.measurement import Measurement, Options, Validity
+
+COMPARISON_SCHEMA = "optpipe.comparison"
+COMPARISON_SCHEMA_VERSION = 3
+
+
+class Change(StrEnum):
+    """What a comparison shows about the contender against the baseline."""
+
+    FASTER = "faster"
+    SLOWER = "slower"
+    NO_DIFFERENCE = "no difference shown"
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """Contender over baseline, of a duration: below 1 is faster."""
+
+    value: float
+    ci: tuple[float, float]
+    change: Change
+    rounds: int
+    confidence: float
+    p_value: float
+    smallest_visible: float
+    """The smallest relative difference that this many rounds, this noisy, would show in 90 % of runs."""
+
+
+class PairMetric(StrEnum):
+    """What two artifacts are compared by."""
+
+    P50 = "p50"
+    P90 = "p90"
+    P99 = "p99"
+    MEAN = "mean"
+    THROUGHPUT = "throughput"
+
+
+class BenchSort(StrEnum):
+    """How the table of a bench run is sorted."""
+
+    GIVEN = "given"
+    LATENCY = "latency"
+    THROUGHPUT = "throughput"
+    MEMORY = "memory"
+    ENERGY = "energy"
+
+
+@dataclass(frozen=True, slots=True)
+class PairedComparison:
+    """Contender over baseline, and the figure of every process that it rests on: the content of `comparison.json`."""
+
+    metric: PairMetric
+    ratio: Ratio
+    baseline_artifact: str
+    contender_artifact: str
+    baseline_ns: tuple[float, ...]
+    contender_ns: tuple[float, ...]
+    """Per query, in order of the rounds; for `throughput`, per image."""
+    first_rounds: int
+    """Rounds whose scatter decided how many there would be, and gives the interval."""
+    seed: int
+    """Of the order within the rounds."""
+    invalid: Mapping[str, int]
+    """Processes whose measurement is INVALID, by the code of each reason. They count: their order was drawn too."""
+    invalid_processes: int
+    measurements: tuple[str, ...]
+    """Ids, in the order in which they were measured."""
+    schema: str = COMPARISON_SCHEMA
+    schema_version: int = COMPARISON_SCHEMA_VERSION
+
+
+def count_invalid(measurements: tuple[Measurement, ...]) -> tuple[dict[str, int], int]:
+    """How often each invalidating reason was seen, the most frequent first, and how many measurements are INVALID."""
+    invalid = [each for each in measurements if each.verdict is Validity.INVALID]
+    codes = Counter(reason.code for each in invalid for reason in each.reasons if reason.invalidates)
+    return dict(codes.most_common()), len(invalid)
+
+
+@dataclass(frozen=True, slots=True)
+class UnjudgedPoint:
+    """A point of which nothing is known of a limit."""
+
+    batch_size: int
+    rate_per_s: float | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactLimit:
+    """What the measurements of one artifact say of a latency limit."""
+
+    artifact: str
+    label: str
+    slo: str
+    met: bool | None
+    """None where no VALID measurement decides it."""
+    inside: bool
+    measurement: str | None
+    """The largest point inside the limit, else the closest to it; the next five are of it."""
+    batch_size: int | None
+    rate_per_s: float | None
+    value_ns: float | None
+    upper_bound_ns: float | None
+    verdict: Validity | None
+    not_judged: tuple[UnjudgedPoint, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LimitRecord:
+    """The answers of all artifacts: met where one meets it, and not met only where none may."""
+
+    slo: str
+    met: bool | None
+    artifacts: tuple[ArtifactLimit, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRecord:
+    """Options that were tried, with what each round gave, by batch size."""
+
+    options: Options
+    throughput_images_per_s: Mapping[int, tuple[float | None, ...]]
+    verdicts: Mapping[int, tuple[Validity, ...]]
+    reasons: Mapping[int, tuple[str, ...]]
+    wrong_outputs: tuple[int, ...]
+    """Batch sizes at which outputs were wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class TuningRecord:
+    """What was tried and chosen for one artifact."""
+
+    artifact: str
+    label: str
+    seed: int
+    chosen: Mapping[int, Options]
+    """Options by batch size; empty where it was interrupted."""
+    final: Mapping[int, Ratio]
+    """Times of the winner of the races over those of the defaults, by batch size; empty where the defaults won the races."""
+    trials: tuple[TrialRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TuningFile:
+    """The content of `tuning.json`."""
+
+    tuning: tuple[TuningRecord, ...]
+    schema: str = "optpipe.tuning"
+    schema_version: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class BenchRecord:
+    """The JSON document of `optpipe bench`."""
+
+    run_dir: str
+    run_id: str
+    measurements: tuple[Measurement, ...]
+    environment: Mapping[str, Any]
+    exit_status: int
+    limit: LimitRecord | None = None
+    tuning: tuple[TuningRecord, ...] = ()
+    interrupted: bool = False
+    warnings: tuple[str, ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class BenchPairRecord:
+    """The JSON document of `optpipe bench-pair`."""
+
+    run_dir: str
+    run_id: str
+    baseline: str
+    contender: str
+    comparison: PairedComparison | None
+    """None where it was interrupted."""
+    measurements: tuple[Measurement, ...]
+    environment: Mapping[str, Any]
+    exit_status: int
+    interrupted: bool = False
+    warnings: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""How often does `--interleave` claim a difference between an artifact and itself, and how often does it find 5 %?
+"""How often does `bench-pair` claim a difference between an artifact and itself, and how often does it find 5 %?
 
 usage: ab_error_rates.py WORKSPACE ARTIFACT COMPARISONS [--slower 1.05] [--rounds 6] [--output FILE]
 Appends one JSON line per comparison to FILE, so that several short calls add up; prints the rates over all its lines.
@@ -15,8 +15,11 @@ from secrets import randbits
 from optpipe.artifacts.lookup import find_artifacts
 from optpipe.backends.registry import resolve_effective_options
 from optpipe.bench.session_plan import BenchPlan, prepare_session, subject_from_artifact
+from optpipe.core.bench_record import PairMetric
+from optpipe.core.measurement import LoadSpec
+from optpipe.core.records import line_from_record
 from optpipe.measuring.interleave import run_interleaved
-from optpipe.measuring.measure import LoadSpec, measure_load
+from optpipe.measuring.measure import measure_load
 from optpipe.measuring.process import WorkerProcess
 from optpipe.stats.paired import compute_share_interval
 from optpipe.workspace.store import Store
@@ -49,7 +52,7 @@ def comparison(artifact, store, rounds, slower, seconds):
             return measured
 
         return run_interleaved(
-            side(session), side(held_back if slower != 1 else session), rounds, "p50", randbits(32)
+            side(session), side(held_back if slower != 1 else session), rounds, PairMetric.P50, randbits(32)
         ).ratio
 
 
@@ -72,7 +75,7 @@ def main():
     with given.output.open("a") as file:
         for _ in range(given.comparisons):
             ratio = comparison(artifact, store, given.rounds, given.slower, given.seconds)
-            file.write(json.dumps(ratio.to_dict()) + "\n")
+            file.write(line_from_record(ratio).decode())
             file.flush()
             print(f"{ratio.value:.4f} [{ratio.ci[0]:.4f}, {ratio.ci[1]:.4f}] {ratio.change}", flush=True)
     found = [json.loads(line) for line in given.output.read_text().splitlines()]

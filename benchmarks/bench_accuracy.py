@@ -20,8 +20,8 @@ import numpy as np
 from optpipe.artifacts.lookup import find_artifacts
 from optpipe.backends.registry import resolve_effective_options
 from optpipe.bench.session_plan import BenchPlan, prepare_session, subject_from_artifact
-from optpipe.core.measurement import Subject
-from optpipe.measuring.measure import LoadSpec, RunContext, measure_load
+from optpipe.core.measurement import LoadSpec, Subject
+from optpipe.measuring.measure import RunContext, measure_load
 from optpipe.measuring.process import WorkerProcess
 from optpipe.worker.plan import SessionPlan
 from optpipe.workspace.store import Store
@@ -64,7 +64,7 @@ def tool_ms(artifact, store, batch, seconds):
             replace(session, arguments={**session.arguments, "options": options}), Path(scratch)
         ) as worker:
             found = measure_load(worker, subject_from_artifact(artifact, options), load, "m0", frame)[0]
-    return found.latency.percentile(50.0).value
+    return found.latency_ns.percentile(50.0).value / 1e6
 
 
 def harness_ns():

@@ -19,16 +19,18 @@ import polars as pl
 from scipy.signal import lfilter
 from scipy.special import ndtri
 
+from optpipe.core.bench_record import Change, PairMetric
+from optpipe.core.estimate import Estimate
 from optpipe.core.measurement import (
-    Estimate,
     LatencySummary,
+    LoadSpec,
     Measurement,
     Mode,
-    Percentile,
     Reason,
     Scenario,
     Subject,
     Validity,
+    format_percentile_name,
 )
 from optpipe.measuring.figures import estimate_throughput
 from optpipe.measuring.interleave import run_interleaved
@@ -47,9 +49,9 @@ from optpipe.stats.paired import (
 )
 from optpipe.stats.percentiles import count_samples_needed, plan_sample_count, summary_from_ns
 from optpipe.stats.queue import count_queries_needed, count_transient_queries
-from optpipe.stats.ratio import Change
 from optpipe.stats.stability import compute_variation_interval
 from optpipe.worker.loops import MAX_SAMPLE_FACTOR
+from optpipe.worker.plan import CacheProbe
 
 SUBJECT = Subject("a", "simulated", "fp32", "cpu")
 COVERAGE = 0.93
@@ -110,9 +112,11 @@ def percentile_rows(generator, phi, count, repetitions):
         if count is None:
             first = count_samples_needed(99.0)
             values = values[: plan_sample_count(values[:first], 99.0, MAX_SAMPLE_FACTOR * first)]
-        for found in summary_from_ns(values * 1e6, tuple(covered)).percentiles:
-            truth = float(np.exp(0.02 * ndtri(found.percent / 100)))
-            covered[found.percent].append(found.ci[0] <= truth <= found.ci[1])
+        summary = summary_from_ns(values * 1e6, tuple(covered))
+        for percent, hits in covered.items():
+            if (found := summary.percentile(percent)) is not None:
+                truth = 1e6 * float(np.exp(0.02 * ndtri(percent / 100)))
+                hits.append(found.low <= truth <= found.high)
     length = "as many as p99 asks for" if count is None else f"{count} samples"
     for percent, hits in covered.items():
         if count is not None and count < count_samples_needed(percent):
@@ -130,7 +134,7 @@ def percentile_rows(generator, phi, count, repetitions):
 def measured_process(generator, between, inside, level=10.0, count=700):
     """The p50 in ms of one process of `count` samples: its own level, and the noise inside it."""
     samples = level * np.exp(between * generator.standard_normal() + inside * generator.standard_normal(count))
-    return summary_from_ns(samples * 1e6, (50.0,)).percentiles[0].value
+    return summary_from_ns(samples * 1e6, (50.0,)).percentiles["p50"].value / 1e6
 
 
 def processes(generator, scale) -> Iterator[Row]:
@@ -234,7 +238,7 @@ def throughput(generator, scale) -> Iterator[Row]:
             rates, variations = [], []
             for _ in range(round(500 * scale)):
                 values = np.exp(0.02 * autoregressive(generator, phi, count))
-                low, high = estimate_throughput(frame(values), Scenario.SINGLE_STREAM).ci
+                low, high = estimate_throughput(frame(values), Scenario.SINGLE_STREAM).bounds
                 rates.append(low <= 1e3 / np.exp(0.0002) <= high)
                 interval = compute_variation_interval(values, 0.95)
                 if interval is not None:
@@ -250,19 +254,18 @@ def throughput(generator, scale) -> Iterator[Row]:
 
 
 def planted(p50, *, percent=50.0, interval=None, reasons=(), batch=1, rate=None, options=None):
-    found = () if p50 is None else (Percentile(percent, p50, interval or (p50, p50)),)
-    level = 1.0 if p50 is None else p50
+    """A measurement whose percentile is `p50`, in ms."""
+    level = 1e6 * (1.0 if p50 is None else p50)
+    low, high = interval or (level, level)
+    found = {} if p50 is None else {format_percentile_name(percent): Estimate(level, low, high)}
     return Measurement(
         "m",
         Subject("a", "simulated", "fp32", "cpu", options=options or {}),
-        batch,
-        Scenario.SINGLE_STREAM,
-        Mode.COMPUTE,
+        LoadSpec(batch, rate_per_s=rate),
         Validity.INVALID if reasons else Validity.VALID,
         tuple(reasons),
-        latency=LatencySummary(700, found, level, level, level, 0.0, {}),
-        throughput_images_per_s=Estimate(1e3 * batch / level),
-        offered_rate_per_s=rate,
+        latency_ns=LatencySummary(700, found, level, level, level, 0.0, {}),
+        throughput_images_per_s=Estimate(1e9 * batch / level),
     )
 
 
@@ -277,11 +280,11 @@ def compared(generator, rounds, noise, wave=0.0, period=4.0, truth=1.0):
 
         return measured
 
-    return run_interleaved(side(1.0), side(truth), rounds, "p50", int(generator.integers(2**32))).ratio.change
+    return run_interleaved(side(1.0), side(truth), rounds, PairMetric.P50, int(generator.integers(2**32))).ratio.change
 
 
 def interleaving(generator, scale) -> Iterator[Row]:
-    """`bench A B --interleave`: claims of a difference between equals, and of a planted one."""
+    """`bench-pair A B`: claims of a difference between equals, and of a planted one."""
     for rounds, noise, wave, period in (
         (10, 0.005, 0.0, 4), (10, 0.02, 0.0, 4), (10, 0.03, 0.0, 4), (8, 0.03, 0.0, 4),
         (10, 0.005, 0.01, 4), (10, 0.005, 0.02, 4), (10, 0.001, 0.02, 4), (10, 0.02, 0.02, 4), (8, 0.005, 0.02, 4),
@@ -352,7 +355,7 @@ def codes_of(due, start, end, machine, rate):
     samples = pl.DataFrame({"scheduled_ns": due, "start_ns": start, "end_ns": end, "enqueue_ns": end - start, **nulls})
     evidence = ValidityEvidence(
         samples, pl.DataFrame(machine), Scenario.SERVER if rate else Scenario.SINGLE_STREAM, Mode.COMPUTE,
-        cpus=2, steady=True, wanted_samples=0, output_check=None, cache_probe={}, rate_per_s=rate,
+        cpus=2, steady=True, wanted_samples=0, output_check=None, cache_probe=CacheProbe(), rate_per_s=rate,
     )  # fmt: skip
     return {reason.code for reason in find_reasons(evidence)}
 
@@ -382,7 +385,7 @@ def served_at(generator, slo, rate):
     behind = "falling-behind" in codes_of(due[kept], start[kept], end[kept], {}, rate)
     reasons = [Reason("falling-behind", "", "", invalidates=True)] if behind else []
     found = summary.percentile(slo.percent)
-    value, interval = (None, None) if found is None else (found.value, found.ci)
+    value, interval = (None, None) if found is None else (found.value / 1e6, found.bounds)
     return planted(value, percent=slo.percent, interval=interval, reasons=reasons, rate=rate)
 
 
@@ -396,20 +399,20 @@ def server(generator, scale) -> Iterator[Row]:
     for utilization in (0.5, 0.8, 0.9):
         truth, hits, tries = steady_p99(generator, utilization), [], round(200 * scale)
         for _ in range(tries):
-            found = served_at(generator, Slo(99.0, 1.0), 1e3 * utilization).latency.percentile(99.0)
+            found = served_at(generator, Slo(99.0, 1e6), 1e3 * utilization).latency_ns.percentile(99.0)
             if found is not None:
-                hits.append(found.ci[0] <= truth <= found.ci[1])
+                hits.append(found.low <= 1e6 * truth <= found.high)
         least, note = COVERAGE if len(hits) > 0.05 * tries else 0.0, f"shown {len(hits) / tries:.0%}"
         yield share(hits, least, what=f"p99 of a server at a utilization of {utilization:g}", claimed="95 %", note=note)
     grid = np.arange(0.3, 0.96, 0.01)
     truths = [steady_p99(generator, each) for each in grid]
     for limit in (3.0, 6.0):
         beyond, rates = [], []
-        measure = partial(served_at, generator, Slo(99.0, limit))
+        measure = partial(served_at, generator, Slo(99.0, 1e6 * limit))
         for _ in range(round(60 * scale)):
-            _, best = find_highest_rate(measure, 1e-3, Slo(99.0, limit))
+            _, best = find_highest_rate(measure, 1e-3, Slo(99.0, 1e6 * limit))
             if best is not None:
-                rates.append(best.offered_rate_per_s / 1e3)
+                rates.append(best.load.rate_per_s / 1e3)
                 beyond.append(np.interp(rates[-1], grid, truths) > limit)
         right = float(np.interp(limit, truths, grid))
         note = f"{np.median(rates):.2f} of the server, where {right:.2f} is right"

@@ -12,16 +12,15 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
-from optpipe.core.measurement_json import document_from_measurements
 
 from optpipe.core.measurement import (
     SAMPLE_COLUMNS,
+    LoadSpec,
     Measurement,
-    Mode,
-    Scenario,
     Subject,
     Validity,
 )
+from optpipe.measuring.measure import write_measurements
 from optpipe.workspace.runs import begin_run, finish_run
 
 MEASUREMENTS = 50
@@ -45,11 +44,11 @@ def write_run(workspace: Path, total: int) -> None:
         )
         found.append(
             Measurement(
-                f"m{at}", subject, batch, Scenario.SINGLE_STREAM, Mode.COMPUTE, Validity.VALID, (),
+                f"m{at}", subject, LoadSpec(batch), Validity.VALID, (),
                 samples_file=f"samples/m{at}.parquet",
             )
         )  # fmt: skip
-    (run.path / "measurements.json").write_text(json.dumps(document_from_measurements(tuple(found))))
+    write_measurements(run.path, found)
     finish_run(run, command=["optpipe", "bench", "m"])
 
 

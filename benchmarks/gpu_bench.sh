@@ -47,7 +47,7 @@ for part in $parts; do
       step 60 slo $some --slo p99=5ms --batch 1:256 --min-time 1 --percentile 99
       ;;
     energy) step 60 energy bench resnet50 --backend onnxruntime,inductor --precision fp16 --batch 64 --energy --percentile 90 ;;
-    pair) step 220 pair bench resnet50 --backend torch,inductor --precision fp16 --batch 64 --interleave --rounds 6 --min-time 0.5 --percentile 90 ;;
+    pair) step 220 pair bench-pair resnet50 --backend torch,inductor --precision fp16 --batch 64 --rounds 8 --min-time 0.5 --percentile 90 ;;
     *) echo "unknown part $part" ;;
   esac
 done

@@ -24,22 +24,31 @@ def read(folder, name):
 
 
 def p50(row, part):
-    found = ((row.get("parts_ms") or {}).get(part) or {}).get("p50")
-    return found.get("value") if isinstance(found, dict) else None
+    """In ms."""
+    return median_ms((row.get("parts_ns") or {}).get(part))
+
+
+def median_ms(summary):
+    found = ((summary or {}).get("percentiles") or {}).get("p50")
+    return found["value"] / 1e6 if found else None
 
 
 def sweep_lines(sweep):
     yield "| backend | precision | batch | graph | compute p50 ms | latency p50 ms | images/s | CV | verdict | reasons |"
     yield "|---|---|---|---|---|---|---|---|---|---|"
     for row in sweep.get("measurements", []):
-        latency, codes = row["latency_ms"] or {}, ",".join(reason["code"] for reason in row["reasons"])
-        cells = [row["backend"], row["precision"], row["batch_size"], row["subject"]["cuda_graph"]]
+        latency, codes = row["latency_ns"] or {}, ",".join(reason["code"] for reason in row["reasons"])
+        cells = [
+            *(row["subject"][name] for name in ("backend", "precision")),
+            row["load"]["batch_size"],
+            row["subject"]["cuda_graph"],
+        ]
         cells += [
             _text(p50(row, "compute")),
-            _text(latency.get("p50", {}).get("value")),
-            _text(row["throughput_images_per_s"], 0),
+            _text(median_ms(latency)),
+            _text((row["throughput_images_per_s"] or {}).get("value"), 0),
         ]
-        cells += [_text(latency.get("cv"), 4), row["verdict"], codes]
+        cells += [_text((latency.get("cv") or {}).get("value"), 4), row["verdict"], codes]
         yield "| " + " | ".join(str(cell) for cell in cells) + " |"
 
 
@@ -51,7 +60,8 @@ def beat_lines(sweep, loops):
     best = {}
     for row in sweep.get("measurements", []):
         if compute := p50(row, "compute"):
-            best[row["backend"], row["precision"], row["batch_size"]] = row["batch_size"] / compute * 1e3
+            size = row["load"]["batch_size"]
+            best[row["subject"]["backend"], row["subject"]["precision"], size] = size / compute * 1e3
     for (backend, precision), noted in TO_BEAT.items():
         ours = {size: best.get((backend, precision, size)) for size in noted}
         pairs = [
@@ -92,7 +102,9 @@ def main() -> None:
         lines += [f"### {name}", *sweep_lines(read(folder, name))]
         lines += [f"limit: {json.dumps(limit)}" for limit in [read(folder, name).get("limit")] if limit]
     for row in read(folder, "energy").get("measurements", []):
-        lines.append(f"energy {row['backend']}: {json.dumps(row.get('energy'))}")
+        lines.append(
+            f"energy {row['subject']['backend']}: {json.dumps(row['energy_j_per_image'] or row['energy_why_not'])}"
+        )
     if pair := read(folder, "pair").get("comparison"):
         lines.append(f"pair: {pair['verdict']} {json.dumps(pair['ratio'])}")
     text = "\n".join(lines) + "\n"

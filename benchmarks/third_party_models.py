@@ -235,8 +235,9 @@ def _latencies(found: Mapping[str, Any]) -> str:
 
 
 def _latency(row: Mapping[str, Any]) -> str:
-    shown = "p50 withheld" if "p50" not in row["latency_ms"] else f"p50 {row['latency_ms']['p50']['value']:.2f} ms"
-    return f"{row['precision']} {shown}, {'outputs match' if row['output_check']['passed'] else 'WRONG outputs'}"
+    found = row["latency_ns"]["percentiles"].get("p50")
+    shown = "p50 withheld" if found is None else f"p50 {found['value'] / 1e6:.2f} ms"
+    return f"{row['subject']['precision']} {shown}, {'outputs match' if row['output_check']['passed'] else 'WRONG outputs'}"
 
 
 if __name__ == "__main__":

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from optpipe.core.measurement_json import measurements_from_document
 
 from optpipe.bench.bench import BenchResult
-from optpipe.core.measurement import SAMPLE_COLUMNS, Phase, Subject
+from optpipe.core.bench_record import LimitRecord
+from optpipe.core.measurement import SAMPLE_COLUMNS, Phase, Scenario, Subject, read_measurements
 from optpipe.measuring.process import WorkerProcess
 from optpipe.stats.percentiles import find_order_statistic
 from optpipe.worker.spool import count_spooled, frame_from_spool
@@ -52,7 +52,7 @@ def workspace(tmp_path_factory, exported):
 @pytest.fixture(scope="module")
 def artifact(workspace):
     listed = bench(workspace, *ORT, "--batch", "1", *QUICK, "--json").document
-    return listed["measurements"][0]["artifact"]
+    return listed["measurements"][0]["subject"]["artifact"]
 
 
 def test_the_document_the_run_and_the_raw_samples_agree(workspace):
@@ -60,26 +60,26 @@ def test_the_document_the_run_and_the_raw_samples_agree(workspace):
     assert ran.status == 0, ran.stderr
     document = ran.document
     rows = document["measurements"]
-    assert [row["batch_size"] for row in rows] == [1, 4]
+    assert [row["load"]["batch_size"] for row in rows] == [1, 4]
     run = load_run(Path(document["run_dir"]))
     assert find_changed_files(run) == ()
     assert "bench digits --backend onnxruntime" in run.manifest["command"]
-    stored = measurements_from_document(json.loads((run.path / "measurements.json").read_text()))
+    stored = read_measurements(run.path)
     for row, measurement in zip(rows, stored, strict=True):
         samples = pl.read_parquet(run.path / row["samples_file"])
         assert dict(SAMPLE_COLUMNS) == {name: str(kind) for name, kind in samples.schema.items()}
         measured = samples.filter(pl.col("phase") == 1)
-        latency = (measured["end_ns"] - measured["scheduled_ns"]).sort().to_numpy() / 1e6
-        assert row["latency_ms"]["p90"]["value"] == find_order_statistic(latency, 90.0)
+        latency = (measured["end_ns"] - measured["scheduled_ns"]).sort().to_numpy()
+        assert row["latency_ns"]["percentiles"]["p90"]["value"] == find_order_statistic(latency, 90.0)
         assert len(measured) == row["samples"] == measurement.samples
         assert measured["input"].n_unique() > 2
         assert row["output_check"]["passed"]
         assert row["output_check"]["tells_inputs_apart"]
         assert "source model" in row["output_check"]["reference"]
-        assert row["memory_bytes"] > 10_000_000
+        assert row["host_peak_bytes"] > 10_000_000
         assert row["energy_j_per_image"] is None
-        assert row["energy"]["note"]
-        assert "p99" not in row["latency_ms"] or row["samples"] >= 662
+        assert row["energy_why_not"]
+        assert "p99" not in row["latency_ns"]["percentiles"] or row["samples"] >= 662
         assert row["inputs"]["kind"] == "images"
 
 
@@ -93,8 +93,6 @@ def test_a_table_for_people(workspace):
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        ((), 2, "--recover"),
-        (("--recover", "nowhere"), 2, "not an interrupted bench run"),
         (("nothing",), 2, "optpipe build nothing"),
         (("digits", "--precision", "int8"), 2, "optpipe build digits --precision int8"),
         (
@@ -108,8 +106,6 @@ def test_a_table_for_people(workspace):
         (("digits", "--scenario", "nonsense"), 2, "single-stream"),
         (("digits", "--streams", "4"), 2, "multi-stream"),
         (("digits", "--device", "cuda"), 3, "no NVIDIA GPU"),
-        (("digits", "--interleave", "--backend", "onnxruntime"), 2, "two"),
-        (("digits", "--interleave", "--batch", "1,4"), 2, "--batch 4"),
         (("digits", "--backend", "nonsense"), 2, "choose from"),
         (("digits", "--option", "onnxruntime.threads=some"), 2, "a whole number"),
         (("digits", "--option", "onnxruntime.nonsense=1"), 2, "nonsense"),
@@ -131,8 +127,6 @@ def test_a_table_for_people(workspace):
         (("digits", "--seed", "-1"), 2, "--seed"),
         (("digits", "--affinity", "0-99999999999"), 2, "--affinity"),
         (("digits", "--affinity", "0-"), 2, "--affinity"),
-        (("digits", "--rounds", "20"), 2, "--interleave"),
-        (("digits", "--metric", "p99", "--batch", "1"), 2, "--interleave"),
     ],
 )
 def test_bad_input_is_one_or_two_lines(workspace, inside, tmp_path, arguments, status, words):
@@ -177,7 +171,7 @@ def test_a_limit_that_could_not_be_judged_is_not_called_broken():
     run = Run(Path("r"), {})
 
     def status(met):
-        return BenchResult(run, (measurement,), {"slo": "p99 ≤ 1 ms", "met": met, "artifacts": []}).status
+        return BenchResult(run, (measurement,), LimitRecord("p99 ≤ 1 ms", met, ())).status
 
     assert (status(True), status(False), status(None)) == (0, 1, 5)
 
@@ -201,13 +195,13 @@ def test_an_option_of_a_backend_that_is_not_measured_is_said(workspace):
 
 
 def test_an_artifact_against_itself(workspace, artifact):
-    ran = bench(workspace, artifact, artifact, "--interleave", "--rounds", "4", "--batch", "1", *QUICK, "--json")
+    arguments = (artifact, artifact, "--rounds", "8", "--batch", "1", *QUICK, "--json")
+    ran = optpipe("bench-pair", *arguments, workspace=workspace)
     assert ran.status == 0, ran.stderr
     document = ran.document
     found = document["comparison"]
-    assert found["ratio"]["rounds"] in range(4, 13)
+    assert found["ratio"]["rounds"] in range(8, 25)
     assert found["ratio"]["ci"][0] <= found["ratio"]["value"] <= found["ratio"]["ci"][1]
-    assert found["unit_of_replication"] == "fresh process"
     assert len(document["measurements"]) == 2 * found["ratio"]["rounds"]
 
 
@@ -271,10 +265,10 @@ def test_where_the_disk_is_full_the_reason_says_so_and_what_was_measured_is_reco
     options = {"min_time": 0.2, "max_time": 4.0, "warm_up": 0.1, "max_warm_up": 1.0, "percentile": 50.0}
     with pytest.raises(StageError, match="No space left"):
         command([artifact], batch="1,2", workspace=workspace, **options)
-    assert "optpipe bench --recover" in capfd.readouterr().err
+    assert "optpipe recover" in capfd.readouterr().err
     monkeypatch.setattr(runs.os, "fsync", fsync)
     cut = next(path for path in (workspace / "runs").iterdir() if path not in known)
-    rows = bench(workspace, "--recover", str(cut), "--json").document["measurements"]
+    rows = optpipe("recover", str(cut), "--json").document["measurements"]
     assert [row["samples"] > 0 for row in rows] == [True, True]
 
 
@@ -306,7 +300,7 @@ def test_ctrl_c_keeps_what_was_measured(workspace):
     assert "Traceback" not in errors
     run = next(run for run in list_runs(workspace, "bench") if run.run_id not in known)
     assert run.interrupted
-    row = measurements_from_document(json.loads((run.path / "measurements.json").read_text()))[0]
+    row = read_measurements(run.path)[0]
     assert row.interrupted
     assert row.samples > 0
     assert "interrupted" in {reason.code for reason in row.reasons}
@@ -333,26 +327,29 @@ def interrupting(real, calls, *, after):
 @pytest.mark.parametrize("interleave", [False, True], ids=["sweep", "interleave"])
 def test_ctrl_c_at_any_moment_keeps_what_was_measured(workspace, artifact, monkeypatch, interleave, after):
     """A worker that is told to stop ends in order; an interruption it never hears of must lose nothing either."""
-    from optpipe.commands.bench import bench as command
+    from optpipe.commands.bench import bench, bench_pair
 
     monkeypatch.setattr(WorkerProcess, "measure", interrupting(WorkerProcess.measure, 2, after=after))
-    outcome = command(
-        [artifact] * (2 if interleave else 1), batch="1" if interleave else "1,2", interleave=interleave, rounds=4 if interleave else 10,
-        min_time=0.2, max_time=4.0, warm_up=0.1, max_warm_up=1.0, percentile=50.0, workspace=workspace,
-    )  # fmt: skip
+    times = {"min_time": 0.2, "max_time": 4.0, "warm_up": 0.1, "max_warm_up": 1.0, "percentile": 50.0}
+    if interleave:
+        outcome = bench_pair([artifact] * 2, batch=1, workspace=workspace, **times)
+    else:
+        outcome = bench([artifact], batch="1,2", workspace=workspace, **times)
     assert outcome.status == 130
-    assert outcome.document["interrupted"]
-    run = load_run(Path(outcome.document["run_dir"]))
+    assert outcome.document.interrupted
+    run = load_run(Path(outcome.document.run_dir))
     assert run.interrupted
     assert find_changed_files(run) == ()
-    first, second = measurements_from_document(json.loads((run.path / "measurements.json").read_text()))
+    first, second = read_measurements(run.path)
     assert (first.interrupted, second.interrupted) == (False, True)
     assert first.samples > 0
     assert (second.samples > 0) is after
     assert text_of(outcome.text())
 
 
-@pytest.mark.parametrize("search", [{"scenario": "server", "slo": "p50=10s"}, {"tune": True}], ids=["rate", "options"])
+@pytest.mark.parametrize(
+    "search", [{"scenario": Scenario.SERVER, "slo": "p50=10s"}, {"tune": True}], ids=["rate", "options"]
+)
 def test_ctrl_c_in_the_first_measurement_of_a_search_ends_the_search(workspace, artifact, monkeypatch, search):
     from optpipe.commands.bench import bench as command
 
@@ -367,9 +364,9 @@ def test_ctrl_c_in_the_first_measurement_of_a_search_ends_the_search(workspace, 
     )  # fmt: skip
     document = outcome.document
     assert outcome.status == 130
-    assert len(document["measurements"]) == (0 if "tune" in search else 1)
+    assert len(document.measurements) == (0 if "tune" in search else 1)
     if "tune" in search:
-        assert document["tuning"][0]["chosen"] == {}
+        assert document.tuning[0].chosen == {}
         assert "interrupted (1 tried): nothing was chosen" in text_of(outcome.text())
 
 
@@ -389,7 +386,7 @@ def test_a_killed_run_is_recovered_from_its_samples(workspace):
     assert freed > 1_000_000, "its inputs and their answers"
     cut = next(path for path in (workspace / "runs").iterdir() if path not in known)
     assert cut.name not in {run.run_id for run in list_runs(workspace)}
-    ran = bench(workspace, "--recover", str(cut), "--json")
+    ran = optpipe("recover", str(cut), "--json")
     assert ran.status == 0, ran.stderr
     row = ran.document["measurements"][0]
     assert row["samples"] >= 200
@@ -399,4 +396,4 @@ def test_a_killed_run_is_recovered_from_its_samples(workspace):
     assert run.interrupted
     assert find_changed_files(run) == ()
     assert not list(cut.rglob("*.spool"))
-    assert "already finished" in bench(workspace, "--recover", str(cut)).stderr
+    assert "already finished" in optpipe("recover", str(cut)).stderr

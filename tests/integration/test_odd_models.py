@@ -60,7 +60,7 @@ def test_two_files_of_one_name_are_not_taken_for_each_other(tmp_path):
     ids = [built(each, tmp_path / "work", "--json").document["artifacts"][0]["id"] for each in (first, second)]
     for path, expected in zip((first, second), ids, strict=True):
         found = optpipe("bench", path, "--batch", "1", *QUICK, workspace=tmp_path / "work").document
-        assert [each["artifact"] for each in found["measurements"]] == [expected]
+        assert [each["subject"]["artifact"] for each in found["measurements"]] == [expected]
     linear(first, 3)
     changed = optpipe("bench", first, "--batch", "1", *QUICK, workspace=tmp_path / "work")
     assert changed.status == 2

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from optpipe.core.measurement import (
+    LoadSpec,
     Mode,
     Scenario,
     Subject,
     Validity,
 )
-from optpipe.measuring.measure import LoadSpec, RunContext, measure_load
+from optpipe.measuring.measure import RunContext, measure_load
 from optpipe.measuring.process import WorkerProcess
 from optpipe.worker.plan import SessionPlan
 from optpipe.worker.rotation import MAX_ROTATED_BATCHES
@@ -69,7 +70,7 @@ def test_a_sound_runtime_is_measured_without_a_fault_of_its_own(run, tmp_path):
     found = run("none")
     assert not codes(found) & {"wrong-output", "stale-answer", "cached-answer", "died", "out-of-memory"}
     assert found.samples > 50
-    assert found.latency.minimum >= 0.5
+    assert found.latency_ns.minimum >= 0.5e6
     assert found.output_check.passed
     assert found.output_check.checked == 16
     assert (tmp_path / found.samples_file).is_file()
@@ -93,7 +94,7 @@ def test_a_burning_neighbour_is_seen(run):
 def test_out_of_memory_is_a_row(run):
     found = run("none", LoadSpec(64, min_seconds=0.2), memory_limit=16)
     assert codes(found) == {"out-of-memory"}
-    assert found.latency is None
+    assert found.latency_ns is None
 
 
 @pytest.mark.parametrize("mode", [Mode.COMPUTE, Mode.END_TO_END])
@@ -103,7 +104,7 @@ def test_host_memory_is_that_of_one_input_at_a_time_and_not_of_the_rotation(run,
         run("none", LoadSpec(size, mode=mode, percentile=50.0, min_seconds=0.1, max_seconds=1.0, warm_up_seconds=0.1))
         for size in (1, large)
     )
-    assert big.inputs["rotated"] == MAX_ROTATED_BATCHES
+    assert big.inputs.rotated == MAX_ROTATED_BATCHES
     batch = large * 64 * 4
     assert batch < big.host_peak_bytes - small.host_peak_bytes < MAX_ROTATED_BATCHES / 2 * batch
 
@@ -122,8 +123,8 @@ def test_the_server_scenario_counts_from_when_a_query_was_due(run):
     )
     found = run("none", load)  # it can serve 2000 a second
     assert "falling-behind" in codes(found)
-    assert found.latency.maximum > 50
-    assert 0.5 <= found.parts["service"].minimum < found.latency.minimum + 0.5
+    assert found.latency_ns.maximum > 50e6
+    assert 0.5e6 <= found.parts_ns["service"].minimum < found.latency_ns.minimum + 0.5e6
 
 
 @pytest.mark.parametrize("scenario", [Scenario.OFFLINE, Scenario.MULTI_STREAM])

@@ -11,8 +11,10 @@ from optpipe.backends.base import (
     merge_options,
 )
 from optpipe.backends.torch_backend import TorchBackend, record_tensors
+from optpipe.backends.torch_int8 import backend as torch_int8
 from optpipe.backends.torch_program import export_program, layers_from_program, refuse_pickles
-from optpipe.workspace.environment import get_package_version
+from optpipe.core.precision import Precision
+from optpipe.workspace.environment import get_gpu_name, get_package_version
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,14 +32,26 @@ class TorchEager(TorchBackend):
 
     name: str = "torch"
 
+    def precisions(self, device: Device) -> frozenset[Precision]:
+        """INT8 too on a GPU, with kernels of its own."""
+        return TorchBackend.precisions(self, device) | ({Precision.INT8} if device == "cuda" else set())
+
     def recipe(self, device: Device, options: Mapping[str, Any]) -> dict[str, Any]:
-        """torch's version; eager code is not tuned for a GPU."""
-        return {"torch": get_package_version("torch"), "options": merge_options(options, OPTIONS[device], self.name)}
+        """torch's version and, on a GPU, what INT8's tactics were measured with: the GPU and Triton."""
+        tuned_with = {"gpu": get_gpu_name(), "triton": get_package_version("triton")} if device == "cuda" else {}
+        chosen = merge_options(options, OPTIONS[device], self.name)
+        return {"torch": get_package_version("torch"), **tuned_with, "options": chosen}
+
+    def find_unsupported(self, request: BuildRequest) -> tuple[str, ...]:
+        """In INT8 the operators that it has no step for."""
+        return torch_int8.find_unsupported(request) if request.precision is Precision.INT8 else ()
 
     def build(self, request: BuildRequest) -> BuildResult:
-        """Exports and saves the program."""
+        """Exports and saves the program; in INT8, lowers the Q/DQ graph and measures its kernels."""
         import torch
 
+        if request.precision is Precision.INT8:
+            return torch_int8.build_int8(request, merge_options(request.options, OPTIONS[request.device], self.name))
         program = export_program(request)
         torch.export.save(program, request.directory / PROGRAM_FILE)
         info = {
@@ -51,6 +65,8 @@ class TorchEager(TorchBackend):
         from optpipe.backends.torch_session import TorchSession
 
         chosen = resolve_session_options(info, options, device)
+        if "tactics" in info:
+            return TorchSession(torch_int8.load_program(directory, info), info, device, chosen)
         return TorchSession(load_program(directory / PROGRAM_FILE, chosen), info, device, chosen)
 
 

@@ -21,7 +21,7 @@ _DATA_MOVEMENT = {
     "_to_copy", "clone", "view", "permute", "expand", "cat", "slice", "select", "unsqueeze", "squeeze", "alias",
 }  # fmt: skip
 TORCH_PRECISIONS = frozenset(_DTYPES)
-"""INT8 is not here: torch's convolutions have no INT8 kernel on a GPU, and simulated quantization would prove nothing."""
+"""Of exported programs. INT8 is not here: torch's own convolutions have no INT8 kernel on a GPU; `torch_int8` has."""
 
 
 def type_name_from_torch(dtype: Any) -> str:

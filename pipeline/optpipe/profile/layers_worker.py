@@ -53,6 +53,8 @@ def record_layers(
         layers = LayerRecorder()
         yield layers
         layers.found["layer_ns"] = _measure_node_times(entry, inputs, job)
+    elif backend == "torch" and on_gpu and "tactics" in entry.info:
+        yield _run_by_step(entry, bound)
     elif backend == "torch" and on_gpu:
         yield _run_by_module(entry, bound, job)
     else:
@@ -133,6 +135,24 @@ def _run_by_module(entry: Any, inputs: Mapping[str, Any], job: Mapping[str, Any]
 
     iteration()
     return LayerRecorder(iteration, found={"program": count_program_costs(program, inputs, _get_layer_name)})
+
+
+def _run_by_step(entry: Any, inputs: Mapping[str, Any]) -> LayerRecorder:
+    """An INT8 network run step by step, each in a range named after its layer in the graph; `program`: what each costs."""
+    import torch
+
+    from optpipe.backends.torch_int8.backend import load_program
+    from optpipe.backends.torch_int8.costs import count_costs
+
+    program, given = load_program(entry.path, entry.info), tuple(inputs.values())
+
+    def iteration() -> None:
+        with torch.inference_mode():
+            program.run_marked(given, mark_range)
+        torch.cuda.synchronize()
+
+    iteration()
+    return LayerRecorder(iteration, found={"program": count_costs(program, given)})
 
 
 def _get_layer_name(node: Any) -> str:

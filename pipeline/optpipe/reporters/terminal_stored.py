@@ -1,6 +1,6 @@
 """What is stored, on the terminal."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -73,11 +73,19 @@ def render_entry(entry: Mapping[str, Any]) -> RenderableType:
         lines.append(
             f"precision  {entry['precision']}: {'proven' if proof['proven'] else 'NOT proven'}, {proof['reason']}"
         )
+    lines += list(_describe_tactics(entry["info"].get("tactics") or {}))
     weights = entry["info"].get("weights")
     if weights:
         lines.append(f"weights  {weights['source']} {weights['sha256']}")
     packages = ", ".join(f"{name} {version}" for name, version in entry["environment"]["packages"].items())
     return Group(*map(Text, [*lines, f"with  {packages}", f"path  {entry['path']}"]))
+
+
+def _describe_tactics(tactics: Mapping[str, Any]) -> Iterator[str]:
+    """What computes an INT8 network at each batch size that was measured; `tactics.json` has every layer's."""
+    for batch, chosen in tactics.items():
+        kernels = ", ".join(f"{name} {count}" for name, count in sorted(chosen["kernels"].items()))
+        yield f"tactics  batch {batch}: {format_duration(chosen['sum_us'] * 1e3)} in {kernels}"
 
 
 def render_removed(record: Mapping[str, Any]) -> RenderableType:

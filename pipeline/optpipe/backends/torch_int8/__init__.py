@@ -1,0 +1,5 @@
+"""INT8 convolution networks in torch on NVIDIA GPUs: a Q/DQ graph becomes a chain of fused kernels.
+
+Between layers activations are INT8 in NHWC. Convolution, bias, residual addition, ReLU and requantization are one Triton
+kernel; what the graph leaves in floating point runs in FP16.
+"""

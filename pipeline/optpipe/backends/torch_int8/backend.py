@@ -1,0 +1,123 @@
+"""Builds and loads the INT8 artifacts of the torch backend: the Q/DQ graph, and the tactics measured for it on one GPU."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optpipe.backends.base import BuildRequest, BuildResult
+from optpipe.backends.onnx_graph import infer_graph_types, name_nodes
+from optpipe.backends.torch_backend import name_processor, record_tensors
+from optpipe.backends.torch_int8 import steps
+from optpipe.backends.torch_int8.lowering import find_unknown_operators, lower_graph
+from optpipe.core.precision import LayerType
+from optpipe.core.tensors import InputSpec, input_from_dict
+from optpipe.workspace.environment import get_package_version
+
+if TYPE_CHECKING:
+    from optpipe.backends.torch_int8.program import Program
+
+GRAPH = "model.onnx"
+TACTICS = "tactics.json"
+LEAST_CAPABILITY = (9, 0)
+
+
+def find_unsupported(request: BuildRequest) -> tuple[str, ...]:
+    """The operators that no step computes; a GPU older than Hopper, whose TMA copies and matrix instructions the kernels use."""
+    import onnx
+    import torch
+
+    if torch.cuda.get_device_capability() < LEAST_CAPABILITY:
+        return (f"its kernels need a GPU of compute capability {'.'.join(map(str, LEAST_CAPABILITY))} or later",)
+    return find_unknown_operators(onnx.load(request.graph))
+
+
+def build_int8(request: BuildRequest, options: Mapping[str, Any]) -> BuildResult:
+    """Lowers the graph, measures its steps on the GPU, and keeps both."""
+    import onnx
+
+    model = onnx.load(request.graph)
+    network = network_from_graph(model, request.card.inputs)
+    measured = _measure_batches(network, request.card.inputs)
+    onnx.save(model, request.directory / GRAPH)
+    (request.directory / TACTICS).write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
+    info = {
+        **record_tensors(request),
+        "options": dict(options),
+        "profile": [each.to_dict() for each in request.card.inputs],
+        "compiled_for": name_processor("cuda"),
+        "compiled_by": get_package_version("torch"),
+        "triton": get_package_version("triton"),
+        "tactics": summarize_tactics(measured),
+    }
+    return BuildResult(list_executed_layers(network), GRAPH, info)
+
+
+def network_from_graph(model: Any, inputs: tuple[InputSpec, ...]) -> steps.Network:
+    """The steps of a Q/DQ graph, multiply-adds at the profile's `opt` shapes."""
+    return lower_graph(model, infer_graph_types(name_nodes(model), inputs))
+
+
+def _measure_batches(network: steps.Network, inputs: tuple[InputSpec, ...]) -> dict[str, Any]:
+    import torch
+
+    from optpipe.backends.torch_int8.tuning import choose_batch_sizes, tune_steps
+
+    first = inputs[0]
+    generator = torch.Generator(device="cuda").manual_seed(0)
+    batches = {}
+    for size in choose_batch_sizes(first.min[0], first.opt[0], first.max[0]):
+        shapes = [(size, *each.opt[1:]) for each in inputs]
+        drawn = tuple(torch.randn(shape, device="cuda", generator=generator) for shape in shapes)
+        batches[str(size)] = [each.to_dict() for each in tune_steps(network, drawn)]
+    versions = {name: get_package_version(name) for name in ("torch", "triton")}
+    return {"gpu": name_processor("cuda"), **versions, "batches": batches}
+
+
+def summarize_tactics(measured: Mapping[str, Any]) -> dict[str, Any]:
+    """Per batch size how many steps each kernel computes, and the sum of the measured times."""
+    summary = {}
+    for size, chosen in measured["batches"].items():
+        kernels: dict[str, int] = {}
+        for each in chosen:
+            kernels[each["kernel"]] = kernels.get(each["kernel"], 0) + 1
+        summary[size] = {"kernels": kernels, "sum_us": round(sum(each["us"] for each in chosen), 1)}
+    return summary
+
+
+def list_executed_layers(network: steps.Network) -> tuple[LayerType, ...]:
+    """The types that the steps compute in: the steps are all that runs, so this is the proof of precision."""
+    layers = []
+    for step in network.steps:
+        match step:
+            case steps.Convolution() | steps.Linear():
+                layers.append(LayerType(step.name, type(step).__name__, "int8", step.macs))
+            case steps.Stem():
+                layers.append(LayerType(step.name, "Stem", "fp16", step.macs))
+            case steps.MaxPool():
+                layers.append(LayerType(step.name, "MaxPool", "int8", 0))
+            case steps.MeanPool():
+                layers.append(LayerType(step.name, "MeanPool", "fp16", 0))
+            case steps.Floating() if step.operator not in _MOVES:
+                layers.append(LayerType(step.name, step.operator, "fp16", step.macs))
+    return tuple(layers)
+
+
+_MOVES = {"Cast", "Concat", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"}
+
+
+def load_program(directory: Path, info: Mapping[str, Any]) -> "Program":
+    """The program of an artifact, with its tactics."""
+    import onnx
+
+    from optpipe.backends.torch_int8.program import Program
+    from optpipe.backends.torch_int8.tuning import choice_from_dict
+
+    inputs = tuple(map(input_from_dict, info["profile"]))
+    network = network_from_graph(onnx.load(directory / GRAPH), inputs)
+    measured = json.loads((directory / TACTICS).read_text(encoding="utf-8"))
+    chosen = {
+        int(size): {each["step"]: choice_from_dict(each).tactic for each in rows}
+        for size, rows in measured["batches"].items()
+    }
+    return Program(network, chosen)

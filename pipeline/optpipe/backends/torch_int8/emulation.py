@@ -1,0 +1,106 @@
+"""The integer arithmetic of a lowered network on the CPU, to hold the GPU's kernels against and to judge accuracy without a GPU.
+
+INT8 layers are exact up to the fused multiply-add of a layer's end, which is computed here in FP64 and rounded to FP32: a value
+may differ from the kernel's by one step, and only where it lies within FP32's resolution of the middle between two steps. Steps
+in FP16 sum in another order and may differ by one step of the quantization behind them.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from optpipe.backends.torch_int8 import steps
+from optpipe.backends.torch_int8.operators import compute_operator
+
+LOWEST, HIGHEST = -128, 127
+
+
+def emulate(network: steps.Network, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The network's outputs, FP32 torch tensors on the CPU, from its inputs by name."""
+    values = dict(inputs)
+    for step, output in trace_steps(network, values):
+        values[step.output] = output
+    return {name: values[name].float() for name in network.outputs}
+
+
+def trace_steps(network: steps.Network, values: dict[str, Any]) -> Iterator[tuple[steps.Step, Any]]:
+    """Each step with what it gives on `values`, which whoever iterates adds to: the emulation's own outputs, or a GPU's."""
+    last = {name: step for step in network.steps for name in steps.list_tensors_read(step)}
+    for step in network.steps:
+        yield step, emulate_step(step, values)
+        for name in steps.list_tensors_read(step):
+            if last[name] is step and name not in network.outputs:
+                values.pop(name, None)
+
+
+def emulate_step(step: steps.Step, values: Mapping[str, Any]) -> Any:
+    """What one step gives: INT8, FP16 or FP32, (images, channels, height, width) or (images, features)."""
+    import torch
+
+    match step:
+        case steps.Convolution():
+            return _convolve(step, values)
+        case steps.Linear():
+            total = values[step.given].double() @ torch.from_numpy(step.weight).double().t()
+            return _scale_and_add(total, torch.from_numpy(step.scale), torch.from_numpy(step.bias))
+        case steps.Stem():
+            return _convolve_stem(step, values[step.given])
+        case steps.MaxPool():
+            pooled = torch.nn.functional.max_pool2d(values[step.given].float(), step.kernel, step.stride, step.padding)
+            return pooled.to(torch.int8)
+        case steps.MeanPool():
+            given = values[step.given].float()
+            return _quantize_values(given.sum(dim=(2, 3)) * (step.inverse_scale / given[0, 0].numel()), relu=False)
+        case steps.Quantize():
+            return _quantize_values(values[step.given].float() * step.inverse_scale, relu=False)
+        case steps.Dequantize():
+            return (values[step.given].float() * step.scale).half()
+        case steps.Floating():
+            return _compute_floating(step, values)
+
+
+def _convolve(step: steps.Convolution, values: Mapping[str, Any]) -> Any:
+    import torch
+
+    given = values[step.given]
+    flat = given.dim() == 2
+    given = given[:, :, None, None] if flat else given
+    weight = torch.from_numpy(step.weight).permute(0, 3, 1, 2)
+    # sums of INT8 products are whole numbers below 2**53: exact in FP64
+    total = torch.nn.functional.conv2d(given.double(), weight.double(), stride=step.stride, padding=step.padding)
+    per_channel = (1, -1, 1, 1)
+    value = _scale_and_add(
+        total, torch.from_numpy(step.scale).view(per_channel), torch.from_numpy(step.bias).view(per_channel)
+    )
+    if step.added is not None:
+        value = _scale_and_add(values[step.added].double(), torch.tensor(step.added_scale, dtype=torch.float32), value)
+    value = (value.relu() if step.relu else value).half() if step.half else _quantize_values(value, relu=step.relu)
+    return value.flatten(1) if flat else value
+
+
+def _scale_and_add(total: Any, scale: Any, bias: Any) -> Any:
+    """A fused multiply-add in FP32: the INT32 sum becomes FP32 first, the product is not rounded."""
+    return (total.float().double() * scale.double() + bias.double()).float()
+
+
+def _quantize_values(value: Any, *, relu: bool) -> Any:
+    import torch
+
+    return value.clamp(0 if relu else LOWEST, HIGHEST).round().to(torch.int8)
+
+
+def _convolve_stem(step: steps.Stem, given: Any) -> Any:
+    import torch
+
+    weight, bias = torch.from_numpy(step.weight).float(), torch.from_numpy(step.bias)
+    value = torch.nn.functional.conv2d(given.half().float(), weight, bias, stride=2, padding=step.padding)
+    return _quantize_values(value * step.inverse_scale, relu=True)
+
+
+def _compute_floating(step: steps.Floating, values: Mapping[str, Any]) -> Any:
+    import torch
+
+    if step.operator == "Cast":
+        return compute_operator("Cast", (values[step.inputs[0]],), step.attributes)  # type: ignore[index]
+    operands = [values[each] if isinstance(each, str) else torch.from_numpy(each.copy()) for each in step.inputs]
+    wide = tuple(each.float() if each.is_floating_point() else each for each in operands)
+    return compute_operator(step.operator, wide, step.attributes).half()

@@ -1,0 +1,294 @@
+# mypy: ignore-errors
+"""The Triton kernels of INT8 networks; activations NHWC, weights (output channels, kernel * kernel * padded input channels).
+
+Every kernel may start before the one ahead of it has ended (programmatic dependent launch), and waits for it before it reads
+or writes anything. INT8 products go to the Tensor Cores with INT32 sums; loads and stores of tiles are TMA copies.
+"""
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+ROUND = tl.constexpr(12582912.0)
+"""1.5 * 2**23: adding it to a small FP32 number leaves that number, rounded half to even, in the lowest bits."""
+
+
+@triton.jit
+def _in_turn():
+    gdc_launch_dependents()
+    gdc_wait()
+
+
+@triton.jit
+def _quantized(value, RELU: tl.constexpr):
+    low = 0.0 if RELU else -128.0
+    clipped = tl.minimum(tl.maximum(value, low), 127.0)
+    return (clipped + ROUND).to(tl.int32, bitcast=True).to(tl.int8)
+
+
+@triton.jit
+def _ended(acc, scale, bias, added, added_scale, ADD: tl.constexpr, RELU: tl.constexpr, HALF: tl.constexpr):
+    value = tl.fma(acc.to(tl.float32), scale[None, :], bias[None, :])
+    if ADD:
+        value = tl.fma(added.to(tl.float32), added_scale, value)
+    if HALF:
+        if RELU:
+            value = tl.maximum(value, 0.0)
+        return value.to(tl.float16)
+    else:  # Triton would type both returns without it
+        return _quantized(value, RELU)
+
+
+@triton.jit
+def _store(
+    acc, added, y, scale, bias, added_scale, m, n, ADD: tl.constexpr, RELU: tl.constexpr, HALF: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """Ends a tile in PARTS pieces side by side: fewer registers at a time."""
+    if PARTS == 1:
+        columns = n + tl.arange(0, BN)
+        r = acc
+        if ADD:
+            r = added.load([m, n])
+        y.store(
+            [m, n],
+            _ended(acc, tl.load(scale + columns), tl.load(bias + columns), r, added_scale, ADD, RELU, HALF),
+        )
+    else:
+        half: tl.constexpr = BN // 2
+        left, right = acc.reshape(BM, 2, half).permute(0, 2, 1).split()
+        _store(left, added, y, scale, bias, added_scale, m, n, ADD, RELU, HALF, BM, half, PARTS // 2)
+        _store(right, added, y, scale, bias, added_scale, m, n + half, ADD, RELU, HALF, BM, half, PARTS // 2)
+
+
+@triton.jit(do_not_specialize=["tiles", "across", "depth"])
+def int8_wgmma_product(
+    x, w, added, y, scale, bias, added_scale, tiles, across, depth, ADD: tl.constexpr, RELU: tl.constexpr, HALF: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr, PERSISTENT: tl.constexpr,
+):  # fmt: skip
+    """A 1x1 convolution: (pixels, depth) times (channels, depth)."""
+    _in_turn()
+    if PERSISTENT:
+        for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=True):
+            m = (tile // across) * BM
+            n = (tile % across) * BN
+            acc = tl.zeros((BM, BN), tl.int32)
+            for k in tl.range(0, depth, BK, num_stages=STAGES):
+                a = x.load([m, k])
+                b = w.load([n, k])
+                acc = tl.dot(a, b.T, acc, out_dtype=tl.int32)
+            _store(acc, added, y, scale, bias, added_scale, m, n, ADD, RELU, HALF, BM, BN, PARTS)
+    else:
+        tile = tl.program_id(0)
+        m = (tile // across) * BM
+        n = (tile % across) * BN
+        acc = tl.zeros((BM, BN), tl.int32)
+        for k in tl.range(0, depth, BK, num_stages=STAGES):
+            a = x.load([m, k])
+            b = w.load([n, k])
+            acc = tl.dot(a, b.T, acc, out_dtype=tl.int32)
+        _store(acc, added, y, scale, bias, added_scale, m, n, ADD, RELU, HALF, BM, BN, PARTS)
+
+
+@triton.jit(do_not_specialize=["pixels", "height", "width", "out_height", "out_width", "across"])
+def int8_wgmma_convolution_gathered(
+    x, w, added, y, scale, bias, added_scale, pixels, height, width, out_height, out_width, across, channels,
+    R: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, ADD: tl.constexpr, RELU: tl.constexpr, HALF: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr, PADDED: tl.constexpr,
+):  # fmt: skip
+    """A convolution as a matrix product over (kernel row, kernel column, channel); pixels gathered by asynchronous copies.
+
+    PADDED: the channels do not fill their last block.
+    """
+    _in_turn()
+    tile = tl.program_id(0)
+    m = (tile // across) * BM
+    n = (tile % across) * BN
+    rows = m + tl.arange(0, BM)
+    column = rows % out_width
+    rest = rows // out_width
+    top = (rest % out_height) * STRIDE - PAD
+    left = column * STRIDE - PAD
+    base = x + (((rest // out_height) * height + top) * width + left)[:, None] * channels + tl.arange(0, BK)[None, :]
+    acc = tl.zeros((BM, BN), tl.int32)
+    blocks = tl.cdiv(channels, BK)
+    for step in tl.range(0, R * R * blocks, num_stages=STAGES):
+        tap = step // blocks
+        dr = tap // R
+        ds = tap % R
+        inside = (top + dr >= 0) & (top + dr < height) & (left + ds >= 0) & (left + ds < width) & (rows < pixels)
+        offset = (dr * width + ds) * channels + (step % blocks) * BK
+        if PADDED:
+            known = (step % blocks) * BK + tl.arange(0, BK) < channels
+            a = tl.load(base + offset, mask=inside[:, None] & known[None, :], other=0)
+        else:
+            a = tl.load(base + offset, mask=inside[:, None], other=0)
+        b = w.load([n, step * BK])
+        acc = tl.dot(a, b.T, acc, out_dtype=tl.int32)
+    _store(acc, added, y, scale, bias, added_scale, m, n, ADD, RELU, HALF, BM, BN, PARTS)
+
+
+@triton.jit(do_not_specialize=["down", "along", "across", "blocks"])
+def int8_wgmma_convolution_boxes(
+    x, w, added, y, scale, bias, added_scale, down, along, across, blocks, channels,
+    R: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, ADD: tl.constexpr, RELU: tl.constexpr, HALF: tl.constexpr,
+    BI: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """The same over boxes of BI images, BH rows and BW columns, each a TMA copy that puts zeros outside of the image.
+
+    `x` is seen as (images, height / STRIDE, STRIDE, width / STRIDE, STRIDE * channels).
+    """
+    _in_turn()
+    BM: tl.constexpr = BI * BH * BW
+    tile = tl.program_id(0)
+    n = (tile % across) * BN
+    tile = tile // across
+    w0 = (tile % along) * BW
+    tile = tile // along
+    h0 = (tile % down) * BH
+    i0 = (tile // down) * BI
+    acc = tl.zeros((BM, BN), tl.int32)
+    for step in tl.range(0, R * R * blocks, num_stages=STAGES):
+        tap = step // blocks
+        dr = tap // R - PAD + 2 * STRIDE
+        ds = tap % R - PAD + 2 * STRIDE
+        first = (ds % STRIDE) * channels + (step % blocks) * BK
+        a = x.load([i0, h0 + dr // STRIDE - 2, dr % STRIDE, w0 + ds // STRIDE - 2, first]).reshape(BM, BK)
+        b = w.load([n, step * BK])
+        acc = tl.dot(a, b.T, acc, out_dtype=tl.int32)
+    columns = n + tl.arange(0, BN)
+    r = acc
+    if ADD:
+        r = added.load([i0, h0, w0, n]).reshape(BM, BN)
+    value = _ended(acc, tl.load(scale + columns), tl.load(bias + columns), r, added_scale, ADD, RELU, HALF)
+    y.store([i0, h0, w0, n], value.reshape(BI, BH, BW, BN))
+
+
+@triton.jit(do_not_specialize=["cells", "height", "width", "rows", "columns", "shift"])
+def fp16_reorder_cells(
+    x, y, cells, height, width, rows, columns, shift, CHANNELS: tl.constexpr, BP: tl.constexpr,
+):  # fmt: skip
+    """FP32 images, channels first, as FP16 cells of 2x2 pixels by 4 channels: (images, rows, columns, 16), zero outside.
+
+    Cell q covers the pixels 2q - shift and 2q - shift + 1. A convolution with stride 2 is one with stride 1 over cells.
+    """
+    _in_turn()
+    cell = tl.program_id(0) * BP + tl.arange(0, BP)
+    p = cell % columns
+    rest = cell // columns
+    q = rest % rows
+    image = rest // rows
+    part = tl.arange(0, 16)
+    c = part % 4
+    row = 2 * q[:, None] - shift + (part // 8)[None, :]
+    column = 2 * p[:, None] - shift + ((part // 4) % 2)[None, :]
+    inside = (row >= 0) & (row < height) & (column >= 0) & (column < width) & (c < CHANNELS)[None, :]
+    source = x + ((image[:, None] * CHANNELS + c[None, :]) * height + row) * width + column
+    value = tl.load(source, mask=inside & (cell < cells)[:, None], other=0.0)
+    tl.store(y + cell[:, None] * 16 + part[None, :], value.to(tl.float16), mask=(cell < cells)[:, None])
+
+
+@triton.jit(do_not_specialize=["pixels", "out_height", "out_width", "rows", "columns"])
+def fp16_wgmma_stem(
+    x, w, y, bias, inverse_scale, pixels, out_height, out_width, rows, columns, R: tl.constexpr, N: tl.constexpr,
+    BM: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """A convolution of RxR cells in FP16 with FP32 sums, bias, ReLU, INT8 out."""
+    _in_turn()
+    DEPTH: tl.constexpr = R * 16
+    m = tl.program_id(0) * BM
+    pixel = tl.minimum(m + tl.arange(0, BM), pixels - 1)
+    rest = pixel // out_width
+    first = ((rest // out_height) * rows + rest % out_height) * columns + pixel % out_width
+    base = x + first[:, None] * 16 + tl.arange(0, DEPTH)[None, :]
+    acc = tl.zeros((BM, N), tl.float32)
+    for r in tl.range(0, R, num_stages=STAGES):
+        a = tl.load(base + r * columns * 16)
+        b = w.load([0, r * DEPTH])
+        acc = tl.dot(a, b.T, acc)
+    value = (acc + tl.load(bias + tl.arange(0, N))[None, :]) * inverse_scale
+    y.store([m, 0], _quantized(value, True))
+
+
+@triton.jit
+def _larger(left, right):
+    """Of two pairs of 16 bits each the larger."""
+    return tl.inline_asm_elementwise(
+        "max.u16x2 $0, $1, $2;", "=r,r,r", [left, right], dtype=tl.int32, is_pure=True, pack=1
+    )
+
+
+@triton.jit(do_not_specialize=["pixels", "height", "width", "out_height", "out_width"])
+def int8_max_pool(
+    x, y, pixels, height, width, out_height, out_width, words, R: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr,
+    BP: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """Max pooling of INT8 that is never negative, four channels in a word.
+
+    Of two words the larger upper byte wins whatever lies below it; the lower bytes are compared with the upper ones cleared.
+    """
+    _in_turn()
+    pixel = tl.program_id(0) * BP + tl.arange(0, BP)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    rest = pixel // out_width
+    top = (rest % out_height) * STRIDE - PAD
+    left = (pixel % out_width) * STRIDE - PAD
+    image = rest // out_height
+    upper = tl.zeros((BP, BC), tl.int32)
+    lower = tl.zeros((BP, BC), tl.int32)
+    for r in tl.static_range(R):
+        for s in tl.static_range(R):
+            row = top + r
+            column = left + s
+            inside = (row >= 0) & (row < height) & (column >= 0) & (column < width) & (pixel < pixels)
+            source = x + ((image * height + row) * width + column)[:, None] * words + c[None, :]
+            value = tl.load(source, mask=inside[:, None] & (c < words)[None, :], other=0)
+            upper = _larger(upper, value)
+            lower = _larger(lower, value & 0x00FF00FF)
+    target = y + pixel[:, None] * words + c[None, :]
+    best = (upper & -16711936) | lower  # 0xFF00FF00
+    tl.store(target, best, mask=(pixel < pixels)[:, None] & (c < words)[None, :])
+
+
+@triton.jit
+def int8_mean_pool(x, y, factor, channels, PIXELS: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr):
+    """The sum over PIXELS pixels of FP16 times `factor`, INT8 out."""
+    _in_turn()
+    image = tl.program_id(0)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    total = tl.zeros((BC,), tl.float32)
+    for first in tl.range(0, PIXELS, BP):
+        pixel = first + tl.arange(0, BP)
+        source = x + (image * PIXELS + pixel)[:, None] * channels + c[None, :]
+        total += tl.sum(tl.load(source, mask=(pixel < PIXELS)[:, None], other=0.0).to(tl.float32), 0)
+    tl.store(y + image * channels + c, _quantized(total * factor, False))
+
+
+@triton.jit(do_not_specialize=["rows", "features", "depth"])
+def int8_wgmma_linear(
+    x, w, y, scale, bias, rows, features, depth, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """A linear layer with FP32 outputs, any number of them."""
+    _in_turn()
+    m = tl.program_id(1) * BM
+    n = tl.program_id(0) * BN
+    acc = tl.zeros((BM, BN), tl.int32)
+    for k in tl.range(0, depth, BK, num_stages=STAGES):
+        a = x.load([m, k])
+        b = w.load([n, k])
+        acc = tl.dot(a, b.T, acc, out_dtype=tl.int32)
+    row = m + tl.arange(0, BM)
+    column = n + tl.arange(0, BN)
+    value = tl.fma(acc.to(tl.float32), tl.load(scale + column)[None, :], tl.load(bias + column)[None, :])
+    tl.store(
+        y + row[:, None] * features + column[None, :], value, mask=(row < rows)[:, None] & (column < features)[None, :]
+    )
+
+
+@triton.jit(do_not_specialize=["count"])
+def int8_quantize(x, y, inverse_scale, count, BLOCK: tl.constexpr):
+    """FP16 or FP32 to INT8, in the order of memory."""
+    _in_turn()
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + index, mask=index < count, other=0.0).to(tl.float32)
+    tl.store(y + index, _quantized(value * inverse_scale, False), mask=index < count)

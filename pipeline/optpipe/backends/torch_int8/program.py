@@ -1,0 +1,334 @@
+"""A lowered network on a GPU: its constants, and a call that runs every step with the kernel chosen for it."""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from math import ceil
+from typing import Any
+
+from optpipe.backends.torch_int8 import steps
+from optpipe.backends.torch_int8.launches import Kerneled, Tactic, count_stem_cells, list_tactics, upload_constants
+from optpipe.backends.torch_int8.operators import compute_operator
+
+Chosen = Mapping[int, Mapping[str, Tactic]]
+"""By batch size and name of the step."""
+_RESIDENT = 2
+"""Blocks of a persistent kernel for each multiprocessor."""
+
+
+class Program:
+    """Callable on FP32 tensors on the GPU; gives a tuple of FP32 tensors. Outputs are allocated anew each time."""
+
+    def __init__(self, network: steps.Network, chosen: Chosen, device: str = "cuda") -> None:
+        self.network = network
+        self._chosen = chosen
+        self._constants = {step.name: upload_constants(step, device) for step in network.steps}
+        self._last = {name: step.name for step in network.steps for name in steps.list_tensors_read(step)}
+
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+        """All steps, each tensor kept until its last reader."""
+        return self.run_marked(inputs, lambda _: nullcontext())
+
+    def run_marked(
+        self, inputs: tuple[Any, ...], mark: Callable[[str], AbstractContextManager[Any]]
+    ) -> tuple[Any, ...]:
+        """The same with each step inside of `mark` of its name."""
+        values = dict(zip(self.network.inputs, inputs, strict=True))
+        chosen = self._choose_tactics(inputs[0].shape[0])
+        for step in self.network.steps:
+            with mark(step.name):
+                values[step.output] = self.launch(step, values, chosen.get(step.name))
+            for name in steps.list_tensors_read(step):
+                if self._last[name] == step.name and name not in self.network.outputs:
+                    values.pop(name, None)  # a step may read one twice
+        return tuple(values[name].float() for name in self.network.outputs)
+
+    def _choose_tactics(self, batch: int) -> Mapping[str, Tactic]:
+        """Those measured at the nearest batch size."""
+        if not self._chosen:
+            return {}
+        return self._chosen[min(self._chosen, key=lambda size: (abs(size - batch), size))]
+
+    def launch(self, step: steps.Step, values: Mapping[str, Any], tactic: Tactic | None) -> Any:
+        """Enqueues one step on torch's current stream; gives its output. Without a tactic the likeliest runs."""
+        kept = self._constants[step.name]
+        match step:
+            case steps.Floating():
+                operands = (
+                    values[each] if isinstance(each, str) else kept[str(index)]
+                    for index, each in enumerate(step.inputs)
+                )
+                return compute_operator(step.operator, tuple(operands), step.attributes)
+            case steps.Dequantize():
+                return values[step.given].half() * step.scale
+        given = values[step.given]
+        chosen = tactic or next(list_tactics(step, given))
+        added = values[step.added] if isinstance(step, steps.Convolution) and step.added else None
+        return _LAUNCHES[chosen.kernel](step, given, added, kept, chosen.settings)
+
+
+def _launch_kernel(
+    kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], settings: Mapping[str, int], **fixed: Any
+) -> None:
+    """One launch that may begin before the kernel ahead of it has ended; the kernel itself waits for that one."""
+    meta = {key: value for key, value in settings.items() if key != "warps"}
+    kernel[grid](
+        *arguments, **meta, **fixed, num_warps=settings["warps"], num_stages=settings.get("STAGES", 1), launch_pdl=True
+    )
+
+
+def _describe_tiles(tensor: Any, shape: tuple[int, ...], block: tuple[int, ...]) -> Any:
+    """A TMA descriptor of contiguous memory seen in `shape`."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.insert(0, strides[0] * size)
+    return TensorDescriptor(tensor, list(shape), strides, list(block))
+
+
+def as_channels_last(tensor: Any) -> Any:
+    """The memory of a tensor as (images, height, width, channels), or (images, features): copied where it lies otherwise."""
+    return tensor.contiguous() if tensor.dim() == 2 else tensor.permute(0, 2, 3, 1).contiguous()
+
+
+def _allocate(shape: tuple[int, ...], dtype: Any, like: Any) -> Any:
+    """A new tensor, channels last in memory."""
+    import torch
+
+    layout = torch.channels_last if len(shape) == 4 else torch.contiguous_format
+    return torch.empty(shape, dtype=dtype, device=like.device, memory_format=layout)
+
+
+def _allocate_convolved(step: steps.Convolution, given: Any) -> Any:
+    """The tensor that a convolution of `given` fills."""
+    import torch
+
+    dtype = torch.float16 if step.half else torch.int8
+    if given.dim() == 2:
+        return _allocate((len(given), len(step.scale)), dtype, given)
+    size = [(each + 2 * step.padding - step.kernel) // step.stride + 1 for each in given.shape[2:]]
+    return _allocate((len(given), len(step.scale), *size), dtype, given)
+
+
+def _get_ending(step: steps.Convolution) -> dict[str, bool]:
+    return {"ADD": step.added is not None, "RELU": step.relu, "HALF": step.half}
+
+
+def _launch_product(
+    step: steps.Convolution, given: Any, added: Any, kept: Mapping[str, Any], settings: Mapping[str, int]
+) -> Any:
+    from optpipe.backends.torch_int8.kernels import int8_wgmma_product
+
+    output, memory = _allocate_convolved(step, given), as_channels_last(given)
+    channels, outputs = memory.shape[-1], len(step.scale)
+    pixels, depth = memory.numel() // channels, kept["weight"].shape[1]
+    rows, columns, block = settings["BM"], settings["BN"], settings["BK"]
+    across = ceil(outputs / columns)
+    tiles = ceil(pixels / rows) * across
+    piece = (rows, columns // settings["PARTS"])
+    target = _describe_tiles(as_channels_last(output), (pixels, outputs), piece)
+    other = target if added is None else _describe_tiles(as_channels_last(added), (pixels, outputs), piece)
+    grid = min(tiles, _RESIDENT * _count_multiprocessors(given.device)) if settings["PERSISTENT"] else tiles
+    arguments = (
+        _describe_tiles(memory, (pixels, channels), (rows, block)),
+        _describe_tiles(kept["weight"], (outputs, depth), (columns, block)),
+        other, target, kept["scale"], kept["bias"], step.added_scale, tiles, across, depth,
+    )  # fmt: skip
+    _launch_kernel(int8_wgmma_product, (grid,), arguments, settings, **_get_ending(step))
+    return output
+
+
+def _launch_at_once(
+    step: steps.Convolution, given: Any, added: Any, kept: Mapping[str, Any], settings: Mapping[str, int]
+) -> Any:
+    from optpipe.backends.torch_int8.kernels_gluon import int8_wgmma_product_at_once
+
+    output, memory = _allocate_convolved(step, given), as_channels_last(given)
+    channels, outputs = memory.shape[-1], len(step.scale)
+    pixels, depth = memory.numel() // channels, kept["weight"].shape[1]
+    rows, columns, block = settings["BM"], settings["BN"], settings["BK"]
+    across = ceil(outputs / columns)
+    target = _describe_swizzled_tiles(as_channels_last(output), (pixels, outputs), (rows, columns))
+    other = _describe_swizzled_tiles(
+        as_channels_last(output if added is None else added), (pixels, outputs), (rows, columns)
+    )
+    arguments = (
+        _describe_swizzled_tiles(memory, (pixels, channels), (rows, block)),
+        _describe_swizzled_tiles(kept["weight"], (outputs, depth), (columns, block)),
+        other, target, kept["scale"], kept["bias"], step.added_scale, across,
+    )  # fmt: skip
+    grid = (ceil(pixels / rows) * across,)
+    _launch_kernel(int8_wgmma_product_at_once, grid, arguments, settings, BLOCKS=depth // block, **_get_ending(step))
+    return output
+
+
+def _describe_swizzled_tiles(tensor: Any, shape: tuple[int, int], block: tuple[int, int]) -> Any:
+    """A TMA descriptor with the layout in shared memory that the Tensor Cores read."""
+    from triton.experimental.gluon.language import NVMMASharedLayout
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    width = block[1] * tensor.element_size()
+    swizzle = next(each for each in (128, 64, 32, 0) if each == 0 or width % each == 0)
+    layout = NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=8 * tensor.element_size(), rank=2)
+    return TensorDescriptor(tensor, list(shape), [shape[1], 1], list(block), layout)
+
+
+def _count_multiprocessors(device: Any) -> int:
+    import torch
+
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def _launch_gathered(
+    step: steps.Convolution, given: Any, added: Any, kept: Mapping[str, Any], settings: Mapping[str, int]
+) -> Any:
+    from optpipe.backends.torch_int8.kernels import int8_wgmma_convolution_gathered
+
+    output, memory = _allocate_convolved(step, given), as_channels_last(given)
+    images, height, width, channels = memory.shape
+    outputs, out_height, out_width = output.shape[1:]
+    pixels = images * out_height * out_width
+    rows, columns = settings["BM"], settings["BN"]
+    across = ceil(outputs / columns)
+    piece = (rows, columns // settings["PARTS"])
+    target = _describe_tiles(as_channels_last(output), (pixels, outputs), piece)
+    other = target if added is None else _describe_tiles(as_channels_last(added), (pixels, outputs), piece)
+    arguments = (
+        memory, _describe_tiles(kept["weight"], tuple(kept["weight"].shape), (columns, settings["BK"])), other, target,
+        kept["scale"], kept["bias"], step.added_scale, pixels, height, width, out_height, out_width, across, channels,
+    )  # fmt: skip
+    fixed = {"R": step.kernel, "STRIDE": step.stride, "PAD": step.padding, **_get_ending(step)}
+    fixed["PADDED"] = channels % settings["BK"] != 0
+    _launch_kernel(int8_wgmma_convolution_gathered, (ceil(pixels / rows) * across,), arguments, settings, **fixed)
+    return output
+
+
+def _launch_boxes(
+    step: steps.Convolution, given: Any, added: Any, kept: Mapping[str, Any], settings: Mapping[str, int]
+) -> Any:
+    from optpipe.backends.torch_int8.kernels import int8_wgmma_convolution_boxes
+
+    output, memory = _allocate_convolved(step, given), as_channels_last(given)
+    images, height, width, channels = memory.shape
+    outputs, out_height, out_width = output.shape[1:]
+    box = tuple(settings[key] for key in ("BI", "BH", "BW"))
+    columns, block, stride = settings["BN"], settings["BK"], step.stride
+    groups, down, along = (ceil(size / each) for size, each in zip((images, out_height, out_width), box, strict=True))
+    across = ceil(outputs / columns)
+    shape = (images, out_height, out_width, outputs)
+    target = _describe_tiles(as_channels_last(output), shape, (*box, columns))
+    other = target if added is None else _describe_tiles(as_channels_last(added), shape, (*box, columns))
+    seen = (images, height // stride, stride, width // stride, stride * channels)
+    depth = kept["weight"].shape[1] // step.kernel**2
+    arguments = (
+        _describe_tiles(memory, seen, (box[0], box[1], 1, box[2], block)),
+        _describe_tiles(kept["weight"], tuple(kept["weight"].shape), (columns, block)), other, target,
+        kept["scale"], kept["bias"], step.added_scale, down, along, across, depth // block, channels,
+    )  # fmt: skip
+    fixed = {"R": step.kernel, "STRIDE": stride, "PAD": step.padding, **_get_ending(step)}
+    _launch_kernel(int8_wgmma_convolution_boxes, (groups * down * along * across,), arguments, settings, **fixed)
+    return output
+
+
+def _launch_stem(step: steps.Stem, given: Any, _: Any, kept: Mapping[str, Any], settings: Mapping[str, int]) -> Any:
+    import torch
+
+    from optpipe.backends.torch_int8.kernels import fp16_reorder_cells, fp16_wgmma_stem
+
+    images, channels, height, width = given.shape
+    outputs, kernel = step.weight.shape[0], step.weight.shape[2]
+    spanned, lead = count_stem_cells(kernel, step.padding)
+    size = [(each + 2 * step.padding - kernel) // 2 + 1 for each in (height, width)]
+    rows, columns = (each + spanned - 1 for each in size)
+    cells = torch.empty((images, rows, columns, 16), dtype=torch.float16, device=given.device)
+    count = images * rows * columns
+    ahead = (given.contiguous(), cells, count, height, width, rows, columns, step.padding + lead)
+    _launch_kernel(fp16_reorder_cells, (ceil(count / 128),), ahead, {"BP": 128, "warps": 4}, CHANNELS=channels)
+    output = _allocate((images, outputs, *size), torch.int8, given)
+    pixels, block = images * size[0] * size[1], settings["BM"]
+    arguments = (
+        cells, _describe_tiles(kept["weight"], tuple(kept["weight"].shape), (outputs, spanned * 16)),
+        _describe_tiles(as_channels_last(output), (pixels, outputs), (block, outputs)),
+        kept["bias"], step.inverse_scale, pixels, *size, rows, columns,
+    )  # fmt: skip
+    _launch_kernel(fp16_wgmma_stem, (ceil(pixels / block),), arguments, settings, R=spanned, N=outputs)
+    return output
+
+
+def _launch_max_pool(step: steps.MaxPool, given: Any, _: Any, __: Any, settings: Mapping[str, int]) -> Any:
+    import torch
+
+    from optpipe.backends.torch_int8.kernels import int8_max_pool
+
+    images, channels, height, width = given.shape
+    size = [(each + 2 * step.padding - step.kernel) // step.stride + 1 for each in (height, width)]
+    output = _allocate((images, channels, *size), torch.int8, given)
+    words = channels // 4
+    pixels, block = images * size[0] * size[1], min(16, 1 << (words - 1).bit_length())
+    memory, target = (as_channels_last(each).view(torch.int32) for each in (given, output))
+    grid = (ceil(pixels / settings["BP"]), ceil(words / block))
+    fixed = {"BC": block, "R": step.kernel, "STRIDE": step.stride, "PAD": step.padding}
+    _launch_kernel(int8_max_pool, grid, (memory, target, pixels, height, width, *size, words), settings, **fixed)
+    return output
+
+
+def _launch_mean_pool(step: steps.MeanPool, given: Any, _: Any, __: Any, settings: Mapping[str, int]) -> Any:
+    import torch
+
+    from optpipe.backends.torch_int8.kernels import int8_mean_pool
+
+    images, channels, height, width = given.shape
+    output = _allocate((images, channels), torch.int8, given)
+    pixels = height * width
+    arguments = (as_channels_last(given), output, step.inverse_scale / pixels, channels)
+    _launch_kernel(int8_mean_pool, (images, channels // settings["BC"]), arguments, settings, PIXELS=pixels, BP=64)
+    return output
+
+
+def _launch_linear(step: steps.Linear, given: Any, _: Any, kept: Mapping[str, Any], settings: Mapping[str, int]) -> Any:
+    import torch
+
+    from optpipe.backends.torch_int8.kernels import int8_wgmma_linear
+
+    rows, depth = given.shape
+    features = len(step.scale)
+    output = _allocate((rows, features), torch.float32, given)
+    arguments = (
+        _describe_tiles(given, (rows, depth), (settings["BM"], settings["BK"])),
+        _describe_tiles(kept["weight"], tuple(kept["weight"].shape), (settings["BN"], settings["BK"])),
+        output, kept["scale"], kept["bias"], rows, features, depth,
+    )  # fmt: skip
+    _launch_kernel(
+        int8_wgmma_linear, (ceil(features / settings["BN"]), ceil(rows / settings["BM"])), arguments, settings
+    )
+    return output
+
+
+def _launch_quantize(step: steps.Quantize, given: Any, _: Any, __: Any, settings: Mapping[str, int]) -> Any:
+    import torch
+
+    from optpipe.backends.torch_int8.kernels import int8_quantize
+
+    output = _allocate(tuple(given.shape), torch.int8, given)
+    source, count = as_channels_last(given), given.numel()
+    arguments = (source, as_channels_last(output), step.inverse_scale, count)
+    _launch_kernel(int8_quantize, (ceil(count / settings["BLOCK"]),), arguments, settings)
+    return output
+
+
+_LAUNCHES: dict[str, Callable[[Any, Any, Any, Any, Mapping[str, int]], Any]] = {
+    "fp16_wgmma_stem": _launch_stem,
+    "int8_wgmma_convolution_boxes": _launch_boxes,
+    "int8_wgmma_convolution_gathered": _launch_gathered,
+    "int8_wgmma_linear": _launch_linear,
+    "int8_max_pool": _launch_max_pool,
+    "int8_mean_pool": _launch_mean_pool,
+    "int8_wgmma_product": _launch_product,
+    "int8_wgmma_product_at_once": _launch_at_once,
+    "int8_quantize": _launch_quantize,
+}
+
+
+def has_kernel(step: steps.Step) -> bool:
+    """Whether one of this package's kernels computes a step, and not torch."""
+    return isinstance(step, Kerneled)

@@ -1,0 +1,149 @@
+"""What a lowered INT8 network does, step by step: values, no torch.
+
+Tensors are (images, channels, height, width) or (images, features), stored channels last. `given` and `output` name tensors.
+An INT8 tensor with `scale` stands for `integer * scale`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """An INT8 convolution, or a linear layer as a 1x1 convolution, with all that is fused with it.
+
+    With `sum` the INT32 sum of products: value = sum * scale + bias, + added * added_scale, ReLU; then rounded half to even
+    and clamped to [-128, 127], or in FP16 with `half`. Scale and bias are in steps of the output.
+    """
+
+    name: str
+    given: str
+    output: str
+    weight: NDArray[np.int8]
+    """(output channels, kernel, kernel, input channels)"""
+    scale: NDArray[np.float32]
+    bias: NDArray[np.float32]
+    stride: int
+    padding: int
+    relu: bool
+    half: bool
+    added: str | None = None
+    added_scale: float = 0.0
+    macs: int = 0
+    """At the profile's `opt` shapes."""
+
+    @property
+    def kernel(self) -> int:
+        """Its height and width."""
+        return int(self.weight.shape[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """An INT8 linear layer whose outputs are FP32: sum * scale + bias."""
+
+    name: str
+    given: str
+    output: str
+    weight: NDArray[np.int8]
+    """(output features, input features)"""
+    scale: NDArray[np.float32]
+    bias: NDArray[np.float32]
+    macs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Stem:
+    """The first convolution, in FP16 with FP32 sums on few channels and stride 2, with bias, ReLU and quantization."""
+
+    name: str
+    given: str
+    output: str
+    weight: NDArray[np.float16]
+    """(output channels, input channels, kernel, kernel)"""
+    bias: NDArray[np.float32]
+    padding: int
+    inverse_scale: float
+    macs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MaxPool:
+    """Max pooling of INT8."""
+
+    name: str
+    given: str
+    output: str
+    kernel: int
+    stride: int
+    padding: int
+
+
+@dataclass(frozen=True, slots=True)
+class MeanPool:
+    """The mean over all pixels of an FP16 tensor, quantized: (images, channels) in INT8."""
+
+    name: str
+    given: str
+    output: str
+    inverse_scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class Quantize:
+    """FP16 to INT8, value * inverse_scale rounded half to even and clamped."""
+
+    name: str
+    given: str
+    output: str
+    inverse_scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class Dequantize:
+    """INT8 to FP16."""
+
+    name: str
+    given: str
+    output: str
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class Floating:
+    """One ONNX operator computed by torch in FP16."""
+
+    name: str
+    operator: str
+    inputs: tuple[str | NDArray[Any], ...]
+    """Names of tensors, and constants."""
+    output: str
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    macs: int = 0
+
+
+Step = Convolution | Linear | Stem | MaxPool | MeanPool | Quantize | Dequantize | Floating
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """The steps in the order in which they run; inputs and outputs are FP32."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    steps: tuple[Step, ...]
+
+
+def list_tensors_read(step: Step) -> tuple[str, ...]:
+    """The tensors a step reads."""
+    match step:
+        case Floating():
+            return tuple(each for each in step.inputs if isinstance(each, str))
+        case Convolution(added=str() as added):
+            return step.given, added
+        case _:
+            return (step.given,)

@@ -1,0 +1,128 @@
+"""Chooses each step's kernel by measuring all that could compute it, on the GPU at hand, and keeps what was measured."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from optpipe.backends.torch_int8 import steps
+from optpipe.backends.torch_int8.launches import Tactic, list_tactics
+from optpipe.backends.torch_int8.program import Program, has_kernel
+
+LAUNCHES = 20
+"""In one CUDA graph: a replay then outlasts its own launch."""
+REPLAYS = 5
+BATCHES = (1, 8, 64, 256)
+"""Measured as far as the model's profile holds them, with its `opt`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What was measured for one step at one batch size."""
+
+    step: str
+    tactic: Tactic
+    microseconds: float
+    tried: int
+    slowest: float
+    refused: tuple[str, ...] = ()
+    """Tactics that failed or gave other numbers than the first, each with the reason."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {
+            "step": self.step,
+            "kernel": self.tactic.kernel,
+            "settings": dict(self.tactic.settings),
+            "us": round(self.microseconds, 2),
+            "tried": self.tried,
+            "slowest_us": round(self.slowest, 2),
+            "refused": list(self.refused),
+        }
+
+
+def choice_from_dict(record: Mapping[str, Any]) -> Choice:
+    """Reads what `Choice.to_dict` wrote."""
+    tactic = Tactic(record["kernel"], record["settings"])
+    return Choice(record["step"], tactic, record["us"], record["tried"], record["slowest_us"], tuple(record["refused"]))
+
+
+def choose_batch_sizes(low: int, usual: int, high: int) -> tuple[int, ...]:
+    """The batch sizes to measure for a profile."""
+    return tuple(sorted({usual, *(size for size in BATCHES if low <= size <= high)}))
+
+
+def tune_steps(network: steps.Network, inputs: tuple[Any, ...]) -> tuple[Choice, ...]:
+    """The fastest tactic of each step on `inputs`, torch tensors on the GPU. Equal steps on equal shapes are measured once.
+
+    Raises `RuntimeError` where no tactic of a step runs.
+    """
+    program = Program(network, {})
+    values = dict(zip(network.inputs, inputs, strict=True))
+    known: dict[tuple[Any, ...], Choice] = {}
+    found = []
+    for step in network.steps:
+        tactic = None
+        if has_kernel(step):
+            key = _sign_step(step, values)
+            if key not in known:
+                known[key] = _find_fastest(program, step, values)
+            seen = known[key]
+            found.append(Choice(step.name, seen.tactic, seen.microseconds, seen.tried, seen.slowest, seen.refused))
+            tactic = seen.tactic
+        values[step.output] = program.launch(step, values, tactic)
+    return tuple(found)
+
+
+def _sign_step(step: steps.Step, values: Mapping[str, Any]) -> tuple[Any, ...]:
+    """All of a step that its time depends on."""
+    weight = getattr(step, "weight", None)
+    plain = ("stride", "padding", "kernel", "relu", "half")
+    settings = (getattr(step, name, None) for name in plain)
+    shapes = (tuple(values[name].shape) for name in steps.list_tensors_read(step))
+    return (type(step).__name__, None if weight is None else weight.shape, *settings, *shapes)
+
+
+def _find_fastest(program: Program, step: Any, values: Mapping[str, Any]) -> Choice:
+    import torch
+
+    timed: list[tuple[float, Tactic]] = []
+    refused = []
+    first = None
+    for tactic in list_tactics(step, values[step.given]):
+        try:
+            output = program.launch(step, values, tactic)
+            first = output if first is None else first
+            if not torch.equal(output, first):
+                refused.append(f"{tactic}: gives other numbers than {timed[0][1]}")
+                continue
+            timed.append((time_launch(lambda each=tactic: program.launch(step, values, each)), tactic))  # type: ignore[misc]
+        except Exception as error:  # noqa: BLE001 - what Triton and the driver refuse comes as many types
+            refused.append(f"{tactic}: {str(error).splitlines()[0][:120]}")
+    if not timed:
+        raise RuntimeError(f"no kernel runs {step.name}: {refused[0]}")
+    best, tactic = min(timed, key=lambda each: each[0])
+    return Choice(step.name, tactic, best, len(timed), max(each[0] for each in timed), tuple(refused))
+
+
+def time_launch(launch: Callable[[], Any]) -> float:
+    """The shortest of a few replays of a CUDA graph of launches, per launch. Nothing else runs on the GPU meanwhile."""
+    import torch
+
+    launch()
+    torch.cuda.synchronize()
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        graph.capture_begin()
+        for _ in range(LAUNCHES):
+            launch()
+        graph.capture_end()
+    graph.replay()
+    times = []
+    for _ in range(REPLAYS):
+        begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begun.record()
+        graph.replay()
+        ended.record()
+        torch.cuda.synchronize()
+        times.append(begun.elapsed_time(ended) * 1e3 / LAUNCHES)
+    return float(min(times))

@@ -1,0 +1,88 @@
+"""Random steps of an INT8 network, and a small network as ONNX."""
+
+import numpy as np
+import onnx
+import torch
+from onnx import helper, numpy_helper
+
+from optpipe.backends.onnx_graph import infer_graph_types, name_nodes
+from optpipe.backends.torch_int8 import steps
+from optpipe.backends.torch_int8.lowering import lower_graph
+from optpipe.core.tensors import InputSpec
+from optpipe.quantize.placement import place_qdq
+from optpipe.quantize.qdq import ActivationRange, qdq_from_onnx
+
+
+def random_convolution(seed=0, channels=32, outputs=32, kernel=3, stride=1, relu=True, half=False, added=False):
+    """Values of about a third of the INT8 range, so that few are clamped."""
+    rng = np.random.default_rng(seed)
+    scale = (rng.random(outputs, np.float32) + np.float32(0.5)) / np.float32(50 * kernel * np.sqrt(channels))
+    return steps.Convolution(
+        name="layer",
+        given="x",
+        output="y",
+        weight=rng.integers(-127, 128, (outputs, kernel, kernel, channels)).astype(np.int8),
+        scale=scale,
+        bias=rng.standard_normal(outputs, np.float32) * 10,
+        stride=stride,
+        padding=kernel // 2,
+        relu=relu,
+        half=half,
+        added="z" if added else None,
+        added_scale=0.37 if added else 0.0,
+    )
+
+
+def random_int8(seed, *shape):
+    values = np.random.default_rng(seed).integers(-128, 128, shape).astype(np.int8)
+    return torch.from_numpy(values).contiguous(memory_format=torch.channels_last)
+
+
+def small_network():
+    """Stem with max pooling, a block with a shortcut, one whose shortcut the graph keeps in floating point, mean, linear."""
+    make, rng = helper.make_node, np.random.default_rng(7)
+
+    def weight(*shape):
+        return (rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
+
+    same = {"pads": [1, 1, 1, 1]}
+    nodes = [
+        make("Conv", ["image", "w0", "b0"], ["c0"], name="stem", strides=[2, 2], pads=[3, 3, 3, 3]),
+        make("Relu", ["c0"], ["r0"], name="relu0"),
+        make("MaxPool", ["r0"], ["p0"], name="pool", kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]),
+        make("Conv", ["p0", "w1", "b1"], ["c1"], name="conv1", **same),
+        make("Relu", ["c1"], ["r1"], name="relu1"),
+        make("Conv", ["p0", "wd", "b1"], ["d"], name="down"),
+        make("Conv", ["r1", "w2", "b1"], ["c2"], name="conv2", **same),
+        make("Add", ["c2", "d"], ["s2"], name="add2"),
+        make("Relu", ["s2"], ["r2"], name="relu2"),
+        make("Conv", ["r2", "w3", "b1"], ["c3"], name="conv3", **same),
+        make("Add", ["c3", "r2"], ["s3"], name="add3"),
+        make("Relu", ["s3"], ["r3"], name="relu3"),
+        make("GlobalAveragePool", ["r3"], ["m"], name="mean"),
+        make("Flatten", ["m"], ["f"], name="flatten"),
+        make("Gemm", ["f", "w4", "b4"], ["logits"], name="head", transB=1),
+    ]
+    weights = {
+        "w0": weight(32, 3, 7, 7), "b0": weight(32), "w1": weight(64, 32, 3, 3), "b1": weight(64), "wd": weight(64, 32, 1, 1),
+        "w2": weight(64, 64, 3, 3), "w3": weight(64, 64, 3, 3), "w4": weight(10, 64), "b4": weight(10),
+    }  # fmt: skip
+    graph = helper.make_graph(
+        nodes,
+        "small",
+        [helper.make_tensor_value_info("image", onnx.TensorProto.FLOAT, ["n", 3, 32, 32])],
+        [helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, ["n", 10])],
+        [numpy_helper.from_array(value, name) for name, value in weights.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+def quantize(model, keep=()):
+    """The Q/DQ graph for a GPU, its ranges wide enough for normal inputs."""
+    placed = place_qdq(model, "tensorrt", keep.__contains__)
+    return qdq_from_onnx(model, placed, dict.fromkeys(placed.tensors, ActivationRange(6.0)))
+
+
+def lower(model):
+    inputs = (InputSpec("image", "float32", (1, 3, 32, 32), (4, 3, 32, 32), (8, 3, 32, 32)),)
+    return lower_graph(model, infer_graph_types(name_nodes(model), inputs))

@@ -1,0 +1,59 @@
+"""The INT8 kernels on a real GPU: every tactic gives the emulation's numbers, and so does a whole network in a CUDA graph."""
+
+import pytest
+import torch
+from tests.fakes.int8_network import lower, quantize, random_convolution, random_int8, small_network
+
+from optpipe.backends.cuda_graph import CudaGraphBinding
+from optpipe.backends.torch_int8 import steps
+from optpipe.backends.torch_int8.emulation import emulate, emulate_step
+from optpipe.backends.torch_int8.launches import list_tactics
+from optpipe.backends.torch_int8.program import Program
+from optpipe.backends.torch_int8.tuning import tune_steps
+from optpipe.workspace.environment import list_gpus
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not list_gpus(), reason="no NVIDIA GPU or no driver on this machine")]
+
+
+@pytest.mark.parametrize("images", [1, 64])
+@pytest.mark.parametrize(
+    ("channels", "outputs", "kernel", "stride", "size", "end"),
+    [
+        (64, 256, 1, 1, 28, {"added": True}),
+        (256, 64, 1, 1, 14, {"half": True}),
+        (48, 80, 3, 1, 14, {"added": True, "half": True}),
+        (128, 128, 3, 2, 28, {}),
+        (64, 128, 1, 2, 7, {"relu": False}),
+    ],
+)
+def test_every_tactic_gives_the_emulation_s_numbers(images, channels, outputs, kernel, stride, size, end):
+    step = random_convolution(0, channels, outputs, kernel, stride, **end)
+    out = (size - 1) // stride + 1
+    values = {"x": random_int8(1, images, channels, size, size), "z": random_int8(2, images, outputs, out, out)}
+    expected = emulate_step(step, values)
+    program = Program(steps.Network(("x",), ("y",), (step,)), {})
+    on_gpu = {name: value.cuda() for name, value in values.items()}
+    for tactic in list_tactics(step, on_gpu["x"]):
+        found = program.launch(step, on_gpu, tactic).cpu()
+        assert torch.equal(found, expected), tactic
+
+
+def test_a_network_is_tuned_and_gives_the_emulation_s_outputs_from_a_cuda_graph():
+    network = lower(quantize(small_network()))
+    images = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    choices = tune_steps(network, (images.cuda(),))
+    assert [choice.refused for choice in choices if choice.refused] == []
+    program = Program(network, {8: {choice.step: choice.tactic for choice in choices}})
+
+    class Bound:
+        def __init__(self):
+            self.inputs, self.outputs = {"image": images.cuda()}, {}
+
+        def launch(self):
+            self.outputs = {"logits": program(self.inputs["image"])[0]}
+
+    replayed = CudaGraphBinding(Bound())
+    replayed.launch()
+    found, expected = replayed.outputs["logits"].cpu(), emulate(network, {"image": images})["logits"]
+    noise = (found - expected).square().sum() / expected.square().sum()
+    assert noise < 1e-4  # the stem in FP16 may round a few values the other way

@@ -1,0 +1,56 @@
+"""Run by `test_kernels`: every kernel in Triton's interpreter against the emulation; prints the largest difference of each."""
+
+import json
+import sys
+
+import torch
+import triton
+import triton.language as tl
+from tests.fakes.int8_network import random_convolution, random_int8
+
+from optpipe.backends.torch_int8 import kernels, launches, program, steps
+from optpipe.backends.torch_int8.emulation import emulate_step
+
+NOT_HERE = ("int8_wgmma_product_at_once", "int8_max_pool")
+"""Gluon and inline assembly have no interpreter."""
+
+
+@triton.jit
+def run_at_once():
+    tl.static_assert(True)
+
+
+def compare(step, values):
+    expected = emulate_step(step, values)
+    alone = program.Program(steps.Network(("x",), ("y",), (step,)), {}, "cpu")
+    for tactic in launches.list_tactics(step, values["x"]):
+        if tactic.kernel not in NOT_HERE and not tactic.settings.get("PERSISTENT"):
+            found = alone.launch(step, values, tactic)
+            same = found.shape == expected.shape and found.dtype == expected.dtype
+            yield str(tactic), float((found.double() - expected.double()).abs().max()) if same else float("inf")
+
+
+def list_cases():
+    shapes = ((64, 32, 1, 1, 8), (48, 16, 3, 1, 8), (32, 80, 3, 2, 8), (64, 64, 1, 2, 8), (16, 32, 3, 2, 7))
+    for index, (channels, outputs, kernel, stride, size) in enumerate(shapes):
+        end = {"relu": index % 2 == 0, "half": index == 1, "added": index in (0, 2)}
+        step = random_convolution(index, channels, outputs, kernel, stride, **end)
+        out = (size - 1) // stride + 1
+        yield step, {"x": random_int8(1, 2, channels, size, size), "z": random_int8(2, 2, outputs, out, out)}
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(2, 3, 16, 16, generator=generator)
+    half = torch.rand(2, 64, 5, 5, generator=generator).half().contiguous(memory_format=torch.channels_last)
+    wide = random_convolution(3, 64, 16, 1)
+    yield (
+        steps.Linear("l", "x", "y", wide.weight[:10, 0, 0], wide.scale[:10], wide.bias[:10]),
+        {"x": random_int8(3, 3, 64, 1, 1).flatten(1)},
+    )
+    weight = torch.randn(16, 3, 7, 7, generator=generator).half().numpy()
+    yield steps.Stem("s", "x", "y", weight, wide.bias, 3, 5.0), {"x": images}
+    yield steps.MeanPool("m", "x", "y", 50.0), {"x": half}
+    yield steps.Quantize("q", "x", "y", 50.0), {"x": half}
+
+
+if __name__ == "__main__":
+    kernels._in_turn = run_at_once
+    json.dump([row for step, values in list_cases() for row in compare(step, values)], sys.stdout)

@@ -1,0 +1,60 @@
+"""What a Q/DQ graph becomes, and that it still computes the same."""
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from tests.fakes.int8_network import lower, quantize, small_network
+
+from optpipe.backends.torch_int8 import steps
+from optpipe.backends.torch_int8.backend import list_executed_layers
+from optpipe.backends.torch_int8.emulation import emulate
+from optpipe.core.precision import Precision, prove_precision
+from optpipe.errors import StageError
+
+
+def kinds(network):
+    return [type(step).__name__ for step in network.steps]
+
+
+def test_a_residual_network_is_one_step_a_layer():
+    network = lower(quantize(small_network()))
+    assert kinds(network) == ["Stem", "MaxPool", *["Convolution"] * 4, "MeanPool", "Linear"]
+    by_name = {step.name: step for step in network.steps}
+    assert by_name["conv2"].added == by_name["down"].output  # the shortcut comes in INT8
+    assert by_name["conv3"].added == by_name["conv2"].output  # although the graph adds its value before quantization
+    assert by_name["conv3"].half  # nothing quantizes it before the mean
+    assert [by_name[name].relu for name in ("conv1", "down", "conv2", "conv3")] == [True, False, True, True]
+
+
+def test_it_computes_what_the_graph_computes():
+    graph = quantize(small_network())
+    images = np.random.default_rng(0).standard_normal((4, 3, 32, 32)).astype(np.float32)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(graph.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    (expected,) = session.run(None, {"image": images})
+    found = emulate(lower(graph), {"image": torch.from_numpy(images)})["logits"].numpy()
+    noise = np.square(found - expected).sum() / np.square(expected).sum()
+    assert 10 * np.log10(1 / noise) > 30
+
+
+def test_the_proof_counts_what_the_steps_execute():
+    proof = prove_precision(Precision.INT8, list_executed_layers(lower(quantize(small_network()))))
+    macs = {"fp16": 32 * 147 * 256, "int8": 64 * 64 * (288 + 32 + 576 + 576) + 640}
+    assert proof.share.macs["int8"] == pytest.approx(macs["int8"] / sum(macs.values()))
+
+
+def test_a_spared_layer_stays_in_floating_point():
+    network = lower(quantize(small_network(), keep=("conv2",)))
+    spared = next(step for step in network.steps if step.name == "conv2")
+    assert isinstance(spared, steps.Floating)
+    layers = {layer.name: layer.type for layer in list_executed_layers(network)}
+    assert (layers["conv2"], layers["conv1"]) == ("fp16", "int8")
+
+
+def test_what_nothing_computes_is_named():
+    graph = quantize(small_network())
+    next(node for node in graph.graph.node if node.name == "relu3").op_type = "Erf"
+    with pytest.raises(StageError, match="Erf"):
+        lower(graph)

@@ -4,6 +4,7 @@
 # reports/resnet50-h200), compare/, the JSON and the log of every step, times.txt, and prints the verdict last.
 # usage: PYTHONPATH=pipeline:$PYTHONPATH bash benchmarks/gpu_signoff.sh OUTPUT_DIRECTORY
 #        DRY=1 bash benchmarks/gpu_signoff.sh OUTPUT_DIRECTORY   the same steps on a CPU, small and short, by a looser policy
+# INT8=1 adds an INT8 build of the same network, its accuracy, and its speed against FP16 in turns (two to three minutes more).
 # The report's figures need altair, vl-convert-python, jinja2, narwhals, jsonschema, jsonschema-specifications, referencing,
 # rpds-py, attrs, packaging and typing-extensions; where they are missing the dossier is made without figures, and says so.
 set -u
@@ -77,3 +78,14 @@ for path in map(pathlib.Path, sys.argv[1:]):
         print(document["verdict"], document["dossier"])
 EOF
 du -sh "$out/dossier"
+
+# The same trained network in INT8 beside FP16, in turns: accuracy, SNR, speed, and the kernels that nsys saw.
+if [ -n "${INT8:-}" ]; then
+  step build-int8 200 build $build --calibration "$work/model/train" --precision int8 --images "$validation"
+  step evaluate-int8 $limit evaluate "$model" --data "$validation"
+  for size in 1 8 64 256; do
+    step pair-int8-$size $limit bench-pair $name --backend $backend --precision fp16,int8 --batch $size --rounds 8 --min-time 0.5 --percentile 90 --max-cv 10%
+  done
+  step energy-int8 $limit bench $name --backend $backend --precision int8 --batch $large --mode compute $energy $short --processes 1
+  step profile-int8 $limit profile $build --calibration "$work/model/train" --precision int8 --stage inference --batch-size $large --iterations 10 --images "$validation"
+fi

@@ -30,6 +30,7 @@ from optpipe.commands import (
     signoff,
     stored,
 )
+from optpipe.commands.groups import flatten_groups
 from optpipe.commands.options import DEFAULT_WORKSPACE
 from optpipe.commands.outcome import Outcome
 from optpipe.core.interrupts import handle_interrupts
@@ -221,7 +222,7 @@ app.command("bench")(print_outcome(bench.bench))
 app.command("bench-e2e")(print_outcome(bench_e2e.bench_e2e))
 app.command("bench-pair")(print_outcome(bench.bench_pair))
 app.command("recover")(print_outcome(bench.recover))
-app.command("profile")(print_outcome(profile.profile))
+app.command("profile")(print_outcome(flatten_groups(profile.profile)))
 app.command("compare")(print_outcome(compare.compare))
 app.command("signoff")(print_outcome(signoff.signoff))
 app.command("verify")(print_outcome(signoff.verify))

@@ -6,7 +6,7 @@ again: a timing is never answered from a cache.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
@@ -14,14 +14,13 @@ from time import monotonic
 from typing import Any
 
 from optpipe import __version__
-from optpipe.build.build import BuildPlan, ModelBuild, build_model
+from optpipe.build.build import BuildPlan, ModelBuild, build_model, require_artifacts
 from optpipe.core.events import Listener
 from optpipe.core.hashing import hash_value
 from optpipe.core.records import plain_from_record
 from optpipe.core.verdict import StepRecord
 from optpipe.errors import (
     BadInputError,
-    ExitStatus,
     GateError,
     MissingError,
     StageError,
@@ -47,8 +46,6 @@ class PipelinePlan:
 
     wanted: SignoffRequest
     build: BuildPlan
-    asked: Mapping[str, Any] = field(default_factory=dict)
-    """The model's and builds' options as texts: a profiled process makes them again."""
     data: Path | None = None
     images: Path | None = None
     pace: MeasurementBudget = field(default_factory=MeasurementBudget)
@@ -78,7 +75,7 @@ def run_pipeline(model: Model, plan: PipelinePlan, store: Store, listener: Liste
     """
     started = monotonic()
     built = build_model(model, plan.build, store, listener)
-    _require_artifacts(built)
+    require_artifacts(built)
     judged = find_judged_artifact(plan.wanted, store)
     steps = [StepRecord("build", "done", round(monotonic() - started, 3))]
     notes = _Checkpoint.of(plan, built, store)
@@ -129,14 +126,6 @@ def _run_step(name: str, work: PipelineStep, notes: "_Checkpoint", listener: Lis
     return StepRecord(name, "done", round(monotonic() - started, 3), tuple(path.name for path in runs))
 
 
-def _require_artifacts(built: ModelBuild) -> None:
-    if built.artifacts:
-        return
-    reasons = "; ".join(dict.fromkeys(each.reason for each in (*built.failed, *built.skipped)))
-    message = f"no artifact could be built: {reasons}"
-    raise MissingError(message) if built.status is ExitStatus.MISSING else StageError(message)
-
-
 def _run_bench(
     plan: PipelinePlan, judged: Entry, artifacts: list[Entry], store: Store, listener: Listener
 ) -> list[Path]:
@@ -151,7 +140,7 @@ def _run_bench(
 def _run_profile(plan: PipelinePlan, built: ModelBuild, judged: Entry, store: Store, listener: Listener) -> list[Path]:
     artifact = next(each for each in built.artifacts if each.entry.id == judged.id)
     criteria, options = plan.policy.criteria, plan.build.options
-    return run_profile_step(artifact, built.model, criteria, store, listener, asked=plan.asked, options=options)
+    return run_profile_step(artifact, built.model, criteria, store, listener, options=options)
 
 
 @dataclass(frozen=True, slots=True)

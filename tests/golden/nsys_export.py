@@ -38,8 +38,6 @@ _TABLES = {
     "metrics": "CREATE TABLE GPU_METRICS (rawTimestamp INTEGER, timestamp INTEGER, typeId INTEGER, metricId INTEGER, value INTEGER)",
     "metric_names": """CREATE TABLE TARGET_INFO_GPU_METRICS (typeId INTEGER, sourceId INTEGER, typeName TEXT, metricId INTEGER,
         metricName TEXT)""",
-    "samples": "CREATE TABLE COMPOSITE_EVENTS (id INTEGER, start INTEGER, cpu INTEGER, threadState INTEGER, globalTid INTEGER)",
-    "frames": "CREATE TABLE SAMPLING_CALLCHAINS (id INTEGER, symbol INTEGER, module INTEGER, unresolved INTEGER, stackDepth INTEGER)",
     "os_calls": 'CREATE TABLE OSRT_API (start INTEGER, "end" INTEGER, globalTid INTEGER, nameId INTEGER)',
 }
 
@@ -98,13 +96,6 @@ class Recording:
             self._add("metric_names", (1 << 40, 1, "", len(known), name))
             known.append(name)
         self._add("metrics", (_ns(at), _ns(at), 1 << 40, known.index(name), value))
-
-    def sample(self, at: float, *stack: str) -> None:
-        """A sampled stack, the running function first."""
-        number = len(self.rows.get("samples", [])) + 1
-        self._add("samples", (number, _ns(at), 0, 1, THREAD))
-        for depth, name in enumerate(stack):
-            self._add("frames", (number, self._string(name), self._string("a module"), 0, depth))
 
     def graph(self, start: float, end: float) -> None:
         """A CUDA graph recorded as one opaque row."""

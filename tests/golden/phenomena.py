@@ -190,7 +190,7 @@ def layers_apart() -> Recording:
 
 
 def recorded_on_request() -> Recording:
-    """One kernel from 10 to 60 of 100 µs; 1 MB live before it, 3 MB at most, 2 MB after; four samples of each other kind."""
+    """One kernel from 10 to 60 of 100 µs; 1 MB live before it, 3 MB at most, 2 MB after; four samples of each metric."""
     trace = Recording()
     trace.memory(-50, 0x1000, 1_000_000, allocates=True)
     trace.range("work", 0, 100)
@@ -209,8 +209,6 @@ def recorded_on_request() -> Recording:
         trace.metric(at, "SMs Active [Throughput %]", active)
         trace.metric(at, "GPC Clock Frequency [MHz]", clock)
     trace.metric(500, "SMs Active [Throughput %]", 100)
-    for at, stack in ((5, ("decode", "main")), (25, ("decode", "main")), (45, ("wait", "main")), (65, ("main",))):
-        trace.sample(at, *stack)
     return trace
 
 

@@ -25,9 +25,11 @@ from optpipe.core.records import json_from_record
 from optpipe.measuring.measure import write_measurements
 from optpipe.measuring.validity import LIMITS
 from optpipe.preprocess.parity.proof import proof_from_rows, rows_from_outputs
-from optpipe.trace.findings.report import document_from_profile, profile_from_trace
+from optpipe.trace.findings.context import StageFacts
+from optpipe.trace.findings.records import ProfileRecord, StageProfile, StageSubject
+from optpipe.trace.findings.report import profile_from_trace
 from optpipe.trace.recording.files import trace_from_folder, write_trace
-from optpipe.workspace.runs import begin_run, finish_run, write_json
+from optpipe.workspace.runs import begin_run, finish_run
 from optpipe.workspace.store import Store
 
 NOT_STEADY = Reason("not-steady", "latency was not stable after warm-up", "increase --max-warm-up", invalidates=True)
@@ -97,11 +99,10 @@ class Workspace:
         """A profile run of a recorded trace, as `optpipe profile` writes it."""
         run = begin_run(self.path, "profile")
         write_trace(trace, run.path / "stage")
-        how = {"unprofiled_iteration_ns": None, "expects_gpu": True}
-        found = document_from_profile(profile_from_trace(trace_from_folder(run.path / "stage"), None, **how))
-        recording = {"folder": "stage", "range": None, **how}
-        stage = {"name": "fp16 batch 8", "kind": "inference", "artifact": entry.id, "recording": recording, **found}
-        write_json(run.path / "profile.json", {"stages": [stage]})
+        found = profile_from_trace(trace_from_folder(run.path / "stage"))
+        subject = StageSubject("fp16 batch 8", "inference", entry.id)
+        record = ProfileRecord((StageProfile(subject, "stage", None, StageFacts(), found),))
+        (run.path / "profile.json").write_bytes(json_from_record(record))
         return finish_run(run, command=["optpipe", "profile", "digits"], parents=[entry.id])
 
     def preprocess(self, noise=1e-3, images=800, *, trained=True):

@@ -1,6 +1,7 @@
 """What every node of a torch program computes and moves, from the tensors of one call."""
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from math import prod
 from operator import attrgetter
 from typing import Any
@@ -15,33 +16,54 @@ _OPERATORS = {
 """Operators that rules know by their names in ONNX; the others keep torch's. `torch.export` leaves linear layers whole."""
 
 
-def count_program_costs(program: Any, inputs: Mapping[str, Any], name_of: Callable[[Any], str]) -> dict[str, Any]:
-    """Calls the GraphModule once on `inputs`, node by node: `layers`, per name multiply-adds and bytes; and `edge_bytes`,
-    what its inputs, weights and outputs hold.
+@dataclass(frozen=True, slots=True)
+class NodeCost:
+    """What the nodes of one name compute and move."""
+
+    name: str
+    op: str
+    type: str
+    macs: int
+    bytes: int
+    channels: tuple[int, int] | None
+    """Input and output channels of a matrix product, per group of a convolution."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramCosts:
+    """What a program computes and moves in one call."""
+
+    nodes: tuple[NodeCost, ...]
+    edge_bytes: int
+    """What its inputs, weights and outputs hold."""
+
+
+def count_program_costs(program: Any, inputs: Mapping[str, Any], name_of: Callable[[Any], str]) -> ProgramCosts:
+    """Calls the GraphModule once on `inputs`, node by node.
 
     `name_of(node)` names a node; nodes of one name are one row, with the operator and type of its largest. Bytes are those of inputs,
     weights and outputs, each moved once; what is only another view of an input moves none. Raises what the program raises.
     """
     import torch
 
-    rows: list[dict[str, Any]] = []
+    rows: list[NodeCost] = []
 
     class Counted(torch.fx.Interpreter):
         def run_node(self, n: Any) -> Any:
             given, _ = self.fetch_args_kwargs_from_env(n)
             result = super().run_node(n)
             if n.op == "call_function" and isinstance(result, torch.Tensor):
-                rows.append({"name": name_of(n), **_count_cost(n.target, given, result)})
+                rows.append(_count_cost(name_of(n), n.target, given, result))
             return result
 
     with torch.inference_mode():
         answer = Counted(program).run(*inputs.values())
     weights = {node.target: attrgetter(node.target)(program) for node in program.graph.nodes if node.op == "get_attr"}
     edges = [*inputs.values(), *weights.values(), *_flatten([answer])]
-    return {"layers": list(_sum_by_name(rows)), "edge_bytes": sum(each.nbytes for each in edges)}
+    return ProgramCosts(tuple(_sum_by_name(rows)), sum(each.nbytes for each in edges))
 
 
-def _count_cost(operation: Any, given: tuple[Any, ...], result: Any) -> dict[str, Any]:
+def _count_cost(label: str, operation: Any, given: tuple[Any, ...], result: Any) -> NodeCost:
     import torch
 
     tensors = [each for each in _flatten(given) if isinstance(each, torch.Tensor)]
@@ -50,13 +72,14 @@ def _count_cost(operation: Any, given: tuple[Any, ...], result: Any) -> dict[str
     view = any(each.data_ptr() == result.data_ptr() and each.numel() == result.numel() for each in tensors)
     in_place = bool(getattr(getattr(operation, "_schema", None), "is_mutable", False))
     operator = _OPERATORS.get(name, name)
-    return {
-        "op": operator,
-        "type": type_name_from_torch((floats or [result])[0].dtype),
-        "macs": _count_macs(operator, given, result),
-        "bytes": 0 if view and not in_place else sum(each.nbytes for each in (*tensors, result)),
-        "channels": _count_channels(given[0], given[1]) if operator in ("Conv", "Gemm") else None,
-    }
+    return NodeCost(
+        name=label,
+        op=operator,
+        type=type_name_from_torch((floats or [result])[0].dtype),
+        macs=_count_macs(operator, given, result),
+        bytes=0 if view and not in_place else sum(each.nbytes for each in (*tensors, result)),
+        channels=_count_channels(given[0], given[1]) if operator in ("Conv", "Gemm") else None,
+    )
 
 
 def _flatten(values: Any) -> Iterator[Any]:
@@ -80,17 +103,16 @@ def _count_macs(operator: str, given: tuple[Any, ...], result: Any) -> int:
     return 0
 
 
-def _count_channels(given: Any, weight: Any) -> list[int]:
-    """Input and output channels, per group of a convolution."""
+def _count_channels(given: Any, weight: Any) -> tuple[int, int]:
     groups = given.shape[1] // weight.shape[1] if weight.dim() > 2 else 1
-    return [int(weight.shape[1]), int(weight.shape[0]) // groups]
+    return int(weight.shape[1]), int(weight.shape[0]) // groups
 
 
-def _sum_by_name(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _sum_by_name(rows: list[NodeCost]) -> Iterator[NodeCost]:
     """One row per name: sums, and the operator, type and channels of the largest node."""
-    grouped: dict[str, list[dict[str, Any]]] = {}
+    grouped: dict[str, list[NodeCost]] = {}
     for row in rows:
-        grouped.setdefault(row["name"], []).append(row)
+        grouped.setdefault(row.name, []).append(row)
     for same in grouped.values():
-        largest = max(same, key=lambda row: (row["macs"], row["bytes"]))
-        yield largest | {part: sum(row[part] for row in same) for part in ("macs", "bytes")}
+        largest = max(same, key=lambda row: (row.macs, row.bytes))
+        yield replace(largest, macs=sum(row.macs for row in same), bytes=sum(row.bytes for row in same))

@@ -13,7 +13,7 @@ from optpipe.build.verify import verify_artifact
 from optpipe.core.card import card_from_file
 from optpipe.core.events import Listener
 from optpipe.core.precision import Precision
-from optpipe.errors import ExitStatus, MissingError, OptpipeError
+from optpipe.errors import BadInputError, ExitStatus, MissingError, OptpipeError, StageError
 from optpipe.export.exported import compute_reference, export_model, prepare_model
 from optpipe.export.model import Model
 from optpipe.inputs.tensor_set import holds_tensors, read_tensor_set, save_batches
@@ -146,6 +146,15 @@ def _add_calibration(
         return replace(plan, calibration=tables[-1])
     require_calibration(card)
     return plan
+
+
+def require_artifacts(built: ModelBuild) -> None:
+    """Raises MissingError, BadInputError or StageError with the reasons of all where nothing could be built."""
+    if built.artifacts:
+        return
+    reasons = "; ".join(dict.fromkeys(each.reason for each in (*built.failed, *built.skipped)))
+    kinds = {ExitStatus.MISSING: MissingError, ExitStatus.BAD_INPUT: BadInputError}
+    raise kinds.get(built.status, StageError)(f"no artifact could be built: {reasons}")
 
 
 def _list_combinations(plan: BuildPlan, listener: Listener) -> list[tuple[Backend, Precision, Device]]:

@@ -1,25 +1,100 @@
 """`optpipe profile`."""
 
-from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from optpipe.commands.options import DEFAULT_WORKSPACE, JsonOption, WorkspaceOption
 from optpipe.commands.outcome import Outcome
+from optpipe.trace.ranges import Stage
+from optpipe.trace.recording.capture import Extra
 
 if TYPE_CHECKING:
-    from optpipe.build.build import BuildPlan
     from optpipe.commands.terminal import Terminal
-    from optpipe.export.model import Model
-    from optpipe.profile.record import ProfilePlan
-    from optpipe.trace.recording.capture import CaptureOptions
     from optpipe.workspace.store import Store
 
 
-_OF_RECORDINGS = frozenset({"trace", "diff", "range", "redacted", "json"})
-"""What a recording that exists takes; everything else is of one to be made."""
+@dataclass(frozen=True, slots=True)
+class RecordingOptions:
+    """A recording that exists."""
+
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Analyze an existing recording: .nsys-rep, its .sqlite export, a torch.profiler .json, or a profile folder.",
+        ),
+    ] = None
+    diff: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(metavar="BEFORE AFTER", help="Compare two recordings by kernel and by layer."),
+    ] = None
+    range: Annotated[
+        str | None, typer.Option("--range", metavar="NAME", help="Analyze only work launched in this NVTX range.")
+    ] = None
+    redacted: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="With --trace: write a shareable .sqlite export without the process environment."
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class BuildOptions:
+    """Which builds of MODEL."""
+
+    precision: Annotated[str, typer.Option(help="As for `optpipe build`.")] = "fp16"
+    backend: Annotated[str, typer.Option(help="As for `optpipe build`.")] = "auto"
+    device: Annotated[
+        Literal["cpu", "cuda"] | None, typer.Option(help="Default: the best available for each backend.")
+    ] = None
+    batch: Annotated[
+        str | None,
+        typer.Option(metavar="MIN:OPT:MAX", help="Batch range of the optimization profile, or one fixed size."),
+    ] = None
+    shape: Annotated[list[str] | None, typer.Option(metavar="NAME=MIN:OPT:MAX", help="As for `optpipe build`.")] = None
+    weights: Annotated[str, typer.Option(help="default, random, or a .safetensors/.pt file.")] = "default"
+    seed: Annotated[int, typer.Option(min=0, help="Seed for random weights.")] = 0
+    images: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Images to preprocess, also used as in `build --images`.")
+    ] = None
+    calibration: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="As for `optpipe build`; without it, stored INT8 builds are used."),
+    ] = None
+    option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="BACKEND.KEY=VALUE", help="Backend option, such as onnxruntime.cuda_graph=true."),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureOptions:
+    """What to record of MODEL, and how."""
+
+    stage: Annotated[list[Stage] | None, typer.Option(help="Stage to profile; repeatable. Default: all.")] = None
+    batch_size: Annotated[str, typer.Option(help="Batch sizes to run, comma-separated.")] = "1"
+    iterations: Annotated[int, typer.Option(min=2, help="Recorded iterations of repeated stages.")] = 20
+    warm_up: Annotated[int, typer.Option(min=0, help="Warm-up iterations before recording.")] = 5
+    tracer: Annotated[Literal["nsys", "torch"], typer.Option(help="Profiler; torch (torch.profiler) records less.")] = (
+        "nsys"
+    )
+    record: Annotated[
+        list[Extra] | None,
+        typer.Option(
+            help="Also record memory usage, GPU metrics, or OS calls (large; separates I/O from CPU); repeatable."
+        ),
+    ] = None
+    ncu: Annotated[bool, typer.Option("--ncu", help="Count DRAM bytes and cycles of the top kernels with ncu.")] = False
+    keep_raw: Annotated[
+        bool,
+        typer.Option(
+            "--keep-raw", help="Keep the raw recording, which contains the process environment in plain text."
+        ),
+    ] = False
 
 
 def profile(
@@ -29,222 +104,116 @@ def profile(
             metavar="MODEL", help="As for `optpipe build`; omit with --trace and --diff.", show_default=False
         ),
     ] = None,
-    trace: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Analyze an existing recording: .nsys-rep, its .sqlite export, a torch.profiler .json, or a profile folder.",
-        ),
-    ] = None,
-    diff: Annotated[
-        tuple[Path, Path] | None,
-        typer.Option(metavar="BEFORE AFTER", help="Compare two recordings by kernel and by layer."),
-    ] = None,
-    range: Annotated[
-        str | None, typer.Option("--range", metavar="NAME", help="Analyze only work launched in this NVTX range.")
-    ] = None,
-    redacted: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="With --trace: write a shareable .sqlite export without the process environment.",
-        ),
-    ] = None,
-    stage: Annotated[
-        str, typer.Option(help="One or more of export, quantize, build, preprocess, inference, comma-separated.")
-    ] = "export,quantize,build,preprocess,inference",
-    precision: Annotated[str, typer.Option(help="As for `optpipe build`.")] = "fp16",
-    backend: Annotated[str, typer.Option(help="As for `optpipe build`.")] = "auto",
-    device: Annotated[
-        str | None, typer.Option(help="cpu or cuda; default: the best available for each backend.")
-    ] = None,
-    batch_size: Annotated[str, typer.Option(help="Batch sizes to run, comma-separated.")] = "1",
-    batch: Annotated[
-        str | None,
-        typer.Option(metavar="MIN:OPT:MAX", help="Batch range of the optimization profile, or one fixed size."),
-    ] = None,
-    shape: Annotated[list[str] | None, typer.Option(metavar="NAME=MIN:OPT:MAX", help="As for `optpipe build`.")] = None,
-    weights: Annotated[str, typer.Option(help="default, random, or a .safetensors/.pt file.")] = "default",
-    seed: Annotated[int, typer.Option(help="Seed for random weights.")] = 0,
-    images: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Images to preprocess, also used as in `build --images`."),
-    ] = None,
-    calibration: Annotated[Path | None, typer.Option(metavar="DIR", help="Images to calibrate INT8 on.")] = None,
-    option: Annotated[
-        list[str] | None,
-        typer.Option(metavar="BACKEND.KEY=VALUE", help="Backend option, such as onnxruntime.cuda_graph=true."),
-    ] = None,
-    iterations: Annotated[int, typer.Option(min=2, help="Recorded iterations of repeated stages.")] = 20,
-    warm_up: Annotated[int, typer.Option(min=0, help="Warm-up iterations before recording.")] = 5,
-    tracer: Annotated[str, typer.Option(help="nsys, or torch for torch.profiler (records less).")] = "nsys",
-    osrt: Annotated[
-        bool, typer.Option("--osrt", help="Also record OS runtime calls, to separate I/O from CPU time; large.")
-    ] = False,
-    record: Annotated[
-        str,
-        typer.Option(
-            metavar="WHAT",
-            help="Additional data: memory (usage), gpu-metrics, python (stacks at 1 kHz); comma-separated.",
-        ),
-    ] = "",
-    ncu: Annotated[
-        bool, typer.Option("--ncu", help="Count DRAM bytes and cycles of the top kernels with ncu.")
-    ] = False,
-    keep_raw: Annotated[
-        bool,
-        typer.Option(
-            "--keep-raw", help="Keep the raw recording, which contains the process environment in plain text."
-        ),
-    ] = False,
+    recording: RecordingOptions = RecordingOptions(),
+    builds: BuildOptions = BuildOptions(),
+    capture: CaptureOptions = CaptureOptions(),
     workspace: WorkspaceOption = DEFAULT_WORKSPACE,
     json: JsonOption = False,
     context: typer.Context = None,  # type: ignore[assignment]  # Typer gives it; a caller in Python has none
 ) -> Outcome:
     """Profile each stage with nsys; find the bottleneck."""
-    from optpipe.commands.parsing import build_plan_from_options, model_from_options
     from optpipe.commands.terminal import Terminal
     from optpipe.errors import BadInputError
-    from optpipe.profile.record import ProfilePlan
     from optpipe.profile.recordings import diff_recordings, profile_recording, redact_recording
     from optpipe.reporters.terminal_profile import render_diff, render_profile
-    from optpipe.trace.findings.report import document_from_profile
-    from optpipe.trace.timeline.kernels import shorten_name
     from optpipe.workspace.store import Store
 
+    trace, diff = recording.trace, recording.diff
     if sum(given is not None for given in (model, trace, diff)) != 1:
         raise BadInputError("specify exactly one of MODEL (record), --trace FILE (analyze), or --diff BEFORE AFTER")
-    if redacted is not None and trace is None:
-        raise BadInputError(f"--redacted {redacted} requires --trace FILE")
-    if model is None and context is not None and (given := _list_recording_options(context)):
+    if recording.redacted is not None and trace is None:
+        raise BadInputError(f"--redacted {recording.redacted} requires --trace FILE")
+    if model is None and context is not None and (given := _list_model_options(context)):
         raise BadInputError(
             f"{given}: valid only with MODEL; existing recordings accept --range, --redacted and --json"
         )
     with Terminal() as terminal:
         if diff is not None:
-            compared = diff_recordings(*diff, range, terminal).document()
-            return Outcome(compared, lambda: render_diff(compared, shorten_name))
+            compared = diff_recordings(*diff, recording.range, terminal)
+            return Outcome(compared, lambda: render_diff(compared))
         if trace is not None:
-            if redacted is not None:
-                redact_recording(trace, redacted, terminal)
-            document = document_from_profile(profile_recording(trace, range, terminal))
-            return Outcome(document, lambda: render_profile(document, shorten_name))
+            if recording.redacted is not None:
+                redact_recording(trace, recording.redacted, terminal)
+            judged = profile_recording(trace, recording.range, terminal)
+            return Outcome(judged, lambda: render_profile(judged))
         assert model is not None
-        builds = build_plan_from_options(
-            precision, backend, device, option or [], images=images, calibration=calibration
-        )
-        plan = ProfilePlan(
-            model={
-                "model": model,
-                "precision": precision,
-                "backends": [each.name for each in builds.backends],
-                "batch": batch,
-                "shapes": shape or [],
-                "weights": weights,
-                "seed": seed,
-                "calibration": str(calibration) if calibration else None,
-                "options": builds.options,
-            },
-            stages=_stages_from_text(stage),
-            batch_sizes=_batch_sizes_from_text(batch_size),
-            iterations=iterations,
-            warm_up=warm_up,
-            tracer=_tracer_from_text(tracer),
-            capture=_capture_options_from_text(record, osrt=osrt),
-            ncu=ncu,
-            keep_raw=keep_raw,
-        )
-        wanted = model_from_options(model, weights, seed, batch, shape or [])
-        return _profile_model(plan, wanted, builds, Store(workspace), terminal)
+        return _profile_model(model, builds, capture, Store(workspace), terminal)
+
+
+def _list_model_options(context: typer.Context) -> str:
+    """The options on the command line that only a MODEL can have, as they are typed."""
+    given = [name for name in context.params if context.get_parameter_source(name).name == "COMMANDLINE"]  # type: ignore[union-attr]
+    others = {"json", *(field.name for field in fields(RecordingOptions))}
+    return ", ".join(f"--{name.replace('_', '-')}" for name in given if name not in others)
 
 
 def _profile_model(
-    plan: "ProfilePlan", wanted: "Model", builds: "BuildPlan", store: "Store", terminal: "Terminal"
+    text: str, options: BuildOptions, capture: CaptureOptions, store: "Store", terminal: "Terminal"
 ) -> Outcome:
     """Builds what is to be profiled, or takes it from the store, then profiles it."""
     import shlex
     from dataclasses import replace
 
-    from optpipe.build.build import build_model
+    from optpipe.commands.parsing import build_plan_from_options, model_from_options
     from optpipe.core.card import card_from_file
     from optpipe.inputs.images import find_images
-    from optpipe.profile.profile_model import choose_preprocess_images, profile_model, require_profilable
+    from optpipe.measuring.sweep import batch_sizes_from_text
+    from optpipe.profile.job import BuildJob
+    from optpipe.profile.profile_model import (
+        build_or_find,
+        choose_preprocess_images,
+        document_from_profile,
+        profile_model,
+        require_profilable,
+    )
+    from optpipe.profile.record import ProfilePlan
     from optpipe.reporters.terminal_profile import render_profiles
-    from optpipe.trace.timeline.kernels import shorten_name
     from optpipe.workspace.file_names import CARD
     from optpipe.workspace.manifest import get_command_line
 
-    require_profilable(plan)
+    model = model_from_options(text, options.weights, options.seed, options.batch, options.shape or [])
+    builds = build_plan_from_options(
+        options.precision,
+        options.backend,
+        options.device,
+        options.option or [],
+        images=options.images,
+        calibration=options.calibration,
+    )
+    stages, batch_sizes = tuple(capture.stage or Stage), batch_sizes_from_text(capture.batch_size)
+    require_profilable(capture.tracer)
     if builds.images is not None:
         find_images(builds.images)  # a folder without images is refused before the build, which may take minutes
-    built = build_model(wanted, builds, store, terminal)
-    device = builds.device or next(
-        (each.entry.info["device"] for each in built.artifacts if each.why_not is None), "cpu"
+    built = build_or_find(text, model, builds, store, terminal)
+    runnable = [each.entry.info["device"] for each in built.artifacts if each.why_not is None]
+    device: Literal["cpu", "cuda"] = "cpu"
+    if builds.device is not None or runnable:
+        device = builds.device if builds.device is not None else runnable[0]
+    again = BuildJob(
+        model=text,
+        weights=replace(model.weights, kind="random") if built.fallback_reason else model.weights,
+        batch=model.batch,
+        shapes=model.shapes,
+        precisions=builds.precisions,
+        backends=tuple(each.name for each in builds.backends),
+        device=device,
+        calibration=builds.calibration,
+        options=builds.options,
     )
-    weights = {"weights": "random"} if built.fallback_reason else {}
-    plan = replace(
-        plan,
-        model={**plan.model, "device": device, **weights},
-        images=choose_preprocess_images(card_from_file(built.model.file(CARD)), builds.images, max(plan.batch_sizes)),
+    plan = ProfilePlan(
+        device=device,
+        options=builds.options,
+        stages=stages,
+        build=again,
+        batch_sizes=batch_sizes,
+        iterations=capture.iterations,
+        warm_up=capture.warm_up,
+        tracer=capture.tracer,
+        extras=frozenset(capture.record or ()),
+        ncu=capture.ncu,
+        keep_raw=capture.keep_raw,
+        images=choose_preprocess_images(card_from_file(built.model.file(CARD)), builds.images, max(batch_sizes)),
     )
-    result = profile_model(plan, built.artifacts, built.model, store, terminal, shlex.split(get_command_line()))
-    document = {
-        **(result.main or {}),
-        "stage": (result.main or {}).get("name"),
-        "stages": list(result.stages),
-        "not_run": [{"artifact": e.entry.id, "why_not": e.why_not} for e in built.artifacts if e.why_not],
-        "run_dir": str(result.run_dir),
-        "warnings": terminal.warnings,
-    }
-    return Outcome(document, lambda: render_profiles(document, shorten_name), result.status)
-
-
-def _list_recording_options(context: typer.Context) -> str:
-    """The options on the command line that say how to record, as they are typed."""
-    given = [name for name in context.params if context.get_parameter_source(name).name == "COMMANDLINE"]  # type: ignore[union-attr]
-    return ", ".join(f"--{name.replace('_', '-')}" for name in given if name not in _OF_RECORDINGS)
-
-
-def _capture_options_from_text(record: str, *, osrt: bool) -> "CaptureOptions":
-    from optpipe.trace.recording.capture import CaptureOptions
-
-    words = _words_from_text(record, ("memory", "gpu-metrics", "python"), "--record") if record else ()
-    return CaptureOptions(
-        os_runtime=osrt,
-        memory_use="memory" in words,
-        gpu_metrics="gpu-metrics" in words,
-        python_sampling="python" in words,
-    )
-
-
-def _stages_from_text(text: str) -> tuple[str, ...]:
-    from optpipe.profile.record import STAGES
-
-    return _words_from_text(text, STAGES, "--stage")
-
-
-def _tracer_from_text(text: str) -> str:
-    return _words_from_text(text, ("nsys", "torch"), "--tracer")[0]
-
-
-def _words_from_text(text: str, known: Sequence[str], option: str) -> tuple[str, ...]:
-    from optpipe.errors import BadInputError
-
-    words = tuple(word.strip() for word in text.split(",") if word.strip())
-    if not words or not set(words) <= set(known):
-        raise BadInputError(
-            f"{option} {text}: choose {'one or more' if len(known) > 2 else 'one'} of {', '.join(known)}"
-        )
-    return words
-
-
-def _batch_sizes_from_text(text: str) -> tuple[int, ...]:
-    from optpipe.errors import BadInputError
-
-    try:
-        sizes = tuple(int(word) for word in text.split(","))
-    except ValueError:
-        sizes = ()
-    if not sizes or min(sizes) < 1:
-        raise BadInputError(f"--batch-size {text}: expected positive integers, comma-separated, such as 1,64")
-    return sizes
+    found = profile_model(plan, built.artifacts, built.model, store, terminal, shlex.split(get_command_line()))
+    document = document_from_profile(found, built.artifacts, terminal.warnings)
+    return Outcome(document, lambda: render_profiles(document, found.main, found.run_dir), found.status)

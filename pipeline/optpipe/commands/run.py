@@ -75,10 +75,6 @@ def run(
         build=build_plan_from_options(
             precision_text, backend_text, device, option or [], images=images, calibration=calibration
         ),
-        asked={
-            "model": model, "precision": precision_text, "backend": backend_text, "batch": batch, "shapes": [],
-            "weights": weights, "seed": seed, "calibration": str(calibration) if calibration else None,
-        },
         data=data, images=images, pace=MeasurementBudget(min_time, max(30.0, min_time), share_from_text(max_cv, "--max-cv")),
         preprocess=preprocess, profile=profile, output=output, key=sign,
     )  # fmt: skip

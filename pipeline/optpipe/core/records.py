@@ -17,7 +17,7 @@ T = TypeVar("T")
 def record_from_json(content: bytes | str, kind: type[T], where: object) -> T:
     """The record of type `kind` in a JSON text. Raises BadInputError that names `where`, the field, and what it should be."""
     try:
-        return msgspec.json.decode(content, type=kind)
+        return msgspec.json.decode(content, type=kind, dec_hook=_decode_path)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadInputError(f"{where}: {_explain(error)}") from error
 
@@ -25,7 +25,7 @@ def record_from_json(content: bytes | str, kind: type[T], where: object) -> T:
 def record_from_plain(value: object, kind: type[T], where: object) -> T:
     """The record of type `kind` in plain dicts, lists and scalars, such as TOML gives. Raises BadInputError likewise."""
     try:
-        return msgspec.convert(value, kind)
+        return msgspec.convert(value, kind, dec_hook=_decode_path)
     except (msgspec.ValidationError, RecursionError) as error:
         raise BadInputError(f"{where}: {_explain(error)}") from error
 
@@ -41,7 +41,7 @@ def read_record(path: Path, kind: type[T]) -> T:
 
 def json_from_record(record: object) -> bytes:
     """The JSON text of a record: keys in the order of its fields, numbers that are not finite as null, a newline at the end."""
-    return msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
+    return msgspec.json.format(msgspec.json.encode(record, enc_hook=_encode_path), indent=1) + b"\n"
 
 
 def line_from_record(record: object) -> bytes:
@@ -51,7 +51,19 @@ def line_from_record(record: object) -> bytes:
 
 def plain_from_record(record: object) -> Any:
     """A record as plain dicts, lists and scalars, as its JSON text would be read back."""
-    return msgspec.json.decode(msgspec.json.encode(record))
+    return msgspec.json.decode(msgspec.json.encode(record, enc_hook=_encode_path))
+
+
+def _encode_path(value: object) -> str:
+    if isinstance(value, Path):
+        return str(value)
+    raise NotImplementedError(f"a record cannot hold a {type(value).__name__}")
+
+
+def _decode_path(kind: type, value: object) -> Path:
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    raise NotImplementedError(f"a record cannot hold a {kind.__name__}")
 
 
 def _explain(error: Exception) -> str:

@@ -4,13 +4,15 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from optpipe.profile.job import InferenceJob, WorkerResult
 from optpipe.trace.layers.ort_nodes import ClockAnchor, read_node_runs
 from optpipe.trace.ranges import ITERATION_RANGE
 from optpipe.trace.recording.annotate import mark_range
+from optpipe.workspace.store import Entry
 
 _CPU_RUNS = 5
 _WARM_UP = 3
@@ -22,7 +24,7 @@ class LayerRecorder:
 
     iteration: Callable[[], None] | None = None
     anchors: list[ClockAnchor] = field(default_factory=list)
-    found: dict[str, Any] = field(default_factory=dict)
+    found: WorkerResult = field(default_factory=WorkerResult)
 
     def run_marked(self) -> None:
         """One iteration in its range, with the system clock read on both sides of both its ends."""
@@ -37,35 +39,35 @@ class LayerRecorder:
 
 @contextmanager
 def record_layers(
-    entry: Any, bound: Mapping[str, Any], inputs: Mapping[str, Any], job: Mapping[str, Any]
+    entry: Entry, bound: Mapping[str, Any], inputs: Mapping[str, Any], job: InferenceJob, scratch: Path
 ) -> Iterator[LayerRecorder]:
     """The way to the layers of one artifact; `found` is filled when the block ends.
 
-    `layer_ns`: times by node, for ONNX Runtime on the CPU. `nodes`: when each node ran, and the anchors of the clock,
-    for ONNX Runtime on a GPU. torch's layers are ranges in the recording itself, and `program` says what they cost.
+    `bound` and `inputs` are its inputs by name, where the session reads them and as arrays on the host. torch's layers
+    are ranges in the recording itself.
     """
-    backend, on_gpu = job["backend"], job["device"] == "cuda"
-    if not job.get("layers", True):
-        yield LayerRecorder()
-    elif backend == "onnxruntime" and on_gpu:
-        yield from _record_nodes_on_gpu(entry, inputs, job)
-    elif backend == "onnxruntime":
+    on_gpu = job.device == "cuda"
+    if job.backend == "onnxruntime" and on_gpu:
+        yield from _record_nodes_on_gpu(entry, inputs, job, scratch)
+    elif job.backend == "onnxruntime":
         layers = LayerRecorder()
         yield layers
-        layers.found["layer_ns"] = _measure_node_times(entry, inputs, job)
-    elif backend == "torch" and on_gpu and "tactics" in entry.info:
+        layers.found = WorkerResult(layer_ns=_measure_node_times(entry, inputs, job, scratch))
+    elif job.backend == "torch" and on_gpu and "tactics" in entry.info:
         yield _run_by_step(entry, bound)
-    elif backend == "torch" and on_gpu:
+    elif job.backend == "torch" and on_gpu:
         yield _run_by_module(entry, bound, job)
     else:
         yield LayerRecorder()
 
 
-def _record_nodes_on_gpu(entry: Any, inputs: Mapping[str, Any], job: Mapping[str, Any]) -> Iterator[LayerRecorder]:
+def _record_nodes_on_gpu(
+    entry: Entry, inputs: Mapping[str, Any], job: InferenceJob, scratch: Path
+) -> Iterator[LayerRecorder]:
     """A second session, which notes its nodes and launches them one by one: no node runs when a CUDA graph is replayed."""
     import torch
 
-    with _open_profiling_session(entry, job) as session:
+    with _open_profiling_session(entry, job, scratch) as session:
         binding = session.bind(inputs)
 
         def iteration() -> None:
@@ -78,15 +80,13 @@ def _record_nodes_on_gpu(entry: Any, inputs: Mapping[str, Any], job: Mapping[str
         yield layers
         started_ns, profile = session.end_profiling()
     first = layers.anchors[0].before_ns if layers.anchors else 0
-    layers.found["nodes"] = {
-        "anchors": [asdict(each) for each in layers.anchors],
-        "runs": [asdict(run) for run in read_node_runs(profile, started_ns) if run.start_ns >= first],
-    }
+    runs = tuple(run for run in read_node_runs(profile, started_ns) if run.start_ns >= first)
+    layers.found = WorkerResult(node_runs=runs, anchors=tuple(layers.anchors))
 
 
-def _measure_node_times(entry: Any, inputs: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, float]:
+def _measure_node_times(entry: Entry, inputs: Mapping[str, Any], job: InferenceJob, scratch: Path) -> dict[str, float]:
     """Median time of each node on the CPU, in a session apart: noting slows what it measures."""
-    with _open_profiling_session(entry, job) as session:
+    with _open_profiling_session(entry, job, scratch) as session:
         for _ in range(_CPU_RUNS):
             session.run(inputs)
         started_ns, profile = session.end_profiling()
@@ -96,30 +96,30 @@ def _measure_node_times(entry: Any, inputs: Mapping[str, Any], job: Mapping[str,
     return {name: float(statistics.median(values)) for name, values in times.items()}
 
 
-def _open_profiling_session(entry: Any, job: Mapping[str, Any]) -> Any:
+def _open_profiling_session(entry: Entry, job: InferenceJob, scratch: Path) -> Any:
     from optpipe.backends.base import merge_options
     from optpipe.backends.onnxruntime import OPTIONS
     from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
 
     # What was given on the command line is text until it is checked.
-    options = merge_options(job["options"], OPTIONS[job["device"]], job["backend"])
+    options = merge_options(job.options, OPTIONS[job.device], job.backend)
     return OnnxRuntimeSession(
         entry.file(entry.info["file"]),
-        job["device"],
+        job.device,
         {**options, "cuda_graph": False},
         tensor_cores=bool(entry.info.get("tensor_cores")),
-        profile=Path(job["result"]).with_name("nodes"),
+        profile=scratch / "nodes",
     )
 
 
-def _run_by_module(entry: Any, inputs: Mapping[str, Any], job: Mapping[str, Any]) -> LayerRecorder:
-    """The session's program run node by node, each in a range named after its module; `program`: what each costs."""
+def _run_by_module(entry: Entry, inputs: Mapping[str, Any], job: InferenceJob) -> LayerRecorder:
+    """The session's program run node by node, each in a range named after its module."""
     import torch
 
     from optpipe.backends.torch_costs import count_program_costs
     from optpipe.backends.torch_eager import load_program, resolve_session_options
 
-    program = load_program(entry.file(entry.info["file"]), resolve_session_options(entry.info, job["options"], "cuda"))
+    program = load_program(entry.file(entry.info["file"]), resolve_session_options(entry.info, job.options, "cuda"))
 
     class Marked(torch.fx.Interpreter):
         def run_node(self, n: Any) -> Any:
@@ -134,11 +134,11 @@ def _run_by_module(entry: Any, inputs: Mapping[str, Any], job: Mapping[str, Any]
         torch.cuda.synchronize()
 
     iteration()
-    return LayerRecorder(iteration, found={"program": count_program_costs(program, inputs, _get_layer_name)})
+    return LayerRecorder(iteration, found=WorkerResult(program=count_program_costs(program, inputs, _get_layer_name)))
 
 
-def _run_by_step(entry: Any, inputs: Mapping[str, Any]) -> LayerRecorder:
-    """An INT8 network run step by step, each in a range named after its layer in the graph; `program`: what each costs."""
+def _run_by_step(entry: Entry, inputs: Mapping[str, Any]) -> LayerRecorder:
+    """An INT8 network run step by step, each in a range named after its layer in the graph."""
     import torch
 
     from optpipe.backends.torch_int8.backend import load_program
@@ -152,7 +152,7 @@ def _run_by_step(entry: Any, inputs: Mapping[str, Any]) -> LayerRecorder:
         torch.cuda.synchronize()
 
     iteration()
-    return LayerRecorder(iteration, found={"program": count_costs(program, given)})
+    return LayerRecorder(iteration, found=WorkerResult(program=count_costs(program, given)))
 
 
 def _get_layer_name(node: Any) -> str:

@@ -5,67 +5,70 @@ writes what it found out, or its own error, to the job's result file: the parent
 """
 
 import faulthandler
-import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from optpipe.backends.registry import BACKENDS
+from optpipe.core.card import card_from_file
 from optpipe.core.events import ProgressStep, SilentListener
+from optpipe.core.records import json_from_record, read_record
 from optpipe.errors import OptpipeError, StageError
+from optpipe.profile.job import BuildJob, InferenceJob, PreprocessJob, WorkerJob, WorkerResult
 from optpipe.profile.layers_worker import LayerRecorder, record_layers
-from optpipe.trace.ranges import (
-    CAPTURE_RANGE,
-    ITERATION_RANGE,
-    LAYERS_RANGE,
-    MEASURED_RANGE,
-)
+from optpipe.trace.layers.peaks import Peaks
+from optpipe.trace.ranges import CAPTURE_RANGE, ITERATION_RANGE, LAYERS_RANGE, MEASURED_RANGE, Stage
 from optpipe.trace.recording.annotate import mark_range
+from optpipe.workspace.file_names import CARD
+from optpipe.workspace.store import Store
 
 WARM_UP_S = 0.3
 """Clocks, caches and thread pools settle by time, not by count."""
 SETTLING = 3
 """Iterations between the beginning of a recording and the first that counts."""
-STAGE_RANGES = {
-    "export": "optpipe.export",
-    "graph": "optpipe.quantize",
-    "build": "optpipe.build",
-    "verify": "optpipe.verify",
-}
-"""The first word of a build step's name to the range that marks it; `compute_reference` and others keep their own name."""
+CPU_THREADS = 2
+"""Of the CPU reference of a preprocessing."""
 
 
 def main(job_file: str) -> None:
     """Runs the job and leaves its result file; the exit status is the error's where there is one."""
-    job = json.loads(Path(job_file).read_text(encoding="utf-8"))
-    log = Path(job["log"]).open("w", encoding="utf-8")  # noqa: SIM115
+    job = read_record(Path(job_file), WorkerJob)
+    log = job.log.open("w", encoding="utf-8")
     faulthandler.enable(log)
-    result = Path(job["result"])
     try:
-        with _record_with_torch(job):
-            found = STAGE_RUNNERS[job["stage"]](job)
-        result.write_text(json.dumps(found), encoding="utf-8")
+        with _record_with_torch(job.torch_trace) if job.records_itself else nullcontext():
+            result = run_job(job)
     except OptpipeError as error:
-        result.write_text(json.dumps({"error": str(error), "exit_status": int(error.exit_status)}), encoding="utf-8")
-        sys.exit(int(error.exit_status))
+        result = WorkerResult(error=str(error), exit_status=int(error.exit_status))
     except Exception:
         import traceback
 
         traceback.print_exc(file=log)
         log.flush()
         raise
+    job.result.write_bytes(json_from_record(result))
+    sys.exit(result.exit_status)
+
+
+def run_job(job: WorkerJob) -> WorkerResult:
+    """Runs the one kind of work that `job` has."""
+    if job.build is not None:
+        return _run_build(job.build, job.scratch / "store")
+    if job.preprocess is not None:
+        return WorkerResult(_measure(_make_preprocess_iteration(job.preprocess), job))
+    if job.inference is not None:
+        return _run_inference(job.inference, job)
+    raise StageError(f"{job.file} names no work")
 
 
 @contextmanager
-def _record_with_torch(job: Mapping[str, Any]) -> Iterator[None]:
+def _record_with_torch(target: Path) -> Iterator[None]:
     """With `--tracer torch` this process records itself; the measured range is cut out afterwards."""
-    target = job.get("torch_trace")
-    if not target:
-        yield
-        return
     import torch
 
     activities = [torch.profiler.ProfilerActivity.CPU]
@@ -73,7 +76,13 @@ def _record_with_torch(job: Mapping[str, Any]) -> Iterator[None]:
         activities.append(torch.profiler.ProfilerActivity.CUDA)
     with torch.profiler.profile(activities=activities, record_shapes=False, acc_events=False) as profiler:
         yield
-    profiler.export_chrome_trace(target)
+    profiler.export_chrome_trace(str(target))
+
+
+def get_stage_range(step: str) -> str:
+    """The range that marks a build step, after the first word of its name; making the graph of a precision is `quantize`."""
+    word = step.split()[0]
+    return f"optpipe.{Stage.QUANTIZE if word == 'graph' else word}"
 
 
 class _MarkingListener(SilentListener):
@@ -83,65 +92,50 @@ class _MarkingListener(SilentListener):
     def step(self, name: str, total: int | None = None) -> Iterator[ProgressStep]:
         """A range for the step, named after its stage, with the step's own name inside."""
         with (
-            mark_range(STAGE_RANGES.get(name.split()[0], f"optpipe.{name.split()[0]}")),
+            mark_range(get_stage_range(name)),
             mark_range(name),
             super().step(name, total) as step,
         ):
             yield step
 
 
-def _run_build(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Export, precision and build from the beginning, in a scratch store that nothing is answered from."""
+def _run_build(job: BuildJob, workspace: Path) -> WorkerResult:
+    """Export, precision and build from the beginning, in a store of their own that nothing is answered from."""
     import onnx  # noqa: F401
     import torch  # noqa: F401
 
-    from optpipe.backends.registry import BACKENDS
     from optpipe.build.build import BuildPlan, build_model
-    from optpipe.core.precision import precisions_from_text
-    from optpipe.core.tensors import batch_range_from_text, shapes_from_text
-    from optpipe.core.weights import weights_from_text
     from optpipe.export.model import Model
     from optpipe.sources.resolve import source_from_text
-    from optpipe.workspace.store import Store
 
-    shapes = dict(shapes_from_text(each) for each in job["shapes"])
-    model = Model(
-        source_from_text(job["model"], shapes),
-        weights_from_text(job["weights"], job["seed"]),
-        batch_range_from_text(job["batch"]) if job["batch"] else None,
-        shapes,
-    )
+    model = Model(source_from_text(job.model, job.shapes), job.weights, job.batch, job.shapes)
     plan = BuildPlan(
-        precisions=precisions_from_text(job["precision"]),
-        backends=tuple(BACKENDS[name] for name in job["backends"]),
+        precisions=job.precisions,
+        backends=tuple(BACKENDS[name] for name in job.backends),
         named=False,
-        device=job["device"],
-        calibration=Path(job["calibration"]) if job["calibration"] else None,
-        options=job["options"],
+        device=job.device,
+        calibration=job.calibration,
+        options=job.options,
     )
-    listener = _MarkingListener()
     with mark_range(CAPTURE_RANGE), mark_range(MEASURED_RANGE):
-        result = build_model(model, plan, Store(Path(job["scratch"])), listener)
+        result = build_model(model, plan, Store(workspace), _MarkingListener())
     if not result.artifacts:
         why = "; ".join(each.reason for each in (*result.failed, *result.skipped))
         raise StageError(f"no artifact was built: {why}")
-    return {"warnings": listener.warnings, "steps": {each.name: each.seconds for each in result.stages}}
+    return WorkerResult()
 
 
-def _run_inference(job: Mapping[str, Any]) -> dict[str, Any]:
-    """One artifact at one batch size: every iteration launches once and waits for the answer."""
+def _run_inference(work: InferenceJob, job: WorkerJob) -> WorkerResult:
+    """One artifact at one batch size: every iteration launches once and waits for the outputs."""
     import numpy as np
 
-    from optpipe.backends.registry import BACKENDS
-    from optpipe.workspace.store import Store
-
-    store = Store(Path(job["workspace"]))
-    entry = store.verify_entry(store.find(job["artifact"]))
-    inputs = dict(np.load(job["inputs"]))
-    on_gpu = job["device"] == "cuda"
+    store = Store(work.workspace)
+    entry = store.verify_entry(store.find(work.artifact))
+    inputs = dict(np.load(job.inputs))
+    on_gpu = work.device == "cuda"
     with (
         _open_stream(on_gpu=on_gpu),
-        BACKENDS[job["backend"]].load(entry.path, entry.info, job["device"], job["options"]) as session,
+        BACKENDS[work.backend].load(entry.path, entry.info, work.device, work.options) as session,
     ):
         binding = session.bind(inputs)
         synchronize = _make_synchronizer(on_gpu=on_gpu)
@@ -150,52 +144,52 @@ def _run_inference(job: Mapping[str, Any]) -> dict[str, Any]:
             binding.launch()
             synchronize()
 
-        with record_layers(entry, binding.inputs, inputs, job) as layers:
-            timed = _measure(iteration, job, layers)
-        peaks = _measure_peaks(job) if job.get("peaks") else None
-    return {**timed, "peaks": peaks, **layers.found}
+        if not work.in_full:
+            return WorkerResult(_measure(iteration, job))
+        with record_layers(entry, binding.inputs, inputs, work, job.scratch) as layers:
+            unprofiled_ns = _measure(iteration, job, layers)
+        return replace(layers.found, unprofiled_iteration_ns=unprofiled_ns, peaks=_measure_peaks(work))
 
 
-def _run_preprocess(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Batches of a DALI pipeline that reads and decodes the images, or of the CPU reference where DALI is missing."""
+def _make_preprocess_iteration(job: PreprocessJob) -> Callable[[], None]:
+    """A batch of a DALI pipeline that reads and decodes the images, or of the CPU reference where DALI is missing."""
     import torch
 
-    from optpipe.core.transform import Transform
-
-    transform = Transform.from_dict(job["transform"])
-    paths = [Path(path) for path in job["images"]]
-    if job["implementation"] == "dali":
-        from optpipe.preprocess.dali.pipeline import DaliPlan, make_reading_pipeline
-
-        plan = DaliPlan(**job["plan"])
-        pipeline = make_reading_pipeline(paths, transform, plan)
-        synchronize = _make_synchronizer(on_gpu=torch.cuda.is_available() and plan.device == "gpu")
-
-        def iteration() -> None:
-            pipeline.run()
-            synchronize()
-    else:
+    transform = card_from_file(Store(job.workspace).find(job.model).file(CARD)).transform
+    assert transform is not None
+    if job.plan is None:
         from optpipe.inputs.images import preprocess_batches
 
-        size = int(job["batch_size"])
+        first = job.images[: job.batch_size]
+        return lambda: _take_first(preprocess_batches(first, transform, job.batch_size, threads=CPU_THREADS))
+    from optpipe.preprocess.dali.pipeline import make_reading_pipeline
 
-        def iteration() -> None:
-            next(iter(preprocess_batches(paths[:size], transform, size, threads=int(job["threads"]))))
+    pipeline = make_reading_pipeline(job.images, transform, job.plan)
+    synchronize = _make_synchronizer(on_gpu=torch.cuda.is_available() and job.plan.device == "gpu")
 
-    return _measure(iteration, job)
+    def iteration() -> None:
+        pipeline.run()
+        synchronize()
+
+    return iteration
 
 
-def _measure(
-    iteration: Callable[[], None], job: Mapping[str, Any], layers: LayerRecorder | None = None
-) -> dict[str, Any]:
-    """Warm-up, the same without a recording for comparison, then the recorded iterations, and last the layers' own."""
+def _take_first(batches: Iterator[object]) -> None:
+    next(batches)
+
+
+def _measure(iteration: Callable[[], None], job: WorkerJob, layers: LayerRecorder | None = None) -> float:
+    """Warm-up, the same without a recording for comparison, then the recorded iterations, and last the layers' own.
+
+    Returns the median iteration without a recording, in nanoseconds.
+    """
     deadline = time.perf_counter() + WARM_UP_S
     warmed = 0
-    while warmed < int(job["warm_up"]) or time.perf_counter() < deadline:
+    while warmed < job.warm_up or time.perf_counter() < deadline:
         iteration()
         warmed += 1
     times = []
-    for _ in range(int(job["iterations"])):
+    for _ in range(job.iterations):
         started = time.perf_counter_ns()
         iteration()
         times.append(time.perf_counter_ns() - started)
@@ -210,13 +204,11 @@ def _measure(
             with mark_range(LAYERS_RANGE):
                 for _ in range(SETTLING):
                     layers.run_marked()
-    return {"unprofiled_iteration_ns": statistics.median(times), "iterations": len(times), "warm_up": warmed}
+    return statistics.median(times)
 
 
 def _open_stream(*, on_gpu: bool) -> AbstractContextManager[Any]:
     """A stream of its own on a GPU: ONNX Runtime keeps the one that is current when it loads."""
-    from contextlib import nullcontext
-
     if not on_gpu:
         return nullcontext()
     import torch
@@ -233,21 +225,13 @@ def _make_synchronizer(*, on_gpu: bool) -> Callable[[], None]:
     return lambda: torch.cuda.current_stream().synchronize()
 
 
-def _measure_peaks(job: Mapping[str, Any]) -> dict[str, Any]:
-    from dataclasses import asdict
-
+def _measure_peaks(job: InferenceJob) -> Peaks:
     from optpipe.trace.layers.peaks import measure_cpu_peaks, measure_gpu_peaks
 
-    if job["device"] == "cuda":
-        return asdict(measure_gpu_peaks())
-    return asdict(measure_cpu_peaks(int(job["options"].get("threads", 0)) or None))
+    return (
+        measure_gpu_peaks() if job.device == "cuda" else measure_cpu_peaks(int(job.options.get("threads", 0)) or None)
+    )
 
-
-STAGE_RUNNERS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
-    "build": _run_build,
-    "inference": _run_inference,
-    "preprocess": _run_preprocess,
-}
 
 if __name__ == "__main__":
     main(sys.argv[1])

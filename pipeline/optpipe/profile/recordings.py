@@ -1,36 +1,40 @@
-"""Profile: what limits a stage, from a recording that exists or from one made here."""
+"""Profile: what limits a stage, from a recording that exists."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 from optpipe.core.events import Listener
-from optpipe.profile.recompute import read_stage_facts
+from optpipe.core.records import read_record
+from optpipe.errors import BadInputError
+from optpipe.trace.findings.context import StageFacts
 from optpipe.trace.findings.diff import DiffSide, ProfileDiff, diff_profiles
-from optpipe.trace.findings.report import Profile, profile_from_trace
+from optpipe.trace.findings.records import ProfileRecord, TraceProfile
+from optpipe.trace.findings.report import profile_from_trace
 from optpipe.trace.layers.layers import select_layered_part
+from optpipe.trace.layers.roofline import GraphCosts, graph_costs_from_roofline
 from optpipe.trace.recording.files import redact, trace_from_path
 from optpipe.trace.timeline.analysis import analysis_from_trace, select_measured_part
 from optpipe.workspace.file_names import PROFILE
 
 
-def profile_recording(path: Path, range_name: str | None, listener: Listener) -> Profile:
+def profile_recording(path: Path, range_name: str | None, listener: Listener) -> TraceProfile:
     """Judges a recording made by anyone: an .nsys-rep, its SQLite export, or an optpipe profile's folder."""
     with listener.step(f"read {path.name}"):
-        trace = trace_from_path(path, listener.warn)
+        trace = trace_from_path(path)
     with listener.step("views"):
-        return profile_from_trace(trace, range_name, **_find_stage_facts(path, range_name))
+        return profile_from_trace(trace, range_name, *_find_stage_facts(path, range_name))
 
 
-def _find_stage_facts(path: Path, range_name: str | None) -> dict[str, Any]:
-    """What a profile's run knows of the stage whose folder is `path`, beside the trace: its graph, its times outside nsys."""
+def _find_stage_facts(path: Path, range_name: str | None) -> tuple[StageFacts, GraphCosts | None]:
+    """What a profile's run knows of the stage whose folder is `path`, beside the trace; nothing of any other recording."""
     try:
-        stages = json.loads((path.parent / PROFILE).read_text(encoding="utf-8"))["stages"]
-        mine = (each for each in stages if each.get("recording", {}).get("folder") == path.name)
-        stage = next((each for each in mine if each["recording"]["range"] == range_name), None)
-        return {} if stage is None else read_stage_facts(stage)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}  # no run of optpipe's, or of a time when less was written
+        stages = read_record(path.parent / PROFILE, ProfileRecord).stages
+    except BadInputError:
+        return StageFacts(), None  # no run of optpipe's, or of another version
+    stage = next((each for each in stages if (each.folder, each.range) == (path.name, range_name)), None)
+    if stage is None:
+        return StageFacts(), None
+    roofline = stage.profile.roofline
+    return stage.facts, graph_costs_from_roofline(roofline) if roofline else None
 
 
 def redact_recording(path: Path, target: Path, listener: Listener) -> None:
@@ -44,11 +48,8 @@ def diff_recordings(before: Path, after: Path, range_name: str | None, listener:
     sides = []
     for path in (before, after):
         with listener.step(f"read {path.name}"):
-            whole = analysis_from_trace(trace_from_path(path, listener.warn))
-            measured, known = select_measured_part(whole, range_name), _find_stage_facts(path, range_name)
-            graph = known.get("graph")
-            unprofiled_ns = known.get("unprofiled_iteration_ns")
-            sides.append(
-                DiffSide(measured, select_layered_part(whole, measured), graph.layer_ns if graph else {}, unprofiled_ns)
-            )
+            whole = analysis_from_trace(trace_from_path(path))
+            measured, (facts, graph) = select_measured_part(whole, range_name), _find_stage_facts(path, range_name)
+            layered, layer_ns = select_layered_part(whole, measured), graph.layer_ns if graph else {}
+            sides.append(DiffSide(measured, layered, layer_ns, facts.unprofiled_iteration_ns))
     return diff_profiles(*sides)

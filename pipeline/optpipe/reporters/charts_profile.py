@@ -1,7 +1,6 @@
 """The report's figures of a profile: kernels, Tensor Cores, roofline."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from optpipe.reporters.drawing import (
     HEIGHT,
@@ -14,36 +13,36 @@ from optpipe.reporters.drawing import (
     svg_from_chart,
 )
 from optpipe.reporters.report import RawFile, Report
+from optpipe.trace.findings.records import KindRow
+from optpipe.trace.layers.tensor_cores import LayerUse
 from optpipe.trace.timeline.kernels import shorten_name
 
 
 def draw_kernels(report: Report) -> Figure | None:
     """A treemap of the kernels by time."""
-    profile = report.profile or {}
-    kernels = profile.get("measured_views", profile).get("kernels") or []
+    kernels = report.profile.measured.kernels if report.profile else ()
     if not kernels:
         return None
     import vl_convert
 
-    total = sum(one["total_ns"] for one in kernels) or 1
     leaves = [
         {
             "id": at,
             "parent": 0,
-            "name": shorten_name(one["name"], 44),
-            "size": one["total_ns"],
-            "color": SERIES[0] if one.get("tensor_core") else SERIES[1],
-            "aria": f"{one['name'][:80]}: {one['total_ns'] / 1e6:.3f} ms, {one['total_ns'] / total:.1%}"
-            + (", Tensor Cores" if one.get("tensor_core") else ""),
+            "name": shorten_name(row.name, 44),
+            "size": row.total_ns,
+            "color": SERIES[0] if row.tensor_core else SERIES[1],
+            "aria": f"{row.name[:80]}: {row.total_ns / 1e6:.3f} ms, {row.share:.1%}"
+            + (", Tensor Cores" if row.tensor_core else ""),
         }
-        for at, one in enumerate(sorted(kernels, key=lambda one: -one["total_ns"])[:40], start=1)
+        for at, row in enumerate(kernels[:40], start=1)
     ]
     svg = vl_convert.vega_to_svg(_treemap([{"id": 0, "parent": None, "name": "all"}, *leaves]), allowed_base_urls=[])
     caption = "Area is GPU time. The first color marks kernels that use Tensor Cores; the second marks all others."
     return Figure("Kernels", caption, apply_theme(svg, "kernels"), report.profile_files)
 
 
-def _treemap(nodes: list[dict[str, Any]]) -> dict[str, Any]:
+def _treemap(nodes: list[dict[str, object]]) -> dict[str, object]:
     box = {
         "x": {"field": "x0"}, "y": {"field": "y0"}, "x2": {"field": "x1"}, "y2": {"field": "y1"},
     }  # fmt: skip
@@ -79,27 +78,26 @@ def _treemap(nodes: list[dict[str, Any]]) -> dict[str, Any]:
 
 def draw_tensor_cores(report: Report) -> list[Figure]:
     """Kernel time by kind of work with the part on Tensor Cores, and what the layers that miss them could save."""
-    cores = (report.profile or {}).get("tensor_cores") or {}
-    drawn = (_draw_kinds(cores.get("groups") or [], report.profile_files), _draw_missed(cores, report.profile_files))
+    if report.profile is None or report.profile.tensor_cores is None:
+        return []
+    kinds, missed = report.profile.measured.kernel_kinds, report.profile.tensor_cores.missed
+    drawn = (_draw_kinds(kinds, report.profile_files), _draw_missed(missed, report.profile_files))
     return [figure for figure in drawn if figure is not None]
 
 
-def _draw_kinds(groups: Sequence[Mapping[str, Any]], files: tuple[RawFile, ...]) -> Figure | None:
+def _draw_kinds(kinds: Sequence[KindRow], files: tuple[RawFile, ...]) -> Figure | None:
     import altair as alt
 
     rows = [
-        {"kind": one["kind"], "ms": ns / 1e6, "on": on}
-        for one in groups
-        for on, ns in (
-            ("Tensor Cores", one["tensor_core_ns"]),
-            ("other units", one["total_ns"] - one["tensor_core_ns"]),
-        )
+        {"kind": str(row.kind), "ms": ns / 1e6, "on": on}
+        for row in kinds
+        for on, ns in (("Tensor Cores", row.tensor_core_ns), ("other units", row.total_ns - row.tensor_core_ns))
         if ns > 0
     ]
     if not rows:
         return None
     names = ["Tensor Cores", "other units"]
-    order = [one["kind"] for one in groups]
+    order = [str(row.kind) for row in kinds]
     chart = (
         alt.Chart(alt.InlineData(rows))
         .mark_bar()
@@ -111,20 +109,18 @@ def _draw_kinds(groups: Sequence[Mapping[str, Any]], files: tuple[RawFile, ...])
         )
         .properties(width=WIDTH - 130, height=max(60, 24 * len(order)))
     )
-    total, on = (sum(one[name] for one in groups) for name in ("total_ns", "tensor_core_ns"))
-    caption = f"Kernel time by kind of work; {on / max(total, 1):.0%} of it runs on Tensor Cores."
+    on = sum(row.tensor_core_ns for row in kinds) / max(sum(row.total_ns for row in kinds), 1)
+    caption = f"Kernel time by kind of work; {on:.0%} of it runs on Tensor Cores."
     return Figure("Tensor Core use by kind of work", caption, svg_from_chart(configure_chart(chart), "kinds"), files)
 
 
-def _draw_missed(cores: Mapping[str, Any], files: tuple[RawFile, ...]) -> Figure | None:
+def _draw_missed(layers: Sequence[LayerUse], files: tuple[RawFile, ...]) -> Figure | None:
     import altair as alt
 
-    missed = [one for one in cores.get("missed") or [] if one.get("could_save_ns")]
+    missed = [each for each in layers if each.could_save_ns]
     if not missed:
         return None
-    rows = [
-        {"layer": str(one.get("kernel") or one["name"])[:48], "ms": one["could_save_ns"] / 1e6} for one in missed[:15]
-    ]
+    rows = [{"layer": (each.kernel or each.name)[:48], "ms": each.could_save_ns / 1e6} for each in missed[:15]]
     y = alt.Y("layer:N", title=None, sort="-x", axis=alt.Axis(labelLimit=190))
     chart = (
         alt.Chart(alt.InlineData(rows))
@@ -140,28 +136,27 @@ def draw_roofline(report: Report) -> Figure | None:
     """The layers under the device's ceilings: as measured where most of the arithmetic was timed, else at their bounds."""
     import altair as alt
 
-    roofline = (report.profile or {}).get("roofline") or {}
-    peaks = roofline.get("peaks") or {}
-    layers = [one for one in roofline.get("layers") or [] if one.get("intensity") and one.get("bound_ns")]
-    types = [one["type"] for one in layers]
-    peak = (peaks.get("flops_per_s") or {}).get(max(types, key=types.count)) if types else None
-    bandwidth = peaks.get("bytes_per_s")
-    if not layers or not peak or not bandwidth:
+    found = report.profile.roofline if report.profile else None
+    layers = [each for each in found.layers if each.intensity and each.bound_ns] if found else []
+    types = [each.cost.type for each in layers]
+    peak = found.peaks.flops_per_s.get(max(types, key=types.count)) if found and types else None
+    if found is None or not peak:
         return None
-    timed = [one for one in layers if one.get("measured_ns")]
-    if 2 * sum(one["macs"] for one in timed) < sum(one["macs"] for one in layers):
+    bandwidth = found.peaks.bytes_per_s
+    timed = [each for each in layers if each.measured_ns]
+    if 2 * sum(each.cost.macs for each in timed) < sum(each.cost.macs for each in layers):
         timed = []
     layers = timed or layers
-    intensities = [one["intensity"] for one in layers]
+    intensities = [each.intensity for each in layers]
     low, high, ridge = min(*intensities, 1.0), max(*intensities, peak / bandwidth * 4), peak / bandwidth
     roof = [{"x": x, "y": min(peak, x * bandwidth) / 1e12} for x in (low, ridge, high)]
     rows = [
         {
-            "x": one["intensity"],
-            "y": 2e-3 * one["macs"] / one["measured_ns" if timed else "bound_ns"],
-            "layer": one["name"],
+            "x": each.intensity,
+            "y": 2e-3 * each.cost.macs / ((each.measured_ns if timed else None) or each.bound_ns),
+            "layer": each.cost.name,
         }
-        for one in layers
+        for each in layers
     ]
     x = alt.X("x:Q", title="operations per byte", scale=alt.Scale(type="log", nice=False))
     y = alt.Y("y:Q", title="TFLOP/s", scale=alt.Scale(type="log", nice=False))
@@ -172,5 +167,5 @@ def draw_roofline(report: Report) -> Figure | None:
     what = (
         "Each point is a layer" if timed else "Each point is a layer at its bound: layers were not timed individually"
     )
-    caption = f"{what}; the line is the device's limit (peaks: {peaks.get('source', 'unknown')})."
+    caption = f"{what}; the line is the device's limit (peaks: {found.peaks.source})."
     return Figure("Roofline", caption, svg_from_chart(configure_chart(chart), "roofline"), report.profile_files)

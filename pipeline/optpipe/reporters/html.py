@@ -86,7 +86,7 @@ def render_html(report: Report, *, with_figures: bool = True) -> str:
             build_rows=rows,
             builds_note=_format_builds_note(report),
             figures=drawn,
-            findings=(report.profile or {}).get("findings", ())[:8],
+            findings=report.profile.findings[:8] if report.profile else (),
             facts=list(_list_facts(report.environment)),
             files_size=format_bytes(sum(file.size_bytes for file in report.files)),
             sections=list(_list_sections(report, bool(drawn))),
@@ -126,7 +126,7 @@ def _list_sections(report: Report, drawn: bool) -> Iterator[tuple[str, str]]:
         yield "figures", "Figures"
     if report.pictures:
         yield "parity", "Preprocessing"
-    if (report.profile or {}).get("findings"):
+    if report.profile and report.profile.findings:
         yield "profile", "Bottleneck"
     yield "evidence", "Evidence"
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from optpipe.core.comparison import Comparison
 from optpipe.core.verdict import VerdictRecord
+from optpipe.trace.findings.records import TraceProfile
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +65,8 @@ class Report:
     """Empirical distribution functions: latency in ms, share of the queries in [0, 1]."""
     machine: tuple[MachineTrace, ...] = ()
     stages: tuple[StageBar, ...] = ()
-    profile: Mapping[str, Any] | None = None
-    """The newest profile's document, in the form of `profile --json`."""
+    profile: TraceProfile | None = None
+    """The newest profile of an inference, or of another stage where there is none."""
     profile_files: tuple[RawFile, ...] = ()
     pictures: tuple[ReportImage, ...] = ()
     """Of the parity proof."""

@@ -13,13 +13,14 @@ from optpipe.compare.report_data import list_raw_files
 from optpipe.core.records import read_record
 from optpipe.preprocess.parity.records import WorstImage
 from optpipe.preprocess.records import PreprocessRecord
+from optpipe.profile.recompute import read_profile
 from optpipe.reporters.report import ReportImage
 from optpipe.workspace.file_names import (
     PREPROCESSING,
     PROFILE,
     ROWS,
 )
-from optpipe.workspace.runs import Run, newest_runs, read_run_json
+from optpipe.workspace.runs import Run, newest_runs
 
 MAX_IMAGES = 6
 
@@ -28,13 +29,14 @@ def collect_report_documents(runs: Sequence[Run], root: Path) -> dict[str, Any]:
     """What the report shows of them: fields of `core.report.Report`; file paths are relative to `root`."""
     fields: dict[str, Any] = {}
     for run in newest_runs(runs, "profile"):
-        stages = [stage for stage in read_run_json(run, PROFILE).get("stages", ()) if stage.get("findings") is not None]
-        inference = [stage for stage in stages if stage.get("kind") == "inference"]
+        stages = read_profile(run).stages
         if stages:
-            fields["profile"] = (inference or stages)[-1]
-            folder = (fields["profile"].get("recording") or {}).get("folder", "")
+            shown = next((stage for stage in stages[::-1] if stage.subject.kind == "inference"), stages[-1])
+            fields["profile"] = shown.profile
             tables = (
-                record["path"] for record in run.manifest["files"] if record["path"].startswith(f"{folder}/tables/")
+                record["path"]
+                for record in run.manifest["files"]
+                if record["path"].startswith(f"{shown.folder}/tables/")
             )
             fields["profile_files"] = tuple(
                 file for name in (PROFILE, *tables) for file in list_raw_files((run,), root, name)

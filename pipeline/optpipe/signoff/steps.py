@@ -82,24 +82,19 @@ def run_profile_step(
     store: Store,
     listener: Listener,
     *,
-    asked: Mapping[str, Any] | None = None,
     options: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[Path]:
     """Inference under nsys at the largest batch size that `criteria` name; returns the run."""
     from optpipe.profile.profile_model import profile_model, require_profilable
     from optpipe.profile.record import ProfilePlan
+    from optpipe.trace.ranges import Stage
 
     sizes = {one.where.batch_size for one in criteria if one.where.batch_size}
-    info = artifact.entry.info
     plan = ProfilePlan(
-        model={
-            **(asked or {}),
-            "backends": [info["backend"]],
-            "device": info["device"],
-            "options": options or {},
-        },
-        stages=("inference",),
+        device=artifact.entry.info["device"],
+        options=options or {},
+        stages=(Stage.INFERENCE,),
         batch_sizes=(max(sizes, default=1),),
     )
-    require_profilable(plan)
+    require_profilable(plan.tracer)
     return [profile_model(plan, [artifact], model, store, listener, shlex.split(get_command_line())).run_dir]

@@ -128,24 +128,34 @@ def test_a_signed_dossier_is_accepted_from_an_allowed_key_only(measured_once, tm
 
 
 def test_a_gpu_profile_gives_kernels_tensor_cores_and_a_roofline():
+    from dataclasses import replace
     from pathlib import Path
 
     from optpipe.core.comparison import Comparison, Goal
     from optpipe.reporters.charts import draw_figures
     from optpipe.reporters.report import Report
+    from optpipe.trace.findings.report import profile_from_trace
+    from optpipe.trace.layers.layer_cost import LayerCost
+    from optpipe.trace.layers.peaks import Peaks
+    from optpipe.trace.layers.roofline import GraphCosts
+    from optpipe.trace.recording.read import trace_from_sqlite
 
-    record = next((Path(__file__).parents[3] / "reports" / "resnet50-h200").glob("runs/profile-*/profile.json"))
-    profile = json.loads(record.read_text())["stages"][-1]
+    sample = Path(__file__).parents[2] / "golden" / "traces" / "h200-resnet50-fp16-b8.sqlite"
+    costs = tuple(LayerCost(f"conv{at}", "Conv", "fp16", 1_000_000 * at, 50_000) for at in range(1, 21))
+    peaks = Peaks("a device", "measured", {"fp32": 1e12, "fp16": 1e13}, 1e12)
+    trace = trace_from_sqlite(sample)
+    profile = profile_from_trace(trace, graph=GraphCosts(costs, peaks, 8))
     nothing = Comparison((), dict.fromkeys(Goal), dict.fromkeys(Goal, "nothing"))
     drawn = {figure.title: figure for figure in draw_figures(Report("profile", nothing, profile=profile))}
-    assert {"Kernels", "Tensor Core use by kind of work", "Roofline"} <= set(drawn)
-    missed = profile["tensor_cores"] | {"missed": [{"name": "conv1", "could_save_ns": 2_000_000, "kernel": "simt"}]}
-    titles = [each.title for each in draw_figures(Report("profile", nothing, profile={"tensor_cores": missed}))]
-    assert titles == ["Tensor Core use by kind of work", "Missed Tensor Cores"]
+    assert set(drawn) == {"Kernels", "Tensor Core use by kind of work", "Roofline"}
     assert "Tensor Cores" in drawn["Kernels"].svg
     assert drawn["Roofline"].svg.count("graphics-symbol") > 10
-    bare = draw_figures(Report("profile", nothing, profile={"roofline": {"withheld": "no graph"}, "tensor_cores": {}}))
-    assert bare == []
+    missed = replace(profile.tensor_cores.layers[0], eligible=True, used=False, could_save_ns=2_000_000)
+    cores = replace(profile.tensor_cores, layers=(missed,))
+    with_missed = replace(profile, tensor_cores=cores, roofline=None)
+    titles = [each.title for each in draw_figures(Report("profile", nothing, profile=with_missed))]
+    assert titles == ["Kernels", "Tensor Core use by kind of work", "Missed Tensor Cores"]
+    assert draw_figures(Report("profile", nothing)) == []
 
 
 def test_accuracy_and_energy_are_drawn_against_latency(measured_once):

@@ -1,16 +1,43 @@
 """Golden traces as analyses."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.golden.nsys_export import Recording
 
-from optpipe.trace.findings.report import Profile, profile_from_trace
+from optpipe.trace.findings.context import StageFacts
+from optpipe.trace.findings.records import TraceProfile
+from optpipe.trace.findings.report import profile_from_trace
+from optpipe.trace.layers.roofline import GraphCosts
 from optpipe.trace.recording.frames import Trace
 from optpipe.trace.recording.read import trace_from_sqlite
+from optpipe.trace.timeline.analysis import Analysis, analysis_from_trace, select_measured_part
 
 SAMPLE = Path(__file__).parents[2] / "golden" / "traces" / "h200-resnet50-fp16-b8.sqlite"
+NO_FACTS = StageFacts()
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A profile, whose parts are also parts of this, with the analyses that it was made of."""
+
+    whole: Analysis
+    measured: Analysis
+    profile: TraceProfile
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.profile, name)
+
+
+def judge(
+    trace: Trace, range_name: str | None = None, facts: StageFacts = NO_FACTS, graph: GraphCosts | None = None
+) -> Judged:
+    """Judges `trace` as `profile_from_trace` does."""
+    whole = analysis_from_trace(trace)
+    return Judged(whole, select_measured_part(whole, range_name), profile_from_trace(whole, range_name, facts, graph))
 
 
 @pytest.fixture
@@ -20,10 +47,10 @@ def read(tmp_path: Path) -> Callable[[Recording], Trace]:
 
 
 @pytest.fixture
-def judged(read: Callable[[Recording], Trace]) -> Callable[[Recording], Profile]:
-    return lambda recording: profile_from_trace(read(recording))
+def judged(read: Callable[[Recording], Trace]) -> Callable[[Recording], Judged]:
+    return lambda recording: judge(read(recording))
 
 
 @pytest.fixture(scope="session")
-def sample() -> Profile:
-    return profile_from_trace(trace_from_sqlite(SAMPLE))
+def sample() -> Judged:
+    return judge(trace_from_sqlite(SAMPLE))

@@ -1,6 +1,5 @@
 """Recordings that cannot be read say so in two lines, and what to do."""
 
-import json
 import shutil
 import sqlite3
 import sys
@@ -17,13 +16,14 @@ from tests.golden import phenomena
 from tests.golden.nsys_export import Recording
 from tests.unit.trace.conftest import SAMPLE
 
-from optpipe.commands.profile import profile
+from optpipe.commands.profile import RecordingOptions, profile
+from optpipe.core.records import json_from_record, record_from_json
 from optpipe.core.verdict import Verdict
 from optpipe.errors import BadInputError, ExitStatus, OptpipeError
 from optpipe.reporters.terminal_profile import render_profile
-from optpipe.trace.findings.report import document_from_profile, profile_from_trace
+from optpipe.trace.findings.records import TraceProfile
+from optpipe.trace.findings.report import profile_from_trace
 from optpipe.trace.recording.files import trace_from_path
-from optpipe.trace.timeline.kernels import shorten_name
 
 NODES = SAMPLE.with_name("h200-digits-fp16-ort-nodes.sqlite")
 
@@ -91,19 +91,20 @@ def test_what_cannot_be_asked_together() -> None:
     with pytest.raises(BadInputError, match="exactly one of"):
         profile()
     with pytest.raises(BadInputError, match="exactly one of"):
-        profile("resnet50", trace=SAMPLE)
+        profile("resnet50", RecordingOptions(trace=SAMPLE))
 
 
 def test_an_unknown_range_names_those_there_are(tmp_path: Path) -> None:
     path = phenomena.without_gpu().write(tmp_path / "cpu.sqlite")
     with pytest.raises(BadInputError, match=r"no NVTX range named 'nothing'.*optpipe.iteration"):
-        profile(trace=path, range="nothing")
+        profile(recording=RecordingOptions(trace=path, range="nothing"))
 
 
 def test_a_trace_without_gpu_rows_is_judged_as_far_as_it_goes(tmp_path: Path) -> None:
-    outcome = profile(trace=phenomena.without_gpu().write(tmp_path / "cpu.sqlite"))
+    outcome = profile(recording=RecordingOptions(trace=phenomena.without_gpu().write(tmp_path / "cpu.sqlite")))
     assert outcome.status is ExitStatus.DONE
-    assert outcome.document["trace_quality"]["withheld"]["kernels"].startswith("no GPU rows")
+    assert isinstance(outcome.document, TraceProfile)
+    assert outcome.document.trace_quality.withheld["kernels"].startswith("no GPU rows")
 
 
 def test_without_adbc_the_same_rows_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,9 +139,9 @@ def test_an_export_with_anything_in_its_columns_is_judged_or_refused(data: st.Da
                     connection.execute(statement)
             connection.commit()
         with suppress(OptpipeError):
-            document = document_from_profile(profile_from_trace(trace_from_path(path)))
-            json.dumps(document, allow_nan=False)
-            Console(file=StringIO()).print(render_profile(document, shorten_name))
+            found = profile_from_trace(trace_from_path(path))
+            assert record_from_json(json_from_record(found), TraceProfile, "profile") == found
+            Console(file=StringIO()).print(render_profile(found))
 
 
 def test_rows_without_times_count_as_lost(tmp_path: Path) -> None:
@@ -148,5 +149,5 @@ def test_rows_without_times_count_as_lost(tmp_path: Path) -> None:
     recording.rows["kernels"].append((None, *recording.rows["kernels"][0][1:]))
     trace = trace_from_path(recording.write(tmp_path / "trace.sqlite"))
     assert trace.kernels.height == 3
-    assert profile_from_trace(trace).quality.verdict is Verdict.FAIL
-    assert "1 rows of kernels were lost" in trace.diagnostics[0]
+    assert profile_from_trace(trace).trace_quality.verdict is Verdict.FAIL
+    assert trace.diagnostics == ("1 rows of kernels have no timestamp",)

@@ -55,7 +55,7 @@ def test_seventy_percent_of_a_peak_by_what_the_kernels_move(
     counted: str,
 ) -> None:
     found = profile_from_trace(read(recording()), graph=GraphCosts((conv, RELU), PEAKS, 1)).bottleneck
-    assert found.limit is limit
+    assert found.verdict is limit
     assert counted in found.why
 
 
@@ -68,9 +68,9 @@ def test_normalization_that_the_graph_has_folded_away_counts_as_memory(read: Cal
         recording.kernel("void batch_norm_transform_kernel(int)", begin + 46, begin + 96, launch=(begin + 3, begin + 5))
     trace, conv = read(recording), _conv(10, 30_000, 30_000)
     found = profile_from_trace(trace, graph=GraphCosts((conv,), PEAKS, 1)).bottleneck
-    assert found.limit is LimitingFactor.MEMORY
+    assert found.verdict is LimitingFactor.MEMORY
     assert "folded into other layers counts as memory time, 50.0 µs" in found.why
     node = LayerCost("bn", "BatchNormalization", "fp32", macs=0, bytes=20_000, fused_bytes=0)
     known = profile_from_trace(trace, graph=GraphCosts((conv, node), PEAKS, 1)).bottleneck
-    assert known.limit is LimitingFactor.BELOW_PEAKS
+    assert known.verdict is LimitingFactor.BELOW_PEAKS
     assert "counted individually: 1 kernels for 1" in known.why

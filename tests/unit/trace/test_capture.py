@@ -8,19 +8,18 @@ from tests.unit.trace.conftest import SAMPLE
 
 from optpipe.core.events import SilentListener
 from optpipe.errors import MissingError, StageError
-from optpipe.trace.layers.ncu import add_peak_shares, record_counters, rows_from_csv
+from optpipe.trace.layers.ncu import KernelCounters, counters_from_csv, record_counters
 from optpipe.trace.recording.capture import (
-    CaptureOptions,
+    Extra,
     Recording,
     export_recording,
     find_refusal,
     make_nsys_command,
-    require_nsys,
 )
 
 
-def _command(version: str, options: CaptureOptions | None = None, *, on_gpu: bool = True, whole: bool = False) -> str:
-    return " ".join(make_nsys_command(options or CaptureOptions(), version, Path("out"), on_gpu=on_gpu, whole=whole))
+def _command(version: str, *extras: Extra, on_gpu: bool = True, whole: bool = False) -> str:
+    return " ".join(make_nsys_command(set(extras), version, Path("out"), on_gpu=on_gpu, whole=whole))
 
 
 def test_graphs_are_traced_by_node_and_bounded_by_a_range() -> None:
@@ -39,21 +38,14 @@ def test_without_a_gpu_nothing_of_cuda_is_asked_for() -> None:
 
 
 def test_options_that_versions_spell_differently() -> None:
-    metrics = CaptureOptions(gpu_metrics=True)
-    assert "--gpu-metrics-device all" in _command("2022.4.2.1", metrics)
-    assert "--gpu-metrics-devices all" in _command("2024.5.1", metrics)
-    python = CaptureOptions(python_sampling=True)
-    assert "--python-sampling-frequency 1000" in _command("2023.4.4.54", python)
+    assert "--gpu-metrics-device all" in _command("2022.4.2.1", Extra.GPU_METRICS)
+    assert "--gpu-metrics-devices all" in _command("2024.5.1", Extra.GPU_METRICS)
 
 
-def test_an_nsys_too_old_for_pythons_stacks_is_refused_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    nsys = tmp_path / "nsys"
-    nsys.write_text("#!/bin/sh\necho NVIDIA Nsight Systems version 2022.4.2.1-df9881f\n")
-    nsys.chmod(0o755)
-    monkeypatch.setenv("OPTPIPE_NSYS", str(nsys))
-    require_nsys(CaptureOptions())
-    with pytest.raises(MissingError, match=r"2022\.4\.2\.1 cannot .* 2023\.1 or later"):
-        require_nsys(CaptureOptions(python_sampling=True))
+def test_what_is_recorded_on_request() -> None:
+    assert "--trace nvtx,osrt" in _command("2022.4.2.1", Extra.OS_CALLS, on_gpu=False)
+    assert "--cuda-memory-usage true" in _command("2022.4.2.1", Extra.MEMORY)
+    assert "cuda" not in _command("2022.4.2.1", Extra.MEMORY, on_gpu=False)
 
 
 def test_a_full_disk_is_named(tmp_path: Path) -> None:
@@ -73,14 +65,11 @@ def test_counters_of_ncu_are_means_per_kernel() -> None:
         '==PROF== Connected to process 1\n"ID","Kernel Name","dram__bytes.sum","gpu__time_duration.sum","sm__cycles_elapsed.max"\n'
         '"","","byte","ns","cycle"\n"0","gemm","1,000","10","20"\n"1","gemm","3,000","30","40"\n"2","relu","5","6","7"\n'
     )
-    assert rows_from_csv(text) == [
-        {"name": "gemm", "launches": 2, "dram_bytes": 2000.0, "duration_ns": 20.0, "cycles": 30.0},
-        {"name": "relu", "launches": 1, "dram_bytes": 5.0, "duration_ns": 6.0, "cycles": 7.0},
-    ]
-    assert rows_from_csv("nothing of the kind") == []
-    gemm, relu = add_peak_shares(rows_from_csv(text), bytes_per_s=2e11)  # 200 bytes per nanosecond
-    assert (gemm["dram_bytes_per_s"], gemm["memory_peak_share"]) == (1e11, 0.5)
-    assert relu["memory_peak_share"] == pytest.approx(5 / 6 / 200)
+    gemm, relu = counters_from_csv(text)
+    assert gemm == KernelCounters("gemm", 2, dram_bytes=2000.0, duration_ns=20.0, cycles=30.0)
+    assert relu == KernelCounters("relu", 1, dram_bytes=5.0, duration_ns=6.0, cycles=7.0)
+    assert gemm.dram_bytes_per_s == 1e11
+    assert counters_from_csv("nothing of the kind") == ()
 
 
 def test_the_sample_is_small_enough_to_keep() -> None:
@@ -110,6 +99,6 @@ def test_ncu_counts_the_measured_range_and_says_where_it_cannot(
     (tmp_path / "ncu").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     listener = SilentListener()
-    rows = record_counters(["true"], tmp_path, [{"name": "gemm"}], listener)
-    assert rows == ([] if bounded == "never" else [{"name": "gemm", "launches": 1, "dram_bytes": 1000.0}])
+    found = record_counters(["true"], tmp_path, ["gemm"], listener)
+    assert found == (() if bounded == "never" else (KernelCounters("gemm", 1, dram_bytes=1000.0),))
     assert bool(listener.warnings) is warns

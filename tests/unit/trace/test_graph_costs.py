@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
+from optpipe.backends.torch_costs import NodeCost, ProgramCosts
 from optpipe.core.tensors import InputSpec
 from optpipe.trace.layers.graph_costs import graph_costs_from_onnx, graph_costs_from_program
 from optpipe.trace.layers.peaks import Peaks
@@ -171,10 +172,10 @@ def test_no_figure_is_above_the_next(graph: GraphCosts) -> None:
 
 @pytest.mark.parametrize("tf32", [True, False])
 def test_a_torch_program_is_its_own_graph(*, tf32: bool) -> None:
-    conv = {"name": "conv1", "op": "Conv", "type": "fp32", "macs": 100, "bytes": 40, "channels": [3, 64]}
-    pool = {"name": "pool", "op": "max_pool2d", "type": "fp32", "macs": 0, "bytes": 30, "channels": None}
+    conv = NodeCost("conv1", "Conv", "fp32", macs=100, bytes=40, channels=(3, 64))
+    pool = NodeCost("pool", "max_pool2d", "fp32", macs=0, bytes=30, channels=None)
     peaks = Peaks("GPU", "measured", {"fp32": 1e12, "tf32": 8e12}, 1e12)
-    graph = graph_costs_from_program({"layers": [conv, pool], "edge_bytes": 50}, 2, peaks, tf32=tf32)
+    graph = graph_costs_from_program(ProgramCosts((conv, pool), 50), 2, peaks, tf32=tf32)
     assert [each.type for each in graph.costs] == ["tf32" if tf32 else "fp32", "fp32"]
     assert graph.costs[0].channels == (3, 64)
     roofs = compute_roofline(graph)

@@ -1,6 +1,5 @@
 """Laws that hold for every trace."""
 
-import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -10,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.golden.nsys_export import THREAD, Recording
 
-from optpipe.trace.findings.diff import DiffSide, diff_profiles
-from optpipe.trace.findings.report import document_from_profile, profile_from_trace
+from optpipe.core.records import json_from_record, record_from_json
+from optpipe.trace.findings.diff import DiffSide, TraceChange, diff_profiles
+from optpipe.trace.findings.records import TraceProfile
+from optpipe.trace.findings.report import profile_from_trace
 from optpipe.trace.recording.read import trace_from_sqlite
 from optpipe.trace.timeline.analysis import Analysis, analysis_from_trace
 from optpipe.trace.timeline.intervals import (
@@ -99,8 +100,7 @@ def test_of_kernels_that_start_at_once_the_first_launched_ends_the_gap() -> None
 def test_a_profile_does_not_differ_from_itself(recording: Recording) -> None:
     analysis = _analysis(recording)
     same = diff_profiles(DiffSide(analysis), DiffSide(analysis))
-    assert set(same.kernels["change"].to_list()) <= {"same"}
-    assert same.kernels["change_ns"].sum() == 0
+    assert all(row.change is TraceChange.SAME and row.change_ns == 0 for row in same.kernels)
 
 
 @given(recordings(), recordings())
@@ -110,10 +110,8 @@ def test_diff_mirrors(one: Recording, other: Recording) -> None:
         diff_profiles(*pair[::-1]),
     )
     mirror = {"faster": "slower", "slower": "faster", "appeared": "vanished", "vanished": "appeared", "same": "same"}
-    expected = {
-        (name, mirror[change], -ns) for name, change, ns in forth.kernels.select("name", "change", "change_ns").rows()
-    }
-    assert expected == set(back.kernels.select("name", "change", "change_ns").rows())
+    expected = {(row.name, mirror[row.change], -row.change_ns) for row in forth.kernels}
+    assert expected == {(row.name, row.change, row.change_ns) for row in back.kernels}
 
 
 @given(recordings())
@@ -154,7 +152,8 @@ def test_frames_have_the_schema_whatever_is_missing() -> None:
 
 
 @given(recordings())
-def test_every_document_is_json_without_nan(recording: Recording) -> None:
+def test_every_profile_comes_back_from_its_json(recording: Recording) -> None:
     with TemporaryDirectory() as directory:
         trace = trace_from_sqlite(recording.write(Path(directory) / "trace.sqlite"))
-    json.dumps(document_from_profile(profile_from_trace(trace)), allow_nan=False)
+    found = profile_from_trace(trace)
+    assert record_from_json(json_from_record(found), TraceProfile, "profile") == found

@@ -11,7 +11,8 @@ import pytest
 from tests.golden.nsys_export import US, Recording
 
 from optpipe.errors import StageError
-from optpipe.trace.findings.report import Profile, document_from_profile, profile_from_trace
+from optpipe.trace.findings.records import TraceProfile
+from optpipe.trace.findings.report import profile_from_trace
 from optpipe.trace.layers.layer_cost import LayerCost
 from optpipe.trace.layers.layers import attribute_kernels
 from optpipe.trace.layers.ort_nodes import (
@@ -21,7 +22,7 @@ from optpipe.trace.layers.ort_nodes import (
     read_node_runs,
 )
 from optpipe.trace.layers.peaks import Peaks
-from optpipe.trace.layers.roofline import GraphCosts
+from optpipe.trace.layers.roofline import GraphCosts, Quadrant
 from optpipe.trace.ranges import LAYERS_RANGE
 from optpipe.trace.recording.frames import Trace
 from optpipe.trace.recording.read import trace_from_sqlite
@@ -65,7 +66,7 @@ def _recording() -> tuple[Recording, list[NodeRun], list[ClockAnchor]]:
 
 
 @pytest.fixture
-def judged(read: Read) -> Profile:
+def judged(read: Read) -> TraceProfile:
     recording, runs, anchors = _recording()
     trace = add_node_ranges(read(recording), runs, anchors, {"Conv_0": "stem", "Conv_1_nhwc": "conv", "Relu_2": "act"})
     costs = (
@@ -76,7 +77,7 @@ def judged(read: Read) -> Profile:
     return profile_from_trace(trace, graph=GraphCosts(costs, PEAKS, 1))
 
 
-def test_each_kernel_belongs_to_the_node_that_launched_it(judged: Profile) -> None:
+def test_each_kernel_belongs_to_the_node_that_launched_it(judged: TraceProfile) -> None:
     cores = judged.tensor_cores
     assert cores is not None
     assert (cores.basis, cores.iterations) == ("layers", 2)
@@ -89,7 +90,7 @@ def test_each_kernel_belongs_to_the_node_that_launched_it(judged: Profile) -> No
     assert (cores.eligible, cores.used, cores.missed) == (1, 1, ())
 
 
-def test_a_layer_that_its_channels_shut_out_is_told_with_what_padding_could_save(judged: Profile) -> None:
+def test_a_layer_that_its_channels_shut_out_is_told_with_what_padding_could_save(judged: TraceProfile) -> None:
     cores = judged.tensor_cores
     assert cores is not None
     [stem] = cores.ineligible
@@ -100,11 +101,12 @@ def test_a_layer_that_its_channels_shut_out_is_told_with_what_padding_could_save
     assert "60.0 µs per iteration; stem" in finding.evidence
 
 
-def test_layers_stand_in_the_roofline_with_their_own_times(judged: Profile) -> None:
-    layers = {row["name"]: row for row in document_from_profile(judged)["roofline"]["layers"]}
-    assert layers["stem"]["measured_ns"] == 60 * US
-    assert layers["act"]["memory_peak_share"] == 0.5
-    assert layers["act"]["quadrant"] == "memory-bound, below its peak"
+def test_layers_stand_in_the_roofline_with_their_own_times(judged: TraceProfile) -> None:
+    assert judged.roofline is not None
+    layers = {row.cost.name: row for row in judged.roofline.layers}
+    assert layers["stem"].measured_ns == 60 * US
+    assert layers["act"].memory_peak_share == 0.5
+    assert layers["act"].quadrant is Quadrant.MEMORY_BOUND_BELOW_PEAK
 
 
 def test_a_missed_layer_saves_at_most_what_lies_above_its_bound(read: Read) -> None:

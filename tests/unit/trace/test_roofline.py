@@ -17,8 +17,7 @@ from optpipe.trace.layers.roofline import (
     Quadrant,
     classify_quadrant,
     compute_roofline,
-    graph_costs_from_document,
-    list_ineligible_layers,
+    graph_costs_from_roofline,
 )
 
 PEAKS = Peaks("a device", "measured", {"fp32": 1e11, "fp16": 2e11}, 1e10)
@@ -34,7 +33,7 @@ def test_bounds() -> None:
     assert found.bound_ns == 100
     assert (found.unfused.bytes, found.unfused.ns, found.unfused.math_share) == (1_500, 200, 0.5)
     assert found.fused == found.unfused  # nothing is known to fuse
-    assert found.document()["times_bound"] == 4
+    assert found.times_bound == 4
     assert found.layers[0].quadrant is None  # no layer times, so nothing is said of where it stands
 
 
@@ -54,8 +53,8 @@ def test_quadrants(cost: LayerCost, measured_ns: float, expected: Quadrant) -> N
 def test_what_tensor_cores_cannot_take() -> None:
     odd = LayerCost("odd", "Conv", "fp16", macs=10, bytes=10, channels=(3, 64))
     even = LayerCost("even", "Conv", "fp16", macs=10, bytes=10, channels=(8, 64))
-    assert set(list_ineligible_layers([MATH, MEMORY, odd, even])) == {"conv", "odd"}
-    assert "not multiples of 8" in list_ineligible_layers([odd])["odd"]
+    assert (MATH.ineligible, even.ineligible) == ("there are no Tensor Cores for fp32; use fp16 or tf32", None)
+    assert odd.ineligible == "channels 3 and 64 are not multiples of 8"
 
 
 def test_known_devices() -> None:
@@ -108,12 +107,10 @@ def test_arithmetic_of_a_type_without_a_peak_bounds_nothing() -> None:
     quantized = LayerCost("int8", "Conv", "int8", macs=5_000, bytes=500)
     found = compute_roofline(GraphCosts((quantized,), PEAKS, 1, edge_bytes=10))
     assert (found.bound_ns, found.fused.ns) == (1, 100)
-    assert found.types_without_peak == ["int8"]
+    assert found.types_without_peak == ("int8",)
 
 
-def test_the_document_holds_what_the_figures_were_made_of() -> None:
+def test_a_roofline_holds_what_the_figures_were_made_of() -> None:
     graph = GraphCosts((MATH, replace(MEMORY, fused_bytes=0)), PEAKS, 1, edge_bytes=300)
-    document = compute_roofline(graph).document()
-    again = graph_costs_from_document(document)
-    assert again is not None
-    assert compute_roofline(again).document() == document
+    found = compute_roofline(graph, 400.0, {"conv": 150.0})
+    assert compute_roofline(graph_costs_from_roofline(found), 400.0) == found

@@ -5,11 +5,12 @@ from contextlib import closing
 
 import polars as pl
 import pytest
-from tests.unit.trace.conftest import SAMPLE
+from tests.unit.trace.conftest import SAMPLE, Judged
 
+from optpipe.core.records import json_from_record, record_from_json
 from optpipe.core.verdict import Verdict
-from optpipe.trace.findings.bottleneck import LimitingFactor
-from optpipe.trace.findings.report import Profile, document_from_profile
+from optpipe.trace.findings.bottleneck import LimitingFactor, find_range_bottleneck
+from optpipe.trace.findings.records import TraceProfile
 
 
 def _query(sql: str) -> list[tuple[str, int, int]]:
@@ -17,7 +18,7 @@ def _query(sql: str) -> list[tuple[str, int, int]]:
         return connection.execute(sql).fetchall()
 
 
-def test_kernel_totals_are_the_exports_to_the_nanosecond(sample: Profile) -> None:
+def test_kernel_totals_are_the_exports_to_the_nanosecond(sample: Judged) -> None:
     expected = _query(
         'SELECT s.value, COUNT(*), SUM(k."end" - k.start) FROM CUPTI_ACTIVITY_KIND_KERNEL k JOIN StringIds s '
         "ON s.id = k.demangledName GROUP BY s.value"
@@ -26,33 +27,36 @@ def test_kernel_totals_are_the_exports_to_the_nanosecond(sample: Profile) -> Non
     assert sorted(found) == sorted(expected)
 
 
-def test_api_totals_are_the_exports_to_the_nanosecond(sample: Profile) -> None:
+def test_api_totals_are_the_exports_to_the_nanosecond(sample: Judged) -> None:
     (total,) = _query('SELECT SUM("end" - start) FROM CUPTI_ACTIVITY_KIND_RUNTIME')[0]
     assert sample.whole.api["total_ns"].sum() == total
     assert {"cudaLaunchKernel", "cuLaunchKernelEx"} <= set(sample.whole.api["name"].to_list())
 
 
-def test_eager_iterations_are_launch_bound_and_the_replay_is_not(sample: Profile) -> None:
-    assert sample.bottleneck.limit is LimitingFactor.LAUNCH
-    assert sample.by_range["iter"].limit is LimitingFactor.LAUNCH
-    assert sample.by_range["graph"].limit is LimitingFactor.GPU  # no graph of the model, no counters
-    assert sample.by_range["graph"].share == pytest.approx(0.967, abs=0.001)
+def test_eager_iterations_are_launch_bound_and_the_replay_is_not(sample: Judged) -> None:
+    assert sample.bottleneck.verdict is LimitingFactor.LAUNCH
+    graph = find_range_bottleneck(sample.measured, "graph")
+    limits = {row.name: row.bottleneck for row in sample.ranges}
+    assert limits["iter"] is LimitingFactor.LAUNCH
+    assert graph is not None
+    assert graph.verdict is limits["graph"] is LimitingFactor.GPU  # no graph of the model, no counters
+    assert graph.share == pytest.approx(0.967, abs=0.001)
     assert sample.findings[0].rule == "launch-gaps"
 
 
-def test_five_iterations_of_282_kernels(sample: Profile) -> None:
+def test_five_iterations_of_282_kernels(sample: Judged) -> None:
     iterations = sample.measured.iterations
     assert iterations["kernels"].to_list() == [282] * 5
     assert iterations["name"].cast(pl.String).unique().to_list() == ["iter"]
-    assert sample.quality.verdict is Verdict.PASS
+    assert sample.trace_quality.verdict is Verdict.PASS
 
 
-def test_projection_of_the_replay(sample: Profile) -> None:
+def test_projection_of_the_replay(sample: Judged) -> None:
     row = sample.whole.ranges.filter(pl.col("name") == "graph").row(0, named=True)
     assert (row["wall_ns"], row["kernels"], row["kernel_ns"]) == (771395, 282, 1019734)
 
 
-def test_tensor_core_kernels_are_those_of_the_named_schemes(sample: Profile) -> None:
+def test_tensor_core_kernels_are_those_of_the_named_schemes(sample: Judged) -> None:
     """By hand: nvjet, xmma and cutlass tensorop kernels are all matrix kernels of the trace, and all on Tensor Cores."""
     by_hand = sample.measured.kernels.filter(pl.col("name").str.contains("nvjet|xmma|tensorop"))
     cores = sample.tensor_cores
@@ -62,22 +66,8 @@ def test_tensor_core_kernels_are_those_of_the_named_schemes(sample: Profile) -> 
     assert cores.time_share == pytest.approx(0.3826, abs=1e-4)
 
 
-def test_document_has_what_is_promised(sample: Profile) -> None:
-    document = document_from_profile(sample)
-    promised = {
-        "trace_quality",
-        "totals",
-        "kernels",
-        "api",
-        "ranges",
-        "tensor_cores",
-        "roofline",
-        "bottleneck",
-        "findings",
-    }
-    assert promised <= set(document)
-    totals = document["totals"]
-    assert totals["busy_ns"] + totals["idle_ns"] == totals["span_ns"]
-    assert sum(totals["idle_by_cause"].values()) == totals["idle_ns"]
-    assert {"name", "count", "total_ns", "share", "tensor_core"} <= set(document["kernels"][0])
-    assert {"rule", "evidence", "gain_ns", "advice"} <= set(document["findings"][0])
+def test_the_record_adds_up_and_comes_back_from_its_json(sample: Judged) -> None:
+    for totals in (sample.totals, sample.profile.measured.totals):
+        assert totals.busy_ns + totals.idle_ns == totals.span_ns
+        assert sum(totals.idle_by_cause.values()) == totals.idle_ns
+    assert record_from_json(json_from_record(sample.profile), TraceProfile, "profile") == sample.profile

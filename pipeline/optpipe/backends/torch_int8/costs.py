@@ -3,12 +3,13 @@
 from math import prod
 from typing import Any
 
+from optpipe.backends.torch_costs import NodeCost, ProgramCosts
 from optpipe.backends.torch_int8 import steps
 from optpipe.backends.torch_int8.program import Program
 
 
-def count_costs(program: Program, inputs: tuple[Any, ...]) -> dict[str, Any]:
-    """Runs `program` once on `inputs`: `layers`, per step multiply-adds and bytes; and `edge_bytes` of inputs, weights and outputs.
+def count_costs(program: Program, inputs: tuple[Any, ...]) -> ProgramCosts:
+    """Runs `program` once on `inputs` and counts what each step computes and moves.
 
     Bytes are those of what a step reads and writes, each moved once.
     """
@@ -21,10 +22,10 @@ def count_costs(program: Program, inputs: tuple[Any, ...]) -> dict[str, Any]:
         rows.append(_describe_step(step, output, moved))
     outputs = [values[name] for name in program.network.outputs]
     weights = sum(map(_count_weight_bytes, program.network.steps))
-    return {"layers": rows, "edge_bytes": weights + sum(each.nbytes for each in (*inputs, *outputs))}
+    return ProgramCosts(tuple(rows), weights + sum(each.nbytes for each in (*inputs, *outputs)))
 
 
-def _describe_step(step: steps.Step, output: Any, moved: int) -> dict[str, Any]:
+def _describe_step(step: steps.Step, output: Any, moved: int) -> NodeCost:
     weight = getattr(step, "weight", None)
     kind = "int8" if isinstance(step, steps.Convolution | steps.Linear | steps.MaxPool) else "fp16"
     operator = step.operator if isinstance(step, steps.Floating) else _OPERATORS.get(type(step), type(step).__name__)
@@ -32,8 +33,8 @@ def _describe_step(step: steps.Step, output: Any, moved: int) -> dict[str, Any]:
     if weight is not None:
         depth = prod(weight.shape[1:])
         inside = weight.shape[1] if isinstance(step, steps.Stem) else weight.shape[-1]
-        channels, macs = [int(inside), int(weight.shape[0])], int(output.numel() * depth)
-    return {"name": step.name, "op": operator, "type": kind, "macs": macs, "bytes": moved, "channels": channels}
+        channels, macs = (int(inside), int(weight.shape[0])), int(output.numel() * depth)
+    return NodeCost(step.name, operator, kind, macs, moved, channels)
 
 
 _OPERATORS: dict[type, str] = {steps.Convolution: "Conv", steps.Stem: "Conv", steps.Linear: "Gemm"}

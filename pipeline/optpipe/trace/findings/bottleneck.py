@@ -1,5 +1,6 @@
 """What limits a stage: the largest part of its time, told from the split of the timeline."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -45,10 +46,14 @@ class LimitingFactor(StrEnum):
 class Bottleneck:
     """The verdict, its share of the time, all the shares it was chosen from, and why."""
 
-    limit: LimitingFactor
+    verdict: LimitingFactor
     share: float
-    shares: dict[str, float]
+    shares: Mapping[LimitingFactor, float]
     why: str
+    idle_scale: float = 1.0
+    """What is left of the GPU's idle time without the profiler, where that slowed the host too much to be believed."""
+    busy_share: float | None = None
+    """How much of the time without the profiler a kernel runs; None where kernels are not known."""
 
 
 def compute_idle_scale(measured: Analysis, undisturbed_ns: float | None) -> float:
@@ -114,14 +119,14 @@ def _judge_windows(
     }
     span = max(sum(parts.values()), 1)
     limit = max(parts, key=lambda part: parts[part])
-    shares = {str(part): ns / span for part, ns in parts.items()}
+    shares = {part: ns / span for part, ns in parts.items()}
     why = {
         LimitingFactor.LAUNCH: _explain_launch(measured, idle[IdleCause.HOST_WAIT] - away, idle[IdleCause.KERNEL_WAIT]),
         LimitingFactor.CPU: "the GPU waits while the host does work other than launching",
         LimitingFactor.COPY: "copies run while no kernel does",
         LimitingFactor.SYNCHRONIZATION: "the GPU is idle while the host returns from a synchronizing call",
     }.get(limit, f"kernels run most of the time; {basis}")
-    return Bottleneck(limit, shares[str(limit)], shares, why)
+    return Bottleneck(limit, shares[limit], shares, why, idle_scale, busy_share=shares[gpu])
 
 
 def _explain_launch(measured: Analysis, host_ns: int, kernel_ns: int) -> str:
@@ -203,7 +208,7 @@ def _judge_without_gpu(measured: Analysis) -> Bottleneck:
             LimitingFactor.WITHHELD, 0.0, {}, "CUDA calls but no GPU rows: the trace does not show what limits it"
         )
     share = _io_share(measured.os_runtime.filter(pl.col("name").str.contains(_IO_CALLS)), measured)
-    shares = {str(LimitingFactor.CPU): 1 - share, str(LimitingFactor.IO): share}
+    shares = {LimitingFactor.CPU: 1 - share, LimitingFactor.IO: share}
     if share >= 0.5:
         return Bottleneck(
             LimitingFactor.IO,
@@ -211,7 +216,7 @@ def _judge_without_gpu(measured: Analysis) -> Bottleneck:
             shares,
             "file I/O takes most of the time of the threads that do it",
         )
-    basis = " (OS calls were not traced, so I/O time is unknown; add --osrt)"
+    basis = " (OS calls were not traced, so I/O time is unknown; add --record os-calls)"
     return Bottleneck(
         LimitingFactor.CPU,
         1 - share,

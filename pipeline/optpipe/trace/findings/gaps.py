@@ -3,9 +3,8 @@
 `nsys analyze` begins at 500 ms, the length of a training step; an inference is over by then.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -27,13 +26,27 @@ _SHOWN = 10
 
 
 @dataclass(frozen=True, slots=True)
+class Gap:
+    """A time in which no kernel runs."""
+
+    start_ns: int
+    duration_ns: int
+    by_cause: Mapping[IdleCause, int]
+    """What it waited for; together its duration."""
+    before: str | None
+    """The kernel or copy that ends it; None at the end of the trace."""
+    host: str
+    """The CUDA calls that the host was in."""
+
+
+@dataclass(frozen=True, slots=True)
 class Gaps:
-    """All gaps of at least `least_ns`, and the longest of them with what they waited for."""
+    """All gaps of at least `least_ns`, and the longest of them."""
 
     least_ns: int
     count: int
     total_ns: int
-    rows: tuple[dict[str, Any], ...]
+    longest: tuple[Gap, ...]
 
 
 def find_gaps(measured: Analysis) -> Gaps:
@@ -41,21 +54,9 @@ def find_gaps(measured: Analysis) -> Gaps:
     least_ns = choose_gap_threshold_ns(measured)
     free = complement_intervals(measured.timeline.busy, measured.timeline.start_ns, measured.timeline.end_ns)
     lengths = free.ends - free.starts
-    kept = np.flatnonzero(lengths >= least_ns)
-    kept = kept[np.argsort(-lengths[kept], kind="stable")]
-    longest = kept[:_SHOWN]
-    causes = {
-        cause: sum_within(measured.timeline.idle[cause], free.starts[longest], free.ends[longest])
-        for cause in IdleCause
-    }
-    rows = describe_gaps(measured, free.starts[longest], free.ends[longest], most=_SHOWN)
-    by_cause = [{str(cause): int(ns[place]) for cause, ns in causes.items() if ns[place]} for place in range(len(rows))]
-    return Gaps(
-        least_ns,
-        int(kept.size),
-        int(lengths[kept].sum()),
-        tuple({**row, "by_cause": split} for row, split in zip(rows, by_cause, strict=True)),
-    )
+    kept = lengths >= least_ns
+    longest = describe_gaps(measured, free.starts[kept], free.ends[kept], most=_SHOWN)
+    return Gaps(least_ns, int(kept.sum()), int(lengths[kept].sum()), longest)
 
 
 def choose_gap_threshold_ns(measured: Analysis) -> int:
@@ -73,21 +74,34 @@ def has_notable_gaps(measured: Analysis, gaps: TimeIntervals) -> bool:
     return bool((gaps.ends - gaps.starts).max() >= least_ns or gaps.total_ns >= least_ns * iterations)
 
 
-def describe_gaps(measured: Analysis, starts: TimeArray, ends: TimeArray, most: int = 5) -> tuple[dict[str, Any], ...]:
+def describe_gaps(measured: Analysis, starts: TimeArray, ends: TimeArray, most: int = 5) -> tuple[Gap, ...]:
     """The longest gaps: where they are in the trace, what ends them, and what the host did meanwhile."""
     longest = np.argsort(starts - ends, kind="stable")[:most]
+    starts, ends = starts[longest], ends[longest]
+    causes = {cause: sum_within(measured.timeline.idle[cause], starts, ends).tolist() for cause in IdleCause}
+    return tuple(
+        Gap(
+            start_ns=start,
+            duration_ns=end - start,
+            by_cause={cause: parts[place] for cause, parts in causes.items() if parts[place]},
+            before=_find_operation_after(measured, end),
+            host=", ".join(_find_calls_during(measured, start, end)) or "no CUDA call",
+        )
+        for place, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True))
+    )
+
+
+def _find_operation_after(measured: Analysis, end_ns: int) -> str | None:
     operations, trace = measured.timeline.operations, measured.trace
-    rows = []
-    for index in longest.tolist():
-        following = int(np.searchsorted(operations.starts, ends[index]))
-        row: dict[str, Any] = {"start_ns": int(starts[index]), "duration_ns": int(ends[index] - starts[index])}
-        if following < operations.starts.size and operations.is_kernel[following]:
-            row["before"] = shorten_name(str(trace.kernels["name"][int(operations.row[following])]))
-        elif following < operations.starts.size:
-            row["before"] = str(trace.copies["kind"][int(operations.row[following])])
-        row["host"] = ", ".join(_find_calls_during(measured, int(starts[index]), int(ends[index]))) or "no CUDA call"
-        rows.append(row)
-    return tuple(rows)
+    following = int(np.searchsorted(operations.starts, end_ns))
+    if following >= operations.starts.size:
+        return None
+    row = int(operations.row[following])
+    return (
+        shorten_name(str(trace.kernels["name"][row]))
+        if operations.is_kernel[following]
+        else str(trace.copies["kind"][row])
+    )
 
 
 def _find_calls_during(measured: Analysis, start_ns: int, end_ns: int) -> Iterable[str]:

@@ -1,7 +1,7 @@
 """Whether the trace can be trusted, before anything is concluded from it; what it cannot support is withheld by name."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
@@ -12,9 +12,6 @@ from optpipe.trace.recording.frames import Trace
 from optpipe.trace.timeline.analysis import Analysis
 from optpipe.trace.timeline.intervals import sum_within, unite_intervals
 from optpipe.trace.timeline.timeline import Timeline, array_from_column, match_names
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 LAUNCH_CALLS = r"^(cudaLaunchKernel|cudaLaunchCooperativeKernel|cuLaunchKernel|cuLaunchCooperativeKernel|cudaGraphLaunch|cuGraphLaunch)"
 ABSOLUTE_TIMES = "absolute times"
@@ -41,38 +38,36 @@ class Check:
 class Quality:
     """All checks, and what is withheld because of them."""
 
+    verdict: Verdict
+    """PASS only when every check passes."""
     checks: tuple[Check, ...]
+    withheld: Mapping[str, str]
+    """What is not said, and why."""
 
     @property
-    def verdict(self) -> Verdict:
-        """PASS only when every check passes."""
-        return combine_verdicts(check.verdict for check in self.checks)
-
-    @property
-    def withheld(self) -> dict[str, str]:
-        """What is not said, and why."""
-        return {view: check.detail for check in self.checks for view in check.withholds}
+    def distorts_host(self) -> bool:
+        """Whether the profiler slowed the host so much that its times say nothing; shares and kernel times still do."""
+        return ABSOLUTE_TIMES in self.withheld
 
 
 def check_quality(
     measured: Analysis, unprofiled_iteration_ns: float | None = None, *, expects_gpu: bool = True
 ) -> Quality:
     """Checks `measured`; with the time of an iteration outside the profiler, its overhead is a measured one."""
-    checks: tuple[Callable[[Analysis], Check], ...] = (
-        _check_whole_rows,
-        _check_graph_mode,
-        _check_lost_events,
-        _check_constant_kernel_count,
-        _check_projection_against_wall,
-    )
-    rest = [check(measured) for check in checks]
+    checks = [
+        _check_gpu_rows(measured, expects_gpu=expects_gpu),
+        _check_graph_mode(measured),
+        _check_lost_events(measured),
+        _check_constant_kernel_count(measured),
+        _check_projection_against_wall(measured),
+        _check_overhead(measured, unprofiled_iteration_ns),
+    ]
     devices = measured.trace.kernels["device"].n_unique()
     if devices > 1:
         detail = f"kernels of {devices} GPUs, whose busy times would mix; record one GPU with CUDA_VISIBLE_DEVICES"
-        rest.append(Check("one_gpu", Verdict.INCONCLUSIVE, detail, ("idle_by_cause",)))
-    return Quality(
-        (_check_gpu_rows(measured, expects_gpu=expects_gpu), *rest, _check_overhead(measured, unprofiled_iteration_ns))
-    )
+        checks.append(Check("one_gpu", Verdict.INCONCLUSIVE, detail, ("idle_by_cause",)))
+    withheld = {view: check.detail for check in checks for view in check.withholds}
+    return Quality(combine_verdicts(check.verdict for check in checks), tuple(checks), withheld)
 
 
 def _check_gpu_rows(measured: Analysis, *, expects_gpu: bool) -> Check:
@@ -84,16 +79,6 @@ def _check_gpu_rows(measured: Analysis, *, expects_gpu: bool) -> Check:
     calls = measured.trace.api.height
     why = "CUDA calls were recorded, but no kernels" if calls else "neither CUDA calls nor kernels were recorded"
     return Check("gpu_rows", Verdict.INCONCLUSIVE, f"no GPU rows: {why}", withheld)
-
-
-def _check_whole_rows(measured: Analysis) -> Check:
-    backwards = sum(
-        frame.filter(pl.col("end_ns") < pl.col("start_ns")).height
-        for frame in (measured.trace.kernels, measured.trace.copies, measured.trace.api, measured.trace.ranges)
-    )
-    if backwards:
-        return Check("whole_rows", Verdict.FAIL, f"{backwards} rows end before they start", ("totals", "idle_by_cause"))
-    return Check("whole_rows", Verdict.PASS, "every row ends after it starts")
 
 
 def _check_graph_mode(measured: Analysis) -> Check:
@@ -111,7 +96,7 @@ def _check_graph_mode(measured: Analysis) -> Check:
 
 def _check_lost_events(measured: Analysis) -> Check:
     if measured.trace.diagnostics:
-        return Check("lost_events", Verdict.FAIL, f"nsys reports: {measured.trace.diagnostics[0]}", _OF_ALL_EVENTS)
+        return Check("lost_events", Verdict.FAIL, measured.trace.diagnostics[0], _OF_ALL_EVENTS)
     launches, lost = _count_launches_without_kernel(measured.trace, measured.timeline)
     if (
         launches

@@ -4,18 +4,16 @@ Gains are upper bounds over the measured part: the time that would be gone if th
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import polars as pl
 
 from optpipe.core.units import format_bytes, format_duration
 from optpipe.trace.findings.bottleneck import GAP_NS, find_long_gaps
+from optpipe.trace.findings.context import FindingRow, ProfileFinding, RuleContext
 from optpipe.trace.findings.gaps import describe_gaps, has_notable_gaps
 from optpipe.trace.findings.stage_rules import (
-    ProfileFinding,
-    RuleContext,
     advise_fusion,
     compute_saving_ns,
     find_busiest_operator,
@@ -23,7 +21,8 @@ from optpipe.trace.findings.stage_rules import (
     find_slow_layers,
 )
 from optpipe.trace.layers.tensor_cores import LayerUse, TensorCores
-from optpipe.trace.timeline.intervals import subtract_intervals
+from optpipe.trace.ranges import Stage
+from optpipe.trace.timeline.intervals import TimeIntervals, subtract_intervals
 from optpipe.trace.timeline.kernels import shorten_name
 from optpipe.trace.timeline.timeline import WAITING_CALLS, IdleCause
 
@@ -31,7 +30,7 @@ _WORTH_SHARE = 0.02
 """Findings worth less than 2 % of the measured time are not worth a line."""
 _WORTH_GAP_SHARE = 0.005
 """A gap may matter to one iteration of hundreds; below half a percent of all it is worth no line either."""
-HOST_RULES = frozenset(
+_HOST_RULES = frozenset(
     {"launch-gaps", "host-gaps", "device-gaps", "synchronization", "allocations", "first-iteration", "operating-system"}
 )
 """Rules whose evidence is times of the host, which a profiler's overhead distorts."""
@@ -51,117 +50,117 @@ _ALLOCATIONS = (
 Rule = Callable[[RuleContext], ProfileFinding | None]
 
 
-def apply_rules(facts: RuleContext, *, with_gaps: bool = True) -> tuple[ProfileFinding, ...]:
+def apply_rules(context: RuleContext, *, with_gaps: bool = True) -> tuple[ProfileFinding, ...]:
     """All findings that matter, the largest estimated gain first; those from gaps only where the trace supports these."""
-    has_gpu = facts.measured.trace.kernels.height > 0
-    found = [finding for rule in (_GPU_RULES if has_gpu else _CPU_RULES) if (finding := rule(facts)) is not None]
-    kept = [finding for finding in found if finding.gain_ns >= _WORTH_SHARE * _time_base_ns(finding.rule, facts)]
+    has_gpu = context.measured.trace.kernels.height > 0
+    found = [finding for rule in (_GPU_RULES if has_gpu else _CPU_RULES) if (finding := rule(context)) is not None]
+    kept = [finding for finding in found if finding.gain_ns >= _WORTH_SHARE * _time_base_ns(finding.rule, context)]
     if has_gpu and with_gaps:  # these have a threshold of their own
-        gaps = [_correct_for_profiler(gap, facts) for rule in _GAP_RULES if (gap := rule(facts)) is not None]
-        kept += [gap for gap in gaps if gap.gain_ns >= _WORTH_GAP_SHARE * _time_base_ns(gap.rule, facts)]
-    if facts.stage == "preprocess":
+        gaps = [_correct_for_profiler(gap, context) for rule in _GAP_RULES if (gap := rule(context)) is not None]
+        kept += [gap for gap in gaps if gap.gain_ns >= _WORTH_GAP_SHARE * _time_base_ns(gap.rule, context)]
+    if context.facts.stage is Stage.PREPROCESS:
         kept = [replace(each, advice=_PREPROCESS_ADVICE.get(each.rule, each.advice)) for each in kept]
-    timed = [replace(finding, of_ns=_time_base_ns(finding.rule, facts)) for finding in kept]
-    return tuple(sorted(timed, key=lambda finding: (-finding.gain_ns / max(finding.of_ns, 1), finding.rule)))
+    shared = [
+        replace(
+            each,
+            gain_share=each.gain_ns / max(_time_base_ns(each.rule, context), 1),
+            host_times=each.rule in _HOST_RULES,
+        )
+        for each in kept
+    ]
+    return tuple(sorted(shared, key=lambda each: (-each.gain_share, each.rule)))
 
 
-def _time_base_ns(rule: str, facts: RuleContext) -> float:
+def _time_base_ns(rule: str, context: RuleContext) -> float:
     """What a gain is a part of: where the profiler slowed the host, the time without it for what it did not slow."""
-    if facts.undisturbed_ns is None or rule in _UNDER_PROFILER:
-        return facts.measured.split.span_ns
-    return facts.undisturbed_ns * facts.iterations
+    if context.undisturbed_ns is None or rule in _UNDER_PROFILER:
+        return context.measured.split.span_ns
+    return context.undisturbed_ns * context.iterations
 
 
-def _correct_for_profiler(gap: ProfileFinding, facts: RuleContext) -> ProfileFinding:
+def _correct_for_profiler(gap: ProfileFinding, context: RuleContext) -> ProfileFinding:
     """A gap as long as an iteration without the profiler leaves room for: it delays launches, and hardly the kernels."""
-    if facts.undisturbed_ns is None:
+    if context.undisturbed_ns is None:
         return gap
-    gain_ns = int(gap.gain_ns * facts.idle_scale)
-    each = f"{WITHOUT_PROFILER}, {format_duration(gain_ns / facts.iterations)} of an iteration"
+    gain_ns = int(gap.gain_ns * context.idle_scale)
+    each = f"{WITHOUT_PROFILER}, {format_duration(gain_ns / context.iterations)} of an iteration"
     return replace(gap, gain_ns=gain_ns, evidence=gap.evidence + each)
 
 
-def find_launch_gaps(facts: RuleContext) -> ProfileFinding | None:
+def find_launch_gaps(context: RuleContext) -> ProfileFinding | None:
     """Short waits between kernels for the next launch, which a CUDA graph removes."""
-    timeline = facts.measured.timeline
+    timeline = context.measured.timeline
     away = find_long_gaps(timeline)
     waits = timeline.idle[IdleCause.HOST_WAIT]
     short = subtract_intervals(waits, away)
     gain, count = short.total_ns, short.starts.size
-    if not has_notable_gaps(facts.measured, short):
+    if not has_notable_gaps(context.measured, short):
         return None
-    kernels = facts.measured.trace.kernels.height
+    kernels = context.measured.trace.kernels.height
     evidence = (
         f"{_format_gap_count(count)} of {format_duration(gain / count)} on average while the host prepares the next launch; "
-        f"{kernels} kernels of {format_duration(facts.measured.kernel_ns / max(kernels, 1))} on average"
+        f"{kernels} kernels of {format_duration(context.measured.kernel_ns / max(kernels, 1))} on average"
     )
-    graph = f"replay a CUDA graph (optpipe build --option {facts.backend or 'onnxruntime'}.cuda_graph=true), "
-    advice = f"{'' if facts.options.get('cuda_graph') else graph}use a larger batch, or launch fewer kernels; {advise_fusion(facts)}"
-    return ProfileFinding(
-        "launch-gaps", evidence, gain, advice, describe_gaps(facts.measured, short.starts, short.ends)
-    )
+    graph = f"replay a CUDA graph (optpipe build --option {context.facts.backend or 'onnxruntime'}.cuda_graph=true), "
+    advice = f"{'' if context.facts.options.get('cuda_graph') else graph}use a larger batch, or launch fewer kernels; "
+    advice += advise_fusion(context.facts)
+    return ProfileFinding("launch-gaps", evidence, gain, advice, _gap_rows(context, short))
 
 
-def find_host_gaps(facts: RuleContext) -> ProfileFinding | None:
+def find_host_gaps(context: RuleContext) -> ProfileFinding | None:
     """Long waits in which the host does other work than launching."""
-    away = find_long_gaps(facts.measured.timeline)
+    away = find_long_gaps(context.measured.timeline)
     if not away.starts.size:
         return None
     evidence = f"{_format_gap_count(away.starts.size)} over {format_duration(GAP_NS)}, {format_duration(away.total_ns)} in total, "
     evidence += "during which the host launches nothing"
-    advice = "find out what the host does there: optpipe profile --osrt, or --record python; preprocess on the GPU (optpipe preprocess)"
-    if facts.stage == "inference":
-        advice = "launch the next batch before waiting for this one (optpipe bench --streams); --record python shows what the host does"
-    return ProfileFinding(
-        "host-gaps", evidence, away.total_ns, advice, describe_gaps(facts.measured, away.starts, away.ends)
-    )
+    advice = "find out what the host does there: optpipe profile --record os-calls; preprocess on the GPU (optpipe preprocess)"
+    if context.facts.stage is Stage.INFERENCE:
+        advice = "launch the next batch before waiting for this one (optpipe bench --streams)"
+    return ProfileFinding("host-gaps", evidence, away.total_ns, advice, _gap_rows(context, away))
 
 
-def find_device_gaps(facts: RuleContext) -> ProfileFinding | None:
+def find_device_gaps(context: RuleContext) -> ProfileFinding | None:
     """Waits between kernels that were launched already: dependent, short kernels."""
-    waits = facts.measured.timeline.idle[IdleCause.KERNEL_WAIT]
-    if not has_notable_gaps(facts.measured, waits):
+    waits = context.measured.timeline.idle[IdleCause.KERNEL_WAIT]
+    if not has_notable_gaps(context.measured, waits):
         return None
     each = format_duration(waits.total_ns / waits.starts.size)
     evidence = f"{_format_gap_count(waits.starts.size)} of {each} between already launched kernels"
-    advice = f"use a larger batch, or fewer, larger kernels; {advise_fusion(facts)}"
-    return ProfileFinding(
-        "device-gaps", evidence, waits.total_ns, advice, describe_gaps(facts.measured, waits.starts, waits.ends)
-    )
+    advice = f"use a larger batch, or fewer, larger kernels; {advise_fusion(context.facts)}"
+    return ProfileFinding("device-gaps", evidence, waits.total_ns, advice, _gap_rows(context, waits))
 
 
-def find_synchronizations(facts: RuleContext) -> ProfileFinding | None:
+def find_synchronizations(context: RuleContext) -> ProfileFinding | None:
     """Idle time while the host returns from waiting for the GPU."""
-    idle = facts.measured.timeline.idle[IdleCause.SYNCHRONIZATION]
-    if not has_notable_gaps(facts.measured, idle):
+    idle = context.measured.timeline.idle[IdleCause.SYNCHRONIZATION]
+    if not has_notable_gaps(context.measured, idle):
         return None
-    calls = facts.measured.api.filter(pl.col("name").str.contains(WAITING_CALLS))
+    calls = context.measured.api.filter(pl.col("name").str.contains(WAITING_CALLS))
     named = ", ".join(f"{row['count']} {row['name']}" for row in calls.head(3).iter_rows(named=True))
-    each = _sum(calls, "count") / facts.iterations
+    each = _sum(calls, "count") / context.iterations
     evidence = f"{format_duration(idle.total_ns)} idle inside waiting calls ({named}; {each:.1f} per iteration)"
     advice = (
         "synchronize once per iteration, not once per step; keep several batches in flight (optpipe bench --streams)"
     )
-    return ProfileFinding(
-        "synchronization", evidence, idle.total_ns, advice, describe_gaps(facts.measured, idle.starts, idle.ends)
-    )
+    return ProfileFinding("synchronization", evidence, idle.total_ns, advice, _gap_rows(context, idle))
 
 
-def find_exposed_copies(facts: RuleContext) -> ProfileFinding | None:
+def find_exposed_copies(context: RuleContext) -> ProfileFinding | None:
     """Copies during which no kernel runs."""
-    gain = facts.measured.split.copy_only_ns
+    gain = context.measured.split.copy_only_ns
     if not gain:
         return None
     evidence = (
-        f"{format_duration(gain)} in which only copies run, of {format_duration(facts.measured.copy_ns)} of copies"
+        f"{format_duration(gain)} in which only copies run, of {format_duration(context.measured.copy_ns)} of copies"
     )
     advice = "copy on a second stream while the previous batch computes, or keep the data on the device (I/O binding, DALI output)"
-    return ProfileFinding("exposed-copies", evidence, gain, advice, _rows(facts.measured.copies))
+    return ProfileFinding("exposed-copies", evidence, gain, advice, _copy_rows(context.measured.copies))
 
 
-def find_pageable_copies(facts: RuleContext) -> ProfileFinding | None:
+def find_pageable_copies(context: RuleContext) -> ProfileFinding | None:
     """Copies between the device and memory that is not pinned."""
-    copies = facts.measured.copies
+    copies = context.measured.copies
     pageable, pinned = (
         copies.filter((pl.col("source_memory") == kind) | (pl.col("target_memory") == kind))
         for kind in ("Pageable", "Pinned")
@@ -177,16 +176,18 @@ def find_pageable_copies(facts: RuleContext) -> ProfileFinding | None:
         f"{format_bytes(rate * 1e9)}/s; gain estimated from {basis}"
     )
     advice = "allocate host buffers as pinned memory (torch: pin_memory=True)"
-    return ProfileFinding("pageable-copies", evidence, max(0, int(total_ns - size / better)), advice, _rows(pageable))
+    return ProfileFinding(
+        "pageable-copies", evidence, max(0, int(total_ns - size / better)), advice, _copy_rows(pageable)
+    )
 
 
-def find_small_copies(facts: RuleContext) -> ProfileFinding | None:
+def find_small_copies(context: RuleContext) -> ProfileFinding | None:
     """Many copies too small to be worth their launch."""
-    small = facts.measured.trace.copies.filter(pl.col("bytes") < _SMALL_COPY_BYTES)
-    if small.height < 10 * facts.iterations:
+    small = context.measured.trace.copies.filter(pl.col("bytes") < _SMALL_COPY_BYTES)
+    if small.height < 10 * context.iterations:
         return None
     evidence = (
-        f"{small.height} copies under {format_bytes(_SMALL_COPY_BYTES)} ({small.height / facts.iterations:.0f} per iteration), "
+        f"{small.height} copies under {format_bytes(_SMALL_COPY_BYTES)} ({small.height / context.iterations:.0f} per iteration), "
         f"{format_bytes(_sum(small, 'bytes'))} in total"
     )
     gain = _sum(small, "end_ns") - _sum(small, "start_ns")
@@ -195,9 +196,9 @@ def find_small_copies(facts: RuleContext) -> ProfileFinding | None:
     )
 
 
-def find_missed_tensor_cores(facts: RuleContext) -> ProfileFinding | None:
+def find_missed_tensor_cores(context: RuleContext) -> ProfileFinding | None:
     """Matrix work on the ordinary units."""
-    found = facts.tensor_cores
+    found = context.tensor_cores
     if found is None or not found.missed:
         return None
     missed_ns = sum(each.time_ns for each in found.missed) // found.iterations
@@ -209,13 +210,13 @@ def find_missed_tensor_cores(facts: RuleContext) -> ProfileFinding | None:
     if any(each.type in ("fp16", "bf16", "int8") for each in found.missed):
         advice = "other kernels: build with --backend onnxruntime,inductor,torch, then optpipe bench; onnxruntime.cudnn_search=EXHAUSTIVE"
     return ProfileFinding(
-        "missed-tensor-cores", evidence, compute_saving_ns(facts, found.missed), advice, _use_rows(found.missed)
+        "missed-tensor-cores", evidence, compute_saving_ns(context, found.missed), advice, _use_rows(found.missed)
     )
 
 
-def find_ineligible_layers(facts: RuleContext) -> ProfileFinding | None:
+def find_ineligible_layers(context: RuleContext) -> ProfileFinding | None:
     """Matrix layers that their type or their channels keep from Tensor Cores."""
-    found = facts.tensor_cores
+    found = context.tensor_cores
     if found is None or not found.ineligible:
         return None
     shut_ns = sum(each.time_ns for each in found.ineligible) // found.iterations
@@ -232,62 +233,62 @@ def find_ineligible_layers(facts: RuleContext) -> ProfileFinding | None:
         else "pad channels and weights with zeros to that multiple (3 input channels to 8), or use a backend that pads: "
         "optpipe build --backend torch,inductor, then optpipe bench"
     )
-    gain = compute_saving_ns(facts, found.ineligible)
+    gain = compute_saving_ns(context, found.ineligible)
     return ProfileFinding("ineligible-for-tensor-cores", evidence, gain, advice, _use_rows(found.ineligible))
 
 
-def find_unfused_kernels(facts: RuleContext) -> ProfileFinding | None:
+def find_unfused_kernels(context: RuleContext) -> ProfileFinding | None:
     """Normalization, casts and elementwise work in kernels of their own: a compiler puts them into their neighbours."""
-    kernels = facts.measured.kernels.filter(pl.col("kind").is_in(["normalization", "elementwise", "cast"]))
+    kernels = context.measured.kernels.filter(pl.col("kind").is_in(["normalization", "elementwise", "cast"]))
     count, total_ns = _sum(kernels, "count"), _sum(kernels, "total_ns")
     evidence = (
-        f"{count} kernels ({count / facts.iterations:.0f} per iteration) do only normalization, casts, or elementwise work: "
+        f"{count} kernels ({count / context.iterations:.0f} per iteration) do only normalization, casts, or elementwise work: "
         f"{format_duration(total_ns)}"
     )
     return (
-        ProfileFinding("unfused-kernels", evidence, total_ns, advise_fusion(facts), _kernel_rows(kernels))
+        ProfileFinding("unfused-kernels", evidence, total_ns, advise_fusion(context.facts), _name_rows(kernels))
         if count
         else None
     )
 
 
-def find_layout_changes(facts: RuleContext) -> ProfileFinding | None:
+def find_layout_changes(context: RuleContext) -> ProfileFinding | None:
     """Kernels that only change the layout of tensors."""
-    layouts = facts.measured.kernels.filter(pl.col("kind") == "layout")
+    layouts = context.measured.kernels.filter(pl.col("kind") == "layout")
     count, total_ns = _sum(layouts, "count"), _sum(layouts, "total_ns")
     evidence = f"{count} kernels only change tensor layouts: {format_duration(total_ns)}"
     advice = "keep one layout: NHWC for Tensor Cores (onnxruntime.nhwc=true; torch channels_last)"
-    if facts.options.get("nhwc"):
+    if context.facts.options.get("nhwc"):
         advice = "the layout is already NHWC; what is left converts the model's inputs and outputs, which stay NCHW"
-    return ProfileFinding("layout-changes", evidence, total_ns, advice, _kernel_rows(layouts)) if count else None
+    return ProfileFinding("layout-changes", evidence, total_ns, advice, _name_rows(layouts)) if count else None
 
 
-def find_underfilled_gpu(facts: RuleContext) -> ProfileFinding | None:
+def find_underfilled_gpu(context: RuleContext) -> ProfileFinding | None:
     """Kernels with fewer blocks than the GPU has multiprocessors."""
-    if not facts.multiprocessors:
+    if not context.multiprocessors:
         return None
     duration, blocks = pl.col("end_ns") - pl.col("start_ns"), pl.col("blocks")
-    small = facts.measured.trace.kernels.filter((blocks < facts.multiprocessors) & (blocks > 0)).select(
-        duration.alias("total_ns"), (duration * (1 - blocks / facts.multiprocessors)).alias("unused_ns")
+    small = context.measured.trace.kernels.filter((blocks < context.multiprocessors) & (blocks > 0)).select(
+        duration.alias("total_ns"), (duration * (1 - blocks / context.multiprocessors)).alias("unused_ns")
     )
-    share = _sum(small, "total_ns") / max(facts.measured.kernel_ns, 1)
-    evidence = f"{share:.0%} of kernel time runs in kernels with fewer blocks than the GPU's {facts.multiprocessors} multiprocessors"
+    share = _sum(small, "total_ns") / max(context.measured.kernel_ns, 1)
+    evidence = f"{share:.0%} of kernel time runs in kernels with fewer blocks than the GPU's {context.multiprocessors} multiprocessors"
     advice = "use a larger batch or several concurrent streams; optpipe bench finds the knee"
     return ProfileFinding("underfilled-gpu", evidence, _sum(small, "unused_ns"), advice) if small.height else None
 
 
-def find_allocations(facts: RuleContext) -> ProfileFinding | None:
+def find_allocations(context: RuleContext) -> ProfileFinding | None:
     """Allocating, freeing and loading code inside the measured part."""
-    calls = facts.measured.api.filter(pl.col("name").str.contains(_ALLOCATIONS))
+    calls = context.measured.api.filter(pl.col("name").str.contains(_ALLOCATIONS))
     count, total_ns = _sum(calls, "count"), _sum(calls, "total_ns")
     evidence = f"{count} calls in the measured part allocate, free, or load code: {format_duration(total_ns)}"
     advice = "allocate once and reuse (I/O binding); warm up until nothing more is loaded"
-    return ProfileFinding("allocations", evidence, total_ns, advice, _rows(calls)) if count else None
+    return ProfileFinding("allocations", evidence, total_ns, advice, _name_rows(calls)) if count else None
 
 
-def find_slow_first_iteration(facts: RuleContext) -> ProfileFinding | None:
+def find_slow_first_iteration(context: RuleContext) -> ProfileFinding | None:
     """What the first iteration costs over the others."""
-    walls = facts.measured.iterations["wall_ns"].to_list()
+    walls = context.measured.iterations["wall_ns"].to_list()
     if len(walls) < 3:
         return None
     others = float(np.median(walls[1:]))
@@ -296,21 +297,21 @@ def find_slow_first_iteration(facts: RuleContext) -> ProfileFinding | None:
     evidence = (
         f"the first of {len(walls)} iterations takes {format_duration(walls[0])}, the others {format_duration(others)}"
     )
-    on_gpu = facts.measured.trace.kernels.height > 0
+    on_gpu = context.measured.trace.kernels.height > 0
     advice = "warm up before serving" + ("; a CUDA graph is uploaded on its first replay" if on_gpu else " (--warm-up)")
     return ProfileFinding("first-iteration", evidence, int(walls[0] - others), advice)
 
 
-def find_os_calls(facts: RuleContext) -> ProfileFinding | None:
+def find_os_calls(context: RuleContext) -> ProfileFinding | None:
     """Time in calls to the operating system, where these were traced and no GPU is waiting."""
-    calls = facts.measured.os_runtime
+    calls = context.measured.os_runtime
     if calls.is_empty():
         return None
     evidence = (
         f"{_sum(calls, 'count')} operating-system calls, {format_duration(_sum(calls, 'total_ns'))} over all threads"
     )
     advice = "prefetch files in another thread; keep them in the page cache"
-    return ProfileFinding("operating-system", evidence, int(calls["total_ns"][0]), advice, _rows(calls))
+    return ProfileFinding("operating-system", evidence, int(calls["total_ns"][0]), advice, _name_rows(calls))
 
 
 _TUNING_ADVICE = "optpipe preprocess tunes threads, prefetching, and the share of the hardware JPEG decoder, which recordings do not show"
@@ -356,19 +357,29 @@ def _each(found: TensorCores) -> str:
     return " per iteration" if found.iterations > 1 else ""
 
 
-def _use_rows(layers: tuple[LayerUse, ...]) -> tuple[dict[str, Any], ...]:
-    return tuple(asdict(each) for each in layers[:_ROWS])
+def _use_rows(layers: tuple[LayerUse, ...]) -> tuple[FindingRow, ...]:
+    return tuple(FindingRow(each.name, each.time_ns, each.count, detail=each.reason or "") for each in layers[:_ROWS])
+
+
+def _gap_rows(context: RuleContext, gaps: TimeIntervals) -> tuple[FindingRow, ...]:
+    longest = describe_gaps(context.measured, gaps.starts, gaps.ends, most=_ROWS)
+    return tuple(
+        FindingRow(each.before or "end of trace", each.duration_ns, 1, each.start_ns, each.host) for each in longest
+    )
 
 
 def _sum(frame: pl.DataFrame, column: str) -> int:
     return int(frame[column].sum())
 
 
-def _rows(table: pl.DataFrame) -> tuple[dict[str, Any], ...]:
-    wanted = ("name", "kind", "source_memory", "target_memory", "count", "total_ns", "bytes")
-    return tuple(table.head(_ROWS).select(column for column in wanted if column in table.columns).iter_rows(named=True))
+def _copy_rows(copies: pl.DataFrame) -> tuple[FindingRow, ...]:
+    columns = ("kind", "total_ns", "count", "source_memory", "target_memory", "bytes")
+    return tuple(
+        FindingRow(kind or "unknown", total_ns, count, detail=f"{source} to {target}, {format_bytes(size)}")
+        for kind, total_ns, count, source, target, size in copies.head(_ROWS).select(columns).iter_rows()
+    )
 
 
-def _kernel_rows(kernels: pl.DataFrame) -> tuple[dict[str, Any], ...]:
-    head = kernels.head(_ROWS).select("name", "count", "total_ns")
-    return tuple({**row, "name": shorten_name(row["name"])} for row in head.iter_rows(named=True))
+def _name_rows(table: pl.DataFrame) -> tuple[FindingRow, ...]:
+    rows = table.head(_ROWS).select("name", "total_ns", "count").iter_rows()
+    return tuple(FindingRow(shorten_name(name), total_ns, count) for name, total_ns, count in rows)

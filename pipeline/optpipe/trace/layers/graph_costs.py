@@ -12,6 +12,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from optpipe.backends.torch_costs import ProgramCosts
+from optpipe.core.tensors import InputSpec
 from optpipe.trace.layers.layer_cost import LayerCost
 from optpipe.trace.layers.peaks import Peaks
 from optpipe.trace.layers.roofline import GraphCosts
@@ -56,9 +58,9 @@ class _Traffic:
 
 
 def graph_costs_from_onnx(
-    path: Path, inputs: Sequence[Any], batch_size: int, peaks: Peaks, *, tf32: bool = False
+    path: Path, inputs: Sequence[InputSpec], batch_size: int, peaks: Peaks, *, tf32: bool = False
 ) -> GraphCosts:
-    """Multiply-adds and bytes of every node of an ONNX graph, its inputs (`InputSpec`s) at `batch_size`.
+    """Multiply-adds and bytes of every node of an ONNX graph, its inputs at `batch_size`.
 
     With `tf32` the products of fp32 tensors count as TF32, which is how the runtime was told to compute them; those of
     dequantized tensors count as INT8, which is how they can be computed.
@@ -84,19 +86,16 @@ def graph_costs_from_onnx(
     return GraphCosts(tuple(costs), peaks, batch_size, edge_bytes)
 
 
-def graph_costs_from_program(
-    program: Mapping[str, Any], batch_size: int, peaks: Peaks, *, tf32: bool = False
-) -> GraphCosts:
-    """What a torch program computes and moves (`backends.torch_costs`): its nodes are its kernels, so nothing joins another."""
+def graph_costs_from_program(program: ProgramCosts, batch_size: int, peaks: Peaks, *, tf32: bool = False) -> GraphCosts:
+    """What a torch program computes and moves: its nodes are its kernels, so nothing joins another."""
     costs = []
-    for row in program["layers"]:
-        kind = "tf32" if tf32 and row["macs"] and row["type"] == "fp32" else row["type"]
-        channels = (row["channels"][0], row["channels"][1]) if row["channels"] else None
-        costs.append(LayerCost(row["name"], row["op"], kind, row["macs"], row["bytes"], channels))
-    return GraphCosts(tuple(costs), peaks, batch_size, program["edge_bytes"])
+    for node in program.nodes:
+        kind = "tf32" if tf32 and node.macs and node.type == "fp32" else node.type
+        costs.append(LayerCost(node.name, node.op, kind, node.macs, node.bytes, node.channels))
+    return GraphCosts(tuple(costs), peaks, batch_size, program.edge_bytes)
 
 
-def _at_batch(spec: Any, batch_size: int) -> Any:
+def _at_batch(spec: InputSpec, batch_size: int) -> InputSpec:
     if spec.batch_range is None:
         return spec
     low, _, high = spec.batch_range

@@ -1,12 +1,11 @@
 """Counters of Nsight Compute for the kernels that take the most time: bytes from and to DRAM, cycles, shares of peak."""
 
 import csv
-import io
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from optpipe.core.events import Listener
 from optpipe.errors import OptpipeError
@@ -18,30 +17,43 @@ _METRICS = {
     "gpu__time_duration.sum": "duration_ns",
     "sm__cycles_elapsed.max": "cycles",
     "sm__throughput.avg.pct_of_peak_sustained_elapsed": "compute_peak_percent",
-    "dram__throughput.avg.pct_of_peak_sustained_elapsed": "dram_peak_percent",
 }
 _TOP = 5
 _MOST_LAUNCHES = 150
 _TIMEOUT_S = 600
 
 
+@dataclass(frozen=True, slots=True)
+class KernelCounters:
+    """What ncu counted for one kernel name, the mean of its launches; None for what it did not count."""
+
+    name: str
+    launches: int
+    dram_bytes: float | None = None
+    duration_ns: float | None = None
+    cycles: float | None = None
+    compute_peak_percent: float | None = None
+
+    @property
+    def dram_bytes_per_s(self) -> float | None:
+        """The rate of the kernel's DRAM traffic."""
+        return self.dram_bytes / self.duration_ns * 1e9 if self.dram_bytes and self.duration_ns else None
+
+
 def record_counters(
-    program: Sequence[str], directory: Path, kernels: Sequence[Mapping[str, Any]], listener: Listener
-) -> list[dict[str, Any]]:
-    """Runs `program` once more under ncu for the first kernels of `kernels`; empty, with a warning, where that cannot be.
+    program: Sequence[str], directory: Path, kernels: Iterable[str], listener: Listener
+) -> tuple[KernelCounters, ...]:
+    """Runs `program` once more under ncu for the first of `kernels`; empty, with a warning, where that cannot be.
 
     Only launches inside the measured range count: the search for algorithms and the warm-up launch others.
     """
-    ncu = shutil.which("ncu") or next(
-        (str(path) for path in sorted(Path("/opt/nvidia/nsight-compute").glob("*/ncu"))), None
-    )
+    ncu = shutil.which("ncu") or next(map(str, sorted(Path("/opt/nvidia/nsight-compute").glob("*/ncu"))), None)
     if ncu is None:
         listener.warn("ncu not found, so DRAM bytes were not counted; it ships with the CUDA Toolkit")
-        return []
-    names = {_base_name(str(row["name"])) for row in kernels[:_TOP]}
-    pattern = "|".join(re.escape(name) for name in sorted(names))
+        return ()
+    names = sorted({_base_name(name) for name in list(kernels)[:_TOP]})
     command = [ncu, "--csv", "--page", "raw", "--print-units", "base", "--metrics", ",".join(_METRICS)]
-    command += ["--kernel-name", f"regex:^({pattern})$", "--launch-count", str(_MOST_LAUNCHES)]
+    command += ["--kernel-name", f"regex:^({'|'.join(map(re.escape, names))})$", "--launch-count", str(_MOST_LAUNCHES)]
     command += ["--target-processes", "all"]
     said = ""
     # A push/pop range is named with a slash behind it (Nsight Compute CLI, NVTX filtering).
@@ -49,20 +61,17 @@ def record_counters(
         try:
             said = _run_ncu([*command, *bounds], program, directory)
         except OptpipeError as error:
-            listener.warn(f"ncu collected nothing: {error}")
-            return []
+            said = str(error)
+            break
         if "ERR_NVGPUCTRPERM" in said:
-            listener.warn(
-                "no permission to read this GPU's counters (ERR_NVGPUCTRPERM); ask an administrator to enable it"
-            )
-            return []
-        rows = rows_from_csv(said)
-        if rows:
+            said = "no permission to read this GPU's counters (ERR_NVGPUCTRPERM); ask an administrator to enable it"
+            break
+        if found := counters_from_csv(said):
             if not bounds:
                 listener.warn("ncu found no launch inside the measured range; its counts include warm-up launches")
-            return rows
+            return found
     listener.warn(f"ncu collected nothing: {' '.join(said.strip()[-200:].split())}")
-    return []
+    return ()
 
 
 def _run_ncu(command: Sequence[str], program: Sequence[str], directory: Path) -> str:
@@ -74,46 +83,26 @@ def _run_ncu(command: Sequence[str], program: Sequence[str], directory: Path) ->
     return text if text.strip() else printed
 
 
-def rows_from_csv(text: str) -> list[dict[str, Any]]:
-    """One row per kernel name from ncu's raw page: the mean of its launches. The second line holds units."""
+def counters_from_csv(text: str) -> tuple[KernelCounters, ...]:
+    """The kernels of ncu's raw page, what takes longest in sum first. The page's second line holds units."""
     lines = text.splitlines()
-    head = next((number for number, line in enumerate(lines) if "Kernel Name" in line), None)
-    if head is None:
-        return []
-    by_name: dict[str, list[dict[str, float]]] = {}
-    for row in csv.DictReader(io.StringIO("\n".join(lines[head:]))):
-        name = row.get("Kernel Name") or ""
+    head = next((number for number, line in enumerate(lines) if "Kernel Name" in line), len(lines))
+    launches: dict[str, list[dict[str, float]]] = {}
+    for row in csv.DictReader(lines[head:]):
         values = {
-            field: number for metric, field in _METRICS.items() if (number := _number(row.get(metric))) is not None
+            _METRICS[metric]: float(text.replace(",", "")) for metric, text in row.items() if _is_count(metric, text)
         }
-        if name and values:
-            by_name.setdefault(name, []).append(values)
-    rows = [
-        {"name": name, "launches": len(launches), **{field: _mean(launches, field) for field in launches[0]}}
-        for name, launches in by_name.items()
+        if row["Kernel Name"] and values:
+            launches.setdefault(row["Kernel Name"], []).append(values)
+    found = [
+        KernelCounters(name, len(rows), **{key: sum(row.get(key, 0.0) for row in rows) / len(rows) for key in rows[0]})
+        for name, rows in launches.items()
     ]
-    return sorted(rows, key=lambda row: -row["launches"] * row.get("duration_ns", 0.0))
+    return tuple(sorted(found, key=lambda each: -each.launches * (each.duration_ns or 0.0)))
 
 
-def add_peak_shares(rows: Sequence[Mapping[str, Any]], bytes_per_s: float) -> list[dict[str, Any]]:
-    """`rows` with the rate of each kernel's DRAM traffic, and its share of the memory's peak as the roofline has it."""
-    found = []
-    for row in rows:
-        rate = row["dram_bytes"] / row["duration_ns"] * 1e9 if row.get("duration_ns") and "dram_bytes" in row else None
-        found.append({**row, "dram_bytes_per_s": rate, "memory_peak_share": rate / bytes_per_s if rate else None})
-    return found
-
-
-def _mean(launches: Sequence[Mapping[str, float]], field: str) -> float:
-    values = [each[field] for each in launches if field in each]
-    return sum(values) / len(values)
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        return float((text or "").replace(",", ""))
-    except ValueError:
-        return None
+def _is_count(metric: str | None, text: object) -> bool:
+    return metric in _METRICS and isinstance(text, str) and re.fullmatch(r"[\d,]+(\.\d+)?", text) is not None
 
 
 def _base_name(name: str) -> str:

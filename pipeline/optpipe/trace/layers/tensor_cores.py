@@ -7,9 +7,9 @@ use them is eligible whatever the rule says, because a library may pad. Without 
 tell that something is matrix work, and the alignment is not known: `basis` says which.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import polars as pl
 
@@ -47,60 +47,37 @@ class LayerUse:
     kernel: str
     """The one that takes the most time."""
 
-    @property
-    def missed(self) -> bool:
-        """It could have used them and did not."""
-        return self.eligible and self.used is False
-
 
 @dataclass(frozen=True, slots=True)
 class TensorCores:
-    """The model summary, the layers, longest first, and the kinds of work."""
+    """The model summary and the layers, longest first."""
 
-    basis: str
-    """`layers` or `kernels`: what `layers` are."""
-    layers: tuple[LayerUse, ...]
+    basis: Literal["layers", "kernels"]
+    """What `layers` are."""
+    eligible: int
+    """How many could use them."""
+    used: int
+    unknown: int
+    """Eligible ones whose kernel's name does not tell."""
+    eligible_ns: int
     used_ns: int
     kernel_ns: int
     named_ns: int
     """Kernel time that belongs to a layer."""
+    time_share: float
+    """The share of all kernel time that ran on Tensor Cores."""
     iterations: int
-    groups: tuple[dict[str, Any], ...] = ()
-
-    @property
-    def eligible(self) -> int:
-        """How many could use them."""
-        return sum(each.eligible for each in self.layers)
-
-    @property
-    def used(self) -> int:
-        """How many did."""
-        return sum(each.used is True for each in self.layers)
-
-    @property
-    def unknown(self) -> int:
-        """Eligible ones whose kernel's name does not tell."""
-        return sum(each.eligible and each.used is None for each in self.layers)
-
-    @property
-    def eligible_ns(self) -> int:
-        """Time of the eligible layers."""
-        return sum(each.time_ns for each in self.layers if each.eligible)
+    layers: tuple[LayerUse, ...]
 
     @property
     def missed(self) -> tuple[LayerUse, ...]:
         """Eligible and not used, the largest saving first."""
-        return _sort_by_saving(each for each in self.layers if each.missed)
+        return _sort_by_saving(each for each in self.layers if each.eligible and each.used is False)
 
     @property
     def ineligible(self) -> tuple[LayerUse, ...]:
         """Matrix layers that cannot use them as they are, the largest saving first."""
         return _sort_by_saving(each for each in self.layers if not each.eligible and each.reason)
-
-    @property
-    def time_share(self) -> float:
-        """The share of all kernel time that ran on Tensor Cores."""
-        return self.used_ns / self.kernel_ns if self.kernel_ns else 0.0
 
 
 def analyze_tensor_cores(
@@ -109,29 +86,34 @@ def analyze_tensor_cores(
     """Counts by layer where ranges name layers, else by kernel; `costs` are those layers as the graph knows them."""
     by_layer = attribute_kernels(measured)
     named_ns = int(by_layer["kernel_ns"].sum())
+    basis: Literal["layers", "kernels"] = "layers"
     if by_layer.height and named_ns >= _NAMED_SHARE * max(measured.kernel_ns, 1):
-        table, basis = tabulate_layers(by_layer), "layers"
+        table = tabulate_layers(by_layer)
     else:
         table, basis, named_ns = _kernels_as_layers(measured.kernels), "kernels", measured.kernel_ns
     iterations = max(measured.iterations.height, 1)
-    rows = (
+    layers = tuple(
         _judge_layer(row, measured.kernel_ns, peaks, (costs or {}).get(row["layer"]), iterations)
         for row in table.iter_rows(named=True)
     )
+    eligible = [each for each in layers if each.eligible]
+    used_ns = int(table["tensor_core_ns"].sum())
     return TensorCores(
         basis=basis,
-        layers=tuple(rows),
-        used_ns=int(table["tensor_core_ns"].sum()),
+        eligible=len(eligible),
+        used=sum(each.used is True for each in layers),
+        unknown=sum(each.used is None for each in eligible),
+        eligible_ns=sum(each.time_ns for each in eligible),
+        used_ns=used_ns,
         kernel_ns=measured.kernel_ns,
         named_ns=named_ns,
+        time_share=used_ns / measured.kernel_ns if measured.kernel_ns else 0.0,
         iterations=iterations,
-        groups=tuple(measured.kernels.group_by("kind").agg(
-            pl.col("total_ns").sum(), pl.col("total_ns").filter(pl.col("tensor_core")).sum().alias("tensor_core_ns")
-        ).sort("total_ns", "kind", descending=[True, False]).iter_rows(named=True)),
-    )  # fmt: skip
+        layers=layers,
+    )
 
 
-def _sort_by_saving(layers: Iterator[LayerUse]) -> tuple[LayerUse, ...]:
+def _sort_by_saving(layers: Iterable[LayerUse]) -> tuple[LayerUse, ...]:
     return tuple(sorted(layers, key=lambda each: (-each.could_save_ns, each.name)))
 
 

@@ -5,9 +5,10 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 from optpipe.errors import MissingError, StageError
@@ -23,16 +24,13 @@ _REFUSALS = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class CaptureOptions:
-    """What to record beside NVTX, and CUDA where there is a GPU."""
+class Extra(StrEnum):
+    """What can be recorded beside NVTX, and CUDA where there is a GPU."""
 
-    os_runtime: bool = False
+    OS_CALLS = "os-calls"
     """Every call to the operating system over 1 µs: huge for torch, so only on request."""
-    memory_use: bool = False
-    gpu_metrics: bool = False
-    python_sampling: bool = False
-    """Python's stacks at 1 kHz; nsys 2023.1 and later."""
+    MEMORY = "memory"
+    GPU_METRICS = "gpu-metrics"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +43,16 @@ class Recording:
     """What nsys and the program wrote, interleaved."""
 
 
-def make_nsys_command(options: CaptureOptions, version: str, output: Path, *, on_gpu: bool, whole: bool) -> list[str]:
+def make_nsys_command(extras: Set[Extra], version: str, output: Path, *, on_gpu: bool, whole: bool) -> list[str]:
     """The `nsys profile` command for `version` (2022.4 to 2025.x) ahead of the program's own.
 
     With `whole` the recording is not bounded: some drivers record no kernels of CUDA graphs that were made before it began.
     """
-    year = _year(version)
-    traced = ["nvtx", *(("cuda", "cublas", "cudnn") if on_gpu else ()), *(("osrt",) if options.os_runtime else ())]
+    traced = [
+        "nvtx",
+        *(("cuda", "cublas", "cudnn") if on_gpu else ()),
+        *(("osrt",) if Extra.OS_CALLS in extras else ()),
+    ]
     command = ["profile", "--output", str(output), "--force-overwrite", "true", "--trace", ",".join(traced)]
     command += ["--sample", "none", "--cpuctxsw", "none", "--kill", "none"]
     if on_gpu:
@@ -60,28 +61,21 @@ def make_nsys_command(options: CaptureOptions, version: str, output: Path, *, on
         command += ["--capture-range", "nvtx", "--nvtx-capture", CAPTURE_RANGE, "--capture-range-end", "stop"]
         # Ranges pushed with plain strings, as torch does, only bound a capture with this set.
         command += ["--env-var", "NSYS_NVTX_PROFILER_REGISTER_ONLY=0"]
-    if options.memory_use and on_gpu:
+    if Extra.MEMORY in extras and on_gpu:
         command += ["--cuda-memory-usage", "true"]
-    if options.gpu_metrics and on_gpu:
+    if Extra.GPU_METRICS in extras and on_gpu:
+        year = int(version[:4]) if version[:4].isdigit() else 2022
         command += ["--gpu-metrics-devices" if year >= 2024 else "--gpu-metrics-device", "all"]
-    if options.python_sampling:
-        command += ["--python-sampling", "true", "--python-sampling-frequency", "1000"]
     return command
 
 
-def require_nsys(options: CaptureOptions) -> None:
-    """Fails at once where nsys is not here, or cannot record what `options` ask for."""
+def require_nsys() -> None:
+    """Raises MissingError, with the other way to profile, where nsys is not here."""
     find_nsys(otherwise="or profile with torch.profiler instead: --tracer torch")
-    if options.python_sampling and _year(version := read_nsys_version()) < 2023:
-        raise MissingError(f"nsys {version} cannot sample Python stacks; version 2023.1 or later is required")
-
-
-def _year(version: str) -> int:
-    return int(version[:4]) if version[:4].isdigit() else 2022
 
 
 def record_program(
-    program: Sequence[str], directory: Path, options: CaptureOptions, *, on_gpu: bool, whole: bool = False
+    program: Sequence[str], directory: Path, extras: Set[Extra], *, on_gpu: bool, whole: bool = False
 ) -> Recording:
     """Runs `program` under nsys and returns what it left in `directory`, which holds the whole environment: keep it closed.
 
@@ -92,7 +86,7 @@ def record_program(
     nsys = find_nsys()
     command = [
         str(nsys),
-        *make_nsys_command(options, read_nsys_version(), output, on_gpu=on_gpu, whole=whole),
+        *make_nsys_command(extras, read_nsys_version(), output, on_gpu=on_gpu, whole=whole),
         *program,
     ]
     status, said = run_recorded(command, directory)

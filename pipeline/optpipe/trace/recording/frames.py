@@ -6,88 +6,42 @@ Times are nanoseconds on the trace's own clock. `thread` is nsys' serialized glo
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import polars as pl
+from polars._typing import PolarsDataType
 
 NAME_DTYPE = pl.Categorical
 """Names repeat a thousandfold: kept as codes, so that grouping a million rows by name compares integers."""
+FrameSchema = Mapping[str, PolarsDataType]
+_SPAN: FrameSchema = {"start_ns": pl.Int64, "end_ns": pl.Int64}
+_OPERATION: FrameSchema = {**_SPAN, **dict.fromkeys(("device", "stream", "correlation_id", "pid"), pl.Int64)}
 
-KERNEL_SCHEMA: Mapping[str, Any] = {
-    "start_ns": pl.Int64,
-    "end_ns": pl.Int64,
-    "device": pl.Int64,
-    "stream": pl.Int64,
-    "correlation_id": pl.Int64,
-    "pid": pl.Int64,
-    "name": NAME_DTYPE,
-    "blocks": pl.Int64,
-    "threads": pl.Int64,
-    "graph_node": pl.Int64,
-}
-API_SCHEMA: Mapping[str, Any] = {
-    "start_ns": pl.Int64,
-    "end_ns": pl.Int64,
-    "thread": pl.Int64,
-    "correlation_id": pl.Int64,
-    "name": NAME_DTYPE,
-}
-COPY_SCHEMA: Mapping[str, Any] = {
-    "start_ns": pl.Int64,
-    "end_ns": pl.Int64,
-    "device": pl.Int64,
-    "stream": pl.Int64,
-    "correlation_id": pl.Int64,
-    "pid": pl.Int64,
+KERNEL_SCHEMA: FrameSchema = {**_OPERATION, "name": NAME_DTYPE, "blocks": pl.Int64, "graph_node": pl.Int64}
+API_SCHEMA: FrameSchema = {**_SPAN, "thread": pl.Int64, "correlation_id": pl.Int64, "name": NAME_DTYPE}
+COPY_SCHEMA: FrameSchema = {
+    **_OPERATION,
     "bytes": pl.Int64,
-    "kind": pl.String,
-    "source_memory": pl.String,
-    "target_memory": pl.String,
+    **dict.fromkeys(("kind", "source_memory", "target_memory"), pl.String),
     "graph_node": pl.Int64,
 }
 """Copies and memsets (kind `Memset`)."""
-SYNCHRONIZATION_SCHEMA: Mapping[str, Any] = {
-    "start_ns": pl.Int64,
-    "end_ns": pl.Int64,
-    "stream": pl.Int64,
-    "correlation_id": pl.Int64,
-    "pid": pl.Int64,
-    "kind": pl.String,
-}
-RANGE_SCHEMA: Mapping[str, Any] = {"start_ns": pl.Int64, "end_ns": pl.Int64, "thread": pl.Int64, "name": NAME_DTYPE}
-OS_RUNTIME_SCHEMA: Mapping[str, Any] = RANGE_SCHEMA
-THREAD_SCHEMA: Mapping[str, Any] = {"thread": pl.Int64, "name": pl.String}
-MEMORY_SCHEMA: Mapping[str, Any] = {
-    "time_ns": pl.Int64,
-    "pid": pl.Int64,
-    "device": pl.Int64,
-    "address": pl.Int64,
-    "bytes": pl.Int64,
+RANGE_SCHEMA: FrameSchema = {**_SPAN, "thread": pl.Int64, "name": NAME_DTYPE}
+MEMORY_SCHEMA: FrameSchema = {
+    **dict.fromkeys(("time_ns", "pid", "device", "address", "bytes"), pl.Int64),
     "kind": pl.String,
     "allocates": pl.Boolean,
 }
 """Allocations and frees of device, pinned and managed memory; recorded on request."""
-METRIC_SCHEMA: Mapping[str, Any] = {"time_ns": pl.Int64, "device": pl.Int64, "name": NAME_DTYPE, "value": pl.Float64}
+METRIC_SCHEMA: FrameSchema = {"time_ns": pl.Int64, "device": pl.Int64, "name": NAME_DTYPE, "value": pl.Float64}
 """GPU metrics at a fixed rate; recorded on request."""
-SAMPLE_SCHEMA: Mapping[str, Any] = {
-    "time_ns": pl.Int64,
-    "thread": pl.Int64,
-    "sample": pl.Int64,
-    "depth": pl.Int64,
-    "name": NAME_DTYPE,
-}
-"""Sampled stacks, one row per frame; depth 0 is the function that was running. Recorded on request."""
-SCHEMAS: Mapping[str, Mapping[str, Any]] = {
+SCHEMAS: Mapping[str, FrameSchema] = {
     "kernels": KERNEL_SCHEMA,
     "api": API_SCHEMA,
     "copies": COPY_SCHEMA,
-    "synchronizations": SYNCHRONIZATION_SCHEMA,
     "ranges": RANGE_SCHEMA,
-    "os_runtime": OS_RUNTIME_SCHEMA,
-    "threads": THREAD_SCHEMA,
+    "os_runtime": RANGE_SCHEMA,
     "memory": MEMORY_SCHEMA,
     "metrics": METRIC_SCHEMA,
-    "samples": SAMPLE_SCHEMA,
 }
 
 
@@ -108,34 +62,63 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
-    """Everything read from one recording."""
+class TraceHeader:
+    """What is known of a recording beside its frames."""
 
     source: str
     tracer: str
     """The tool and its version: `nsys 2025.3.2.0`, `torch.profiler 2.14`."""
-    schema: str | None = None
     gpus: tuple[Gpu, ...] = ()
-    kernels: pl.DataFrame = field(default_factory=lambda: make_empty_frame("kernels"))
-    api: pl.DataFrame = field(default_factory=lambda: make_empty_frame("api"))
-    copies: pl.DataFrame = field(default_factory=lambda: make_empty_frame("copies"))
-    synchronizations: pl.DataFrame = field(default_factory=lambda: make_empty_frame("synchronizations"))
-    ranges: pl.DataFrame = field(default_factory=lambda: make_empty_frame("ranges"))
-    os_runtime: pl.DataFrame = field(default_factory=lambda: make_empty_frame("os_runtime"))
-    threads: pl.DataFrame = field(default_factory=lambda: make_empty_frame("threads"))
-    memory: pl.DataFrame = field(default_factory=lambda: make_empty_frame("memory"))
-    metrics: pl.DataFrame = field(default_factory=lambda: make_empty_frame("metrics"))
-    samples: pl.DataFrame = field(default_factory=lambda: make_empty_frame("samples"))
-    absent: tuple[str, ...] = ()
-    """Tables the recording does not have; what needs them is withheld."""
     diagnostics: tuple[str, ...] = ()
-    """What the profiler itself complained about: lost events, buffers that overflowed."""
+    """What is missing or damaged: events that the profiler says it lost, rows without times or with impossible ones."""
     graph_launches_untraced: int = 0
     """CUDA graphs recorded as one opaque row each (`--cuda-graph-trace=graph`)."""
     overhead_ns: int = 0
     """Time that the profiler reports to have spent itself."""
 
+
+@dataclass(frozen=True, slots=True)
+class Trace(TraceHeader):
+    """Everything read from one recording; `trace_from_frames` makes it."""
+
+    absent: tuple[str, ...] = ()
+    """Tables the recording does not have; what needs them is withheld."""
+    kernels: pl.DataFrame = field(default_factory=lambda: make_empty_frame("kernels"))
+    api: pl.DataFrame = field(default_factory=lambda: make_empty_frame("api"))
+    copies: pl.DataFrame = field(default_factory=lambda: make_empty_frame("copies"))
+    ranges: pl.DataFrame = field(default_factory=lambda: make_empty_frame("ranges"))
+    os_runtime: pl.DataFrame = field(default_factory=lambda: make_empty_frame("os_runtime"))
+    memory: pl.DataFrame = field(default_factory=lambda: make_empty_frame("memory"))
+    metrics: pl.DataFrame = field(default_factory=lambda: make_empty_frame("metrics"))
+
     @property
     def tables(self) -> dict[str, pl.DataFrame]:
         """The frames by name, in the order of `SCHEMAS`."""
         return {table: getattr(self, table) for table in SCHEMAS}
+
+
+def trace_from_frames(header: TraceHeader, frames: Mapping[str, pl.DataFrame]) -> Trace:
+    """The trace with those rows of `frames` that have their times and end no earlier than they start.
+
+    How many rows of which frame are left out is among the diagnostics: the trace is then not to be trusted as a whole.
+    """
+    kept, lost = {}, list(header.diagnostics)
+    for table, frame in frames.items():
+        times = [column for column in ("start_ns", "end_ns", "time_ns") if column in frame.columns]
+        timed = frame.drop_nulls(times)
+        kept[table] = timed.filter(pl.col("end_ns") >= pl.col("start_ns")) if "end_ns" in times else timed
+        if timed.height < frame.height:
+            lost.append(f"{frame.height - timed.height} rows of {table} have no timestamp")
+        if kept[table].height < timed.height:
+            lost.append(f"{timed.height - kept[table].height} rows of {table} end before they start")
+    absent = tuple(table for table in SCHEMAS if table not in kept or kept[table].is_empty())
+    return Trace(
+        source=header.source,
+        tracer=header.tracer,
+        gpus=header.gpus,
+        diagnostics=tuple(lost),
+        graph_launches_untraced=header.graph_launches_untraced,
+        overhead_ns=header.overhead_ns,
+        absent=absent,
+        **kept,
+    )

@@ -57,29 +57,14 @@ def sqlite_from_recording(recording: Path, directory: Path) -> Path:
     )
     report = report_from_qdstrm(recording, directory) if recording.suffix == ".qdstrm" else recording
     target = directory / f"{recording.stem}.sqlite"
-    finished = _export("sqlite", report, target)
+    options = ["--type", "sqlite", "--force-overwrite", "true", "--output", str(target)]
+    finished = _run([str(find_nsys()), "export", *options, str(report)])
     if finished.returncode != 0 or not target.is_file():
         raise BadInputError(
             f"{recording}: nsys cannot export it: {_last_line(finished)}\n"
             f"it may come from a newer nsys than this one ({read_nsys_version()})"
         )
     return target
-
-
-def json_from_recording(recording: Path, directory: Path) -> Path:
-    """Exports what `sqlite_from_recording` has exported before as JSON lines too, under the name that this nsys has for them.
-
-    Raises:
-        StageError: it cannot.
-    """
-    report = directory / f"{recording.stem}.nsys-rep" if recording.suffix == ".qdstrm" else recording
-    target = directory / f"{recording.stem}.json"
-    for kind in ("jsonlines", "json"):
-        finished = _export(kind, report, target)
-        written = next((path for path in (target, target.with_suffix(".jsonl")) if path.is_file()), None)
-        if finished.returncode == 0 and written is not None:
-            return written
-    raise StageError(f"nsys {read_nsys_version()} cannot export {recording.name} as JSON: {_last_line(finished)}")
 
 
 def report_from_qdstrm(qdstrm: Path, directory: Path) -> Path:
@@ -121,11 +106,6 @@ def _find_importers(nsys: Path) -> Iterator[Path]:
             if candidate.is_file() and candidate.resolve() not in seen:
                 seen.add(candidate.resolve())
                 yield candidate
-
-
-def _export(kind: str, report: Path, target: Path) -> "subprocess.CompletedProcess[str]":
-    options = ["--type", kind, "--force-overwrite", "true", "--output", str(target)]
-    return _run([str(find_nsys()), "export", *options, str(report)])
 
 
 def _run(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":

@@ -7,7 +7,6 @@ absent and columns vary from 2022.4 to 2025.x; every query is put together from 
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 
@@ -23,10 +22,12 @@ from optpipe.trace.recording.frames import (
     SCHEMAS,
     Gpu,
     Trace,
+    TraceHeader,
     make_empty_frame,
+    trace_from_frames,
 )
 
-# CUPTI's enumerations (CUpti_ActivityMemcpyKind, CUpti_ActivityMemoryKind, CUpti_ActivitySynchronizationType), with
+# CUPTI's enumerations (CUpti_ActivityMemcpyKind, CUpti_ActivityMemoryKind), with
 # the labels and numbers that nsys gives them in its ENUM_ tables.
 COPY_KINDS = {
     0: "Unknown", 1: "Host-to-Device", 2: "Device-to-Host", 3: "Host-to-Array", 4: "Array-to-Host", 5: "Array-to-Array",
@@ -36,7 +37,6 @@ COPY_KINDS = {
 MEMORY_KINDS = {
     0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed", 5: "Device Static", 6: "Managed Static", 7: "Unknown",
 }  # fmt: skip
-SYNCHRONIZATION_KINDS = {1: "Event", 2: "Stream wait", 3: "Stream", 4: "Context"}
 MEMSET = "Memset"
 _MEMSET_KIND = -1  # no number of CUPTI's: memsets are read from a table of their own
 
@@ -48,7 +48,7 @@ _LOSS_WORDS = ("lost", "dropped", "overflow", "not collected", "insufficient", "
 _KERNEL, _API = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"
 _MEMCPY, _MEMSET_TABLE = "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET"
 _MEMORY = "CUDA_GPU_MEMORY_USAGE_EVENTS"
-_SYNC, _GRAPH = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+_GRAPH = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 
 
 def trace_from_sqlite(path: Path) -> Trace:
@@ -71,31 +71,18 @@ def trace_from_sqlite(path: Path) -> Trace:
         raise BadInputError(
             f"{path}: the export is damaged: invalid values in a column ({first_line(error)[:120]})"
         ) from error
-    read, timeless = _drop_rows_without_times(read)
-    if not any(read[table].height for table in read if table != "threads"):
-        raise BadInputError(f"{path}: the recording is empty: no kernels, API calls, NVTX ranges, or OS calls")
-    return Trace(
+    header = TraceHeader(
         source=path.name,
         tracer=_tracer(export),
-        schema=_metadata(export).get("EXPORT_SCHEMA_VERSION"),
         gpus=_gpus(export),
-        absent=tuple(table for table in SCHEMAS if table not in read or read[table].is_empty()),
-        diagnostics=(*_diagnostics(export), *timeless),
+        diagnostics=_diagnostics(export),
         graph_launches_untraced=_count(export, _GRAPH),
         overhead_ns=_overhead_ns(export),
-        **read,
     )
-
-
-def _drop_rows_without_times(read: Mapping[str, pl.DataFrame]) -> tuple[dict[str, pl.DataFrame], tuple[str, ...]]:
-    """The rows that have their times, and what is lacking elsewhere: as events that were lost, which the quality gate sees."""
-    kept, complaints = {}, []
-    for table, frame in read.items():
-        whole = frame.drop_nulls([column for column in ("start_ns", "end_ns", "time_ns") if column in frame.columns])
-        if whole.height < frame.height:
-            complaints.append(f"{frame.height - whole.height} rows of {table} were lost: they have no timestamp")
-        kept[table] = whole
-    return kept, tuple(complaints)
+    trace = trace_from_frames(header, read)
+    if not any(frame.height for frame in trace.tables.values()):
+        raise BadInputError(f"{path}: the recording is empty: no kernels, API calls, NVTX ranges, or OS calls")
+    return trace
 
 
 class _Names:
@@ -117,7 +104,7 @@ def _queries(export: NsysExport) -> dict[str, str]:
     if export.has(_KERNEL, "start", "end", "demangledName"):
         queries["kernels"] = (
             f"SELECT {_operation(export, _KERNEL)}, demangledName AS name, gridX * gridY * gridZ AS blocks, "
-            f"blockX * blockY * blockZ AS threads, {_column(export, _KERNEL, 'graphNodeId')} AS graph_node FROM {_KERNEL}"
+            f"{_column(export, _KERNEL, 'graphNodeId')} AS graph_node FROM {_KERNEL}"
         )
     if export.has(_API, "start", "end", "nameId"):
         queries["api"] = (
@@ -137,24 +124,17 @@ def _queries(export: NsysExport) -> dict[str, str]:
             f"{_column(export, _MEMSET_TABLE, 'memKind')} AS target_memory, "
             f"{_column(export, _MEMSET_TABLE, 'graphNodeId')} AS graph_node FROM {_MEMSET_TABLE}"
         )
-    if export.has(_SYNC, "start", "end", "syncType"):
-        queries["synchronizations"] = (
-            'SELECT start AS start_ns, "end" AS end_ns, streamId AS stream, correlationId AS correlation_id, '
-            f"{_column(export, _SYNC, 'globalPid', '0')} AS pid, syncType AS kind FROM {_SYNC}"
-        )
     if export.has("NVTX_EVENTS", "start", "end", "text", "globalTid"):
         queries["ranges"] = _ranges_query(export)
     if export.has("OSRT_API", "start", "end", "nameId", "globalTid"):
         queries["os_runtime"] = (
             'SELECT start AS start_ns, "end" AS end_ns, globalTid AS thread, nameId AS name FROM OSRT_API'
         )
-    if export.has("ThreadNames", "nameId", "globalTid"):
-        queries["threads"] = "SELECT globalTid AS thread, nameId AS name FROM ThreadNames WHERE globalTid IS NOT NULL"
     return queries | _requested_queries(export)
 
 
 def _requested_queries(export: NsysExport) -> dict[str, str]:
-    """What is recorded on request: memory use, GPU metrics, sampled stacks."""
+    """What is recorded on request: memory use and GPU metrics."""
     queries = {}
     if export.has(_MEMORY, "start", "address", "bytes", "memKind", "memoryOperationType"):
         queries["memory"] = (
@@ -168,13 +148,6 @@ def _requested_queries(export: NsysExport) -> dict[str, str]:
             "SELECT m.timestamp AS time_ns, m.typeId & 255 AS device, i.metricName AS name, m.value AS value FROM GPU_METRICS m JOIN "
             "(SELECT DISTINCT typeId, metricId, metricName FROM TARGET_INFO_GPU_METRICS) i "
             "ON i.typeId = m.typeId AND i.metricId = m.metricId"
-        )
-    if export.has("COMPOSITE_EVENTS", "id", "start", "globalTid") and export.has(
-        "SAMPLING_CALLCHAINS", "id", "symbol", "stackDepth"
-    ):
-        queries["samples"] = (
-            "SELECT e.start AS time_ns, e.globalTid AS thread, e.id AS sample, c.stackDepth AS depth, c.symbol AS name "
-            "FROM COMPOSITE_EVENTS e JOIN SAMPLING_CALLCHAINS c ON c.id = e.id"
         )
     return queries
 
@@ -214,8 +187,6 @@ def _name_columns(table: str, frame: pl.DataFrame, names: _Names) -> Iterator[pl
         yield names.of(frame["name"]).alias("name")
     if table == "memory":
         yield _label("kind", MEMORY_KINDS)
-    if table == "synchronizations":
-        yield _label("kind", SYNCHRONIZATION_KINDS)
     if table == "copies":
         yield _label("kind", {**COPY_KINDS, _MEMSET_KIND: MEMSET})
         yield _label("source_memory", MEMORY_KINDS)
@@ -230,7 +201,7 @@ def _count(export: NsysExport, table: str) -> int:
     return _integer(fetch_rows(export, f"SELECT COUNT(*) FROM {table}")[0][0]) if export.has(table) else 0
 
 
-def _integer(value: Any) -> int:
+def _integer(value: object) -> int:
     """0 for what is no number: any cell of an export may hold anything."""
     return int(value) if isinstance(value, int | float) and math.isfinite(value) else 0
 
@@ -275,7 +246,8 @@ def _diagnostics(export: NsysExport) -> tuple[str, ...]:
         export, f"SELECT text FROM DIAGNOSTIC_EVENT WHERE severity IN ({_SEVERITY_WARNING}, {_SEVERITY_WARNING + 1})"
     )
     texts = (str(row[0]).strip() for row in found)
-    return tuple(dict.fromkeys(text for text in texts if any(word in text.lower() for word in _LOSS_WORDS)))
+    lost = dict.fromkeys(text for text in texts if any(word in text.lower() for word in _LOSS_WORDS))
+    return tuple(f"nsys reports: {text}" for text in lost)
 
 
 def _overhead_ns(export: NsysExport) -> int:

@@ -1,4 +1,4 @@
-"""What may leave the machine: typed frames and reports, never the raw export, which holds the whole environment.
+"""What of a raw export may leave the machine: what the frames are made of, never the environment it was recorded in.
 
 A raw export carries environment variables, command lines, host and user names, paths and the GPU's UUID in
 TARGET_INFO_SYSTEM_ENV, META_DATA_CAPTURE, PROCESSES, ProcessStreams and StringIds. Everything here is an allow-list: a
@@ -9,40 +9,20 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-import polars as pl
-
 from optpipe.errors import BadInputError, StageError
 from optpipe.trace.recording.export import NsysExport, open_export
-from optpipe.trace.recording.frames import Trace
 
 _TABLES = (
     "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET",
     "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", "CUPTI_ACTIVITY_KIND_GRAPH_TRACE", "NVTX_EVENTS", "OSRT_API", "PROFILER_OVERHEAD",
-    "CUDA_GPU_MEMORY_USAGE_EVENTS", "GPU_METRICS", "TARGET_INFO_GPU_METRICS", "COMPOSITE_EVENTS", "SAMPLING_CALLCHAINS",
+    "CUDA_GPU_MEMORY_USAGE_EVENTS", "GPU_METRICS", "TARGET_INFO_GPU_METRICS",
 )  # fmt: skip
-_LEFT_OUT = {"NVTX_EVENTS": {"jsonText", "jsonTextId", "binaryData"}, "SAMPLING_CALLCHAINS": {"module"}}
-"""Payloads of any content, and paths of files."""
-_NAME_COLUMNS = ("demangledName", "shortName", "nameId", "textId", "symbol")
+_LEFT_OUT = {"NVTX_EVENTS": {"jsonText", "jsonTextId", "binaryData"}}
+"""Payloads of any content."""
+_NAME_COLUMNS = ("demangledName", "shortName", "nameId", "textId")
 _GPU_COLUMNS = ("name", "id", "smCount", "totalMemory", "memoryBandwidth", "computeMajor", "computeMinor")
 _METADATA = ("EXPORT_PRODUCT_NAME", "EXPORT_PRODUCT_VERSION", "EXPORT_SCHEMA_VERSION")
 KEEP_RAW_WARNING = "the raw trace contains the whole process environment, host name, and paths in clear text: never attach or commit it"
-
-
-def write_frames(trace: Trace, directory: Path) -> tuple[Path, ...]:
-    """Writes each table with rows as Parquet, names as plain strings; thread names stay behind. Returns the files."""
-    written = []
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        for table, frame in trace.tables.items():
-            if frame.height and table != "threads":
-                path = directory / f"{table}.parquet"
-                frame.with_columns(pl.col(pl.Categorical).cast(pl.String)).write_parquet(path, compression="zstd")
-                written.append(path)
-    except OSError as error:
-        raise StageError(
-            f"cannot write {directory}: {error.strerror or error}; free some space or choose another --workspace"
-        ) from error
-    return tuple(written)
 
 
 def write_redacted_export(source: Path, target: Path) -> None:

@@ -35,7 +35,6 @@ class Analysis:
     api: pl.DataFrame
     copies: pl.DataFrame
     executions: pl.DataFrame
-    streams: pl.DataFrame
     os_runtime: pl.DataFrame
     projection: pl.DataFrame
     """One row per NVTX range."""
@@ -46,7 +45,6 @@ class Analysis:
     concurrent_ns: int
     memory: pl.DataFrame
     metrics: pl.DataFrame
-    functions: pl.DataFrame
 
     @property
     def kernel_ns(self) -> int:
@@ -88,7 +86,6 @@ def analysis_from_trace(trace: Trace, scope: str = "trace") -> Analysis:
         api=views.tabulate_api_calls(trace.api),
         copies=views.tabulate_copies(trace.copies),
         executions=views.tabulate_executions(trace, timeline),
-        streams=views.tabulate_streams(trace),
         os_runtime=views.tabulate_os_calls(trace.os_runtime),
         projection=projection,
         ranges=tabulate_ranges(projection),
@@ -96,7 +93,6 @@ def analysis_from_trace(trace: Trace, scope: str = "trace") -> Analysis:
         concurrent_ns=views.compute_concurrent_ns(trace),
         memory=requested.tabulate_memory(trace, timeline),
         metrics=requested.tabulate_metrics(trace, timeline),
-        functions=requested.tabulate_functions(trace, timeline),
     )
 
 
@@ -168,7 +164,6 @@ def _cut_trace(analysis: Analysis, ranges: pl.DataFrame) -> Trace:
         kernels=trace.kernels[kernel_rows],
         copies=trace.copies[copy_rows],
         ranges=trace.ranges.filter(inside(trace.ranges)),
-        synchronizations=trace.synchronizations.filter(inside(trace.synchronizations)),
         os_runtime=trace.os_runtime.filter(inside(trace.os_runtime)),
     )
 

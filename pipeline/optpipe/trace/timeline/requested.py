@@ -1,4 +1,4 @@
-"""Views of what is recorded on request only: memory use, GPU metrics, sampled stacks."""
+"""Views of what is recorded on request only: memory use and GPU metrics."""
 
 import polars as pl
 
@@ -6,7 +6,6 @@ from optpipe.trace.recording.frames import Trace
 from optpipe.trace.timeline.intervals import sum_within
 from optpipe.trace.timeline.timeline import Timeline, array_from_column
 
-_SHOWN = 40
 _HERTZ_PER_MEGAHERTZ = 1e6
 
 
@@ -71,22 +70,4 @@ def tabulate_metrics(trace: Trace, timeline: Timeline) -> pl.DataFrame:
             pl.col("value").max().alias("max"),
         )
         .sort("device", "name")
-    )
-
-
-def tabulate_functions(trace: Trace, timeline: Timeline) -> pl.DataFrame:
-    """Sampled functions inside the timeline: in how many samples each was running (`self`), or on the stack (`total`)."""
-    inside = trace.samples.filter(pl.col("time_ns").is_between(timeline.start_ns, timeline.end_ns))
-    count = inside["sample"].n_unique()
-    return (
-        inside.group_by(pl.col("name").cast(pl.String))
-        .agg(
-            pl.col("sample").filter(pl.col("depth") == 0).n_unique().cast(pl.Int64).alias("self"),
-            pl.col("sample").n_unique().cast(pl.Int64).alias("total"),
-        )
-        .with_columns(
-            (pl.col("self") / max(count, 1)).alias("self_share"), (pl.col("total") / max(count, 1)).alias("total_share")
-        )
-        .sort("self", "total", "name", descending=[True, True, False])
-        .head(_SHOWN)
     )

@@ -42,8 +42,9 @@ def tabulate_os_calls(os_runtime: pl.DataFrame) -> pl.DataFrame:
 
 
 def tabulate_kinds(kernels: pl.DataFrame) -> pl.DataFrame:
-    """Kernel time by kind of work; takes what `kernel_table` gives."""
-    table = kernels.group_by("kind").agg(pl.col("count").sum(), pl.col("total_ns").sum())
+    """Kernel time by kind of work, and how much of it ran on Tensor Cores; takes what `tabulate_kernels` gives."""
+    on_tensor_cores = pl.col("total_ns").filter(pl.col("tensor_core")).sum().alias("tensor_core_ns")
+    table = kernels.group_by("kind").agg(pl.col("count", "total_ns").sum(), on_tensor_cores)
     return _add_shares(table.sort("total_ns", "kind", descending=[True, False]))
 
 
@@ -57,7 +58,6 @@ def tabulate_copies(copies: pl.DataFrame) -> pl.DataFrame:
             pl.len().cast(pl.Int64).alias("count"),
             pl.col("duration_ns").sum().alias("total_ns"),
             pl.col("bytes").sum(),
-            pl.col("bytes").median().alias("median_bytes"),
         )
         .with_columns(
             pl.when(pl.col("total_ns") > 0).then(pl.col("bytes") / (pl.col("total_ns") / 1e9)).alias("bytes_per_s")
@@ -96,16 +96,6 @@ def tabulate_executions(trace: Trace, timeline: Timeline) -> pl.DataFrame:
         .agg(pl.len().cast(pl.Int64).alias("count"), pl.col("launch_ns", "queue_ns", "kernel_ns").sum())
         .with_columns(pl.col("name").cast(pl.String))
         .sort("kernel_ns", "name", descending=[True, False])
-    )
-
-
-def tabulate_streams(trace: Trace) -> pl.DataFrame:
-    """Kernels and kernel time by device and stream."""
-    return (
-        trace.kernels.with_columns(_DURATION)
-        .group_by("device", "stream")
-        .agg(pl.len().cast(pl.Int64).alias("count"), pl.col("duration_ns").sum().alias("kernel_ns"))
-        .sort("kernel_ns", "device", "stream", descending=[True, False, False])
     )
 
 

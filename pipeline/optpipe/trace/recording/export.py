@@ -83,8 +83,10 @@ def _fetch_frame(path: Path, sql: str) -> pl.DataFrame:
         with dbapi.connect(_uri(path)) as connection, connection.cursor() as cursor:
             cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": str(BATCH_ROWS)})
             cursor.execute(sql)
-            return pl.DataFrame(cursor.fetch_arrow())
-    except (dbapi.Error, OSError) as error:
+            # SQLite keeps any bytes as text, and the driver hands them over unchecked: the casts check them.
+            text = pl.col(pl.String).cast(pl.Binary).cast(pl.String)
+            return pl.DataFrame(cursor.fetch_arrow()).with_columns(text)
+    except (dbapi.Error, OSError, pl.exceptions.PolarsError) as error:
         raise BadInputError(_format_damage(path, first_line(error))) from error
 
 

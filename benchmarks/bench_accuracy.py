@@ -94,7 +94,7 @@ def main():
     given = parser.parse_args()
     store = Store(given.workspace)
     artifact = find_artifacts(given.artifact, store)[0]
-    path = artifact.entry.path / artifact.entry.info["file"]
+    path = artifact.entry.path / artifact.entry.info.file
     pairs = [
         (bare_ms(path, given.batch, given.seconds), tool_ms(artifact, store, given.batch, given.seconds))
         for _ in range(given.rounds)

@@ -15,6 +15,7 @@ import onnx
 from photographs import main as make_photographs
 
 from optpipe.core.card import card_from_file
+from optpipe.core.entries import ModelInfo
 from optpipe.inputs.images import preprocess_batches
 from optpipe.quantize.collect import Collector, choose_batch_size, measure_bytes_per_sample
 from optpipe.quantize.methods import METHODS, compute_ranges
@@ -28,7 +29,7 @@ def main(out: Path, count: int = 256) -> None:
     import torch
 
     store = Store(Path(os.environ["OPTPIPE_WORKSPACE"]))
-    model = next(e for e in store.list_entries() if e.manifest.kind == "model" and e.info["name"] == "resnet50")
+    model = next(e for e in store.list_entries(ModelInfo) if e.info.name == "resnet50")
     card = card_from_file(model.file(CARD))
     graph = model.file(ONNX)
     tensors = place_qdq(onnx.load(graph), "tensorrt").tensors

@@ -25,29 +25,33 @@ step digits-nhwc-build 30 $optpipe build digits --precision int8 $on_gpu --optio
 step digits-nchw-build 30 $optpipe build digits --precision int8 $on_gpu --option onnxruntime.nhwc=false
 step digits-evaluate-json 30 $optpipe evaluate digits --accuracy-budget 1.0% --json
 step digits-table 10 python3 - "$out/digits-evaluate-json.out" <<'PYTHON'
-import json, os, sys
+import os, sys
 from pathlib import Path
 
-from optpipe.core.store import Store
+from optpipe.core.entries import ArtifactInfo
+from optpipe.core.records import read_record
+from optpipe.evaluate.result import Evaluation
+from optpipe.workspace.store import Store
 
 store = Store(Path(os.environ["OPTPIPE_WORKSPACE"]))
 print("digits, trained, 800 validation images, ONNX Runtime CUDA")
 print("precision layout   top-1   drop (95 %)            agreement  SNR to source  INT8 share  verdict for 1.0 points")
-for row in json.loads(Path(sys.argv[1]).read_text())["results"]:
-    if row["artifact"] is None:
-        print(f"source            {row['top1']:.2%}")
+for row in read_record(Path(sys.argv[1]), Evaluation).results:
+    accuracy = row.accuracy
+    if row.artifact is None:
+        print(f"source            {accuracy.top1:.2%}")
         continue
-    info = store.find(row["artifact"]).info
-    head = f"{row['precision']:9} {'NHWC' if info['options']['nhwc'] else 'NCHW':6}"
-    if row["why_not"]:
-        print(f"{head}  cannot run: {row['why_not'][:150]}")
+    info = store.find(row.artifact, ArtifactInfo).info
+    head = f"{row.precision:9} {'NHWC' if info.options['nhwc'] else 'NCHW':6}"
+    if row.why_not:
+        print(f"{head}  cannot run: {row.why_not[:150]}")
         continue
-    drop, (low, high) = row["drop_vs_source"], row["drop_ci"]
-    snr = "equal" if row["snr_db"] is None else f"{row['snr_db']:.1f} dB"
-    share = info["precision_proof"]["share"]["macs"].get("int8", 0.0)
+    low, high = accuracy.drop_ci
+    snr = "equal" if row.snr_db is None else f"{row.snr_db:.1f} dB"
+    share = info.precision_proof.share.macs.get("int8", 0.0)
     print(
-        f"{head}  {row['top1']:7.2%}  {100 * drop:+6.2f} ({100 * low:+.2f} … {100 * high:+.2f})"
-        f"  {row['agreement']:9.2%}  {snr:>13}  {share:10.0%}  {row['verdict']}"
+        f"{head}  {accuracy.top1:7.2%}  {100 * accuracy.drop:+6.2f} ({100 * low:+.2f} … {100 * high:+.2f})"
+        f"  {row.agreement.share:9.2%}  {snr:>13}  {share:10.0%}  {row.verdict}"
     )
 PYTHON
 # ResNet-50: random weights, the profile holds batch 256. INT8 ends with status 1: nothing is computed in INT8 there, and it says so.

@@ -16,6 +16,7 @@ import numpy as np
 
 from optpipe.backends.registry import BACKENDS
 from optpipe.core.card import card_from_file
+from optpipe.core.entries import ArtifactInfo
 from optpipe.errors import OptpipeError
 from optpipe.inputs.images import find_images, preprocess_batches
 from optpipe.workspace.file_names import CARD
@@ -36,9 +37,9 @@ def main(out: Path) -> None:
 
     store = Store(Path(os.environ["OPTPIPE_WORKSPACE"]))
     artifacts = {
-        entry.info["precision"]: entry
-        for entry in store.list_entries()
-        if entry.manifest.kind == "artifact" and entry.info["model"] == "resnet50" and entry.info["device"] == "cuda"
+        entry.info.precision: entry
+        for entry in store.list_entries(ArtifactInfo)
+        if entry.info.model == "resnet50" and entry.info.device == "cuda"
     }
     card = card_from_file(store.find(artifacts["fp32"].manifest.parents[0]).file(CARD))
     images = next(
@@ -67,7 +68,7 @@ def _sessions(artifacts, stack):
                 refused[precision, nhwc] = "not built"
                 continue
             options = {"nhwc": nhwc, "cuda_graph": True}
-            session = BACKENDS["onnxruntime"].load(entry.path, entry.info, "cuda", options)
+            session = BACKENDS["onnxruntime"].load(entry.path, entry.info, options)
             sessions[precision, nhwc] = stack.enter_context(session)
         except OptpipeError as error:
             refused[precision, nhwc] = str(error)
@@ -95,7 +96,7 @@ def _rows(sessions, refused, artifacts, inputs, batch):
         precision, nhwc = key
         row = {"precision": precision, "nhwc": nhwc, "batch": batch, "why_not": reasons.get(key)}
         if key in bindings:
-            share = artifacts[precision].info["precision_proof"]["share"]["macs"]
+            share = artifacts[precision].info.precision_proof.share.macs
             times = [each[key] for each in rounds]
             row |= {"p50_ms": median(times), "rounds_ms": times, "images_per_s": batch / median(times) * 1e3}
             row |= {"int8_share": share.get("int8", 0.0), "snr_db": _snr_db(scores[key], scores.get(("fp32", True)))}

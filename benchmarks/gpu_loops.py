@@ -20,6 +20,8 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter
 
+from optpipe.core.entries import ArtifactInfo
+
 ROUNDS = 5
 
 
@@ -87,15 +89,13 @@ def own_api(info, path, batch, options):
 
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        if info["backend"] == "onnxruntime":
+        if info.backend == "onnxruntime":
             return onnxruntime_loop(path, info, batch, options, stream)
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = bool(info.get("tf32"))
         call = (
-            torch._inductor.aoti_load_package(str(path))
-            if info["backend"] == "inductor"
-            else load_program(path, options)
+            torch._inductor.aoti_load_package(str(path)) if info.backend == "inductor" else load_program(path, options)
         )
-        dtype = {"float16": torch.float16, "float32": torch.float32}[info["inputs"][0]["dtype"]]
+        dtype = {"float16": torch.float16, "float32": torch.float32}[info.inputs[0]["dtype"]]
         return torch_loop(call, batch, dtype, stream, options.get("cuda_graph", False))
 
 
@@ -108,7 +108,7 @@ def onnxruntime_loop(path, info, batch, options, stream):
     ort.preload_dlls()
     provider = {
         "user_compute_stream": str(stream.cuda_stream),
-        "use_tf32": str(int(info["tensor_cores"])),
+        "use_tf32": str(int(info.tensor_cores)),
         "prefer_nhwc": str(int(options["nhwc"])),
         "enable_cuda_graph": str(int(options["cuda_graph"])),
         "cudnn_conv_algo_search": options["cudnn_search"],
@@ -161,9 +161,9 @@ def one_artifact(workspace, entry_id, batches, options):
     from optpipe.workspace.store import Store
 
     store = Store(Path(workspace))
-    entry = store.find(entry_id)
+    entry = store.find(entry_id, ArtifactInfo)
     for batch in batches:
-        row = {"artifact": entry.id, "backend": entry.info["backend"], "precision": entry.info["precision"]}
+        row = {"artifact": entry.id, "backend": entry.info.backend, "precision": entry.info.precision}
         row |= {"batch_size": batch, "options": options}
         with tempfile.TemporaryDirectory() as scratch:
             rounds = same_session(entry.id, store, batch, options, Path(scratch))
@@ -171,7 +171,7 @@ def one_artifact(workspace, entry_id, batches, options):
         row["optpipe_over_loop"] = median(tool / loop for tool, loop in rounds)
         row["rounds_ms"] = rounds
         print(json.dumps(row), flush=True)
-        row["own_session_ms"] = own_api(entry.info, entry.path / entry.info["file"], batch, options)
+        row["own_session_ms"] = own_api(entry.info, entry.path / entry.info.file, batch, options)
         print(json.dumps(row), flush=True)
 
 
@@ -214,12 +214,12 @@ def main() -> None:
     precisions, batches = sys.argv[3].split(","), [int(text) for text in sys.argv[4:]] or [1, 64, 256]
     document = {"loops": [], "torch_compile_reduce_overhead_fp16": in_process("compiled", *batches, seconds=120)}
     print(json.dumps(document["torch_compile_reduce_overhead_fp16"]), flush=True)
-    for entry in Store(workspace).list_entries():
-        if entry.manifest.kind != "artifact" or entry.info["device"] != "cuda":
+    for entry in Store(workspace).list_entries(ArtifactInfo):
+        if entry.info.device != "cuda":
             continue
-        if entry.info["model"] != "resnet50" or entry.info["precision"] not in precisions:
+        if entry.info.model != "resnet50" or entry.info.precision not in precisions:
             continue
-        options = json.dumps(entry.info.get("options", {}))
+        options = json.dumps(entry.info.options)
         found = in_process("artifact", workspace, entry.id, options, *batches, seconds=60 * len(batches))
         document["loops"] += found
         for row in found:

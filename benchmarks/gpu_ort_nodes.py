@@ -27,12 +27,13 @@ from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
 from optpipe.workspace.store import Store
 from optpipe.trace.recording.annotate import CAPTURE_RANGE, ITERATION_RANGE, LAYERS_RANGE, marked
 workspace, artifact, batch, target = sys.argv[1:]
-entry = Store(Path(workspace)).find(artifact)
+entry = Store(Path(workspace)).find(artifact, ArtifactInfo)
 target = Path(target)
 with torch.cuda.stream(torch.cuda.Stream()):
     options = {**CUDA_OPTIONS, "cuda_graph": False}
     profile = target.with_name(target.name + "-ort")
-    session = OnnxRuntimeSession(entry.file(entry.info["file"]), "cuda", options, tensor_cores=entry.info["tensor_cores"], profile=profile)
+    details, file = entry.info.details, entry.file(entry.info.file)
+    session = OnnxRuntimeSession(file, "cuda", options, tensor_cores=details["tensor_cores"], profile=profile)
     spec = session.inputs[0]
     shape = tuple(int(batch) if axis == 0 else size for axis, size in enumerate(spec.shape))
     binding = session.bind({spec.name: np.random.default_rng(0).standard_normal(shape).astype(spec.dtype)})

@@ -48,10 +48,10 @@ def main(name: str = "digits") -> None:
         print("| Q/DQ for | method | drop, points | 95 % interval | SNR to FP32 |\n|---|---|---|---|---|")
         for target in TARGETS:
             for method, table in tables.items():
-                row = against.outcome(quantize_graph(graph, table, target)[0])
-                low, high = row["drop_ci"]
-                drop = f"{100 * row['drop']:+.3f} | {100 * low:+.2f} … {100 * high:+.2f}"
-                print(f"| {target} | {method} | {drop} | {row['snr_db']:.1f} dB |")
+                row = against.measure_cost(quantize_graph(graph, table, target)[0])
+                low, high = row.drop_ci or (0.0, 0.0)
+                drop = f"{100 * (row.drop or 0.0):+.3f} | {100 * low:+.2f} … {100 * high:+.2f}"
+                print(f"| {target} | {method} | {drop} | {row.snr_db:.1f} dB |")
 
 
 if __name__ == "__main__":

@@ -131,9 +131,9 @@ def _run_bench(
 ) -> list[Path]:
     if judged.id not in {each.id for each in artifacts}:
         raise MissingError(
-            f"the judged build ({judged.info['backend']} {judged.info['precision']}) cannot run on this machine"
+            f"the judged build ({judged.info.backend} {judged.info.precision}) cannot run on this machine"
         )
-    options = {judged.info["backend"]: plan.policy.options}
+    options = {judged.info.backend: plan.policy.options}
     return run_bench_step(artifacts, plan.policy.criteria, plan.pace, store, listener, options=options)
 
 

@@ -1,5 +1,6 @@
 """A preprocess run's record, as made-up figures."""
 
+from optpipe.core.entries import OutputError
 from optpipe.core.verdict import Verdict
 from optpipe.preprocess.dali.pipeline import DaliPlan
 from optpipe.preprocess.parity.judge import agreement_from_counts
@@ -16,7 +17,6 @@ from optpipe.preprocess.parity.records import (
 from optpipe.preprocess.records import ImagesRecord, PipelineRecord, PreprocessRecord
 from optpipe.preprocess.throughput.records import BatchTimes, LoaderPlan, Throughput, ThroughputJob
 from optpipe.preprocess.throughput.tuning import TunedPreprocessing
-from optpipe.stats.agreement import OutputError
 
 CPU = DaliPlan()
 

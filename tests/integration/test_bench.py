@@ -23,7 +23,6 @@ from optpipe.stats.percentiles import find_order_statistic
 from optpipe.worker.spool import count_spooled, frame_from_spool
 from optpipe.workspace.runs import (
     Run,
-    find_changed_files,
     list_runs,
     load_run,
 )
@@ -62,8 +61,8 @@ def test_the_document_the_run_and_the_raw_samples_agree(workspace):
     rows = document["measurements"]
     assert [row["load"]["batch_size"] for row in rows] == [1, 4]
     run = load_run(Path(document["run_dir"]))
-    assert find_changed_files(run) == ()
-    assert "bench digits --backend onnxruntime" in run.manifest["command"]
+    assert run.find_problems() == []
+    assert "bench digits --backend onnxruntime" in run.manifest.command
     stored = read_measurements(run.path)
     for row, measurement in zip(rows, stored, strict=True):
         samples = pl.read_parquet(run.path / row["samples_file"])
@@ -168,7 +167,7 @@ def test_tuning_tries_threads_and_says_what_it_chose(workspace):
 
 def test_a_limit_that_could_not_be_judged_is_not_called_broken():
     measurement = planted(Subject("a", "fake", "fp32", "cpu"), 1, 1.0)
-    run = Run(Path("r"), {})
+    run = Run(Path("r"), None)
 
     def status(met):
         return BenchResult(run, (measurement,), LimitRecord("p99 ≤ 1 ms", met, ())).status
@@ -339,7 +338,7 @@ def test_ctrl_c_at_any_moment_keeps_what_was_measured(workspace, artifact, monke
     assert outcome.document.interrupted
     run = load_run(Path(outcome.document.run_dir))
     assert run.interrupted
-    assert find_changed_files(run) == ()
+    assert run.find_problems() == []
     first, second = read_measurements(run.path)
     assert (first.interrupted, second.interrupted) == (False, True)
     assert first.samples > 0
@@ -394,6 +393,6 @@ def test_a_killed_run_is_recovered_from_its_samples(workspace):
     assert row["verdict"] == "INVALID"
     run = load_run(cut)
     assert run.interrupted
-    assert find_changed_files(run) == ()
+    assert run.find_problems() == []
     assert not list(cut.rglob("*.spool"))
     assert "already finished" in optpipe("recover", str(cut)).stderr

@@ -7,7 +7,7 @@ import pytest
 
 from optpipe.core.records import read_record, record_from_json
 from optpipe.end_to_end.records import EndToEndRecord
-from optpipe.workspace.runs import find_changed_files, load_run
+from optpipe.workspace.runs import load_run
 from optpipe.workspace.shipped import find_shipped_folder
 from tests.integration.conftest import optpipe
 
@@ -32,7 +32,7 @@ def test_the_predictions_of_the_timed_run_are_the_references(workspace):
     assert result.options["spinning"] is False
     assert "optpipe preprocess digits" in " ".join(record.warnings)
     run = load_run(Path(record.run_dir))
-    assert (run.kind, find_changed_files(run)) == ("end-to-end", ())
+    assert (run.kind, run.find_problems()) == ("end-to-end", [])
     stored = read_record(run.path / "end-to-end.json", EndToEndRecord)
     assert replace(record, warnings=()) == stored
     assert (run.path / f"{result.artifact}.parquet").is_file()

@@ -4,7 +4,6 @@ Its FP32 answers are those of `digits`. `max` spends all of its levels on the ou
 with `max` the layer that reads them is found and spared.
 """
 
-import json
 import tomllib
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from onnx import numpy_helper
 from optpipe.backends.tensorrt import TENSORRT_RTX
 from optpipe.build.artifact import build_artifact
 from optpipe.core.card import card_from_file
+from optpipe.core.entries import SkippedLayer
 from optpipe.core.events import SilentListener
 from optpipe.core.precision import Precision
 from optpipe.core.weights import weights_from_text
@@ -30,7 +30,7 @@ from optpipe.inputs.task_data import find_label_indices
 from optpipe.quantize.calibrate import load_calibration_data, quantize_graph
 from optpipe.quantize.calibration_run import CalibrationPlan, run_calibration
 from optpipe.quantize.int8 import graph_from_table, make_int8_graph
-from optpipe.quantize.table import table_from_file
+from optpipe.quantize.table import read_table
 from optpipe.sources.resolve import source_from_text
 from optpipe.workspace.file_names import CARD, ONNX
 from optpipe.workspace.shipped import find_shipped_folder
@@ -124,10 +124,8 @@ def test_every_method_keeps_digits_within_half_a_point(digits, validation, tmp_p
     before = accuracy(graph, card, validation)
     assert before >= 0.98
     after = {
-        each["method"]: accuracy(
-            quantize_graph(graph, table_from_file(Path(each["path"])), "tensorrt")[0], card, validation
-        )
-        for each in record["tables"]
+        each.method: accuracy(quantize_graph(graph, read_table(Path(each.path)), "tensorrt")[0], card, validation)
+        for each in record.tables
     }
     assert before - max(after.values()) <= 0.005
     assert min(after.values()) > 0.97
@@ -142,16 +140,14 @@ def test_max_fails_on_outliers_and_the_others_recover(hard, digits, validation) 
     before = accuracy(graph, card, validation)
     record = run_calibration(model, CalibrationPlan(None, None, 0, METHODS), store, SilentListener())
     after = {
-        each["method"]: accuracy(
-            quantize_graph(graph, table_from_file(Path(each["path"])), "tensorrt")[0], card, validation
-        )
-        for each in record["tables"]
+        each.method: accuracy(quantize_graph(graph, read_table(Path(each.path)), "tensorrt")[0], card, validation)
+        for each in record.tables
     }
     assert before >= 0.98
     assert before - after["max"] > 0.05
     for method in ("percentile", "entropy"):  # `mse` minds the outliers' squares: see its module
         assert before - after[method] <= 0.01, after
-    assert record["best"] != "max"
+    assert record.best != "max"
 
 
 def test_the_search_finds_and_spares_the_layer(hard, digits) -> None:
@@ -159,16 +155,16 @@ def test_the_search_finds_and_spares_the_layer(hard, digits) -> None:
     _, store = digits
     plan = CalibrationPlan(None, None, 0, ("max",), sensitivity=True, budget=0.005)
     record = run_calibration(named_model(str(path)), plan, store, SilentListener())
-    assert record["sensitivity"][0]["layer"] == reader
-    assert record["sensitivity"][0]["snr_db"] < record["sensitivity"][1]["snr_db"] - 10
-    assert record["selection"]["keep"] == [reader]
-    tried = {each["kept"]: each for each in record["selection"]["tried"]}
-    assert tried[0]["drop"] > 0.05
-    assert tried[1]["drop"] <= 0.005
+    assert record.sensitivity.layers[0].layer == reader
+    first, second, *_ = record.sensitivity.layers
+    assert first.cost.snr_db < second.cost.snr_db - 10
+    assert record.selection.keep == (reader,)
+    tried = {each.kept: each.cost for each in record.selection.tried}
+    assert tried[0].drop > 0.05
+    assert tried[1].drop <= 0.005
     assert len(tried) <= 6  # halving, not one build per layer
-    assert {"layer": reader, "reason": "kept in floating point by request"} in record["skipped"]
-    assert table_from_file(Path(record["selection"]["table"])).keep == (reader,)
-    json.dumps(record)
+    assert SkippedLayer(reader, "kept in floating point by request") in record.skipped
+    assert read_table(Path(record.table)).keep == (reader,)
 
 
 def test_a_table_of_another_model_is_refused(hard, digits) -> None:
@@ -176,9 +172,7 @@ def test_a_table_of_another_model_is_refused(hard, digits) -> None:
     entry, store = digits
     record = run_calibration(named_model(str(path)), CalibrationPlan(None, None, 0, ("max",)), store, SilentListener())
     with pytest.raises(BadInputError, match="is for model hard, not digits"):
-        graph_from_table(
-            entry, table_from_file(Path(record["tables"][0]["path"])), "tensorrt", (), store, SilentListener()
-        )
+        graph_from_table(entry, read_table(Path(record.tables[0].path)), "tensorrt", (), store, SilentListener())
 
 
 def test_validation_images_cannot_calibrate(digits) -> None:
@@ -202,8 +196,8 @@ def test_tensorrt_rtx_builds_every_graph_and_its_share_of_int8_is_proven(digits,
     if not TENSORRT_RTX.probe_capability("cuda").builds:
         pytest.skip(f"TensorRT-RTX: {TENSORRT_RTX.probe_capability('cuda').why_not}")
     record = run_calibration(named_model("digits"), CalibrationPlan(None, None, 0, METHODS), store, SilentListener())
-    path = next(each["path"] for each in record["tables"] if each["method"] == method)
-    graph, _ = graph_from_table(entry, table_from_file(Path(path)), "tensorrt", (), store, SilentListener())
+    path = next(each.path for each in record.tables if each.method == method)
+    graph, _ = graph_from_table(entry, read_table(Path(path)), "tensorrt", (), store, SilentListener())
     built, _ = build_artifact(TENSORRT_RTX, Precision.INT8, "cuda", graph, entry, None, {}, store, SilentListener())
-    assert built.info["precision_proof"]["proven"]
-    assert built.info["precision_proof"]["share"]["macs"]["int8"] > 0.95
+    assert built.info.precision_proof.proven
+    assert built.info.precision_proof.share.macs["int8"] > 0.95

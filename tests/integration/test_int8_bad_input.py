@@ -204,20 +204,7 @@ def test_a_broken_artifact_does_not_hide_the_others(folder: Path, tmp_path: Path
     rows = {row["precision"]: row for row in ran.document["results"]}
     assert rows["int8"]["failed"]
     assert "is damaged" in rows["int8"]["why_not"]
-    assert rows["fp32"]["top1"] is not None
-    keys = {
-        "artifact",
-        "backend",
-        "precision",
-        "n",
-        "top1",
-        "top1_ci",
-        "top5",
-        "drop_vs_source",
-        "drop_ci",
-        "agreement",
-    }
-    assert all(keys <= set(row) for row in rows.values())
+    assert rows["fp32"]["accuracy"]["top1"] > 0.9
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])

@@ -38,11 +38,11 @@ def test_every_odd_file_comes_through(record):
 def test_the_evidence_lies_in_a_finished_run_folder(record, workspace):
     from pathlib import Path
 
-    from optpipe.workspace.runs import find_changed_files, load_run
+    from optpipe.workspace.runs import load_run
 
     run = load_run(Path(record["run_dir"]))
-    assert find_changed_files(run) == ()
-    names = {each["path"] for each in run.manifest["files"]}
+    assert run.find_problems() == []
+    names = set(run.manifest.files)
     assert {"images.parquet", "preprocess.json", "worst-1.png", "worst-2.png", "worst-3.png"} <= names
     assert Path(record["pipeline"]["path"]).is_file()
 

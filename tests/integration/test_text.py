@@ -8,8 +8,10 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from optpipe.core.records import read_record
 from optpipe.core.weights import WeightsRequest
 from optpipe.errors import BadInputError, ExitStatus
+from optpipe.evaluate.result import Evaluation
 from optpipe.inputs.task_data import require_task_data
 from optpipe.sources.huggingface import HuggingFaceSource
 from tests.integration.conftest import Ran, optpipe
@@ -97,7 +99,7 @@ def test_from_texts_to_int8_and_its_accuracy(run: Run, folder: Path) -> None:
     assert found["set"]["count"] == 520
     assert {each["method"] for each in found["tables"]} == {"max", "percentile", "entropy", "mse"}
     assert found["sensitivity"]
-    assert all(set(row) >= {"layer", "snr_db", "drop"} for row in found["sensitivity"])
+    assert all(row["cost"]["drop_ci"] for row in found["sensitivity"]["layers"])
     table = next(each["path"] for each in found["tables"] if each["method"] == found["best"])
     built = run(
         "build", model, "--precision", "fp32,int8", "--backend", "onnxruntime", "--calibration", table, "--json"
@@ -109,15 +111,16 @@ def test_from_texts_to_int8_and_its_accuracy(run: Run, folder: Path) -> None:
     assert "400 texts of validation.jsonl" in judged.stdout
     assert "macro F1" in judged.stdout
     record = next((folder / ".optpipe" / "runs").glob("evaluate-*"))
-    document = json.loads((record / "evaluate.json").read_text())
-    source, *rows = document["results"]
-    assert source["precision"] == "source"
-    assert 0.8 < source["top1"] < 1
-    assert document["dataset"]["labelled"]
-    assert {row["precision"] for row in rows} == {"fp32", "int8"}
+    found = read_record(record / "evaluate.json", Evaluation)
+    source, *rows = found.results
+    assert source.precision == "source"
+    assert 0.8 < source.accuracy.top1 < 1
+    assert found.dataset.labeled
+    assert {row.precision for row in rows} == {"fp32", "int8"}
     for row in rows:
-        assert row["macro_f1_drop_ci"][0] <= row["macro_f1_drop"] <= row["macro_f1_drop_ci"][1]
-        assert row["verdict"] == "PASS"
+        low, high = row.accuracy.macro_f1_drop_ci
+        assert low <= row.accuracy.macro_f1_drop <= high
+        assert row.verdict == "PASS"
     answers = pl.read_parquet(record / "predictions.parquet")
     assert answers["path"].to_list()[:2] == ["1", "2"]
     assert answers["label"].n_unique() == 3

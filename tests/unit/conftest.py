@@ -6,9 +6,12 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+from tests.fakes.entries import artifact_info, proof
 from tests.fakes.preprocess import preprocess_record
 
 from optpipe.bench.recompute import recompute_measurement
+from optpipe.build.verify import VerificationInfo
+from optpipe.core.entries import ArtifactInfo
 from optpipe.core.events import SilentListener
 from optpipe.core.measurement import (
     MACHINE_COLUMNS,
@@ -22,6 +25,7 @@ from optpipe.core.measurement import (
     Validity,
 )
 from optpipe.core.records import json_from_record
+from optpipe.core.weights import WeightsRecord
 from optpipe.measuring.measure import write_measurements
 from optpipe.measuring.validity import LIMITS
 from optpipe.preprocess.parity.proof import proof_from_rows, rows_from_outputs
@@ -45,34 +49,25 @@ class Workspace:
         return Store(self.path)
 
     def artifact(self, precision="fp16", backend="onnxruntime", *, trained=True, passed=True, proven=True, macs=0.97):
-        info = {
-            "model": "digits",
-            "source": "card:digits",
-            "backend": backend,
-            "precision": precision,
-            "device": "cpu",
-            "file": "model.onnx",
-            "options": {"threads": 0, "spinning": True},
-            "weights": {"source": "file" if trained else "random", "sha256": "0" * 64, "trained": trained},
-            "precision_proof": {
-                "proven": proven,
-                "reason": "as asked" if proven else "3 layers are fp32",
-                "share": {"macs": {precision: macs, "fp32": 1 - macs}, "layers": {}},
-                "others": [],
-                "others_count": 0,
-            },
-        }
+        info = artifact_info(
+            backend=backend,
+            precision=precision,
+            options={"threads": 0, "spinning": True},
+            weights=WeightsRecord("file" if trained else "random", "0" * 64),
+            precision_proof=proof(precision, macs, proven=proven, reason="as asked" if proven else "3 layers are fp32"),
+        )
 
         def make(folder):
             (folder / "model.onnx").write_bytes(f"{backend} {precision} {trained}".encode() * 100)
             return info
 
         recipe = {"test": [precision, backend, trained, proven, macs]}
-        entry, _ = self.store.produce("artifact", recipe, make, listener=SilentListener())
+        entry, _ = self.store.produce(ArtifactInfo, recipe, make, listener=SilentListener())
+        checked = VerificationInfo("images", 8, 0.1, 61.2, None, None, None, (), 80, passed)
         self.store.produce(
-            "verification",
+            VerificationInfo,
             {"artifact": {"id": entry.id, "sha256": entry.sha256("model.onnx")}},
-            lambda _: {"passed": passed, "samples": 8, "reference": "images", "snr_db": 61.2},
+            lambda _: checked,
             parents=(entry.id,),
             listener=SilentListener(),
         )
@@ -85,7 +80,7 @@ class Workspace:
             for batch in batches:
                 self.counter += 1
                 found = measurement(entry, batch, f"m{self.counter}", **changes)
-                speed = {"fp32": 1.0, "fp16": 0.8, "int8": 0.6}.get(entry.info["precision"], 1.0)
+                speed = {"fp32": 1.0, "fp16": 0.8, "int8": 0.6}.get(entry.info.precision, 1.0)
                 frame = drawn_samples(mean_ms * batch**0.8 * speed, noise, count, batch, seed + self.counter)
                 for name in ("samples", "machine"):
                     (run.path / name).mkdir(exist_ok=True)
@@ -116,7 +111,7 @@ class Workspace:
         proof = proof_from_rows(rows, trained=trained, classifies=True, refused=0)
         record = preprocess_record(proof=proof, images=images, trained=trained)
         (run.path / "preprocess.json").write_bytes(json_from_record(record))
-        return finish_run(run, command=["optpipe", "preprocess", "digits"], details={"model": "digits"})
+        return finish_run(run, command=["optpipe", "preprocess", "digits"], model="digits")
 
 
 def measurement(
@@ -126,8 +121,8 @@ def measurement(
         id=name,
         subject=Subject(
             artifact=entry.id,
-            backend=entry.info["backend"],
-            precision=entry.info["precision"],
+            backend=entry.info.backend,
+            precision=entry.info.precision,
             device="cpu",
             model="digits",
             sha256=entry.sha256("model.onnx"),

@@ -4,12 +4,13 @@ import fcntl
 import shutil
 from collections.abc import Iterable
 from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from optpipe.errors import BadInputError
-from optpipe.workspace.manifest import MANIFEST, find_damage
-from optpipe.workspace.runs import list_run_folders, load_run, require_unchanged
+from optpipe.workspace.manifest import MANIFEST, Manifest
+from optpipe.workspace.runs import RunManifest, list_run_folders, load_run, require_unchanged
 from optpipe.workspace.store import Entry, Store, measure_folder_bytes
 
 _KEPT = ("artifact",)
@@ -18,69 +19,118 @@ _COMPANIONS = ("reference", "verification")
 """Entries of these kinds stay as long as all that they were made from: they are what bench and signoff compare outputs with."""
 
 
-def record_from_entry(entry: Entry) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class EntrySummary:
+    """One entry in `optpipe ls`."""
+
+    id: str
+    kind: str
+    model: str | None
+    backend: str | None
+    precision: str | None
+    device: str | None
+    size_bytes: int
+    created: str
+    """UTC, ISO 8601."""
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """One run in `optpipe ls`."""
+
+    run_id: str
+    kind: str
+    status: Literal["complete", "interrupted", "unfinished", "damaged"]
+    command: str | None
+    size_bytes: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoreListing:
+    """What `optpipe ls` tells."""
+
+    workspace: str
+    entries: tuple[EntrySummary, ...]
+    damaged: tuple[str, ...]
+    """The names of entries without a readable manifest."""
+    runs: tuple[RunSummary, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EntryDetails:
+    """What `optpipe show` tells of an entry."""
+
+    entry: EntrySummary
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class RunDetails:
+    """What `optpipe show` tells of a run."""
+
+    run: RunSummary
+    manifest: RunManifest
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What `optpipe rm` or `optpipe gc` removed, or would remove."""
+
+    removed: tuple[str, ...]
+    """The names of entries and runs."""
+    freed_bytes: int
+    dry_run: bool
+    scratch_bytes: int = 0
+    """Of folders that killed runs left behind."""
+
+
+def summarize_entry(entry: Entry[Any]) -> EntrySummary:
     """One line of `optpipe ls`."""
-    info = entry.info
-    return {
-        "id": entry.id,
-        "kind": entry.manifest.kind,
-        "model": info.get("model") or info.get("name"),
-        "backend": info.get("backend"),
-        "precision": info.get("precision"),
-        "device": info.get("device"),
-        "size_bytes": entry.size_bytes,
-        "created": entry.manifest.created,
-        "path": str(entry.path),
-    }
+    info = entry.manifest.info
+    return EntrySummary(
+        id=entry.id,
+        kind=entry.manifest.kind,
+        model=info.get("model") or info.get("name"),
+        backend=info.get("backend"),
+        precision=info.get("precision"),
+        device=info.get("device"),
+        size_bytes=entry.size_bytes,
+        created=entry.manifest.created,
+        path=str(entry.path),
+    )
 
 
-def document_from_store(store: Store) -> dict[str, Any]:
-    """The JSON document of `optpipe ls`."""
+def list_stored(store: Store) -> StoreListing:
+    """Everything in the workspace."""
     entries, damaged = store.scan_entries()
-    return {
-        "workspace": str(store.workspace),
-        "entries": [record_from_entry(entry) for entry in sorted(entries, key=lambda each: each.manifest.created)],
-        "damaged": [folder.name for folder in damaged],
-        "runs": [record_from_run(folder) for folder in list_run_folders(store.workspace)],
-    }
+    return StoreListing(
+        workspace=str(store.workspace),
+        entries=tuple(map(summarize_entry, sorted(entries, key=lambda each: each.manifest.created))),
+        damaged=tuple(folder.name for folder in damaged),
+        runs=tuple(map(_summarize_run, list_run_folders(store.workspace))),
+    )
 
 
-def record_from_run(folder: Path) -> dict[str, Any]:
-    """One run's line of `optpipe ls`."""
-    record = {"run_id": folder.name, "size_bytes": measure_folder_bytes(folder), "path": str(folder)}
+def _summarize_run(folder: Path) -> RunSummary:
+    size, path = measure_folder_bytes(folder), str(folder)
     try:
         manifest = load_run(folder).manifest
     except BadInputError:
-        status = "damaged" if (folder / MANIFEST).is_file() else "unfinished"
-        return {**record, "kind": folder.name.partition("-")[0], "status": status, "command": None}
-    return {**record, "kind": manifest["kind"], "status": manifest["status"], "command": manifest["command"]}
+        status: Literal["damaged", "unfinished"] = "damaged" if (folder / MANIFEST).is_file() else "unfinished"
+        return RunSummary(folder.name, folder.name.partition("-")[0], status, None, size, path)
+    return RunSummary(folder.name, manifest.kind, manifest.status, manifest.command, size, path)
 
 
-def describe_run(folder: Path) -> dict[str, Any]:
+def describe_run(folder: Path) -> RunDetails:
     """All that `optpipe show` says of a run. Raises BadInputError where it is not as it was written."""
     run = load_run(folder)
     require_unchanged(run)
-    return {**record_from_run(folder), **run.manifest}
+    return RunDetails(_summarize_run(folder), run.manifest)
 
 
-def describe_entry(entry: Entry) -> dict[str, Any]:
-    """All that `optpipe show` says."""
-    manifest = entry.manifest
-    return {
-        **record_from_entry(entry),
-        "files": {
-            name: {"sha256": each.sha256, "size_bytes": each.size_bytes} for name, each in manifest.files.items()
-        },
-        "parents": list(manifest.parents),
-        "command": manifest.command,
-        "seconds": manifest.seconds,
-        "info": dict(manifest.info),
-        "recipe": dict(manifest.recipe),
-        "environment": dict(manifest.environment),
-    }
-
-
-def remove_stored(store: Store, prefix: str, *, with_dependents: bool) -> dict[str, Any]:
+def remove_stored(store: Store, prefix: str, *, with_dependents: bool) -> Removal:
     """Removes one entry; raises `BadInputError` where others were made from it and are not to go too."""
     folder = find_run(store, prefix)
     if folder is not None:
@@ -111,10 +161,10 @@ def find_run(store: Store, prefix: str) -> Path | None:
     return found[0] if found else None
 
 
-def _find_dependents(ident: str, entries: Iterable[Entry]) -> list[Entry]:
+def _find_dependents(ident: str, entries: Iterable[Entry[Any]]) -> list[Entry[Any]]:
     """Everything made from an entry, nearest first."""
     entries = list(entries)
-    found: list[Entry] = []
+    found: list[Entry[Any]] = []
     wave = {ident}
     while wave:
         nearer = [each for each in entries if wave & set(each.manifest.parents) and each not in found]
@@ -123,7 +173,7 @@ def _find_dependents(ident: str, entries: Iterable[Entry]) -> list[Entry]:
     return found
 
 
-def collect_garbage(store: Store, *, dry_run: bool) -> dict[str, Any]:
+def collect_garbage(store: Store, *, dry_run: bool) -> Removal:
     """Removes scratch folders of dead runs, damaged entries, and what no artifact needs.
 
     Raises StageError while another process makes entries: no artifact needs them yet.
@@ -132,13 +182,11 @@ def collect_garbage(store: Store, *, dry_run: bool) -> dict[str, Any]:
         return _collect_garbage(store, dry_run=dry_run)
 
 
-def _collect_garbage(store: Store, *, dry_run: bool) -> dict[str, Any]:
+def _collect_garbage(store: Store, *, dry_run: bool) -> Removal:
     entries, broken = store.scan_entries()
     by_id = {entry.id: entry for entry in entries}
     needed: set[str] = set()
-    wave = [
-        entry for entry in entries if entry.manifest.kind in _KEPT and find_damage(entry.path, entry.manifest) is None
-    ]
+    wave = [entry for entry in entries if entry.manifest.kind in _KEPT and entry.find_damage() is None]
     while wave:
         needed |= {entry.id for entry in wave}
         wave = [
@@ -154,14 +202,13 @@ def _collect_garbage(store: Store, *, dry_run: bool) -> dict[str, Any]:
     }:
         needed |= companions
     unneeded = [entry.path for entry in entries if entry.id not in needed]
-    record = _remove(store, [*unneeded, *broken], dry_run=dry_run)
-    record["scratch_bytes"] = _sweep(store, dry_run=dry_run)
-    return record
+    removal = _remove(store, [*unneeded, *broken], dry_run=dry_run)
+    return replace(removal, scratch_bytes=_sweep(store, dry_run=dry_run))
 
 
-def _remove(store: Store, folders: list[Path], *, dry_run: bool) -> dict[str, Any]:
+def _remove(store: Store, folders: list[Path], *, dry_run: bool) -> Removal:
     freed = sum(measure_folder_bytes(each) if dry_run else store.remove_folder(each) for each in folders)
-    return {"removed": [each.name for each in folders], "freed_bytes": freed, "dry_run": dry_run}
+    return Removal(tuple(each.name for each in folders), freed, dry_run)
 
 
 def _sweep(store: Store, *, dry_run: bool) -> int:

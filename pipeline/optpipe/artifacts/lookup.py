@@ -9,6 +9,7 @@ from typing import Any
 from optpipe.backends.base import Device
 from optpipe.backends.registry import resolve_effective_options
 from optpipe.core.card import ModelCard, card_from_file, name_from_factory
+from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo
 from optpipe.core.hashing import hash_file
 from optpipe.errors import BadInputError, MissingError
 from optpipe.sources.card_file import CardSource
@@ -20,20 +21,19 @@ from optpipe.workspace.store import Entry, Store
 class StoredArtifact:
     """An artifact of the store with its model's card and, where there is one, its reference."""
 
-    entry: Entry
+    entry: Entry[ArtifactInfo]
     card: ModelCard
-    model: Entry
-    reference: Entry | None
+    model: Entry[ModelInfo]
+    reference: Entry[ReferenceInfo] | None
 
     @property
     def label(self) -> str:
         """`onnxruntime fp16 (cuda)`."""
-        info = self.entry.info
-        return f"{info['backend']} {info['precision']} ({info['device']})"
+        return self.entry.info.label
 
     def given(self, options: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         """Of `options`, by backend as they were typed, those for its own."""
-        return dict(options.get(self.entry.info["backend"], {}))
+        return dict(options.get(self.entry.info.backend, {}))
 
     def resolve_effective_options(self, options: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         """Its runtime options with those that are given; raises BadInputError for one that its backend does not have."""
@@ -57,20 +57,20 @@ def find_artifacts(
 
     Raises BadInputError, with the build command, where there is none.
     """
-    every = [entry for entry in store.list_entries() if entry.manifest.kind == "artifact"]
+    every = store.list_entries(ArtifactInfo)
     by_id = [entry for entry in every if len(text) >= 4 and entry.fits(text)]
     named = by_id or find_builds(text, every)
     wanted = [
         entry
         for entry in named
-        if (not precisions or entry.info["precision"] in precisions)
-        and (not backends or entry.info["backend"] in backends)
-        and (device is None or entry.info["device"] == device)
+        if (not precisions or entry.info.precision in precisions)
+        and (not backends or entry.info.backend in backends)
+        and (device is None or entry.info.device == device)
     ]
     if not wanted:
         other = not named and bool(find_builds(text, every, any_content=True))
         _refuse(text, store, named, precisions, backends, device, other_content=other)
-    newest = {(entry.info["backend"], entry.info["precision"], entry.info["device"]): entry for entry in wanted}
+    newest = {entry.info.label: entry for entry in wanted}
     return tuple(_load_artifact(entry, store) for entry in newest.values())
 
 
@@ -81,8 +81,7 @@ def select_runnable(artifacts: Sequence[StoredArtifact]) -> tuple[tuple[StoredAr
     reasons: dict[str, str] = {}
     able = []
     for each in artifacts:
-        info = each.entry.info
-        why_not = BACKENDS[info["backend"]].find_run_blocker(info, info["device"])
+        why_not = BACKENDS[each.entry.info.backend].find_run_blocker(each.entry.info)
         if why_not is None:
             able.append(each)
         else:
@@ -95,7 +94,9 @@ def select_runnable(artifacts: Sequence[StoredArtifact]) -> tuple[tuple[StoredAr
     return tuple(able), reasons
 
 
-def find_builds(text: str, artifacts: Sequence[Entry], *, any_content: bool = False) -> list[Entry]:
+def find_builds(
+    text: str, artifacts: Sequence[Entry[ArtifactInfo]], *, any_content: bool = False
+) -> list[Entry[ArtifactInfo]]:
     """Those that were built of the MODEL typed so: a name, a source, or the path of a file, factory or card.
 
     Of an ONNX file those of its present content, or of `any_content`: two files may share a name, and one may have changed since.
@@ -105,33 +106,29 @@ def find_builds(text: str, artifacts: Sequence[Entry], *, any_content: bool = Fa
         return [
             each
             for each in artifacts
-            if _get_model(each) == name_from_factory(text) and _is_factory(each, file, factory)
+            if each.info.model == name_from_factory(text) and _is_factory(each, file, factory)
         ]
     if path.suffix == ".toml" and path.is_file():
         name = CardSource(path).card.name
-        return [each for each in artifacts if _get_model(each) == name]
+        return [each for each in artifacts if each.info.model == name]
     content = hash_file(path) if not any_content and path.suffix == ".onnx" and path.is_file() else None
     return [
         each
         for each in artifacts
-        if content is None or each.info["weights"]["source"] != "embedded" or each.info["weights"]["sha256"] == content
-        if _is_called(each, text) or (path.suffix in (".onnx", ".toml") and path.stem == _get_model(each))
+        if content is None or each.info.weights.source != "embedded" or each.info.weights.sha256 == content
+        if _is_called(each, text) or (path.suffix in (".onnx", ".toml") and path.stem == each.info.model)
     ]
 
 
-def _get_model(artifact: Entry) -> str:
-    return str(artifact.info["model"])
-
-
-def _is_factory(artifact: Entry, file: str, factory: str) -> bool:
-    own, _, name = str(artifact.info["source"]).rpartition(":")
+def _is_factory(artifact: Entry[ArtifactInfo], file: str, factory: str) -> bool:
+    own, _, name = artifact.info.source.rpartition(":")
     return factory == name and Path(file).resolve() == Path(own).resolve()
 
 
-def _is_called(artifact: Entry, text: str) -> bool:
+def _is_called(artifact: Entry[ArtifactInfo], text: str) -> bool:
     """Whether it is the model's name, its source, or what a library calls it (`resnet50` of `torchvision:resnet50`)."""
-    file, _, name = str(artifact.info["source"]).partition(":")
-    return text in (_get_model(artifact), artifact.info["source"]) or (text == name != "" and not file.endswith(".py"))
+    file, _, name = artifact.info.source.partition(":")
+    return text in (artifact.info.model, artifact.info.source) or (text == name != "" and not file.endswith(".py"))
 
 
 def format_model_argument(card: ModelCard) -> str:
@@ -157,7 +154,7 @@ def explain_different_weights(artifacts: Sequence[StoredArtifact]) -> str | None
 def _refuse(
     text: str,
     store: Store,
-    named: Sequence[Entry],
+    named: Sequence[Entry[ArtifactInfo]],
     precisions: Sequence[str],
     backends: Sequence[str],
     device: Device | None,
@@ -168,18 +165,16 @@ def _refuse(
         f" --{name} {','.join(values)}" for name, values in (("precision", precisions), ("backend", backends)) if values
     ) + (f" --device {device}" if device else "")
     what = f"{text}{flags}"
-    built = sorted({f"{entry.info['backend']} {entry.info['precision']}" for entry in named})
+    built = sorted({f"{entry.info.backend} {entry.info.precision}" for entry in named})
     here = f" (available: {', '.join(built)})" if built else ""
     if other_content:
         here = "; existing builds of that name are from a different file"
     raise BadInputError(f"no build of {what} in {store.workspace}{here}\n`optpipe build {text}{flags}` builds it")
 
 
-def _load_artifact(entry: Entry, store: Store) -> StoredArtifact:
-    model = store.find(f"model-{entry.manifest.parents[0]}")
-    references = [
-        each for each in store.list_entries() if each.manifest.kind == "reference" and model.id in each.manifest.parents
-    ]
+def _load_artifact(entry: Entry[ArtifactInfo], store: Store) -> StoredArtifact:
+    model = store.find(entry.manifest.parents[0], ModelInfo)
+    references = [each for each in store.list_entries(ReferenceInfo) if model.id in each.manifest.parents]
     card = card_from_file(store.verify_entry(model, CARD).file(CARD))
     return StoredArtifact(entry, card, model, references[-1] if references else None)
 
@@ -192,7 +187,7 @@ def choose_batch_sizes(artifact: StoredArtifact, sizes: Sequence[int] | None) ->
     outside = [size for size in sizes if not low <= size <= high]
     if outside:
         info, wider = artifact.entry.info, f"{min(low, *outside)}:{high}:{max(high, *outside)}"
-        build = f"{format_model_argument(artifact.card)} --precision {info['precision']} --backend {info['backend']} --batch {wider}"
+        build = f"{format_model_argument(artifact.card)} --precision {info.precision} --backend {info.backend} --batch {wider}"
         way_out = f"`optpipe build {build}` builds one that includes it"
         if low == high and _is_fixed(artifact):
             way_out = f"the ONNX file has a fixed batch size of {low}; omit --batch, or export it with a dynamic batch dimension"
@@ -206,7 +201,7 @@ def _is_fixed(artifact: StoredArtifact) -> bool:
     """Whether it was built from an ONNX file with a number for the batch, which no other build can change."""
     import onnx
 
-    if artifact.entry.info["weights"]["source"] != "embedded":
+    if artifact.entry.info.weights.source != "embedded":
         return False
     graph = onnx.load(artifact.model.file(ONNX), load_external_data=False).graph
     axes = {each.name: each.batch for each in artifact.card.inputs}

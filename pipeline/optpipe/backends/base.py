@@ -8,17 +8,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from optpipe.core.card import ModelCard
+from optpipe.core.entries import ArtifactInfo
+from optpipe.core.entries import Device as Device
 from optpipe.core.precision import LayerType, Precision
 from optpipe.core.tensors import TensorSpec
 from optpipe.errors import BadInputError
 
 if TYPE_CHECKING:
     import numpy as np
-
-Device = Literal["cpu", "cuda"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,10 @@ class BuildResult:
     """Read from the network that was built, not from the request."""
     file: str
     """The artifact's main file."""
-    info: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """The runtime options that it has where no others are given."""
+    details: Mapping[str, Any] = field(default_factory=dict)
+    """What only this backend reads, to load the artifact and to tell where it can run."""
 
 
 class Binding(Protocol):
@@ -110,6 +113,21 @@ class Backend(Protocol):
     def name(self) -> str:
         """As `--backend` takes it."""
 
+    @property
+    def purpose(self) -> str:
+        """What it is good for, as `optpipe doctor` says it."""
+
+    @property
+    def package(self) -> str:
+        """The distribution whose version decides how its artifacts behave."""
+
+    @property
+    def ahead_of_time(self) -> bool:
+        """Whether it builds engines on a machine that cannot run them."""
+
+    def runtime_options(self, device: Device) -> dict[str, Any]:
+        """What a session takes, with the defaults; what only a build takes is not among them."""
+
     def precisions(self, device: Device) -> frozenset[Precision]:
         """The precisions it has kernels for on `device`."""
 
@@ -132,10 +150,10 @@ class Backend(Protocol):
     def build(self, request: BuildRequest) -> BuildResult:
         """Builds into `request.directory`; raises `StageError` where the runtime refuses."""
 
-    def find_run_blocker(self, info: Mapping[str, Any], device: Device) -> str | None:
-        """Why an artifact with this manifest `info` cannot run here; None where it can."""
+    def find_run_blocker(self, info: ArtifactInfo) -> str | None:
+        """Why an artifact cannot run here; None where it can."""
 
-    def load(self, directory: Path, info: Mapping[str, Any], device: Device, options: Mapping[str, Any]) -> Session:
+    def load(self, directory: Path, info: ArtifactInfo, options: Mapping[str, Any]) -> Session:
         """Loads an artifact whose hash was verified before: deserializing runs code."""
 
 

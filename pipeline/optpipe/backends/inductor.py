@@ -17,6 +17,7 @@ from optpipe.backends.base import (
 )
 from optpipe.backends.torch_backend import TorchBackend, name_processor, record_tensors
 from optpipe.backends.torch_program import export_program, layers_from_program, set_float32_products
+from optpipe.core.entries import ArtifactInfo
 from optpipe.core.precision import Precision
 from optpipe.errors import StageError, first_line
 from optpipe.workspace.environment import get_package_version
@@ -42,6 +43,11 @@ class Inductor(TorchBackend):
     """torch's own compiler, without Python at run time."""
 
     name: str = "inductor"
+    purpose: str = "ahead-of-time compiled PyTorch"
+
+    def runtime_options(self, device: Device) -> dict[str, Any]:
+        """All but what decides the compiled code."""
+        return {key: value for key, value in OPTIONS[device].items() if key not in BUILD_ONLY}
 
     def probe_capability(self, device: Device) -> Capability:
         """torch, and for the CPU a C++ compiler."""
@@ -75,20 +81,15 @@ class Inductor(TorchBackend):
             )
         except InductorError as error:
             raise StageError(f"AOTInductor could not compile {request.card.name}: {first_line(error)}") from error
-        info = {
-            **record_tensors(request),
-            "options": options,
-            "compiled_for": name_processor(request.device),
-            "compiled_by": get_package_version("torch"),
-        }
-        return BuildResult(layers, PACKAGE_FILE, info)
+        made = {"compiled_for": name_processor(request.device), "compiled_by": get_package_version("torch")}
+        return BuildResult(layers, PACKAGE_FILE, options, {**record_tensors(request), **made})
 
-    def load(self, directory: "Path", info: Mapping[str, Any], device: Device, options: Mapping[str, Any]) -> "Session":
+    def load(self, directory: "Path", info: ArtifactInfo, options: Mapping[str, Any]) -> "Session":
         """Loads the package's shared library."""
         from optpipe.backends.torch_session import TorchSession
 
-        merged = merge_options({**info["options"], **options}, OPTIONS[device], self.name)
-        return TorchSession(_load_package(directory / PACKAGE_FILE, device), info, device, merged)
+        merged = merge_options({**info.options, **options}, OPTIONS[info.device], self.name)
+        return TorchSession(_load_package(directory / PACKAGE_FILE, info.device), info, merged)
 
 
 def _load_package(package: "Path", device: Device) -> Any:

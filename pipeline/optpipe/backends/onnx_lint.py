@@ -5,27 +5,13 @@ for Tensor Cores"); ONNX Runtime's notes on quantization.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
 from typing import Any
 
 from optpipe.backends.onnx_graph import WEIGHTED_OPS, OnnxGraph
+from optpipe.core.entries import LintFinding
 
 _ACTIVATIONS = ("Relu", "Clip", "BatchNormalization", "LeakyRelu", "Sigmoid", "HardSwish")
 _TRANSPARENT = ("MaxPool", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Concat", "Identity")
-
-
-@dataclass(frozen=True, slots=True)
-class LintFinding:
-    """One cause at one layer, and what to do about it."""
-
-    rule: str
-    layer: str
-    message: str
-    advice: str
-
-    def to_dict(self) -> dict[str, str]:
-        """The JSON form."""
-        return asdict(self)
 
 
 class QuantizedGraph(OnnxGraph):

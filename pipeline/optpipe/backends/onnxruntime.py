@@ -17,6 +17,7 @@ from optpipe.backends.base import (
     prefers_channels_last,
 )
 from optpipe.backends.onnx_graph import layers_from_onnx
+from optpipe.core.entries import ArtifactInfo
 from optpipe.core.precision import LayerType, Precision
 from optpipe.errors import StageError
 from optpipe.workspace.environment import get_gpu_name, get_package_version, list_gpus
@@ -44,7 +45,14 @@ class OnnxRuntime:
     """The one runtime that this project needs on every machine."""
 
     name: str = "onnxruntime"
+    purpose: str = "ONNX inference on CPU and GPU"
+    package: str = "onnxruntime-gpu"
+    ahead_of_time: bool = False
     needs_module: bool = False
+
+    def runtime_options(self, device: Device) -> dict[str, Any]:
+        """All of its options."""
+        return dict(OPTIONS[device])
 
     def precisions(self, device: Device) -> frozenset[Precision]:
         """All on a GPU; the CPU provider computes FP16 and BF16 in FP32, so those would be precisions in name only."""
@@ -101,8 +109,7 @@ class OnnxRuntime:
         layers = layers_from_onnx(
             model, request.card.inputs, dequantized_is_int8=False, source=onnx.load(request.graph)
         )
-        tf32 = request.precision is Precision.TF32
-        if tf32:
+        if request.precision is Precision.TF32:
             layers = tuple(_as_tf32(layer) for layer in layers)
         tensor_cores = on_gpu and may_use_tensor_cores(layers)
         switched_off = _find_options_to_disable(target, request, options, tensor_cores) if on_gpu else {}
@@ -112,27 +119,20 @@ class OnnxRuntime:
             raise StageError(
                 "ONNX Runtime fused no INT8 kernels: the Q/DQ nodes would only be simulated in floating point"
             )
-        info = {
-            "provider": PROVIDERS[request.device],
-            "options": options,
-            "tf32": tf32,
-            "tensor_cores": tensor_cores,
-            "switched_off": switched_off,
-        }
-        return BuildResult(layers=layers, file=GRAPH_FILE, info=info)
+        details = {"tensor_cores": tensor_cores, "switched_off": switched_off}
+        return BuildResult(layers, GRAPH_FILE, options, details)
 
-    def find_run_blocker(self, info: Mapping[str, Any], device: Device) -> str | None:
+    def find_run_blocker(self, info: ArtifactInfo) -> str | None:
         """An optimized graph runs on the provider it was optimized for."""
-        if info.get("provider") != PROVIDERS[device]:
-            return f"optimized for {info.get('provider')}"
-        return self.probe_capability(device).why_not
+        return self.probe_capability(info.device).why_not
 
-    def load(self, directory: "Path", info: Mapping[str, Any], device: Device, options: Mapping[str, Any]) -> "Session":
+    def load(self, directory: "Path", info: ArtifactInfo, options: Mapping[str, Any]) -> "Session":
         """A session with the artifact's options, overridden by `options`."""
         from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
 
-        merged = merge_options({**info.get("options", {}), **options}, OPTIONS[device], self.name)
-        return OnnxRuntimeSession(directory / GRAPH_FILE, device, merged, tensor_cores=bool(info.get("tensor_cores")))
+        merged = merge_options({**info.options, **options}, OPTIONS[info.device], self.name)
+        tensor_cores = bool(info.details.get("tensor_cores"))
+        return OnnxRuntimeSession(directory / GRAPH_FILE, info.device, merged, tensor_cores=tensor_cores)
 
 
 def may_use_tensor_cores(layers: Sequence[LayerType]) -> bool:

@@ -4,28 +4,24 @@ from collections.abc import Mapping
 from typing import Any
 
 from optpipe.backends.base import Backend, Device, merge_options
-from optpipe.backends.inductor import BUILD_ONLY as INDUCTOR_BUILD_ONLY
 from optpipe.backends.inductor import Inductor
 from optpipe.backends.onnxruntime import OnnxRuntime
 from optpipe.backends.tensorrt import TENSORRT, TENSORRT_RTX
-from optpipe.backends.tensorrt_session import OPTIONS as ENGINE_OPTIONS
 from optpipe.backends.torch_eager import TorchEager
 from optpipe.backends.torch_tensorrt import TorchTensorRT
+from optpipe.core.entries import ArtifactInfo
 from optpipe.errors import BadInputError
 
 BACKENDS: dict[str, Backend] = {
     backend.name: backend
     for backend in (TENSORRT, TENSORRT_RTX, TorchTensorRT(), OnnxRuntime(), Inductor(), TorchEager())
 }
-ENGINES = (TENSORRT.name, TENSORRT_RTX.name, TorchTensorRT().name)
-"""Those whose artifacts are TensorRT engines: their sessions take other options than their builders."""
-BUILD_ONLY = {Inductor().name: INDUCTOR_BUILD_ONLY}
 
 
 def backends_from_text(text: str, device: Device | None) -> tuple[Backend, ...]:
     """Reads `--backend`: names, `all`, or `auto`.
 
-    `auto` is the best that can run here and, beside it, every TensorRT that builds here ahead of time.
+    `auto` is the best that can run here and, beside it, every one that builds here ahead of time.
     """
     words = [word.strip() for word in text.split(",") if word.strip()]
     if words == ["all"]:
@@ -45,7 +41,7 @@ def _choose_automatic(device: Device | None) -> tuple[Backend, ...]:
         found = [backend.probe_capability(each) for each in backend.devices() if device in (None, each)]
         if runnable is None and any(each.runs and each.builds for each in found):
             runnable = backend
-        elif backend in (TENSORRT, TENSORRT_RTX) and any(each.builds for each in found):
+        elif backend.ahead_of_time and any(each.builds for each in found):
             built.append(backend)
     return (*built, *([runnable] if runnable else ()))
 
@@ -58,23 +54,15 @@ def choose_device(backend: Backend, wanted: Device | None) -> Device:
     return able[0] if able else backend.devices()[0]
 
 
-def get_runtime_options(name: str, device: Device) -> dict[str, Any]:
-    """What a session of the backend `name` takes, with the defaults; what only its build takes is not among them."""
-    if name in ENGINES:
-        return dict(ENGINE_OPTIONS)
-    options = BACKENDS[name].recipe(device, {})["options"]
-    return {key: value for key, value in options.items() if key not in BUILD_ONLY.get(name, ())}
-
-
-def resolve_effective_options(info: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def resolve_effective_options(info: ArtifactInfo, given: Mapping[str, Any]) -> dict[str, Any]:
     """An artifact's own runtime options, overridden by what was given, text read as the type of each.
 
     Raises BadInputError for an option that its backend does not have, or only when it builds.
     """
-    name, device = info["backend"], info["device"]
-    known, built = get_runtime_options(name, device), BACKENDS[name].recipe(device, {})["options"]
+    name, backend = info.backend, BACKENDS[info.backend]
+    known, built = backend.runtime_options(info.device), backend.recipe(info.device, {})["options"]
     for key, value in given.items():
         if key in built and key not in known:
             raise BadInputError(f"'{key}' is a build option of {name}: optpipe build --option {name}.{key}={value}")
-    own = {key: value for key, value in info.get("options", {}).items() if key in known}
+    own = {key: value for key, value in info.options.items() if key in known}
     return merge_options({**own, **given}, known, name)

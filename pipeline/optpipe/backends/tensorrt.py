@@ -22,6 +22,8 @@ from optpipe.backends.base import (
     merge_options,
 )
 from optpipe.backends.onnx_graph import count_node_macs, infer_graph_types, iterate_nodes
+from optpipe.backends.tensorrt_session import OPTIONS as RUNTIME_OPTIONS
+from optpipe.core.entries import ArtifactInfo
 from optpipe.core.precision import LayerType, Precision
 from optpipe.errors import BadInputError, MissingError, StageError
 from optpipe.workspace.environment import get_gpu_name, get_package_version, list_gpus
@@ -60,7 +62,12 @@ class TensorRT:
     install: str
     ahead_of_time: bool
     """Whether it builds without a GPU."""
+    purpose: str
     needs_module: bool = False
+
+    def runtime_options(self, device: Device) -> dict[str, Any]:  # noqa: ARG002
+        """A session takes other options than a builder."""
+        return dict(RUNTIME_OPTIONS)
 
     def precisions(self, device: Device) -> frozenset[Precision]:  # noqa: ARG002
         """All of them."""
@@ -78,7 +85,7 @@ class TensorRT:
         if device == "cpu":
             return Capability(False, False, version, f"{self.name} engines run on NVIDIA GPUs only")
         why_not = (
-            self._find_gpu_refusal(list_gpus()[0]["compute_capability"])
+            self._find_gpu_refusal(list_gpus()[0].compute_capability)
             if list_gpus()
             else "no NVIDIA GPU on this machine"
         )
@@ -93,13 +100,15 @@ class TensorRT:
 
     def recipe(self, device: Device, options: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG002
         """The library's version, the GPU an engine is tuned for (none when built ahead of time), and the options."""
-        tuned_for = None if self.ahead_of_time else get_gpu_name()
         return {
             "library": self.library,
             "version": get_package_version(self.package),
-            "gpu": tuned_for,
+            "gpu": self._tuned_for(),
             "options": self._checked(options),
         }
+
+    def _tuned_for(self) -> str | None:
+        return None if self.ahead_of_time else get_gpu_name()
 
     def _checked(self, given: Mapping[str, Any]) -> dict[str, Any]:
         options = merge_options(given, self._options(), self.name)
@@ -142,7 +151,7 @@ class TensorRT:
         if timing_cache := str(request.options.get("timing_cache", "")):
             Path(timing_cache).write_bytes(config.get_timing_cache().serialize())
         layers = layers_from_network(trt, network, request)
-        return BuildResult(layers=layers, file=ENGINE_FILE, info={"tf32": request.precision is Precision.TF32})
+        return BuildResult(layers, ENGINE_FILE, details={"gpu": self._tuned_for()})
 
     def _config(self, trt: Any, builder: Any, request: BuildRequest) -> Any:
         options = self._checked(request.options)
@@ -166,15 +175,15 @@ class TensorRT:
         config.add_optimization_profile(profile)
         return config
 
-    def find_run_blocker(self, info: Mapping[str, Any], device: Device) -> str | None:
+    def find_run_blocker(self, info: ArtifactInfo) -> str | None:
         """Engines need a GPU of the kind they were built for."""
-        why_not = self.probe_capability(device).why_not
-        tuned_for = info.get("gpu")
+        why_not = self.probe_capability(info.device).why_not
+        tuned_for = info.details.get("gpu")
         if why_not is None and tuned_for and get_gpu_name() != tuned_for:
             return f"built for {tuned_for}, this is {get_gpu_name()}"
         return why_not
 
-    def load(self, directory: Path, info: Mapping[str, Any], device: Device, options: Mapping[str, Any]) -> "Session":  # noqa: ARG002
+    def load(self, directory: Path, info: ArtifactInfo, options: Mapping[str, Any]) -> "Session":  # noqa: ARG002
         """Deserializes an engine; raises `StageError` where the runtime refuses it."""
         from optpipe.backends.tensorrt_session import TensorRTSession
 
@@ -193,6 +202,7 @@ TENSORRT = TensorRT(
     package="tensorrt-cu13",
     install="`uv sync --extra tensorrt` (11) or `uv sync --no-dev --extra tensorrt10` in a checkout; it comes from NVIDIA's index",
     ahead_of_time=False,
+    purpose="engines for data-center GPUs",
 )
 TENSORRT_RTX = TensorRT(
     name="tensorrt-rtx",
@@ -200,6 +210,7 @@ TENSORRT_RTX = TensorRT(
     package="tensorrt-rtx-cu13",
     install="install it with `pip install tensorrt-rtx-cu13`",
     ahead_of_time=True,
+    purpose="engines for RTX GPUs, which can be built without one",
 )
 
 

@@ -1,11 +1,11 @@
 """What `torch` and `inductor`, torch's own backends, have in common."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from optpipe.backends.base import BuildRequest, Capability, Device
 from optpipe.backends.torch_program import TORCH_PRECISIONS
+from optpipe.core.entries import ArtifactInfo
 from optpipe.core.precision import Precision
 from optpipe.workspace.environment import (
     get_gpu_name,
@@ -20,6 +20,9 @@ class TorchBackend:
     """All of a backend but its recipe, its build and its session."""
 
     name: str
+    purpose: str
+    package: str = "torch"
+    ahead_of_time: bool = False
     needs_module: bool = True
 
     def precisions(self, device: Device) -> frozenset[Precision]:
@@ -41,17 +44,14 @@ class TorchBackend:
         """Nothing: what could be exported, torch can run."""
         return ()
 
-    def find_run_blocker(self, info: Mapping[str, Any], device: Device) -> str | None:
-        """On its device, the kind of processor that it was compiled for, and the torch whose library its code calls."""
-        if info["device"] != device:
-            return f"built for {info['device']}"
-        here = name_processor(device)
-        if (made_for := info.get("compiled_for", here)) != here:
+    def find_run_blocker(self, info: ArtifactInfo) -> str | None:
+        """It needs the kind of processor that it was compiled for, and the torch whose library its code calls."""
+        here, version = name_processor(info.device), get_package_version("torch")
+        if (made_for := info.details.get("compiled_for", here)) != here:
             return f"compiled for {made_for}, this is {here}"
-        version = get_package_version("torch")
-        if (made_by := info.get("compiled_by", version)) != version:
+        if (made_by := info.details.get("compiled_by", version)) != version:
             return f"compiled by torch {made_by}, this is torch {version}"
-        return TorchBackend.probe_capability(self, device).why_not  # what only building needs may be missing
+        return TorchBackend.probe_capability(self, info.device).why_not  # what only building needs may be missing
 
 
 def name_processor(device: Device) -> str | None:
@@ -65,6 +65,4 @@ def record_tensors(request: BuildRequest) -> dict[str, Any]:
     return {
         "inputs": [each.tensor.to_dict() for each in card.inputs],
         "outputs": [each.to_dict() for each in card.outputs],
-        "tf32": request.precision is Precision.TF32,
-        "device": request.device,
     }

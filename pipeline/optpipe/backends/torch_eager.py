@@ -13,6 +13,7 @@ from optpipe.backends.base import (
 from optpipe.backends.torch_backend import TorchBackend, record_tensors
 from optpipe.backends.torch_int8 import backend as torch_int8
 from optpipe.backends.torch_program import export_program, layers_from_program, refuse_pickles
+from optpipe.core.entries import ArtifactInfo
 from optpipe.core.precision import Precision
 from optpipe.workspace.environment import get_gpu_name, get_package_version
 
@@ -31,6 +32,11 @@ class TorchEager(TorchBackend):
     """The exported program, called as it is."""
 
     name: str = "torch"
+    purpose: str = "PyTorch baseline"
+
+    def runtime_options(self, device: Device) -> dict[str, Any]:
+        """All of its options."""
+        return dict(OPTIONS[device])
 
     def precisions(self, device: Device) -> frozenset[Precision]:
         """INT8 too on a GPU, with kernels of its own."""
@@ -54,25 +60,23 @@ class TorchEager(TorchBackend):
             return torch_int8.build_int8(request, merge_options(request.options, OPTIONS[request.device], self.name))
         program = export_program(request)
         torch.export.save(program, request.directory / PROGRAM_FILE)
-        info = {
-            **record_tensors(request),
-            "options": merge_options(request.options, OPTIONS[request.device], self.name),
-        }
-        return BuildResult(layers_from_program(program, request.precision), PROGRAM_FILE, info)
+        options = merge_options(request.options, OPTIONS[request.device], self.name)
+        layers = layers_from_program(program, request.precision)
+        return BuildResult(layers, PROGRAM_FILE, options, record_tensors(request))
 
-    def load(self, directory: "Path", info: Mapping[str, Any], device: Device, options: Mapping[str, Any]) -> "Session":
+    def load(self, directory: "Path", info: ArtifactInfo, options: Mapping[str, Any]) -> "Session":
         """Loads the program."""
         from optpipe.backends.torch_session import TorchSession
 
-        chosen = resolve_session_options(info, options, device)
-        if "tactics" in info:
-            return TorchSession(torch_int8.load_program(directory, info), info, device, chosen)
-        return TorchSession(load_program(directory / PROGRAM_FILE, chosen), info, device, chosen)
+        chosen = resolve_session_options(info, options)
+        if "tactics" in info.details:
+            return TorchSession(torch_int8.load_program(directory, info), info, chosen)
+        return TorchSession(load_program(directory / PROGRAM_FILE, chosen), info, chosen)
 
 
-def resolve_session_options(info: Mapping[str, Any], options: Mapping[str, Any], device: Device) -> dict[str, Any]:
+def resolve_session_options(info: ArtifactInfo, options: Mapping[str, Any]) -> dict[str, Any]:
     """What a session of an artifact runs with: `options` over those it was built with over the defaults."""
-    return merge_options({**info["options"], **options}, OPTIONS[device], "torch")
+    return merge_options({**info.options, **options}, OPTIONS[info.device], "torch")
 
 
 def load_program(path: "Path", options: Mapping[str, Any]) -> Any:

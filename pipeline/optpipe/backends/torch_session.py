@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Self
 from optpipe.backends.base import Binding
 from optpipe.backends.cuda_graph import CudaGraphBinding
 from optpipe.backends.torch_program import set_float32_products
+from optpipe.core.entries import ArtifactInfo
+from optpipe.core.precision import Precision
 from optpipe.core.tensors import tensor_from_dict
 
 if TYPE_CHECKING:
@@ -18,19 +20,17 @@ if TYPE_CHECKING:
 class TorchSession:
     """A callable on torch tensors as a session."""
 
-    def __init__(
-        self, call: Callable[..., Any], info: Mapping[str, Any], device: "Device", options: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, call: Callable[..., Any], info: ArtifactInfo, options: Mapping[str, Any]) -> None:
         import torch
 
-        self.device = device
-        self.inputs = tuple(map(tensor_from_dict, info["inputs"]))
-        self.outputs = tuple(map(tensor_from_dict, info["outputs"]))
+        self.device = info.device
+        self.inputs = tuple(map(tensor_from_dict, info.details["inputs"]))
+        self.outputs = tuple(map(tensor_from_dict, info.details["outputs"]))
         self._call = call
         self._options = options
-        if device == "cpu" and options.get("threads"):
+        if info.device == "cpu" and options.get("threads"):
             torch.set_num_threads(int(options["threads"]))
-        set_float32_products(tf32=bool(info.get("tf32")))
+        set_float32_products(tf32=info.precision is Precision.TF32)
 
     def __enter__(self) -> Self:
         return self

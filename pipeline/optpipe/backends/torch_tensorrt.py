@@ -17,6 +17,7 @@ from optpipe.backends.base import (
 )
 from optpipe.backends.tensorrt import ENGINE_FILE, TENSORRT
 from optpipe.backends.torch_program import TORCH_PRECISIONS, export_program, layers_from_program
+from optpipe.core.entries import ArtifactInfo
 from optpipe.core.precision import Precision
 from optpipe.workspace.environment import get_gpu_name, get_package_version, list_gpus
 
@@ -31,7 +32,14 @@ class TorchTensorRT:
     """TensorRT reached through torch instead of ONNX."""
 
     name: str = "torch-tensorrt"
+    purpose: str = "TensorRT engines directly from PyTorch"
+    package: str = "torch-tensorrt"
+    ahead_of_time: bool = False
     needs_module: bool = True
+
+    def runtime_options(self, device: Device) -> dict[str, Any]:
+        """As a TensorRT engine."""
+        return TENSORRT.runtime_options(device)
 
     def precisions(self, device: Device) -> frozenset[Precision]:  # noqa: ARG002
         """Floating point; INT8 reaches TensorRT through ONNX."""
@@ -89,12 +97,13 @@ class TorchTensorRT:
             require_full_compilation=True,
         )
         (request.directory / ENGINE_FILE).write_bytes(plan)
-        return BuildResult(layers_from_program(program, request.precision), ENGINE_FILE, {"gpu": get_gpu_name()})
+        layers = layers_from_program(program, request.precision)
+        return BuildResult(layers, ENGINE_FILE, details={"gpu": get_gpu_name()})
 
-    def find_run_blocker(self, info: Mapping[str, Any], device: Device) -> str | None:
+    def find_run_blocker(self, info: ArtifactInfo) -> str | None:
         """As a TensorRT engine."""
-        return TENSORRT.find_run_blocker(info, device)
+        return TENSORRT.find_run_blocker(info)
 
-    def load(self, directory: "Path", info: Mapping[str, Any], device: Device, options: Mapping[str, Any]) -> "Session":
+    def load(self, directory: "Path", info: ArtifactInfo, options: Mapping[str, Any]) -> "Session":
         """As a TensorRT engine."""
-        return TENSORRT.load(directory, info, device, options)
+        return TENSORRT.load(directory, info, options)

@@ -25,7 +25,7 @@ from optpipe.core.bench_record import (
 from optpipe.core.events import Listener
 from optpipe.core.interrupts import acknowledge_interrupt
 from optpipe.core.measurement import LoadSpec, Measurement, Options, Scenario
-from optpipe.core.records import json_from_record, plain_from_record
+from optpipe.core.records import json_from_record
 from optpipe.errors import ExitStatus, OptpipeError
 from optpipe.measuring.measure import measure_load, recover_unfinished, write_measurements
 from optpipe.measuring.process import PointResult, WorkerProcess
@@ -127,7 +127,6 @@ def _measure_and_finish(
         run,
         command=get_command_line(),
         parents=[each.entry.id for each in artifacts],
-        details={"limit": plain_from_record(limit)} if limit else {},
         status="interrupted" if bench_run.interrupted else "complete",
     )
     return BenchResult(finished, found, limit, tuple(tunings), bench_run.interrupted)
@@ -330,7 +329,7 @@ def record_from_bench(result: BenchResult, warnings: Sequence[str]) -> BenchReco
         run_dir=str(result.run.path),
         run_id=result.run.run_id,
         measurements=result.measurements,
-        environment=result.run.manifest["environment"],
+        environment=result.run.manifest.environment,
         exit_status=int(result.status),
         limit=result.limit,
         tuning=result.tuning,

@@ -1,14 +1,14 @@
 """What must be known of an INT8 build beside its verdicts: no gain over the wider type, lost accuracy, and the usual causes."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from optpipe.artifacts.facts import JudgedBuild
+from optpipe.core.entries import ArtifactInfo
 from optpipe.core.measurement import Measurement, Reason, read_measurements
 from optpipe.core.precision import REQUIRED_SHARE, Precision
 from optpipe.core.verdict import Note
-from optpipe.evaluate.recompute import observe_accuracy
+from optpipe.evaluate.recompute import observe_accuracy, read_evaluation
 from optpipe.measuring.marks import (
     NOT_FASTER,
     WIDER_PRECISIONS,
@@ -16,8 +16,7 @@ from optpipe.measuring.marks import (
     check_int8_speed,
     has_same_load,
 )
-from optpipe.workspace.file_names import EVALUATION
-from optpipe.workspace.runs import Run, list_runs, read_run_json
+from optpipe.workspace.runs import Run, list_runs
 from optpipe.workspace.store import Entry, Store
 
 ACCURACY = "int8-accuracy"
@@ -25,18 +24,16 @@ BUDGET = 0.01
 """The drop that INT8 may cost where no evaluation was given another budget."""
 
 
-def find_int8_causes(info: Mapping[str, Any]) -> str:
+def find_int8_causes(info: ArtifactInfo) -> str:
     """Why an INT8 artifact may be slow, from its manifest: layers that are not INT8, then the linter's findings by rule."""
-    if info["precision"] != Precision.INT8:
+    if info.precision != Precision.INT8:
         return ""
-    shares = info["precision_proof"]["share"]
-    share = float((shares.get("macs") or shares.get("layers") or {}).get("int8", 0.0))
+    share = info.precision_proof.share.counted.get("int8", 0.0)
     found = [f"only {share:.0%} of its MACs run in int8"] if share < REQUIRED_SHARE else []
-    lint = info.get("lint") or {}
-    if counts := lint.get("counts"):
-        first = lint["first"]
-        listed = ", ".join(f"{count} × {rule}" for rule, count in counts.items())
-        found.append(f"the linter reports {listed} ({first['layer']}: {first['message']})")
+    if info.lint.findings:
+        first = info.lint.findings[0]
+        listed = ", ".join(f"{count} × {rule}" for rule, count in info.lint.counts.items())
+        found.append(f"the linter reports {listed} ({first.layer}: {first.message})")
     return "; ".join(found)
 
 
@@ -69,12 +66,12 @@ def check_int8_accuracy(runs: Sequence[Run], build: JudgedBuild, confidence: flo
 
 
 def _find_budget(runs: Sequence[Run], run_id: str) -> float:
-    found = next((read_run_json(run, EVALUATION).get("accuracy_budget") for run in runs if run.run_id == run_id), None)
-    return BUDGET if found is None else float(found)
+    found = next((read_evaluation(run).accuracy_budget for run in runs if run.run_id == run_id), None)
+    return BUDGET if found is None else found
 
 
 def add_int8_notes(
-    measurements: Sequence[Measurement], artifacts: Sequence[Entry], store: Store
+    measurements: Sequence[Measurement], artifacts: Sequence[Entry[ArtifactInfo]], store: Store
 ) -> tuple[Measurement, ...]:
     """The measurements, INT8 ones with a reason where INT8 does not pay or costs more accuracy than it may."""
     found = add_int8_speed_notes(measurements, {entry.id: find_int8_causes(entry.info) for entry in artifacts})
@@ -90,12 +87,12 @@ def _add_reason(found: Measurement, note: Note | None) -> Measurement:
     return replace(found, reasons=(*found.reasons, reason))
 
 
-def _build(entry: Entry) -> JudgedBuild:
-    return JudgedBuild(entry.info["model"], entry.id, entry.info["backend"], entry.info["precision"])
+def _build(entry: Entry[ArtifactInfo]) -> JudgedBuild:
+    return JudgedBuild(entry.info.model, entry.id, entry.info.backend, entry.info.precision)
 
 
 def list_int8_notes(
-    info: Mapping[str, Any], build: JudgedBuild, runs: Sequence[Run], measured: Sequence[Measurement], confidence: float
+    info: ArtifactInfo, build: JudgedBuild, runs: Sequence[Run], measured: Sequence[Measurement], confidence: float
 ) -> Iterator[Note]:
     """All notes on a build that is to be signed off; `measured` are those that are judged, computed anew."""
     if build.precision != Precision.INT8:

@@ -102,7 +102,7 @@ def record_from_pair(result: BenchPairResult, warnings: Sequence[str]) -> BenchP
         contender=result.labels[1],
         comparison=result.comparison,
         measurements=result.measurements,
-        environment=result.run.manifest["environment"],
+        environment=result.run.manifest.environment,
         exit_status=int(result.status),
         interrupted=result.comparison is None,
         warnings=tuple(warnings),

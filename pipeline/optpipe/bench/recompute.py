@@ -43,7 +43,7 @@ def measurements_from_run(
         RecordedMeasurement(
             (recompute_measurement if judged else recompute_latency)(one, run.path, confidence),
             run.run_id,
-            run.manifest.get("environment", {}),
+            run.manifest.environment,
             _read_clock(one, run.path),
         )
         for one in found

@@ -33,7 +33,6 @@ def recover_run(directory: Path) -> BenchResult:
         OpenRun(directory, "bench", started),
         command=get_command_line(),
         parents=parents,
-        details={"recovered": True},
         status="interrupted",
     )
     return BenchResult(run, tuple(done), interrupted=True)

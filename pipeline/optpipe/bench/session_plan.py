@@ -11,7 +11,6 @@ from typing import Any
 from optpipe.artifacts.lookup import StoredArtifact
 from optpipe.core.events import Listener
 from optpipe.core.measurement import LoadSpec, Options, Subject
-from optpipe.core.precision import Precision
 from optpipe.errors import BadInputError, OptpipeError
 from optpipe.export.reference import reference_from_file
 from optpipe.inputs.pool import (
@@ -57,21 +56,19 @@ def prepare_session(
     info, card = artifact.entry.info, artifact.card
     real, expected = _known_inputs(artifact, store)
     assert artifact.reference is not None
-    kind = str(artifact.reference.info["samples"]["kind"])
+    kind = artifact.reference.info.samples_kind
     if plan.images is not None:
         real, expected = load_image_pool(card, plan.images), {}
         kind = "tensors" if holds_tensors(plan.images) else "images"
     count = min(len(array) for array in real.values())
     shared = frozenset(each.name for each in card.inputs if each.batch is None and card.batched)
     pool = vary_inputs(real, max(POOL_SIZE, count), plan.seed, shared)
-    caveats = () if info["weights"]["trained"] else ("random-weights",)
+    caveats = () if info.weights.trained else ("random-weights",)
     session = SessionPlan(
         loader="optpipe.worker.loading:session_from_store",
         arguments={
             "workspace": str(store.workspace),
             "entry": artifact.entry.path.name,
-            "backend": info["backend"],
-            "device": info["device"],
             "options": {},
         },
         inputs=save_pool(scratch, "input", pool),
@@ -79,8 +76,8 @@ def prepare_session(
         input_axes={each.name: each.batch for each in card.inputs},
         output_axes={each.name: each.batch for each in card.outputs},
         reference_name="the source model",
-        tolerance=TOLERATED_RELATIVE_ERROR[Precision(info["precision"])],
-        device=info["device"],
+        tolerance=TOLERATED_RELATIVE_ERROR[info.precision],
+        device=info.device,
         streams=plan.load.streams,
         affinity=plan.affinity,
         seed=plan.seed,
@@ -124,8 +121,8 @@ def warn_about_threads(
     ONNX Runtime counts the machine's: pinned to one of two, `digits` scattered by 217 %, with threads=1 it was VALID.
     """
     usable, every = len(affinity or os.sched_getaffinity(0)), os.cpu_count() or 1
-    if artifact.entry.info["device"] == "cpu" and options.get("threads") == 0 and usable < every:
-        flag = f"--option {artifact.entry.info['backend']}.threads={usable}"
+    if artifact.entry.info.device == "cpu" and options.get("threads") == 0 and usable < every:
+        flag = f"--option {artifact.entry.info.backend}.threads={usable}"
         listener.warn(
             f"{artifact.label}: {usable} of {every} CPUs are available; the runtime may use more threads: use {flag}"
         )
@@ -134,16 +131,15 @@ def warn_about_threads(
 def subject_from_artifact(artifact: StoredArtifact, options: Options) -> Subject:
     """What a measurement says that it measured."""
     info = artifact.entry.info
-    weights = info["weights"]
     return Subject(
         artifact=artifact.entry.id,
-        backend=info["backend"],
-        precision=info["precision"],
-        device="cuda:0" if info["device"] == "cuda" else "cpu",
-        model=info["model"],
-        sha256=artifact.entry.sha256(info["file"]),
+        backend=info.backend,
+        precision=info.precision,
+        device="cuda:0" if info.device == "cuda" else "cpu",
+        model=info.model,
+        sha256=artifact.entry.sha256(info.file),
         options=dict(options),
-        cuda_graph=None if info["device"] == "cpu" else bool(options.get("cuda_graph", False)),
+        cuda_graph=None if info.device == "cpu" else bool(options.get("cuda_graph", False)),
         threads=int(options["threads"]) or None if "threads" in options else None,
-        weights=str(weights["source"]) if not weights["trained"] else str(weights["sha256"]),
+        weights=info.weights.sha256 if info.weights.trained else info.weights.source,
     )

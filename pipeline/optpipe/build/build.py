@@ -4,15 +4,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 from optpipe.backends.base import Backend, Device
 from optpipe.backends.registry import choose_device
 from optpipe.build.artifact import build_artifact
-from optpipe.build.verify import verify_artifact
+from optpipe.build.verify import VerificationInfo, verify_artifact
 from optpipe.core.card import card_from_file
+from optpipe.core.entries import ArtifactInfo, LintSummary, ModelInfo, ReferenceInfo
 from optpipe.core.events import Listener
-from optpipe.core.precision import Precision
+from optpipe.core.precision import Precision, PrecisionProof
+from optpipe.core.weights import WeightsRecord
 from optpipe.errors import BadInputError, ExitStatus, MissingError, OptpipeError, StageError
 from optpipe.export.exported import compute_reference, export_model, prepare_model
 from optpipe.export.model import Model
@@ -22,6 +24,8 @@ from optpipe.quantize.int8 import find_int8_tables
 from optpipe.quantize.precision_graph import convert_to_precision
 from optpipe.workspace.file_names import CARD
 from optpipe.workspace.store import Entry, Store
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +58,15 @@ class StageTime:
 class BuiltArtifact:
     """One artifact with the outcome of its verification, or the reason why it could not be run here."""
 
-    entry: Entry
-    verification: Entry | None
+    entry: Entry[ArtifactInfo]
+    verification: Entry[VerificationInfo] | None
     why_not: str | None
 
     @property
     def passed(self) -> bool:
         """Precision proven and, where it could run and there was something to compare, outputs verified."""
-        proven = bool(self.entry.info["precision_proof"]["proven"])
-        return proven and (self.verification is None or self.verification.info["passed"] is not False)
+        verified = self.verification is None or self.verification.info.passed is not False
+        return self.entry.info.precision_proof.proven and verified
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +79,48 @@ class Omission:
     status: ExitStatus
 
 
+@dataclass(frozen=True, slots=True)
+class ArtifactResult:
+    """One artifact as `optpipe build` tells of it."""
+
+    id: str
+    backend: str
+    precision: Precision
+    device: Device
+    path: str
+    sha256: str
+    size_bytes: int
+    build_seconds: float
+    why_not: str | None
+    """Why it cannot run on this machine; None where it can."""
+    precision_proof: PrecisionProof
+    lint: LintSummary
+    parity: VerificationInfo | None
+
+
+@dataclass(frozen=True, slots=True)
+class BuildResult:
+    """What `optpipe build` tells of a build."""
+
+    model: str
+    source: str
+    model_id: str
+    weights: WeightsRecord
+    requested_weights: str
+    fallback_reason: str | None
+    artifacts: tuple[ArtifactResult, ...]
+    skipped: tuple[Omission, ...]
+    failed: tuple[Omission, ...]
+    stages: tuple[StageTime, ...]
+    warnings: tuple[str, ...]
+    exit_status: ExitStatus
+
+
 @dataclass
 class ModelBuild:
     """What a build has come to so far."""
 
-    model: Entry
+    model: Entry[ModelInfo]
     fallback_reason: str | None
     artifacts: list[BuiltArtifact] = field(default_factory=list)
     skipped: list[Omission] = field(default_factory=list)
@@ -136,7 +177,7 @@ def _add_calibration(
         if holds_tensors(plan.calibration):
             read_tensor_set(plan.calibration, card.inputs)
         return plan
-    if "calibration" in card.data or (stored and stored.info["own_precision"]) or model.is_quantized():
+    if "calibration" in card.data or (stored and stored.info.own_precision) or model.is_quantized():
         return plan
     if (given := model.load().calibration) is not None:
         with listener.step("calibration data of the model's file"):
@@ -206,7 +247,7 @@ def _build_one(
     backend: Backend,
     precision: Precision,
     device: Device,
-    expected: Entry,
+    expected: Entry[ReferenceInfo],
     store: Store,
     listener: Listener,
 ) -> None:
@@ -231,14 +272,14 @@ def _build_one(
                 backend, precision, device, graph, result.model, model.fresh_module, options, store, listener
             ),
         )
-        why_not = backend.find_run_blocker(entry.info, device)
+        why_not = backend.find_run_blocker(entry.info)
         checked = None
         if why_not is None:
             checked = _run_step(
                 f"verify {name}",
                 result.stages,
                 listener,
-                lambda: verify_artifact(entry, expected, result.model, backend, device, store, listener),
+                lambda: verify_artifact(entry, expected, result.model, backend, store, listener),
             )
     except OptpipeError as error:
         result.failed.append(Omission(backend.name, str(precision), str(error), error.exit_status))
@@ -259,7 +300,7 @@ def _find_obstacle(model: Model, plan: BuildPlan, backend: Backend, precision: P
     return None
 
 
-def _run_step(name: str, times: list[StageTime], listener: Listener, work: Callable[[], tuple[Entry, bool]]) -> Entry:
+def _run_step(name: str, times: list[StageTime], listener: Listener, work: Callable[[], tuple[Made, bool]]) -> Made:
     started = monotonic()
     with listener.step(name) as step:
         entry, cached = work()
@@ -269,46 +310,39 @@ def _run_step(name: str, times: list[StageTime], listener: Listener, work: Calla
     return entry
 
 
-def record_from_artifact(built: BuiltArtifact) -> dict[str, Any]:
-    """The JSON form of one artifact."""
-    info = built.entry.info
-    file = info["file"]
-    return {
-        "id": built.entry.id,
-        "backend": info["backend"],
-        "precision": info["precision"],
-        "device": info["device"],
-        "path": str(built.entry.file(file)),
-        "sha256": built.entry.sha256(file),
-        "size_bytes": built.entry.manifest.files[file].size_bytes,
-        "build_seconds": built.entry.manifest.seconds,
-        "runnable_here": built.why_not is None,
-        "why_not": built.why_not,
-        "precision_share": info["precision_proof"]["share"],
-        "precision_proof": {
-            key: info["precision_proof"][key] for key in ("proven", "reason", "others", "others_count")
-        },
-        "lint": dict(info.get("lint", {})),
-        "parity": dict(built.verification.info) if built.verification else None,
-    }
+def result_from_build(result: ModelBuild, requested_weights: str, warnings: Sequence[str]) -> BuildResult:
+    """What `optpipe build` tells of a build."""
+    info = result.model.info
+    return BuildResult(
+        model=info.name,
+        source=info.source,
+        model_id=result.model.id,
+        weights=info.weights,
+        requested_weights=requested_weights,
+        fallback_reason=result.fallback_reason,
+        artifacts=tuple(_describe_artifact(each) for each in result.artifacts),
+        skipped=tuple(result.skipped),
+        failed=tuple(result.failed),
+        stages=tuple(result.stages),
+        warnings=tuple(warnings),
+        exit_status=result.status,
+    )
 
 
-def document_from_build(result: ModelBuild, requested_weights: str, warnings: Sequence[str]) -> dict[str, Any]:
-    """The JSON document of `optpipe build`."""
-    weights = dict(result.model.info["weights"])
-    return {
-        "model": result.model.info["name"],
-        "source": result.model.info["source"],
-        "model_id": result.model.id,
-        "weights": {**weights, "requested": requested_weights, "fallback_reason": result.fallback_reason},
-        "artifacts": [record_from_artifact(each) for each in result.artifacts],
-        "skipped": [_record_from_omission(each) for each in result.skipped],
-        "failed": [_record_from_omission(each) for each in result.failed],
-        "stages": [{"name": each.name, "seconds": each.seconds, "cached": each.cached} for each in result.stages],
-        "warnings": list(warnings),
-        "exit_status": int(result.status),
-    }
-
-
-def _record_from_omission(each: Omission) -> dict[str, Any]:
-    return {"backend": each.backend, "precision": each.precision, "reason": each.reason}
+def _describe_artifact(built: BuiltArtifact) -> ArtifactResult:
+    entry, info = built.entry, built.entry.info
+    file = entry.manifest.files[info.file]
+    return ArtifactResult(
+        id=entry.id,
+        backend=info.backend,
+        precision=info.precision,
+        device=info.device,
+        path=str(entry.file(info.file)),
+        sha256=file.sha256,
+        size_bytes=file.size_bytes,
+        build_seconds=entry.manifest.seconds,
+        why_not=built.why_not,
+        precision_proof=info.precision_proof,
+        lint=info.lint,
+        parity=built.verification.info if built.verification else None,
+    )

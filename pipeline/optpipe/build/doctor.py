@@ -2,21 +2,11 @@
 
 import shutil
 import subprocess
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from optpipe.backends.registry import BACKENDS
+from optpipe.core.environment import Environment
 from optpipe.workspace.environment import describe_environment, get_package_version, list_gpus
-
-_BACKEND_ADDS: Mapping[str, str] = {
-    "tensorrt": "engines for data-center GPUs",
-    "tensorrt-rtx": "engines for RTX GPUs, which can be built without one",
-    "torch-tensorrt": "TensorRT engines directly from PyTorch",
-    "onnxruntime": "ONNX inference on CPU and GPU",
-    "inductor": "ahead-of-time compiled PyTorch",
-    "torch": "PyTorch baseline",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,24 +23,24 @@ class ToolStatus:
     install: str | None = None
     """What brings it, where it is missing."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        return asdict(self)
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What `optpipe doctor` found."""
+
+    findings: tuple[ToolStatus, ...]
+    environment: Environment
 
 
-def diagnose_machine() -> tuple[ToolStatus, ...]:
+def diagnose_machine() -> Diagnosis:
     """Looks at everything; imports no framework, so it takes well under a second."""
-    return (
+    findings = (
         _check_gpu(),
         _check_package("CUDA runtime", "nvidia-cuda-runtime", "required by PyTorch and ONNX Runtime"),
         *_check_backends(),
         *_check_tools(),
     )
-
-
-def document_from_diagnosis(findings: tuple[ToolStatus, ...]) -> dict[str, Any]:
-    """The JSON document of `optpipe doctor`."""
-    return {"findings": [each.to_dict() for each in findings], "environment": describe_environment()}
+    return Diagnosis(findings, describe_environment())
 
 
 def _check_gpu() -> ToolStatus:
@@ -58,8 +48,8 @@ def _check_gpu() -> ToolStatus:
     if not list_gpus():
         return ToolStatus("GPU", False, None, adds, None, "requires an NVIDIA GPU with driver 580 or newer (CUDA 13)")
     first = list_gpus()[0]
-    memory_gib = first["memory_bytes"] / (1 << 30)
-    shown = f"{first['name']}, compute capability {first['compute_capability']}, {memory_gib:.0f} GiB, driver {first['driver']}"
+    memory_gib = first.memory_bytes / (1 << 30)
+    shown = f"{first.name}, compute capability {first.compute_capability}, {memory_gib:.0f} GiB, driver {first.driver}"
     return ToolStatus(
         "GPU", True, shown, adds, f"{len(list_gpus())} GPUs found; the first is used" if len(list_gpus()) > 1 else None
     )
@@ -74,7 +64,7 @@ def _check_backends() -> tuple[ToolStatus, ...]:
         install = next((each.install for each in by_device.values() if each.install), None)
         found.append(
             ToolStatus(
-                f"backend {name}", version is not None, version, _BACKEND_ADDS[name], "; ".join(limits) or None, install
+                f"backend {name}", version is not None, version, backend.purpose, "; ".join(limits) or None, install
             )
         )
     return tuple(found)

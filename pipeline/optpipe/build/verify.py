@@ -1,11 +1,13 @@
 """Runs an artifact on the reference inputs and holds its outputs against the source model's."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, ClassVar
 
-from optpipe.backends.base import Backend, Device, Session
+from optpipe.backends.base import Backend, Session
 from optpipe.core.card import ModelCard, Task, card_from_file
+from optpipe.core.entries import ArtifactInfo, ModelInfo, OutputError, ReferenceInfo
 from optpipe.core.events import Listener
 from optpipe.core.precision import Precision
 from optpipe.export.reference import Reference, reference_from_file
@@ -16,7 +18,7 @@ from optpipe.stats.agreement import (
     compute_top1_accuracy,
     compute_top1_agreement,
 )
-from optpipe.workspace.environment import list_gpus
+from optpipe.workspace.environment import get_gpu_name
 from optpipe.workspace.file_names import CARD, REFERENCE
 from optpipe.workspace.store import Entry, Store
 
@@ -26,29 +28,55 @@ if TYPE_CHECKING:
 REVISION = 1
 
 
+@dataclass(frozen=True, slots=True)
+class VerificationInfo:
+    """An artifact's outputs against the source model's."""
+
+    KIND: ClassVar[str] = "verification"
+
+    reference: str
+    """What computed the reference outputs."""
+    samples: int
+    tolerance_relative: float
+    snr_db: float | None
+    """The smallest of all outputs; None where all are equal to the bit."""
+    top1_agreement: float | None
+    top1_accuracy: float | None
+    source_top1_accuracy: float | None
+    outputs: tuple[OutputError, ...]
+    values: int
+    """How many numbers were compared."""
+    passed: bool | None
+    """None where the source model's outputs are empty: then nothing was compared."""
+
+
 def verify_artifact(
-    artifact: Entry, reference: Entry, model: Entry, backend: Backend, device: Device, store: Store, listener: Listener
-) -> tuple[Entry, bool]:
-    """The store entry `verify_artifact`: errors per output, and whether all are inside the precision's tolerance.
+    artifact: Entry[ArtifactInfo],
+    reference: Entry[ReferenceInfo],
+    model: Entry[ModelInfo],
+    backend: Backend,
+    store: Store,
+    listener: Listener,
+) -> tuple[Entry[VerificationInfo], bool]:
+    """The store entry `verification`: errors per output, and whether all are inside the precision's tolerance.
 
     Reruns where the artifact's bytes, the reference or the GPU differ.
     """
     card = card_from_file(model.file(CARD))
-    precision = Precision(artifact.info["precision"])
     recipe = {
         "revision": REVISION,
-        "artifact": {"id": artifact.id, "sha256": artifact.sha256(artifact.info["file"])},
+        "artifact": {"id": artifact.id, "sha256": artifact.sha256(artifact.info.file)},
         "reference": reference.id,
-        "gpu": list_gpus()[0]["name"] if device == "cuda" and list_gpus() else None,
+        "gpu": get_gpu_name() if artifact.info.device == "cuda" else None,
     }
 
-    def make(directory: Path) -> Mapping[str, Any]:  # noqa: ARG001 - the outcome is the manifest's info alone
-        with backend.load(store.verify_entry(artifact).path, artifact.info, device, {}) as session:
+    def make(directory: Path) -> VerificationInfo:  # noqa: ARG001 - the outcome is the manifest's info alone
+        with backend.load(store.verify_entry(artifact).path, artifact.info, {}) as session:
             tensors = reference_from_file(reference.file(REFERENCE))
             found = run_in_batches(session, card, tensors.inputs)
-        return record_from_parity(card, precision, tensors, found, str(reference.info["origin"]))
+        return compare_to_reference(card, artifact.info.precision, tensors, found, reference.info.origin)
 
-    return store.produce("verification", recipe, make, parents=(artifact.id, reference.id), listener=listener)
+    return store.produce(VerificationInfo, recipe, make, parents=(artifact.id, reference.id), listener=listener)
 
 
 def run_in_batches(session: Session, card: ModelCard, inputs: Mapping[str, "np.ndarray"]) -> dict[str, "np.ndarray"]:
@@ -57,22 +85,19 @@ def run_in_batches(session: Session, card: ModelCard, inputs: Mapping[str, "np.n
     return {each.name: join_batches(each.name, [run[each.name] for run in runs]) for each in card.outputs}
 
 
-def record_from_parity(
+def compare_to_reference(
     card: ModelCard,
     precision: Precision,
     reference: Reference,
     found: Mapping[str, "np.ndarray"],
     origin: str,
-) -> dict[str, Any]:
-    """The JSON form of a comparison; agreement only for classifiers whose reference answers vary.
-
-    `passed` is None where the source model's outputs are empty: then nothing was compared.
-    """
+) -> VerificationInfo:
+    """Outputs (samples, ...) by name against the reference's; agreement only for classifiers whose reference predictions vary."""
     import numpy as np
 
     tolerance = TOLERATED_RELATIVE_ERROR[precision]
     count = len(next(iter(found.values())))
-    errors = [compute_output_error(name, value[:count], found[name]) for name, value in reference.outputs.items()]
+    errors = tuple(compute_output_error(name, value[:count], found[name]) for name, value in reference.outputs.items())
     values = sum(value.size for value in reference.outputs.values())  # a detector may have found nothing to compare
     agreement = accuracy = source_accuracy = None
     if card.task in (Task.CLASSIFICATION, Task.TEXT_CLASSIFICATION):
@@ -82,18 +107,15 @@ def record_from_parity(
         if reference.labels is not None:
             accuracy = compute_top1_accuracy(reference.labels[:count], scores)
             source_accuracy = compute_top1_accuracy(reference.labels[:count], expected)
-    return {
-        "reference": origin,
-        "samples": count,
-        "tolerance_relative": tolerance,
-        "max_abs": max(each.max_abs for each in errors),
-        "relative": max(each.relative for each in errors),
-        "snr_db": min((each.snr_db for each in errors if each.snr_db is not None), default=None),
-        "cosine": min(each.cosine for each in errors),
-        "top1_agreement": agreement,
-        "top1_accuracy": accuracy,
-        "source_top1_accuracy": source_accuracy,
-        "outputs": [each.to_dict() for each in errors],
-        "values": values,
-        "passed": all(each.finite and each.relative <= tolerance for each in errors) if values else None,
-    }
+    return VerificationInfo(
+        reference=origin,
+        samples=count,
+        tolerance_relative=tolerance,
+        snr_db=min((each.snr_db for each in errors if each.snr_db is not None), default=None),
+        top1_agreement=agreement,
+        top1_accuracy=accuracy,
+        source_top1_accuracy=source_accuracy,
+        outputs=errors,
+        values=values,
+        passed=all(each.finite and each.relative <= tolerance for each in errors) if values else None,
+    )

@@ -123,12 +123,12 @@ def find_bench_targets(
         able, reasons = select_runnable(find_artifacts(model, store, precisions, backends, target))
         for label, why_not in reasons.items():
             listener.warn(f"not measured: {label}: {why_not}")
-        if any(not each.entry.info["weights"]["trained"] for each in able):
+        if any(not each.entry.info.weights.trained for each in able):
             listener.warn(f"{model}: weights are random; speed is meaningful, accuracy is not")
         if (why := explain_different_weights(able)) is not None:
             listener.warn(why)
         groups.append(able)
-    measured = {each.entry.info["backend"] for group in groups for each in group}
+    measured = {each.entry.info.backend for group in groups for each in group}
     for name in sorted(set(options) - measured):
         listener.warn(f"--option {name}.… has no effect: no {name} artifact is measured")
     return tuple(groups)

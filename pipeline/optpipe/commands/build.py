@@ -57,7 +57,7 @@ def build(
     Exports, calibrates, converts, builds and verifies; all results go to the store.
     """
     from optpipe.build.build import build_model as run_build
-    from optpipe.build.build import document_from_build
+    from optpipe.build.build import result_from_build
     from optpipe.commands.parsing import build_plan_from_options, model_from_options
     from optpipe.commands.terminal import Terminal
     from optpipe.reporters.terminal_build import render_build
@@ -67,5 +67,5 @@ def build(
     wanted = model_from_options(model, weights, seed, batch, shape or [])
     with Terminal() as terminal:
         result = run_build(wanted, plan, Store(workspace), terminal)
-    record = document_from_build(result, weights, terminal.warnings)
-    return Outcome(record, lambda: render_build(record), result.status)
+    told = result_from_build(result, weights, terminal.warnings)
+    return Outcome(told, lambda: render_build(told), result.status)

@@ -1,5 +1,6 @@
 """`optpipe calibrate`."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -75,6 +76,5 @@ def calibrate(
     )
     wanted = model_from_options(model, weights, seed, batch, shape or [])
     with Terminal() as terminal:
-        record = run_calibration(wanted, plan, Store(workspace), terminal)
-    record = {**record, "warnings": terminal.warnings}
-    return Outcome(record, lambda: render_calibration(record))
+        result = run_calibration(wanted, plan, Store(workspace), terminal)
+    return Outcome(replace(result, warnings=tuple(terminal.warnings)), lambda: render_calibration(result))

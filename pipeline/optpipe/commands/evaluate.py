@@ -1,5 +1,6 @@
 """`optpipe evaluate`."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -39,7 +40,6 @@ def evaluate(
     """Measure the task accuracy of every build on paired data."""
     from optpipe.commands.parsing import model_from_options, percent_from_text
     from optpipe.commands.terminal import Terminal
-    from optpipe.errors import ExitStatus
     from optpipe.evaluate.evaluation_run import run_evaluation
     from optpipe.reporters.terminal_evaluate import render_evaluation
     from optpipe.workspace.store import Store
@@ -47,14 +47,5 @@ def evaluate(
     wanted = model_from_options(model, weights, seed, batch, shape or [])
     budget = percent_from_text(accuracy_budget, "--accuracy-budget") if accuracy_budget else None
     with Terminal() as terminal:
-        record = run_evaluation(wanted, data, count, seed, budget, Store(workspace), terminal)
-    verdicts = {row["verdict"] for row in record["results"]}
-    status = ExitStatus.DONE
-    if "INCONCLUSIVE" in verdicts:
-        status = ExitStatus.INCONCLUSIVE
-    if "FAIL" in verdicts:
-        status = ExitStatus.FAIL
-    if any(row["failed"] for row in record["results"]):
-        status = ExitStatus.STAGE_FAILED
-    record = {**record, "warnings": terminal.warnings}
-    return Outcome(record, lambda: render_evaluation(record), status)
+        found = run_evaluation(wanted, data, count, seed, budget, Store(workspace), terminal)
+    return Outcome(replace(found, warnings=tuple(terminal.warnings)), lambda: render_evaluation(found), found.status)

@@ -15,17 +15,17 @@ IdArgument = Annotated[
 
 def ls(workspace: WorkspaceOption = DEFAULT_WORKSPACE, json: JsonOption = False) -> Outcome:
     """List stored artifacts and runs, oldest first."""
-    from optpipe.artifacts.housekeeping import document_from_store
+    from optpipe.artifacts.housekeeping import list_stored
     from optpipe.reporters.terminal_stored import render_stored
     from optpipe.workspace.store import Store
 
-    record = document_from_store(Store(workspace))
-    return Outcome(record, lambda: render_stored(record))
+    listing = list_stored(Store(workspace))
+    return Outcome(listing, lambda: render_stored(listing))
 
 
 def show(id: IdArgument, workspace: WorkspaceOption = DEFAULT_WORKSPACE, json: JsonOption = False) -> Outcome:
     """Show an entry or run: hashes, parents, command."""
-    from optpipe.artifacts.housekeeping import describe_entry, describe_run, find_run
+    from optpipe.artifacts.housekeeping import EntryDetails, describe_run, find_run, summarize_entry
     from optpipe.reporters.terminal_stored import render_entry, render_run
     from optpipe.workspace.store import Store
 
@@ -34,8 +34,9 @@ def show(id: IdArgument, workspace: WorkspaceOption = DEFAULT_WORKSPACE, json: J
     if folder is not None:
         run = describe_run(folder)
         return Outcome(run, lambda: render_run(run))
-    record = describe_entry(store.verify_entry(store.find(id)))
-    return Outcome(record, lambda: render_entry(record))
+    entry = store.verify_entry(store.find(id))
+    details = EntryDetails(summarize_entry(entry), entry.manifest)
+    return Outcome(details, lambda: render_entry(details))
 
 
 def rm(
@@ -51,8 +52,8 @@ def rm(
     from optpipe.reporters.terminal_stored import render_removed
     from optpipe.workspace.store import Store
 
-    record = remove_stored(Store(workspace), id, with_dependents=with_dependents)
-    return Outcome(record, lambda: render_removed(record))
+    removal = remove_stored(Store(workspace), id, with_dependents=with_dependents)
+    return Outcome(removal, lambda: render_removed(removal))
 
 
 def gc(
@@ -72,8 +73,8 @@ def gc(
     store = Store(workspace)
     planned = collect_garbage(store, dry_run=True)
     asks = sys.stdin.isatty() and sys.stderr.isatty() and not (yes or json)
-    if planned["removed"] and asks and not dry_run:
-        typer.echo("\n".join(f"  {name}" for name in planned["removed"]), err=True)
-        dry_run = not typer.confirm(f"Remove these {len(planned['removed'])} entries?", err=True)
-    record = planned if dry_run else collect_garbage(store, dry_run=False)
-    return Outcome(record, lambda: render_removed(record))
+    if planned.removed and asks and not dry_run:
+        typer.echo("\n".join(f"  {name}" for name in planned.removed), err=True)
+        dry_run = not typer.confirm(f"Remove these {len(planned.removed)} entries?", err=True)
+    removal = planned if dry_run else collect_garbage(store, dry_run=False)
+    return Outcome(removal, lambda: render_removed(removal))

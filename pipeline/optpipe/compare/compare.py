@@ -14,6 +14,7 @@ from itertools import groupby
 
 from optpipe.compare.best import find_best_rows, mark_frontier
 from optpipe.core.comparison import BaselineRecord, Comparison, ComparisonRow, UnmatchedRow
+from optpipe.core.environment import Environment
 from optpipe.core.estimate import Estimate
 from optpipe.core.measurement import (
     LoadSpec,
@@ -78,7 +79,7 @@ def compare_measurements(
         baseline=_baseline_record(baseline, baselines),
         slo=None if slo is None else str(slo),
         warnings=tuple(dict.fromkeys(warnings)),
-        environment=measured[-1].environment if measured else {},
+        environment=measured[-1].environment if measured else Environment(),
     )
 
 

@@ -4,11 +4,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from optpipe.artifacts.facts import judged_build_from_manifest
+from optpipe.artifacts.facts import judged_build_from_entry
 from optpipe.bench.int8_notes import check_int8_accuracy, find_int8_causes
 from optpipe.bench.recompute import list_artifact_measurements, measurements_from_run
 from optpipe.compare.compare import Baseline, BuildFacts, compare_measurements
 from optpipe.core.comparison import Comparison
+from optpipe.core.entries import ArtifactInfo
 from optpipe.core.estimate import Estimate
 from optpipe.core.measurement import read_measurements
 from optpipe.errors import BadInputError
@@ -16,14 +17,14 @@ from optpipe.evaluate.recompute import observe_accuracy
 from optpipe.measuring.measured import RecordedMeasurement
 from optpipe.measuring.slo import Slo
 from optpipe.workspace.baselines import find_approved_baseline
-from optpipe.workspace.manifest import MANIFEST, Manifest
+from optpipe.workspace.manifest import MANIFEST
 from optpipe.workspace.runs import (
     Run,
     list_runs,
     load_run,
     load_runs,
 )
-from optpipe.workspace.store import Store
+from optpipe.workspace.store import Entry, Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ def compare_workspace(
             raise BadInputError(f"no measurements of {model} in {store.workspace}; measured models: {', '.join(have)}")
     if not measured:
         raise _nothing_measured(store.workspace)
-    known = collect_build_facts((entry.manifest for entry in store.list_entries()), list_runs(store.workspace))
+    known = collect_build_facts(store.list_entries(ArtifactInfo), list_runs(store.workspace))
     comparison = compare_measurements(measured, baseline=held_against, known=known, slo=slo, across=across)
     return Overview(comparison, measured, runs)
 
@@ -124,19 +125,18 @@ def _find_baseline(store: Store, name: str | None, model: str | None) -> Baselin
     return Baseline(f"approved {model}", "approved", measured)
 
 
-def collect_build_facts(manifests: Iterable[Manifest], runs: Sequence[Run]) -> dict[str, BuildFacts]:
-    """Size, build time and accuracy of every artifact among `manifests`, by id."""
+def collect_build_facts(artifacts: Iterable[Entry[ArtifactInfo]], runs: Sequence[Run]) -> dict[str, BuildFacts]:
+    """Size, build time and accuracy of every artifact, by id."""
     found = {}
-    for manifest in manifests:
-        if manifest.kind == "artifact":
-            build = judged_build_from_manifest(manifest)
-            top1 = observe_accuracy(runs, build, 0.95).get("top1")
-            accuracy = check_int8_accuracy(runs, build)
-            found[manifest.id] = BuildFacts(
-                size_bytes=build.size_bytes,
-                build_s=manifest.seconds,
-                top1=None if top1 is None else Estimate(float(top1.value), top1.low, top1.high),
-                causes=find_int8_causes(manifest.info),
-                accuracy=accuracy.message if accuracy else None,
-            )
+    for entry in artifacts:
+        build = judged_build_from_entry(entry)
+        top1 = observe_accuracy(runs, build, 0.95).get("top1")
+        accuracy = check_int8_accuracy(runs, build)
+        found[entry.id] = BuildFacts(
+            size_bytes=build.size_bytes,
+            build_s=entry.manifest.seconds,
+            top1=None if top1 is None else Estimate(float(top1.value), top1.low, top1.high),
+            causes=find_int8_causes(entry.info),
+            accuracy=accuracy.message if accuracy else None,
+        )
     return found

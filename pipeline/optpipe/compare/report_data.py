@@ -53,10 +53,10 @@ def report_from_comparison(
 def list_raw_files(runs: Sequence[Run], root: Path, name: str | None = None) -> tuple[RawFile, ...]:
     """Every file of `runs` that is there, or what each has by `name`, with the hash in its run's manifest."""
     return tuple(
-        RawFile(_make_relative(run.path / record["path"], root), record["sha256"], record["bytes"])
+        RawFile(_make_relative(run.path / path, root), file.sha256, file.size_bytes)
         for run in runs
-        for record in run.manifest["files"]
-        if name in (None, record["path"]) and (run.path / record["path"]).is_file()
+        for path, file in run.manifest.files.items()
+        if name in (None, path) and (run.path / path).is_file()
     )
 
 

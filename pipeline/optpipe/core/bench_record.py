@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
+from optpipe.core.environment import Environment
 from optpipe.core.measurement import Measurement, Options, Validity
 
 COMPARISON_SCHEMA = "optpipe.comparison"
@@ -165,7 +165,7 @@ class BenchRecord:
     run_dir: str
     run_id: str
     measurements: tuple[Measurement, ...]
-    environment: Mapping[str, Any]
+    environment: Environment
     exit_status: int
     limit: LimitRecord | None = None
     tuning: tuple[TuningRecord, ...] = ()
@@ -184,7 +184,7 @@ class BenchPairRecord:
     comparison: PairedComparison | None
     """None where it was interrupted."""
     measurements: tuple[Measurement, ...]
-    environment: Mapping[str, Any]
+    environment: Environment
     exit_status: int
     interrupted: bool = False
     warnings: tuple[str, ...] = ()

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
+from optpipe.core.environment import Environment
 from optpipe.core.estimate import Estimate
 from optpipe.core.measurement import LoadSpec, Mode, Scenario
 
@@ -118,7 +118,7 @@ class Comparison:
     baseline: BaselineRecord | None = None
     slo: str | None = None
     warnings: tuple[str, ...] = ()
-    environment: Mapping[str, Any] = field(default_factory=dict)
+    environment: Environment = field(default_factory=Environment)
     written: tuple[str, ...] = ()
     """The files of the report, where one was asked for."""
 

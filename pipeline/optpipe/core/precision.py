@@ -4,12 +4,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 from optpipe.errors import BadInputError
 
 REQUIRED_SHARE = 0.80
 """At least this share of the multiply-adds has to be in the type that was asked for."""
+MAX_OTHERS = 10
+"""How many layers of another type a proof names."""
 
 
 class Precision(StrEnum):
@@ -53,9 +54,10 @@ class PrecisionShare:
     macs: Mapping[str, float]
     total_macs: int
 
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        return {"layers": dict(self.layers), "macs": dict(self.macs), "total_macs": self.total_macs}
+    @property
+    def counted(self) -> Mapping[str, float]:
+        """Of the multiply-adds; of the layers in a network without any."""
+        return self.macs or self.layers
 
 
 def summarize_precision(layers: Iterable[LayerType]) -> PrecisionShare:
@@ -81,7 +83,8 @@ class PrecisionProof:
     proven: bool
     reason: str
     others: tuple[LayerType, ...]
-    """Layers with multiply-adds in another type, the largest first."""
+    """Layers with multiply-adds in another type, the largest first, at most MAX_OTHERS."""
+    others_count: int
 
 
 def prove_precision(wanted: Precision, layers: Iterable[LayerType]) -> PrecisionProof:
@@ -92,8 +95,7 @@ def prove_precision(wanted: Precision, layers: Iterable[LayerType]) -> Precision
     """
     layers = tuple(layers)
     share = summarize_precision(layers)
-    counted = share.macs or share.layers
-    found = counted.get(str(wanted), 0.0)
+    found = share.counted.get(wanted, 0.0)
     required = 1.0 if wanted in (Precision.FP32, Precision.TF32) else REQUIRED_SHARE
     others = sorted(
         (layer for layer in layers if layer.type != wanted and (layer.macs or not share.macs)),
@@ -101,4 +103,4 @@ def prove_precision(wanted: Precision, layers: Iterable[LayerType]) -> Precision
     )
     unit = "MACs" if share.macs else "layers"
     reason = f"{found:.1%} of {unit} in {wanted}, {required:.0%} required"
-    return PrecisionProof(share=share, proven=found >= required - 1e-12, reason=reason, others=tuple(others))
+    return PrecisionProof(share, found >= required - 1e-12, reason, tuple(others[:MAX_OTHERS]), len(others))

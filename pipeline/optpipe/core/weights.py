@@ -1,6 +1,6 @@
 """Which weights were asked for, and which a model was built with."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,15 +34,11 @@ class WeightsRecord:
     seed: int | None = None
     drawn: str | None = None
     """Of a factory's random weights: how many of its tensors depend on the seed, and the first of them."""
+    trained: bool = field(init=False, default=True)
+    """Whether accuracy can mean anything."""
 
-    @property
-    def trained(self) -> bool:
-        """Whether accuracy can mean anything."""
-        return self.source != "random"
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        return {**asdict(self), "trained": self.trained}
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "trained", self.source != "random")
 
 
 def weights_from_text(text: str, seed: int) -> WeightsRequest:

@@ -96,7 +96,6 @@ def bench_end_to_end(
             run,
             command=get_command_line(),
             parents=tuple(each.entry.id for each in artifacts),
-            details={"images": record.folder},
         )
     return record
 
@@ -121,7 +120,7 @@ def choose_options(artifact: StoredArtifact, given: Mapping[str, Mapping[str, An
 
 def choose_plan(artifact: StoredArtifact, batch_size: int | None, store: Store, listener: Listener) -> DaliPlan:
     """The newest tuned plan for this model on this device, cut to the artifact's profile; else DALI's usual settings."""
-    on_gpu = artifact.entry.info["device"] == "cuda"
+    on_gpu = artifact.entry.info.device == "cuda"
     plan = find_tuned_plan(artifact.card.name, store, gpu=on_gpu)
     if plan is None:
         plan = choose_dali_plan("mixed" if on_gpu else "cpu")
@@ -143,7 +142,7 @@ def choose_plan(artifact: StoredArtifact, batch_size: int | None, store: Store, 
 def find_tuned_plan(model: str, store: Store, *, gpu: bool) -> DaliPlan | None:
     """What the newest `optpipe preprocess` of `model` that did not FAIL found fastest on this kind of device, or None."""
     for run in reversed(list_runs(store.workspace, "preprocess")):
-        if run.manifest["details"].get("model") != model:
+        if run.manifest.model != model:
             continue
         record = read_record(run.path / PREPROCESSING, PreprocessRecord)
         plan = record.throughput.dali.plan if record.throughput else None

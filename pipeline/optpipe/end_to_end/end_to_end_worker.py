@@ -14,6 +14,7 @@ import numpy as np
 
 from optpipe.backends.base import Session
 from optpipe.backends.registry import BACKENDS
+from optpipe.core.entries import ArtifactInfo
 from optpipe.core.transform import Transform
 from optpipe.end_to_end.consumers import consumer_from_session, open_stream
 from optpipe.end_to_end.loops import Rate, measure_inference_rate, measure_pipeline_rate, run_overlapped
@@ -34,9 +35,9 @@ PART_S = 1.5
 def measure_job(job: EndToEndJob) -> EndToEndMeasurement:
     """All measurements of one artifact."""
     plan, transform, paths = job.plan, Transform.from_dict(job.transform), [Path(path) for path in job.paths]
-    entry, part_s = Store(Path(job.workspace)).find(job.artifact), min(PART_S, job.seconds)
-    backend, device = BACKENDS[entry.info["backend"]], entry.info["device"]
-    with open_stream(device) as stream, backend.load(entry.path, entry.info, device, job.options) as session:
+    entry, part_s = Store(Path(job.workspace)).find(job.artifact, ArtifactInfo), min(PART_S, job.seconds)
+    backend, device = BACKENDS[entry.info.backend], entry.info.device
+    with open_stream(device) as stream, backend.load(entry.path, entry.info, job.options) as session:
         consumer = consumer_from_session(session, plan, transform, stream)
 
         def measure_alone() -> tuple[Rate, Rate]:

@@ -5,7 +5,7 @@ What is judged is the difference on paired predictions, with its interval: two a
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,16 +15,18 @@ import numpy as np
 from optpipe.artifacts.lookup import format_model_argument
 from optpipe.backends.registry import BACKENDS
 from optpipe.core.card import ModelCard, Task, card_from_file
+from optpipe.core.entries import ArtifactInfo, CalibrationInfo, GraphInfo, ModelInfo
 from optpipe.core.events import Listener
 from optpipe.core.verdict import Verdict
 from optpipe.errors import BadInputError, StageError
+from optpipe.evaluate.result import Accuracy, Agreement, EvaluatedModel, MovedPredictions
 from optpipe.export.exported import run_torch_model
 from optpipe.export.model import Model
 from optpipe.inputs.sample_set import SampleSet
 from optpipe.inputs.task_data import fit_batch_size, iterate_input_batches
+from optpipe.stats.agreement import compute_output_error
 from optpipe.stats.macro_f1 import compute_macro_f1, compute_macro_f1_difference
 from optpipe.stats.paired import (
-    Interval,
     compute_difference_interval,
     compute_mcnemar_p_value,
     compute_share_interval,
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
 EVALUATION_BATCH = 32
 TOP_K = 5
 MAX_MOVED_PAIRS = 10
-"""How many pairs of classes between which answers moved are listed."""
+"""How many pairs of classes between which predictions moved are listed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +61,7 @@ class Predictions:
 class EvaluatedArtifact:
     """An artifact's predictions, or why it could not run; `entry` is None for the source model."""
 
-    entry: Entry | None
+    entry: Entry[ArtifactInfo] | None
     predictions: Predictions | None
     why_not: str | None = None
     failed: bool = False
@@ -75,32 +77,36 @@ def predictions_from_scores(scores: "NDArray[Any]") -> Predictions:
     return Predictions(best.astype(np.int64), values)
 
 
-def list_model_artifacts(model_id: str, store: Store) -> list[Entry]:
+def list_model_artifacts(model_id: str, store: Store) -> list[Entry[ArtifactInfo]]:
     """The stored artifacts of the exported model with that id, the newest of each backend, device, precision, options and graph."""
-    found: dict[tuple[Any, ...], Entry] = {}
-    for entry in store.list_entries():
-        if entry.manifest.kind == "artifact" and model_id in entry.manifest.parents:
-            info = entry.info
-            options = tuple(sorted(info.get("options", {}).items()))  # a layout that breaks answers is an option
-            found[info["backend"], info["device"], info["precision"], options, *entry.manifest.parents] = entry
+    found = {}
+    for entry in store.list_entries(ArtifactInfo):
+        if model_id in entry.manifest.parents:
+            options = tuple(sorted(entry.info.options.items()))  # a layout that breaks outputs is an option
+            found[entry.info.label, options, entry.manifest.parents] = entry
     return list(found.values())
 
 
 def evaluate_artifacts(
-    model: Model, exported: Entry, artifacts: Sequence[Entry], samples: SampleSet, store: Store, listener: Listener
+    model: Model,
+    exported: Entry[ModelInfo],
+    artifacts: Sequence[Entry[ArtifactInfo]],
+    samples: SampleSet,
+    store: Store,
+    listener: Listener,
 ) -> list[EvaluatedArtifact]:
     """Runs the source model, then each artifact, over `samples`. Raises BadInputError where the model is no classifier."""
     card = card_from_file(exported.file(CARD))
     require_classifier(card)
     rows = [EvaluatedArtifact(None, _evaluate_source(model, exported, card, samples, listener))]
     for entry in artifacts:
-        backend, device = BACKENDS[entry.info["backend"]], entry.info["device"]
-        if (reason := backend.find_run_blocker(entry.info, device)) is not None:
+        backend = BACKENDS[entry.info.backend]
+        if (reason := backend.find_run_blocker(entry.info)) is not None:
             rows.append(EvaluatedArtifact(entry, None, reason))
             continue
-        name = f"evaluate {backend.name} {entry.info['precision']}"
+        name = f"evaluate {backend.name} {entry.info.precision}"
         try:
-            with backend.load(store.verify_entry(entry).path, entry.info, device, {}) as session:
+            with backend.load(store.verify_entry(entry).path, entry.info, {}) as session:
                 scores = _compute_scores(exported, card, samples, session.run, name, listener)
         except StageError as error:  # one broken artifact must not hide what the others do
             rows.append(EvaluatedArtifact(entry, None, str(error), failed=True))
@@ -113,17 +119,11 @@ def evaluate_artifacts(
     return rows
 
 
-def _count_calibration_samples(artifact: Entry, samples: SampleSet, store: Store) -> int:
+def _count_calibration_samples(artifact: Entry[ArtifactInfo], samples: SampleSet, store: Store) -> int:
     """How many of `samples` are, by content, in the calibration set of an INT8 artifact, as far as the store knows it."""
-    entries = store.list_entries()
-    graph = next((each for each in entries if each.id in artifact.manifest.parents and "set" in each.info), None)
-    drawn = [
-        each
-        for each in entries
-        if graph is not None
-        and each.manifest.kind == "calibration"
-        and each.info["set"]["sha256"] == graph.info["set"]["sha256"]
-    ]
+    graphs = (each for each in store.list_entries(GraphInfo) if each.id in artifact.manifest.parents)
+    used = next((each.info.set.sha256 for each in graphs if each.info.set), None)
+    drawn = [each for each in store.list_entries(CalibrationInfo) if each.info.set.sha256 == used]
     if not drawn:
         return 0
     known = {
@@ -142,7 +142,7 @@ def require_classifier(card: ModelCard) -> None:
 
 
 def _evaluate_source(
-    model: Model, exported: Entry, card: ModelCard, samples: SampleSet, listener: Listener
+    model: Model, exported: Entry[ModelInfo], card: ModelCard, samples: SampleSet, listener: Listener
 ) -> Predictions:
     module = model.load().module
     if module is None:
@@ -157,7 +157,7 @@ def _evaluate_source(
 
 
 def _compute_scores(
-    exported: Entry,
+    exported: Entry[ModelInfo],
     card: ModelCard,
     samples: SampleSet,
     run: Callable[[Mapping[str, "NDArray[Any]"]], Mapping[str, "NDArray[Any]"]],
@@ -173,110 +173,80 @@ def _compute_scores(
     return np.concatenate(parts)
 
 
-def records_from_evaluation(
+def score_artifacts(
     rows: Sequence[EvaluatedArtifact], labels: "NDArray[np.int64] | None", trained: bool, budget: float | None
-) -> Iterator[dict[str, Any]]:
-    """The JSON form of every row. Agreement and accuracy of random weights are not given: they prove nothing."""
+) -> Iterator[EvaluatedModel]:
+    """The figures of every row; `labels` are class indices (samples,). Random weights have no accuracy: it would prove nothing."""
     source = rows[0].predictions
     assert source is not None
     for row in rows:
-        info = row.entry.info if row.entry else {"backend": "source", "precision": "source", "device": "cpu"}
-        record: dict[str, Any] = {
-            "artifact": row.entry.id if row.entry else None,
-            "backend": info["backend"],
-            "precision": info["precision"],
-            "device": info["device"],
-            "n": len(source.best),
-            "why_not": row.why_not,
-            "failed": row.failed,
-            "calibrated_on": row.calibrated_on,
-            **dict.fromkeys(_FIGURES),
-        }
-        if row.predictions is not None:
-            record |= _compare_to_source(source, row.predictions)
-            if labels is not None and trained:
-                record |= _score_labels(source, row.predictions, labels)
-        record["verdict"] = _verdict(record, budget)
-        yield record
+        info, found = row.entry.info if row.entry else None, row.predictions
+        scored = EvaluatedModel(
+            backend=info.backend if info else "source",
+            precision=info.precision if info else "source",
+            device=info.device if info else "cpu",
+            samples=len(source.best),
+            artifact=row.entry.id if row.entry else None,
+            why_not=row.why_not,
+            failed=row.failed,
+            calibrated_on=row.calibrated_on,
+            snr_db=None if found is None else compute_output_error("", source.scores, found.scores).snr_db,
+            agreement=None if found is None else _compute_agreement(source, found),
+            accuracy=None if found is None or labels is None or not trained else _score(source, found, labels),
+        )
+        yield replace(scored, verdict=_judge_drop(scored, budget))
 
 
-_FIGURES = (
-    "top1",
-    "top1_ci",
-    "top5",
-    "macro_f1",
-    "macro_f1_drop",
-    "macro_f1_drop_ci",
-    "drop_vs_source",
-    "drop_ci",
-    "lost",
-    "won",
-    "mcnemar_p",
-    "agreement",
-    "agreement_ci",
-    "snr_db",
-    "moved",
-)
-
-
-def _compare_to_source(source: Predictions, found: Predictions) -> dict[str, Any]:
-    """What needs no labels: agreement, where the source's answers vary at all, and the scores' SNR."""
-    error = float(np.sum((found.scores.astype(np.float64) - source.scores) ** 2))
-    power = float(np.sum(source.scores.astype(np.float64) ** 2))
-    snr = None if error == 0 or power == 0 else float(10 * np.log10(power / error))
+def _compute_agreement(source: Predictions, found: Predictions) -> Agreement | None:
     if np.unique(source.top1).size < 2:
-        return {"snr_db": snr}
+        return None
     same = found.top1 == source.top1
-    return {
-        "snr_db": snr,
-        "agreement": float(same.mean()),
-        "agreement_ci": compute_share_interval(int(same.sum()), len(same)).to_list(),
-        "moved": _count_moved(source.top1, found.top1),
-    }
-
-
-def _count_moved(before: "NDArray[np.int64]", after: "NDArray[np.int64]") -> list[dict[str, int]]:
-    pairs, counts = np.unique(np.stack([before, after], 1)[before != after], axis=0, return_counts=True)
+    moved = np.stack([source.top1, found.top1], 1)[~same]
+    pairs, counts = np.unique(moved, axis=0, return_counts=True)
     order = np.argsort(-counts, kind="stable")[:MAX_MOVED_PAIRS]
-    return [{"from": int(pairs[i, 0]), "to": int(pairs[i, 1]), "count": int(counts[i])} for i in order]
+    return Agreement(
+        share=float(same.mean()),
+        ci=compute_share_interval(int(same.sum()), len(same)).bounds,
+        moved=tuple(MovedPredictions(int(pairs[i, 0]), int(pairs[i, 1]), int(counts[i])) for i in order),
+    )
 
 
-def _score_labels(source: Predictions, found: Predictions, labels: "NDArray[np.int64]") -> dict[str, Any]:
+def _score(source: Predictions, found: Predictions, labels: "NDArray[np.int64]") -> Accuracy:
     right, was_right = found.top1 == labels, source.top1 == labels
     lost, won, n = int((was_right & ~right).sum()), int((right & ~was_right).sum()), len(labels)
     classes = found.scores.shape[1]
     f1, was_f1 = (compute_macro_f1(labels, each.top1, classes) for each in (found, source))
-    f1_drop = (
-        compute_macro_f1_difference(labels, source.top1, found.top1, classes) if found is not source else Interval(0, 0)
+    own = found is source
+    return Accuracy(
+        top1=float(right.mean()),
+        top1_ci=compute_share_interval(int(right.sum()), n).bounds,
+        top5=float((found.best == labels[:, None]).any(axis=1).mean()) if classes > TOP_K else None,
+        macro_f1=f1,
+        macro_f1_drop=was_f1 - f1,
+        macro_f1_drop_ci=(0.0, 0.0)
+        if own
+        else compute_macro_f1_difference(labels, source.top1, found.top1, classes).bounds,
+        drop=(lost - won) / n,
+        drop_ci=(0.0, 0.0) if own else compute_difference_interval(lost, won, n).bounds,
+        lost=lost,
+        won=won,
+        mcnemar_p=compute_mcnemar_p_value(lost, won),
     )
-    return {
-        "top1": float(right.mean()),
-        "top1_ci": compute_share_interval(int(right.sum()), n).to_list(),
-        "top5": float((found.best == labels[:, None]).any(axis=1).mean()) if classes > TOP_K else None,
-        "macro_f1": f1,
-        "macro_f1_drop": was_f1 - f1,
-        "macro_f1_drop_ci": f1_drop.to_list(),
-        "drop_vs_source": (lost - won) / n,
-        "drop_ci": compute_difference_interval(lost, won, n).to_list() if found is not source else [0.0, 0.0],
-        "lost": lost,
-        "won": won,
-        "mcnemar_p": compute_mcnemar_p_value(lost, won),
-    }
 
 
-def _verdict(record: Mapping[str, Any], budget: float | None) -> str | None:
+def _judge_drop(row: EvaluatedModel, budget: float | None) -> Verdict | None:
     """PASS where the whole interval of the drop is inside the budget, FAIL where all of it is outside.
 
     Samples that the ranges were computed from flatter: for a PASS it has to hold even if all of those had been lost.
     """
-    if budget is None or record["artifact"] is None:
+    if budget is None or row.artifact is None:
         return None
-    if record["drop_ci"] is None:
-        return str(Verdict.INCONCLUSIVE)
-    low, high = record["drop_ci"]
-    if high + record["calibrated_on"] / record["n"] <= budget:
-        return str(Verdict.PASS)
-    return str(Verdict.FAIL if low > budget else Verdict.INCONCLUSIVE)
+    if row.accuracy is None:
+        return Verdict.INCONCLUSIVE
+    low, high = row.accuracy.drop_ci
+    if high + row.calibrated_on / row.samples <= budget:
+        return Verdict.PASS
+    return Verdict.FAIL if low > budget else Verdict.INCONCLUSIVE
 
 
 def write_predictions(

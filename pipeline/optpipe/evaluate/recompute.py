@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 from optpipe.core.disagreements import find_disagreements
 from optpipe.core.observation import RANDOM_WEIGHTS, Observation
+from optpipe.core.records import read_record
 from optpipe.errors import BadInputError, first_line
+from optpipe.evaluate.result import Evaluation
 from optpipe.stats.paired import Interval, compute_difference_interval, compute_share_interval
-from optpipe.workspace.runs import Run, newest_runs, read_run_json
+from optpipe.workspace.runs import Run, newest_runs
 
 if TYPE_CHECKING:
     import polars as pl
@@ -28,7 +30,7 @@ def observe_accuracy(runs: Sequence[Run], build: JudgedBuild, confidence: float)
     Computed anew from the run's predictions. Agreement is left out where the source gives every image the same class.
     """
     for run in newest_runs(runs, "evaluate"):
-        caps = () if run.manifest["details"].get("trained", False) else (RANDOM_WEIGHTS,)
+        caps = () if run.manifest.trained else (RANDOM_WEIGHTS,)
         found = recompute_accuracy(run.path / PREDICTIONS, build.artifact, confidence)
         if found:
             return {
@@ -45,29 +47,36 @@ def _widen_for_calibration(figure: Observation, name: str, run: Run, artifact: s
 
     On those accuracy flatters; how many they are is on the evaluation's record.
     """
-    rows = read_run_json(run, EVALUATION).get("results", ())
-    row = next((row for row in rows if row.get("artifact") == artifact and row.get("calibrated_on")), None)
+    rows = read_evaluation(run).results
+    row = next((row for row in rows if row.artifact == artifact and row.calibrated_on), None)
     if row is None or figure.low is None or figure.high is None:
         return figure
     share, about = (
-        row["calibrated_on"] / row["n"],
-        f"{figure.about}, {row['calibrated_on']} of which were used for calibration",
+        row.calibrated_on / row.samples,
+        f"{figure.about}, {row.calibrated_on} of which were used for calibration",
     )
     if name == "drop":
         return replace(figure, high=min(1.0, figure.high + share), about=about)
     return replace(figure, low=max(0.0, figure.low - share), about=about)
 
 
+def read_evaluation(run: Run) -> Evaluation:
+    """The record of an evaluation run. Raises BadInputError where it is missing or of another form."""
+    return read_record(run.path / EVALUATION, Evaluation)
+
+
 def find_evaluation_disagreements(run: Run) -> Iterator[str]:
     """Where `evaluate.json` differs from what the predictions give, one line each."""
     if not (run.path / PREDICTIONS).is_file():
         return
-    for row in read_run_json(run, EVALUATION).get("results", ()):
-        again = recompute_accuracy(run.path / PREDICTIONS, row["artifact"], 0.95)
-        for name, key in (("top1", "top1"), ("drop_vs_source", "drop"), ("agreement", "agreement")):
-            if row.get(name) is not None and key in again:
-                place = f"{EVALUATION}: {row['artifact']}: {name}"
-                yield from find_disagreements(row[name], again[key].value, place)
+    for row in read_evaluation(run).results:
+        again = recompute_accuracy(run.path / PREDICTIONS, row.artifact, 0.95)
+        stored = {"agreement": row.agreement.share} if row.agreement else {}
+        if row.accuracy:
+            stored |= {"top1": row.accuracy.top1, "drop": row.accuracy.drop}
+        for name in stored.keys() & again.keys():
+            place = f"{EVALUATION}: {row.artifact or 'source'}: {name}"
+            yield from find_disagreements(stored[name], again[name].value, place)
 
 
 def recompute_accuracy(path: Path, artifact: str | None, confidence: float) -> dict[str, Observation]:

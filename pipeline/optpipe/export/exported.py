@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from optpipe.backends.onnx_graph import find_own_precision, is_quantized_dynamically
 from optpipe.core.card import ModelCard, card_from_file, require_matching_input
+from optpipe.core.entries import ModelInfo, OutputError, ReferenceInfo
 from optpipe.core.events import Listener
 from optpipe.core.precision import Precision
 from optpipe.errors import GateError
 from optpipe.export.model import Model, choose_available_weights
 from optpipe.export.onnx_export import complete_card, onnx_from_torch, simplify_onnx
 from optpipe.inputs.rows import count_rows, join_batches, rows_from_outputs, split_batches
-from optpipe.inputs.samples import Samples, choose_samples, load_sample_inputs
+from optpipe.inputs.samples import choose_samples, load_sample_inputs
 from optpipe.inputs.tokens import SENTENCES
 from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR, compute_output_error, cut_to_same_rows
 from optpipe.workspace.environment import get_package_version
@@ -26,17 +27,17 @@ REVISION = 4
 """Raised whenever this stage would write something else from the same recipe."""
 
 
-def find_stored_model(model: Model, store: Store) -> Entry | None:
-    """What `exported_model` made before, every byte of it checked; None where there is nothing."""
-    return store.get("model", _recipe(model))
+def find_stored_model(model: Model, store: Store) -> Entry[ModelInfo] | None:
+    """What `export_model` made before, every byte of it checked; None where there is nothing."""
+    return store.get(ModelInfo, _recipe(model))
 
 
 def compute_model_id(model: Model) -> str:
-    """The id of what `exported_model` makes of `model`, made or not."""
-    return compute_entry_id("model", _recipe(model))
+    """The id of what `export_model` makes of `model`, made or not."""
+    return compute_entry_id(ModelInfo, _recipe(model))
 
 
-def prepare_model(model: Model, store: Store, listener: Listener) -> tuple[Model, Entry | None]:
+def prepare_model(model: Model, store: Store, listener: Listener) -> tuple[Model, Entry[ModelInfo] | None]:
     """`model` with weights that can be had here, and its store entry where it needs none any more."""
     if model.source.runs_code:  # which model it is shows only when it is made
         with listener.step("load"):
@@ -45,7 +46,9 @@ def prepare_model(model: Model, store: Store, listener: Listener) -> tuple[Model
     return (model if stored else choose_available_weights(model, store.workspace, listener)), stored
 
 
-def export_model(model: Model, store: Store, listener: Listener, stored: Entry | None = None) -> tuple[Entry, bool]:
+def export_model(
+    model: Model, store: Store, listener: Listener, stored: Entry[ModelInfo] | None = None
+) -> tuple[Entry[ModelInfo], bool]:
     """The store entry `model` with `model.onnx` and `card.json`, and whether it was there; its info holds the weights' record.
 
     `session_from_store` is what `prepare_model` found: to look for it again would hash all of it twice.
@@ -53,7 +56,7 @@ def export_model(model: Model, store: Store, listener: Listener, stored: Entry |
     if stored is not None:
         return stored, True
 
-    def make(directory: Path) -> Mapping[str, Any]:
+    def make(directory: Path) -> ModelInfo:
         import onnx
 
         loaded = model.load()
@@ -68,15 +71,10 @@ def export_model(model: Model, store: Store, listener: Listener, stored: Entry |
         _write_card(directory / CARD, card)
         if loaded.tokenizer is not None:
             (directory / TOKENIZER).write_text(loaded.tokenizer, encoding="utf-8")
-        return {
-            "name": card.name,
-            "source": card.source,
-            "weights": loaded.weights.to_dict(),
-            "simplified": simplified,
-            "own_precision": find_own_precision(onnx.load(target, load_external_data=False)),
-        }
+        own_precision = find_own_precision(onnx.load(target, load_external_data=False))
+        return ModelInfo(card.name, card.source, loaded.weights, simplified, own_precision)
 
-    return store.produce("model", _recipe(model), make, listener=listener)
+    return store.produce(ModelInfo, _recipe(model), make, listener=listener)
 
 
 def _recipe(model: Model) -> dict[str, Any]:
@@ -112,8 +110,8 @@ ONNX_WAY_OUT = "its graph is random\nexport it in eval mode, or remove RandomNor
 
 
 def compute_reference(
-    model: Model, entry: Entry, images: Path | None, store: Store, listener: Listener
-) -> tuple[Entry, bool]:
+    model: Model, entry: Entry[ModelInfo], images: Path | None, store: Store, listener: Listener
+) -> tuple[Entry[ReferenceInfo], bool]:
     """The store entry `reference`: the source model's outputs on real inputs, and the exported graph held against them.
 
     The graph is run at batch sizes 1, 3 and all samples where the profile allows; a graph outside the FP32 tolerance
@@ -123,7 +121,7 @@ def compute_reference(
     samples = choose_samples(card, images, entry.file(TOKENIZER) if card.tokenization else None)
     recipe = {"revision": REVISION, "model": entry.id, "samples": samples.sha256}
 
-    def make(directory: Path) -> Mapping[str, Any]:
+    def make(directory: Path) -> ReferenceInfo:
         import numpy as np
 
         inputs = load_sample_inputs(card, samples)
@@ -131,7 +129,7 @@ def compute_reference(
         try:
             onnx_outputs = _run_onnx_model(entry.file(ONNX), card, inputs, listener)
             outputs = onnx_outputs if loaded.module is None else run_torch_model(loaded.module, card, inputs)
-            errors = [] if loaded.module is None else _check_parity(card, outputs, onnx_outputs)
+            errors = () if loaded.module is None else _check_parity(card, outputs, onnx_outputs)
         except GateError:
             size, module = card.batch_range[1], loaded.module
             if module is None:
@@ -144,13 +142,15 @@ def compute_reference(
         if samples.labels:
             tensors["labels"] = np.asarray(samples.labels)
         np.savez(directory / REFERENCE, allow_pickle=False, **tensors)
-        return {
-            "samples": _samples_record(samples),
-            "origin": "source model" if loaded.module is not None else "ONNX Runtime CPU on the FP32 graph",
-            "export_parity": errors,
-        }
+        return ReferenceInfo(
+            samples_kind=samples.kind,
+            samples=samples.count or (len(SENTENCES) if samples.kind == "texts" else len(samples.files)),
+            samples_sha256=samples.sha256,
+            origin="source model" if loaded.module is not None else "ONNX Runtime CPU on the FP32 graph",
+            export_parity=errors,
+        )
 
-    return store.produce("reference", recipe, make, parents=(entry.id,), listener=listener)
+    return store.produce(ReferenceInfo, recipe, make, parents=(entry.id,), listener=listener)
 
 
 def _require_repeatable(answers: Sequence[Mapping[str, "np.ndarray"]], card: ModelCard, way_out: str) -> None:
@@ -166,11 +166,6 @@ def _require_repeatable(answers: Sequence[Mapping[str, "np.ndarray"]], card: Mod
             > TOLERATED_RELATIVE_ERROR[Precision.FP32]
         ):
             raise GateError(f"{card.name} is not deterministic (output '{name}'): {way_out}")
-
-
-def _samples_record(samples: Samples) -> dict[str, Any]:
-    count = samples.count or (len(SENTENCES) if samples.kind == "texts" else len(samples.files))
-    return {"kind": samples.kind, "count": count, "sha256": samples.sha256}
 
 
 def run_torch_model(module: Any, card: ModelCard, inputs: Mapping[str, "np.ndarray"]) -> dict[str, "np.ndarray"]:
@@ -240,12 +235,14 @@ def _require_alike(
 
 def _check_parity(
     card: ModelCard, expected: Mapping[str, "np.ndarray"], found: Mapping[str, "np.ndarray"]
-) -> list[dict[str, Any]]:
-    errors = [compute_output_error(name, *cut_to_same_rows(value, found[name])) for name, value in expected.items()]
+) -> tuple[OutputError, ...]:
+    errors = tuple(
+        compute_output_error(name, *cut_to_same_rows(value, found[name])) for name, value in expected.items()
+    )
     for error in errors:
         if error.relative > TOLERATED_RELATIVE_ERROR[Precision.FP32]:
             raise GateError(
                 f"{card.name}: the exported graph does not match the source model: output '{error.name}' has a "
                 f"relative error of {error.relative:.2e}; the tolerance is {TOLERATED_RELATIVE_ERROR[Precision.FP32]:.0e}"
             )
-    return [error.to_dict() for error in errors]
+    return errors

@@ -132,7 +132,7 @@ def _find_gpu(uuid: str | None) -> "_Gpu | None":
                 return _Gpu(pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid))
         except pynvml.NVMLError:
             pass
-        return _Gpu(pynvml, pynvml.nvmlDeviceGetHandleByIndex(list_gpus()[0]["index"])) if list_gpus() else None
+        return _Gpu(pynvml, pynvml.nvmlDeviceGetHandleByIndex(list_gpus()[0].index)) if list_gpus() else None
     except pynvml.NVMLError:
         return None
 

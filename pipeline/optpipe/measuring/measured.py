@@ -1,9 +1,8 @@
 """A measurement with the place it was made in, and whether two places can be compared."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
+from optpipe.core.environment import Environment
 from optpipe.core.measurement import (
     Measurement,
 )
@@ -15,16 +14,14 @@ class RecordedMeasurement:
 
     measurement: Measurement
     run: str
-    environment: Mapping[str, Any] = field(default_factory=dict)
+    environment: Environment = field(default_factory=Environment)
     clock_mhz: float | None = None
     """Median clock of the GPU's multiprocessors while it was measured; None without one."""
 
 
-def find_environment_differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+def find_environment_differences(one: Environment, other: Environment) -> list[str]:
     """How two environments differ in what a timing depends on: GPU, driver, CPU; empty when they are the same."""
-    pairs = {
-        name: (get_environment_fact(one, name), get_environment_fact(other, name)) for name in ("gpu", "driver", "cpu")
-    }
+    pairs = {name: (one.get_fact(name), other.get_fact(name)) for name in ("gpu", "driver", "cpu")}
     return [f"{name}: {first} and {second}" for name, (first, second) in pairs.items() if first != second]
 
 
@@ -38,13 +35,3 @@ def explain_clock_difference(one: RecordedMeasurement, other: RecordedMeasuremen
     if not first or not second or max(first, second) / min(first, second) <= 1 + CLOCK_TOLERANCE:
         return None
     return f"GPU clocks differ: {first:.0f} MHz and {second:.0f} MHz"
-
-
-def get_environment_fact(environment: Mapping[str, Any], key: str) -> str:
-    """One fact of an environment by its policy name: `gpu`, `driver`, `cpu`, `python`, `packages.NAME`; or "none"."""
-    gpus = environment.get("gpus") or ()
-    if key in ("gpu", "driver"):
-        return str(gpus[0]["name" if key == "gpu" else "driver"]) if gpus else "none"
-    if key.startswith("packages."):
-        return str((environment.get("packages") or {}).get(key.removeprefix("packages."), "none"))
-    return str(environment.get(key, "none"))

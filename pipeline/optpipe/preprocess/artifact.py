@@ -1,10 +1,9 @@
 """The derived pipeline as an artifact: a model of Triton's DALI backend, ready for its model repository."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 from optpipe.core.card import ModelCard
 from optpipe.core.events import Listener
@@ -27,9 +26,21 @@ CONFIG = "config.pbtxt"
 _TRITON_TYPES = {"float32": "TYPE_FP32", "float16": "TYPE_FP16", "uint8": "TYPE_UINT8"}
 
 
+@dataclass(frozen=True, slots=True)
+class PreprocessingInfo:
+    """A serialized DALI pipeline with Triton's configuration."""
+
+    KIND: ClassVar[str] = "preprocessing"
+
+    model: str
+    transform_sha256: str
+    plan: DaliPlan
+    file: str
+
+
 def build_preprocessing_artifact(
     card: ModelCard, transform: Transform, plan: DaliPlan, parent: str, store: Store, listener: Listener
-) -> tuple[Entry, bool]:
+) -> tuple[Entry[PreprocessingInfo], bool]:
     """The store entry `preprocessing`: the serialized pipeline, Triton's configuration and the transform.
 
     The written file is loaded again and must give the same tensor as the pipeline it was written from.
@@ -42,21 +53,16 @@ def build_preprocessing_artifact(
         "dali": get_package_version("nvidia-dali-cuda130"),
     }
 
-    def make(directory: Path) -> Mapping[str, Any]:
+    def make(directory: Path) -> PreprocessingInfo:
         target = directory / PIPELINE
         target.parent.mkdir()
         dali_from_transform(transform, plan).serialize(filename=str(target))
         _require_same(target, transform, plan)
         (directory / CONFIG).write_text(make_triton_config(transform, plan), encoding="utf-8")
         (directory / "transform.json").write_text(json.dumps(transform.to_dict(), indent=1), encoding="utf-8")
-        return {
-            "model": card.name,
-            "transform_sha256": transform.hash,
-            "plan": plain_from_record(plan),
-            "file": PIPELINE,
-        }
+        return PreprocessingInfo(card.name, transform.hash, plan, PIPELINE)
 
-    return store.produce("preprocessing", recipe, make, parents=(parent,), listener=listener)
+    return store.produce(PreprocessingInfo, recipe, make, parents=(parent,), listener=listener)
 
 
 def make_triton_config(transform: Transform, plan: DaliPlan) -> str:

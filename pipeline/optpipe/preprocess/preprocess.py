@@ -103,7 +103,7 @@ def derive_preprocessing(
         artifact, cached = build_preprocessing_artifact(card, transform, plan, exported.id, store, listener)
         if cached:
             step.cached()
-    trained = bool(exported.info["weights"]["trained"])
+    trained = exported.info.weights.trained
     proof = _prove_on_model(exported, card, images, labels, plan, listener, trained=trained)
     _warn_about_differences(proof, listener)
     with open_run(store.workspace, "preprocess") as run:
@@ -124,8 +124,8 @@ def derive_preprocessing(
             run_dir=str(run.path),
         )
         write_bytes(run.path / PREPROCESSING, json_from_record(record))
-        command, details = get_command_line(), {"model": card.name}
-        return PreprocessResult(finish_run(run, command=command, parents=(artifact.id,), details=details), record)
+        finished = finish_run(run, command=get_command_line(), parents=(artifact.id,), model=card.name, trained=trained)
+        return PreprocessResult(finished, record)
 
 
 def _prove_on_model(

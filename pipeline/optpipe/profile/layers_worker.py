@@ -53,7 +53,7 @@ def record_layers(
         layers = LayerRecorder()
         yield layers
         layers.found = WorkerResult(layer_ns=_measure_node_times(entry, inputs, job, scratch))
-    elif job.backend == "torch" and on_gpu and "tactics" in entry.info:
+    elif job.backend == "torch" and on_gpu and "tactics" in entry.info.details:
         yield _run_by_step(entry, bound)
     elif job.backend == "torch" and on_gpu:
         yield _run_by_module(entry, bound, job)
@@ -104,10 +104,10 @@ def _open_profiling_session(entry: Entry, job: InferenceJob, scratch: Path) -> A
     # What was given on the command line is text until it is checked.
     options = merge_options(job.options, OPTIONS[job.device], job.backend)
     return OnnxRuntimeSession(
-        entry.file(entry.info["file"]),
+        entry.file(entry.info.file),
         job.device,
         {**options, "cuda_graph": False},
-        tensor_cores=bool(entry.info.get("tensor_cores")),
+        tensor_cores=bool(entry.info.details.get("tensor_cores")),
         profile=scratch / "nodes",
     )
 
@@ -119,7 +119,7 @@ def _run_by_module(entry: Entry, inputs: Mapping[str, Any], job: InferenceJob) -
     from optpipe.backends.torch_costs import count_program_costs
     from optpipe.backends.torch_eager import load_program, resolve_session_options
 
-    program = load_program(entry.file(entry.info["file"]), resolve_session_options(entry.info, job.options, "cuda"))
+    program = load_program(entry.file(entry.info.file), resolve_session_options(entry.info, job.options))
 
     class Marked(torch.fx.Interpreter):
         def run_node(self, n: Any) -> Any:

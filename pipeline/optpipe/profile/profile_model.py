@@ -7,9 +7,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from optpipe.artifacts.lookup import StoredArtifact, find_artifacts
-from optpipe.backends.registry import BACKENDS, get_runtime_options, resolve_effective_options
+from optpipe.backends.registry import BACKENDS, resolve_effective_options
 from optpipe.build.build import BuildPlan, BuiltArtifact, ModelBuild, build_model, require_artifacts
 from optpipe.core.card import ModelCard, card_from_file
+from optpipe.core.entries import ArtifactInfo
 from optpipe.core.events import Listener
 from optpipe.core.precision import Precision
 from optpipe.core.records import json_from_record
@@ -42,7 +43,7 @@ from optpipe.trace.recording.capture import require_nsys
 from optpipe.trace.recording.files import trace_from_folder, write_trace
 from optpipe.trace.timeline.analysis import analysis_from_trace
 from optpipe.workspace.file_names import CARD, ONNX, PROFILE
-from optpipe.workspace.runs import MANIFEST, OpenRun, begin_run, finish_run, write_bytes
+from optpipe.workspace.runs import MANIFEST, OpenRun, RunStatus, begin_run, finish_run, write_bytes
 from optpipe.workspace.store import Entry, Store
 
 _DALI_THREADS = {"cuda": 8, "cpu": 2}
@@ -112,9 +113,8 @@ def build_or_find(text: str, model: Model, plan: BuildPlan, store: Store, listen
     """
     stored = () if plan.calibration is not None else _find_int8_artifacts(text, plan, store)
     found = [
-        BuiltArtifact(each.entry, None, BACKENDS[info["backend"]].find_run_blocker(info, info["device"]))
+        BuiltArtifact(each.entry, None, BACKENDS[each.entry.info.backend].find_run_blocker(each.entry.info))
         for each in stored
-        for info in (each.entry.info,)
     ]
     precisions = tuple(each for each in plan.precisions if each is not Precision.INT8 or not stored)
     if not precisions:
@@ -149,7 +149,7 @@ def profile_model(
     """
     jobs = list(_list_jobs(plan, artifacts, model, store))
     if not jobs:
-        blocked = "; ".join(f"{each.entry.info['backend']}: {each.why_not}" for each in artifacts if each.why_not)
+        blocked = "; ".join(f"{each.entry.info.backend}: {each.why_not}" for each in artifacts if each.why_not)
         raise BadInputError(f"nothing to profile: {blocked or 'the model has no such stage'}")
     run = begin_run(store.workspace, "profile")
     stages: list[StageProfile] = []
@@ -180,7 +180,9 @@ def profile_model(
     return ModelProfile(record, run.path, ExitStatus.STAGE_FAILED if errors else ExitStatus.DONE)
 
 
-def _finish(run: OpenRun, record: ProfileRecord, command: Sequence[str], parents: Sequence[str], status: str) -> None:
+def _finish(
+    run: OpenRun, record: ProfileRecord, command: Sequence[str], parents: Sequence[str], status: RunStatus
+) -> None:
     write_bytes(run.path / PROFILE, json_from_record(record))
     finish_run(run, command=command, parents=parents, status=status)
 
@@ -221,10 +223,12 @@ def _make_preprocess_job(plan: ProfilePlan, model: Entry, store: Store) -> Profi
     return ProfileJob(name, on_gpu, work, (JudgedStage(subject, StageFacts(Stage.PREPROCESS, expects_gpu=on_gpu)),))
 
 
-def _make_inference_job(plan: ProfilePlan, entry: Entry, card: ModelCard, batch_size: int, store: Store) -> ProfileJob:
+def _make_inference_job(
+    plan: ProfilePlan, entry: Entry[ArtifactInfo], card: ModelCard, batch_size: int, store: Store
+) -> ProfileJob:
     info = entry.info
-    backend, precision, device = info["backend"], info["precision"], info["device"]
-    known = get_runtime_options(backend, device)
+    backend, precision, device = info.backend, info.precision, info.device
+    known = BACKENDS[backend].runtime_options(device)
     given = plan.options.get(backend, {})  # what is not among `known` was for the build
     options = resolve_effective_options(info, {name: value for name, value in given.items() if name in known})
     work = InferenceJob(store.workspace.resolve(), entry.id, backend, device, options, batch_size)

@@ -16,6 +16,7 @@ from typing import Any
 
 from optpipe.backends.registry import BACKENDS
 from optpipe.core.card import card_from_file
+from optpipe.core.entries import ArtifactInfo
 from optpipe.core.events import ProgressStep, SilentListener
 from optpipe.core.records import json_from_record, read_record
 from optpipe.errors import OptpipeError, StageError
@@ -130,12 +131,12 @@ def _run_inference(work: InferenceJob, job: WorkerJob) -> WorkerResult:
     import numpy as np
 
     store = Store(work.workspace)
-    entry = store.verify_entry(store.find(work.artifact))
+    entry = store.verify_entry(store.find(work.artifact, ArtifactInfo))
     inputs = dict(np.load(job.inputs))
     on_gpu = work.device == "cuda"
     with (
         _open_stream(on_gpu=on_gpu),
-        BACKENDS[work.backend].load(entry.path, entry.info, work.device, work.options) as session,
+        BACKENDS[work.backend].load(entry.path, entry.info, work.options) as session,
     ):
         binding = session.bind(inputs)
         synchronize = _make_synchronizer(on_gpu=on_gpu)

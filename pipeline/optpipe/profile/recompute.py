@@ -62,7 +62,7 @@ def recompute_stage(run: Run, stage: StageProfile) -> TraceProfile | None:
     from optpipe.trace.layers.roofline import graph_costs_from_roofline
     from optpipe.trace.recording.files import trace_from_folder
 
-    mine = [record["path"] for record in run.manifest["files"] if record["path"].startswith(f"{stage.folder}/")]
+    mine = [path for path in run.manifest.files if path.startswith(f"{stage.folder}/")]
     if not mine or not all((run.path / path).is_file() for path in mine):
         return None
     roofline = stage.profile.roofline

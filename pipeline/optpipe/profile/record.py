@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from optpipe.backends.base import Device
 from optpipe.core.card import card_from_file
+from optpipe.core.entries import ReferenceInfo
 from optpipe.core.events import Listener
 from optpipe.core.records import json_from_record, read_record
 from optpipe.core.tensors import InputSpec
@@ -160,9 +161,7 @@ def _write_inputs(work: InferenceJob, target: Path) -> None:
         raise BadInputError(
             f"--batch-size {work.batch_size}: {card.name} was built for {low} to {high}; widen it with --batch"
         )
-    kept = [
-        each for each in store.list_entries() if each.manifest.kind == "reference" and model.id in each.manifest.parents
-    ]
+    kept = [each for each in store.list_entries(ReferenceInfo) if model.id in each.manifest.parents]
     if kept:
         rows = dict(reference_from_file(store.verify_entry(kept[-1], REFERENCE).file(REFERENCE)).inputs)
     else:

@@ -3,11 +3,11 @@
 They are built as they are in that precision. Half-precision weights are widened for FP32; nothing is quantized twice.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optpipe.backends.onnx_graph import HALF_TYPES, iterate_graphs
+from optpipe.core.entries import GraphInfo, ModelInfo
 from optpipe.core.events import Listener
 from optpipe.core.precision import Precision
 from optpipe.errors import BadInputError
@@ -22,25 +22,27 @@ REVISION = 1
 
 
 def make_graph_as_given(
-    own: Precision, precision: Precision, target: "Target", model: Entry, store: Store, listener: Listener
-) -> tuple[Entry, bool]:
+    own: Precision, precision: Precision, target: "Target", model: Entry[ModelInfo], store: Store, listener: Listener
+) -> tuple[Entry[ModelInfo] | Entry[GraphInfo], bool]:
     """The entry for `precision` of a model that comes in `own`. Raises BadInputError where there is no way from one to the other."""
-    name = model.info["name"]
+    name = model.info.name
     if own is Precision.INT8 and precision in (Precision.FP16, Precision.BF16):
         raise BadInputError(
             f"{name} is quantized already and cannot be turned into {precision}\n"
             "--precision int8 builds it as it is; give the model it was quantized from for other precisions"
         )
     if own is Precision.INT8 and precision is Precision.INT8 and target == "tensorrt":
-        return _make_changed_graph("folded-biases", _fold_biases, model, store, listener)
+        return _make_changed_graph(Precision.INT8, "folded-biases", _fold_biases, model, store, listener)
     if own is Precision.INT8 or own is precision:
         return model, True
     if precision in (Precision.FP32, Precision.TF32):
-        return _make_changed_graph("widened", _widen, model, store, listener)
+        return _make_changed_graph(Precision.FP32, "widened", _widen, model, store, listener)
     raise BadInputError(f"{name} has {own} weights; give the model in fp32, which {precision} is made from")
 
 
-def _make_changed_graph(how: str, change: Any, model: Entry, store: Store, listener: Listener) -> tuple[Entry, bool]:
+def _make_changed_graph(
+    precision: Precision, how: str, change: Any, model: Entry[ModelInfo], store: Store, listener: Listener
+) -> tuple[Entry[GraphInfo], bool]:
     recipe = {
         "revision": REVISION,
         "model": model.id,
@@ -48,16 +50,16 @@ def _make_changed_graph(how: str, change: Any, model: Entry, store: Store, liste
         "tools": {"onnx": get_package_version("onnx")},
     }
 
-    def make(directory: Path) -> Mapping[str, Any]:
+    def make(directory: Path) -> GraphInfo:
         import onnx
 
         graph = onnx.load(model.file(ONNX))
         change(graph)
         onnx.checker.check_model(graph, full_check=True)
         onnx.save(graph, directory / ONNX)
-        return {"change": how}
+        return GraphInfo(precision, tool=how)
 
-    return store.produce("graph", recipe, make, parents=(model.id,), listener=listener)
+    return store.produce(GraphInfo, recipe, make, parents=(model.id,), listener=listener)
 
 
 def _fold_biases(model: Any) -> None:

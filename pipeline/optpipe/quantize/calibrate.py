@@ -1,12 +1,12 @@
 """Calibrates a model: an image set with provenance, one pass over it, and one table per method."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optpipe.core.card import ModelCard, card_from_file
+from optpipe.core.entries import CalibrationInfo, ModelInfo, SampleSetSummary
 from optpipe.core.events import Listener
 from optpipe.errors import BadInputError
 from optpipe.inputs.image_set import image_set_from_path
@@ -24,7 +24,7 @@ from optpipe.inputs.task_data import (
     load_sample_set,
 )
 from optpipe.inputs.tensor_set import FORMS
-from optpipe.quantize.table import CalibrationTable, TensorRange, table_from_file
+from optpipe.quantize.table import CalibrationTable, TensorRange, read_table, write_table
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.file_names import CALIBRATION_SET, CARD, ONNX
 from optpipe.workspace.store import Entry, Store
@@ -45,7 +45,7 @@ class CalibrationData:
 
 
 def load_calibration_data(
-    model: Entry, source: Path | None, count: int | None, seed: int, listener: Listener
+    model: Entry[ModelInfo], source: Path | None, count: int | None, seed: int, listener: Listener
 ) -> CalibrationData:
     """The set named by `source`, or by the model's card. Never random data, never validation data.
 
@@ -76,14 +76,14 @@ def require_calibration(card: ModelCard) -> None:
 
 
 def calibrate_model(
-    model: Entry,
+    model: Entry[ModelInfo],
     data: CalibrationData,
     methods: tuple[str, ...],
     targets: tuple["Target", ...],
     device: str,
     store: Store,
     listener: Listener,
-) -> tuple[Entry, bool]:
+) -> tuple[Entry[CalibrationInfo], bool]:
     """The store entry `calibration`: `set.json` and a table for each of `methods`; whole or absent."""
     card = card_from_file(model.file(CARD))
     samples = data.samples
@@ -98,21 +98,16 @@ def calibrate_model(
         "onnxruntime": get_package_version("onnxruntime-gpu"),
     }
 
-    def make(directory: Path) -> Mapping[str, Any]:
+    def make(directory: Path) -> CalibrationInfo:
         tables = _compute_tables(model, card, samples, methods, targets, device, listener)
         for table in tables:
-            (directory / name_table_file(table.method)).write_text(table.to_json(), encoding="utf-8")
+            write_table(directory / name_table_file(table.method), table)
         drawn_for = {"model": card.name, "transform_sha256": card.preprocessing_sha256}
         manifest = {**samples.to_dict(directory), **drawn_for}
         (directory / CALIBRATION_SET).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-        return {
-            "model": card.name,
-            "set": _set_record(samples),
-            "methods": list(methods),
-            "tensors": len(tables[0].ranges),
-        }
+        return CalibrationInfo(card.name, _summarize_set(samples), methods, len(tables[0].ranges))
 
-    return store.produce("calibration", recipe, make, parents=(model.id,), listener=listener)
+    return store.produce(CalibrationInfo, recipe, make, parents=(model.id,), listener=listener)
 
 
 def name_table_file(method: str) -> str:
@@ -120,17 +115,17 @@ def name_table_file(method: str) -> str:
     return f"table-{method}.json"
 
 
-def tables_from_entry(entry: Entry) -> dict[str, CalibrationTable]:
+def tables_from_entry(entry: Entry[CalibrationInfo]) -> dict[str, CalibrationTable]:
     """The tables of a calibration entry by method."""
-    return {method: table_from_file(entry.file(name_table_file(method))) for method in entry.info["methods"]}
+    return {method: read_table(entry.file(name_table_file(method))) for method in entry.info.methods}
 
 
-def _set_record(samples: SampleSet) -> dict[str, Any]:
-    return {"name": samples.name, "sha256": samples.sha256, "count": len(samples.files), "seed": samples.seed}
+def _summarize_set(samples: SampleSet) -> SampleSetSummary:
+    return SampleSetSummary(samples.name, samples.sha256, len(samples.files), samples.seed)
 
 
 def _compute_tables(
-    model: Entry,
+    model: Entry[ModelInfo],
     card: ModelCard,
     samples: SampleSet,
     methods: tuple[str, ...],
@@ -163,7 +158,7 @@ def _compute_tables(
             method=method,
             model=card.name,
             graph_sha256=model.sha256(ONNX),
-            image_set=_set_record(samples),
+            set=_summarize_set(samples),
             transform_sha256=card.preprocessing_sha256,
             ranges={
                 name: TensorRange(amax, statistics[name].low, statistics[name].high)

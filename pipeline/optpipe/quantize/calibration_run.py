@@ -2,19 +2,19 @@
 
 import os
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optpipe.backends.onnx_lint import lint_graph
 from optpipe.core.card import card_from_file
+from optpipe.core.entries import CalibrationInfo, LintFinding, ModelInfo, SkippedLayer
 from optpipe.core.events import Listener
 from optpipe.core.hashing import hash_file
+from optpipe.core.weights import WeightsRecord
 from optpipe.errors import BadInputError
 from optpipe.export.exported import export_model, prepare_model
 from optpipe.export.model import Model
-from optpipe.inputs.sample_set import SampleSet
 from optpipe.inputs.tensor_set import save_batches
 from optpipe.quantize.calibrate import (
     TARGETS,
@@ -25,8 +25,15 @@ from optpipe.quantize.calibrate import (
     tables_from_entry,
 )
 from optpipe.quantize.int8 import choose_calibration_device
-from optpipe.quantize.sensitivity import compare_methods, rank_layers, select_float_layers
-from optpipe.quantize.table import CalibrationTable
+from optpipe.quantize.sensitivity import (
+    QuantizationCost,
+    SelectionInfo,
+    SensitivityInfo,
+    compare_methods,
+    rank_layers,
+    select_float_layers,
+)
+from optpipe.quantize.table import write_table
 from optpipe.workspace.file_names import CALIBRATION_SET, CARD, ONNX
 from optpipe.workspace.store import Entry, Store
 
@@ -50,8 +57,55 @@ class CalibrationPlan:
     output: Path | None = None
 
 
-def run_calibration(model: Model, plan: CalibrationPlan, store: Store, listener: Listener) -> dict[str, Any]:
-    """Draws the set, makes the tables, compares them, ranks and spares layers where asked; the JSON document."""
+@dataclass(frozen=True, slots=True)
+class CalibrationSet:
+    """The samples that ranges were computed from."""
+
+    name: str
+    kind: str
+    """What its samples are called, in the plural."""
+    count: int
+    seed: int
+    sha256: str
+    path: str
+    unreadable: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MethodResult:
+    """One method's table, and what the graph quantized with it does to the outputs."""
+
+    method: str
+    path: str
+    sha256: str
+    cost: QuantizationCost
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationResult:
+    """What `optpipe calibrate` found."""
+
+    model: str
+    model_id: str
+    weights: WeightsRecord
+    set: CalibrationSet
+    target: "Target"
+    tables: tuple[MethodResult, ...]
+    best: str
+    """The method whose graph is nearest to FP32."""
+    compared_on_images: int
+    skipped: tuple[SkippedLayer, ...]
+    """Layers that stay in floating point."""
+    lint: tuple[LintFinding, ...]
+    sensitivity: SensitivityInfo | None = None
+    selection: SelectionInfo | None = None
+    table: str | None = None
+    """The path of the table that keeps the selection in floating point."""
+    warnings: tuple[str, ...] = ()
+
+
+def run_calibration(model: Model, plan: CalibrationPlan, store: Store, listener: Listener) -> CalibrationResult:
+    """Draws the set, makes the tables, compares them, and where asked ranks layers and keeps some in floating point."""
     if plan.output is not None:
         _make_output_folder(plan.output)
     model, stored = prepare_model(model, store, listener)
@@ -63,40 +117,49 @@ def run_calibration(model: Model, plan: CalibrationPlan, store: Store, listener:
     entry, _ = calibrate_model(exported, data, plan.methods, TARGETS, choose_calibration_device(), store, listener)
     tables = tables_from_entry(entry)
     compared, _ = compare_methods(exported, tables, data.samples, plan.target, store, listener)
-    best = tables[compared.info["best"]]
-    files = _write_tables(entry, plan, store)
-    record: dict[str, Any] = {
-        "model": card.name,
-        "model_id": exported.id,
-        "weights": dict(exported.info["weights"]),
-        "set": {
-            **entry.info["set"],
-            "kind": data.samples.kind,
-            "path": str(files[CALIBRATION_SET]),
-            "unreadable": [str(e.path) for e in data.unreadable],
-        },
-        "target": plan.target,
-        "tables": [
-            {
-                "method": method,
-                "path": str(files[name_table_file(method)]),
-                "sha256": hash_file(files[name_table_file(method)]),
-                **compared.info["outcomes"][method],
-            }
-            for method in plan.methods
-        ],
-        "best": best.method,
-        "compared_on_images": compared.info["images"],
-        "sensitivity": [],
-        "selection": None,
-    }
+    best, files = tables[compared.info.best], _write_tables(entry, plan, store)
+    sensitivity = selection = path = None
     if plan.sensitivity or plan.budget is not None:
-        record |= _rank_layers(exported, best, data.samples, plan, store, listener)
-        best = replace(best, keep=tuple(record["selection"]["keep"])) if record["selection"] else best
+        ranked, _ = rank_layers(exported, best, data.samples, plan.target, store, listener)
+        sensitivity = ranked.info
+        if plan.budget is not None:
+            layers, budget = sensitivity.layers, plan.budget
+            chosen, _ = select_float_layers(exported, best, layers, data.samples, budget, plan.target, store, listener)
+            selection, best = chosen.info, replace(best, keep=chosen.info.keep)
+            path = (
+                plan.output or store.workspace / "tables" / f"{best.model}-{chosen.id}"
+            ) / f"table-{best.method}-spared.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_table(path, best)
     graph, placed = quantize_graph(_load_graph(exported), best, plan.target)
-    record["skipped"] = [{"layer": each.layer, "reason": each.reason} for each in placed.skipped]
-    record["lint"] = [each.to_dict() for each in lint_graph(graph)] if plan.target == "tensorrt" else []
-    return record
+    own = entry.info.set
+    return CalibrationResult(
+        model=exported.info.name,
+        model_id=exported.id,
+        weights=exported.info.weights,
+        set=CalibrationSet(
+            name=own.name,
+            kind=data.samples.kind,
+            count=own.count,
+            seed=own.seed,
+            sha256=own.sha256,
+            path=str(files[CALIBRATION_SET]),
+            unreadable=tuple(str(each.path) for each in data.unreadable),
+        ),
+        target=plan.target,
+        tables=tuple(
+            MethodResult(method, str(file), hash_file(file), compared.info.costs[method])
+            for method in plan.methods
+            for file in (files[name_table_file(method)],)
+        ),
+        best=compared.info.best,
+        compared_on_images=compared.info.images,
+        skipped=placed.skipped,
+        lint=lint_graph(graph) if plan.target == "tensorrt" else (),
+        sensitivity=sensitivity,
+        selection=selection,
+        table=str(path) if path else None,
+    )
 
 
 def _make_output_folder(output: Path) -> None:
@@ -110,36 +173,15 @@ def _make_output_folder(output: Path) -> None:
         raise BadInputError(f"--output {output} is not writable")
 
 
-def _load_graph(exported: Entry) -> Any:
+def _load_graph(exported: Entry[ModelInfo]) -> Any:
     import onnx
 
     return onnx.load(exported.file(ONNX))
 
 
-def _write_tables(entry: Entry, plan: CalibrationPlan, store: Store) -> dict[str, Path]:
+def _write_tables(entry: Entry[CalibrationInfo], plan: CalibrationPlan, store: Store) -> dict[str, Path]:
     """The set's manifest and the tables: in the store, and copied to `--output` where it is given."""
     names = [CALIBRATION_SET, *(name_table_file(method) for method in plan.methods)]
     if plan.output is None:
         return {name: store.verify_entry(entry).file(name) for name in names}
     return {name: Path(shutil.copyfile(entry.file(name), plan.output / name)) for name in names}
-
-
-def _rank_layers(
-    exported: Entry,
-    table: CalibrationTable,
-    samples: SampleSet,
-    plan: CalibrationPlan,
-    store: Store,
-    listener: Listener,
-) -> Mapping[str, Any]:
-    ranked, _ = rank_layers(exported, table, samples, plan.target, store, listener)
-    rows = ranked.info["layers"]
-    found: dict[str, Any] = {"sensitivity": rows, "ranked_on_images": ranked.info["images"]}
-    if plan.budget is not None:
-        chosen, _ = select_float_layers(exported, table, rows, samples, plan.budget, plan.target, store, listener)
-        name = f"table-{table.method}-spared.json"
-        path = (plan.output or store.workspace / "tables" / f"{table.model}-{chosen.id}") / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(replace(table, keep=tuple(chosen.info["keep"])).to_json(), encoding="utf-8")
-        found["selection"] = {**chosen.info, "table": str(path), "sha256": hash_file(path)}
-    return found

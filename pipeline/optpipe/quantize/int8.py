@@ -1,11 +1,10 @@
 """The INT8 graph of a model: Q/DQ from a calibration table, and the rest in the type that the target computes in."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from optpipe.core.entries import GraphInfo, ModelInfo
 from optpipe.core.events import Listener
-from optpipe.core.hashing import hash_value
 from optpipe.core.precision import Precision
 from optpipe.core.quiet import redirect_output
 from optpipe.errors import BadInputError
@@ -18,7 +17,7 @@ from optpipe.quantize.calibrate import (
 )
 from optpipe.quantize.methods import METHODS
 from optpipe.quantize.sensitivity import compare_methods
-from optpipe.quantize.table import CalibrationTable, is_table, table_from_file
+from optpipe.quantize.table import CalibrationTable, is_table, read_table, write_table
 from optpipe.workspace.environment import get_package_version, list_gpus
 from optpipe.workspace.file_names import MODELOPT_LOG, ONNX
 from optpipe.workspace.store import Entry, Store
@@ -43,31 +42,36 @@ def choose_calibration_device() -> str:
 
 
 def make_int8_graph(
-    model: Entry, device: str, calibration: Path | None, store: Store, listener: Listener
-) -> tuple[Entry, bool]:
+    model: Entry[ModelInfo], device: str, calibration: Path | None, store: Store, listener: Listener
+) -> tuple[Entry[GraphInfo], bool]:
     """The store entry `graph` with INT8 in it, for `device`; the rest is FP16 on a GPU and FP32 on the CPU.
 
     `calibration` is a folder of images, an image-set manifest, or a calibration table; by default the card's own set.
     """
     target = target_from_device(device)
     if calibration is not None and is_table(calibration):
-        return graph_from_table(model, table_from_file(calibration), target, (), store, listener)
+        return graph_from_table(model, read_table(calibration), target, (), store, listener)
     data = load_calibration_data(model, calibration, None, 0, listener)
     entry, _ = calibrate_model(model, data, tuple(METHODS), (target,), choose_calibration_device(), store, listener)
     tables = tables_from_entry(entry)
     compared, _ = compare_methods(
         model, tables, draw_subset(data.samples, METHOD_CHOICE_IMAGES), target, store, listener
     )
-    best = tables[compared.info["best"]]
+    best = tables[compared.info.best]
     return graph_from_table(model, best, target, (entry.id, compared.id), store, listener)
 
 
 def graph_from_table(
-    model: Entry, table: CalibrationTable, target: "Target", parents: tuple[str, ...], store: Store, listener: Listener
-) -> tuple[Entry, bool]:
+    model: Entry[ModelInfo],
+    table: CalibrationTable,
+    target: "Target",
+    parents: tuple[str, ...],
+    store: Store,
+    listener: Listener,
+) -> tuple[Entry[GraphInfo], bool]:
     """The store entry `graph` that `table` makes of `model`. Raises BadInputError where the table is another model's."""
-    if table.model != model.info["name"]:
-        raise BadInputError(f"the calibration table is for model {table.model}, not {model.info['name']}")
+    if table.model != model.info.name:
+        raise BadInputError(f"the calibration table is for model {table.model}, not {model.info.name}")
     if table.graph_sha256 != model.sha256(ONNX):
         listener.warn("the calibration table is from a different export of this model; matching tensors by name")
     recipe = {
@@ -75,39 +79,38 @@ def graph_from_table(
         "model": model.id,
         "precision": "int8",
         "target": target,
-        "table": hash_value(table.to_json()),
+        "table": table.sha256,
         "tools": {name: get_package_version(name) for name in ("nvidia-modelopt", "onnx")},
     }
 
-    def make(directory: Path) -> Mapping[str, Any]:
+    def make(directory: Path) -> GraphInfo:
         import onnx
 
         from optpipe.backends.onnx_lint import lint_graph
 
         graph, placed = quantize_graph(onnx.load(model.file(ONNX)), table, target)
-        findings = [each.to_dict() for each in lint_graph(graph)] if target == "tensorrt" else []
+        findings = lint_graph(graph) if target == "tensorrt" else ()
         onnx.save(_convert_to_half(graph, directory) if target == "tensorrt" else graph, directory / ONNX)
-        (directory / TABLE).write_text(table.to_json(), encoding="utf-8")
-        return {
-            "precision": "int8",
-            "target": target,
-            "method": table.method,
-            "set": dict(table.image_set),
-            "int8_layers": list(placed.layers),
-            "kept": [{"layer": each.layer, "reason": each.reason} for each in placed.skipped],
-            "lint": findings,
-        }
+        write_table(directory / TABLE, table)
+        return GraphInfo(
+            Precision.INT8,
+            target=target,
+            method=table.method,
+            set=table.set,
+            int8_layers=placed.layers,
+            kept=placed.skipped,
+            lint=findings,
+        )
 
-    return store.produce("graph", recipe, make, parents=(model.id, *parents), listener=listener)
+    return store.produce(GraphInfo, recipe, make, parents=(model.id, *parents), listener=listener)
 
 
-def find_int8_tables(model: Entry, store: Store) -> list[Path]:
+def find_int8_tables(model: Entry[ModelInfo], store: Store) -> list[Path]:
     """The calibration tables that INT8 graphs of `model` in the store were made from, the newest last."""
-    graphs = (
-        each for each in store.list_entries() if each.manifest.kind == "graph" and model.id in each.manifest.parents
-    )
     return [
-        store.verify_entry(each, TABLE).file(TABLE) for each in graphs if each.info.get("precision") == Precision.INT8
+        store.verify_entry(each, TABLE).file(TABLE)
+        for each in store.list_entries(GraphInfo)
+        if model.id in each.manifest.parents and each.info.method is not None
     ]
 
 

@@ -11,19 +11,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from optpipe.backends.onnx_graph import WEIGHTED_OPS, OnnxGraph, name_nodes
+from optpipe.core.entries import SkippedLayer
 
 Target = Literal["tensorrt", "cpu"]
 _ACTIVATIONS = ("Relu", "Clip")
 _MIN_CHANNELS = 16
 """INT8 Tensor Core kernels take 16 channels at a time (and 32 per group of a grouped convolution pays)."""
-
-
-@dataclass(frozen=True, slots=True)
-class SkippedLayer:
-    """A layer that stays in floating point, and why."""
-
-    layer: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,13 @@ TensorRT 11 takes the types as they stand in the graph; no builder flag changes 
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import chdir, contextmanager
 from pathlib import Path
-from typing import Any
 
 from optpipe.backends.base import Device
 from optpipe.core.card import card_from_file
+from optpipe.core.entries import GraphInfo, ModelInfo, ReferenceInfo
 from optpipe.core.events import Listener
 from optpipe.core.precision import Precision
 from optpipe.core.quiet import redirect_output
@@ -34,19 +34,19 @@ CONVERTED = "converted.onnx"
 def convert_to_precision(
     precision: Precision,
     device: Device,
-    model: Entry,
-    reference: Entry,
+    model: Entry[ModelInfo],
+    reference: Entry[ReferenceInfo],
     calibration: Path | None,
     store: Store,
     listener: Listener,
-) -> tuple[Entry, bool]:
+) -> tuple[Entry[ModelInfo] | Entry[GraphInfo], bool]:
     """The entry whose `model.onnx` has `precision` in it; FP32 and TF32 are the exported graph itself.
 
     In an INT8 graph for a GPU the rest is FP16; for the CPU, which has no FP16 kernels, it is FP32.
 
     TF32 differs from FP32 only in what the runtime may do with FP32 products, so it has no graph of its own.
     """
-    if (own := model.info.get("own_precision")) is not None:
+    if (own := model.info.own_precision) is not None:
         return make_graph_as_given(Precision(own), precision, target_from_device(device), model, store, listener)
     if precision in (Precision.FP32, Precision.TF32):
         return model, True
@@ -56,8 +56,8 @@ def convert_to_precision(
 
 
 def _convert_to_half(
-    precision: Precision, model: Entry, reference: Entry, store: Store, listener: Listener
-) -> tuple[Entry, bool]:
+    precision: Precision, model: Entry[ModelInfo], reference: Entry[ReferenceInfo], store: Store, listener: Listener
+) -> tuple[Entry[GraphInfo], bool]:
     recipe = {
         "revision": REVISION,
         "model": model.id,
@@ -66,7 +66,7 @@ def _convert_to_half(
         "ranges": reference.id,
     }
 
-    def make(directory: Path) -> Mapping[str, Any]:
+    def make(directory: Path) -> GraphInfo:
         import onnx
         from modelopt.onnx.autocast import convert_to_mixed_precision
         from polygraphy.json import save_json
@@ -87,9 +87,9 @@ def _convert_to_half(
         samples.unlink()
         (directory / CONVERTED).unlink(missing_ok=True)
         onnx.save(graph, directory / ONNX)
-        return {"precision": str(precision), "tool": "modelopt.onnx.autocast"}
+        return GraphInfo(precision, tool="modelopt.onnx.autocast")
 
-    return store.produce("graph", recipe, make, parents=(model.id, reference.id), listener=listener)
+    return store.produce(GraphInfo, recipe, make, parents=(model.id, reference.id), listener=listener)
 
 
 @contextmanager
@@ -109,7 +109,7 @@ def _convert_in(name: str, precision: Precision, directory: Path) -> Iterator[No
             left.unlink()
 
 
-def _convert_opset(opset: int, model: Entry, directory: Path) -> Path:
+def _convert_opset(opset: int, model: Entry[ModelInfo], directory: Path) -> Path:
     import onnx
 
     graph = onnx.load(model.file(ONNX))

@@ -7,13 +7,13 @@ finds how many of the worst must be spared; it takes log2(layers) evaluations of
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
 from optpipe.core.card import ModelCard, card_from_file
+from optpipe.core.entries import ModelInfo
 from optpipe.core.events import Listener
-from optpipe.core.hashing import hash_value
 from optpipe.errors import BadInputError
 from optpipe.evaluate.evaluate import EVALUATION_BATCH, Predictions, predictions_from_scores
 from optpipe.inputs.rows import to_rows
@@ -21,6 +21,7 @@ from optpipe.inputs.sample_set import SampleSet, draw_subset
 from optpipe.inputs.task_data import find_label_indices, fit_batch_size, iterate_input_batches
 from optpipe.quantize.calibrate import quantize_graph
 from optpipe.quantize.table import CalibrationTable
+from optpipe.stats.agreement import compute_output_error
 from optpipe.stats.paired import compute_difference_interval
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.file_names import CARD, ONNX
@@ -38,35 +39,95 @@ EXACT_DB = 200.0
 """Stands for an output equal to the bit."""
 
 
+@dataclass(frozen=True, slots=True)
+class QuantizationCost:
+    """What a quantized graph does to the outputs."""
+
+    snr_db: float
+    """Of the first output; EXACT_DB where it is equal to the bit."""
+    drop: float | None = None
+    """Of accuracy, or of agreement where labels are missing; None where the FP32 graph predicts one class for everything."""
+    drop_ci: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MethodsInfo:
+    """What the INT8 graph of every calibration method does to the outputs."""
+
+    KIND: ClassVar[str] = "methods"
+
+    images: int
+    costs: Mapping[str, QuantizationCost]
+    best: str
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCost:
+    """What quantizing one layer alone does, with its multiply-adds."""
+
+    layer: str
+    cost: QuantizationCost
+    macs: int
+
+
+@dataclass(frozen=True, slots=True)
+class SensitivityInfo:
+    """Every INT8 layer quantized alone, the costliest first."""
+
+    KIND: ClassVar[str] = "sensitivity"
+
+    images: int
+    layers: tuple[LayerCost, ...]
+    total_macs: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeptTrial:
+    """The graph with the `kept` costliest layers in floating point."""
+
+    kept: int
+    int8_macs_share: float
+    cost: QuantizationCost
+
+
+@dataclass(frozen=True, slots=True)
+class SelectionInfo:
+    """The layers to keep in floating point for a budget, and what was tried."""
+
+    KIND: ClassVar[str] = "selection"
+
+    budget: float
+    images: int
+    metric: Literal["agreement", "top1"]
+    keep: tuple[str, ...]
+    layers: int
+    tried: tuple[KeptTrial, ...]
+
+
 @dataclass(frozen=True, eq=False)
 class Fp32Reference:
     """The FP32 graph's answers on some samples, which quantized graphs are held against."""
 
-    model: Entry
+    model: Entry[ModelInfo]
     card: ModelCard
     samples: SampleSet
     reference: Predictions
     labels: "NDArray[np.int64] | None"
 
-    def outcome(self, graph: Any) -> dict[str, Any]:
-        """SNR of the first output, and the drop with its interval: of accuracy, or of agreement where labels are missing.
-
-        The drop is None where the reference gives every image the same class: then neither would prove anything.
-        """
+    def measure_cost(self, graph: Any) -> QuantizationCost:
+        """Runs a quantized `graph` over the samples and compares its outputs."""
         found = predictions_from_scores(_compute_scores(graph, self.model, self.card, self.samples))
-        error = float(np.sum((found.scores.astype(np.float64) - self.reference.scores) ** 2))
-        power = float(np.sum(self.reference.scores.astype(np.float64) ** 2))
-        snr = EXACT_DB if error == 0 else 10 * math.log10(max(power, 1e-300) / error)
-        record: dict[str, Any] = {"snr_db": min(round(snr, 2), EXACT_DB), "drop": None, "drop_ci": None}
-        if np.unique(self.reference.top1).size > 1:
-            truth = self.reference.top1 if self.labels is None else self.labels
-            was, now = self.reference.top1 == truth, found.top1 == truth
-            lost, won, n = int((was & ~now).sum()), int((now & ~was).sum()), len(truth)
-            record |= {"drop": (lost - won) / n, "drop_ci": compute_difference_interval(lost, won, n).to_list()}
-        return record
+        snr = compute_output_error("", self.reference.scores, found.scores).snr_db
+        snr = EXACT_DB if snr is None else min(round(snr, 2), EXACT_DB)
+        if np.unique(self.reference.top1).size < 2:
+            return QuantizationCost(snr)
+        truth = self.reference.top1 if self.labels is None else self.labels
+        was, now = self.reference.top1 == truth, found.top1 == truth
+        lost, won, n = int((was & ~now).sum()), int((now & ~was).sum()), len(truth)
+        return QuantizationCost(snr, (lost - won) / n, compute_difference_interval(lost, won, n).bounds)
 
 
-def run_fp32_reference(model: Entry, samples: SampleSet) -> Fp32Reference:
+def run_fp32_reference(model: Entry[ModelInfo], samples: SampleSet) -> Fp32Reference:
     """Runs the FP32 graph over `samples`."""
     import onnx
 
@@ -75,7 +136,7 @@ def run_fp32_reference(model: Entry, samples: SampleSet) -> Fp32Reference:
     return Fp32Reference(model, card, samples, reference, find_label_indices(samples, card, reference.scores.shape[1]))
 
 
-def _compute_scores(graph: Any, model: Entry, card: ModelCard, samples: SampleSet) -> "NDArray[Any]":
+def _compute_scores(graph: Any, model: Entry[ModelInfo], card: ModelCard, samples: SampleSet) -> "NDArray[Any]":
     from optpipe.quantize.collect import open_model_session
 
     session = open_model_session(graph)
@@ -90,41 +151,43 @@ def _compute_scores(graph: Any, model: Entry, card: ModelCard, samples: SampleSe
 
 
 def compare_methods(
-    model: Entry,
+    model: Entry[ModelInfo],
     tables: Mapping[str, CalibrationTable],
     samples: SampleSet,
     target: "Target",
     store: Store,
     listener: Listener,
-) -> tuple[Entry, bool]:
+) -> tuple[Entry[MethodsInfo], bool]:
     """The store entry `methods`: what the INT8 graph of every table does to the outputs on at most RANKED_ON images."""
     few = draw_subset(samples, RANKING_IMAGES)
-    recipe = _recipe(model, few, target) | {
-        "tables": {method: hash_value(table.to_json()) for method, table in tables.items()}
-    }
+    recipe = _recipe(model, few, target) | {"tables": {method: table.sha256 for method, table in tables.items()}}
 
-    def make(_: object) -> Mapping[str, Any]:
+    def make(_: object) -> MethodsInfo:
         import onnx
 
-        against, graph, outcomes = run_fp32_reference(model, few), onnx.load(model.file(ONNX)), {}
+        against, graph, costs = run_fp32_reference(model, few), onnx.load(model.file(ONNX)), {}
         with listener.step("compare methods", total=len(tables)) as step:
             for method, table in tables.items():
-                outcomes[method] = against.outcome(quantize_graph(graph, table, target)[0])
+                costs[method] = against.measure_cost(quantize_graph(graph, table, target)[0])
                 step.advance()
-        best = max(outcomes, key=lambda method: outcomes[method]["snr_db"])
-        return {"images": len(few.files), "outcomes": outcomes, "best": best}
+        return MethodsInfo(len(few.files), costs, best=max(costs, key=lambda method: costs[method].snr_db))
 
-    return store.produce("methods", recipe, make, parents=(model.id,), listener=listener)
+    return store.produce(MethodsInfo, recipe, make, parents=(model.id,), listener=listener)
 
 
 def rank_layers(
-    model: Entry, table: CalibrationTable, samples: SampleSet, target: "Target", store: Store, listener: Listener
-) -> tuple[Entry, bool]:
+    model: Entry[ModelInfo],
+    table: CalibrationTable,
+    samples: SampleSet,
+    target: "Target",
+    store: Store,
+    listener: Listener,
+) -> tuple[Entry[SensitivityInfo], bool]:
     """The store entry `sensitivity`: every INT8 layer quantized alone, the costliest first, with its multiply-adds."""
     few = draw_subset(samples, RANKING_IMAGES)
-    recipe = _recipe(model, few, target) | {"table": hash_value(replace(table, keep=()).to_json())}
+    recipe = _recipe(model, few, target) | {"table": replace(table, keep=()).sha256}
 
-    def make(_: object) -> Mapping[str, Any]:
+    def make(_: object) -> SensitivityInfo:
         import onnx
 
         graph = onnx.load(model.file(ONNX))
@@ -135,84 +198,88 @@ def rank_layers(
         with listener.step(f"quantize {len(layers)} layers one by one", total=len(layers)) as step:
             for layer in layers:
                 alone = replace(table, keep=tuple(other for other in macs if other != layer))
-                rows.append({"layer": layer, **against.outcome(quantize_graph(graph, alone, target)[0])})
-                rows[-1]["macs"] = macs[layer]
+                cost = against.measure_cost(quantize_graph(graph, alone, target)[0])
+                rows.append(LayerCost(layer, cost, macs[layer]))
                 step.advance()
-        rows.sort(key=lambda row: row["snr_db"])
-        return {"images": len(few.files), "layers": rows, "total_macs": sum(macs.values())}
+        rows.sort(key=lambda row: row.cost.snr_db)
+        return SensitivityInfo(len(few.files), tuple(rows), sum(macs.values()))
 
-    return store.produce("sensitivity", recipe, make, parents=(model.id,), listener=listener)
+    return store.produce(SensitivityInfo, recipe, make, parents=(model.id,), listener=listener)
 
 
 def select_float_layers(
-    model: Entry,
+    model: Entry[ModelInfo],
     table: CalibrationTable,
-    ranking: Sequence[Mapping[str, Any]],
+    ranking: Sequence[LayerCost],
     samples: SampleSet,
     budget: float,
     target: "Target",
     store: Store,
     listener: Listener,
-) -> tuple[Entry, bool]:
+) -> tuple[Entry[SelectionInfo], bool]:
     """The store entry `selection`: the fewest of the ranking's first layers to keep so that the drop is within `budget`.
 
     Raises BadInputError where no drop can be measured: the model gives every image the same class.
     """
     recipe = _recipe(model, samples, target) | {
-        "table": hash_value(replace(table, keep=()).to_json()),
-        "ranking": [row["layer"] for row in ranking],
+        "table": replace(table, keep=()).sha256,
+        "ranking": [row.layer for row in ranking],
         "budget": budget,
     }
 
-    def make(_: object) -> Mapping[str, Any]:
+    def make(_: object) -> SelectionInfo:
         import onnx
 
         graph, against = onnx.load(model.file(ONNX)), run_fp32_reference(model, samples)
         macs = count_layer_macs(graph, against.card)
-        order = [str(row["layer"]) for row in ranking]
-        tried: dict[int, dict[str, Any]] = {}
+        order = [row.layer for row in ranking]
+        tried: dict[int, KeptTrial] = {}
 
-        def outcome(kept: int) -> dict[str, Any]:
+        def keep_layers(kept: int) -> KeptTrial:
             keep = frozenset(order[:kept])
             made, placed = quantize_graph(graph, replace(table, keep=tuple(order[:kept])), target)
             share = sum(macs[layer] for layer in placed.layers if layer not in keep) / max(sum(macs.values()), 1)
-            return {"kept": kept, "int8_macs_share": share, **against.outcome(made)}
+            return KeptTrial(kept, share, against.measure_cost(made))
 
         steps = math.ceil(math.log2(len(order) + 1)) + 1
         with listener.step("search for the fewest layers to keep in floating point", total=steps) as step:
             for kept in _search_kept_counts(len(order), tried, budget):
-                tried[kept] = outcome(kept)
+                tried[kept] = keep_layers(kept)
                 step.advance()
-        chosen = min((k for k, found in tried.items() if found["drop"] <= budget), default=len(order))
-        return {
-            "budget": budget,
-            "images": len(samples.files),
-            "metric": "agreement" if against.labels is None else "top1",
-            "keep": order[:chosen],
-            "layers": len(order),
-            "tried": [tried[kept] for kept in sorted(tried)],
-        }
+        chosen = min((kept for kept, trial in tried.items() if _holds(trial, budget)), default=len(order))
+        return SelectionInfo(
+            budget=budget,
+            images=len(samples.files),
+            metric="agreement" if against.labels is None else "top1",
+            keep=tuple(order[:chosen]),
+            layers=len(order),
+            tried=tuple(tried[kept] for kept in sorted(tried)),
+        )
 
-    return store.produce("selection", recipe, make, parents=(model.id,), listener=listener)
+    return store.produce(SelectionInfo, recipe, make, parents=(model.id,), listener=listener)
 
 
-def _search_kept_counts(count: int, tried: Mapping[int, Mapping[str, Any]], budget: float) -> Iterator[int]:
+def _search_kept_counts(count: int, tried: Mapping[int, KeptTrial], budget: float) -> Iterator[int]:
     """How many layers to keep next: none first, then by halving; keeping all is FP32 and needs no trial."""
     yield 0
-    if tried[0]["drop"] is None:
+    if tried[0].cost.drop is None:
         raise BadInputError(
             "the model predicts the same class for every calibration image, so no accuracy drop can be measured"
         )
-    if tried[0]["drop"] <= budget:
+    if _holds(tried[0], budget):
         return
     fails, holds = 0, count
     while holds - fails > 1:
         middle = (fails + holds) // 2
         yield middle
-        if tried[middle]["drop"] <= budget:
+        if _holds(tried[middle], budget):
             holds = middle
         else:
             fails = middle
+
+
+def _holds(trial: KeptTrial, budget: float) -> bool:
+    return trial.cost.drop is not None and trial.cost.drop <= budget
 
 
 def count_layer_macs(graph: Any, card: ModelCard) -> dict[str, int]:
@@ -225,7 +292,7 @@ def count_layer_macs(graph: Any, card: ModelCard) -> dict[str, int]:
     return {name: macs for name, macs in found.items() if macs}
 
 
-def _recipe(model: Entry, samples: SampleSet, target: "Target") -> dict[str, Any]:
+def _recipe(model: Entry[ModelInfo], samples: SampleSet, target: "Target") -> dict[str, Any]:
     return {
         "revision": REVISION,
         "model": model.id,

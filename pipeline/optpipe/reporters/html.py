@@ -1,12 +1,13 @@
 """The report as one HTML file: the answer first, everything inside it, nothing fetched."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from optpipe.core.comparison import ComparisonRow
+from optpipe.core.environment import Environment as MachineEnvironment
 from optpipe.core.estimate import Estimate
 from optpipe.core.units import format_bytes
 from optpipe.core.verdict import CriterionResult, Verdict, VerdictRecord
@@ -255,14 +256,11 @@ def _format_builds_note(report: Report) -> str:
     return " ".join([*parts, "Brackets are confidence intervals; a dash means not measured."])
 
 
-def _list_facts(environment: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for gpu in environment.get("gpus") or ():
-        yield "GPU", f"{gpu['name']}, driver {gpu['driver']}"
-    if not environment.get("gpus"):
+def _list_facts(environment: MachineEnvironment) -> Iterator[tuple[str, str]]:
+    for gpu in environment.gpus:
+        yield "GPU", f"{gpu.name}, driver {gpu.driver}"
+    if not environment.gpus:
         yield "GPU", "none"
-    cpu = environment.get("cpu")
-    if cpu:
-        yield "CPU", f"{cpu}, {environment.get('cpu_count')} cores"
-    yield "Python", str(environment.get("python", "–"))
-    for name, version in (environment.get("packages") or {}).items():
-        yield name, str(version)
+    yield "CPU", f"{environment.cpu}, {environment.cpu_count} cores"
+    yield "Python", environment.python
+    yield from environment.packages.items()

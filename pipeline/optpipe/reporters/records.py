@@ -1,7 +1,6 @@
 """Texts that several reporters share: every one of them writes a figure or a verdict the same way."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from optpipe.core.estimate import Estimate
 from optpipe.core.quantity import format_quantity
@@ -10,9 +9,9 @@ from optpipe.core.verdict import CriterionResult
 VERDICT_STYLES = {"PASS": "green", "FAIL": "red", "INCONCLUSIVE": "yellow"}
 
 
-def format_random_weights(weights: Mapping[str, Any]) -> str:
-    """The warning about random weights, with those that a factory draws where the record says which."""
-    which = f" ({weights['drawn']})" if weights.get("drawn") else ""
+def format_random_weights(drawn: str | None) -> str:
+    """The warning about random weights, with those that a factory draws (`WeightsRecord.drawn`)."""
+    which = f" ({drawn})" if drawn else ""
     return f"weights are random{which}: these results say nothing about accuracy"
 
 

@@ -1,10 +1,9 @@
 """What a report shows, as values: filled by `compare.report_data`, drawn by the reporters."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from optpipe.core.comparison import Comparison
+from optpipe.core.environment import Environment
 from optpipe.core.verdict import VerdictRecord
 from optpipe.trace.findings.records import TraceProfile
 
@@ -75,4 +74,4 @@ class Report:
     files: tuple[RawFile, ...] = ()
     created_utc: str = ""
     optpipe: str = ""
-    environment: Mapping[str, Any] = field(default_factory=dict)
+    environment: Environment = field(default_factory=Environment)

@@ -1,24 +1,28 @@
 """A diagnosis on the terminal."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-def render_diagnosis(findings: Sequence[Mapping[str, Any]]) -> RenderableType:
+    from optpipe.build.doctor import ToolStatus
+
+
+def render_diagnosis(findings: "Sequence[ToolStatus]") -> RenderableType:
     """What is here with its version and limits; then what is missing, what it would add, and how to get it."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("", "tool", "version", "good for", "limits here"):
         table.add_column(name, overflow="fold")
-    for each in (each for each in findings if each["found"]):
-        table.add_row(Text("✓", style="green"), each["name"], each["version"], each["adds"], each["note"] or "")
-    missing = [each for each in findings if not each["found"]]
+    for each in (each for each in findings if each.found):
+        table.add_row(Text("✓", style="green"), each.name, each.version, each.adds, each.note or "")
+    missing = [each for each in findings if not each.found]
     lines: list[RenderableType] = [table]
     for each in missing:
-        lines.append(Text(f"missing  {each['name']}: would add {each['adds']}", style="yellow"))
-        lines += [Text(f"         {text}") for text in (each["note"], each["install"]) if text]
+        lines.append(Text(f"missing  {each.name}: would add {each.adds}", style="yellow"))
+        lines += [Text(f"         {text}") for text in (each.note, each.install) if text]
     return Group(*lines)

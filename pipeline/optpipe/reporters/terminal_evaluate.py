@@ -1,7 +1,6 @@
 """An evaluation on the terminal."""
 
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -10,63 +9,60 @@ from rich.text import Text
 
 from optpipe.reporters.records import VERDICT_STYLES, format_drop, format_random_weights
 
+if TYPE_CHECKING:
+    from optpipe.evaluate.result import EvaluatedModel, Evaluation
 
-def render_evaluation(record: Mapping[str, Any]) -> RenderableType:
-    """The source model first, then what became of its answers in every artifact."""
+
+def render_evaluation(found: "Evaluation") -> RenderableType:
+    """The source model first, then what became of its predictions in every artifact."""
+    dataset, texts = found.dataset, found.dataset.kind == "texts"
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("artifact", "backend", "precision"):
         table.add_column(name, overflow="fold")
-    texts = record["dataset"]["kind"] == "texts"
     second = "macro F1, drop (95 %)" if texts else "top-5"
     for name in ("top-1", second, "drop (95 %)", "lost / won", "agreement", "SNR", "verdict"):
         table.add_column(name, justify="right")
-    for row in record["results"]:
-        if row["why_not"]:
-            continue
-        table.add_row(
-            row["artifact"] or "",
-            f"{row['backend']} ({row['device']})" if row["artifact"] else "source model",
-            row["precision"] if row["artifact"] else "",
-            _format_percent(row["top1"]),
-            _format_macro_f1(row) if texts else _format_percent(row["top5"]),
-            _format_drop(row, "drop_vs_source", "drop_ci"),
-            f"{row['lost']} / {row['won']}" if row["artifact"] and row["lost"] is not None else "",
-            _format_percent(row["agreement"]) if row["artifact"] else "",
-            "equal"
-            if row["artifact"] and row["snr_db"] is None
-            else f"{row['snr_db']:.0f} dB"
-            if row["artifact"]
-            else "",
-            Text(row["verdict"] or "", style=VERDICT_STYLES.get(row["verdict"], "")),
-        )
-    dataset = record["dataset"]
-    head = f"{record['model']} on {dataset['count']} {dataset['kind']} of {dataset['name']} ({dataset['sha256'][:12]})"
+    for row in found.results:
+        if not row.why_not:
+            table.add_row(*_format_row(row, texts=texts))
+    head = f"{found.model} on {dataset.count} {dataset.kind} of {dataset.name} ({dataset.sha256[:12]})"
     lines: list[RenderableType] = [Text(head), table]
     lines += [
         Text(
-            f"{'failed' if row['failed'] else 'not evaluated'}  {row['backend']} {row['precision']}: {row['why_not']}",
-            style="red" if row["failed"] else "dim",
+            f"{'failed' if row.failed else 'not evaluated'}  {row.backend} {row.precision}: {row.why_not}",
+            style="red" if row.failed else "dim",
         )
-        for row in record["results"]
-        if row["why_not"]
+        for row in found.results
+        if row.why_not
     ]
-    if not dataset["labelled"]:
+    if not dataset.labeled:
         lines.append(Text("no labels: agreement with the source model only, no accuracy", style="yellow"))
-    if not record["weights"]["trained"]:
-        lines.append(Text(format_random_weights(record["weights"]), style="yellow"))
-    lines.append(Text(f"predictions and manifest in {record['run_dir']}", style="dim"))
+    if not found.weights.trained:
+        lines.append(Text(format_random_weights(found.weights.drawn), style="yellow"))
+    lines.append(Text(f"predictions and manifest in {found.run_dir}", style="dim"))
     return Group(*lines)
 
 
-def _format_percent(share: float | None) -> str:
-    return "" if share is None else f"{share:.2%}"
-
-
-def _format_drop(row: Mapping[str, Any], name: str, interval: str) -> str:
-    if row[interval] is None or row["artifact"] is None:
-        return ""
-    return format_drop(row[name], row[interval])
-
-
-def _format_macro_f1(row: Mapping[str, Any]) -> str:
-    return f"{_format_percent(row['macro_f1'])}  {_format_drop(row, 'macro_f1_drop', 'macro_f1_drop_ci')}".rstrip()
+def _format_row(row: "EvaluatedModel", *, texts: bool) -> list[str | Text]:
+    accuracy, agreement = row.accuracy, row.agreement
+    top1 = second = drop = pairs = ""
+    if accuracy:
+        top1 = f"{accuracy.top1:.2%}"
+        second = f"{accuracy.macro_f1:.2%}" if texts else "" if accuracy.top5 is None else f"{accuracy.top5:.2%}"
+    if row.artifact is None:
+        return ["", "source model", "", top1, second, "", "", "", "", ""]
+    if accuracy:
+        second += f"  {format_drop(accuracy.macro_f1_drop, accuracy.macro_f1_drop_ci)}" if texts else ""
+        drop, pairs = format_drop(accuracy.drop, accuracy.drop_ci), f"{accuracy.lost} / {accuracy.won}"
+    return [
+        row.artifact,
+        f"{row.backend} ({row.device})",
+        row.precision,
+        top1,
+        second,
+        drop,
+        pairs,
+        f"{agreement.share:.2%}" if agreement else "",
+        "equal" if row.snr_db is None else f"{row.snr_db:.0f} dB",
+        Text(row.verdict or "", style=VERDICT_STYLES.get(row.verdict or "", "")),
+    ]

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from optpipe import __version__
 from optpipe.artifacts.lookup import find_builds
+from optpipe.build.verify import VerificationInfo
+from optpipe.core.entries import ArtifactInfo
 from optpipe.core.measurement import MEASUREMENTS_FILE, read_measurements
 from optpipe.core.records import json_from_record, read_record
 from optpipe.core.verdict import VerdictRecord
@@ -33,7 +35,6 @@ from optpipe.workspace.runs import (
     load_runs,
     require_unchanged,
     write_bytes,
-    write_json,
 )
 from optpipe.workspace.store import Entry, Store
 
@@ -66,13 +67,13 @@ def collect_evidence(
         _copy(checked.path / MANIFEST, folder / "verification" / MANIFEST)
     _copy_runs(entry, store, folder)
     _copy_builds(store, folder)
-    baseline = find_approved_baseline(store.workspace, str(entry.info["model"]))
+    baseline = find_approved_baseline(store.workspace, entry.info.model)
     if baseline is not None:
         _copy_baseline(baseline, folder / "baseline")
     (folder / POLICY).write_bytes(wanted.policy.source)
     approved = None if baseline is None else read_record(baseline / VERDICT, VerdictRecord)
     request = DossierRequest(
-        model=entry.info["model"],
+        model=entry.info.model,
         artifact=entry.id,
         waivers=dict(wanted.waivers),
         baseline=approved.dossier_name if approved else None,
@@ -82,7 +83,7 @@ def collect_evidence(
         drawn_with=drawn_with or {},
     )
     write_bytes(folder / REQUEST, json_from_record(request))
-    write_json(folder / ENVIRONMENT, describe_environment())
+    write_bytes(folder / ENVIRONMENT, json_from_record(describe_environment()))
     return folder
 
 
@@ -98,88 +99,84 @@ def require_valid_request(wanted: SignoffRequest) -> None:
 
 def _require_options(policy: Policy) -> None:
     """Raises BadInputError for an option that the policy's backend has on no device: nothing would ever be measured so."""
-    from optpipe.backends.registry import BACKENDS, get_runtime_options
+    from optpipe.backends.registry import BACKENDS
 
     backend = BACKENDS.get(policy.build.backend or "")
     if backend is None:
         return
-    known = sorted({name for device in backend.devices() for name in get_runtime_options(backend.name, device)})
+    known = sorted({name for device in backend.devices() for name in backend.runtime_options(device)})
     if unknown := [name for name in policy.options if name not in known]:
         raise BadInputError(
             f"the policy's [build.options]: {backend.name} has no option {unknown[0]!r}; options are {', '.join(known)}"
         )
 
 
-def find_judged_artifact(wanted: SignoffRequest, store: Store) -> Entry:
+def find_judged_artifact(wanted: SignoffRequest, store: Store) -> Entry[ArtifactInfo]:
     """The one build that is judged. Raises BadInputError where none or several fit, saying what to do."""
-    built = find_builds(wanted.model, [one for one in store.list_entries() if one.manifest.kind == "artifact"])
+    built = find_builds(wanted.model, store.list_entries(ArtifactInfo))
     if not built:
         raise BadInputError(f"{wanted.model} has no build in {store.workspace}; first run optpipe build {wanted.model}")
     named = {**wanted.policy.build.list_wanted(), **({"artifact": wanted.artifact} if wanted.artifact else {})}
     fitting = [one for one in built if all(_matches(one, key, value) for key, value in named.items())]
-    newest = {(one.info["backend"], one.info["precision"], one.info["device"]): one for one in fitting}
+    newest = {one.info.label: one for one in fitting}
     if not newest:
-        have = ", ".join(sorted({f"{one.info['backend']} {one.info['precision']} ({one.id})" for one in built}))
+        have = ", ".join(sorted({f"{one.info.backend} {one.info.precision} ({one.id})" for one in built}))
         raise BadInputError(f"no build of {wanted.model} matches {_describe_request(named)}; available: {have}")
     if len(newest) > 1:
-        have = ", ".join(f"{one.info['backend']} {one.info['precision']} ({one.id})" for one in newest.values())
+        have = ", ".join(f"{one.info.backend} {one.info.precision} ({one.id})" for one in newest.values())
         raise BadInputError(
             f"{len(newest)} builds of {wanted.model} match: {have}\nchoose one in the policy's [build] or with --artifact"
         )
     return next(iter(newest.values()))
 
 
-def _matches(entry: Entry, key: str, value: str) -> bool:
+def _matches(entry: Entry[ArtifactInfo], key: str, value: str) -> bool:
     if key == "artifact":
         return entry.fits(value)
-    return str(entry.info[key]) == value
+    return str(getattr(entry.info, key)) == value
 
 
 def _describe_request(named: Mapping[str, str]) -> str:
     return ", ".join(f"{key} {value}" for key, value in named.items())
 
 
-def _find_verification(store: Store, artifact: Entry) -> Entry | None:
-    found = [
-        one
-        for one in store.list_entries()
-        if one.manifest.kind == "verification" and artifact.id in one.manifest.parents
-    ]
+def _find_verification(store: Store, artifact: Entry[ArtifactInfo]) -> Entry[VerificationInfo] | None:
+    found = [one for one in store.list_entries(VerificationInfo) if artifact.id in one.manifest.parents]
     return found[-1] if found else None
 
 
-def _copy_runs(entry: Entry, store: Store, folder: Path) -> None:
+def _copy_runs(entry: Entry[ArtifactInfo], store: Store, folder: Path) -> None:
     """The runs about the judged build whole, and of the others, the newest first, as much as there is room for."""
-    model = {each.id for each in store.list_entries() if each.info.get("model") == entry.info["model"]}
+    model = {each.id for each in store.list_entries() if each.info.get("model") == entry.info.model}
     room = LARGEST_OTHERS_BYTES
     for run in reversed(list_runs(store.workspace)):
         if run.kind in JUDGED_KINDS and is_run_about(run, entry):
             room = _copy_run(run, folder / "runs" / run.run_id, entry.id, room)
-        elif run.kind == "bench" and model & set(run.manifest.get("parents", ())):
-            needed = sum(record["bytes"] for record in run.manifest["files"])
+        elif run.kind == "bench" and model & set(run.manifest.parents):
+            needed = sum(file.size_bytes for file in run.manifest.files.values())
             if needed <= room:
                 room = _copy_run(run, folder / "runs" / run.run_id, entry.id, room)
 
 
-def is_run_about(run: Run, entry: Entry) -> bool:
+def is_run_about(run: Run, entry: Entry[ArtifactInfo]) -> bool:
     """Whether a run is about the build; a parity proof is about every build of its model."""
     if run.kind == "preprocess":
-        return bool(run.manifest.get("details", {}).get("model") == entry.info["model"])
-    return entry.id in run.manifest.get("parents", ())
+        return run.manifest.model == entry.info.model
+    return entry.id in run.manifest.parents
 
 
 def _copy_baseline(baseline: Path, target: Path) -> None:
     """What was measured of the approved build."""
     artifact = read_record(baseline / REQUEST, DossierRequest).artifact
     for run in load_runs(baseline / "runs"):
-        if run.kind == "bench" and artifact in run.manifest.get("parents", ()):
+        if run.kind == "bench" and artifact in run.manifest.parents:
             _copy_run(run, target / "runs" / run.run_id, artifact, 0, whole=False)
 
 
 def _copy_run(run: Run, target: Path, artifact: str, room: int, *, whole: bool = True) -> int:
     """Copies a run without what there is no room for; returns the room that is left for raw files of other builds."""
     require_unchanged(run, whole=whole)
-    sizes = {record["path"]: record["bytes"] for record in run.manifest["files"]}
+    sizes = {path: file.size_bytes for path, file in run.manifest.files.items()}
     left_out = {path for path, size in sizes.items() if _too_large(run, path, size)}
     if run.kind == "bench":
         for files in _list_files_of_others(run, artifact):

@@ -1,6 +1,6 @@
 """The comparison that a dossier's report shows: a function of the dossier's files alone."""
 
-from collections.abc import Sequence
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,14 +8,17 @@ from optpipe.bench.recompute import measurements_from_run
 from optpipe.compare.compare import compare_measurements
 from optpipe.compare.overview import Overview, collect_build_facts
 from optpipe.core.comparison import Comparison, Goal
+from optpipe.core.entries import ArtifactInfo
+from optpipe.core.environment import Environment
 from optpipe.core.hashing import hash_file
 from optpipe.core.measurement import read_measurements
 from optpipe.measuring.measured import find_environment_differences
 from optpipe.reporters.report import RawFile, StageBar
 from optpipe.signoff.judge import read_request
 from optpipe.workspace.file_names import BUILDS
-from optpipe.workspace.manifest import MANIFEST, Manifest, manifest_from_file
+from optpipe.workspace.manifest import MANIFEST
 from optpipe.workspace.runs import load_runs
+from optpipe.workspace.store import Entry, entry_from_folder
 
 
 def overview_from_dossier(folder: Path) -> Overview:
@@ -29,13 +32,15 @@ def overview_from_dossier(folder: Path) -> Overview:
     stated = sum(len(read_measurements(run.path)) for run in bench)
     request = read_request(folder)
     mine = [one for one in measured if one.measurement.subject.artifact == request.artifact]
-    place = max(mine or measured, key=lambda one: one.measurement.started_utc).environment if measured else {}
+    place = (
+        max(mine or measured, key=lambda one: one.measurement.started_utc).environment if measured else Environment()
+    )
     here = tuple(one for one in measured if not find_environment_differences(place, one.environment))
     if not here:
         reason = f"no measurements of {request.model}; first run optpipe bench {request.model}"
         nothing = Comparison((), dict.fromkeys(Goal), dict.fromkeys(Goal, reason), environment=place)
         return Overview(nothing, (), runs)
-    comparison = compare_measurements(here, known=collect_build_facts(read_manifests(folder), runs))
+    comparison = compare_measurements(here, known=collect_build_facts(read_builds(folder), runs))
     notes = (
         (stated - len(measured), "not in this dossier: raw samples too large or missing"),
         (len(measured) - len(here), "excluded: from another machine"),
@@ -44,33 +49,30 @@ def overview_from_dossier(folder: Path) -> Overview:
     return Overview(replace(comparison, warnings=(*comparison.warnings, *said)), here, runs)
 
 
-def read_manifests(folder: Path) -> list[Manifest]:
-    """The store's records of the builds in a dossier, and of what they were made from."""
-    return [manifest_from_file(path) for path in sorted(folder.glob(f"{BUILDS}/*/{MANIFEST}"))]
+def read_builds(folder: Path) -> list[Entry[ArtifactInfo]]:
+    """The store's records of the builds in a dossier."""
+    return [entry_from_folder(path, ArtifactInfo) for path in sorted(folder.glob(f"{BUILDS}/{ArtifactInfo.KIND}-*/"))]
 
 
 def list_build_files(folder: Path) -> tuple[RawFile, ...]:
-    """The files that `manifests_in` reads."""
+    """The files that `read_builds` reads."""
     paths = sorted(folder.glob(f"{BUILDS}/*/{MANIFEST}"))
     return tuple(RawFile(path.relative_to(folder).as_posix(), hash_file(path), path.stat().st_size) for path in paths)
 
 
-def stage_bars_from_manifests(manifests: Sequence[Manifest]) -> tuple[StageBar, ...]:
-    """How long each stage of each build among `manifests` took when it was made."""
-    by_id = {manifest.id: manifest for manifest in manifests}
+def stage_bars_from_dossier(folder: Path) -> tuple[StageBar, ...]:
+    """How long each stage of each build in a dossier took when it was made."""
+    every = [entry_from_folder(path) for path in sorted(folder.glob(f"{BUILDS}/*/"))]
+    by_id = {entry.id: entry.manifest for entry in every}
+    builds = read_builds(folder)
+    counts = Counter(_describe_build(each) for each in builds)
     bars = []
-    for manifest in manifests:
-        if manifest.kind == "artifact":
-            alike = [
-                each
-                for each in manifests
-                if each.kind == "artifact" and _describe_build(each) == _describe_build(manifest)
-            ]
-            label = _describe_build(manifest) + (f" {manifest.id[:8]}" if len(alike) > 1 else "")
-            ancestry = [by_id[parent] for parent in manifest.parents if parent in by_id]
-            bars += [StageBar(label, each.kind, each.seconds) for each in (*ancestry, manifest)]
+    for build in builds:
+        label = _describe_build(build) + (f" {build.id[:8]}" if counts[_describe_build(build)] > 1 else "")
+        ancestry = [by_id[parent] for parent in build.manifest.parents if parent in by_id]
+        bars += [StageBar(label, each.kind, each.seconds) for each in (*ancestry, build.manifest)]
     return tuple(bars)
 
 
-def _describe_build(manifest: Manifest) -> str:
-    return f"{manifest.info['backend']} {manifest.info['precision']}"
+def _describe_build(build: Entry[ArtifactInfo]) -> str:
+    return f"{build.info.backend} {build.info.precision}"

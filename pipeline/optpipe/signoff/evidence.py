@@ -14,7 +14,6 @@ from optpipe.measuring.measured import (
     RecordedMeasurement,
     explain_clock_difference,
     find_environment_differences,
-    get_environment_fact,
 )
 from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import LoadFilter
@@ -270,7 +269,7 @@ def divide_observations(new: Observation, old: Observation) -> tuple[float, floa
 
 def _environment(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:
     seen = {
-        get_environment_fact(one.environment, criterion.metric): one.run
+        one.environment.get_fact(criterion.metric): one.run
         for one in select_measurements(LoadFilter(), evidence.measured)
     }
     if not seen:

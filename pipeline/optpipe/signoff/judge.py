@@ -13,17 +13,20 @@ A dossier's folder (see `optpipe.workspace.seal` for its seal)
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-from optpipe.artifacts.facts import JudgedBuild, judged_build_from_manifest
+from optpipe.artifacts.facts import JudgedBuild, judged_build_from_entry
+from optpipe.backends.registry import BACKENDS
 from optpipe.bench.int8_notes import list_int8_notes
 from optpipe.bench.recompute import list_artifact_measurements
+from optpipe.build.verify import VerificationInfo
+from optpipe.core.entries import ArtifactInfo
+from optpipe.core.environment import Environment
 from optpipe.core.measurement import find_differing_settings, format_settings
 from optpipe.core.records import read_record
 from optpipe.core.verdict import CriterionResult, JudgedArtifact, PolicyReference, Verdict, VerdictRecord
 from optpipe.errors import BadInputError
 from optpipe.evaluate.recompute import observe_accuracy
-from optpipe.measuring.measured import RecordedMeasurement, find_environment_differences, get_environment_fact
+from optpipe.measuring.measured import RecordedMeasurement, find_environment_differences
 from optpipe.preprocess.recompute import observe_preprocessing
 from optpipe.profile.recompute import observe_tensor_cores
 from optpipe.signoff.criteria import decide_overall_verdict, judge_criterion
@@ -36,8 +39,8 @@ from optpipe.signoff.evidence import (
 from optpipe.signoff.policy import Policy, policy_from_toml
 from optpipe.signoff.policy_format import LoadFilter
 from optpipe.workspace.file_names import ENVIRONMENT, POLICY, REQUEST
-from optpipe.workspace.manifest import MANIFEST, Manifest, manifest_from_file
-from optpipe.workspace.runs import Run, load_runs, read_dossier_file, read_json, require_unchanged
+from optpipe.workspace.runs import Run, load_runs, read_dossier_file, require_unchanged
+from optpipe.workspace.store import Entry, entry_from_folder
 
 DOSSIER_SCHEMA = "optpipe.dossier"
 DOSSIER_SCHEMA_VERSION = 1
@@ -71,10 +74,10 @@ def judge_dossier(folder: Path) -> VerdictRecord:
     runs = load_runs(folder / "runs")
     for run in runs:
         require_unchanged(run, whole=False)
-    manifest = manifest_from_file(folder / "artifact" / MANIFEST)
-    evidence = _gather_evidence(folder, runs, manifest, request, policy)
+    artifact = entry_from_folder(folder / "artifact", ArtifactInfo)
+    evidence = _gather_evidence(folder, runs, artifact, request, policy)
     found = (
-        *_judge_trust(manifest, _read_verification(folder), evidence.measured),
+        *_judge_trust(artifact, _read_verification(folder), evidence.measured),
         *(judge_criterion(criterion, observe(criterion, evidence)) for criterion in policy.criteria),
     )
     require_waivable(request.waivers, policy)
@@ -90,9 +93,9 @@ def judge_dossier(folder: Path) -> VerdictRecord:
         ),
         policy=PolicyReference(policy.name, policy.sha256),
         criteria=criteria,
-        notes=tuple(list_int8_notes(manifest.info, build, runs, loads, policy.confidence)),
+        notes=tuple(list_int8_notes(artifact.info, build, runs, loads, policy.confidence)),
         baseline=request.baseline,
-        expires_if=tuple(_list_expiry(evidence, read_json(folder / ENVIRONMENT))),
+        expires_if=tuple(_list_expiry(evidence, read_record(folder / ENVIRONMENT, Environment))),
         runs=tuple(sorted({one.run for one in evidence.measured})),
         created_utc=request.created_utc,
         optpipe=request.optpipe,
@@ -125,10 +128,10 @@ def require_waivable(waivers: Iterable[str], policy: Policy) -> None:
 
 
 def _gather_evidence(
-    folder: Path, runs: Sequence[Run], manifest: Manifest, request: DossierRequest, policy: Policy
+    folder: Path, runs: Sequence[Run], artifact: Entry[ArtifactInfo], request: DossierRequest, policy: Policy
 ) -> BuildEvidence:
     """Everything in `folder` that was gathered for the build, measurements computed anew from raw samples."""
-    build, confidence = judged_build_from_manifest(manifest), policy.confidence
+    build, confidence = judged_build_from_entry(artifact), policy.confidence
     measured = list_artifact_measurements(runs, confidence, build.artifact, judged=True)
     baseline = load_runs(folder / "baseline" / "runs")
     return BuildEvidence(
@@ -143,34 +146,36 @@ def _gather_evidence(
     )
 
 
-def _read_verification(folder: Path) -> Manifest | None:
-    path = folder / "verification" / MANIFEST
-    return manifest_from_file(path) if path.is_file() else None
+def _read_verification(folder: Path) -> Entry[VerificationInfo] | None:
+    path = folder / "verification"
+    return entry_from_folder(path, VerificationInfo) if path.is_dir() else None
 
 
 def _judge_trust(
-    manifest: Manifest, checked: Manifest | None, measured: tuple[RecordedMeasurement, ...]
+    artifact: Entry[ArtifactInfo],
+    checked: Entry[VerificationInfo] | None,
+    measured: tuple[RecordedMeasurement, ...],
 ) -> Iterator[CriterionResult]:
     """What no policy can do without."""
-    weights = manifest.info["weights"]
+    info, weights = artifact.info, artifact.info.weights
     yield (
-        _pass_trust("trust.weights", f"trained weights ({weights['source']})")
-        if weights.get("trained", weights["source"] != "random")
+        _pass_trust("trust.weights", f"trained weights ({weights.source})")
+        if weights.trained
         else _doubt_trust(
             "trust.weights", "the weights are random", "build with the weights you will ship: --weights FILE"
         )
     )
-    proof = manifest.info["precision_proof"]
+    proof = info.precision_proof
     yield (
-        _pass_trust("trust.precision", f"{manifest.info['precision']} is verified in the built network")
-        if proof["proven"]
+        _pass_trust("trust.precision", f"{info.precision} is verified in the built network")
+        if proof.proven
         else _fail_trust(
             "trust.precision",
-            f"not the requested precision: {proof['reason']}",
-            f"optpipe show {manifest.id} lists the layers",
+            f"not the requested precision: {proof.reason}",
+            f"optpipe show {artifact.id} lists the layers",
         )
     )
-    yield _judge_outputs(manifest, checked)
+    yield _judge_outputs(artifact, checked)
     differences = sorted(
         {
             text
@@ -185,26 +190,26 @@ def _judge_trust(
         if differences
         else _pass_trust("trust.environment", "all measurements are from one machine")
         if measured
-        else _doubt_trust("trust.environment", "nothing was measured", f"optpipe bench {manifest.info['model']}")
+        else _doubt_trust("trust.environment", "nothing was measured", f"optpipe bench {info.model}")
     )
 
 
-def _judge_outputs(manifest: Manifest, checked: Manifest | None) -> CriterionResult:
-    build = f"optpipe build {manifest.info['model']}"
+def _judge_outputs(artifact: Entry[ArtifactInfo], checked: Entry[VerificationInfo] | None) -> CriterionResult:
+    info = artifact.info
+    build = f"optpipe build {info.model}"
     name, again = "trust.outputs", f"{build} on a machine where it can run"
     if checked is None:
         return _doubt_trust(name, "the outputs were not compared with the source model", again)
-    sha256 = manifest.files[manifest.info["file"]].sha256
-    if checked.recipe.get("artifact", {}).get("sha256") != sha256:
+    if checked.manifest.recipe.get("artifact", {}).get("sha256") != artifact.sha256(info.file):
         return _doubt_trust(name, "the verified file differs from the one being judged", again)
-    snr = checked.info.get("snr_db")
-    seen = f"on {checked.info['samples']} samples (reference: {checked.info['reference']})" + (
+    snr = checked.info.snr_db
+    seen = f"on {checked.info.samples} samples (reference: {checked.info.reference})" + (
         f", SNR {snr:.0f} dB" if snr else ""
     )
-    if not checked.info["passed"]:
+    if not checked.info.passed:
         return _fail_trust(
             name,
-            f"outputs exceed the {manifest.info['precision']} tolerance {seen}",
+            f"outputs exceed the {info.precision} tolerance {seen}",
             f"optpipe show {checked.id} names the output",
         )
     return _pass_trust(name, f"outputs match the source model within tolerance {seen}")
@@ -222,24 +227,17 @@ def _fail_trust(name: str, reason: str, remedy: str) -> CriterionResult:
     return CriterionResult(name, Verdict.FAIL, reason, remedy=remedy)
 
 
-_RUNTIMES = {
-    "onnxruntime": "onnxruntime-gpu",
-    "tensorrt": "tensorrt-cu13",
-    "tensorrt-rtx": "tensorrt-rtx-cu13",
-    "torch-tensorrt": "torch-tensorrt",
-}
-
-
-def _list_expiry(evidence: BuildEvidence, here: Mapping[str, Any]) -> Iterator[str]:
+def _list_expiry(evidence: BuildEvidence, here: Environment) -> Iterator[str]:
     measured, build = evidence.measured, evidence.build
     place = measured[-1].environment if measured else here
     yield f"the engine's sha256 is no longer {build.sha256}"
     for key, name in (("gpu", "the GPU"), ("driver", "the driver"), ("cpu", "the CPU")):
-        value = get_environment_fact(place, key)
+        value = place.get_fact(key)
         if value != "none":
             yield f"{name} is no longer {value}"
-    package = _RUNTIMES.get(build.backend, "torch")
-    yield f"{package} is no longer {get_environment_fact(place, f'packages.{package}')}"
+    if build.backend in BACKENDS:
+        package = BACKENDS[build.backend].package
+        yield f"{package} is no longer {place.get_fact(f'packages.{package}')}"
     yield from _list_changed_options(evidence)
     yield "the machine's clock or power settings change"
     yield "the preprocessing, input shapes or weights change"

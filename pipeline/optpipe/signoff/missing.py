@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
-from optpipe.artifacts.facts import judged_build_from_manifest
+from optpipe.artifacts.facts import judged_build_from_entry
 from optpipe.bench.recompute import list_artifact_measurements
 from optpipe.build.build import BuiltArtifact
+from optpipe.core.entries import ArtifactInfo, ModelInfo
 from optpipe.core.events import Listener
 from optpipe.core.observation import Missing
 from optpipe.errors import BadInputError, OptpipeError
@@ -54,7 +55,7 @@ def measure_missing_evidence(
     needed = list(_list_needed(wanted, judged, runs))
     if not needed:
         return []
-    why_not = BACKENDS[judged.info["backend"]].find_run_blocker(judged.info, judged.info["device"])
+    why_not = BACKENDS[judged.info.backend].find_run_blocker(judged.info)
     if why_not is not None:
         listener.warn(f"nothing was measured: the judged build cannot run on this machine ({why_not})")
         return []
@@ -68,7 +69,7 @@ def measure_missing_evidence(
 
 
 def _list_needed(wanted: SignoffRequest, judged: Entry, runs: Sequence[Run]) -> Iterator[Criterion]:
-    build, confidence = judged_build_from_manifest(judged.manifest), wanted.policy.confidence
+    build, confidence = judged_build_from_entry(judged), wanted.policy.confidence
     evidence = BuildEvidence(
         build,
         measured=tuple(
@@ -107,7 +108,7 @@ def _kind(criterion: Criterion) -> str | None:
 
 def _steps(
     wanted: SignoffRequest,
-    judged: Entry,
+    judged: Entry[ArtifactInfo],
     model: Callable[[], Model],
     pace: MeasurementBudget,
     store: Store,
@@ -124,13 +125,13 @@ def _steps(
             f"{wanted.model} was built with non-default options; run optpipe evaluate or optpipe preprocess with the same options"
         )
 
-    made_of = store.find(f"model-{judged.manifest.parents[0]}")
+    made_of = store.find(judged.manifest.parents[0], ModelInfo)
     built = BuiltArtifact(judged, None, None)
     return {
         "evaluate": lambda _: run_evaluate_step(source(), None, store, listener),
         "preprocess": lambda _: run_preprocess_step(source(), None, store, listener),
         "bench": lambda criteria: run_bench_step(
-            [judged], criteria, pace, store, listener, options={judged.info["backend"]: wanted.policy.options}
+            [judged], criteria, pace, store, listener, options={judged.info.backend: wanted.policy.options}
         ),
         "profile": lambda _: run_profile_step(built, made_of, wanted.policy.criteria, store, listener),
     }

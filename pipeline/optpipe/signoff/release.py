@@ -21,8 +21,7 @@ from optpipe.signoff.dossier import DossierCheck, check_dossier, finish_dossier,
 from optpipe.signoff.dossier_overview import (
     list_build_files,
     overview_from_dossier,
-    read_manifests,
-    stage_bars_from_manifests,
+    stage_bars_from_dossier,
 )
 from optpipe.signoff.judge import judge_dossier, read_request
 from optpipe.signoff.report_documents import collect_report_documents
@@ -108,7 +107,7 @@ def _report_from_dossier(folder: Path, verdict: VerdictRecord) -> Report:
         found.runs,
         folder,
         verdict=verdict,
-        stages=stage_bars_from_manifests(read_manifests(folder)),
+        stages=stage_bars_from_dossier(folder),
         stage_files=list_build_files(folder),
         files=list_raw_files(found.runs, folder),
         created_utc=verdict.created_utc,

@@ -33,11 +33,7 @@ def collect_report_documents(runs: Sequence[Run], root: Path) -> dict[str, Any]:
         if stages:
             shown = next((stage for stage in stages[::-1] if stage.subject.kind == "inference"), stages[-1])
             fields["profile"] = shown.profile
-            tables = (
-                record["path"]
-                for record in run.manifest["files"]
-                if record["path"].startswith(f"{shown.folder}/tables/")
-            )
+            tables = (path for path in run.manifest.files if path.startswith(f"{shown.folder}/tables/"))
             fields["profile_files"] = tuple(
                 file for name in (PROFILE, *tables) for file in list_raw_files((run,), root, name)
             )

@@ -29,8 +29,7 @@ def run_evaluate_step(model: Model, data: Path | None, store: Store, listener: L
     """Task accuracy of everything that is built of `model`; returns the run."""
     from optpipe.evaluate.evaluation_run import run_evaluation
 
-    record = run_evaluation(model, data, None, 0, None, store, listener)
-    return [Path(record["run_dir"])]
+    return [Path(run_evaluation(model, data, None, 0, None, store, listener).run_dir)]
 
 
 def run_preprocess_step(model: Model, images: Path | None, store: Store, listener: Listener) -> list[Path]:
@@ -91,7 +90,7 @@ def run_profile_step(
 
     sizes = {one.where.batch_size for one in criteria if one.where.batch_size}
     plan = ProfilePlan(
-        device=artifact.entry.info["device"],
+        device=artifact.entry.info.device,
         options=options or {},
         stages=(Stage.INFERENCE,),
         batch_sizes=(max(sizes, default=1),),

@@ -1,10 +1,10 @@
 """How far two outputs are apart, and how far they may be."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from math import log10, sqrt
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from optpipe.core.entries import OutputError
 from optpipe.core.precision import Precision
 
 if TYPE_CHECKING:
@@ -23,26 +23,6 @@ The unit roundoff is 6e-8 for FP32, 5e-4 for FP16 and TF32, 4e-3 for BF16; a net
 few dozen of them, and FP32 sums in another order. INT8 is held to being the same function at all (SNR of 6 dB): whether
 it is good enough is a question for `optpipe evaluate`, which asks it of labelled images.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class OutputError:
-    """One output against its reference; all figures are over all samples together."""
-
-    name: str
-    max_abs: float
-    mean_abs: float
-    relative: float
-    """‖got − reference‖ / ‖reference‖."""
-    snr_db: float | None
-    """20·log10(1 / relative); None where the two are equal to the bit."""
-    cosine: float
-    finite: bool
-    """Of the reference's shape, both without NaN or infinity."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        return asdict(self)
 
 
 def compute_output_error(name: str, reference: "np.ndarray", got: "np.ndarray") -> OutputError:

@@ -19,9 +19,10 @@ class Interval:
     low: float
     high: float
 
-    def to_list(self) -> list[float]:
-        """`[low, high]`, as JSON holds it."""
-        return [self.low, self.high]
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Lower and upper."""
+        return self.low, self.high
 
 
 def compute_normal_quantile(confidence: float) -> float:

@@ -16,11 +16,12 @@ def session_from_loader(loader: str, arguments: Mapping[str, Any]) -> "Session":
     return session
 
 
-def session_from_store(workspace: str, entry: str, backend: str, device: str, options: Mapping[str, Any]) -> "Session":
+def session_from_store(workspace: str, entry: str, options: Mapping[str, Any]) -> "Session":
     """An artifact of the store, after every byte was held against its manifest: deserializing runs code."""
     from optpipe.backends.registry import BACKENDS
+    from optpipe.core.entries import ArtifactInfo
     from optpipe.workspace.store import Store
 
     store = Store(Path(workspace))
-    found = store.verify_entry(store.find(entry))
-    return BACKENDS[backend].load(found.path, found.info, "cuda" if device.startswith("cuda") else "cpu", options)
+    found = store.verify_entry(store.find(entry, ArtifactInfo))
+    return BACKENDS[found.info.backend].load(found.path, found.info, options)

@@ -2,25 +2,13 @@
 
 import os
 import platform
+import re
 from collections.abc import Sequence
 from functools import cache
 from importlib import metadata
 from typing import Any
 
-PACKAGES = (
-    "torch",
-    "torchvision",
-    "onnx",
-    "onnxruntime-gpu",
-    "nvidia-modelopt",
-    "tensorrt-rtx-cu13",
-    "tensorrt-cu13",
-    "torch-tensorrt",
-    "nvidia-dali-cuda130",
-    "polars",
-    "timm",
-    "transformers",
-)
+from optpipe.core.environment import Environment, Gpu
 
 
 @cache
@@ -33,7 +21,14 @@ def get_package_version(name: str) -> str | None:
 
 
 @cache
-def list_gpus() -> tuple[dict[str, Any], ...]:
+def list_packages() -> dict[str, str]:
+    """The version of every installed package that optpipe requires, by its own metadata: also of its extras."""
+    names = sorted({re.split(r"[^\w.-]", each)[0] for each in metadata.requires("optpipe") or ()})
+    return {name: version for name in names if (version := get_package_version(name))}
+
+
+@cache
+def list_gpus() -> tuple[Gpu, ...]:
     """The NVIDIA GPUs that CUDA shows, in its order, as the driver's library (NVML) names them; empty without a driver."""
     try:
         import pynvml
@@ -73,18 +68,18 @@ def select_visible_gpus(text: str | None, uuids: Sequence[str]) -> tuple[int, ..
 
 def get_gpu_name() -> str | None:
     """The first GPU's name, which engines are tuned for; None without one."""
-    return list_gpus()[0]["name"] if list_gpus() else None
+    return list_gpus()[0].name if list_gpus() else None
 
 
-def _describe_gpu(nvml: Any, index: int, handle: Any) -> dict[str, Any]:
+def _describe_gpu(nvml: Any, index: int, handle: Any) -> Gpu:
     major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
-    return {
-        "index": index,
-        "name": nvml.nvmlDeviceGetName(handle),
-        "compute_capability": f"{major}.{minor}",
-        "memory_bytes": int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
-        "driver": nvml.nvmlSystemGetDriverVersion(),
-    }
+    return Gpu(
+        index=index,
+        name=nvml.nvmlDeviceGetName(handle),
+        compute_capability=f"{major}.{minor}",
+        memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+        driver=nvml.nvmlSystemGetDriverVersion(),
+    )
 
 
 def count_cores() -> int:
@@ -92,16 +87,16 @@ def count_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def describe_environment() -> dict[str, Any]:
-    """Tool versions, device, driver and host, as they go into a manifest. Names neither the host nor its user."""
-    return {
-        "python": platform.python_version(),
-        "platform": f"{platform.system()}-{platform.machine()}",
-        "cpu": read_cpu_model(),
-        "cpu_count": os.cpu_count(),
-        "packages": {name: version for name in PACKAGES if (version := get_package_version(name))},
-        "gpus": list(list_gpus()),
-    }
+def describe_environment() -> Environment:
+    """Tool versions, device, driver and host, as they go into a manifest."""
+    return Environment(
+        python=platform.python_version(),
+        platform=f"{platform.system()}-{platform.machine()}",
+        cpu=read_cpu_model(),
+        cpu_count=os.cpu_count(),
+        packages=list_packages(),
+        gpus=list_gpus(),
+    )
 
 
 @cache

@@ -2,47 +2,63 @@
 
 Format history
     1  first version.
+    2  `files` by path, with `size_bytes`; `model` and `trained` in place of `details`.
 
 The manifest is written last and atomically, with the size and sha256 of every other file; a folder without one was cut
 off and is never listed. A run that was stopped on purpose but kept is finished with status `interrupted`.
-
-manifest.json: `schema`, `schema_version`, `run_id`, `kind`, `status` (complete, interrupted), `started_utc`,
-`finished_utc`, `command` (reproduces the run), `environment`, `parents[]` (ids of artifacts and runs this one was made
-from), `files[]{path, bytes, sha256}`, `details{}` (what the kind adds).
 """
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from optpipe.errors import BadInputError
-
-if TYPE_CHECKING:
-    import polars as pl
-
 import io
+import json
 import os
 import secrets
 import shlex
 import shutil
 import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-from optpipe.core.hashing import hash_file
-from optpipe.errors import StageError
+from optpipe.core.environment import Environment
+from optpipe.core.records import json_from_record, read_record
+from optpipe.errors import BadInputError, StageError
 from optpipe.workspace.environment import describe_environment
+from optpipe.workspace.hashes import FileHash, find_problems, hash_files
 
 if TYPE_CHECKING:
     import polars as pl
 
 RUN_SCHEMA = "optpipe.run"
-RUN_SCHEMA_VERSION = 1
+RUN_SCHEMA_VERSION = 2
 MANIFEST = "manifest.json"
-KINDS = ("bench", "profile", "preprocess", "end-to-end", "evaluate", "calibrate", "compare", "signoff")
+RunKind = Literal["bench", "profile", "preprocess", "end-to-end", "evaluate", "calibrate", "compare", "signoff"]
+RunStatus = Literal["complete", "interrupted"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunManifest:
+    """The record of one finished run."""
+
+    run_id: str
+    kind: RunKind
+    status: RunStatus
+    started_utc: str
+    finished_utc: str
+    command: str
+    """Reproduces the run."""
+    environment: Environment
+    parents: tuple[str, ...]
+    """Ids of the artifacts and runs that this one was made from."""
+    files: Mapping[str, FileHash]
+    """By path in the run's folder."""
+    model: str | None = None
+    trained: bool | None = None
+    """Whether the model's weights are trained, where accuracy was measured."""
+    schema: str = RUN_SCHEMA
+    schema_version: int = RUN_SCHEMA_VERSION
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +66,7 @@ class OpenRun:
     """A run being written: put files under `path`, then call `finish_run`."""
 
     path: Path
-    kind: str
+    kind: RunKind
     started_utc: str
 
     @property
@@ -64,28 +80,31 @@ class Run:
     """A finished run."""
 
     path: Path
-    manifest: Mapping[str, Any]
+    manifest: RunManifest
 
     @property
     def run_id(self) -> str:
         """The folder's name."""
-        return str(self.manifest["run_id"])
+        return self.manifest.run_id
 
     @property
-    def kind(self) -> str:
+    def kind(self) -> RunKind:
         """`bench`, `profile`, …"""
-        return str(self.manifest["kind"])
+        return self.manifest.kind
 
     @property
     def interrupted(self) -> bool:
         """Whether it was stopped before its end and kept."""
-        return bool(self.manifest["status"] != "complete")
+        return self.manifest.status != "complete"
+
+    def find_problems(self) -> list[str]:
+        """What is no longer as the manifest says: `PATH: changed | missing | not in the manifest`. Empty when intact."""
+        hashes = {name: file.sha256 for name, file in self.manifest.files.items()}
+        return find_problems(self.path, hashes, "the manifest", (MANIFEST,))
 
 
-def begin_run(workspace: Path, kind: str) -> OpenRun:
+def begin_run(workspace: Path, kind: RunKind) -> OpenRun:
     """Makes a new, empty run folder. Raises StageError where the workspace cannot be written."""
-    if kind not in KINDS:
-        raise ValueError(f"unknown kind of run {kind!r}")
     now = datetime.now(UTC)
     path = workspace / "runs" / f"{kind}-{now:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
     try:
@@ -96,7 +115,7 @@ def begin_run(workspace: Path, kind: str) -> OpenRun:
 
 
 @contextmanager
-def open_run(workspace: Path, kind: str) -> Iterator[OpenRun]:
+def open_run(workspace: Path, kind: RunKind) -> Iterator[OpenRun]:
     """A new run that is finished in the block, or leaves nothing behind."""
     run = begin_run(workspace, kind)
     try:
@@ -111,57 +130,47 @@ def finish_run(
     *,
     command: Sequence[str] | str,
     parents: Sequence[str] = (),
-    details: Mapping[str, Any] | None = None,
-    status: str = "complete",
+    model: str | None = None,
+    trained: bool | None = None,
+    status: RunStatus = "complete",
 ) -> Run:
     """Hashes every file and writes the manifest: from here on the run exists. Raises StageError where it cannot."""
-    manifest = {
-        "schema": RUN_SCHEMA,
-        "schema_version": RUN_SCHEMA_VERSION,
-        "run_id": run.run_id,
-        "kind": run.kind,
-        "status": status,
-        "started_utc": run.started_utc,
-        "finished_utc": datetime.now(UTC).isoformat(timespec="milliseconds"),
-        "command": command if isinstance(command, str) else shlex.join(command),
-        "environment": describe_environment(),
-        "parents": list(parents),
-        "files": [_entry(run.path, path) for path in _files(run.path)],
-        "details": dict(details or {}),
-    }
-    write_json(run.path / MANIFEST, manifest)
+    manifest = RunManifest(
+        run_id=run.run_id,
+        kind=run.kind,
+        status=status,
+        started_utc=run.started_utc,
+        finished_utc=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        command=command if isinstance(command, str) else shlex.join(command),
+        environment=describe_environment(),
+        parents=tuple(parents),
+        files=hash_files(run.path, (MANIFEST,)),
+        model=model,
+        trained=trained,
+    )
+    write_bytes(run.path / MANIFEST, json_from_record(manifest))
     return Run(run.path, manifest)
+
+
+@dataclass(frozen=True, slots=True)
+class _Version:
+    schema: str
+    schema_version: int
 
 
 def load_run(path: Path) -> Run:
     """The finished run in `path`. Raises BadInputError where it is missing, cut off, or of another schema version."""
-    try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
+    if not (path / MANIFEST).is_file():
         problem = "is incomplete (no manifest.json)" if path.is_dir() else "does not exist"
-        raise BadInputError(f"run {path} {problem}; `optpipe ls` lists stored runs") from error
-    except (OSError, ValueError) as error:
-        raise BadInputError(f"cannot read {path / MANIFEST}: {error}") from error
-    if not isinstance(manifest, dict) or manifest.get("schema") != RUN_SCHEMA:
+        raise BadInputError(f"run {path} {problem}; `optpipe ls` lists stored runs")
+    version = read_record(path / MANIFEST, _Version)
+    if version.schema != RUN_SCHEMA:
         raise BadInputError(f"{path / MANIFEST} is not a run manifest")
-    if manifest.get("schema_version") != RUN_SCHEMA_VERSION:
+    if version.schema_version != RUN_SCHEMA_VERSION:
         raise BadInputError(
-            f"{path} has schema version {manifest.get('schema_version')}; this version of optpipe reads version {RUN_SCHEMA_VERSION}"
+            f"{path} has schema version {version.schema_version}; this version of optpipe reads version {RUN_SCHEMA_VERSION}"
         )
-    if not _is_complete(manifest):
-        raise BadInputError(f"{path / MANIFEST} is damaged")
-    return Run(path, manifest)
-
-
-def _is_complete(manifest: Mapping[str, Any]) -> bool:
-    """Whether all that readers rely on is there and of its kind."""
-    kinds = {"run_id": str, "kind": str, "status": str, "command": str, "environment": dict, "parents": list,
-             "files": list, "details": dict}  # fmt: skip
-    files = manifest.get("files")
-    return all(isinstance(manifest.get(name), kind) for name, kind in kinds.items()) and all(
-        isinstance(one, dict) and isinstance(one.get("path"), str) and {"bytes", "sha256"} <= set(one)
-        for one in files or ()
-    )
+    return Run(path, read_record(path / MANIFEST, RunManifest))
 
 
 def list_runs(workspace: Path, kind: str | None = None) -> tuple[Run, ...]:
@@ -184,18 +193,6 @@ def list_run_folders(workspace: Path, kind: str | None = None) -> list[Path]:
 def load_runs(folder: Path) -> tuple[Run, ...]:
     """The runs that lie in `folder`, all of which are finished, by name. Raises BadInputError where one is not."""
     return tuple(load_run(path) for path in sorted(folder.glob("*/")))
-
-
-def find_changed_files(run: Run) -> tuple[str, ...]:
-    """What no longer is as the manifest says: `PATH: changed | missing | not in the manifest`. Empty when intact."""
-    stated = {entry["path"]: entry["sha256"] for entry in run.manifest["files"]}
-    present = {path.relative_to(run.path).as_posix(): path for path in _files(run.path)}
-    missing = [f"{name}: missing" for name in stated if name not in present]
-    added = [f"{name}: not in the manifest" for name in present if name not in stated]
-    differ = [
-        f"{name}: changed" for name, path in present.items() if name in stated and hash_file(path) != stated[name]
-    ]
-    return tuple(sorted(missing + added + differ))
 
 
 def read_run_json(run: Run, name: str) -> dict[str, Any]:
@@ -240,17 +237,9 @@ def write_bytes(path: Path, content: bytes) -> None:
         ) from error
 
 
-def _entry(root: Path, path: Path) -> dict[str, Any]:
-    return {"path": path.relative_to(root).as_posix(), "bytes": path.stat().st_size, "sha256": hash_file(path)}
-
-
-def _files(root: Path) -> Iterator[Path]:
-    return (path for path in sorted(root.rglob("*")) if path.is_file() and path != root / MANIFEST)
-
-
 def require_unchanged(run: Run, *, whole: bool = True) -> None:
     """Raises BadInputError, naming the first file of `run` that is not as its manifest says."""
-    problems = [problem for problem in find_changed_files(run) if whole or not problem.endswith(": missing")]
+    problems = [problem for problem in run.find_problems() if whole or not problem.endswith(": missing")]
     if problems:
         more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
         raise BadInputError(
@@ -280,6 +269,4 @@ def read_dossier_file(path: Path) -> bytes:
 
 def newest_runs(runs: Sequence[Run], kind: str) -> list[Run]:
     """Those of `runs` that are of `kind`, the newest first."""
-    return sorted(
-        (run for run in runs if run.kind == kind), key=lambda run: str(run.manifest["started_utc"]), reverse=True
-    )
+    return sorted((run for run in runs if run.kind == kind), key=lambda run: run.manifest.started_utc, reverse=True)

@@ -13,8 +13,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from optpipe.core.hashing import hash_file
 from optpipe.errors import BadInputError, MissingError, StageError
+from optpipe.workspace.hashes import find_problems, hash_files
 
 SUMS = "SHA256SUMS"
 SEAL = "SHA256SUMS.sha256"
@@ -26,7 +26,7 @@ _LINE = re.compile(r"^([0-9a-f]{64})  (\S(?:.*\S)?)$")
 
 def seal_folder(folder: Path) -> str:
     """Writes the hash list and its hash; returns the latter, which identifies the folder's content."""
-    text = _format_sums(_hash_files(folder))
+    text = _format_sums({name: file.sha256 for name, file in hash_files(folder, _OWN).items()})
     digest = hashlib.sha256(text.encode()).hexdigest()
     (folder / SUMS).write_text(text, encoding="utf-8")
     (folder / SEAL).write_text(_format_seal(digest), encoding="utf-8")
@@ -44,17 +44,14 @@ def find_seal_problems(folder: Path) -> list[str]:
     listed_bytes = (folder / SUMS).read_bytes()
     listed = _parse_sums(listed_bytes)
     problems = _find_unsealable(folder)
-    found = _hash_files(folder)
     if not (folder / SEAL).is_file():
         problems.append(f"{SEAL}: missing")
     elif (folder / SEAL).read_bytes() != _format_seal(hashlib.sha256(listed_bytes).hexdigest()).encode():
         problems.append(f"{SEAL}: does not match {SUMS}")
     if listed is None:
         return [f"{SUMS}: not a valid list of hashes", *problems]
-    problems += [f"{path}: missing" for path in listed if path not in found]
-    problems += [f"{path}: not in {SUMS}" for path in found if path not in listed]
-    problems += [f"{path}: changed" for path in found if path in listed and found[path] != listed[path]]
-    if not problems and listed_bytes != _format_sums(found).encode():
+    problems += find_problems(folder, listed, SUMS, _OWN)
+    if not problems and listed_bytes != _format_sums(dict(sorted(listed.items()))).encode():
         problems.append(f"{SUMS}: not in canonical form")
     return sorted(problems)
 
@@ -127,15 +124,6 @@ def _canonicalize_signature(armored: bytes) -> bytes:
     text = base64.b64encode(blob)
     lines = [text[at : at + 70] for at in range(0, len(text), 70)]
     return begin + b"\n".join(lines) + b"\n" + end
-
-
-def _hash_files(folder: Path) -> dict[str, str]:
-    found = {}
-    for path in folder.rglob("*"):
-        name = path.relative_to(folder).as_posix()
-        if path.is_file() and not path.is_symlink() and name not in _OWN:
-            found[name] = hash_file(path)
-    return dict(sorted(found.items()))
 
 
 def _find_unsealable(folder: Path) -> list[str]:

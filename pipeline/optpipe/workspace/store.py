@@ -17,21 +17,17 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
-from typing import IO, Any
+from typing import IO, Any, ClassVar, Generic, Protocol, overload
+
+from typing_extensions import TypeVar
 
 from optpipe.core.events import Listener
 from optpipe.core.hashing import hash_value
+from optpipe.core.records import json_from_record, plain_from_record, record_from_plain
 from optpipe.errors import BadInputError, StageError
 from optpipe.workspace.environment import describe_environment
-from optpipe.workspace.manifest import (
-    MANIFEST,
-    Manifest,
-    UnreadableManifestError,
-    find_damage,
-    get_command_line,
-    manifest_from_file,
-    record_files,
-)
+from optpipe.workspace.hashes import find_changed_files, hash_files
+from optpipe.workspace.manifest import MANIFEST, Manifest, UnreadableManifestError, get_command_line, read_manifest
 
 ID_LENGTH = 12
 USED = "used"
@@ -40,22 +36,29 @@ _IN_USE: dict[Path, IO[str]] = {}
 """The lock files of the stores that this process makes entries in: their locks end with the process, however it ends."""
 
 
+class EntryInfo(Protocol):
+    """What the maker of an entry found out: a dataclass for each kind of entry, stored in its manifest."""
+
+    KIND: ClassVar[str]
+    """The first part of the entry's name."""
+
+
+Info = TypeVar("Info", bound=EntryInfo, default=Any)
+
+
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """A complete entry of the store."""
+class Entry(Generic[Info]):
+    """A complete entry of the store, or its manifest in a dossier; plain `Entry` where its kind does not matter."""
 
     path: Path
     manifest: Manifest
+    info: Info
+    """Plain values in an entry that was listed without its kind."""
 
     @property
     def id(self) -> str:
         """The entry's id: the first digits of its recipe's hash."""
         return self.manifest.id
-
-    @property
-    def info(self) -> Mapping[str, Any]:
-        """What the stage that made it found out."""
-        return self.manifest.info
 
     def fits(self, prefix: str) -> bool:
         """Whether its id or `kind-id` starts with `prefix`."""
@@ -73,6 +76,28 @@ class Entry:
     def size_bytes(self) -> int:
         """The size of all its files."""
         return sum(record.size_bytes for record in self.manifest.files.values())
+
+    def find_damage(self, only: str | None = None) -> str | None:
+        """What is wrong with its files, or with `only` one; None where every byte is as it was stored."""
+        hashes = {name: file.sha256 for name, file in self.manifest.files.items() if only in (None, name)}
+        return next(iter(find_changed_files(self.path, hashes)), None)
+
+
+@overload
+def entry_from_folder(folder: Path, kind: type[Info]) -> Entry[Info]: ...
+@overload
+def entry_from_folder(folder: Path, kind: None = None) -> Entry[Any]: ...
+def entry_from_folder(folder: Path, kind: type[Any] | None = None) -> Entry[Any]:
+    """The entry whose manifest lies in `folder`. Raises UnreadableManifestError where it does not, or is of another kind."""
+    manifest = read_manifest(folder / MANIFEST)
+    if kind is None:
+        return Entry(folder, manifest, manifest.info)
+    if manifest.kind != kind.KIND:
+        raise UnreadableManifestError(f"{folder} has a manifest of kind {manifest.kind}, expected {kind.KIND}")
+    try:
+        return Entry(folder, manifest, record_from_plain(manifest.info, kind, folder / MANIFEST))
+    except BadInputError as error:
+        raise UnreadableManifestError(str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,26 +119,24 @@ class Store:
             probe.touch()
             probe.unlink()
 
-    def get(self, kind: str, recipe: Mapping[str, Any]) -> Entry | None:
+    def get(self, kind: type[Info], recipe: Mapping[str, Any]) -> Entry[Info] | None:
         """The entry made by `recipe`, or None where there is none or it is damaged."""
         path = self.root / _name_entry(kind, recipe)
-        if not (path / MANIFEST).is_file():
-            return None
         try:
-            manifest = manifest_from_file(path / MANIFEST)
+            entry = entry_from_folder(path, kind)
         except UnreadableManifestError:
             return None
-        return Entry(path, manifest) if find_damage(path, manifest) is None else None
+        return entry if entry.find_damage() is None else None
 
     def produce(
         self,
-        kind: str,
+        kind: type[Info],
         recipe: Mapping[str, Any],
-        make: Callable[[Path], Mapping[str, Any]],
+        make: Callable[[Path], Info],
         *,
         parents: tuple[str, ...] = (),
         listener: Listener,
-    ) -> tuple[Entry, bool]:
+    ) -> tuple[Entry[Info], bool]:
         """The entry made by `recipe` and whether the store had it already.
 
         `make` fills an empty folder and returns the manifest's `info`; what it raises leaves nothing behind.
@@ -130,16 +153,16 @@ class Store:
             if (self.root / name).exists():
                 listener.warn(f"store entry {name} was damaged and is being rebuilt")
                 shutil.rmtree(self.root / name)
-            return self._made(kind, name, recipe, make, parents), False
+            return self._make(kind, name, recipe, make, parents), False
 
-    def _made(
+    def _make(
         self,
-        kind: str,
+        kind: type[Info],
         name: str,
         recipe: Mapping[str, Any],
-        make: Callable[[Path], Mapping[str, Any]],
+        make: Callable[[Path], Info],
         parents: tuple[str, ...],
-    ) -> Entry:
+    ) -> Entry[Info]:
         scratch = self.workspace / "tmp" / name  # ours alone while the lock is held, so what lies there is a dead run's
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir(parents=True)
@@ -147,24 +170,24 @@ class Store:
             started = monotonic()
             info = make(scratch)
             manifest = Manifest(
-                kind=kind,
+                kind=kind.KIND,
                 id=compute_entry_id(kind, recipe),
                 recipe=recipe,
                 parents=parents,
-                files=record_files(scratch),
-                info=info,
+                files=hash_files(scratch),
+                info=plain_from_record(info),
                 environment=describe_environment(),
                 command=get_command_line(),
                 created=datetime.now(UTC).isoformat(timespec="seconds"),
                 seconds=round(monotonic() - started, 3),
             )
-            (scratch / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
+            (scratch / MANIFEST).write_bytes(json_from_record(manifest))
             _flush(scratch)
             self.root.mkdir(parents=True, exist_ok=True)
             scratch.rename(self.root / name)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-        return Entry(self.root / name, manifest)
+        return Entry(self.root / name, manifest, info)
 
     def _open_store_lock(self) -> IO[str]:
         lock = self.workspace / "locks" / "store"
@@ -197,23 +220,27 @@ class Store:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
-    def _note_use(self, entry: Entry) -> None:
+    def _note_use(self, entry: Entry[Any]) -> None:
         """Notes that a build came to `entry` again: of several that fit a name, that of the last build is meant."""
         with suppress(OSError):  # a store that cannot be written is read all the same
             (self.workspace / USED).mkdir(exist_ok=True)
             (self.workspace / USED / entry.path.name).write_text(datetime.now(UTC).isoformat(), encoding="utf-8")
 
-    def _last_use(self, entry: Entry) -> str:
+    def _last_use(self, entry: Entry[Any]) -> str:
         with suppress(OSError):
             return max(entry.manifest.created, (self.workspace / USED / entry.path.name).read_text(encoding="utf-8"))
         return entry.manifest.created
 
-    def list_entries(self) -> list[Entry]:
-        """All entries, those that a build made or found last at the end; their files are not hashed here.
+    @overload
+    def list_entries(self, kind: type[Info]) -> list[Entry[Info]]: ...
+    @overload
+    def list_entries(self, kind: None = None) -> list[Entry[Any]]: ...
+    def list_entries(self, kind: type[Any] | None = None) -> list[Entry[Any]]:
+        """The entries of `kind`, or all; those that a build made or found last at the end. Their files are not hashed here.
 
         Raises BadInputError where a manifest is damaged.
         """
-        found, damaged = self.scan_entries()
+        found, damaged = self.scan_entries(kind)
         if damaged:
             remove, clean = f"optpipe rm {damaged[0].name}", "optpipe gc"
             raise BadInputError(
@@ -222,20 +249,25 @@ class Store:
             )
         return found
 
-    def scan_entries(self) -> tuple[list[Entry], list[Path]]:
-        """The entries with a readable manifest, in the order of `entries`, and the folders that have none."""
-        found, damaged = [], []
-        for path in sorted(self.root.glob("*/")):
+    def scan_entries(self, kind: type[Any] | None = None) -> tuple[list[Entry[Any]], list[Path]]:
+        """The entries with a readable manifest, in the order of `list_entries`, and the folders that have none."""
+        found: list[Entry[Any]] = []
+        damaged = []
+        for path in sorted(self.root.glob("*/" if kind is None else f"{kind.KIND}-*/")):
             try:
-                found.append(Entry(path, manifest_from_file(path / MANIFEST)))
+                found.append(entry_from_folder(path, kind))
             except UnreadableManifestError:
                 if path.is_dir():  # else another process has removed it in the meantime
                     damaged.append(path)
         return sorted(found, key=lambda entry: (self._last_use(entry), entry.path.name)), damaged
 
-    def find(self, prefix: str) -> Entry:
-        """The one entry whose id or `kind-id` starts with `prefix`."""
-        found = [entry for entry in self.list_entries() if entry.fits(prefix)]
+    @overload
+    def find(self, prefix: str, kind: type[Info]) -> Entry[Info]: ...
+    @overload
+    def find(self, prefix: str, kind: None = None) -> Entry[Any]: ...
+    def find(self, prefix: str, kind: type[Any] | None = None) -> Entry[Any]:
+        """The one entry, of `kind` if given, whose id or `kind-id` starts with `prefix`."""
+        found: list[Entry[Any]] = [entry for entry in self.list_entries(kind) if entry.fits(prefix)]
         if len(found) != 1:
             names = ", ".join(entry.path.name for entry in found[:5])
             raise BadInputError(
@@ -245,12 +277,12 @@ class Store:
             )
         return found[0]
 
-    def verify_entry(self, entry: Entry, only: str | None = None) -> Entry:
-        """`entry`, after every byte, or those of the file `only`, was held against its manifest.
+    def verify_entry(self, entry: Entry[Info], only: str | None = None) -> Entry[Info]:
+        """`entry`, after every byte, or those of the file `only`, was compared with its manifest's hashes.
 
-        Call it before anything is deserialized or believed.
+        Call it before anything is deserialized or believed. Raises StageError where a file is missing or changed.
         """
-        if (problem := find_damage(entry.path, entry.manifest, only)) is not None:
+        if (problem := entry.find_damage(only)) is not None:
             raise StageError(
                 f"store entry {entry.path.name} is damaged: {problem}\nrebuild it with `{entry.manifest.command}`"
             )
@@ -290,13 +322,13 @@ def measure_folder_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def compute_entry_id(kind: str, recipe: Mapping[str, Any]) -> str:
+def compute_entry_id(kind: type[EntryInfo], recipe: Mapping[str, Any]) -> str:
     """The id that the entry made by `recipe` has or would have."""
-    return hash_value({"kind": kind, "recipe": recipe})[:ID_LENGTH]
+    return hash_value({"kind": kind.KIND, "recipe": recipe})[:ID_LENGTH]
 
 
-def _name_entry(kind: str, recipe: Mapping[str, Any]) -> str:
-    return f"{kind}-{compute_entry_id(kind, recipe)}"
+def _name_entry(kind: type[EntryInfo], recipe: Mapping[str, Any]) -> str:
+    return f"{kind.KIND}-{compute_entry_id(kind, recipe)}"
 
 
 def _flush(directory: Path) -> None:

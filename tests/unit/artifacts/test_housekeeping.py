@@ -1,13 +1,17 @@
 """`optpipe ls`, `show`, `rm` and `gc` over whole, unfinished and damaged entries and runs."""
 
+from dataclasses import replace
+
 import pytest
 from tests.fakes.console import text_of
+from tests.fakes.entries import Thing, thing_of
 
 from optpipe.artifacts.housekeeping import (
+    StoreListing,
     collect_garbage,
     describe_run,
-    document_from_store,
     find_run,
+    list_stored,
     remove_stored,
 )
 from optpipe.core.events import SilentListener
@@ -22,7 +26,10 @@ from optpipe.workspace.store import Store
 def store(tmp_path):
     found = Store(tmp_path)
     found.produce(
-        "artifact", {"a": 1}, lambda folder: {"n": (folder / "file").write_text("x")}, listener=SilentListener()
+        thing_of("artifact"),
+        {"a": 1},
+        lambda folder: Thing((folder / "file").write_text("x")),
+        listener=SilentListener(),
     )
     return found
 
@@ -36,27 +43,25 @@ def run_in(store, *, whole=True):
 
 
 def test_runs_and_what_is_damaged_are_listed(store):
-    damaged, _ = store.produce("graph", {"b": 1}, lambda _: {}, listener=SilentListener())
+    damaged, _ = store.produce(thing_of("graph"), {"b": 1}, lambda _: Thing(), listener=SilentListener())
     (damaged.path / MANIFEST).write_text("{")
     whole, unfinished, broken = run_in(store), run_in(store, whole=False), run_in(store)
     (broken / MANIFEST).write_text("[]")
-    record = document_from_store(store)
-    assert record["damaged"] == [damaged.path.name]
-    said = {each["run_id"]: each["status"] for each in record["runs"]}
+    listing = list_stored(store)
+    assert listing.damaged == (damaged.path.name,)
+    said = {each.run_id: each.status for each in listing.runs}
     assert said == {whole.name: "complete", unfinished.name: "unfinished", broken.name: "damaged"}
-    text = text_of(render_stored(record))
+    text = text_of(render_stored(listing))
     assert f"optpipe rm {damaged.path.name}" in text
     assert "optpipe bench digits" in text
-    assert text_of(render_stored({"workspace": "w", "entries": [], "damaged": [], "runs": []})).startswith(
-        "nothing stored yet"
-    )
+    assert text_of(render_stored(StoreListing("w", (), (), ()))).startswith("nothing stored yet")
 
 
 def test_a_run_is_shown_and_removed_by_its_name(store):
     run = run_in(store)
     assert find_run(store, run.name[:12]) == run
     assert "made" in text_of(render_run(describe_run(run)))
-    assert remove_stored(store, run.name, with_dependents=False)["removed"] == [run.name]
+    assert remove_stored(store, run.name, with_dependents=False).removed == (run.name,)
     assert not run.exists()
     with pytest.raises(BadInputError, match="optpipe ls"):
         remove_stored(store, run.name, with_dependents=False)
@@ -82,23 +87,23 @@ def test_a_damaged_entry_is_removed_by_name_id_or_gc(store):
         lambda entry: remove_stored(store, entry.id, with_dependents=False),
         lambda _: collect_garbage(store, dry_run=False),
     ):
-        entry, _ = store.produce("graph", {"b": 1}, lambda _: {}, listener=SilentListener())
+        entry, _ = store.produce(thing_of("graph"), {"b": 1}, lambda _: Thing(), listener=SilentListener())
         (entry.path / MANIFEST).unlink()
-        assert remove(entry)["removed"] == [entry.path.name]
+        assert remove(entry).removed == (entry.path.name,)
         assert len(store.list_entries()) == 1
 
 
 def test_what_gc_would_free_is_what_it_frees(store):
     unneeded, _ = store.produce(
-        "graph", {"b": 1}, lambda folder: {"n": (folder / "x").write_text("y")}, listener=SilentListener()
+        thing_of("graph"), {"b": 1}, lambda folder: Thing((folder / "x").write_text("y")), listener=SilentListener()
     )
     damaged, _ = store.produce(
-        "graph", {"c": 1}, lambda folder: {"n": (folder / "x").write_text("y")}, listener=SilentListener()
+        thing_of("graph"), {"c": 1}, lambda folder: Thing((folder / "x").write_text("y")), listener=SilentListener()
     )
     (damaged.path / MANIFEST).write_text("{")
     would = collect_garbage(store, dry_run=True)
     assert unneeded.path.exists()
-    assert {**would, "dry_run": False} == collect_garbage(store, dry_run=False)
+    assert replace(would, dry_run=False) == collect_garbage(store, dry_run=False)
     assert store.scan_entries()[1] == []
 
 
@@ -106,9 +111,9 @@ def test_gc_keeps_what_the_kept_artifacts_are_compared_with(tmp_path):
     store, quiet = Store(tmp_path), SilentListener()
 
     def make(kind, *parents):
-        return store.produce(kind, {"of": kind, "parents": parents}, lambda _: {}, parents=parents, listener=quiet)[
-            0
-        ].id
+        return store.produce(
+            thing_of(kind), {"of": kind, "parents": parents}, lambda _: Thing(), parents=parents, listener=quiet
+        )[0].id
 
     model = make("exported")
     reference = make("reference", model)
@@ -116,6 +121,6 @@ def test_gc_keeps_what_the_kept_artifacts_are_compared_with(tmp_path):
     verification = make("verification", artifact, reference)
     other = make("exported", "gone")
     unneeded = make("reference", other)
-    removed = set(collect_garbage(store, dry_run=False)["removed"])
+    removed = set(collect_garbage(store, dry_run=False).removed)
     assert removed == {f"exported-{other}", f"reference-{unneeded}"}
     assert {each.id for each in store.list_entries()} == {model, reference, artifact, verification}

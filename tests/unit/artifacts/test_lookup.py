@@ -4,11 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.fakes.entries import artifact_info
 
 from optpipe.artifacts.lookup import explain_different_weights, find_artifacts, format_model_argument
 from optpipe.core.card import ModelCard, Task
+from optpipe.core.entries import ArtifactInfo, ModelInfo
 from optpipe.core.events import SilentListener
 from optpipe.core.tensors import InputSpec
+from optpipe.core.weights import WeightsRecord
 from optpipe.errors import BadInputError
 from optpipe.signoff.collect import SignoffRequest, find_judged_artifact
 from optpipe.signoff.policy import policy_from_toml
@@ -26,16 +29,15 @@ inputs = [{name = "x", min = [1, 8], opt = [4, 8], max = [16, 8]}]
 def built(store: Store, name: str, source: str, weights: str = "a", precision: str = "fp32") -> Entry:
     card = ModelCard(name, source, Task.OTHER, INPUTS)
 
-    def exported(folder: Path) -> dict[str, str]:
+    def exported(folder: Path) -> ModelInfo:
         (folder / CARD).write_text(json.dumps(card.to_dict()))
-        return {"name": name, "source": source}
+        return ModelInfo(name, source, WeightsRecord("file", weights), simplified=True, own_precision=None)
 
     model = {"source": {"file": source, "card": name}, "weights": {"file": weights}, "batch": None, "shapes": {}}
-    entry, _ = store.produce("model", {"model": model}, exported, listener=SilentListener())
-    info = {"model": name, "source": source, "backend": "onnxruntime", "precision": precision, "device": "cpu"}
-    info |= {"weights": {"source": "file", "sha256": weights}}
+    entry, _ = store.produce(ModelInfo, {"model": model}, exported, listener=SilentListener())
+    info = artifact_info(model=name, source=source, precision=precision, weights=WeightsRecord("file", weights))
     recipe = {"of": entry.id, "precision": precision}
-    return store.produce("artifact", recipe, lambda _: info, parents=(entry.id,), listener=SilentListener())[0]
+    return store.produce(ArtifactInfo, recipe, lambda _: info, parents=(entry.id,), listener=SilentListener())[0]
 
 
 @pytest.fixture
@@ -79,7 +81,7 @@ def test_a_model_is_known_by_its_name_its_source_and_its_file(store: Store, text
             find_artifacts(text, store)
         return
     assert [each.card.name for each in find_artifacts(text, store)] == [name]
-    assert find_judged_artifact(wanted, store).info["model"] == name
+    assert find_judged_artifact(wanted, store).info.model == name
 
 
 def test_the_build_that_was_made_or_found_last_is_meant(store: Store) -> None:

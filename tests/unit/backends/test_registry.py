@@ -1,11 +1,12 @@
 """Which options are in force for a stored artifact."""
 
 import pytest
+from tests.fakes.entries import artifact_info
 
 from optpipe.backends.registry import BACKENDS, resolve_effective_options
 from optpipe.errors import BadInputError, StageError
 
-INFO = {"backend": "onnxruntime", "device": "cuda", "options": {"nhwc": False}}
+INFO = artifact_info(device="cuda", options={"nhwc": False})
 
 
 def test_text_from_the_command_line_is_read_as_the_type_of_its_option():
@@ -29,9 +30,9 @@ def test_a_number_that_no_builder_takes_is_refused_before_it_builds(given):
 
 @pytest.mark.parametrize("name", ["tensorrt", "tensorrt-rtx", "torch-tensorrt", "inductor"])
 def test_what_only_a_build_takes_is_not_in_force_at_run_time(name):
-    built = {"backend": name, "device": "cuda", "options": BACKENDS[name].recipe("cuda", {})["options"]}
+    built = artifact_info(backend=name, device="cuda", options=BACKENDS[name].recipe("cuda", {})["options"])
     assert resolve_effective_options(built, {}).keys() == {"cuda_graph"}
-    given = next(key for key in built["options"] if key != "cuda_graph")
+    given = next(key for key in built.options if key != "cuda_graph")
     with pytest.raises(BadInputError, match=rf"is a build option of {name}: optpipe build --option {name}\.{given}=7"):
         resolve_effective_options(built, {given: "7"})
 
@@ -40,6 +41,6 @@ def test_an_engine_takes_the_options_that_are_in_force(tmp_path):
     """Without a GPU an engine is refused, but after its options were read."""
     pytest.importorskip("tensorrt_rtx", reason="needs the wheel tensorrt-rtx-cu13")
     (tmp_path / "model.engine").write_bytes(b"no engine")
-    info = {"backend": "tensorrt-rtx", "device": "cuda"}
+    info = artifact_info(backend="tensorrt-rtx", device="cuda")
     with pytest.raises(StageError, match=r"cannot load model\.engine"):
-        BACKENDS["tensorrt-rtx"].load(tmp_path, info, "cuda", resolve_effective_options(info, {"cuda_graph": "false"}))
+        BACKENDS["tensorrt-rtx"].load(tmp_path, info, resolve_effective_options(info, {"cuda_graph": "false"}))

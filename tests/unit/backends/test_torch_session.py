@@ -2,18 +2,22 @@
 
 import numpy as np
 import torch
+from tests.fakes.entries import artifact_info
 
 from optpipe.backends.torch_session import TorchSession
 
-INFO = {
-    "inputs": [{"name": "x", "dtype": "float32", "shape": ["batch", 3]}],
-    "outputs": [{"name": "y", "dtype": "float32", "shape": ["batch", 3]}],
-}
+INFO = artifact_info(
+    backend="torch",
+    details={
+        "inputs": [{"name": "x", "dtype": "float32", "shape": ["batch", 3]}],
+        "outputs": [{"name": "y", "dtype": "float32", "shape": ["batch", 3]}],
+    },
+)
 
 
 def test_writing_into_a_bound_input_leaves_the_given_array_alone() -> None:
     given = np.ones((2, 3), np.float32)
-    session = TorchSession(lambda x: x + torch.ones_like(x), INFO, "cpu", {})
+    session = TorchSession(lambda x: x + torch.ones_like(x), INFO, {})
     binding = session.bind({"x": given})
     binding.inputs["x"][...] = 5
     binding.launch()

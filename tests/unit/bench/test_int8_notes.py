@@ -1,15 +1,20 @@
 """INT8 that does not pay or costs too much says so in `bench`, `compare` and `signoff`, and decides nothing by it."""
 
+from dataclasses import replace
+
 import polars as pl
 import pytest
 from tests.fakes.console import text_of
 
-from optpipe.artifacts.facts import judged_build_from_manifest
+from optpipe.artifacts.facts import judged_build_from_entry
 from optpipe.bench.int8_notes import add_int8_notes, check_int8_accuracy, find_int8_causes
 from optpipe.compare.overview import compare_workspace
+from optpipe.core.entries import LintFinding, LintSummary
 from optpipe.core.measurement import read_measurements
 from optpipe.core.records import json_from_record
+from optpipe.core.weights import WeightsRecord
 from optpipe.evaluate.recompute import observe_accuracy
+from optpipe.evaluate.result import Dataset, EvaluatedModel, Evaluation
 from optpipe.reporters.terminal_signoff import render_verdict
 from optpipe.signoff.collect import SignoffRequest, collect_evidence
 from optpipe.signoff.dossier import check_dossier, finish_dossier
@@ -18,14 +23,12 @@ from optpipe.signoff.policy import policy_from_toml
 from optpipe.workspace.runs import (
     begin_run,
     finish_run,
-    write_json,
+    write_bytes,
 )
 
-LINT = {
-    "counts": {"reformat": 3, "channels": 1},
-    "first": {"rule": "reformat", "layer": "conv7", "message": "floating point between INT8 layers", "advice": "…"},
-    "findings": [],
-}
+LINT = LintSummary(
+    {"reformat": 3, "channels": 1}, (LintFinding("reformat", "conv7", "floating point between INT8 layers", "…"),)
+)
 POLICY = "schema = 1\nname = 'p'\n[build]\nprecision = 'int8'\n[size]\nmaximum = '1 GiB'\n"
 
 
@@ -36,6 +39,11 @@ def built(workspace):
     return workspace, slow, fast
 
 
+def evaluation(budget, *rows):
+    dataset = Dataset("digits/validation", "images", "0" * 64, 1000, (), True, 10)
+    return Evaluation("digits", "card:digits", "0", WeightsRecord("file", "0"), dataset, budget, rows, "")
+
+
 def evaluated(workspace, entry, lost, budget=None, n=1000):
     """An evaluation whose source is right everywhere and whose artifact lost `lost` samples."""
     run = begin_run(workspace.path, "evaluate")
@@ -44,19 +52,18 @@ def evaluated(workspace, entry, lost, budget=None, n=1000):
     frame = {"path": [str(index) for index in range(n)], "sha256": [""] * n, "label": [None] * n, "class": classes}
     table = pl.DataFrame(frame | {"source:best": [[label] for label in classes], f"{entry.id}:best": answers})
     table.write_parquet(run.path / "predictions.parquet")
-    write_json(run.path / "evaluate.json", {"model": "digits", "accuracy_budget": budget, "results": []})
-    details = {"model": "digits", "trained": True}
-    return finish_run(run, command=["optpipe", "evaluate", "digits"], parents=[entry.id], details=details)
+    write_bytes(run.path / "evaluate.json", json_from_record(evaluation(budget)))
+    command = ["optpipe", "evaluate", "digits"]
+    return finish_run(run, command=command, parents=[entry.id], model="digits", trained=True)
 
 
 def test_causes_are_read_from_the_built_network_and_the_linter(built) -> None:
     _, slow, fast = built
-    info = {**slow.info, "lint": LINT}
-    assert find_int8_causes(info) == (
+    assert find_int8_causes(replace(slow.info, lint=LINT)) == (
         "only 40% of its MACs run in int8; "
         "the linter reports 3 × reformat, 1 × channels (conv7: floating point between INT8 layers)"
     )
-    assert find_int8_causes({**fast.info, "lint": LINT}) == ""
+    assert find_int8_causes(replace(fast.info, lint=LINT)) == ""
 
 
 @pytest.mark.parametrize(("lost", "budget", "said"), [
@@ -69,9 +76,9 @@ def test_causes_are_read_from_the_built_network_and_the_linter(built) -> None:
 def test_a_drop_is_held_against_its_budget(built, lost, budget, said) -> None:
     workspace, slow, fast = built
     run = evaluated(workspace, slow, lost, budget)
-    note = check_int8_accuracy([run], judged_build_from_manifest(slow.manifest))
+    note = check_int8_accuracy([run], judged_build_from_entry(slow))
     assert (note is None) if said is None else (said in note.message)
-    assert check_int8_accuracy([run], judged_build_from_manifest(fast.manifest)) is None
+    assert check_int8_accuracy([run], judged_build_from_entry(fast)) is None
 
 
 def test_bench_marks_both(built) -> None:
@@ -129,10 +136,10 @@ def test_signoff_says_that_nothing_was_measured_beside_int8(built, tmp_path) -> 
 def test_samples_that_calibrated_a_build_widen_what_is_judged(built) -> None:
     workspace, slow, _ = built
     run = evaluated(workspace, slow, 5)
-    plain = observe_accuracy([run], judged_build_from_manifest(slow.manifest), 0.95)
-    row = {"artifact": slow.id, "n": 1000, "calibrated_on": 30}
-    write_json(run.path / "evaluate.json", {"model": "digits", "accuracy_budget": None, "results": [row]})
-    found = observe_accuracy([run], judged_build_from_manifest(slow.manifest), 0.95)
+    plain = observe_accuracy([run], judged_build_from_entry(slow), 0.95)
+    row = EvaluatedModel("onnxruntime", "int8", "cpu", samples=1000, artifact=slow.id, calibrated_on=30)
+    write_bytes(run.path / "evaluate.json", json_from_record(evaluation(None, row)))
+    found = observe_accuracy([run], judged_build_from_entry(slow), 0.95)
     assert found["drop"].value == plain["drop"].value
     assert found["drop"].high == pytest.approx(plain["drop"].high + 0.03)
     assert found["top1"].low == pytest.approx(plain["top1"].low - 0.03)

@@ -13,6 +13,7 @@ from optpipe.compare.best import sort_by_goal
 from optpipe.compare.compare import Baseline, BuildFacts, compare_measurements
 from optpipe.compare.overview import compare_workspace, find_bench_runs
 from optpipe.core.comparison import Goal
+from optpipe.core.environment import Environment
 from optpipe.core.estimate import Estimate
 from optpipe.core.measurement import (
     LatencySummary,
@@ -40,7 +41,7 @@ def measured(name, p50, half, *, run="run-a", precision="fp16", batch=1, rate=10
         verdict=Validity.VALID if valid else Validity.INVALID, reasons=(), samples=1000, latency_ns=latency,
         throughput_images_per_s=Estimate(rate, rate * 0.9, rate * 1.1),
     )  # fmt: skip
-    return RecordedMeasurement(found, run, environment or {"cpu": "one"})
+    return RecordedMeasurement(found, run, environment or Environment(cpu="one"))
 
 
 def against(contender, baseline):
@@ -220,7 +221,7 @@ def test_a_limit_that_nothing_meets_names_the_nearest():
 
 
 def test_different_machines_are_refused_unless_asked_for():
-    here, there = measured("a", 1.0, 0.1), measured("b", 1.0, 0.1, run="run-b", environment={"cpu": "two"})
+    here, there = measured("a", 1.0, 0.1), measured("b", 1.0, 0.1, run="run-b", environment=Environment(cpu="two"))
     with pytest.raises(BadInputError, match="cpu: one and two"):
         compare_measurements([here, there])
     assert "different machines" in compare_measurements([here, there], across=True).warnings[0]

@@ -20,6 +20,6 @@ def test_a_plan_that_was_shown_to_change_the_predictions_is_not_taken(tmp_path, 
     run = begin_run(tmp_path, "preprocess")
     record = replace(preprocess_record(plan), verdict=Verdict(verdict))
     (run.path / PREPROCESSING).write_bytes(json_from_record(record))
-    finish_run(run, command="optpipe preprocess digits", details={"model": "digits"})
+    finish_run(run, command="optpipe preprocess digits", model="digits")
     assert find_tuned_plan("digits", Store(tmp_path), gpu=False) == (plan if taken else None)
     assert find_tuned_plan("digits", Store(tmp_path), gpu=True) is None

@@ -1,13 +1,14 @@
 import numpy as np
 import polars as pl
 import pytest
+from tests.fakes.entries import artifact_info
 
 from optpipe.core.card import ModelCard, Task
 from optpipe.errors import BadInputError
 from optpipe.evaluate.evaluate import (
     EvaluatedArtifact,
     predictions_from_scores,
-    records_from_evaluation,
+    score_artifacts,
     write_predictions,
 )
 from optpipe.inputs.image_set import ImageSet
@@ -28,12 +29,12 @@ def scores(right_share: float, seed: int = 1):
 
 class Entry:
     id = "abc"
-    info = {"backend": "onnxruntime", "precision": "int8", "device": "cpu"}  # noqa: RUF012
+    info = artifact_info(precision="int8")
 
 
 def rows(found, labels=LABELS, trained=True, budget=None):
     evaluated = [EvaluatedArtifact(None, predictions_from_scores(scores(0.95))), EvaluatedArtifact(Entry(), found)]
-    return list(records_from_evaluation(evaluated, labels, trained, budget))
+    return list(score_artifacts(evaluated, labels, trained, budget))
 
 
 def named(labels) -> ImageSet:
@@ -52,30 +53,30 @@ def card(labels=()) -> ModelCard:
 
 def test_the_source_is_a_row_and_equal_predictions_lose_nothing() -> None:
     source, same = rows(predictions_from_scores(scores(0.95)))
-    assert source["precision"] == "source"
-    assert source["top1"] == pytest.approx(0.95, abs=0.03)
-    assert source["top1_ci"][0] < source["top1"] < source["top1_ci"][1]
-    assert same["drop_vs_source"] == 0
-    assert same["agreement"] == 1
-    assert same["drop_ci"][1] > 0  # 400 images cannot prove equality
-    assert same["moved"] == []
+    assert source.precision == "source"
+    assert source.accuracy.top1 == pytest.approx(0.95, abs=0.03)
+    assert source.accuracy.top1_ci[0] < source.accuracy.top1 < source.accuracy.top1_ci[1]
+    assert same.accuracy.drop == 0
+    assert same.agreement.share == 1
+    assert same.accuracy.drop_ci[1] > 0  # 400 images cannot prove equality
+    assert same.agreement.moved == ()
 
 
 def test_a_planted_drop_is_found_and_where_it_went() -> None:
     broken = scores(0.95)
     broken[LABELS == 3, 7] = 9.0
     _, row = rows(predictions_from_scores(broken), budget=0.01)
-    assert row["drop_ci"][0] > 0
-    assert row["mcnemar_p"] < 1e-6
-    assert row["moved"][0]["from"] == 3
-    assert row["moved"][0]["to"] == 7
-    assert row["verdict"] == "FAIL"
+    assert row.accuracy.drop_ci[0] > 0
+    assert row.accuracy.mcnemar_p < 1e-6
+    assert row.agreement.moved[0].source_class == 3
+    assert row.agreement.moved[0].artifact_class == 7
+    assert row.verdict == "FAIL"
 
 
 def test_verdicts_follow_the_interval() -> None:
-    assert rows(predictions_from_scores(scores(0.95)), budget=0.02)[1]["verdict"] == "PASS"
-    assert rows(predictions_from_scores(scores(0.95)), budget=0.001)[1]["verdict"] == "INCONCLUSIVE"
-    assert rows(None, budget=0.5)[1]["verdict"] == "INCONCLUSIVE"
+    assert rows(predictions_from_scores(scores(0.95)), budget=0.02)[1].verdict == "PASS"
+    assert rows(predictions_from_scores(scores(0.95)), budget=0.001)[1].verdict == "INCONCLUSIVE"
+    assert rows(None, budget=0.5)[1].verdict == "INCONCLUSIVE"
 
 
 def test_calibration_samples_count_as_lost() -> None:
@@ -83,9 +84,9 @@ def test_calibration_samples_count_as_lost() -> None:
         EvaluatedArtifact(None, predictions_from_scores(scores(0.95))),
         EvaluatedArtifact(Entry(), predictions_from_scores(scores(0.95)), calibrated_on=8),
     ]
-    found = {budget: list(records_from_evaluation(evaluated, LABELS, True, budget))[1] for budget in (0.02, 0.05)}
-    assert found[0.02]["verdict"] == "INCONCLUSIVE"
-    assert found[0.05]["verdict"] == "PASS"
+    found = {budget: list(score_artifacts(evaluated, LABELS, True, budget))[1] for budget in (0.02, 0.05)}
+    assert found[0.02].verdict == "INCONCLUSIVE"
+    assert found[0.05].verdict == "PASS"
 
 
 def test_random_weights_prove_nothing() -> None:
@@ -95,10 +96,10 @@ def test_random_weights_prove_nothing() -> None:
         EvaluatedArtifact(None, predictions_from_scores(constant)),
         EvaluatedArtifact(Entry(), predictions_from_scores(constant)),
     ]
-    _, row = records_from_evaluation(evaluated, LABELS, trained=False, budget=0.5)
-    assert row["top1"] is None
-    assert row["agreement"] is None
-    assert row["verdict"] == "INCONCLUSIVE"
+    _, row = score_artifacts(evaluated, LABELS, trained=False, budget=0.5)
+    assert row.accuracy is None
+    assert row.agreement is None
+    assert row.verdict == "INCONCLUSIVE"
 
 
 def test_labels_by_name_index_or_order() -> None:

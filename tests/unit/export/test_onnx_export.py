@@ -56,7 +56,7 @@ def checked(folder, forward, more=""):
 def test_forwards_as_people_write_them(tmp_path, forward, more, outputs) -> None:
     card, found = checked(tmp_path, forward, more)
     assert len(card.outputs) == outputs
-    assert all(each["relative"] < 1e-3 for each in found.info["export_parity"])
+    assert all(each.relative < 1e-3 for each in found.info.export_parity)
     assert [each.below for each in card.inputs] == [None, 10][: len(card.inputs)]
 
 

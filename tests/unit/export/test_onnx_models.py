@@ -97,9 +97,7 @@ def built(path, folder, *precisions, **more):
 
 
 def outcome(found):
-    return [
-        (each.entry.info["precision_proof"]["proven"], each.verification.info["passed"]) for each in found.artifacts
-    ]
+    return [(each.entry.info.precision_proof.proven, each.verification.info.passed) for each in found.artifacts]
 
 
 def test_it_is_built_verified_and_calibrated_on_tensors(tmp_path) -> None:
@@ -107,8 +105,8 @@ def test_it_is_built_verified_and_calibrated_on_tensors(tmp_path) -> None:
     np.savez(tmp_path / "data.npz", **tensors)
     found = built(recurrent(tmp_path), tmp_path, "fp32", images=tmp_path / "data.npz")
     assert outcome(found) == [(True, True)]
-    assert found.artifacts[0].entry.info["precision_proof"]["share"]["total_macs"] == 8 * 16 * (6 + 4)
-    assert found.artifacts[0].verification.info["samples"] == 40
+    assert found.artifacts[0].entry.info.precision_proof.share.total_macs == 8 * 16 * (6 + 4)
+    assert found.artifacts[0].verification.info.samples == 40
 
 
 def product(folder, **more):
@@ -124,7 +122,7 @@ def test_calibration_on_tensors_for_any_model(tmp_path) -> None:
     np.savez(tmp_path / "data.npz", x=normal(60, 32))
     found = built(product(tmp_path), tmp_path, "int8", calibration=tmp_path / "data.npz")
     assert outcome(found) == [(True, True)]
-    assert found.artifacts[0].entry.info["precision_proof"]["share"]["macs"] == {"int8": 1.0}
+    assert found.artifacts[0].entry.info.precision_proof.share.macs == {"int8": 1.0}
 
 
 def test_without_calibration_data_nothing_is_exported(tmp_path) -> None:
@@ -163,7 +161,7 @@ def quantized(folder, dynamic=False):
 def test_a_model_that_is_quantized_already_is_built_as_it_is(tmp_path, dynamic) -> None:
     found = built(quantized(tmp_path, dynamic), tmp_path, "int8", "fp16" if dynamic else "fp32")
     assert outcome(found)[0] == (True, True)
-    assert found.artifacts[0].entry.info["precision_proof"]["share"]["macs"] == {"int8": 1.0}
+    assert found.artifacts[0].entry.info.precision_proof.share.macs == {"int8": 1.0}
 
 
 def half(folder):
@@ -212,4 +210,4 @@ def test_a_product_behind_an_operator_of_the_runtime_counts(tmp_path) -> None:
     dims = {"x": ("FLOAT", ["batch", 32])}
     path = saved(tmp_path, nodes, dims, {"y": ("FLOAT", ["batch", 16])}, v=normal(32, 64), w=normal(64, 16))
     found = built(path, tmp_path, "fp32")
-    assert found.artifacts[0].entry.info["precision_proof"]["share"]["total_macs"] == 8 * 64 * (32 + 16)
+    assert found.artifacts[0].entry.info.precision_proof.share.total_macs == 8 * 64 * (32 + 16)

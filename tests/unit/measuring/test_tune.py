@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.fakes.entries import artifact_info
 from tests.fakes.measurements import planted
 
-from optpipe.backends.registry import BACKENDS, get_runtime_options, resolve_effective_options
+from optpipe.backends.registry import BACKENDS, resolve_effective_options
 from optpipe.core.measurement import Reason, Subject
 from optpipe.measuring.tune import list_alternatives, list_choices, tune_options
 
@@ -93,16 +94,18 @@ def test_without_anything_to_try_the_defaults_are_used():
 
 
 def test_what_is_tried_are_the_options_of_the_backends_and_all_of_them():
-    assert set(list_choices(4)) == {option for place in PLACES for option in get_runtime_options(*place)}
+    assert set(list_choices(4)) == {
+        option for name, device in PLACES for option in BACKENDS[name].runtime_options(device)
+    }
 
 
 @pytest.mark.parametrize(("name", "device"), PLACES)
 def test_every_alternative_is_another_value_that_the_backend_takes(name, device):
-    defaults = get_runtime_options(name, device)
+    defaults = BACKENDS[name].runtime_options(device)
     assert list_alternatives(defaults, 4).keys() == defaults.keys(), "an option without an alternative cannot be tuned"
     for option, values in list_alternatives(defaults, 4).items():
         for value in values:
-            found = resolve_effective_options({"backend": name, "device": device}, {option: str(value)})
+            found = resolve_effective_options(artifact_info(backend=name, device=device), {option: str(value)})
             assert found == {**defaults, option: value}
             assert value != defaults[option]
             assert type(value) is type(defaults[option])

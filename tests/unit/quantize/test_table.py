@@ -2,13 +2,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from optpipe.core.entries import SampleSetSummary
 from optpipe.errors import BadInputError
 from optpipe.quantize.table import (
     CalibrationTable,
     TensorRange,
     is_table,
-    table_from_file,
-    table_from_json,
+    read_table,
+    write_table,
 )
 
 finite = st.floats(-(2.0**90), 2.0**90, width=32)
@@ -20,7 +21,7 @@ def table(**changes) -> CalibrationTable:
         "method": "mse",
         "model": "digits",
         "graph_sha256": "a" * 64,
-        "image_set": {"name": "digits/calibration", "sha256": "b" * 64, "count": 500, "seed": 0},
+        "set": SampleSetSummary("digits/calibration", "b" * 64, 500, 0),
         "transform_sha256": None,
         "ranges": {"image": TensorRange(2.0, -1.0, 2.0)},
         "keep": ("head",),
@@ -29,21 +30,12 @@ def table(**changes) -> CalibrationTable:
 
 
 @given(st.dictionaries(st.text(min_size=1, max_size=9), ranges, max_size=4))
-def test_reading_gives_what_was_written(values) -> None:
-    written = table(ranges=values)
-    read = table_from_json(written.to_json(), "t")
-    assert read.to_json() == written.to_json()
-    assert read.ranges.keys() == values.keys()
-    assert all(read.ranges[name].amax == pytest.approx(each.amax, rel=1e-8) for name, each in values.items())
-
-
-def test_one_line_per_tensor(tmp_path) -> None:
-    path = tmp_path / "t.json"
-    path.write_text(table().to_json())
-    assert '    "image": {"amax": 2, "low": -1, "high": 2}\n' in path.read_text()
+def test_reading_gives_what_was_written(tmp_path_factory, values) -> None:
+    path = tmp_path_factory.mktemp("table") / "t.json"
+    write_table(path, table(ranges=values))
+    assert read_table(path) == table(ranges=values)
     assert is_table(path)
-    assert not is_table(tmp_path)
-    assert table_from_file(path) == table()
+    assert not is_table(path.parent)
 
 
 @pytest.mark.parametrize("amax", [0.0, -1.0, float("nan"), float("inf")])
@@ -52,12 +44,23 @@ def test_no_range_without_a_usable_bound(amax) -> None:
         TensorRange(amax, 0.0, 1.0)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "optpipe.calibration-table/1"}'])
-def test_unreadable(text) -> None:
-    with pytest.raises(BadInputError, match=r"my\.json is not a readable calibration table"):
-        table_from_json(text, "my.json")
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "truncated"),
+        ("[]", "expected `object`"),
+        ("{}", "missing required field `method`"),
+        ('{"ranges": {"x": {"amax": 0, "low": 0, "high": 1}}}', r"finite positive amax.*\$\.ranges"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_place(tmp_path, text, said) -> None:
+    path = tmp_path / "my.json"
+    path.write_text(text)
+    with pytest.raises(BadInputError, match=rf"my\.json: .*{said}"):
+        read_table(path)
 
 
-def test_other_version() -> None:
+def test_other_version(tmp_path) -> None:
+    write_table(tmp_path / "my.json", table(format="optpipe.calibration-table/9"))
     with pytest.raises(BadInputError, match=r"this version of optpipe reads optpipe\.calibration-table/1"):
-        table_from_json('{"format": "optpipe.calibration-table/9"}', "my.json")
+        read_table(tmp_path / "my.json")

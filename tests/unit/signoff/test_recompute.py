@@ -59,9 +59,8 @@ def forged(folder, name, change):
     change(path)
     run = next(each for each in path.parents if (each / "manifest.json").is_file())
     manifest = json.loads((run / "manifest.json").read_text())
-    for record in manifest["files"]:
-        if run / record["path"] == path:
-            record |= {"sha256": hash_file(path), "bytes": path.stat().st_size}
+    own = manifest["files"][path.relative_to(run).as_posix()]
+    own |= {"sha256": hash_file(path), "size_bytes": path.stat().st_size}
     (run / "manifest.json").write_text(json.dumps(manifest))
     seal_folder(folder)
     return check_dossier(folder)
@@ -185,8 +184,8 @@ def test_values_of_the_wrong_kind_are_problems_and_never_a_traceback(dossier, tm
     path.write_text(json.dumps(document))
     for manifest in {*folder.glob("runs/*/manifest.json")} - {path}:
         record = json.loads(manifest.read_text())
-        for file in record["files"]:
-            if manifest.parent / file["path"] == path:
+        for name, file in record["files"].items():
+            if manifest.parent / name == path:
                 file["sha256"] = hash_file(path)
         manifest.write_text(json.dumps(record))
     seal_folder(folder)

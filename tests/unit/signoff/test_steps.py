@@ -13,7 +13,7 @@ from optpipe.workspace.store import Store
 
 def test_an_interrupted_bench_ends_the_walk_it_is_part_of(monkeypatch, tmp_path):
     def bench(*_):
-        return BenchResult(Run(Path("r"), {}), (), interrupted=interrupted)
+        return BenchResult(Run(Path("r"), None), (), interrupted=interrupted)
 
     monkeypatch.setattr("optpipe.bench.bench.bench_artifacts", bench)
     interrupted = False

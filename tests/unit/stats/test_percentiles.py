@@ -59,7 +59,7 @@ def test_ranks_by_hand():
 @pytest.mark.parametrize("correlation", [0.0, 0.7])
 def test_intervals_cover_also_when_samples_are_correlated(percent, correlation):
     generator = np.random.default_rng(7)
-    truth = float(np.exp(0.1 * {50.0: 0.0, 90.0: 1.281552, 99.0: 2.326348}[percent]))
+    truth = 1e6 * float(np.exp(0.1 * {50.0: 0.0, 90.0: 1.281552, 99.0: 2.326348}[percent]))
     covered = 0
     for _ in range(200):
         noise = generator.standard_normal(3000) * np.sqrt(1 - correlation**2)

@@ -1,8 +1,10 @@
 import json
+import platform
 
 import polars as pl
 import pytest
 
+from optpipe.core.records import plain_from_record
 from optpipe.errors import BadInputError, StageError
 from optpipe.workspace import runs
 
@@ -11,7 +13,7 @@ def finished(workspace, kind="bench"):
     run = runs.begin_run(workspace, kind)
     (run.path / "samples").mkdir()
     (run.path / "samples" / "m0.bin").write_bytes(b"abc")
-    return runs.finish_run(run, command=["optpipe", "bench", "a b"], parents=["onnxruntime-0123"], details={"n": 1})
+    return runs.finish_run(run, command=["optpipe", "bench", "a b"], parents=["onnxruntime-0123"], model="digits")
 
 
 def test_a_run_exists_only_once_its_manifest_is_written(tmp_path):
@@ -39,10 +41,10 @@ def test_a_run_that_is_worth_nothing_in_part_leaves_nothing(tmp_path):
 
 def test_the_manifest_reproduces_and_names_its_parents(tmp_path):
     manifest = runs.load_run(finished(tmp_path).path).manifest
-    assert manifest["command"] == "optpipe bench 'a b'"
-    assert manifest["parents"] == ["onnxruntime-0123"]
-    assert manifest["files"][0]["path"] == "samples/m0.bin"
-    assert "python" in manifest["environment"]
+    assert manifest.command == "optpipe bench 'a b'"
+    assert manifest.parents == ("onnxruntime-0123",)
+    assert list(manifest.files) == ["samples/m0.bin"]
+    assert manifest.environment.python == platform.python_version()
 
 
 def test_what_cannot_be_written_whole_leaves_nothing(tmp_path, monkeypatch):
@@ -57,12 +59,12 @@ def test_what_cannot_be_written_whole_leaves_nothing(tmp_path, monkeypatch):
 
 def test_every_change_is_found(tmp_path):
     run = finished(tmp_path)
-    assert runs.find_changed_files(run) == ()
+    assert run.find_problems() == []
     (run.path / "samples" / "m0.bin").write_bytes(b"abd")
     (run.path / "extra").write_text("x")
-    assert runs.find_changed_files(run) == ("extra: not in the manifest", "samples/m0.bin: changed")
+    assert run.find_problems() == ["extra: not in the manifest", "samples/m0.bin: changed"]
     (run.path / "samples" / "m0.bin").unlink()
-    assert "samples/m0.bin: missing" in runs.find_changed_files(run)
+    assert "samples/m0.bin: missing" in run.find_problems()
 
 
 def test_runs_are_listed_by_kind(tmp_path):
@@ -73,18 +75,18 @@ def test_runs_are_listed_by_kind(tmp_path):
 
 def test_another_schema_version_is_refused_by_number(tmp_path):
     run = finished(tmp_path)
-    manifest = dict(run.manifest) | {"schema_version": 99}
+    manifest = plain_from_record(run.manifest) | {"schema_version": 99}
     (run.path / runs.MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(BadInputError, match="version 99"):
         runs.load_run(run.path)
 
 
-@pytest.mark.parametrize("missing", ["run_id", "files", "parents", "details", "environment", "status"])
+@pytest.mark.parametrize("missing", ["run_id", "files", "parents", "environment", "status"])
 def test_a_manifest_that_lacks_something_is_damaged_and_says_how_to_remove_it(tmp_path, missing):
     run = finished(tmp_path)
-    (run.path / runs.MANIFEST).write_text(
-        json.dumps({name: run.manifest[name] for name in run.manifest if name != missing})
-    )
+    manifest = plain_from_record(run.manifest)
+    del manifest[missing]
+    (run.path / runs.MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(BadInputError, match=f"optpipe rm {run.run_id}"):
         runs.list_runs(tmp_path)
 

@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.fakes.entries import Thing
 
 from optpipe.artifacts.housekeeping import collect_garbage, remove_stored
+from optpipe.core.entries import ArtifactInfo
 from optpipe.core.events import SilentListener
 from optpipe.core.hashing import hash_value
 from optpipe.errors import BadInputError, StageError
-from optpipe.workspace.manifest import MANIFEST, find_damage
+from optpipe.workspace.manifest import MANIFEST
 from optpipe.workspace.store import Store
 
 json_values = st.recursive(
@@ -24,32 +26,30 @@ json_values = st.recursive(
 )
 
 
-def write_payload(directory: Path) -> dict[str, object]:
+def write_payload(directory: Path) -> Thing:
     (directory / "payload").write_bytes(b"x" * 1000)
-    return {"answer": 42}
+    return Thing()
 
 
 def test_a_second_request_is_answered_from_the_store(tmp_path: Path) -> None:
     store, calls = Store(tmp_path), []
 
-    def make(directory: Path) -> dict[str, object]:
+    def make(directory: Path) -> Thing:
         calls.append(directory)
         return write_payload(directory)
 
-    first, first_cached = store.produce("thing", {"a": 1}, make, listener=SilentListener())
-    second, second_cached = store.produce("thing", {"a": 1}, make, listener=SilentListener())
+    first, first_cached = store.produce(Thing, {"a": 1}, make, listener=SilentListener())
+    second, second_cached = store.produce(Thing, {"a": 1}, make, listener=SilentListener())
     assert (first_cached, second_cached, len(calls)) == (False, True, 1)
     assert first.path == second.path
-    assert second.info == {"answer": 42}
+    assert second.info == Thing(42)
 
 
 def test_what_a_build_found_last_is_the_newest(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    first, second = (
-        store.produce("thing", {"a": each}, write_payload, listener=SilentListener())[0] for each in (1, 2)
-    )
+    first, second = (store.produce(Thing, {"a": each}, write_payload, listener=SilentListener())[0] for each in (1, 2))
     for each in (first, second, first):
-        store.produce("thing", each.manifest.recipe, write_payload, listener=SilentListener())
+        store.produce(Thing, each.manifest.recipe, write_payload, listener=SilentListener())
         assert store.list_entries()[-1].id == each.id
     store.remove_folder(first.path)
     assert [each.name for each in (tmp_path / "used").iterdir()] == [second.path.name]
@@ -66,13 +66,13 @@ def test_the_order_of_keys_does_not_matter() -> None:
 
 
 def test_a_maker_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
-    def make(directory: Path) -> dict[str, object]:
+    def make(directory: Path) -> Thing:
         (directory / "half").write_text("half")
         message = "no"
         raise StageError(message)
 
     with pytest.raises(StageError):
-        Store(tmp_path).produce("thing", {}, make, listener=SilentListener())
+        Store(tmp_path).produce(Thing, {}, make, listener=SilentListener())
     assert Store(tmp_path).list_entries() == []
     assert list((tmp_path / "tmp").iterdir()) == []
 
@@ -80,33 +80,33 @@ def test_a_maker_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
 @given(position=st.integers(0, 999), value=st.integers(0, 255))
 def test_every_changed_byte_is_found(tmp_path_factory: pytest.TempPathFactory, position: int, value: int) -> None:
     store = Store(tmp_path_factory.mktemp("store"))
-    entry, _ = store.produce("thing", {}, write_payload, listener=SilentListener())
+    entry, _ = store.produce(Thing, {}, write_payload, listener=SilentListener())
     content = bytearray(entry.file("payload").read_bytes())
     changed = content[position] != value
     content[position] = value
     entry.file("payload").write_bytes(content)
-    assert (find_damage(entry.path, entry.manifest) is not None) == changed
+    assert (entry.find_damage() is not None) == changed
     if changed:
-        with pytest.raises(StageError, match=r"payload .*\nrebuild it with"):
+        with pytest.raises(StageError, match=r"payload: changed\nrebuild it with"):
             store.verify_entry(entry)
 
 
 def test_a_damaged_entry_is_made_again_and_said(tmp_path: Path) -> None:
     store, listener = Store(tmp_path), SilentListener()
-    entry, _ = store.produce("thing", {}, write_payload, listener=listener)
+    entry, _ = store.produce(Thing, {}, write_payload, listener=listener)
     entry.file("payload").write_bytes(b"short")
-    again, cached = store.produce("thing", {}, write_payload, listener=listener)
+    again, cached = store.produce(Thing, {}, write_payload, listener=listener)
     assert not cached
-    assert find_damage(again.path, again.manifest) is None
+    assert again.find_damage() is None
     assert listener.warnings == [f"store entry {entry.path.name} was damaged and is being rebuilt"]
 
 
 def test_a_full_disk_is_named_and_leaves_the_store_whole(tmp_path: Path) -> None:
-    def full(directory: Path) -> dict[str, object]:  # a fake: no test machine has a disk to fill
+    def full(directory: Path) -> Thing:  # a fake: no test machine has a disk to fill
         raise OSError(errno.ENOSPC, "No space left on device", str(directory / "payload"))
 
     with pytest.raises(StageError, match="no space left"):
-        Store(tmp_path).produce("thing", {}, full, listener=SilentListener())
+        Store(tmp_path).produce(Thing, {}, full, listener=SilentListener())
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
@@ -114,26 +114,26 @@ def test_a_workspace_that_is_a_file_is_named(tmp_path: Path) -> None:
     workspace = tmp_path / "file"
     workspace.write_text("")
     with pytest.raises(BadInputError, match="--workspace"):
-        Store(workspace).produce("thing", {}, write_payload, listener=SilentListener())
+        Store(workspace).produce(Thing, {}, write_payload, listener=SilentListener())
 
 
-def _slow(directory: Path) -> dict[str, object]:
+def _slow(directory: Path) -> Thing:
     (directory / "half").write_text("half")
     time.sleep(30)
-    return {}
+    return Thing()
 
 
 def _produce(workspace: Path, calls: "multiprocessing.Queue[int]") -> None:
-    def make(directory: Path) -> dict[str, object]:
+    def make(directory: Path) -> Thing:
         calls.put(os.getpid())
         time.sleep(0.2)
         return write_payload(directory)
 
-    Store(workspace).produce("thing", {}, make, listener=SilentListener())
+    Store(workspace).produce(Thing, {}, make, listener=SilentListener())
 
 
 def _produce_slowly(workspace: Path) -> None:
-    Store(workspace).produce("thing", {}, _slow, listener=SilentListener())
+    Store(workspace).produce(Thing, {}, _slow, listener=SilentListener())
 
 
 def test_killed_at_any_moment_the_next_run_goes_on(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_killed_at_any_moment_the_next_run_goes_on(tmp_path: Path) -> None:
     os.kill(process.pid, signal.SIGKILL)
     process.join()
     assert Store(tmp_path).list_entries() == []
-    entry, cached = Store(tmp_path).produce("thing", {}, write_payload, listener=SilentListener())
+    entry, cached = Store(tmp_path).produce(Thing, {}, write_payload, listener=SilentListener())
     assert not cached
     assert sorted(path.name for path in entry.path.iterdir()) == [MANIFEST, "payload"]
 
@@ -169,8 +169,8 @@ def test_two_builds_of_the_same_thing_take_turns(tmp_path: Path) -> None:
 )
 def test_an_unreadable_manifest_is_named_with_its_remedy_and_made_again(tmp_path: Path, text: str | None) -> None:
     store = Store(tmp_path)
-    entry, _ = store.produce("thing", {"a": 1}, write_payload, listener=SilentListener())
-    other, _ = store.produce("thing", {"a": 2}, write_payload, listener=SilentListener())
+    entry, _ = store.produce(Thing, {"a": 1}, write_payload, listener=SilentListener())
+    other, _ = store.produce(Thing, {"a": 2}, write_payload, listener=SilentListener())
     if text is None:
         (entry.path / MANIFEST).unlink()
     else:
@@ -179,13 +179,13 @@ def test_an_unreadable_manifest_is_named_with_its_remedy_and_made_again(tmp_path
     assert ([each.id for each in found], damaged) == ([other.id], [entry.path])
     with pytest.raises(BadInputError, match=f"optpipe rm {entry.path.name}"):
         store.list_entries()
-    again, cached = store.produce("thing", {"a": 1}, write_payload, listener=SilentListener())
+    again, cached = store.produce(Thing, {"a": 1}, write_payload, listener=SilentListener())
     assert (again.id, cached, len(store.list_entries())) == (entry.id, False, 2)
 
 
 def test_what_another_process_has_removed_is_no_failure(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    entry, _ = store.produce("thing", {"a": 1}, write_payload, listener=SilentListener())
+    entry, _ = store.produce(Thing, {"a": 1}, write_payload, listener=SilentListener())
     assert store.remove_folder(entry.path) > entry.size_bytes
     assert store.remove_folder(entry.path) == 0
 
@@ -195,13 +195,13 @@ def test_nothing_is_removed_while_another_process_makes_entries(tmp_path: Path) 
     made, go_on = fork.Event(), fork.Event()
 
     def other() -> None:
-        def make(directory: Path) -> dict[str, object]:
+        def make(directory: Path) -> Thing:
             made.set()
             go_on.wait(60)
             return write_payload(directory)
 
-        Store(tmp_path).produce("thing", {"a": 1}, write_payload, listener=SilentListener())
-        Store(tmp_path).produce("artifact", {"a": 2}, make, listener=SilentListener())
+        Store(tmp_path).produce(Thing, {"a": 1}, write_payload, listener=SilentListener())
+        Store(tmp_path).produce(ArtifactInfo, {"a": 2}, make, listener=SilentListener())
 
     process = fork.Process(target=other)
     process.start()
@@ -216,27 +216,27 @@ def test_nothing_is_removed_while_another_process_makes_entries(tmp_path: Path) 
             remove()
     go_on.set()
     process.join(60)
-    assert collect_garbage(store, dry_run=False)["removed"] == [entry.path.name]
+    assert collect_garbage(store, dry_run=False).removed == (entry.path.name,)
 
 
 def test_a_scratch_folder_belongs_to_its_process_until_it_ends(tmp_path: Path) -> None:
     store = Store(tmp_path)
     with store.scratch("dossier") as folder:
         (folder / "file").write_text("x")
-        assert collect_garbage(store, dry_run=False)["scratch_bytes"] == 0
+        assert collect_garbage(store, dry_run=False).scratch_bytes == 0
         assert (folder / "file").is_file()
     assert not folder.exists()
     dead = tmp_path / "tmp" / "dossier-0123"
     dead.mkdir()
     (dead / "file").write_text("x")
-    assert collect_garbage(store, dry_run=False)["scratch_bytes"] == 1
+    assert collect_garbage(store, dry_run=False).scratch_bytes == 1
     assert not dead.exists()
 
 
 def test_find_needs_one_entry(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    entry, _ = store.produce("thing", {"a": 1}, write_payload, listener=SilentListener())
-    store.produce("thing", {"a": 2}, write_payload, listener=SilentListener())
+    entry, _ = store.produce(Thing, {"a": 1}, write_payload, listener=SilentListener())
+    store.produce(Thing, {"a": 2}, write_payload, listener=SilentListener())
     assert store.find(entry.id[:8]).id == entry.id
     with pytest.raises(BadInputError, match="optpipe ls"):
         store.find("zzz")

@@ -10,6 +10,7 @@ from optpipe.backends.onnx_graph import infer_graph_types, name_nodes
 from optpipe.backends.torch_backend import name_processor, record_tensors
 from optpipe.backends.torch_int8 import steps
 from optpipe.backends.torch_int8.lowering import find_unknown_operators, lower_graph
+from optpipe.core.entries import ArtifactInfo
 from optpipe.core.precision import LayerType
 from optpipe.core.tensors import InputSpec, input_from_dict
 from optpipe.workspace.environment import get_package_version
@@ -41,16 +42,15 @@ def build_int8(request: BuildRequest, options: Mapping[str, Any]) -> BuildResult
     measured = _measure_batches(network, request.card.inputs)
     onnx.save(model, request.directory / GRAPH)
     (request.directory / TACTICS).write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
-    info = {
+    details = {
         **record_tensors(request),
-        "options": dict(options),
         "profile": [each.to_dict() for each in request.card.inputs],
         "compiled_for": name_processor("cuda"),
         "compiled_by": get_package_version("torch"),
         "triton": get_package_version("triton"),
         "tactics": summarize_tactics(measured),
     }
-    return BuildResult(list_executed_layers(network), GRAPH, info)
+    return BuildResult(list_executed_layers(network), GRAPH, options, details)
 
 
 def network_from_graph(model: Any, inputs: tuple[InputSpec, ...]) -> steps.Network:
@@ -106,14 +106,14 @@ def list_executed_layers(network: steps.Network) -> tuple[LayerType, ...]:
 _MOVES = {"Cast", "Concat", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"}
 
 
-def load_program(directory: Path, info: Mapping[str, Any]) -> "Program":
+def load_program(directory: Path, info: ArtifactInfo) -> "Program":
     """The program of an artifact, with its tactics."""
     import onnx
 
     from optpipe.backends.torch_int8.program import Program
     from optpipe.backends.torch_int8.tuning import choice_from_dict
 
-    inputs = tuple(map(input_from_dict, info["profile"]))
+    inputs = tuple(map(input_from_dict, info.details["profile"]))
     network = network_from_graph(onnx.load(directory / GRAPH), inputs)
     measured = json.loads((directory / TACTICS).read_text(encoding="utf-8"))
     chosen = {

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from optpipe.core.entries import OutputError
 from optpipe.core.verdict import Verdict
-from optpipe.stats.agreement import OutputError
 
 Outcome = Literal[
     "equal", "near", "different", "refused by both", "refused by DALI", "refused by Pillow, decoded by DALI"

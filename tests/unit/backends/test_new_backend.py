@@ -1,0 +1,134 @@
+"""A new runtime is one class and one entry of the registry: build, verify, doctor, look-up, options and `auto` follow."""
+
+import shutil
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from optpipe.artifacts.lookup import find_artifacts, select_runnable
+from optpipe.backends.base import BuildResult, Capability, merge_options
+from optpipe.backends.onnx_graph import layers_from_onnx
+from optpipe.backends.registry import BACKENDS, backends_from_text
+from optpipe.build.build import BuildPlan, build_model
+from optpipe.build.doctor import diagnose_machine
+from optpipe.core.events import SilentListener
+from optpipe.core.precision import Precision
+from optpipe.core.tensors import TensorSpec
+from optpipe.core.weights import WeightsRequest
+from optpipe.errors import BadInputError
+from optpipe.export.model import Model
+from optpipe.sources.onnx_file import OnnxFileSource
+from optpipe.worker.loading import session_from_store
+from optpipe.workspace.store import Store
+
+FILE = "copied.onnx"
+
+
+class ToySession:
+    device = "cpu"
+
+    def __init__(self, path, scale):
+        graph = onnx.load(path)
+        self._evaluator, self._scale = ReferenceEvaluator(graph), scale
+        self.inputs, self.outputs = (
+            tuple(TensorSpec(each.name, "float32", ("batch", 4)) for each in values)
+            for values in (graph.graph.input, graph.graph.output)
+        )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def run(self, inputs):
+        names = [each.name for each in self.outputs]
+        found = self._evaluator.run(names, dict(inputs))
+        return {name: value * np.float32(self._scale) for name, value in zip(names, found, strict=True)}
+
+
+@dataclass(frozen=True, slots=True)
+class Toy:
+    """The whole of a backend: ONNX's own reference evaluator, whose outputs an option can falsify."""
+
+    name: str = "toy"
+    purpose: str = "a proof that backends are open"
+    package: str = "onnx"
+    ahead_of_time: bool = False
+    needs_module: bool = False
+
+    def runtime_options(self, device):  # noqa: ARG002
+        return {"scale": 1.0}
+
+    def precisions(self, device):  # noqa: ARG002
+        return frozenset((Precision.FP32,))
+
+    def devices(self):
+        return ("cpu",)
+
+    def probe_capability(self, device):  # noqa: ARG002
+        return Capability(True, True, onnx.__version__)
+
+    def recipe(self, device, options):
+        return {"version": onnx.__version__, "options": merge_options(options, self.runtime_options(device), self.name)}
+
+    def find_unsupported(self, request):  # noqa: ARG002
+        return ()
+
+    def build(self, request):
+        shutil.copyfile(request.graph, request.directory / FILE)
+        layers = layers_from_onnx(onnx.load(request.graph), request.card.inputs, dequantized_is_int8=False)
+        options = self.recipe(request.device, request.options)["options"]
+        return BuildResult(layers, FILE, options)
+
+    def find_run_blocker(self, info):  # noqa: ARG002
+        return None
+
+    def load(self, directory, info, options):
+        return ToySession(directory / FILE, {**info.options, **options}["scale"])
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    monkeypatch.setitem(BACKENDS, "toy", Toy())
+    return BACKENDS["toy"]
+
+
+def build(folder, backend, **options):
+    weight = numpy_helper.from_array(np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32), "w")
+    values = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 4])] for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"], name="m")], "g", *values, [weight])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), folder / "net.onnx")
+    store, model = Store(folder / "work"), Model(OnnxFileSource(folder / "net.onnx"), WeightsRequest())
+    plan = BuildPlan((Precision.FP32,), (backend,), named=True, options={"toy": options})
+    return build_model(model, plan, store, SilentListener()), store
+
+
+def test_it_is_built_proven_verified_found_and_loaded(tmp_path, toy) -> None:
+    result, store = build(tmp_path, toy)
+    (built,) = result.artifacts
+    assert built.passed
+    assert built.entry.info.precision_proof.share.macs == {"fp32": 1.0}
+    (found,), _ = select_runnable(find_artifacts("net", store))
+    assert found.label == "toy fp32 (cpu)"
+    assert found.resolve_effective_options({"toy": {"scale": "2"}}) == {"scale": 2.0}
+    with session_from_store(str(store.workspace), found.entry.path.name, {}) as session:
+        assert session.run({"x": np.zeros((2, 4), np.float32)})["y"].shape == (2, 4)
+
+
+def test_wrong_outputs_are_found(tmp_path, toy) -> None:
+    (built,) = build(tmp_path, toy, scale=1.5)[0].artifacts
+    assert built.verification.info.passed is False
+    assert built.verification.info.outputs[0].relative == pytest.approx(0.5)
+
+
+def test_the_command_line_and_doctor_know_it(toy) -> None:
+    assert backends_from_text("toy", None) == (toy,)
+    with pytest.raises(BadInputError, match="inductor, torch, toy"):
+        backends_from_text("other", None)
+    (status,) = [each for each in diagnose_machine().findings if each.name == "backend toy"]
+    assert (status.version, status.adds) == (onnx.__version__, "a proof that backends are open")

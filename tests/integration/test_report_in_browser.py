@@ -35,7 +35,7 @@ maximum = "1 mJ/image"
 
 
 def _builders():
-    path = Path(__file__).parents[1] / "unit" / "report" / "conftest.py"
+    path = Path(__file__).parents[1] / "unit" / "conftest.py"
     spec = importlib.util.spec_from_file_location("report_builders", path)
     module = importlib.util.module_from_spec(spec)
     sys.modules["report_builders"] = module
@@ -106,6 +106,29 @@ def test_figures_are_drawn_in_the_colours_of_the_scheme(page):
     assert (
         page.evaluate('document.querySelectorAll(\'figure svg [fill^="#f"], figure svg [stroke^="#f"]\').length') == 0
     )
+
+
+def test_text_in_figures_is_readable_at_any_width(page):
+    smallest = page.evaluate("""() => Math.min(...[...document.querySelectorAll('figure svg text')]
+        .filter((text) => text.textContent.trim() && text.getBoundingClientRect().width)
+        .map((text) => { const m = text.getScreenCTM(); return Math.hypot(m.a, m.b) * parseFloat(getComputedStyle(text).fontSize); }))""")
+    assert smallest >= 11
+
+
+def test_axis_titles_do_not_lie_on_tick_labels(page):
+    overlaps = page.evaluate("""() => { const found = [];
+        for (const axis of document.querySelectorAll('figure svg .role-axis')) {
+            const title = axis.querySelector('.role-axis-title text');
+            if (!title || !title.textContent) continue;
+            const a = title.getBoundingClientRect();
+            for (const label of axis.querySelectorAll('.role-axis-label text')) {
+                const b = label.getBoundingClientRect();
+                if (label.textContent && b.width && a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom)
+                    found.push(title.textContent + ' on ' + label.textContent);
+            }
+        }
+        return found; }""")
+    assert overlaps == []
 
 
 def test_filter_choose_and_sort(page):

@@ -67,12 +67,13 @@ def _make_relative(path: Path, root: Path) -> str:
 def _choose_measurements(
     measured: Sequence[RecordedMeasurement], comparison: Comparison
 ) -> dict[str, RecordedMeasurement]:
-    """The measurements whose distributions are drawn, by label: the best ones, then the smallest batch of each build."""
+    """The measurements whose distributions are drawn, by label: the best ones, then the smallest batch of each build first."""
     by_id = {f"{one.run}/{one.measurement.id}": one for one in measured if one.measurement.samples_file}
     rows = sorted(comparison.rows, key=lambda row: (row.load.batch_size, row.configuration))
     smallest = {row.configuration: row.id for row in reversed(rows)}
     best = [row for row in comparison.best.values() if row]
-    wanted = dict.fromkeys([*best, *smallest.values(), *(row.id for row in rows if row.on_frontier)])
+    frontier = (row.id for row in rows if row.on_frontier)
+    wanted = dict.fromkeys([*best, *smallest.values(), *frontier, *(row.id for row in rows)])
     drawn = [one for one in wanted if one in by_id][:CURVES]
     return {comparison.row(one).label: by_id[one] for one in drawn}
 

@@ -1,6 +1,6 @@
 """The answer in one or two sentences, the same in every form of the report."""
 
-from optpipe.core.verdict import CriterionResult, Verdict, VerdictRecord
+from optpipe.core.verdict import Verdict, VerdictRecord
 from optpipe.reporters.report import Report
 
 
@@ -10,24 +10,47 @@ def format_summary(report: Report) -> str:
 
 
 def format_verdict_summary(record: VerdictRecord) -> str:
-    """One or two sentences about a verdict."""
-    build = f"{record.model}, {record.artifact.backend} {record.artifact.precision}"
-    worst = [one for one in record.counted if one.verdict is record.verdict]
-    waived = len(record.waived)
+    """Sentences for who decides on a release: whether to ship, how many criteria stand against it, and the first of them."""
+    build = f"{record.model} ({record.artifact.backend} {record.artifact.precision})"
+    counted, waived = record.counted, len(record.waived)
+    worst = [one for one in counted if one.verdict is record.verdict]
     tail = f" {waived} criteri{'on was' if waived == 1 else 'a were'} waived." if waived else ""
+    share = f"{len(worst)} of {len(counted)} criteria"
+    if not counted:
+        return f"Do not ship {build} yet: no criteria remain to be judged.{tail}"
     if record.verdict is Verdict.PASS:
-        return f"Ship {build}: all {len(record.counted)} criteria are met with evidence.{tail}"
+        return f"Ship {build}: all {len(counted)} criteria are met with evidence.{tail}"
+    first = f"{_name_criterion(worst[0].name)}: {worst[0].reason}."
     if record.verdict is Verdict.FAIL:
-        return f"Do not ship {build}: {_format_first(worst)}.{tail}"
-    if not worst:
-        return f"{build} cannot be judged: no criteria remain.{tail}"
-    return f"{build} is inconclusive: {_format_first(worst)}.{tail}"
+        return f"Do not ship {build}: {share} {'is' if len(worst) == 1 else 'are'} not met. {first}{tail}"
+    return f"Do not ship {build} yet: the evidence does not decide {share}. {first}{tail}"
 
 
-def _format_first(worst: list[CriterionResult]) -> str:
-    first = worst[0]
-    more = f", and {len(worst) - 1} more" if len(worst) > 1 else ""
-    return f"{first.name}: {first.reason}{more}"
+_NAMES = {
+    "trust.weights": "Weights",
+    "trust.precision": "Precision",
+    "trust.outputs": "Outputs",
+    "trust.environment": "Measurement environment",
+    "throughput.minimum": "Throughput",
+    "regression.throughput": "Throughput regression",
+    "memory.maximum": "Memory",
+    "energy.maximum": "Energy",
+    "stability.maximum_cv": "Stability",
+    "accuracy.maximum_drop": "Accuracy drop",
+    "accuracy.minimum_top1": "Top-1 accuracy",
+    "accuracy.minimum_agreement": "Agreement with the source model",
+    "preprocessing.minimum_agreement": "Preprocessing agreement",
+    "preprocessing.minimum_snr": "Preprocessing SNR",
+    "size.maximum": "Engine size",
+    "tensor_cores.minimum_share": "Tensor Core use",
+}
+
+
+def _name_criterion(name: str) -> str:
+    """`latency.p99.b8` as a sentence names it: `p99 latency`."""
+    section, metric, *_ = name.split(".")
+    known = {"latency": f"{metric} latency", "regression": f"{metric} regression", "precision": f"Share of {metric}"}
+    return _NAMES.get(f"{section}.{metric}") or known.get(section) or f"{section} {metric}".capitalize()
 
 
 def format_comparison_summary(report: Report) -> str:

@@ -3,13 +3,17 @@
 from collections.abc import Sequence
 
 from optpipe.reporters.drawing import (
+    FONT_SIZE,
     HEIGHT,
     INK,
+    PAPER,
     SERIES,
     WIDTH,
     Figure,
     apply_theme,
     configure_chart,
+    encode_color,
+    legend_from_labels,
     svg_from_chart,
 )
 from optpipe.reporters.report import RawFile, Report
@@ -38,8 +42,8 @@ def draw_kernels(report: Report) -> Figure | None:
         for at, row in enumerate(kernels[:40], start=1)
     ]
     svg = vl_convert.vega_to_svg(_treemap([{"id": 0, "parent": None, "name": "all"}, *leaves]), allowed_base_urls=[])
-    caption = "Area is GPU time. The first color marks kernels that use Tensor Cores; the second marks all others."
-    return Figure("Kernels", caption, apply_theme(svg, "kernels"), report.profile_files)
+    legend = legend_from_labels(["Tensor Cores", "other units"], "■")
+    return Figure("Kernels", "Area is GPU time.", apply_theme(svg, "kernels"), report.profile_files, legend)
 
 
 def _treemap(nodes: list[dict[str, object]]) -> dict[str, object]:
@@ -49,7 +53,7 @@ def _treemap(nodes: list[dict[str, object]]) -> dict[str, object]:
     return {
         "$schema": "https://vega.github.io/schema/vega/v5.json",
         "width": WIDTH + 60,
-        "height": HEIGHT + 40,
+        "height": HEIGHT + 80,
         "background": "transparent",
         "autosize": "none",
         "data": [
@@ -68,10 +72,10 @@ def _treemap(nodes: list[dict[str, object]]) -> dict[str, object]:
             {"type": "rect", "from": {"data": "leaves"}, "encode": {"enter": {
                 **box, "fill": {"field": "color"}, "fillOpacity": {"value": 0.85}, "description": {"field": "aria"}}}},
             {"type": "text", "from": {"data": "leaves"}, "aria": False, "encode": {"enter": {
-                "x": {"field": "x0", "offset": 4}, "y": {"field": "y0", "offset": 13}, "fontSize": {"value": 11},
-                "fill": {"value": "#ffffff"}, "text": {"field": "name"},
-                "limit": {"signal": "max(0, datum.x1 - datum.x0 - 12)"},
-                "opacity": {"signal": "datum.y1 - datum.y0 > 16 && datum.x1 - datum.x0 > 40 ? 1 : 0"}}}},
+                "x": {"field": "x0", "offset": 4}, "y": {"field": "y0", "offset": 14}, "fontSize": {"value": FONT_SIZE},
+                "fill": {"value": PAPER}, "text": {"field": "name"},
+                "limit": {"signal": "max(0, 0.75 * (datum.x1 - datum.x0) - 8)"},
+                "opacity": {"signal": "datum.y1 - datum.y0 > 18 && datum.x1 - datum.x0 > 60 ? 1 : 0"}}}},
         ],
     }  # fmt: skip
 
@@ -103,15 +107,16 @@ def _draw_kinds(kinds: Sequence[KindRow], files: tuple[RawFile, ...]) -> Figure 
         .mark_bar()
         .encode(
             x=alt.X("ms:Q", title="ms of kernel time"),
-            y=alt.Y("kind:N", title=None, sort=order, axis=alt.Axis(labelLimit=190)),
-            color=alt.Color("on:N", scale=alt.Scale(domain=names, range=[SERIES[0], SERIES[1]])),
+            y=alt.Y("kind:N", title=None, sort=order, axis=alt.Axis(labelLimit=130)),
+            color=encode_color("on", names),
             order=alt.Order("on:N", sort="descending"),
         )
-        .properties(width=WIDTH - 130, height=max(60, 24 * len(order)))
+        .properties(width=WIDTH - 90, height=max(60, 24 * len(order)))
     )
     on = sum(row.tensor_core_ns for row in kinds) / max(sum(row.total_ns for row in kinds), 1)
     caption = f"Kernel time by kind of work; {on:.0%} of it runs on Tensor Cores."
-    return Figure("Tensor Core use by kind of work", caption, svg_from_chart(configure_chart(chart), "kinds"), files)
+    svg = svg_from_chart(configure_chart(chart), "kinds")
+    return Figure("Tensor Core use by kind of work", caption, svg, files, legend_from_labels(names, "■"))
 
 
 def _draw_missed(layers: Sequence[LayerUse], files: tuple[RawFile, ...]) -> Figure | None:
@@ -121,7 +126,7 @@ def _draw_missed(layers: Sequence[LayerUse], files: tuple[RawFile, ...]) -> Figu
     if not missed:
         return None
     rows = [{"layer": (each.kernel or each.name)[:48], "ms": each.could_save_ns / 1e6} for each in missed[:15]]
-    y = alt.Y("layer:N", title=None, sort="-x", axis=alt.Axis(labelLimit=190))
+    y = alt.Y("layer:N", title=None, sort="-x", axis=alt.Axis(labelLimit=170))
     chart = (
         alt.Chart(alt.InlineData(rows))
         .mark_bar(color=SERIES[1])

@@ -14,20 +14,32 @@ from optpipe.reporters.report import RawFile
 if TYPE_CHECKING:
     import altair as alt
 
-WIDTH, HEIGHT = 420, 250
-LONGEST_BESIDE = 32
-"""Characters of a legend's label that still leave room for another beside it."""
-LONGEST_LABEL = 380
-"""Pixels that an axis gives to the name of a build: with its settings, whose end tells it from others."""
+WIDTH, HEIGHT = 272, 195
+"""Of the plot in pixels: with its axes it fits a phone, so that text of 12 pixels stays readable there."""
+FONT_SIZE = 12
 SERIES = tuple(f"#fe00{number:02x}" for number in range(1, 9))
-SHAPES = ("circle", "square", "diamond", "triangle-up")
-INK, FAINT, GOOD, BAD = "#fd0001", "#fd0002", "#fd0003", "#fd0004"
+SHAPES = {"circle": "●", "square": "■", "diamond": "◆", "triangle-up": "▲"}
+INK, FAINT, GOOD, BAD, PAPER = "#fd0001", "#fd0002", "#fd0003", "#fd0004", "#fd0005"
 _VARIABLES = {color: f"var(--series-{number})" for number, color in enumerate(SERIES, start=1)} | {
     INK: "var(--ink)",
     FAINT: "var(--line)",
     GOOD: "var(--pass)",
     BAD: "var(--fail)",
+    PAPER: "var(--paper)",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class LegendEntry:
+    """One line of a figure's legend, which the page sets beside the drawing so that long names wrap."""
+
+    label: str
+    color: str
+    """As CSS: `var(--series-1)`."""
+    mark: str = "●"
+
+
+INVALID = LegendEntry("INVALID", _VARIABLES[BAD], "✚")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +50,7 @@ class Figure:
     caption: str
     svg: str
     files: tuple[RawFile, ...] = ()
+    legend: tuple[LegendEntry, ...] = ()
 
 
 def svg_from_chart(chart: "alt.TopLevelMixin", name: str) -> str:
@@ -62,47 +75,52 @@ def apply_theme(svg: str, name: str) -> str:
 
 
 def configure_chart(chart: Any) -> Any:
-    """The chart in the page's fonts and colours."""
-    text = {"labelColor": INK, "titleColor": INK, "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": 500}
-    font = "Arial, Helvetica, sans-serif"
+    """The chart in the page's fonts and colors."""
+    text = {"labelColor": INK, "titleColor": INK, "labelFontSize": FONT_SIZE, "titleFontSize": FONT_SIZE}
     return (
-        chart.configure(background="transparent", font=font, padding=10)
+        chart.configure(
+            background="transparent",
+            font="Arial, Helvetica, sans-serif",
+            padding={"left": 2, "right": 14, "top": 10, "bottom": 2},
+        )
         .configure_view(stroke=None)
         .configure_axis(
             **text,
+            titleFontWeight=500,
             labelOverlap="greedy",
-            labelSeparation=6,
+            labelSeparation=10,
             gridColor=FAINT,
             domainColor=FAINT,
             tickColor=FAINT,
             gridOpacity=0.7,
+            titlePadding=10,
         )
-        .configure_legend(
-            **text,
-            orient="bottom",
-            columns=2,
-            columnPadding=44,
-            labelLimit=220,
-            symbolStrokeWidth=2,
-            symbolOpacity=1,
-            title=None,
-        )
+        .configure_axisY(minExtent=44)  # the browser's digits are wider than those that this was laid out with
         .configure_range(category=list(SERIES))
     )
 
 
 def encode_color(field: str, labels: Sequence[str]) -> "alt.Color":
-    """One colour for each distinct label, in their order; where there are more labels than colours, `shaped` tells them apart."""
+    """One color for each distinct label, in their order; where there are more, `encode_shape` tells them apart."""
     import altair as alt
 
-    return alt.Color(f"{field}:N", scale=_cycle(labels, SERIES, 1), legend=_legend(labels))
+    return alt.Color(f"{field}:N", scale=_cycle(labels, SERIES, 1), legend=None)
 
 
 def encode_shape(field: str, labels: Sequence[str]) -> "alt.Shape":
-    """Another mark for each round through the colours, in the same legend."""
+    """Another mark for each round through the colors."""
     import altair as alt
 
-    return alt.Shape(f"{field}:N", scale=_cycle(labels, SHAPES, len(SERIES)), legend=_legend(labels))
+    return alt.Shape(f"{field}:N", scale=_cycle(labels, tuple(SHAPES), len(SERIES)), legend=None)
+
+
+def legend_from_labels(labels: Sequence[str], mark: str | None = None) -> tuple[LegendEntry, ...]:
+    """The legend that belongs to `encode_color` and `encode_shape`; every entry with `mark` if given."""
+    marks = tuple(SHAPES.values())
+    return tuple(
+        LegendEntry(label, f"var(--series-{at % len(SERIES) + 1})", mark or marks[at // len(SERIES) % len(marks)])
+        for at, label in enumerate(dict.fromkeys(labels))
+    )
 
 
 def _cycle(labels: Sequence[str], values: Sequence[str], repeat: int) -> "alt.Scale":
@@ -110,14 +128,6 @@ def _cycle(labels: Sequence[str], values: Sequence[str], repeat: int) -> "alt.Sc
 
     names = list(dict.fromkeys(labels))
     return alt.Scale(domain=names, range=[values[at // repeat % len(values)] for at in range(len(names))])
-
-
-def _legend(labels: Sequence[str]) -> "alt.Legend":
-    """Labels that are long stand below each other, whole."""
-    import altair as alt
-
-    long = max(map(len, labels), default=0) > LONGEST_BESIDE
-    return alt.Legend(columns=1, labelLimit=0) if long else alt.Legend()
 
 
 def choose_axis_scale(values: Sequence[float], padding: int = 12) -> "alt.Scale":

@@ -6,14 +6,16 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING
 
-from optpipe.core.comparison import ComparisonRow
+from optpipe.core.comparison import Comparison, ComparisonRow
 from optpipe.core.environment import Environment as MachineEnvironment
 from optpipe.core.estimate import Estimate
+from optpipe.core.measurement import Mode
+from optpipe.core.quantity import Dimension, format_quantity
 from optpipe.core.units import format_bytes
 from optpipe.core.verdict import CriterionResult, Verdict, VerdictRecord
 from optpipe.reporters.answer import format_summary
 from optpipe.reporters.gauge import draw_gauge
-from optpipe.reporters.records import format_observed, scale_to_ms
+from optpipe.reporters.records import explain_beside_figures, format_observed, scale_to_ms
 from optpipe.reporters.report import Report
 
 if TYPE_CHECKING:
@@ -65,7 +67,9 @@ def render_html(report: Report, *, with_figures: bool = True) -> str:
     verdict = report.verdict
     drawn = _draw_figures(report) if with_figures else []
     criteria = () if verdict is None else verdict.criteria
-    columns, rows = _drop_empty_columns(BUILD_COLUMNS, [_render_build(row) for row in report.comparison.rows])
+    columns, rows = _drop_empty_columns(
+        BUILD_COLUMNS, [_render_build(row, report.comparison) for row in report.comparison.rows]
+    )
     macro = _make_environment().get_template("table.html.j2").module.table  # type: ignore[attr-defined]
     return (
         _make_environment()
@@ -141,15 +145,31 @@ def _count_verdicts(record: VerdictRecord | None) -> list[tuple[str, int]]:
 
 
 def _make_tiles(report: Report) -> Iterator[Tile]:
-    comparison = report.comparison
-    names = {"latency": "Lowest latency", "throughput": "Highest throughput", "efficiency": "Least energy"}
-    for goal, row_id in comparison.best.items():
-        if row_id is not None:
-            yield Tile(names[goal], comparison.best_reason[goal], comparison.row(row_id).label)
-    if report.verdict:
-        artifact = report.verdict.artifact
-        if artifact.size_bytes:
-            yield Tile("Engine", format_bytes(artifact.size_bytes), f"sha256 {str(artifact.sha256)[:12]}")
+    """The best figures of the judged artifact; of a plain comparison, those of the best builds."""
+    comparison, record = report.comparison, report.verdict
+    if record is None:
+        names = {"latency": "Lowest latency", "throughput": "Highest throughput", "efficiency": "Least energy"}
+        for goal, row_id in comparison.best.items():
+            if row_id is not None:
+                yield Tile(names[goal], comparison.best_reason[goal], comparison.row(row_id).label)
+        return
+    rows = [row for row in comparison.rows if row.artifact == record.artifact.id and row.valid]
+    percentile = "p99" if any("p99" in row.latency_ns for row in rows) else "p50"
+    if timed := [row for row in rows if percentile in row.latency_ns]:
+        best = min(timed, key=lambda row: row.latency_ns[percentile].value)
+        yield Tile(
+            f"Lowest {percentile} latency",
+            format_quantity(best.latency_ns[percentile].value, Dimension.TIME),
+            best.label,
+        )
+    if counted := [(row.throughput_images_per_s.value, row.label) for row in rows if row.throughput_images_per_s]:
+        value, label = max(counted)
+        yield Tile("Highest throughput", format_quantity(value, Dimension.RATE), label)
+    if metered := [(row.energy_j_per_image.value, row.label) for row in rows if row.energy_j_per_image]:
+        value, label = min(metered)
+        yield Tile("Least energy", f"≈ {format_quantity(value, Dimension.ENERGY)}", label)
+    if record.artifact.size_bytes:
+        yield Tile("Engine", format_bytes(record.artifact.size_bytes), f"sha256 {str(record.artifact.sha256)[:12]}")
 
 
 CRITERIA_COLUMNS = (Column("Criterion"), Column("Verdict"), Column("Observed"), Column("Limit"), Column("Why"))
@@ -162,13 +182,13 @@ def _render_criterion(one: CriterionResult) -> TableRow:
     chip = Markup('<span class="chip {}">{} {}</span>').format(one.verdict.lower(), MARKS[one.verdict], one.verdict)
     if one.waived:
         chip += Markup(' <span class="chip waived">WAIVED</span>')
-    why = Markup("{}").format(one.reason)
+    why = Markup("{}").format(explain_beside_figures(one))
     if one.remedy:
         why += Markup('<span class="remedy">→ {}</span>').format(one.remedy)
     about = Markup("<small>{}</small>").format(one.about) if one.about else ""
     observed = f"{one.observed:.9g}" if isinstance(one.observed, float) else one.observed or ""
     cells = (
-        Cell(Markup("<code>{}</code>").format(one.name), one.name),
+        Cell(Markup("<code>{}</code>").format(Markup(".<wbr>").join(one.name.split("."))), one.name),
         Cell(chip, order),
         Cell(Markup("{}{}{}").format(format_observed(one), about, draw_gauge(one)), observed),
         Cell(Markup("{}").format(one.limit), one.limit),
@@ -180,8 +200,7 @@ def _render_criterion(one: CriterionResult) -> TableRow:
 BUILD_COLUMNS = (
     Column("Build"),
     Column("Standing"),
-    Column("Batch", numeric=True),
-    Column("Load"),
+    Column("Batch", "and load", numeric=True),
     Column("p50", "ms", numeric=True),
     Column("p99", "ms", numeric=True),
     Column("Throughput", "images/s", numeric=True),
@@ -193,12 +212,13 @@ BUILD_COLUMNS = (
 )
 
 
-def _render_build(row: ComparisonRow) -> TableRow:
+def _render_build(row: ComparisonRow, comparison: Comparison) -> TableRow:
     from markupsafe import Markup
 
     standing = "frontier" if row.on_frontier else "dominated" if row.valid else "INVALID"
     why = "" if row.valid else ", ".join(row.reason_codes)
-    beaten = row.dominated_by.split(": ", 1)[1] if row.dominated_by else why
+    beaten = f"by {comparison.row(row.dominated_by.split(': ', 1)[0]).label}" if row.dominated_by else why
+    load = row.scenario if row.load.mode == Mode.COMPUTE else f"{row.scenario}, {row.load.mode}"
     energy = row.energy_j_per_image
     cells = (
         Cell(Markup("{}<small>{}</small>").format(row.configuration, row.artifact[:12]), row.configuration),
@@ -206,8 +226,7 @@ def _render_build(row: ComparisonRow) -> TableRow:
             Markup('<span class="chip {}">{}</span><small>{}</small>').format(standing.lower(), standing, beaten),
             standing,
         ),
-        _format_number(str(row.load.batch_size), row.load.batch_size),
-        Cell(Markup("{}<small>{}</small>").format(row.scenario, row.load.mode), f"{row.scenario} {row.load.mode}"),
+        Cell(Markup("{}<small>{}</small>").format(row.load.batch_size, load), str(row.load.batch_size)),
         _format_interval(scale_to_ms(row.latency_ns.get("p50")), "{:.3g}"),
         _format_interval(scale_to_ms(row.latency_ns.get("p99")), "{:.3g}"),
         _format_interval(row.throughput_images_per_s, "{:,.0f}"),

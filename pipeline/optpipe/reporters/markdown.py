@@ -7,7 +7,7 @@ from optpipe.core.estimate import Estimate
 from optpipe.core.units import format_bytes
 from optpipe.core.verdict import Verdict, VerdictRecord
 from optpipe.reporters.answer import format_summary
-from optpipe.reporters.records import format_observed, scale_to_ms
+from optpipe.reporters.records import explain_beside_figures, format_observed, scale_to_ms
 from optpipe.reporters.report import Report
 
 MARKS = {Verdict.PASS: "✅", Verdict.FAIL: "❌", Verdict.INCONCLUSIVE: "⚠️"}
@@ -44,9 +44,9 @@ def _render_criteria(record: VerdictRecord) -> list[str]:
         (
             f"`{one.name}`",
             f"{MARKS[one.verdict]} {one.verdict}" + (" (waived)" if one.waived else ""),
-            format_observed(one),
+            format_observed(one) + (f" ({one.about})" if one.about else ""),
             one.limit,
-            one.reason + (f" → {one.remedy}" if one.remedy else ""),
+            explain_beside_figures(one) + (f" → {one.remedy}" if one.remedy else ""),
         )
         for one in record.criteria
     ]

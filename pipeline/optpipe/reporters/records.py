@@ -31,6 +31,11 @@ def format_observed(one: CriterionResult) -> str:
     return f"{text} [{low}, {high}]"
 
 
+def explain_beside_figures(one: CriterionResult) -> str:
+    """The reason where figure and limit stand beside it: empty where it only repeats them."""
+    return "" if one.observed is not None and format_observed(one) in one.reason else one.reason
+
+
 def format_rate_interval(ci: Sequence[float] | None) -> str:
     """The interval of a rate in images per second; None where too few batches were timed for one."""
     return f"{ci[0]:,.0f} – {ci[1]:,.0f}" if ci else "too few batches"

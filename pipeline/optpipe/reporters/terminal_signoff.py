@@ -12,7 +12,7 @@ from rich.text import Text
 from optpipe.core.units import format_bytes
 from optpipe.core.verdict import StepRecord, VerdictRecord, VerificationRecord
 from optpipe.reporters.answer import format_verdict_summary
-from optpipe.reporters.records import VERDICT_STYLES, format_observed
+from optpipe.reporters.records import VERDICT_STYLES, explain_beside_figures, format_observed
 
 
 def render_verdict(record: VerdictRecord, dossier: Path | None) -> RenderableType:
@@ -29,12 +29,13 @@ def render_verdict(record: VerdictRecord, dossier: Path | None) -> RenderableTyp
     for name in ("criterion", "verdict", "observed", "limit", "why"):
         table.add_column(name, overflow="fold")
     for one in record.criteria:
-        why = Text(one.reason)
+        why = Text(explain_beside_figures(one))
         if one.remedy:
-            why.append(f"\n→ {one.remedy}", style="dim")
+            why.append("\n" if why else "").append(f"→ {one.remedy}", style="dim")
         said = Text(one.verdict, style=VERDICT_STYLES[one.verdict])
         said.append(" waived" if one.waived else "", style="bold red")
-        table.add_row(one.name, said, format_observed(one), one.limit, why)
+        observed = format_observed(one) + (f"\n{one.about}" if one.about else "")
+        table.add_row(one.name, said, observed, one.limit, why)
     lines.append(table)
     for note in record.notes:
         lines.append(Text.assemble((f"note  {note.message}", "yellow"), (f"\n→ {note.remedy}", "dim")))

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from optpipe.core.observation import Missing, Observation
-from optpipe.core.quantity import Dimension, format_quantity
 from optpipe.core.verdict import CriterionResult, Verdict, combine_verdicts
+from optpipe.reporters.records import format_observed
 from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import Sense
 
@@ -81,10 +81,8 @@ def _rank_badness(judged: tuple[Verdict, float, Observation]) -> tuple[int, bool
 
 
 def _reason(criterion: Criterion, seen: Observation, verdict: Verdict) -> str:
-    text, limit = (
-        _format_observation(seen, criterion.dimension),
-        criterion.limit.removeprefix(f"{criterion.sense} "),
-    )
+    text = format_observed(_make_result(criterion, verdict, "", None, seen))
+    limit = criterion.limit.removeprefix(f"{criterion.sense} ")
     about = f" ({seen.about})" if seen.about else ""
     if criterion.sense is Sense.EQUALS:
         return (
@@ -163,15 +161,3 @@ def _make_result(
         return result  # a blocker says why nothing could be observed
     bounded = seen.low is not None and math.isfinite(seen.low)
     return replace(result, observed=seen.value, ci=_bounds(seen) if bounded else None)
-
-
-def _format_observation(seen: Observation, dimension: Dimension | None) -> str:
-    if isinstance(seen.value, str) or dimension is None:
-        return str(seen.value)
-    if math.isnan(seen.value):
-        return "–"
-    low, high = _bounds(seen)
-    text = format_quantity(seen.value, dimension)
-    if low == high:
-        return text
-    return f"{text} [{format_quantity(low, dimension)}, {format_quantity(high, dimension)}]"

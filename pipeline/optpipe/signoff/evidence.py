@@ -82,7 +82,7 @@ def _observe_measurements(
 ) -> Sequence[Observation] | Missing:
     found = select_measurements(criterion.where, evidence.measured)
     if not found:
-        wanted = criterion.where.to_slug().lstrip(".").replace(".", ", ") or "this build"
+        wanted = criterion.where.to_text() or "this build"
         wanted += f", with {format_settings(evidence.options, evidence.options)}" if evidence.options else ""
         return Missing(f"not measured: {wanted}", suggest_bench_command(evidence, criterion.where))
     return [_observe_measurement(one, figure(one.measurement), evidence) for one in found]
@@ -123,9 +123,11 @@ def find_blockers(one: RecordedMeasurement, evidence: BuildEvidence) -> tuple[Bl
     found, caps = one.measurement, []
     if not found.is_valid:
         spoilt = [reason for reason in found.reasons if reason.invalidates] or list(found.reasons)
-        codes = ", ".join(reason.code for reason in spoilt)
-        why = f"INVALID ({codes}): {spoilt[0].message}" if spoilt else "INVALID (no reason recorded)"
-        caps.append(Blocker(f"the measurement is {why}", spoilt[0].remedy if spoilt else "measure again"))
+        why = spoilt[0].message if spoilt else "no reason recorded"
+        more = f" (and {len(spoilt) - 1} more)" if len(spoilt) > 1 else ""
+        caps.append(
+            Blocker(f"the measurement is INVALID: {why}{more}", spoilt[0].remedy if spoilt else "measure again")
+        )
     caps += [CAVEATS.get(caveat, Blocker(caveat, "measure again without it")) for caveat in found.caveats]
     if found.interrupted:
         caps.append(Blocker("the measurement was interrupted", "measure again"))

@@ -136,6 +136,13 @@ class LoadFilter(Table, frozen=True):
         rate = None if self.rate is None else f"{self.rate:g}qps"
         return "".join(f".{part}" for part in (batch, self.scenario, streams, rate, self.mode) if part)
 
+    def to_text(self) -> str:
+        """`batch 8, single-stream`; empty for every measurement."""
+        batch = None if self.batch_size is None else f"batch {self.batch_size}"
+        streams = None if self.streams is None else f"{self.streams} streams"
+        rate = None if self.rate is None else f"{self.rate:g} queries/s"
+        return ", ".join(str(part) for part in (batch, self.scenario, streams, rate, self.mode) if part)
+
     def __bool__(self) -> bool:
         """Whether it narrows anything."""
         return self != LoadFilter()

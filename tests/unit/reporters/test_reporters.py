@@ -44,7 +44,7 @@ def test_all_forms_say_the_same(measured_once):
     assert found.verdict.verdict == "FAIL"
     html = (found.folder / "report.html").read_text()
     assert "<title>FAIL: " in html
-    assert "Do not ship digits, onnxruntime fp16: size.maximum" in html
+    assert "Do not ship digits (onnxruntime fp16): 1 of 6 criteria is not met. Engine size: " in html
     markdown = (found.folder / "report.md").read_text()
     assert markdown.startswith("## ❌ FAIL: digits: &lt;script>")
     suite = Xml.fromstring((found.folder / "junit.xml").read_text())[0]

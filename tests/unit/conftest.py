@@ -11,7 +11,7 @@ from tests.fakes.preprocess import preprocess_record
 
 from optpipe.bench.recompute import recompute_measurement
 from optpipe.build.verify import VerificationInfo
-from optpipe.core.entries import ArtifactInfo
+from optpipe.core.entries import ArtifactInfo, ModelInfo
 from optpipe.core.events import SilentListener
 from optpipe.core.measurement import (
     MACHINE_COLUMNS,
@@ -61,8 +61,11 @@ class Workspace:
             (folder / "model.onnx").write_bytes(f"{backend} {precision} {trained}".encode() * 100)
             return info
 
-        recipe = {"test": [precision, backend, trained, proven, macs]}
-        entry, _ = self.store.produce(ArtifactInfo, recipe, make, listener=SilentListener())
+        exported = ModelInfo("digits", "card:digits", info.weights, simplified=True, own_precision=None)
+        asked = {"model": {"weights": {"file": "0" * 64} if trained else {"random": 0}}}
+        model, _ = self.store.produce(ModelInfo, asked, lambda _: exported, listener=SilentListener())
+        recipe = {"test": [precision, backend, trained, proven, macs], "model": model.id, "precision": precision}
+        entry, _ = self.store.produce(ArtifactInfo, recipe, make, parents=(model.id,), listener=SilentListener())
         checked = VerificationInfo("images", 8, 0.1, 61.2, None, None, None, (), 80, passed)
         self.store.produce(
             VerificationInfo,

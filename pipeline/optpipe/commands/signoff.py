@@ -115,6 +115,7 @@ def verify(
         intact=found is not None,
         as_sealed=checked.as_sealed,
         problems=checked.problems,
+        unbacked=checked.unbacked,
         not_compared=checked.not_compared,
         verdict=found.verdict if found else None,
         recomputed=found,

@@ -128,6 +128,8 @@ class VerificationRecord:
     as_sealed: bool
     """Whether every byte and the signature are right, so that `problems` are all about what the files say."""
     problems: tuple[str, ...]
+    unbacked: tuple[str, ...]
+    """What the dossier states and no raw file in it shows."""
     not_compared: tuple[str, ...]
     """Reports that could not be rendered again here, and why."""
     verdict: Verdict | None

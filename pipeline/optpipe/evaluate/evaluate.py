@@ -19,18 +19,13 @@ from optpipe.core.entries import ArtifactInfo, CalibrationInfo, GraphInfo, Model
 from optpipe.core.events import Listener
 from optpipe.core.verdict import Verdict
 from optpipe.errors import BadInputError, StageError
-from optpipe.evaluate.result import Accuracy, Agreement, EvaluatedModel, MovedPredictions
+from optpipe.evaluate.result import EvaluatedModel
+from optpipe.evaluate.scores import compute_accuracy, compute_agreement
 from optpipe.export.exported import run_torch_model
 from optpipe.export.model import Model
 from optpipe.inputs.sample_set import SampleSet
 from optpipe.inputs.task_data import fit_batch_size, iterate_input_batches
 from optpipe.stats.agreement import compute_output_error
-from optpipe.stats.macro_f1 import compute_macro_f1, compute_macro_f1_difference
-from optpipe.stats.paired import (
-    compute_difference_interval,
-    compute_mcnemar_p_value,
-    compute_share_interval,
-)
 from optpipe.workspace.file_names import CALIBRATION_SET, CARD, ONNX
 from optpipe.workspace.runs import write_parquet
 from optpipe.workspace.store import Entry, Store
@@ -40,8 +35,6 @@ if TYPE_CHECKING:
 
 EVALUATION_BATCH = 32
 TOP_K = 5
-MAX_MOVED_PAIRS = 10
-"""How many pairs of classes between which predictions moved are listed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,47 +184,12 @@ def score_artifacts(
             failed=row.failed,
             calibrated_on=row.calibrated_on,
             snr_db=None if found is None else compute_output_error("", source.scores, found.scores).snr_db,
-            agreement=None if found is None else _compute_agreement(source, found),
-            accuracy=None if found is None or labels is None or not trained else _score(source, found, labels),
+            agreement=None if found is None else compute_agreement(source.best, found.best),
+            accuracy=None
+            if found is None or labels is None or not trained
+            else compute_accuracy(source.best, found.best, labels, top5=found.scores.shape[1] > TOP_K),
         )
         yield replace(scored, verdict=_judge_drop(scored, budget))
-
-
-def _compute_agreement(source: Predictions, found: Predictions) -> Agreement | None:
-    if np.unique(source.top1).size < 2:
-        return None
-    same = found.top1 == source.top1
-    moved = np.stack([source.top1, found.top1], 1)[~same]
-    pairs, counts = np.unique(moved, axis=0, return_counts=True)
-    order = np.argsort(-counts, kind="stable")[:MAX_MOVED_PAIRS]
-    return Agreement(
-        share=float(same.mean()),
-        ci=compute_share_interval(int(same.sum()), len(same)).bounds,
-        moved=tuple(MovedPredictions(int(pairs[i, 0]), int(pairs[i, 1]), int(counts[i])) for i in order),
-    )
-
-
-def _score(source: Predictions, found: Predictions, labels: "NDArray[np.int64]") -> Accuracy:
-    right, was_right = found.top1 == labels, source.top1 == labels
-    lost, won, n = int((was_right & ~right).sum()), int((right & ~was_right).sum()), len(labels)
-    classes = found.scores.shape[1]
-    f1, was_f1 = (compute_macro_f1(labels, each.top1, classes) for each in (found, source))
-    own = found is source
-    return Accuracy(
-        top1=float(right.mean()),
-        top1_ci=compute_share_interval(int(right.sum()), n).bounds,
-        top5=float((found.best == labels[:, None]).any(axis=1).mean()) if classes > TOP_K else None,
-        macro_f1=f1,
-        macro_f1_drop=was_f1 - f1,
-        macro_f1_drop_ci=(0.0, 0.0)
-        if own
-        else compute_macro_f1_difference(labels, source.top1, found.top1, classes).bounds,
-        drop=(lost - won) / n,
-        drop_ci=(0.0, 0.0) if own else compute_difference_interval(lost, won, n).bounds,
-        lost=lost,
-        won=won,
-        mcnemar_p=compute_mcnemar_p_value(lost, won),
-    )
 
 
 def _judge_drop(row: EvaluatedModel, budget: float | None) -> Verdict | None:

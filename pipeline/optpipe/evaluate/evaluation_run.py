@@ -1,5 +1,6 @@
 """An evaluation from the command to its run folder."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from optpipe.artifacts.lookup import format_model_argument
@@ -85,7 +86,7 @@ def run_evaluation(
             results=tuple(score_artifacts(rows, labels, trained, budget)),
             run_dir=str(run.path),
         )
-        write_bytes(run.path / EVALUATION, json_from_record(found))
+        write_bytes(run.path / EVALUATION, json_from_record(replace(found, run_dir=run.run_id)))
         parents = [exported.id, *(each.id for each in artifacts)]
         finish_run(run, command=get_command_line(), parents=parents, model=card.name, trained=trained)
     return found

@@ -4,11 +4,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from optpipe.core.disagreements import find_disagreements
 from optpipe.core.observation import RANDOM_WEIGHTS, Observation
-from optpipe.core.records import read_record
+from optpipe.core.records import plain_from_record, read_record
 from optpipe.errors import BadInputError, first_line
-from optpipe.evaluate.result import Evaluation
+from optpipe.evaluate.result import Accuracy, Agreement, Evaluation
+from optpipe.evaluate.scores import compute_accuracy, compute_agreement
 from optpipe.stats.paired import Interval, compute_difference_interval, compute_share_interval
 from optpipe.workspace.runs import Run, newest_runs
 
@@ -69,14 +72,22 @@ def find_evaluation_disagreements(run: Run) -> Iterator[str]:
     """Where `evaluate.json` differs from what the predictions give, one line each."""
     if not (run.path / PREDICTIONS).is_file():
         return
+    frame = _table(run.path / PREDICTIONS)
+    classes = frame["class"]
+    labels = None if classes.null_count() else classes.to_numpy()
+    source = np.array(frame["source:best"].to_list())
     for row in read_evaluation(run).results:
-        again = recompute_accuracy(run.path / PREDICTIONS, row.artifact, 0.95)
-        stored = {"agreement": row.agreement.share} if row.agreement else {}
-        if row.accuracy:
-            stored |= {"top1": row.accuracy.top1, "drop": row.accuracy.drop}
-        for name in stored.keys() & again.keys():
-            place = f"{EVALUATION}: {row.artifact or 'source'}: {name}"
-            yield from find_disagreements(stored[name], again[name].value, place)
+        name = row.artifact or "source"
+        found = np.array(frame[f"{name}:best"].to_list()) if f"{name}:best" in frame.columns else None
+        found = source if name == "source" else found
+        again: tuple[Agreement | None, Accuracy | None] = (None, None)
+        if found is not None:
+            top5 = row.accuracy is not None and row.accuracy.top5 is not None
+            accuracy = None if labels is None else compute_accuracy(source, found, labels, top5=top5)
+            again = compute_agreement(source, found), accuracy if run.manifest.trained else None
+        for key, stored, computed in zip(("agreement", "accuracy"), (row.agreement, row.accuracy), again, strict=True):
+            place = f"{EVALUATION}: {name}: {key}"
+            yield from find_disagreements(plain_from_record(stored), plain_from_record(computed), place)
 
 
 def recompute_accuracy(path: Path, artifact: str | None, confidence: float) -> dict[str, Observation]:

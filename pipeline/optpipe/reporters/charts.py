@@ -82,7 +82,11 @@ def _spread(name: str, figure: Estimate | None, factor: float) -> Row:
     if figure is None:
         return {}
     low, high = figure.bounds
-    return {name: _round(factor * figure.value), f"{name} low": _round(factor * low), f"{name} high": _round(factor * high)}
+    return {
+        name: _round(factor * figure.value),
+        f"{name} low": _round(factor * low),
+        f"{name} high": _round(factor * high),
+    }
 
 
 def _mark_invalid(base: Any, rows: Sequence[Row]) -> tuple[Any, tuple[LegendEntry, ...]]:

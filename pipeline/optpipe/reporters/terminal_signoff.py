@@ -57,6 +57,9 @@ def render_pipeline_run(steps: Sequence[StepRecord], record: VerdictRecord, doss
 NOT_RECOMPUTED = "→ changed before it was sealed, or made by a different version of optpipe: measure and sign off again"
 
 
+UNSIGNED = "This dossier is not signed: it proves that the folder agrees with itself, not who made it or where it was measured."
+
+
 def render_verification(found: VerificationRecord) -> RenderableType:
     """Whether a dossier is intact, and the verdict that its raw files give."""
     if found.recomputed is None:
@@ -70,4 +73,6 @@ def render_verification(found: VerificationRecord) -> RenderableType:
         ("intact", "green"), f"  {found.files} files, {format_bytes(found.size_bytes)}, {found.signature}"
     )
     notes = [Text(f"not compared  {one}", style="yellow") for one in found.not_compared]
+    notes += [Text(f"no raw file  {one}", style="dim") for one in found.unbacked]
+    notes += [Text(UNSIGNED, style="yellow")] if found.signature == "not signed" else []
     return Group(head, *notes, render_verdict(found.recomputed, None))

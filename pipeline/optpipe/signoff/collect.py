@@ -4,10 +4,13 @@ Beside the judged build's own runs go the raw files of the other builds of its m
 from the folder too; those that would make it large stay behind, the oldest first, and the report says how many.
 """
 
+import re
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from optpipe import __version__
 from optpipe.artifacts.lookup import find_builds
@@ -20,15 +23,8 @@ from optpipe.errors import BadInputError
 from optpipe.signoff.judge import DossierRequest, require_waivable
 from optpipe.signoff.policy import Policy
 from optpipe.workspace.baselines import find_approved_baseline, get_utc_time
-from optpipe.workspace.environment import describe_environment
-from optpipe.workspace.file_names import (
-    BUILDS,
-    ENVIRONMENT,
-    POLICY,
-    REQUEST,
-    VERDICT,
-)
-from optpipe.workspace.manifest import MANIFEST
+from optpipe.workspace.file_names import BUILDS, POLICY, REQUEST, VERDICT
+from optpipe.workspace.manifest import MANIFEST, read_manifest
 from optpipe.workspace.runs import (
     Run,
     list_runs,
@@ -61,12 +57,9 @@ def collect_evidence(
     """Fills the empty `folder` with everything that the verdict on `wanted` needs, verified while it is copied."""
     entry = find_judged_artifact(wanted, store)
     store.verify_entry(entry)
-    _copy(entry.path / MANIFEST, folder / "artifact" / MANIFEST)
-    checked = _find_verification(store, entry)
-    if checked is not None:
-        _copy(checked.path / MANIFEST, folder / "verification" / MANIFEST)
     _copy_runs(entry, store, folder)
-    _copy_builds(store, folder)
+    checked = _find_verification(store, entry)
+    _copy_builds({entry.id, *([checked.id] if checked else [])}, store, folder)
     baseline = find_approved_baseline(store.workspace, entry.info.model)
     if baseline is not None:
         _copy_baseline(baseline, folder / "baseline")
@@ -83,7 +76,6 @@ def collect_evidence(
         drawn_with=drawn_with or {},
     )
     write_bytes(folder / REQUEST, json_from_record(request))
-    write_bytes(folder / ENVIRONMENT, json_from_record(describe_environment()))
     return folder
 
 
@@ -185,9 +177,12 @@ def _copy_run(run: Run, target: Path, artifact: str, room: int, *, whole: bool =
                 room -= needed
             else:
                 left_out |= set(files)
-    for path in (*sizes, MANIFEST):
+    for path in sizes:
         if path not in left_out and (run.path / path).is_file():
-            _copy(run.path / path, target / path)
+            (target / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(run.path / path, target / path)
+    command = drop_folders(run.manifest.command)
+    write_bytes(target / MANIFEST, json_from_record(replace(run.manifest, command=command)))
     return room
 
 
@@ -202,19 +197,23 @@ def _list_files_of_others(run: Run, artifact: str) -> Iterator[list[str]]:
             yield [name for name in (one.samples_file, one.machine_file) if name]
 
 
-def _copy_builds(store: Store, folder: Path) -> None:
-    """The manifests of all builds that were measured, and of what they were made from."""
-    measured = {
-        one.subject.artifact
-        for path in folder.glob(f"runs/*/{MEASUREMENTS_FILE}")
-        for one in read_measurements(path.parent)
-    }
+def _copy_builds(wanted: set[str], store: Store, folder: Path) -> None:
+    """The manifests of the entries `wanted`, of all builds that were measured, and of all that those were made from."""
     entries = {entry.id: entry for entry in store.list_entries()}
-    wanted = {found for each in measured if each in entries for found in (each, *entries[each].manifest.parents)}
-    for name in sorted(wanted & set(entries)):
-        _copy(entries[name].path / MANIFEST, folder / BUILDS / entries[name].path.name / MANIFEST)
+    for path in folder.glob(f"runs/*/{MEASUREMENTS_FILE}"):
+        wanted |= {one.subject.artifact for one in read_measurements(path.parent)}
+    found: dict[str, Entry[Any]] = {}
+    while wanted := (wanted & set(entries)) - set(found):
+        found |= {name: entries[name] for name in wanted}
+        wanted = {parent for name in wanted for parent in entries[name].manifest.parents}
+    for entry in found.values():
+        manifest = read_manifest(entry.path / MANIFEST)
+        command = drop_folders(manifest.command)
+        target = folder / BUILDS / entry.path.name / MANIFEST
+        write_bytes(target, json_from_record(replace(manifest, command=command)))
 
 
-def _copy(source: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(source, target)
+def drop_folders(command: str) -> str:
+    """A command line whose absolute paths are cut to their last part: a dossier tells nothing of anybody's disk."""
+    words = (re.sub(r"(^|[=:,])[/~][^=:,]*/(?=[^/])", r"\1", word) for word in shlex.split(command))
+    return shlex.join(words)

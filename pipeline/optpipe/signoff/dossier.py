@@ -8,6 +8,7 @@ from optpipe.core.disagreements import find_disagreements, list_read_errors
 from optpipe.core.records import plain_from_record, read_record
 from optpipe.core.verdict import VerdictRecord
 from optpipe.errors import BadInputError, first_line
+from optpipe.signoff.consistency import find_contradictions, list_unbacked
 from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.recompute import find_untrue_figures
 from optpipe.workspace.file_names import VERDICT
@@ -34,6 +35,8 @@ class DossierCheck:
     signed: bool
     files: int
     size_bytes: int
+    unbacked: tuple[str, ...] = ()
+    """What is stated and no raw file in the dossier shows."""
     not_compared: tuple[str, ...] = ()
     """Reports that could not be rendered again here, and why."""
 
@@ -57,6 +60,7 @@ def check_dossier(folder: Path, allowed_signers: Path | None = None) -> DossierC
             verdict = judge_dossier(folder)
             stored = read_record(folder / VERDICT, VerdictRecord)
             problems += find_disagreements(plain_from_record(stored), plain_from_record(verdict), VERDICT)
+            problems += find_contradictions(folder)
             for run in (*load_runs(folder / "baseline" / "runs"), *load_runs(folder / "runs")):
                 problems += find_untrue_figures(run)
         except list_read_errors() as error:
@@ -70,6 +74,7 @@ def check_dossier(folder: Path, allowed_signers: Path | None = None) -> DossierC
         signed=(folder / SIGNATURE).is_file(),
         files=len(files),
         size_bytes=sum(path.stat().st_size for path in files),
+        unbacked=tuple(list_unbacked(folder, verdict)) if verdict and not problems else (),
     )
 
 

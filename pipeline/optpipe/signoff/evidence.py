@@ -35,6 +35,8 @@ class BuildEvidence:
     preprocessing: Mapping[str, Observation] = field(default_factory=dict)
     """`agreement` as a fraction, `snr` in dB."""
     tensor_core_share: Observation | None = None
+    record: str = ""
+    """Where the store's record of the build lies in the dossier."""
     options: Mapping[str, str] = field(default_factory=dict)
     """What all of `measured` ran with, because the policy asks for it."""
 
@@ -303,13 +305,13 @@ def _precision(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observ
     shares = evidence.build.macs_share
     if not shares:
         return Missing("the precision of this build was not verified", f"optpipe build {evidence.build.model}")
-    return [Observation(float(shares.get(criterion.metric, 0.0)), source=evidence.build.artifact)]
+    return [Observation(float(shares.get(criterion.metric, 0.0)), source=evidence.record)]
 
 
 def _size(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:  # noqa: ARG001
     if evidence.build.size_bytes is None:
         return Missing("the size of this build is not recorded", f"optpipe build {evidence.build.model}")
-    return [Observation(float(evidence.build.size_bytes), source=evidence.build.artifact)]
+    return [Observation(float(evidence.build.size_bytes), source=evidence.record)]
 
 
 def _tensor_cores(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:  # noqa: ARG001

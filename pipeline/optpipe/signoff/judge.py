@@ -3,9 +3,8 @@
 A dossier's folder (see `optpipe.workspace.seal` for its seal)
     request.json               what was asked: model, artifact, waivers, the optpipe that judged, when
     policy.toml                the policy, byte for byte
-    environment.json           where it was judged
-    artifact/manifest.json     the store's record of the engine (its hash, its proven precision, its weights)
-    verification/manifest.json the store's record of its outputs held against the source model's, where it ran
+    builds/KIND-ID/manifest.json  the store's records: of the engine (its hash, its proven precision, its weights), of the
+                               comparison of its outputs with the source model's, and of all that they were made from
     runs/RUN/…                 run folders with raw samples; `baseline/` holds the same of the approved baseline
     verdict.json               what `judge_dossier` says; report.html, report.md, junit.xml, comparison.json: the same for people
 """
@@ -13,6 +12,7 @@ A dossier's folder (see `optpipe.workspace.seal` for its seal)
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from optpipe.artifacts.facts import JudgedBuild, judged_build_from_entry
 from optpipe.backends.registry import BACKENDS
@@ -38,7 +38,8 @@ from optpipe.signoff.evidence import (
 )
 from optpipe.signoff.policy import Policy, policy_from_toml
 from optpipe.signoff.policy_format import LoadFilter
-from optpipe.workspace.file_names import ENVIRONMENT, POLICY, REQUEST
+from optpipe.workspace.file_names import BUILDS, POLICY, REQUEST
+from optpipe.workspace.manifest import MANIFEST
 from optpipe.workspace.runs import Run, load_runs, read_dossier_file, require_unchanged
 from optpipe.workspace.store import Entry, entry_from_folder
 
@@ -74,10 +75,10 @@ def judge_dossier(folder: Path) -> VerdictRecord:
     runs = load_runs(folder / "runs")
     for run in runs:
         require_unchanged(run, whole=False)
-    artifact = entry_from_folder(folder / "artifact", ArtifactInfo)
+    artifact = entry_from_folder(folder / BUILDS / f"{ArtifactInfo.KIND}-{request.artifact}", ArtifactInfo)
     evidence = _gather_evidence(folder, runs, artifact, request, policy)
     found = (
-        *_judge_trust(artifact, _read_verification(folder), evidence.measured),
+        *_judge_trust(artifact, _find_verification(folder, artifact), evidence.measured),
         *(judge_criterion(criterion, observe(criterion, evidence)) for criterion in policy.criteria),
     )
     require_waivable(request.waivers, policy)
@@ -95,7 +96,7 @@ def judge_dossier(folder: Path) -> VerdictRecord:
         criteria=criteria,
         notes=tuple(list_int8_notes(artifact.info, build, runs, loads, policy.confidence)),
         baseline=request.baseline,
-        expires_if=tuple(_list_expiry(evidence, read_record(folder / ENVIRONMENT, Environment))),
+        expires_if=tuple(_list_expiry(evidence)),
         runs=tuple(sorted({one.run for one in evidence.measured})),
         created_utc=request.created_utc,
         optpipe=request.optpipe,
@@ -142,13 +143,15 @@ def _gather_evidence(
         accuracy=observe_accuracy(runs, build, confidence),
         preprocessing=observe_preprocessing(runs, build),
         tensor_core_share=observe_tensor_cores(runs, build),
+        record=describe_record(artifact),
         options=policy.options,
     )
 
 
-def _read_verification(folder: Path) -> Entry[VerificationInfo] | None:
-    path = folder / "verification"
-    return entry_from_folder(path, VerificationInfo) if path.is_dir() else None
+def _find_verification(folder: Path, artifact: Entry[ArtifactInfo]) -> Entry[VerificationInfo] | None:
+    paths = sorted((folder / BUILDS).glob(f"{VerificationInfo.KIND}-*/"))
+    found = [entry_from_folder(path, VerificationInfo) for path in paths]
+    return next((one for one in found if artifact.id in one.manifest.parents), None)
 
 
 def _judge_trust(
@@ -157,80 +160,72 @@ def _judge_trust(
     measured: tuple[RecordedMeasurement, ...],
 ) -> Iterator[CriterionResult]:
     """What no policy can do without."""
-    info, weights = artifact.info, artifact.info.weights
-    yield (
-        _pass_trust("trust.weights", f"trained weights ({weights.source})")
-        if weights.trained
-        else _doubt_trust(
-            "trust.weights", "the weights are random", "build with the weights you will ship: --weights FILE"
-        )
-    )
+    info, record = artifact.info, describe_record(artifact)
+    if info.weights.trained:
+        weights = CriterionResult("trust.weights", Verdict.PASS, f"trained weights ({info.weights.source})")
+    else:
+        remedy = "build with the weights you will ship: --weights FILE"
+        weights = _doubt_trust("trust.weights", "the weights are random", remedy)
     proof = info.precision_proof
-    yield (
-        _pass_trust("trust.precision", f"{info.precision} is verified in the built network")
-        if proof.proven
-        else _fail_trust(
+    if proof.proven:
+        precision = CriterionResult(
+            "trust.precision", Verdict.PASS, f"{info.precision} is verified in the built network"
+        )
+    else:
+        precision = CriterionResult(
             "trust.precision",
+            Verdict.FAIL,
             f"not the requested precision: {proof.reason}",
-            f"optpipe show {artifact.id} lists the layers",
+            remedy=f"optpipe show {artifact.id} lists the layers",
         )
-    )
-    yield _judge_outputs(artifact, checked)
-    differences = sorted(
-        {
-            text
-            for one in measured[1:]
-            for text in find_environment_differences(measured[0].environment, one.environment)
-        }
-    )
-    yield (
-        _doubt_trust(
-            "trust.environment", f"measured on different machines: {'; '.join(differences)}", "measure on one machine"
-        )
-        if differences
-        else _pass_trust("trust.environment", "all measurements are from one machine")
-        if measured
-        else _doubt_trust("trust.environment", "nothing was measured", f"optpipe bench {info.model}")
-    )
+    yield replace(weights, source=record)
+    yield replace(precision, source=record)
+    yield replace(_judge_outputs(artifact, checked), source=describe_record(checked) if checked else "")
+    yield _judge_environment(info, measured)
+
+
+def describe_record(entry: Entry[Any]) -> str:
+    """Where in a dossier the store's record of an entry lies: the source of what no raw file in the dossier shows."""
+    return f"{BUILDS}/{entry.manifest.kind}-{entry.id}/{MANIFEST}"
+
+
+def _judge_environment(info: ArtifactInfo, measured: tuple[RecordedMeasurement, ...]) -> CriterionResult:
+    name = "trust.environment"
+    if not measured:
+        return _doubt_trust(name, "nothing was measured", f"optpipe bench {info.model}")
+    first = measured[0].environment
+    if found := sorted({text for one in measured for text in find_environment_differences(first, one.environment)}):
+        return _doubt_trust(name, f"measured on different machines: {'; '.join(found)}", "measure on one machine")
+    return CriterionResult(name, Verdict.PASS, "all measurements are from one machine")
 
 
 def _judge_outputs(artifact: Entry[ArtifactInfo], checked: Entry[VerificationInfo] | None) -> CriterionResult:
     info = artifact.info
-    build = f"optpipe build {info.model}"
-    name, again = "trust.outputs", f"{build} on a machine where it can run"
+    name, again = "trust.outputs", f"optpipe build {info.model} on a machine where it can run"
     if checked is None:
         return _doubt_trust(name, "the outputs were not compared with the source model", again)
     if checked.manifest.recipe.get("artifact", {}).get("sha256") != artifact.sha256(info.file):
         return _doubt_trust(name, "the verified file differs from the one being judged", again)
     snr = checked.info.snr_db
-    seen = f"on {checked.info.samples} samples (reference: {checked.info.reference})" + (
-        f", SNR {snr:.0f} dB" if snr else ""
-    )
+    seen = f"on {checked.info.samples} samples (reference: {checked.info.reference})"
+    seen += f", SNR {snr:.0f} dB" if snr else ""
     if not checked.info.passed:
-        return _fail_trust(
-            name,
+        reason, remedy = (
             f"outputs exceed the {info.precision} tolerance {seen}",
             f"optpipe show {checked.id} names the output",
         )
-    return _pass_trust(name, f"outputs match the source model within tolerance {seen}")
-
-
-def _pass_trust(name: str, reason: str) -> CriterionResult:
-    return CriterionResult(name, Verdict.PASS, reason)
+        return CriterionResult(name, Verdict.FAIL, reason, remedy=remedy)
+    return CriterionResult(name, Verdict.PASS, f"outputs match the source model within tolerance {seen}")
 
 
 def _doubt_trust(name: str, reason: str, remedy: str) -> CriterionResult:
     return CriterionResult(name, Verdict.INCONCLUSIVE, reason, remedy=remedy)
 
 
-def _fail_trust(name: str, reason: str, remedy: str) -> CriterionResult:
-    return CriterionResult(name, Verdict.FAIL, reason, remedy=remedy)
-
-
-def _list_expiry(evidence: BuildEvidence, here: Environment) -> Iterator[str]:
-    measured, build = evidence.measured, evidence.build
-    place = measured[-1].environment if measured else here
+def _list_expiry(evidence: BuildEvidence) -> Iterator[str]:
+    build = evidence.build
     yield f"the engine's sha256 is no longer {build.sha256}"
+    place = evidence.measured[-1].environment if evidence.measured else Environment()
     for key, name in (("gpu", "the GPU"), ("driver", "the driver"), ("cpu", "the CPU")):
         value = place.get_fact(key)
         if value != "none":

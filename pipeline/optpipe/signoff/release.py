@@ -17,6 +17,7 @@ from optpipe.core.verdict import VerdictRecord
 from optpipe.errors import BadInputError, MissingError, first_line
 from optpipe.reporters.report import Report
 from optpipe.signoff.collect import SignoffRequest, collect_evidence, require_valid_request
+from optpipe.signoff.consistency import COMPARISON, HTML, JUNIT, MARKDOWN, REPORTS
 from optpipe.signoff.dossier import DossierCheck, check_dossier, finish_dossier, require_unused_path
 from optpipe.signoff.dossier_overview import (
     list_build_files,
@@ -30,7 +31,6 @@ from optpipe.workspace.runs import read_json, write_bytes
 from optpipe.workspace.seal import require_key
 from optpipe.workspace.store import Store
 
-HTML, MARKDOWN, JUNIT, COMPARISON = "report.html", "report.md", "junit.xml", "comparison.json"
 DRAWN_WITH = ("altair", "vl-convert-python")
 """The packages whose versions decide the bytes of a figure."""
 
@@ -151,8 +151,7 @@ def _compare_reports(folder: Path, verdict: VerdictRecord) -> tuple[list[str], l
     """The reports that differ from what the raw files give, and those that cannot be rendered again here."""
     request = read_request(folder)
     if request.optpipe != __version__:
-        names = ", ".join((HTML, MARKDOWN, JUNIT, COMPARISON))
-        return [], [f"{names}: written by optpipe {request.optpipe}; this is {__version__}"]
+        return [], [f"{', '.join(REPORTS)}: written by optpipe {request.optpipe}; this is {__version__}"]
     report = _report_from_dossier(folder, verdict)
     not_compared = _explain_no_drawing(request.drawn_with)
     texts = _render_reports(report, figures=bool(request.drawn_with) and not not_compared)

@@ -46,7 +46,7 @@ def _render_criteria(record: VerdictRecord) -> list[str]:
             f"{MARKS[one.verdict]} {one.verdict}" + (" (waived)" if one.waived else ""),
             format_observed(one) + (f" ({one.about})" if one.about else ""),
             one.limit,
-            explain_beside_figures(one) + (f" → {one.remedy}" if one.remedy else ""),
+            " → ".join(part for part in (explain_beside_figures(one), one.remedy) if part),
         )
         for one in record.criteria
     ]

@@ -26,7 +26,7 @@ step ort-graph $resnet $ort --option onnxruntime.cuda_graph=true --batch-size 1,
 timeout 60 python3 benchmarks/photographs.py "$work/photographs" 1024 >/dev/null 2>&1
 step dali $resnet --stage preprocess --backend onnxruntime --images "$work/photographs" --batch-size 64
 step ort-ncu $resnet $ort --option onnxruntime.cuda_graph=false --batch-size 64 --iterations 5 --ncu
-step ort-recorded $resnet $ort --option onnxruntime.cuda_graph=false --batch-size 64 --record memory,gpu-metrics,python
+step ort-recorded $resnet $ort --option onnxruntime.cuda_graph=false --batch-size 64 --record memory --record gpu-metrics
 step torch-graph $resnet --stage inference --backend torch --option torch.cuda_graph=true --batch-size 1,64
 step torch-eager $resnet --stage inference --backend torch --option torch.cuda_graph=false --batch-size 1
 step digits profile digits --device cuda --precision fp16 --backend onnxruntime --batch-size 64

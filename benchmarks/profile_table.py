@@ -11,9 +11,17 @@ from pathlib import Path
 KERNELS = 10
 LAYERS = 15
 KEPT = (
-    "name", "kind", "backend", "precision", "device", "batch_size", "options", "implementation", "tracer", "gpus",
-    "trace_quality", "scope", "measured", "iterations", "gaps", "memory", "gpu_metrics", "bottleneck", "findings", "error",
-)  # fmt: skip
+    "source",
+    "tracer",
+    "gpus",
+    "trace_quality",
+    "scope",
+    "memory",
+    "gpu_metrics",
+    "iterations",
+    "gaps",
+    "bottleneck",
+)
 HEAD = ["profile", "stage", "ms", "GPU ms", "busy", "Tensor Cores", "× bound", "limited by", "quality", "first finding"]
 LAYER_HEAD = [
     "profile",
@@ -37,66 +45,58 @@ def documents(folder: Path) -> Iterator[tuple[str, dict]]:
             yield path.stem, document
 
 
-def row(stage: dict) -> list[str]:
+def row(profile: dict) -> list[str]:
     """Iteration, share of the GPU, Tensor-Core share, roofline, verdict, quality and the first finding."""
-    if "error" in stage:
-        return [f"failed: {stage['error'].splitlines()[0][:60]}", *[""] * 7]
-    totals, iterations, cores = stage["measured"], stage["iterations"], stage["tensor_cores"]
-    bound = stage["roofline"].get("times_bound")
-    first = stage["findings"][0] if stage["findings"] else None
+    iterations, cores, found = profile["iterations"], profile["tensor_cores"], profile["bottleneck"]
+    bound = profile["roofline"]["times_bound"] if profile["roofline"] else None
+    first = profile["findings"][0] if profile["findings"] else None
     return [
-        f"{_time_ns(stage) / 1e6:.3f}",
-        f"{iterations['median_gpu_ns'] / 1e6:.3f}" if iterations.get("median_gpu_ns") else "",
-        f"{_busy_share(stage):.0%}" if totals["busy_ns"] else "",
-        f"{cores['time_share']:.0%}" if cores.get("time_share") is not None else "",
+        f"{_time_ns(profile) / 1e6:.3f}",
+        f"{iterations['median_gpu_ns'] / 1e6:.3f}" if iterations and iterations["median_gpu_ns"] else "",
+        f"{found['busy_share']:.0%}" if found["busy_share"] else "",
+        f"{cores['time_share']:.0%}" if cores else "",
         f"{bound:.1f}" if bound else "",
-        stage["bottleneck"]["verdict"],
-        stage["trace_quality"]["verdict"],
+        found["verdict"],
+        profile["trace_quality"]["verdict"],
         f"{first['rule']} {first['gain_share']:.0%}" if first else "",
     ]
 
 
-def layer_row(stage: dict) -> list[str] | None:
+def layer_row(profile: dict) -> list[str] | None:
     """How many layers could use Tensor Cores, did, and what the others could save; None where layers are not known."""
-    cores = stage.get("tensor_cores") or {}
-    if cores.get("basis") != "layers":
+    cores = profile["tensor_cores"]
+    if not cores or cores["basis"] != "layers":
         return None
-    without = sorted((*cores["missed"], *cores["ineligible"]), key=lambda each: -each["could_save_ns"])
-    named = [f"{each['name']} {each['could_save_ns'] / cores['iterations'] / 1e3:.1f}" for each in without[:4]]
+    without = sorted(cores["layers"], key=lambda each: -each["could_save_ns"])
+    named = [
+        f"{each['name']} {each['could_save_ns'] / cores['iterations'] / 1e3:.1f}"
+        for each in without[:4]
+        if each["could_save_ns"]
+    ]
     return [str(len(cores["layers"])), str(cores["eligible"]), str(cores["used"]), ", ".join(named)]
 
 
 def compact(stage: dict) -> dict:
     """The stage without its long tables."""
-    kept = {key: stage[key] for key in KEPT if key in stage}
-    if "error" in stage:
-        return kept
-    kept["findings"] = [{**finding, "rows": finding["rows"][:2]} for finding in stage["findings"]]
-    kept["kernels"] = [_short(one) for one in stage["measured_views"]["kernels"][:KERNELS]]
-    kept["functions"] = stage.get("functions", [])[:KERNELS]
-    cores = stage["tensor_cores"]
-    cut = {key: cores[key][:LAYERS] for key in ("layers", "missed", "ineligible") if key in cores}
-    kept["tensor_cores"] = {**cores, **{key: [_short(one) for one in rows] for key, rows in cut.items()}}
-    roofline = stage["roofline"]
-    kept["roofline"] = {**roofline, "layers": roofline.get("layers", [])[:LAYERS]}
-    kept["roofline"]["ncu"] = [_short(one) for one in roofline.get("ncu") or []]
-    return kept
+    profile = stage["profile"]
+    kept = {key: profile[key] for key in KEPT}
+    kept["measured"] = profile["measured"]["totals"]
+    kept["findings"] = [{**finding, "rows": finding["rows"][:2]} for finding in profile["findings"]]
+    kept["kernels"] = [_short(one) for one in profile["measured"]["kernels"][:KERNELS]]
+    cores, roofline = profile["tensor_cores"], profile["roofline"]
+    kept["tensor_cores"] = cores and {**cores, "layers": [_short(one) for one in cores["layers"][:LAYERS]]}
+    kept["roofline"] = roofline and {**roofline, "layers": roofline["layers"][:LAYERS]}
+    return {**stage, "profile": kept, "counters": [_short(one) for one in stage["counters"]]}
 
 
 def _short(one: dict) -> dict:
     return {**one, "name": one["name"][:160]}
 
 
-def _busy_share(stage: dict) -> float:
-    """Of the time without the profiler where that slowed the host too much."""
-    totals = stage["measured"]
-    return stage["bottleneck"].get("busy_share", totals["busy_ns"] / totals["span_ns"])
-
-
-def _time_ns(stage: dict) -> float:
+def _time_ns(profile: dict) -> float:
     """One iteration without the profiler where that was measured, else under it, else the whole stage."""
-    iterations = stage["iterations"]
-    return iterations.get("unprofiled_ns") or iterations.get("period_ns") or stage["measured"]["span_ns"]
+    iterations = profile["iterations"] or {}
+    return iterations.get("unprofiled_ns") or iterations.get("period_ns") or profile["measured"]["totals"]["span_ns"]
 
 
 def _print(head: list[str], rows: list[list[str]]) -> None:
@@ -114,14 +114,24 @@ def main() -> None:
     parser.add_argument("--compact", type=Path)
     arguments = parser.parse_args()
     found = [(name, stage) for name, document in documents(arguments.folder) for stage in document["stages"]]
-    _print(HEAD, [[name, stage["name"], *row(stage)] for name, stage in found])
-    layers = [[name, stage["name"], *cells] for name, stage in found if (cells := layer_row(stage)) is not None]
+    rows = [[name, stage["subject"]["name"], *row(stage["profile"])] for name, stage in found]
+    rows += [
+        [name, failed["name"], f"failed: {failed['error'].splitlines()[0][:60]}", *[""] * 7]
+        for name, document in documents(arguments.folder)
+        for failed in document["failed"]
+    ]
+    _print(HEAD, rows)
+    layers = [
+        [name, stage["subject"]["name"], *cells]
+        for name, stage in found
+        if (cells := layer_row(stage["profile"])) is not None
+    ]
     _print(LAYER_HEAD, layers)
     if arguments.compact is not None:
         arguments.compact.mkdir(parents=True, exist_ok=True)
         for name, document in documents(arguments.folder):
             stages = [compact(stage) for stage in document["stages"]]
-            text = json.dumps({"stages": stages, "warnings": document.get("warnings", [])}, indent=1)
+            text = json.dumps({**document, "stages": stages}, indent=1)
             (arguments.compact / f"profile-{name}.json").write_text(text + "\n", encoding="utf-8")
 
 

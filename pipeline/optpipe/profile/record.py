@@ -248,7 +248,7 @@ def open_scratch_folder(workspace: Path) -> Iterator[Path]:
         # Whoever ran out of space first, nsys or the program, says it in its own way, or not at all.
         if shutil.disk_usage(path).free < _LEAST_FREE_BYTES:
             raise StageError(
-                f"disk full: no space for the recording in {workspace}; choose another location with --workspace"
+                f"the disk is full: no space for the recording in {workspace}; choose another location with --workspace"
             ) from error
         if isinstance(error, OSError):
             raise StageError(

@@ -16,7 +16,7 @@ from optpipe.inputs.image_set import image_set_from_path
 from optpipe.inputs.images import preprocess_batches
 from optpipe.quantize.calibrate import quantize_graph
 from optpipe.quantize.calibration_run import CalibrationPlan, run_calibration
-from optpipe.quantize.table import table_from_file
+from optpipe.quantize.table import read_table
 from optpipe.sources.resolve import source_from_text
 from optpipe.workspace.file_names import CARD, ONNX
 from optpipe.workspace.shipped import find_shipped_folder
@@ -38,7 +38,7 @@ def test_max_loses_points_on_pairs_and_percentile_does_not(tmp_path):
     card, graph = card_from_file(entry.file(CARD)), onnx.load(entry.file(ONNX))
     validation, _ = image_set_from_path(find_shipped_folder("calibration") / "pairs" / "validation.json")
     record = run_calibration(model, CalibrationPlan(None, None, 0, ("max", "percentile")), store, SilentListener())
-    tables = {each["method"]: table_from_file(Path(each["path"])) for each in record["tables"]}
+    tables = {each.method: read_table(Path(each.path)) for each in record.tables}
     before = measure_accuracy(graph, card, validation)
     after = {
         method: measure_accuracy(quantize_graph(graph, table, "tensorrt")[0], card, validation)

@@ -25,7 +25,8 @@ import numpy as np, torch
 from optpipe.backends.onnxruntime import CUDA_OPTIONS
 from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
 from optpipe.workspace.store import Store
-from optpipe.trace.recording.annotate import CAPTURE_RANGE, ITERATION_RANGE, LAYERS_RANGE, marked
+from optpipe.trace.ranges import CAPTURE_RANGE, ITERATION_RANGE, LAYERS_RANGE
+from optpipe.trace.recording.annotate import mark_range
 workspace, artifact, batch, target = sys.argv[1:]
 entry = Store(Path(workspace)).find(artifact, ArtifactInfo)
 target = Path(target)
@@ -41,10 +42,10 @@ with torch.cuda.stream(torch.cuda.Stream()):
     for _ in range(3):
         binding.launch(); synchronize()
     anchors = []
-    with marked(CAPTURE_RANGE), marked(LAYERS_RANGE):
+    with mark_range(CAPTURE_RANGE), mark_range(LAYERS_RANGE):
         for _ in range(3):
             before = time.time_ns()
-            with marked(ITERATION_RANGE):
+            with mark_range(ITERATION_RANGE):
                 entered = time.time_ns()
                 binding.launch(); synchronize()
                 leaving = time.time_ns()

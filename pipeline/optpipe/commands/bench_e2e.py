@@ -7,6 +7,7 @@ import typer
 
 from optpipe.commands.options import DEFAULT_WORKSPACE, JsonOption, WorkspaceOption
 from optpipe.commands.outcome import Outcome
+from optpipe.core.entries import Device
 
 
 def bench_e2e(
@@ -16,7 +17,7 @@ def bench_e2e(
     images: Annotated[Path, typer.Option(metavar="DIR", help="Folder of images.", show_default=False)],
     precision: Annotated[str | None, typer.Option(help="Precisions to measure, comma-separated.")] = None,
     backend: Annotated[str | None, typer.Option(help="Backends to measure, comma-separated.")] = None,
-    device: Annotated[str | None, typer.Option(help="Device: cpu or cuda.")] = None,
+    device: Annotated[Device | None, typer.Option(help="Default: every device that has a build.")] = None,
     batch: Annotated[
         int | None, typer.Option(min=1, metavar="SIZE", help="Images per batch; default: that of the tuned pipeline.")
     ] = None,

@@ -1,26 +1,19 @@
 """Options that the commands of `optpipe bench` share. Defaults of a load are those of `core.measurement.LoadSpec`."""
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from optpipe.core.entries import Device
 from optpipe.core.measurement import LoadSpec
 
 LOAD = LoadSpec(batch_size=1)
 
 
-class DeviceChoice(StrEnum):
-    """What `--device` takes."""
-
-    CPU = "cpu"
-    CUDA = "cuda"
-
-
 PrecisionOption = Annotated[str | None, typer.Option(help="Precisions to measure, comma-separated.")]
 BackendOption = Annotated[str | None, typer.Option(help="Backends to measure, comma-separated.")]
-DeviceOption = Annotated[DeviceChoice | None, typer.Option(help="Device to measure on.")]
+DeviceOption = Annotated[Device | None, typer.Option(help="Device to measure on.")]
 StreamsOption = Annotated[int, typer.Option(help="Number of concurrent streams (multi-stream, offline).")]
 PercentileOption = Annotated[float, typer.Option(help="Highest percentile to report; determines the sample count.")]
 MinTimeOption = Annotated[float, typer.Option(metavar="SECONDS", help="Minimum measurement time per process.")]

@@ -12,7 +12,8 @@ from optpipe.artifacts.lookup import (
 )
 from optpipe.backends.registry import BACKENDS
 from optpipe.bench.session_plan import BenchPlan
-from optpipe.commands.parsing import device_from_text, share_from_text
+from optpipe.commands.parsing import require_device, share_from_text
+from optpipe.core.entries import Device
 from optpipe.core.events import Listener
 from optpipe.core.measurement import LoadSpec, Mode, Scenario
 from optpipe.core.precision import precisions_from_text
@@ -108,7 +109,7 @@ def find_bench_targets(
     store: Store,
     precision: str | None,
     backend: str | None,
-    device: str | None,
+    device: Device | None,
     options: Mapping[str, Mapping[str, str]],
     listener: Listener,
 ) -> tuple[tuple[StoredArtifact, ...], ...]:
@@ -117,7 +118,7 @@ def find_bench_targets(
     backends = tuple(name.strip() for name in backend.split(",")) if backend is not None else ()
     if unknown := [name for name in backends if name not in BACKENDS]:
         raise BadInputError(f"unknown backend '{unknown[0]}'; choose from {', '.join(BACKENDS)}")
-    target = device_from_text(device)
+    target = require_device(device)
     groups: list[tuple[StoredArtifact, ...]] = []
     for model in models:
         able, reasons = select_runnable(find_artifacts(model, store, precisions, backends, target))

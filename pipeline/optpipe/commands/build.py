@@ -7,6 +7,7 @@ import typer
 
 from optpipe.commands.options import (
     DEFAULT_WORKSPACE,
+    DeviceOption,
     JsonOption,
     ModelArgument,
     WorkspaceOption,
@@ -22,9 +23,7 @@ def build(
     backend: Annotated[
         str, typer.Option(help="auto, all, or comma-separated names; `optpipe doctor` lists them.")
     ] = "auto",
-    device: Annotated[
-        str | None, typer.Option(help="cpu or cuda; default: the best available for each backend.")
-    ] = None,
+    device: DeviceOption = None,
     batch: Annotated[
         str | None,
         typer.Option(metavar="MIN:OPT:MAX", help="Batch range of the optimization profile, or one fixed size."),

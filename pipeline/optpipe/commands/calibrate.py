@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -33,7 +33,8 @@ def calibrate(
     seed: Annotated[int, typer.Option(min=0, help="Seed for sampling and for random weights.")] = 0,
     method: Annotated[str, typer.Option(help="max, percentile, entropy, mse (comma-separated), or all.")] = "all",
     target: Annotated[
-        str, typer.Option(help="Runtime whose Q/DQ placement is used to evaluate methods and layers: tensorrt or cpu.")
+        Literal["tensorrt", "cpu"],
+        typer.Option(help="Runtime whose Q/DQ placement is used to evaluate methods and layers."),
     ] = "tensorrt",
     sensitivity: Annotated[
         bool, typer.Option("--sensitivity", help="Rank layers by the error from quantizing each one alone.")
@@ -57,7 +58,7 @@ def calibrate(
     json: JsonOption = False,
 ) -> Outcome:
     """Choose INT8 ranges from data, and layers to keep in float."""
-    from optpipe.commands.parsing import model_from_options, percent_from_text, target_from_text
+    from optpipe.commands.parsing import model_from_options, percent_from_text
     from optpipe.commands.terminal import Terminal
     from optpipe.quantize.calibration_run import CalibrationPlan, run_calibration
     from optpipe.quantize.methods import methods_from_text
@@ -69,7 +70,7 @@ def calibrate(
         count=count,
         seed=seed,
         methods=methods_from_text(method),
-        target=target_from_text(target),
+        target=target,
         sensitivity=sensitivity,
         budget=percent_from_text(accuracy_budget, "--accuracy-budget") if accuracy_budget else None,
         output=output,

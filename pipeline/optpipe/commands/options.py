@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from optpipe.core.entries import Device
+
 ModelArgument = Annotated[
     str,
     typer.Argument(
@@ -18,4 +20,5 @@ WorkspaceOption = Annotated[
     Path,
     typer.Option("--workspace", envvar="OPTPIPE_WORKSPACE", metavar="DIR", help="Folder for artifacts and runs."),
 ]
+DeviceOption = Annotated[Device | None, typer.Option(help="Default: the best available for each backend.")]
 DEFAULT_WORKSPACE = Path(".optpipe")

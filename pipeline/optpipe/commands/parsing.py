@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from optpipe.backends.base import Device
 from optpipe.backends.registry import BACKENDS, backends_from_text
@@ -14,22 +13,15 @@ from optpipe.errors import BadInputError
 from optpipe.export.model import Model
 from optpipe.sources.resolve import source_from_text
 
-if TYPE_CHECKING:
-    from optpipe.quantize.placement import Target
 
-
-def device_from_text(text: str | None) -> Device | None:
-    """Reads `--device`; demanding `cuda` where there is no GPU raises `MissingError`."""
+def require_device(device: Device | None) -> Device | None:
+    """`device`; raises MissingError for `cuda` where there is no GPU."""
     from optpipe.errors import MissingError
     from optpipe.workspace.environment import list_gpus
 
-    if text is None or text == "cpu":
-        return "cpu" if text else None
-    if text != "cuda":
-        raise BadInputError(f"--device {text}: choose from cpu, cuda")
-    if not list_gpus():
+    if device == "cuda" and not list_gpus():
         raise MissingError("--device cuda: no NVIDIA GPU or driver found; omit --device to build for what is available")
-    return "cuda"
+    return device
 
 
 def model_from_options(model: str, weights: str, seed: int, batch: str | None, shape: Sequence[str]) -> Model:
@@ -46,14 +38,14 @@ def model_from_options(model: str, weights: str, seed: int, batch: str | None, s
 def build_plan_from_options(
     precision: str,
     backend: str,
-    device: str | None,
+    device: Device | None,
     option: Sequence[str],
     *,
     images: Path | None,
     calibration: Path | None,
 ) -> BuildPlan:
     """Reads `--precision`, `--backend`, `--device` and `--option` of every command that builds."""
-    target = device_from_text(device)
+    target = require_device(device)
     return BuildPlan(
         precisions=precisions_from_text(precision),
         backends=backends_from_text(backend, target),
@@ -100,12 +92,3 @@ def share_from_text(text: str, flag: str) -> float:
     if not 0 < value <= 10:
         raise BadInputError(f"{flag} {text}: expected a fraction such as 2.5% or 0.025")
     return value
-
-
-def target_from_text(text: str) -> "Target":
-    """Reads `--target`."""
-    if text == "tensorrt":
-        return "tensorrt"
-    if text == "cpu":
-        return "cpu"
-    raise BadInputError(f"--target {text}: choose from tensorrt (GPU), cpu")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from optpipe.commands.options import DEFAULT_WORKSPACE, JsonOption, WorkspaceOption
+from optpipe.commands.options import DEFAULT_WORKSPACE, DeviceOption, JsonOption, WorkspaceOption
 from optpipe.commands.outcome import Outcome
 from optpipe.trace.ranges import Stage
 from optpipe.trace.recording.capture import Extra
@@ -48,9 +48,7 @@ class BuildOptions:
 
     precision: Annotated[str, typer.Option(help="As for `optpipe build`.")] = "fp16"
     backend: Annotated[str, typer.Option(help="As for `optpipe build`.")] = "auto"
-    device: Annotated[
-        Literal["cpu", "cuda"] | None, typer.Option(help="Default: the best available for each backend.")
-    ] = None
+    device: DeviceOption = None
     batch: Annotated[
         str | None,
         typer.Option(metavar="MIN:OPT:MAX", help="Batch range of the optimization profile, or one fixed size."),

@@ -7,6 +7,7 @@ import typer
 
 from optpipe.commands.options import (
     DEFAULT_WORKSPACE,
+    DeviceOption,
     JsonOption,
     ModelArgument,
     WorkspaceOption,
@@ -21,9 +22,7 @@ def run(
         str | None, typer.Option(help="As for `optpipe build`; default: the policy's, plus fp32.")
     ] = None,
     backend: Annotated[str | None, typer.Option(help="As for `optpipe build`; default: the policy's, or auto.")] = None,
-    device: Annotated[
-        str | None, typer.Option(help="cpu or cuda; default: the best available for each backend.")
-    ] = None,
+    device: DeviceOption = None,
     batch: Annotated[
         str | None,
         typer.Option(metavar="MIN:OPT:MAX", help="Batch range of the optimization profile, or one fixed size."),

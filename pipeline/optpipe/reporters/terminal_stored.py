@@ -40,7 +40,10 @@ def _render_runs(runs: Sequence[RunSummary]) -> RenderableType:
     for each in runs:
         status = Text(each.status, style="" if each.status == "complete" else "yellow")
         table.add_row(each.run_id, status, format_bytes(each.size_bytes), Text(each.command or ""))
-    return Group(table, Text(f"{len(runs)} runs, {format_bytes(sum(each.size_bytes for each in runs))}"))
+    return Group(
+        table,
+        Text(f"{len(runs)} run{'' if len(runs) == 1 else 's'}, {format_bytes(sum(each.size_bytes for each in runs))}"),
+    )
 
 
 def _render_entries(entries: Sequence[EntrySummary]) -> RenderableType:
@@ -56,7 +59,7 @@ def _render_entries(entries: Sequence[EntrySummary]) -> RenderableType:
         size = format_bytes(each.size_bytes)
         table.add_row(each.id, each.kind, each.model or "", backend, each.precision or "", size, created)
     total = format_bytes(sum(each.size_bytes for each in entries))
-    return Group(table, Text(f"{len(entries)} entries, {total}"))
+    return Group(table, Text(f"{len(entries)} {'entry' if len(entries) == 1 else 'entries'}, {total}"))
 
 
 def _format_file(name: str, file: FileHash) -> str:

@@ -31,7 +31,20 @@ from tests.fakes.measurements import planted
 from tests.integration.conftest import optpipe
 
 ORT = ("digits", "--backend", "onnxruntime")
-QUICK = ("--min-time", "0.3", "--percentile", "90", "--warm-up", "0.1", "--max-warm-up", "1", "--max-time", "4")
+QUICK = (
+    "--processes",
+    "1",
+    "--min-time",
+    "0.3",
+    "--percentile",
+    "90",
+    "--warm-up",
+    "0.1",
+    "--max-warm-up",
+    "1",
+    "--max-time",
+    "4",
+)
 
 
 def bench(workspace, *arguments):
@@ -194,7 +207,7 @@ def test_an_option_of_a_backend_that_is_not_measured_is_said(workspace):
 
 
 def test_an_artifact_against_itself(workspace, artifact):
-    arguments = (artifact, artifact, "--rounds", "8", "--batch", "1", *QUICK, "--json")
+    arguments = (artifact, artifact, "--rounds", "8", "--batch", "1", *QUICK[2:], "--json")
     ran = optpipe("bench-pair", *arguments, workspace=workspace)
     assert ran.status == 0, ran.stderr
     document = ran.document
@@ -273,7 +286,7 @@ def test_where_the_disk_is_full_the_reason_says_so_and_what_was_measured_is_reco
 
 def long_bench(workspace):
     """A measurement that is under way, and that only a signal ends within the test's time."""
-    arguments = ["bench", *ORT, "--batch", "1", *QUICK[4:8], "--min-time", "50"]
+    arguments = ["bench", *ORT, "--batch", "1", *QUICK[:2], *QUICK[6:10], "--min-time", "50"]
     command = [sys.executable, "-m", "optpipe", *arguments, "--workspace", str(workspace)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60

@@ -1,6 +1,7 @@
 """A workspace with a built, verified and measured model whose samples are drawn, not timed: statistics without a clock."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -76,20 +77,22 @@ class Workspace:
         )
         return entry
 
-    def bench(self, *entries, batches=(1,), mean_ms=10.0, noise=0.2, count=1000, seed=0, **changes):
+    def bench(self, *entries, batches=(1,), mean_ms=10.0, noise=0.2, count=1000, seed=0, processes=5, **changes):
+        """A bench run of `processes` processes, whose levels scatter by half a percent."""
         run = begin_run(self.path, "bench")
         measurements = []
-        for entry in entries:
-            for batch in batches:
-                self.counter += 1
-                found = measurement(entry, batch, f"m{self.counter}", **changes)
-                speed = {"fp32": 1.0, "fp16": 0.8, "int8": 0.6}.get(entry.info.precision, 1.0)
-                frame = drawn_samples(mean_ms * batch**0.8 * speed, noise, count, batch, seed + self.counter)
-                for name in ("samples", "machine"):
-                    (run.path / name).mkdir(exist_ok=True)
-                frame.write_parquet(run.path / found.samples_file)
-                drawn_machine(frame).write_parquet(run.path / found.machine_file)
-                measurements.append(recompute_measurement(found, run.path))
+        levels = mean_ms * np.exp(0.005 * np.random.default_rng(seed).standard_normal(processes))
+        for process, entry, batch in product(range(processes), entries, batches):
+            self.counter += 1
+            mean_ms = float(levels[process])
+            found = replace(measurement(entry, batch, f"m{self.counter}", **changes), process=process)
+            speed = {"fp32": 1.0, "fp16": 0.8, "int8": 0.6}.get(entry.info.precision, 1.0)
+            frame = drawn_samples(mean_ms * batch**0.8 * speed, noise, count, batch, seed + self.counter)
+            for name in ("samples", "machine"):
+                (run.path / name).mkdir(exist_ok=True)
+            frame.write_parquet(run.path / found.samples_file)
+            drawn_machine(frame).write_parquet(run.path / found.machine_file)
+            measurements.append(recompute_measurement(found, run.path))
         write_measurements(run.path, measurements)
         return finish_run(run, command=["optpipe", "bench", "digits"], parents=[entry.id for entry in entries])
 

@@ -93,11 +93,11 @@ maximum = "1 MiB"
 """
     loads = [
         (str(load.scenario), str(load.mode), sizes)
-        for load, sizes in loads_from_criteria(policy_from_toml(text.encode()).criteria)
+        for load, sizes in loads_from_criteria(policy_from_toml(text.encode()).criteria, 0.6, 30.0)
     ]
     assert loads == [("offline", "end-to-end", (8,)), ("single-stream", "compute", (1, 8))]
     only_size = policy_from_toml(b'schema = 1\n[size]\nmaximum = "1 MiB"\n')
-    assert [sizes for _, sizes in loads_from_criteria(only_size.criteria)] == [(1,)]
+    assert [sizes for _, sizes in loads_from_criteria(only_size.criteria, 0.6, 30.0)] == [(1,)]
 
 
 def test_rates_streams_percentiles_and_energy_decide_the_load():
@@ -117,7 +117,7 @@ maximum = "1 J/image"
 batch_size = 64
 """
     server, several, energy = sorted(
-        (load for load, _ in loads_from_criteria(policy_from_toml(text.encode()).criteria)),
+        (load for load, _ in loads_from_criteria(policy_from_toml(text.encode()).criteria, 0.6, 30.0)),
         key=lambda load: -(load.rate_per_s or 0),
     )
     assert (str(server.scenario), server.rate_per_s, server.percentile) == ("server", 500.0, 99.0)

@@ -22,12 +22,21 @@ from optpipe.core.bench_record import (
     TuningRecord,
     UnjudgedPoint,
 )
+from optpipe.core.defaults import MAX_PROCESS_FACTOR
 from optpipe.core.events import Listener
 from optpipe.core.interrupts import acknowledge_interrupt
 from optpipe.core.measurement import LoadSpec, Measurement, Options, Scenario
 from optpipe.core.records import json_from_record
 from optpipe.errors import ExitStatus, OptpipeError
+from optpipe.measuring.groups import (
+    ProcessGroup,
+    count_more_processes,
+    group_processes,
+    merge_group,
+    summarize_group,
+)
 from optpipe.measuring.measure import measure_load, recover_unfinished, write_measurements
+from optpipe.measuring.measured import RecordedMeasurement
 from optpipe.measuring.process import PointResult, WorkerProcess
 from optpipe.measuring.rate import find_highest_rate
 from optpipe.measuring.slo import (
@@ -105,11 +114,15 @@ def _measure_and_finish(
     tunings: list[TuningRecord] = []
     with store.scratch("bench") as scratch:
         try:
+            subjects: list[_BenchSubject] = []
             for artifact in artifacts:
                 one = _BenchSubject(artifact, bench_run, scratch / artifact.entry.id)
-                one.measure_all(sizes[artifact.entry.id], limits, tunings)
+                one.measure_all(sizes[artifact.entry.id], tunings)
+                subjects.append(one)
                 if bench_run.interrupted:
                     break
+            _repeat(subjects, bench_run)
+            limits = [] if plan.slo is None else [each.judge_limit(plan.slo) for each in subjects if each.searched]
         except KeyboardInterrupt as interruption:  # between two measurements, or once more inside one
             bench_run.measurements += recover_unfinished(run.path, bench_run.measurements)
             if not bench_run.measurements:
@@ -144,6 +157,26 @@ class _Running:
     refusals: list[OptpipeError] = field(default_factory=list)
     interrupted: bool = False
     trials: int = 0
+    processes: int = 0
+    """Workers that were started."""
+
+
+def _repeat(subjects: Sequence["_BenchSubject"], running: _Running) -> None:
+    """The processes after the first, subjects in turn; more of them where an interval is to be reached, decided once."""
+    plan = running.plan
+    for _ in range(1, plan.processes):
+        for subject in subjects:
+            subject.repeat()
+    if plan.interval is None or running.interrupted:
+        return
+    groups = [group for subject in subjects for group in subject.list_groups()]
+    more = max((count_more_processes(group, plan.interval) for group in groups), default=0)
+    most = (MAX_PROCESS_FACTOR - 1) * plan.processes
+    if more > most:
+        running.listener.warn(f"--interval {plan.interval:.2%} needs {more} more processes; {most} are measured")
+    for _ in range(min(more, most)):
+        for subject in subjects:
+            subject.repeat(second_stage=True)
 
 
 class _BenchSubject:
@@ -151,14 +184,18 @@ class _BenchSubject:
 
     def __init__(self, artifact: StoredArtifact, running: _Running, scratch: Path) -> None:
         self.artifact, self.running, self.scratch = artifact, running, scratch
+        self.searched: list[Measurement] = []
+        self.best_rate: Measurement | None = None
+        self.points: list[tuple[LoadSpec, Options]] = []
+        """What every process measures."""
         self.given = artifact.given(running.plan.options)
         self.defaults = artifact.resolve_effective_options(running.plan.options)
         if not running.plan.tune:  # which tries numbers of threads
             warn_about_threads(artifact, self.defaults, running.plan.affinity, running.listener)
         self.plan_base, self.frame = prepare_session(artifact, running.plan, running.store, scratch, running.run.path)
 
-    def measure_all(self, sizes: Sequence[int], limits: list[ArtifactLimit], tunings: list[TuningRecord]) -> None:
-        """Tunes if asked, then sweeps or searches."""
+    def measure_all(self, sizes: Sequence[int], tunings: list[TuningRecord]) -> None:
+        """Tunes if asked, then sweeps or searches in a first process, which decides what the others measure."""
         running, plan = self.running, self.running.plan
         options = dict.fromkeys(sizes, self.defaults)
         if plan.tune:
@@ -169,9 +206,9 @@ class _BenchSubject:
             options = {size: dict(each) for size, each in tuning.chosen.items()}
         with _Workers(self) as workers:
             if plan.load.scenario is Scenario.SERVER and plan.slo is not None:
-                self._search_rate(workers, sizes[0], options[sizes[0]], plan.slo, limits)
+                self._search_rate(workers, sizes[0], options[sizes[0]], plan.slo)
                 return
-            found = sweep_batch_sizes(
+            self.searched = sweep_batch_sizes(
                 lambda size: self._one(
                     workers, replace(plan.load, batch_size=size), find_nearest_options(options, size)
                 ),
@@ -179,23 +216,48 @@ class _BenchSubject:
                 plan.slo,
                 to_the_end=plan.to_the_end,
             )
-        if plan.slo is not None:
-            limits.append(judge_limit(self.artifact, plan.slo, found, find_largest_inside(found, plan.slo)))
+        self.points = [(each.load, each.subject.options) for each in self.searched if has_figures(each)]
 
-    def _search_rate(
-        self, workers: "_Workers", size: int, options: Options, slo: Slo, limits: list[ArtifactLimit]
-    ) -> None:
+    def repeat(self, *, second_stage: bool = False) -> None:
+        """Measures every point in a fresh process."""
+        with _Workers(self) as workers:
+            for load, options in self.points:
+                if not self.running.interrupted:
+                    self._one(workers, load, options, second_stage=second_stage)
+
+    def list_groups(self) -> list[ProcessGroup]:
+        """What all processes measured so far, by point."""
+        found = [
+            RecordedMeasurement(each, self.running.run.run_id)
+            for each in self.running.measurements
+            if each.subject.artifact == self.artifact.entry.id
+        ]
+        return group_processes(found)
+
+    def judge_limit(self, slo: Slo) -> ArtifactLimit:
+        """What all processes together say of the limit; of a rate, those at the one that was found."""
+        merged = {group.load.key: merge_group(group) for group in self.list_groups()}
+        found = [merged.get(each.load.key, each) for each in self.searched]
+        best = find_largest_inside(found, slo)
+        if self.best_rate is not None:
+            best = merged[self.best_rate.load.key]
+            best = best if slo.is_met_by(best) else None
+        elif self.running.plan.load.scenario is Scenario.SERVER:
+            best = None
+        return judge_limit(self.artifact, slo, found, best)
+
+    def _search_rate(self, workers: "_Workers", size: int, options: Options, slo: Slo) -> None:
         plan = self.running.plan
         quick = replace(plan.load, batch_size=size, scenario=Scenario.SINGLE_STREAM, percentile=50.0, min_seconds=1.0)
         first = self._one(workers, quick, options)
         if first.latency_ns is None or first.interrupted:
             return
-        found, best = find_highest_rate(
+        self.searched, self.best_rate = find_highest_rate(
             lambda rate: self._one(workers, replace(plan.load, batch_size=size, rate_per_s=rate), options),
             first.latency_ns.mean / 1e9,
             slo,
         )
-        limits.append(judge_limit(self.artifact, slo, found, best))
+        self.points = [(self.best_rate.load, options)] if self.best_rate else []
 
     def _tuned(self, sizes: Sequence[int]) -> Tuning:
         quick = replace(
@@ -215,7 +277,15 @@ class _BenchSubject:
         cpus = len(self.running.plan.affinity or ()) or count_cores()
         return tune_options(measured, self.defaults, sizes, cpus, fixed=self.given, seed=randbits(32))
 
-    def _one(self, workers: "_Workers", load: LoadSpec, options: Options, *, trial: bool = False) -> Measurement:
+    def _one(
+        self,
+        workers: "_Workers",
+        load: LoadSpec,
+        options: Options,
+        *,
+        trial: bool = False,
+        second_stage: bool = False,
+    ) -> Measurement:
         running = self.running
         if trial:
             running.trials += 1
@@ -238,6 +308,7 @@ class _BenchSubject:
 
             worker.on_progress = progress
             found, answer = measure_load(worker, subject, load, name, self.frame)
+        found = replace(found, process=running.processes, second_stage=second_stage)
         if not trial:
             running.measurements.append(found)
             write_measurements(running.run.path, running.measurements)
@@ -268,6 +339,7 @@ class _Workers:
             plan = replace(base, arguments={**base.arguments, "options": dict(options)})
             self._worker = WorkerProcess(plan, self._subject.scratch)
             self._worker.__enter__()
+            self._subject.running.processes += 1
             self._options = dict(options)
         return self._worker
 
@@ -329,6 +401,13 @@ def record_from_bench(result: BenchResult, warnings: Sequence[str]) -> BenchReco
         run_dir=str(result.run.path),
         run_id=result.run.run_id,
         measurements=result.measurements,
+        groups=tuple(
+            summarize_group(group)
+            for group in group_processes(
+                RecordedMeasurement(each, result.run.run_id, result.run.manifest.environment)
+                for each in result.measurements
+            )
+        ),
         environment=result.run.manifest.environment,
         exit_status=int(result.status),
         limit=result.limit,

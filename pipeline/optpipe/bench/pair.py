@@ -126,6 +126,7 @@ def _prepare_side(
     def measured(name: str) -> Measurement:
         with WorkerProcess(session, scratch) as worker:
             found = measure_load(worker, subject_from_artifact(artifact, options), load, name, frame)[0]
+        found = replace(found, process=len(done))
         done.append(found)
         write_measurements(directory, done)  # a crash loses no process that ended
         step.advance()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.artifacts.lookup import StoredArtifact
+from optpipe.core.defaults import PROCESSES
 from optpipe.core.events import Listener
 from optpipe.core.measurement import LoadSpec, Options, Subject
 from optpipe.errors import BadInputError, OptpipeError
@@ -40,6 +41,10 @@ class BenchPlan:
     load: LoadSpec
     batches: tuple[int, ...] | None = None
     slo: Slo | None = None
+    processes: int = PROCESSES
+    """Fresh processes for every point."""
+    interval: float | None = None
+    """Half the width of p50's interval that is to be reached, as a share of it."""
     tune: bool = False
     to_the_end: bool = False
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

@@ -17,6 +17,7 @@ from optpipe.commands.bench_options import (
     MinTimeOption,
     PercentileOption,
     PrecisionOption,
+    ProcessesOption,
     RuntimeOption,
     SeedOption,
     StreamsOption,
@@ -25,7 +26,7 @@ from optpipe.commands.bench_options import (
 from optpipe.commands.options import DEFAULT_WORKSPACE, JsonOption, WorkspaceOption
 from optpipe.commands.outcome import Outcome
 from optpipe.core.bench_record import BenchSort, PairMetric
-from optpipe.core.defaults import MAX_CV, ROUNDS
+from optpipe.core.defaults import MAX_CV, PROCESSES, ROUNDS
 from optpipe.core.measurement import Mode, Scenario
 
 
@@ -56,6 +57,11 @@ def bench(
         ),
     ] = None,
     tune: Annotated[bool, typer.Option("--tune", help="Tune the runtime options first.")] = False,
+    processes: ProcessesOption = PROCESSES,
+    interval: Annotated[
+        str | None,
+        typer.Option(metavar="SHARE", help="Measure more processes until p50 is known to within this, such as 1%."),
+    ] = None,
     percentile: PercentileOption = LOAD.percentile,
     min_time: MinTimeOption = LOAD.min_seconds,
     max_time: MaxTimeOption = LOAD.max_seconds,
@@ -85,7 +91,7 @@ def bench(
         load_from_options,
         slo_from_options,
     )
-    from optpipe.commands.parsing import options_from_text
+    from optpipe.commands.parsing import options_from_text, share_from_text
     from optpipe.commands.terminal import Terminal
     from optpipe.reporters.terminal_bench import render_bench
     from optpipe.workspace.store import Store
@@ -97,7 +103,8 @@ def bench(
     )
     plan = bench_plan_from_options(
         load, batch=batch, slo=limit, max_cv=max_cv, images=images, options=options, affinity=affinity, seed=seed,
-        tune=tune, to_the_end=all_sizes,
+        tune=tune, to_the_end=all_sizes, processes=processes,
+        interval=None if interval is None else share_from_text(interval, "--interval"),
     )  # fmt: skip
     with Terminal() as terminal:
         found = find_bench_targets(model, store, precision, backend, device, options, terminal)

@@ -15,6 +15,9 @@ PrecisionOption = Annotated[str | None, typer.Option(help="Precisions to measure
 BackendOption = Annotated[str | None, typer.Option(help="Backends to measure, comma-separated.")]
 DeviceOption = Annotated[Device | None, typer.Option(help="Device to measure on.")]
 StreamsOption = Annotated[int, typer.Option(help="Number of concurrent streams (multi-stream, offline).")]
+ProcessesOption = Annotated[
+    int, typer.Option(min=1, help="Fresh processes; fewer than three give no interval over processes.")
+]
 PercentileOption = Annotated[float, typer.Option(help="Highest percentile to report; determines the sample count.")]
 MinTimeOption = Annotated[float, typer.Option(metavar="SECONDS", help="Minimum measurement time per process.")]
 MaxTimeOption = Annotated[float, typer.Option(metavar="SECONDS", help="Maximum measurement time per process.")]

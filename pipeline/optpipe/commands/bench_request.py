@@ -13,6 +13,7 @@ from optpipe.artifacts.lookup import (
 from optpipe.backends.registry import BACKENDS
 from optpipe.bench.session_plan import BenchPlan
 from optpipe.commands.parsing import require_device, share_from_text
+from optpipe.core.defaults import PROCESSES
 from optpipe.core.entries import Device
 from optpipe.core.events import Listener
 from optpipe.core.measurement import LoadSpec, Mode, Scenario
@@ -81,6 +82,8 @@ def bench_plan_from_options(
     seed: int,
     tune: bool = False,
     to_the_end: bool = False,
+    processes: int = PROCESSES,
+    interval: float | None = None,
 ) -> BenchPlan:
     """Reads and checks the other options. Raises BadInputError for what cannot be meant."""
     if seed < 0:
@@ -94,6 +97,8 @@ def bench_plan_from_options(
         load=load,
         batches=batches,
         slo=slo,
+        processes=processes,
+        interval=interval,
         tune=tune,
         to_the_end=to_the_end,
         options=options,

@@ -34,7 +34,7 @@ def compare(
 ) -> Outcome:
     """Compare measurements: speedups, frontier, best builds.
 
-    Each row is the most recent measurement of a build with its options under one load. Speedups are relative to the
+    Each row is all processes that measured a build with its options under one load. Speedups are relative to the
     baseline build with the same options if measured, otherwise to the fastest baseline build.
     """
     from dataclasses import replace

@@ -33,7 +33,9 @@ def run(
     option: Annotated[list[str] | None, typer.Option(metavar="BACKEND.KEY=VALUE", help="Backend option.")] = None,
     data: Annotated[Path | None, typer.Option(metavar="DIR", help="Labeled images to evaluate on.")] = None,
     images: Annotated[Path | None, typer.Option(metavar="DIR", help="Images to verify preprocessing on.")] = None,
-    min_time: Annotated[float, typer.Option(metavar="SECONDS", help="Minimum measurement time per load.")] = 3.0,
+    min_time: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Minimum measurement time per load and process.")
+    ] = 0.6,
     max_cv: Annotated[str, typer.Option(help="Maximum coefficient of variation of a VALID measurement.")] = "2.5 %",
     preprocess: Annotated[bool, typer.Option(help="Derive and verify the DALI pipeline.")] = True,
     profile: Annotated[bool, typer.Option(help="Profile the judged build with nsys.")] = True,
@@ -74,7 +76,7 @@ def run(
         build=build_plan_from_options(
             precision_text, backend_text, device, option or [], images=images, calibration=calibration
         ),
-        data=data, images=images, pace=MeasurementBudget(min_time, max(30.0, min_time), share_from_text(max_cv, "--max-cv")),
+        data=data, images=images, pace=MeasurementBudget(min_time, max_cv=share_from_text(max_cv, "--max-cv")),
         preprocess=preprocess, profile=profile, output=output, key=sign,
     )  # fmt: skip
     require_possible(wanted, output, sign, junit)

@@ -1,16 +1,16 @@
 """Compares what was measured: speed-up against a baseline, the frontier, the best build for each goal.
 
-A row is a build with its settings under one load (`Measurement.key`): what was measured so several times is one row, of
-its newest measurement.
+A row is a build with its settings under one load (`Measurement.key`): all processes that measured it so are one row.
 
-A speed-up is the ratio of the p50 latencies. With four or more processes of both sides it has Student's t interval over
-the processes' medians; with fewer, the bounds of the two order-statistic intervals, which cover the noise inside a process
-only, and the comparison says so. Exchanging the sides inverts value and interval exactly.
+A speed-up is the ratio of the p50 latencies. With three or more processes of both sides it has Student's t interval over the
+logarithms of the processes' medians, and may be called faster or slower; with fewer, neither. Exchanging the sides inverts
+value and interval exactly.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from math import exp
 
 from optpipe.compare.best import find_best_rows, mark_frontier
 from optpipe.core.comparison import BaselineRecord, Comparison, ComparisonRow, UnmatchedRow
@@ -23,10 +23,11 @@ from optpipe.core.measurement import (
     format_settings,
 )
 from optpipe.errors import BadInputError
+from optpipe.measuring.groups import ProcessGroup, merge_group
 from optpipe.measuring.marks import check_int8_speed, pick_baseline
 from optpipe.measuring.measured import RecordedMeasurement, explain_clock_difference, find_environment_differences
 from optpipe.measuring.slo import Slo
-from optpipe.stats.ratio import SMALLEST_ROUNDS, ratio_from_medians
+from optpipe.stats.means import subtract_means
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,9 @@ def compare_measurements(
         unmatched += _find_unmatched(baselines, groups, names)
     rows = mark_frontier(rows)
     warnings += notes
-    warnings += _list_int8_notes(rows, [group[-1].measurement for group in groups.values()], known or {})
+    warnings += _list_int8_notes(
+        rows, [merge_group(ProcessGroup(tuple(group))) for group in groups.values()], known or {}
+    )
     best, why = find_best_rows(rows, slo)
     return Comparison(
         rows=tuple(sorted(rows, key=lambda row: (row.model, *_order(row.load), row.configuration))),
@@ -98,7 +101,7 @@ def _compare_groups(
     notes: list[str] = []
     chosen: dict[str, list[int]] = {}
     for group in groups.values():
-        row = _row_from_measurement(group[-1], known.get(group[-1].measurement.subject.artifact, BuildFacts()), names)
+        row = _row_from_group(group, known.get(group[-1].measurement.subject.artifact, BuildFacts()), names)
         other, said = _find_counterpart(group, baselines, names, own=own)
         if other is not None and not across and (apart := explain_clock_difference(group[-1], other[-1])):
             other, said = None, f"{apart}; lock the clocks and measure again, or pass --across"
@@ -159,7 +162,14 @@ def _group_by_key(measured: Sequence[RecordedMeasurement]) -> dict[tuple[object,
         return one.measurement.key
 
     ordered = sorted(measured, key=lambda one: (str(key(one)), one.measurement.started_utc, one.run))
-    return {found: list(group) for found, group in groupby(ordered, key=key)}
+    groups = {found: list(group) for found, group in groupby(ordered, key=key)}
+    return {found: _keep_newest_artifact(group) for found, group in groups.items()}
+
+
+def _keep_newest_artifact(group: list[RecordedMeasurement]) -> list[RecordedMeasurement]:
+    """Those of the artifact that was measured last: one that was built again is another."""
+    newest = group[-1].measurement.subject.artifact
+    return [one for one in group if one.measurement.subject.artifact == newest]
 
 
 def _check_environments(
@@ -189,8 +199,9 @@ def _id(one: RecordedMeasurement) -> str:
     return f"{one.run}/{one.measurement.id}"
 
 
-def _row_from_measurement(one: RecordedMeasurement, known: BuildFacts, names: _Names) -> ComparisonRow:
-    found = one.measurement
+def _row_from_group(tries: list[RecordedMeasurement], known: BuildFacts, names: _Names) -> ComparisonRow:
+    group = ProcessGroup(tuple(tries))
+    one, found = (group.valid or group.tries)[-1], merge_group(group)
     subject = found.subject
     return ComparisonRow(
         id=_id(one),
@@ -205,6 +216,8 @@ def _row_from_measurement(one: RecordedMeasurement, known: BuildFacts, names: _N
         valid=found.is_valid,
         reasons=tuple(reason.message for reason in found.reasons),
         reason_codes=tuple(reason.code for reason in found.reasons if reason.invalidates),
+        processes=group.count_processes(),
+        left_out=len(group.left_out),
         samples=found.samples,
         latency_ns=found.latency_ns.percentiles if found.latency_ns else {},
         throughput_images_per_s=found.throughput_images_per_s,
@@ -266,8 +279,8 @@ def _quickness(found: Measurement) -> float:
 
 def _find_unmatched(baselines: _Groups, groups: _Groups, names: _Names) -> list[UnmatchedRow]:
     loads = {_load(group) for group in groups.values()}
-    alone = [group[-1] for group in baselines.values() if _load(group) not in loads]
-    rows = [_row_from_measurement(one, BuildFacts(), names) for one in alone]
+    alone = [group for group in baselines.values() if _load(group) not in loads]
+    rows = [_row_from_group(group, BuildFacts(), names) for group in alone]
     reason = "only the baseline has a measurement at this load"
     return [UnmatchedRow(row.id, f"baseline: {row.label}", reason) for row in rows]
 
@@ -276,42 +289,34 @@ def _compute_speedup(
     contender: list[RecordedMeasurement], baseline: list[RecordedMeasurement]
 ) -> tuple[Estimate, str, str] | None:
     """The ratio of the p50 latencies, what it shows, and what it does not cover; None where either has none."""
-    medians = [_compute_medians(group) for group in (contender, baseline)]
-    if all(len(each) >= SMALLEST_ROUNDS for each in medians):
-        ratio = ratio_from_medians(medians[0], medians[1])
-        speedup = Estimate(ratio.value, *ratio.ci)
+    new, old = (ProcessGroup(tuple(group)) for group in (contender, baseline))
+    if not (new.valid and old.valid):
+        values = [_p50(group[-1]) for group in (contender, baseline)]
+        return None if None in values else (Estimate(values[1] / values[0]), "not judged: INVALID", "")  # type: ignore[operator]
+    means = [group.compute_mean("p50", logarithms=True) for group in (old, new)]
+    if means[0] is not None and means[1] is not None:
+        found = subtract_means(means[0], means[1])
+        speedup = Estimate(exp(found.value), *(exp(bound) for bound in found.interval(0.95)))
         return speedup, _describe_change(speedup), ""
-    new, old = (_p50(group[-1]) for group in (contender, baseline))
-    if new is None or old is None or min(new.low or 0, old.low or 0) <= 0:
+    before, after = old.estimate("p50", 0.95), new.estimate("p50", 0.95)
+    if before is None or after is None:
         return None
-    assert new.high is not None
-    assert old.low is not None
-    assert old.high is not None
-    assert new.low is not None
-    speedup = Estimate(old.value / new.value, old.low / new.high, old.high / new.low)
     note = (
-        "speedups are based on one process each, so their intervals only cover noise within a process; "
-        "use optpipe bench-pair A B to include variation between processes"
+        "speedups of fewer than three processes are shown without a claim: the scatter between processes is not known; "
+        "use optpipe bench --processes 5, or optpipe bench-pair A B"
     )
-    valid = all(group[-1].measurement.is_valid for group in (contender, baseline))
-    return speedup, _describe_change(speedup) if valid else "not judged: INVALID", note
+    return Estimate(before.value / after.value), "not judged: too few processes", note
 
 
-def _compute_medians(group: list[RecordedMeasurement]) -> list[float]:
-    """One median per process; VALID measurements only."""
-    found = [_p50(one) for one in group if one.measurement.is_valid]
-    return [one.value for one in found if one is not None]
-
-
-def _p50(one: RecordedMeasurement) -> Estimate | None:
+def _p50(one: RecordedMeasurement) -> float | None:
     latency = one.measurement.latency_ns
-    return None if latency is None else latency.percentile(50.0)
+    found = None if latency is None else latency.percentile(50.0)
+    return None if found is None else found.value
 
 
 def _describe_change(speedup: Estimate) -> str:
-    assert speedup.low is not None
-    assert speedup.high is not None
-    return "faster" if speedup.low > 1 else "slower" if speedup.high < 1 else "no difference shown"
+    low, high = speedup.bounds
+    return "faster" if low > 1 else "slower" if high < 1 else "no difference shown"
 
 
 def _list_int8_notes(

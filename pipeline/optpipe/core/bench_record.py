@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from optpipe.core.environment import Environment
 from optpipe.core.measurement import Measurement, Options, Validity
+from optpipe.core.measurement_group import MeasurementGroup
 
 COMPARISON_SCHEMA = "optpipe.comparison"
 COMPARISON_SCHEMA_VERSION = 3
@@ -165,6 +166,8 @@ class BenchRecord:
     run_dir: str
     run_id: str
     measurements: tuple[Measurement, ...]
+    groups: tuple[MeasurementGroup, ...]
+    """The measurements by artifact, settings and load: what the processes show together."""
     environment: Environment
     exit_status: int
     limit: LimitRecord | None = None

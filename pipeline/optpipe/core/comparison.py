@@ -35,7 +35,12 @@ class ComparisonRow:
     reasons: tuple[str, ...] = ()
     reason_codes: tuple[str, ...] = ()
     """Of what invalidates it."""
+    processes: int = 0
+    """VALID ones, which the figures are of."""
+    left_out: int = 0
+    """INVALID ones."""
     samples: int = 0
+    """Of the newest."""
     latency_ns: Mapping[str, Estimate] = field(default_factory=dict)
     """By percentile name; one that the sample cannot support is not there."""
     throughput_images_per_s: Estimate | None = None

@@ -121,7 +121,8 @@ class LoadSpec:
     streams: int = 1
     rate_per_s: float | None = None
     """Server: mean arrivals per second."""
-    min_seconds: float = 3.0
+    min_seconds: float = 1.0
+    """Of each process."""
     max_seconds: float = 60.0
     percentile: float = 99.0
     """The highest percentile that is wanted: it decides how many samples are measured."""
@@ -265,6 +266,10 @@ class Measurement:
     caveats: tuple[str, ...] = ()
     """What caps a sign-off: random weights, synthetic inputs, a fallback."""
     interrupted: bool = False
+    process: int = 0
+    """Which of the run's worker processes measured it."""
+    second_stage: bool = False
+    """Measured because the scatter of the processes before it asked for more of them (Stein's two-stage rule)."""
     samples_file: str | None = None
     machine_file: str | None = None
     started_utc: str = ""

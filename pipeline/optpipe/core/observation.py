@@ -1,6 +1,33 @@
 """What evidence shows for a criterion: a figure with its interval, or why there is none."""
 
 from dataclasses import dataclass
+from typing import Protocol
+
+
+class Tail(Protocol):
+    """How improbable a figure is, were a limit the truth."""
+
+    def compute_p_value_above(self, limit: float) -> float:
+        """The probability of a figure this far above `limit` or farther."""
+
+    def compute_p_value_below(self, limit: float) -> float:
+        """The probability of a figure this far below `limit` or farther."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledTail:
+    """That of a figure in another unit: `factor` times the figure of `tail`."""
+
+    tail: Tail
+    factor: float
+
+    def compute_p_value_above(self, limit: float) -> float:
+        """As of `tail`."""
+        return self.tail.compute_p_value_above(limit / self.factor)
+
+    def compute_p_value_below(self, limit: float) -> float:
+        """As of `tail`."""
+        return self.tail.compute_p_value_below(limit / self.factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +50,8 @@ class Observation:
     """What was observed, for people: `batch 8, single-stream, compute`."""
     source: str = ""
     """The run or artifact it was computed from."""
+    tail: Tail | None = None
+    """None where the figure is exact, or nothing but its interval is known."""
 
 
 @dataclass(frozen=True, slots=True)

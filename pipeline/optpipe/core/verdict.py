@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from optpipe.core.measurement_group import MeasurementGroup
 from optpipe.core.quantity import Dimension
 from optpipe.errors import ExitStatus
 
@@ -104,6 +105,8 @@ class VerdictRecord:
     """What makes the verdict void."""
     runs: tuple[str, ...]
     """The bench runs that the judged measurements are from."""
+    groups: tuple[MeasurementGroup, ...]
+    """Every try of each load: how many processes count, their figures, and what was left out and why."""
     created_utc: str
     optpipe: str
 

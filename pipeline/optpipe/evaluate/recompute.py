@@ -7,12 +7,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from optpipe.core.disagreements import find_disagreements
-from optpipe.core.observation import RANDOM_WEIGHTS, Observation
+from optpipe.core.observation import RANDOM_WEIGHTS, Observation, Tail
 from optpipe.core.records import plain_from_record, read_record
 from optpipe.errors import BadInputError, first_line
 from optpipe.evaluate.result import Accuracy, Agreement, Evaluation
 from optpipe.evaluate.scores import compute_accuracy, compute_agreement
-from optpipe.stats.paired import Interval, compute_difference_interval, compute_share_interval
+from optpipe.stats.paired import (
+    Interval,
+    PairedDifference,
+    Share,
+    compute_difference_interval,
+    compute_share_interval,
+)
 from optpipe.workspace.runs import Run, newest_runs
 
 if TYPE_CHECKING:
@@ -112,18 +118,19 @@ def _compute_accuracy(answers: "pl.DataFrame", confidence: float) -> dict[str, O
     figures = {}
     if answers["source"].n_unique() > 1:
         same = int((answers["mine"] == answers["source"]).sum())
-        figures["agreement"] = _figure(same / n, compute_share_interval(same, n, confidence), about)
+        figures["agreement"] = _figure(same / n, compute_share_interval(same, n, confidence), about, Share(same, n))
     if answers["class"].null_count() == 0:
         right, was = answers["mine"] == answers["class"], answers["source"] == answers["class"]
         lost, won = int((was & ~right).sum()), int((right & ~was).sum())
         hits = int(right.sum())
-        figures["top1"] = _figure(hits / n, compute_share_interval(hits, n, confidence), about)
-        figures["drop"] = _figure((lost - won) / n, compute_difference_interval(lost, won, n, confidence), about)
+        figures["top1"] = _figure(hits / n, compute_share_interval(hits, n, confidence), about, Share(hits, n))
+        interval = compute_difference_interval(lost, won, n, confidence)
+        figures["drop"] = _figure((lost - won) / n, interval, about, PairedDifference(lost, won, n))
     return figures
 
 
-def _figure(value: float, interval: Interval, about: str) -> Observation:
-    return Observation(value, interval.low, interval.high, about=about)
+def _figure(value: float, interval: Interval, about: str, tail: Tail) -> Observation:
+    return Observation(value, interval.low, interval.high, about=about, tail=tail)
 
 
 def _table(path: Path) -> "pl.DataFrame":

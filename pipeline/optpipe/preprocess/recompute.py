@@ -9,20 +9,21 @@ from optpipe.core.records import plain_from_record, read_record
 from optpipe.preprocess.parity.proof import proof_from_rows, rows_from_file
 from optpipe.preprocess.parity.records import Proof
 from optpipe.preprocess.records import PreprocessRecord
+from optpipe.stats.paired import Share, compute_share_interval
 from optpipe.workspace.file_names import PREPROCESSING, ROWS
 from optpipe.workspace.runs import Run, newest_runs
 
 
-def observe_preprocessing(runs: Sequence[Run], build: JudgedBuild) -> Mapping[str, Observation]:
-    """`agreement` (fraction) and `snr` (dB) of the newest parity proof for the build's model, from its rows."""
+def observe_preprocessing(runs: Sequence[Run], build: JudgedBuild, confidence: float) -> Mapping[str, Observation]:
+    """`agreement` (fraction) and `snr` (dB, exact) of the newest parity proof for the build's model, from its rows."""
     for run in newest_runs(runs, "preprocess"):
         record = read_record(run.path / PREPROCESSING, PreprocessRecord)
         if record.model == build.model:
-            return _observe_parity(run, record)
+            return _observe_parity(run, record, confidence)
     return {}
 
 
-def _observe_parity(run: Run, record: PreprocessRecord) -> dict[str, Observation]:
+def _observe_parity(run: Run, record: PreprocessRecord, confidence: float) -> dict[str, Observation]:
     proof, refused = recompute_proof(run, record), len(record.parity.refused)
     remedy = "convert or remove them, then verify parity again"
     blockers = (Blocker(f"{refused} images could not be decoded", remedy),) if refused else ()
@@ -30,8 +31,12 @@ def _observe_parity(run: Run, record: PreprocessRecord) -> dict[str, Observation
     found = {}
     if proof.top1_agreement is not None:
         weights = () if record.trained else (RANDOM_WEIGHTS,)
-        share, (low, high) = proof.top1_agreement.share, proof.top1_agreement.ci
-        found["agreement"] = Observation(share, low, high, (*blockers, *weights), about, run.run_id)
+        agreement = proof.top1_agreement
+        interval = compute_share_interval(agreement.equal, agreement.images, confidence)
+        tail = Share(agreement.equal, agreement.images)
+        found["agreement"] = Observation(
+            agreement.share, interval.low, interval.high, (*blockers, *weights), about, run.run_id, tail
+        )
     if (snr := proof.output.snr_db) is not None:
         found["snr"] = Observation(snr, snr, snr, blockers, about, run.run_id)
     return found

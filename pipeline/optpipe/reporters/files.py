@@ -38,7 +38,7 @@ def _record(row: ComparisonRow) -> dict[str, Any]:
     for name in ("batch_size", "scenario", "mode", "streams", "rate_per_s"):
         record[name] = getattr(row.load, name)
     record |= {"settings": format_settings(row.settings, row.settings)}
-    record |= {"verdict": "VALID" if row.valid else "INVALID", "samples": row.samples}
+    record |= {"verdict": "VALID" if row.valid else "INVALID", "processes": row.processes, "samples": row.samples}
     for name in PERCENTILES:
         record |= _figure(f"latency_{name.replace('.', '_')}_ms", scale_to_ms(row.latency_ns.get(name)))
     record |= _figure("throughput_images_per_s", row.throughput_images_per_s)

@@ -20,6 +20,7 @@ from optpipe.core.bench_record import (
     UnjudgedPoint,
 )
 from optpipe.core.measurement import Measurement, Options, Validity, format_option
+from optpipe.core.measurement_group import MeasurementGroup
 from optpipe.core.units import format_bytes, format_duration
 from optpipe.stats.percentiles import count_samples_needed
 
@@ -27,69 +28,83 @@ _LAST = float("inf")
 MAX_REASONS_SHOWN = 4
 """Reasons of one kind that are named one by one."""
 TEXT_COLUMNS = ("artifact", "device", "load")
-DROPPABLE_COLUMNS = ("memory", "CV", "batches/s", "p90 ms", "samples", "J/image")
+DROPPABLE_COLUMNS = ("memory", "CV", "inside", "p90 ms", "J/image", "between")
 """What a narrow terminal goes without, in this order."""
 Columns = list[tuple[str, Sequence[str | Text]]]
 
 
-def _sort_rows(rows: Sequence[Measurement], sort: BenchSort) -> list[Measurement]:
-    keys: dict[BenchSort, Callable[[Measurement], float]] = {
-        BenchSort.LATENCY: lambda row: _get_value(row, "p50") or _LAST,
-        BenchSort.THROUGHPUT: lambda row: -row.throughput_images_per_s.value if row.throughput_images_per_s else 0.0,
-        BenchSort.MEMORY: lambda row: row.memory_bytes or _LAST,
-        BenchSort.ENERGY: lambda row: row.energy_j_per_image.value if row.energy_j_per_image else _LAST,
+def _sort_groups(groups: Sequence[MeasurementGroup], sort: BenchSort) -> list[MeasurementGroup]:
+    keys: dict[BenchSort, Callable[[MeasurementGroup], float]] = {
+        BenchSort.LATENCY: lambda group: _get_value(group, "p50") or _LAST,
+        BenchSort.THROUGHPUT: lambda group: -(_get_value(group, "throughput") or 0.0),
+        BenchSort.MEMORY: lambda group: _get_value(group, "memory") or _LAST,
+        BenchSort.ENERGY: lambda group: _get_value(group, "energy") or _LAST,
     }
-    return sorted(rows, key=keys[sort]) if sort in keys else list(rows)
+    return sorted(groups, key=keys[sort]) if sort in keys else list(groups)
 
 
 def render_bench(record: BenchRecord, sort: BenchSort) -> RenderableType:
-    """All measurements, then the limit's answer, then reasons with their remedies."""
-    rows = _sort_rows(record.measurements, sort)
-    lines: list[RenderableType] = [_render_figures(rows)]
+    """All loads, then the limit's answer, then reasons with their remedies."""
+    rows = record.measurements
     called = _name_artifacts(rows)
+    groups = _sort_groups(record.groups, sort)
+    lines: list[RenderableType] = [_render_figures(groups, called)]
     lines += _render_limit(record.limit, called)
     lines += _render_tuning(record.tuning, called)
+    lines += _render_few_processes(groups)
     lines += _render_reasons(rows)
     lines += _render_withheld(rows)
     lines.append(Text(f"run {record.run_dir}", style="dim"))
     return Group(*lines)
 
 
-def _render_figures(rows: list[Measurement]) -> RenderableType:
-    """One line per measurement; what is the same for all of them stands above the table."""
-    tails = [name for name in ("p90", "p99", "p99.9") if any(_get_value(row, name) is not None for row in rows)]
-    called = _name_artifacts(rows)
+def _render_figures(groups: Sequence[MeasurementGroup], called: Mapping[str, str]) -> RenderableType:
+    """One line per load; what is the same for all of them stands above the table."""
+    tails = [name for name in ("p90", "p99", "p99.9") if any(name in group.figures for group in groups)]
     columns: Columns = [
-        ("artifact", [called[row.subject.artifact] for row in rows]),
-        ("device", [_format_device(row) for row in rows]),
-        ("load", [_format_load(row) for row in rows]),
-        ("batch", [str(row.load.batch_size) for row in rows]),
-        ("rate/s", [_format_number(row.load.rate_per_s) for row in rows]),
-        ("p50 ms", [_format_with_interval(row, "p50") for row in rows]),
-        *((f"{name} ms", [_format_with_interval(row, name) for row in rows]) for name in tails),
-        ("CV", [f"{row.latency_ns.cv.value:.1%}" if row.latency_ns and row.latency_ns.cv else "" for row in rows]),
-        (
-            "images/s",
-            [
-                _format_number(row.throughput_images_per_s.value if row.throughput_images_per_s else None)
-                for row in rows
-            ],
-        ),
-        ("batches/s", [_format_number(row.throughput_batches_per_s) for row in rows]),
-        ("memory", ["" if row.memory_bytes is None else format_bytes(row.memory_bytes) for row in rows]),
-        (
-            "J/image",
-            [_format_number(row.energy_j_per_image.value if row.energy_j_per_image else None, "≈") for row in rows],
-        ),
-        ("samples", [f"{row.samples:,}" for row in rows]),
-        ("verdict", [_format_verdict(row) for row in rows]),
+        ("artifact", [called[group.subject.artifact] for group in groups]),
+        ("device", [_format_device(group) for group in groups]),
+        ("load", [_format_load(group) for group in groups]),
+        ("batch", [str(group.load.batch_size) for group in groups]),
+        ("rate/s", [_format_number(group.load.rate_per_s) for group in groups]),
+        ("p50 ms", [_format_with_interval(group, "p50") for group in groups]),
+        *((f"{name} ms", [_format_with_interval(group, name) for group in groups]) for name in tails),
+        ("between", [_format_scatter(group, "between") for group in groups]),
+        ("inside", [_format_scatter(group, "inside") for group in groups]),
+        ("CV", [f"{value:.1%}" if (value := _get_value(group, "cv")) is not None else "" for group in groups]),
+        ("images/s", [_format_number(_get_value(group, "throughput")) for group in groups]),
+        ("memory", [format_bytes(value) if (value := _get_value(group, "memory")) else "" for group in groups]),
+        ("J/image", [_format_number(_get_value(group, "energy"), "≈") for group in groups]),
+        ("processes", [_format_processes(group) for group in groups]),
+        ("verdict", [_format_verdict(group) for group in groups]),
     ]
     same = {name for name, cells in columns if name in TEXT_COLUMNS and len(set(cells)) == 1}
     kept = [(name, cells) for name, cells in columns if any(cells) and name not in same]
-    models = dict.fromkeys(str(row.subject.model) for row in rows)
+    models = dict.fromkeys(str(group.subject.model) for group in groups)
     shared = ", ".join(str(cells[0]) for name, cells in columns if name in same)
     heading = ": ".join(each for each in ("" if len(models) > 1 else next(iter(models), ""), shared) if each)
-    return Group(Text(heading), _Fitting(kept)) if rows else _make_table(kept)
+    return Group(Text(heading), _Fitting(kept)) if groups else _make_table(kept)
+
+
+def _format_processes(group: MeasurementGroup) -> str:
+    """`5`, or `4 of 5` where some are INVALID."""
+    tried = group.processes + len(group.left_out)
+    return str(tried) if group.processes == tried else f"{group.processes} of {tried}"
+
+
+def _format_scatter(group: MeasurementGroup, part: str) -> str:
+    """The scatter of p50 between processes, or inside one."""
+    found = group.figures.get("p50")
+    share = None if found is None else found.between if part == "between" else found.inside
+    return "" if share is None else f"{share:.1%}"
+
+
+def _render_few_processes(groups: Sequence[MeasurementGroup]) -> list[Text]:
+    few = sorted({group.processes for group in groups if 0 < group.processes < 3})
+    if not few:
+        return []
+    what = "one process" if few == [1] else "fewer than three processes"
+    return [Text(f"{what}: the scatter between processes is not known; measure more (--processes 5)", style="yellow")]
 
 
 @dataclass(frozen=True)
@@ -119,7 +134,7 @@ def _make_table(columns: Columns) -> Table:
     return table
 
 
-def _name_artifacts(rows: list[Measurement]) -> dict[str, str]:
+def _name_artifacts(rows: Sequence[Measurement]) -> dict[str, str]:
     """What each artifact is called among the others: `onnxruntime fp32`, with its model or its id where that is not enough."""
     model = len({row.subject.model for row in rows}) > 1
     names = {
@@ -131,15 +146,15 @@ def _name_artifacts(rows: list[Measurement]) -> dict[str, str]:
     return {each: f"{each} {name}" if each in twice else name for each, name in names.items()}
 
 
-def _format_load(row: Measurement) -> str:
-    load = row.load
+def _format_load(group: MeasurementGroup) -> str:
+    load = group.load
     streams = f", {load.streams} streams" if load.streams > 1 else ""
     return f"{load.scenario}, {load.mode}{streams}"
 
 
-def _format_device(row: Measurement) -> str:
-    graph = {True: ", CUDA graph", False: ", no CUDA graph", None: ""}[row.subject.cuda_graph]
-    return f"{row.subject.device}{graph}"
+def _format_device(group: MeasurementGroup) -> str:
+    graph = {True: ", CUDA graph", False: ", no CUDA graph", None: ""}[group.subject.cuda_graph]
+    return f"{group.subject.device}{graph}"
 
 
 def render_pair(record: BenchPairRecord) -> RenderableType:
@@ -233,7 +248,7 @@ def _render_tuning(tuning: Sequence[TuningRecord], called: Mapping[str, str]) ->
     return lines
 
 
-def _render_reasons(rows: list[Measurement]) -> list[Text]:
+def _render_reasons(rows: Sequence[Measurement]) -> list[Text]:
     """Reasons of one kind together, each with what was seen where, and the remedy once."""
     found: dict[tuple[bool, str, str], list[str]] = {}
     called = _name_artifacts(rows)
@@ -251,7 +266,7 @@ def _render_reasons(rows: list[Measurement]) -> list[Text]:
     ]
 
 
-def _render_withheld(rows: list[Measurement]) -> list[Text]:
+def _render_withheld(rows: Sequence[Measurement]) -> list[Text]:
     """Why a percentile is missing that has samples enough; one that was given too few was not asked for, or is INVALID."""
     called = _name_artifacts(rows)
     seen = [
@@ -274,24 +289,24 @@ def _format_where(row: Measurement, called: Mapping[str, str]) -> str:
     return f"{called[row.subject.artifact]} batch {row.load.batch_size}{rate}"
 
 
-def _format_verdict(row: Measurement) -> Text:
-    if row.is_valid:
+def _format_verdict(group: MeasurementGroup) -> Text:
+    if group.processes:
         return Text("VALID", style="green")
     return Text("INVALID", style="red")
 
 
-def _get_value(row: Measurement, name: str) -> float | None:
-    found = row.latency_ns.percentiles.get(name) if row.latency_ns else None
-    return None if found is None else found.value
+def _get_value(group: MeasurementGroup, name: str) -> float | None:
+    found = group.figures.get(name)
+    return None if found is None else found.estimate.value
 
 
-def _format_with_interval(row: Measurement, name: str) -> str:
-    """`0.2632 ±0.4%`: the value with the wider side of its interval; both sides are in the JSON."""
-    found = row.latency_ns.percentiles.get(name) if row.latency_ns else None
-    if found is None:
+def _format_with_interval(group: MeasurementGroup, name: str) -> str:
+    """`0.2632 ±0.4%`: the value with half its interval over processes; both bounds are in the JSON."""
+    if name not in group.figures:
         return ""
-    low, high = found.bounds
-    return f"{_format_number(found.value / 1e6)} ±{max(high - found.value, found.value - low) / found.value:.1%}"
+    found = group.figures[name].estimate
+    text = _format_number(found.value / 1e6)
+    return text if found.high is None else f"{text} ±{(found.high - found.value) / found.value:.1%}"
 
 
 def _format_number(value: float | None, prefix: str = "") -> str:

@@ -69,7 +69,7 @@ _ALWAYS = (
 _OPTIONAL = (
     _Column("memory", lambda row: format_bytes(row.memory_bytes) if row.memory_bytes else "–"),
     _Column("images/J", lambda row: f"{1 / row.energy_j_per_image.value:.3g}" if row.energy_j_per_image else "–"),
-    _Column("samples", lambda row: f"{row.samples:,}"),
+    _Column("processes", lambda row: str(row.processes)),
 )
 
 

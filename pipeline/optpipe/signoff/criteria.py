@@ -1,7 +1,8 @@
 """A criterion compared with what was observed: PASS, FAIL or INCONCLUSIVE, with the reason and the remedy.
 
 The rule, for a limit L and an interval [low, high] around the observed value ("at most"; "at least" mirrors it):
-PASS where high ≤ L, FAIL where low > L, INCONCLUSIVE where L lies inside. A cap (random weights, an INVALID
+PASS where high ≤ L, FAIL where the value is so far above L that Holm's procedure over all figures judged together rejects L,
+INCONCLUSIVE else. A cap (random weights, an INVALID
 measurement, a foreign environment) leaves nothing to judge: INCONCLUSIVE, whatever the figures say.
 Hence the laws that the tests hold it to: loosening a limit never turns PASS or INCONCLUSIVE into FAIL, and a build
 exactly on the limit passes no more often than the interval's error rate.
@@ -10,21 +11,42 @@ exactly on the limit passes no more often than the interval's error rate.
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from statistics import NormalDist
 
 from optpipe.core.observation import Missing, Observation
 from optpipe.core.verdict import CriterionResult, Verdict, combine_verdicts
 from optpipe.reporters.records import format_observed
 from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import Sense
+from optpipe.stats.multiple import reject_by_holm
+from optpipe.stats.paired import compute_normal_quantile
 
 
-def judge_criterion(criterion: Criterion, found: Sequence[Observation] | Missing) -> CriterionResult:
-    """Holds `criterion` against everything observed for it: the worst observation decides and is the one shown."""
+def judge_criteria(
+    observed: Sequence[tuple[Criterion, Sequence[Observation] | Missing]], confidence: float
+) -> list[CriterionResult]:
+    """Judges all criteria of a policy. The worst observation of a criterion decides it and is the one shown.
+
+    PASS by each interval alone: all of them must keep, so none needs a correction (Berger, Technometrics 24, 1982). FAIL only
+    where Holm's procedure over everything observed rejects the limit at (1 - confidence) / 2.
+    """
+    every = [(criterion, one) for criterion, found in observed if not isinstance(found, Missing) for one in found]
+    tests = [
+        (id(one), p) for criterion, one in every if (p := _compute_p_value(criterion, one, confidence)) is not None
+    ]
+    rejected = reject_by_holm([p for _, p in tests], (1 - confidence) / 2)
+    broken = {name for (name, _), hit in zip(tests, rejected, strict=True) if hit}
+    return [_judge_criterion(criterion, found, broken, len(tests)) for criterion, found in observed]
+
+
+def _judge_criterion(
+    criterion: Criterion, found: Sequence[Observation] | Missing, broken: set[int], tests: int
+) -> CriterionResult:
     if isinstance(found, Missing) or not found:
         absent = found if isinstance(found, Missing) else Missing("no measurement", "measure it first")
         return _make_result(criterion, Verdict.INCONCLUSIVE, absent.reason, absent.remedy)
     verdict, _, worst = min(
-        ((_decide_verdict(criterion, one), _margin(criterion, one), one) for one in found), key=_rank_badness
+        ((_decide_verdict(criterion, one, broken), _margin(criterion, one), one) for one in found), key=_rank_badness
     )
     if worst.blockers:
         reason = "; ".join(dict.fromkeys(cap.reason for cap in worst.blockers)) + (
@@ -32,7 +54,36 @@ def judge_criterion(criterion: Criterion, found: Sequence[Observation] | Missing
         )
         remedy = "; ".join(dict.fromkeys(cap.remedy for cap in worst.blockers))
         return _make_result(criterion, verdict, reason, remedy, worst)
-    return _make_result(criterion, verdict, _reason(criterion, worst, verdict), _remedy(criterion, verdict), worst)
+    reason = _reason(criterion, worst, verdict)
+    if verdict is Verdict.INCONCLUSIVE and _is_beyond(criterion, worst):
+        reason = f"{_reason(criterion, worst, Verdict.FAIL)}, but not clearly enough among the {tests} figures judged together"
+    return _make_result(criterion, verdict, reason, _remedy(criterion, verdict), worst)
+
+
+def _compute_p_value(criterion: Criterion, seen: Observation, confidence: float) -> float | None:
+    """The probability of a figure this far beyond the limit, were the limit the truth; None where nothing is estimated."""
+    if seen.blockers or criterion.sense is Sense.EQUALS or isinstance(seen.value, str):
+        return None
+    low, high = _bounds(seen)
+    if not low < high:
+        return None
+    limit, at_most = float(criterion.threshold), criterion.sense is not Sense.AT_LEAST
+    if seen.tail is not None:
+        found = seen.tail.compute_p_value_above if at_most else seen.tail.compute_p_value_below
+        return found(limit)
+    spread = (seen.value - low if at_most else high - seen.value) / compute_normal_quantile(confidence)
+    distance = seen.value - limit if at_most else limit - seen.value
+    if spread <= 0:
+        return 0.0 if distance > 0 else 1.0
+    return 1 - NormalDist().cdf(distance / spread)
+
+
+def _is_beyond(criterion: Criterion, seen: Observation) -> bool:
+    if criterion.sense is Sense.EQUALS:
+        return False
+    low, high = _bounds(seen)
+    limit = float(criterion.threshold)
+    return high < limit if criterion.sense is Sense.AT_LEAST else low > limit
 
 
 def decide_overall_verdict(judged: Iterable[CriterionResult]) -> Verdict:
@@ -40,7 +91,7 @@ def decide_overall_verdict(judged: Iterable[CriterionResult]) -> Verdict:
     return combine_verdicts(one.verdict for one in judged if one.waived is None)
 
 
-def _decide_verdict(criterion: Criterion, seen: Observation) -> Verdict:
+def _decide_verdict(criterion: Criterion, seen: Observation, broken: set[int]) -> Verdict:
     if seen.blockers:
         return Verdict.INCONCLUSIVE
     if criterion.sense is Sense.EQUALS:
@@ -49,11 +100,10 @@ def _decide_verdict(criterion: Criterion, seen: Observation) -> Verdict:
     limit = float(criterion.threshold)
     if not (low <= high):  # also where either is NaN
         return Verdict.INCONCLUSIVE
-    if criterion.sense is Sense.AT_LEAST:
-        low, high, limit = -high, -low, -limit
-    if high <= limit:
-        return Verdict.PASS
-    return Verdict.FAIL if low > limit else Verdict.INCONCLUSIVE
+    if _is_beyond(criterion, seen) and (low == high or id(seen) in broken):
+        return Verdict.FAIL
+    kept = low >= limit if criterion.sense is Sense.AT_LEAST else high <= limit
+    return Verdict.PASS if kept else Verdict.INCONCLUSIVE
 
 
 def _bounds(seen: Observation) -> tuple[float, float]:
@@ -109,12 +159,13 @@ def _remedy(criterion: Criterion, verdict: Verdict) -> str | None:
 
 def _suggest_narrowing(section: str) -> str:
     """What makes the interval of a section's figures narrower."""
-    longer = "optpipe bench … --min-time 60"
+    more = "measure more processes to narrow the interval: optpipe bench … --processes 10"
     said = {
-        "latency": f"measure longer to narrow the interval: {longer}",
-        "throughput": f"measure longer to narrow the interval: {longer}",
-        "regression": "measure candidate and baseline side by side: optpipe bench-pair A B",
-        "energy": f"measure longer: {longer}",
+        "latency": more,
+        "throughput": more,
+        "stability": more,
+        "regression": f"{more}, of the build and of the baseline",
+        "energy": f"{more} --energy",
         "accuracy": "evaluate on more labeled images: optpipe evaluate … --data DIR",
         "preprocessing": "verify parity on more images: optpipe preprocess … --images DIR",
     }

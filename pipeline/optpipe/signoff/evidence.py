@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import expm1, log1p
 
 from optpipe.artifacts.facts import JudgedBuild
 from optpipe.core.measurement import (
@@ -9,7 +10,9 @@ from optpipe.core.measurement import (
     find_differing_settings,
     format_settings,
 )
-from optpipe.core.observation import Blocker, Missing, Observation
+from optpipe.core.observation import Blocker, Missing, Observation, ScaledTail
+from optpipe.core.quantity import Dimension, format_quantity
+from optpipe.measuring.groups import ProcessGroup, describe_tries, explain_no_scatter, group_processes
 from optpipe.measuring.measured import (
     RecordedMeasurement,
     explain_clock_difference,
@@ -17,6 +20,7 @@ from optpipe.measuring.measured import (
 )
 from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import LoadFilter
+from optpipe.stats.means import Mean, subtract_means
 
 UNKNOWN = float("nan")
 """The value of an observation that could not be made; its caps say why."""
@@ -39,6 +43,8 @@ class BuildEvidence:
     """Where the store's record of the build lies in the dossier."""
     options: Mapping[str, str] = field(default_factory=dict)
     """What all of `measured` ran with, because the policy asks for it."""
+    confidence: float = 0.95
+    """Of every interval."""
 
 
 def observe(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:
@@ -46,14 +52,13 @@ def observe(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observati
     return _OBSERVERS[criterion.section](criterion, evidence)
 
 
-def select_measurements(where: LoadFilter, measured: Sequence[RecordedMeasurement]) -> list[RecordedMeasurement]:
-    """The measurements that `where` is about: of each load the newest, whatever its settings."""
-    newest: dict[object, RecordedMeasurement] = {}
-    for one in sorted(measured, key=lambda each: (each.measurement.started_utc, each.run)):
-        found = one.measurement
-        wanted = (where.batch_size, where.scenario, where.mode, where.streams, where.rate)
-        if all(want is None or want == has for want, has in zip(wanted, found.load.key, strict=True)):
-            newest[found.load.key] = one
+def select_groups(where: LoadFilter, measured: Sequence[RecordedMeasurement]) -> list[ProcessGroup]:
+    """What `where` is about: of each load all processes with the settings that were measured last."""
+    wanted = (where.batch_size, where.scenario, where.mode, where.streams, where.rate)
+    newest: dict[object, ProcessGroup] = {}
+    for group in group_processes(measured):
+        if all(want is None or want == has for want, has in zip(wanted, group.load.key, strict=True)):
+            newest[group.load.key] = group
     return list(newest.values())
 
 
@@ -79,38 +84,62 @@ def suggest_bench_command(evidence: BuildEvidence, where: LoadFilter) -> str:
     return " ".join(parts)
 
 
-def _observe_measurements(
-    criterion: Criterion, evidence: BuildEvidence, figure: Callable[[Measurement], Observation | Missing]
-) -> Sequence[Observation] | Missing:
-    found = select_measurements(criterion.where, evidence.measured)
+def _observe_groups(criterion: Criterion, evidence: BuildEvidence, name: str) -> Sequence[Observation] | Missing:
+    found = select_groups(criterion.where, evidence.measured)
     if not found:
         wanted = criterion.where.to_text() or "this build"
         wanted += f", with {format_settings(evidence.options, evidence.options)}" if evidence.options else ""
         return Missing(f"not measured: {wanted}", suggest_bench_command(evidence, criterion.where))
-    return [_observe_measurement(one, figure(one.measurement), evidence) for one in found]
+    return [observe_group(group, name, criterion.dimension, evidence) for group in found]
 
 
-def _describe_chosen_settings(one: RecordedMeasurement, measured: Sequence[RecordedMeasurement]) -> str:
-    """`threads=2, the newest of 3 settings`, where the load of `one` was measured with others too; else nothing."""
-    known = [
-        each.measurement.subject.settings for each in measured if each.measurement.load.key == one.measurement.load.key
-    ]
-    several = len({tuple(each.items()) for each in known})
-    if several < 2:
-        return ""
-    return f", {format_settings(one.measurement.subject.settings, find_differing_settings(known))}, the most recent of {several} settings"
+def _describe_group(group: ProcessGroup, measured: Sequence[RecordedMeasurement]) -> str:
+    """`batch 8, single-stream, compute, threads=2, the most recent of 3 settings; 5 processes`."""
+    about, load = str(group.load), group.load.key
+    known = [each.measurement.subject.settings for each in measured if each.measurement.load.key == load]
+    if (several := len({tuple(each.items()) for each in known})) > 1:
+        own = format_settings(group.newest.measurement.subject.settings, find_differing_settings(known))
+        about += f", {own}, the most recent of {several} settings"
+    return f"{about}; {describe_tries(group)}"
 
 
-def _observe_measurement(
-    one: RecordedMeasurement, figure: Observation | Missing, evidence: BuildEvidence
-) -> Observation:
-    caps = find_blockers(one, evidence)
-    about = str(one.measurement.load) + _describe_chosen_settings(one, evidence.measured)
-    if isinstance(figure, Missing):
-        return Observation(
-            UNKNOWN, blockers=(*caps, Blocker(figure.reason, figure.remedy)), about=about, source=one.run
-        )
-    return Observation(figure.value, figure.low, figure.high, (*caps, *figure.blockers), about, one.run)
+def observe_group(group: ProcessGroup, name: str, dimension: Dimension | None, evidence: BuildEvidence) -> Observation:
+    """The figure `name` over the processes of a group, or what forbids judging it."""
+    blockers = find_blockers(group, evidence)
+    about, source = _describe_group(group, evidence.measured), group.newest.run
+    found = group.estimate(name, evidence.confidence)
+    if found is None:
+        missing = _explain_missing_figure(group, name)
+        return Observation(UNKNOWN, blockers=(*blockers, missing), about=about, source=source)
+    if found.low is None and name != "memory":
+        blockers = (*blockers, Blocker(str(found.note), suggest_bench_command(evidence, _filter_of(group))))
+    values = [each for run in group.list_values(name) for each in run]
+    if dimension is not None and len(values) > 1 and min(values) < max(values):
+        about += f", {format_quantity(min(values), dimension)} to {format_quantity(max(values), dimension)}"
+    if name == "memory":  # a peak: the largest that was seen, exactly
+        return Observation(max(values), blockers=blockers, about=about, source=source)
+    tail = None if name == "energy" else group.compute_mean(name)
+    return Observation(found.value, found.low, found.high, blockers, about, source, tail)
+
+
+def _filter_of(group: ProcessGroup) -> LoadFilter:
+    load = group.load
+    return LoadFilter(load.batch_size, load.scenario, load.mode, load.streams)
+
+
+def _explain_missing_figure(group: ProcessGroup, name: str) -> Blocker:
+    found = group.newest.measurement
+    if name == "energy":
+        why = found.energy_why_not or "no energy counter on this machine"
+        return Blocker(f"the energy was not measured: {why}", "measure it on a GPU: optpipe bench … --energy")
+    if name == "memory":
+        return Blocker("the peak memory was not measured", "measure again")
+    if found.latency_ns is None or not group.valid:
+        return Blocker("no VALID process", "measure again: optpipe bench …")
+    why = found.latency_ns.withheld.get(name, "not computed")
+    return Blocker(
+        f"{name} is not available: {why}", f"optpipe bench … --percentile {name.removeprefix('p')} --max-time 600"
+    )
 
 
 CAVEATS = {
@@ -120,125 +149,102 @@ CAVEATS = {
 """What a measurement's caveats mean for a verdict."""
 
 
-def find_blockers(one: RecordedMeasurement, evidence: BuildEvidence) -> tuple[Blocker, ...]:
-    """What forbids judging a measurement: it is INVALID, was interrupted, or is of another file than the build's."""
-    found, caps = one.measurement, []
-    if not found.is_valid:
+def find_blockers(group: ProcessGroup, evidence: BuildEvidence) -> tuple[Blocker, ...]:
+    """What forbids judging a group: no process is VALID, or one is of another file than the build's."""
+    blockers = []
+    if not group.valid:
+        found = group.newest.measurement
         spoilt = [reason for reason in found.reasons if reason.invalidates] or list(found.reasons)
-        why = spoilt[0].message if spoilt else "no reason recorded"
         more = f" (and {len(spoilt) - 1} more)" if len(spoilt) > 1 else ""
-        caps.append(
-            Blocker(f"the measurement is INVALID: {why}{more}", spoilt[0].remedy if spoilt else "measure again")
-        )
-    caps += [CAVEATS.get(caveat, Blocker(caveat, "measure again without it")) for caveat in found.caveats]
-    if found.interrupted:
-        caps.append(Blocker("the measurement was interrupted", "measure again"))
-    if found.subject.sha256 and evidence.build.sha256 and found.subject.sha256 != evidence.build.sha256:
-        caps.append(
-            Blocker(
-                "the measured file differs from the one being judged (sha256 mismatch)", "measure the current build"
-            )
-        )
-    return tuple(caps)
+        tries = len(group.tries)
+        which = "the measurement is" if tries == 1 else f"all {tries} processes are INVALID; the last is"
+        why = spoilt[0].message if spoilt else "no reason recorded"
+        blockers.append(Blocker(f"{which} INVALID: {why}{more}", spoilt[0].remedy if spoilt else "measure again"))
+    tries = group.valid or group.tries
+    caveats = dict.fromkeys(caveat for one in tries for caveat in one.measurement.caveats)
+    blockers += [CAVEATS.get(caveat, Blocker(caveat, "measure again without it")) for caveat in caveats]
+    hashes = {one.measurement.subject.sha256 for one in tries} - {None}
+    if evidence.build.sha256 and hashes - {evidence.build.sha256}:
+        what = "the measured file differs from the one being judged (sha256 mismatch)"
+        blockers.append(Blocker(what, "measure the current build"))
+    return tuple(blockers)
 
 
 def _latency(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:
-    return _observe_measurements(criterion, evidence, lambda found: observe_percentile(found, criterion.metric))
-
-
-def observe_percentile(found: Measurement, name: str) -> Observation | Missing:
-    """A latency percentile in ns with its interval, or why the sample cannot give it."""
-    latency = found.latency_ns
-    one = None if latency is None else latency.percentiles.get(name)
-    if one is None:
-        why = "no latency was measured" if latency is None else latency.withheld.get(name, "not computed")
-        return Missing(f"{name} is not available: {why}", "measure longer: optpipe bench … --min-time 60")
-    return Observation(one.value, one.low, one.high)
+    return _observe_groups(criterion, evidence, criterion.metric)
 
 
 def _throughput(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:
-    return _observe_measurements(criterion, evidence, observe_throughput)
-
-
-def observe_throughput(found: Measurement) -> Observation | Missing:
-    """Images per second with its interval."""
-    estimate = found.throughput_images_per_s
-    if estimate is None or estimate.low is None:
-        return Missing("the throughput has no confidence interval", "measure longer: optpipe bench … --min-time 60")
-    return Observation(estimate.value, estimate.low, estimate.high)
+    return _observe_groups(criterion, evidence, "throughput")
 
 
 def _memory(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:
-    def figure(found: Measurement) -> Observation | Missing:
-        peak = found.memory_bytes
-        return Observation(float(peak)) if peak else Missing("the peak memory was not measured", "measure again")
-
-    return _observe_measurements(criterion, evidence, figure)
+    return _observe_groups(criterion, evidence, "memory")
 
 
 def _energy(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:
-    def figure(found: Measurement) -> Observation | Missing:
-        estimate = found.energy_j_per_image
-        if estimate is None or estimate.low is None:
-            why = (estimate.note if estimate else found.energy_why_not) or "no energy counter on this machine"
-            return Missing(f"the energy was not measured: {why}", "measure on a GPU for at least 10 s")
-        return Observation(estimate.value, estimate.low, estimate.high)
-
-    return _observe_measurements(criterion, evidence, figure)
+    return _observe_groups(criterion, evidence, "energy")
 
 
 def _stability(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:
-    def figure(found: Measurement) -> Observation | Missing:
-        cv = found.latency_ns.cv if found.latency_ns else None
-        return Observation(cv.value, cv.low, cv.high) if cv else Missing("no latency was measured", "measure again")
-
-    return _observe_measurements(criterion, evidence, figure)
+    return _observe_groups(criterion, evidence, "cv")
 
 
 def _regression(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:
     if not evidence.baseline:
         return Missing("no approved baseline", "approve one: optpipe approve DOSSIER")
-    found = select_measurements(criterion.where, evidence.measured)
+    found = select_groups(criterion.where, evidence.measured)
     if not found:
         return Missing("not measured", suggest_bench_command(evidence, criterion.where))
-    return [_observe_loss(criterion.metric, one, evidence) for one in found]
+    return [_observe_loss(criterion.metric, group, evidence) for group in found]
 
 
-def _observe_loss(metric: str, one: RecordedMeasurement, evidence: BuildEvidence) -> Observation:
-    contender = one.measurement
-    others = [
-        each for each in select_measurements(LoadFilter(), evidence.baseline) if each.measurement.load == contender.load
-    ]
-    about = str(contender.load) + _describe_chosen_settings(one, evidence.measured)
-    about += f", compared with {evidence.baseline_name}"
-    caps = list(find_blockers(one, evidence))
+def _observe_loss(metric: str, group: ProcessGroup, evidence: BuildEvidence) -> Observation:
+    """The loss against the baseline as a fraction, by the difference of the two mean logarithms (Welch's t)."""
+    about = f"{_describe_group(group, evidence.measured)}, compared with {evidence.baseline_name}"
+    blockers, source = list(find_blockers(group, evidence)), group.newest.run
+    others = [each for each in select_groups(LoadFilter(), evidence.baseline) if each.load.key == group.load.key]
     if not others:
-        cap = Blocker(f"the baseline has no measurement of {contender.load}", "approve a newer baseline")
-        return Observation(UNKNOWN, blockers=(*caps, cap), about=about, source=one.run)
+        none = Blocker(f"the baseline has no measurement of {group.load}", "approve a newer baseline")
+        return Observation(UNKNOWN, blockers=(*blockers, none), about=about, source=source)
     baseline = others[-1]
-    about += _describe_other_settings(contender, baseline.measurement)
-    caps += [
-        Blocker(f"baseline: {cap.reason}", cap.remedy)
-        for cap in find_blockers(baseline, _evidence_from_measured(baseline))
-    ]
-    caps += [_FOREIGN] if find_environment_differences(one.environment, baseline.environment) else []
-    caps += (
-        [Blocker(text, "lock the clocks and repeat both measurements")]
-        if (text := explain_clock_difference(one, baseline))
-        else []
+    about += _describe_other_settings(group.newest.measurement, baseline.newest.measurement)
+    about += f" ({describe_tries(baseline)})"
+    theirs = find_blockers(baseline, _evidence_from_measured(baseline.newest))
+    blockers += [Blocker(f"baseline: {each.reason}", each.remedy) for each in theirs]
+    blockers += (
+        [_FOREIGN] if find_environment_differences(group.newest.environment, baseline.newest.environment) else []
     )
-    figure = observe_throughput if metric == "throughput" else lambda each: observe_percentile(each, metric)
-    new, old = figure(contender), figure(baseline.measurement)
-    if isinstance(new, Missing) or isinstance(old, Missing):
-        missing = new if isinstance(new, Missing) else old
-        assert isinstance(missing, Missing)
-        return Observation(
-            UNKNOWN, blockers=(*caps, Blocker(missing.reason, missing.remedy)), about=about, source=one.run
+    if text := explain_clock_difference(group.newest, baseline.newest):
+        blockers.append(Blocker(text, "lock the clocks and repeat both measurements"))
+    new, old = (each.compute_mean(metric, logarithms=True) for each in (group, baseline))
+    if new is None or old is None:
+        counts = [len([each for run in one.list_values(metric) for each in run]) for one in (group, baseline)]
+        few = Blocker(
+            f"{explain_no_scatter(min(counts))}: {counts[0]} of the build and {counts[1]} of the baseline",
+            f"compare both: optpipe bench-pair {baseline.newest.measurement.subject.artifact} {evidence.build.artifact}",
         )
-    value, low, high = divide_observations(new, old)
+        return Observation(UNKNOWN, blockers=(*blockers, few), about=about, source=source)
+    change = subtract_means(new, old)
     if metric == "throughput":
-        return Observation(1 - value, 1 - high, 1 - low, tuple(caps), about, one.run)
-    return Observation(value - 1, low - 1, high - 1, tuple(caps), about, one.run)
+        change = Mean(-change.value, change.error, change.freedom)
+    low, high = change.interval(evidence.confidence)
+    return Observation(expm1(change.value), expm1(low), expm1(high), tuple(blockers), about, source, LossTail(change))
+
+
+@dataclass(frozen=True, slots=True)
+class LossTail:
+    """How improbable a loss is: that of the logarithm of the ratio."""
+
+    change: Mean
+
+    def compute_p_value_above(self, limit: float) -> float:
+        """Were `limit` the loss."""
+        return self.change.compute_p_value_above(log1p(limit))
+
+    def compute_p_value_below(self, limit: float) -> float:
+        """Were `limit` the loss."""
+        return self.change.compute_p_value_below(log1p(limit))
 
 
 def _describe_other_settings(contender: Measurement, baseline: Measurement) -> str:
@@ -255,26 +261,11 @@ def _evidence_from_measured(one: RecordedMeasurement) -> BuildEvidence:
     return BuildEvidence(JudgedBuild(subject.model or "", subject.artifact, subject.backend, subject.precision))
 
 
-def divide_observations(new: Observation, old: Observation) -> tuple[float, float, float]:
-    """`new` over `old` with the widest interval that the two intervals allow, so that it mirrors exactly.
-
-    With both at confidence c, the ratio's interval holds with at least 2c - 1 (Bonferroni); the bounds of independent
-    estimates rarely meet at once, so in practice it is wider than c asks for.
-    """
-    assert not isinstance(new.value, str)
-    assert not isinstance(old.value, str)
-    assert None not in (new.low, new.high, old.low, old.high)
-    return (
-        new.value / old.value if old.value else float("nan"),
-        (new.low or 0.0) / old.high if old.high else float("nan"),
-        (new.high or 0.0) / old.low if old.low else float("nan"),
-    )
-
-
 def _environment(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:
     seen = {
         one.environment.get_fact(criterion.metric): one.run
-        for one in select_measurements(LoadFilter(), evidence.measured)
+        for group in select_groups(LoadFilter(), evidence.measured)
+        for one in group.valid or group.tries
     }
     if not seen:
         return Missing("nothing was measured", suggest_bench_command(evidence, LoadFilter()))
@@ -289,7 +280,8 @@ def _accuracy(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observa
         return Missing(f"the {wanted} was not evaluated for this build", command)
     if wanted == "drop":  # in points
         low, high = (None if bound is None else 100 * bound for bound in (figure.low, figure.high))
-        return [replace(figure, value=100 * float(figure.value), low=low, high=high)]
+        tail = None if figure.tail is None else ScaledTail(figure.tail, 100)
+        return [replace(figure, value=100 * float(figure.value), low=low, high=high, tail=tail)]
     return [figure]
 
 

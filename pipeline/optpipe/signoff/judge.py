@@ -26,15 +26,16 @@ from optpipe.core.records import read_record
 from optpipe.core.verdict import CriterionResult, JudgedArtifact, PolicyReference, Verdict, VerdictRecord
 from optpipe.errors import BadInputError
 from optpipe.evaluate.recompute import observe_accuracy
+from optpipe.measuring.groups import summarize_group
 from optpipe.measuring.measured import RecordedMeasurement, find_environment_differences
 from optpipe.preprocess.recompute import observe_preprocessing
 from optpipe.profile.recompute import observe_tensor_cores
-from optpipe.signoff.criteria import decide_overall_verdict, judge_criterion
+from optpipe.signoff.criteria import decide_overall_verdict, judge_criteria
 from optpipe.signoff.evidence import (
     BuildEvidence,
     filter_by_options,
     observe,
-    select_measurements,
+    select_groups,
 )
 from optpipe.signoff.policy import Policy, policy_from_toml
 from optpipe.signoff.policy_format import LoadFilter
@@ -79,12 +80,12 @@ def judge_dossier(folder: Path) -> VerdictRecord:
     evidence = _gather_evidence(folder, runs, artifact, request, policy)
     found = (
         *_judge_trust(artifact, _find_verification(folder, artifact), evidence.measured),
-        *(judge_criterion(criterion, observe(criterion, evidence)) for criterion in policy.criteria),
+        *judge_criteria([(each, observe(each, evidence)) for each in policy.criteria], policy.confidence),
     )
     require_waivable(request.waivers, policy)
     criteria = tuple(replace(one, waived=request.waivers.get(one.name)) for one in found)
-    build, measured = evidence.build, select_measurements(LoadFilter(), evidence.measured)
-    loads = [one.measurement for one in measured]
+    build, groups = evidence.build, select_groups(LoadFilter(), evidence.measured)
+    loads = [group.newest.measurement for group in groups]
     return VerdictRecord(
         verdict=decide_overall_verdict(criteria),
         dossier_name=_name_dossier(request.created_utc, build),
@@ -98,6 +99,7 @@ def judge_dossier(folder: Path) -> VerdictRecord:
         baseline=request.baseline,
         expires_if=tuple(_list_expiry(evidence)),
         runs=tuple(sorted({one.run for one in evidence.measured})),
+        groups=tuple(summarize_group(group, policy.confidence) for group in groups),
         created_utc=request.created_utc,
         optpipe=request.optpipe,
     )
@@ -141,10 +143,11 @@ def _gather_evidence(
         baseline=tuple(list_artifact_measurements(baseline, confidence, request.baseline_artifact, judged=True)),
         baseline_name=request.baseline,
         accuracy=observe_accuracy(runs, build, confidence),
-        preprocessing=observe_preprocessing(runs, build),
+        preprocessing=observe_preprocessing(runs, build, confidence),
         tensor_core_share=observe_tensor_cores(runs, build),
         record=describe_record(artifact),
         options=policy.options,
+        confidence=confidence,
     )
 
 
@@ -240,7 +243,7 @@ def _list_expiry(evidence: BuildEvidence) -> Iterator[str]:
 
 def _list_changed_options(evidence: BuildEvidence) -> Iterator[str]:
     """Options that were given, or found by tuning: who deploys the build has to give them too."""
-    for one in select_measurements(LoadFilter(), evidence.measured):
+    for one in (group.newest for group in select_groups(LoadFilter(), evidence.measured)):
         built = replace(one.measurement.subject, options=evidence.build.options).settings
         used = one.measurement.subject.settings
         if names := [name for name in find_differing_settings((built, used)) if name in built and name in used]:

@@ -11,7 +11,7 @@ from optpipe.signoff.policy_format import LoadFilter
 
 
 def loads_from_criteria(
-    criteria: Iterable[Criterion], min_seconds: float = 3.0, max_seconds: float = 30.0
+    criteria: Iterable[Criterion], min_seconds: float, max_seconds: float
 ) -> list[tuple[LoadSpec, tuple[int, ...]]]:
     """Loads with their batch sizes; one at batch 1 where no criterion names any.
 

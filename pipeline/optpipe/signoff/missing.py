@@ -14,6 +14,7 @@ from optpipe.errors import BadInputError, OptpipeError
 from optpipe.evaluate.recompute import observe_accuracy
 from optpipe.export.exported import find_stored_model
 from optpipe.export.model import Model
+from optpipe.measuring.groups import count_valid_processes
 from optpipe.preprocess.recompute import observe_preprocessing
 from optpipe.profile.recompute import observe_tensor_cores
 from optpipe.signoff.collect import (
@@ -26,7 +27,7 @@ from optpipe.signoff.evidence import (
     BuildEvidence,
     filter_by_options,
     observe,
-    select_measurements,
+    select_groups,
 )
 from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import SECTIONS, MeasuredSection
@@ -37,6 +38,7 @@ from optpipe.signoff.steps import (
     run_preprocess_step,
     run_profile_step,
 )
+from optpipe.stats.means import FEWEST
 from optpipe.workspace.runs import Run, list_runs
 from optpipe.workspace.store import Entry, Store
 
@@ -46,7 +48,7 @@ def measure_missing_evidence(
 ) -> list[Path]:
     """Takes the steps whose evidence is missing for the judged build; returns the new runs. `model` resolves its source.
 
-    A figure that is there is never measured again, INVALID or not: `optpipe bench` does that on request.
+    A load with fewer VALID processes than an interval over processes takes is measured again, and all its tries count.
     """
     from optpipe.backends.registry import BACKENDS
 
@@ -77,15 +79,22 @@ def _list_needed(wanted: SignoffRequest, judged: Entry, runs: Sequence[Run]) -> 
         ),
         options=wanted.policy.options,
         accuracy=observe_accuracy(runs, build, confidence),
-        preprocessing=observe_preprocessing(runs, build),
+        preprocessing=observe_preprocessing(runs, build, confidence),
         tensor_core_share=observe_tensor_cores(runs, build),
     )
     for criterion in wanted.policy.criteria:
         if criterion.section == "regression":  # without a baseline it is missing whatever is measured
-            if not select_measurements(criterion.where, evidence.measured):
+            if not select_groups(criterion.where, evidence.measured):
                 yield criterion
-        elif isinstance(observe(criterion, evidence), Missing):
+        elif isinstance(observe(criterion, evidence), Missing) or _has_too_few_processes(criterion, evidence):
             yield criterion
+
+
+def _has_too_few_processes(criterion: Criterion, evidence: BuildEvidence) -> bool:
+    """Whether a load that was measured has fewer VALID processes than an interval over processes takes."""
+    if not issubclass(SECTIONS.get(criterion.section, object), MeasuredSection):
+        return False
+    return count_valid_processes(select_groups(criterion.where, evidence.measured)) < FEWEST
 
 
 RUN_KINDS = {"accuracy": "evaluate", "preprocessing": "preprocess", "tensor_cores": "profile", "environment": "bench"}

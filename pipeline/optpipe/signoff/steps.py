@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.build.build import BuiltArtifact
-from optpipe.core.defaults import MAX_CV
+from optpipe.core.defaults import MAX_CV, PROCESSES
 from optpipe.core.events import Listener
 from optpipe.export.model import Model
 from optpipe.signoff.loads import loads_from_criteria
@@ -18,10 +18,14 @@ from optpipe.workspace.store import Entry, Store
 
 @dataclass(frozen=True, slots=True)
 class MeasurementBudget:
-    """How long each load is measured, and how much it may scatter."""
+    """How long each load is measured, in how many processes, and how much it may scatter.
 
-    min_seconds: float = 3.0
-    max_seconds: float = 30.0
+    As long as the percentile takes that the policy asks for: its samples decide, and `max_seconds` only ends what hangs.
+    """
+
+    min_seconds: float = 0.6
+    max_seconds: float = 300.0
+    processes: int = PROCESSES
     max_cv: float = MAX_CV
 
 
@@ -60,9 +64,16 @@ def run_bench_step(
 
     found = tuple(artifact for each in artifacts for artifact in find_artifacts(each.id, store))
     limits = {**LIMITS, "max_cv": pace.max_cv}
-    loads = loads_from_criteria(criteria, pace.min_seconds, pace.max_seconds)
+    loads = loads_from_criteria(criteria, pace.min_seconds, max(pace.max_seconds, pace.min_seconds))
     plans = [
-        BenchPlan(load=load, batches=batches, limits=limits, to_the_end=True, options=options or {})
+        BenchPlan(
+            load=load,
+            batches=batches,
+            limits=limits,
+            to_the_end=True,
+            options=options or {},
+            processes=pace.processes,
+        )
         for load, batches in loads
     ]
     runs = []

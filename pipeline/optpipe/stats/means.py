@@ -35,6 +35,10 @@ class Mean:
             return 0.0 if self.value > limit else 1.0
         return compute_t_tail((self.value - limit) / self.error, self.freedom)
 
+    def compute_p_value_below(self, limit: float) -> float:
+        """The probability of a value this far below `limit` or farther, were `limit` the truth."""
+        return Mean(-self.value, self.error, self.freedom).compute_p_value_above(-limit)
+
 
 def compute_t_quantile(level: float, freedom: float) -> float:
     """The value that Student's T stays below with probability `level`. Raises ValueError unless 0.5 <= level < 1."""
@@ -99,6 +103,14 @@ def _differ(between: float, inside: float, freedom: int, inside_freedom: int) ->
 
     ratio = between / inside if inside > 0 else (inf if between > 0 else 0.0)
     return float(fdtrc(freedom, inside_freedom, ratio)) < POOLING_RISK
+
+
+def subtract_means(new: Mean, old: Mean) -> Mean:
+    """The difference of two independent means, with Welch's degrees of freedom (Biometrika 34, 1947)."""
+    variance = new.error**2 + old.error**2
+    shares = new.error**4 / new.freedom + old.error**4 / old.freedom
+    freedom = variance**2 / shares if shares > 0 else new.freedom + old.freedom
+    return Mean(new.value - old.value, sqrt(variance), freedom)
 
 
 def count_processes_needed(first: Sequence[float], half: float, confidence: float) -> int:

@@ -91,3 +91,36 @@ def compute_mcnemar_p_value(lost: int, won: int) -> float:
         return 1.0
     tail = sum(comb(n, k) for k in range(min(lost, won) + 1)) / 2**n
     return float(min(1.0, 2 * tail))
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """`hits` of `n` independent samples, and how improbable that is."""
+
+    hits: int
+    n: int
+
+    def compute_p_value_above(self, limit: float) -> float:
+        """The probability of as many hits or more, were the true share `limit`."""
+        return compute_share_p_value(self.n - self.hits, self.n, 1 - limit)
+
+    def compute_p_value_below(self, limit: float) -> float:
+        """The probability of as few hits or fewer, likewise."""
+        return compute_share_p_value(self.hits, self.n, limit)
+
+
+@dataclass(frozen=True, slots=True)
+class PairedDifference:
+    """`lost` and `won` of `n` pairs, and how improbable their difference (lost - won) / n is."""
+
+    lost: int
+    won: int
+    n: int
+
+    def compute_p_value_above(self, limit: float) -> float:
+        """The probability of so large a difference or a larger one, were the truth `limit`."""
+        return compute_difference_p_value(self.lost, self.won, self.n, limit)
+
+    def compute_p_value_below(self, limit: float) -> float:
+        """The probability of so small a difference or a smaller one, likewise."""
+        return compute_difference_p_value(self.won, self.lost, self.n, -limit)

@@ -87,7 +87,7 @@ def test_bench_marks_both(built) -> None:
     found = [
         one
         for entry, mean in ((slow, 20.0), (fast, 10.0))
-        for one in read_measurements(workspace.bench(entry, mean_ms=mean).path)
+        for one in read_measurements(workspace.bench(entry, mean_ms=mean, processes=1).path)
     ]
     mine, other = add_int8_notes(found, [slow, fast], workspace.store)
     assert {"int8-not-faster", "int8-accuracy"} <= {reason.code for reason in mine.reasons}

@@ -20,6 +20,8 @@ from optpipe.core.bench_record import (
     UnjudgedPoint,
 )
 from optpipe.core.measurement import Reason, Subject, Validity
+from optpipe.measuring.groups import group_processes, summarize_group
+from optpipe.measuring.measured import RecordedMeasurement
 from optpipe.measuring.tune import Trial, Tuning, record_from_tuning
 from optpipe.reporters.terminal_bench import render_bench, render_pair
 
@@ -34,7 +36,16 @@ def row(batch, latency_ms, *reasons, subject=SUBJECT, **more):
 
 
 def table_of(*rows, sort=BenchSort.GIVEN, width=160, **more):
-    return text_of(render_bench(BenchRecord("r", "r", tuple(rows), {}, 0, **more), sort), width=width)
+    found = rows
+    groups = tuple(summarize_group(group) for group in group_processes(RecordedMeasurement(one, "r") for one in found))
+    return text_of(render_bench(BenchRecord("r", "r", tuple(found), groups, {}, 0, **more), sort), width=width)
+
+
+def test_both_parts_of_the_scatter_are_shown():
+    figures = (4.0, 4.1, 3.9, 4.05)
+    rows = [replace(row(8, latency, samples=700 + at), process=at) for at, latency in enumerate(figures)]
+    rows.append(replace(row(8, 9.0, DRIFT), process=4))
+    assert_golden(table_of(*rows), "bench-scatter.txt")
 
 
 def test_what_is_shared_stands_above_and_reasons_with_remedies_below():

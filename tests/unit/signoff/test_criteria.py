@@ -11,9 +11,15 @@ from hypothesis import strategies as st
 from optpipe.core.observation import Blocker, Missing, Observation
 from optpipe.core.quantity import Dimension
 from optpipe.core.verdict import Verdict
-from optpipe.signoff.criteria import decide_overall_verdict, judge_criterion
+from optpipe.signoff.criteria import decide_overall_verdict, judge_criteria
 from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import Sense
+from optpipe.stats.means import Mean
+
+
+def judge_criterion(criterion, found):
+    return judge_criteria([(criterion, found)], 0.95)[0]
+
 
 FINITE = st.floats(-1e9, 1e9, allow_nan=False)
 CAP = Blocker("random weights", "give --weights")
@@ -105,3 +111,18 @@ def test_a_waived_criterion_does_not_count():
     waived = replace(failed, waived="known, ticket 12")
     assert decide_overall_verdict([waived, passed]) is Verdict.PASS
     assert decide_overall_verdict([waived]) is Verdict.INCONCLUSIVE, "nothing left to judge"
+
+
+def test_fail_over_many_criteria_needs_more_evidence_and_says_so():
+    limits = [criterion(Sense.AT_MOST, 10.0) for _ in range(10)]
+    seen = [Observation(10.1 + 0.1 * (at == 0), 10.01, 10.4, tail=Mean(10.1, 0.04, 4)) for at in range(10)]
+    alone = judge_criterion(limits[0], [seen[1]])
+    assert alone.verdict is Verdict.INCONCLUSIVE, "p = 0.03 of Student's t with 4 degrees of freedom"
+    sharp = Observation(10.2, 10.1, 10.3, tail=Mean(10.2, 0.036, 4))
+    assert judge_criterion(limits[0], [sharp]).verdict is Verdict.FAIL
+    together = judge_criteria([(one, [sharp if at == 0 else seen[1]]) for at, one in enumerate(limits)], 0.95)
+    assert {one.verdict for one in together} == {Verdict.INCONCLUSIVE}
+    assert "not clearly enough among the 10 figures judged together" in together[0].reason
+    clear = Observation(20.0, 19.0, 21.0, tail=Mean(20.0, 0.4, 4))
+    judged = judge_criteria([(one, [clear if at == 0 else seen[1]]) for at, one in enumerate(limits)], 0.95)
+    assert [one.verdict for one in judged].count(Verdict.FAIL) == 1

@@ -124,7 +124,7 @@ def test_a_regression_against_the_approved_baseline(workspace, tmp_path):
     same, _ = dossier(workspace, policy, tmp_path, "second")
     assert same.verdict is Verdict.PASS, [one.reason for one in same.criteria]
     workspace.counter += 100
-    workspace.bench(entry, count=2000, mean_ms=12.0)
+    workspace.bench(workspace.artifact("fp16", macs=0.96), count=2000, mean_ms=12.0)
     slower, folder = dossier(workspace, policy, tmp_path, "third")
     assert slower.verdict is Verdict.FAIL
     assert check_dossier(folder).problems == ()
@@ -137,10 +137,10 @@ def test_the_newest_of_several_settings_is_judged_and_named(workspace, tmp_path)
     signoff, folder = dossier(workspace, LATENCY % "50", tmp_path)
     assert signoff.verdict is Verdict.PASS, [one.reason for one in signoff.criteria]
     said = next(one for one in signoff.criteria if one.name == "latency.p99.b1").reason
-    assert "(batch 1, single-stream, compute, threads=2, the most recent of 2 settings)" in said
+    assert "(batch 1, single-stream, compute, threads=2, the most recent of 2 settings; 5 processes, " in said
     assert "it is deployed with options other than threads=2 (batch 1, single-stream, compute)" in signoff.expires_if
     assert check_dossier(folder).problems == ()
-    workspace.bench(entry, mean_ms=90.0, options={"threads": 0, "spinning": True})
+    workspace.bench(entry, mean_ms=900.0, options={"threads": 0, "spinning": True})
     signoff, _ = dossier(workspace, LATENCY % "50", tmp_path, "two")
     assert signoff.verdict is Verdict.FAIL
     assert not any(one.startswith("it is deployed with options other than") for one in signoff.expires_if), (
@@ -174,9 +174,9 @@ def test_a_regression_names_the_options_of_the_baseline(workspace, tmp_path):
     signoff, _ = dossier(workspace, policy, tmp_path, "second")
     about = next(one.about for one in signoff.criteria if one.name == "regression.p50.b1")
     assert about.startswith(
-        "batch 1, single-stream, compute, threads=2, the most recent of 2 settings, compared with digits-"
+        "batch 1, single-stream, compute, threads=2, the most recent of 2 settings; 5 processes, compared with digits-"
     )
-    assert about.endswith(" with threads=1")
+    assert about.endswith(" with threads=1 (5 processes)")
 
 
 def test_waiving_needs_a_criterion_that_exists(workspace, tmp_path):

@@ -48,11 +48,13 @@ def test_everything_is_missing_of_a_build_that_was_never_measured(workspace):
     }
 
 
-def test_what_was_measured_is_not_measured_again(workspace):
+def test_what_was_measured_by_enough_processes_is_not_measured_again(workspace):
     workspace.bench(workspace.artifact("fp16"), valid=False)
     workspace.preprocess()
     found = kinds(workspace)
-    assert found["bench"] == ["latency.p99.b1.server.5qps"], "INVALID is not missing"
+    assert found["bench"] == ["latency.p99.b1", "latency.p99.b1.server.5qps"], "no process of it is VALID"
+    workspace.bench(workspace.artifact("fp16"))
+    assert kinds(workspace)["bench"] == ["latency.p99.b1.server.5qps"]
     assert set(found) == {"bench", "evaluate", "profile"}
 
 

@@ -1,0 +1,183 @@
+"""All processes that measured one artifact with the same settings under the same load, judged together.
+
+What one process shows holds for that process: memory layout, clocks and thread placement are drawn anew for the next one. So a
+figure of a build is the mean over processes with Student's t, processes nested in the runs that they were started in
+(`stats.means`). Grouped when read, so that every try counts; INVALID ones are left out, and said.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import log, sqrt
+
+from optpipe.core.estimate import Estimate
+from optpipe.core.measurement import LoadSpec, Measurement
+from optpipe.core.measurement_group import GroupFigure, LeftOut, MeasurementGroup
+from optpipe.measuring.energy import SENSOR_SHARE
+from optpipe.measuring.measured import RecordedMeasurement
+from optpipe.stats.means import FEWEST, Mean, count_processes_needed, mean_from_runs, scatter_from_processes
+
+FIGURES = ("p50", "p90", "p95", "p99", "p99.9", "throughput", "energy", "cv", "memory")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessGroup:
+    """The tries of one load on one artifact with one set of settings, oldest first."""
+
+    tries: tuple[RecordedMeasurement, ...]
+
+    @property
+    def newest(self) -> RecordedMeasurement:
+        """The last try."""
+        return self.tries[-1]
+
+    @property
+    def load(self) -> LoadSpec:
+        """The load; how long it was measured is that of the last try."""
+        return self.newest.measurement.load
+
+    @property
+    def valid(self) -> tuple[RecordedMeasurement, ...]:
+        """The tries that count."""
+        return tuple(one for one in self.tries if one.measurement.is_valid)
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """The INVALID tries and why."""
+        return tuple(
+            LeftOut(one.run, one.measurement.id, tuple(r.code for r in one.measurement.reasons if r.invalidates))
+            for one in self.tries
+            if not one.measurement.is_valid
+        )
+
+    def list_values(self, name: str) -> list[list[float]]:
+        """The figure `name` of every VALID process, by run; those that could not give it are not there."""
+        return [[sum(values) / len(values) for values in run.values()] for run in self._collect(name).values()]
+
+    def _collect(self, name: str) -> dict[str, dict[tuple[bool, int], list[float]]]:
+        """The figure by run, then by process, those of the first stage before those of the second."""
+        runs: dict[str, dict[tuple[bool, int], list[float]]] = {}
+        for one in sorted(self.valid, key=lambda one: one.measurement.second_stage):
+            if (found := read_figure(one.measurement, name)) is not None:
+                process = one.measurement.second_stage, one.measurement.process
+                runs.setdefault(one.run, {}).setdefault(process, []).append(found.value)
+        return runs
+
+    def _count_first(self, name: str) -> list[int]:
+        """How many of each run's processes decided how many there would be."""
+        return [sum(not second for second, _ in run) for run in self._collect(name).values()]
+
+    def count_processes(self) -> int:
+        """How many processes are VALID."""
+        return len({(one.run, one.measurement.process) for one in self.valid})
+
+    def compute_mean(self, name: str, *, logarithms: bool = False) -> Mean | None:
+        """The mean of the figure over processes, or of its logarithms; None for fewer than three processes."""
+        values = self.list_values(name)
+        if logarithms:
+            values = [[log(each) for each in run] for run in values]
+        return mean_from_runs(values, self._count_first(name)) if values else None
+
+    def estimate(self, name: str, confidence: float) -> Estimate | None:
+        """The figure with its interval over processes, without one for fewer than three; None where no process gives it."""
+        values = [each for run in self.list_values(name) for each in run]
+        if not values:
+            return None
+        mean = self.compute_mean(name)
+        if mean is None:
+            return Estimate(sum(values) / len(values), note=explain_no_scatter(len(values)))
+        low, high = mean.interval(confidence)
+        if name == "energy":  # the sensor errs alike in all processes
+            half = sqrt(((high - low) / 2) ** 2 + (SENSOR_SHARE * mean.value) ** 2)
+            low, high = mean.value - half, mean.value + half
+        return Estimate(mean.value, low, high)
+
+
+def explain_no_scatter(processes: int) -> str:
+    """Why there is no interval over processes."""
+    return (
+        f"{'one process' if processes == 1 else f'{processes} processes'}: the scatter between processes is not known"
+    )
+
+
+def read_figure(found: Measurement, name: str) -> Estimate | None:
+    """One process's figure: a percentile in ns, `throughput`, `energy`, `cv`, or `memory` in bytes."""
+    if name == "throughput":
+        return found.throughput_images_per_s
+    if name == "energy":
+        return found.energy_j_per_image
+    if name == "memory":
+        return None if found.memory_bytes is None else Estimate(float(found.memory_bytes))
+    if found.latency_ns is None:
+        return None
+    return found.latency_ns.cv if name == "cv" else found.latency_ns.percentiles.get(name)
+
+
+def merge_group(group: ProcessGroup, confidence: float = 0.95) -> Measurement:
+    """The newest VALID measurement with the percentiles of all of them; as it is where fewer than three are VALID."""
+    newest = (group.valid or group.tries)[-1].measurement
+    if newest.latency_ns is None or group.compute_mean("p50") is None:
+        return newest
+    found = {name: group.estimate(name, confidence) for name in newest.latency_ns.percentiles}
+    percentiles = {name: each for name, each in found.items() if each is not None}
+    return replace(
+        newest,
+        latency_ns=replace(newest.latency_ns, percentiles=percentiles),
+        throughput_images_per_s=group.estimate("throughput", confidence),
+    )
+
+
+def count_more_processes(group: ProcessGroup, share: float, confidence: float = 0.95) -> int:
+    """How many more processes make the interval of p50 `share` of it wide on either side, by Stein's two-stage rule."""
+    values = [each for run in group.list_values("p50") for each in run]
+    if len(values) < FEWEST:
+        return 0
+    half = share * sum(values) / len(values)
+    return count_processes_needed(values, half, confidence) - len(values)
+
+
+def group_processes(measured: Iterable[RecordedMeasurement]) -> list[ProcessGroup]:
+    """The groups, in the order of their newest try."""
+    groups: dict[object, list[RecordedMeasurement]] = {}
+    for one in sorted(measured, key=lambda each: (each.measurement.started_utc, each.run)):
+        of = one.measurement.subject
+        key = of.artifact, tuple(of.settings.items()), one.measurement.load.key
+        groups[key] = [*groups.pop(key, []), one]
+    return [ProcessGroup(tuple(tries)) for tries in groups.values()]
+
+
+def summarize_group(group: ProcessGroup, confidence: float = 0.95) -> MeasurementGroup:
+    """The record of a group: figures with their intervals and both parts of their scatter."""
+    figures = {}
+    for name in FIGURES:
+        if not group.valid and (shown := read_figure(group.newest.measurement, name)) is not None:
+            figures[name] = GroupFigure(Estimate(shown.value, note="INVALID"), (shown.value,), None, None)
+        elif (found := group.estimate(name, confidence)) is not None:
+            values = tuple(each for run in group.list_values(name) for each in run)
+            figures[name] = GroupFigure(found, values, *_split_scatter(group, name, confidence))
+    subject = group.newest.measurement.subject
+    runs = tuple(dict.fromkeys(one.run for one in group.valid))
+    return MeasurementGroup(subject, group.load, group.count_processes(), runs, figures, group.left_out)
+
+
+def _split_scatter(group: ProcessGroup, name: str, confidence: float) -> tuple[float | None, float | None]:
+    """Between and inside processes, as shares of the figure; None where it is not known."""
+    estimates = [found for one in group.valid if (found := read_figure(one.measurement, name)) is not None]
+    half_widths = [(found.bounds[1] - found.bounds[0]) / 2 for found in estimates]
+    parts = scatter_from_processes([each.value for each in estimates], half_widths, confidence)
+    return (None, None) if parts is None else (parts.between, parts.inside)
+
+
+def describe_tries(group: ProcessGroup) -> str:
+    """`5 processes in 2 runs; left out: 2 INVALID (drift, loaded-host)`."""
+    valid, runs = group.count_processes(), len({one.run for one in group.valid})
+    text = f"{valid} process{'es' if valid != 1 else ''}" + (f" in {runs} runs" if runs > 1 else "")
+    if group.left_out:
+        codes = Counter(code for one in group.left_out for code in one.codes)
+        text += f"; left out: {len(group.left_out)} INVALID ({', '.join(code for code, _ in codes.most_common())})"
+    return text
+
+
+def count_valid_processes(groups: Sequence[ProcessGroup]) -> int:
+    """The fewest VALID processes that any of `groups` has; 0 for none."""
+    return min((group.count_processes() for group in groups), default=0)

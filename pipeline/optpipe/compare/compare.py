@@ -296,7 +296,8 @@ def _compute_speedup(
     means = [group.compute_mean("p50", logarithms=True) for group in (old, new)]
     if means[0] is not None and means[1] is not None:
         found = subtract_means(means[0], means[1])
-        speedup = Estimate(exp(found.value), *(exp(bound) for bound in found.interval(0.95)))
+        low, high = found.interval(0.95)
+        speedup = Estimate(exp(found.value), exp(low), exp(high))
         return speedup, _describe_change(speedup), ""
     before, after = old.estimate("p50", 0.95), new.estimate("p50", 0.95)
     if before is None or after is None:

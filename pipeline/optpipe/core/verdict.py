@@ -105,10 +105,10 @@ class VerdictRecord:
     """What makes the verdict void."""
     runs: tuple[str, ...]
     """The bench runs that the judged measurements are from."""
-    groups: tuple[MeasurementGroup, ...]
-    """Every try of each load: how many processes count, their figures, and what was left out and why."""
     created_utc: str
     optpipe: str
+    groups: tuple[MeasurementGroup, ...] = ()
+    """Every try of each load: how many processes count, their figures, and what was left out and why."""
 
     @property
     def waived(self) -> tuple[CriterionResult, ...]:

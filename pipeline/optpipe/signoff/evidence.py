@@ -156,8 +156,8 @@ def find_blockers(group: ProcessGroup, evidence: BuildEvidence) -> tuple[Blocker
         found = group.newest.measurement
         spoilt = [reason for reason in found.reasons if reason.invalidates] or list(found.reasons)
         more = f" (and {len(spoilt) - 1} more)" if len(spoilt) > 1 else ""
-        tries = len(group.tries)
-        which = "the measurement is" if tries == 1 else f"all {tries} processes are INVALID; the last is"
+        count = len(group.tries)
+        which = "the measurement is" if count == 1 else f"all {count} processes are INVALID; the last is"
         why = spoilt[0].message if spoilt else "no reason recorded"
         blockers.append(Blocker(f"{which} INVALID: {why}{more}", spoilt[0].remedy if spoilt else "measure again"))
     tries = group.valid or group.tries

@@ -44,7 +44,7 @@ def preprocess_record(plan=CPU, *, proof=None, images=800, trained=True, tuned=T
             EdgeCaseFile("bilevel.png", "near", 0.2, 1.9),
             EdgeCaseFile("truncated.jpg", "refused by both"),
         ),
-        worst=(WorstImage("/images/7/12.png", 0.31, 4.0, "worst-1.png", 32.0),),
+        worst=(WorstImage("7/12.png", 0.31, 4.0, "worst-1.png", 32.0),),
     )
     return PreprocessRecord(
         model="digits",

@@ -123,7 +123,13 @@ def derive_preprocessing(
             verdict=proof.record.proof.verdict,
             run_dir=str(run.path),
         )
-        write_bytes(run.path / PREPROCESSING, json_from_record(record))
+        without_folders = replace(
+            record,
+            run_dir=run.run_id,
+            pipeline=replace(record.pipeline, path=Path(record.pipeline.path).name),
+            images=replace(record.images, folder=images.folder.name),
+        )
+        write_bytes(run.path / PREPROCESSING, json_from_record(without_folders))
         finished = finish_run(run, command=get_command_line(), parents=(artifact.id,), model=card.name, trained=trained)
         return PreprocessResult(finished, record)
 
@@ -237,7 +243,7 @@ def _describe_pipeline(artifact: Entry, transform: Transform, plan: DaliPlan) ->
 
 
 def _describe_images(images: ImageFolder) -> ImagesRecord:
-    unreadable = tuple(RefusedImage(str(each.path), each.reason) for each in images.unreadable)
+    unreadable = tuple(RefusedImage(each.path.name, each.reason) for each in images.unreadable)
     return ImagesRecord(str(images.folder), len(images.paths), unreadable, images.left_out)
 
 

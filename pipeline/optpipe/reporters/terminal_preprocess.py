@@ -1,6 +1,5 @@
 """A preprocessing proof on the terminal."""
 
-import os
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -31,8 +30,7 @@ def render_preprocess(record: "PreprocessRecord") -> RenderableType:
     lines.append(Text(_format_outputs(proof)))
     lines += [Text(f"refused by DALI  {each.image}: {each.reason}", style="red") for each in parity.refused[:5]]
     worst = (
-        f"{each.file} {os.path.relpath(each.image, images.folder)} (mean {each.mean_levels:.2f}, max {each.max_levels:.0f})"
-        for each in parity.worst
+        f"{each.file} {each.image} (mean {each.mean_levels:.2f}, max {each.max_levels:.0f})" for each in parity.worst
     )
     lines.append(Text(f"worst images, side by side with the difference: {', '.join(worst)}"))
     lines.append(Text(_format_edge_cases(parity.edge_cases)))

@@ -1,5 +1,6 @@
 """The proof: the same images through both pipelines and through the model."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -54,7 +55,8 @@ def prove_parity(
     import numpy as np
     import polars as pl
 
-    files = [(str(path), path) for path in paths]
+    common = os.path.commonpath([path.parent for path in paths])  # rows leave this machine, its folders do not
+    files = [(path.relative_to(common).as_posix(), path) for path in paths]
     truth = dict(zip((name for name, _ in files), labels, strict=True)) if labels is not None else {}
     pixels = PixelDifferences(transform, plan)
     worst: list[ComparedImage] = []

@@ -9,7 +9,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import nan, sqrt
 from pathlib import Path
@@ -19,6 +19,7 @@ import polars as pl
 from scipy.signal import lfilter
 from scipy.special import ndtri
 
+from optpipe.artifacts.facts import JudgedBuild
 from optpipe.core.bench_record import Change, PairMetric
 from optpipe.core.estimate import Estimate
 from optpipe.core.measurement import (
@@ -32,12 +33,19 @@ from optpipe.core.measurement import (
     Validity,
     format_percentile_name,
 )
+from optpipe.core.quantity import Dimension
 from optpipe.measuring.figures import estimate_throughput
+from optpipe.measuring.groups import ProcessGroup
 from optpipe.measuring.interleave import run_interleaved
+from optpipe.measuring.measured import RecordedMeasurement
 from optpipe.measuring.rate import find_highest_rate
 from optpipe.measuring.slo import Slo
 from optpipe.measuring.tune import tune_options
 from optpipe.measuring.validity import ValidityEvidence, find_reasons
+from optpipe.signoff.criteria import decide_overall_verdict, judge_criteria
+from optpipe.signoff.evidence import BuildEvidence, observe_group
+from optpipe.signoff.policy import Criterion
+from optpipe.signoff.policy_format import Sense
 from optpipe.stats.macro_f1 import compute_macro_f1, compute_macro_f1_difference
 from optpipe.stats.means import count_processes_needed, mean_from_runs, mean_from_values
 from optpipe.stats.multiple import reject_by_holm
@@ -175,6 +183,33 @@ def criteria(generator, scale) -> Iterator[Row]:
             wrong_fail.append(any(reject_by_holm([each.compute_p_value_above(10) for each in means], level)))
         yield share(wrong_pass, most=0.03, what=f"PASS, ten criteria, {name}", claimed="at most 2.5 %")
         yield share(wrong_fail, most=0.03, what=f"FAIL, ten criteria, {name}", claimed="at most 2.5 %")
+
+
+def signoffs(generator, scale) -> Iterator[Row]:
+    """The same policy through the sign-off's own functions, from measurements to verdict; processes scatter up to 2 %."""
+    limit = Criterion("latency", "p50", Sense.AT_MOST, 10e6, Dimension.TIME)
+    for between in (0.005, 0.013, 0.02):
+        for name, shift, inside in (("all on their limits", 1.0, 0), ("one on its limit, nine 20 % inside", 0.8, 9)):
+            verdicts = []
+            for _ in range(round(400 * scale)):
+                levels = [10.0] * (10 - inside) + [10.0 * shift] * inside
+                observed = [(limit, [observed_load(generator, level, between)]) for level in levels]
+                verdicts.append(decide_overall_verdict(judge_criteria(observed, 0.95)))
+            what = f"ten criteria, scatter {between:.1%}, {name}"
+            yield share(
+                [each == "PASS" for each in verdicts], most=0.025, what=f"sign-off: PASS, {what}", claimed="≤ 2.5 %"
+            )
+            yield share(
+                [each == "FAIL" for each in verdicts], most=0.025, what=f"sign-off: FAIL, {what}", claimed="≤ 2.5 %"
+            )
+
+
+def observed_load(generator, level, between):
+    """What a sign-off sees of one load: five processes of a build whose long run is `level` ms."""
+    figures = level * np.exp(between * generator.standard_normal(5) - between**2 / 2)
+    tries = tuple(RecordedMeasurement(replace(planted(each), process=at), "r") for at, each in enumerate(figures))
+    build = JudgedBuild("m", "a", "simulated", "fp32")
+    return observe_group(ProcessGroup(tries), "p50", Dimension.TIME, BuildEvidence(build, tries))
 
 
 # -------------------------------------------------------------------- accuracy
@@ -445,7 +480,18 @@ def tuned(generator, defaults, noise, gain):
 
 PARTS: dict[str, Callable[..., Iterator[Row]]] = {
     each.__name__: each
-    for each in (percentiles, processes, criteria, accuracy, throughput, interleaving, validity, server, tuning)
+    for each in (
+        percentiles,
+        processes,
+        criteria,
+        signoffs,
+        accuracy,
+        throughput,
+        interleaving,
+        validity,
+        server,
+        tuning,
+    )
 }
 
 

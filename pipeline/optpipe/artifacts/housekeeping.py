@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from optpipe.errors import BadInputError
 from optpipe.workspace.manifest import MANIFEST, Manifest
-from optpipe.workspace.runs import RunManifest, list_run_folders, load_run, require_unchanged
+from optpipe.workspace.runs import RunManifest, list_run_folders, load_run, note_removal, require_unchanged
 from optpipe.workspace.store import Entry, Store, measure_folder_bytes
 
 _KEPT = ("artifact",)
@@ -134,6 +134,8 @@ def remove_stored(store: Store, prefix: str, *, with_dependents: bool) -> Remova
     """Removes one entry; raises `BadInputError` where others were made from it and are not to go too."""
     folder = find_run(store, prefix)
     if folder is not None:
+        if (folder / MANIFEST).is_file() and folder.parent.name == "runs":
+            note_removal(store.workspace, load_run(folder).manifest)
         return _remove(store, [folder], dry_run=False)
     entry = store.find(prefix)
     dependents = _find_dependents(entry.id, store.list_entries())

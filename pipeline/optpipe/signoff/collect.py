@@ -27,6 +27,7 @@ from optpipe.workspace.file_names import BUILDS, POLICY, REQUEST, VERDICT
 from optpipe.workspace.manifest import MANIFEST, read_manifest
 from optpipe.workspace.runs import (
     Run,
+    list_removed_runs,
     list_runs,
     load_runs,
     require_unchanged,
@@ -74,6 +75,7 @@ def collect_evidence(
         optpipe=__version__,
         created_utc=get_utc_time(),
         drawn_with=drawn_with or {},
+        removed=list_removed_runs(store.workspace, entry.id),
     )
     write_bytes(folder / REQUEST, json_from_record(request))
     return folder

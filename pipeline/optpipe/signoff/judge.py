@@ -23,7 +23,7 @@ from optpipe.core.entries import ArtifactInfo
 from optpipe.core.environment import Environment
 from optpipe.core.measurement import find_differing_settings, format_settings
 from optpipe.core.records import read_record
-from optpipe.core.verdict import CriterionResult, JudgedArtifact, PolicyReference, Verdict, VerdictRecord
+from optpipe.core.verdict import CriterionResult, JudgedArtifact, Note, PolicyReference, Verdict, VerdictRecord
 from optpipe.errors import BadInputError
 from optpipe.evaluate.recompute import observe_accuracy
 from optpipe.measuring.groups import summarize_group
@@ -41,7 +41,7 @@ from optpipe.signoff.policy import Policy, policy_from_toml
 from optpipe.signoff.policy_format import LoadFilter
 from optpipe.workspace.file_names import BUILDS, POLICY, REQUEST
 from optpipe.workspace.manifest import MANIFEST
-from optpipe.workspace.runs import Run, load_runs, read_dossier_file, require_unchanged
+from optpipe.workspace.runs import RemovedRun, Run, load_runs, read_dossier_file, require_unchanged
 from optpipe.workspace.store import Entry, entry_from_folder
 
 DOSSIER_SCHEMA = "optpipe.dossier"
@@ -65,6 +65,8 @@ class DossierRequest:
     created_utc: str
     drawn_with: Mapping[str, str]
     """Versions of the packages that drew the report's figures; empty for a report without figures."""
+    removed: tuple[RemovedRun, ...] = ()
+    """Bench runs of the artifact that were removed from the workspace before."""
     schema: str = field(default=DOSSIER_SCHEMA)
     schema_version: int = field(default=DOSSIER_SCHEMA_VERSION)
 
@@ -95,7 +97,10 @@ def judge_dossier(folder: Path) -> VerdictRecord:
         ),
         policy=PolicyReference(policy.name, policy.sha256),
         criteria=criteria,
-        notes=tuple(list_int8_notes(artifact.info, build, runs, loads, policy.confidence)),
+        notes=(
+            *_note_removed_runs(request),
+            *list_int8_notes(artifact.info, build, runs, loads, policy.confidence),
+        ),
         baseline=request.baseline,
         expires_if=tuple(_list_expiry(evidence)),
         runs=tuple(sorted({one.run for one in evidence.measured})),
@@ -114,6 +119,16 @@ def read_request(folder: Path) -> DossierRequest:
             f"this version of optpipe reads {DOSSIER_SCHEMA!r} version {DOSSIER_SCHEMA_VERSION}"
         )
     return request
+
+
+def _note_removed_runs(request: DossierRequest) -> Iterator[Note]:
+    if request.removed:
+        count = len(request.removed)
+        what = f"{count} bench run{'s' if count > 1 else ''} of this build {'were' if count > 1 else 'was'} removed"
+        names = ", ".join(each.run_id for each in request.removed)
+        yield Note(
+            "removed-runs", f"{what} and not judged: {names}", "judge the build on a workspace with all of its runs"
+        )
 
 
 def _name_dossier(created_utc: str, build: JudgedBuild) -> str:

@@ -62,6 +62,34 @@ class RunManifest:
 
 
 @dataclass(frozen=True, slots=True)
+class RemovedRun:
+    """What is left of a run that was removed on request, so that a sign-off can say that it was there."""
+
+    run_id: str
+    kind: RunKind
+    started_utc: str
+    removed_utc: str
+    parents: tuple[str, ...]
+
+
+REMOVED = "removed"
+"""Folder of the workspace with a record of each removed run."""
+
+
+def note_removal(workspace: Path, run: RunManifest) -> None:
+    """Records that the run is removed."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    record = RemovedRun(run.run_id, run.kind, run.started_utc, now, run.parents)
+    write_bytes(workspace / REMOVED / f"{run.run_id}.json", json_from_record(record))
+
+
+def list_removed_runs(workspace: Path, parent: str) -> tuple[RemovedRun, ...]:
+    """The bench runs of the artifact `parent` that were removed, by name."""
+    found = (read_record(path, RemovedRun) for path in sorted((workspace / REMOVED).glob("bench-*.json")))
+    return tuple(one for one in found if parent in one.parents)
+
+
+@dataclass(frozen=True, slots=True)
 class OpenRun:
     """A run being written: put files under `path`, then call `finish_run`."""
 

@@ -6,6 +6,7 @@ import shutil
 import polars as pl
 import pytest
 
+from optpipe.artifacts.housekeeping import remove_stored
 from optpipe.core.records import json_from_record
 from optpipe.core.verdict import Verdict
 from optpipe.errors import BadInputError
@@ -260,3 +261,18 @@ def test_a_damaged_baseline_is_refused_and_not_taken_for_none(workspace, tmp_pat
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     with pytest.raises(BadInputError, match="SHA256SUMS: missing"):
         find_approved_baseline(tmp_path / "w", "digits")
+
+
+def test_all_tries_count_and_a_run_that_was_removed_is_named(workspace, tmp_path):
+    entry = workspace.artifact("fp16")
+    fast, slow = (workspace.bench(entry, mean_ms=ms, seed=seed) for seed, ms in ((1, 10.0), (2, 10.2)))
+    signoff, _ = dossier(workspace, LATENCY % "50", tmp_path, "both")
+    (group,) = signoff.groups
+    assert (group.processes, set(group.runs)) == (10, {fast.run_id, slow.run_id})
+    remove_stored(workspace.store, slow.run_id, with_dependents=False)
+    signoff, folder = dossier(workspace, LATENCY % "50", tmp_path, "one")
+    assert signoff.groups[0].processes == 5
+    assert f"1 bench run of this build was removed and not judged: {slow.run_id}" in [
+        one.message for one in signoff.notes
+    ]
+    assert check_dossier(folder).problems == ()

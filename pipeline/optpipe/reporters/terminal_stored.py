@@ -55,7 +55,7 @@ def _render_entries(entries: Sequence[EntrySummary]) -> RenderableType:
     table.add_column("created (UTC)")
     for each in entries:
         backend = f"{each.backend} ({each.device})" if each.backend else ""
-        created = each.created.replace("T", " ").removesuffix("+00:00")
+        created = each.created[:19].replace("T", " ")
         size = format_bytes(each.size_bytes)
         table.add_row(each.id, each.kind, each.model or "", backend, each.precision or "", size, created)
     total = format_bytes(sum(each.size_bytes for each in entries))

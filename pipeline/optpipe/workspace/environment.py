@@ -23,7 +23,10 @@ def get_package_version(name: str) -> str | None:
 @cache
 def list_packages() -> dict[str, str]:
     """The version of every installed package that optpipe requires, by its own metadata: also of its extras."""
-    names = sorted({re.split(r"[^\w.-]", each)[0] for each in metadata.requires("optpipe") or ()})
+    try:
+        names = sorted({re.split(r"[^\w.-]", each)[0] for each in metadata.requires("optpipe") or ()})
+    except metadata.PackageNotFoundError:  # run from a source tree, not installed: all that is there may matter
+        names = sorted({each.name for each in metadata.distributions() if each.name})
     return {name: version for name in names if (version := get_package_version(name))}
 
 

@@ -150,4 +150,4 @@ def test_rows_without_times_count_as_lost(tmp_path: Path) -> None:
     trace = trace_from_path(recording.write(tmp_path / "trace.sqlite"))
     assert trace.kernels.height == 3
     assert profile_from_trace(trace).trace_quality.verdict is Verdict.FAIL
-    assert trace.diagnostics == ("1 rows of kernels have no timestamp",)
+    assert trace.diagnostics == ("1 rows of kernels have no possible timestamp",)

@@ -97,6 +97,10 @@ class Trace(TraceHeader):
         return {table: getattr(self, table) for table in SCHEMAS}
 
 
+FARTHEST_NS = 1 << 60
+"""36 years from the clock's origin: a timestamp beyond is damage, and sums of such overflow."""
+
+
 def trace_from_frames(header: TraceHeader, frames: Mapping[str, pl.DataFrame]) -> Trace:
     """The trace with those rows of `frames` that have their times and end no earlier than they start.
 
@@ -105,10 +109,10 @@ def trace_from_frames(header: TraceHeader, frames: Mapping[str, pl.DataFrame]) -
     kept, lost = {}, list(header.diagnostics)
     for table, frame in frames.items():
         times = [column for column in ("start_ns", "end_ns", "time_ns") if column in frame.columns]
-        timed = frame.drop_nulls(times)
+        timed = frame.drop_nulls(times).filter(*(pl.col(each).abs() < FARTHEST_NS for each in times))
         kept[table] = timed.filter(pl.col("end_ns") >= pl.col("start_ns")) if "end_ns" in times else timed
         if timed.height < frame.height:
-            lost.append(f"{frame.height - timed.height} rows of {table} have no timestamp")
+            lost.append(f"{frame.height - timed.height} rows of {table} have no possible timestamp")
         if kept[table].height < timed.height:
             lost.append(f"{timed.height - kept[table].height} rows of {table} end before they start")
     absent = tuple(table for table in SCHEMAS if table not in kept or kept[table].is_empty())

@@ -29,7 +29,7 @@ def find_highest_rate(
         if rate is None or found[-1].interrupted:
             break
         found.append(measure(rate))
-        if confirmed(found[-1], slo):
+        if is_confirmed(found[-1], slo):
             return found, found[-1]
         rate *= STEP_DOWN
     return found, None
@@ -67,7 +67,7 @@ def is_sustained(measurement: Measurement, slo: Slo) -> bool:
     return found is not None and found.value <= slo.limit_ns and not _behind(measurement)
 
 
-def confirmed(measurement: Measurement, slo: Slo) -> bool:
+def is_confirmed(measurement: Measurement, slo: Slo) -> bool:
     """Whether the rate was kept up with and the percentile's upper bound is inside the limit."""
     return slo.is_met_by(measurement) and not _behind(measurement)
 

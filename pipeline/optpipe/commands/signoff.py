@@ -29,6 +29,10 @@ def signoff(
     measure: Annotated[
         bool, typer.Option(help="Run measurements that the policy requires and that are missing.")
     ] = True,
+    since: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Judge only bench runs since this date or time (UTC); default: all."),
+    ] = None,
     max_cv: Annotated[str, typer.Option(help="Maximum coefficient of variation, as for `optpipe bench`.")] = "2.5 %",
     figures: Annotated[bool, typer.Option(help="Include figures in the report.")] = True,
     init: Annotated[bool, typer.Option(help="Write a policy template and its JSON Schema, then exit.")] = False,
@@ -49,6 +53,7 @@ def signoff(
     from optpipe.signoff.collect import SignoffRequest
     from optpipe.signoff.missing import measure_missing_evidence
     from optpipe.signoff.release import document_from_signed, require_possible, sign_off
+    from optpipe.signoff.since import since_from_text
     from optpipe.signoff.steps import MeasurementBudget
     from optpipe.workspace.store import Store
 
@@ -56,7 +61,13 @@ def signoff(
         raise BadInputError(
             "signoff requires MODEL and --policy FILE; run optpipe signoff --init for a policy template"
         )
-    wanted = SignoffRequest(model, policy_from_file(policy), artifact, waivers_from_options(waive or [], because or []))
+    wanted = SignoffRequest(
+        model,
+        policy_from_file(policy),
+        artifact,
+        waivers_from_options(waive or [], because or []),
+        None if since is None else since_from_text(since),
+    )
     pace, store = MeasurementBudget(max_cv=share_from_text(max_cv, "--max-cv")), Store(workspace)
     require_possible(wanted, output, sign, junit)
     with Terminal() as terminal:

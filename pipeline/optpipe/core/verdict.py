@@ -109,6 +109,9 @@ class VerdictRecord:
     optpipe: str
     groups: tuple[MeasurementGroup, ...] = ()
     """Every try of each load: how many processes count, their figures, and what was left out and why."""
+    since: str | None = None
+    """The time before which bench runs were left out on request; they are in `runs_left_out`."""
+    runs_left_out: tuple[str, ...] = ()
 
     @property
     def waived(self) -> tuple[CriterionResult, ...]:

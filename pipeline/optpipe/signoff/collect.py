@@ -22,6 +22,7 @@ from optpipe.core.verdict import VerdictRecord
 from optpipe.errors import BadInputError
 from optpipe.signoff.judge import DossierRequest, require_waivable
 from optpipe.signoff.policy import Policy
+from optpipe.signoff.since import split_runs
 from optpipe.workspace.baselines import find_approved_baseline, get_utc_time
 from optpipe.workspace.file_names import BUILDS, POLICY, REQUEST, VERDICT
 from optpipe.workspace.manifest import MANIFEST, read_manifest
@@ -50,6 +51,8 @@ class SignoffRequest:
     policy: Policy
     artifact: str | None = None
     waivers: Mapping[str, str] = field(default_factory=dict)
+    since: str | None = None
+    """Time in UTC; bench runs that were started earlier are not judged."""
 
 
 def collect_evidence(
@@ -76,6 +79,7 @@ def collect_evidence(
         created_utc=get_utc_time(),
         drawn_with=drawn_with or {},
         removed=list_removed_runs(store.workspace, entry.id),
+        since=wanted.since,
     )
     write_bytes(folder / REQUEST, json_from_record(request))
     return folder
@@ -160,11 +164,11 @@ def is_run_about(run: Run, entry: Entry[ArtifactInfo]) -> bool:
 
 
 def _copy_baseline(baseline: Path, target: Path) -> None:
-    """What was measured of the approved build."""
-    artifact = read_record(baseline / REQUEST, DossierRequest).artifact
-    for run in load_runs(baseline / "runs"):
-        if run.kind == "bench" and artifact in run.manifest.parents:
-            _copy_run(run, target / "runs" / run.run_id, artifact, 0, whole=False)
+    """What was measured of the approved build and judged."""
+    request = read_record(baseline / REQUEST, DossierRequest)
+    for run in split_runs(load_runs(baseline / "runs"), request.since)[0]:
+        if run.kind == "bench" and request.artifact in run.manifest.parents:
+            _copy_run(run, target / "runs" / run.run_id, request.artifact, 0, whole=False)
 
 
 def _copy_run(run: Run, target: Path, artifact: str, room: int, *, whole: bool = True) -> int:

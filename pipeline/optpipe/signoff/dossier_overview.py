@@ -15,6 +15,7 @@ from optpipe.core.measurement import read_measurements
 from optpipe.measuring.measured import find_environment_differences
 from optpipe.reporters.report import RawFile, StageBar
 from optpipe.signoff.judge import read_request
+from optpipe.signoff.since import split_runs
 from optpipe.workspace.file_names import BUILDS
 from optpipe.workspace.manifest import MANIFEST
 from optpipe.workspace.runs import load_runs
@@ -26,11 +27,12 @@ def overview_from_dossier(folder: Path) -> Overview:
 
     A function of the folder alone: a sign-off writes what it gives, and `optpipe verify` computes it again.
     """
-    runs = load_runs(folder / "runs")
+    request = read_request(folder)
+    every = load_runs(folder / "runs")
+    runs, earlier = split_runs(every, request.since)
     bench = [run for run in runs if run.kind == "bench"]
     measured = tuple(one for run in bench for one in measurements_from_run(run, whole=False))
     stated = sum(len(read_measurements(run.path)) for run in bench)
-    request = read_request(folder)
     mine = [one for one in measured if one.measurement.subject.artifact == request.artifact]
     place = (
         max(mine or measured, key=lambda one: one.measurement.started_utc).environment if measured else Environment()
@@ -39,14 +41,15 @@ def overview_from_dossier(folder: Path) -> Overview:
     if not here:
         reason = f"no measurements of {request.model}; first run optpipe bench {request.model}"
         nothing = Comparison((), dict.fromkeys(Goal), dict.fromkeys(Goal, reason), environment=place)
-        return Overview(nothing, (), runs)
+        return Overview(nothing, (), every)
     comparison = compare_measurements(here, known=collect_build_facts(read_builds(folder), runs))
     notes = (
         (stated - len(measured), "not in this dossier: raw samples too large or missing"),
         (len(measured) - len(here), "excluded: from another machine"),
+        (sum(len(read_measurements(run.path)) for run in earlier), "excluded: earlier than --since"),
     )
     said = tuple(f"{count} measurement{'s are' if count > 1 else ' is'} {why}" for count, why in notes if count)
-    return Overview(replace(comparison, warnings=(*comparison.warnings, *said)), here, runs)
+    return Overview(replace(comparison, warnings=(*comparison.warnings, *said)), here, every)
 
 
 def read_builds(folder: Path) -> list[Entry[ArtifactInfo]]:

@@ -39,6 +39,7 @@ from optpipe.signoff.evidence import (
 )
 from optpipe.signoff.policy import Policy, policy_from_toml
 from optpipe.signoff.policy_format import LoadFilter
+from optpipe.signoff.since import note_since, split_runs
 from optpipe.workspace.file_names import BUILDS, POLICY, REQUEST
 from optpipe.workspace.manifest import MANIFEST
 from optpipe.workspace.runs import RemovedRun, Run, load_runs, read_dossier_file, require_unchanged
@@ -67,6 +68,8 @@ class DossierRequest:
     """Versions of the packages that drew the report's figures; empty for a report without figures."""
     removed: tuple[RemovedRun, ...] = ()
     """Bench runs of the artifact that were removed from the workspace before."""
+    since: str | None = None
+    """Bench runs that were started earlier are in the dossier and not judged."""
     schema: str = field(default=DOSSIER_SCHEMA)
     schema_version: int = field(default=DOSSIER_SCHEMA_VERSION)
 
@@ -75,9 +78,10 @@ def judge_dossier(folder: Path) -> VerdictRecord:
     """Judges the evidence in `folder` by the policy in it. Raises BadInputError where a file is missing or damaged."""
     request = read_request(folder)
     policy = policy_from_toml(read_dossier_file(folder / POLICY), str(folder / POLICY))
-    runs = load_runs(folder / "runs")
-    for run in runs:
+    every = load_runs(folder / "runs")
+    for run in every:
         require_unchanged(run, whole=False)
+    runs, earlier = split_runs(every, request.since)
     artifact = entry_from_folder(folder / BUILDS / f"{ArtifactInfo.KIND}-{request.artifact}", ArtifactInfo)
     evidence = _gather_evidence(folder, runs, artifact, request, policy)
     found = (
@@ -87,6 +91,7 @@ def judge_dossier(folder: Path) -> VerdictRecord:
     require_waivable(request.waivers, policy)
     criteria = tuple(replace(one, waived=request.waivers.get(one.name)) for one in found)
     build, groups = evidence.build, select_groups(LoadFilter(), evidence.measured)
+    left_out = tuple(list_artifact_measurements(earlier, policy.confidence, build.artifact, judged=True))
     loads = [group.newest.measurement for group in groups]
     return VerdictRecord(
         verdict=decide_overall_verdict(criteria),
@@ -98,6 +103,7 @@ def judge_dossier(folder: Path) -> VerdictRecord:
         policy=PolicyReference(policy.name, policy.sha256),
         criteria=criteria,
         notes=(
+            *note_since(request.since, left_out),
             *_note_removed_runs(request),
             *list_int8_notes(artifact.info, build, runs, loads, policy.confidence),
         ),
@@ -105,6 +111,8 @@ def judge_dossier(folder: Path) -> VerdictRecord:
         expires_if=tuple(_list_expiry(evidence)),
         runs=tuple(sorted({one.run for one in evidence.measured})),
         groups=tuple(summarize_group(group, policy.confidence) for group in groups),
+        since=request.since,
+        runs_left_out=tuple(sorted({one.run for one in left_out})),
         created_utc=request.created_utc,
         optpipe=request.optpipe,
     )

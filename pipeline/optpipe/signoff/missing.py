@@ -31,6 +31,7 @@ from optpipe.signoff.evidence import (
 )
 from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import SECTIONS, MeasuredSection
+from optpipe.signoff.since import split_runs
 from optpipe.signoff.steps import (
     MeasurementBudget,
     run_bench_step,
@@ -53,7 +54,8 @@ def measure_missing_evidence(
     from optpipe.backends.registry import BACKENDS
 
     judged = find_judged_artifact(wanted, store)
-    runs = [run for run in list_runs(store.workspace) if run.kind in JUDGED_KINDS and is_run_about(run, judged)]
+    present = [run for run in list_runs(store.workspace) if run.kind in JUDGED_KINDS and is_run_about(run, judged)]
+    runs, _ = split_runs(present, wanted.since)
     needed = list(_list_needed(wanted, judged, runs))
     if not needed:
         return []

@@ -12,9 +12,11 @@ from optpipe.core.verdict import Verdict
 from optpipe.errors import BadInputError
 from optpipe.signoff.collect import SignoffRequest, collect_evidence
 from optpipe.signoff.dossier import check_dossier, finish_dossier
+from optpipe.signoff.dossier_overview import overview_from_dossier
 from optpipe.signoff.judge import TRUST_CRITERIA, judge_dossier
 from optpipe.signoff.policy import policy_from_toml
 from optpipe.signoff.release import require_possible
+from optpipe.signoff.since import since_from_text
 from optpipe.workspace.baselines import find_approved_baseline, store_baseline
 from optpipe.workspace.seal import seal_folder
 
@@ -276,3 +278,47 @@ def test_all_tries_count_and_a_run_that_was_removed_is_named(workspace, tmp_path
         one.message for one in signoff.notes
     ]
     assert check_dossier(folder).problems == ()
+
+
+def test_since_narrows_what_is_judged_and_what_it_leaves_out_is_named(workspace, tmp_path):
+    entry = workspace.artifact("fp16")
+    removed, slow, fast = (workspace.bench(entry, mean_ms=ms, seed=int(ms)) for ms in (11.0, 90.0, 10.0))
+    remove_stored(workspace.store, removed.run_id, with_dependents=False)
+    every, _ = dossier(workspace, LATENCY % "50", tmp_path, "every")
+    assert every.verdict is not Verdict.PASS
+    assert (every.since, every.runs_left_out) == (None, ())
+    since = since_from_text(fast.manifest.started_utc)
+    signoff, folder = dossier(workspace, LATENCY % "50", tmp_path, "since", since=since)
+    assert signoff.verdict is Verdict.PASS, [one.reason for one in signoff.criteria]
+    assert (signoff.since, signoff.runs, signoff.runs_left_out) == (since, (fast.run_id,), (slow.run_id,))
+    notes = {one.code: one for one in signoff.notes}
+    assert notes["since"].message.startswith(
+        f"only bench runs since {since[:10]} {since[11:19]} UTC are judged (--since)"
+    )
+    assert f"left out: batch 1, single-stream, compute ({slow.run_id}): 5 processes, p50 71." in notes["since"].message
+    assert removed.run_id in notes["removed-runs"].message
+    assert json.loads((folder / "request.json").read_text())["since"] == since
+    assert check_dossier(folder).problems == ()
+    assert [one.artifact for one in overview_from_dossier(folder).comparison.rows] == [entry.id]
+    assert "5 measurements are excluded: earlier than --since" in overview_from_dossier(folder).comparison.warnings
+    request = json.loads((folder / "request.json").read_text()) | {"since": None}
+    (folder / "request.json").write_text(json.dumps(request))
+    seal_folder(folder)
+    assert any('verdict says "PASS"' in problem for problem in check_dossier(folder).problems)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("yesterday", "--since yesterday: expected a date or time in UTC, such as 2026-11-21"),
+        ("2999-01-01", "--since 2999-01-01: is in the future; nothing was measured since then"),
+    ],
+)
+def test_a_since_that_cannot_be_meant_is_refused(text, said):
+    with pytest.raises(BadInputError, match=said):
+        since_from_text(text)
+
+
+def test_since_is_read_in_utc():
+    assert since_from_text("2026-01-02") == "2026-01-02T00:00:00.000+00:00"
+    assert since_from_text("2026-01-02T03:00+02:00") == "2026-01-02T01:00:00.000+00:00"

@@ -20,6 +20,7 @@ from optpipe.core.measurement import LoadSpec
 from optpipe.core.records import line_from_record
 from optpipe.measuring.interleave import run_interleaved
 from optpipe.measuring.measure import measure_load
+from optpipe.measuring.pool import WorkerPool
 from optpipe.measuring.process import WorkerProcess
 from optpipe.stats.paired import compute_share_interval
 from optpipe.workspace.store import Store
@@ -46,7 +47,7 @@ def comparison(artifact, store, rounds, slower, seconds):
 
         def side(plan):
             def measured(name):
-                with WorkerProcess(plan, Path(scratch)) as worker:
+                with WorkerProcess(plan, WorkerPool(Path(scratch))) as worker:
                     return measure_load(worker, subject_from_artifact(artifact, options), load, name, frame)[0]
 
             return measured

@@ -22,6 +22,7 @@ from optpipe.backends.registry import resolve_effective_options
 from optpipe.bench.session_plan import BenchPlan, prepare_session, subject_from_artifact
 from optpipe.core.measurement import LoadSpec, Subject
 from optpipe.measuring.measure import RunContext, measure_load
+from optpipe.measuring.pool import WorkerPool
 from optpipe.measuring.process import WorkerProcess
 from optpipe.worker.plan import SessionPlan
 from optpipe.workspace.store import Store
@@ -60,9 +61,8 @@ def tool_ms(artifact, store, batch, seconds):
     with tempfile.TemporaryDirectory() as scratch:
         session, frame = prepare_session(artifact, BenchPlan(load), store, Path(scratch) / "inputs", Path(scratch))
         options = resolve_effective_options(artifact.entry.info, {"threads": 1})
-        with WorkerProcess(
-            replace(session, arguments={**session.arguments, "options": options}), Path(scratch)
-        ) as worker:
+        session = replace(session, arguments={**session.arguments, "options": options})
+        with WorkerProcess(session, WorkerPool(Path(scratch))) as worker:
             found = measure_load(worker, subject_from_artifact(artifact, options), load, "m0", frame)[0]
     return found.latency_ns.percentile(50.0).value / 1e6
 
@@ -76,7 +76,7 @@ def harness_ns():
         np.save(folder / "x.npy", np.zeros((64, 4), np.float32))
         plan = SessionPlan("nothing:nothing", {}, {"x": str(folder / "x.npy")})
         load = LoadSpec(1, min_seconds=1.0, percentile=50.0, cache_probes=0)
-        with WorkerProcess(plan, folder) as worker:
+        with WorkerProcess(plan, WorkerPool(folder)) as worker:
             found = measure_load(worker, Subject("nothing", "none", "fp32", "cpu"), load, "m0", RunContext(folder))[0]
         samples = pl.read_parquet(folder / found.samples_file).filter(pl.col("phase") == 1)
         between = (samples["start_ns"].shift(-1) - samples["end_ns"]).drop_nulls()

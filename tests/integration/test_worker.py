@@ -13,6 +13,7 @@ from optpipe.core.measurement import (
     Validity,
 )
 from optpipe.measuring.measure import RunContext, measure_load
+from optpipe.measuring.pool import WorkerPool
 from optpipe.measuring.process import WorkerProcess
 from optpipe.worker.plan import SessionPlan
 from optpipe.worker.rotation import MAX_ROTATED_BATCHES
@@ -34,7 +35,7 @@ def run(tmp_path, monkeypatch):
             streams=(load or LoadSpec(1)).streams,
         )
         quick = load or LoadSpec(4, min_seconds=0.3, max_seconds=2.0, warm_up_seconds=0.1, max_warm_up_seconds=1.0)
-        with WorkerProcess(plan, tmp_path) as worker:
+        with WorkerProcess(plan, WorkerPool(tmp_path)) as worker:
             return measure_load(worker, Subject(fault, "fake", "fp32", "cpu"), quick, "m000", RunContext(tmp_path))[0]
 
     return measured

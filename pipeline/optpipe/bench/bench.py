@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from secrets import randbits
 
@@ -37,6 +38,7 @@ from optpipe.measuring.groups import (
 )
 from optpipe.measuring.measure import measure_load, recover_unfinished, write_measurements
 from optpipe.measuring.measured import RecordedMeasurement
+from optpipe.measuring.pool import WorkerPool
 from optpipe.measuring.process import PointResult, WorkerProcess
 from optpipe.measuring.rate import find_highest_rate
 from optpipe.measuring.slo import (
@@ -45,7 +47,14 @@ from optpipe.measuring.slo import (
     is_credible_violation,
 )
 from optpipe.measuring.sweep import find_largest_inside, find_nearest_to_limit, sweep_batch_sizes
-from optpipe.measuring.tune import Tuning, choose_tuning_sizes, find_nearest_options, record_from_tuning, tune_options
+from optpipe.measuring.tune import (
+    FINAL_ROUNDS,
+    Tuning,
+    choose_tuning_sizes,
+    find_nearest_options,
+    record_from_tuning,
+    tune_options,
+)
 from optpipe.measuring.validity import WRONG_OUTPUTS
 from optpipe.stats.percentiles import count_samples_needed
 from optpipe.workspace.environment import count_cores
@@ -101,8 +110,12 @@ def bench_artifacts(
     for each in artifacts:
         each.resolve_effective_options(plan.options)
     run = begin_run(store.workspace, "bench")
-    with offer_recovery(run, listener):
-        return _measure_and_finish(artifacts, sizes, _Running(run, plan, store, listener))
+    with (
+        offer_recovery(run, listener),
+        store.scratch("bench") as scratch,
+        WorkerPool(scratch, plan.affinity) as pool,
+    ):
+        return _measure_and_finish(artifacts, sizes, _Running(run, plan, store, listener, scratch, pool))
 
 
 def _measure_and_finish(
@@ -112,23 +125,22 @@ def _measure_and_finish(
     run, plan, store = bench_run.run, bench_run.plan, bench_run.store
     limits: list[ArtifactLimit] = []
     tunings: list[TuningRecord] = []
-    with store.scratch("bench") as scratch:
-        try:
-            subjects: list[_BenchSubject] = []
-            for artifact in artifacts:
-                one = _BenchSubject(artifact, bench_run, scratch / artifact.entry.id)
-                one.measure_all(sizes[artifact.entry.id], tunings)
-                subjects.append(one)
-                if bench_run.interrupted:
-                    break
-            _repeat(subjects, bench_run)
-            limits = [] if plan.slo is None else [each.judge_limit(plan.slo) for each in subjects if each.searched]
-        except KeyboardInterrupt as interruption:  # between two measurements, or once more inside one
-            bench_run.measurements += recover_unfinished(run.path, bench_run.measurements)
-            if not bench_run.measurements:
-                raise
-            acknowledge_interrupt(interruption)
-            bench_run.interrupted = True
+    try:
+        subjects: list[_BenchSubject] = []
+        for artifact in artifacts:
+            one = _BenchSubject(artifact, bench_run)
+            one.measure_all(sizes[artifact.entry.id], tunings)
+            subjects.append(one)
+            if bench_run.interrupted:
+                break
+        _repeat(subjects, bench_run)
+        limits = [] if plan.slo is None else [each.judge_limit(plan.slo) for each in subjects if each.searched]
+    except KeyboardInterrupt as interruption:  # between two measurements, or once more inside one
+        bench_run.measurements += recover_unfinished(run.path, bench_run.measurements)
+        if not bench_run.measurements:
+            raise
+        acknowledge_interrupt(interruption)
+        bench_run.interrupted = True
     found = add_int8_notes(bench_run.measurements, [each.entry for each in artifacts], store)
     if bench_run.refusals and not any(has_figures(each) for each in found):
         raise bench_run.refusals[0]
@@ -153,6 +165,9 @@ class _Running:
     plan: BenchPlan
     store: Store
     listener: Listener
+    scratch: Path
+    """For inputs on disk."""
+    pool: WorkerPool
     measurements: list[Measurement] = field(default_factory=list)
     refusals: list[OptpipeError] = field(default_factory=list)
     interrupted: bool = False
@@ -164,6 +179,8 @@ class _Running:
 def _repeat(subjects: Sequence["_BenchSubject"], running: _Running) -> None:
     """The processes after the first, subjects in turn; more of them where an interval is to be reached, decided once."""
     plan = running.plan
+    for subject in subjects:
+        subject.expect(plan.processes - 1)
     for _ in range(1, plan.processes):
         for subject in subjects:
             subject.repeat()
@@ -174,6 +191,8 @@ def _repeat(subjects: Sequence["_BenchSubject"], running: _Running) -> None:
     most = (MAX_PROCESS_FACTOR - 1) * plan.processes
     if more > most:
         running.listener.warn(f"--interval {plan.interval:.2%} needs {more} more processes; {most} are measured")
+    for subject in subjects:
+        subject.expect(min(more, most))
     for _ in range(min(more, most)):
         for subject in subjects:
             subject.repeat(second_stage=True)
@@ -182,8 +201,8 @@ def _repeat(subjects: Sequence["_BenchSubject"], running: _Running) -> None:
 class _BenchSubject:
     """One artifact, its inputs on disk, and the worker that holds it loaded for as long as options stay the same."""
 
-    def __init__(self, artifact: StoredArtifact, running: _Running, scratch: Path) -> None:
-        self.artifact, self.running, self.scratch = artifact, running, scratch
+    def __init__(self, artifact: StoredArtifact, running: _Running) -> None:
+        self.artifact, self.running = artifact, running
         self.searched: list[Measurement] = []
         self.best_rate: Measurement | None = None
         self.points: list[tuple[LoadSpec, Options]] = []
@@ -192,7 +211,9 @@ class _BenchSubject:
         self.defaults = artifact.resolve_effective_options(running.plan.options)
         if not running.plan.tune:  # which tries numbers of threads
             warn_about_threads(artifact, self.defaults, running.plan.affinity, running.listener)
-        self.plan_base, self.frame = prepare_session(artifact, running.plan, running.store, scratch, running.run.path)
+        self.plan_base, self.frame = prepare_session(
+            artifact, running.plan, running.store, running.scratch / artifact.entry.id, running.run.path
+        )
 
     def measure_all(self, sizes: Sequence[int], tunings: list[TuningRecord]) -> None:
         """Tunes if asked, then sweeps or searches in a first process, which decides what the others measure."""
@@ -217,6 +238,11 @@ class _BenchSubject:
                 to_the_end=plan.to_the_end,
             )
         self.points = [(each.load, each.subject.options) for each in self.searched if has_figures(each)]
+
+    def expect(self, times: int) -> None:
+        """Lets workers stand by for that many repetitions; each takes one for every set of options."""
+        changes = sum(one != other for (_, one), (_, other) in pairwise(self.points))
+        self.running.pool.expect(self.artifact.label, times * (changes + 1) if self.points else 0)
 
     def repeat(self, *, second_stage: bool = False) -> None:
         """Measures every point in a fresh process."""
@@ -275,6 +301,7 @@ class _BenchSubject:
                 )
 
         cpus = len(self.running.plan.affinity or ()) or count_cores()
+        self.running.pool.expect(self.artifact.label, 2 * FINAL_ROUNDS)  # of a race's length nobody knows
         return tune_options(measured, self.defaults, sizes, cpus, fixed=self.given, seed=randbits(32))
 
     def _one(
@@ -337,7 +364,7 @@ class _Workers:
             self._close()
             base = self._subject.plan_base
             plan = replace(base, arguments={**base.arguments, "options": dict(options)})
-            self._worker = WorkerProcess(plan, self._subject.scratch)
+            self._worker = WorkerProcess(plan, self._subject.running.pool, self._subject.artifact.label)
             self._worker.__enter__()
             self._subject.running.processes += 1
             self._options = dict(options)

@@ -19,8 +19,9 @@ from optpipe.core.interrupts import acknowledge_interrupt
 from optpipe.core.measurement import COMPARISON_FILE, LoadSpec, Measurement
 from optpipe.core.records import json_from_record
 from optpipe.errors import ExitStatus
-from optpipe.measuring.interleave import run_interleaved
+from optpipe.measuring.interleave import MAX_ROUND_FACTOR, run_interleaved
 from optpipe.measuring.measure import measure_load, recover_unfinished, write_measurements
+from optpipe.measuring.pool import WorkerPool
 from optpipe.measuring.process import WorkerProcess
 from optpipe.workspace.manifest import get_command_line
 from optpipe.workspace.runs import (
@@ -66,14 +67,16 @@ def bench_pair(
     run = begin_run(store.workspace, "bench")
     done: list[Measurement] = []
     comparison = None
-    with offer_recovery(run, listener), store.scratch("bench") as scratch:
+    with offer_recovery(run, listener), store.scratch("bench") as scratch, WorkerPool(scratch, plan.affinity) as pool:
         total = 2 * rounds
         with listener.step(f"{baseline.label} vs. {contender.label}, {total} processes", total=total) as step:
             try:
                 sides = [
-                    _prepare_side(artifact, plan, load, store, scratch / name, run.path, step, done)
+                    _prepare_side(artifact, plan, load, store, pool, scratch / name, run.path, step, done)
                     for name, artifact in (("a", baseline), ("b", contender))
                 ]
+                for each in (baseline, contender):
+                    pool.expect(each.label, rounds * MAX_ROUND_FACTOR)
                 comparison = run_interleaved(sides[0], sides[1], rounds, metric, randbits(32))
             except KeyboardInterrupt as interruption:  # between two processes
                 done += recover_unfinished(run.path, done)
@@ -114,6 +117,7 @@ def _prepare_side(
     plan: BenchPlan,
     load: LoadSpec,
     store: Store,
+    pool: WorkerPool,
     scratch: Path,
     directory: Path,
     step: ProgressStep,
@@ -124,7 +128,7 @@ def _prepare_side(
     session = replace(session, arguments={**session.arguments, "options": options})
 
     def measured(name: str) -> Measurement:
-        with WorkerProcess(session, scratch) as worker:
+        with WorkerProcess(session, pool, artifact.label) as worker:
             found = measure_load(worker, subject_from_artifact(artifact, options), load, name, frame)[0]
         found = replace(found, process=len(done))
         done.append(found)

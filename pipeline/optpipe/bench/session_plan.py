@@ -84,7 +84,6 @@ def prepare_session(
         tolerance=TOLERATED_RELATIVE_ERROR[info.precision],
         device=info.device,
         streams=plan.load.streams,
-        affinity=plan.affinity,
         seed=plan.seed,
     )
     frame = RunContext(

@@ -1,9 +1,6 @@
 """A worker process from the parent's side: ask for points, listen for events, look at the machine in between."""
 
 import os
-import select
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from optpipe.core.interrupts import acknowledge_interrupt
-from optpipe.core.records import json_from_record, line_from_record, record_from_json
+from optpipe.core.records import record_from_json
 from optpipe.errors import ExitStatus, StageError
 from optpipe.measuring.machine import (
     INTERVAL_S,
@@ -20,10 +17,9 @@ from optpipe.measuring.machine import (
     MachineSampler,
     read_gpu_used_bytes,
 )
+from optpipe.measuring.pool import STOP_SECONDS, StartedWorker, WorkerPool
 from optpipe.worker.plan import Point, PointReport, SessionPlan, WorkerEvent
 from optpipe.worker.spool import count_spooled, request_stop
-
-STOP_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,67 +39,44 @@ class PointResult:
 
 @dataclass
 class WorkerProcess:
-    """Starts on entry; ends, by force if need be, on exit."""
+    """A fresh process with a session: taken from the pool on entry, ended, by force if need be, on exit."""
 
     plan: SessionPlan
-    directory: Path
-    """For the session's plan and the worker's log."""
+    pool: WorkerPool
+    kind: str = ""
+    """Which workers import the same: a runtime, a precision, a device."""
     on_progress: Callable[[Point, int], None] = lambda _point, _count: None
     ready: WorkerEvent | None = None
     """What it said of itself when it had loaded."""
     baseline_gpu_bytes: int | None = None
-    _process: "subprocess.Popen[bytes] | None" = None
+    _started: StartedWorker | None = None
     _buffer: bytes = b""
 
     def __enter__(self) -> Self:
-        self.directory.mkdir(parents=True, exist_ok=True)
+        self._started = self.pool.take(self.kind)
         if self.plan.device.startswith("cuda"):
             self.baseline_gpu_bytes = read_gpu_used_bytes()
-        session = self.directory / "session.json"
-        session.write_bytes(json_from_record(self.plan))
-        with (self.directory / "worker.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "optpipe.worker", str(session)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                start_new_session=True,  # Ctrl-C is the parent's to handle: the worker ends its measurement in order
-                bufsize=0,
-            )
+        self._started.send(self.plan)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        process = self._running()
-        if process.stdin:
-            process.stdin.close()
-        try:
-            process.wait(timeout=0.1 if kind else STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        if process.stdout:
-            process.stdout.close()
+        self._running().end(0.1 if kind else STOP_SECONDS)
 
     @property
     def alive(self) -> bool:
         """Whether it can take another point."""
-        return self._process is not None and self._process.poll() is None
+        return self._started is not None and self._started.process.poll() is None
 
     @property
     def affinity(self) -> tuple[int, ...]:
-        """The processors that it may use: those of its plan, else this process's."""
-        return tuple(sorted(self.plan.affinity or os.sched_getaffinity(0)))
+        """The processors that it may use: those of the pool, else this process's."""
+        return tuple(sorted(self.pool.affinity or os.sched_getaffinity(0)))
 
     def measure(self, point: Point) -> PointResult:
         """Puts one point on the worker and waits for its end, looking at the machine every INTERVAL_S."""
-        process = self._running()
-        try:
-            if process.stdin:
-                process.stdin.write(line_from_record(point))
-        except BrokenPipeError:
-            pass  # it died while loading: its own words or its log say why
+        self._running().send(point)
         return self._listen(point)
 
     def _listen(self, point: Point) -> PointResult:
@@ -133,6 +106,7 @@ class WorkerProcess:
             elif event and kind == "done":
                 rows.extend([sampler.sample()] if sampler else [])
                 # Asked to stop just as it was done, it has not stopped early; all ends here even so.
+                self.pool.learn(self.kind, event.modules)
                 stopped = (event.report is not None and event.report.stopped) or deadline is not None
                 return PointResult(point, event.report, rows=tuple(rows), interrupted=stopped)
             elif event and deadline is not None:
@@ -140,7 +114,7 @@ class WorkerProcess:
             elif event and kind in ("out-of-memory", "failed", "ended"):
                 return self._failed(point, event, rows)
             if deadline is not None and monotonic() > deadline:
-                self._running().kill()
+                self._running().process.kill()
 
     def _sampler(self) -> MachineSampler | None:
         return MachineSampler(self.ready.pid, self.ready.gpu_uuid, self.affinity) if self.ready else None
@@ -150,7 +124,7 @@ class WorkerProcess:
             return PointResult(point, None, "out-of-memory", event.message, rows=tuple(rows))
         if event.kind == "failed":
             return PointResult(point, None, "refused", event.message, ExitStatus(event.status), tuple(rows))
-        code = self._running().wait()
+        code = self._running().process.wait()
         killed = code == -9
         return PointResult(
             point,
@@ -164,14 +138,11 @@ class WorkerProcess:
 
     def _event(self, seconds: float) -> WorkerEvent | None:
         """The next event, None after `seconds` without one, `ended` when the worker has closed its output."""
-        process = self._running()
-        if process.stdout is None:
-            raise StageError("the worker has no output")
+        worker = self._running()
         while b"\n" not in self._buffer:
-            ready, _, _ = select.select([process.stdout], [], [], seconds)
-            if not ready:
+            if not worker.wait_for_event(seconds):
                 return None
-            chunk = os.read(process.stdout.fileno(), 65536)
+            chunk = os.read(worker.process.stdout.fileno(), 65536)  # type: ignore[union-attr]
             if not chunk:
                 return WorkerEvent("ended")
             self._buffer += chunk
@@ -179,11 +150,11 @@ class WorkerProcess:
         return record_from_json(line, WorkerEvent, "worker")
 
     def _last_words(self, code: int) -> str:
-        log = (self.directory / "worker.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        log = self._running().log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         how = f"signal {-code}" if code < 0 else f"status {code}"
         return f"the worker exited with {how}: {log[-1][:240] if log else 'no output'}"
 
-    def _running(self) -> "subprocess.Popen[bytes]":
-        if self._process is None:
+    def _running(self) -> StartedWorker:
+        if self._started is None:
             raise StageError("the worker was not started")
-        return self._process
+        return self._started

@@ -1,4 +1,4 @@
-"""`python -m optpipe.worker SESSION.json`: see the package's documentation."""
+"""`python -m optpipe.worker`: see the package's documentation."""
 
 import ctypes
 import gc
@@ -8,11 +8,12 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from optpipe.core.measurement import OutputCheck, Scenario
-from optpipe.core.records import line_from_record, read_record, record_from_json
+from optpipe.core.records import line_from_record, record_from_json
 from optpipe.errors import OptpipeError, first_line, is_out_of_memory
 from optpipe.worker.checks import (
     Reservoir,
@@ -25,7 +26,7 @@ from optpipe.worker.checks import (
 from optpipe.worker.lanes import CpuLane, CudaLane, Lane
 from optpipe.worker.loading import session_from_loader
 from optpipe.worker.loops import PointRun, run_load
-from optpipe.worker.plan import Point, PointReport, SessionPlan, WorkerEvent
+from optpipe.worker.plan import Point, PointReport, SessionPlan, WorkerEvent, WorkerStart
 from optpipe.worker.rotation import Rotation, draw_rotation, pool_from_files
 from optpipe.worker.spool import Spool
 
@@ -33,19 +34,21 @@ PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Loads the session, then answers points until standard input ends."""
+    """Imports what it is told to, loads the session, then answers points until standard input ends."""
     _end_with_parent()
     events = _reserve_stdout_for_events()
-    plan = read_record(Path(sys.argv[1]), SessionPlan)
-    if plan.affinity:
-        os.sched_setaffinity(0, plan.affinity)
+    _prepare(record_from_json(sys.stdin.readline(), WorkerStart, "standard input"))
+    events.write(_line(WorkerEvent("standing-by")))
+    if not (line := sys.stdin.readline()):
+        return
+    plan = record_from_json(line, SessionPlan, "standard input")
     try:
         with ExitStack() as stack:
             worker = Worker(plan, stack)
             events.write(_line(worker.ready()))
             for line in sys.stdin:
                 report = worker.measured(record_from_json(line, Point, "standard input"), events)
-                events.write(_line(WorkerEvent("done", report=report)))
+                events.write(_line(WorkerEvent("done", report=report, modules=tuple(sys.modules))))
     except OptpipeError as error:
         events.write(_line(WorkerEvent("failed", status=int(error.exit_status), message=str(error))))
     except Exception as error:
@@ -56,6 +59,15 @@ def main() -> None:
 
 def _line(event: WorkerEvent) -> str:
     return line_from_record(event).decode()
+
+
+def _prepare(start: WorkerStart) -> None:
+    """Sets the affinity first, then imports: libraries count processors as they are imported."""
+    if start.affinity:
+        os.sched_setaffinity(0, start.affinity)
+    for name in start.imports:
+        with suppress(Exception):  # some modules exist only once another has made them; loading imports them again
+            import_module(name)
 
 
 class Worker:

@@ -1,10 +1,20 @@
-"""What a worker is told, one session and then points to measure, and what it says of each: as JSON."""
+"""What a worker is told, how to start, one session and then points to measure, and what it says of each: as JSON."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from optpipe.core.measurement import LoadSpec, OutputCheck
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStart:
+    """What a worker does before it knows what to load: it can stand by while another one measures."""
+
+    affinity: tuple[int, ...] | None = None
+    """The processors it may use, set before any library counts them."""
+    imports: tuple[str, ...] = ()
+    """Modules to import, in this order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +37,6 @@ class SessionPlan:
     """Largest relative L2 error against the reference."""
     device: str = "cpu"
     streams: int = 1
-    affinity: tuple[int, ...] | None = None
     seed: int = 0
 
 
@@ -69,12 +78,15 @@ class PointReport:
 
 @dataclass(frozen=True, slots=True)
 class WorkerEvent:
-    """What a worker says, one line each: `ready`, `measuring`, `done`, `failed`, `out-of-memory`; `ended` is its silence."""
+    """What a worker says, one line each: `standing-by`, `ready`, `measuring`, `done`, `failed`, `out-of-memory`; `ended` is its
+    silence."""
 
     kind: str
     pid: int = 0
     gpu_uuid: str | None = None
     """The name by which NVML and CUDA both know the GPU, whose numbers differ."""
     report: PointReport | None = None
+    modules: tuple[str, ...] = ()
+    """Of `done`: every module that it has imported by now, in order; what the next of its kind imports while it stands by."""
     status: int = 0
     message: str = ""

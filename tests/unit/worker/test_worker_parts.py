@@ -18,7 +18,7 @@ from optpipe.worker.checks import (
     limit_output_checks,
     probe_cache,
 )
-from optpipe.worker.plan import Point, SessionPlan
+from optpipe.worker.plan import Point, SessionPlan, WorkerStart
 from optpipe.worker.rotation import (
     MAX_ROTATED_BATCHES,
     MIN_ROTATED_BATCHES,
@@ -35,9 +35,9 @@ from optpipe.worker.spool import (
 
 
 def test_plans_survive_json():
-    plan = SessionPlan("a:b", {"x": 1}, {"x": "x.npy"}, affinity=(0, 1))
+    plan = SessionPlan("a:b", {"x": 1}, {"x": "x.npy"})
     point = Point("m0", "s", LoadSpec(4, Scenario.SERVER, rate_per_s=5.0))
-    for each in (plan, point):
+    for each in (WorkerStart((0, 1), ("numpy",)), plan, point):
         assert record_from_json(line_from_record(each), type(each), "a test") == each
 
 

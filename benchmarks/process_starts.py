@@ -1,0 +1,58 @@
+"""What a fresh worker process costs, each started alone and with others standing by: seconds to import, to load, to a first figure.
+
+usage: python benchmarks/process_starts.py WORKSPACE ARTIFACT [--processes 5] [--batch 1]
+"""
+
+import argparse
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+
+from optpipe.artifacts.lookup import find_artifacts
+from optpipe.bench.session_plan import BenchPlan, prepare_session, subject_from_artifact
+from optpipe.core.measurement import LoadSpec
+from optpipe.measuring.measure import measure_load
+from optpipe.measuring.pool import WorkerPool
+from optpipe.measuring.process import WorkerProcess
+from optpipe.workspace.store import Store
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("workspace", type=Path)
+    parser.add_argument("artifact")
+    parser.add_argument("--processes", type=int, default=5)
+    parser.add_argument("--batch", type=int, default=1)
+    given = parser.parse_args()
+    store = Store(given.workspace)
+    artifact = find_artifacts(given.artifact, store)[0]
+    load = LoadSpec(given.batch, min_seconds=0.2, max_seconds=1.0, percentile=50.0, warm_up_seconds=0.1, cache_probes=0)
+    options = artifact.resolve_effective_options({})
+    with tempfile.TemporaryDirectory() as scratch:
+        session, frame = prepare_session(artifact, BenchPlan(load), store, Path(scratch) / "inputs", Path(scratch))
+        session = replace(session, arguments={**session.arguments, "options": options})
+
+        def measure(pool, name):
+            begun = perf_counter()
+            with WorkerProcess(session, pool, artifact.label) as worker:
+                started = perf_counter()
+                found = measure_load(worker, subject_from_artifact(artifact, options), load, name, frame)[0]
+            if found.latency_ns is None:
+                raise SystemExit(f"no figure: {found.reasons}")
+            return started - begun, perf_counter() - begun
+
+        for title, expected in (("each alone", 0), ("standing by", given.processes)):
+            with WorkerPool(Path(scratch)) as pool:
+                measure(pool, "first")  # warms the file cache, and tells the pool what is imported
+                pool.expect(artifact.label, expected)
+                begun = perf_counter()
+                taken = [measure(pool, f"m{turn}") for turn in range(given.processes)]
+                total = perf_counter() - begun
+            waits = ", ".join(f"{wait:.1f}/{every:.1f}" for wait, every in taken)
+            print(
+                f"{artifact.label}, {title}: {total:.1f} s for {given.processes} processes (wait/all of each: {waits})"
+            )
+
+
+main()

@@ -29,6 +29,7 @@ from optpipe.commands import (
     run,
     signoff,
     stored,
+    sweep,
 )
 from optpipe.commands.groups import flatten_groups
 from optpipe.commands.options import DEFAULT_WORKSPACE
@@ -228,6 +229,8 @@ app.command("signoff")(print_outcome(signoff.signoff))
 app.command("verify")(print_outcome(signoff.verify))
 app.command("approve")(print_outcome(signoff.approve))
 app.command("doctor")(print_outcome(doctor.doctor))
+app.command("sweep")(print_outcome(flatten_groups(sweep.sweep)))
+app.command("merge")(print_outcome(sweep.merge))
 app.command("ls")(print_outcome(stored.ls))
 app.command("show")(print_outcome(stored.show))
 app.command("rm")(print_outcome(stored.rm))

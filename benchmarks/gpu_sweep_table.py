@@ -1,0 +1,83 @@
+"""Prints what benchmarks/gpu_sweep.sh wrote as Markdown: usage gpu_sweep_table.py FOLDER."""
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from statistics import median
+
+
+def read(folder, name):
+    path = folder / f"sweep-{name}.json"
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def p50s(record):
+    """p50 in ns by model, precision and batch size, VALID or not, with the slot."""
+    found = {}
+    for row in record.get("rows", []):
+        recipe, figure = row["cell"]["recipe"], (row["figures"] or {}).get("p50")
+        if figure:
+            key = recipe["model"], recipe["precision"], row["cell"]["load"]["batch_size"]
+            found[key] = figure["value"], row["state"], row["slot"]
+    return found
+
+
+def compare(title, one, other):
+    """How far the p50 of the same cells lie apart."""
+    both = [(key, other[key][0] / one[key][0] - 1) for key in one if key in other]
+    if not both:
+        return f"| {title} | no common cell | | | |"
+    apart = sorted(abs(each) for _, each in both)
+    key, worst = max(both, key=lambda each: abs(each[1]))
+    inside = sum(each <= 0.02 for each in apart)
+    shift = median(each for _, each in both)
+    return (
+        f"| {title} | {len(both)} | {shift:+.2%} | {inside} of {len(both)} | {worst:+.1%} ({' '.join(map(str, key))}) |"
+    )
+
+
+def main():
+    folder = Path(sys.argv[1])
+    many, one, other, effect = (read(folder, name) for name in ("many", "one", "other", "neighbor"))
+    if not many.get("rows") or not one.get("rows"):
+        print("no sweep to compare; see the logs")
+        return
+    cells, alone = len(many["rows"]), len(one["rows"])
+    scale = cells / alone
+    print("| sweep | GPUs | jobs | states | wall clock |\n|---|---|---|---|---|")
+    for name, record in (("all GPUs", many), ("one GPU", one), ("another GPU", other)):
+        states = ", ".join(
+            f"{count} {state}" for state, count in Counter(r["state"] for r in record.get("rows", [])).items()
+        )
+        gpus = "; ".join(record.get("slots", []))
+        print(f"| {name} | {gpus} | {len(record.get('rows', []))} | {states} | {record.get('seconds', 0):.1f} s |")
+    ratio = scale * one["seconds"] / many["seconds"]
+    how = f"one GPU {one['seconds']:.1f} s × {scale:g} ({alone} of {cells} jobs, extrapolated)"
+    print(f"\nwall clock: {how} over {many['seconds']:.1f} s: {ratio:.2f} ×\n")
+    if effect.get("ratio"):
+        low, high = effect["ratio"]["ci"]
+        told = "timing would be serialized" if high > 1.02 or low < 0.98 else "side by side is as good as alone"
+        print(
+            f"neighbor effect ({effect['label']}, batch {effect['batch_size']}, {effect['ratio']['rounds']} rounds): "
+            f"{effect['ratio']['value'] - 1:+.2%} ({low - 1:+.2%} … {high - 1:+.2%}): {told}\n"
+        )
+    print("| p50 of the same cells | cells | median shift | within 2 % | largest |\n|---|---|---|---|---|")
+    print(compare("side by side against alone", p50s(one), p50s(many)))
+    print(compare("A/A: second GPU against first, both alone", p50s(one), p50s(other)))
+    print(
+        "\n| model | precision | batch | alone, p50 ms | side by side, p50 ms | other GPU, p50 ms |\n|---|---|---:|---:|---:|---:|"
+    )
+    beside, second = p50s(many), p50s(other)
+    for key, (value, state, _) in p50s(one).items():
+        if key[2] in (1, 8, 64):
+            texts = [f"{each[key][0] / 1e6:.3g}" if key in each else "–" for each in (beside, second)]
+            mark = "" if state == "done" else f" ({state})"
+            print(f"| {' | '.join(map(str, key))} | {value / 1e6:.3g}{mark} | {texts[0]} | {texts[1]} |")
+
+
+if __name__ == "__main__":
+    main()

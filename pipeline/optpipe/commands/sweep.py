@@ -1,0 +1,213 @@
+"""`optpipe sweep` and `optpipe merge`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from optpipe.commands.options import DEFAULT_WORKSPACE, JsonOption, WorkspaceOption
+from optpipe.commands.outcome import Outcome
+from optpipe.core.measurement import Mode
+
+if TYPE_CHECKING:
+    from optpipe.sweep.job import Cell
+    from optpipe.sweep.matrix import Matrix
+    from optpipe.sweep.rows import SweepRecord
+    from optpipe.sweep.slots import Slot
+    from optpipe.workspace.store import Store
+
+
+@dataclass(frozen=True)
+class MatrixOptions:
+    """What is swept over. A flag replaces the key of the matrix file."""
+
+    matrix: Annotated[Path | None, typer.Option(metavar="FILE", help="Matrix of the sweep (TOML).")] = None
+    precision: Annotated[str | None, typer.Option(help="Precisions, comma-separated; default: fp16.")] = None
+    backend: Annotated[str | None, typer.Option(help="Backends, comma-separated; default: auto.")] = None
+    batch: Annotated[str | None, typer.Option(help="Batch sizes, such as 1,8,32 or 1:256.")] = None
+    scenario: Annotated[str | None, typer.Option(help="MLPerf scenarios, comma-separated.")] = None
+    rate: Annotated[str | None, typer.Option(help="Mean queries per second (server), comma-separated.")] = None
+    gpu: Annotated[
+        str | None,
+        typer.Option(help="Kinds of GPU by full name, comma-separated, or cpu; default: those of this host."),
+    ] = None
+    option: Annotated[list[str] | None, typer.Option(metavar="BACKEND.KEY=VALUE", help="Runtime option.")] = None
+    build_option: Annotated[list[str] | None, typer.Option(metavar="BACKEND.KEY=VALUE", help="Build option.")] = None
+    mode: Annotated[Mode | None, typer.Option(help="compute, or end-to-end with copies.")] = None
+    streams: Annotated[int | None, typer.Option(help="Concurrent streams (multi-stream, offline).")] = None
+    profile: Annotated[str | None, typer.Option(metavar="MIN:OPT:MAX", help="Batch range of the builds.")] = None
+    weights: Annotated[str | None, typer.Option(help="default, random, or a .safetensors/.pt file.")] = None
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed for random weights.")] = None
+    calibration: Annotated[Path | None, typer.Option(metavar="PATH", help="INT8 calibration data.")] = None
+
+
+@dataclass(frozen=True)
+class PaceOptions:
+    """How long each job is measured."""
+
+    processes: Annotated[int | None, typer.Option(min=1, help="Fresh processes for each job.")] = None
+    percentile: Annotated[float | None, typer.Option(help="Highest percentile to report.")] = None
+    min_time: Annotated[float | None, typer.Option(metavar="SECONDS", help="Minimum measurement time.")] = None
+    max_time: Annotated[float | None, typer.Option(metavar="SECONDS", help="Maximum measurement time.")] = None
+    warm_up: Annotated[float | None, typer.Option(metavar="SECONDS", help="Minimum warm-up time.")] = None
+    max_warm_up: Annotated[float | None, typer.Option(metavar="SECONDS", help="Maximum warm-up time.")] = None
+    max_cv: Annotated[str | None, typer.Option(help="Maximum coefficient of variation, such as 2.5%.")] = None
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How the jobs are run."""
+
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the jobs and the estimated time.")] = False
+    again: Annotated[bool, typer.Option("--again", help="Measure again what is stored.")] = False
+    shard: Annotated[str | None, typer.Option(metavar="I/N", help="Only part I of N (Slurm, Kubernetes, ssh).")] = None
+    loads_per_process: Annotated[int, typer.Option(min=1, help="Loads of one artifact measured by one process.")] = 1
+    slots: Annotated[int | None, typer.Option(min=1, help="Use at most this many GPUs (or parts of the CPU).")] = None
+    cpu_slots: Annotated[int, typer.Option(min=1, help="Equal parts of the processors, timed side by side.")] = 1
+    job_timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Time limit of a process.")] = 1800.0
+    lock_timeout: Annotated[float, typer.Option(metavar="SECONDS", help="How long to wait for a GPU in use.")] = 600.0
+    retries: Annotated[int, typer.Option(min=0, help="Further tries of a job that crashed.")] = 1
+    calibrate_host: Annotated[
+        bool,
+        typer.Option("--calibrate-host", help="Measure the neighbor effect: one GPU alone and with all others busy."),
+    ] = False
+    rounds: Annotated[int, typer.Option(help="Rounds of --calibrate-host.")] = 10
+    output: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for the report (Markdown, JSON).")] = None
+
+
+def sweep(
+    models: Annotated[list[str] | None, typer.Argument(metavar="[MODEL]...", help="As for `optpipe build`.")] = None,
+    *,
+    wanted: MatrixOptions,
+    pace: PaceOptions,
+    how: RunOptions,
+    workspace: WorkspaceOption = DEFAULT_WORKSPACE,
+    json: JsonOption = False,
+) -> Outcome:
+    """Build and measure a matrix over the GPUs of this host.
+
+    Every cell is a row, whatever came of it. What is stored is not measured again; an interrupted sweep goes on.
+    """
+    from dataclasses import replace
+
+    from optpipe.commands.terminal import Terminal
+    from optpipe.errors import ExitStatus
+    from optpipe.reporters.terminal_sweep import render_sweep
+    from optpipe.sweep.launch import Limits
+    from optpipe.sweep.matrix import cells_from_matrix
+    from optpipe.sweep.plan import select_shard, shard_from_text
+    from optpipe.sweep.slots import list_kinds
+    from optpipe.sweep.sweep import SweepOptions, run_sweep
+    from optpipe.workspace.store import Store
+
+    shard = None if how.shard is None else shard_from_text(how.shard)
+    slots = _list_slots(how)
+    matrix = _matrix_from_options(models or [], wanted, pace)
+    cells = select_shard(cells_from_matrix(matrix, list_kinds(slots)), shard)
+    store = Store(workspace)
+    if how.calibrate_host:
+        return _calibrate_host(cells, slots, how, store)
+    options = SweepOptions(
+        how.dry_run, how.again, how.loads_per_process, Limits(how.job_timeout, how.lock_timeout, how.retries)
+    )
+    with Terminal() as terminal:
+        record = run_sweep(cells, slots, options, store, terminal)
+    record = replace(record, warnings=tuple(terminal.warnings))
+    if how.output is not None:
+        record = replace(record, written=_write_report(record, how.output))
+    return Outcome(record, lambda: render_sweep(record), ExitStatus(record.exit_status))
+
+
+def _list_slots(how: RunOptions) -> "tuple[Slot, ...]":
+    from optpipe.sweep.slots import list_slots
+
+    slots = list_slots(how.cpu_slots)
+    gpus, parts = [slot for slot in slots if slot.gpu], [slot for slot in slots if not slot.gpu]
+    return (*gpus[: how.slots], *parts[: how.slots])
+
+
+def _matrix_from_options(models: list[str], wanted: MatrixOptions, pace: PaceOptions) -> "Matrix":
+    import msgspec
+
+    from optpipe.commands.parsing import share_from_text
+    from optpipe.errors import BadInputError
+    from optpipe.measuring.sweep import batch_sizes_from_text
+    from optpipe.sweep.matrix import Matrix, matrix_from_file
+
+    def words(text: str | None) -> list[str] | None:
+        return None if text is None else [each.strip() for each in text.split(",") if each.strip()]
+
+    given: dict[str, object] = {
+        "models": models or None,
+        "precisions": words(wanted.precision),
+        "backends": words(wanted.backend),
+        "batches": None if wanted.batch is None else batch_sizes_from_text(wanted.batch),
+        "scenarios": words(wanted.scenario),
+        "rates": words(wanted.rate),
+        "options": None if wanted.option is None else [wanted.option],
+        "gpus": words(wanted.gpu),
+        "mode": wanted.mode,
+        "streams": wanted.streams,
+        "profile": wanted.profile,
+        "weights": wanted.weights,
+        "seed": wanted.seed,
+        "calibration": None if wanted.calibration is None else str(wanted.calibration),
+        "build_options": wanted.build_option,
+        "processes": pace.processes,
+        "percentile": pace.percentile,
+        "min_seconds": pace.min_time,
+        "max_seconds": pace.max_time,
+        "warm_up_seconds": pace.warm_up,
+        "max_warm_up_seconds": pace.max_warm_up,
+        "max_cv": None if pace.max_cv is None else share_from_text(pace.max_cv, "--max-cv"),
+    }
+    base = Matrix() if wanted.matrix is None else matrix_from_file(wanted.matrix)
+    merged = msgspec.to_builtins(base) | {name: value for name, value in given.items() if value is not None}
+    try:
+        return msgspec.convert(merged, Matrix, strict=False)
+    except msgspec.ValidationError as error:
+        raise BadInputError(f"the sweep's options: {error}") from error
+
+
+def _calibrate_host(cells: "tuple[Cell, ...]", slots: "tuple[Slot, ...]", how: RunOptions, store: "Store") -> Outcome:
+    """Builds the first cell's artifact where it is not stored, and measures it alone and beside busy neighbors."""
+    from optpipe.commands.terminal import Terminal
+    from optpipe.reporters.terminal_sweep import render_neighbor_effect
+    from optpipe.sweep.calibration import calibrate_host
+
+    with Terminal() as terminal:
+        found = calibrate_host(cells[0], slots, how.rounds, how.lock_timeout, store, terminal)
+    return Outcome(found, lambda: render_neighbor_effect(found))
+
+
+def _write_report(record: "SweepRecord", folder: Path) -> tuple[str, ...]:
+    from optpipe.core.records import json_from_record
+    from optpipe.reporters.terminal_sweep import render_sweep_markdown
+    from optpipe.workspace.runs import write_bytes
+
+    write_bytes(folder / "sweep.md", render_sweep_markdown(record).encode())
+    write_bytes(folder / "sweep.json", json_from_record(record))
+    return str(folder / "sweep.md"), str(folder / "sweep.json")
+
+
+def merge(
+    sources: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Workspaces to merge into --workspace.")],
+    workspace: WorkspaceOption = DEFAULT_WORKSPACE,
+    json: JsonOption = False,
+) -> Outcome:
+    """Merge workspaces: the union by hash.
+
+    Nothing is overwritten: what differs under one name is kept in both versions and reported. The order does not matter.
+    """
+    from dataclasses import replace
+
+    from optpipe.commands.terminal import Terminal
+    from optpipe.reporters.terminal_sweep import render_merge
+    from optpipe.sweep.merge import merge_workspaces
+    from optpipe.workspace.store import Store
+
+    with Terminal() as terminal:
+        record = merge_workspaces(sources, Store(workspace), terminal)
+    record = replace(record, warnings=tuple(terminal.warnings))
+    return Outcome(record, lambda: render_merge(record), record.status)

@@ -1,0 +1,111 @@
+"""A sweep on the terminal: what is planned or what came of it, one row per cell."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from optpipe.core.estimate import Estimate
+from optpipe.core.measurement import Mode, Scenario
+from optpipe.core.units import format_duration
+from optpipe.reporters.markdown import format_figure, format_ms, render_table_lines
+
+if TYPE_CHECKING:
+    from optpipe.sweep.merge import MergeRecord
+    from optpipe.sweep.neighbors import NeighborEffect
+    from optpipe.sweep.rows import SweepRecord, SweepRow
+
+_STYLES = {"done": "green", "invalid": "red", "failed": "red", "impossible": "yellow", "elsewhere": "yellow"}
+
+
+def render_sweep(record: "SweepRecord") -> RenderableType:
+    """The table, the reasons of rows without a figure, and the sum."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in ("GPU", "model", "build", "load"):
+        table.add_column(name, overflow="fold")
+    for name in ("p50 ms", "p99 ms", "images/s"):
+        table.add_column(name, justify="right")
+    table.add_column("state")
+    for row in record.rows:
+        state = f"{row.state} (stored)" if row.stored and row.state != "stored" else row.state
+        table.add_row(*_list_texts(row), Text(state, style=_STYLES.get(row.state, "")))
+    return Group(table, *map(Text, _list_reasons(record.rows)), *map(Text, _sum_up(record)))
+
+
+def _list_texts(row: "SweepRow") -> tuple[str, ...]:
+    recipe, load, figures = row.cell.recipe, row.cell.load, row.figures or {}
+    return (
+        row.cell.kind,
+        recipe.model,
+        " ".join([recipe.backend, recipe.precision, *(each.partition(".")[2] for each in row.cell.options)]),
+        _describe_load(row),
+        format_ms(figures.get("p50")),
+        format_ms(figures.get("p99") if load.percentile >= 99 else None),
+        format_figure(figures.get("throughput"), "{:,.0f}"),
+    )
+
+
+def _describe_load(row: "SweepRow") -> str:
+    load = row.cell.load
+    usual = load.scenario is Scenario.SINGLE_STREAM and load.mode is Mode.COMPUTE
+    return f"batch {load.batch_size}" if usual else str(load)
+
+
+def _list_reasons(rows: "Sequence[SweepRow]") -> Iterator[str]:
+    for row in rows:
+        if row.reason and row.state != "done":
+            yield f"{row.state}  {row.cell.label}: {row.reason}"
+        for why in row.attempts:
+            yield f"tried again  {row.cell.label}: {why}"
+
+
+def _sum_up(record: "SweepRecord") -> Iterator[str]:
+    counts = ", ".join(f"{count} {state}" for state, count in record.counts.items())
+    slots = f"{len(record.slots)} slot{'' if len(record.slots) == 1 else 's'}"
+    yield f"{len(record.rows)} cells on {slots}: {counts}"
+    if record.dry_run:
+        left = record.counts.get("to run", 0)
+        known = "unknown, no earlier jobs" if record.estimate_s is None else format_duration(record.estimate_s * 1e9)
+        yield f"{left} job{'' if left == 1 else 's'} to run; estimated time: {known}"
+        return
+    told = ", timing one GPU after the other (neighbor effect)" if record.serialized else ""
+    yield f"took {format_duration(record.seconds * 1e9)}{told}"
+
+
+def render_sweep_markdown(record: "SweepRecord") -> str:
+    """The same as Markdown, for a report."""
+    heads = ("GPU", "model", "build", "load", "p50 ms", "p99 ms", "images/s", "processes", "state", "run")
+    rows = [(*_list_texts(row), str(row.processes), row.state, row.run or "") for row in record.rows]
+    lines = ["# Sweep", "", *render_table_lines(heads, rows), "", *(f"- {each}" for each in _list_reasons(record.rows))]
+    return "\n".join([*lines, "", *_sum_up(record), ""])
+
+
+def render_neighbor_effect(found: "NeighborEffect") -> RenderableType:
+    """The effect with its interval and what follows from it."""
+    low, high = found.ratio.ci
+    effect = Estimate(found.ratio.value - 1, low - 1, high - 1)
+    follows = (
+        "timing is serialized on this host: the interval does not exclude an effect over 2 %; builds stay parallel"
+        if found.serializes
+        else "figures taken side by side may be compared with figures taken alone"
+    )
+    return Group(
+        Text(
+            f"neighbor effect of {found.slots - 1} busy neighbor{'s' if found.slots > 2 else ''}: "
+            f"{effect.value:+.2%} ({effect.bounds[0]:+.2%} … {effect.bounds[1]:+.2%}) of the time per query, "
+            f"{found.ratio.rounds} rounds"
+        ),
+        Text(f"{found.label}, batch {found.batch_size}, on host {found.host}"),
+        Text(follows),
+    )
+
+
+def render_merge(record: "MergeRecord") -> RenderableType:
+    """What was added, what differs, what was left out."""
+    lines = [f"conflict  {each}" for each in record.conflicts] + [f"not merged  {each}" for each in record.damaged]
+    many = "" if len(record.sources) == 1 else "s"
+    total = f"{len(record.sources)} workspace{many}: {record.added} added, {record.present} already here"
+    return Group(*map(Text, [*lines, f"{total}, {len(record.conflicts)} conflicts"]))

@@ -1,0 +1,33 @@
+"""`optpipe sweep --calibrate-host`: builds what is needed, takes every slot of a kind for itself, and measures."""
+
+import threading
+from collections.abc import Sequence
+
+from optpipe.core.events import Listener
+from optpipe.errors import MissingError, StageError
+from optpipe.sweep.job import Cell, JobState
+from optpipe.sweep.launch import Limits, run_task
+from optpipe.sweep.locks import hold_locks, list_locks
+from optpipe.sweep.neighbors import NeighborEffect, measure_neighbor_effect
+from optpipe.sweep.slots import Slot
+from optpipe.sweep.task import Task
+from optpipe.workspace.store import Store
+
+
+def calibrate_host(
+    cell: Cell, slots: Sequence[Slot], rounds: int, lock_s: float, store: Store, listener: Listener
+) -> NeighborEffect:
+    """The neighbor effect of the slots of the cell's kind. Raises MissingError for fewer than two."""
+    mine = [slot for slot in slots if slot.kind == cell.kind]
+    if len(mine) < 2:
+        raise MissingError(
+            f"--calibrate-host requires two or more slots of {cell.kind}, found {len(mine)}; on a CPU, --cpu-slots 2 divides it"
+        )
+    locks = sorted({lock for slot in mine for lock in list_locks(slot, timing=True, serialized=False)})
+    with hold_locks(locks, lock_s):
+        with listener.step(f"build {cell.recipe.label}"):
+            outcome = run_task(Task(str(store.workspace), cell.recipe), mine[0], Limits(), threading.Event()).cells[0]
+        if outcome.state is not JobState.DONE or outcome.artifact is None:
+            raise StageError(f"{cell.recipe.label}: {outcome.reason}")
+        size = cell.load.batch_size
+        return measure_neighbor_effect(outcome.artifact, cell.recipe.label, size, mine, store, listener, rounds=rounds)

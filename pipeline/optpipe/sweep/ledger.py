@@ -1,0 +1,94 @@
+"""The records of jobs in a workspace: `jobs/KEY/HASH.json`, named by content, so that a union of two workspaces loses nothing."""
+
+import fcntl
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from optpipe.core.records import json_from_record, read_record
+from optpipe.errors import BadInputError
+from optpipe.sweep.job import JOB_SCHEMA_VERSION, JobRecord, JobState
+from optpipe.workspace.runs import write_bytes
+
+JOBS = "jobs"
+_RANK = {state: rank for rank, state in enumerate(JobState)}
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Two records of one job that say different things."""
+
+    key: str
+    label: str
+    states: tuple[str, ...]
+    runs: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return (
+            f"job {self.key} ({self.label}) has results that differ: {', '.join(self.states)} in {', '.join(self.runs)}"
+        )
+
+
+def write_job(workspace: Path, record: JobRecord) -> Path:
+    """Adds a record. Raises StageError where it cannot be written."""
+    content = json_from_record(record)
+    path = workspace / JOBS / record.key / f"{hashlib.sha256(content).hexdigest()[:24]}.json"
+    write_bytes(path, content)
+    return path
+
+
+def read_jobs(workspace: Path) -> dict[str, list[JobRecord]]:
+    """All records by key, the one that counts first. Raises BadInputError where one is damaged."""
+    found: dict[str, list[JobRecord]] = {}
+    for path in sorted((workspace / JOBS).glob("*/*.json")):
+        record = _read_job(path)
+        found.setdefault(record.key, []).append(record)
+    return {key: sort_records(records) for key, records in found.items()}
+
+
+def _read_job(path: Path) -> JobRecord:
+    try:
+        record = read_record(path, JobRecord)
+    except BadInputError as error:
+        raise BadInputError(f"{error}\ndelete the file; the next sweep runs its job again") from error
+    if record.schema_version != JOB_SCHEMA_VERSION:
+        raise BadInputError(
+            f"{path} has schema version {record.schema_version}; this version of optpipe reads {JOB_SCHEMA_VERSION}"
+        )
+    return record
+
+
+def read_job(workspace: Path, key: str) -> JobRecord | None:
+    """The record of one job that counts; None where there is none."""
+    found = [_read_job(path) for path in sorted((workspace / JOBS / key).glob("*.json"))]
+    return sort_records(found)[0] if found else None
+
+
+def sort_records(records: Iterable[JobRecord]) -> list[JobRecord]:
+    """The record that counts first: the most telling state, then the oldest. The order depends on the records alone."""
+    return sorted(records, key=lambda one: (_RANK[one.state], one.started_utc, one.run or "", one.reason))
+
+
+def find_conflicts(records: Sequence[JobRecord]) -> Conflict | None:
+    """Whether records of one key disagree: a verdict each, and not the same one. A crash before a result is no conflict."""
+    told = [one for one in records if one.state in (JobState.DONE, JobState.INVALID)]
+    if len({one.state for one in told}) < 2:
+        return None
+    states = tuple(str(one.state) for one in told)
+    return Conflict(records[0].key, records[0].cell.label, states, tuple(one.run or "" for one in told))
+
+
+@contextmanager
+def claim_job(workspace: Path, key: str, *, wait: bool = False) -> Iterator[bool]:
+    """Whether the job is this process's to run while the block runs: two sweeps of one workspace never run it at once."""
+    lock = workspace / "locks" / f"job-{key}"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+            return
+        yield True

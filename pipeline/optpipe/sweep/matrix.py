@@ -1,0 +1,157 @@
+"""The matrix of a sweep: from flags or a TOML file to cells, each once."""
+
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import msgspec
+
+from optpipe.backends.registry import BACKENDS, backends_from_text
+from optpipe.core.defaults import MAX_CV, PROCESSES
+from optpipe.core.entries import Device
+from optpipe.core.hashing import hash_file
+from optpipe.core.measurement import LoadSpec, Mode, Scenario
+from optpipe.core.precision import precisions_from_text
+from optpipe.core.tensors import batch_range_from_text
+from optpipe.errors import BadInputError, read_as_user_file
+from optpipe.sweep.job import CPU, Cell, Recipe
+
+LARGEST = 100_000
+"""Cells of a matrix; more is a mistake in it."""
+
+
+class Matrix(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A matrix as TOML holds it: every combination of the lists is a cell."""
+
+    models: tuple[str, ...] = ()
+    precisions: tuple[str, ...] = ("fp16",)
+    backends: tuple[str, ...] = ("auto",)
+    batches: tuple[int, ...] = (1,)
+    scenarios: tuple[Scenario, ...] = (Scenario.SINGLE_STREAM,)
+    rates: tuple[float, ...] = ()
+    """Queries per second, of the server scenario."""
+    options: tuple[tuple[str, ...], ...] = ((),)
+    """Sets of runtime options."""
+    gpus: tuple[str, ...] = ()
+    """Kinds of GPU by NVML's names, or `cpu`; default: what is here."""
+    mode: Mode = Mode.COMPUTE
+    streams: int = 1
+    profile: str | None = None
+    weights: str = "default"
+    seed: int = 0
+    calibration: str | None = None
+    build_options: tuple[str, ...] = ()
+    processes: int = PROCESSES
+    max_cv: float = MAX_CV
+    percentile: float = 99.0
+    min_seconds: float = 1.0
+    max_seconds: float = 60.0
+    warm_up_seconds: float = 0.5
+    max_warm_up_seconds: float = 20.0
+
+
+def matrix_from_file(path: Path) -> Matrix:
+    """Reads a matrix. Raises BadInputError that names the file and the key."""
+    with read_as_user_file(path, "a sweep matrix (TOML)"):
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    try:
+        return msgspec.convert(table, Matrix)
+    except msgspec.ValidationError as error:
+        names = ", ".join(Matrix.__struct_fields__)
+        raise BadInputError(f"{path}: {error}\na matrix has the keys {names}") from error
+
+
+def cells_from_matrix(matrix: Matrix, kinds_here: Sequence[str]) -> tuple[Cell, ...]:
+    """The cells in the order of the matrix, each once. Raises BadInputError for what cannot be meant."""
+    _require_sound(matrix)
+    kinds = matrix.gpus or tuple(kinds_here)
+    cells = (
+        Cell(recipe, load, kind, options, matrix.processes, matrix.max_cv)
+        for kind in dict.fromkeys(kinds)
+        for recipe in _list_recipes(matrix, kind)
+        for options, load in product(_options_of(matrix, recipe.backend), _list_loads(matrix))
+    )
+    return tuple({cell.key: cell for cell in cells}.values())
+
+
+def _options_of(matrix: Matrix, backend: str) -> list[tuple[str, ...]]:
+    """Sets of options, those of other backends left out, so that a set that says nothing here makes no second cell."""
+    own = [tuple(each for each in given if each.startswith(f"{backend}.")) for given in matrix.options]
+    return list(dict.fromkeys(own)) or [()]
+
+
+def _require_sound(matrix: Matrix) -> None:
+    if not matrix.models:
+        raise BadInputError("no model to sweep; name one, or give a matrix with `models`")
+    for name in ("precisions", "backends", "batches", "scenarios", "options"):
+        if not getattr(matrix, name):
+            raise BadInputError(f"the matrix has an empty list of {name}")
+    if min(matrix.batches) < 1 or matrix.processes < 1 or matrix.streams < 1:
+        raise BadInputError("batches, processes and streams must be at least 1")
+    if Scenario.SERVER in matrix.scenarios and not matrix.rates:
+        raise BadInputError("the server scenario requires rates (--rate QUERIES_PER_SECOND)")
+    if any(not rate > 0 for rate in matrix.rates):
+        raise BadInputError(f"rates must be positive, got {min(matrix.rates):g}")
+    for text in (*matrix.build_options, *(each for given in matrix.options for each in given)):
+        backend, dot, rest = text.partition(".")
+        if backend not in BACKENDS or not dot or "=" not in rest:
+            raise BadInputError(f"option {text}: expected BACKEND.KEY=VALUE with a backend of {', '.join(BACKENDS)}")
+    if matrix.profile is not None:
+        batch_range_from_text(matrix.profile)
+    count = len(matrix.models) * len(matrix.precisions) * len(matrix.backends) * len(matrix.batches)
+    count *= len(matrix.options) * max(1, len(matrix.gpus)) * (len(matrix.scenarios) + len(matrix.rates))
+    if count > LARGEST:
+        raise BadInputError(f"the matrix has about {count:,} cells; the most is {LARGEST:,}: split it")
+
+
+def _list_recipes(matrix: Matrix, kind: str) -> Iterator[Recipe]:
+    device = choose_device_of_kind(kind)
+    precisions = precisions_from_text(",".join(matrix.precisions))
+    backends = backends_from_text(",".join(matrix.backends), device)
+    named = "auto" not in matrix.backends and "all" not in matrix.backends
+    for model, backend, precision in product(matrix.models, backends, precisions):
+        if not named and device not in backend.devices():
+            continue
+        files = [model.rpartition(":")[0] or model, model, matrix.weights, matrix.calibration or ""]
+        yield Recipe(
+            model=model,
+            precision=str(precision),
+            backend=backend.name,
+            device=device,
+            profile=matrix.profile,
+            weights=matrix.weights,
+            seed=matrix.seed,
+            calibration=matrix.calibration,
+            options=tuple(each for each in matrix.build_options if each.startswith(f"{backend.name}.")),
+            files={name: hash_file(Path(name)) for name in dict.fromkeys(files) if name and Path(name).is_file()},
+        )
+
+
+def choose_device_of_kind(kind: str) -> Device:
+    """The device of a kind of slot."""
+    return "cpu" if kind == CPU else "cuda"
+
+
+def _list_loads(matrix: Matrix) -> Iterator[LoadSpec]:
+    for scenario, size in product(dict.fromkeys(matrix.scenarios), dict.fromkeys(matrix.batches)):
+        load = LoadSpec(
+            size, scenario, matrix.mode, 1, None, matrix.min_seconds, max(matrix.max_seconds, matrix.min_seconds),
+            matrix.percentile, matrix.warm_up_seconds, max(matrix.max_warm_up_seconds, matrix.warm_up_seconds),
+        )  # fmt: skip
+        if scenario is Scenario.SERVER:
+            yield from (replace(load, rate_per_s=rate) for rate in dict.fromkeys(matrix.rates))
+        else:
+            several = scenario in (Scenario.MULTI_STREAM, Scenario.OFFLINE)
+            yield replace(load, streams=matrix.streams if several else 1)
+
+
+def find_obstacle(cell: Cell) -> str | None:
+    """Why no machine can do a cell, from what its backend says of itself; None where one may."""
+    backend = BACKENDS[cell.recipe.backend]
+    if cell.recipe.device not in backend.devices():
+        return f"{backend.name} does not support {cell.recipe.device}"
+    if cell.recipe.precision not in {str(each) for each in backend.precisions(cell.recipe.device)}:
+        return f"{backend.name} has no {cell.recipe.precision} kernels on {cell.recipe.device}"
+    return None

@@ -1,0 +1,202 @@
+"""`optpipe merge`: the union of workspaces by hash.
+
+Every entry, run and record of a source that the target lacks is copied, its hashes checked before and after. Where two differ under
+one name, both are kept: the oldest has the name, the others lie under `conflicts/NAME@HASH`, and it is said. Which one is the oldest
+depends on the set alone, so workspaces merged in any order, any number of times, give the same one.
+"""
+
+import hashlib
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from optpipe.core.events import Listener
+from optpipe.core.hashing import hash_value
+from optpipe.core.records import read_record
+from optpipe.errors import BadInputError, ExitStatus
+from optpipe.sweep.ledger import JOBS, find_conflicts, read_jobs
+from optpipe.workspace.hashes import FileHash, find_problems
+from optpipe.workspace.runs import MANIFEST, REMOVED, write_bytes
+from optpipe.workspace.store import Store
+
+CONFLICTS = "conflicts"
+FOLDERS = ("store", "runs")
+"""What holds folders with a manifest."""
+_HASH_LENGTH = 12
+
+
+@dataclass(frozen=True, slots=True)
+class MergeRecord:
+    """The JSON document of `optpipe merge`."""
+
+    sources: tuple[str, ...]
+    added: int
+    """Entries, runs and records that were copied."""
+    present: int
+    """Those that the workspace had already."""
+    conflicts: tuple[str, ...]
+    damaged: tuple[str, ...]
+    """What was not copied because its bytes are not as its manifest says."""
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def status(self) -> ExitStatus:
+        """STAGE_FAILED where something was damaged, FAIL for a conflict."""
+        return ExitStatus.STAGE_FAILED if self.damaged else ExitStatus.FAIL if self.conflicts else ExitStatus.DONE
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """What an entry's and a run's manifest have in common."""
+
+    files: dict[str, FileHash]
+    created: str = ""
+    started_utc: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Variant:
+    """A folder with a manifest: what has one name and one content."""
+
+    name: str
+    """`store/artifact-ID` or `runs/RUN`."""
+    path: Path
+    digest: str
+    """Of the content: an entry's files; a run's manifest, which names them."""
+    order: tuple[str, str]
+    """The older first."""
+    files: dict[str, str]
+
+    def find_problem(self, path: Path | None = None) -> str | None:
+        """The first file that is not as the manifest says."""
+        return next(iter(find_problems(path or self.path, self.files, "the manifest", (MANIFEST,))), None)
+
+
+def merge_workspaces(sources: Sequence[Path], store: Store, listener: Listener) -> MergeRecord:
+    """Copies what is missing. Raises BadInputError for a source that is no workspace, before anything is copied."""
+    for source in sources:
+        if not any((source / folder).is_dir() for folder in (*FOLDERS, JOBS)):
+            raise BadInputError(f"{source} is not a workspace: it has no store, runs or jobs")
+        if source.resolve() == store.workspace.resolve():
+            raise BadInputError(f"{source} is the workspace itself; choose another --workspace")
+    store.require_writable()
+    counts, damaged = [0, 0], []
+    with store.alone():
+        for source in sources:
+            with listener.step(f"merge {source}"):
+                damaged += _merge_folders(source, store, counts)
+                damaged += _merge_files(source, store.workspace, counts)
+    conflicts = [*_list_variants_apart(store.workspace), *_list_jobs_apart(store.workspace)]
+    for text in (*conflicts, *(f"not merged: {each}" for each in damaged)):
+        listener.warn(text)
+    return MergeRecord(tuple(map(str, sources)), counts[0], counts[1], tuple(conflicts), tuple(damaged))
+
+
+def _merge_folders(source: Path, store: Store, counts: list[int]) -> Iterator[str]:
+    have = _collect(store.workspace)
+    for theirs in _list_variants(source):
+        mine = have.get(theirs.name, {}).get(theirs.digest)
+        if mine is not None:
+            counts[1] += 1
+            if theirs.order < mine.order:  # the same content, made earlier
+                write_bytes(mine.path / MANIFEST, (theirs.path / MANIFEST).read_bytes())
+            continue
+        if (problem := theirs.find_problem()) is not None:
+            yield f"{theirs.path}: {problem}"
+            continue
+        place = _place_aside(store.workspace, theirs)
+        with store.scratch("merge") as scratch:
+            shutil.copytree(theirs.path, scratch / "copy")
+            if (problem := theirs.find_problem(scratch / "copy")) is not None:
+                yield f"{theirs.path}: {problem} after it was copied"
+                continue
+            place.parent.mkdir(parents=True, exist_ok=True)
+            (scratch / "copy").rename(place)
+        counts[0] += 1
+    _name_oldest(store.workspace)
+
+
+def _place_aside(workspace: Path, variant: _Variant) -> Path:
+    return workspace / CONFLICTS / variant.name.partition("/")[0] / f"{Path(variant.name).name}@{variant.digest}"
+
+
+def _name_oldest(workspace: Path) -> None:
+    """Gives each name to the oldest content that has it; the others keep their place aside."""
+    for name, variants in _collect(workspace).items():
+        oldest = min(variants.values(), key=lambda one: one.order)
+        if oldest.path == workspace / name:
+            continue
+        if (workspace / name).exists():
+            holder = next((one for one in variants.values() if one.path == workspace / name), None)
+            aside = workspace / CONFLICTS / name if holder is None else _place_aside(workspace, holder)
+            aside.parent.mkdir(parents=True, exist_ok=True)
+            (workspace / name).rename(aside)
+        (workspace / name).parent.mkdir(parents=True, exist_ok=True)
+        oldest.path.rename(workspace / name)
+
+
+def _collect(workspace: Path) -> dict[str, dict[str, _Variant]]:
+    """What has each name, by content."""
+    found: dict[str, dict[str, _Variant]] = {}
+    for variant in _list_variants(workspace):
+        found.setdefault(variant.name, {})[variant.digest] = variant
+    return found
+
+
+def _list_variants(workspace: Path) -> Iterator[_Variant]:
+    """Every finished entry and run with its content's hash; what was cut off is left out."""
+    for folder in FOLDERS:
+        for root in (workspace / folder, workspace / CONFLICTS / folder):
+            for path in sorted(root.glob("*/")):
+                if (path / MANIFEST).is_file() and (found := _read_variant(folder, path)) is not None:
+                    yield found
+
+
+def _read_variant(folder: str, path: Path) -> _Variant | None:
+    try:
+        header = read_record(path / MANIFEST, _Header)
+    except BadInputError:  # `optpipe gc` finds it
+        return None
+    files = {name: file.sha256 for name, file in header.files.items()}
+    manifest = hashlib.sha256((path / MANIFEST).read_bytes()).hexdigest()
+    digest = hash_value(files) if folder == "store" else manifest
+    name = f"{folder}/{path.name.partition('@')[0]}"
+    return _Variant(name, path, digest[:_HASH_LENGTH], (header.created or header.started_utc, manifest), files)
+
+
+def _merge_files(source: Path, workspace: Path, counts: list[int]) -> Iterator[str]:
+    """Records: those of jobs are named by their content; of the others the older is kept, and a run's removal is one fact."""
+    for path in sorted((source / JOBS).glob("*/*.json")):
+        content = path.read_bytes()
+        if not hashlib.sha256(content).hexdigest().startswith(path.stem):
+            yield f"{path}: changed"
+        else:
+            _add_file(content, workspace / path.relative_to(source), counts)
+    for path in sorted([*(source / REMOVED).glob("*.json"), *(source / "hosts").glob("*.json")]):
+        target = workspace / path.relative_to(source)
+        content = path.read_bytes()
+        if target.is_file() and target.read_bytes() > content:
+            write_bytes(target, content)
+        _add_file(content, target, counts)
+
+
+def _add_file(content: bytes, target: Path, counts: list[int]) -> None:
+    if target.is_file():
+        counts[1] += 1
+        return
+    write_bytes(target, content)
+    counts[0] += 1
+
+
+def _list_variants_apart(workspace: Path) -> Iterator[str]:
+    for name, variants in sorted(_collect(workspace).items()):
+        if len(variants) > 1:
+            others = sorted(one.path.name for one in variants.values() if one.path != workspace / name)
+            yield f"{name} has {len(variants)} contents; the oldest has the name, conflicts/ has {', '.join(others)}"
+
+
+def _list_jobs_apart(workspace: Path) -> Iterator[str]:
+    for records in read_jobs(workspace).values():
+        if (conflict := find_conflicts(records)) is not None:
+            yield str(conflict)

@@ -1,0 +1,223 @@
+"""The slots of this host: one for each GPU with processors near it, or one for the CPU; and who else uses a GPU."""
+
+import os
+import platform
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from optpipe.core.environment import Environment
+from optpipe.core.hashing import hash_text
+from optpipe.sweep.job import CPU, compute_fingerprint
+from optpipe.workspace.environment import describe_environment, select_visible_gpus
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where one job at a time is measured."""
+
+    name: str
+    """The GPU's UUID; `cpu`, or `cpu-0-3` for a part of the processors."""
+    kind: str
+    """The GPU as NVML names it, or `cpu`."""
+    cpus: tuple[int, ...]
+    fingerprint: str
+    environment: Environment
+    part: bool = False
+    """Whether other slots have other processors of the same CPU."""
+
+    @property
+    def gpu(self) -> str | None:
+        """The UUID of its GPU."""
+        return None if self.kind == CPU else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class _Device:
+    index: int
+    uuid: str
+    numa: int
+    power_limit_w: float | None
+    mig: bool | None
+
+
+def name_host() -> str:
+    """This host in records: a hash of its name."""
+    return hash_text(platform.node())[:8]
+
+
+def list_slots(cpu_slots: int = 1) -> tuple[Slot, ...]:
+    """One slot per GPU that CUDA shows, then the processors in `cpu_slots` equal parts."""
+    environment, cpus = describe_environment(), sorted(os.sched_getaffinity(0))
+    return (*_list_gpu_slots(environment, cpus), *list_cpu_slots(environment, cpus, cpu_slots))
+
+
+def list_kinds(slots: Sequence[Slot]) -> tuple[str, ...]:
+    """What a sweep uses where no kind is named: the kinds of GPU; none: the CPU."""
+    return tuple(dict.fromkeys(slot.kind for slot in slots if slot.gpu)) or (CPU,)
+
+
+def _list_gpu_slots(environment: Environment, cpus: Sequence[int]) -> tuple[Slot, ...]:
+    devices = _list_devices()
+    parts = divide_cpus(cpus, [_read_node_cpus(each.numa) for each in devices])
+    by_index = {gpu.index: gpu for gpu in environment.gpus}
+    found = []
+    for device, part in zip(devices, parts, strict=True):
+        gpu = by_index[device.index]
+        one = replace(environment, gpus=(gpu,))
+        fingerprint = compute_fingerprint(one, device.power_limit_w, device.mig)
+        found.append(Slot(device.uuid, gpu.name, part, fingerprint, one))
+    return tuple(found)
+
+
+def list_cpu_slots(environment: Environment, cpus: Sequence[int], count: int) -> tuple[Slot, ...]:
+    """The processors in `count` equal parts. A part of a CPU is another environment than the whole."""
+    environment = replace(environment, gpus=())
+    size = max(1, len(cpus) // max(1, count))
+    parts = [tuple(cpus[at * size : (at + 1) * size]) for at in range(max(1, min(count, len(cpus))))]
+    whole = len(parts) == 1
+    one = replace(environment, cpu_count=len(parts[0]) if not whole else environment.cpu_count)
+    fingerprint = compute_fingerprint(one, None, None)
+    names = [CPU if whole else f"{CPU}-{part[0]}-{part[-1]}" for part in parts]
+    return tuple(
+        Slot(name, CPU, part, fingerprint, one, part=not whole) for name, part in zip(names, parts, strict=True)
+    )
+
+
+def divide_cpus(cpus: Sequence[int], near: Sequence[Collection[int]]) -> list[tuple[int, ...]]:
+    """Processors for each GPU: those `near` it (none known: all), shared evenly and without overlap by GPUs that are near the
+    same; GPUs that would get none share all."""
+    wanted = [tuple(sorted(set(cpus) & set(each))) or tuple(cpus) for each in near]
+    found = []
+    for at, mine in enumerate(wanted):
+        rivals = [index for index, other in enumerate(wanted) if set(other) & set(mine)]
+        size = len(mine) // len(rivals)
+        place = rivals.index(at)
+        found.append(mine[place * size : (place + 1) * size] or mine)
+    return found
+
+
+def _read_node_cpus(node: int) -> tuple[int, ...]:
+    try:
+        text = Path(f"/sys/devices/system/node/node{node}/cpulist").read_text(encoding="ascii")
+    except OSError:
+        return ()
+    found: list[int] = []
+    for part in text.strip().split(","):
+        low, _, high = part.partition("-")
+        found += range(int(low), int(high or low) + 1) if low else ()
+    return tuple(found)
+
+
+@cache
+def _list_devices() -> tuple[_Device, ...]:
+    """What NVML says of the GPUs that CUDA shows, in CUDA's order."""
+    nvml = _open_nvml()
+    if nvml is None:
+        return ()
+    try:
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        uuids = [str(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+        shown = select_visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), uuids)
+        return tuple(_describe(nvml, index, handles[index], uuids[index]) for index in shown)
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _describe(nvml: Any, index: int, handle: Any, uuid: str) -> _Device:
+    def read(call: Any, *arguments: Any) -> Any:
+        try:
+            return call(handle, *arguments)
+        except nvml.NVMLError:
+            return None
+
+    pci = read(nvml.nvmlDeviceGetPciInfo)
+    power = read(nvml.nvmlDeviceGetEnforcedPowerLimit)
+    mig = read(nvml.nvmlDeviceGetMigMode)
+    return _Device(
+        index,
+        uuid,
+        _read_numa_node(pci),
+        None if power is None else power / 1000,
+        None if mig is None else bool(mig[0]),
+    )
+
+
+def _read_numa_node(pci: Any) -> int:
+    bus = getattr(pci, "busId", b"")
+    text = (bus.decode() if isinstance(bus, bytes) else str(bus)).lower()
+    try:
+        return int(Path(f"/sys/bus/pci/devices/{text[-12:]}/numa_node").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return -1
+
+
+def _open_nvml() -> Any:
+    try:
+        import pynvml
+    except ModuleNotFoundError:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    return pynvml
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """A process on a GPU, by the id that NVML gives, which in a container may be the host's."""
+
+    pid: int
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.name} (process {self.pid})"
+
+
+def list_gpu_processes(uuid: str) -> tuple[GpuProcess, ...]:
+    """Everything that computes on the GPU now; empty where NVML does not say."""
+    nvml = _open_nvml()
+    if nvml is None:
+        return ()
+    try:
+        found = nvml.nvmlDeviceGetComputeRunningProcesses(nvml.nvmlDeviceGetHandleByUUID(uuid))
+        return tuple(GpuProcess(one.pid, _name_process(nvml, one.pid)) for one in found)
+    except nvml.NVMLError:
+        return ()
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _name_process(nvml: Any, pid: int) -> str:
+    try:
+        name = nvml.nvmlSystemGetProcessName(pid)
+    except nvml.NVMLError:
+        return "unknown"
+    return Path(name.decode() if isinstance(name, bytes) else str(name)).name or "unknown"
+
+
+def find_strangers(processes: Sequence[GpuProcess], own: Collection[int], *, running: bool) -> tuple[GpuProcess, ...]:
+    """Which of the processes on a GPU are none of ours. While a job is `running`, one whose id is unknown here may be its worker:
+    in a container NVML gives ids of the host, and `busy-gpu` of the measurement counts those."""
+    alien = [one for one in processes if one.pid not in own]
+    return tuple(one for one in alien if not running or Path(f"/proc/{one.pid}").exists())
+
+
+def list_descendants(pid: int) -> set[int]:
+    """`pid` and every process below it."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        except OSError:
+            continue
+        children.setdefault(int(fields[1]), []).append(int(path.parent.name))
+    found, left = set(), [pid]
+    while left:
+        one = left.pop()
+        found.add(one)
+        left += children.get(one, [])
+    return found

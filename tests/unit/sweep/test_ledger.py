@@ -1,0 +1,67 @@
+"""Records of jobs: what counts does not depend on the order in which they came; two sweeps never run one job at once."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.fakes.sweeps import make_cell, make_record
+
+from optpipe.errors import BadInputError
+from optpipe.sweep.job import JobState
+from optpipe.sweep.ledger import claim_job, find_conflicts, read_job, read_jobs, sort_records, write_job
+
+CELL = make_cell()
+RECORDS = [
+    make_record(CELL, JobState.DONE, run="bench-2", started="2"),
+    make_record(CELL, JobState.DONE, run="bench-1", started="1"),
+    make_record(CELL, JobState.FAILED, "killed", started="0"),
+    make_record(CELL, JobState.INVALID, "drift", started="0"),
+]
+
+
+@given(st.permutations(RECORDS))
+def test_the_record_that_counts_is_the_oldest_result_in_any_order(records):
+    assert sort_records(records)[0].run == "bench-1"
+
+
+def test_records_are_read_as_they_were_written_and_one_written_twice_is_one(tmp_path):
+    for record in (*RECORDS, *RECORDS):
+        write_job(tmp_path, record)
+    (found,) = read_jobs(tmp_path).values()
+    assert sorted(map(str, found)) == sorted(map(str, RECORDS))
+    assert read_job(tmp_path, RECORDS[0].key) == RECORDS[1]
+    assert read_job(tmp_path, "0" * 16) is None
+
+
+def test_verdicts_that_differ_are_a_conflict_and_a_crash_before_a_result_is_none():
+    assert find_conflicts(RECORDS[:3]) is None
+    assert "done, done, invalid" in str(find_conflicts(RECORDS))
+
+
+def test_a_damaged_record_is_named_with_the_way_out(tmp_path):
+    path = write_job(tmp_path, RECORDS[0])
+    path.write_text(path.read_text()[:-20])
+    with pytest.raises(BadInputError, match="delete the file") as error:
+        read_jobs(tmp_path)
+    assert str(path) in str(error.value)
+
+
+def test_a_record_of_another_version_is_refused(tmp_path):
+    path = write_job(tmp_path, RECORDS[0])
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"schema_version": 9}))
+    with pytest.raises(BadInputError, match="schema version 9"):
+        read_jobs(tmp_path)
+
+
+def test_a_job_is_claimed_once(tmp_path):
+    with claim_job(tmp_path, "k") as first, claim_job(tmp_path, "k") as second, claim_job(tmp_path, "other") as third:
+        assert (first, second, third) == (True, False, True)
+    with claim_job(tmp_path, "k", wait=True) as again:
+        assert again
+
+
+def test_the_key_is_of_the_cell_and_the_environment():
+    assert make_record(CELL).key == make_record(replace(CELL)).key
+    assert make_record(CELL).key != make_record(make_cell(batch=2)).key

@@ -1,0 +1,116 @@
+"""The matrix: each cell once, whatever the order of the lists; what cannot be meant is refused before anything runs."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from optpipe.core.measurement import Scenario
+from optpipe.errors import BadInputError
+from optpipe.sweep.job import CPU
+from optpipe.sweep.matrix import Matrix, cells_from_matrix, find_obstacle, matrix_from_file
+from optpipe.sweep.plan import select_shard, shard_from_text
+
+ORT = {"models": ("digits",), "backends": ("onnxruntime",)}
+
+
+@given(st.permutations(["fp32", "fp16", "int8"]), st.permutations([1, 8, 32]), st.permutations(["a.onnx", "b.onnx"]))
+def test_cells_are_those_of_the_matrix_in_any_order(precisions, batches, models):
+    cells = cells_from_matrix(
+        Matrix(models=tuple(models), precisions=tuple(precisions), backends=("onnxruntime",), batches=tuple(batches)),
+        (CPU,),
+    )
+    sorted_cells = cells_from_matrix(
+        Matrix(
+            models=("a.onnx", "b.onnx"),
+            precisions=("fp32", "fp16", "int8"),
+            backends=("onnxruntime",),
+            batches=(1, 8, 32),
+        ),
+        (CPU,),
+    )
+    assert len(cells) == 18
+    assert {cell.key for cell in cells} == {cell.key for cell in sorted_cells}
+
+
+def test_a_cell_named_twice_is_one_and_options_of_another_backend_make_none():
+    matrix = Matrix(
+        models=("digits", "digits"), precisions=("fp32",), backends=("onnxruntime",), batches=(1, 1),
+        options=((), ("torch.fuse=false",), ("onnxruntime.threads=1",)),
+    )  # fmt: skip
+    cells = cells_from_matrix(matrix, (CPU, CPU))
+    assert [cell.options for cell in cells] == [(), ("onnxruntime.threads=1",)]
+
+
+def test_every_rate_is_a_cell_of_the_server_scenario_alone():
+    matrix = Matrix(
+        **ORT, precisions=("fp32",), scenarios=(Scenario.SERVER, Scenario.OFFLINE), rates=(10, 20), streams=2
+    )
+    loads = [cell.load for cell in cells_from_matrix(matrix, (CPU,))]
+    assert [(load.scenario, load.rate_per_s, load.streams) for load in loads] == [
+        ("server", 10, 1), ("server", 20, 1), ("offline", None, 2),
+    ]  # fmt: skip
+
+
+def test_a_file_counts_by_its_content_not_by_its_name(tmp_path):
+    keys = []
+    for name, content in (("a.onnx", b"1"), ("b.onnx", b"1"), ("a.onnx", b"2")):
+        (tmp_path / name).write_bytes(content)
+        matrix = Matrix(models=(str(tmp_path / "a.onnx"),), precisions=("fp32",), backends=("onnxruntime",))
+        keys.append(cells_from_matrix(matrix, (CPU,))[0].key)
+    assert keys[0] == keys[1] != keys[2]
+
+
+def test_what_no_machine_can_do_is_known_before_it_runs():
+    cell = cells_from_matrix(Matrix(**ORT), (CPU,))[0]
+    assert find_obstacle(cell) == "onnxruntime has no fp16 kernels on cpu"
+    assert find_obstacle(cells_from_matrix(Matrix(**ORT), ("NVIDIA H200",))[0]) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"models": ()}, "no model to sweep"),
+        ({"batches": (0,)}, "must be at least 1"),
+        ({"batches": ()}, "empty list of batches"),
+        ({"scenarios": (Scenario.SERVER,)}, "requires rates"),
+        ({"options": (("threads=1",),)}, "expected BACKEND.KEY=VALUE"),
+        ({"precisions": ("fp7",)}, "fp7"),
+        ({"backends": ("nope",)}, "unknown backend 'nope'"),
+        ({"profile": "8:1"}, "8:1"),
+        ({"batches": tuple(range(1, 200_000))}, "the most is 100,000"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(changes, said):
+    with pytest.raises(BadInputError, match=said):
+        cells_from_matrix(Matrix(**{**ORT, "precisions": ("fp32",), **changes}), (CPU,))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('models = ["digits"]\nbatch = [1]', "batch"),
+        ('models = "digits"', "models"),
+        ('models = ["digits"]\nscenarios = ["fast"]', "scenarios"),
+        ("models = [", "cannot be read as a sweep matrix"),
+        ("\x00", "cannot be read as a sweep matrix"),
+    ],
+)
+def test_a_wrong_file_is_named_with_its_key(tmp_path, text, said):
+    path = tmp_path / "matrix.toml"
+    path.write_text(text)
+    with pytest.raises(BadInputError, match=said) as error:
+        matrix_from_file(path)
+    assert str(path) in str(error.value)
+
+
+@given(st.integers(1, 40), st.integers(1, 12))
+def test_shards_are_a_partition(count, parts):
+    cells = tuple(range(count))
+    found = [each for part in range(1, parts + 1) for each in select_shard(cells, (part, parts))]
+    assert tuple(found) == cells
+
+
+@pytest.mark.parametrize("text", ["0/2", "3/2", "a/b", "1", "1/0", "-1/2"])
+def test_a_shard_is_one_of_n(text):
+    with pytest.raises(BadInputError, match="expected I/N"):
+        shard_from_text(text)

@@ -1,0 +1,137 @@
+"""`merge` is a union: in any order, any number of times, the same workspace; a conflict is said and both versions are kept."""
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.fakes.sweeps import make_cell, make_record
+
+from optpipe.core.events import SilentListener
+from optpipe.core.hashing import hash_file
+from optpipe.core.records import json_from_record
+from optpipe.errors import BadInputError
+from optpipe.sweep.job import JobState
+from optpipe.sweep.ledger import write_job
+from optpipe.sweep.merge import merge_workspaces
+from optpipe.workspace.hashes import hash_files
+from optpipe.workspace.store import Store
+
+
+def put(workspace, folder, name, content, created):
+    """An entry or a run, as far as merging reads it."""
+    path = workspace / folder / name
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    (path / "model.bin").write_text(content)
+    when = {"created" if folder == "store" else "started_utc": created}
+    files = json.loads(json_from_record(hash_files(path)))
+    (path / "manifest.json").write_text(json.dumps({"files": files, **when}))
+
+
+def content_of(workspace):
+    """Everything that a merge decides about."""
+    kept = ("store", "runs", "jobs", "conflicts", "removed", "hosts")
+    return {
+        str(path.relative_to(workspace)): hash_file(path)
+        for folder in kept
+        for path in sorted((workspace / folder).rglob("*"))
+        if path.is_file()
+    }
+
+
+def merge(target, *sources):
+    return merge_workspaces(sources, Store(target), SilentListener())
+
+
+entries = st.tuples(
+    st.sampled_from(["store", "runs"]), st.sampled_from(["a-1", "a-2"]), st.sampled_from("xyz"), st.sampled_from("123")
+)
+jobs = st.tuples(
+    st.integers(1, 2), st.sampled_from([JobState.DONE, JobState.INVALID, JobState.FAILED]), st.sampled_from("12")
+)
+workspaces = st.lists(st.tuples(st.lists(entries, max_size=4), st.lists(jobs, max_size=3)), min_size=1, max_size=4)
+
+
+def make_workspace(path, made):
+    (path / "store").mkdir(parents=True)
+    for folder, name, content, created in made[0]:
+        put(path, folder, name, content, created)
+    for batch, state, started in made[1]:
+        write_job(path, make_record(make_cell(batch=batch), state, started=started, run=f"bench-{started}"))
+    return path
+
+
+@given(workspaces, st.randoms(use_true_random=False))
+def test_any_order_and_any_grouping_give_the_same_workspace(made, random):
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        sources = [make_workspace(root / f"s{at}", one) for at, one in enumerate(made)]
+        merge(root / "forward", *sources)
+        shuffled = random.sample(sources, len(sources))
+        for source in (*shuffled, *shuffled):
+            merge(root / "one-by-one", source)
+        cut = random.randint(0, len(sources))
+        for name, part in (("left", sources[:cut]), ("right", sources[cut:])):
+            if part:
+                merge(root / name, *part)
+        halves = [root / name for name in ("right", "left") if (root / name).is_dir()]
+        merge(root / "tree", *halves)
+        assert content_of(root / "forward") == content_of(root / "one-by-one") == content_of(root / "tree")
+        contents = set(content_of(root / "forward").values())
+        files = {hash_file(path) for source in sources for path in source.glob("*/*/model.bin")}
+        assert files <= contents, "nothing is lost"
+
+
+def test_two_contents_of_one_name_are_both_kept_and_said(tmp_path):
+    put(tmp_path / "a", "store", "artifact-1", "new", "2")
+    put(tmp_path / "b", "store", "artifact-1", "old", "1")
+    found = merge(tmp_path / "w", tmp_path / "a", tmp_path / "b")
+    assert found.status == 1
+    assert "store/artifact-1 has 2 contents" in found.conflicts[0]
+    assert (tmp_path / "w" / "store" / "artifact-1" / "model.bin").read_text() == "old"
+    (aside,) = (tmp_path / "w" / "conflicts" / "store").iterdir()
+    assert (aside / "model.bin").read_text() == "new"
+
+
+def test_the_same_build_made_twice_is_one(tmp_path):
+    put(tmp_path / "a", "store", "artifact-1", "same", "2")
+    put(tmp_path / "b", "store", "artifact-1", "same", "1")
+    found = merge(tmp_path / "w", tmp_path / "a", tmp_path / "b")
+    assert (found.status, found.added, found.present) == (0, 1, 1)
+
+
+def test_what_is_damaged_is_not_copied_and_the_rest_is(tmp_path):
+    put(tmp_path / "a", "runs", "bench-1", "whole", "1")
+    put(tmp_path / "a", "runs", "bench-2", "whole", "1")
+    (tmp_path / "a" / "runs" / "bench-1" / "model.bin").write_text("other")
+    record = write_job(tmp_path / "a", make_record(make_cell()))
+    record.write_text(record.read_text() + " ")
+    found = merge(tmp_path / "w", tmp_path / "a")
+    assert found.status == 4
+    assert [("bench-1/" in each or "bench-1:" in each, "changed" in each) for each in found.damaged] == [
+        (True, True),
+        (False, True),
+    ]
+    assert [path.name for path in (tmp_path / "w" / "runs").iterdir()] == ["bench-2"]
+
+
+def test_a_folder_that_is_no_workspace_is_refused_before_anything_is_copied(tmp_path):
+    put(tmp_path / "a", "runs", "bench-1", "whole", "1")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(BadInputError, match="not a workspace"):
+        merge(tmp_path / "w", tmp_path / "a", tmp_path / "empty")
+    assert not (tmp_path / "w").exists()
+    with pytest.raises(BadInputError, match="itself"):
+        merge(tmp_path / "a", tmp_path / "a")
+
+
+def test_a_conflict_of_verdicts_is_said(tmp_path):
+    for name, state in (("a", JobState.DONE), ("b", JobState.INVALID)):
+        (tmp_path / name / "store").mkdir(parents=True)
+        write_job(tmp_path / name, make_record(make_cell(), state))
+    found = merge(tmp_path / "w", tmp_path / "a", tmp_path / "b")
+    assert "results that differ: done, invalid" in found.conflicts[0]

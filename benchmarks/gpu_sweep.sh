@@ -15,7 +15,7 @@ export PYTHONPATH=pipeline${PYTHONPATH:+:$PYTHONPATH}
 if [ "${2:-gpu}" = cpu ]; then
   models=digits batches=1,2,4,8 all=fp32,fp16 half=fp32 where="--gpu cpu --cpu-slots 2" one="--slots 1" other=(env)
 else
-  models="resnet50 mobilenet_v3_large regnet_y_1_6gf" batches=1,2,4,8,16,24,32,48,64,128 all=fp16,fp32 half=fp16
+  models="resnet50 resnet18 resnext50_32x4d" batches=1,2,4,8,16,24,32,48,64,128 all=fp16,fp32 half=fp16
   where="--profile 1:64:128 --weights random" one="" other=(env CUDA_VISIBLE_DEVICES=1)
 fi
 pace="--backend onnxruntime --processes 1 --min-time 0.4 --warm-up 0.3 --max-warm-up 2 --max-time 4 --percentile 90"

@@ -81,7 +81,8 @@ def merge_workspaces(sources: Sequence[Path], store: Store, listener: Listener) 
         if source.resolve() == store.workspace.resolve():
             raise BadInputError(f"{source} is the workspace itself; choose another --workspace")
     store.require_writable()
-    counts, damaged = [0, 0], []
+    counts = [0, 0]
+    damaged: list[str] = []
     with store.alone():
         for source in sources:
             with listener.step(f"merge {source}"):

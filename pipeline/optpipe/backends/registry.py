@@ -9,6 +9,7 @@ from optpipe.backends.onnxruntime import OnnxRuntime
 from optpipe.backends.tensorrt import TENSORRT, TENSORRT_RTX
 from optpipe.backends.torch_eager import TorchEager
 from optpipe.backends.torch_tensorrt import TorchTensorRT
+from optpipe.core.choices import choices_from_text
 from optpipe.core.entries import ArtifactInfo
 from optpipe.errors import BadInputError
 
@@ -23,16 +24,11 @@ def backends_from_text(text: str, device: Device | None) -> tuple[Backend, ...]:
 
     `auto` is the best that can run here and, beside it, every one that builds here ahead of time.
     """
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    if words == ["all"]:
+    words = choices_from_text(text, ["auto", "all", *BACKENDS], "--backend")
+    if "all" in words:
         return tuple(BACKENDS.values())
-    if words == ["auto"]:
-        return _choose_automatic(device)
-    if unknown := [word for word in words if word not in BACKENDS]:
-        raise BadInputError(f"unknown backend '{unknown[0]}'; choose from auto, all, {', '.join(BACKENDS)}")
-    if not words:
-        raise BadInputError(f"--backend is empty; choose auto, all, or any of {', '.join(BACKENDS)}")
-    return tuple(BACKENDS[word] for word in dict.fromkeys(words))
+    automatic = _choose_automatic(device) if "auto" in words else ()
+    return tuple(dict.fromkeys((*automatic, *(BACKENDS[word] for word in words if word != "auto"))))
 
 
 def _choose_automatic(device: Device | None) -> tuple[Backend, ...]:

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from optpipe.commands.bench_options import BackendOption, PrecisionOption
 from optpipe.commands.options import DEFAULT_WORKSPACE, JsonOption, WorkspaceOption
 from optpipe.commands.outcome import Outcome
 from optpipe.core.entries import Device
@@ -15,8 +16,8 @@ def bench_e2e(
         list[str], typer.Argument(metavar="MODEL", help="A built model or an artifact ID.", show_default=False)
     ],
     images: Annotated[Path, typer.Option(metavar="DIR", help="Folder of images.", show_default=False)],
-    precision: Annotated[str | None, typer.Option(help="Precisions to measure, comma-separated.")] = None,
-    backend: Annotated[str | None, typer.Option(help="Backends to measure, comma-separated.")] = None,
+    precision: PrecisionOption = None,
+    backend: BackendOption = None,
     device: Annotated[Device | None, typer.Option(help="Default: every device that has a build.")] = None,
     batch: Annotated[
         int | None, typer.Option(min=1, metavar="SIZE", help="Images per batch; default: that of the tuned pipeline.")

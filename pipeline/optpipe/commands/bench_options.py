@@ -5,14 +5,15 @@ from typing import Annotated
 
 import typer
 
+from optpipe.commands.options import define_backend_option, define_precision_option
 from optpipe.core.entries import Device
 from optpipe.core.measurement import LoadSpec
 
 LOAD = LoadSpec(batch_size=1)
 
 
-PrecisionOption = Annotated[str | None, typer.Option(help="Precisions to measure, comma-separated.")]
-BackendOption = Annotated[str | None, typer.Option(help="Backends to measure, comma-separated.")]
+PrecisionOption = Annotated[str | None, define_precision_option("Precisions to measure.")]
+BackendOption = Annotated[str | None, define_backend_option("Backends to measure.")]
 DeviceOption = Annotated[Device | None, typer.Option(help="Device to measure on.")]
 StreamsOption = Annotated[int, typer.Option(help="Number of concurrent streams (multi-stream, offline).")]
 ProcessesOption = Annotated[

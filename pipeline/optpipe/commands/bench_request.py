@@ -13,6 +13,7 @@ from optpipe.artifacts.lookup import (
 from optpipe.backends.registry import BACKENDS
 from optpipe.bench.session_plan import BenchPlan
 from optpipe.commands.parsing import require_device, share_from_text
+from optpipe.core.choices import choices_from_text
 from optpipe.core.defaults import PROCESSES
 from optpipe.core.entries import Device
 from optpipe.core.events import Listener
@@ -120,9 +121,7 @@ def find_bench_targets(
 ) -> tuple[tuple[StoredArtifact, ...], ...]:
     """For each MODEL what it names and can run here; what cannot is said, and so is an option that nothing here has."""
     precisions = tuple(str(each) for each in precisions_from_text(precision)) if precision is not None else ()
-    backends = tuple(name.strip() for name in backend.split(",")) if backend is not None else ()
-    if unknown := [name for name in backends if name not in BACKENDS]:
-        raise BadInputError(f"unknown backend '{unknown[0]}'; choose from {', '.join(BACKENDS)}")
+    backends = choices_from_text(backend, BACKENDS, "--backend") if backend is not None else ()
     target = require_device(device)
     groups: list[tuple[StoredArtifact, ...]] = []
     for model in models:

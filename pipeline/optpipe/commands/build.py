@@ -11,18 +11,16 @@ from optpipe.commands.options import (
     JsonOption,
     ModelArgument,
     WorkspaceOption,
+    define_backend_option,
+    define_precision_option,
 )
 from optpipe.commands.outcome import Outcome
 
 
 def build(
     model: ModelArgument,
-    precision: Annotated[
-        str, typer.Option(help="One or more of fp32, tf32, fp16, bf16, int8, comma-separated.")
-    ] = "fp16",
-    backend: Annotated[
-        str, typer.Option(help="auto, all, or comma-separated names; `optpipe doctor` lists them.")
-    ] = "auto",
+    precision: Annotated[str, define_precision_option("Precisions to build.")] = "fp16",
+    backend: Annotated[str, define_backend_option("auto, all, or names; `optpipe doctor` lists them.")] = "auto",
     device: DeviceOption = None,
     batch: Annotated[
         str | None,

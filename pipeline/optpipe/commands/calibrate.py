@@ -13,6 +13,13 @@ from optpipe.commands.options import (
     WorkspaceOption,
 )
 from optpipe.commands.outcome import Outcome
+from optpipe.core.choices import complete_choice
+
+
+def _complete_method(incomplete: str) -> list[str]:
+    from optpipe.quantize.methods import METHOD_CHOICES
+
+    return complete_choice(incomplete, METHOD_CHOICES)
 
 
 def calibrate(
@@ -31,7 +38,12 @@ def calibrate(
         typer.Option(min=1, help="Number of samples to draw, stratified by label if available; default: all."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed for sampling and for random weights.")] = 0,
-    method: Annotated[str, typer.Option(help="max, percentile, entropy, mse (comma-separated), or all.")] = "all",
+    method: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME[,…]", autocompletion=_complete_method, help="max, percentile, entropy, mse, or all."
+        ),
+    ] = "all",
     target: Annotated[
         Literal["tensorrt", "cpu"],
         typer.Option(help="Runtime whose Q/DQ placement is used to evaluate methods and layers."),

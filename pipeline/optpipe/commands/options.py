@@ -4,8 +4,32 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer.models import OptionInfo
 
+from optpipe.core.choices import complete_choice, describe_choices
 from optpipe.core.entries import Device
+from optpipe.core.precision import Precision
+
+
+def _complete_precision(incomplete: str) -> list[str]:
+    return complete_choice(incomplete, list(Precision))
+
+
+def _complete_backend(incomplete: str) -> list[str]:
+    from optpipe.backends.registry import BACKENDS
+
+    return complete_choice(incomplete, ["auto", "all", *BACKENDS])
+
+
+def define_precision_option(what: str) -> OptionInfo:
+    """`--precision`, a list; `what` the command does with them, as its help says it."""
+    return typer.Option(metavar=describe_choices(list(Precision)), autocompletion=_complete_precision, help=what)
+
+
+def define_backend_option(what: str) -> OptionInfo:
+    """`--backend`, a list likewise."""
+    return typer.Option(metavar="NAME[,…]", autocompletion=_complete_backend, help=what)
+
 
 ModelArgument = Annotated[
     str,

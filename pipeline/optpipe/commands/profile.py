@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from optpipe.commands.options import DEFAULT_WORKSPACE, DeviceOption, JsonOption, WorkspaceOption
+from optpipe.commands.options import (
+    DEFAULT_WORKSPACE,
+    DeviceOption,
+    JsonOption,
+    WorkspaceOption,
+    define_backend_option,
+    define_precision_option,
+)
 from optpipe.commands.outcome import Outcome
 from optpipe.trace.ranges import Stage
 from optpipe.trace.recording.capture import Extra
@@ -46,8 +53,8 @@ class RecordingOptions:
 class BuildOptions:
     """Which builds of MODEL."""
 
-    precision: Annotated[str, typer.Option(help="As for `optpipe build`.")] = "fp16"
-    backend: Annotated[str, typer.Option(help="As for `optpipe build`.")] = "auto"
+    precision: Annotated[str, define_precision_option("As for `optpipe build`.")] = "fp16"
+    backend: Annotated[str, define_backend_option("As for `optpipe build`.")] = "auto"
     device: DeviceOption = None
     batch: Annotated[
         str | None,

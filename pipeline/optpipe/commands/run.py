@@ -11,6 +11,8 @@ from optpipe.commands.options import (
     JsonOption,
     ModelArgument,
     WorkspaceOption,
+    define_backend_option,
+    define_precision_option,
 )
 from optpipe.commands.outcome import Outcome
 
@@ -19,9 +21,11 @@ def run(
     model: ModelArgument,
     policy: Annotated[Path, typer.Option(metavar="FILE", help="Release policy.", show_default=False)],
     precision: Annotated[
-        str | None, typer.Option(help="As for `optpipe build`; default: the policy's, plus fp32.")
+        str | None, define_precision_option("As for `optpipe build`; default: the policy's, plus fp32.")
     ] = None,
-    backend: Annotated[str | None, typer.Option(help="As for `optpipe build`; default: the policy's, or auto.")] = None,
+    backend: Annotated[
+        str | None, define_backend_option("As for `optpipe build`; default: the policy's, or auto.")
+    ] = None,
     device: DeviceOption = None,
     batch: Annotated[
         str | None,

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from optpipe.errors import BadInputError
+from optpipe.core.choices import choices_from_text
 
 REQUIRED_SHARE = 0.80
 """At least this share of the multiply-adds has to be in the type that was asked for."""
@@ -24,14 +24,8 @@ class Precision(StrEnum):
 
 
 def precisions_from_text(text: str) -> tuple[Precision, ...]:
-    """Reads a comma-separated list such as `fp32,fp16`; keeps its order and drops repetitions."""
-    try:
-        wanted = [Precision(word.strip().lower()) for word in text.split(",") if word.strip()]
-    except ValueError as error:
-        raise BadInputError(f"{error}: choose from {', '.join(Precision)}") from None
-    if not wanted:
-        raise BadInputError("--precision is empty; choose from " + ", ".join(Precision))
-    return tuple(dict.fromkeys(wanted))
+    """Reads a comma-separated list such as `fp32,fp16`."""
+    return tuple(map(Precision, choices_from_text(text, list(Precision), "--precision")))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from types import ModuleType
 
-from optpipe.errors import BadInputError
+from optpipe.core.choices import choices_from_text
 from optpipe.quantize import (
     entropy,
     maximum,
@@ -14,20 +14,15 @@ from optpipe.quantize import (
 from optpipe.quantize.statistics import TensorStatistics
 
 METHODS: Mapping[str, ModuleType] = {"max": maximum, "percentile": percentile, "entropy": entropy, "mse": mse}
+METHOD_CHOICES = (*METHODS, "all")
 MIN_AMAX = 2.0**-17
 """A range's lower bound: its INT8 step is 2**-24, the smallest FP16 number, so that no scale is ever zero."""
 
 
 def methods_from_text(text: str) -> tuple[str, ...]:
     """Reads `all` or a comma-separated list such as `max,entropy`."""
-    names = [name.strip().lower() for name in text.split(",") if name.strip()]
-    if names == ["all"]:
-        return tuple(METHODS)
-    if unknown := [name for name in names if name not in METHODS]:
-        raise BadInputError(f"--method {unknown[0]}: choose from {', '.join(METHODS)}, or all")
-    if not names:
-        raise BadInputError(f"--method is empty; choose from {', '.join(METHODS)}, or all")
-    return tuple(dict.fromkeys(names))
+    names = choices_from_text(text, METHOD_CHOICES, "--method")
+    return tuple(METHODS) if "all" in names else names
 
 
 def needs_histogram(methods: tuple[str, ...]) -> bool:

@@ -1,10 +1,9 @@
 """Options that several commands share, so that they read and behave the same everywhere."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from typer.models import OptionInfo
 
 from optpipe.core.choices import complete_choice, describe_choices
 from optpipe.core.entries import Device
@@ -21,12 +20,12 @@ def _complete_backend(incomplete: str) -> list[str]:
     return complete_choice(incomplete, ["auto", "all", *BACKENDS])
 
 
-def define_precision_option(what: str) -> OptionInfo:
+def define_precision_option(what: str) -> Any:
     """`--precision`, a list; `what` the command does with them, as its help says it."""
     return typer.Option(metavar=describe_choices(list(Precision)), autocompletion=_complete_precision, help=what)
 
 
-def define_backend_option(what: str) -> OptionInfo:
+def define_backend_option(what: str) -> Any:
     """`--backend`, a list likewise."""
     return typer.Option(metavar="NAME[,…]", autocompletion=_complete_backend, help=what)
 

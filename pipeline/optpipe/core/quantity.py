@@ -34,12 +34,15 @@ _NOUNS = {
     Dimension.DECIBEL: "a ratio in decibels",
 }
 
+SCORES = ("top1", "mIoU", "pixel-accuracy", "AP", "AP50", "AP75", "Spearman", "F1", "EM")
+"""Scores of tasks as units: `"0.5 AP"` is half a point of AP, out of 100."""
+
 UNITS: dict[Dimension, dict[str, float]] = {
     Dimension.TIME: {"ns": 1.0, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9},
     Dimension.RATE: {"images/s": 1.0},
     Dimension.QUERIES: {"queries/s": 1.0},
     Dimension.SHARE: {"%": 0.01},
-    Dimension.POINTS: {"points": 1.0, "point": 1.0},
+    Dimension.POINTS: {"points": 1.0, "point": 1.0, **dict.fromkeys(SCORES, 1.0)},
     Dimension.SIZE: {"B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "kB": 1e3, "MB": 1e6, "GB": 1e9},
     Dimension.ENERGY: {"J/image": 1.0, "mJ/image": 1e-3},
     Dimension.DECIBEL: {"dB": 1.0},
@@ -84,6 +87,12 @@ def quantity_from_text(text: object, dimension: Dimension) -> float:
     if number < 0 or number * UNITS[dimension][unit] == float("inf"):
         raise ValueError(f'"{text}" is not a valid limit: it must be finite and non-negative')
     return number * UNITS[dimension][unit]
+
+
+def score_from_text(text: object) -> str | None:
+    """The score that a number of points is of: `AP` of `"0.5 AP"`; None of `"0.5 points"`."""
+    match = _QUANTITY.match(text) if isinstance(text, str) else None
+    return match[2] if match is not None and match[2] in SCORES else None
 
 
 def format_quantity(value: float, dimension: Dimension) -> str:

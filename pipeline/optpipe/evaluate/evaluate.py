@@ -1,6 +1,6 @@
-"""Task accuracy of the source model and of every artifact that can run here, on the same labelled images or texts.
+"""Task scores of the source model and of every artifact that can run here, on the same labeled samples.
 
-What is judged is the difference on paired predictions, with its interval: two accuracies side by side prove little.
+What is judged is the difference on paired predictions, with its interval: two scores side by side prove little.
 """
 
 import json
@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from optpipe.artifacts.lookup import format_model_argument
 from optpipe.backends.registry import BACKENDS
-from optpipe.core.card import ModelCard, Task, card_from_file
+from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.entries import ArtifactInfo, CalibrationInfo, GraphInfo, ModelInfo
 from optpipe.core.events import Listener
 from optpipe.core.verdict import Verdict
-from optpipe.errors import BadInputError, StageError
-from optpipe.evaluate.result import EvaluatedModel
-from optpipe.evaluate.scores import compute_accuracy, compute_agreement
+from optpipe.errors import StageError
+from optpipe.evaluate.result import Accuracy, EvaluatedModel, TaskScores
+from optpipe.evaluate.tasks.contract import TaskContract, Values
 from optpipe.export.exported import run_torch_model
 from optpipe.export.model import Model
+from optpipe.inputs.rows import rows_from_outputs
 from optpipe.inputs.sample_set import SampleSet
 from optpipe.inputs.task_data import fit_batch_size, iterate_input_batches
 from optpipe.stats.agreement import compute_output_error
@@ -33,21 +33,21 @@ from optpipe.workspace.store import Entry, Store
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+Runner = Callable[[Mapping[str, "NDArray[Any]"]], Mapping[str, "NDArray[Any]"]]
 EVALUATION_BATCH = 32
-TOP_K = 5
+KEPT_VALUES = 1 << 26
+"""Of the first output at most as many are kept for its SNR: those of the first samples."""
 
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """One model's answers: the best classes in falling order, (samples, at most TOP), and the first output's scores."""
+    """What one model predicts for every sample, as its task decodes it, and the rows of its first output (samples, values)."""
 
-    best: "NDArray[np.int64]"
-    scores: "NDArray[np.float32]"
-
-    @property
-    def top1(self) -> "NDArray[np.int64]":
-        """The largest score's class per sample."""
-        return self.best[:, 0]
+    values: Values
+    outputs: "NDArray[np.float32]"
+    """Of the first samples only, where they are many; none where their sizes differ."""
+    classes: int
+    """Of the first output's last axis; 0 where there is none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,13 +61,6 @@ class EvaluatedArtifact:
     """Whether it should have run here and did not."""
     calibrated_on: int = 0
     """How many of the samples its INT8 ranges were computed from: accuracy on those flatters."""
-
-
-def predictions_from_scores(scores: "NDArray[Any]") -> Predictions:
-    """From (samples, classes) scores. Of equal scores the lower class comes first, as argmax has it."""
-    values = np.asarray(scores, np.float32)
-    best = np.argsort(-values, axis=1, kind="stable")[:, :TOP_K]
-    return Predictions(best.astype(np.int64), values)
 
 
 def list_model_artifacts(model_id: str, store: Store) -> list[Entry[ArtifactInfo]]:
@@ -85,13 +78,13 @@ def evaluate_artifacts(
     exported: Entry[ModelInfo],
     artifacts: Sequence[Entry[ArtifactInfo]],
     samples: SampleSet,
+    task: TaskContract,
     store: Store,
     listener: Listener,
 ) -> list[EvaluatedArtifact]:
-    """Runs the source model, then each artifact, over `samples`. Raises BadInputError where the model is no classifier."""
+    """Runs the source model, then each artifact, over `samples`."""
     card = card_from_file(exported.file(CARD))
-    require_classifier(card)
-    rows = [EvaluatedArtifact(None, _evaluate_source(model, exported, card, samples, listener))]
+    rows = [EvaluatedArtifact(None, _evaluate_source(model, exported, card, samples, task, listener))]
     for entry in artifacts:
         backend = BACKENDS[entry.info.backend]
         if (reason := backend.find_run_blocker(entry.info)) is not None:
@@ -100,15 +93,12 @@ def evaluate_artifacts(
         name = f"evaluate {backend.name} {entry.info.precision}"
         try:
             with backend.load(store.verify_entry(entry).path, entry.info, {}) as session:
-                scores = _compute_scores(exported, card, samples, session.run, name, listener)
+                found = predict_samples(exported, card, samples, task, session.run, name, listener)
         except StageError as error:  # one broken artifact must not hide what the others do
             rows.append(EvaluatedArtifact(entry, None, str(error), failed=True))
             continue
-        rows.append(
-            EvaluatedArtifact(
-                entry, predictions_from_scores(scores), calibrated_on=_count_calibration_samples(entry, samples, store)
-            )
-        )
+        used = _count_calibration_samples(entry, samples, store)
+        rows.append(EvaluatedArtifact(entry, found, calibrated_on=used))
     return rows
 
 
@@ -125,69 +115,83 @@ def _count_calibration_samples(artifact: Entry[ArtifactInfo], samples: SampleSet
     return sum(each.sha256 in known for each in samples.files)
 
 
-def require_classifier(card: ModelCard) -> None:
-    """Raises BadInputError where answers cannot be right or wrong."""
-    if card.task not in (Task.CLASSIFICATION, Task.TEXT_CLASSIFICATION):
-        way = "\nset its task and labels in a model card (see models/README.md)" if card.task is Task.OTHER else ""
-        raise BadInputError(
-            f"{card.name} is not a classifier (task: {card.task}); `optpipe build {format_model_argument(card)}` verifies its tensors{way}"
-        )
-
-
 def _evaluate_source(
-    model: Model, exported: Entry[ModelInfo], card: ModelCard, samples: SampleSet, listener: Listener
+    model: Model,
+    exported: Entry[ModelInfo],
+    card: ModelCard,
+    samples: SampleSet,
+    task: TaskContract,
+    listener: Listener,
 ) -> Predictions:
-    module = model.load().module
+    module, name = model.load().module, "evaluate source"
     if module is None:
         from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
 
         with OnnxRuntimeSession(exported.file(ONNX), "cpu", {}) as session:
-            return predictions_from_scores(
-                _compute_scores(exported, card, samples, session.run, "evaluate source", listener)
-            )
-    run = partial(run_torch_model, module, card)
-    return predictions_from_scores(_compute_scores(exported, card, samples, run, "evaluate source", listener))
+            return predict_samples(exported, card, samples, task, session.run, name, listener)
+    return predict_samples(exported, card, samples, task, partial(run_torch_model, module, card), name, listener)
 
 
-def _compute_scores(
+def predict_samples(
     exported: Entry[ModelInfo],
     card: ModelCard,
     samples: SampleSet,
-    run: Callable[[Mapping[str, "NDArray[Any]"]], Mapping[str, "NDArray[Any]"]],
+    task: TaskContract,
+    run: Runner,
     name: str,
     listener: Listener,
-) -> "NDArray[Any]":
-    parts = []
+) -> Predictions:
+    """The predictions of `run`, which maps a batch of the model's inputs to its outputs."""
+    values: list[Any] = []
+    kept: list[NDArray[Any]] = []
+    room, classes = KEPT_VALUES, 0
     with listener.step(name, total=len(samples.files)) as step:
         for batch, count in iterate_input_batches(exported, card, samples, fit_batch_size(card, EVALUATION_BATCH)):
-            found = run(batch)[card.outputs[0].name][:count]
-            parts.append(found.reshape(len(found), -1) if found.ndim != 2 else found)
-            step.advance(len(found))
-    return np.concatenate(parts)
+            rows = {key: each[:count] for key, each in rows_from_outputs(card.outputs, run(batch), count).items()}
+            first = rows[card.outputs[0].name]
+            classes = int(first.shape[-1]) if first.ndim > 1 else 0
+            values += task.decode(rows, samples.files[len(values) : len(values) + count], samples, card)
+            if room >= first.size:
+                kept.append(np.asarray(first, np.float32).reshape(count, -1))
+                room -= first.size
+            step.advance(count)
+    same_size = len({each.shape[1] for each in kept}) == 1
+    outputs = np.concatenate(kept) if same_size else np.zeros((0, 0), np.float32)
+    return Predictions(values, outputs, classes)
 
 
 def score_artifacts(
-    rows: Sequence[EvaluatedArtifact], labels: "NDArray[np.int64] | None", trained: bool, budget: float | None
+    rows: Sequence[EvaluatedArtifact],
+    truths: Values | None,
+    task: TaskContract,
+    labels: Sequence[str],
+    classes: int,
+    budget: float | None,
+    *,
+    trained: bool,
 ) -> Iterator[EvaluatedModel]:
-    """The figures of every row; `labels` are class indices (samples,). Random weights have no accuracy: it would prove nothing."""
+    """The figures of every row; `labels` name the classes. Random weights have no accuracy: it would prove nothing."""
     source = rows[0].predictions
     assert source is not None
     for row in rows:
         info, found = row.entry.info if row.entry else None, row.predictions
+        score = None
+        if found is not None and truths is not None and trained:
+            score = task.score_predictions(truths, source.values, found.values, labels, classes)
+        comparable = found is not None and found.outputs.size and found.outputs.shape == source.outputs.shape
         scored = EvaluatedModel(
             backend=info.backend if info else "source",
             precision=info.precision if info else "source",
             device=info.device if info else "cpu",
-            samples=len(source.best),
+            samples=len(source.values),
             artifact=row.entry.id if row.entry else None,
             why_not=row.why_not,
             failed=row.failed,
             calibrated_on=row.calibrated_on,
-            snr_db=None if found is None else compute_output_error("", source.scores, found.scores).snr_db,
-            agreement=None if found is None else compute_agreement(source.best, found.best),
-            accuracy=None
-            if found is None or labels is None or not trained
-            else compute_accuracy(source.best, found.best, labels, top5=found.scores.shape[1] > TOP_K),
+            snr_db=compute_output_error("", source.outputs, found.outputs).snr_db if found and comparable else None,
+            agreement=None if found is None else task.compute_parity(source.values, found.values),
+            accuracy=score if isinstance(score, Accuracy) else None,
+            scores=score if isinstance(score, TaskScores) else None,
         )
         yield replace(scored, verdict=_judge_drop(scored, budget))
 
@@ -199,28 +203,28 @@ def _judge_drop(row: EvaluatedModel, budget: float | None) -> Verdict | None:
     """
     if budget is None or row.artifact is None:
         return None
-    if row.accuracy is None:
+    if row.drop_ci is None:
         return Verdict.INCONCLUSIVE
-    low, high = row.accuracy.drop_ci
+    low, high = row.drop_ci
     if high + row.calibrated_on / row.samples <= budget:
         return Verdict.PASS
     return Verdict.FAIL if low > budget else Verdict.INCONCLUSIVE
 
 
 def write_predictions(
-    path: Path, samples: SampleSet, labels: "NDArray[np.int64] | None", rows: Sequence[EvaluatedArtifact]
+    path: Path, samples: SampleSet, truths: Values | None, task: TaskContract, rows: Sequence[EvaluatedArtifact]
 ) -> None:
-    """Parquet: one row per sample with its class and every model's answers, so that anyone can recompute the figures."""
+    """Parquet: one row per sample with its truth and every model's prediction, so that anyone can recompute the figures."""
     import polars as pl
 
     columns: dict[str, Any] = {
         "path": [each.path for each in samples.files],
         "sha256": [each.sha256 for each in samples.files],
         "label": [each.label for each in samples.files],
-        "class": [None] * len(samples.files) if labels is None else labels,
+        task.truth_column: [None] * len(samples.files) if truths is None else truths,
     }
     for row in rows:
         if row.predictions is not None:
             name = row.entry.id if row.entry else "source"
-            columns[f"{name}:best"] = row.predictions.best.tolist()
+            columns[f"{name}:{task.prediction_column}"] = row.predictions.values
     write_parquet(path, pl.DataFrame(columns))

@@ -11,14 +11,14 @@ from optpipe.errors import BadInputError
 from optpipe.evaluate.evaluate import (
     evaluate_artifacts,
     list_model_artifacts,
-    require_classifier,
     score_artifacts,
     write_predictions,
 )
 from optpipe.evaluate.result import Dataset, Evaluation
+from optpipe.evaluate.tasks.registry import find_task
 from optpipe.export.exported import compute_model_id, export_model, prepare_model
 from optpipe.export.model import Model
-from optpipe.inputs.task_data import find_label_indices, load_sample_set
+from optpipe.inputs.task_data import load_sample_set
 from optpipe.workspace.file_names import CARD, EVALUATION, PREDICTIONS
 from optpipe.workspace.manifest import get_command_line
 from optpipe.workspace.runs import finish_run, open_run, write_bytes
@@ -41,7 +41,7 @@ def run_evaluation(
     store.require_writable()
     model, stored = prepare_model(model, store, listener)
     card = card_from_file(stored.file(CARD)) if stored else model.load().card
-    require_classifier(card)
+    task = find_task(card)
     if data is None and "validation" not in card.data:
         what = "texts with --data FILE" if card.tokenization else "images with --data DIR"
         raise BadInputError(f"the model card of {card.name} has no validation set; pass labeled {what}")
@@ -53,10 +53,10 @@ def run_evaluation(
         )
     exported, _ = export_model(model, store, listener, stored)
     card = card_from_file(exported.file(CARD))
+    task.require_model(card)
     samples, unreadable = load_sample_set(exported, card, data or Path(card.data["validation"]), count, seed, listener)
-    if isinstance(size := card.outputs[0].shape[-1], int):
-        find_label_indices(samples, card, size)  # labels that fit no class end it before anything runs
-    rows = evaluate_artifacts(model, exported, artifacts, samples, store, listener)
+    truths = task.read_truths(samples, card, task.count_classes(card))  # what does not fit ends it before anything runs
+    rows = evaluate_artifacts(model, exported, artifacts, samples, task, store, listener)
     for row in rows:
         if row.calibrated_on and row.entry:
             listener.warn(
@@ -64,10 +64,11 @@ def run_evaluation(
                 " is overestimated; evaluate on other data"
             )
     assert rows[0].predictions is not None
-    labels = find_label_indices(samples, card, rows[0].predictions.scores.shape[1])
-    classes, trained = int(rows[0].predictions.scores.shape[1]), exported.info.weights.trained
+    classes, trained = task.count_classes(card) or rows[0].predictions.classes, exported.info.weights.trained
+    truths = task.read_truths(samples, card, classes) if truths is None else truths
+    labels = card.labels if task.names_classes else ()
     with open_run(store.workspace, "evaluate") as run:
-        write_predictions(run.path / PREDICTIONS, samples, labels, rows)
+        write_predictions(run.path / PREDICTIONS, samples, truths, task, rows)
         found = Evaluation(
             model=card.name,
             source=card.source,
@@ -79,12 +80,15 @@ def run_evaluation(
                 sha256=samples.sha256,
                 count=len(samples.files),
                 unreadable=tuple(str(each.path) for each in unreadable),
-                labeled=labels is not None,
+                labeled=truths is not None,
                 classes=classes,
+                labels=labels,
             ),
             accuracy_budget=budget,
-            results=tuple(score_artifacts(rows, labels, trained, budget)),
+            results=tuple(score_artifacts(rows, truths, task, labels, classes, budget, trained=trained)),
             run_dir=str(run.path),
+            task=card.task,
+            scoring=task.describe_scoring(card),
         )
         write_bytes(run.path / EVALUATION, json_from_record(replace(found, run_dir=run.run_id)))
         parents = [exported.id, *(each.id for each in artifacts)]

@@ -50,6 +50,37 @@ class Accuracy:
 
 
 @dataclass(frozen=True, slots=True)
+class Score:
+    """One score of a task, and its drop from the source model on the same samples; fractions, not percent."""
+
+    name: str
+    """As in a policy: `mIoU`, `AP50`."""
+    value: float
+    ci: Bounds
+    drop: float
+    drop_ci: Bounds
+
+
+@dataclass(frozen=True, slots=True)
+class ClassScore:
+    """The task's first score of one class, and its drop."""
+
+    label: str
+    value: float
+    drop: float
+
+
+@dataclass(frozen=True, slots=True)
+class TaskScores:
+    """The scores of a task that is no classification."""
+
+    scores: tuple[Score, ...]
+    """The first is the one that is judged."""
+    classes: tuple[ClassScore, ...]
+    """Of the classes that occur."""
+
+
+@dataclass(frozen=True, slots=True)
 class EvaluatedModel:
     """The source model, or one artifact."""
 
@@ -70,9 +101,18 @@ class EvaluatedModel:
     agreement: Agreement | None = None
     """None where the source model predicts one class for all samples."""
     accuracy: Accuracy | None = None
-    """None without labels or trained weights."""
+    """Of a classifier; None without labels or trained weights."""
+    scores: TaskScores | None = None
+    """Of any other task; None without annotations or trained weights."""
     verdict: Verdict | None = None
     """Whether the drop is within the budget; None for the source model and without a budget."""
+
+    @property
+    def drop_ci(self) -> Bounds | None:
+        """The interval of the drop that is judged."""
+        if self.scores is not None:
+            return self.scores.scores[0].drop_ci
+        return None if self.accuracy is None else self.accuracy.drop_ci
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +127,8 @@ class Dataset:
     unreadable: tuple[str, ...]
     labeled: bool
     classes: int
+    labels: tuple[str, ...] = ()
+    """Names of the classes, where scores are given by class."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +144,9 @@ class Evaluation:
     results: tuple[EvaluatedModel, ...]
     run_dir: str
     warnings: tuple[str, ...] = ()
+    task: str = "classification"
+    scoring: str = ""
+    """How outputs became predictions, where there is a choice: `NMS outside the engine, IoU 0.7`."""
 
     @property
     def status(self) -> ExitStatus:

@@ -27,6 +27,9 @@ from optpipe.inputs.sample_set import (
 )
 
 CHECKED_AT_ONCE = 64
+IMAGES, MASKS, LABELS, COCO = "images", "masks", "labels", "annotations.json"
+ANNOTATIONS = (MASKS, LABELS, COCO)
+"""What makes of a folder with `images/` an annotated set."""
 DOCUMENTATION_PREFIXES = (".", "README", "LICENSE", "LICENCE", "NOTICE")
 
 
@@ -57,6 +60,7 @@ def image_set_from_path(
 ) -> tuple[ImageSet, tuple[UnreadableFile, ...]]:
     """The set that `source` names: a manifest, or `count` pictures drawn out of a folder; and what was unreadable.
 
+    Of a folder with annotations only `images/` is read.
     A folder whose pictures all lie in class folders is labelled by them, and the sample has the classes in their own
     proportions. Raises BadInputError for an empty folder, or too many files that are unreadable or no pictures.
     """
@@ -65,16 +69,22 @@ def image_set_from_path(
         if count is None or count >= len(found.files):
             return check_image_set(found), ()
         return check_image_set(draw_subset(found, count, seed)), ()
-    paths = find_images(source).paths
-    labels = _labels_from_folders(source, paths)
+    annotated = is_annotated(source)
+    paths = find_images(source / IMAGES if annotated else source).paths
+    labels = [None] * len(paths) if annotated else _labels_from_folders(source, paths)
     wanted = len(paths) if count is None else min(count, len(paths))
     order = stratify_indices(labels, wanted, seed)
     kept, bad = _select_readable([paths[index] for index in order], wanted, source, step)
-    others = _find_other_files(source, len(paths))
+    others = () if annotated else _find_other_files(source, len(paths))
     by_path = dict(zip(paths, labels, strict=True))
     files = tuple(SetFile(path.relative_to(source).as_posix(), hash_file(path), by_path[path]) for path in sorted(kept))
     names = tuple(sorted({label for label in labels if label is not None}))
     return ImageSet(source.resolve().name, source, seed, files, names), (*bad, *others)
+
+
+def is_annotated(folder: Path) -> bool:
+    """Whether `images/` in a folder has masks, YOLO labels or COCO annotations beside it."""
+    return (folder / IMAGES).is_dir() and any((folder / name).exists() for name in ANNOTATIONS)
 
 
 def _find_other_files(source: Path, pictures: int) -> tuple[UnreadableFile, ...]:

@@ -81,7 +81,8 @@ def _choose_labeled(card: ModelCard, manifest: Path) -> Samples:
     count = max(SAMPLE_COUNT, LABELED_BYTES // (4 * math.prod(image.sample)))
     pairs = pick_evenly(tuple(read_labeled_files(manifest)), count)
     files = tuple(path for path, _ in pairs)
-    return Samples("images", files, _hash_files(files), tuple(card.labels.index(label) for _, label in pairs))
+    labels = tuple(card.labels.index(label) for _, label in pairs if label in card.labels)
+    return Samples("images", files, _hash_files(files), labels if len(labels) == len(files) else ())
 
 
 def _hash_files(files: tuple[Path, ...]) -> str:
@@ -93,7 +94,7 @@ def read_labeled_files(manifest: Path) -> Iterator[tuple[Path, str]]:
     try:
         value = json.loads(manifest.read_text(encoding="utf-8"))
         for each in value["files"]:
-            yield manifest.parent / value["root"] / each["path"], str(each.get("label", ""))
+            yield manifest.parent / value["root"] / each["path"], str(each.get("label") or "")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BadInputError(f"{manifest} is not a readable image-set manifest ({type(error).__name__})") from error
 

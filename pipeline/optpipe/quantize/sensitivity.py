@@ -7,22 +7,19 @@ finds how many of the worst must be spared; it takes log2(layers) evaluations of
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-
-from optpipe.core.card import ModelCard, card_from_file
+from optpipe.core.card import ModelCard, Task, card_from_file
 from optpipe.core.entries import ModelInfo
-from optpipe.core.events import Listener
+from optpipe.core.events import Listener, SilentListener
 from optpipe.errors import BadInputError
-from optpipe.evaluate.evaluate import EVALUATION_BATCH, Predictions, predictions_from_scores
-from optpipe.inputs.rows import to_rows
+from optpipe.evaluate.evaluate import Predictions, predict_samples
+from optpipe.evaluate.tasks.contract import TaskContract, Values
+from optpipe.evaluate.tasks.registry import TASKS
 from optpipe.inputs.sample_set import SampleSet, draw_subset
-from optpipe.inputs.task_data import find_label_indices, fit_batch_size, iterate_input_batches
 from optpipe.quantize.calibrate import quantize_graph
 from optpipe.quantize.table import CalibrationTable
 from optpipe.stats.agreement import compute_output_error
-from optpipe.stats.paired import compute_difference_interval
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.file_names import CARD, ONNX
 from optpipe.workspace.store import Entry, Store
@@ -46,7 +43,7 @@ class QuantizationCost:
     snr_db: float
     """Of the first output; EXACT_DB where it is equal to the bit."""
     drop: float | None = None
-    """Of accuracy, or of agreement where labels are missing; None where the FP32 graph predicts one class for everything."""
+    """Of the task's score, or of agreement where labels are missing; None where the FP32 graph predicts one class for everything."""
     drop_ci: tuple[float, float] | None = None
 
 
@@ -98,7 +95,8 @@ class SelectionInfo:
 
     budget: float
     images: int
-    metric: Literal["agreement", "top1"]
+    metric: str
+    """The task's score that the drop is of; `agreement` where labels are missing."""
     keep: tuple[str, ...]
     layers: int
     tried: tuple[KeptTrial, ...]
@@ -106,48 +104,54 @@ class SelectionInfo:
 
 @dataclass(frozen=True, eq=False)
 class Fp32Reference:
-    """The FP32 graph's answers on some samples, which quantized graphs are held against."""
+    """The FP32 graph's predictions on some samples, which quantized graphs are compared with."""
 
     model: Entry[ModelInfo]
     card: ModelCard
     samples: SampleSet
+    task: TaskContract
     reference: Predictions
-    labels: "NDArray[np.int64] | None"
+    truths: Values | None
+
+    @property
+    def metric(self) -> str:
+        """What the drop is of."""
+        return "agreement" if self.truths is None else self.task.score
 
     def measure_cost(self, graph: Any) -> QuantizationCost:
         """Runs a quantized `graph` over the samples and compares its outputs."""
-        found = predictions_from_scores(_compute_scores(graph, self.model, self.card, self.samples))
-        snr = compute_output_error("", self.reference.scores, found.scores).snr_db
+        found = _predict(graph, self.model, self.card, self.samples, self.task)
+        snr = compute_output_error("", self.reference.outputs, found.outputs).snr_db
         snr = EXACT_DB if snr is None else min(round(snr, 2), EXACT_DB)
-        if np.unique(self.reference.top1).size < 2:
-            return QuantizationCost(snr)
-        truth = self.reference.top1 if self.labels is None else self.labels
-        was, now = self.reference.top1 == truth, found.top1 == truth
-        lost, won, n = int((was & ~now).sum()), int((now & ~was).sum()), len(truth)
-        return QuantizationCost(snr, (lost - won) / n, compute_difference_interval(lost, won, n).bounds)
+        source = self.reference.values
+        truths = self.task.take_as_truths(source) if self.truths is None else self.truths
+        cost = self.task.measure_drop(truths, source, found.values)
+        return QuantizationCost(snr) if cost is None else QuantizationCost(snr, cost.drop, cost.ci)
 
 
 def run_fp32_reference(model: Entry[ModelInfo], samples: SampleSet) -> Fp32Reference:
-    """Runs the FP32 graph over `samples`."""
+    """Runs the FP32 graph over `samples`. Raises BadInputError where its outputs do not fit its task."""
     import onnx
 
     card = card_from_file(model.file(CARD))
-    reference = predictions_from_scores(_compute_scores(onnx.load(model.file(ONNX)), model, card, samples))
-    return Fp32Reference(model, card, samples, reference, find_label_indices(samples, card, reference.scores.shape[1]))
+    task = TASKS.get(card.task, TASKS[Task.CLASSIFICATION])  # of what no task judges, the largest output
+    task.require_model(card)
+    reference = _predict(onnx.load(model.file(ONNX)), model, card, samples, task)
+    truths = task.read_truths(samples, card, task.count_classes(card) or reference.classes)
+    return Fp32Reference(model, card, samples, task, reference, truths)
 
 
-def _compute_scores(graph: Any, model: Entry[ModelInfo], card: ModelCard, samples: SampleSet) -> "NDArray[Any]":
+def _predict(
+    graph: Any, model: Entry[ModelInfo], card: ModelCard, samples: SampleSet, task: TaskContract
+) -> Predictions:
     from optpipe.quantize.collect import open_model_session
 
-    session = open_model_session(graph)
-    name = card.outputs[0].name
-    size = fit_batch_size(card, EVALUATION_BATCH)
-    parts = [
-        to_rows(session.run([name], batch)[0], card.outputs[0].batch, count)[:count]
-        for batch, count in iterate_input_batches(model, card, samples, size)
-    ]
-    scores = np.concatenate(parts)
-    return scores.reshape(len(scores), -1)
+    session, names = open_model_session(graph), [each.name for each in card.outputs]
+
+    def run(batch: Mapping[str, "NDArray[Any]"]) -> Mapping[str, "NDArray[Any]"]:
+        return dict(zip(names, session.run(names, batch), strict=True))
+
+    return predict_samples(model, card, samples, task, run, "predict", SilentListener())
 
 
 def compare_methods(
@@ -250,7 +254,7 @@ def select_float_layers(
         return SelectionInfo(
             budget=budget,
             images=len(samples.files),
-            metric="agreement" if against.labels is None else "top1",
+            metric=against.metric,
             keep=tuple(order[:chosen]),
             layers=len(order),
             tried=tuple(tried[kept] for kept in sorted(tried)),

@@ -12,21 +12,16 @@ from optpipe.reporters.records import VERDICT_STYLES, format_drop, format_random
 if TYPE_CHECKING:
     from optpipe.evaluate.result import EvaluatedModel, Evaluation
 
+MENTIONED_DROP, MENTIONED_CLASSES = 0.001, 5
+
 
 def render_evaluation(found: "Evaluation") -> RenderableType:
     """The source model first, then what became of its predictions in every artifact."""
-    dataset, texts = found.dataset, found.dataset.kind == "texts"
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("artifact", "backend", "precision"):
-        table.add_column(name, overflow="fold")
-    second = "macro F1, drop (95 %)" if texts else "top-5"
-    for name in ("top-1", second, "drop (95 %)", "lost / won", "agreement", "SNR", "verdict"):
-        table.add_column(name, justify="right")
-    for row in found.results:
-        if not row.why_not:
-            table.add_row(*_format_row(row, texts=texts))
+    dataset = found.dataset
     head = f"{found.model} on {dataset.count} {dataset.kind} of {dataset.name} ({dataset.sha256[:12]})"
-    lines: list[RenderableType] = [Text(head), table]
+    lines: list[RenderableType] = [Text(head), *([Text(found.scoring, style="dim")] if found.scoring else [])]
+    lines += [_make_table(found) if found.task.endswith("classification") else _make_score_table(found)]
+    lines += _list_class_drops(found)
     lines += [
         Text(
             f"{'failed' if row.failed else 'not evaluated'}  {row.backend} {row.precision}: {row.why_not}",
@@ -43,8 +38,75 @@ def render_evaluation(found: "Evaluation") -> RenderableType:
     return Group(*lines)
 
 
+def _make_table(found: "Evaluation") -> Table:
+    """Of a classifier."""
+    texts = found.dataset.kind == "texts"
+    table = _start_table()
+    second = "macro F1, drop (95 %)" if texts else "top-5"
+    for name in ("top-1", second, "drop (95 %)", "lost / won", "agreement", "SNR", "verdict"):
+        table.add_column(name, justify="right")
+    for row in found.results:
+        if not row.why_not:
+            table.add_row(*_format_row(row, texts=texts))
+    return table
+
+
+def _start_table() -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("artifact", "backend", "precision"):
+        table.add_column(name, overflow="fold")
+    return table
+
+
+def _make_score_table(found: "Evaluation") -> Table:
+    """Of a task with scores of its own."""
+    scored = next((row.scores for row in found.results if row.scores is not None), None)
+    names = [each.name for each in scored.scores] if scored else []
+    table = _start_table()
+    for name in (*names, f"{names[0]} drop (95 %)" if names else "drop", "agreement", "SNR", "verdict"):
+        table.add_column(name, justify="right")
+    for row in found.results:
+        if row.why_not:
+            continue
+        values = [f"{each.value:.2%}" for each in row.scores.scores] if row.scores else [""] * len(names)
+        if row.artifact is None:
+            table.add_row("", "source model", "", *values, "", "", "", "")
+            continue
+        first = row.scores.scores[0] if row.scores else None
+        table.add_row(
+            row.artifact,
+            f"{row.backend} ({row.device})",
+            row.precision,
+            *values,
+            format_drop(first.drop, first.drop_ci) if first else "",
+            *_format_end(row),
+        )
+    return table
+
+
+def _list_class_drops(found: "Evaluation") -> list[RenderableType]:
+    """The classes that explain an artifact's drop, where it is more than a tenth of a point."""
+    lines: list[RenderableType] = []
+    for row in found.results:
+        if row.artifact is None or row.scores is None or row.scores.scores[0].drop < MENTIONED_DROP:
+            continue
+        worst = sorted(row.scores.classes, key=lambda each: -each.drop)[:MENTIONED_CLASSES]
+        said = ", ".join(f"{each.label} {100 * each.drop:+.2f}" for each in worst)
+        lines.append(
+            Text(f"{row.artifact}: drop by class, in points of {row.scores.scores[0].name}: {said}", style="dim")
+        )
+    return lines
+
+
+def _format_end(row: "EvaluatedModel") -> list[str | Text]:
+    """Agreement, SNR and verdict."""
+    agreement = f"{row.agreement.share:.2%}" if row.agreement else ""
+    snr = "equal" if row.snr_db is None else f"{row.snr_db:.0f} dB"
+    return [agreement, snr, Text(row.verdict or "", style=VERDICT_STYLES.get(row.verdict or "", ""))]
+
+
 def _format_row(row: "EvaluatedModel", *, texts: bool) -> list[str | Text]:
-    accuracy, agreement = row.accuracy, row.agreement
+    accuracy = row.accuracy
     top1 = second = drop = pairs = ""
     if accuracy:
         top1 = f"{accuracy.top1:.2%}"
@@ -62,7 +124,5 @@ def _format_row(row: "EvaluatedModel", *, texts: bool) -> list[str | Text]:
         second,
         drop,
         pairs,
-        f"{agreement.share:.2%}" if agreement else "",
-        "equal" if row.snr_db is None else f"{row.snr_db:.0f} dB",
-        Text(row.verdict or "", style=VERDICT_STYLES.get(row.verdict or "", "")),
+        *_format_end(row),
     ]

@@ -35,7 +35,7 @@ class BuildEvidence:
     baseline: tuple[RecordedMeasurement, ...] = ()
     baseline_name: str | None = None
     accuracy: Mapping[str, Observation] = field(default_factory=dict)
-    """`top1`, `drop`, `agreement`, as fractions of the images."""
+    """What `TaskContract.observe` says: `drop`, `agreement`, `score`, …, as fractions."""
     preprocessing: Mapping[str, Observation] = field(default_factory=dict)
     """`agreement` as a fraction, `snr` in dB."""
     tensor_core_share: Observation | None = None
@@ -273,12 +273,24 @@ def _environment(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Obse
 
 
 def _accuracy(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:
-    wanted = {"maximum_drop": "drop", "minimum_top1": "top1", "minimum_agreement": "agreement"}[criterion.metric]
-    figure = evidence.accuracy.get(wanted)
+    wanted = {
+        "maximum_drop": "drop",
+        "minimum_score": "score",
+        "minimum_top1": "top1",
+        "minimum_agreement": "agreement",
+    }
+    name = wanted[criterion.metric]
+    if criterion.score is not None:
+        name = f"drop of {criterion.score}" if name == "drop" else criterion.score
+    figure = evidence.accuracy.get(name)
     if figure is None:
+        known = [each.removeprefix("drop of ") for each in evidence.accuracy if each.startswith("drop of ")]
+        if criterion.score is not None and known:
+            there = f"this model's task has no score {criterion.score}; it has {', '.join(known)}"
+            return Missing(there, "change the policy's [accuracy]")
         command = f"optpipe evaluate {evidence.build.model} --data DIR"
-        return Missing(f"the {wanted} was not evaluated for this build", command)
-    if wanted == "drop":  # in points
+        return Missing(f"the {name} was not evaluated for this build", command)
+    if criterion.dimension is Dimension.POINTS:
         low, high = (None if bound is None else 100 * bound for bound in (figure.low, figure.high))
         tail = None if figure.tail is None else ScaledTail(figure.tail, 100)
         return [replace(figure, value=100 * float(figure.value), low=low, high=high, tail=tail)]

@@ -43,18 +43,21 @@ class Criterion:
     threshold: float | str
     dimension: Dimension | None = None
     where: LoadFilter = field(default_factory=LoadFilter)
+    score: str | None = None
+    """The task's score that is limited, where the limit names it."""
 
     @property
     def name(self) -> str:
-        """What `--waive` and reports call it: `latency.p99.b8.single-stream`."""
-        return f"{self.section}.{self.metric}{self.where.to_slug()}"
+        """What `--waive` and reports call it: `latency.p99.b8.single-stream`, `accuracy.maximum_drop.AP50`."""
+        return f"{self.section}.{self.metric}{self.where.to_slug()}{f'.{self.score}' if self.score else ''}"
 
     @property
     def limit(self) -> str:
         """`at most 15.0 ms`, `is NVIDIA H200`."""
         if isinstance(self.threshold, str) or self.dimension is None:
             return f"{self.sense} {self.threshold}"
-        return f"{self.sense} {format_quantity(self.threshold, self.dimension)}"
+        text = format_quantity(self.threshold, self.dimension)
+        return f"{self.sense} {text.replace('points', self.score) if self.score else text}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +139,7 @@ def _list_criteria(document: PolicyDocument) -> Iterator[Criterion]:
         for table in tables if isinstance(tables, tuple) else (tables,):
             where = table.where if isinstance(table, MeasuredSection) else LoadFilter()
             for metric, limit in table.list_limits():
-                yield Criterion(name, metric, limit.sense, float(limit), limit.dimension, where)
+                yield Criterion(name, metric, limit.sense, float(limit), limit.dimension, where, limit.score)
 
 
 def _refuse_contradictions(criteria: tuple[Criterion, ...], wanted: Precision | None) -> None:

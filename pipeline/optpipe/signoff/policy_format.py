@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 
 from optpipe.core.measurement import Mode, Scenario, format_option
 from optpipe.core.precision import Precision
-from optpipe.core.quantity import Dimension, quantity_from_text
+from optpipe.core.quantity import Dimension, quantity_from_text, score_from_text
 
 MAX_COUNT = 1_000_000
 """Largest batch size or number of streams that a policy may name."""
@@ -31,6 +31,8 @@ class Limit(float):
 
     sense: ClassVar[Sense]
     dimension: ClassVar[Dimension]
+    score: str | None = None
+    """The score that a limit in points names: `AP` of `"0.5 AP"`."""
 
     def __init_subclass__(cls, sense: Sense, dimension: Dimension) -> None:
         """Sets what every limit of this type has in common."""
@@ -48,7 +50,11 @@ class Limit(float):
             raise ValueError(f'"{value}" is always met; remove it or set a meaningful limit')
         if found == 0 and cls.dimension in (Dimension.TIME, Dimension.SIZE, Dimension.ENERGY):
             raise ValueError(f'"{value}" can never be met')
-        return cls(found)
+        if least and cls.dimension is Dimension.POINTS and found > 100:
+            raise ValueError(f'"{value}" can never be met: the maximum is 100 points')
+        limit = cls(found)
+        limit.score = score_from_text(value)
+        return limit
 
 
 class MaxTime(Limit, sense=Sense.AT_MOST, dimension=Dimension.TIME):
@@ -60,7 +66,11 @@ class MaxShare(Limit, sense=Sense.AT_MOST, dimension=Dimension.SHARE):
 
 
 class MaxDrop(Limit, sense=Sense.AT_MOST, dimension=Dimension.POINTS):
-    """Maximum drop in percentage points."""
+    """Maximum drop in percentage points of the task's first score, or of the score that it names."""
+
+
+class MinScore(Limit, sense=Sense.AT_LEAST, dimension=Dimension.POINTS):
+    """Minimum score, out of 100 points, of the task's first score, or of the score that it names."""
 
 
 class MaxSize(Limit, sense=Sense.AT_MOST, dimension=Dimension.SIZE):
@@ -230,9 +240,10 @@ class Stability(MeasuredSection, frozen=True):
 
 
 class Accuracy(Section, frozen=True):
-    """Task accuracy on the validation set, on paired predictions with the source model."""
+    """The task's scores on the validation set, on paired predictions with the source model."""
 
     maximum_drop: MaxDrop | None = None
+    minimum_score: MinScore | None = None
     minimum_top1: MinShare | None = None
     minimum_agreement: MinShare | None = None
 

@@ -7,16 +7,23 @@ from optpipe.core.card import ModelCard, Task
 from optpipe.errors import BadInputError
 from optpipe.evaluate.evaluate import (
     EvaluatedArtifact,
-    predictions_from_scores,
+    Predictions,
     score_artifacts,
     write_predictions,
 )
+from optpipe.evaluate.tasks.classification import list_best_classes
+from optpipe.evaluate.tasks.registry import TASKS
 from optpipe.inputs.image_set import ImageSet
 from optpipe.inputs.sample_set import SetFile
 from optpipe.inputs.task_data import find_label_indices
 
 RNG = np.random.default_rng(0)
 LABELS = RNG.integers(0, 10, 400)
+TASK = TASKS[Task.CLASSIFICATION]
+
+
+def predictions_from_scores(values) -> Predictions:
+    return Predictions(list_best_classes(values), values, values.shape[1])
 
 
 def scores(right_share: float, seed: int = 1):
@@ -34,7 +41,7 @@ class Entry:
 
 def rows(found, labels=LABELS, trained=True, budget=None):
     evaluated = [EvaluatedArtifact(None, predictions_from_scores(scores(0.95))), EvaluatedArtifact(Entry(), found)]
-    return list(score_artifacts(evaluated, labels, trained, budget))
+    return list(score_artifacts(evaluated, labels.tolist(), TASK, (), 10, budget, trained=trained))
 
 
 def named(labels) -> ImageSet:
@@ -84,7 +91,10 @@ def test_calibration_samples_count_as_lost() -> None:
         EvaluatedArtifact(None, predictions_from_scores(scores(0.95))),
         EvaluatedArtifact(Entry(), predictions_from_scores(scores(0.95)), calibrated_on=8),
     ]
-    found = {budget: list(score_artifacts(evaluated, LABELS, True, budget))[1] for budget in (0.02, 0.05)}
+    found = {
+        budget: list(score_artifacts(evaluated, LABELS.tolist(), TASK, (), 10, budget, trained=True))[1]
+        for budget in (0.02, 0.05)
+    }
     assert found[0.02].verdict == "INCONCLUSIVE"
     assert found[0.05].verdict == "PASS"
 
@@ -96,7 +106,7 @@ def test_random_weights_prove_nothing() -> None:
         EvaluatedArtifact(None, predictions_from_scores(constant)),
         EvaluatedArtifact(Entry(), predictions_from_scores(constant)),
     ]
-    _, row = score_artifacts(evaluated, LABELS, trained=False, budget=0.5)
+    _, row = score_artifacts(evaluated, LABELS.tolist(), TASK, (), 10, 0.5, trained=False)
     assert row.accuracy is None
     assert row.agreement is None
     assert row.verdict == "INCONCLUSIVE"
@@ -113,7 +123,7 @@ def test_labels_by_name_index_or_order() -> None:
 
 def test_predictions_are_kept_for_recomputation(tmp_path) -> None:
     found = predictions_from_scores(scores(0.9)[:2])
-    write_predictions(tmp_path / "p.parquet", named(["3", "4"]), np.array([3, 4]), [EvaluatedArtifact(None, found)])
+    write_predictions(tmp_path / "p.parquet", named(["3", "4"]), [3, 4], TASK, [EvaluatedArtifact(None, found)])
     table = pl.read_parquet(tmp_path / "p.parquet")
     assert table["class"].to_list() == [3, 4]
-    assert table["source:best"].list.first().to_list() == found.top1.tolist()
+    assert table["source:best"].list.first().to_list() == [best[0] for best in found.values]

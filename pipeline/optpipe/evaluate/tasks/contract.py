@@ -1,0 +1,201 @@
+"""What every task provides."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from optpipe.core.card import ModelCard, Task
+from optpipe.core.observation import Observation
+from optpipe.errors import BadInputError
+from optpipe.evaluate.result import Accuracy, Agreement, ClassScore, Score, TaskScores
+from optpipe.inputs.rows import Arrays
+from optpipe.inputs.sample_set import SampleSet, SetFile
+from optpipe.stats.bootstrap import compute_percentile_interval, draw_sample_weights
+from optpipe.stats.paired import CONFIDENCE, Interval
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Values = Sequence[Any]
+"""Predictions or truths of one task, one per sample, each a plain value that Parquet holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class DropCost:
+    """The drop of a task's first score, as a fraction, with its 95 % interval."""
+
+    drop: float
+    ci: tuple[float, float]
+
+
+class TaskContract(ABC):
+    """One task."""
+
+    score: ClassVar[str]
+    """The name of the score that a drop is of; the unit in a policy: `"0.5 mIoU"`."""
+    truth_column: ClassVar[str] = "truth"
+    prediction_column: ClassVar[str] = "prediction"
+    names_classes: ClassVar[bool] = True
+    """Whether scores are given by class."""
+
+    @abstractmethod
+    def require_model(self, card: ModelCard) -> None:
+        """Raises BadInputError where the model's outputs do not fit the task."""
+
+    def describe_scoring(self, card: ModelCard) -> str:  # noqa: ARG002
+        """How outputs become predictions, where there is a choice."""
+        return ""
+
+    @abstractmethod
+    def count_classes(self, card: ModelCard) -> int | None:
+        """How many classes the model's outputs have; None where they do not say."""
+
+    @abstractmethod
+    def read_truths(self, samples: SampleSet, card: ModelCard, classes: int | None) -> Values | None:
+        """What is true of every sample; None where the set does not say. Raises BadInputError for truths that do not fit."""
+
+    @abstractmethod
+    def decode(self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard) -> Values:
+        """The predictions of some samples from their rows of the outputs, (samples, ...) each."""
+
+    @abstractmethod
+    def take_as_truths(self, predictions: Values) -> Values:
+        """The source model's predictions as truths, where a set has none."""
+
+    @abstractmethod
+    def score_predictions(
+        self, truths: Values, source: Values, found: Values, labels: Sequence[str], classes: int
+    ) -> Accuracy | TaskScores:
+        """Scores of `found`, and their drops from `source` on the same samples."""
+
+    @abstractmethod
+    def measure_drop(self, truths: Values, source: Values, found: Values) -> DropCost | None:
+        """The drop of the first score; None where none can be measured."""
+
+    @abstractmethod
+    def compute_parity(self, source: Values, found: Values) -> Agreement | None:
+        """How far `found` predicts as `source` does; None where the source predicts the same for all samples."""
+
+    @abstractmethod
+    def observe(
+        self, truths: Values | None, source: Values, found: Values, confidence: float, about: str
+    ) -> dict[str, Observation]:
+        """Figures for a policy, as fractions: `agreement`, and with truths `score` and `drop`, also by the score's name.
+
+        `about` says what was observed: `250 images`.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Replicated:
+    """A score on all samples, and on every replicate of the bootstrap."""
+
+    value: float
+    replicates: "NDArray[np.float64]"
+
+
+class BootstrapTask(TaskContract):
+    """A task whose scores are computed from sums over samples, or from anything else that can be weighted by sample.
+
+    Intervals come from the paired bootstrap over samples. Two models with the same predictions have a drop of exactly 0.
+    """
+
+    scores: ClassVar[tuple[str, ...]]
+    """The first is the one that a drop is of."""
+
+    @abstractmethod
+    def gather(self, truths: Values, predictions: Values) -> Any:
+        """Whatever the scores are computed from."""
+
+    @abstractmethod
+    def compute_scores(self, gathered: Any, weights: "NDArray[np.float64]") -> "NDArray[np.float64]":
+        """Every score for every replicate (replicates, scores), where sample j counts weights[i, j] times in replicate i."""
+
+    @abstractmethod
+    def compute_class_scores(self, gathered: Any) -> "NDArray[np.float64]":
+        """The first score of each class (classes,); NaN for a class that does not occur."""
+
+    @abstractmethod
+    def compute_sample_parity(self, source: Values, found: Values) -> "NDArray[np.float64]":
+        """How far the two predict the same for each sample (samples,), from 0 to 1."""
+
+    def _replicate(self, truths: Values, predictions: Values) -> list[Replicated]:
+        gathered, count = self.gather(truths, predictions), len(truths)
+        whole = self.compute_scores(gathered, np.ones((1, count)))[0]
+        drawn = self.compute_scores(gathered, draw_sample_weights(count))
+        return [Replicated(float(whole[place]), drawn[:, place]) for place in range(len(self.scores))]
+
+    def score_predictions(
+        self,
+        truths: Values,
+        source: Values,
+        found: Values,
+        labels: Sequence[str],
+        classes: int,  # noqa: ARG002
+    ) -> TaskScores:
+        """Every score with its interval, the drop with that of the paired replicates, and the first score per class."""
+        mine = self._replicate(truths, found)
+        theirs = mine if found is source else self._replicate(truths, source)
+        pairs = zip(self.scores, mine, theirs, strict=True)
+        now = self.compute_class_scores(self.gather(truths, found))
+        was = now if found is source else self.compute_class_scores(self.gather(truths, source))
+        return TaskScores(
+            tuple(_make_score(name, one, other, CONFIDENCE) for name, one, other in pairs),
+            tuple(
+                ClassScore(
+                    labels[place] if place < len(labels) else f"class {place}", float(value), float(before - value)
+                )
+                for place, (value, before) in enumerate(zip(now, was, strict=True))
+                if np.isfinite(value) and np.isfinite(before)
+            ),
+        )
+
+    def measure_drop(self, truths: Values, source: Values, found: Values) -> DropCost | None:
+        """By the paired bootstrap."""
+        first = self.score_predictions(truths, source, found, (), 0).scores[0]
+        return DropCost(first.drop, first.drop_ci) if np.isfinite(first.drop) else None
+
+    def compute_parity(self, source: Values, found: Values) -> Agreement | None:
+        """The mean over samples of the task's parity."""
+        each = self.compute_sample_parity(source, found)
+        return Agreement(float(each.mean()), _interval_of_mean(each, CONFIDENCE).bounds, ())
+
+    def observe(
+        self, truths: Values | None, source: Values, found: Values, confidence: float, about: str
+    ) -> dict[str, Observation]:
+        """`score` and `drop` are the first score's; `mIoU` and `drop of mIoU` are by name."""
+        figures = {}
+        each = self.compute_sample_parity(source, found)
+        interval = _interval_of_mean(each, confidence)
+        figures["agreement"] = Observation(float(each.mean()), interval.low, interval.high, about=about)
+        if truths is None:
+            return figures
+        mine, theirs = self._replicate(truths, found), self._replicate(truths, source)
+        for name, one, other in zip(self.scores, mine, theirs, strict=True):
+            score = _make_score(name, one, other, confidence)
+            said = f"{name}, {about}"
+            figures[name] = Observation(score.value, *score.ci, about=said)
+            figures[f"drop of {name}"] = Observation(score.drop, *score.drop_ci, about=said)
+        figures |= {"score": figures[self.score], "drop": figures[f"drop of {self.score}"]}
+        return figures
+
+
+def _make_score(name: str, mine: Replicated, theirs: Replicated, confidence: float) -> Score:
+    own = compute_percentile_interval(mine.replicates, confidence)
+    drop = compute_percentile_interval(theirs.replicates - mine.replicates, confidence)
+    return Score(name, mine.value, own.bounds, theirs.value - mine.value, drop.bounds)
+
+
+def _interval_of_mean(values: "NDArray[np.float64]", confidence: float) -> Interval:
+    return compute_percentile_interval(draw_sample_weights(len(values)) @ values / len(values), confidence)
+
+
+def require_labels(card: ModelCard, classes: int | None, task: Task) -> None:
+    """Raises BadInputError where the card names another number of classes than the outputs have."""
+    if card.labels and classes is not None and len(card.labels) != classes:
+        raise BadInputError(
+            f"{card.name}: the model card has {len(card.labels)} labels, but its {task} output has {classes} classes"
+        )

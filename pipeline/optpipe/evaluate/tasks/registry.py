@@ -1,0 +1,27 @@
+"""The tasks that are evaluated."""
+
+from collections.abc import Mapping
+
+from optpipe.artifacts.lookup import format_model_argument
+from optpipe.core.card import ModelCard, Task
+from optpipe.errors import BadInputError
+from optpipe.evaluate.tasks.classification import Classification
+from optpipe.evaluate.tasks.contract import TaskContract
+from optpipe.evaluate.tasks.segmentation import Segmentation
+
+TASKS: Mapping[Task, TaskContract] = {
+    Task.CLASSIFICATION: Classification(),
+    Task.TEXT_CLASSIFICATION: Classification(),
+    Task.SEGMENTATION: Segmentation(),
+}
+
+
+def find_task(card: ModelCard) -> TaskContract:
+    """The task of a model. Raises BadInputError where optpipe does not evaluate it."""
+    if card.task in TASKS:
+        return TASKS[card.task]
+    way = "\nset its task and labels in a model card (see models/README.md)" if card.task is Task.OTHER else ""
+    raise BadInputError(
+        f"{card.name} cannot be evaluated (task: {card.task}; evaluated are {', '.join(TASKS)});"
+        f" `optpipe build {format_model_argument(card)}` verifies its tensors{way}"
+    )

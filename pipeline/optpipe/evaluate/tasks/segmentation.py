@@ -1,0 +1,149 @@
+"""Semantic segmentation: the class of every pixel at the source's geometry, mean IoU and pixel accuracy."""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from PIL import Image
+
+from optpipe.core.card import ModelCard, Task
+from optpipe.core.geometry import Axis, compute_geometry
+from optpipe.errors import BadInputError
+from optpipe.evaluate.tasks.contract import BootstrapTask, Values, require_labels
+from optpipe.inputs.annotations import IGNORED, read_image_size, read_mask, require_masks
+from optpipe.inputs.image_set import ImageSet
+from optpipe.inputs.rows import Arrays
+from optpipe.inputs.sample_set import SampleSet, SetFile
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+MAX_CLASSES = 255
+
+
+@dataclass(frozen=True, eq=False)
+class PixelCounts:
+    """Pixels of each image and class, (images, classes) each, ignored ones left out."""
+
+    both: "NDArray[np.float64]"
+    predicted: "NDArray[np.float64]"
+    true: "NDArray[np.float64]"
+
+
+class Segmentation(BootstrapTask):
+    """A prediction or truth is a PNG file of class indices, as large as the source image.
+
+    Logits are interpolated bilinearly to the source's geometry, then the largest decides. The mean IoU is that of the whole
+    set, over the classes that occur (Everingham et al., IJCV 88, 2010), not of images.
+    """
+
+    score: ClassVar[str] = "mIoU"
+    scores: ClassVar[tuple[str, ...]] = ("mIoU", "pixel-accuracy")
+
+    def require_model(self, card: ModelCard) -> None:
+        """A first output of (n, classes, height, width)."""
+        shape = card.outputs[0].shape if card.outputs else ()
+        if len(shape) != 4:
+            fits = ' (as a classifier\'s: task = "classification")' if len(shape) == 2 else ""
+            raise BadInputError(
+                f"{card.name}: segmentation needs a first output of (n, classes, height, width), but {card.outputs[0].name} has"
+                f" shape {'×'.join(map(str, shape))}{fits}"
+            )
+        classes = self.count_classes(card)
+        if classes is not None and not 2 <= classes <= MAX_CLASSES:
+            raise BadInputError(f"{card.name}: {classes} classes; segmentation is judged for 2 to {MAX_CLASSES}")
+        require_labels(card, classes, Task.SEGMENTATION)
+
+    def count_classes(self, card: ModelCard) -> int | None:
+        """The second axis of the first output."""
+        size = card.outputs[0].shape[1] if card.outputs and len(card.outputs[0].shape) == 4 else None
+        return size if isinstance(size, int) else None
+
+    def read_truths(self, samples: SampleSet, card: ModelCard, classes: int | None) -> Values | None:
+        """The masks as they are; None without a folder of masks."""
+        if not isinstance(samples, ImageSet) or card.transform is None:
+            return None
+        paths = require_masks(samples, card.transform, classes)
+        return None if paths is None else [_encode_mask(read_mask(path)) for path in paths]
+
+    def decode(self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard) -> Values:
+        """Logits (images, classes, height, width) to masks."""
+        first, transform, found = outputs[card.outputs[0].name].astype(np.float32), card.transform, []
+        if (
+            not isinstance(samples, ImageSet) or transform is None or transform.size is None
+        ):  # tensors have no other geometry
+            return [_encode_mask(logits.argmax(0).astype(np.uint8)) for logits in first]
+        for logits, file in zip(first, files, strict=True):
+            geometry = compute_geometry(transform, *read_image_size(samples.root / file.path, transform))
+            rows = _make_interpolation(geometry.rows, transform.size[0], logits.shape[1])
+            columns = _make_interpolation(geometry.columns, transform.size[1], logits.shape[2])
+            found.append(_encode_mask((rows @ logits @ columns.T).argmax(0).astype(np.uint8)))
+        return found
+
+    def take_as_truths(self, predictions: Values) -> Values:
+        """A mask is a mask."""
+        return predictions
+
+    def gather(self, truths: Values, predictions: Values) -> PixelCounts:
+        """Counts per image and class."""
+        tables = [
+            _count_pixels(_decode_mask(truth), _decode_mask(mask))
+            for truth, mask in zip(truths, predictions, strict=True)
+        ]
+        return PixelCounts(*np.stack(tables, axis=1).astype(np.float64))
+
+    def compute_scores(self, gathered: Any, weights: "NDArray[np.float64]") -> "NDArray[np.float64]":
+        """Mean IoU and pixel accuracy."""
+        both, predicted, true = (weights @ each for each in (gathered.both, gathered.predicted, gathered.true))
+        with np.errstate(invalid="ignore"):
+            accuracy = both.sum(1) / true.sum(1)
+        return np.stack([np.nanmean(_divide(both, predicted + true - both), axis=1), accuracy], axis=1)
+
+    def compute_class_scores(self, gathered: Any) -> "NDArray[np.float64]":
+        """The IoU of every class."""
+        both, predicted, true = (each.sum(0) for each in (gathered.both, gathered.predicted, gathered.true))
+        last = max(np.flatnonzero(predicted + true), default=-1)
+        return np.asarray(_divide(both, predicted + true - both)[: last + 1])
+
+    def compute_sample_parity(self, source: Values, found: Values) -> "NDArray[np.float64]":
+        """The share of pixels with the same class."""
+        pairs = zip(source, found, strict=True)
+        return np.array([float((_decode_mask(one) == _decode_mask(other)).mean()) for one, other in pairs])
+
+
+def _make_interpolation(axis: Axis, side: int, cells: int) -> "NDArray[np.float32]":
+    """The matrix (source pixels, output cells) of linear interpolation between the centers of cells, held at the border.
+
+    `side` is the input's; the output's cells divide it evenly.
+    """
+    centers = (np.arange(axis.source) + 0.5) * axis.scale + axis.offset
+    place = np.clip(centers * cells / side - 0.5, 0, cells - 1)
+    low = np.minimum(np.floor(place).astype(int), max(cells - 2, 0))
+    high, share = np.minimum(low + 1, cells - 1), place - low
+    matrix = np.zeros((axis.source, cells), np.float32)
+    np.add.at(matrix, (np.arange(axis.source), low), 1 - share)
+    np.add.at(matrix, (np.arange(axis.source), high), share)
+    return matrix
+
+
+def _count_pixels(truth: "NDArray[np.uint8]", mask: "NDArray[np.uint8]") -> "NDArray[np.int64]":
+    """Pixels (3, MAX_CLASSES) that are predicted right, predicted, and true of each class."""
+    judged = truth != IGNORED
+    truth, mask = truth[judged], mask[judged]
+    return np.stack([np.bincount(each, minlength=MAX_CLASSES + 1) for each in (truth[truth == mask], mask, truth)])
+
+
+def _divide(part: "NDArray[np.float64]", whole: "NDArray[np.float64]") -> "NDArray[np.float64]":
+    return np.divide(part, whole, out=np.full(part.shape, np.nan), where=whole > 0)
+
+
+def _encode_mask(mask: "NDArray[np.uint8]") -> bytes:
+    target = io.BytesIO()
+    Image.fromarray(mask).save(target, "PNG")
+    return target.getvalue()
+
+
+def _decode_mask(data: bytes) -> "NDArray[np.uint8]":
+    return np.asarray(Image.open(io.BytesIO(data)), np.uint8)

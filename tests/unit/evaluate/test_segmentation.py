@@ -1,0 +1,168 @@
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.metrics import confusion_matrix
+
+from optpipe.core.card import ModelCard, Task
+from optpipe.core.tensors import InputSpec, TensorSpec
+from optpipe.core.transform import CenterCrop, Decode, Pack, Rescale, Resize, Transform
+from optpipe.errors import BadInputError
+from optpipe.evaluate.tasks.registry import TASKS
+from optpipe.evaluate.tasks.segmentation import _decode_mask, _encode_mask
+from optpipe.inputs.image_set import image_set_from_path
+
+TASK = TASKS[Task.SEGMENTATION]
+RNG = np.random.default_rng(0)
+IGNORED = 255
+EXACT = (Resize((32, 32), fit="exact"),)
+
+
+def make_card(outputs=(1, 3, 32, 32), labels=("sky", "sea", "land"), geometry=EXACT) -> ModelCard:
+    transform = Transform((Decode(), *geometry, Rescale(), Pack()))
+    image = InputSpec("image", "float32", (1, 3, 32, 32), (1, 3, 32, 32), (1, 3, 32, 32))
+    return ModelCard(
+        "m", "s", Task.SEGMENTATION, (image,), (TensorSpec("logits", "float32", outputs),), transform, tuple(labels)
+    )
+
+
+def make_masks(count: int, wrong: float, truths=None, seed: int = 1):
+    rng = np.random.default_rng(seed)
+    truths = [rng.integers(0, 3, (20, 24)).astype(np.uint8) for _ in range(count)] if truths is None else truths
+    return [
+        np.where(rng.random(each.shape) < wrong, rng.integers(0, 3, each.shape), each).astype(np.uint8)
+        for each in truths
+    ]
+
+
+def encode(masks):
+    return [_encode_mask(each) for each in masks]
+
+
+def write_set(folder, masks, size=(24, 20)):
+    for name in ("images", "masks"):
+        (folder / name).mkdir()
+    for index, mask in enumerate(masks):
+        Image.fromarray(RNG.integers(0, 255, (size[1], size[0], 3)).astype(np.uint8)).save(
+            folder / "images" / f"{index}.png"
+        )
+        Image.fromarray(mask).save(folder / "masks" / f"{index}.png")
+    return image_set_from_path(folder)[0]
+
+
+def test_scores_are_those_of_the_confusion_matrix() -> None:
+    truths = make_masks(30, 0.0)
+    truths[3][:5] = IGNORED
+    source, found = make_masks(30, 0.1, truths, 2), make_masks(30, 0.3, truths, 3)
+    scored = TASK.score_predictions(encode(truths), encode(source), encode(found), ("sky", "sea", "land"), 3)
+    judged = np.concatenate([each.ravel() for each in truths]) != IGNORED
+    flat = [np.concatenate([each.ravel() for each in masks])[judged] for masks in (truths, found, source)]
+    expected = []
+    for masks in flat[1:]:
+        table = confusion_matrix(flat[0], masks, labels=[0, 1, 2])
+        expected.append(table.diagonal() / (table.sum(0) + table.sum(1) - table.diagonal()))
+    first, accuracy = scored.scores
+    assert first.value == pytest.approx(expected[0].mean())
+    assert first.drop == pytest.approx(expected[1].mean() - expected[0].mean())
+    assert accuracy.value == pytest.approx((flat[0] == flat[1]).mean())
+    assert [each.label for each in scored.classes] == ["sky", "sea", "land"]
+    assert [each.value for each in scored.classes] == pytest.approx(expected[0])
+    assert first.drop_ci[0] < first.drop < first.drop_ci[1]
+    assert first.drop_ci[0] > 0
+
+
+def test_two_swapped_classes_are_found_by_class() -> None:
+    truths = make_masks(30, 0.0)
+    source = make_masks(30, 0.05, truths, 2)
+    swapped = [np.array([0, 2, 1], np.uint8)[each] for each in source]
+    scored = TASK.score_predictions(encode(truths), encode(source), encode(swapped), ("sky", "sea", "land"), 3)
+    drops = {each.label: each.drop for each in scored.classes}
+    assert drops["sky"] == pytest.approx(0, abs=1e-9)
+    assert min(drops["sea"], drops["land"]) > 0.7
+    assert TASK.compute_parity(encode(source), encode(swapped)).share < 0.5
+
+
+def test_masks_are_predicted_at_the_source_geometry(tmp_path) -> None:
+    samples = write_set(tmp_path, [np.zeros((20, 24), np.uint8)])
+    logits = np.zeros((1, 3, 16, 16), np.float32)
+    logits[0, 1, :, :8] = 1
+    logits[0, 2, :, 8:] = 1
+    mask = _decode_mask(TASK.decode({"logits": logits}, samples.files, samples, make_card())[0])
+    assert mask.shape == (20, 24)
+    assert (mask[:, :12] == 1).all()
+    assert (mask[:, 12:] == 2).all()
+
+
+def test_a_crop_and_a_letterbox_are_undone(tmp_path) -> None:
+    samples = write_set(tmp_path, [np.zeros((20, 40), np.uint8)], size=(40, 20))
+    box = (Resize((32,), fit="long"), CenterCrop(32, 32, fill=114))
+    logits = np.zeros((1, 3, 32, 32), np.float32)
+    logits[0, 0] = 0.5
+    logits[0, 1, 8:16] = 1  # the upper half of the image, which lies in rows 8 to 24 of the input
+    mask = _decode_mask(TASK.decode({"logits": logits}, samples.files, samples, make_card(geometry=box))[0])
+    assert (mask[:10] == 1).all()
+    assert (mask[10:] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        (np.zeros((24, 20), np.uint8), "the mask is 20×24 pixels, but its image is 24×20"),
+        (np.full((20, 24), 7, np.uint8), "class 7, but the model has 3 classes"),
+        (np.zeros((20, 24, 3), np.uint8), "its mode is RGB"),
+    ],
+)
+def test_masks_that_do_not_fit_are_refused(tmp_path, mask, message) -> None:
+    samples = write_set(tmp_path, [mask])
+    with pytest.raises(BadInputError, match=message):
+        TASK.read_truths(samples, make_card(), 3)
+
+
+def test_a_missing_mask_is_named(tmp_path) -> None:
+    samples = write_set(tmp_path, make_masks(2, 0))
+    (tmp_path / "masks" / "1.png").unlink()
+    with pytest.raises(BadInputError, match=r"1.png has no mask"):
+        TASK.read_truths(samples, make_card(), 3)
+
+
+def test_no_masks_means_no_truths(tmp_path) -> None:
+    samples = write_set(tmp_path, make_masks(2, 0))
+    for path in (tmp_path / "masks").iterdir():
+        path.unlink()
+    (tmp_path / "masks").rmdir()
+    assert TASK.read_truths(samples, make_card(), 3) is None
+
+
+def test_outputs_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(BadInputError, match=r"logits has shape 1×3 .as a classifier's"):
+        TASK.require_model(make_card(outputs=(1, 3)))
+    with pytest.raises(BadInputError, match="the model card has 2 labels, but its segmentation output has 3 classes"):
+        TASK.require_model(make_card(labels=("a", "b")))
+
+
+@pytest.mark.slow
+def test_the_interval_of_the_drop_covers_the_truth() -> None:
+    """Images of two kinds of difficulty; the truth is known from a set a hundred times as large."""
+
+    def draw(count: int, seed: int):
+        rng = np.random.default_rng(seed)
+        hard = rng.random(count) < 0.3
+        truths = [rng.integers(0, 3, (6, 6)).astype(np.uint8) for _ in range(count)]
+        masks = []
+        for extra in (0.0, 0.06):
+            share = np.where(hard, 0.35, 0.08) + extra * rng.random(count) * 2
+            other = [rng.integers(0, 3, (6, 6)).astype(np.uint8) for _ in truths]
+            pairs = zip(share, truths, other, strict=True)
+            masks.append([np.where(rng.random((6, 6)) < p, wrong, right) for p, right, wrong in pairs])
+        return truths, *masks
+
+    def gather(one):
+        truths, *masks = one
+        return [TASK.gather(encode(truths), encode(each)) for each in masks]
+
+    before, after = (TASK.compute_scores(each, np.ones((1, 6000)))[0, 0] for each in gather(draw(6000, 999)))
+    truth, hits, runs = before - after, 0, 120
+    for seed in range(runs):
+        truths, source, found = (encode(each) for each in draw(60, seed))
+        low, high = TASK.score_predictions(truths, source, found, (), 3).scores[0].drop_ci
+        hits += low <= truth <= high
+    assert 0.89 <= hits / runs <= 0.99  # 95 %, four standard errors of 120 runs below

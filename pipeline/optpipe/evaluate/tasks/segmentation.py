@@ -105,7 +105,7 @@ class Segmentation(BootstrapTask):
         """The IoU of every class."""
         both, predicted, true = (each.sum(0) for each in (gathered.both, gathered.predicted, gathered.true))
         last = max(np.flatnonzero(predicted + true), default=-1)
-        return np.asarray(_divide(both, predicted + true - both)[: last + 1])
+        return _divide(both, predicted + true - both)[: last + 1]
 
     def compute_sample_parity(self, source: Values, found: Values) -> "NDArray[np.float64]":
         """The share of pixels with the same class."""
@@ -136,7 +136,7 @@ def _count_pixels(truth: "NDArray[np.uint8]", mask: "NDArray[np.uint8]") -> "NDA
 
 
 def _divide(part: "NDArray[np.float64]", whole: "NDArray[np.float64]") -> "NDArray[np.float64]":
-    return np.divide(part, whole, out=np.full(part.shape, np.nan), where=whole > 0)
+    return np.asarray(np.divide(part, whole, out=np.full(part.shape, np.nan), where=whole > 0))
 
 
 def _encode_mask(mask: "NDArray[np.uint8]") -> bytes:

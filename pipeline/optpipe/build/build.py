@@ -164,7 +164,7 @@ def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener)
 def _add_calibration(
     model: Model, plan: BuildPlan, stored: Entry | None, store: Store, listener: Listener
 ) -> BuildPlan:
-    """`plan` with the calibration data of the model's own file, and those that were given held against its inputs.
+    """`plan` with the calibration data of the model's own file, and those that were given checked against its inputs.
 
     Raises BadInputError before anything is exported where INT8 is wanted and there is nothing to calibrate on.
     """

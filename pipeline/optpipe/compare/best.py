@@ -52,7 +52,7 @@ def _dominates(one: ComparisonRow, other: ComparisonRow) -> bool:
 def find_best_rows(rows: list[ComparisonRow], slo: Slo | None) -> tuple[dict[str, str | None], dict[str, str]]:
     """The best row's id for each goal, None where there is none, and why; with `slo` only rows that keep it count."""
     models = sorted({row.model for row in rows})
-    if len(models) > 1:  # the smallest network is no better build of the others
+    if len(models) > 1:  # the smallest network is not a better build of the others
         reason = f"{len(models)} models are compared ({', '.join(models)}); choose one with --model"
         return dict.fromkeys(Goal), dict.fromkeys(Goal, reason)
     allowed = [row for row in rows if row.valid and (slo is None or _meets_limit(row, slo))]

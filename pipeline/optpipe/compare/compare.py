@@ -45,7 +45,7 @@ class BuildFacts:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """What everything is held against: a run, an approved dossier, or the FP32 build of each backend."""
+    """What everything is compared with: a run, an approved dossier, or the FP32 build of each backend."""
 
     name: str
     kind: str

@@ -139,7 +139,7 @@ class ModelCard:
 
 
 def require_matching_input(card: ModelCard) -> None:
-    """Raises BadInputError where one batch does not fit in memory, or the preprocessing makes pictures of another size."""
+    """Raises BadInputError where one batch does not fit in memory, or the preprocessing makes images of another size."""
     _require_in_memory(card)
     if card.transform is None or card.transform.size is None:
         return

@@ -67,7 +67,7 @@ class Resize:
 
 @dataclass(frozen=True, slots=True)
 class CenterCrop:
-    """Cuts `height` × `width` out of the middle; a smaller picture is padded with `fill` first.
+    """Cuts `height` × `width` out of the middle; a smaller image is padded with `fill` first.
 
     `rounding` says where an odd margin goes: torchvision rounds half to even, transformers rounds down.
     """
@@ -236,7 +236,7 @@ def get_step_name(step: TransformStep) -> str:
 
 
 def compute_resized_sides(resize: Resize, height: int, width: int) -> tuple[int, int]:
-    """Height and width of a `height` × `width` picture after `resize`; sides round down, as torchvision's do.
+    """Height and width of a `height` × `width` image after `resize`; sides round down, as torchvision's do.
 
     Raises BadInputError when a side would vanish, where Pillow and torch fail too.
     """
@@ -253,7 +253,7 @@ def compute_resized_sides(resize: Resize, height: int, width: int) -> tuple[int,
 
 
 def compute_crop_start(length: int, wanted: int, rounding: Rounding) -> int:
-    """Where a centred cut of `wanted` pixels begins on a side of `length`; negative where the picture is smaller."""
+    """Where a centred cut of `wanted` pixels begins on a side of `length`; negative where the image is smaller."""
     margin = length - wanted
     if margin < 0:
         return -(-margin // 2)

@@ -112,7 +112,7 @@ ONNX_WAY_OUT = "its graph is random\nexport it in eval mode, or remove RandomNor
 def compute_reference(
     model: Model, entry: Entry[ModelInfo], images: Path | None, store: Store, listener: Listener
 ) -> tuple[Entry[ReferenceInfo], bool]:
-    """The store entry `reference`: the source model's outputs on real inputs, and the exported graph held against them.
+    """The store entry `reference`: the source model's outputs on real inputs, and the exported graph compared with them.
 
     The graph is run at batch sizes 1, 3 and all samples where the profile allows; a graph outside the FP32 tolerance
     raises `GateError`.
@@ -154,7 +154,7 @@ def compute_reference(
 
 
 def _require_repeatable(answers: Sequence[Mapping[str, "np.ndarray"]], card: ModelCard, way_out: str) -> None:
-    """Raises `GateError` for a source model that nothing can be held against: its answers are no numbers, or differ each time."""
+    """Raises `GateError` for a source model that nothing can be compared with: its outputs are not numbers, or differ each time."""
     import numpy as np
 
     first, again = answers

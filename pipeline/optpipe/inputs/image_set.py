@@ -35,7 +35,7 @@ DOCUMENTATION_PREFIXES = (".", "README", "LICENSE", "LICENCE", "NOTICE")
 
 @dataclass(frozen=True)
 class ImageSet(SampleSet):
-    """Pictures below the folder `root`."""
+    """Images below the folder `root`."""
 
     format: ClassVar[str] = "optpipe.image-set/1"
     kind: ClassVar[str] = "images"
@@ -47,7 +47,7 @@ class ImageSet(SampleSet):
 
 
 def check_image_set(found: ImageSet) -> ImageSet:
-    """`found`, after every file was held against its hash. Raises BadInputError that names the first that differs."""
+    """`found`, after every file was checked against its hash. Raises BadInputError that names the first that differs."""
     for each, path in zip(found.files, found.paths, strict=True):
         if not path.is_file() or hash_file(path) != each.sha256:
             problem = "has changed" if path.is_file() else "is missing"
@@ -58,11 +58,11 @@ def check_image_set(found: ImageSet) -> ImageSet:
 def image_set_from_path(
     source: Path, count: int | None = None, seed: int = 0, step: ProgressStep = UNWATCHED
 ) -> tuple[ImageSet, tuple[UnreadableFile, ...]]:
-    """The set that `source` names: a manifest, or `count` pictures drawn out of a folder; and what was unreadable.
+    """The set that `source` names: a manifest, or `count` images drawn out of a folder; and what was unreadable.
 
     Of a folder with annotations only `images/` is read.
-    A folder whose pictures all lie in class folders is labelled by them, and the sample has the classes in their own
-    proportions. Raises BadInputError for an empty folder, or too many files that are unreadable or no pictures.
+    A folder whose images all lie in class folders is labelled by them, and the sample has the classes in their own
+    proportions. Raises BadInputError for an empty folder, or too many files that are unreadable or not images.
     """
     if source.is_file():
         found = ImageSet.from_manifest(source)
@@ -88,7 +88,7 @@ def is_annotated(folder: Path) -> bool:
 
 
 def _find_other_files(source: Path, pictures: int) -> tuple[UnreadableFile, ...]:
-    """Files that do not even claim to be pictures, but for what folders are documented with.
+    """Files that do not even claim to be images, but for what folders are documented with.
 
     Raises BadInputError where they are the most.
     """
@@ -106,7 +106,7 @@ def _find_other_files(source: Path, pictures: int) -> tuple[UnreadableFile, ...]
 
 
 def _labels_from_folders(root: Path, paths: Sequence[Path]) -> list[str | None]:
-    """The first folder below `root` of every picture; none at all unless there are at least two and no loose picture."""
+    """The first folder below `root` of every image; none at all unless there are at least two and no loose image."""
     parts = [path.relative_to(root).parts for path in paths]
     names = {each[0] for each in parts if len(each) > 1}
     if len(names) < 2 or any(len(each) == 1 for each in parts):
@@ -117,7 +117,7 @@ def _labels_from_folders(root: Path, paths: Sequence[Path]) -> list[str | None]:
 def _select_readable(
     paths: Sequence[Path], wanted: int, source: Path, step: ProgressStep
 ) -> tuple[list[Path], tuple[UnreadableFile, ...]]:
-    """The first `wanted` pictures that decode; an unreadable one is replaced by the next in line."""
+    """The first `wanted` images that decode; an unreadable one is replaced by the next in line."""
     kept: list[Path] = []
     bad: list[UnreadableFile] = []
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:

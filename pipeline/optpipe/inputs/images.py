@@ -27,7 +27,7 @@ _REASONS = (UnidentifiedImageError, Image.DecompressionBombError, OSError, Synta
 
 @dataclass(frozen=True, slots=True)
 class UnreadableFile:
-    """A file that should be a picture and cannot be decoded, and why."""
+    """A file that should be an image and cannot be decoded, and why."""
 
     path: Path
     reason: str
@@ -35,19 +35,19 @@ class UnreadableFile:
 
 @dataclass(frozen=True, slots=True)
 class ImageFolder:
-    """The pictures of a folder in natural order (`2.jpg` before `10.jpg`), and what was left out."""
+    """The images of a folder in natural order (`2.jpg` before `10.jpg`), and what was left out."""
 
     folder: Path
     paths: tuple[Path, ...]
     unreadable: tuple[UnreadableFile, ...] = ()
     left_out: int = 0
-    """Pictures beyond the limit."""
+    """Images beyond the limit."""
 
 
 def find_images(folder: Path, limit: int | None = None) -> ImageFolder:
-    """Lists the picture files under `folder` by name, at most `limit` spread evenly over all; nothing is opened.
+    """Lists the image files under `folder` by name, at most `limit` spread evenly over all; nothing is opened.
 
-    Raises BadInputError when there is no such folder, or no picture in it.
+    Raises BadInputError when there is no such folder, or no image in it.
     """
     if not folder.is_dir():
         raise BadInputError(
@@ -88,7 +88,7 @@ def pick_evenly(items: Sequence[Item], count: int) -> tuple[Item, ...]:
 def find_readable_images(
     folder: Path, limit: int | None = None, max_unreadable: int | None = None, threads: int = 2
 ) -> ImageFolder:
-    """Finds the pictures under `folder` and decodes each once to tell the unreadable ones apart.
+    """Finds the images under `folder` and decodes each once to tell the unreadable ones apart.
 
     Raises BadInputError when more than `max_unreadable` cannot be read, or none can.
     """

@@ -23,7 +23,7 @@ def vary_inputs(
     """`size` rows per input: the real ones, then copies of them rolled along their last axis by a seeded step.
 
     Inputs in `shared` have one value for a whole batch, and keep it.
-    A rolled picture has the same values, hence the same power draw and rounding, and no cache has seen it.
+    A rolled image has the same values, hence the same power draw and rounding, and no cache has seen it.
     """
     count = min(len(array) for array in real.values())
     steps = np.random.default_rng(seed).integers(1, 1 << 16, size)
@@ -39,7 +39,7 @@ def vary_inputs(
 
 
 def load_image_pool(card: ModelCard, folder: Path) -> dict[str, NDArray[Any]]:
-    """Up to SIZE pictures of `folder` as the model's first input, preprocessed as its card says; or rows of tensors."""
+    """Up to SIZE images of `folder` as the model's first input, preprocessed as its card says; or rows of tensors."""
     if holds_tensors(folder):
         return read_tensor_set(folder, card.inputs).first_rows(POOL_SIZE, card.batch_range[0])
     if card.transform is None:

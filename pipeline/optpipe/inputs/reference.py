@@ -1,4 +1,4 @@
-"""A transform executed on the CPU: the answer that every faster pipeline is held against."""
+"""A transform executed on the CPU: the output that every faster pipeline is compared with."""
 
 from collections.abc import Iterator
 
@@ -38,7 +38,7 @@ def apply_transform(transform: Transform, pixels: NDArray[np.uint8]) -> NDArray[
 def iterate_steps(
     transform: Transform, pixels: NDArray[np.uint8]
 ) -> Iterator[tuple[TransformStep, NDArray[np.generic]]]:
-    """Yields each step after decoding with what it made; pictures are (height, width, channels) until packed."""
+    """Yields each step after decoding with what it made; images are (height, width, channels) until packed."""
     value: NDArray[np.generic] = pixels
     for step in transform.steps:
         if not isinstance(step, Decode):

@@ -20,7 +20,7 @@ FEW_SAMPLES = 500
 
 @dataclass(frozen=True, slots=True)
 class SetFile:
-    """One sample; `path` is a picture's path relative to the set's root, or a text's line number in it."""
+    """One sample; `path` is an image's path relative to the set's root, or a text's line number in it."""
 
     path: str
     sha256: str

@@ -36,7 +36,7 @@ class Samples:
     kind: str
     """`images`, `texts`, `tensors` or `synthetic`."""
     files: tuple[Path, ...]
-    """The pictures; for texts the tokenizer's file; for tensors the file or folder that holds them."""
+    """The images; for texts the tokenizer's file; for tensors the file or folder that holds them."""
     sha256: str
     """Over the files' bytes, or over the seed and shapes of synthetic tensors."""
     labels: tuple[int, ...] = ()
@@ -123,7 +123,7 @@ def _make_synthetic(spec: InputSpec, count: int, seed: int, card: ModelCard) -> 
 
 
 def _crop_transform(transform: Transform, height: int, width: int) -> Transform:
-    """A transform that leaves the picture's own shape, cut to the shape at hand so that pictures share a batch."""
+    """A transform that leaves the image's own shape, cut to the shape at hand so that images share a batch."""
     if transform.size is not None:
         return transform
     before = (transform.decode, *transform.geometry)

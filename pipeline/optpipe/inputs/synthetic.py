@@ -14,7 +14,7 @@ def make_synthetic_tensor(
 ) -> NDArray[np.generic]:
     """Makes a tensor like a model's real input, different in every row of the batch.
 
-    Four axes with 1 or 3 channels: pictures with the spectrum of photographs, zero mean, unit variance. Integers:
+    Four axes with 1 or 3 channels: images with the spectrum of photographs, zero mean, unit variance. Integers:
     uniform below `below`, or below TOKENS, as token identifiers are. Truth values: either. Everything else: standard normal.
     """
     kind = np.dtype(dtype)
@@ -33,7 +33,7 @@ def make_synthetic_tensor(
 
 
 def make_synthetic_image(height: int, width: int, seed: int = 0) -> NDArray[np.uint8]:
-    """Makes an 8-bit RGB picture (height, width, 3): a photograph's spectrum, with edges of flat shapes in it."""
+    """Makes an 8-bit RGB image (height, width, 3): a photograph's spectrum, with edges of flat shapes in it."""
     random = np.random.default_rng(seed)
     levels = 127 + 48 * _make_photograph_noise(random, height, width, 3)
     rows, columns = np.ogrid[:height, :width]

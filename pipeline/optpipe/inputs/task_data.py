@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def load_sample_set(
     model: Entry, card: ModelCard, source: Path, count: int | None, seed: int, listener: Listener
 ) -> tuple[SampleSet, tuple[UnreadableFile, ...]]:
-    """What `source` holds for this model: pictures for an image model, JSON lines for a text model; and what was unusable.
+    """What `source` holds for this model: images for an image model, JSON lines for a text model; and what was unusable.
 
     Tensors are taken for any model. Says what is left out. Raises BadInputError for a model that takes neither.
     """

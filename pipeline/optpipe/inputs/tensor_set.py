@@ -1,6 +1,6 @@
 """Tensors as data, for any model: .npz, folders of .npy or .npz, and the JSON of Polygraphy's inputs.
 
-Names, types and shapes are held against the model's inputs before anything runs. `labels`, one integer per sample, may lie
+Names, types and shapes are checked against the model's inputs before anything runs. `labels`, one integer per sample, may lie
 beside the inputs.
 """
 
@@ -160,7 +160,7 @@ def _name_only_input(inputs: Sequence[InputSpec], source: Path) -> str:
 
 
 def _check_rows(where: str, found: Mapping[str, NDArray[Any]], inputs: Sequence[InputSpec]) -> dict[str, NDArray[Any]]:
-    """The arrays as rows, after each was held against its input."""
+    """The arrays as rows, after each was checked against its input."""
     names = [each.name for each in inputs]
     for wrong, what in ((set(names) - set(found), "lacks input"), (set(found) - set(names), "has the unknown array")):
         if wrong:

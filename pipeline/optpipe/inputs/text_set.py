@@ -66,7 +66,7 @@ def _is_manifest(source: Path) -> bool:
 
 
 def _read_texts(found: TextSet) -> TextSet:
-    """`found` with its lines read again and held against their hashes."""
+    """`found` with its lines read again and checked against their hashes."""
     lines, _ = _parse_lines(found.root)
     texts = {}
     for each in found.files:

@@ -1,6 +1,6 @@
 """Which layers INT8 hurts, and the fewest that have to stay in floating point for a drop inside a budget.
 
-Each layer is quantized alone and the model's output held against FP32: that ranks them. Of the ranking, a binary search
+Each layer is quantized alone and the model's output compared with FP32: that ranks them. Of the ranking, a binary search
 finds how many of the worst must be spared; it takes log2(layers) evaluations of the whole set instead of one per layer.
 """
 

@@ -46,7 +46,7 @@ class StageBar:
 
 @dataclass(frozen=True, slots=True)
 class ReportImage:
-    """A picture inside the page: `uri` holds it whole."""
+    """An image inside the page: `uri` holds it whole."""
 
     caption: str
     uri: str

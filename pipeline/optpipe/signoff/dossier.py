@@ -49,7 +49,7 @@ class DossierCheck:
 def check_dossier(folder: Path, allowed_signers: Path | None = None) -> DossierCheck:
     """Verifies the seal, the signature and every number of a dossier, from its raw files alone.
 
-    Raises BadInputError where `folder` is no dossier.
+    Raises BadInputError where `folder` is not a dossier.
     """
     problems = find_seal_problems(folder)
     signature = find_signature_problem(folder, allowed_signers)

@@ -104,7 +104,7 @@ class CardSource:
         weights, stated = (
             self._find_weights(),
             self._table.get("weights_sha256"),
-        )  # which the file was just held against
+        )  # which the file was just checked against
         return {
             "card": hash_value(self.card.to_dict()),
             "weights": (stated or hash_file(weights)) if weights else self._table.get("weights"),

@@ -1,7 +1,7 @@
 """A factory in a Python file: `net.py:make`. The factory takes no arguments and returns a `torch.nn.Module`.
 
 The file may say `INPUTS = [{"name": "x", "dtype": "float32", "min": [1, 3, 32, 32], "opt": [8, 3, 32, 32], "max": [64, 3, 32, 32]}]`;
-`TRANSFORM = Compose([...])`, torchvision's, from an RGB picture of Pillow to the one input; `TASK = "classification"` and
+`TRANSFORM = Compose([...])`, torchvision's, from an RGB Pillow image to the one input; `TASK = "classification"` and
 `LABELS = ["cat", "dog"]`; `CALIBRATION`, a generator of the inputs that INT8 is calibrated on. A model card may say the same,
 and goes before the file.
 """

@@ -114,7 +114,7 @@ class TorchvisionSource:
 
 
 def _choose_size(module: Any, task: Task) -> tuple[int, int]:
-    """Height and width for models whose preset leaves the picture's own shape."""
+    """Height and width for models whose preset leaves the image's own shape."""
     if task is Task.DETECTION:  # a detector resizes inside the model, to this
         own = module.transform
         return own.fixed_size or (own.min_size[-1], own.min_size[-1])

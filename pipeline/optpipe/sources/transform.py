@@ -25,7 +25,7 @@ _INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"
 def transform_from_torchvision(source: Any) -> Transform:
     """Reads a weights preset (`weights.transforms()`) or a `Compose`, of torchvision's v1 or v2 transforms.
 
-    Pictures come from Pillow in RGB without EXIF rotation, as torchvision's folder datasets load them. Raises
+    Images come from Pillow in RGB without EXIF rotation, as torchvision's folder datasets load them. Raises
     BadInputError that names the step that cannot be translated.
     """
     preset = _PRESETS.get(type(source).__name__)
@@ -68,7 +68,7 @@ def transform_from_timm(data_config: Mapping[str, Any]) -> Transform:
 def transform_from_processor(processor: Any) -> Transform:
     """Reads an image processor of Hugging Face transformers, torchvision- or Pillow-backed.
 
-    Pictures are turned upright by EXIF, as transformers' loader does. Raises BadInputError that names the setting that
+    Images are turned upright by EXIF, as transformers' loader does. Raises BadInputError that names the setting that
     cannot be translated.
     """
     if not hasattr(processor, "do_resize"):
@@ -116,7 +116,7 @@ _PRESETS = {
 
 
 def _from_compose(stages: Iterable[Any]) -> Transform:
-    """Walks the stages; whether pixels are a Pillow picture, uint8 or float at a stage decides its kernel."""
+    """Walks the stages; whether pixels are a Pillow image, uint8 or float at a stage decides its kernel."""
     decode = Decode()
     steps: list[TransformStep] = []
     kernel: ResizeKernel = "pillow"

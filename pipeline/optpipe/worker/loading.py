@@ -17,7 +17,7 @@ def session_from_loader(loader: str, arguments: Mapping[str, Any]) -> "Session":
 
 
 def session_from_store(workspace: str, entry: str, options: Mapping[str, Any]) -> "Session":
-    """An artifact of the store, after every byte was held against its manifest: deserializing runs code."""
+    """An artifact of the store, after every byte was checked against its manifest: deserializing runs code."""
     from optpipe.backends.registry import BACKENDS
     from optpipe.core.entries import ArtifactInfo
     from optpipe.workspace.store import Store

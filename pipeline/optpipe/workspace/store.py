@@ -222,7 +222,7 @@ class Store:
 
     def _note_use(self, entry: Entry[Any]) -> None:
         """Notes that a build came to `entry` again: of several that fit a name, that of the last build is meant."""
-        with suppress(OSError):  # a store that cannot be written is read all the same
+        with suppress(OSError):  # a store that cannot be written is read anyway
             (self.workspace / USED).mkdir(exist_ok=True)
             (self.workspace / USED / entry.path.name).write_text(datetime.now(UTC).isoformat(), encoding="utf-8")
 

@@ -49,7 +49,7 @@ def profile_from_trace(
 ) -> TraceProfile:
     """Judges `trace`: the part inside `range_name`, or inside optpipe's own measured range, or all of it.
 
-    With the model's `graph` its layers are held against the roofline. Several ranges of one trace are judged from one
+    With the model's `graph` its layers are compared with the roofline. Several ranges of one trace are judged from one
     analysis of it.
 
     Raises:

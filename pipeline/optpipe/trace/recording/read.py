@@ -202,7 +202,7 @@ def _count(export: NsysExport, table: str) -> int:
 
 
 def _integer(value: object) -> int:
-    """0 for what is no number: any cell of an export may hold anything."""
+    """0 for what is not a number: any cell of an export may hold anything."""
     return int(value) if isinstance(value, int | float) and math.isfinite(value) else 0
 
 

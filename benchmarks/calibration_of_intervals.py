@@ -42,8 +42,9 @@ from optpipe.measuring.rate import find_highest_rate
 from optpipe.measuring.slo import Slo
 from optpipe.measuring.tune import tune_options
 from optpipe.measuring.validity import ValidityEvidence, find_reasons
+from optpipe.signoff.build_evidence import BuildEvidence
 from optpipe.signoff.criteria import decide_overall_verdict, judge_criteria
-from optpipe.signoff.evidence import BuildEvidence, observe_group
+from optpipe.signoff.group_evidence import observe_group
 from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import Sense
 from optpipe.stats.macro_f1 import compute_macro_f1, compute_macro_f1_difference

@@ -1,7 +1,7 @@
 """A workspace with a built, verified and measured model whose samples are drawn, not timed: statistics without a clock."""
 
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from tests.fakes.preprocess import preprocess_record
 
 from optpipe.bench.recompute import recompute_measurement
 from optpipe.build.verify import VerificationInfo
+from optpipe.core.bench_record import PairMetric
 from optpipe.core.entries import ArtifactInfo, ModelInfo
 from optpipe.core.events import SilentListener
 from optpipe.core.measurement import (
@@ -27,6 +28,7 @@ from optpipe.core.measurement import (
 )
 from optpipe.core.records import json_from_record
 from optpipe.core.weights import WeightsRecord
+from optpipe.measuring.interleave import comparison_from_measurements, draw_names
 from optpipe.measuring.measure import write_measurements
 from optpipe.measuring.validity import LIMITS
 from optpipe.preprocess.parity.proof import proof_from_rows, rows_from_outputs
@@ -88,13 +90,32 @@ class Workspace:
             found = replace(measurement(entry, batch, f"m{self.counter}", **changes), process=process)
             speed = {"fp32": 1.0, "fp16": 0.8, "int8": 0.6}.get(entry.info.precision, 1.0)
             frame = drawn_samples(mean_ms * batch**0.8 * speed, noise, count, batch, seed + self.counter)
-            for name in ("samples", "machine"):
-                (run.path / name).mkdir(exist_ok=True)
-            frame.write_parquet(run.path / found.samples_file)
-            drawn_machine(frame).write_parquet(run.path / found.machine_file)
-            measurements.append(recompute_measurement(found, run.path))
+            measurements.append(self._written(run, found, frame))
         write_measurements(run.path, measurements)
         return finish_run(run, command=["optpipe", "bench", "digits"], parents=[entry.id for entry in entries])
+
+    def pair(self, baseline, contender, *, ratio=1.0, rounds=10, scatter=0.01, seed=0, invalid=(), **changes):
+        """A `bench-pair` run in which `contender` takes `ratio` times as long, on a machine whose rounds differ by 5 %."""
+        run, generator, every = begin_run(self.path, "bench"), np.random.default_rng(seed), []
+        hours = 10.0 * np.exp(0.05 * generator.standard_normal(rounds))
+        for name in islice(draw_names(seed), 2 * rounds):
+            entry, factor = (baseline, 1.0) if name[0] == "a" else (contender, ratio)
+            level = hours[int(name[1:])] * factor * np.exp(scatter * generator.standard_normal())
+            found = replace(measurement(entry, 1, name, valid=name not in invalid, **changes), process=len(every))
+            frame = drawn_samples(float(level), 0.2, 1000, 1, seed + len(every))
+            every.append(self._written(run, found, frame))
+        write_measurements(run.path, every)
+        comparison = comparison_from_measurements(every, rounds, PairMetric.P50, seed)
+        (run.path / "comparison.json").write_bytes(json_from_record(comparison))
+        return finish_run(run, command=["optpipe", "bench-pair"], parents=[baseline.id, contender.id])
+
+    def _written(self, run, found, frame):
+        """The measurement with its raw files, computed from them."""
+        for name in ("samples", "machine"):
+            (run.path / name).mkdir(exist_ok=True)
+        frame.write_parquet(run.path / found.samples_file)
+        drawn_machine(frame).write_parquet(run.path / found.machine_file)
+        return recompute_measurement(found, run.path)
 
     def profile(self, entry, trace):
         """A profile run of a recorded trace, as `optpipe profile` writes it."""
@@ -121,8 +142,9 @@ class Workspace:
 
 
 def measurement(
-    entry, batch, name, *, valid=True, scenario="single-stream", mode="compute", caveats=(), reasons=(), options=None
-):
+    entry, batch, name, *, valid=True, scenario="single-stream", mode="compute", streams=1, rate=None, caveats=(),
+    reasons=(), options=None, max_cv=0.5,
+):  # fmt: skip
     return Measurement(
         id=name,
         subject=Subject(
@@ -135,10 +157,10 @@ def measurement(
             threads=2,
             options=options or {},
         ),
-        load=LoadSpec(batch, Scenario(scenario), Mode(mode)),
+        load=LoadSpec(batch, Scenario(scenario), Mode(mode), streams, rate),
         verdict=Validity.VALID if valid else Validity.INVALID,
         reasons=tuple(reasons) or (() if valid else (NOT_STEADY,)),
-        limits={**LIMITS, "max_cv": 0.5, "max_clock_change": 0.1},
+        limits={**LIMITS, "max_cv": max_cv, "max_clock_change": 0.1},
         host_peak_bytes=200 * 2**20 + batch * 2**20,
         caveats=tuple(caveats),
         samples_file=f"samples/{name}.parquet",

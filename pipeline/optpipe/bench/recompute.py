@@ -127,10 +127,15 @@ def find_bench_disagreements(run: Run) -> Iterator[str]:
     """Where `measurements.json` differs from what the raw samples give, one line each."""
     for stored in read_measurements(run.path):
         if stored.samples_file is not None and (run.path / stored.samples_file).is_file():
-            again = recompute_measurement(stored, run.path, *_read_requested_summary(stored))
+            again = recompute_requested(stored, run.path)
             same_rules = stored.limits.get(RULES_REVISION) == LIMITS[RULES_REVISION]
             said, found = (_plain(each, same_rules=same_rules) for each in (stored, again))
             yield from find_disagreements(said, found, f"{MEASUREMENTS_FILE}: {stored.id}")
+
+
+def recompute_requested(stored: Measurement, folder: Path) -> Measurement:
+    """`stored` computed anew with the confidence and the percentiles that were asked for."""
+    return recompute_measurement(stored, folder, *_read_requested_summary(stored))
 
 
 def _plain(found: Measurement, *, same_rules: bool) -> Any:

@@ -52,6 +52,10 @@ class Observation:
     """The run or artifact it was computed from."""
     tail: Tail | None = None
     """None where the figure is exact, or nothing but its interval is known."""
+    to_narrow: str = ""
+    """What to do where the interval straddles a limit."""
+    to_fix: str = ""
+    """What to do where the figure breaks a limit."""
 
 
 @dataclass(frozen=True, slots=True)

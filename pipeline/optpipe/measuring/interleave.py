@@ -4,8 +4,9 @@ Neither memory layout nor the hour favors one, and no disturbance that comes bac
 again and again, as it would in A B B A (Fisher, The Design of Experiments, 1935).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import count
 from random import Random
 
 from optpipe.core.bench_record import Change, PairedComparison, PairMetric, Ratio, count_invalid
@@ -38,39 +39,62 @@ def run_interleaved(
     """
     if rounds < FEWEST_ROUNDS:
         raise BadInputError(f"--rounds {rounds}: a comparison of processes needs {FEWEST_ROUNDS} rounds or more")
-    order = Random(f"order {seed}")
-    figures: dict[str, list[float]] = {"a": [], "b": []}
-    every: list[Measurement] = []
-    artifacts: dict[str, str] = {}
     measures = {"a": measure_baseline, "b": measure_contender}
-    turn, last = 0, rounds
-    while turn < last:
-        for side in order.sample("ab", 2):
-            found = measures[side](f"{side}{turn:03}")
-            every.append(found)
-            artifacts[side] = found.subject.artifact
-            if found.interrupted:
-                return None
-            figures[side].append(_read_figure(found, metric))
-        turn += 1
-        if turn == rounds:
-            needed = count_rounds_needed(ratio_from_rounds(figures["a"], figures["b"], PAIR_CONFIDENCE), RESOLUTION)
-            last = max(rounds, min(needed, rounds * MAX_ROUND_FACTOR))
-    ratio = _judged(figures["a"], figures["b"], rounds)
-    invalid, invalid_processes = count_invalid(tuple(every))
+    every: list[Measurement] = []
+    last, names = rounds, draw_names(seed)
+    while len(every) < 2 * last:
+        name = next(names)
+        found = measures[name[0]](name)
+        if found.interrupted:
+            return None
+        _read_figure(found, metric)
+        every.append(found)
+        if len(every) == 2 * rounds:
+            last = decide_rounds(every, rounds, metric)
+    return comparison_from_measurements(every, rounds, metric, seed)
+
+
+def draw_names(seed: int) -> Iterator[str]:
+    """The names of all processes in their order: `a` or `b` with the round, such as `b000`, `a000`, `a001`, `b001`, …"""
+    order = Random(f"order {seed}")
+    for turn in count():
+        yield from (f"{side}{turn:03}" for side in order.sample("ab", 2))
+
+
+def decide_rounds(measured: Sequence[Measurement], first: int, metric: PairMetric) -> int:
+    """How many rounds there are to be, from the scatter of the `first` ones alone."""
+    baseline, contender = (_list_figures(measured, side, metric)[:first] for side in "ab")
+    needed = count_rounds_needed(ratio_from_rounds(baseline, contender, PAIR_CONFIDENCE), RESOLUTION)
+    return max(first, min(needed, first * MAX_ROUND_FACTOR))
+
+
+def comparison_from_measurements(
+    measured: Sequence[Measurement], first: int, metric: PairMetric, seed: int
+) -> PairedComparison:
+    """The comparison of measurements that are named as by `draw_names`, in their order.
+
+    Raises StageError or BadInputError where one does not give the figure.
+    """
+    baseline, contender = (_list_figures(measured, side, metric) for side in "ab")
+    artifacts = {one.id[0]: one.subject.artifact for one in measured}
+    invalid, invalid_processes = count_invalid(tuple(measured))
     return PairedComparison(
         metric,
-        ratio,
+        _judged(baseline, contender, first),
         baseline_artifact=artifacts["a"],
         contender_artifact=artifacts["b"],
-        baseline_ns=tuple(figures["a"]),
-        contender_ns=tuple(figures["b"]),
-        first_rounds=rounds,
+        baseline_ns=tuple(baseline),
+        contender_ns=tuple(contender),
+        first_rounds=first,
         seed=seed,
         invalid=invalid,
         invalid_processes=invalid_processes,
-        measurements=tuple(each.id for each in every),
+        measurements=tuple(each.id for each in measured),
     )
+
+
+def _list_figures(measured: Sequence[Measurement], side: str, metric: PairMetric) -> list[float]:
+    return [_read_figure(one, metric) for one in measured if one.id.startswith(side)]
 
 
 def _judged(baseline: list[float], contender: list[float], first: int) -> Ratio:

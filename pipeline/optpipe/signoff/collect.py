@@ -7,7 +7,7 @@ from the folder too; those that would make it large stay behind, the oldest firs
 import re
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from optpipe import __version__
 from optpipe.artifacts.lookup import find_builds
 from optpipe.build.verify import VerificationInfo
 from optpipe.core.entries import ArtifactInfo
-from optpipe.core.measurement import MEASUREMENTS_FILE, read_measurements
+from optpipe.core.measurement import COMPARISON_FILE, MEASUREMENTS_FILE, read_measurements
 from optpipe.core.records import json_from_record, read_record
 from optpipe.core.verdict import VerdictRecord
 from optpipe.errors import BadInputError
@@ -61,14 +61,14 @@ def collect_evidence(
     """Fills the empty `folder` with everything that the verdict on `wanted` needs, verified while it is copied."""
     entry = find_judged_artifact(wanted, store)
     store.verify_entry(entry)
-    _copy_runs(entry, store, folder)
+    baseline = find_approved_baseline(store.workspace, entry.info.model)
+    approved = None if baseline is None else read_record(baseline / VERDICT, VerdictRecord)
+    _copy_runs(entry, approved.artifact.id if approved else None, store, folder)
     checked = _find_verification(store, entry)
     _copy_builds({entry.id, *([checked.id] if checked else [])}, store, folder)
-    baseline = find_approved_baseline(store.workspace, entry.info.model)
     if baseline is not None:
         _copy_baseline(baseline, folder / "baseline")
     (folder / POLICY).write_bytes(wanted.policy.source)
-    approved = None if baseline is None else read_record(baseline / VERDICT, VerdictRecord)
     request = DossierRequest(
         model=entry.info.model,
         artifact=entry.id,
@@ -143,17 +143,19 @@ def _find_verification(store: Store, artifact: Entry[ArtifactInfo]) -> Entry[Ver
     return found[-1] if found else None
 
 
-def _copy_runs(entry: Entry[ArtifactInfo], store: Store, folder: Path) -> None:
-    """The runs about the judged build whole, and of the others, the newest first, as much as there is room for."""
+def _copy_runs(entry: Entry[ArtifactInfo], baseline: str | None, store: Store, folder: Path) -> None:
+    """The runs about the judged build whole, with the baseline's side of interleaved comparisons, and of the others, the
+    newest first, as much as there is room for."""
     model = {each.id for each in store.list_entries() if each.info.get("model") == entry.info.model}
     room = LARGEST_OTHERS_BYTES
     for run in reversed(list_runs(store.workspace)):
         if run.kind in JUDGED_KINDS and is_run_about(run, entry):
-            room = _copy_run(run, folder / "runs" / run.run_id, entry.id, room)
+            judged = {entry.id, baseline} if COMPARISON_FILE in run.manifest.files else {entry.id}
+            room = _copy_run(run, folder / "runs" / run.run_id, judged, room)
         elif run.kind == "bench" and model & set(run.manifest.parents):
             needed = sum(file.size_bytes for file in run.manifest.files.values())
             if needed <= room:
-                room = _copy_run(run, folder / "runs" / run.run_id, entry.id, room)
+                room = _copy_run(run, folder / "runs" / run.run_id, {entry.id}, room)
 
 
 def is_run_about(run: Run, entry: Entry[ArtifactInfo]) -> bool:
@@ -168,16 +170,16 @@ def _copy_baseline(baseline: Path, target: Path) -> None:
     request = read_record(baseline / REQUEST, DossierRequest)
     for run in split_runs(load_runs(baseline / "runs"), request.since)[0]:
         if run.kind == "bench" and request.artifact in run.manifest.parents:
-            _copy_run(run, target / "runs" / run.run_id, request.artifact, 0, whole=False)
+            _copy_run(run, target / "runs" / run.run_id, {request.artifact}, 0, whole=False)
 
 
-def _copy_run(run: Run, target: Path, artifact: str, room: int, *, whole: bool = True) -> int:
-    """Copies a run without what there is no room for; returns the room that is left for raw files of other builds."""
+def _copy_run(run: Run, target: Path, judged: Set[str | None], room: int, *, whole: bool = True) -> int:
+    """Copies a run without what there is no room for; returns the room that is left for raw files of builds not in `judged`."""
     require_unchanged(run, whole=whole)
     sizes = {path: file.size_bytes for path, file in run.manifest.files.items()}
     left_out = {path for path, size in sizes.items() if _too_large(run, path, size)}
     if run.kind == "bench":
-        for files in _list_files_of_others(run, artifact):
+        for files in _list_files_of_others(run, judged):
             needed = sum(sizes[path] for path in files)
             if needed <= room:
                 room -= needed
@@ -196,10 +198,10 @@ def _too_large(run: Run, path: str, size: int) -> bool:
     return run.kind in ("profile", "preprocess") and size > LARGEST_TABLE_BYTES and not path.endswith(".json")
 
 
-def _list_files_of_others(run: Run, artifact: str) -> Iterator[list[str]]:
-    """The raw files of each measurement of another build."""
+def _list_files_of_others(run: Run, judged: Set[str | None]) -> Iterator[list[str]]:
+    """The raw files of each measurement of a build that is not in `judged`."""
     for one in read_measurements(run.path):
-        if one.subject.artifact != artifact:
+        if one.subject.artifact not in judged:
             yield [name for name in (one.samples_file, one.machine_file) if name]
 
 

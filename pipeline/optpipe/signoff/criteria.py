@@ -57,7 +57,7 @@ def _judge_criterion(
     reason = _reason(criterion, worst, verdict)
     if verdict is Verdict.INCONCLUSIVE and _is_beyond(criterion, worst):
         reason = f"{_reason(criterion, worst, Verdict.FAIL)}, but not clearly enough among the {tests} figures judged together"
-    return _make_result(criterion, verdict, reason, _remedy(criterion, verdict), worst)
+    return _make_result(criterion, verdict, reason, _remedy(criterion, verdict, worst), worst)
 
 
 def _compute_p_value(criterion: Criterion, seen: Observation, confidence: float) -> float | None:
@@ -147,48 +147,14 @@ def _reason(criterion: Criterion, seen: Observation, verdict: Verdict) -> str:
     return f"the interval {text} straddles the limit of {limit}{about}"
 
 
-def _remedy(criterion: Criterion, verdict: Verdict) -> str | None:
+def _remedy(criterion: Criterion, verdict: Verdict, seen: Observation) -> str | None:
     if verdict is Verdict.PASS:
         return None
     if criterion.sense is Sense.EQUALS:
         return f"measure on {criterion.threshold}, or change the policy's [environment]"
     if verdict is Verdict.INCONCLUSIVE:
-        return _suggest_narrowing(criterion.section)
-    return _suggest_fix(criterion.section)
-
-
-def _suggest_narrowing(section: str) -> str:
-    """What makes the interval of a section's figures narrower."""
-    more = "measure more processes to narrow the interval: optpipe bench … --processes 10"
-    said = {
-        "latency": more,
-        "throughput": more,
-        "stability": more,
-        "regression": f"{more}, of the build and of the baseline",
-        "energy": f"{more} --energy",
-        "accuracy": "evaluate on more labeled images: optpipe evaluate … --data DIR",
-        "preprocessing": "verify parity on more images: optpipe preprocess … --images DIR",
-    }
-    return said.get(section, "collect more data to narrow the interval")
-
-
-def _suggest_fix(section: str) -> str:
-    """What brings a build inside a section's limits, or shows what keeps it out."""
-    compare, bench, profile = "optpipe compare", "optpipe bench … --tune", "optpipe profile …"
-    said = {
-        "latency": f"`{profile}` identifies the bottleneck; `{compare}` lists faster builds",
-        "throughput": f"`{compare}` shows the best batch size and build; `{bench}` tunes runtime options",
-        "regression": "`optpipe profile --diff BEFORE AFTER` shows what is slower than the baseline",
-        "accuracy": "`optpipe calibrate … --sensitivity` finds the layers to keep out of INT8",
-        "preprocessing": "`optpipe preprocess …` shows which step contributes most",
-        "precision": "`optpipe show ARTIFACT` lists the layers in other precisions",
-        "memory": "reduce the batch size or use a lower precision",
-        "size": "use a lower precision for a smaller engine",
-        "energy": "use a lower precision or a larger batch to reduce energy per image",
-        "stability": "stop other work and lock the clocks; `optpipe bench …` reports the cause",
-        "tensor_cores": f"`{profile}` lists eligible layers that do not use Tensor Cores",
-    }
-    return said.get(section, "change the build, or justify a different limit")
+        return seen.to_narrow or "collect more data to narrow the interval"
+    return seen.to_fix or "change the build, or justify a different limit"
 
 
 def _make_result(

@@ -9,6 +9,7 @@ A dossier's folder (see `optpipe.workspace.seal` for its seal)
     verdict.json               what `judge_dossier` says; report.html, report.md, junit.xml, comparison.json: the same for people
 """
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from optpipe.artifacts.facts import JudgedBuild, judged_build_from_entry
 from optpipe.backends.registry import BACKENDS
 from optpipe.bench.int8_notes import list_int8_notes
 from optpipe.bench.recompute import list_artifact_measurements
+from optpipe.bench.recompute_pair import pairs_from_runs
 from optpipe.build.verify import VerificationInfo
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.environment import Environment
@@ -30,16 +32,13 @@ from optpipe.measuring.groups import summarize_group
 from optpipe.measuring.measured import RecordedMeasurement, find_environment_differences
 from optpipe.preprocess.recompute import observe_preprocessing
 from optpipe.profile.recompute import observe_tensor_cores
+from optpipe.signoff.build_evidence import BuildEvidence, filter_by_options, select_groups
 from optpipe.signoff.criteria import decide_overall_verdict, judge_criteria
-from optpipe.signoff.evidence import (
-    BuildEvidence,
-    filter_by_options,
-    observe,
-    select_groups,
-)
+from optpipe.signoff.evidence import observe
 from optpipe.signoff.policy import Policy, policy_from_toml
 from optpipe.signoff.policy_format import LoadFilter
 from optpipe.signoff.since import note_since, split_runs
+from optpipe.signoff.suggest import suggest_build
 from optpipe.workspace.file_names import BUILDS, POLICY, REQUEST
 from optpipe.workspace.manifest import MANIFEST
 from optpipe.workspace.runs import RemovedRun, Run, load_runs, read_dossier_file, require_unchanged
@@ -165,6 +164,7 @@ def _gather_evidence(
         measured=tuple(filter_by_options(policy.options, measured)),
         baseline=tuple(list_artifact_measurements(baseline, confidence, request.baseline_artifact, judged=True)),
         baseline_name=request.baseline,
+        pairs=tuple(pairs_from_runs(runs, request.baseline_artifact, build.artifact, confidence)),
         accuracy=observe_accuracy(runs, build, confidence),
         preprocessing=observe_preprocessing(runs, build, confidence),
         tensor_core_share=observe_tensor_cores(runs, build),
@@ -190,7 +190,7 @@ def _judge_trust(
     if info.weights.trained:
         weights = CriterionResult("trust.weights", Verdict.PASS, f"trained weights ({info.weights.source})")
     else:
-        remedy = "build with the weights you will ship: --weights FILE"
+        remedy = f"build with the weights you will ship: {suggest_build(judged_build_from_entry(artifact))}"
         weights = _doubt_trust("trust.weights", "the weights are random", remedy)
     proof = info.precision_proof
     if proof.proven:
@@ -202,12 +202,12 @@ def _judge_trust(
             "trust.precision",
             Verdict.FAIL,
             f"not the requested precision: {proof.reason}",
-            remedy=f"optpipe show {artifact.id} lists the layers",
+            remedy=f"`optpipe show {artifact.id}` lists the layers",
         )
     yield replace(weights, source=record)
     yield replace(precision, source=record)
     yield replace(_judge_outputs(artifact, checked), source=describe_record(checked) if checked else "")
-    yield _judge_environment(info, measured)
+    yield _judge_environment(artifact.id, measured)
 
 
 def describe_record(entry: Entry[Any]) -> str:
@@ -215,10 +215,10 @@ def describe_record(entry: Entry[Any]) -> str:
     return f"{BUILDS}/{entry.manifest.kind}-{entry.id}/{MANIFEST}"
 
 
-def _judge_environment(info: ArtifactInfo, measured: tuple[RecordedMeasurement, ...]) -> CriterionResult:
+def _judge_environment(artifact: str, measured: tuple[RecordedMeasurement, ...]) -> CriterionResult:
     name = "trust.environment"
     if not measured:
-        return _doubt_trust(name, "nothing was measured", f"optpipe bench {info.model}")
+        return _doubt_trust(name, "nothing was measured", f"optpipe bench {artifact}")
     first = measured[0].environment
     if found := sorted({text for one in measured for text in find_environment_differences(first, one.environment)}):
         return _doubt_trust(name, f"measured on different machines: {'; '.join(found)}", "measure on one machine")
@@ -227,7 +227,7 @@ def _judge_environment(info: ArtifactInfo, measured: tuple[RecordedMeasurement, 
 
 def _judge_outputs(artifact: Entry[ArtifactInfo], checked: Entry[VerificationInfo] | None) -> CriterionResult:
     info = artifact.info
-    name, again = "trust.outputs", f"optpipe build {info.model} on a machine where it can run"
+    name, again = "trust.outputs", f"on a machine where it can run: optpipe build {shlex.quote(info.model)}"
     if checked is None:
         return _doubt_trust(name, "the outputs were not compared with the source model", again)
     if checked.manifest.recipe.get("artifact", {}).get("sha256") != artifact.sha256(info.file):
@@ -238,7 +238,7 @@ def _judge_outputs(artifact: Entry[ArtifactInfo], checked: Entry[VerificationInf
     if not checked.info.passed:
         reason, remedy = (
             f"outputs exceed the {info.precision} tolerance {seen}",
-            f"optpipe show {checked.id} names the output",
+            f"`optpipe show {checked.id}` names the output",
         )
         return CriterionResult(name, Verdict.FAIL, reason, remedy=remedy)
     return CriterionResult(name, Verdict.PASS, f"outputs match the source model within tolerance {seen}")

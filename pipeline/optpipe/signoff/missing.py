@@ -17,18 +17,14 @@ from optpipe.export.model import Model
 from optpipe.measuring.groups import count_valid_processes
 from optpipe.preprocess.recompute import observe_preprocessing
 from optpipe.profile.recompute import observe_tensor_cores
+from optpipe.signoff.build_evidence import BuildEvidence, filter_by_options, select_groups
 from optpipe.signoff.collect import (
     JUDGED_KINDS,
     SignoffRequest,
     find_judged_artifact,
     is_run_about,
 )
-from optpipe.signoff.evidence import (
-    BuildEvidence,
-    filter_by_options,
-    observe,
-    select_groups,
-)
+from optpipe.signoff.evidence import observe
 from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import SECTIONS, MeasuredSection
 from optpipe.signoff.since import split_runs
@@ -83,6 +79,7 @@ def _list_needed(wanted: SignoffRequest, judged: Entry, runs: Sequence[Run]) -> 
         accuracy=observe_accuracy(runs, build, confidence),
         preprocessing=observe_preprocessing(runs, build, confidence),
         tensor_core_share=observe_tensor_cores(runs, build),
+        confidence=confidence,
     )
     for criterion in wanted.policy.criteria:
         if criterion.section == "regression":  # without a baseline it is missing whatever is measured

@@ -1,11 +1,12 @@
 """What a run says of itself, computed again from its raw files by the functions that computed it first.
 
-Bench: every figure and VALID or INVALID, from samples and the machine's rows. Profile: every figure, from the tables of the
+Bench: every figure, VALID or INVALID, and comparisons, from samples and the machine's rows. Profile: every figure, from the tables of the
 trace and the layers' costs. Preprocess: the outputs' error, agreement and verdict, from the rows of every image. Evaluate:
 accuracy, drop and agreement, from every prediction. A run whose raw files were too large for a dossier has no figures there.
 """
 
 from optpipe.bench.recompute import find_bench_disagreements
+from optpipe.bench.recompute_pair import find_pair_disagreements
 from optpipe.evaluate.recompute import find_evaluation_disagreements
 from optpipe.preprocess.recompute import find_preprocessing_disagreements
 from optpipe.profile.recompute import find_profile_disagreements
@@ -20,4 +21,5 @@ def find_untrue_figures(run: Run) -> list[str]:
         "preprocess": find_preprocessing_disagreements,
         "evaluate": find_evaluation_disagreements,
     }[run.kind](run)
-    return [f"runs/{run.run_id}/{problem}" for problem in found]
+    pairs = find_pair_disagreements(run) if run.kind == "bench" else ()
+    return [f"runs/{run.run_id}/{problem}" for problem in (*found, *pairs)]

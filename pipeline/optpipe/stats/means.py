@@ -70,6 +70,18 @@ def mean_from_values(values: Sequence[float], known: Sequence[float] | None = No
     return Mean(sum(values) / len(values), sqrt(variance / len(values)), len(known) - 1)
 
 
+def predict_next_upper_bound(values: Sequence[float], confidence: float) -> float | None:
+    """What one more of such `values` exceeds with probability (1 − `confidence`) / 2; None for fewer than FEWEST.
+
+    The prediction bound of normal values (Hahn & Meeker, Statistical Intervals, 1991, section 4.8).
+    """
+    mean = mean_from_values(values)
+    if mean is None:
+        return None
+    deviation = mean.error * sqrt(len(values))
+    return mean.value + compute_t_quantile(0.5 + confidence / 2, mean.freedom) * deviation * sqrt(1 + 1 / len(values))
+
+
 def mean_from_runs(runs: Sequence[Sequence[float]], first: Sequence[int] | None = None) -> Mean | None:
     """The mean over processes that were started in several runs; `runs` holds the figures of each run's processes.
 

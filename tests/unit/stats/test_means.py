@@ -10,6 +10,7 @@ from optpipe.stats.means import (
     count_processes_needed,
     mean_from_runs,
     mean_from_values,
+    predict_next_upper_bound,
     scatter_from_processes,
 )
 
@@ -94,3 +95,12 @@ def test_the_scatter_is_split_into_its_two_parts():
     found = scatter_from_processes(offsets + GENERATOR.normal(0, 0.1, 400), np.full(400, 1.96 * 0.1), 0.95)
     assert found.between == pytest.approx(0.03, rel=0.15)
     assert found.inside == pytest.approx(0.01, rel=0.01)
+
+
+@pytest.mark.parametrize("count", [3, 5, 15])
+def test_the_next_value_stays_below_its_bound_as_often_as_claimed(count):
+    values = np.random.default_rng(count).normal(100.0, 1.0, (2000, count + 1))
+    above = sum(row[-1] > predict_next_upper_bound(list(row[:-1]), 0.95) for row in values)
+    assert 0.01 < above / len(values) < 0.04
+    assert predict_next_upper_bound([7.0] * count, 0.95) == 7.0
+    assert predict_next_upper_bound([1.0, 2.0], 0.95) is None

@@ -1,0 +1,56 @@
+"""Everything a build is judged on, as one value. Nothing in it is a verdict."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from optpipe.artifacts.facts import JudgedBuild
+from optpipe.bench.recompute_pair import RecordedPair
+from optpipe.core.observation import Observation
+from optpipe.measuring.groups import ProcessGroup, group_processes
+from optpipe.measuring.measured import RecordedMeasurement
+from optpipe.signoff.policy_format import LoadFilter
+
+UNKNOWN = float("nan")
+"""The value of an observation that could not be made; its blockers say why."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuildEvidence:
+    """What was gathered for one build."""
+
+    build: JudgedBuild
+    measured: tuple[RecordedMeasurement, ...] = ()
+    baseline: tuple[RecordedMeasurement, ...] = ()
+    baseline_name: str | None = None
+    pairs: tuple[RecordedPair, ...] = ()
+    """Interleaved comparisons of the build with the baseline's."""
+    accuracy: Mapping[str, Observation] = field(default_factory=dict)
+    """What `TaskContract.observe` says: `drop`, `agreement`, `score`, …, as fractions."""
+    preprocessing: Mapping[str, Observation] = field(default_factory=dict)
+    """`agreement` as a fraction, `snr` in dB."""
+    tensor_core_share: Observation | None = None
+    record: str = ""
+    """Where the store's record of the build lies in the dossier."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """What all of `measured` ran with, because the policy asks for it."""
+    confidence: float = 0.95
+    """Of every interval."""
+
+
+def select_groups(where: LoadFilter, measured: Sequence[RecordedMeasurement]) -> list[ProcessGroup]:
+    """What `where` is about: of each load all processes with the settings that were measured last."""
+    wanted = (where.batch_size, where.scenario, where.mode, where.streams, where.rate)
+    newest: dict[object, ProcessGroup] = {}
+    for group in group_processes(measured):
+        if all(want is None or want == has for want, has in zip(wanted, group.load.key, strict=True)):
+            newest[group.load.key] = group
+    return list(newest.values())
+
+
+def filter_by_options(
+    options: Mapping[str, str], measured: Iterable[RecordedMeasurement]
+) -> Iterator[RecordedMeasurement]:
+    """Those of `measured` that ran with `options`, whatever others they had."""
+    for one in measured:
+        if options.items() <= one.measurement.subject.settings.items():
+            yield one

@@ -1,0 +1,188 @@
+"""The loss against the approved baseline: from interleaved processes of both builds where they were compared so, which takes
+what the machine did between two days out; else from the processes of either build, measured at different times."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import expm1, log, log1p
+
+from optpipe.backends.registry import BACKENDS
+from optpipe.bench.recompute_pair import RecordedPair
+from optpipe.core.measurement import Measurement, find_differing_settings, format_settings
+from optpipe.core.observation import Blocker, Missing, Observation
+from optpipe.measuring.groups import ProcessGroup, describe_tries, explain_no_scatter, read_figure
+from optpipe.measuring.measured import (
+    RecordedMeasurement,
+    explain_clock_difference,
+    find_environment_differences,
+)
+from optpipe.signoff.build_evidence import UNKNOWN, BuildEvidence, select_groups
+from optpipe.signoff.group_evidence import CAVEATS, describe_group, find_blockers
+from optpipe.signoff.policy import Criterion
+from optpipe.signoff.policy_format import LoadFilter
+from optpipe.signoff.suggest import suggest_bench, suggest_more_processes, suggest_pair
+from optpipe.stats.means import Mean, mean_from_runs, subtract_means
+from optpipe.stats.ratio import SMALLEST_ROUNDS
+
+
+def observe_regression(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:
+    """The loss of every load that the criterion is about, as a fraction."""
+    if not evidence.baseline:
+        return Missing("no approved baseline", "approve one: optpipe approve DOSSIER")
+    found = select_groups(criterion.where, evidence.measured)
+    if not found:
+        return Missing("not measured", suggest_bench(evidence.build, criterion.where, evidence.options))
+    return [_observe_loss(criterion.metric, group, evidence) for group in found]
+
+
+_NEWER = "approve a newer baseline: optpipe approve DOSSIER"
+
+
+def _list_caveats(baseline: ProcessGroup) -> Iterator[Blocker]:
+    caveats = (caveat for one in baseline.valid or baseline.tries for caveat in one.measurement.caveats)
+    for caveat in dict.fromkeys(caveats):
+        yield Blocker(f"baseline: {CAVEATS.get(caveat, caveat)}", _NEWER)
+
+
+def _observe_loss(metric: str, group: ProcessGroup, evidence: BuildEvidence) -> Observation:
+    about = f"{describe_group(group, evidence.measured)}, compared with {evidence.baseline_name}"
+    approved = select_groups(LoadFilter(), evidence.baseline)
+    same = [each for each in approved if each.load.key == group.load.key]
+    baseline = (same or approved)[-1]
+    blockers = (*find_blockers(group, evidence), *_list_caveats(baseline))
+    seen = Observation(UNKNOWN, blockers=blockers, about=about, source=group.newest.run)
+    paired = _observe_paired_loss(metric, group, baseline, evidence, seen)
+    if paired is not None:
+        return paired
+    if same:
+        return _observe_unpaired_loss(metric, group, baseline, evidence, seen)
+    remedy = _suggest_pair(metric, group, baseline, evidence) or _NEWER
+    none = Blocker(f"the baseline has no measurement of {group.load}", remedy)
+    return replace(seen, blockers=(*blockers, none))
+
+
+def _observe_paired_loss(
+    metric: str, group: ProcessGroup, baseline: ProcessGroup, evidence: BuildEvidence, seen: Observation
+) -> Observation | None:
+    """The mean of the rounds' log ratios, rounds nested in runs; None where too few VALID ones were compared."""
+    if not _can_pair(group, baseline):
+        return None
+    pairs = [each for each in evidence.pairs if _is_about(each, group, baseline)]
+    losses, first = [], []
+    for pair in pairs:
+        valid = [turn for turn, pair_round in enumerate(pair.rounds) if _compute_loss(metric, *pair_round) is not None]
+        losses.append([loss for one in pair.rounds if (loss := _compute_loss(metric, *one)) is not None])
+        first.append(sum(turn < pair.first_rounds for turn in valid))
+    count, tried = sum(len(each) for each in losses), sum(len(pair.rounds) for pair in pairs)
+    mean = mean_from_runs(
+        [each for each in losses if each], [each for each, run in zip(first, losses, strict=True) if run]
+    )
+    if mean is None or count < SMALLEST_ROUNDS:
+        return None
+    low, high = mean.interval(evidence.confidence)
+    about = f"{group.load}; {count} interleaved rounds" + (f" in {len(pairs)} runs" if len(pairs) > 1 else "")
+    about += f" with {evidence.baseline_name}" + (f"; left out: {tried - count} not VALID" if count < tried else "")
+    command = suggest_pair(baseline.newest.measurement.subject, group, evidence.build, metric, more=True)
+    return replace(
+        seen,
+        value=expm1(mean.value), low=expm1(low), high=expm1(high), about=about, source=pairs[-1].run,
+        tail=LossTail(mean), to_narrow=f"compare in more rounds: {command}",
+    )  # fmt: skip
+
+
+def _suggest_pair(metric: str, group: ProcessGroup, baseline: ProcessGroup, evidence: BuildEvidence) -> str:
+    """How to compare both builds now; empty where that would not answer the question."""
+    if not _can_pair(group, baseline):
+        return ""
+    command = suggest_pair(baseline.newest.measurement.subject, group, evidence.build, metric)
+    return f"compare both in interleaved processes: {command}"
+
+
+def _can_pair(group: ProcessGroup, baseline: ProcessGroup) -> bool:
+    """Whether two builds side by side on one machine tell what was lost since: not where the settings or the runtime changed."""
+    ours, theirs = (each.newest.measurement.subject for each in (group, baseline))
+    if ours.backend == theirs.backend and ours.settings != theirs.settings:
+        return False
+    package = f"packages.{BACKENDS[theirs.backend].package}" if theirs.backend in BACKENDS else "gpu"
+    return group.newest.environment.get_fact(package) == baseline.newest.environment.get_fact(package)
+
+
+def _is_about(pair: RecordedPair, group: ProcessGroup, baseline: ProcessGroup) -> bool:
+    """Whether a comparison is of the two groups' loads and settings, on the machine where the build was measured."""
+    if not pair.rounds or find_environment_differences(pair.environment, group.newest.environment):
+        return False
+    return all(
+        one.measurement.load.key == group.load.key
+        and one.measurement.subject.artifact == side.newest.measurement.subject.artifact
+        and one.measurement.subject.settings == side.newest.measurement.subject.settings
+        for one, side in zip(pair.rounds[0], (baseline, group), strict=True)
+    )
+
+
+def _compute_loss(metric: str, baseline: RecordedMeasurement, contender: RecordedMeasurement) -> float | None:
+    """The logarithm of what one round lost; None where a process is not VALID or does not give the figure."""
+    found = [read_figure(each.measurement, metric) for each in (baseline, contender) if each.measurement.is_valid]
+    if len(found) < 2 or found[0] is None or found[1] is None:
+        return None
+    loss = log(found[1].value) - log(found[0].value)
+    return -loss if metric == "throughput" else loss
+
+
+def _observe_unpaired_loss(
+    metric: str, group: ProcessGroup, baseline: ProcessGroup, evidence: BuildEvidence, seen: Observation
+) -> Observation:
+    """By the difference of the two mean logarithms (Welch's t)."""
+    pair = _suggest_pair(metric, group, baseline, evidence)
+    again = suggest_more_processes(group, evidence.build, metric, more=True)
+    more = pair or f"measure more processes to narrow the interval: {again}"
+    about = seen.about + _describe_other_settings(group.newest.measurement, baseline.newest.measurement)
+    about += f" ({describe_tries(baseline)})"
+    blockers = [*seen.blockers, *_find_differences(group, baseline, pair)]
+    seen = replace(seen, about=about, to_narrow=more)
+    new, old = (each.compute_mean(metric, logarithms=True) for each in (group, baseline))
+    if new is None or old is None:
+        counts = [len([each for run in one.list_values(metric) for each in run]) for one in (group, baseline)]
+        few = f"{explain_no_scatter(min(counts))}: {counts[0]} of the build and {counts[1]} of the baseline"
+        return replace(seen, blockers=(*blockers, Blocker(few, more)))
+    change = subtract_means(new, old)
+    if metric == "throughput":
+        change = Mean(-change.value, change.error, change.freedom)
+    low, high = change.interval(evidence.confidence)
+    return replace(
+        seen,
+        value=expm1(change.value), low=expm1(low), high=expm1(high), blockers=tuple(blockers), tail=LossTail(change),
+    )  # fmt: skip
+
+
+def _find_differences(group: ProcessGroup, baseline: ProcessGroup, pair: str) -> list[Blocker]:
+    """What forbids comparing what was measured at different times; `pair` compares both here."""
+    subject = baseline.newest.measurement.subject
+    blockers = []
+    if not baseline.valid:
+        blockers.append(Blocker(f"baseline: no VALID process of {subject.artifact}", pair or _NEWER))
+    if find_environment_differences(group.newest.environment, baseline.newest.environment):
+        remedy = pair or "measure both on the deployment machine"
+        blockers.append(Blocker("the baseline was measured in another environment", remedy))
+    if text := explain_clock_difference(group.newest, baseline.newest):
+        blockers.append(Blocker(text, pair or "lock the clocks and repeat both measurements"))
+    return blockers
+
+
+@dataclass(frozen=True, slots=True)
+class LossTail:
+    """How improbable a loss is: that of the logarithm of the ratio."""
+
+    change: Mean
+
+    def compute_p_value_above(self, limit: float) -> float:
+        """Were `limit` the loss."""
+        return self.change.compute_p_value_above(log1p(limit))
+
+    def compute_p_value_below(self, limit: float) -> float:
+        """Were `limit` the loss."""
+        return self.change.compute_p_value_below(log1p(limit))
+
+
+def _describe_other_settings(contender: Measurement, baseline: Measurement) -> str:
+    theirs = baseline.subject.settings
+    names = find_differing_settings((contender.subject.settings, theirs))
+    return f" with {format_settings(theirs, names)}" if set(names) & set(theirs) else ""

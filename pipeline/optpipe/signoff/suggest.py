@@ -1,0 +1,125 @@
+"""The commands that a verdict suggests: each runs as it is printed and supplies what is missing.
+
+DIR, FILE, DOSSIER, BEFORE and AFTER stand for what only the user has.
+"""
+
+import shlex
+from collections.abc import Iterator, Mapping
+
+from optpipe.artifacts.facts import JudgedBuild
+from optpipe.core.defaults import MAX_CV, PROCESSES, ROUNDS
+from optpipe.core.measurement import LoadSpec, Mode, Scenario, Subject, format_option
+from optpipe.measuring.groups import ProcessGroup
+from optpipe.signoff.policy_format import LoadFilter
+
+MORE = 2
+"""How many times the usual processes or rounds are suggested where an interval has to be narrower."""
+
+
+def suggest_bench(build: JudgedBuild, where: LoadFilter, options: Mapping[str, str], *, energy: bool = False) -> str:
+    """Measures what `where` asks for of a build of which nothing such is measured."""
+    parts = [f"optpipe bench {build.artifact}"]
+    parts += [f"--batch {where.batch_size}"] if where.batch_size else []
+    parts += [f"--scenario {where.scenario}"] if where.scenario else []
+    parts += [f"--mode {where.mode}"] if where.mode else []
+    parts += [f"--streams {where.streams}"] if where.streams else []
+    parts += [f"--rate {where.rate:.15g}"] if where.rate else []
+    parts += [_format_option(build.backend, name, value) for name, value in options.items()]
+    return " ".join([*parts, *(["--energy"] if energy else [])])
+
+
+def suggest_more_processes(
+    group: ProcessGroup, build: JudgedBuild, name: str = "", *, more: bool = False, longer: bool = False
+) -> str:
+    """Measures the load of `group` again with its settings, so that its processes count with those that are there.
+
+    `name` is the figure that is wanted; `more` asks for more processes than usual, `longer` for more time.
+    """
+    parts = ["optpipe bench", build.artifact, *_list_options(group, build, name)]
+    parts += ["--max-time 600"] if longer and "--max-time" not in " ".join(parts) else []
+    parts += [f"--processes {MORE * PROCESSES}"] if more else []
+    return " ".join([*parts, *(["--energy"] if name == "energy" else [])])
+
+
+def suggest_pair(baseline: Subject, group: ProcessGroup, build: JudgedBuild, metric: str, *, more: bool = False) -> str:
+    """Compares the build with the baseline's in interleaved processes under the load of `group`."""
+    parts = ["optpipe bench-pair", baseline.artifact, build.artifact, "--metric"]
+    parts += [metric if metric in ("p50", "p90", "p99", "throughput") else "p99"]
+    parts += _list_options(group, build, metric)
+    if baseline.backend != build.backend:
+        parts += [
+            _format_option(baseline.backend, *each) for each in baseline.settings.items() if each[0] != "affinity"
+        ]
+    return " ".join([*parts, *([f"--rounds {MORE * ROUNDS}"] if more else [])])
+
+
+def _list_options(group: ProcessGroup, build: JudgedBuild, name: str) -> Iterator[str]:
+    """The options of `bench` and `bench-pair` that say the load of `group`, what it ran with, and by what it was judged."""
+    found, load = group.newest.measurement, group.load
+    yield f"--batch {load.batch_size}"
+    if load.scenario is not Scenario.SINGLE_STREAM:
+        yield f"--scenario {load.scenario}"
+    if load.mode is not Mode.COMPUTE:
+        yield f"--mode {load.mode}"
+    if load.streams > 1:
+        yield f"--streams {load.streams}"
+    if load.rate_per_s is not None:
+        yield f"--rate {load.rate_per_s:.15g}"
+    percentile = float(name[1:]) if name[1:].replace(".", "").isdigit() else 0.0
+    if percentile > LoadSpec(1).percentile:
+        yield f"--percentile {percentile:g} --max-time 600"
+    usual = {key: format_option(value) for key, value in build.options.items()}
+    for key, value in found.subject.settings.items():
+        if key in usual and usual[key] != value:
+            yield _format_option(build.backend, key, value)
+    if "affinity" in found.subject.settings:
+        yield f"--affinity {found.subject.settings['affinity']}"
+    if (max_cv := found.limits.get("max_cv", MAX_CV)) != MAX_CV:
+        yield f"--max-cv {max_cv:g}"
+
+
+def _format_option(backend: str, name: str, value: str) -> str:
+    return f"--option {shlex.quote(f'{backend}.{name}={value}')}"
+
+
+def suggest_build(build: JudgedBuild) -> str:
+    """Builds it with trained weights."""
+    return f"optpipe build {shlex.quote(build.model)} --backend {build.backend} --precision {build.precision} --weights FILE"
+
+
+def suggest_narrowing(section: str, build: JudgedBuild) -> str:
+    """What makes the interval of a section's figures narrower, where no load decides it; empty for the others."""
+    model = shlex.quote(build.model)
+    said = {
+        "accuracy": f"evaluate on more labeled images: optpipe evaluate {model} --data DIR",
+        "preprocessing": f"verify parity on more images: optpipe preprocess {model} --images DIR",
+        "tensor_cores": f"profile more iterations: {suggest_profile(build)} --iterations 100",
+    }
+    return said.get(section, "")
+
+
+def suggest_profile(build: JudgedBuild) -> str:
+    """Records inference of the build under the profiler."""
+    model = shlex.quote(build.model)
+    return f"optpipe profile {model} --backend {build.backend} --precision {build.precision} --stage inference"
+
+
+def suggest_fix(section: str, build: JudgedBuild) -> str:
+    """What brings a build inside a section's limits, or shows what keeps it out; empty where nothing is known to."""
+    model = shlex.quote(build.model)
+    compare, bench = f"optpipe compare --model {model}", f"optpipe bench {build.artifact} --tune"
+    profile = suggest_profile(build)
+    said = {
+        "latency": f"`{profile}` identifies the bottleneck; `{compare}` lists faster builds",
+        "throughput": f"`{compare}` shows the best batch size and build; `{bench}` tunes runtime options",
+        "regression": "`optpipe profile --diff BEFORE AFTER` shows what is slower than the baseline",
+        "accuracy": f"`optpipe calibrate {model} --sensitivity` finds the layers to keep out of INT8",
+        "preprocessing": f"`optpipe preprocess {model}` shows which step contributes most",
+        "precision": f"`optpipe show {build.artifact}` lists the layers in other precisions",
+        "memory": "reduce the batch size or use a lower precision",
+        "size": "use a lower precision for a smaller engine",
+        "energy": "use a lower precision or a larger batch to reduce energy per image",
+        "stability": f"stop other work and lock the clocks; `optpipe bench {build.artifact}` reports the cause",
+        "tensor_cores": f"`{profile}` lists eligible layers that do not use Tensor Cores",
+    }
+    return said.get(section, "")

@@ -1,0 +1,116 @@
+"""Regressions are decided by interleaved processes of both builds where they were compared so."""
+
+import json
+
+import pytest
+
+from optpipe.core.hashing import hash_file
+from optpipe.core.records import json_from_record
+from optpipe.core.verdict import Verdict
+from optpipe.signoff.collect import SignoffRequest, collect_evidence
+from optpipe.signoff.dossier import check_dossier, finish_dossier
+from optpipe.signoff.judge import judge_dossier
+from optpipe.signoff.policy import policy_from_toml
+from optpipe.workspace.baselines import store_baseline
+from optpipe.workspace.seal import seal_folder
+
+POLICY = "schema = 1\n[build]\nprecision = 'fp16'\n[[regression]]\np50 = '3 %'\nbatch_size = 1\nmode = 'compute'\n"
+
+
+@pytest.fixture
+def builds(workspace, tmp_path):
+    """The approved build and the next one, measured on a day on which everything took 3 % longer."""
+    old = workspace.artifact("fp16")
+    workspace.bench(old, count=2000)
+    sign_off(workspace, tmp_path, "approved")
+    store_baseline(tmp_path / "approved", workspace.path)
+    workspace.counter += 100
+    new = workspace.artifact("fp16", macs=0.96)
+    workspace.bench(new, count=2000, mean_ms=10.3, seed=5)
+    return old, new
+
+
+def sign_off(workspace, tmp_path, name, criterion="regression.p50.b1.compute"):
+    folder = tmp_path / f".{name}"
+    folder.mkdir()
+    collect_evidence(SignoffRequest("digits", policy_from_toml(POLICY.encode())), workspace.store, folder)
+    found = judge_dossier(folder)
+    (folder / "verdict.json").write_bytes(json_from_record(found))
+    finish_dossier(folder, tmp_path / name)
+    return {one.name: one for one in found.criteria}.get(criterion)
+
+
+def test_what_different_days_cannot_decide_suggests_the_comparison_that_can(workspace, tmp_path, builds):
+    old, new = builds
+    seen = sign_off(workspace, tmp_path, "one")
+    assert seen.verdict is Verdict.INCONCLUSIVE, seen.reason
+    assert seen.remedy == (
+        "compare both in interleaved processes: "
+        f"optpipe bench-pair {old.id} {new.id} --metric p50 --batch 1 --max-cv 0.5"
+    )
+    workspace.pair(old, new, ratio=1.0)
+    seen = sign_off(workspace, tmp_path, "two")
+    assert seen.verdict is Verdict.PASS, seen.reason
+    assert seen.about.startswith("batch 1, single-stream, compute; 10 interleaved rounds with digits-onnxruntime-fp16-")
+    assert check_dossier(tmp_path / "two").problems == ()
+
+
+@pytest.mark.parametrize("swapped", [False, True], ids=["baseline first", "build first"])
+def test_a_loss_is_found_whichever_build_was_named_first(workspace, tmp_path, builds, swapped):
+    old, new = builds
+    pair = workspace.pair(new, old, ratio=1 / 1.1) if swapped else workspace.pair(old, new, ratio=1.1)
+    seen = sign_off(workspace, tmp_path, "one")
+    assert seen.verdict is Verdict.FAIL
+    assert seen.observed == pytest.approx(0.1, abs=0.02)
+    assert seen.source == pair.run_id
+
+
+def test_all_comparisons_count_and_rounds_that_are_not_valid_do_not(workspace, tmp_path, builds):
+    workspace.pair(*builds, ratio=1.1, invalid=("a003", "b003", "b007"), seed=1)
+    workspace.pair(*builds, ratio=1.0, seed=2)
+    seen = sign_off(workspace, tmp_path, "one")
+    assert "18 interleaved rounds in 2 runs" in seen.about
+    assert seen.about.endswith("; left out: 2 not VALID")
+    assert seen.verdict is Verdict.INCONCLUSIVE, "the two runs differ by far more than their rounds"
+    assert seen.remedy.endswith("--rounds 20")
+
+
+def test_a_comparison_under_another_load_or_with_other_settings_is_none_of_this_one(workspace, tmp_path, builds):
+    workspace.pair(*builds, ratio=1.1, mode="end-to-end")
+    workspace.pair(*builds, ratio=1.1, seed=1, invalid=[f"a{turn:03}" for turn in range(8)])
+    seen = sign_off(workspace, tmp_path, "one")
+    assert "interleaved" not in seen.about
+    assert "optpipe bench-pair" in seen.remedy
+
+
+def test_a_load_that_the_baseline_was_never_measured_under_is_compared_too(workspace, tmp_path, builds, monkeypatch):
+    old, new = builds
+    workspace.bench(new, mode="end-to-end")
+    monkeypatch.setitem(globals(), "POLICY", POLICY.replace("'compute'", "'end-to-end'"))
+    seen = sign_off(workspace, tmp_path, "one", "regression.p50.b1.end-to-end")
+    assert seen.reason.startswith("the baseline has no measurement of batch 1, single-stream, end-to-end")
+    assert f"optpipe bench-pair {old.id} {new.id} --metric p50 --batch 1 --mode end-to-end" in seen.remedy
+    workspace.pair(old, new, mode="end-to-end")
+    assert sign_off(workspace, tmp_path, "two", "regression.p50.b1.end-to-end").verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("first_rounds", 9, "comparison.json: ratio"),
+        ("seed", 8, "comparison.json: measurements[0] says"),
+        ("contender_ns", [1e6] * 10, "comparison.json: contender_ns"),
+        ("invalid_processes", 3, "comparison.json: invalid_processes says 3"),
+    ],
+)
+def test_a_comparison_that_does_not_follow_from_its_samples_is_found(workspace, tmp_path, builds, key, value, said):
+    workspace.pair(*builds)
+    sign_off(workspace, tmp_path, "one")
+    (path,) = (tmp_path / "one").glob("runs/*/comparison.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    manifest = json.loads((path.parent / "manifest.json").read_text())
+    manifest["files"]["comparison.json"] |= {"sha256": hash_file(path), "size_bytes": path.stat().st_size}
+    (path.parent / "manifest.json").write_text(json.dumps(manifest))
+    seal_folder(tmp_path / "one")
+    problems = check_dossier(tmp_path / "one").problems
+    assert any(said in problem for problem in problems), problems

@@ -1,0 +1,206 @@
+"""Every command that a verdict suggests is taken by the command line as it is printed, and measures what is missing."""
+
+import re
+import shlex
+
+import pytest
+from typer.main import get_command
+
+from optpipe.artifacts.facts import JudgedBuild
+from optpipe.cli import app
+from optpipe.commands.bench_request import bench_plan_from_options, load_from_options, slo_from_options
+from optpipe.commands.parsing import options_from_text
+from optpipe.core.measurement import Reason
+from optpipe.core.records import json_from_record
+from optpipe.core.verdict import Verdict
+from optpipe.signoff.collect import SignoffRequest, collect_evidence
+from optpipe.signoff.dossier import finish_dossier
+from optpipe.signoff.judge import judge_dossier
+from optpipe.signoff.policy import policy_from_toml
+from optpipe.signoff.policy_format import SECTIONS, LoadFilter
+from optpipe.signoff.suggest import suggest_bench, suggest_fix, suggest_narrowing
+from optpipe.workspace.baselines import store_baseline
+
+EVERYTHING = """schema = 1
+[build]
+precision = "fp16"
+[latency]
+p50 = "%(ms)s ms"
+"p99.9" = "%(ms)s ms"
+[throughput]
+minimum = "%(rate)s images/s"
+[regression]
+p50 = "%(share)s %%"
+throughput = "%(share)s %%"
+"p99.9" = "%(share)s %%"
+[memory]
+maximum = "%(mib)s MiB"
+[energy]
+maximum = "1 mJ/image"
+[stability]
+maximum_cv = "%(share)s %%"
+[accuracy]
+maximum_drop = "%(share)s points"
+minimum_agreement = "99 %%"
+[preprocessing]
+minimum_agreement = "99.9 %%"
+minimum_snr = "60 dB"
+[precision]
+fp16 = "99 %%"
+[size]
+maximum = "1 KiB"
+[tensor_cores]
+minimum_share = "50 %%"
+"""
+LIMITS = {
+    "loose": {"ms": 50, "rate": 1, "share": 50, "mib": 900},
+    "tight": {"ms": 1, "rate": 9999, "share": 0.01, "mib": 1},
+    "straddling": {"ms": 8, "rate": 125, "share": 1, "mib": 201},
+}
+LOADS = [
+    {"batches": (8,), "mode": "end-to-end"},
+    {"scenario": "server", "rate": 500.0},
+    {"scenario": "multi-stream", "streams": 4},
+    {"options": {"threads": 2, "spinning": True}},
+]
+STATES = [
+    ("loose", {}),
+    ("tight", {}),
+    ("straddling", {"max_cv": 0.025}),
+    ("straddling", {"count": 80}),
+    ("straddling", {"valid": False}),
+    ("straddling", {"reasons": [Reason("stale-answer", "a stale output", "do not use it", invalidates=True)]}),
+    ("straddling", {"caveats": ["synthetic-inputs", "random-weights", "fallback"]}),
+]
+
+
+def list_commands(text):
+    """The commands in a remedy: in backquotes, or up to a semicolon or its end."""
+    assert "…" not in text
+    quoted = re.findall(r"`(optpipe [^`]*)`", text)
+    return [*quoted, *(each.strip() for each in re.findall(r"optpipe [^;]*", re.sub(r"`[^`]*`", "", text)))]
+
+
+def parse(command):
+    """The name and the options of a command, as the command line reads it. Raises UsageError where it does not."""
+    _, name, *words = shlex.split(command)
+    group = get_command(app)
+    found = group.commands[name]
+    return name, found.make_context(name, words, parent=group.make_context("optpipe", [name, *words])).params
+
+
+def load_of(command):
+    """What `bench` or `bench-pair` would put on the artifacts, by the code that reads their options."""
+    name, given = parse(command)
+    assert name in ("bench", "bench-pair")
+    slo = slo_from_options(given.get("slo"), given["scenario"], given["rate"])
+    times = (given[key] for key in ("min_time", "max_time", "warm_up", "max_warm_up"))
+    load = load_from_options(
+        given["scenario"], given["mode"], given["streams"], given["rate"], slo, given["percentile"], *times,
+        energy=given.get("energy", False),
+    )  # fmt: skip
+    batch = None if given["batch"] is None else str(given["batch"])
+    return bench_plan_from_options(
+        load, batch=batch, slo=slo, max_cv=given["max_cv"], images=given["images"], affinity=given["affinity"], seed=0,
+        options=options_from_text(given["option"] or []),
+    )  # fmt: skip
+
+
+def judge(workspace, tmp_path, name, policy):
+    folder = tmp_path / f".{name}"
+    folder.mkdir()
+    collect_evidence(SignoffRequest("digits", policy_from_toml(policy.encode())), workspace.store, folder)
+    found = judge_dossier(folder)
+    (folder / "verdict.json").write_bytes(json_from_record(found))
+    finish_dossier(folder, tmp_path / name)
+    return found
+
+
+def require_readable(found):
+    remedies = [one.remedy for one in found.criteria if one.verdict is not Verdict.PASS]
+    assert all(remedies)
+    commands = [
+        command for remedy in (*remedies, *(note.remedy for note in found.notes)) for command in list_commands(remedy)
+    ]
+    for command in commands:
+        parse(command)
+    return commands
+
+
+def test_what_is_suggested_of_a_build_that_was_never_measured(workspace, tmp_path):
+    workspace.artifact("fp16", trained=False, passed=False, proven=False)
+    commands = require_readable(judge(workspace, tmp_path, "one", EVERYTHING % LIMITS["loose"]))
+    assert {each.split()[1] for each in commands} >= {"bench", "approve", "evaluate", "preprocess", "profile", "build"}
+
+
+@pytest.mark.parametrize(("limits", "state"), STATES, ids=str)
+def test_what_is_suggested_of_a_build_that_was(workspace, tmp_path, limits, state):
+    old = workspace.artifact("fp16", macs=0.96)
+    workspace.bench(old)
+    judge(workspace, tmp_path, "approved", EVERYTHING % LIMITS["loose"])
+    store_baseline(tmp_path / "approved", workspace.path)
+    workspace.counter += 100
+    new = workspace.artifact("fp16")
+    workspace.bench(new, **state)
+    workspace.preprocess(noise=2e-3)
+    commands = require_readable(judge(workspace, tmp_path, "one", EVERYTHING % LIMITS[limits]))
+    measuring = [each for each in commands if each.split()[1] in ("bench", "bench-pair")]
+    assert all(new.id in each.split() for each in measuring)
+    for command in measuring:
+        if "--tune" not in command and "reports the cause" not in command:
+            load_of(command)
+
+
+@pytest.mark.parametrize("load", LOADS, ids=str)
+def test_a_suggested_measurement_is_of_the_load_that_is_missing(workspace, tmp_path, load):
+    """Its processes join those of the group that lacks them."""
+    old = workspace.artifact("fp16", macs=0.96)
+    workspace.bench(old, **load)
+    judge(workspace, tmp_path, "approved", EVERYTHING % LIMITS["loose"])
+    store_baseline(tmp_path / "approved", workspace.path)
+    workspace.counter += 100
+    entry = workspace.artifact("fp16")
+    workspace.bench(entry, processes=2, **load)
+    found = judge(workspace, tmp_path, "one", EVERYTHING % LIMITS["straddling"])
+    (group,) = found.groups
+    commands = [command for one in found.criteria for command in list_commands(one.remedy or "")]
+    measuring = [each for each in commands if each.split()[1] in ("bench", "bench-pair")]
+    assert {each.split()[1] for each in measuring} == {"bench", "bench-pair"}
+    for command in measuring:
+        plan = load_of(command)
+        assert (plan.batches, *plan.load.key[1:]) == ((group.load.batch_size,), *group.load.key[1:]), command
+        given = {**entry.info.options, **plan.options.get("onnxruntime", {})}
+        assert {name: str(value).lower() for name, value in given.items()} | group.subject.settings == {
+            name: str(value).lower() for name, value in given.items()
+        }, command
+        assert plan.limits["max_cv"] == 0.5
+    assert any(load_of(command).load.percentile == 99.9 for command in measuring)
+    assert any("--energy" in command for command in measuring)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        LoadFilter(),
+        LoadFilter(batch_size=8, mode="end-to-end"),
+        LoadFilter(batch_size=1, scenario="server", rate=1234567.5),
+        LoadFilter(batch_size=1, scenario="server", rate=0.25),
+        LoadFilter(scenario="multi-stream", streams=4),
+    ],
+    ids=str,
+)
+def test_a_load_that_was_never_measured_is_suggested_as_the_policy_has_it(where):
+    build = JudgedBuild("a model.onnx", "90d93930c3c6", "onnxruntime", "fp16")
+    plan = load_of(suggest_bench(build, where, {"graph": "a b"}))
+    assert plan.batches == (None if where.batch_size is None else (where.batch_size,))
+    wanted = (where.scenario or "single-stream", where.mode or "compute", where.streams or 1, where.rate)
+    assert plan.load.key[1:] == wanted
+    assert plan.options == {"onnxruntime": {"graph": "a b"}}
+
+
+@pytest.mark.parametrize("section", [*SECTIONS, "environment"])
+def test_a_model_whose_name_has_spaces_is_quoted(section):
+    build = JudgedBuild("a model.onnx", "90d93930c3c6", "onnxruntime", "fp16")
+    for remedy in (suggest_narrowing(section, build), suggest_fix(section, build)):
+        for command in list_commands(remedy):
+            parse(command)

@@ -118,7 +118,12 @@ def test_the_json_schema_takes_the_template():
 EXAMPLES = Path(__file__).parents[3] / "reports" / "examples"
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.name)
+POLICIES = [
+    path for path in sorted(EXAMPLES.glob("*.toml")) if "policy.schema.json" in path.read_text().partition("\n")[0]
+]
+
+
+@pytest.mark.parametrize("path", POLICIES, ids=lambda path: path.name)
 def test_the_example_policies_parse_and_fit_the_schema_beside_them(path):
     policy_from_toml(path.read_bytes(), path.name)
     schema = json.loads((EXAMPLES / "policy.schema.json").read_text())

@@ -1,66 +1,43 @@
 """Measures stored artifacts: batch sizes, scenarios, options, limits; writes one run folder."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
-from pathlib import Path
-from secrets import randbits
+from dataclasses import dataclass
 
 from optpipe.artifacts.lookup import StoredArtifact, choose_batch_sizes
 from optpipe.bench.int8_notes import add_int8_notes
+from optpipe.bench.limit import combine_limits
 from optpipe.bench.session_plan import (
     BenchPlan,
     offer_recovery,
-    prepare_session,
-    subject_from_artifact,
-    warn_about_threads,
 )
+from optpipe.bench.subject import BenchState, BenchSubject
 from optpipe.core.bench_record import (
     ArtifactLimit,
     BenchRecord,
     LimitRecord,
     TuningFile,
     TuningRecord,
-    UnjudgedPoint,
 )
 from optpipe.core.defaults import MAX_PROCESS_FACTOR
 from optpipe.core.events import Listener
 from optpipe.core.interrupts import acknowledge_interrupt
-from optpipe.core.measurement import LoadSpec, Measurement, Options, Scenario
+from optpipe.core.measurement import Measurement
 from optpipe.core.records import json_from_record
-from optpipe.errors import ExitStatus, OptpipeError
+from optpipe.errors import ExitStatus
 from optpipe.measuring.groups import (
-    ProcessGroup,
     count_more_processes,
     group_processes,
-    merge_group,
     summarize_group,
 )
-from optpipe.measuring.measure import measure_load, recover_unfinished, write_measurements
+from optpipe.measuring.measure import recover_unfinished, write_measurements
 from optpipe.measuring.measured import RecordedMeasurement
 from optpipe.measuring.pool import WorkerPool
-from optpipe.measuring.process import PointResult, WorkerProcess
-from optpipe.measuring.rate import find_highest_rate
 from optpipe.measuring.slo import (
-    Slo,
     has_figures,
-    is_credible_violation,
-)
-from optpipe.measuring.sweep import find_largest_inside, find_nearest_to_limit, sweep_batch_sizes
-from optpipe.measuring.tune import (
-    FINAL_ROUNDS,
-    Tuning,
-    choose_tuning_sizes,
-    find_nearest_options,
-    record_from_tuning,
-    tune_options,
 )
 from optpipe.measuring.validity import WRONG_OUTPUTS
-from optpipe.stats.percentiles import count_samples_needed
-from optpipe.workspace.environment import count_cores
 from optpipe.workspace.manifest import get_command_line
 from optpipe.workspace.runs import (
-    OpenRun,
     Run,
     begin_run,
     finish_run,
@@ -115,20 +92,20 @@ def bench_artifacts(
         store.scratch("bench") as scratch,
         WorkerPool(scratch, plan.affinity) as pool,
     ):
-        return _measure_and_finish(artifacts, sizes, _Running(run, plan, store, listener, scratch, pool))
+        return _measure_and_finish(artifacts, sizes, BenchState(run, plan, store, listener, scratch, pool))
 
 
 def _measure_and_finish(
-    artifacts: Sequence[StoredArtifact], sizes: Mapping[str, Sequence[int]], bench_run: "_Running"
+    artifacts: Sequence[StoredArtifact], sizes: Mapping[str, Sequence[int]], bench_run: BenchState
 ) -> BenchResult:
     """Measures, and writes what the run is finished by."""
     run, plan, store = bench_run.run, bench_run.plan, bench_run.store
     limits: list[ArtifactLimit] = []
     tunings: list[TuningRecord] = []
     try:
-        subjects: list[_BenchSubject] = []
+        subjects: list[BenchSubject] = []
         for artifact in artifacts:
-            one = _BenchSubject(artifact, bench_run)
+            one = BenchSubject(artifact, bench_run)
             one.measure_all(sizes[artifact.entry.id], tunings)
             subjects.append(one)
             if bench_run.interrupted:
@@ -157,26 +134,7 @@ def _measure_and_finish(
     return BenchResult(finished, found, limit, tuple(tunings), bench_run.interrupted)
 
 
-@dataclass
-class _Running:
-    """The run being written."""
-
-    run: OpenRun
-    plan: BenchPlan
-    store: Store
-    listener: Listener
-    scratch: Path
-    """For inputs on disk."""
-    pool: WorkerPool
-    measurements: list[Measurement] = field(default_factory=list)
-    refusals: list[OptpipeError] = field(default_factory=list)
-    interrupted: bool = False
-    trials: int = 0
-    processes: int = 0
-    """Workers that were started."""
-
-
-def _repeat(subjects: Sequence["_BenchSubject"], running: _Running) -> None:
+def _repeat(subjects: Sequence[BenchSubject], running: BenchState) -> None:
     """The processes after the first, subjects in turn; more of them where an interval is to be reached, decided once."""
     plan = running.plan
     for subject in subjects:
@@ -196,230 +154,6 @@ def _repeat(subjects: Sequence["_BenchSubject"], running: _Running) -> None:
     for _ in range(min(more, most)):
         for subject in subjects:
             subject.repeat(second_stage=True)
-
-
-class _BenchSubject:
-    """One artifact, its inputs on disk, and the worker that holds it loaded for as long as options stay the same."""
-
-    def __init__(self, artifact: StoredArtifact, running: _Running) -> None:
-        self.artifact, self.running = artifact, running
-        self.searched: list[Measurement] = []
-        self.best_rate: Measurement | None = None
-        self.points: list[tuple[LoadSpec, Options]] = []
-        """What every process measures."""
-        self.given = artifact.given(running.plan.options)
-        self.defaults = artifact.resolve_effective_options(running.plan.options)
-        if not running.plan.tune:  # which tries numbers of threads
-            warn_about_threads(artifact, self.defaults, running.plan.affinity, running.listener)
-        self.plan_base, self.frame = prepare_session(
-            artifact, running.plan, running.store, running.scratch / artifact.entry.id, running.run.path
-        )
-
-    def measure_all(self, sizes: Sequence[int], tunings: list[TuningRecord]) -> None:
-        """Tunes if asked, then sweeps or searches in a first process, which decides what the others measure."""
-        running, plan = self.running, self.running.plan
-        options = dict.fromkeys(sizes, self.defaults)
-        if plan.tune:
-            tuning = self._tuned(choose_tuning_sizes(sizes))
-            tunings.append(record_from_tuning(self.artifact.entry.id, self.artifact.label, tuning))
-            if running.interrupted:  # what was not tried cannot lose
-                return
-            options = {size: dict(each) for size, each in tuning.chosen.items()}
-        with _Workers(self) as workers:
-            if plan.load.scenario is Scenario.SERVER and plan.slo is not None:
-                self._search_rate(workers, sizes[0], options[sizes[0]], plan.slo)
-                return
-            self.searched = sweep_batch_sizes(
-                lambda size: self._one(
-                    workers, replace(plan.load, batch_size=size), find_nearest_options(options, size)
-                ),
-                sizes,
-                plan.slo,
-                to_the_end=plan.to_the_end,
-            )
-        self.points = [(each.load, each.subject.options) for each in self.searched if has_figures(each)]
-
-    def expect(self, times: int) -> None:
-        """Lets workers stand by for that many repetitions; each takes one for every set of options."""
-        changes = sum(one != other for (_, one), (_, other) in pairwise(self.points))
-        self.running.pool.expect(self.artifact.label, times * (changes + 1) if self.points else 0)
-
-    def repeat(self, *, second_stage: bool = False) -> None:
-        """Measures every point in a fresh process."""
-        with _Workers(self) as workers:
-            for load, options in self.points:
-                if not self.running.interrupted:
-                    self._one(workers, load, options, second_stage=second_stage)
-
-    def list_groups(self) -> list[ProcessGroup]:
-        """What all processes measured so far, by point."""
-        found = [
-            RecordedMeasurement(each, self.running.run.run_id)
-            for each in self.running.measurements
-            if each.subject.artifact == self.artifact.entry.id
-        ]
-        return group_processes(found)
-
-    def judge_limit(self, slo: Slo) -> ArtifactLimit:
-        """What all processes together say of the limit; of a rate, those at the one that was found."""
-        merged = {group.load.key: merge_group(group) for group in self.list_groups()}
-        found = [merged.get(each.load.key, each) for each in self.searched]
-        best = find_largest_inside(found, slo)
-        if self.best_rate is not None:
-            best = merged[self.best_rate.load.key]
-            best = best if slo.is_met_by(best) else None
-        elif self.running.plan.load.scenario is Scenario.SERVER:
-            best = None
-        return judge_limit(self.artifact, slo, found, best)
-
-    def _search_rate(self, workers: "_Workers", size: int, options: Options, slo: Slo) -> None:
-        plan = self.running.plan
-        quick = replace(plan.load, batch_size=size, scenario=Scenario.SINGLE_STREAM, percentile=50.0, min_seconds=1.0)
-        first = self._one(workers, quick, options)
-        if first.latency_ns is None or first.interrupted:
-            return
-        self.searched, self.best_rate = find_highest_rate(
-            lambda rate: self._one(workers, replace(plan.load, batch_size=size, rate_per_s=rate), options),
-            first.latency_ns.mean / 1e9,
-            slo,
-        )
-        self.points = [(self.best_rate.load, options)] if self.best_rate else []
-
-    def _tuned(self, sizes: Sequence[int]) -> Tuning:
-        quick = replace(
-            self.running.plan.load,
-            scenario=Scenario.SINGLE_STREAM, percentile=50.0, min_seconds=0.5, max_seconds=5.0,
-            warm_up_seconds=0.3, max_warm_up_seconds=3.0, cache_probes=2, output_checks=4,
-        )  # fmt: skip
-
-        def measured(options: Options) -> tuple[Measurement, ...]:
-            with _Workers(self) as workers:
-                return tuple(
-                    self._one(workers, replace(quick, batch_size=size), options, trial=True)
-                    for size in sizes
-                    if not self.running.interrupted
-                )
-
-        cpus = len(self.running.plan.affinity or ()) or count_cores()
-        self.running.pool.expect(self.artifact.label, 2 * FINAL_ROUNDS)  # of a race's length nobody knows
-        return tune_options(measured, self.defaults, sizes, cpus, fixed=self.given, seed=randbits(32))
-
-    def _one(
-        self,
-        workers: "_Workers",
-        load: LoadSpec,
-        options: Options,
-        *,
-        trial: bool = False,
-        second_stage: bool = False,
-    ) -> Measurement:
-        running = self.running
-        if trial:
-            running.trials += 1
-            name = f"t{running.trials:03}"
-        else:
-            name = f"m{len(running.measurements):03}"
-        subject = subject_from_artifact(self.artifact, options)
-        worker = workers.with_options(options)
-        kind = "tune " if trial else ""
-        text = f"{kind}{self.artifact.label} batch {load.batch_size}" + (
-            f" at {load.rate_per_s:.4g}/s" if load.rate_per_s else ""
-        )
-        wanted, shown = count_samples_needed(load.percentile), 0
-        with running.listener.step(text, total=wanted) as step:
-
-            def progress(_point: object, count: int) -> None:
-                nonlocal shown
-                step.advance(max(0, min(count, wanted) - shown))
-                shown = max(shown, min(count, wanted))
-
-            worker.on_progress = progress
-            found, answer = measure_load(worker, subject, load, name, self.frame)
-        found = replace(found, process=running.processes, second_stage=second_stage)
-        if not trial:
-            running.measurements.append(found)
-            write_measurements(running.run.path, running.measurements)
-        running.interrupted = running.interrupted or answer.interrupted
-        _keep_refusal(running, answer)
-        return found
-
-
-class _Workers:
-    """At most one worker at a time; another set of options, or a dead one, means a fresh process."""
-
-    def __init__(self, subject: _BenchSubject) -> None:
-        self._subject = subject
-        self._worker: WorkerProcess | None = None
-        self._options: Options | None = None
-
-    def __enter__(self) -> "_Workers":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._close()
-
-    def with_options(self, options: Options) -> WorkerProcess:
-        """A worker that holds the artifact with these options."""
-        if self._worker is None or not self._worker.alive or dict(options) != self._options:
-            self._close()
-            base = self._subject.plan_base
-            plan = replace(base, arguments={**base.arguments, "options": dict(options)})
-            self._worker = WorkerProcess(plan, self._subject.running.pool, self._subject.artifact.label)
-            self._worker.__enter__()
-            self._subject.running.processes += 1
-            self._options = dict(options)
-        return self._worker
-
-    def _close(self) -> None:
-        if self._worker is not None:
-            self._worker.__exit__(None, None, None)
-            self._worker = None
-
-
-def judge_limit(
-    artifact: StoredArtifact, slo: Slo, found: Sequence[Measurement], best: Measurement | None
-) -> ArtifactLimit:
-    """What the measurements of one artifact say of the limit; `met` is None where no valid one decides it."""
-    shown = best or find_nearest_to_limit(found, slo)
-    value = None if shown is None else slo.read(shown)
-    not_judged = tuple(
-        UnjudgedPoint(each.load.batch_size, each.load.rate_per_s, why)
-        for each in found
-        if (why := slo.explain_not_judged(each)) is not None
-    )
-    met: bool | None = None
-    if best is not None and best.is_valid:
-        met = True
-    elif best is None and shown is not None and is_credible_violation(shown) and not not_judged:
-        met = False
-    return ArtifactLimit(
-        artifact=artifact.entry.id,
-        label=artifact.label,
-        slo=str(slo),
-        met=met,
-        inside=best is not None,
-        measurement=None if shown is None else shown.id,
-        batch_size=None if shown is None else shown.load.batch_size,
-        rate_per_s=None if shown is None else shown.load.rate_per_s,
-        value_ns=None if value is None else value.value,
-        upper_bound_ns=None if value is None else value.high,
-        verdict=None if shown is None else shown.verdict,
-        not_judged=not_judged,
-    )
-
-
-def combine_limits(slo: Slo, limits: Sequence[ArtifactLimit]) -> LimitRecord:
-    """The answers of all artifacts: met where one meets it, and not met only where none may."""
-    answers = [each.met for each in limits]
-    met = True if True in answers else None if None in answers or not answers else False
-    return LimitRecord(str(slo), met, tuple(limits))
-
-
-def _keep_refusal(running: _Running, answer: PointResult) -> None:
-    if answer.failure == "refused":
-        error = OptpipeError(answer.message)
-        error.exit_status = answer.status
-        running.refusals.append(error)
 
 
 def record_from_bench(result: BenchResult, warnings: Sequence[str]) -> BenchRecord:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from tests.fakes.measurements import planted
 
-from optpipe.bench.bench import combine_limits, judge_limit
+from optpipe.bench.limit import combine_limits, judge_limit
 from optpipe.core.measurement import Reason, Subject
 from optpipe.measuring.slo import Slo
 from optpipe.measuring.sweep import find_largest_inside

@@ -11,7 +11,7 @@ from optpipe.core.units import format_duration
 from optpipe.reporters.records import VERDICT_STYLES, format_rate_interval
 
 if TYPE_CHECKING:
-    from optpipe.end_to_end.records import EndToEndFigures, EndToEndRecord, EndToEndResult
+    from optpipe.preprocess.end_to_end.records import EndToEndFigures, EndToEndRecord, EndToEndResult
 
 _COLUMNS = (
     "batch",

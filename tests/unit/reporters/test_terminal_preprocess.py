@@ -7,8 +7,9 @@ from tests.fakes.golden import assert_golden
 from tests.fakes.preprocess import preprocess_record
 
 from optpipe.core.verdict import Verdict
-from optpipe.end_to_end.judge import compute_figures
-from optpipe.end_to_end.records import (
+from optpipe.preprocess.dali.pipeline import DaliPlan
+from optpipe.preprocess.end_to_end.judge import compute_figures
+from optpipe.preprocess.end_to_end.records import (
     EndToEndMeasurement,
     EndToEndRecord,
     EndToEndResult,
@@ -16,7 +17,6 @@ from optpipe.end_to_end.records import (
     PartRates,
     PredictionCheck,
 )
-from optpipe.preprocess.dali.pipeline import DaliPlan
 from optpipe.preprocess.parity.records import RefusedImage
 from optpipe.reporters.terminal_end_to_end import render_end_to_end
 from optpipe.reporters.terminal_preprocess import render_preprocess

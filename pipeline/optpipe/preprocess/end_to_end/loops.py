@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from optpipe.core.transform import Transform
-from optpipe.end_to_end.consumers import Consumer, DeviceConsumer, get_batch_shape
-from optpipe.end_to_end.records import OverlappedBatches
 from optpipe.preprocess.dali.pipeline import DaliPlan
+from optpipe.preprocess.end_to_end.consumers import Consumer, DeviceConsumer, get_batch_shape
+from optpipe.preprocess.end_to_end.records import OverlappedBatches
 from optpipe.preprocess.throughput.records import PATIENCE
 from optpipe.preprocess.throughput.throughput_worker import time_batches
 from optpipe.preprocess.throughput.windows import compute_images_per_s

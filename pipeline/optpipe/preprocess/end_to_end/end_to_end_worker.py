@@ -1,4 +1,4 @@
-"""Files to predictions in one process: `python -m optpipe.end_to_end.end_to_end_worker FOLDER`.
+"""Files to predictions in one process: `python -m optpipe.preprocess.end_to_end.end_to_end_worker FOLDER`.
 
 DALI prepares the next batches while the artifact computes this one. On a GPU the pipeline's tensor is given to the
 runtime where it lies (DLPack), ordered by the stream on which both work; the top classes come back through pinned memory.
@@ -16,12 +16,12 @@ from optpipe.backends.base import Session
 from optpipe.backends.registry import BACKENDS
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.transform import Transform
-from optpipe.end_to_end.consumers import consumer_from_session, open_stream
-from optpipe.end_to_end.loops import Rate, measure_inference_rate, measure_pipeline_rate, run_overlapped
-from optpipe.end_to_end.records import EndToEndJob, EndToEndMeasurement, PartRates, PredictionCheck
 from optpipe.inputs.images import preprocess_batches
 from optpipe.preprocess.dali.pipeline import make_bytes_pipeline, make_reading_pipeline
 from optpipe.preprocess.dali.processes import HARDWARE_QUEUES
+from optpipe.preprocess.end_to_end.consumers import consumer_from_session, open_stream
+from optpipe.preprocess.end_to_end.loops import Rate, measure_inference_rate, measure_pipeline_rate, run_overlapped
+from optpipe.preprocess.end_to_end.records import EndToEndJob, EndToEndMeasurement, PartRates, PredictionCheck
 from optpipe.worker.jobs import serve_jobs
 from optpipe.workspace.environment import count_cores
 from optpipe.workspace.store import Store

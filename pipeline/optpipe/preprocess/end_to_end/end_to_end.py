@@ -9,18 +9,18 @@ from optpipe.artifacts.lookup import StoredArtifact
 from optpipe.core.events import Listener
 from optpipe.core.records import json_from_record, read_record
 from optpipe.core.verdict import Verdict, combine_verdicts
-from optpipe.end_to_end.judge import compute_figures, judge_predictions
-from optpipe.end_to_end.records import (
+from optpipe.errors import BadInputError, ExitStatus
+from optpipe.inputs.images import find_readable_images, format_unreadable
+from optpipe.preprocess.dali.pipeline import DaliPlan, require_dali
+from optpipe.preprocess.dali.processes import run_dali_jobs
+from optpipe.preprocess.end_to_end.judge import compute_figures, judge_predictions
+from optpipe.preprocess.end_to_end.records import (
     EndToEndJob,
     EndToEndMeasurement,
     EndToEndRecord,
     EndToEndResult,
     OverlappedBatches,
 )
-from optpipe.errors import BadInputError, ExitStatus
-from optpipe.inputs.images import find_readable_images, format_unreadable
-from optpipe.preprocess.dali.pipeline import DaliPlan, require_dali
-from optpipe.preprocess.dali.processes import run_dali_jobs
 from optpipe.preprocess.preprocess import MAX_SECONDS, choose_dali_plan, require_image_transform
 from optpipe.preprocess.records import PreprocessRecord
 from optpipe.preprocess.throughput.records import PATIENCE
@@ -31,7 +31,7 @@ from optpipe.workspace.manifest import get_command_line
 from optpipe.workspace.runs import OpenRun, finish_run, list_runs, open_run, write_bytes, write_parquet
 from optpipe.workspace.store import Store
 
-END_TO_END_WORKER = "optpipe.end_to_end.end_to_end_worker"
+END_TO_END_WORKER = "optpipe.preprocess.end_to_end.end_to_end_worker"
 MAX_FILES = 4096
 """More files than this are not needed to measure a steady state; they are spread over the whole folder."""
 NOISE = 0.05

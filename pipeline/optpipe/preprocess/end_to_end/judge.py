@@ -1,7 +1,8 @@
 """From the raw times of one artifact to its figures: rate, latency, what limits it, and whether its predictions hold."""
 
 from optpipe.core.verdict import Verdict
-from optpipe.end_to_end.records import (
+from optpipe.preprocess.dali.pipeline import DaliPlan
+from optpipe.preprocess.end_to_end.records import (
     EndToEndBottleneck,
     EndToEndFigures,
     EndToEndMeasurement,
@@ -9,7 +10,6 @@ from optpipe.end_to_end.records import (
     PredictionCheck,
     Timeline,
 )
-from optpipe.preprocess.dali.pipeline import DaliPlan
 from optpipe.preprocess.throughput.windows import compute_images_per_s, compute_rate_interval
 
 NEAR = 1.15

@@ -4,7 +4,7 @@ A `Session` is one loaded artifact on one device. `run` takes and gives host arr
 fixes shapes and addresses once, which is what measuring, CUDA graphs and zero-copy preprocessing need.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -30,6 +30,18 @@ class Capability:
     version: str | None = None
     why_not: str | None = None
     install: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One `--option BACKEND.NAME=VALUE`; its type is that of the default."""
+
+    name: str
+    default: Any
+    help: str
+    builds: bool = False
+    """Whether only a build takes it; else every session does."""
+    choices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +140,9 @@ class Backend(Protocol):
     def runtime_options(self, device: Device) -> dict[str, Any]:
         """What a session takes, with the defaults; what only a build takes is not among them."""
 
+    def describe_options(self, device: Device) -> tuple[Option, ...]:
+        """All of its options, those of a build and those of a session, as `optpipe doctor --options` lists them."""
+
     def precisions(self, device: Device) -> frozenset[Precision]:
         """The precisions it has kernels for on `device`."""
 
@@ -164,6 +179,13 @@ def prefers_channels_last(precision: Precision, device: Device) -> bool:
     channels first at batch 256, 3,220 channels last.
     """
     return precision is not Precision.FP32 or device != "cuda"
+
+
+def describe_options(
+    defaults: Mapping[str, Any], texts: Mapping[str, str], built: Container[str] = ()
+) -> tuple[Option, ...]:
+    """Options with their texts; those in `built` are only a build's."""
+    return tuple(Option(name, value, texts[name], builds=name in built) for name, value in defaults.items())
 
 
 def merge_options(given: Mapping[str, Any], known: Mapping[str, Any], backend: str) -> dict[str, Any]:

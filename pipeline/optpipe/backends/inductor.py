@@ -13,6 +13,8 @@ from optpipe.backends.base import (
     BuildResult,
     Capability,
     Device,
+    Option,
+    describe_options,
     merge_options,
 )
 from optpipe.backends.torch_backend import TorchBackend, name_processor, record_tensors
@@ -36,6 +38,11 @@ OPTIONS: dict[Device, dict[str, Any]] = {
 for a single caller, as below: with torch's pool of runners the capture ended there."""
 BUILD_ONLY = ("max_autotune",)
 """Of the options, those that decide what is compiled and mean nothing when it is loaded."""
+_HELP = {
+    "threads": "threads of one operator; 0 leaves the number to torch",
+    "cuda_graph": "captures an inference into a CUDA graph",
+    "max_autotune": "times more kernels while it compiles",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +55,10 @@ class Inductor(TorchBackend):
     def runtime_options(self, device: Device) -> dict[str, Any]:
         """All but what decides the compiled code."""
         return {key: value for key, value in OPTIONS[device].items() if key not in BUILD_ONLY}
+
+    def describe_options(self, device: Device) -> tuple[Option, ...]:
+        """Its compiler's and its session's."""
+        return describe_options(OPTIONS[device], _HELP, BUILD_ONLY)
 
     def probe_capability(self, device: Device) -> Capability:
         """torch, and for the CPU a C++ compiler."""

@@ -13,6 +13,8 @@ from optpipe.backends.base import (
     BuildResult,
     Capability,
     Device,
+    Option,
+    describe_options,
     merge_options,
     prefers_channels_last,
 )
@@ -38,6 +40,14 @@ CUDA_OPTIONS: dict[str, Any] = {
 }
 OPTIONS: dict[str, dict[str, Any]] = {"cpu": CPU_OPTIONS, "cuda": CUDA_OPTIONS}
 """All but `threads` change how a session runs, not what the artifact is; they are recorded with every measurement."""
+_HELP = {
+    "threads": "threads of one operator; 0 leaves the number and their places to ONNX Runtime",
+    "spinning": "threads wait busily for work; off, they give their core to others",
+    "nhwc": "channels last inside the CUDA provider; where it is not given, the precision decides",
+    "cuda_graph": "captures an inference into a CUDA graph; off by itself where a node has no CUDA kernel",
+    "cudnn_search": "how cuDNN chooses algorithms: EXHAUSTIVE, HEURISTIC, or DEFAULT",
+    "fuse_conv_bias": "fuses convolution and bias; compiles for seconds at the first run of a shape",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +63,10 @@ class OnnxRuntime:
     def runtime_options(self, device: Device) -> dict[str, Any]:
         """All of its options."""
         return dict(OPTIONS[device])
+
+    def describe_options(self, device: Device) -> tuple[Option, ...]:
+        """All of them are a session's."""
+        return describe_options(OPTIONS[device], _HELP)
 
     def precisions(self, device: Device) -> frozenset[Precision]:
         """All on a GPU; the CPU provider computes FP16 and BF16 in FP32, so those would be precisions in name only."""

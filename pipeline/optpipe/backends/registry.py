@@ -56,9 +56,10 @@ def resolve_effective_options(info: ArtifactInfo, given: Mapping[str, Any]) -> d
     Raises BadInputError for an option that its backend does not have, or only when it builds.
     """
     name, backend = info.backend, BACKENDS[info.backend]
-    known, built = backend.runtime_options(info.device), backend.recipe(info.device, {})["options"]
+    known = backend.runtime_options(info.device)
+    built = {each.name for each in backend.describe_options(info.device) if each.builds}
     for key, value in given.items():
-        if key in built and key not in known:
+        if key in built:
             raise BadInputError(f"'{key}' is a build option of {name}: optpipe build --option {name}.{key}={value}")
     own = {key: value for key, value in info.options.items() if key in known}
     return merge_options({**own, **given}, known, name)

@@ -1,14 +1,17 @@
 """A TensorRT or TensorRT-RTX engine at run time, on torch's CUDA memory and streams."""
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
+from math import log, prod
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from optpipe.backends.base import Binding, merge_options
+from optpipe.backends.base import Binding, Option, merge_options
 from optpipe.backends.cuda_graph import CudaGraphBinding
-from optpipe.core.tensors import TensorSpec
-from optpipe.errors import BadInputError, StageError
+from optpipe.backends.tensorrt_builder import PLUGIN_PREFIX, load_plugins
+from optpipe.core.tensors import Shape, TensorSpec
+from optpipe.errors import BadInputError, MissingError, StageError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,7 +28,17 @@ _DTYPES = {
     "UINT8": "uint8",
     "BOOL": "bool",
 }
-OPTIONS = {"cuda_graph": True}
+_CUDA_GRAPH = Option("cuda_graph", True, "captures an inference into a CUDA graph")
+_RUNTIME_CACHE = Option(
+    "runtime_cache",
+    "",
+    "file with the kernels that TensorRT-RTX compiled when it loaded engines; loads faster next time",
+)
+
+
+def list_session_options(library: str) -> tuple[Option, ...]:
+    """What a session of `tensorrt` or `tensorrt_rtx` takes; only the latter compiles kernels when it loads."""
+    return (_CUDA_GRAPH, _RUNTIME_CACHE) if library == "tensorrt_rtx" else (_CUDA_GRAPH,)
 
 
 class TensorRTSession:
@@ -33,20 +46,56 @@ class TensorRTSession:
 
     device: "Device" = "cuda"
 
-    def __init__(self, trt: Any, engine: Path, options: Mapping[str, Any]) -> None:
-        self._options = merge_options(options, OPTIONS, "tensorrt")
+    def __init__(
+        self,
+        trt: Any,
+        engine: Path,
+        options: Mapping[str, Any],
+        *,
+        weights: Path | None = None,
+        lean_runtime: bool = False,
+    ) -> None:
+        """Loads the plugin libraries beside the engine, then the engine.
+
+        `weights` is the ONNX graph that an engine without weights takes them from. With `lean_runtime` the engine is
+        version-compatible: it holds its own runtime, which runs as code.
+        """
+        known = {each.name: each.default for each in list_session_options(trt.__name__)}
+        self._options = merge_options(options, known, trt.__name__)
         self._logger = trt.Logger(trt.Logger.ERROR)
         self._runtime = trt.Runtime(self._logger)
+        load_plugins(self._runtime.get_plugin_registry(), sorted(engine.parent.glob(f"{PLUGIN_PREFIX}*")), trt.__name__)
+        if lean_runtime:
+            self._runtime.engine_host_code_allowed = True
         self._engine = self._runtime.deserialize_cuda_engine(engine.read_bytes())
         if self._engine is None:
             raise StageError(
                 f"{trt.__name__} {trt.__version__} cannot load {engine.name}: it was built for another version or GPU; rebuild it"
             )
-        self._context = self._engine.create_execution_context()
+        if weights is not None:
+            _refit(trt, self._engine, weights, self._logger)
+        self._context = self._create_context()
         names = [self._engine.get_tensor_name(index) for index in range(self._engine.num_io_tensors)]
         inputs = [name for name in names if self._engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT]
         self.inputs = tuple(self._spec(name) for name in inputs)
         self.outputs = tuple(self._spec(name) for name in names if name not in inputs)
+
+    def _create_context(self) -> Any:
+        if not self._options.get("runtime_cache"):
+            return self._engine.create_execution_context()
+        file = Path(self._options["runtime_cache"])
+        config = self._engine.create_runtime_config()
+        self._cache = config.create_runtime_cache()
+        if file.is_file() and not self._cache.deserialize(file.read_bytes()):
+            raise BadInputError(f"option runtime_cache={file}: not a runtime cache of this version; give another file")
+        config.set_runtime_cache(self._cache)
+        return self._engine.create_execution_context(config)
+
+    def _write_runtime_cache(self) -> None:
+        file = Path(self._options["runtime_cache"])
+        part = file.with_name(f".{file.name}.{os.getpid()}")
+        part.write_bytes(self._cache.serialize())
+        part.replace(file)
 
     def _spec(self, name: str) -> TensorSpec:
         shape = tuple(
@@ -60,6 +109,8 @@ class TensorRTSession:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._options.get("runtime_cache"):
+            self._write_runtime_cache()
         del self._context, self._engine, self._runtime
 
     def run(self, inputs: Mapping[str, "np.ndarray"]) -> dict[str, "np.ndarray"]:
@@ -80,6 +131,7 @@ class TensorRTSession:
         import torch
 
         on_device = {name: torch.from_numpy(array).cuda() for name, array in inputs.items()}
+        self._select_profile({name: tuple(array.shape) for name, array in inputs.items()})
         for name, tensor in on_device.items():
             if not self._context.set_input_shape(name, tuple(tensor.shape)):
                 raise BadInputError(f"{name} {tuple(tensor.shape)} is outside the engine's optimization profile")
@@ -92,6 +144,49 @@ class TensorRTSession:
             for each in self.outputs
         }
         return _EngineBinding(self._context, on_device, outputs)
+
+    def _select_profile(self, shapes: Mapping[str, Shape]) -> None:
+        """Switches to the optimization profile that fits best, where the engine has several."""
+        import torch
+
+        count = self._engine.num_optimization_profiles
+        if count < 2:
+            return
+        profiles = [
+            {name: tuple(map(tuple, self._engine.get_tensor_profile_shape(name, index))) for name in shapes}
+            for index in range(count)
+        ]
+        chosen = choose_profile(profiles, shapes)
+        if chosen is None:
+            raise BadInputError(f"shapes {dict(shapes)} are outside all {count} of the engine's optimization profiles")
+        stream = torch.cuda.current_stream()
+        if not self._context.set_optimization_profile_async(chosen, stream.cuda_stream):
+            raise StageError(f"optimization profile {chosen} cannot be selected; see the CUDA error above")
+        stream.synchronize()
+
+
+def choose_profile(profiles: Sequence[Mapping[str, tuple[Shape, ...]]], shapes: Mapping[str, Shape]) -> int | None:
+    """The profile (min, opt and max shape by input) that holds `shapes` and whose opt has the nearest number of elements."""
+
+    def holds(profile: Mapping[str, tuple[Shape, ...]]) -> bool:
+        return all(
+            low <= size <= high
+            for name, shape in shapes.items()
+            for low, size, high in zip(profile[name][0], shape, profile[name][2], strict=True)
+        )
+
+    def measure_distance(index: int) -> float:
+        return sum(abs(log(prod(profiles[index][name][1]) / prod(shape))) for name, shape in shapes.items())
+
+    return min((index for index, each in enumerate(profiles) if holds(each)), key=measure_distance, default=None)
+
+
+def _refit(trt: Any, engine: Any, weights: Path, logger: Any) -> None:
+    if not weights.is_file():
+        raise MissingError(f"the engine holds no weights, and their graph {weights} is gone; build it again")
+    refitter = trt.Refitter(engine, logger)
+    if not trt.OnnxParserRefitter(refitter, logger).refit_from_file(str(weights)) or not refitter.refit_cuda_engine():
+        raise StageError(f"{trt.__name__} cannot refit the engine from {weights}: {refitter.get_missing_weights()[:5]}")
 
 
 class _EngineBinding:

@@ -8,6 +8,8 @@ from optpipe.backends.base import (
     BuildRequest,
     BuildResult,
     Device,
+    Option,
+    describe_options,
     merge_options,
 )
 from optpipe.backends.torch_backend import TorchBackend, record_tensors
@@ -25,6 +27,11 @@ if TYPE_CHECKING:
 PROGRAM_FILE = "model.pt2"
 OPTIONS: dict[Device, dict[str, Any]] = {"cpu": {"threads": 0}, "cuda": {"cuda_graph": True, "fuse": True}}
 """`fuse`: convolutions, additions and ReLUs in FP16 or BF16 in one cuDNN kernel each; off, the program as it was exported."""
+_HELP = {
+    "threads": "threads of one operator; 0 leaves the number to torch",
+    "cuda_graph": "captures an inference into a CUDA graph",
+    "fuse": "convolutions, additions and ReLUs in FP16 or BF16 in one cuDNN kernel each",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +44,10 @@ class TorchEager(TorchBackend):
     def runtime_options(self, device: Device) -> dict[str, Any]:
         """All of its options."""
         return dict(OPTIONS[device])
+
+    def describe_options(self, device: Device) -> tuple[Option, ...]:
+        """All of them are a session's."""
+        return describe_options(OPTIONS[device], _HELP)
 
     def precisions(self, device: Device) -> frozenset[Precision]:
         """INT8 too on a GPU, with kernels of its own."""

@@ -13,6 +13,8 @@ from optpipe.backends.base import (
     BuildResult,
     Capability,
     Device,
+    Option,
+    describe_options,
     merge_options,
 )
 from optpipe.backends.tensorrt import ENGINE_FILE, TENSORRT
@@ -25,6 +27,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from optpipe.backends.base import Session
+
+
+OPTIONS = {"workspace_bytes": 0}
+_HELP = {"workspace_bytes": "scratch memory for the builder's kernels, in bytes; 0 is the library's own limit"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +46,13 @@ class TorchTensorRT:
     def runtime_options(self, device: Device) -> dict[str, Any]:
         """As a TensorRT engine."""
         return TENSORRT.runtime_options(device)
+
+    def describe_options(self, device: Device) -> tuple[Option, ...]:
+        """The converter's, and those of a TensorRT session."""
+        return (
+            *describe_options(OPTIONS, _HELP, OPTIONS),
+            *(e for e in TENSORRT.describe_options(device) if not e.builds),
+        )
 
     def precisions(self, device: Device) -> frozenset[Precision]:  # noqa: ARG002
         """Floating point; INT8 reaches TensorRT through ONNX."""
@@ -65,7 +78,7 @@ class TorchTensorRT:
             "torch_tensorrt": get_package_version("torch-tensorrt"),
             "torch": get_package_version("torch"),
             "gpu": get_gpu_name(),
-            "options": merge_options(options, {"workspace_bytes": 0}, self.name),
+            "options": merge_options(options, OPTIONS, self.name),
         }
 
     def find_unsupported(self, request: BuildRequest) -> tuple[str, ...]:
@@ -82,7 +95,7 @@ class TorchTensorRT:
         """Converts with explicit types, so that the program's own types are the engine's."""
         import torch_tensorrt
 
-        options = merge_options(request.options, {"workspace_bytes": 0}, self.name)
+        options = merge_options(request.options, OPTIONS, self.name)
         program = export_program(request)
         inputs = [
             torch_tensorrt.Input(min_shape=e.min, opt_shape=e.opt, max_shape=e.max, name=e.name)

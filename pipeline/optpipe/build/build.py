@@ -13,6 +13,7 @@ from optpipe.build.verify import VerificationInfo, verify_artifact
 from optpipe.core.card import card_from_file
 from optpipe.core.entries import ArtifactInfo, LintSummary, ModelInfo, ReferenceInfo
 from optpipe.core.events import Listener
+from optpipe.core.hashing import hash_file
 from optpipe.core.precision import Precision, PrecisionProof
 from optpipe.core.weights import WeightsRecord
 from optpipe.errors import BadInputError, ExitStatus, MissingError, OptpipeError, StageError
@@ -148,6 +149,7 @@ def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener)
     times: list[StageTime] = []
     _require_available(plan)
     _require_known_options(plan)
+    _warn_of_plugins(plan, listener)
     store.require_writable()
     model, stored = prepare_model(model, store, listener)
     plan = _add_calibration(model, plan, stored, store, listener)
@@ -238,6 +240,17 @@ def _require_known_options(plan: BuildPlan) -> None:
     for backend in plan.backends:
         if given := plan.options.get(backend.name):
             backend.recipe(choose_device(backend, plan.device), given)
+
+
+def _warn_of_plugins(plan: BuildPlan, listener: Listener) -> None:
+    """Says which libraries of others will run inside this process."""
+    named = [
+        path for each in plan.backends for path in str(plan.options.get(each.name, {}).get("plugins", "")).split(",")
+    ]
+    for path in dict.fromkeys(path.strip() for path in named if path.strip()):
+        listener.warn(
+            f"plugin library {path} runs its code here and wherever the artifact loads, sha256 {hash_file(Path(path))}"
+        )
 
 
 def _build_one(

@@ -32,6 +32,32 @@ class Diagnosis:
     environment: Environment
 
 
+@dataclass(frozen=True, slots=True)
+class BackendOption:
+    """One option of one backend, as `--option BACKEND.NAME=VALUE` takes it."""
+
+    backend: str
+    name: str
+    default: bool | int | float | str
+    taken_by: str
+    """`build`, or `run` for what every session takes."""
+    help: str
+    choices: tuple[str, ...]
+
+
+def list_options() -> tuple[BackendOption, ...]:
+    """The options of all backends, each once; imports no framework."""
+    found = {
+        (backend.name, each.name): BackendOption(
+            backend.name, each.name, each.default, "build" if each.builds else "run", each.help, each.choices
+        )
+        for backend in BACKENDS.values()
+        for device in backend.devices()
+        for each in backend.describe_options(device)
+    }
+    return tuple(found.values())
+
+
 def diagnose_machine() -> Diagnosis:
     """Looks at everything; imports no framework, so it takes well under a second."""
     findings = (

@@ -24,7 +24,10 @@ def build(
     device: DeviceOption = None,
     batch: Annotated[
         str | None,
-        typer.Option(metavar="MIN:OPT:MAX", help="Batch range of the optimization profile, or one fixed size."),
+        typer.Option(
+            metavar="MIN:OPT:MAX",
+            help="Batch range of the optimization profile, or one fixed size; several for TensorRT, as 1:1:1,1:32:64.",
+        ),
     ] = None,
     shape: Annotated[
         list[str] | None,
@@ -44,7 +47,10 @@ def build(
     ] = None,
     option: Annotated[
         list[str] | None,
-        typer.Option(metavar="BACKEND.KEY=VALUE", help="Backend option, such as tensorrt.optimization_level=5."),
+        typer.Option(
+            metavar="BACKEND.KEY=VALUE",
+            help="Backend option, such as tensorrt.optimization_level=5; `optpipe doctor --options` lists them.",
+        ),
     ] = None,
     workspace: WorkspaceOption = DEFAULT_WORKSPACE,
     json: JsonOption = False,
@@ -60,7 +66,9 @@ def build(
     from optpipe.reporters.terminal_build import render_build
     from optpipe.workspace.store import Store
 
-    plan = build_plan_from_options(precision, backend, device, option or [], images=images, calibration=calibration)
+    plan = build_plan_from_options(
+        precision, backend, device, option or [], images=images, calibration=calibration, batch=batch
+    )
     wanted = model_from_options(model, weights, seed, batch, shape or [])
     with Terminal() as terminal:
         result = run_build(wanted, plan, Store(workspace), terminal)

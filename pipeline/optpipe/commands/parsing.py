@@ -7,7 +7,7 @@ from optpipe.backends.base import Device
 from optpipe.backends.registry import BACKENDS, backends_from_text
 from optpipe.build.build import BuildPlan
 from optpipe.core.precision import precisions_from_text
-from optpipe.core.tensors import batch_range_from_text, shapes_from_text
+from optpipe.core.tensors import batch_ranges_from_text, join_batch_ranges, shapes_from_text
 from optpipe.core.weights import weights_from_text
 from optpipe.errors import BadInputError
 from optpipe.export.model import Model
@@ -30,7 +30,7 @@ def model_from_options(model: str, weights: str, seed: int, batch: str | None, s
     return Model(
         source_from_text(model, shapes),
         weights_from_text(weights, seed),
-        batch_range_from_text(batch) if batch is not None else None,
+        join_batch_ranges(batch_ranges_from_text(batch)) if batch is not None else None,
         shapes,
     )
 
@@ -43,18 +43,27 @@ def build_plan_from_options(
     *,
     images: Path | None,
     calibration: Path | None,
+    batch: str | None = None,
 ) -> BuildPlan:
-    """Reads `--precision`, `--backend`, `--device` and `--option` of every command that builds."""
+    """Reads `--precision`, `--backend`, `--device` and `--option` of every command that builds.
+
+    Several ranges in `batch` become the optimization profiles of the backends that have them.
+    """
     target = require_device(device)
+    backends, options = backends_from_text(backend, target), options_from_text(option)
+    if batch is not None and len(batch_ranges_from_text(batch)) > 1:
+        for each in backends:
+            if any(known.name == "profiles" for known in each.describe_options(each.devices()[0])):
+                options.setdefault(each.name, {}).setdefault("profiles", batch)
     return BuildPlan(
         precisions=precisions_from_text(precision),
-        backends=backends_from_text(backend, target),
+        backends=backends,
         named=backend not in ("auto", "all"),
         automatic=backend == "auto",
         device=target,
         images=images,
         calibration=calibration,
-        options=options_from_text(option),
+        options=options,
     )
 
 

@@ -184,6 +184,7 @@ def _profile_model(
         options.option or [],
         images=options.images,
         calibration=options.calibration,
+        batch=options.batch,
     )
     stages, batch_sizes = tuple(capture.stage or Stage), batch_sizes_from_text(capture.batch_size)
     require_profilable(capture.tracer)

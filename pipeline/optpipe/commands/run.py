@@ -78,7 +78,7 @@ def run(
     plan = PipelinePlan(
         wanted=wanted,
         build=build_plan_from_options(
-            precision_text, backend_text, device, option or [], images=images, calibration=calibration
+            precision_text, backend_text, device, option or [], images=images, calibration=calibration, batch=batch
         ),
         data=data, images=images, pace=MeasurementBudget(min_time, max_cv=share_from_text(max_cv, "--max-cv")),
         preprocess=preprocess, profile=profile, output=output, key=sign,

@@ -1,6 +1,6 @@
 """Tensors by name, type and shape, and the shapes an engine is built for."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import index
 from typing import Any
@@ -165,6 +165,17 @@ def batch_range_from_text(text: str) -> tuple[int, int, int]:
             f"--batch {text}: expected one size or MIN:OPT:MAX with 1 <= MIN <= OPT <= MAX, such as 1:8:64"
         )
     return parts[0], parts[1], parts[2]
+
+
+def batch_ranges_from_text(text: str) -> tuple[tuple[int, int, int], ...]:
+    """Reads `--batch` with one range for each optimization profile: `1:1:1,1:32:64`."""
+    return tuple(batch_range_from_text(part.strip()) for part in text.split(","))
+
+
+def join_batch_ranges(ranges: Sequence[tuple[int, int, int]]) -> tuple[int, int, int]:
+    """The range that holds all of them; its usual size is that of the range that reaches furthest."""
+    widest = max(ranges, key=lambda each: (each[2], each[1]))
+    return min(each[0] for each in ranges), widest[1], widest[2]
 
 
 def shapes_from_text(text: str) -> tuple[str, tuple[Shape, Shape, Shape]]:

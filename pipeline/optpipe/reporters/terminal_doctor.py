@@ -10,7 +10,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from optpipe.build.doctor import ToolStatus
+    from optpipe.build.doctor import BackendOption, ToolStatus
 
 
 def render_diagnosis(findings: "Sequence[ToolStatus]") -> RenderableType:
@@ -26,3 +26,17 @@ def render_diagnosis(findings: "Sequence[ToolStatus]") -> RenderableType:
         lines.append(Text(f"missing  {each.name}: would add {each.adds}", style="yellow"))
         lines += [Text(f"         {text}") for text in (each.note, each.install) if text]
     return Group(*lines)
+
+
+def render_options(options: "Sequence[BackendOption]") -> RenderableType:
+    """A row for each option: how to give it, its default, and what it does."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("--option", no_wrap=True)
+    table.add_column("default", no_wrap=True)
+    table.add_column("of")
+    table.add_column("", overflow="fold")
+    for each in options:
+        default = str(each.default).lower() if isinstance(each.default, bool) else str(each.default) or "none"
+        choices = f" ({', '.join(each.choices)})" if each.choices else ""
+        table.add_row(f"{each.backend}.{each.name}", default, each.taken_by, Text(each.help + choices))
+    return table

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from optpipe.artifacts.lookup import find_artifacts, select_runnable
-from optpipe.backends.base import BuildResult, Capability, merge_options
+from optpipe.backends.base import BuildResult, Capability, describe_options, merge_options
 from optpipe.backends.onnx_graph import layers_from_onnx
 from optpipe.backends.registry import BACKENDS, backends_from_text
 from optpipe.build.build import BuildPlan, build_model
@@ -63,6 +63,9 @@ class Toy:
 
     def runtime_options(self, device):  # noqa: ARG002
         return {"scale": 1.0}
+
+    def describe_options(self, device):
+        return describe_options(self.runtime_options(device), {"scale": "what the outputs are multiplied by"})
 
     def precisions(self, device):  # noqa: ARG002
         return frozenset((Precision.FP32,))

@@ -93,16 +93,20 @@ def test_without_anything_to_try_the_defaults_are_used():
     assert len(found.trials) == 1
 
 
+def tunable_options(name, device):
+    """The options of a session but for files, which change where something lies and not how fast it runs."""
+    return {option: value for option, value in BACKENDS[name].runtime_options(device).items() if value != ""}
+
+
 def test_what_is_tried_are_the_options_of_the_backends_and_all_of_them():
-    assert set(list_choices(4)) == {
-        option for name, device in PLACES for option in BACKENDS[name].runtime_options(device)
-    }
+    assert set(list_choices(4)) == {option for name, device in PLACES for option in tunable_options(name, device)}
 
 
 @pytest.mark.parametrize(("name", "device"), PLACES)
 def test_every_alternative_is_another_value_that_the_backend_takes(name, device):
     defaults = BACKENDS[name].runtime_options(device)
-    assert list_alternatives(defaults, 4).keys() == defaults.keys(), "an option without an alternative cannot be tuned"
+    tunable = tunable_options(name, device)
+    assert list_alternatives(defaults, 4).keys() == tunable.keys(), "an option without an alternative cannot be tuned"
     for option, values in list_alternatives(defaults, 4).items():
         for value in values:
             found = resolve_effective_options(artifact_info(backend=name, device=device), {option: str(value)})

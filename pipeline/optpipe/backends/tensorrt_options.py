@@ -1,0 +1,186 @@
+"""What the builder of TensorRT or TensorRT-RTX can be asked for: one typed record for both, checked before anything runs.
+
+Names and meanings follow NVIDIA's `trtexec`; an option that one of the two libraries lacks is refused with the reason.
+Source: NVIDIA TensorRT 11 documentation, "Advanced Topics", and TensorRT-RTX 1.7, "CPU-Only AOT and TensorRT-RTX Engines".
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from optpipe.backends.base import Option, merge_options
+from optpipe.core.hashing import hash_file
+from optpipe.core.tensors import InputSpec, batch_ranges_from_text
+from optpipe.errors import BadInputError, MissingError
+from optpipe.workspace.environment import list_gpus
+
+MAX_OPTIMIZATION_LEVEL = 5
+"""Of `builder_optimization_level`."""
+HARDWARE_COMPATIBILITY = {
+    "none": "NONE",
+    "ampere+": "AMPERE_PLUS",
+    "sameComputeCapability": "SAME_COMPUTE_CAPABILITY",
+}
+"""trtexec's words, and the library's."""
+_ALWAYS_IN_KEY = ("workspace_bytes", "optimization_level")
+_NOT_IN_KEY = ("timing_cache",)
+"""It shortens a build; where the file lies says nothing about the engine."""
+
+
+def _describe(default: Any, text: str, *choices: str) -> Any:
+    return field(default=default, metadata={"help": text, "choices": choices})
+
+
+@dataclass(frozen=True, slots=True)
+class BuilderOptions:
+    """The options of one build."""
+
+    workspace_bytes: int = _describe(
+        0, "scratch memory for the builder's kernels, in bytes; 0 is the library's own limit"
+    )
+    optimization_level: int = _describe(-1, "0 to 5: how long the builder searches; -1 is the library's own level")
+    profiles: str = _describe("", "batch ranges of several optimization profiles, as --batch takes them: 1:1:1,1:32:64")
+    hardware_compatibility: str = _describe(
+        "none", "other GPUs that the engine runs on; costs speed", *HARDWARE_COMPATIBILITY
+    )
+    version_compatible: bool = _describe(False, "the engine also loads in later versions of TensorRT")
+    refit: bool = _describe(False, "its weights can be replaced; needs a GPU to build")
+    strip_weights: bool = _describe(
+        False, "the engine holds no weights; they come from the ONNX graph when it loads; needs a GPU to build"
+    )
+    sparse_weights: bool = _describe(
+        False, "lets the builder use 2:4 sparse kernels where the weights have that pattern"
+    )
+    aux_streams: int = _describe(-1, "streams beside the main one for parallel branches; -1 leaves it to the library")
+    tactic_sources: str = _describe("", "kernel sources to add or leave out, such as -EDGE_MASK_CONVOLUTIONS")
+    plugins: str = _describe(
+        "", "plugin libraries (.so), comma-separated; they run code and are copied into the artifact"
+    )
+    timing_cache: str = _describe("", "file with the builder's timings, shared by builds and hosts of one GPU model")
+    compute_capabilities: str = _describe("", "GPUs the engine is for, such as 8.6,8.9; empty means 8.0 and newer")
+
+
+_LACKING = {
+    "tensorrt_rtx": {
+        "hardware_compatibility": "one engine runs on every supported GPU; compute_capabilities narrows that",
+        "version_compatible": "it has no lean runtime",
+        "timing_cache": "it times no kernels when it builds; the option runtime_cache keeps its compiled kernels",
+    },
+    "tensorrt": {
+        "compute_capabilities": "an engine is for the GPU it is built on; hardware_compatibility widens that",
+    },
+}
+"""Options that a library does not have, and why."""
+
+
+def list_builder_options(library: str) -> tuple[Option, ...]:
+    """The options that the builder of `library` takes."""
+    return tuple(
+        Option(each.name, each.default, each.metadata["help"], builds=True, choices=each.metadata["choices"])
+        for each in fields(BuilderOptions)
+        if each.name not in _LACKING[library]
+    )
+
+
+def options_from_given(given: Mapping[str, Any], library: str, backend: str) -> BuilderOptions:
+    """The record of the options in `given`, text or values.
+
+    Raises:
+        BadInputError: an option or value that the library does not take, or a plugin that is no file.
+        MissingError: `refit` or `strip_weights` without a GPU: such engines are compiled on one.
+    """
+    for name, reason in _LACKING[library].items():
+        if name in given:
+            raise BadInputError(f"{backend} has no option '{name}': {reason}")
+    defaults = {each.name: each.default for each in fields(BuilderOptions)}
+    known = {name: value for name, value in defaults.items() if name not in _LACKING[library]}
+    options = BuilderOptions(**{**defaults, **merge_options(given, known, backend)})
+    _require_known_values(options)
+    find_profiles(options)
+    capabilities_from_text(options.compute_capabilities)
+    sources_from_text(options.tactic_sources)
+    for path in list_plugins(options):
+        if not path.is_file():
+            raise BadInputError(f"option plugins={options.plugins}: no such file: {path}")
+    if options.timing_cache and not Path(options.timing_cache).parent.is_dir():
+        raise BadInputError(f"option timing_cache={options.timing_cache}: its folder does not exist")
+    if (options.refit or options.strip_weights) and not list_gpus():
+        raise MissingError(
+            f"{backend} compiles engines with refit or strip_weights on a GPU, and there is none here; omit the option"
+        )
+    return options
+
+
+def _require_known_values(options: BuilderOptions) -> None:
+    if options.optimization_level > MAX_OPTIMIZATION_LEVEL:
+        raise BadInputError(
+            f"option optimization_level={options.optimization_level}: expected 0 to {MAX_OPTIMIZATION_LEVEL}"
+        )
+    if options.hardware_compatibility not in HARDWARE_COMPATIBILITY:
+        raise BadInputError(
+            f"option hardware_compatibility={options.hardware_compatibility}: "
+            f"choose from {', '.join(HARDWARE_COMPATIBILITY)}"
+        )
+
+
+def describe_in_key(options: BuilderOptions) -> dict[str, Any]:
+    """What an artifact's key holds: the options that change the engine, plugins by their hash.
+
+    An option at its default is left out, so that a new option renames no artifact.
+    """
+    defaults = asdict(BuilderOptions())
+    found = {
+        name: value
+        for name, value in asdict(options).items()
+        if name in _ALWAYS_IN_KEY or (value != defaults[name] and name not in _NOT_IN_KEY)
+    }
+    if options.plugins:
+        found["plugins"] = [f"{path.name} sha256 {hash_file(path)}" for path in list_plugins(options)]
+    return found
+
+
+def list_plugins(options: BuilderOptions) -> tuple[Path, ...]:
+    """The plugin libraries in the order in which they are loaded."""
+    return tuple(Path(part.strip()) for part in options.plugins.split(",") if part.strip())
+
+
+def find_profiles(options: BuilderOptions) -> tuple[tuple[int, int, int], ...]:
+    """The batch ranges of `profiles`; empty where the input's own range is the only one."""
+    return batch_ranges_from_text(options.profiles) if options.profiles else ()
+
+
+def list_profile_shapes(options: BuilderOptions, inputs: tuple[InputSpec, ...]) -> list[tuple[InputSpec, ...]]:
+    """For each optimization profile the inputs with its shapes; raises BadInputError where it leaves the model's own range."""
+    profiles = []
+    for low, usual, high in find_profiles(options):
+        for each in inputs:
+            own = each.batch_range
+            if own is not None and not own[0] <= low <= high <= own[2]:
+                raise BadInputError(
+                    f"option profiles={options.profiles}: {low}:{usual}:{high} is outside the batch range of {each.name}, "
+                    f"{own[0]} to {own[2]}"
+                )
+        profiles.append(tuple(each.with_batch(low, usual, high) for each in inputs))
+    return profiles or [tuple(inputs)]
+
+
+def capabilities_from_text(text: str) -> tuple[str, ...]:
+    """Reads `8.6,12.0` as the library's names, `SM86` and `SM120`; which of them exist is the library's to say."""
+    names = []
+    for part in (part.strip() for part in text.split(",") if part.strip()):
+        major, _, minor = part.partition(".")
+        if not (major.isdecimal() and minor.isdecimal()):
+            raise BadInputError(f"option compute_capabilities={text}: expected numbers such as 8.6,8.9")
+        names.append(f"SM{int(major)}{int(minor)}")
+    return tuple(dict.fromkeys(names))
+
+
+def sources_from_text(text: str) -> tuple[tuple[str, bool], ...]:
+    """Reads `-EDGE_MASK_CONVOLUTIONS,+JIT_CONVOLUTIONS` as names, each with whether it is added."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if wrong := [part for part in parts if part[0] not in "+-" or len(part) == 1]:
+        raise BadInputError(
+            f"option tactic_sources={text}: '{wrong[0]}' needs a sign, such as -EDGE_MASK_CONVOLUTIONS to leave it out"
+        )
+    return tuple((part[1:], part[0] == "+") for part in parts)

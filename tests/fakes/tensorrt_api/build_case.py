@@ -1,0 +1,74 @@
+"""Builds one small graph through `tensorrt` or `tensorrt-rtx` once for each case, in a process of its own.
+
+usage: python -m tests.fakes.tensorrt_api.build_case FOLDER BACKEND < cases.json
+The cases are option sets by name; printed is, by name, what came of each.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from optpipe.backends.base import BuildRequest
+from optpipe.backends.registry import BACKENDS
+from optpipe.core.card import ModelCard, Task
+from optpipe.core.precision import Precision, prove_precision
+from optpipe.core.tensors import InputSpec
+from optpipe.errors import OptpipeError
+
+SPEC = InputSpec("x", "float32", (1, 3, 16, 16), (8, 3, 16, 16), (32, 3, 16, 16))
+
+
+def save_graph(folder):
+    """x (batch, 3, 16, 16) through two convolutions."""
+    generator = np.random.default_rng(0)
+    weights = {"w": (16, 3, 3, 3), "v": (10, 16, 1, 1)}
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["a"], name="first", pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["a"], ["b"], name="relu"),
+        helper.make_node("Conv", ["b", "v"], ["y"], name="second"),
+    ]
+    graph = helper.make_graph(
+        nodes, "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, 16, 16])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 10, 16, 16])],
+        [numpy_helper.from_array(generator.normal(size=size).astype(np.float32), name) for name, size in weights.items()],
+    )  # fmt: skip
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), folder / "model.onnx"
+    )
+
+
+def build(backend, folder, name, options):
+    """What became of one case: its error, or the engine's size, key, details and proof."""
+    directory = folder / name
+    directory.mkdir()
+    card = ModelCard("net", "net.onnx", Task.OTHER, (SPEC,))
+    request = BuildRequest(card, Precision.FP32, folder / "model.onnx", None, "cuda", options, directory)
+    try:
+        key = backend.recipe("cuda", options)["options"]
+        assert backend.find_unsupported(request) == ()
+        built = backend.build(request)
+    except OptpipeError as error:
+        return {"status": int(error.exit_status), "error": str(error)}
+    return {
+        "key": key,
+        "bytes": (directory / built.file).stat().st_size,
+        "details": dict(built.details),
+        "proven": prove_precision(Precision.FP32, built.layers).proven,
+        "files": sorted(path.name for path in directory.iterdir()),
+    }
+
+
+def main():
+    folder, backend = Path(sys.argv[1]), BACKENDS[sys.argv[2]]
+    object.__setattr__(backend, "ahead_of_time", True)
+    save_graph(folder)
+    print(json.dumps({name: build(backend, folder, name, case) for name, case in json.load(sys.stdin).items()}))
+
+
+if __name__ == "__main__":
+    main()

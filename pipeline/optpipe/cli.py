@@ -3,11 +3,13 @@
 import errno
 import json
 import os
+import re
 import shlex
 import shutil
 import sys
 from collections.abc import Callable, Mapping
 from functools import wraps
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +51,11 @@ class Commands(TyperGroup):
         try:
             status = super().main(words, **{**options, "standalone_mode": False}) or ExitStatus.DONE
         except TyperException as error:
-            error.show()  # type: ignore[attr-defined] # those that Typer raises all have it
             status = error.exit_code
-            if "--json" in words:
-                _print_json_failure(error.format_message(), status)
+            if not words:  # the whole help
+                error.show()  # type: ignore[attr-defined] # those that Typer raises all have it
+            else:
+                _print_failure(_explain_wrong_use(error), status, as_json="--json" in words)
         except OSError as error:  # a text of help or version
             status = _handle_undelivered(error, ExitStatus.DONE)
         except SystemExit as ended:  # so it ends itself where the reader of a text has gone
@@ -86,6 +89,12 @@ def _print_json(document: object) -> None:
         print(json_from_record(document).decode(), end="", flush=True)
 
 
+def _explain_wrong_use(error: TyperException) -> str:
+    message = error.format_message().replace("Value error, ", "")  # of the library that reads an option's text
+    context = getattr(error, "ctx", None)
+    return message if context is None else f"{message}\nTry '{context.command_path} --help' for help."
+
+
 def print_outcome(command: Callable[..., Outcome]) -> Callable[..., None]:
     """Wraps `command` so that its outcome is printed and its expected failures become one or two lines and a status."""
 
@@ -100,8 +109,7 @@ def print_outcome(command: Callable[..., Outcome]) -> Callable[..., None]:
             else:
                 _print_text(outcome.text())
         except OptpipeError as error:
-            message = str(error) + _workspace_hint(str(error), options.get("workspace"))
-            _print_failure(message, error.exit_status, as_json=as_json)
+            _print_failure(_name_workspace(str(error), options.get("workspace")), error.exit_status, as_json=as_json)
             raise typer.Exit(error.exit_status) from None
         except OSError as error:
             if outcome is not None and error.errno in GONE:
@@ -120,12 +128,24 @@ def print_outcome(command: Callable[..., Outcome]) -> Callable[..., None]:
     return run
 
 
-def _workspace_hint(message: str, workspace: Path | None) -> str:
-    """What turns the commands that `message` names into ones for `workspace`, where that is not the usual one."""
+def _name_workspace(message: str, workspace: Path | None) -> str:
+    """`message` with its commands in backticks made for `workspace`, whatever they were first given for.
+
+    A command without backticks cannot be told from its sentence; then the option is named at the end.
+    """
     usual = os.environ.get("OPTPIPE_WORKSPACE") or DEFAULT_WORKSPACE
-    if workspace is None or workspace == Path(usual) or "optpipe " not in message:
-        return ""
-    return f"\n(your workspace: --workspace {shlex.quote(str(workspace))})"
+    if workspace is None:
+        return message
+    option = "" if workspace == Path(usual) else f" --workspace {shlex.quote(str(workspace))}"
+    takes_it = {
+        each.name for each in app.registered_commands if "workspace" in signature(each.callback or str).parameters
+    }
+    quoted = re.findall(r"`optpipe ([a-z-]+)([^`]*)`", message)
+    for verb, rest in quoted:
+        if verb in takes_it:
+            without = re.sub(r" --workspace[ =]('[^']*'|\S+)", "", rest)
+            message = message.replace(f"`optpipe {verb}{rest}`", f"`optpipe {verb}{without}{option}`")
+    return message if quoted or "optpipe " not in message or not option else f"{message} (your workspace:{option})"
 
 
 GONE = (errno.EPIPE, errno.EBADF)
@@ -169,7 +189,7 @@ def _explain_os_error(error: OSError) -> str:
     return f"cannot read or write{where}: {error.strerror}; choose another location"
 
 
-def _print_failure(message: str, status: ExitStatus, *, as_json: bool) -> None:
+def _print_failure(message: str, status: int, *, as_json: bool) -> None:
     _say(message)
     if as_json:
         _print_json_failure(message, status)

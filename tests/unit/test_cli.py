@@ -13,7 +13,7 @@ import pytest
 import typer
 from rich.table import Table
 
-from optpipe.cli import print_outcome
+from optpipe.cli import app, print_outcome
 from optpipe.commands.outcome import Outcome
 from optpipe.errors import BadInputError
 
@@ -178,6 +178,30 @@ def test_a_failure_names_the_workspace_that_its_commands_need(
         with pytest.raises(typer.Exit):
             print_outcome(fail)(workspace=workspace)
         assert ("(your workspace: --workspace 'my work')" in capsys.readouterr().err) is hint
+
+
+def test_a_command_in_a_failure_is_made_for_the_workspace_at_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A workspace that was copied: its manifests name the old one. `doctor` has no workspace."""
+
+    def fail(workspace: Path) -> Outcome:
+        raise BadInputError("damaged\n`optpipe build a --workspace /old --json` rebuilds it; `optpipe doctor` may help")
+
+    monkeypatch.setenv("OPTPIPE_WORKSPACE", str(tmp_path))
+    for workspace, option in ((tmp_path, ""), (Path("my work"), " --workspace 'my work'")):
+        with pytest.raises(typer.Exit):
+            print_outcome(fail)(workspace=workspace)
+        said = f"optpipe: damaged\n`optpipe build a --json{option}` rebuilds it; `optpipe doctor` may help\n"
+        assert capsys.readouterr().err == said
+
+
+def test_wrong_use_is_two_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        app(["bench", "digits", "--scenario", "nonsense"])
+    problem, way_out = capsys.readouterr().err.splitlines()
+    assert problem.startswith("optpipe: Invalid value for '--scenario': 'nonsense' is not one of 'single-stream', ")
+    assert way_out.endswith("bench --help' for help.")
 
 
 @pytest.mark.slow

@@ -164,6 +164,8 @@ class LatencySummary:
     cv: Estimate | None = None
     """Coefficient of variation: standard deviation over mean, of all samples."""
     confidence: float = 0.95
+    median: float | None = None
+    """Also where p50 is withheld for want of an interval: one process among several needs none. None for too few samples."""
 
     def percentile(self, percent: float) -> Estimate | None:
         """The percentile `percent` (99.0), or None where it was withheld or not asked for."""

@@ -107,6 +107,7 @@ def _judged(baseline: list[float], contender: list[float], first: int) -> Ratio:
 
 
 def _read_figure(found: Measurement, metric: PairMetric) -> float:
+    """One process's figure; its median needs no interval of its own, for the ratio's interval is over processes."""
     wrong = [reason for reason in found.reasons if reason.code in WRONG_OUTPUTS]
     latency, throughput = found.latency_ns, found.throughput_images_per_s
     if latency is None or wrong:
@@ -117,6 +118,8 @@ def _read_figure(found: Measurement, metric: PairMetric) -> float:
     if metric is PairMetric.MEAN:
         return latency.mean
     percentile = latency.percentiles.get(metric)
+    if percentile is None and metric is PairMetric.P50 and latency.median is not None:
+        return latency.median
     if percentile is None:
         raise BadInputError(
             f"{metric} needs more samples per process: {latency.withheld.get(metric)}; increase --min-time"

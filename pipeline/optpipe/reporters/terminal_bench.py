@@ -28,7 +28,7 @@ _LAST = float("inf")
 MAX_REASONS_SHOWN = 4
 """Reasons of one kind that are named one by one."""
 TEXT_COLUMNS = ("artifact", "device", "load")
-DROPPABLE_COLUMNS = ("memory", "CV", "inside", "p90 ms", "J/image", "between")
+DROPPABLE_COLUMNS = ("memory", "batches/s", "CV", "inside", "p90 ms", "J/image", "between")
 """What a narrow terminal goes without, in this order."""
 Columns = list[tuple[str, Sequence[str | Text]]]
 
@@ -73,6 +73,7 @@ def _render_figures(groups: Sequence[MeasurementGroup], called: Mapping[str, str
         ("inside", [_format_scatter(group, "inside") for group in groups]),
         ("CV", [f"{value:.1%}" if (value := _get_value(group, "cv")) is not None else "" for group in groups]),
         ("images/s", [_format_number(_get_value(group, "throughput")) for group in groups]),
+        ("batches/s", [_format_batches_per_s(group) for group in groups]),
         ("memory", [format_bytes(value) if (value := _get_value(group, "memory")) else "" for group in groups]),
         ("J/image", [_format_number(_get_value(group, "energy"), "≈") for group in groups]),
         ("processes", [_format_processes(group) for group in groups]),
@@ -298,6 +299,11 @@ def _format_verdict(group: MeasurementGroup) -> Text:
 def _get_value(group: MeasurementGroup, name: str) -> float | None:
     found = group.figures.get(name)
     return None if found is None else found.estimate.value
+
+
+def _format_batches_per_s(group: MeasurementGroup) -> str:
+    images_per_s = _get_value(group, "throughput")
+    return "" if images_per_s is None else _format_number(images_per_s / group.load.batch_size)
 
 
 def _format_with_interval(group: MeasurementGroup, name: str) -> str:

@@ -134,6 +134,7 @@ def summary_from_ns(
         withheld=withheld,
         cv=_estimate_variation(values, confidence),
         confidence=confidence,
+        median=find_order_statistic(ordered, 50.0) if len(values) >= count_samples_needed(50.0) else None,
     )
 
 

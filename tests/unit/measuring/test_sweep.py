@@ -169,7 +169,7 @@ def pair(first, second, rounds=8, seed=0):
         lambda name: measurement(1, first(name), name=name),
         lambda name: measurement(1, second(name), name=name),
         rounds,
-        "p50",
+        PairMetric.P50,
         seed,
     )
 
@@ -198,14 +198,37 @@ def test_a_comparison_is_not_made_of_wrong_answers():
 
 def test_an_interrupted_comparison_is_none():
     stopped = replace(measurement(1, 1.0), interrupted=True)
-    assert run_interleaved(lambda _: measurement(1, 1.0), lambda _: stopped, 8, "p50", 0) is None
+    assert run_interleaved(lambda _: measurement(1, 1.0), lambda _: stopped, 8, PairMetric.P50, 0) is None
 
 
 def test_invalid_processes_count_and_are_said():
     loaded = measurement(1, 1.0, reasons=("loaded-host",))
-    found = run_interleaved(lambda _: loaded, lambda _: measurement(1, 1.0), 8, "p50", 0)
+    found = run_interleaved(
+        lambda name: replace(loaded, id=name), lambda name: measurement(1, 1.0, name=name), 8, PairMetric.P50, 0
+    )
     assert (found.invalid_processes, found.invalid) == (8, {"loaded-host": 8})
     assert len(found.baseline_ns) == 8
+
+
+def without_p50(name, median):
+    found = measurement(1, 1.0, name=name)
+    latency = replace(found.latency_ns, percentiles={}, withheld={"p50": "too alike"}, median=median)
+    return replace(found, latency_ns=latency)
+
+
+def test_a_process_whose_samples_follow_each_other_closely_costs_no_comparison():
+    def compare(median):
+        return run_interleaved(
+            lambda name: without_p50(name, median),
+            lambda name: measurement(1, 1.0, name=name),
+            8,
+            PairMetric.P50,
+            0,
+        )
+
+    assert set(compare(2e6).baseline_ns) == {2e6}
+    with pytest.raises(BadInputError, match="p50 needs more samples per process"):
+        compare(None)
 
 
 @pytest.mark.parametrize("period", [4, 4.1, 4 / 3])

@@ -19,7 +19,7 @@ from optpipe.core.bench_record import PairMetric
 from optpipe.core.measurement import LoadSpec
 from optpipe.core.records import line_from_record
 from optpipe.measuring.interleave import run_interleaved
-from optpipe.measuring.measure import measure_load
+from optpipe.measuring.measure import measure_load, read_measured_latencies_ns
 from optpipe.measuring.pool import WorkerPool
 from optpipe.measuring.process import WorkerProcess
 from optpipe.stats.paired import compute_share_interval
@@ -53,7 +53,12 @@ def comparison(artifact, store, rounds, slower, seconds):
             return measured
 
         return run_interleaved(
-            side(session), side(held_back if slower != 1 else session), rounds, PairMetric.P50, randbits(32)
+            side(session),
+            side(held_back if slower != 1 else session),
+            lambda found: read_measured_latencies_ns(frame.directory, found),
+            rounds,
+            PairMetric.P50,
+            randbits(32),
         ).ratio
 
 
@@ -82,7 +87,7 @@ def main():
     found = [json.loads(line) for line in given.output.read_text().splitlines()]
     for change in ("faster", "slower", "no difference shown"):
         count = sum(each["change"] == change for each in found)
-        low, high = compute_share_interval(count, len(found)).to_list()
+        low, high = compute_share_interval(count, len(found)).bounds
         print(f"{change}: {count} of {len(found)} ({low:.1%} to {high:.1%})")
 
 

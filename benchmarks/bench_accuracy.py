@@ -81,7 +81,7 @@ def harness_ns():
         samples = pl.read_parquet(folder / found.samples_file).filter(pl.col("phase") == 1)
         between = (samples["start_ns"].shift(-1) - samples["end_ns"]).drop_nulls()
         inside = samples["end_ns"] - samples["start_ns"]
-        return float(between.median()), float(inside.median())
+        return float(np.median(between)), float(np.median(inside))
 
 
 def main():

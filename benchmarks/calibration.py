@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from photographs import main as make_photographs
@@ -199,7 +200,7 @@ def _modelopt(folder: Path, count: int, method: str) -> None:
         )
 
 
-def measured(name: str, folder: Path, count: int) -> dict[str, object]:
+def measured(name: str, folder: Path, count: int) -> dict[str, Any]:
     """Runs `name` in a process of its own: wall and processor seconds, and its peak resident memory."""
     command = [sys.executable, __file__, "--run", name, "--folder", str(folder), "--images", str(count)]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
@@ -221,7 +222,7 @@ def measured(name: str, folder: Path, count: int) -> dict[str, object]:
     }
 
 
-def where_it_fits(name: str, folder: Path, count: int) -> dict[str, object]:
+def where_it_fits(name: str, folder: Path, count: int) -> dict[str, Any]:
     """`measured`, unless the memory that 8 and 24 images took says that `count` would not fit."""
     few, more = measured(name, folder, 8), measured(name, folder, 24)
     per_image = (more["peak_bytes"] - few["peak_bytes"]) / 16
@@ -264,7 +265,7 @@ def main() -> None:
     table(found)
 
 
-def table(found: list[dict[str, object]]) -> None:
+def table(found: list[dict[str, Any]]) -> None:
     """Ratios are to the forward passes of the same call and count."""
     bare = {row["images"]: row for row in found if row["name"] == "forward passes"}
     print("| contender | images | wall s | × forward | CPU s | × forward | peak |")

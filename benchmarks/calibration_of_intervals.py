@@ -115,7 +115,7 @@ def percentiles(generator, scale) -> Iterator[Row]:
 
 
 def percentile_rows(generator, phi, count, repetitions):
-    covered = {50.0: [], 90.0: [], 99.0: []}
+    covered: dict[float, list[bool]] = {50.0: [], 90.0: [], 99.0: []}
     for _ in range(repetitions):
         values = np.exp(0.02 * autoregressive(generator, phi, count or 4 * count_samples_needed(99.0)))
         if count is None:
@@ -233,8 +233,8 @@ def accuracy(generator, scale) -> Iterator[Row]:
             )
     for lost, won in ((0.01, 0.01), (0.004, 0.0)):
         draws = generator.multinomial(800, [lost, won, 1 - lost - won], round(2000 * scale))
-        found = {tuple(each[:2]): compute_difference_interval(int(each[0]), int(each[1]), 800) for each in draws}
-        held = [found[tuple(each[:2])].low <= lost - won <= found[tuple(each[:2])].high for each in draws]
+        drops = {tuple(each[:2]): compute_difference_interval(int(each[0]), int(each[1]), 800) for each in draws}
+        held = [drops[tuple(each[:2])].low <= lost - won <= drops[tuple(each[:2])].high for each in draws]
         yield share(
             held, COVERAGE, what=f"drop of {lost - won:.1%}, {lost:.1%} lost and {won:.1%} won of 800", claimed="95 %"
         )
@@ -243,11 +243,9 @@ def accuracy(generator, scale) -> Iterator[Row]:
     for n, classes, loses in ((100, 10, 0.004), (100, 10, 0.034), (800, 10, 0.012), (800, 100, 0.034)):
         labels, first, second = classifiers(generator, 1_000_000, classes, loses)
         truth = compute_macro_f1(labels, first, classes) - compute_macro_f1(labels, second, classes)
-        found = [
-            compute_macro_f1_difference(*classifiers(generator, n, classes, loses), classes)
-            for _ in range(round(800 * scale))
-        ]
-        held = [each.low <= truth <= each.high for each in found]
+        drawn = (classifiers(generator, n, classes, loses) for _ in range(round(800 * scale)))
+        differences = [compute_macro_f1_difference(labels, first, second, classes) for labels, first, second in drawn]
+        held = [each.low <= truth <= each.high for each in differences]
         yield share(held, COVERAGE, what=f"macro F1 drop of {truth:.2%}, {n} images, {classes} classes", claimed="95 %")
 
 
@@ -316,7 +314,8 @@ def compared(generator, rounds, noise, wave=0.0, period=4.0, truth=1.0):
 
         return measured
 
-    return run_interleaved(side(1.0), side(truth), rounds, PairMetric.P50, int(generator.integers(2**32))).ratio.change
+    seed = int(generator.integers(2**32))
+    return run_interleaved(side(1.0), side(truth), lambda _: np.array([]), rounds, PairMetric.P50, seed).ratio.change
 
 
 def interleaving(generator, scale) -> Iterator[Row]:

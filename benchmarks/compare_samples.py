@@ -34,7 +34,7 @@ def write_run(workspace: Path, total: int) -> None:
         generator, batch = np.random.default_rng(at), 2 ** (at % 10)
         durations = generator.gamma(50, 2e4 * (1 + at / 10), count).astype(np.int64)
         ends = np.cumsum(durations)
-        columns = dict.fromkeys(SAMPLE_COLUMNS, np.zeros(count))
+        columns: dict[str, np.ndarray] = dict.fromkeys(SAMPLE_COLUMNS, np.zeros(count))
         columns |= {"phase": np.ones(count), "images": np.full(count, batch), "end_ns": ends, "enqueue_ns": durations}
         columns |= {"scheduled_ns": ends - durations, "start_ns": ends - durations, "input": np.arange(count) % 64}
         frame = pl.DataFrame(columns).cast({name: getattr(pl, kind) for name, kind in SAMPLE_COLUMNS.items()})

@@ -79,7 +79,7 @@ def main(folder: Path, out: Path, gpu: bool) -> None:
         threads=8 if gpu else 2,
         batch_size=256 if gpu else 32,
     )
-    variants = (
+    variants: list[dict[str, Any]] = (
         [{"fancy_upsampling": fancy, "hw_decoder_load": load} for fancy in (True, False) for load in (0.0, 1.0)]
         if gpu
         else [{}]
@@ -117,22 +117,24 @@ def main(folder: Path, out: Path, gpu: bool) -> None:
     began = time.monotonic()
     for workers in (8, 16) if gpu else (0, 1, 2):
         keep(make_loader_job(paths, RESNET50, LoaderPlan(workers, 64, "cuda" if gpu else "cpu"), seconds))
-    loads = [{"hw_decoder_load": load} for load in (0.0, 0.65, 0.85, 1.0)] if gpu else [{}]
+    loads: list[dict[str, Any]] = [{"hw_decoder_load": load} for load in (0.0, 0.65, 0.85, 1.0)] if gpu else [{}]
     for load in loads:
         keep(make_dali_job(paths, RESNET50, replace(base, **load), seconds))
     full = loads[-1]
     keep(make_dali_job(paths, RESNET50, replace(base, **full), seconds, decode_only=True))
-    for change in (
+    changes: list[dict[str, Any]] = [
         {"edge_cases": False},
         {"resize": "two-pass"},
         {"resize": "fused"},
         {"resize": "fused", "edge_cases": False},
         *([{"fancy_upsampling": False}, {"threads": 16}, {"threads": 4}, {"prefetch": 4}] if gpu else [{"threads": 1}]),
-    ):
+    ]
+    for change in changes:
         keep(make_dali_job(paths, RESNET50, replace(base, **full, **change), seconds))
     keep(make_dali_job(paths, RESNET50, replace(base, **full, edge_cases=False), seconds, decode_only=True))
     if gpu:
-        for change in ({"batch_size": 64}, {"batch_size": 512}, {"fancy_upsampling": False}):
+        changes = [{"batch_size": 64}, {"batch_size": 512}, {"fancy_upsampling": False}]
+        for change in changes:
             keep(
                 make_dali_job(
                     paths, RESNET50, replace(base, **full, edge_cases=False, **change), seconds, decode_only=True

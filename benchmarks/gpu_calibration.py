@@ -15,7 +15,7 @@ import onnx
 from photographs import main as make_photographs
 
 from optpipe.core.card import card_from_file
-from optpipe.core.entries import ModelInfo
+from optpipe.core.entries import Device, ModelInfo
 from optpipe.inputs.images import preprocess_batches
 from optpipe.quantize.collect import Collector, choose_batch_size, measure_bytes_per_sample
 from optpipe.quantize.methods import METHODS, compute_ranges
@@ -42,7 +42,8 @@ def main(out: Path, count: int = 256) -> None:
         for device in ("cuda", "cpu")
     }
     rows, tables = [], {}
-    for device, histograms in (("cuda", False), ("cuda", True), ("cpu", True)):
+    turns: list[tuple[Device, bool]] = [("cuda", False), ("cuda", True), ("cpu", True)]
+    for device, histograms in turns:
         largest = min(size[device], card.inputs[0].max[0])
         collector = Collector(graph, tensors, histograms, device)
         parts = [images[start : start + largest] for start in range(0, count, largest)]

@@ -17,6 +17,7 @@ import numpy as np
 from optpipe.backends.registry import BACKENDS
 from optpipe.core.card import card_from_file
 from optpipe.core.entries import ArtifactInfo
+from optpipe.core.precision import Precision
 from optpipe.errors import OptpipeError
 from optpipe.inputs.images import find_images, preprocess_batches
 from optpipe.workspace.file_names import CARD
@@ -41,7 +42,7 @@ def main(out: Path) -> None:
         for entry in store.list_entries(ArtifactInfo)
         if entry.info.model == "resnet50" and entry.info.device == "cuda"
     }
-    card = card_from_file(store.find(artifacts["fp32"].manifest.parents[0]).file(CARD))
+    card = card_from_file(store.find(artifacts[Precision.FP32].manifest.parents[0]).file(CARD))
     images = next(
         preprocess_batches(
             find_images(find_shipped_folder("calibration") / "samples").paths, card.transform, 10, threads=4
@@ -117,7 +118,7 @@ def _p50_ms(binding) -> float:
         binding.launch()
         end.record()
     torch.cuda.current_stream().synchronize()
-    return median(start.elapsed_time(end) for start, end in marks)
+    return float(median(start.elapsed_time(end) for start, end in marks))
 
 
 def _snr_db(found: np.ndarray, expected: np.ndarray | None) -> float | None:

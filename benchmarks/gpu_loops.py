@@ -30,7 +30,7 @@ def event_loop(launch, stream, seconds):
     import torch
 
     first, second = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    times = []
+    times: list[float] = []
     with torch.cuda.stream(stream):
         end = perf_counter() + seconds
         while perf_counter() < end or len(times) < 20:
@@ -54,8 +54,9 @@ def same_session(entry, store, batch, options, scratch):
 
     from optpipe.artifacts.lookup import find_artifacts
     from optpipe.bench.session_plan import BenchPlan, prepare_session
-    from optpipe.measuring.measure import LoadSpec, point_from_load
+    from optpipe.core.measurement import LoadSpec
     from optpipe.worker.__main__ import Worker
+    from optpipe.worker.plan import Point
     from optpipe.worker.rotation import draw_rotation, pool_from_files
     from optpipe.worker.spool import frame_from_spool
 
@@ -74,9 +75,9 @@ def same_session(entry, store, batch, options, scratch):
         warmed_loop(binding.launch, worker.streams[0], 0.1)
         for turn in range(ROUNDS):
             spool = scratch / f"{turn}.spool"
-            worker.measured(point_from_load(load, f"r{turn}", spool), StringIO())
+            worker.measured(Point(f"r{turn}", str(spool), load), StringIO())
             samples = frame_from_spool(spool)
-            tool = samples.filter(samples["phase"] == 1)["compute_ns"].median() / 1e6
+            tool = median(samples.filter(samples["phase"] == 1)["compute_ns"].to_list()) / 1e6
             rounds.append((tool, event_loop(binding.launch, worker.streams[0], 0.4)))
     return rounds
 

@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from optpipe.core.records import plain_from_record
 from optpipe.core.transform import Transform
@@ -16,6 +17,9 @@ from optpipe.preprocess.parity.parity import check_edge_cases
 from optpipe.preprocess.parity.pixels import PixelDifferences, compare_images, measure_steps_alone
 from optpipe.preprocess.parity.records import EdgeCaseFile
 from optpipe.sources.transform import transform_from_processor, transform_from_timm, transform_from_torchvision
+
+if TYPE_CHECKING:
+    from optpipe.preprocess.dali.graph import Arithmetic
 
 SAMPLES = Path(__file__).resolve().parent.parent / "calibration" / "samples"
 HEAD = "| preset | resize | decoder | decode | resized | final | levels off | adds most | edge-case files that match |"
@@ -53,7 +57,7 @@ PRESETS = {
 
 def plans(mixed: bool, exact: bool) -> Iterator[tuple[str, DaliPlan]]:
     """What to compare: every arithmetic; on a GPU the exact one by the hardware decoder and by the SMs."""
-    kinds = ("exact",) if exact else ("exact", "two-pass", "fused")
+    kinds: tuple[Arithmetic, ...] = ("exact",) if exact else ("exact", "two-pass", "fused")
     if not mixed:
         yield from (("CPU", DaliPlan(batch_size=4, resize=resize)) for resize in kinds)
         return

@@ -96,7 +96,8 @@ def _short(one: dict) -> dict:
 def _time_ns(profile: dict) -> float:
     """One iteration without the profiler where that was measured, else under it, else the whole stage."""
     iterations = profile["iterations"] or {}
-    return iterations.get("unprofiled_ns") or iterations.get("period_ns") or profile["measured"]["totals"]["span_ns"]
+    span_ns = profile["measured"]["totals"]["span_ns"]
+    return float(iterations.get("unprofiled_ns") or iterations.get("period_ns") or span_ns)
 
 
 def _print(head: list[str], rows: list[list[str]]) -> None:

@@ -185,7 +185,7 @@ def built(model: Model, file: Path, tensors: Path, workspace: Path, precision: s
         "--images", str(tensors), "--calibration", str(tensors), "--workspace", str(workspace),
     )  # fmt: skip
     if "error" in found:
-        return found["error"]["message"].replace("\n", " ")
+        return str(found["error"]["message"]).replace("\n", " ")
     if not found["artifacts"]:
         return "; ".join(each["reason"] for each in (*found["failed"], *found["skipped"])).replace("\n", " ")
     artifact = found["artifacts"][0]

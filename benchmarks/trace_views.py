@@ -80,15 +80,15 @@ def make_export(path: Path, kernels: int) -> None:
                 f"INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME {series} SELECT {begin} + {offset}, {end}, 0, {thread}, "
                 f"2 * i + {correlation}, {name}, 0, NULL FROM series"
             )
-        for name, length in (
+        for label, length in (
             ("'optpipe.measure'", kernels),
             ("'iter'", PER_ITERATION),
             (f"'layer' || i % {PER_ITERATION}", PER_LAYER),
         ):
-            inset = {"'optpipe.measure'": 1500, "'iter'": 1400}.get(name, 1300)
+            inset = {"'optpipe.measure'": 1500, "'iter'": 1400}.get(label, 1300)
             connection.execute(
                 f"INSERT INTO NVTX_EVENTS ({columns}) {series} SELECT {begin} - {inset}, MIN(i + {length}, {kernels}) * {PERIOD_NS} - "
-                f"3000 + {inset}, 59, {name}, {thread}, 0 FROM series WHERE i % {length} = 0"
+                f"3000 + {inset}, 59, {label}, {thread}, 0 FROM series WHERE i % {length} = 0"
             )
         connection.commit()
 
@@ -99,7 +99,7 @@ def timed(command: Sequence[str], output: Path) -> tuple[float, float, int]:
         started = time.perf_counter()
         process = os.posix_spawnp(
             command[0],
-            command,
+            list(command),
             os.environ,
             file_actions=[(os.POSIX_SPAWN_DUP2, out.fileno(), 1), (os.POSIX_SPAWN_DUP2, out.fileno(), 2)],
         )

@@ -11,6 +11,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -272,7 +273,7 @@ def test_where_the_disk_is_full_the_reason_says_so_and_what_was_measured_is_reco
     def refusing(path, frame):
         if path.name == "m001.parquet":
             frame = frame.clear()
-            monkeypatch.setattr(runs.os, "fsync", full)
+            monkeypatch.setattr(os, "fsync", full)
         return write(path, frame)
 
     def full(_number):
@@ -280,11 +281,11 @@ def test_where_the_disk_is_full_the_reason_says_so_and_what_was_measured_is_reco
 
     write, fsync, known = runs.write_parquet, os.fsync, set((workspace / "runs").glob("*"))
     monkeypatch.setattr("optpipe.measuring.measure.write_parquet", refusing)
-    options = {"min_time": 0.2, "max_time": 4.0, "warm_up": 0.1, "max_warm_up": 1.0, "percentile": 50.0}
+    options: dict[str, Any] = {"min_time": 0.2, "max_time": 4.0, "warm_up": 0.1, "max_warm_up": 1.0, "percentile": 50.0}
     with pytest.raises(StageError, match="No space left"):
         command([artifact], batch="1,2", workspace=workspace, **options)
     assert "optpipe recover" in capfd.readouterr().err
-    monkeypatch.setattr(runs.os, "fsync", fsync)
+    monkeypatch.setattr(os, "fsync", fsync)
     cut = next(path for path in (workspace / "runs").iterdir() if path not in known)
     rows = optpipe("recover", str(cut), "--json").document["measurements"]
     assert [row["samples"] > 0 for row in rows] == [True, True]
@@ -348,7 +349,7 @@ def test_ctrl_c_at_any_moment_keeps_what_was_measured(workspace, artifact, monke
     from optpipe.commands.bench import bench, bench_pair
 
     monkeypatch.setattr(WorkerProcess, "measure", interrupting(WorkerProcess.measure, 2, after=after))
-    times = {"min_time": 0.2, "max_time": 4.0, "warm_up": 0.1, "max_warm_up": 1.0, "percentile": 50.0}
+    times: dict[str, Any] = {"min_time": 0.2, "max_time": 4.0, "warm_up": 0.1, "max_warm_up": 1.0, "percentile": 50.0}
     if interleave:
         outcome = bench_pair([artifact] * 2, batch=1, workspace=workspace, **times)
     else:

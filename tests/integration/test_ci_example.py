@@ -4,6 +4,7 @@ import shlex
 from pathlib import Path
 
 import yaml
+from typer.core import TyperGroup
 from typer.main import get_command
 
 from optpipe.cli import app
@@ -17,11 +18,12 @@ def test_the_workflow_runs_commands_that_exist_and_keeps_what_they_write():
     assert all(set(step) <= {"name", "uses", "run", "with", "if"} for step in steps)
     lines = [step["run"] for step in steps if "run" in step]
     commands = [line.partition("uv run optpipe ")[2] for line in lines]
-    contexts = {}
+    contexts, group = {}, get_command(app)
+    assert isinstance(group, TyperGroup)
     for command in commands:
         name, *arguments = shlex.split(command)
         arguments = [word if word != "dossier" else "." for word in arguments]  # it is there only after the run
-        contexts[name] = get_command(app).commands[name].make_context(name, arguments)
+        contexts[name] = group.commands[name].make_context(name, arguments)
     assert list(contexts) == ["run", "verify"]
     run = contexts["run"].params
     kept = next(step["with"]["path"].split() for step in steps if step.get("uses", "").startswith("actions/upload"))

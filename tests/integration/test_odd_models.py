@@ -1,6 +1,7 @@
 """ONNX files such as people have them: of one name, with inputs and outputs that are no images and no logits."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,6 +9,8 @@ import pytest
 from tests.integration.conftest import optpipe
 
 QUICK = (
+    "--processes",
+    "1",
     "--min-time",
     "0.2",
     "--percentile",
@@ -20,6 +23,8 @@ QUICK = (
     "2",
     "--json",
 )
+
+Node = tuple[str, list[str], list[str], dict[str, Any]]
 
 
 def saved(path: Path, nodes, inputs, outputs, **constants) -> Path:
@@ -46,7 +51,7 @@ def weights(seed=0):
 
 
 def linear(path: Path, seed=0) -> Path:
-    nodes = [("MatMul", ["x", "w"], ["y"], {})]
+    nodes: list[Node] = [("MatMul", ["x", "w"], ["y"], {})]
     return saved(path, nodes, {"x": ("FLOAT", ["N", 8])}, {"y": ("FLOAT", ["N", 4])}, w=weights(seed))
 
 
@@ -69,7 +74,7 @@ def test_two_files_of_one_name_are_not_taken_for_each_other(tmp_path):
 
 
 X, Y = {"x": ("FLOAT", ["N", 8])}, {"y": ("FLOAT", ["N", 4])}
-THROUGH = ("MatMul", ["x", "w"], ["z"], {})
+THROUGH: Node = ("MatMul", ["x", "w"], ["z"], {})
 REFUSED = {
     "one value for a batch": (
         [THROUGH, ("ReduceMean", ["z"], ["y"], {"keepdims": 0})],
@@ -120,7 +125,7 @@ def test_a_batch_that_the_file_itself_does_not_take_is_no_question_of_building(t
     assert ran.status == 2
     assert "the ONNX file has a fixed batch size of 4; omit --batch" in ran.stderr
     measured = optpipe("bench", path, *QUICK, workspace=tmp_path / "work").document["measurements"]
-    assert [each["batch_size"] for each in measured] == [4]
+    assert [each["load"]["batch_size"] for each in measured] == [4]
 
 
 MEASURED = {

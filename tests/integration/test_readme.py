@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from typer.core import TyperGroup
 from typer.exceptions import TyperException
 from typer.main import get_command
 
@@ -34,6 +35,7 @@ COMMANDS = tuple(commands())
 def parse(line):
     """What the command itself makes of the line, without running it; a wrong word raises."""
     group = get_command(app)
+    assert isinstance(group, TyperGroup)
     _, name, *arguments = shlex.split(line)
     command = group.commands.get(name)
     assert command is not None, f"no command '{name}'; there are {', '.join(group.commands)}"

@@ -182,7 +182,7 @@ def test_what_does_not_belong_together_is_said(run: Run, folder: Path) -> None:
     assert "is a folder; a text model needs a JSON Lines file" in images.stderr
     none = run("calibrate", model, "--json")
     assert none.status == ExitStatus.BAD_INPUT
-    assert "pass a JSON Lines file" in none.stderr
+    assert "give a JSON Lines file" in none.stderr
 
 
 def test_a_folder_without_vocabulary_has_no_tokenizer(folder: Path, tmp_path: Path) -> None:

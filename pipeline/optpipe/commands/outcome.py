@@ -11,7 +11,7 @@ from optpipe.errors import ExitStatus
 class Outcome:
     """A finished command. `text` is only called when people read it, so that `--json` pays for no rendering."""
 
-    document: object
+    document: Any
     """A record or a mapping: what `--json` prints."""
     text: Callable[[], Any]
     """Makes the text or rich renderable for people; units and rounding belong in `optpipe.reporters`."""

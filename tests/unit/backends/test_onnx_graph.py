@@ -53,6 +53,7 @@ def test_a_product_behind_dequantize(as_int8: bool, kind: str) -> None:
         helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"], name="d"),
         helper.make_node("Conv", ["d", "w"], ["y"], name="conv", kernel_shape=[3, 3]),
     ]
+    weights: dict[str, np.ndarray]
     weights = {"w": np.zeros((5, 3, 3, 3), np.float32), "s": np.array(0.1, np.float32), "z": np.array(0, np.int8)}
     layers = layers_from_onnx(model(nodes, weights, ["n", 5, 6, 6]), [IMAGE], dequantized_is_int8=as_int8)
     assert [(each.op, each.type) for each in layers if each.macs] == [("Conv", kind)]

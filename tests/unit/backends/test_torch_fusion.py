@@ -16,10 +16,10 @@ def cudnn_played_by_the_cpu() -> Iterator[None]:
     """What torch documents the two operators to compute, in the same type."""
     library = torch.library.Library("aten", "IMPL")
 
-    def relu(x, weight, bias, stride, padding, dilation, groups):  # type: ignore[no-untyped-def]
+    def relu(x, weight, bias, stride, padding, dilation, groups):
         return torch.conv2d(x, weight, bias, stride, padding, dilation, groups).relu()
 
-    def add_relu(x, weight, z, alpha, bias, stride, padding, dilation, groups):  # type: ignore[no-untyped-def]
+    def add_relu(x, weight, z, alpha, bias, stride, padding, dilation, groups):
         return (torch.conv2d(x, weight, bias, stride, padding, dilation, groups) + alpha * z).relu()
 
     library.impl("cudnn_convolution_relu", relu, "CPU")
@@ -51,8 +51,8 @@ def exported(module: nn.Module) -> tuple[torch.fx.GraphModule, nn.Module, torch.
     torch.manual_seed(0)
     for each in module.modules():
         if isinstance(each, nn.BatchNorm2d):
-            each.running_mean.uniform_(-0.5, 0.5)  # type: ignore[union-attr]
-            each.running_var.uniform_(0.5, 2)  # type: ignore[union-attr]
+            each.running_mean.uniform_(-0.5, 0.5)
+            each.running_var.uniform_(0.5, 2)
             if each.affine:
                 nn.init.uniform_(each.weight, 0.5, 1.5)
                 nn.init.uniform_(each.bias, -0.5, 0.5)

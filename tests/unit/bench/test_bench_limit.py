@@ -1,6 +1,7 @@
 """What `bench --slo` answers, and that an INVALID measurement answers nothing."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tests.fakes.measurements import planted
@@ -11,7 +12,7 @@ from optpipe.measuring.slo import Slo
 from optpipe.measuring.sweep import find_largest_inside
 
 SLO = Slo(99.0, 5e6)
-ARTIFACT = SimpleNamespace(entry=SimpleNamespace(id="a"), label="ort")
+ARTIFACT: Any = SimpleNamespace(entry=SimpleNamespace(id="a"), label="ort")
 
 
 def found(batch, latency_ms, *codes):
@@ -39,6 +40,7 @@ def test_only_a_valid_measurement_says_whether_a_limit_is_met(measurements, insi
 
 def test_one_build_that_meets_the_limit_is_enough_and_doubt_comes_before_failure():
     def met(*answers):
-        return combine_limits(SLO, [SimpleNamespace(met=answer) for answer in answers]).met
+        limits: list[Any] = [SimpleNamespace(met=answer) for answer in answers]
+        return combine_limits(SLO, limits).met
 
     assert (met(False, None, True), met(False, None), met(False, False), met()) == (True, None, False, None)

@@ -1,3 +1,7 @@
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import polars as pl
 import pytest
@@ -34,20 +38,23 @@ def scores(right_share: float, seed: int = 1):
     return values
 
 
-class Entry:
-    id = "abc"
-    info = artifact_info(precision="int8")
+ENTRY: Any = SimpleNamespace(id="abc", info=artifact_info(precision="int8"))
 
 
 def rows(found, labels=LABELS, trained=True, budget=None):
+<<<<<<< HEAD
     evaluated = [EvaluatedArtifact(None, predictions_from_scores(scores(0.95))), EvaluatedArtifact(Entry(), found)]
     return list(score_artifacts(evaluated, labels.tolist(), TASK, (), 10, budget, trained=trained))
+=======
+    evaluated = [EvaluatedArtifact(None, predictions_from_scores(scores(0.95))), EvaluatedArtifact(ENTRY, found)]
+    return list(score_artifacts(evaluated, labels, trained, budget))
+>>>>>>> e50c800 (mypy covers tests and benchmarks: 311 errors mended)
 
 
 def named(labels) -> ImageSet:
     return ImageSet(
         "s",
-        "root",
+        Path("root"),
         0,
         tuple(SetFile(f"{i}.png", "0", each) for i, each in enumerate(labels)),
         tuple(sorted(set(labels) - {None})),
@@ -89,7 +96,7 @@ def test_verdicts_follow_the_interval() -> None:
 def test_calibration_samples_count_as_lost() -> None:
     evaluated = [
         EvaluatedArtifact(None, predictions_from_scores(scores(0.95))),
-        EvaluatedArtifact(Entry(), predictions_from_scores(scores(0.95)), calibrated_on=8),
+        EvaluatedArtifact(ENTRY, predictions_from_scores(scores(0.95)), calibrated_on=8),
     ]
     found = {
         budget: list(score_artifacts(evaluated, LABELS.tolist(), TASK, (), 10, budget, trained=True))[1]
@@ -104,7 +111,7 @@ def test_random_weights_prove_nothing() -> None:
     constant[:, 4] = 1
     evaluated = [
         EvaluatedArtifact(None, predictions_from_scores(constant)),
-        EvaluatedArtifact(Entry(), predictions_from_scores(constant)),
+        EvaluatedArtifact(ENTRY, predictions_from_scores(constant)),
     ]
     _, row = score_artifacts(evaluated, LABELS.tolist(), TASK, (), 10, 0.5, trained=False)
     assert row.accuracy is None

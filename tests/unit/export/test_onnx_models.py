@@ -1,5 +1,7 @@
 """ONNX models as others make them, from the file to a verified build: states, single values, half precision, quantized."""
 
+from typing import Any
+
 import numpy as np
 import onnx
 import pytest
@@ -46,7 +48,7 @@ def normal(*shape, dtype=np.float32):
 
 def recurrent(folder, batch="batch", out="batch"):
     """x (batch, 6), the state (2, batch, 4) and a rate: what voice detectors look like."""
-    nodes = [
+    nodes: list[Any] = [
         ("Unsqueeze", ["x", "first"], ["steps"], {}),
         ("Gather", ["state", "zero"], ["h"], {"axis": 0}),
         ("Gather", ["state", "one"], ["c"], {"axis": 0}),
@@ -111,7 +113,11 @@ def test_it_is_built_verified_and_calibrated_on_tensors(tmp_path) -> None:
 
 def product(folder, **more):
     """x (batch, 32) through two products."""
-    nodes = [("MatMul", ["x", "v"], ["h"], {}), ("Relu", ["h"], ["a"], {}), ("MatMul", ["a", "w"], ["y"], {})]
+    nodes: list[Any] = [
+        ("MatMul", ["x", "v"], ["h"], {}),
+        ("Relu", ["h"], ["a"], {}),
+        ("MatMul", ["a", "w"], ["y"], {}),
+    ]
     dims = {"x": ("FLOAT", ["batch", 32])}
     return saved(
         folder, nodes, dims, {"y": ("FLOAT", ["batch", 16])}, **{"v": normal(32, 64), "w": normal(64, 16), **more}
@@ -166,7 +172,7 @@ def test_a_model_that_is_quantized_already_is_built_as_it_is(tmp_path, dynamic) 
 
 def half(folder):
     """FP16 throughout, inputs and outputs too."""
-    nodes = [("MatMul", ["x", "v"], ["h"], {}), ("Relu", ["h"], ["y"], {})]
+    nodes: list[Any] = [("MatMul", ["x", "v"], ["h"], {}), ("Relu", ["h"], ["y"], {})]
     return saved(
         folder,
         nodes,
@@ -182,13 +188,13 @@ def test_half_precision_is_widened_for_fp32_and_kept_for_fp16(tmp_path) -> None:
     entry, found, store = exported(half(tmp_path), tmp_path)
     wide, _ = convert_to_precision(Precision.FP32, "cpu", entry, found, None, store, SilentListener())
     kept, _ = convert_to_precision(Precision.FP16, "cuda", entry, found, None, store, SilentListener())
-    assert kept is entry
     graph = onnx.load(wide.file(ONNX)).graph
     assert {each.data_type for each in graph.initializer} == {TensorProto.FLOAT}
     assert graph.input[0].type.tensor_type.elem_type == TensorProto.FLOAT16
     assert outcome(built(half(tmp_path), tmp_path, "fp32")) == [(True, True)]
     with pytest.raises(BadInputError, match="net has fp16 weights; give the model in fp32"):
         convert_to_precision(Precision.INT8, "cpu", entry, found, None, store, SilentListener())
+    assert kept is entry
 
 
 def test_a_quantized_model_cannot_become_fp16(tmp_path) -> None:
@@ -203,7 +209,7 @@ def test_a_quantized_model_cannot_become_fp16(tmp_path) -> None:
 
 def test_a_product_behind_an_operator_of_the_runtime_counts(tmp_path) -> None:
     """ONNX Runtime fuses x·sigmoid(x) into an operator of its own, behind which ONNX infers no shapes."""
-    nodes = [
+    nodes: list[Any] = [
         ("MatMul", ["x", "v"], ["h"], {}), ("Sigmoid", ["h"], ["s"], {}), ("Mul", ["h", "s"], ["a"], {}),
         ("MatMul", ["a", "w"], ["y"], {}),
     ]  # fmt: skip

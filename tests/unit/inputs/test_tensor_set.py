@@ -1,5 +1,7 @@
 """Tensors as data: every form that people have them in, and what does not fit the model is said before anything runs."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from polygraphy.json import save_json
@@ -11,7 +13,7 @@ from optpipe.inputs.tensor_set import holds_tensors, read_tensor_set, save_batch
 X = InputSpec("x", "float32", (1, 3), (2, 3), (8, 3))
 STATE = InputSpec("state", "float32", (2, 1, 5), (2, 2, 5), (2, 8, 5), batch=1)
 RATE = InputSpec("rate", "int64", (), (), ())
-VALUES = {
+VALUES: dict[str, Any] = {
     "x": np.arange(18, dtype=np.float32).reshape(6, 3),
     "state": np.zeros((2, 6, 5), np.float32),
     "rate": np.array(16000),

@@ -2,6 +2,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from optpipe.core.estimate import Estimate
 from optpipe.measuring.energy import estimate_energy_per_image
 
 
@@ -14,6 +15,7 @@ def counter(watts, seconds, step_s=0.2):
 
 def test_joules_per_image_are_mean_power_times_the_time_per_image():
     found = estimate_energy_per_image(counter(400.0, 12.0), images=24_000, seconds=12.0)
+    assert isinstance(found, Estimate)
     assert found.value == pytest.approx(400 * 12 / 24_000, rel=1e-3)
     assert found.low < found.value < found.high
     assert "approximate" in found.note

@@ -11,7 +11,7 @@ from optpipe.backends.registry import BACKENDS, resolve_effective_options
 from optpipe.core.measurement import Reason, Subject
 from optpipe.measuring.tune import list_alternatives, list_choices, tune_options
 
-DEFAULTS = {
+DEFAULTS: dict[str, bool | int | str] = {
     "nhwc": True,
     "cuda_graph": True,
     "cudnn_search": "EXHAUSTIVE",

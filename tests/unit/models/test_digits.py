@@ -4,6 +4,7 @@ import hashlib
 import importlib.util
 import json
 import tomllib
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ DATA = find_shipped_folder("calibration") / "digits"
 CARD = tomllib.loads((find_shipped_folder("models") / "digits.toml").read_text(encoding="utf-8"))
 
 
-def manifest(split: str) -> dict:
+def manifest(split: str) -> Any:
     return json.loads((DATA / f"{split}.json").read_text(encoding="utf-8"))
 
 

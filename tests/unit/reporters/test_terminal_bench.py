@@ -19,6 +19,7 @@ from optpipe.core.bench_record import (
     Ratio,
     UnjudgedPoint,
 )
+from optpipe.core.environment import Environment
 from optpipe.core.measurement import Reason, Subject, Validity
 from optpipe.measuring.groups import group_processes, summarize_group
 from optpipe.measuring.measured import RecordedMeasurement
@@ -38,7 +39,9 @@ def row(batch, latency_ms, *reasons, subject=SUBJECT, **more):
 def table_of(*rows, sort=BenchSort.GIVEN, width=160, **more):
     found = rows
     groups = tuple(summarize_group(group) for group in group_processes(RecordedMeasurement(one, "r") for one in found))
-    return text_of(render_bench(BenchRecord("r", "r", tuple(found), groups, {}, 0, **more), sort), width=width)
+    return text_of(
+        render_bench(BenchRecord("r", "r", tuple(found), groups, Environment(), 0, **more), sort), width=width
+    )
 
 
 def test_both_parts_of_the_scatter_are_shown():
@@ -99,7 +102,7 @@ def test_rates_and_streams_are_named():
 def test_a_pair_is_answered_in_words():
     ratio = Ratio(0.9, (0.89, 0.91), Change.FASTER, 8, 0.99, 0.001, 0.01)
     found = PairedComparison(PairMetric.P50, ratio, "a", "b", (1.0,), (0.9,), 8, 1, {"drift": 2}, 2, ("a000", "b000"))
-    record = BenchPairRecord("r", "r", "a", "b", found, (row(8, 4.0),), {}, 0)
+    record = BenchPairRecord("r", "r", "a", "b", found, (row(8, 4.0),), Environment(), 0)
     equal = replace(found, ratio=replace(ratio, change=Change.NO_DIFFERENCE), invalid={}, invalid_processes=0)
     records = (record, replace(record, comparison=equal), replace(record, comparison=None))
     assert_golden(text_of(*(render_pair(each) for each in records)), "bench-pair.txt")

@@ -90,7 +90,7 @@ def test_times_that_cannot_be_trusted_are_not_printed(
     facts = StageFacts(unprofiled_iteration_ns=unprofiled_ns)
     profile = profile_from_trace(read(phenomena.launch_bound()), facts=facts)
     assert profile.iterations is not None
-    assert profile.iterations.period_ns is profile.gaps is None
+    assert (profile.iterations.period_ns, profile.gaps) == (None, None)
     assert_golden(text_of(render_profile(profile)), f"profile-{name}.txt")
 
 

@@ -1,9 +1,9 @@
 """What a sign-off measures by itself: what the policy asks for and no run shows, once, and never anything else."""
 
-from optpipe.signoff import missing
 from optpipe.signoff.collect import SignoffRequest, find_judged_artifact
 from optpipe.signoff.missing import _group_by_kind, _list_needed
 from optpipe.signoff.policy import policy_from_toml
+from optpipe.workspace.runs import list_runs
 from optpipe.workspace.store import Store
 
 POLICY = """schema = 1
@@ -33,7 +33,7 @@ maximum = "1 MiB"
 
 def kinds(workspace):
     wanted = SignoffRequest("digits", policy_from_toml(POLICY.encode()))
-    runs = missing.list_runs(workspace.path)
+    runs = list_runs(workspace.path)
     needed = list(_list_needed(wanted, find_judged_artifact(wanted, Store(workspace.path)), runs))
     return {kind: [one.name for one in criteria] for kind, criteria in _group_by_kind(needed, runs)}
 

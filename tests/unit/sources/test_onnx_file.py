@@ -1,6 +1,7 @@
 """ONNX files of anyone: what is wrong with a bad one is its own fault, said at once; what is open in a good one is proposed."""
 
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -224,10 +225,10 @@ def test_open_dimensions_are_refused_with_a_line_to_paste(tmp_path, dims, output
 
 def test_names_that_are_none_become_names() -> None:
     model = image(["?", 3, "?", "-1"], ["?", 3, "?", "?"])
-    shapes = {"pixels": tuple((batch, 3, 32, 64) for batch in (1, 4, 8))}
+    shapes = {"pixels": ((1, 3, 32, 64), (4, 3, 32, 64), (8, 3, 32, 64))}
     from optpipe.sources.onnx_inputs import read_input_specs
 
-    name_dimensions(model, read_input_specs(model, shapes, "net.onnx"))
+    name_dimensions(model, read_input_specs(model, shapes, Path("net.onnx")))
     dims = model.graph.input[0].type.tensor_type.shape.dim
     assert [each.dim_param or each.dim_value for each in dims] == ["batch", 3, "pixels_dim2", "pixels_dim3"]
     assert not any(each.dim_param for each in model.graph.output[0].type.tensor_type.shape.dim)

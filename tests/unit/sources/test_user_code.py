@@ -1,6 +1,7 @@
 """A user's file is run as Python would run it, and what it reads decides the model."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -74,7 +75,7 @@ def edit_late_module(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [retrain, edit_module, edit_late_module])
-def test_what_the_model_is_made_of_decides_its_key(folder: Path, change: object) -> None:
+def test_what_the_model_is_made_of_decides_its_key(folder: Path, change: Callable[[Path], None]) -> None:
     before = made(folder).recipe()
     assert made(folder).recipe() == before
     change(folder)

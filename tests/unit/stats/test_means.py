@@ -80,7 +80,7 @@ def test_runs_that_differ_are_the_unit_and_equal_ones_are_not():
 def test_two_stages_make_the_interval_as_narrow_as_asked_and_cover():
     covered = []
     for _ in range(1000):
-        first = GENERATOR.normal(10.0, 1.0, 5)
+        first = GENERATOR.normal(10.0, 1.0, 5).tolist()
         more = GENERATOR.normal(10.0, 1.0, count_processes_needed(first, 0.8, 0.95) - 5)
         low, high = mean_from_values([*first, *more], first).interval(0.95)
         covered.append(low <= 10.0 <= high)
@@ -92,7 +92,8 @@ def test_two_stages_make_the_interval_as_narrow_as_asked_and_cover():
 
 def test_the_scatter_is_split_into_its_two_parts():
     offsets = GENERATOR.normal(10.0, 0.3, 400)
-    found = scatter_from_processes(offsets + GENERATOR.normal(0, 0.1, 400), np.full(400, 1.96 * 0.1), 0.95)
+    values = (offsets + GENERATOR.normal(0, 0.1, 400)).tolist()
+    found = scatter_from_processes(values, [1.96 * 0.1] * 400, 0.95)
     assert found.between == pytest.approx(0.03, rel=0.15)
     assert found.inside == pytest.approx(0.01, rel=0.01)
 

@@ -1,6 +1,7 @@
 """Laws that hold for every trace."""
 
 from pathlib import Path
+from random import Random
 from tempfile import TemporaryDirectory
 
 import numpy as np
@@ -65,11 +66,11 @@ def test_busy_and_idle_are_the_span(recording: Recording, start: int, length: in
 
 
 @given(recordings(), st.randoms(use_true_random=False))
-def test_the_order_of_rows_and_stream_names_do_not_matter(recording: Recording, random: object) -> None:
+def test_the_order_of_rows_and_stream_names_do_not_matter(recording: Recording, random: Random) -> None:
     before = _analysis(recording)
     for rows in recording.rows.values():
-        random.shuffle(rows)  # type: ignore[attr-defined]
-    renamed = {1: 31, 2: 12, 3: 23}
+        random.shuffle(rows)
+    renamed: dict[object, int] = {1: 31, 2: 12, 3: 23}
     recording.rows["kernels"] = [(*row[:3], renamed[row[3]], *row[4:]) for row in recording.rows.get("kernels", [])]
     if not recording.rows["kernels"]:
         del recording.rows["kernels"]

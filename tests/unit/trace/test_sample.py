@@ -2,6 +2,7 @@
 
 import sqlite3
 from contextlib import closing
+from typing import Any
 
 import polars as pl
 import pytest
@@ -13,7 +14,7 @@ from optpipe.trace.findings.bottleneck import LimitingFactor, find_range_bottlen
 from optpipe.trace.findings.records import TraceProfile
 
 
-def _query(sql: str) -> list[tuple[str, int, int]]:
+def _query(sql: str) -> list[Any]:
     with closing(sqlite3.connect(SAMPLE)) as connection:
         return connection.execute(sql).fetchall()
 

@@ -3,6 +3,7 @@
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,17 +47,15 @@ def test_tables(tmp_path: Path, name: str) -> None:
     assert analysis.projection["kernels"].to_list() == [1]
 
 
-BROKEN = [
-    json.dumps({"traceEvents": [{**EVENTS[2], **change}]})
-    for change in (
-        {"ts": None},
-        {"ts": "a"},
-        {"ts": float("nan")},
-        {"dur": float("inf")},
-        {"args": []},
-        {"args": {"stream": "x"}},
-    )
-]
+CHANGES: tuple[dict[str, Any], ...] = (
+    {"ts": None},
+    {"ts": "a"},
+    {"ts": float("nan")},
+    {"dur": float("inf")},
+    {"args": []},
+    {"args": {"stream": "x"}},
+)
+BROKEN = [json.dumps({"traceEvents": [{**EVENTS[2], **change}]}) for change in CHANGES]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"traceEvents": 3}', '{"traceEvents": []}', *BROKEN])

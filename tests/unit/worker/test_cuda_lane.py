@@ -1,6 +1,7 @@
 """The GPU lane's order of operations, on a stand-in for torch.cuda that keeps a log; tests/gpu has the real thing."""
 
 from contextlib import nullcontext
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from optpipe.worker.loops import PointRun, run_load
 from optpipe.worker.rotation import draw_rotation
 from optpipe.worker.spool import Spool, frame_from_spool
 
-LOG = []
+LOG: list[str] = []
 CLOCK_MS = [0.0]
 
 
@@ -93,7 +94,7 @@ POOL = {"x": np.random.default_rng(0).standard_normal((32, 6)).astype(np.float32
 
 def run(tmp_path, scenario, mode, streams=1):
     turns = draw_rotation(POOL, 4, seed=0)
-    session = Session()
+    session: Any = Session()
     lanes = [CudaLane(session, turns, mode, Stream()) for _ in range(streams)]
     point = LoadSpec(
         4, scenario, mode, streams, 2000.0, min_seconds=0.02, max_seconds=1.0, percentile=90.0,
@@ -127,7 +128,8 @@ def test_every_scenario_and_mode_answers_rightly_on_its_own_streams(tmp_path, sc
 
 def test_the_input_is_in_place_before_the_first_event_in_compute_mode(tmp_path):
     turns = draw_rotation(POOL, 4, seed=0)
-    lane = CudaLane(Session(), turns, Mode.COMPUTE, Stream())
+    session: Any = Session()
+    lane = CudaLane(session, turns, Mode.COMPUTE, Stream())
     LOG.clear()
     lane.stage(1)
     lane.query()

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from time import perf_counter_ns
+from typing import Any
 
 import numpy as np
 import pytest
@@ -96,7 +97,8 @@ def server(tmp_path, monkeypatch, service_ns: float, seed: int = 0):
         1, Scenario.SERVER, rate_per_s=5000.0, min_seconds=0.0, max_seconds=1e9, percentile=50.0, warm_up_seconds=0.0
     )
     with Spool(path) as spool:
-        run_load(PointRun(point, spool, [AtOnce()], 1, Reservoir(1, 0), lambda: None, seed))
+        lane: Any = AtOnce()
+        run_load(PointRun(point, spool, [lane], 1, Reservoir(1, 0), lambda: None, seed))
     return frame_from_spool(path)
 
 

@@ -1,5 +1,6 @@
 import errno
 import os
+from typing import Any
 
 import numpy as np
 import pytest
@@ -220,13 +221,13 @@ TURNS = draw_rotation({"x": np.arange(64, dtype=np.float32).reshape(64, 1)}, 1, 
     ],
 )
 def test_a_slow_artifact_or_one_with_huge_answers_is_asked_less_often(clock, seconds, megabytes, answers, kept):
-    session = Answering(clock, seconds, megabytes)
+    session: Any = Answering(clock, seconds, megabytes)
     assert len(compute_untimed_outputs(session, TURNS)) == session.calls == answers
     assert limit_output_checks(16, session.answer) == kept
 
 
 def test_a_first_call_that_is_slow_by_itself_costs_no_input(clock):
-    session = Answering(clock)
+    session: Any = Answering(clock)
     clock[0] = -60.0
     run = session.run
     session.run = lambda batch: (clock.__setitem__(0, max(clock[0], 0.0)), run(batch))[1]
@@ -235,7 +236,7 @@ def test_a_first_call_that_is_slow_by_itself_costs_no_input(clock):
 
 @pytest.mark.parametrize(("seconds", "rounds"), [(0.001, 12), (5.0, SMALLEST_ROUNDS)])
 def test_the_cache_probe_of_a_slow_artifact_ends_soon_and_still_says_something(clock, seconds, rounds):
-    session = Answering(clock, seconds)
+    session: Any = Answering(clock, seconds)
     found = probe_cache(session, session, TURNS, 12, 0, 1e-3)
     assert session.calls == 2 * rounds + 1
     assert (len(found.known_ns), len(found.new_ns)) == (rounds, rounds)

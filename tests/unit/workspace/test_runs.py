@@ -1,4 +1,5 @@
 import json
+import os
 import platform
 
 import polars as pl
@@ -51,7 +52,7 @@ def test_what_cannot_be_written_whole_leaves_nothing(tmp_path, monkeypatch):
     def full(_descriptor):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(runs.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(StageError, match="No space left on device; free some disk space"):
         runs.write_parquet(tmp_path / "rows.parquet", pl.DataFrame({"a": [1]}))
     assert list(tmp_path.iterdir()) == []

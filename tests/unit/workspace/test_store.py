@@ -201,7 +201,7 @@ def test_nothing_is_removed_while_another_process_makes_entries(tmp_path: Path) 
             return write_payload(directory)
 
         Store(tmp_path).produce(Thing, {"a": 1}, write_payload, listener=SilentListener())
-        Store(tmp_path).produce(ArtifactInfo, {"a": 2}, make, listener=SilentListener())
+        Store(tmp_path).produce(ArtifactInfo, {"a": 2}, make, listener=SilentListener())  # type: ignore[arg-type] # never read
 
     process = fork.Process(target=other)
     process.start()

@@ -1,5 +1,7 @@
 """Which decoder a file goes to, asked of the graph itself; on a GPU tests/gpu holds the pixels against Pillow's."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from nvidia.dali import fn, pipeline_def, types
@@ -49,7 +51,7 @@ def test_the_cpu_takes_the_same_share_of_every_batch(share):
 
 
 def test_files_that_are_known_are_looked_at_before(tmp_path):
-    odd = {"mixed": set(), "cpu": set()}
+    odd: dict[Any, set[str]] = {"mixed": set(), "cpu": set()}
     for name, data in FILES.items():
         path = tmp_path / name
         path.write_bytes(data)

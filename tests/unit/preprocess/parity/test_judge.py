@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,7 +14,7 @@ from optpipe.preprocess.parity.judge import (
     judge_parity,
 )
 
-GOOD = {"finite": True, "trained": True, "classifies": True, "refused": 0}
+GOOD: dict[str, Any] = {"finite": True, "trained": True, "classifies": True, "refused": 0}
 
 
 def test_enough_equal_answers_of_a_trained_model_pass():

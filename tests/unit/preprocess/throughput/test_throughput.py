@@ -159,6 +159,6 @@ def test_nothing_that_works_is_a_failed_stage(monkeypatch):
 
 @pytest.mark.parametrize(("others", "warned"), [(None, False), (0.0, False), (64.0, True)])
 def test_rates_that_other_work_disturbed_are_said_to_be(others, warned):
-    said = []
+    said: list[str] = []
     warn_about_other_load(others, "dali", SimpleNamespace(warn=said.append))
     assert bool(said) is warned

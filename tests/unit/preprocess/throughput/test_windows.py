@@ -25,7 +25,7 @@ class Loader:
         self.workers, self.seconds, self.factor = workers, seconds_per_batch, queue_factor
         self.now, self.taken = 0.0, 0
         self.ready = [seconds_per_batch * (1 + 0.001 * each) for each in range(workers)]
-        self.finished = [[] for _ in range(workers)]
+        self.finished: list[list[float]] = [[] for _ in range(workers)]
 
     def clock(self):
         self.now += 1e-6

@@ -88,7 +88,7 @@ def _an_approved_baseline_is_used(folder, verdicts):
         ),
         (["compare", "--workspace", "empty"], 2, "first run optpipe build MODEL"),
         (["compare", "--slo", "p99=15"], 2, "has no unit"),
-        (["compare", "--for", "glory"], 2, "choose from latency, throughput, efficiency"),
+        (["compare", "--for", "glory"], 2, "is not one of 'latency', 'throughput', 'efficiency'"),
         (["verify", "nowhere"], 2, "does not exist"),
         (["verify", "."], 2, "create a dossier with optpipe signoff"),
         (["run", "digits", "--policy", "none.toml"], 2, "cannot read policy"),

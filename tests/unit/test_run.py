@@ -4,6 +4,7 @@ import pytest
 
 from optpipe.core.events import SilentListener
 from optpipe.errors import MissingError, StageError
+from optpipe.measuring.energy import ENERGY_SECONDS
 from optpipe.run import _Checkpoint, _run_step
 from optpipe.signoff.loads import loads_from_criteria
 from optpipe.signoff.policy import policy_from_toml
@@ -123,3 +124,15 @@ batch_size = 64
     assert (str(server.scenario), server.rate_per_s, server.percentile) == ("server", 500.0, 99.0)
     assert (several.streams, several.percentile, several.batch_size) == (3, 99.9, 4)
     assert (energy.min_seconds, energy.batch_size) == (12.0, 64)
+
+
+def test_energy_takes_no_time_where_it_cannot_be_measured() -> None:
+    policy = policy_from_toml(b'schema = 1\n[[energy]]\nmaximum = "50 mJ/image"\nbatch_size = 4\n')
+    found = {
+        energy: [
+            (load.batch_size, load.min_seconds)
+            for load, _ in loads_from_criteria(policy.criteria, 0.6, 30.0, energy=energy)
+        ]
+        for energy in (True, False)
+    }
+    assert found == {True: [(4, ENERGY_SECONDS)], False: [(4, 0.6)]}

@@ -11,18 +11,19 @@ from optpipe.signoff.policy_format import LoadFilter
 
 
 def loads_from_criteria(
-    criteria: Iterable[Criterion], min_seconds: float, max_seconds: float
+    criteria: Iterable[Criterion], min_seconds: float, max_seconds: float, *, energy: bool = True
 ) -> list[tuple[LoadSpec, tuple[int, ...]]]:
     """Loads with their batch sizes; one at batch 1 where no criterion names any.
 
     A criterion that names no scenario or mode is about single-stream compute here. Percentiles decide the sample count, and
-    energy the time.
+    energy the time, where `energy` can be measured at all.
     """
     needed: dict[LoadFilter, LoadSpec] = {}
     for criterion in criteria:
         if criterion.where:
             where = _fill_defaults(criterion.where)
-            needed[where] = _extend_load(criterion, needed.get(where) or _load(where, min_seconds, max_seconds))
+            load = needed.get(where) or _load(where, min_seconds, max_seconds)
+            needed[where] = load if criterion.section == "energy" and not energy else _extend_load(criterion, load)
     loads = list(needed.values()) or [_load(_fill_defaults(LoadFilter()), min_seconds, max_seconds)]
     alike = sorted(loads, key=lambda load: (_order(load), load.batch_size))
     groups = [list(found) for _, found in groupby(alike, key=_order)]

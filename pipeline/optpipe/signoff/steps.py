@@ -64,7 +64,9 @@ def run_bench_step(
 
     found = tuple(artifact for each in artifacts for artifact in find_artifacts(each.id, store))
     limits = {**LIMITS, "max_cv": pace.max_cv}
-    loads = loads_from_criteria(criteria, pace.min_seconds, max(pace.max_seconds, pace.min_seconds))
+    on_gpu = any(each.info.device != "cpu" for each in artifacts)
+    longest = max(pace.max_seconds, pace.min_seconds)
+    loads = loads_from_criteria(criteria, pace.min_seconds, longest, energy=on_gpu)
     plans = [
         BenchPlan(
             load=load,

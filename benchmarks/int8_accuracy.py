@@ -43,7 +43,8 @@ def main(name: str = "digits") -> None:
         )
         validation = image_set_from_path(Path(card.data["validation"]))[0]
         against = run_fp32_reference(model, validation)
-        right = int((against.reference.top1 == against.labels).sum())
+        predicted = against.task.take_as_truths(against.reference.values)
+        right = sum(one == truth for one, truth in zip(predicted, against.truths, strict=True))
         print(f"FP32: {right} of {len(validation.files)} right, {right / len(validation.files):.2%}")
         print("| Q/DQ for | method | drop, points | 95 % interval | SNR to FP32 |\n|---|---|---|---|---|")
         for target in TARGETS:

@@ -42,13 +42,8 @@ ENTRY: Any = SimpleNamespace(id="abc", info=artifact_info(precision="int8"))
 
 
 def rows(found, labels=LABELS, trained=True, budget=None):
-<<<<<<< HEAD
-    evaluated = [EvaluatedArtifact(None, predictions_from_scores(scores(0.95))), EvaluatedArtifact(Entry(), found)]
-    return list(score_artifacts(evaluated, labels.tolist(), TASK, (), 10, budget, trained=trained))
-=======
     evaluated = [EvaluatedArtifact(None, predictions_from_scores(scores(0.95))), EvaluatedArtifact(ENTRY, found)]
-    return list(score_artifacts(evaluated, labels, trained, budget))
->>>>>>> e50c800 (mypy covers tests and benchmarks: 311 errors mended)
+    return list(score_artifacts(evaluated, labels.tolist(), TASK, (), 10, budget, trained=trained))
 
 
 def named(labels) -> ImageSet:

@@ -7,11 +7,10 @@ from optpipe.core.card import ModelCard, Task
 from optpipe.core.tensors import InputSpec, TensorSpec
 from optpipe.core.transform import CenterCrop, Decode, Pack, Rescale, Resize, Transform
 from optpipe.errors import BadInputError
-from optpipe.evaluate.tasks.registry import TASKS
-from optpipe.evaluate.tasks.segmentation import _decode_mask, _encode_mask
+from optpipe.evaluate.tasks.segmentation import Segmentation, _decode_mask, _encode_mask
 from optpipe.inputs.image_set import image_set_from_path
 
-TASK = TASKS[Task.SEGMENTATION]
+TASK = Segmentation()
 RNG = np.random.default_rng(0)
 IGNORED = 255
 EXACT = (Resize((32, 32), fit="exact"),)

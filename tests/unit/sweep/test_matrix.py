@@ -1,5 +1,7 @@
 """The matrix: each cell once, whatever the order of the lists; what cannot be meant is refused before anything runs."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +12,7 @@ from optpipe.sweep.job import CPU
 from optpipe.sweep.matrix import Matrix, cells_from_matrix, find_obstacle, matrix_from_file
 from optpipe.sweep.plan import select_shard, shard_from_text
 
-ORT = {"models": ("digits",), "backends": ("onnxruntime",)}
+ORT: dict[str, Any] = {"models": ("digits",), "backends": ("onnxruntime",)}
 
 
 @given(st.permutations(["fp32", "fp16", "int8"]), st.permutations([1, 8, 32]), st.permutations(["a.onnx", "b.onnx"]))
@@ -105,7 +107,7 @@ def test_a_wrong_file_is_named_with_its_key(tmp_path, text, said):
 
 @given(st.integers(1, 40), st.integers(1, 12))
 def test_shards_are_a_partition(count, parts):
-    cells = tuple(range(count))
+    cells: Any = tuple(range(count))
     found = [each for part in range(1, parts + 1) for each in select_shard(cells, (part, parts))]
     assert tuple(found) == cells
 

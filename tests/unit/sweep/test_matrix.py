@@ -77,7 +77,7 @@ def test_what_no_machine_can_do_is_known_before_it_runs():
         ({"scenarios": (Scenario.SERVER,)}, "requires rates"),
         ({"options": (("threads=1",),)}, "expected BACKEND.KEY=VALUE"),
         ({"precisions": ("fp7",)}, "fp7"),
-        ({"backends": ("nope",)}, "unknown backend 'nope'"),
+        ({"backends": ("nope",)}, "--backend nope: choose from auto"),
         ({"profile": "8:1"}, "8:1"),
         ({"batches": tuple(range(1, 200_000))}, "the most is 100,000"),
     ],

@@ -19,7 +19,7 @@ from optpipe.core.bench_record import PairMetric
 from optpipe.core.measurement import LoadSpec
 from optpipe.core.records import line_from_record
 from optpipe.measuring.interleave import run_interleaved
-from optpipe.measuring.measure import measure_load, read_measured_latencies_ns
+from optpipe.measuring.measure import measure_load
 from optpipe.measuring.pool import WorkerPool
 from optpipe.measuring.process import WorkerProcess
 from optpipe.stats.paired import compute_share_interval
@@ -55,7 +55,6 @@ def comparison(artifact, store, rounds, slower, seconds):
         return run_interleaved(
             side(session),
             side(held_back if slower != 1 else session),
-            lambda found: read_measured_latencies_ns(frame.directory, found),
             rounds,
             PairMetric.P50,
             randbits(32),

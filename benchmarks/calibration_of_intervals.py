@@ -307,15 +307,15 @@ def compared(generator, rounds, noise, wave=0.0, period=4.0, truth=1.0):
     turn, phase = [0], generator.uniform(0, 2 * np.pi)
 
     def side(level):
-        def measured(_name):
+        def measured(name):
             turn[0] += 1
             disturbed = wave * np.sin(2 * np.pi * turn[0] / period + phase)
-            return planted(level * np.exp(disturbed + noise * generator.standard_normal()))
+            return replace(planted(level * np.exp(disturbed + noise * generator.standard_normal())), id=name)
 
         return measured
 
     seed = int(generator.integers(2**32))
-    return run_interleaved(side(1.0), side(truth), lambda _: np.array([]), rounds, PairMetric.P50, seed).ratio.change
+    return run_interleaved(side(1.0), side(truth), rounds, PairMetric.P50, seed).ratio.change
 
 
 def interleaving(generator, scale) -> Iterator[Row]:

@@ -4,20 +4,21 @@ import re
 import shlex
 
 import pytest
+from typer.core import TyperGroup
 from typer.main import get_command
 
 from optpipe.artifacts.facts import JudgedBuild
 from optpipe.cli import app
 from optpipe.commands.bench_request import bench_plan_from_options, load_from_options, slo_from_options
 from optpipe.commands.parsing import options_from_text
-from optpipe.core.measurement import Reason
+from optpipe.core.measurement import Mode, Reason, Scenario
 from optpipe.core.records import json_from_record
 from optpipe.core.verdict import Verdict
 from optpipe.signoff.collect import SignoffRequest, collect_evidence
 from optpipe.signoff.dossier import finish_dossier
 from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.policy import policy_from_toml
-from optpipe.signoff.policy_format import SECTIONS, LoadFilter
+from optpipe.signoff.policy_format import SECTIONS, LoadFilter, QueryRate
 from optpipe.signoff.suggest import suggest_bench, suggest_fix, suggest_narrowing
 from optpipe.workspace.baselines import store_baseline
 
@@ -85,6 +86,7 @@ def parse(command):
     """The name and the options of a command, as the command line reads it. Raises UsageError where it does not."""
     _, name, *words = shlex.split(command)
     group = get_command(app)
+    assert isinstance(group, TyperGroup)
     found = group.commands[name]
     return name, found.make_context(name, words, parent=group.make_context("optpipe", [name, *words])).params
 
@@ -182,10 +184,10 @@ def test_a_suggested_measurement_is_of_the_load_that_is_missing(workspace, tmp_p
     "where",
     [
         LoadFilter(),
-        LoadFilter(batch_size=8, mode="end-to-end"),
-        LoadFilter(batch_size=1, scenario="server", rate=1234567.5),
-        LoadFilter(batch_size=1, scenario="server", rate=0.25),
-        LoadFilter(scenario="multi-stream", streams=4),
+        LoadFilter(batch_size=8, mode=Mode.END_TO_END),
+        LoadFilter(batch_size=1, scenario=Scenario.SERVER, rate=QueryRate(1234567.5)),
+        LoadFilter(batch_size=1, scenario=Scenario.SERVER, rate=QueryRate(0.25)),
+        LoadFilter(scenario=Scenario.MULTI_STREAM, streams=4),
     ],
     ids=str,
 )

@@ -68,6 +68,8 @@ class ModelCard:
     """Image-set manifests by role: `train`, `calibration`, `validation`."""
     tokenization: Tokenization | None = None
     """From text to the inputs; None where the input is no text, or its tokenizer is not known."""
+    head: Mapping[str, str | float] = field(default_factory=dict)
+    """How a detector's outputs become boxes, where a card says it: `layout`, `minimum_score`, `nms_iou`, `max_boxes`."""
 
     def __post_init__(self) -> None:
         names = [each.name for each in self.inputs]
@@ -115,6 +117,7 @@ class ModelCard:
             "labels": list(self.labels),
             "data": dict(self.data),
             **({"tokenization": self.tokenization.to_dict()} if self.tokenization else {}),
+            **({"head": dict(self.head)} if self.head else {}),
         }
 
     def with_profile(
@@ -183,6 +186,7 @@ def card_from_dict(value: Mapping[str, Any]) -> ModelCard:
             labels=tuple(map(str, value.get("labels", ()))),
             data=dict(value.get("data", {})),
             tokenization=Tokenization(**value["tokenization"]) if value.get("tokenization") else None,
+            head=dict(value.get("head", {})),
         )
     except (KeyError, ValueError, TypeError) as error:
         raise BadInputError(

@@ -40,6 +40,9 @@ class ImageSet(SampleSet):
     format: ClassVar[str] = "optpipe.image-set/1"
     kind: ClassVar[str] = "images"
 
+    annotations: Path | None = None
+    """The COCO file that the set was read from."""
+
     @property
     def paths(self) -> tuple[Path, ...]:
         """Where the files lie."""

@@ -9,7 +9,8 @@ import numpy as np
 
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.events import Listener
-from optpipe.errors import BadInputError, MissingError
+from optpipe.errors import BadInputError, MissingError, read_as_user_file
+from optpipe.inputs.boxes import image_set_from_coco, is_coco
 from optpipe.inputs.image_set import ImageSet, image_set_from_path
 from optpipe.inputs.images import UnreadableFile, format_unreadable, preprocess_batches
 from optpipe.inputs.rows import Arrays, batch_from_rows, count_rows
@@ -36,6 +37,9 @@ def load_sample_set(
     if holds_tensors(source):
         return read_tensor_set(source, card.inputs, count, seed), ()
     require_task_data(card)
+    if card.transform is not None and is_coco(source):
+        with read_as_user_file(source, "COCO annotations"):
+            return image_set_from_coco(source, count, seed), ()
     with listener.step(f"read {source}", total=count) as step:
         found, unusable = (
             text_set_from_path(source, count, seed)

@@ -20,6 +20,7 @@ from optpipe.sources.python_file import PythonFileSource
 CARD_FIELDS: Mapping[str, type] = {
     "name": str, "task": str, "description": str, "source": str, "weights": str, "weights_sha256": str, "labels": list,
     "licence": dict, "inputs": list, "outputs": list, "preprocessing": dict, "data": dict,
+    "head": dict,
 }  # fmt: skip
 """What a card may hold."""
 _KINDS: Mapping[type, str] = {str: "a string", list: "a list", dict: "a table"}

@@ -7,11 +7,13 @@ from optpipe.core.card import ModelCard, Task
 from optpipe.errors import BadInputError
 from optpipe.evaluate.tasks.classification import Classification
 from optpipe.evaluate.tasks.contract import TaskContract
+from optpipe.evaluate.tasks.detection import Detection
 from optpipe.evaluate.tasks.segmentation import Segmentation
 
 TASKS: Mapping[Task, TaskContract] = {
     Task.CLASSIFICATION: Classification(),
     Task.TEXT_CLASSIFICATION: Classification(),
+    Task.DETECTION: Detection(),
     Task.SEGMENTATION: Segmentation(),
 }
 

@@ -1,0 +1,79 @@
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from optpipe.core.transform import Decode, Pack, Rescale, Resize, Transform
+from optpipe.errors import BadInputError
+from optpipe.inputs.boxes import image_set_from_coco, is_coco, read_boxes
+from optpipe.inputs.image_set import image_set_from_path
+
+TRANSFORM = Transform((Decode(), Resize((32, 32), fit="exact"), Rescale(), Pack()))
+LABELS = ("cat", "dog")
+
+
+def write_coco(folder, boxes, names=("cat", "dog")):
+    (folder / "images").mkdir()
+    for index in range(2):
+        Image.fromarray(np.full((20, 40, 3), index, np.uint8)).save(folder / "images" / f"{index}.png")
+    document = {
+        "images": [{"id": index, "file_name": f"{index}.png", "width": 40, "height": 20} for index in range(2)],
+        "categories": [{"id": index + 5, "name": name} for index, name in enumerate(names)],
+        "annotations": [{"id": 1 + n, "image_id": 0, "category_id": 6, "bbox": box} for n, box in enumerate(boxes)],
+    }
+    (folder / "annotations.json").write_text(json.dumps(document))
+    return image_set_from_path(folder)[0]
+
+
+def test_coco_by_name(tmp_path) -> None:
+    samples = write_coco(tmp_path, [[1, 2, 10, 10]])
+    first, second = read_boxes(samples, TRANSFORM, LABELS, 2)
+    assert [(one.box, one.label, one.area) for one in first] == [((1, 2, 10, 10), 1, 100)]
+    assert second == []
+
+
+def test_a_coco_file_is_a_set(tmp_path) -> None:
+    write_coco(tmp_path, [[1, 2, 10, 10]])
+    path = tmp_path / "annotations.json"
+    assert is_coco(path)
+    samples = image_set_from_coco(path, None, 0)
+    assert [each.path for each in samples.files] == ["0.png", "1.png"]
+    assert len(read_boxes(samples, TRANSFORM, LABELS, 2)[0]) == 1
+    (tmp_path / "images" / "1.png").unlink()
+    with pytest.raises(BadInputError, match=r"1 of its 2 images are missing \(such as .*1.png\)"):
+        image_set_from_coco(path, None, 0)
+
+
+@pytest.mark.parametrize(
+    ("boxes", "names", "message"),
+    [
+        ([[30, 2, 20, 10]], LABELS, r"box \(30, 2, 20, 10\) is empty or outside the image of 40×20 pixels"),
+        ([[1, 2, 0, 10]], LABELS, "is empty or outside"),
+        ([[float("nan"), 2, 3, 10]], LABELS, "is empty or outside"),
+        ([[1, 2, 10, 10]], ("cat", "horse"), "category 'horse' is no class of the model"),
+        ([], LABELS, "none of the 2 images has an annotated box"),
+        ([["a", 2, 3, 4]], LABELS, "not readable as COCO annotations"),
+    ],
+)
+def test_annotations_that_do_not_fit_are_refused(tmp_path, boxes, names, message) -> None:
+    samples = write_coco(tmp_path, boxes, names)
+    with pytest.raises(BadInputError, match=message):
+        read_boxes(samples, TRANSFORM, LABELS, 2)
+
+
+def test_yolo_labels(tmp_path) -> None:
+    samples = write_coco(tmp_path, [])
+    (tmp_path / "annotations.json").unlink()
+    (tmp_path / "labels").mkdir()
+    (tmp_path / "labels" / "0.txt").write_text("1 0.5 0.5 0.25 0.5\n")
+    first, second = read_boxes(samples, TRANSFORM, LABELS, 2)
+    assert [(one.box, one.label) for one in first] == [((15, 5, 10, 10), 1)]
+    assert second == []
+    for text, message in (
+        ("3 0.5 0.5 0.25 0.5", "class 3, but the model has 2 classes"),
+        ("cat 1 2", "line 1: expected"),
+    ):
+        (tmp_path / "labels" / "0.txt").write_text(text)
+        with pytest.raises(BadInputError, match=message):
+            read_boxes(samples, TRANSFORM, LABELS, 2)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 THRESHOLDS = np.linspace(0.5, 0.95, 10)
 RECALLS = np.linspace(0, 1, 101)
+CELLS = 1 << 24
+"""Weights of detections that are held at once."""
 MAX_BOXES = 100
 """Boxes of an image and class that are judged, the best ones, as COCO does."""
 
@@ -92,20 +94,28 @@ def _collect(images: Sequence[Any]) -> MatchedClass:
 
 def compute_average_precision(matched: MatchedClass, weights: "NDArray[np.float64]") -> "NDArray[np.float64]":
     """AP (replicates, thresholds), where image j counts weights[i, j] times; NaN where a replicate has no object."""
-    objects = weights @ matched.objects
-    found = np.full((len(weights), len(THRESHOLDS)), np.nan)
-    there = objects > 0
-    if not matched.image.size:
-        found[there] = 0.0
-        return found
-    each = weights[:, matched.image]
+    size = max(1, CELLS // max(matched.image.size, 1))
+    parts = [_sum_up(matched, weights[start : start + size]) for start in range(0, len(weights), size)]
+    return np.concatenate(parts)
+
+
+def _sum_up(matched: MatchedClass, weights: "NDArray[np.float64]") -> "NDArray[np.float64]":
+    """Of a few replicates. Recall rises at right detections only, and precision is largest there: no others are looked at."""
+    objects, each = weights @ matched.objects, weights[:, matched.image]
+    found = np.where((objects > 0)[:, None], np.zeros((1, len(THRESHOLDS))), np.nan)
+    seen = np.cumsum(each, axis=1)
     for place in range(len(THRESHOLDS)):
-        right = np.cumsum(each * matched.right[place], axis=1)
-        wrong = np.cumsum(each * matched.wrong[place], axis=1)
-        precision = right / (right + wrong + np.spacing(1))
+        right = np.flatnonzero(matched.right[place])
+        if not right.size:
+            continue
+        judged = seen[:, right]
+        if (uncounted := np.flatnonzero(~matched.right[place] & ~matched.wrong[place])).size:  # matched to crowds
+            before = np.searchsorted(uncounted, right)
+            judged = judged - np.pad(np.cumsum(each[:, uncounted], axis=1), ((0, 0), (1, 0)))[:, before]
+        hits = np.cumsum(each[:, right], axis=1)
+        precision = hits / (judged + np.spacing(1))
         precision = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
-        for replicate in np.flatnonzero(there):
-            at = np.searchsorted(right[replicate] / objects[replicate], RECALLS, side="left")
-            at = at[at < precision.shape[1]]
-            found[replicate, place] = precision[replicate, at].sum() / len(RECALLS)
+        for replicate in np.flatnonzero(objects > 0):
+            at = np.searchsorted(hits[replicate] / objects[replicate], RECALLS, side="left")
+            found[replicate, place] = precision[replicate, at[at < right.size]].sum() / len(RECALLS)
     return found

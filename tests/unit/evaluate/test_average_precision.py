@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from optpipe.core.card import Task
 from optpipe.evaluate.tasks.average_precision import compute_average_precision, match_boxes
-from optpipe.evaluate.tasks.registry import TASKS
+from optpipe.evaluate.tasks.detection import Detection
 
-TASK = TASKS[Task.DETECTION]
+TASK = Detection()
 
 
 def draw(seed: int, images: int = 12, classes: int = 3, noise: float = 4.0):
@@ -143,6 +142,7 @@ def test_the_interval_of_the_drop_covers_the_truth() -> None:
     whole = [TASK.compute_scores(TASK.gather(truths, each), ones)[0, 0] for each in (before, after)]
     hits, runs = 0, 100
     for seed in range(runs):
-        low, high = TASK.score_predictions(*detect(seed, 60), (), 2).scores[0].drop_ci
+        truths, before, after = detect(seed, 60)
+        low, high = TASK.score_predictions(truths, before, after, (), 2).scores[0].drop_ci
         hits += low <= whole[0] - whole[1] <= high
     assert 0.88 <= hits / runs <= 0.99

@@ -28,7 +28,7 @@ def make_one_hot() -> np.ndarray:
 
 
 def logit(share: np.ndarray) -> np.ndarray:
-    return np.log(share / (1 - share))
+    return np.asarray(np.log(share / (1 - share)))
 
 
 def make_scene(layout: str):

@@ -210,6 +210,12 @@ def workspace(tmp_path):
 
 
 @pytest.fixture(scope="session")
+def make_workspace():
+    """For fixtures that several tests share."""
+    return Workspace
+
+
+@pytest.fixture(scope="session")
 def measured_workspace(tmp_path_factory):
     """Three precisions at four batch sizes; shared, so only to be read."""
     found = Workspace(tmp_path_factory.mktemp("measured") / "workspace")

@@ -32,6 +32,7 @@ def test_help_imports_nothing_heavy(command: list[str]) -> None:
     assert done.stdout.rstrip().endswith("IMPORTED []")
 
 
+@pytest.mark.slow
 def test_help_cuts_no_sentence_short_at_eighty_columns() -> None:
     environment = {**os.environ, "COLUMNS": "80", "TERMINAL_WIDTH": "80"}
     command = [sys.executable, "-m", "optpipe", "--help"]
@@ -40,6 +41,7 @@ def test_help_cuts_no_sentence_short_at_eighty_columns() -> None:
     assert max(len(line) for line in done.stdout.splitlines()) <= 80
 
 
+@pytest.mark.slow
 def test_doctor_names_every_backend_and_how_to_get_what_is_missing() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "optpipe", "doctor", "--json"], capture_output=True, text=True, check=True
@@ -50,6 +52,7 @@ def test_doctor_names_every_backend_and_how_to_get_what_is_missing() -> None:
     assert all(each["install"] for each in findings.values() if not each["found"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -87,6 +90,7 @@ def test_what_a_file_system_refuses_is_one_line(error: OSError, said: str, capsy
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 @pytest.mark.parametrize("form", [[], ["--json"]])
 def test_an_answer_that_cannot_be_written_is_one_line(form: list[str], tmp_path: Path) -> None:
@@ -121,6 +125,7 @@ def test_brackets_in_a_result_are_text(capsys: pytest.CaptureFixture[str]) -> No
 CLOSED = "standard output is closed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "status"),
     [("ls", 4), ("ls --json", 4), ("--help", 4), ("--version", 4), ("show nope --json", 2), ("ls --nope --json", 2)],
@@ -139,6 +144,7 @@ def test_a_closed_output_is_one_line_and_the_commands_own_status(
     assert "Exception ignored" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closing", ["2>&-", "<&-", "<&- 2>&-"])
 def test_a_result_is_written_where_other_streams_are_closed(closing: str, tmp_path: Path) -> None:
     shell = f"{sys.executable} -m optpipe ls --json {closing}"
@@ -147,6 +153,7 @@ def test_a_result_is_written_where_other_streams_are_closed(closing: str, tmp_pa
     assert json.loads(done.stdout)["entries"] == []
 
 
+@pytest.mark.slow
 def test_progress_that_nobody_reads_ends_nothing() -> None:
     program = (
         "from optpipe.commands.terminal import Terminal\n"

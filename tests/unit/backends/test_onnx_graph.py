@@ -59,6 +59,7 @@ def test_a_product_behind_dequantize(as_int8: bool, kind: str) -> None:
     assert [(each.op, each.type) for each in layers if each.macs] == [("Conv", kind)]
 
 
+@pytest.mark.slow
 def test_the_macs_of_resnet18_agree_with_torch() -> None:
     """torch's own FLOP counter is the independent count: two operations per multiply-add."""
     import io

@@ -70,6 +70,7 @@ def test_card_names_what_is_there() -> None:
         assert (find_shipped_folder("models") / CARD["data"][split]).resolve() == (DATA / f"{split}.json").resolve()
 
 
+@pytest.mark.slow
 def test_validation_accuracy_is_what_the_training_reported(script) -> None:
     import torch
     from safetensors.torch import load_file

@@ -123,6 +123,7 @@ def test_the_parser_refuses_what_triton_has_not():
         parsed('name: "x" batch: 8')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TRANSFORMS)
 def test_a_process_with_nothing_but_dali_serves_it_as_the_configuration_says(tmp_path, kind):
     transform = TRANSFORMS[kind]

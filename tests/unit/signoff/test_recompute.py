@@ -37,7 +37,14 @@ minimum_share = "20 %"
 
 
 @pytest.fixture
-def dossier(workspace, tmp_path):
+def dossier(sealed, tmp_path):
+    return shutil.copytree(sealed, tmp_path / "one")
+
+
+@pytest.fixture(scope="module")
+def sealed(make_workspace, tmp_path_factory):
+    tmp_path = tmp_path_factory.mktemp("sealed")
+    workspace = make_workspace(tmp_path / "workspace")
     entry = workspace.artifact("fp16")
     workspace.bench(entry)
     workspace.preprocess()

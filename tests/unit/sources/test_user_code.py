@@ -151,6 +151,7 @@ def test_a_fresh_module_has_the_same_weights_and_shares_none(folder: Path, facto
     assert hash_module_weights(model.fresh_module()) == before
 
 
+@pytest.mark.slow
 def test_what_it_prints_never_reaches_the_document(folder: Path) -> None:
     import subprocess
 

@@ -19,6 +19,7 @@ from optpipe.errors import StageError
 from optpipe.inputs.synthetic import make_synthetic_image
 from optpipe.preprocess.dali import graph as dali_graph
 from optpipe.preprocess.dali.pipeline import DaliPlan
+from optpipe.preprocess.parity import parity as parity_module
 from optpipe.preprocess.parity import pixels as pixels_module
 from optpipe.preprocess.parity.parity import prove_parity
 from optpipe.preprocess.parity.side_by_side import save_side_by_side
@@ -39,6 +40,12 @@ def paths(tmp_path):
     for index in range(6):
         Image.fromarray(make_synthetic_image(150 + index, 211, index)).save(tmp_path / f"{index}.jpg", quality=90)
     return sorted(tmp_path.glob("*.jpg"))
+
+
+@pytest.fixture
+def without_edge_cases(monkeypatch):
+    """They take longer than the proof, and other tests have them."""
+    monkeypatch.setattr(parity_module, "check_edge_cases", lambda *_: ())
 
 
 def prove(paths, **changes):
@@ -67,7 +74,7 @@ def test_a_filter_without_antialiasing_is_found(paths, monkeypatch):
     assert {each.outcome for each in record.edge_cases} & {"different"}
 
 
-def test_a_crop_shifted_by_one_pixel_is_found(paths, monkeypatch):
+def test_a_crop_shifted_by_one_pixel_is_found(paths, monkeypatch, without_edge_cases):
     start = dali_graph._compute_crop_start
     monkeypatch.setattr(dali_graph, "_compute_crop_start", lambda *arguments: start(*arguments) + 1)
     record = prove(paths).record
@@ -75,14 +82,14 @@ def test_a_crop_shifted_by_one_pixel_is_found(paths, monkeypatch):
     assert record.largest_step == "center_crop"
 
 
-def test_accuracy_is_given_where_labels_are_known(paths):
+def test_accuracy_is_given_where_labels_are_known(paths, without_edge_cases):
     proof = prove(paths, trained=True, labels=[0, 1, 2, 3, 4, 0]).record.proof
     assert proof.accuracy is not None
     assert proof.accuracy.reference == proof.accuracy.dali
     assert proof.verdict is Verdict.INCONCLUSIVE
 
 
-def test_files_that_only_pillow_reads_are_named_and_fail(paths, tmp_path):
+def test_files_that_only_pillow_reads_are_named_and_fail(paths, tmp_path, without_edge_cases):
     Image.fromarray(make_synthetic_image(90, 90)).save(tmp_path / "gif in disguise.jpg", "GIF")
     proof = prove([*paths, tmp_path / "gif in disguise.jpg"])
     assert [each.image.rpartition("/")[2] for each in proof.record.refused] == ["gif in disguise.jpg"]
@@ -100,7 +107,7 @@ def test_running_out_of_memory_is_not_blamed_on_the_pictures(paths, monkeypatch)
         prove(paths)
 
 
-def test_the_worst_picture_is_shown_beside_the_reference_and_the_difference(paths, tmp_path):
+def test_the_worst_picture_is_shown_beside_the_reference_and_the_difference(paths, tmp_path, without_edge_cases):
     proof = prove(paths)
     assert len(proof.worst) == 3
     saved = save_side_by_side(tmp_path / "worst.png", proof.worst[0], TRANSFORM)

@@ -83,6 +83,7 @@ def test_both_are_measured_for_real_in_a_process_of_their_own(tmp_path):
     assert len(found[2].batch_ns) % 2 == 0, "whole rounds of the two workers"
 
 
+@pytest.mark.slow
 def test_what_cannot_be_read_is_an_error_of_its_row_and_the_next_goes_on(tmp_path):
     (tmp_path / "1.jpg").write_bytes(b"no picture")
     job = make_dali_job([tmp_path / "1.jpg"], TRANSFORM, DaliPlan(batch_size=1), 0.1)

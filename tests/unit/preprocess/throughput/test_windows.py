@@ -64,6 +64,7 @@ def test_bursts_of_the_workers_do_not_change_the_rate(monkeypatch, workers):
     assert high - low < 0.05 * rate
 
 
+@pytest.mark.slow
 def test_what_other_processes_take_of_the_processors_is_seen():
     def batch():
         sleep(0.02)

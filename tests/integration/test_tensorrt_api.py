@@ -206,4 +206,20 @@ except StageError as error:
     ran = run_python(environment, "-c", program, document["artifacts"][0]["id"], cwd=folder)
     assert "no NVIDIA GPU on this machine" in ran.stdout, ran.stderr
     assert "tensorrt 11.4.0.106 cannot load model.engine" in ran.stdout
-    assert "CUDA driver version is insufficient" in ran.stderr, "the library's own reason"
+    assert "CUDA driver version is insufficient" in ran.stdout, "the library's own reason"
+    assert "[TRT]" not in ran.stdout + ran.stderr, (
+        "what the library says is told in the error, not printed beside --json"
+    )
+
+
+def test_show_tells_the_layers_and_the_trtexec_command(environment, built) -> None:
+    folder, document = built
+    artifact = document["artifacts"][-1]
+    shown = run_python(environment, "-m", "optpipe", "show", artifact["id"], cwd=folder)
+    assert "CONVOLUTION" in shown.stdout, shown.stderr
+    assert "from the parsed network" in shown.stdout
+    command = run_python(environment, "-m", "optpipe", "show", artifact["id"], "--as", "trtexec", cwd=folder).stdout
+    assert "trtexec" in command
+    onnx = next(line for line in command.splitlines() if "--onnx=" in line).strip(" \\").partition("=")[2]
+    assert (folder / onnx).is_file()
+    assert "--optShapes=image:" in command

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from optpipe.core.engine_layers import ENGINE_LAYERS, EngineLayers
+from optpipe.core.records import read_record
 from optpipe.errors import BadInputError
 from optpipe.workspace.manifest import MANIFEST, Manifest
 from optpipe.workspace.runs import RunManifest, list_run_folders, load_run, note_removal, require_unchanged
@@ -64,6 +66,8 @@ class EntryDetails:
 
     entry: EntrySummary
     manifest: Manifest
+    layers: EngineLayers | None = None
+    """Of an engine whose runtime tells of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +104,13 @@ def summarize_entry(entry: Entry[Any]) -> EntrySummary:
         created=entry.manifest.created,
         path=str(entry.path),
     )
+
+
+def describe_entry(entry: Entry[Any]) -> EntryDetails:
+    """All of one entry."""
+    file = entry.file(ENGINE_LAYERS)
+    layers = read_record(file, EngineLayers) if file.is_file() else None
+    return EntryDetails(summarize_entry(entry), entry.manifest, layers)
 
 
 def list_stored(store: Store) -> StoreListing:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from optpipe.core.card import ModelCard
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.entries import Device as Device
-from optpipe.core.precision import LayerType, Precision
+from optpipe.core.precision import LayerType, Placement, Precision
 from optpipe.core.tensors import TensorSpec
 from optpipe.errors import BadInputError
 
@@ -71,6 +71,8 @@ class BuildResult:
     """The runtime options that it has where no others are given."""
     details: Mapping[str, Any] = field(default_factory=dict)
     """What only this backend reads, to load the artifact and to tell where it can run."""
+    placement: Placement | None = None
+    """Where the runtime puts the nodes, for one that may leave some to another execution provider."""
 
 
 class Binding(Protocol):

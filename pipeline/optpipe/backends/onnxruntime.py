@@ -19,6 +19,7 @@ from optpipe.backends.base import (
     prefers_channels_last,
 )
 from optpipe.backends.onnx_graph import layers_from_onnx
+from optpipe.backends.onnxruntime_session import PROVIDERS
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.precision import LayerType, Precision
 from optpipe.errors import StageError
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from optpipe.backends.base import Session
 
 GRAPH_FILE = "model.onnx"
-PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 CPU_OPTIONS: dict[str, Any] = {"threads": 0, "spinning": True}
 CUDA_OPTIONS: dict[str, Any] = {
     "nhwc": True,
@@ -109,7 +109,7 @@ class OnnxRuntime:
         import onnx
 
         from optpipe.backends.onnxruntime_biases import separate_biases
-        from optpipe.backends.onnxruntime_session import optimize_graph
+        from optpipe.backends.onnxruntime_session import OnnxRuntimeSession, optimize_graph
 
         on_gpu = request.device == "cuda"
         options = merge_options(request.options, OPTIONS[request.device], self.name)
@@ -134,7 +134,9 @@ class OnnxRuntime:
                 "ONNX Runtime fused no INT8 kernels: the Q/DQ nodes would only be simulated in floating point"
             )
         details = {"tensor_cores": tensor_cores, "switched_off": switched_off}
-        return BuildResult(layers, GRAPH_FILE, options, details)
+        with OnnxRuntimeSession(target, request.device, options, tensor_cores=tensor_cores) as session:
+            placement = session.find_placement(layers)
+        return BuildResult(layers, GRAPH_FILE, options, details, placement)
 
     def find_run_blocker(self, info: ArtifactInfo) -> str | None:
         """An optimized graph runs on the provider it was optimized for."""

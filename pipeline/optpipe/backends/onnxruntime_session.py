@@ -1,6 +1,6 @@
 """An ONNX Runtime session on host arrays, or bound to fixed buffers on the CPU or a GPU."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from optpipe.backends.base import Binding
 from optpipe.backends.onnxruntime_biases import BIAS_FUSION_PASS
+from optpipe.backends.onnxruntime_placement import RECORD_ASSIGNMENT, placement_from_session
+from optpipe.core.precision import LayerType, Placement
 from optpipe.core.tensors import TensorSpec
 from optpipe.errors import BadInputError, MissingError, StageError
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
     from optpipe.backends.base import Device
 
+PROVIDERS: dict["Device", str] = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 _ORT_TYPES = {
     "tensor(float)": "float32", "tensor(float16)": "float16", "tensor(bfloat16)": "bfloat16", "tensor(int64)": "int64",
     "tensor(int32)": "int32", "tensor(int8)": "int8", "tensor(uint8)": "uint8", "tensor(bool)": "bool",
@@ -40,12 +43,13 @@ def create_inference_session(graph: Path | bytes, device: "Device", options: Any
 
     ort.set_default_logger_severity(4)  # what matters is raised; cuDNN's tries at fusing are logged as errors
     options.log_severity_level = 4
+    options.add_session_config_entry(*RECORD_ASSIGNMENT)
     if device == "cuda":
         ort.preload_dlls()  # cuDNN and CUDA from the packages that came with torch
         options.add_session_config_entry(*QDQ_AS_WRITTEN)
-        providers: list[Any] = [("CUDAExecutionProvider", dict(provider)), "CPUExecutionProvider"]
+        providers: list[Any] = [(PROVIDERS["cuda"], dict(provider)), PROVIDERS["cpu"]]
     else:
-        providers = ["CPUExecutionProvider"]
+        providers = [PROVIDERS["cpu"]]
     try:
         left_out = [BIAS_FUSION_PASS] if device == "cuda" and provider.get("fuse_conv_bias") != "1" else []
         source = str(graph) if isinstance(graph, Path) else graph
@@ -59,7 +63,7 @@ def create_inference_session(graph: Path | bytes, device: "Device", options: Any
     ) as error:
         name = graph.name if isinstance(graph, Path) else "the graph"
         raise StageError(f"ONNX Runtime rejected {name}: {_reason(error)}") from error
-    if device == "cuda" and session.get_providers()[0] != "CUDAExecutionProvider":
+    if device == "cuda" and session.get_providers()[0] != PROVIDERS["cuda"]:
         raise MissingError(
             "ONNX Runtime's CUDA provider did not start and would silently use the CPU; run `optpipe doctor` for the cause"
         )
@@ -174,6 +178,10 @@ class OnnxRuntimeSession:
         with _translate_runtime_errors():
             values = self._session.run(None, dict(inputs), options)
         return {spec.name: value for spec, value in zip(self.outputs, values, strict=True)}
+
+    def find_placement(self, layers: Iterable[LayerType]) -> Placement:
+        """Which nodes do not run on the device's own provider; `layers` say what each is worth in multiply-adds."""
+        return placement_from_session(self._session, PROVIDERS[self.device], layers)
 
     def end_profiling(self) -> tuple[int, Path]:
         """When the profile began, in nanoseconds of the system clock, and the JSON file that holds it."""

@@ -28,6 +28,7 @@ from optpipe.backends.tensorrt_builder import (
     require_supported,
     write_timing_cache,
 )
+from optpipe.backends.tensorrt_inspector import keep_layers
 from optpipe.backends.tensorrt_network import layers_from_network
 from optpipe.backends.tensorrt_options import (
     BuilderOptions,
@@ -147,6 +148,7 @@ class TensorRT:
         if plan is None:
             raise StageError(f"{self.name} failed to build an engine: {logger.last_error or 'no reason given'}")
         (request.directory / ENGINE_FILE).write_bytes(plan)
+        keep_layers(trt, logger, plan, network, request.directory)
         if options.timing_cache:
             write_timing_cache(config, Path(options.timing_cache))
         layers = layers_from_network(trt, network, request)

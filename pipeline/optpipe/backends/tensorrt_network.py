@@ -52,7 +52,7 @@ def layers_from_network(trt: Any, network: Any, request: BuildRequest) -> tuple[
         data = layer.get_input(0)
         if data is None or op in _NO_ARITHMETIC:
             continue
-        kind = _TYPES.get(str(data.dtype).rpartition(".")[2], str(data.dtype).rpartition(".")[2].lower())
+        kind = get_type_name(data.dtype)
         amount = 0
         if op in _PRODUCT_LAYERS:
             kind = "int8" if data.name in dequantized else "tf32" if kind == "fp32" and tf32 else kind
@@ -63,6 +63,12 @@ def layers_from_network(trt: Any, network: Any, request: BuildRequest) -> tuple[
             continue
         layers.append(LayerType(layer.name, op, kind, amount))
     return tuple(layers)
+
+
+def get_type_name(dtype: Any) -> str:
+    """`fp16` for the library's HALF; its own word in small letters where we have none."""
+    name = str(dtype).rpartition(".")[2]
+    return _TYPES.get(name, name.lower())
 
 
 def _find_owners(network: Any) -> list[str]:

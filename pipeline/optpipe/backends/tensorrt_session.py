@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from optpipe.backends.base import Binding, Option, merge_options
 from optpipe.backends.cuda_graph import CudaGraphBinding
-from optpipe.backends.tensorrt_builder import PLUGIN_PREFIX, load_plugins
+from optpipe.backends.tensorrt_builder import PLUGIN_PREFIX, create_logger, load_plugins
 from optpipe.core.tensors import Shape, TensorSpec
-from optpipe.errors import BadInputError, MissingError, StageError
+from optpipe.errors import BadInputError, MissingError, StageError, escape
 
 if TYPE_CHECKING:
     import numpy as np
@@ -62,7 +62,7 @@ class TensorRTSession:
         """
         known = {each.name: each.default for each in list_session_options(trt.__name__)}
         self._options = merge_options(options, known, trt.__name__)
-        self._logger = trt.Logger(trt.Logger.ERROR)
+        self._logger = create_logger(trt)
         self._runtime = trt.Runtime(self._logger)
         load_plugins(self._runtime.get_plugin_registry(), sorted(engine.parent.glob(f"{PLUGIN_PREFIX}*")), trt.__name__)
         if lean_runtime:
@@ -70,7 +70,8 @@ class TensorRTSession:
         self._engine = self._runtime.deserialize_cuda_engine(engine.read_bytes())
         if self._engine is None:
             raise StageError(
-                f"{trt.__name__} {trt.__version__} cannot load {engine.name}: it was built for another version or GPU; rebuild it"
+                f"{trt.__name__} {trt.__version__} cannot load {engine.name}: {escape(self._logger.last_error)[:200]}\n"
+                "an engine loads only with the version and on the GPU it was built for; otherwise build it again"
             )
         if weights is not None:
             _refit(trt, self._engine, weights, self._logger)

@@ -1,5 +1,9 @@
 """Torch-TensorRT: an exported torch program converted to a TensorRT engine, which then runs as any other.
 
+It needs a GPU even to be imported: `torch-tensorrt-rtx` 2.14.0 (with TensorRT-RTX 1.6.1, torch 2.14.1, no driver) asks for the
+device's compute capability then, and for the current device. With torch.cuda's queries replaced it converts a program and
+TensorRT-RTX builds the engine, but the converter deserializes it at once, which needs the driver: nothing comes out. So this
+path is tested by no machine of ours, unlike `tensorrt` (tests/fakes/tensorrt_api/README.md).
 Source: Torch-TensorRT documentation, "Exporting a serialized TensorRT engine" (`convert_exported_program_to_serialized_trt_engine`).
 """
 

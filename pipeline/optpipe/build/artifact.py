@@ -61,7 +61,7 @@ def build_artifact(
             device=device,
             file=built.file,
             weights=model.info.weights,
-            precision_proof=prove_precision(precision, built.layers),
+            precision_proof=prove_precision(precision, built.layers, built.placement),
             lint=_lint_graph(graph, device, precision),
             options=built.options,
             details=built.details,

@@ -1,7 +1,7 @@
 """`optpipe ls`, `show`, `rm` and `gc`: what is stored."""
 
 import sys
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -23,19 +23,34 @@ def ls(workspace: WorkspaceOption = DEFAULT_WORKSPACE, json: JsonOption = False)
     return Outcome(listing, lambda: render_stored(listing))
 
 
-def show(id: IdArgument, workspace: WorkspaceOption = DEFAULT_WORKSPACE, json: JsonOption = False) -> Outcome:
-    """Show an entry or run: hashes, parents, command."""
-    from optpipe.artifacts.housekeeping import EntryDetails, describe_run, find_run, summarize_entry
-    from optpipe.reporters.terminal_stored import render_entry, render_run
+def show(
+    id: IdArgument,
+    as_: Annotated[
+        Literal["trtexec"] | None,
+        typer.Option("--as", help="Print the equivalent command of NVIDIA's own tool for a TensorRT artifact."),
+    ] = None,
+    workspace: WorkspaceOption = DEFAULT_WORKSPACE,
+    json: JsonOption = False,
+) -> Outcome:
+    """Show an entry or run: hashes, parents, command.
+
+    Of a TensorRT engine also its layers with their types and, where known, tactics.
+    """
+    from optpipe.artifacts.housekeeping import describe_entry, describe_run, find_run
+    from optpipe.artifacts.trtexec import command_from_artifact
+    from optpipe.reporters.terminal_stored import render_entry, render_run, render_tool_command
     from optpipe.workspace.store import Store
 
     store = Store(workspace)
+    if as_ is not None:
+        command = command_from_artifact(id, store)
+        return Outcome(command, lambda: render_tool_command(command))
     folder = find_run(store, id)
     if folder is not None:
         run = describe_run(folder)
         return Outcome(run, lambda: render_run(run))
     entry = store.verify_entry(store.find(id))
-    details = EntryDetails(summarize_entry(entry), entry.manifest)
+    details = describe_entry(entry)
     return Outcome(details, lambda: render_entry(details))
 
 

@@ -9,6 +9,8 @@ from optpipe.core.choices import choices_from_text
 
 REQUIRED_SHARE = 0.80
 """At least this share of the multiply-adds has to be in the type that was asked for."""
+MAX_SHARE_ELSEWHERE = 0.01
+"""At most this share of the multiply-adds may run on another execution provider than the one asked for."""
 MAX_OTHERS = 10
 """How many layers of another type a proof names."""
 
@@ -70,6 +72,33 @@ def summarize_precision(layers: Iterable[LayerType]) -> PrecisionShare:
 
 
 @dataclass(frozen=True, slots=True)
+class PlacedNode:
+    """A node of a graph, and what runs it."""
+
+    name: str
+    op: str
+    provider: str
+    share: float
+    """Of the graph's multiply-adds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Which nodes of a loaded graph run on another execution provider than the one asked for."""
+
+    provider: str
+    """The one asked for."""
+    nodes: int
+    """All nodes of the graph."""
+    count: int
+    """Those that run elsewhere."""
+    share: float
+    """Of the multiply-adds, those that run elsewhere."""
+    elsewhere: tuple[PlacedNode, ...]
+    """The largest first, at most MAX_OTHERS."""
+
+
+@dataclass(frozen=True, slots=True)
 class PrecisionProof:
     """Whether a built network is what was asked for, and which layers are not."""
 
@@ -79,13 +108,18 @@ class PrecisionProof:
     others: tuple[LayerType, ...]
     """Layers with multiply-adds in another type, the largest first, at most MAX_OTHERS."""
     others_count: int
+    placement: Placement | None = None
+    """Where its nodes run; None where nothing is left to another provider in silence."""
 
 
-def prove_precision(wanted: Precision, layers: Iterable[LayerType]) -> PrecisionProof:
+def prove_precision(
+    wanted: Precision, layers: Iterable[LayerType], placement: Placement | None = None
+) -> PrecisionProof:
     """Holds a built network's layers against the precision asked for.
 
     FP32 and TF32 must hold for every multiply-add; the others for at least `REQUIRED_SHARE` of them. A network without
-    multiply-adds is judged by its layers.
+    multiply-adds is judged by its layers. More than `MAX_SHARE_ELSEWHERE` of the multiply-adds on another execution provider
+    is not proven either: the types that were read are then not those of the kernels that run.
     """
     layers = tuple(layers)
     share = summarize_precision(layers)
@@ -97,4 +131,8 @@ def prove_precision(wanted: Precision, layers: Iterable[LayerType]) -> Precision
     )
     unit = "MACs" if share.macs else "layers"
     reason = f"{found:.1%} of {unit} in {wanted}, {required:.0%} required"
-    return PrecisionProof(share, found >= required - 1e-12, reason, tuple(others[:MAX_OTHERS]), len(others))
+    placed = placement is None or placement.share <= MAX_SHARE_ELSEWHERE
+    if placement is not None and not placed:
+        reason += f"; {placement.share:.1%} of MACs run outside {placement.provider}, {MAX_SHARE_ELSEWHERE:.0%} allowed"
+    proven = placed and found >= required - 1e-12
+    return PrecisionProof(share, proven, reason, tuple(others[:MAX_OTHERS]), len(others), placement)

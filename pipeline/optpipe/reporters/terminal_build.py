@@ -8,8 +8,9 @@ from rich.table import Table
 from rich.text import Text
 
 from optpipe.core.entries import LintSummary
-from optpipe.core.precision import PrecisionProof
+from optpipe.core.precision import Placement, PrecisionProof
 from optpipe.core.units import format_bytes, format_duration
+from optpipe.errors import escape
 from optpipe.reporters.records import format_random_weights
 
 if TYPE_CHECKING:
@@ -49,6 +50,11 @@ def render_build(result: "BuildResult") -> RenderableType:
         if not each.precision_proof.proven
     ]
     lines += [
+        Text(f"elsewhere  {each.id}: {format_placement(each.precision_proof.placement)}", style="yellow")
+        for each in result.artifacts
+        if each.precision_proof.placement and each.precision_proof.placement.count
+    ]
+    lines += [
         Text(f"lint  {each.id}: {_format_lint(each.lint)}; optpipe show {each.id} lists them", style="yellow")
         for each in result.artifacts
         if each.lint.findings
@@ -72,6 +78,18 @@ def _format_others(proof: PrecisionProof) -> str:
     names = ", ".join(f"{each.name} ({each.type})" for each in proof.others)
     more = proof.others_count - len(proof.others)
     return f"{proof.reason}; others: {names}" + (f" and {more} more" if more > 0 else "")
+
+
+def format_placement(placement: Placement) -> str:
+    """`1 of 61 nodes, 0.0% of MACs, does not run on CUDAExecutionProvider: top (TopK, CPUExecutionProvider, 0.0%)`."""
+    named = [f"{escape(each.name)} ({each.op}, {each.provider}, {each.share:.1%})" for each in placement.elsewhere]
+    more = placement.count - len(named)
+    return (
+        f"{placement.count} of {placement.nodes} nodes, {placement.share:.1%} of MACs, "
+        f"{'does' if placement.count == 1 else 'do'} not run on {placement.provider}: "
+        + ", ".join(named)
+        + (f" and {more} more" if more > 0 else "")
+    )
 
 
 def _format_lint(lint: LintSummary) -> str:

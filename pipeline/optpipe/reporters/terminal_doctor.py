@@ -33,8 +33,8 @@ def render_options(options: "Sequence[BackendOption]") -> RenderableType:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("--option", no_wrap=True)
     table.add_column("default", no_wrap=True)
-    table.add_column("of")
-    table.add_column("", overflow="fold")
+    table.add_column("taken by", no_wrap=True)
+    table.add_column("what it does", overflow="fold")
     for each in options:
         default = str(each.default).lower() if isinstance(each.default, bool) else str(each.default) or "none"
         choices = f" ({', '.join(each.choices)})" if each.choices else ""

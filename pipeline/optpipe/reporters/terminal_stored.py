@@ -1,5 +1,6 @@
 """What is stored, on the terminal."""
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,8 +17,16 @@ from optpipe.artifacts.housekeeping import (
     RunSummary,
     StoreListing,
 )
+from optpipe.artifacts.trtexec import ToolCommand
+from optpipe.core.engine_layers import EngineLayers
+from optpipe.core.precision import Placement
+from optpipe.core.records import record_from_plain
 from optpipe.core.units import format_bytes, format_duration
+from optpipe.errors import escape
+from optpipe.reporters.terminal_build import format_placement
 from optpipe.workspace.hashes import FileHash
+
+SHOWN_LAYERS = 20
 
 
 def render_stored(listing: StoreListing) -> RenderableType:
@@ -88,11 +97,40 @@ def render_entry(found: EntryDetails) -> RenderableType:
         lines.append(
             f"precision  {entry.precision}: {'proven' if proof['proven'] else 'NOT proven'}, {proof['reason']}"
         )
+        lines += _describe_placement(proof.get("placement"), entry.path)
     lines += _describe_tactics(manifest.info.get("details", {}).get("tactics", {}))
     if weights := manifest.info.get("weights"):
         lines.append(f"weights  {weights['source']} {weights['sha256']}")
     packages = ", ".join(f"{name} {version}" for name, version in manifest.environment.packages.items())
-    return Group(*map(Text, [*lines, f"with  {packages}", f"path  {entry.path}"]))
+    told = [*map(Text, [*lines, f"with  {packages}", f"path  {entry.path}"])]
+    return Group(*told, *([] if found.layers is None else [_render_layers(found.layers)]))
+
+
+def _describe_placement(recorded: Any, path: str) -> Iterator[str]:
+    """The nodes that a runtime left to another execution provider than the one asked for."""
+    placement = None if recorded is None else record_from_plain(recorded, Placement, path)
+    if placement is not None and placement.count:
+        yield f"elsewhere  {format_placement(placement)}"
+
+
+def _render_layers(found: EngineLayers) -> RenderableType:
+    """The first layers of an engine: type in, type out, and the kernel where the inspector told it."""
+    counted = ", ".join(f"{count} {kind}" for kind, count in found.count_types().items())
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("layer", "operation", "in", "out", "tactic"):
+        table.add_column(name, overflow="fold")
+    for each in found.layers[:SHOWN_LAYERS]:
+        sides = (", ".join(each.inputs), ", ".join(each.outputs))
+        table.add_row(*(Text(escape(cell)) for cell in (each.name, each.op, *sides, each.tactic or "")))
+    more = len(found.layers) - SHOWN_LAYERS
+    rest = [Text(f"{more} more layers; --json lists all")] if more > 0 else []
+    return Group(Text(f"layers  {len(found.layers)} ({counted}), from the {found.origin}"), table, *rest)
+
+
+def render_tool_command(found: ToolCommand) -> RenderableType:
+    """Ready to paste: notes as comments, then one argument a line."""
+    command = " \\\n  ".join(map(shlex.quote, found.arguments))
+    return Text("\n".join([*(f"# {note}" for note in found.notes), command]))
 
 
 def _describe_tactics(tactics: Mapping[str, Any]) -> Iterator[str]:

@@ -1,5 +1,7 @@
 """Whole texts of build, doctor, evaluate, calibrate, ls, show and gc."""
 
+from dataclasses import replace
+
 from tests.fakes.console import text_of
 from tests.fakes.entries import artifact_info, proof
 from tests.fakes.golden import assert_golden
@@ -13,11 +15,12 @@ from optpipe.artifacts.housekeeping import (
     StoreListing,
 )
 from optpipe.build.build import ArtifactResult, BuildResult, Omission
-from optpipe.build.doctor import ToolStatus
+from optpipe.build.doctor import ToolStatus, list_options
 from optpipe.build.verify import VerificationInfo
+from optpipe.core.engine_layers import EngineLayer, EngineLayers
 from optpipe.core.entries import LintFinding, LintSummary, SkippedLayer
 from optpipe.core.environment import Environment
-from optpipe.core.precision import LayerType, Precision, PrecisionProof, PrecisionShare
+from optpipe.core.precision import LayerType, PlacedNode, Placement, Precision, PrecisionProof, PrecisionShare
 from optpipe.core.records import plain_from_record
 from optpipe.core.verdict import Verdict
 from optpipe.core.weights import WeightsRecord
@@ -27,7 +30,7 @@ from optpipe.quantize.calibration_run import CalibrationResult, CalibrationSet, 
 from optpipe.quantize.sensitivity import KeptTrial, LayerCost, QuantizationCost, SelectionInfo, SensitivityInfo
 from optpipe.reporters.terminal_build import render_build
 from optpipe.reporters.terminal_calibrate import render_calibration
-from optpipe.reporters.terminal_doctor import render_diagnosis
+from optpipe.reporters.terminal_doctor import render_diagnosis, render_options
 from optpipe.reporters.terminal_evaluate import render_evaluation
 from optpipe.reporters.terminal_stored import render_entry, render_removed, render_run, render_stored
 from optpipe.workspace.hashes import FileHash
@@ -81,6 +84,10 @@ def test_a_diagnosis():
         ToolStatus("nsys", False, None, "profiling", "/usr/bin/nsys failed to run", "`apt-get install nsight-systems`"),
     )
     assert_golden(text_of(render_diagnosis(found)), "doctor.txt")
+
+
+def test_the_options_of_all_backends():
+    assert_golden(text_of(render_options(list_options())), "doctor-options.txt")
 
 
 def evaluation(kind="images", *, labeled=True):
@@ -148,3 +155,20 @@ def test_what_is_stored():
         render_removed(Removal(("graph-0f",), 2048, True, 1024)),
     )
     assert_golden(text_of(*parts), "stored.txt")
+
+
+def test_the_layers_of_an_engine():
+    entry = EntrySummary("0123456789ab", "artifact", "digits", "tensorrt", "int8", "cuda", 705_000,
+                         "2026-11-22T10:50:20+00:00", "/w/store/artifact-0123456789ab")  # fmt: skip
+    placement = Placement(
+        "CUDAExecutionProvider", 61, 2, 0.004,
+        (PlacedNode("odd\x1b", "ConvInteger", "CPUExecutionProvider", 0.004), PlacedNode("top", "TopK", "CPUExecutionProvider", 0.0)),
+    )  # fmt: skip
+    info = plain_from_record(artifact_info(precision_proof=replace(proof("int8"), placement=placement)))
+    manifest = Manifest(
+        "artifact", entry.id, {}, (), {}, info, Environment(), "optpipe build digits", entry.created, 2.5
+    )
+    first = EngineLayer("conv1 + relu1", "CaskConvolution", ("Int8 NHWC",), ("Int8 NHWC",), "sm90_xmma_fprop")
+    rest = tuple(EngineLayer(f"copy{index}", "NoOp", ("fp32", "int32"), ("fp32",)) for index in range(21))
+    layers = EngineLayers("engine inspector", (first, *rest))
+    assert_golden(text_of(render_entry(EntryDetails(entry, manifest, layers))), "engine-layers.txt")

@@ -1,0 +1,30 @@
+"""Where ONNX Runtime runs each node: the execution providers that it chose itself, read from a loaded session.
+
+A provider without a kernel for a node leaves it to the CPU, and nothing says so.
+Source: onnxruntime_session_options_config_keys.h, `session.record_ep_graph_assignment_info`.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from optpipe.core.precision import MAX_OTHERS, LayerType, PlacedNode, Placement
+
+RECORD_ASSIGNMENT = ("session.record_ep_graph_assignment_info", "1")
+"""The session setting without which `get_provider_graph_assignment_info` is refused."""
+
+
+def placement_from_session(session: Any, provider: str, layers: Iterable[LayerType]) -> Placement:
+    """What of the session's graph does not run on `provider`; the multiply-adds are those of `layers` of the same name.
+
+    `session` is an `onnxruntime.InferenceSession` that was made with `RECORD_ASSIGNMENT`.
+    """
+    macs = {layer.name: layer.macs for layer in layers}
+    total = sum(macs.values())
+    nodes = [
+        PlacedNode(node.name, node.op_type, part.ep_name, macs.get(node.name, 0) / total if total else 0.0)
+        for part in session.get_provider_graph_assignment_info()
+        for node in part.get_nodes()
+    ]
+    elsewhere = sorted((node for node in nodes if node.provider != provider), key=lambda node: -node.share)
+    share = sum(node.share for node in elsewhere)
+    return Placement(provider, len(nodes), len(elsewhere), share, tuple(elsewhere[:MAX_OTHERS]))

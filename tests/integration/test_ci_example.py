@@ -29,3 +29,22 @@ def test_the_workflow_runs_commands_that_exist_and_keeps_what_they_write():
     kept = next(step["with"]["path"].split() for step in steps if step.get("uses", "").startswith("actions/upload"))
     assert [str(run["output"]).replace(".", "dossier"), str(run["junit"])] == kept
     assert "always()" in str(steps[-1]["if"]), "a failed sign-off is the one whose dossier is wanted"
+
+
+def test_the_attestation_examples_run_our_commands_and_ask_for_our_property():
+    from optpipe.deploy.statements import PASS_PROPERTY, SVR
+
+    examples = WORKFLOW.parent
+    document = yaml.safe_load((examples / "attest.yml").read_text())
+    lines = [step["run"] for step in document["jobs"]["attest"]["steps"] if "run" in step]
+    commands = [line.partition("uv run optpipe ")[2] for line in lines if "uv run optpipe" in line]
+    for command in commands:
+        name, *arguments = shlex.split(command)
+        arguments = ["." if word == "$DOSSIER" else word for word in arguments]
+        get_command(app).commands[name].make_context(name, arguments)
+    assert [command.split()[0] for command in commands] == ["attest", "verify"]
+    assert any(SVR in line and "svr.dsse.json" in line for line in lines)
+    policy = yaml.safe_load((examples / "kubernetes-admission.yaml").read_text())
+    asked = policy["spec"]["rules"][0]["verifyImages"][0]["attestations"][0]
+    assert asked["type"] == SVR
+    assert asked["conditions"][0]["all"][0]["key"] == PASS_PROPERTY

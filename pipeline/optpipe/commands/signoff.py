@@ -1,12 +1,15 @@
 """`optpipe signoff`, `optpipe verify` and `optpipe approve`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from optpipe.commands.options import DEFAULT_WORKSPACE, JsonOption, WorkspaceOption
 from optpipe.commands.outcome import Outcome
+
+if TYPE_CHECKING:
+    from optpipe.signoff.dossier import DossierCheck
 
 DossierArgument = Annotated[Path, typer.Argument(metavar="DOSSIER", help="Dossier folder created by signoff.")]
 
@@ -105,6 +108,10 @@ def verify(
         Path | None,
         typer.Option(metavar="FILE", help="Require a signature by one of these signers (ssh-keygen format)."),
     ] = None,
+    attestations: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Also check these attestations; needs --public-key.")
+    ] = None,
+    public_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Public key in PEM.")] = None,
     json: JsonOption = False,
 ) -> Outcome:
     """Recompute every number and the verdict of a dossier, offline.
@@ -119,6 +126,8 @@ def verify(
 
     with Terminal() as terminal, terminal.step("verify"):
         checked = verify_dossier(dossier, allowed_signers)
+        if attestations is not None or public_key is not None:
+            checked = _check_attestations(checked, attestations, public_key)
     signature = "signed by an allowed key" if allowed_signers else "signed" if checked.signed else "not signed"
     found = checked.verdict if checked.intact else None
     record = VerificationRecord(
@@ -134,8 +143,21 @@ def verify(
         files=checked.files,
         size_bytes=checked.size_bytes,
     )
-    status = ExitStatus.FAIL if checked.verdict else ExitStatus.BAD_INPUT
+    status = ExitStatus.FAIL if checked.verdict and checked.as_sealed else ExitStatus.BAD_INPUT
     return Outcome(record, lambda: render_verification(record), found.verdict.exit_status if found else status)
+
+
+def _check_attestations(checked: "DossierCheck", attestations: Path | None, public_key: Path | None) -> "DossierCheck":
+    """The check with what is wrong with the attestations; a signature that is not right is a changed byte."""
+    from dataclasses import replace
+
+    from optpipe.deploy.attest import find_attestation_problems
+    from optpipe.errors import BadInputError
+
+    if attestations is None or public_key is None:
+        raise BadInputError("--attestations DIR and --public-key FILE belong together")
+    found = tuple(find_attestation_problems(attestations, checked.folder, checked.verdict, public_key))
+    return replace(checked, problems=(*checked.problems, *found), as_sealed=checked.as_sealed and not found)
 
 
 def approve(

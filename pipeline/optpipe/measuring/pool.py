@@ -8,7 +8,7 @@ its memory is part of what a fresh process is measured for), and waits without u
 import select
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +60,15 @@ class StartedWorker:
 class WorkerPool:
     """Where workers come from; a context manager that ends those that were not needed."""
 
-    def __init__(self, directory: Path, affinity: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        affinity: Sequence[int] | None = None,
+        python: str = sys.executable,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Workers run in the interpreter `python`, with these environment variables or this process's."""
+        self._python, self._environment = python, environment
         self.directory, self.affinity = directory, None if affinity is None else tuple(affinity)
         self._modules: dict[str, tuple[str, ...]] = {}
         self._waiting: dict[str, list[StartedWorker]] = {}
@@ -108,7 +116,8 @@ class WorkerPool:
         self._count += 1
         with log.open("ab") as errors:
             process = subprocess.Popen(
-                [sys.executable, "-m", "optpipe.worker"],
+                [self._python, "-m", "optpipe.worker"],
+                env=self._environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

@@ -1,0 +1,297 @@
+"""`optpipe recheck`: a dossier's artifact and requests again, in today's environment or another interpreter's.
+
+With another interpreter the two take turns in fresh processes, as in `bench-pair`, and outputs are compared to the last bit.
+Without, the new processes are compared with those in the dossier, which were measured at another time, and the outputs with
+the errors that the dossier's verification recorded.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import exp, log
+from pathlib import Path
+from secrets import randbits
+from typing import TYPE_CHECKING
+
+from optpipe.artifacts.lookup import StoredArtifact
+from optpipe.backends.registry import BACKENDS
+from optpipe.bench.session_plan import BenchPlan, prepare_session
+from optpipe.build.verify import VerificationInfo
+from optpipe.core.bench_record import Change, PairMetric
+from optpipe.core.card import Task
+from optpipe.core.defaults import PROCESSES
+from optpipe.core.entries import ModelInfo
+from optpipe.core.events import Listener
+from optpipe.core.measurement import LoadSpec, Measurement, Subject
+from optpipe.core.verdict import Verdict
+from optpipe.deploy.interpreter import Interpreter, open_interpreter
+from optpipe.deploy.outputs import list_output_changes, outputs_of_interpreter
+from optpipe.deploy.recheck_record import LatencyChange, OutputChange, RecheckRecord, VersionChange
+from optpipe.deploy.signed_build import SignedBuild
+from optpipe.errors import BadInputError, StageError
+from optpipe.export.reference import reference_from_file
+from optpipe.measuring.groups import ProcessGroup, group_processes
+from optpipe.measuring.interleave import PAIR_CONFIDENCE, run_interleaved
+from optpipe.measuring.measure import RunContext, measure_load
+from optpipe.measuring.pool import WorkerPool
+from optpipe.measuring.process import WorkerProcess
+from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR, compute_output_error
+from optpipe.stats.means import mean_from_values, subtract_means
+from optpipe.worker.plan import SessionPlan
+from optpipe.workspace.file_names import BUILDS, REFERENCE
+from optpipe.workspace.store import Store, entry_from_folder
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Side = Callable[[str], Measurement]
+"""Measures one fresh process under a name."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecheckPlan:
+    """What is measured again."""
+
+    python: Path | None = None
+    """Another environment; this one where nothing is said."""
+    rounds: int = 10
+    seconds: float = 0.5
+    """Of each process."""
+    max_slowdown: float = 0.05
+    """Of the latency's ratio: the whole interval must stay below for a PASS."""
+    loader: tuple[str, Mapping[str, object]] | None = None
+    """Another loader for the new side's session, called with these arguments and `of` and `arguments`: a planted fault."""
+    modules: Path | None = None
+    """Folder with the module of `loader`."""
+
+
+def recheck(build: SignedBuild, plan: RecheckPlan, store: Store, listener: Listener) -> RecheckRecord:
+    """Measures and compares.
+
+    Raises BadInputError for a dossier that measured nothing or whose artifact cannot run here, StageError where a process fails.
+    """
+    info = build.artifact.info
+    if (blocker := BACKENDS[info.backend].find_run_blocker(info)) is not None:
+        raise BadInputError(f"artifact {build.artifact.id} cannot be measured here: {blocker}")
+    group = _choose_group(build)
+    with store.scratch("recheck") as scratch:
+        old_place = group.newest.environment
+        names = sorted(old_place.packages)
+        here = open_interpreter(None, names, scratch, plan.modules)
+        new = open_interpreter(plan.python, names, scratch, plan.modules) if plan.python else here
+        old_versions = dict(old_place.packages) | {"python": old_place.python}
+        if plan.python:
+            _warn_about_baseline(old_versions, here, listener)
+            old_versions = dict(here.versions)
+        with listener.step("outputs"):
+            outputs, outputs_how = _compare_outputs(build, here if plan.python else None, new)
+        latency = _compare_latency(build, group, plan, (here, new), store, scratch, listener)
+    versions = _list_version_changes(old_versions, new.versions, outer=plan.python is None)
+    verdict, reasons = judge_recheck(outputs, latency, TOLERATED_RELATIVE_ERROR[info.precision], plan.max_slowdown)
+    return RecheckRecord(
+        dossier=build.reference.name,
+        artifact=build.artifact.id,
+        verdict=verdict,
+        reasons=reasons,
+        versions=versions,
+        outputs=outputs,
+        outputs_how=outputs_how,
+        latency=latency,
+        precision=f"{info.precision}, as built: {info.precision_proof.reason or 'verified in the network'}; "
+        "which kernels a runtime picks for it is shown by optpipe profile",
+        max_slowdown=plan.max_slowdown,
+    )
+
+
+def judge_recheck(
+    outputs: Sequence[OutputChange], latency: LatencyChange, tolerance: float, max_slowdown: float
+) -> tuple[Verdict, tuple[str, ...]]:
+    """FAIL for outputs beyond the tolerance, another prediction or a slow-down that is shown; PASS where all are excluded."""
+    failed, open_points, seen = [], [], []
+    for each in outputs:
+        if each.relative_error > tolerance:
+            failed.append(f"output '{each.name}': relative error {each.relative_error:.2g} exceeds {tolerance:g}")
+        if each.predictions_changed:
+            failed.append(f"output '{each.name}': {each.predictions_changed} predictions changed")
+        if each.changed:
+            at = f", the first at {list(each.first_changed)}" if each.first_changed else ""
+            seen.append(f"output '{each.name}': {each.changed:,} of {each.values:,} values changed{at}")
+    low, high = latency.ci
+    text = f"{latency.metric} is {latency.ratio:.3f} times the old ({low:.3f} to {high:.3f})"
+    if latency.change is Change.SLOWER:
+        failed.append(f"slower: {text}")
+    elif high > 1 + max_slowdown:
+        open_points.append(f"{text}: a slow-down of {max_slowdown:.0%} is not excluded; use more --rounds")
+    else:
+        seen.append(text)
+    verdict = Verdict.FAIL if failed else Verdict.INCONCLUSIVE if open_points else Verdict.PASS
+    return verdict, (*failed, *open_points, *seen)
+
+
+def _choose_group(build: SignedBuild) -> ProcessGroup:
+    """The closed loop that was measured last, VALID if any is: what a comparison of processes resolves best."""
+    groups = [group for group in group_processes(build.measured) if group.load.rate_per_s is None]
+    if not groups:
+        raise BadInputError(f"{build.folder} has no measurement of a closed loop; measure one, sign off, then recheck")
+    return next((group for group in reversed(groups) if group.valid), groups[-1])
+
+
+def _warn_about_baseline(then: Mapping[str, str], here: Interpreter, listener: Listener) -> None:
+    for each in _list_version_changes(then, here.versions, outer=False):
+        listener.warn(
+            f"the old side is not the dossier's environment: {each.name} {each.new}, the dossier has {each.old}"
+        )
+
+
+def _list_version_changes(old: Mapping[str, str], new: Mapping[str, str], *, outer: bool) -> tuple[VersionChange, ...]:
+    """Packages with another version; with `outer` also those that one side lacks."""
+    names = sorted(set(old) | set(new)) if outer else sorted(set(old) & set(new))
+    return tuple(
+        VersionChange(name, old.get(name, "none"), new.get(name, "none"))
+        for name in names
+        if old.get(name) != new.get(name)
+    )
+
+
+def _compare_outputs(
+    build: SignedBuild, old: Interpreter | None, new: Interpreter
+) -> tuple[tuple[OutputChange, ...], str]:
+    classifies = build.card.task in (Task.CLASSIFICATION, Task.TEXT_CLASSIFICATION)
+    known = reference_from_file(build.samples.file(REFERENCE))
+    options = _get_options(build)
+    found = outputs_of_interpreter(new, build.artifact.path, build.card, known.inputs, options)
+    if old is not None:
+        before = outputs_of_interpreter(old, build.artifact.path, build.card, known.inputs, options)
+        return tuple(
+            list_output_changes(before, found, classifies=classifies)
+        ), "to the last bit, both environments here"
+    return tuple(
+        _compare_with_record(build, known.outputs, found)
+    ), "by the errors that the dossier's verification recorded"
+
+
+def _compare_with_record(
+    build: SignedBuild, source: "Mapping[str, np.ndarray]", found: "Mapping[str, np.ndarray]"
+) -> Sequence[OutputChange]:
+    """Equal outputs have equal errors; others differ in one of the recorded figures' digits."""
+    recorded = {each.name: each for each in _read_verification(build).outputs}
+    changes = []
+    for name, array in found.items():
+        now = compute_output_error(name, source[name][: len(array)], array)
+        same = name in recorded and now == recorded[name]
+        changes.append(OutputChange(name, array.size, 0 if same else array.size, None, now.relative, None))
+    return changes
+
+
+def _read_verification(build: SignedBuild) -> VerificationInfo:
+    for path in sorted((build.folder / BUILDS).glob(f"{VerificationInfo.KIND}-*/")):
+        entry = entry_from_folder(path, VerificationInfo)
+        if build.artifact.id in entry.manifest.parents:
+            return entry.info
+    raise BadInputError(
+        f"{build.folder} has no verification of the artifact's outputs; pass --python with the old environment"
+    )
+
+
+def _get_options(build: SignedBuild) -> Mapping[str, bool | int | str]:
+    return dict(_choose_group(build).newest.measurement.subject.options)
+
+
+def _compare_latency(
+    build: SignedBuild,
+    group: ProcessGroup,
+    plan: RecheckPlan,
+    sides: tuple[Interpreter, Interpreter],
+    store: Store,
+    scratch: Path,
+    listener: Listener,
+) -> LatencyChange:
+    load = replace(
+        group.load, min_seconds=plan.seconds, max_seconds=max(10.0, plan.seconds), percentile=50.0, cache_probes=0
+    )
+    session, frame = _prepare(build, load, store, scratch)
+    changed = session
+    if plan.loader is not None:
+        loader, arguments = plan.loader
+        planted = {**arguments, "of": session.loader, "arguments": session.arguments}
+        changed = replace(session, loader=loader, arguments=planted)
+    with _open_pool(sides[0], scratch / "old") as old_pool, _open_pool(sides[1], scratch / "new") as new_pool:
+        subject = group.newest.measurement.subject
+        old, new = (
+            _make_side(session, old_pool, frame, load, subject),
+            _make_side(changed, new_pool, frame, load, subject),
+        )
+        if plan.python is None and plan.loader is None:
+            new_pool.expect(KIND, PROCESSES)
+            return _compare_with_dossier(new, group, load, listener)
+        for pool in (old_pool, new_pool):
+            pool.expect(KIND, plan.rounds)
+        return _compare_in_turn(old, new, load, plan.rounds, listener)
+
+
+KIND = "recheck"
+"""Of the workers: each pool has one."""
+
+
+def _open_pool(interpreter: Interpreter, folder: Path) -> WorkerPool:
+    return WorkerPool(folder, python=interpreter.program, environment=interpreter.environment)
+
+
+def _compare_in_turn(old: Side, new: Side, load: LoadSpec, rounds: int, listener: Listener) -> LatencyChange:
+    with listener.step(f"{load}, {2 * rounds} processes", total=2 * rounds) as step:
+
+        def counted(side: Side) -> Side:
+            def measured(name: str) -> Measurement:
+                found = side(name)
+                step.advance()
+                return found
+
+            return measured
+
+        found = run_interleaved(counted(old), counted(new), rounds, PairMetric.P50, randbits(32))
+    if found is None:
+        raise StageError("interrupted before the comparison was complete; nothing is said of the latency")
+    ratio = found.ratio
+    how = f"interleaved, {ratio.rounds} rounds"
+    return LatencyChange("p50", str(load), ratio.value, ratio.ci, ratio.confidence, ratio.change, how)
+
+
+def _prepare(build: SignedBuild, load: LoadSpec, store: Store, scratch: Path) -> tuple[SessionPlan, RunContext]:
+    model = store.find(build.artifact.manifest.parents[0], ModelInfo)
+    artifact = StoredArtifact(build.artifact, build.card, model, build.samples)
+    session, frame = prepare_session(artifact, BenchPlan(load), store, scratch / "inputs", scratch / "run")
+    arguments = {
+        "workspace": str(store.workspace.absolute()),
+        "entry": build.artifact.path.name,
+        "options": dict(_get_options(build)),
+    }
+    return replace(session, arguments=arguments), frame
+
+
+def _make_side(session: SessionPlan, pool: WorkerPool, frame: RunContext, load: LoadSpec, subject: Subject) -> Side:
+    def measured(name: str) -> Measurement:
+        with WorkerProcess(session, pool, KIND) as worker:
+            return measure_load(worker, subject, load, name, frame)[0]
+
+    return measured
+
+
+def _compare_with_dossier(side: Side, group: ProcessGroup, load: LoadSpec, listener: Listener) -> LatencyChange:
+    """Welch's interval of the difference of mean logarithms: the processes were not measured in turn."""
+    values = []
+    with listener.step(f"{load}, {PROCESSES} processes", total=PROCESSES) as step:
+        for number in range(PROCESSES):
+            found = side(f"n{number:03}")
+            if found.latency_ns is None:
+                raise StageError(f"{found.reasons[0].message}; {found.reasons[0].remedy}")
+            values.append(log(found.latency_ns.percentiles["p50"].value))
+            step.advance()
+    new, old = mean_from_values(values), group.compute_mean("p50", logarithms=True)
+    if new is None or old is None:
+        raise BadInputError(
+            "the dossier has fewer than three processes of this load; pass --python with the old environment"
+        )
+    change = subtract_means(new, old)
+    low, high = (exp(each) for each in change.interval(PAIR_CONFIDENCE))
+    shown = Change.SLOWER if low > 1 else Change.FASTER if high < 1 else Change.NO_DIFFERENCE
+    how = f"{PROCESSES} processes now, {group.count_processes()} in the dossier: not interleaved"
+    return LatencyChange("p50", str(load), exp(change.value), (low, high), PAIR_CONFIDENCE, shown, how)

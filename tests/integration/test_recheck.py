@@ -1,0 +1,38 @@
+"""A dossier's artifact and requests again, in another interpreter."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.integration.conftest import optpipe
+
+
+@pytest.fixture(scope="module")
+def found(signed, tmp_path_factory):
+    return signed(tmp_path_factory.mktemp("recheck") / "signed")
+
+
+def test_the_same_environment_gives_the_same_outputs_to_the_last_bit(found):
+    words = ("recheck", found.dossier, "--python", sys.executable, "--rounds", "8", "--min-time", "0.05", "--json")
+    ran = optpipe(*words, workspace=found.workspace)
+    assert ran.status in (0, 1, 5), ran.stderr  # how a busy machine scatters is not what is tested here
+    record = ran.document
+    assert [(each["name"], each["changed"], each["predictions_changed"]) for each in record["outputs"]] == [
+        ("logits", 0, 0)
+    ]
+    assert record["versions"] == []
+    low, high = record["latency"]["ci"]
+    assert low <= record["latency"]["ratio"] <= high
+    assert record["latency"]["how"].startswith("interleaved")
+    assert not list((found.workspace / "tmp").glob("recheck-*"))
+
+
+def test_an_environment_that_lacks_what_the_worker_needs_is_named_with_the_command(found, tmp_path):
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
+    ran = optpipe("recheck", found.dossier, "--python", tmp_path / "bare", workspace=found.workspace)
+    assert ran.status == 3
+    assert "lacks numpy, msgspec" in ran.stderr
+    assert "uv pip install -p" in ran.stderr
+    nothing = optpipe("recheck", found.dossier, "--python", tmp_path / "nothing", workspace=found.workspace)
+    assert nothing.status == 2

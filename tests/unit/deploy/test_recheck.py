@@ -1,0 +1,52 @@
+"""What a re-check says of changed outputs and of a latency's ratio."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from optpipe.core.bench_record import Change
+from optpipe.core.verdict import Verdict
+from optpipe.deploy.outputs import list_output_changes
+from optpipe.deploy.recheck import judge_recheck
+from optpipe.deploy.recheck_record import LatencyChange, OutputChange
+
+
+def latency(ratio, low, high, change=Change.NO_DIFFERENCE):
+    return LatencyChange("p50", "batch 1", ratio, (low, high), 0.99, change, "interleaved, 10 rounds")
+
+
+def changed(values, first, error, predictions):
+    return OutputChange("logits", 100, values, first, error, predictions)
+
+
+EQUAL = latency(1.0, 0.99, 1.01)
+SAME = OutputChange("logits", 100, 0, None, 0.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "found", "verdict", "reason"),
+    [
+        (SAME, latency(1.0, 0.99, 1.01), Verdict.PASS, "p50 is 1.000 times the old"),
+        (SAME, latency(1.05, 1.02, 1.08, Change.SLOWER), Verdict.FAIL, "slower: p50 is 1.050"),
+        (SAME, latency(1.0, 0.9, 1.1), Verdict.INCONCLUSIVE, "a slow-down of 5% is not excluded"),
+        (changed(1, (0, 3), 1e-7, 0), EQUAL, Verdict.PASS, "1 of 100 values changed, the first at [0, 3]"),
+        (changed(90, (0, 0), 1e-7, 2), EQUAL, Verdict.FAIL, "2 predictions changed"),
+        (changed(100, (0, 0), 0.2, 0), EQUAL, Verdict.FAIL, "relative error 0.2 exceeds 0.001"),
+    ],
+)
+def test_verdicts(outputs, found, verdict, reason):
+    got, reasons = judge_recheck([outputs], found, 1e-3, 0.05)
+    assert got is verdict
+    assert any(reason in each for each in reasons), reasons
+
+
+@given(st.integers(0, 39), st.integers(0, 31))
+def test_an_output_changed_in_one_bit_is_named(at, bit):
+    before = np.random.default_rng(0).standard_normal((4, 10)).astype(np.float32)
+    after = before.copy()
+    after.reshape(-1).view(np.uint32)[at] ^= np.uint32(1 << bit)
+    (found,) = list_output_changes({"logits": before}, {"logits": after}, classifies=True)
+    assert (found.changed, found.first_changed) == (1, (at // 10, at % 10))
+    (same,) = list_output_changes({"logits": before}, {"logits": before.copy()}, classifies=True)
+    assert (same.changed, same.first_changed, same.predictions_changed) == (0, None, 0)

@@ -19,15 +19,18 @@ from typer.exceptions import TyperException
 
 from optpipe import __version__
 from optpipe.commands import (
+    attest,
     bench,
     bench_e2e,
     build,
     calibrate,
     compare,
+    deploy,
     doctor,
     evaluate,
     preprocess,
     profile,
+    recheck,
     run,
     signoff,
     stored,
@@ -247,6 +250,9 @@ app.command("profile")(print_outcome(flatten_groups(profile.profile)))
 app.command("compare")(print_outcome(compare.compare))
 app.command("signoff")(print_outcome(signoff.signoff))
 app.command("verify")(print_outcome(signoff.verify))
+app.command("attest")(print_outcome(attest.attest))
+app.command("deploy")(print_outcome(deploy.deploy))
+app.command("recheck")(print_outcome(recheck.recheck))
 app.command("approve")(print_outcome(signoff.approve))
 app.command("doctor")(print_outcome(doctor.doctor))
 app.command("sweep")(print_outcome(flatten_groups(sweep.sweep)))

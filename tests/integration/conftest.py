@@ -15,6 +15,8 @@ import pytest
 
 from optpipe.cli import app
 
+ROOT = Path(__file__).parents[2]
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whatever runs commands as a user does is of the slow tier."""
@@ -75,6 +77,64 @@ def digits(tmp_path_factory: pytest.TempPathFactory, exported: Callable[[Path], 
     assert ran.status == 0, ran.stderr
     (folder / "build.json").write_text(ran.stdout)
     return folder
+
+
+POLICY = """schema = 1
+name = "digits in deployment"
+model = "digits"
+[build]
+backend = "onnxruntime"
+precision = "fp32"
+[accuracy]
+maximum_drop = "2 points"
+[preprocessing]
+minimum_agreement = "98 %"
+[size]
+maximum = "1 MiB"
+"""
+"""What a busy machine can decide too: no limit on a time."""
+
+
+@dataclass(frozen=True)
+class Signed:
+    """A sealed dossier on `digits`, and the workspace that it was made in."""
+
+    workspace: Path
+    dossier: Path
+
+
+@pytest.fixture(scope="session")
+def signed(
+    tmp_path_factory: pytest.TempPathFactory, worker_id: str, exported: Callable[[Path], Path]
+) -> Callable[[Path], Signed]:
+    """`signed(folder)`: a copy of the real walk on `digits`: evaluated, preprocessed, measured, signed off with PASS."""
+    own = tmp_path_factory.getbasetemp()
+    shared = own if worker_id == "master" else own.parent
+    with (shared / "signed.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (shared / "signed").exists():
+            folder = shared / "signing"
+            workspace = exported(folder / "workspace")
+            (folder / "policy.toml").write_text(POLICY)
+            images = ROOT / "calibration" / "digits" / "validation"
+            for words in (
+                ("evaluate", "digits"),
+                ("preprocess", "digits", "--images", images, "--no-throughput"),
+                (
+                    *("bench", "digits", "--batch", "1,8", "--processes", "3", "--min-time", "0.3", "--max-time", "2"),
+                    *("--percentile", "50", "--max-cv", "400%", "--option", "onnxruntime.threads=1"),
+                ),
+                ("signoff", "digits", "--policy", "policy.toml", "--no-measure", "--no-figures", "--output", "dossier"),
+            ):
+                ran = optpipe(*words, cwd=folder, workspace=workspace)
+                assert ran.status == 0, ran.stdout + ran.stderr
+            folder.rename(shared / "signed")
+
+    def copy(folder: Path) -> Signed:
+        shutil.copytree(shared / "signed", folder)
+        return Signed(folder / "workspace", folder / "dossier")
+
+    return copy
 
 
 @pytest.fixture

@@ -1,0 +1,127 @@
+"""Whether a deployment is what was written: its seal, its configurations against the signed-off model, its passport."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from optpipe.core.card import ModelCard, card_from_file
+from optpipe.core.entries import ArtifactInfo
+from optpipe.core.records import read_record
+from optpipe.deploy.passport import find_passport_differences
+from optpipe.deploy.records import DEPLOYMENT, MODELS, PASSPORT, DeploymentRecord, Passport
+from optpipe.deploy.repository import DALI_OUTPUT, ENCODED, PLATFORMS, name_by_position
+from optpipe.deploy.triton_config import (
+    CONFIG,
+    LABELS,
+    WARM_UP,
+    Served,
+    find_tensor_differences,
+    read_config,
+    served_from_spec,
+)
+from optpipe.errors import BadInputError
+from optpipe.preprocess.dali.pipeline import INPUT as DALI_INPUT
+from optpipe.workspace.file_names import CARD
+from optpipe.workspace.seal import find_seal_problems
+from optpipe.workspace.store import entry_from_folder
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedDeployment:
+    """A deployment whose bytes and configurations are right, and how this machine differs from its evidence."""
+
+    folder: Path
+    record: DeploymentRecord
+    passport: Passport
+    card: ModelCard
+    differences: tuple[str, ...]
+
+
+def check_deployment(folder: Path) -> CheckedDeployment:
+    """Raises BadInputError that names the first of what is wrong with a deployment, and how much more there is."""
+    if not (folder / DEPLOYMENT).is_file():
+        problem = f"is not a deployment: {DEPLOYMENT} is missing" if folder.exists() else "does not exist"
+        raise BadInputError(f"{folder} {problem}; write one with optpipe deploy DOSSIER --to triton --output DIR")
+    if problems := find_seal_problems(folder):
+        _refuse(folder, problems)
+    record = read_record(folder / DEPLOYMENT, DeploymentRecord)
+    passport = read_record(folder / PASSPORT, Passport)
+    card = card_from_file(folder / CARD)
+    if record.target == "triton" and (problems := list(find_configuration_problems(folder, record, card))):
+        _refuse(folder, problems)
+    return CheckedDeployment(folder, record, passport, card, tuple(find_passport_differences(passport)))
+
+
+def _refuse(folder: Path, problems: list[str]) -> None:
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    raise BadInputError(f"{folder}: {problems[0]}{more}\nwrite it again with optpipe deploy DOSSIER --output DIR")
+
+
+def find_configuration_problems(folder: Path, record: DeploymentRecord, card: ModelCard) -> Iterator[str]:
+    """Where the repository would serve another model than the one that was signed off, one line each."""
+    models = folder / MODELS
+    engine = read_config(models / record.engine / CONFIG)
+    batched = engine.max_batch_size > 0
+    inputs = [served_from_spec(each, batched=batched) for each in card.inputs]
+    outputs = [served_from_spec(each, batched=batched) for each in card.outputs]
+    inner = name_by_position(inputs, outputs) if record.backend == "inductor" else (inputs, outputs)
+    yield from find_tensor_differences(engine, record.engine, *inner)
+    yield from _check_engine(models / record.engine, record)
+    backend = PLATFORMS.get(record.backend, ("python", ""))[0]
+    if engine.backend != backend:
+        yield f"{record.engine}: backend '{engine.backend}' in {CONFIG}, '{backend}' for an artifact of {record.backend}"
+    if batched and engine.max_batch_size > card.batch_range[2]:
+        yield f"{record.engine}: max_batch_size {engine.max_batch_size} exceeds the build's profile ({card.batch_range[2]})"
+    yield from _check_labels(models / record.engine, engine, record)
+    yield from _check_warm_up(models / record.engine, engine, [each.name for each in inner[0]])
+    if record.preprocessing is not None and record.ensemble is not None:
+        yield from _check_ensemble(models, record, card, outputs)
+
+
+def _check_engine(folder: Path, record: DeploymentRecord) -> Iterator[str]:
+    entry = entry_from_folder(folder / "1", ArtifactInfo)
+    if entry.id != record.artifact or entry.sha256(entry.info.file) != record.artifact_sha256:
+        yield f"{folder.name}: the artifact is {entry.id}, the dossier signs off {record.artifact}"
+    elif (damage := entry.find_damage()) is not None:
+        yield f"{folder.name}: {damage}"
+
+
+def _check_labels(folder: Path, config: object, record: DeploymentRecord) -> Iterator[str]:
+    if not record.labels:
+        return
+    first = config.output[0]  # type: ignore[attr-defined]
+    if first.label_filename != LABELS or not (folder / LABELS).is_file():
+        yield f"{folder.name}: output '{first.name}' has no label file"
+        return
+    labels = (folder / LABELS).read_text(encoding="utf-8").splitlines()
+    wrong = [at for at, (one, other) in enumerate(zip(labels, record.labels, strict=False)) if one != other]
+    if wrong or len(labels) != len(record.labels):
+        at = wrong[0] if wrong else min(len(labels), len(record.labels))
+        yield f"{folder.name}: {LABELS} is not the model card's: it differs from class {at} on"
+
+
+def _check_warm_up(folder: Path, config: object, inputs: list[str]) -> Iterator[str]:
+    warm_ups = config.model_warmup  # type: ignore[attr-defined]
+    if not warm_ups:
+        yield f"{folder.name}: model_warmup is missing: the first requests would pay for lazy initialization"
+    for each in warm_ups:
+        for name in inputs:
+            file = each.inputs[name].input_data_file if name in each.inputs else ""
+            if not file or not (folder / WARM_UP / file).is_file():
+                yield f"{folder.name}: warm-up '{each.name}' has no data for input '{name}'"
+
+
+def _check_ensemble(models: Path, record: DeploymentRecord, card: ModelCard, outputs: list[Served]) -> Iterator[str]:
+    assert record.preprocessing is not None
+    assert record.ensemble is not None
+    assert card.transform is not None
+    preprocess = read_config(models / record.preprocessing / CONFIG)
+    made = Served(DALI_OUTPUT, card.transform.pack.dtype, tuple(card.transform.shape))
+    yield from find_tensor_differences(preprocess, record.preprocessing, [Served(DALI_INPUT, "uint8", (-1,))], [made])
+    yield from _check_warm_up(models / record.preprocessing, preprocess, [DALI_INPUT])
+    ensemble = read_config(models / record.ensemble / CONFIG)
+    yield from find_tensor_differences(ensemble, record.ensemble, [Served(ENCODED, "uint8", (-1,))], outputs)
+    yield from _check_labels(models / record.ensemble, ensemble, record)
+    steps = [each.model_name for each in ensemble.ensemble_scheduling.step]
+    if steps != [record.preprocessing, record.engine]:
+        yield f"{record.ensemble}: runs {', '.join(steps)}, not {record.preprocessing}, {record.engine}"

@@ -1,0 +1,175 @@
+"""What a server is configured with, out of the measurements in a dossier and the limits of its policy.
+
+Batching follows Triton's own description (docs/user_guide/batcher.md): a request waits at most the queue delay for others,
+then its batch waits for the one that is running, then it runs. So with a latency limit L and the largest batch's latency t,
+delay + 2·t ≤ L keeps a lone instance inside the limit.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from optpipe.core.measurement import Options, Scenario
+from optpipe.core.quantity import Dimension, format_quantity
+from optpipe.deploy.records import Choice
+from optpipe.deploy.signed_build import SignedBuild
+from optpipe.measuring.groups import ProcessGroup, group_processes
+from optpipe.measuring.sweep import MIN_SWEEP_GAIN
+from optpipe.signoff.policy import Criterion
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How the engine is served."""
+
+    max_batch_size: int
+    """0 for a model without a batch axis, or whose batch is fixed."""
+    preferred: tuple[int, ...]
+    delay_us: int
+    instances: int
+    options: Options
+    """Runtime options of the measurements that decide."""
+    choices: tuple[Choice, ...]
+    batching: bool = True
+    """Whether the server joins requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """One measured batch size: the largest figure that its interval allows."""
+
+    size: int
+    latency_ns: float
+    rate: float
+    source: str
+
+
+def choose_settings(build: SignedBuild) -> Settings:
+    """The settings, each with the measurement that it comes from."""
+    every = group_processes(build.measured)
+    groups = [group for group in every if group.valid]
+    options = dict(every[-1].newest.measurement.subject.options) if every else dict(build.artifact.info.options)
+    limit = _find_latency_limit(build)
+    low, _, high = build.card.batch_range
+    instances, why_instances = _choose_instances(groups, limit)
+    choice = Choice("instance_group.count", str(instances), why_instances)
+    if not _is_batched(build) or low > 1:
+        why = "the model has no batch axis" if high == 1 else f"the build takes batches of {low} to {high} only"
+        fixed = Choice("max_batch_size", "0", f"{why}: shapes are written whole, and no batches are formed")
+        return Settings(0, (), 0, instances, options, (fixed, choice))
+    points = list(_list_points(groups, limit[0].metric if limit else "p99"))
+    size, why = _choose_max_batch(points, limit[1] if limit else None, high)
+    preferred, why_preferred = _choose_preferred([each for each in points if each.size <= size])
+    delay_us, why_delay = _choose_delay(points, size, limit)
+    return Settings(
+        size,
+        preferred,
+        delay_us,
+        instances,
+        options,
+        (
+            Choice("max_batch_size", str(size), why),
+            Choice("dynamic_batching.preferred_batch_size", str(list(preferred)), why_preferred),
+            Choice("dynamic_batching.max_queue_delay_microseconds", str(delay_us), why_delay),
+            choice,
+            Choice("runtime options", _format_options(options), _name_source(every)),
+        ),
+    )
+
+
+def leave_out_batching(settings: Settings) -> Settings:
+    """The same settings for a server that joins no requests."""
+    kept = tuple(each for each in settings.choices if not each.setting.startswith("dynamic_batching"))
+    off = Choice("dynamic_batching", "off", "asked for with --no-batching")
+    return replace(settings, preferred=(), delay_us=0, batching=False, choices=(*kept, off))
+
+
+def _is_batched(build: SignedBuild) -> bool:
+    return all(
+        axis == 0 for axis in [each.batch for each in build.card.inputs] + [each.batch for each in build.card.outputs]
+    )
+
+
+def _find_latency_limit(build: SignedBuild) -> tuple[Criterion, float] | None:
+    """The strictest latency limit of the policy, in ns."""
+    limits = [(each, float(each.threshold)) for each in build.policy.criteria if each.section == "latency"]
+    return min(limits, key=lambda each: each[1], default=None)
+
+
+def _list_points(groups: Sequence[ProcessGroup], percentile: str) -> list[_Point]:
+    """One for each batch size that was measured alone, in single-stream: the wait of a queue is not in its latency."""
+    found = {}
+    for group in groups:
+        latency = group.estimate(percentile, 0.95) or group.estimate("p50", 0.95)
+        rate = group.estimate("throughput", 0.95)
+        if group.load.scenario is Scenario.SINGLE_STREAM and latency is not None and rate is not None:
+            text = f"run {group.newest.run}, {group.load}, {group.count_processes()} processes"
+            found[group.load.batch_size] = _Point(group.load.batch_size, latency.bounds[1], rate.value, text)
+    return [found[size] for size in sorted(found)]
+
+
+def _choose_max_batch(points: Sequence[_Point], limit_ns: float | None, high: int) -> tuple[int, str]:
+    if not points:
+        return high, "not measured: the largest batch of the build's profile"
+    inside = [each for each in points if limit_ns is None or each.latency_ns <= limit_ns]
+    chosen = (inside or points[:1])[-1]
+    latency = format_quantity(chosen.latency_ns, Dimension.TIME)
+    if limit_ns is None:
+        return chosen.size, f"the largest batch that was measured ({latency}; {chosen.source})"
+    text = format_quantity(limit_ns, Dimension.TIME)
+    if not inside:
+        return chosen.size, f"the smallest measured; none keeps the limit of {text} ({latency}; {chosen.source})"
+    return chosen.size, f"the largest measured within the limit of {text} ({latency}; {chosen.source})"
+
+
+def _choose_preferred(points: Sequence[_Point]) -> tuple[tuple[int, ...], str]:
+    """The sizes that gave more throughput than every smaller one by what ends a sweep."""
+    best, chosen = 0.0, []
+    for each in points:
+        if each.size > 1 and each.rate >= best * MIN_SWEEP_GAIN:
+            chosen.append(each)
+        best = max(best, each.rate)
+    if not chosen:
+        return (), "no measured batch has more throughput than a smaller one: batches are formed as requests wait"
+    rates = ", ".join(f"{each.size}: {each.rate:,.0f} images/s" for each in chosen)
+    return tuple(
+        each.size for each in chosen
+    ), f"at least 5 % more throughput than any smaller ({rates}; {chosen[-1].source})"
+
+
+def _choose_delay(points: Sequence[_Point], size: int, limit: tuple[Criterion, float] | None) -> tuple[int, str]:
+    known = [each for each in points if each.size <= size]
+    if limit is None or not known:
+        why = "the policy has no latency limit" if limit is None else "no single-stream latency was measured"
+        return 0, f"{why}: no request waits for others"
+    criterion, limit_ns = limit
+    at = known[-1]
+    room = limit_ns - 2 * at.latency_ns
+    delay_us = int(max(0.0, min(room, at.latency_ns)) // 1000)
+    latency = format_quantity(at.latency_ns, Dimension.TIME)
+    return delay_us, (
+        f"{criterion.metric} {criterion.limit}, less twice the {latency} of batch {at.size}, and no more than one of them "
+        f"({at.source})"
+    )
+
+
+def _choose_instances(groups: Sequence[ProcessGroup], limit: tuple[Criterion, float] | None) -> tuple[int, str]:
+    """The streams that gave clearly more throughput than one, where they keep the latency limit."""
+    rates = [(group, rate.value) for group in groups if (rate := group.estimate("throughput", 0.95)) is not None]
+    alone = max((rate for group, rate in rates if group.load.streams == 1), default=0.0)
+    several = [each for each in rates if each[0].load.streams > 1]
+    if not several:
+        return 1, "several streams were not measured"
+    best, best_rate = max(several, key=lambda each: each[1])
+    latency = best.estimate(limit[0].metric, 0.95) if limit else None
+    shown = f"run {best.newest.run}, {best.load}: {best_rate:,.0f} images/s; one stream: {alone:,.0f}"
+    if best_rate < alone * MIN_SWEEP_GAIN or (limit and (latency is None or latency.bounds[1] > limit[1])):
+        return 1, f"several streams are not faster within the limit ({shown})"
+    return best.load.streams, shown
+
+
+def _name_source(groups: Sequence[ProcessGroup]) -> str:
+    return f"run {groups[-1].newest.run}" if groups else "the build's own: nothing was measured"
+
+
+def _format_options(options: Options) -> str:
+    return ", ".join(f"{name}={value}" for name, value in sorted(options.items())) or "none"

@@ -1,0 +1,172 @@
+"""What the server adds to a request: the same requests at the same load, in-process and through gRPC, in rounds that alternate.
+
+Arrivals are those of `optpipe.worker.loops`: one request after the other, or a seeded Poisson process in an open loop, whose
+latency counts from when a request was due.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from random import Random
+from threading import Semaphore
+from time import perf_counter_ns, sleep
+from typing import TYPE_CHECKING, Any
+
+from optpipe.core.events import Listener
+from optpipe.core.measurement import LatencySummary, LoadSpec, Scenario
+from optpipe.deploy.check import CheckedDeployment
+from optpipe.deploy.records import MODELS, ServerCost
+from optpipe.deploy.session_process import open_artifact
+from optpipe.errors import StageError, first_line
+from optpipe.signoff.policy import Policy
+from optpipe.stats.percentiles import summary_from_ns
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from optpipe.deploy.server import RunningServer
+
+ROUNDS = 4
+WARM_UP_REQUESTS = 20
+PERCENTS = (50.0, 90.0, 99.0)
+MAX_IN_FLIGHT = 256
+Lap = Callable[[LoadSpec, float, int], list[int]]
+"""Puts a load on something for so many seconds with a seed of its arrivals; the latencies in ns."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostPlan:
+    """The loads to measure at, and how long each."""
+
+    loads: tuple[tuple[LoadSpec, str], ...]
+    """With where they come from."""
+    seconds: float = 4.0
+
+
+def loads_from_policy(policy: Policy, largest: int) -> tuple[tuple[LoadSpec, str], ...]:
+    """The loads that the policy limits latency at; one request at a time where it names none."""
+    found = {}
+    for each in policy.criteria:
+        where = each.where
+        if each.section == "latency" and (
+            where.scenario is None or where.scenario in (Scenario.SINGLE_STREAM, Scenario.SERVER)
+        ):
+            size = min(where.batch_size or 1, max(largest, 1))
+            scenario = where.scenario or Scenario.SINGLE_STREAM
+            rate = None if where.rate is None else float(where.rate)
+            found[LoadSpec(size, scenario, rate_per_s=rate)] = f"{each.name} of the policy"
+    return tuple(found.items()) or ((LoadSpec(1), "the policy has no latency limit: one request at a time"),)
+
+
+def measure_costs(
+    checked: CheckedDeployment,
+    server: "RunningServer",
+    plan: CostPlan,
+    inputs: "Mapping[str, np.ndarray]",
+    listener: Listener,
+) -> Iterator[ServerCost]:
+    """The engine's cost at each load of `plan`, with `inputs` as rows to draw from."""
+    record = checked.record
+    answer = open_artifact(checked.folder / MODELS / record.engine / "1", record.options)
+    found = []
+    for load, source in plan.loads:
+        rows = _take_rows(inputs, load.batch_size)
+        with listener.step(f"server cost, {load}"):
+            own = _lap_in_process(partial(answer, [rows]))
+            served = _lap_served(server.grpc, record.engine, rows, by_position=record.backend == "inductor")
+            found.append(_alternate(own, served, load, source, plan.seconds))
+    return iter(found)
+
+
+def _take_rows(inputs: "Mapping[str, np.ndarray]", size: int) -> "dict[str, np.ndarray]":
+    import numpy as np
+
+    return {name: np.resize(array, (size, *array.shape[1:])) for name, array in inputs.items()}
+
+
+def _alternate(own: Lap, served: Lap, load: LoadSpec, source: str, seconds: float) -> ServerCost:
+    each = seconds / ROUNDS
+    before: list[int] = []
+    after: list[int] = []
+    for turn in range(ROUNDS):
+        for lap, kept in ((own, before), (served, after)) if turn % 2 else ((served, after), (own, before)):
+            kept += lap(load, each, turn)
+    alone, through = _summarize(before), _summarize(after)
+    added = through.mean - alone.mean
+    return ServerCost(str(replace(load)), source, alone, through, added)
+
+
+def _summarize(latencies: Sequence[int]) -> LatencySummary:
+    import numpy as np
+
+    if not latencies:
+        raise StageError("no request was answered in the time given; increase --seconds")
+    return summary_from_ns(np.asarray(latencies), PERCENTS)
+
+
+def _lap_in_process(call: Callable[[], object]) -> Lap:
+    def lap(load: LoadSpec, seconds: float, seed: int) -> list[int]:
+        for _ in range(WARM_UP_REQUESTS):
+            call()
+        found = []
+        for due in _arrivals(load, seconds, seed):
+            call()
+            found.append(perf_counter_ns() - due)
+        return found
+
+    return lap
+
+
+def _arrivals(load: LoadSpec, seconds: float, seed: int) -> Iterator[int]:
+    """When each request is due: now in a closed loop, else by a Poisson process; waits until then."""
+    gaps, started = Random(f"arrivals {seed}"), perf_counter_ns()
+    due = started
+    while due - started < seconds * 1e9:
+        if load.scenario is Scenario.SERVER and load.rate_per_s:
+            due += round(gaps.expovariate(load.rate_per_s) * 1e9)
+            while (left := due - perf_counter_ns()) > 0:
+                sleep(left / 1e9 if left > 200_000 else 0)
+        else:
+            due = perf_counter_ns()
+        yield due
+
+
+def _lap_served(url: str, model: str, rows: "Mapping[str, np.ndarray]", *, by_position: bool) -> Lap:
+    """Through gRPC; in an open loop requests are in flight together, so that the server can form batches."""
+    from tritonclient import grpc
+
+    from optpipe.deploy.triton_config import TYPES
+
+    client, inputs = grpc.InferenceServerClient(url), []
+    for at, (name, array) in enumerate(rows.items()):
+        kind = TYPES[str(array.dtype)].removeprefix("TYPE_")
+        inputs.append(grpc.InferInput(f"INPUT__{at}" if by_position else name, list(array.shape), kind))
+        inputs[-1].set_data_from_numpy(array)
+
+    def lap(load: LoadSpec, seconds: float, seed: int) -> list[int]:
+        for _ in range(WARM_UP_REQUESTS):
+            client.infer(model, inputs)
+        found: list[int] = []
+        if load.scenario is not Scenario.SERVER:
+            for due in _arrivals(load, seconds, seed):
+                client.infer(model, inputs)
+                found.append(perf_counter_ns() - due)
+            return found
+        room, problems = Semaphore(MAX_IN_FLIGHT), []
+
+        def finish(due: int, result: Any, error: Any) -> None:  # noqa: ARG001 - called by tritonclient
+            found.append(perf_counter_ns() - due)
+            room.release()
+            if error is not None:
+                problems.append(error)
+
+        for due in _arrivals(load, seconds, seed):
+            room.acquire()
+            client.async_infer(model, inputs, callback=partial(finish, due))
+        for _ in range(MAX_IN_FLIGHT):
+            room.acquire()
+        if problems:
+            raise StageError(f"{model}: tritonserver failed under load: {first_line(problems[0])}")
+        return found
+
+    return lap

@@ -1,0 +1,116 @@
+"""`--to folder`: the engine, its preprocessing and a loader that needs the runtime alone, for a server of the user's own."""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from optpipe.core.hashing import hash_file
+from optpipe.core.records import json_from_record
+from optpipe.deploy.choices import choose_settings
+from optpipe.deploy.passport import passport_from_build
+from optpipe.deploy.records import DEPLOYMENT, PASSPORT, REQUESTS, Choice, Passport
+from optpipe.deploy.repository import WrittenDeployment, describe_deployment, list_labels, write_card, write_requests
+from optpipe.deploy.signed_build import SignedBuild, list_signed_images
+from optpipe.errors import BadInputError
+from optpipe.preprocess.artifact import PIPELINE
+from optpipe.signoff.dossier import finish_dossier
+from optpipe.workspace.file_names import CARD, POLICY
+from optpipe.workspace.runs import write_bytes
+from optpipe.workspace.store import Store
+
+LOADER = Path(__file__).with_name("loader_onnxruntime.py")
+PREDICT = "predict.py"
+SETTINGS = "loader.json"
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderSettings:
+    """What `predict.py` reads: `loader.json`."""
+
+    engine: str
+    input: str
+    labels: tuple[str, ...]
+    threads: int
+    provider: str
+    provider_options: Mapping[str, str]
+    session_config: Mapping[str, str]
+    pipeline: str | None
+    pipeline_batch_size: int = 1
+    pipeline_threads: int = 1
+    pipeline_device: int | None = None
+    sha256: Mapping[str, str] = field(default_factory=dict)
+
+
+def write_folder(build: SignedBuild, output: Path, store: Store) -> WrittenDeployment:
+    """Writes everything in one step. Raises BadInputError for a backend without a loader, and where `output` exists."""
+    if build.artifact.info.backend != "onnxruntime":
+        raise BadInputError(
+            f"--to folder has a loader for onnxruntime only, the dossier's artifact is of {build.artifact.info.backend}; "
+            "use --to triton"
+        )
+    settings = choose_settings(build)
+    with store.scratch("deploy") as scratch:
+        run, images = list_signed_images(build)
+        write_requests(build, run, images, scratch / REQUESTS)
+        found = _describe_loader(build, settings.options, scratch)
+        write_bytes(scratch / SETTINGS, json_from_record(found))
+        shutil.copyfile(LOADER, scratch / PREDICT)
+        write_card(build, scratch / CARD)
+        write_bytes(scratch / POLICY, build.policy.source)
+        options = Choice(
+            "runtime options", ", ".join(f"{name}={value}" for name, value in settings.options.items()), "as measured"
+        )
+        record = describe_deployment(build, settings, "folder", found.engine, found.pipeline, None, (options,))
+        passport = passport_from_build(build)
+        write_bytes(scratch / DEPLOYMENT, json_from_record(record))
+        write_bytes(scratch / PASSPORT, json_from_record(passport))
+        text = _make_readme(build, passport, images[0][1].file if images else None)
+        (scratch / "README.md").write_text(text, encoding="utf-8")
+        finish_dossier(scratch, output)
+    return WrittenDeployment(output, record, passport)
+
+
+def _describe_loader(build: SignedBuild, options: Mapping[str, Any], folder: Path) -> LoaderSettings:
+    from optpipe.backends.onnxruntime import PROVIDERS
+    from optpipe.backends.onnxruntime_session import QDQ_AS_WRITTEN
+
+    info, on_gpu = build.artifact.info, build.artifact.info.device == "cuda"
+    shutil.copytree(build.artifact.path, folder / "engine", ignore=shutil.ignore_patterns("manifest.json", "*.log"))
+    engine, pipeline, plan = f"engine/{info.file}", None, None
+    if build.preprocessing is not None:
+        pipeline, plan = f"preprocessing/{Path(PIPELINE).name}", build.preprocessing.info.plan
+        (folder / "preprocessing").mkdir()
+        shutil.copyfile(build.preprocessing.file(PIPELINE), folder / pipeline)
+    spinning = {} if options.get("spinning", True) else {"session.intra_op.allow_spinning": "0"}
+    return LoaderSettings(
+        engine=engine,
+        input=build.card.inputs[0].name,
+        labels=list_labels(build),
+        threads=int(options.get("threads", 0)),
+        provider=PROVIDERS[info.device],
+        provider_options={"use_tf32": "0", "prefer_nhwc": str(int(bool(options.get("nhwc"))))} if on_gpu else {},
+        session_config={**dict([QDQ_AS_WRITTEN] if on_gpu else []), **spinning},
+        pipeline=pipeline,
+        pipeline_batch_size=plan.batch_size if plan else 1,
+        pipeline_threads=plan.threads if plan else 1,
+        pipeline_device=0 if plan and plan.device == "gpu" else None,
+        sha256={name: hash_file(folder / name) for name in (engine, pipeline) if name},
+    )
+
+
+def _make_readme(build: SignedBuild, passport: Passport, image: str | None) -> str:
+    packages = " ".join(f"{name}=={version}" for name, version in passport.packages.items())
+    run = f"```sh\npython {PREDICT} {REQUESTS}/{image}\n```\n\n" if image else ""
+    because = f", deployed because: {build.reference.because}" if build.reference.because else ""
+    return (
+        f"# {build.card.name}\n\n"
+        f"{build.artifact.info.label}, artifact {build.artifact.id}; dossier {build.reference.name}: "
+        f"{build.reference.verdict}{because}.\n\n"
+        f"`{PREDICT}` loads the engine and the preprocessing and needs no optpipe: copy it into your own service.\n\n"
+        f"```sh\npip install numpy {packages}\n```\n\n{run}"
+        f"`{REQUESTS}/tensors.npz` holds inputs (`input:NAME`) and the source model's outputs (`output:NAME`) to test a service "
+        f"with; `{SETTINGS}` the options that the signed-off measurements ran with. "
+        f"`sha256sum -c SHA256SUMS` checks every file; `optpipe deploy --check DIR` also compares this machine with the evidence.\n"
+    )

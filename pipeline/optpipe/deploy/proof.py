@@ -1,0 +1,290 @@
+"""`deploy --prove`: the deployment's own requests through a running server, over HTTP and gRPC, against the signed-off outputs.
+
+A model whose backend the server lacks is served by optpipe's own session behind the Python backend, with the same tensors,
+batching, warm-up, labels and ensemble; the report then says of it "configured, not run".
+"""
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import optpipe
+from optpipe.backends.registry import BACKENDS
+from optpipe.core.entries import ArtifactInfo
+from optpipe.core.events import Listener
+from optpipe.core.records import read_record
+from optpipe.deploy.check import CheckedDeployment
+from optpipe.deploy.cost import CostPlan, measure_costs
+from optpipe.deploy.records import (
+    IMAGES,
+    MODELS,
+    REQUESTS,
+    TENSORS,
+    Comparison,
+    DeploymentRecord,
+    ProofRecord,
+    RequestImages,
+    ServedModel,
+    ServerRecord,
+)
+from optpipe.deploy.repository import DALI_OUTPUT, ENCODED, SHIM, add_shim_parameters
+from optpipe.deploy.server import ServerProgram, list_backends, run_server
+from optpipe.deploy.session_process import Answer, open_artifact, open_preprocessing
+from optpipe.deploy.triton_config import CONFIG, TYPES, read_config, require_tritonclient, text_from_config
+from optpipe.errors import GateError, MissingError, StageError, first_line
+from optpipe.export.reference import Reference, reference_from_file
+from optpipe.preprocess.dali.pipeline import INPUT as DALI_INPUT
+from optpipe.stats.agreement import compute_output_error
+from optpipe.workspace.store import Store, entry_from_folder
+
+if TYPE_CHECKING:
+    import numpy as np
+
+PROTOCOLS = ("http", "grpc")
+REQUEST_LIMIT_S = 120
+ROWS_AT_ONCE = 4
+"""Samples in one request of the engine: so that the order of a batch is seen too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """One request and what it must give, computed in-process from the deployment's own files."""
+
+    model: str
+    inputs: "Mapping[str, np.ndarray]"
+    outputs: "Mapping[str, np.ndarray]"
+    source: "Mapping[str, np.ndarray]"
+    """The source model's outputs; empty where they are not known."""
+    prediction: int | None = None
+    """The signed-off class."""
+
+
+def prove_deployment(
+    checked: CheckedDeployment, program: ServerProgram, cost: CostPlan | None, store: Store, listener: Listener
+) -> ProofRecord:
+    """Runs the server on the deployment and compares.
+
+    Raises GateError where an output, a label or a shape is not the signed-off one, StageError with the server's reason where
+    it does not load the repository or dies, MissingError without tritonclient.
+    """
+    require_tritonclient()
+    _require_runnable(checked)
+    with store.scratch("prove") as scratch:
+        models = _arrange_models(checked, program, scratch / MODELS)
+        with listener.step("in-process outputs"):
+            expected = list(_list_expected(checked))
+        with listener.step("tritonserver") as step, run_server(program, scratch / MODELS, scratch) as server:
+            comparisons = []
+            for protocol in PROTOCOLS:
+                client = _open_client(protocol, server.http if protocol == "http" else server.grpc)
+                comparisons += list(_compare(checked.record, client, protocol, expected))
+                step.advance()
+            costs = measure_costs(checked, server, cost, expected[0].inputs, listener) if cost else ()
+    return ProofRecord(
+        str(checked.folder),
+        server.record,
+        tuple(models),
+        tuple(comparisons),
+        tuple(costs),
+        _list_notes(server.record, models),
+    )
+
+
+def _require_runnable(checked: CheckedDeployment) -> None:
+    """Raises MissingError where the artifact cannot run on this machine: there would be nothing to compare with."""
+    entry = entry_from_folder(checked.folder / MODELS / checked.record.engine / "1", ArtifactInfo)
+    if (blocker := BACKENDS[entry.info.backend].find_run_blocker(entry.info)) is not None:
+        raise MissingError(
+            f"{checked.record.engine} cannot run on this machine, so nothing can be proven here: {blocker}"
+        )
+
+
+def _list_notes(server: ServerRecord, models: Sequence[ServedModel]) -> tuple[str, ...]:
+    behind = [each.model for each in models if each.proven.startswith("configured")]
+    if not behind:
+        return ()
+    return (
+        f"{', '.join(behind)}: the server has no such backend ({', '.join(server.backends)}); prove it again where it is deployed",
+    )
+
+
+def _arrange_models(checked: CheckedDeployment, program: ServerProgram, target: Path) -> list[ServedModel]:
+    """The repository as this server can load it; the configuration of what it lacks a backend for is put behind the shim."""
+    have, found = list_backends(program), []
+    for source in sorted((checked.folder / MODELS).glob("*/")):
+        shutil.copytree(source, target / source.name, copy_function=_link)
+        config = read_config(source / CONFIG)
+        if config.platform == "ensemble" or (config.backend in have and config.backend != "python"):
+            found.append(ServedModel(source.name, config.backend or "ensemble", "served by tritonserver"))
+            continue
+        if config.backend != "python":
+            found.append(
+                ServedModel(
+                    source.name, config.backend, f"configured, not run: {config.backend}; run by optpipe's session"
+                )
+            )
+        else:
+            found.append(ServedModel(source.name, "python", "served by tritonserver, through optpipe's session"))
+        _put_behind_shim(config, checked.record, source, target / source.name)
+    return found
+
+
+def _link(source: str, target: str) -> None:
+    Path(target).symlink_to(source)
+
+
+def _put_behind_shim(config: Any, record: DeploymentRecord, source: Path, target: Path) -> None:
+    pb = require_tritonclient()
+    config.backend, config.platform, config.default_model_filename = "python", "", ""
+    config.ClearField("optimization")
+    for each in config.instance_group:
+        each.kind = pb.ModelInstanceGroup.KIND_CPU
+    for each in config.input:
+        each.allow_ragged_batch = False
+    add_shim_parameters(config, source / "1", "artifact" if source.name == record.engine else "preprocessing")
+    config.parameters["python"].string_value = sys.executable
+    config.parameters["path"].string_value = str(Path(optpipe.__file__).parents[1])
+    config.parameters["options"].string_value = json.dumps(dict(record.options) if source.name == record.engine else {})
+    (target / CONFIG).unlink()
+    (target / CONFIG).write_text(text_from_config(config), encoding="utf-8")
+    (target / "1" / "model.py").unlink(missing_ok=True)
+    (target / "1" / "model.py").symlink_to(SHIM)
+
+
+def _list_expected(checked: CheckedDeployment) -> Iterator[Expected]:
+    """Requests of the engine, then of the ensemble, with the in-process outputs of the same files and options."""
+    record, models = checked.record, checked.folder / MODELS
+    known = reference_from_file(checked.folder / REQUESTS / TENSORS)
+    engine = open_artifact(models / record.engine / "1", record.options)
+    yield from _expect_rows(record.engine, engine, known, checked)
+    listed = checked.folder / REQUESTS / IMAGES
+    if record.ensemble is not None and record.preprocessing is not None and listed.is_file():
+        preprocess = open_preprocessing(models / record.preprocessing / "1")
+        yield from _expect_images(record.ensemble, preprocess, engine, checked, read_record(listed, RequestImages))
+
+
+def _expect_rows(model: str, engine: Answer, known: Reference, checked: CheckedDeployment) -> Iterator[Expected]:
+    batched = read_config(checked.folder / MODELS / model / CONFIG).max_batch_size
+    if not batched:
+        yield Expected(model, known.inputs, engine([known.inputs])[0], known.outputs)
+        return
+    count, step = len(next(iter(known.inputs.values()))), min(ROWS_AT_ONCE, batched)
+    for start in range(0, count, step):
+        inputs = {name: array[start : start + step] for name, array in known.inputs.items()}
+        source = {name: array[start : start + step] for name, array in known.outputs.items()}
+        yield Expected(model, inputs, engine([inputs])[0], source)
+
+
+def _expect_images(
+    model: str, preprocess: Answer, engine: Answer, checked: CheckedDeployment, listed: RequestImages
+) -> Iterator[Expected]:
+    import numpy as np
+
+    for image in listed.images:
+        content = np.fromfile(checked.folder / REQUESTS / image.file, np.uint8)[np.newaxis]
+        tensor = preprocess([{DALI_INPUT: content}])[0][DALI_OUTPUT]
+        outputs = engine([{checked.card.inputs[0].name: tensor}])[0]
+        yield Expected(model, {ENCODED: content}, outputs, {}, image.prediction)
+
+
+def _open_client(protocol: str, url: str) -> Any:
+    """The protocol's module of tritonclient with a client, as one value."""
+    module = import_module(f"tritonclient.{protocol}")
+    return module, module.InferenceServerClient(url)
+
+
+def ask(client: Any, model: str, inputs: "Mapping[str, np.ndarray]", outputs: Sequence[str], classes: int = 0) -> Any:
+    """One request; `classes` asks for the labels of so many best classes instead of the tensor."""
+    module, connection = client
+    given = []
+    for name, array in inputs.items():
+        given.append(module.InferInput(name, list(array.shape), TYPES[str(array.dtype)].removeprefix("TYPE_")))
+        given[-1].set_data_from_numpy(array)
+    wanted = [module.InferRequestedOutput(name, class_count=classes) for name in outputs]
+    from tritonclient.utils import InferenceServerException
+
+    limit = (
+        {"client_timeout": REQUEST_LIMIT_S}
+        if module.__name__.endswith("grpc")
+        else {"timeout": REQUEST_LIMIT_S * 10**6}
+    )
+    try:
+        return connection.infer(model, given, outputs=wanted, **limit)
+    except (InferenceServerException, OSError) as error:
+        raise StageError(f"{model}: tritonserver refused a request: {first_line(error)}") from error
+
+
+def _compare(
+    record: DeploymentRecord, client: Any, protocol: str, expected: Sequence[Expected]
+) -> Iterator[Comparison]:
+    """One comparison for each model. Raises GateError for the first output that is not the signed-off one."""
+    for model in dict.fromkeys(each.model for each in expected):
+        equal, worst, right, asked = 0, 0.0, 0, [each for each in expected if each.model == model]
+        for number, each in enumerate(asked, 1):
+            names = list(each.outputs)
+            served = _name_served(record, model, names)
+            answer = ask(client, model, _name_inputs(record, model, each.inputs), served)
+            got = {name: answer.as_numpy(outside) for name, outside in zip(names, served, strict=True)}
+            errors = [
+                _judge(record, f"{model} over {protocol}, request {number}", each, name, got[name]) for name in names
+            ]
+            worst = max([worst, *errors])
+            equal += all(got[name].tobytes() == each.outputs[name].tobytes() for name in names)
+            if each.prediction is not None:
+                _judge_label(
+                    record, client, f"{model} over {protocol}, request {number}", each, names[0], got[names[0]]
+                )
+                right += 1
+        text = f"{right} of {len(asked)} equal to the signed-off predictions" if right else None
+        yield Comparison(model, protocol, len(asked), equal, worst, text)
+
+
+def _name_served(record: DeploymentRecord, model: str, names: Sequence[str]) -> list[str]:
+    by_position = record.backend == "inductor" and model == record.engine
+    return [f"OUTPUT__{at}" for at in range(len(names))] if by_position else list(names)
+
+
+def _name_inputs(record: DeploymentRecord, model: str, inputs: "Mapping[str, np.ndarray]") -> "dict[str, np.ndarray]":
+    by_position = record.backend == "inductor" and model == record.engine
+    return {f"INPUT__{at}" if by_position else name: array for at, (name, array) in enumerate(inputs.items())}
+
+
+def _judge(record: DeploymentRecord, where: str, each: Expected, name: str, got: "np.ndarray | None") -> float:
+    """The relative error against the in-process output. Raises GateError where it is not the same tensor."""
+    want = each.outputs[name]
+    if got is None or got.shape != want.shape or got.dtype != want.dtype:
+        have = "nothing" if got is None else f"{got.dtype} {list(got.shape)}"
+        raise GateError(f"{where}: output '{name}' is {have}, the signed-off one is {want.dtype} {list(want.shape)}")
+    error = compute_output_error(name, want, got)
+    if not error.finite or error.relative > record.tolerance:
+        raise GateError(
+            f"{where}: output '{name}' is not the signed-off one: relative error {error.relative:.2g} exceeds {record.tolerance:g}"
+        )
+    if name in each.source:
+        beside = compute_output_error(name, each.source[name], got)
+        if beside.relative > record.tolerance:
+            raise GateError(
+                f"{where}: output '{name}' differs from the source model's: relative error {beside.relative:.2g} "
+                f"exceeds {record.tolerance:g}"
+            )
+    return error.relative
+
+
+def _judge_label(
+    record: DeploymentRecord, client: Any, where: str, each: Expected, name: str, got: "np.ndarray"
+) -> None:
+    """Raises GateError where the class or its label is not the signed-off one."""
+    best = int(got.reshape(len(got), -1).argmax(axis=1)[0])
+    if best != each.prediction:
+        raise GateError(f"{where}: predicts class {best}, the signed-off prediction is {each.prediction}")
+    if not record.labels:
+        return
+    told = ask(client, each.model, each.inputs, [name], classes=1).as_numpy(name).reshape(-1)[0].decode()
+    _, index, label = told.split(":", 2)
+    if int(index) != best or label != record.labels[best]:
+        raise GateError(f"{where}: class {index} is labeled '{label}', the model card says '{record.labels[best]}'")

@@ -1,0 +1,179 @@
+"""What a deployment says of itself: `deployment.json` and `passport.json` in its folder, and what a proof found."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from optpipe.core.environment import Gpu
+from optpipe.core.measurement import LatencySummary
+from optpipe.core.verdict import Verdict
+
+DEPLOYMENT = "deployment.json"
+PASSPORT = "passport.json"
+MODELS = "models"
+"""Folder of a deployment that is Triton's model repository."""
+REQUESTS = "requests"
+"""Folder of a deployment with what a proof sends."""
+TENSORS = "tensors.npz"
+"""In `requests`: inputs `input:NAME` and the source model's outputs `output:NAME`, first axis the samples."""
+IMAGES = "images.json"
+"""In `requests`: a `RequestImages`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One setting with what it follows from."""
+
+    setting: str
+    """`max_batch_size`, `dynamic_batching.max_queue_delay_microseconds`, …"""
+    value: str
+    source: str
+    """The measurement, the policy's limit, or the reason why neither decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class DossierReference:
+    """The dossier that a deployment was written from."""
+
+    name: str
+    sha256: str
+    """Of its list of hashes, which identifies its content."""
+    verdict: Verdict
+    waived: tuple[str, ...]
+    because: str | None
+    """Why it is deployed without an unqualified PASS."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentRecord:
+    """The content of `deployment.json`."""
+
+    target: str
+    model: str
+    artifact: str
+    artifact_sha256: str
+    backend: str
+    precision: str
+    device: str
+    dossier: DossierReference
+    engine: str
+    """Name of the Triton model that holds the artifact."""
+    preprocessing: str | None
+    """Name of the Triton model that holds the DALI pipeline; None for a model without image preprocessing."""
+    ensemble: str | None
+    options: Mapping[str, bool | int | str]
+    """Runtime options that the signed-off measurements ran with."""
+    labels: tuple[str, ...]
+    choices: tuple[Choice, ...]
+    not_carried: tuple[str, ...]
+    """Runtime options that Triton's backend has no setting for."""
+    tolerance: float
+    """Largest relative L2 error of an output against the signed-off one."""
+    optpipe: str
+    created_utc: str
+
+
+@dataclass(frozen=True, slots=True)
+class Passport:
+    """The machine and versions that the evidence holds for: what `deploy --check` compares with the machine it runs on."""
+
+    cpu: str
+    gpus: tuple[Gpu, ...]
+    """Those of the machine that was measured; empty for a build that runs on the CPU."""
+    packages: Mapping[str, str]
+    """Of the runtime and the preprocessing."""
+    cuda: str | None
+    """The CUDA version that the runtime was built for, where the artifact runs on a GPU."""
+    triton: str
+    """Which Triton releases can serve it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestImage:
+    """An encoded image with the class that was signed off for it; None for a model that does not classify."""
+
+    file: str
+    sha256: str
+    prediction: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestImages:
+    """The content of `images.json`."""
+
+    run: str
+    """The evaluation in the dossier whose predictions these are."""
+    images: tuple[RequestImage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerRecord:
+    """The server that a proof ran on."""
+
+    program: str
+    version: str
+    python: str | None
+    numpy: str | None
+    backends: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """How one model of the repository was proven."""
+
+    model: str
+    backend: str
+    proven: str
+    """`served by tritonserver`, or `configured, not run: …`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Served outputs against the signed-off ones, over one protocol."""
+
+    model: str
+    protocol: str
+    requests: int
+    equal_bits: int
+    """Requests whose outputs equal the in-process outputs to the last bit."""
+    relative_error: float
+    """Largest ‖served − in-process‖ / ‖in-process‖ of a request."""
+    predictions: str | None
+    """`32 of 32 equal to the signed-off predictions`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCost:
+    """Latency in-process and through the server, of the same requests at the same load, in rounds that alternate."""
+
+    load: str
+    source: str
+    """Where the load comes from."""
+    in_process: LatencySummary
+    server: LatencySummary
+    added_ns: float
+    """Difference of the means."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProofRecord:
+    """What `deploy --prove` found."""
+
+    deployment: str
+    server: ServerRecord
+    models: tuple[ServedModel, ...]
+    comparisons: tuple[Comparison, ...]
+    costs: tuple[ServerCost, ...]
+    notes: tuple[str, ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class DeployResult:
+    """What `optpipe deploy` prints with `--json`."""
+
+    folder: str
+    deployment: DeploymentRecord
+    passport: Passport
+    differences: tuple[str, ...] = ()
+    """Between the passport and this machine."""
+    proof: ProofRecord | None = None
+    warnings: tuple[str, ...] = ()

@@ -1,0 +1,336 @@
+"""Writes a deployment for Triton: a model repository with its passport, the requests of its proof, and a seal over all of it.
+
+DIR/models/NAME_engine      the artifact with its store manifest in `1/`
+DIR/models/NAME_preprocess  the DALI pipeline, where the dossier proves one
+DIR/models/NAME             the ensemble from encoded images to the model's outputs, with labels
+"""
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optpipe import __version__
+from optpipe.core.card import Task
+from optpipe.core.records import json_from_record
+from optpipe.deploy.choices import Settings, choose_settings, leave_out_batching
+from optpipe.deploy.passport import passport_from_build
+from optpipe.deploy.records import (
+    DEPLOYMENT,
+    IMAGES,
+    MODELS,
+    PASSPORT,
+    REQUESTS,
+    TENSORS,
+    Choice,
+    DeploymentRecord,
+    Passport,
+    RequestImage,
+    RequestImages,
+)
+from optpipe.deploy.signed_build import REQUEST_ROWS, SignedBuild, list_signed_images
+from optpipe.deploy.triton_config import (
+    CONFIG,
+    LABELS,
+    WARM_UP,
+    Served,
+    add_warm_up,
+    fill_tensors,
+    require_tritonclient,
+    require_valid_text,
+    served_from_spec,
+    text_from_config,
+)
+from optpipe.errors import BadInputError
+from optpipe.export.reference import Reference, reference_from_file
+from optpipe.preprocess.dali.pipeline import INPUT as DALI_INPUT
+from optpipe.signoff.dossier import finish_dossier
+from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR
+from optpipe.workspace.file_names import CARD, POLICY, REFERENCE
+from optpipe.workspace.runs import write_bytes
+from optpipe.workspace.store import Store
+
+if TYPE_CHECKING:
+    import numpy as np
+
+DALI_OUTPUT = "DALI_OUTPUT_0"
+ENCODED = "encoded_image"
+"""The ensemble's input: a whole image file as bytes."""
+PLATFORMS: Mapping[str, tuple[str, str]] = {
+    "tensorrt": ("tensorrt", "tensorrt_plan"),
+    "onnxruntime": ("onnxruntime", "onnxruntime_onnx"),
+    "inductor": ("pytorch", "torch_aoti"),
+}
+"""Triton's backend and platform by ours; every other artifact is served by optpipe's own session behind the Python backend."""
+SHIM = Path(__file__).with_name("triton_model.py")
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenDeployment:
+    """A deployment in its place."""
+
+    folder: Path
+    record: DeploymentRecord
+    passport: Passport
+
+
+def write_repository(build: SignedBuild, output: Path, store: Store, *, batching: bool = True) -> WrittenDeployment:
+    """Writes everything in one step: `output` is there whole, or not at all. Raises BadInputError where it exists already.
+
+    Without `batching` every request is a batch of its own.
+    """
+    require_tritonclient()
+    settings = choose_settings(build)
+    if not batching:
+        settings = leave_out_batching(settings)
+    with store.scratch("deploy") as scratch:
+        run, images = list_signed_images(build)
+        known = write_requests(build, run, images, scratch / REQUESTS)
+        engine = f"{build.card.name}_engine"
+        choices = [*settings.choices, _write_engine(build, settings, known, scratch / MODELS / engine)]
+        preprocess = ensemble = None
+        if build.preprocessing is not None:
+            preprocess, ensemble = f"{build.card.name}_preprocess", build.card.name
+            choices += _write_preprocessing(
+                build, settings, [path for path, _ in images], scratch / MODELS / preprocess
+            )
+            _write_ensemble(build, settings, engine, preprocess, scratch / MODELS / ensemble)
+        for path in (scratch / MODELS).glob(f"*/{CONFIG}"):
+            require_valid_text(path)
+        record = describe_deployment(build, settings, "triton", engine, preprocess, ensemble, choices)
+        passport = passport_from_build(build)
+        write_card(build, scratch / CARD)
+        write_bytes(scratch / POLICY, build.policy.source)
+        write_bytes(scratch / DEPLOYMENT, json_from_record(record))
+        write_bytes(scratch / PASSPORT, json_from_record(passport))
+        finish_dossier(scratch, output)
+    return WrittenDeployment(output, record, passport)
+
+
+def describe_deployment(
+    build: SignedBuild,
+    settings: Settings,
+    target: str,
+    engine: str,
+    preprocess: str | None,
+    ensemble: str | None,
+    choices: Sequence[Choice],
+) -> DeploymentRecord:
+    """What `deployment.json` says."""
+    info = build.artifact.info
+    return DeploymentRecord(
+        target=target,
+        model=build.card.name,
+        artifact=build.artifact.id,
+        artifact_sha256=build.artifact.sha256(info.file),
+        backend=info.backend,
+        precision=info.precision,
+        device=info.device,
+        dossier=build.reference,
+        engine=engine,
+        preprocessing=preprocess,
+        ensemble=ensemble,
+        options=settings.options,
+        labels=list_labels(build),
+        choices=tuple(choices),
+        not_carried=tuple(sorted(set(settings.options) - _list_carried(info.backend, settings)))
+        if target == "triton"
+        else (),
+        tolerance=TOLERATED_RELATIVE_ERROR[info.precision],
+        optpipe=__version__,
+        created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def list_labels(build: SignedBuild) -> tuple[str, ...]:
+    """The classes' names, where the model classifies and its card names them."""
+    return build.card.labels if build.card.task is Task.CLASSIFICATION else ()
+
+
+def _list_carried(backend: str, settings: Settings) -> set[str]:
+    """The runtime options that the configuration hands to Triton's backend; the shim takes all."""
+    if backend == "onnxruntime":
+        return {"threads"}
+    if backend == "tensorrt":
+        return {"cuda_graph"}
+    return set() if backend in PLATFORMS else set(settings.options)
+
+
+def write_requests(
+    build: SignedBuild, run: str, images: Sequence[tuple[Path, RequestImage]], folder: Path
+) -> Reference:
+    """What a proof sends: rows of the reference with the source model's outputs, and signed-off images."""
+    import numpy as np
+
+    known = reference_from_file(build.samples.file(REFERENCE))
+    first = {each.name: each.batch for each in build.card.inputs} | {
+        each.name: each.batch for each in build.card.outputs
+    }
+
+    def cut(arrays: "Mapping[str, np.ndarray]") -> "dict[str, np.ndarray]":
+        return {name: array[:REQUEST_ROWS] if first.get(name, 0) == 0 else array for name, array in arrays.items()}
+
+    inputs, outputs = cut(known.inputs), cut(known.outputs)
+    folder.mkdir()
+    tensors = {f"input:{name}": each for name, each in inputs.items()}
+    np.savez(
+        folder / TENSORS, allow_pickle=False, **tensors, **{f"output:{name}": each for name, each in outputs.items()}
+    )
+    for path, image in images:
+        shutil.copyfile(path, folder / image.file)
+    if images:
+        write_bytes(folder / IMAGES, json_from_record(RequestImages(run, tuple(image for _, image in images))))
+    return Reference(inputs, outputs)
+
+
+def _write_engine(build: SignedBuild, settings: Settings, known: Reference, folder: Path) -> Choice:
+    """The artifact as a Triton model; returns what its warm-up is."""
+    pb, info = require_tritonclient(), build.artifact.info
+    shutil.copytree(build.artifact.path, folder / "1")
+    batched = settings.max_batch_size > 0
+    inputs = [served_from_spec(each, batched=batched) for each in build.card.inputs]
+    outputs = [served_from_spec(each, batched=batched) for each in build.card.outputs]
+    config = pb.ModelConfig(name=folder.name, max_batch_size=settings.max_batch_size)
+    if info.backend in PLATFORMS:
+        config.backend, config.platform = PLATFORMS[info.backend]
+        config.default_model_filename = info.file
+    else:
+        config.backend = "python"
+        shutil.copyfile(SHIM, folder / "1" / "model.py")
+        add_shim_parameters(config, Path("$$TRITON_MODEL_DIRECTORY/1"), "artifact")
+    if info.backend == "inductor":  # its calling convention has positions, not names
+        inputs, outputs = name_by_position(inputs, outputs)
+    fill_tensors(config, inputs, outputs)
+    _write_labels(build, config, folder)
+    kind = "KIND_GPU" if info.device == "cuda" else "KIND_CPU"
+    config.instance_group.add(count=settings.instances, kind=pb.ModelInstanceGroup.Kind.Value(kind))
+    _set_batching(config, settings)
+    _set_runtime(config, info.backend, settings)
+    return _write_warm_up(config, folder, known, settings, inputs, build)
+
+
+def name_by_position(inputs: Sequence[Served], outputs: Sequence[Served]) -> tuple[list[Served], list[Served]]:
+    """`INPUT__0`, `OUTPUT__0`, …: Triton's PyTorch backend addresses tensors of a package by position."""
+    return (
+        [Served(f"INPUT__{at}", each.dtype, each.dims) for at, each in enumerate(inputs)],
+        [Served(f"OUTPUT__{at}", each.dtype, each.dims) for at, each in enumerate(outputs)],
+    )
+
+
+def add_shim_parameters(config: Any, folder: Path, kind: str) -> None:
+    """What the Python backend's `model.py` is told; the interpreter is the one of OPTPIPE_PYTHON, or `python3`."""
+    config.parameters["folder"].string_value = str(folder)
+    config.parameters["kind"].string_value = kind
+
+
+def _set_batching(config: Any, settings: Settings) -> None:
+    if settings.max_batch_size > 1 and settings.batching:
+        config.dynamic_batching.preferred_batch_size.extend(settings.preferred)
+        config.dynamic_batching.max_queue_delay_microseconds = settings.delay_us
+
+
+def _set_runtime(config: Any, backend: str, settings: Settings) -> None:
+    if backend == "onnxruntime" and settings.options.get("threads"):
+        config.parameters["intra_op_thread_count"].string_value = str(settings.options["threads"])
+    if backend == "tensorrt" and settings.options.get("cuda_graph"):
+        config.optimization.cuda.graphs = True
+        for size in settings.preferred:
+            spec = config.optimization.cuda.graph_spec.add(batch_size=size)
+            for each in config.input:
+                spec.input[each.name].dim.extend(each.dims)
+
+
+def _write_labels(build: SignedBuild, config: Any, folder: Path) -> None:
+    if labels := list_labels(build):
+        config.output[0].label_filename = LABELS
+        (folder / LABELS).write_text("".join(f"{each}\n" for each in labels), encoding="utf-8")
+
+
+def _write_warm_up(
+    config: Any, folder: Path, known: Reference, settings: Settings, inputs: Sequence[Served], build: SignedBuild
+) -> Choice:
+    """Real rows of the reference: one request of one sample and one of each preferred batch."""
+    target = folder / WARM_UP
+    target.mkdir()
+    sizes = sorted({1, *settings.preferred, settings.max_batch_size}) if settings.max_batch_size else [0]
+    for size in sizes:
+        files, shapes = {}, {}
+        for spec, each in zip(build.card.inputs, inputs, strict=True):
+            row = known.inputs[spec.name][:1] if size else known.inputs[spec.name]
+            files[each.name] = f"{each.name}.{size}.bin"
+            # Triton repeats a file of one sample for the whole batch, so that one row serves every size
+            (target / files[each.name]).write_bytes(row.tobytes())
+            shapes[each.name] = Served(each.name, each.dtype, tuple(row.shape[1:] if size else row.shape))
+        add_warm_up(config, f"batch {size}" if size else "one request", size, shapes, files)
+    (folder / CONFIG).write_text(text_from_config(config), encoding="utf-8")
+    return Choice(f"{folder.name} warm-up", ", ".join(map(str, sizes)), f"rows of the reference inputs ({REFERENCE})")
+
+
+def _write_preprocessing(build: SignedBuild, settings: Settings, images: Sequence[Path], folder: Path) -> list[Choice]:
+    """The DALI pipeline as a Triton model."""
+    pb, entry = require_tritonclient(), build.preprocessing
+    assert entry is not None
+    transform = build.card.transform
+    assert transform is not None
+    plan = entry.info.plan
+    shutil.copytree(entry.path / "1", folder / "1")
+    shutil.copyfile(entry.path / "transform.json", folder / "1" / "transform.json")
+    write_bytes(folder / "1" / "preprocessing.json", json_from_record(entry.info))
+    size = min(plan.batch_size, settings.max_batch_size or plan.batch_size)
+    config = pb.ModelConfig(name=folder.name, backend="dali", max_batch_size=size)
+    config.input.add(name=DALI_INPUT, data_type=pb.TYPE_UINT8, dims=[-1], allow_ragged_batch=True)
+    fill_tensors(config, (), (Served(DALI_OUTPUT, transform.pack.dtype, tuple(transform.shape)),))
+    kind = "KIND_GPU" if plan.device == "gpu" else "KIND_CPU"
+    config.instance_group.add(count=1, kind=pb.ModelInstanceGroup.Kind.Value(kind))
+    _set_batching(config, settings)
+    config.parameters["num_threads"].string_value = str(plan.threads)
+    choices = [
+        Choice(f"{folder.name} threads", str(plan.threads), f"the proven pipeline {entry.id}"),
+        Choice(f"{folder.name} instance_group.count", "1", "DALI's backend advises one instance"),
+    ]
+    if images:
+        (folder / WARM_UP).mkdir()
+        content = images[0].read_bytes()
+        (folder / WARM_UP / "image.bin").write_bytes(content)
+        shape = {DALI_INPUT: Served(DALI_INPUT, "uint8", (len(content),))}
+        add_warm_up(config, "one image", 1, shape, {DALI_INPUT: "image.bin"})
+        choices.append(Choice(f"{folder.name} warm-up", "1", f"the image {images[0].name} of the evaluation"))
+    (folder / CONFIG).write_text(text_from_config(config), encoding="utf-8")
+    return choices
+
+
+def _write_ensemble(build: SignedBuild, settings: Settings, engine: str, preprocess: str, folder: Path) -> None:
+    """Encoded images in, the model's outputs out; labels by Triton's classification extension (`class_count`)."""
+    pb = require_tritonclient()
+    batched = settings.max_batch_size > 0
+    if not batched:
+        raise BadInputError(
+            f"{build.card.name} takes no batches of changing size, which an ensemble from images needs; "
+            "build it with --batch 1:…"
+        )
+    inputs = [served_from_spec(each, batched=True) for each in build.card.inputs]
+    outputs = [served_from_spec(each, batched=True) for each in build.card.outputs]
+    inner = name_by_position(inputs, outputs) if build.artifact.info.backend == "inductor" else (inputs, outputs)
+    assert build.preprocessing is not None
+    size = min(build.preprocessing.info.plan.batch_size, settings.max_batch_size)  # no larger than that of a step
+    config = pb.ModelConfig(name=folder.name, platform="ensemble", max_batch_size=size)
+    fill_tensors(config, (Served(ENCODED, "uint8", (-1,)),), outputs)
+    (folder / "1").mkdir(parents=True)
+    write_card(build, folder / "1" / CARD)  # Triton wants a version folder; an empty one cannot be sealed
+    _write_labels(build, config, folder)
+    first = config.ensemble_scheduling.step.add(model_name=preprocess, model_version=-1)
+    first.input_map[DALI_INPUT], first.output_map[DALI_OUTPUT] = ENCODED, "preprocessed"
+    second = config.ensemble_scheduling.step.add(model_name=engine, model_version=-1)
+    second.input_map[inner[0][0].name] = "preprocessed"
+    for inside, outside in zip(inner[1], outputs, strict=True):
+        second.output_map[inside.name] = outside.name
+    (folder / CONFIG).write_text(text_from_config(config), encoding="utf-8")
+
+
+def write_card(build: SignedBuild, path: Path) -> None:
+    """The model card without its paths, which are those of one machine."""
+    card = {**build.card.to_dict(), "data": {}}
+    write_bytes(path, json.dumps(card, indent=1).encode() + b"\n")

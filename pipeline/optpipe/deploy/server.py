@@ -1,0 +1,233 @@
+"""Finds a Triton server, starts it on a model repository, and ends it: on every way out no process is left.
+
+Either `tritonserver` itself (NVIDIA's container), or the one that nvidia-pytriton bundles: it has the Python backend alone, needs
+libpython on LD_LIBRARY_PATH, and a stub for the version of its interpreter. With NumPy 2 in that interpreter the stub reads
+[1, 2, 3, 4] as [1, 1, 1, 1] without an error, so such an environment is refused.
+"""
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic, sleep
+
+from optpipe.deploy.records import ServerRecord
+from optpipe.errors import BadInputError, MissingError, StageError, escape
+
+SERVER_VARIABLE = "OPTPIPE_TRITON"
+READY_LIMIT_S = 120.0
+POLL_S = 0.1
+END_LIMIT_S = 15.0
+INSTALL = (
+    'uv venv -p 3.11 DIR && uv pip install -p DIR --no-deps nvidia-pytriton==0.7.0 "numpy<2"; then pass --server DIR'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerProgram:
+    """A server that can be started."""
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    python: str | None = None
+    numpy: str | None = None
+    stub: Path | None = None
+    """The bundled server's stub for its interpreter, which belongs beside the Python backend."""
+    backends: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    """A server that answers."""
+
+    http: str
+    grpc: str
+    record: ServerRecord
+
+
+def find_server(wanted: str | None) -> ServerProgram:
+    """The server that `--server` names, a program or an environment, or the one on PATH.
+
+    Raises MissingError where there is none, BadInputError for an environment that would serve wrong tensors.
+    """
+    wanted = wanted or os.environ.get(SERVER_VARIABLE) or None
+    if wanted is None:
+        found = shutil.which("tritonserver")
+        if found is None:
+            raise MissingError(f"no tritonserver on PATH; use NVIDIA's container, or a bundled one: {INSTALL}")
+        return ServerProgram((found,), dict(os.environ))
+    path = Path(wanted)
+    python = next((each for each in (path / "bin" / "python", path) if each.is_file()), None)
+    if python is None:
+        raise BadInputError(f"--server {wanted}: neither a tritonserver program nor a Python environment")
+    return (
+        _describe_bundled(python) if python.name.startswith("python") else ServerProgram((str(path),), dict(os.environ))
+    )
+
+
+_PROBE = """
+import importlib.util as u, json, sys, sysconfig
+spec = u.find_spec("pytriton")
+try:
+    import numpy; version = numpy.__version__
+except ImportError:
+    version = None
+print(json.dumps({"root": spec and spec.submodule_search_locations[0], "numpy": version, "python": "%d.%d" % sys.version_info[:2],
+  "libraries": sysconfig.get_config_var("LIBDIR"), "library": sysconfig.get_config_var("INSTSONAME")}))
+"""
+
+
+def _describe_bundled(python: Path) -> ServerProgram:
+    """The server in an interpreter's nvidia-pytriton."""
+    plain = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    told = subprocess.run([str(python), "-c", _PROBE], capture_output=True, text=True, env=plain, check=False)
+    if told.returncode != 0:
+        raise BadInputError(f"--server {python}: the interpreter does not start: {escape(told.stderr.strip()[-200:])}")
+    facts = json.loads(told.stdout)
+    if facts["root"] is None:
+        raise MissingError(f"{python} has no nvidia-pytriton, whose server is needed: {INSTALL}")
+    if facts["numpy"] is None or int(facts["numpy"].split(".")[0]) >= 2:
+        state = f"has NumPy {facts['numpy']}" if facts["numpy"] else "has no NumPy"
+        raise BadInputError(
+            f"{python} {state}: the bundled server's Python stub needs numpy<2 and silently serves wrong tensors with NumPy 2\n"
+            f"make an environment of its own: {INSTALL}"
+        )
+    root = Path(facts["root"]) / "tritonserver"
+    stub = root / "python_backend_stubs" / facts["python"] / "triton_python_backend_stub"
+    if not stub.is_file():
+        raise MissingError(f"nvidia-pytriton has no stub for Python {facts['python']}: {INSTALL}")
+    libraries = Path(facts["libraries"])
+    if not (libraries / facts["library"]).is_file():
+        raise MissingError(
+            f"{python} has no shared libpython ({libraries / facts['library']}), which the bundled server's stub needs: "
+            "apt-get install libpython3-dev, or an interpreter of uv (uv python install)"
+        )
+    shared = f"{libraries}:{root.parent.parent / 'nvidia_pytriton.libs'}"
+    environment = {**plain, "LD_LIBRARY_PATH": shared, "PATH": f"{python.parent}:{plain.get('PATH', '')}"}
+    return ServerProgram(
+        (str(root / "bin" / "tritonserver"),), environment, facts["python"], facts["numpy"], stub, root / "backends"
+    )
+
+
+def list_backends(program: ServerProgram) -> tuple[str, ...]:
+    """The backends that a server has, by the folders of its backend directory."""
+    folder = program.backends or Path(program.command[0]).resolve().parents[1] / "backends"
+    return tuple(sorted(path.name for path in folder.glob("*/"))) if folder.is_dir() else ()
+
+
+@contextmanager
+def run_server(
+    program: ServerProgram, repository: Path, scratch: Path, *, limit_s: float = READY_LIMIT_S
+) -> Iterator[RunningServer]:
+    """A server on `repository` that is ready; it and all that it started are gone after the block.
+
+    Raises StageError with the server's own reason where it dies, does not become ready, or refuses a model.
+    """
+    ports = _find_free_ports(3)
+    command = [
+        *program.command,
+        f"--model-repository={repository}",
+        *(f"--{kind}-port={port}" for kind, port in zip(("http", "grpc", "metrics"), ports, strict=True)),
+        *(f"--{kind}-address=127.0.0.1" for kind in ("http", "grpc", "metrics")),
+        "--exit-timeout-secs=5",
+    ]
+    if program.backends is not None:
+        command.append(f"--backend-directory={_arrange_backends(program, scratch)}")
+    environment = {**program.environment, "OPTPIPE_PYTHON": sys.executable}
+    log = scratch / "tritonserver.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True
+        )
+        try:
+            http, grpc = (f"127.0.0.1:{port}" for port in ports[:2])
+            _await_ready(process, http, log, limit_s)
+            try:
+                yield RunningServer(http, grpc, _describe_server(program, http))
+            except StageError as error:
+                if process.poll() is None:
+                    raise
+                why = f"tritonserver died (exit status {process.returncode}): {read_reason(log)}"
+                raise StageError(why) from error
+        finally:
+            _end_group(process)
+
+
+def _find_free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def _arrange_backends(program: ServerProgram, scratch: Path) -> Path:
+    """A backend directory with the stub beside the Python backend, as the server looks for it; nothing is copied."""
+    assert program.backends is not None
+    assert program.stub is not None
+    folder = scratch / "backends"
+    for source in program.backends.glob("*/"):
+        (folder / source.name).mkdir(parents=True)
+        for each in source.iterdir():
+            (folder / source.name / each.name).symlink_to(each)
+    (folder / "python" / program.stub.name).symlink_to(program.stub)
+    return folder
+
+
+def _await_ready(process: "subprocess.Popen[bytes]", http: str, log: Path, limit_s: float) -> None:
+    from urllib.error import URLError
+    from urllib.request import urlopen
+
+    until = monotonic() + limit_s
+    while monotonic() < until:
+        if process.poll() is not None:
+            raise StageError(f"tritonserver did not start (exit status {process.returncode}): {read_reason(log)}")
+        with suppress(URLError, OSError), urlopen(f"http://{http}/v2/health/ready", timeout=2) as answer:
+            if answer.status == 200:
+                return
+        sleep(POLL_S)
+    raise StageError(f"tritonserver was not ready after {limit_s:g} s: {read_reason(log)}")
+
+
+def _describe_server(program: ServerProgram, http: str) -> ServerRecord:
+    from urllib.request import urlopen
+
+    with urlopen(f"http://{http}/v2", timeout=5) as answer:
+        version = str(json.load(answer).get("version", "unknown"))
+    return ServerRecord(Path(program.command[0]).name, version, program.python, program.numpy, list_backends(program))
+
+
+_ERROR_LINE = re.compile(r"^E\d{4} .*?\] \"?(.*?)\"?$")
+_TABLE_LINE = re.compile(r"\| UNAVAILABLE: (.*?)\s*\|$")
+
+
+def read_reason(log: Path) -> str:
+    """Why a model was not loaded or the server ended, as its log has it, on one line."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    for pattern in (_TABLE_LINE, _ERROR_LINE):
+        found = [match[1] for line in lines if (match := pattern.search(line))]
+        if found := [each for each in found if "CUDA driver version" not in each]:
+            return escape(found[0].strip())[:300]
+    return escape(lines[-1].strip())[:300] if lines else "it wrote nothing"
+
+
+def _end_group(process: "subprocess.Popen[bytes]") -> None:
+    """Asks the server to end, then ends whatever is left of its process group."""
+    with suppress(ProcessLookupError):
+        process.send_signal(signal.SIGTERM)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(END_LIMIT_S)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

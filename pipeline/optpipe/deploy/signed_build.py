@@ -1,0 +1,178 @@
+"""The build that a dossier signs off, with everything a deployment is made of, each file held against the dossier's hashes.
+
+A dossier holds hashes and measurements; the engine, the pipeline and the reference lie in the workspace that built them.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from optpipe.bench.recompute import list_artifact_measurements
+from optpipe.core.card import ModelCard, Task, card_from_file
+from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo
+from optpipe.core.hashing import hash_file
+from optpipe.core.records import read_record
+from optpipe.core.verdict import Verdict, VerdictRecord
+from optpipe.deploy.records import DossierReference
+from optpipe.errors import BadInputError, GateError
+from optpipe.evaluate.tasks.registry import find_task
+from optpipe.inputs.image_set import ImageSet
+from optpipe.measuring.measured import RecordedMeasurement
+from optpipe.preprocess.artifact import PreprocessingInfo
+from optpipe.preprocess.records import PreprocessRecord
+from optpipe.signoff.build_evidence import filter_by_options
+from optpipe.signoff.policy import Policy, policy_from_toml
+from optpipe.signoff.release import verify_dossier
+from optpipe.signoff.since import split_runs
+from optpipe.workspace.file_names import BUILDS, CARD, POLICY, PREDICTIONS, PREPROCESSING, REFERENCE
+from optpipe.workspace.runs import Run, load_runs, newest_runs
+from optpipe.workspace.seal import SUMS
+from optpipe.workspace.store import Entry, Store, entry_from_folder
+
+if TYPE_CHECKING:
+    from optpipe.deploy.records import RequestImage
+
+REQUEST_IMAGES = 32
+REQUEST_ROWS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class SignedBuild:
+    """A verified dossier and the stored files that it signs off."""
+
+    folder: Path
+    verdict: VerdictRecord
+    reference: DossierReference
+    policy: Policy
+    artifact: Entry[ArtifactInfo]
+    card: ModelCard
+    samples: Entry[ReferenceInfo]
+    preprocessing: Entry[PreprocessingInfo] | None
+    measured: tuple[RecordedMeasurement, ...]
+    """Of the artifact, with the options that the policy names."""
+    runs: tuple[Run, ...]
+
+
+def open_signed_build(folder: Path, store: Store, because: str | None) -> SignedBuild:
+    """Verifies the dossier and finds its files in the workspace.
+
+    Raises BadInputError where the dossier fails verification or a file is not here, GateError for anything but an
+    unqualified PASS without `because`.
+    """
+    checked = verify_dossier(folder)
+    if checked.problems or checked.verdict is None:
+        raise BadInputError(f"{folder} failed verification ({checked.problems[0]}); optpipe verify lists all problems")
+    verdict = checked.verdict
+    waived = tuple(one.name for one in verdict.waived)
+    if because is None and (verdict.verdict is not Verdict.PASS or waived):
+        state = verdict.verdict if verdict.verdict is not Verdict.PASS else f"PASS with {len(waived)} criteria waived"
+        raise GateError(f"{folder} is not an unqualified PASS ({state}); pass --because TEXT to deploy it anyway")
+    runs, _ = split_runs(load_runs(folder / "runs"), verdict.since)
+    policy = policy_from_toml((folder / POLICY).read_bytes(), str(folder / POLICY))
+    artifact = _find_signed_entry(folder, store, verdict.artifact.id)
+    model = store.find(artifact.manifest.parents[0], ModelInfo)
+    measured = filter_by_options(
+        policy.options, list_artifact_measurements(runs, policy.confidence, artifact.id, judged=True)
+    )
+    reference = DossierReference(
+        verdict.dossier_name, hash_file(folder / SUMS), verdict.verdict, waived, because if because else None
+    )
+    return SignedBuild(
+        folder=folder,
+        verdict=verdict,
+        reference=reference,
+        policy=policy,
+        artifact=artifact,
+        card=card_from_file(store.verify_entry(model, CARD).file(CARD)),
+        samples=_find_samples(store, model),
+        preprocessing=_find_preprocessing(runs, store),
+        measured=tuple(measured),
+        runs=runs,
+    )
+
+
+def _find_signed_entry(folder: Path, store: Store, artifact: str) -> Entry[ArtifactInfo]:
+    """The artifact in the workspace; its bytes must be those of the manifest that lies in the dossier."""
+    signed = entry_from_folder(folder / BUILDS / f"{ArtifactInfo.KIND}-{artifact}", ArtifactInfo)
+    path = store.root / f"{ArtifactInfo.KIND}-{artifact}"
+    if not path.is_dir():
+        raise BadInputError(
+            f"artifact {artifact} of the dossier is not in {store.workspace}; pass --workspace DIR, "
+            f"or build it again: {signed.manifest.command}"
+        )
+    entry = store.verify_entry(entry_from_folder(path, ArtifactInfo))
+    if (file := entry.info.file) and entry.sha256(file) != signed.sha256(signed.info.file):
+        raise BadInputError(
+            f"artifact {artifact} in {store.workspace} is not the one that was signed off: {file} has another sha256; "
+            "sign off this build, or pass the --workspace that the dossier was made in"
+        )
+    return entry
+
+
+def _find_samples(store: Store, model: Entry[ModelInfo]) -> Entry[ReferenceInfo]:
+    found = [each for each in store.list_entries(ReferenceInfo) if model.id in each.manifest.parents]
+    if not found:
+        raise BadInputError(f"the reference outputs of {model.info.name} are not in {store.workspace}; build it again")
+    return store.verify_entry(found[-1], REFERENCE)
+
+
+def _find_preprocessing(runs: Sequence[Run], store: Store) -> Entry[PreprocessingInfo] | None:
+    """The DALI pipeline whose proof lies in the dossier; None where it has none."""
+    for run in newest_runs(runs, "preprocess"):
+        proven = read_record(run.path / PREPROCESSING, PreprocessRecord).pipeline
+        entry = store.verify_entry(store.find(proven.id, PreprocessingInfo))
+        if entry.sha256(entry.info.file) != proven.sha256:
+            raise BadInputError(f"the DALI pipeline {proven.id} in {store.workspace} is not the one that was proven")
+        return entry
+    return None
+
+
+def require_preprocessing(build: SignedBuild) -> None:
+    """Raises BadInputError for an image model whose dossier does not prove its preprocessing."""
+    if build.card.transform is not None and build.preprocessing is None:
+        raise BadInputError(
+            f"{build.folder} has no evidence of the preprocessing; run optpipe preprocess {build.card.name} --images DIR and "
+            "sign off again, or deploy the engine alone with --no-ensemble"
+        )
+
+
+def list_signed_images(build: SignedBuild) -> "tuple[str, tuple[tuple[Path, RequestImage], ...]]":
+    """Images of the evaluation in the dossier with the predictions signed off for them, and the evaluation's name.
+
+    Only images that are here with the hash that the evaluation recorded; empty where there is no evaluation.
+    """
+    import polars as pl
+
+    classifies = build.card.task is Task.CLASSIFICATION
+    for run in newest_runs(build.runs, "evaluate"):
+        table = pl.read_parquet(run.path / PREDICTIONS)
+        column = f"{build.artifact.id}:{find_task(build.card).prediction_column}"
+        if column in table.columns and (root := _find_image_root(build.card)) is not None:
+            best = table[column].list.first().to_list() if classifies else [None] * len(table)
+            rows = zip(table["path"].to_list(), table["sha256"].to_list(), best, strict=True)
+            return run.run_id, _spread(tuple(_read_images(rows, root)), REQUEST_IMAGES)
+    return "", ()
+
+
+def _find_image_root(card: ModelCard) -> Path | None:
+    source = card.data.get("validation")
+    if source is None or not Path(source).exists():
+        return None
+    return Path(source) if Path(source).is_dir() else ImageSet.from_manifest(Path(source)).root
+
+
+def _read_images(rows: Iterable[tuple[str, str, int | None]], root: Path) -> Iterator[tuple[Path, "RequestImage"]]:
+    from optpipe.deploy.records import RequestImage
+
+    for index, (name, sha256, prediction) in enumerate(rows):
+        path = root / name
+        if path.is_file() and hash_file(path) == sha256:
+            yield path, RequestImage(f"{index:05}{path.suffix}", sha256, prediction)
+
+
+def _spread(found: "tuple[tuple[Path, RequestImage], ...]", count: int) -> "tuple[tuple[Path, RequestImage], ...]":
+    """`count` of them, evenly spaced: a set is often sorted by class."""
+    if len(found) <= count:
+        return found
+    return tuple(found[index * len(found) // count] for index in range(count))

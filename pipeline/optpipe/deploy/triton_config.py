@@ -1,0 +1,112 @@
+"""Triton's model configurations: made as the protobuf message that tritonclient ships, written as text, read back and compared.
+
+Source: model_config.proto of triton-inference-server/common, and docs/user_guide/model_configuration.md.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from optpipe.core.tensors import InputSpec, TensorSpec
+from optpipe.errors import BadInputError, MissingError, read_as_user_file
+
+CONFIG = "config.pbtxt"
+LABELS = "labels.txt"
+WARM_UP = "warmup"
+"""Folder beside the configuration in which Triton looks for warm-up data."""
+TYPES = {
+    "float32": "TYPE_FP32", "float16": "TYPE_FP16", "bfloat16": "TYPE_BF16", "int64": "TYPE_INT64",
+    "int32": "TYPE_INT32", "int8": "TYPE_INT8", "uint8": "TYPE_UINT8", "bool": "TYPE_BOOL",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A tensor as a client sees it: without the batch axis where Triton batches; -1 for a size that may change."""
+
+    name: str
+    dtype: str
+    dims: tuple[int, ...]
+
+
+def require_tritonclient() -> Any:
+    """The module with `ModelConfig`. Raises MissingError with the install command where tritonclient is not installed."""
+    try:
+        from tritonclient.grpc import model_config_pb2
+    except ImportError as error:
+        raise MissingError(
+            f"deploying to Triton needs tritonclient ({error}); install it with `pip install 'optpipe[triton]'`"
+        ) from error
+    return model_config_pb2
+
+
+def served_from_spec(spec: InputSpec | TensorSpec, *, batched: bool) -> Served:
+    """A model's input or output as Triton's configuration has it; `batched` leaves the first axis out."""
+    shape = spec.tensor.shape if isinstance(spec, InputSpec) else spec.shape
+    dims = tuple(size if isinstance(size, int) else -1 for size in shape)
+    return Served(spec.name, spec.dtype, dims[1:] if batched else dims)
+
+
+def fill_tensors(config: Any, inputs: Sequence[Served], outputs: Sequence[Served]) -> None:
+    """Writes the tensors into a `ModelConfig`."""
+    pb = require_tritonclient()
+    for each in inputs:
+        config.input.add(name=each.name, data_type=pb.DataType.Value(TYPES[each.dtype]), dims=each.dims)
+    for each in outputs:
+        config.output.add(name=each.name, data_type=pb.DataType.Value(TYPES[each.dtype]), dims=each.dims)
+
+
+def add_warm_up(config: Any, name: str, rows: int, tensors: Mapping[str, Served], files: Mapping[str, str]) -> None:
+    """One warm-up request of `rows` samples whose inputs are the files that lie in `warmup/`."""
+    pb = require_tritonclient()
+    warm_up = config.model_warmup.add(name=name, batch_size=max(rows, 1))
+    for key, each in tensors.items():
+        target = warm_up.inputs[key]
+        target.data_type = pb.DataType.Value(TYPES[each.dtype])
+        target.dims.extend(each.dims)
+        target.input_data_file = files[key]
+
+
+def text_from_config(config: Any) -> str:
+    """The text of `config.pbtxt`."""
+    from google.protobuf import text_format
+
+    return str(text_format.MessageToString(config))
+
+
+def read_config(path: Path) -> Any:
+    """The `ModelConfig` in a file. Raises BadInputError with protobuf's line and reason where it is none."""
+    from google.protobuf import text_format
+
+    pb = require_tritonclient()
+    with read_as_user_file(path, "a Triton model configuration", "write the deployment again with optpipe deploy"):
+        return text_format.Parse(path.read_text(encoding="utf-8"), pb.ModelConfig())
+
+
+def find_tensor_differences(config: Any, name: str, inputs: Sequence[Served], outputs: Sequence[Served]) -> list[str]:
+    """Where a configuration's tensors are not those of the model: name, data type, shape; one line each."""
+    pb, found = require_tritonclient(), []
+    for what, have, want in (("input", config.input, inputs), ("output", config.output, outputs)):
+        known = {each.name: each for each in have}
+        for each in want:
+            if (one := known.pop(each.name, None)) is None:
+                found.append(f"{name}: {what} '{each.name}' is missing from {CONFIG}")
+                continue
+            dtype = pb.DataType.Name(one.data_type)
+            if dtype != TYPES[each.dtype]:
+                found.append(
+                    f"{name}: {what} '{each.name}' is {dtype} in {CONFIG}, {TYPES[each.dtype]} in the signed-off model"
+                )
+            if tuple(one.dims) != each.dims:
+                found.append(
+                    f"{name}: {what} '{each.name}' has shape {list(one.dims)} in {CONFIG}, {list(each.dims)} in the signed-off model"
+                )
+        found += [f"{name}: {what} '{extra}' of {CONFIG} is not in the signed-off model" for extra in known]
+    return found
+
+
+def require_valid_text(path: Path) -> None:
+    """Raises BadInputError where protobuf does not read the file back."""
+    if not read_config(path).ByteSize():
+        raise BadInputError(f"{path} is empty")

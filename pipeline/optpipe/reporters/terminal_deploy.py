@@ -1,0 +1,75 @@
+"""A deployment and its proof on the terminal."""
+
+import shlex
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from optpipe.core.quantity import Dimension, format_quantity
+
+if TYPE_CHECKING:
+    from optpipe.core.measurement import LatencySummary
+    from optpipe.deploy.records import DeployResult, ProofRecord
+
+
+def render_deployment(found: "DeployResult") -> RenderableType:
+    """What was written and why, how this machine differs, and what the server served."""
+    record, dossier = found.deployment, found.deployment.dossier
+    lines: list[RenderableType] = [
+        Text(
+            f"{record.model}: {record.backend} {record.precision} ({record.device}) for {record.target}, by dossier {dossier.name}"
+        )
+    ]
+    if dossier.because:
+        lines.append(Text(f"deployed on {dossier.verdict} because: {dossier.because}", style="bold yellow"))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("setting", "value", "from"):
+        table.add_column(name, overflow="fold")
+    for each in record.choices:
+        table.add_row(each.setting, each.value, each.source)
+    lines.append(table)
+    if record.not_carried:
+        lines.append(
+            Text(f"not set, Triton's backend has no such setting: {', '.join(record.not_carried)}", style="yellow")
+        )
+    if record.target == "triton":
+        lines.append(Text(f"passport: {found.passport.triton}", style="dim"))
+    lines += [Text(f"differs from the evidence  {each}", style="yellow") for each in found.differences]
+    lines += _render_proof(found.proof) if found.proof else []
+    lines.append(Text(f"deployment  {found.folder}"))
+    if found.proof is None and record.target == "triton":
+        command = shlex.join(["optpipe", "deploy", "--check", found.folder, "--prove"])
+        lines.append(Text(f"prove it on a server  {command}", style="dim"))
+    return Group(*lines)
+
+
+def _render_proof(proof: "ProofRecord") -> Iterator[RenderableType]:
+    server = proof.server
+    python = f", Python {server.python}, NumPy {server.numpy}" if server.python else ""
+    word = ("PROVEN IN PART", "bold yellow") if proof.notes else ("PROVEN", "bold green")
+    yield Text.assemble(word, f"  on {server.program} {server.version}{python}")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("model", "protocol", "requests", "equal to the bit", "largest error", "predictions"):
+        table.add_column(name, overflow="fold")
+    for each in proof.comparisons:
+        error = "0" if each.relative_error == 0 else f"{each.relative_error:.1e}"
+        table.add_row(
+            each.model, each.protocol, str(each.requests), str(each.equal_bits), error, each.predictions or ""
+        )
+    yield table
+    yield from (Text(f"{each.model}: {each.proven}", style="dim") for each in proof.models)
+    for cost in proof.costs:
+        yield Text(f"{cost.load} ({cost.source}): in-process {_format(cost.in_process)}; server {_format(cost.server)}")
+    yield from (Text(each, style="yellow") for each in proof.notes)
+
+
+def _format(found: "LatencySummary") -> str:
+    shown = [f"mean {format_quantity(found.mean, Dimension.TIME)}"]
+    for name, each in found.percentiles.items():
+        low, high = (format_quantity(bound, Dimension.TIME) for bound in each.bounds)
+        shown.append(f"{name} {format_quantity(each.value, Dimension.TIME)} ({low} to {high})")
+    return ", ".join(shown) + f" ({found.samples} requests)"

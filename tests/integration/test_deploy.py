@@ -1,0 +1,265 @@
+"""From a dossier to a model repository that a running Triton has proven; planted faults are refused, and nothing is left."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from optpipe.workspace.seal import seal_folder
+from tests.integration.conftest import optpipe
+
+SERVER = os.environ.get("OPTPIPE_TRITON")
+needs_server = pytest.mark.skipif(
+    SERVER is None, reason="OPTPIPE_TRITON names no environment with nvidia-pytriton; .ci/run makes one"
+)
+pytest.importorskip("tritonclient.grpc", reason="tritonclient is not installed: the extra `triton`")
+
+
+@pytest.fixture(scope="module")
+def deployed(signed, tmp_path_factory):
+    """The dossier's folder with a deployment beside it."""
+    found = signed(tmp_path_factory.mktemp("deploy") / "signed")
+    ran = optpipe("deploy", found.dossier, "--output", found.dossier.parent / "deployment", workspace=found.workspace)
+    assert ran.status == 0, ran.stderr
+    return found
+
+
+@pytest.fixture
+def deployment(deployed, tmp_path):
+    return Path(shutil.copytree(deployed.dossier.parent / "deployment", tmp_path / "deployment"))
+
+
+def prove(folder, workspace, *more, **environment):
+    words = ("deploy", "--check", folder, "--prove", "--seconds", "0", *more)
+    ran = optpipe(*words, workspace=workspace, **environment)
+    left = subprocess.run(["pgrep", "-f", f"{folder}|model-repository={workspace}"], capture_output=True, text=True)
+    assert left.stdout == "", "no server and no session may be left"
+    assert not list((workspace / "tmp").glob("prove-*"))
+    return ran
+
+
+@needs_server
+def test_an_ensemble_from_images_to_labels_is_proven_over_http_and_grpc(deployed, tmp_path):
+    ran = optpipe(
+        "deploy", deployed.dossier, "--to", "triton", "--output", tmp_path / "served", "--prove", "--seconds", "1",
+        "--json", workspace=deployed.workspace,
+    )  # fmt: skip
+    assert ran.status == 0, ran.stderr
+    proof = ran.document["proof"]
+    assert [(each["model"], each["protocol"]) for each in proof["comparisons"]] == [
+        ("digits_engine", "http"), ("digits", "http"), ("digits_engine", "grpc"), ("digits", "grpc")
+    ]  # fmt: skip
+    for each in proof["comparisons"]:
+        assert each["requests"] == each["equal_bits"] > 0
+    assert proof["comparisons"][1]["predictions"] == "32 of 32 equal to the signed-off predictions"
+    assert proof["costs"][0]["server"]["samples"] > 0
+    proven = {each["model"]: each["proven"] for each in proof["models"]}
+    assert proven["digits"] == "served by tritonserver"
+    assert proven["digits_engine"].startswith("configured, not run: onnxruntime")
+
+
+def test_every_number_says_which_measurement_it_comes_from(deployment, deployed):
+    record = json.loads((deployment / "deployment.json").read_text())
+    runs = [path.name for path in (deployed.dossier / "runs").glob("bench-*")]
+    choices = {each["setting"]: each for each in record["choices"]}
+    assert record["dossier"]["verdict"] == "PASS"
+    assert record["options"]["threads"] == 1, "what was measured is what is served"
+    assert any(run in choices["runtime options"]["source"] for run in runs)
+
+
+def test_the_configurations_are_triton_s_own_messages(deployment):
+    from google.protobuf import text_format
+    from tritonclient.grpc import model_config_pb2
+
+    for path in (deployment / "models").glob("*/config.pbtxt"):
+        config = text_format.Parse(path.read_text(), model_config_pb2.ModelConfig())
+        assert config.name == path.parent.name
+    engine = text_format.Parse(
+        (deployment / "models/digits_engine/config.pbtxt").read_text(), model_config_pb2.ModelConfig()
+    )
+    assert engine.model_warmup
+    assert list(engine.input[0].dims) == [3, 32, 32]
+
+
+FAULTS = {
+    "wrong dtype": ("digits_engine/config.pbtxt", "TYPE_FP32", "TYPE_FP16", "TYPE_FP16 in config.pbtxt, TYPE_FP32"),
+    "wrong layout": (
+        "digits_engine/config.pbtxt",
+        "dims: 3\n  dims: 32\n  dims: 32",
+        "dims: 32\n  dims: 32\n  dims: 3",
+        "has shape [32, 32, 3] in config.pbtxt, [3, 32, 32]",
+    ),
+    "other label order": ("digits/labels.txt", "0\n1\n2\n", "0\n2\n1\n", "differs from class 1 on"),
+    "missing warm-up": ("digits_engine/config.pbtxt", r"model_warmup .*(?=backend)", "", "model_warmup is missing"),
+    "not protobuf": ("digits/config.pbtxt", "ensemble_scheduling", "ensemble_sheduling", "no field named"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_refused_although_the_folder_was_sealed_again(deployment, deployed, fault):
+    name, old, new, reason = FAULTS[fault]
+    path = deployment / "models" / name
+    text = path.read_text()
+    assert re.search(old, text, re.DOTALL)
+    path.write_text(re.sub(old, new, text, count=1, flags=re.DOTALL))
+    ran = optpipe("deploy", "--check", deployment, workspace=deployed.workspace)
+    assert ran.status == 2
+    assert f"{name}: changed" in ran.stderr, "a changed byte shows by the seal alone"
+    seal_folder(deployment)
+    ran = optpipe("deploy", "--check", deployment, workspace=deployed.workspace)
+    assert ran.status == 2
+    assert reason in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_another_engine_is_refused_by_its_hash(deployment, deployed):
+    with (deployment / "models/digits_engine/1/model.onnx").open("ab") as file:
+        file.write(b"\0")
+    seal_folder(deployment)
+    ran = optpipe("deploy", "--check", deployment, workspace=deployed.workspace)
+    assert ran.status == 2
+    assert "model.onnx: changed" in ran.stderr
+
+
+def test_bad_input_is_one_line_and_writes_nothing(deployed, tmp_path, inside):
+    there, workspace = tmp_path / "there", deployed.workspace
+    there.mkdir()
+    broken = Path(shutil.copytree(deployed.dossier, tmp_path / "broken"))
+    (broken / "verdict.json").write_text("{}")
+    for words, status, reason in (
+        ((deployed.dossier, "--output", there), 2, "already exists"),
+        ((broken, "--output", tmp_path / "new"), 2, "verdict.json: changed"),
+        ((tmp_path / "nothing", "--output", tmp_path / "new"), 2, "does not exist"),
+        ((deployed.dossier,), 2, "--output"),
+        (("--check", there), 2, "is not a deployment"),
+        ((deployed.dossier, "--output", tmp_path / "new", "--prove", "--server", tmp_path / "no"), 2, "--server"),
+    ):
+        ran = inside("deploy", *words, "--workspace", workspace, cwd=tmp_path)
+        assert (ran.status, reason in ran.stderr) == (status, True), ran.stderr
+        assert not (tmp_path / "new").exists()
+    elsewhere = inside("deploy", deployed.dossier, "--output", tmp_path / "new", "--workspace", there, cwd=tmp_path)
+    assert elsewhere.status == 2
+    assert "is not in" in elsewhere.stderr
+
+
+@pytest.fixture
+def with_numpy_2(tmp_path):
+    """An environment that has the bundled server, and this one's NumPy 2."""
+    assert SERVER is not None
+    base = Path(sys.base_prefix) / "bin" / f"python3.{sys.version_info.minor}"
+    subprocess.run([base, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
+    site = next((tmp_path / "env" / "lib").glob("python*")) / "site-packages"
+    bundled = next((Path(SERVER) / "lib").glob("python*")) / "site-packages"
+    (site / "both.pth").write_text(f"{sysconfig.get_paths()['purelib']}\n{bundled}\n")
+    return tmp_path / "env"
+
+
+@needs_server
+def test_numpy_2_in_the_server_s_environment_is_refused(deployment, deployed, with_numpy_2):
+    ran = prove(deployment, deployed.workspace, "--server", with_numpy_2)
+    assert ran.status == 2
+    assert "silently serves wrong tensors with NumPy 2" in ran.stderr
+
+
+@needs_server
+def test_a_server_that_refuses_a_model_or_dies_says_why(deployment, deployed, tmp_path):
+    program = tmp_path / "bin" / "tritonserver"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\necho 'E1122 10:00:00.0 1 x.cc:1] \"no space on device\"'\nexit 3\n")
+    program.chmod(0o755)
+    ran = prove(deployment, deployed.workspace, "--server", program)
+    assert ran.status == 4
+    assert "did not start (exit status 3): no space on device" in ran.stderr
+
+
+@needs_server
+def test_wrong_tensors_of_a_running_server_are_refused(deployment, deployed, monkeypatch):
+    """What no configuration shows: the session behind the server gives another output than the signed-off one."""
+    from optpipe.core.events import SilentListener
+    from optpipe.deploy import proof
+    from optpipe.deploy.check import check_deployment
+    from optpipe.deploy.server import find_server
+    from optpipe.errors import GateError
+    from optpipe.workspace.store import Store
+
+    planted = deployment.parent / "planted.py"
+    text = Path(proof.SHIM).read_text()
+    planted.write_text(text.replace('reshape(each["shape"]))', 'reshape(each["shape"])[..., ::-1].copy())'))
+    assert planted.read_text() != text
+    monkeypatch.setattr(proof, "SHIM", planted)
+    with pytest.raises(GateError, match="output 'logits' is not the signed-off one"):
+        proof.prove_deployment(
+            check_deployment(deployment), find_server(SERVER), None, Store(deployed.workspace), SilentListener()
+        )
+
+
+WITHOUT_OPTPIPE = "import runpy, sys; sys.modules['optpipe'] = None; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+
+
+def test_a_folder_predicts_what_was_signed_off_without_optpipe(deployed, tmp_path):
+    target = tmp_path / "folder"
+    ran = optpipe("deploy", deployed.dossier, "--to", "folder", "--output", target, workspace=deployed.workspace)
+    assert ran.status == 0, ran.stderr
+    images = json.loads((target / "requests/images.json").read_text())["images"]
+    files = [target / "requests" / each["file"] for each in images]
+    alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    run = subprocess.run(
+        [sys.executable, "-c", WITHOUT_OPTPIPE, target / "predict.py", *files],
+        capture_output=True, text=True, env=alone, cwd=tmp_path, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    labels = [line.split()[1] for line in run.stdout.splitlines()]
+    assert labels == [str(each["prediction"]) for each in images]
+    with (target / "engine/model.onnx").open("ab") as file:
+        file.write(b"\0")
+    changed = optpipe("deploy", "--check", target, workspace=deployed.workspace)
+    assert changed.status == 2
+    assert "engine/model.onnx: changed" in changed.stderr
+
+
+@needs_server
+def test_a_text_model_without_a_pass_needs_a_reason_and_is_served_by_its_engine_alone(tmp_path):
+    from tests.integration.test_text import trained
+
+    trained(tmp_path / "reviews")
+    model, workspace, policy = f"hf:{tmp_path / 'reviews'}", tmp_path / "workspace", tmp_path / "policy.toml"
+    policy.write_text('schema = 1\n[size]\nmaximum = "10 MiB"\n')
+    build = optpipe("build", model, "--precision", "fp32", "--backend", "onnxruntime", workspace=workspace)
+    assert build.status == 0, build.stderr
+    words = ("signoff", model, "--policy", policy, "--no-measure", "--no-figures", "--output", tmp_path / "dossier")
+    assert optpipe(*words, workspace=workspace).status == 5, "nothing was measured"
+    deploy = ("deploy", tmp_path / "dossier", "--output", tmp_path / "served", "--prove", "--seconds", "0", "--json")
+    refused = optpipe(*deploy, workspace=workspace)
+    assert refused.status == 1
+    assert "not an unqualified PASS (INCONCLUSIVE); pass --because TEXT" in refused.stderr
+    assert not (tmp_path / "served").exists()
+    ran = optpipe(*deploy, "--because", "a trial on the staging host", workspace=workspace)
+    assert ran.status == 0, ran.stderr
+    assert ran.document["deployment"]["dossier"]["because"] == "a trial on the staging host"
+    assert [each["protocol"] for each in ran.document["proof"]["comparisons"]] == ["http", "grpc"]
+    for each in ran.document["proof"]["comparisons"]:
+        assert each["requests"] == each["equal_bits"] > 0
+
+
+def test_an_image_model_without_evidence_of_its_preprocessing_is_refused(deployed, tmp_path, inside):
+    bare, workspace = tmp_path / "bare", deployed.workspace
+    words = ("deploy", deployed.dossier, "--no-ensemble", "--output", bare, "--workspace", workspace)
+    assert inside(*words, cwd=tmp_path).status == 0
+    assert [path.name for path in (bare / "models").iterdir()] == ["digits_engine"]
+    policy, target = tmp_path / "policy.toml", tmp_path / "dossier"
+    policy.write_text('schema = 1\n[build]\nbackend = "onnxruntime"\n[size]\nmaximum = "10 MiB"\n')
+    alone = Path(shutil.copytree(workspace, tmp_path / "workspace"))
+    for path in (alone / "runs").glob("preprocess-*"):
+        shutil.rmtree(path)
+    signoff = ("signoff", "digits", "--policy", policy, "--no-measure", "--no-figures", "--output", target)
+    assert inside(*signoff, "--workspace", alone, cwd=tmp_path).status == 0
+    ran = inside("deploy", target, "--output", tmp_path / "new", "--workspace", alone, cwd=tmp_path)
+    assert ran.status == 2
+    assert "has no evidence of the preprocessing; run optpipe preprocess digits" in ran.stderr
+    assert not (tmp_path / "new").exists()

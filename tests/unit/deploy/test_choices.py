@@ -1,0 +1,103 @@
+"""A server's settings follow from measurements and limits, and say from which."""
+
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.fakes.entries import artifact_info
+from tests.fakes.measurements import planted
+
+from optpipe.core.card import ModelCard, Task
+from optpipe.core.measurement import Scenario, Subject
+from optpipe.core.tensors import InputSpec, TensorSpec
+from optpipe.deploy.choices import choose_settings
+from optpipe.measuring.measured import RecordedMeasurement
+from optpipe.signoff.policy import policy_from_toml
+
+SUBJECT = Subject("abc", "onnxruntime", "fp32", "cpu", options={"threads": 2})
+
+
+def card(low=1, high=64):
+    spec = InputSpec("image", "float32", (low, 3, 8, 8), (low, 3, 8, 8), (high, 3, 8, 8))
+    return ModelCard("net", "net.onnx", Task.OTHER, (spec,), (TensorSpec("logits", "float32", ("batch", 10)),))
+
+
+def settings(latencies_ms, limit_ms=None, known=None, more=()):
+    limit = f'[[latency]]\np99 = "{limit_ms} ms"\n' if limit_ms else '[size]\nmaximum = "1 MiB"\n'
+    measured = [planted(SUBJECT, size, ms, low=1.0, high=1.0) for size, ms in latencies_ms.items()]
+    recorded = tuple(RecordedMeasurement(one, f"bench-{at}") for at, one in enumerate((*measured, *more)))
+    build = SimpleNamespace(
+        card=known or card(),
+        policy=policy_from_toml(f"schema = 1\n{limit}".encode()),
+        measured=recorded,
+        artifact=SimpleNamespace(info=artifact_info()),
+    )
+    return choose_settings(build)
+
+
+def source(found, name):
+    return next(each.source for each in found.choices if each.setting.endswith(name))
+
+
+def test_the_largest_batch_keeps_the_limit_and_the_delay_leaves_room_for_two():
+    found = settings({1: 2.0, 8: 6.0, 32: 20.0}, limit_ms=15)
+    assert found.max_batch_size == 8
+    assert found.preferred == (8,)
+    assert found.delay_us == 3000, "15 - 2 * 6 ms"
+    assert "run bench-1" in source(found, "max_batch_size")
+    assert "15.0 ms" in source(found, "max_batch_size")
+
+
+def test_without_a_limit_no_request_waits_for_others():
+    found = settings({1: 2.0, 8: 6.0})
+    assert (found.max_batch_size, found.delay_us) == (8, 0)
+    assert "no latency limit" in source(found, "delay_microseconds")
+
+
+def test_a_batch_without_more_throughput_is_not_preferred():
+    found = settings({1: 1.0, 8: 8.0, 32: 33.0})
+    assert found.preferred == ()
+
+
+def test_what_was_not_measured_is_said():
+    found = settings({})
+    assert found.max_batch_size == 64
+    assert source(found, "max_batch_size").startswith("not measured")
+
+
+@pytest.mark.parametrize(("low", "high"), [(8, 8), (4, 16)])
+def test_a_fixed_batch_is_not_batched_by_the_server(low, high):
+    found = settings({8: 6.0}, known=card(low, high))
+    assert (found.max_batch_size, found.preferred) == (0, ())
+
+
+@pytest.mark.parametrize(("ms", "instances"), [(1.0, 4), (1.95, 1), (60.0, 1)])
+def test_streams_become_instances_where_they_are_faster_within_the_limit(ms, instances):
+    from dataclasses import replace
+
+    several = planted(SUBJECT, 1, ms, low=1.0, high=1.0, streams=4)
+    several = replace(several, load=replace(several.load, scenario=Scenario.MULTI_STREAM))
+    found = settings({1: 2.0}, limit_ms=50, more=[several])
+    assert found.instances == instances
+
+
+@given(
+    st.dictionaries(st.sampled_from([1, 2, 4, 8, 16, 32]), st.floats(0.1, 100), min_size=1),
+    st.floats(0.1, 500).map(lambda ms: round(ms, 2)),
+)
+def test_a_request_that_waits_and_follows_a_whole_batch_keeps_the_limit(latencies, limit):
+    found = settings(latencies, limit_ms=limit)
+    slowest = latencies[found.max_batch_size]
+    if found.delay_us:
+        assert found.delay_us / 1e3 + 2 * slowest <= limit * (1 + 1e-9)
+    assert found.max_batch_size in latencies
+    assert set(found.preferred) <= {size for size in latencies if size <= found.max_batch_size}
+
+
+def test_without_batching_no_number_of_it_is_left():
+    from optpipe.deploy.choices import leave_out_batching
+
+    found = leave_out_batching(settings({1: 2.0, 8: 6.0}, limit_ms=50))
+    assert (found.batching, found.preferred, found.delay_us, found.max_batch_size) == (False, (), 0, 8)
+    assert [each.value for each in found.choices if "batching" in each.setting] == ["off"]

@@ -42,12 +42,12 @@ def main():
             file.flush()
             latency = found.latency
             print(f"{latency.ratio:.4f} [{latency.ci[0]:.4f}, {latency.ci[1]:.4f}] {latency.change}", flush=True)
-    found = [json.loads(line) for line in given.output.read_text().splitlines()]
+    every = [json.loads(line) for line in given.output.read_text().splitlines()]
     for change in ("faster", "slower", "no difference shown"):
-        count = sum(each["latency"]["change"] == change for each in found)
-        low, high = compute_share_interval(count, len(found)).to_list()
-        print(f"{change}: {count} of {len(found)} ({low:.1%} to {high:.1%})")
-    changed = {each["name"]: each["changed"] for one in found for each in one["outputs"]}
+        count = sum(each["latency"]["change"] == change for each in every)
+        low, high = compute_share_interval(count, len(every)).bounds
+        print(f"{change}: {count} of {len(every)} ({low:.1%} to {high:.1%})")
+    changed = {each["name"]: each["changed"] for one in every for each in one["outputs"]}
     print(f"output values changed: {changed}")
 
 

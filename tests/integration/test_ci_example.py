@@ -41,7 +41,9 @@ def test_the_attestation_examples_run_our_commands_and_ask_for_our_property():
     for command in commands:
         name, *arguments = shlex.split(command)
         arguments = ["." if word == "$DOSSIER" else word for word in arguments]
-        get_command(app).commands[name].make_context(name, arguments)
+        group = get_command(app)
+        assert isinstance(group, TyperGroup)
+        group.commands[name].make_context(name, arguments)
     assert [command.split()[0] for command in commands] == ["attest", "verify"]
     assert any(SVR in line and "svr.dsse.json" in line for line in lines)
     policy = yaml.safe_load((examples / "kubernetes-admission.yaml").read_text())

@@ -184,12 +184,13 @@ def test_wrong_tensors_of_a_running_server_are_refused(deployment, deployed, mon
     from optpipe.core.events import SilentListener
     from optpipe.deploy import proof
     from optpipe.deploy.check import check_deployment
+    from optpipe.deploy.repository import SHIM
     from optpipe.deploy.server import find_server
     from optpipe.errors import GateError
     from optpipe.workspace.store import Store
 
     planted = deployment.parent / "planted.py"
-    text = Path(proof.SHIM).read_text()
+    text = SHIM.read_text()
     planted.write_text(text.replace('reshape(each["shape"]))', 'reshape(each["shape"])[..., ::-1].copy())'))
     assert planted.read_text() != text
     monkeypatch.setattr(proof, "SHIM", planted)

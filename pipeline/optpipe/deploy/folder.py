@@ -73,8 +73,7 @@ def write_folder(build: SignedBuild, output: Path, store: Store) -> WrittenDeplo
 
 
 def _describe_loader(build: SignedBuild, options: Mapping[str, Any], folder: Path) -> LoaderSettings:
-    from optpipe.backends.onnxruntime import PROVIDERS
-    from optpipe.backends.onnxruntime_session import QDQ_AS_WRITTEN
+    from optpipe.backends.onnxruntime_session import PROVIDERS, QDQ_AS_WRITTEN
 
     info, on_gpu = build.artifact.info, build.artifact.info.device == "cuda"
     shutil.copytree(build.artifact.path, folder / "engine", ignore=shutil.ignore_patterns("manifest.json", "*.log"))

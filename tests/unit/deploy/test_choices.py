@@ -1,6 +1,7 @@
 """A server's settings follow from measurements and limits, and say from which."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -27,7 +28,7 @@ def settings(latencies_ms, limit_ms=None, known=None, more=()):
     limit = f'[[latency]]\np99 = "{limit_ms} ms"\n' if limit_ms else '[size]\nmaximum = "1 MiB"\n'
     measured = [planted(SUBJECT, size, ms, low=1.0, high=1.0) for size, ms in latencies_ms.items()]
     recorded = tuple(RecordedMeasurement(one, f"bench-{at}") for at, one in enumerate((*measured, *more)))
-    build = SimpleNamespace(
+    build: Any = SimpleNamespace(
         card=known or card(),
         policy=policy_from_toml(f"schema = 1\n{limit}".encode()),
         measured=recorded,

@@ -1,13 +1,16 @@
 """`optpipe compare`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from optpipe.commands.options import DEFAULT_WORKSPACE, JsonOption, WorkspaceOption
 from optpipe.commands.outcome import Outcome
 from optpipe.core.comparison import Goal
+
+if TYPE_CHECKING:
+    from optpipe.measuring.slo import Slo
 
 
 def compare(
@@ -26,6 +29,18 @@ def compare(
         str | None, typer.Option(metavar="p99=15ms", help="Latency limit that the best builds must meet.")
     ] = None,
     across: Annotated[bool, typer.Option(help="Allow comparison across different GPUs, drivers or CPUs.")] = False,
+    fleet: Annotated[
+        bool,
+        typer.Option(
+            "--fleet", help="Compare kinds of GPU by the jobs of `optpipe sweep`: engines, costs, GPUs needed."
+        ),
+    ] = False,
+    prices: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Price list (TOML) for --fleet.", show_default=False)
+    ] = None,
+    load: Annotated[
+        float | None, typer.Option(metavar="IMAGES_PER_S", help="Load for --fleet: how many GPUs does it need?")
+    ] = None,
     output: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder for HTML, Markdown, CSV, Parquet and JSON reports.")
     ] = None,
@@ -49,6 +64,8 @@ def compare(
     from optpipe.workspace.store import Store
 
     limit = slo_from_text(slo) if slo is not None else None
+    if fleet or prices is not None or load is not None:
+        return _compare_fleet(model or next(iter(runs or ()), None), limit, prices, load, workspace)
     with Terminal() as terminal:
         with terminal.step("compare"):
             found = compare_workspace(
@@ -69,3 +86,19 @@ def compare(
                     write(comparison, output / name)
                     written.append(str(output / name))
     return Outcome(replace(comparison, written=tuple(written)), lambda: render_comparison(comparison))
+
+
+def _compare_fleet(
+    model: str | None, slo: "Slo | None", prices: Path | None, load: float | None, workspace: Path
+) -> Outcome:
+    """The answers across kinds of GPU, from what sweeps have recorded."""
+    from optpipe.errors import BadInputError
+    from optpipe.reporters.terminal_fleet import render_fleet
+    from optpipe.sweep.fleet import compare_fleet, prices_from_file
+    from optpipe.sweep.ledger import read_jobs
+
+    if load is not None and not 0 < load < 1e9:
+        raise BadInputError(f"--load {load:g}: expected images per second, more than 0 and under 1e9")
+    known = None if prices is None else prices_from_file(prices)
+    found = compare_fleet(read_jobs(workspace), model=model, slo=slo, prices=known, load_per_s=load)
+    return Outcome(found, lambda: render_fleet(found))

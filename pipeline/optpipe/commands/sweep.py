@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from optpipe.sweep.matrix import Matrix
     from optpipe.sweep.rows import SweepRecord
     from optpipe.sweep.slots import Slot
+    from optpipe.sweep.sweep import Executor
     from optpipe.workspace.store import Store
 
 
@@ -61,6 +62,11 @@ class RunOptions:
 
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the jobs and the estimated time.")] = False
     again: Annotated[bool, typer.Option("--again", help="Measure again what is stored.")] = False
+    against: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Workspace of the baseline: PASS, FAIL or INCONCLUSIVE for each cell."),
+    ] = None
+    tolerance: Annotated[str, typer.Option(help="How much slower than the baseline is no regression.")] = "2%"
     shard: Annotated[str | None, typer.Option(metavar="I/N", help="Only part I of N (Slurm, Kubernetes, ssh).")] = None
     loads_per_process: Annotated[int, typer.Option(min=1, help="Loads of one artifact measured by one process.")] = 1
     slots: Annotated[int | None, typer.Option(min=1, help="Use at most this many GPUs (or parts of the CPU).")] = None
@@ -73,6 +79,17 @@ class RunOptions:
         typer.Option("--calibrate-host", help="Measure the neighbor effect: one GPU alone and with all others busy."),
     ] = False
     rounds: Annotated[int, typer.Option(help="Rounds of --calibrate-host.")] = 10
+    on: Annotated[str | None, typer.Option(metavar="ray|ray://HOST:PORT", help="Run on a Ray cluster.")] = None
+    store: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Workspace under one path on all nodes; default: artifacts are sent."),
+    ] = None
+    pending_timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="How long a cluster may take to place a job.")
+    ] = 300.0
+    node_labels: Annotated[bool, typer.Option("--node-labels", help="Print this node's labels for `ray start`.")] = (
+        False
+    )
     output: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for the report (Markdown, JSON).")] = None
 
 
@@ -91,6 +108,7 @@ def sweep(
     """
     from dataclasses import replace
 
+    from optpipe.commands.parsing import share_from_text
     from optpipe.commands.terminal import Terminal
     from optpipe.errors import ExitStatus
     from optpipe.reporters.terminal_sweep import render_sweep
@@ -101,22 +119,73 @@ def sweep(
     from optpipe.sweep.sweep import SweepOptions, run_sweep
     from optpipe.workspace.store import Store
 
+    if how.node_labels:
+        return _print_node_labels()
     shard = None if how.shard is None else shard_from_text(how.shard)
-    slots = _list_slots(how)
+    slots, execute = _connect(how)
+    workspace = how.store or workspace
     matrix = _matrix_from_options(models or [], wanted, pace)
     cells = select_shard(cells_from_matrix(matrix, list_kinds(slots)), shard)
     store = Store(workspace)
     if how.calibrate_host:
         return _calibrate_host(cells, slots, how, store)
     options = SweepOptions(
-        how.dry_run, how.again, how.loads_per_process, Limits(how.job_timeout, how.lock_timeout, how.retries)
+        how.dry_run,
+        how.again,
+        how.loads_per_process,
+        Limits(how.job_timeout, how.lock_timeout, how.retries, how.pending_timeout),
     )
     with Terminal() as terminal:
-        record = run_sweep(cells, slots, options, store, terminal)
+        record = run_sweep(cells, slots, options, store, terminal, execute)
     record = replace(record, warnings=tuple(terminal.warnings))
+    if how.against is not None and not how.dry_run:
+        record = _judge(record, how.against, share_from_text(how.tolerance, "--tolerance"), workspace)
     if how.output is not None:
         record = replace(record, written=_write_report(record, how.output))
     return Outcome(record, lambda: render_sweep(record), ExitStatus(record.exit_status))
+
+
+def _judge(record: "SweepRecord", baseline: Path, tolerance: float, workspace: Path) -> "SweepRecord":
+    """The record with a verdict for each cell; an interrupted sweep stays one."""
+    from dataclasses import replace
+
+    from optpipe.errors import BadInputError
+    from optpipe.sweep.against import judge_against
+    from optpipe.sweep.ledger import read_jobs
+
+    before = read_jobs(baseline)
+    if not before:
+        raise BadInputError(f"--against {baseline}: no jobs there; it has to be a workspace of optpipe sweep")
+    now = {key: records[0] for key, records in read_jobs(workspace).items()}
+    found = judge_against(record.rows, now, before, str(baseline), tolerance)
+    status = record.exit_status if record.interrupted else int(found.verdict.exit_status)
+    return replace(record, regression=found, exit_status=status)
+
+
+def _print_node_labels() -> Outcome:
+    from optpipe.sweep.ray_cluster import describe_node
+
+    labels = describe_node()
+    return Outcome(labels, lambda: ",".join(f"{name}={value}" for name, value in labels.items()))
+
+
+def _connect(how: RunOptions) -> "tuple[tuple[Slot, ...], Executor]":
+    """The slots and what runs on them: this host's, or a cluster's."""
+    from functools import partial
+
+    from optpipe.errors import BadInputError
+    from optpipe.sweep.local import run_locally
+
+    if how.on is None:
+        return _list_slots(how), run_locally
+    if how.on != "ray" and not how.on.startswith("ray://"):
+        raise BadInputError(f"--on {how.on}: expected ray or ray://HOST:PORT")
+    if how.calibrate_host:
+        raise BadInputError("--calibrate-host measures the host it runs on; run it there, without --on")
+    from optpipe.sweep.ray_cluster import connect, list_cluster_slots, run_on_ray
+
+    connect(how.on)
+    return list_cluster_slots(), partial(run_on_ray, shared=None if how.store is None else str(how.store.resolve()))
 
 
 def _list_slots(how: RunOptions) -> "tuple[Slot, ...]":

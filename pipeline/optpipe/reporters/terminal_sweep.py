@@ -1,5 +1,6 @@
 """A sweep on the terminal: what is planned or what came of it, one row per cell."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,7 @@ def render_sweep(record: "SweepRecord") -> RenderableType:
     for row in record.rows:
         state = f"{row.state} (stored)" if row.stored and row.state != "stored" else row.state
         table.add_row(*_list_texts(row), Text(state, style=_STYLES.get(row.state, "")))
-    return Group(table, *map(Text, _list_reasons(record.rows)), *map(Text, _sum_up(record)))
+    return Group(table, *map(Text, _list_reasons(record.rows)), *map(Text, _sum_up(record)), *map(Text, _judge(record)))
 
 
 def _list_texts(row: "SweepRow") -> tuple[str, ...]:
@@ -75,12 +76,28 @@ def _sum_up(record: "SweepRecord") -> Iterator[str]:
     yield f"took {format_duration(record.seconds * 1e9)}{told}"
 
 
+def _judge(record: "SweepRecord") -> Iterator[str]:
+    """The verdict against the baseline, cell by cell."""
+    found = record.regression
+    if found is None:
+        return
+    for one in found.cells:
+        ratio = "" if one.ratio is None else f"p50 {format_figure(one.ratio, '{:.3f}', interval=True)} of the baseline"
+        yield "  ".join(each for each in (one.verdict, one.label, ratio, one.reason) if each)
+    counts = Counter(one.verdict for one in found.cells)
+    told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    yield (
+        f"{found.verdict} against {found.baseline}: {told}; tolerance {found.tolerance:.1%}, "
+        f"at most {found.level:.1%} false FAIL over all cells ({found.method})"
+    )
+
+
 def render_sweep_markdown(record: "SweepRecord") -> str:
     """The same as Markdown, for a report."""
     heads = ("GPU", "model", "build", "load", "p50 ms", "p99 ms", "images/s", "processes", "state", "run")
     rows = [(*_list_texts(row), str(row.processes), row.state, row.run or "") for row in record.rows]
     lines = ["# Sweep", "", *render_table_lines(heads, rows), "", *(f"- {each}" for each in _list_reasons(record.rows))]
-    return "\n".join([*lines, "", *_sum_up(record), ""])
+    return "\n".join([*lines, "", *_sum_up(record), "", *(f"- {each}" for each in _judge(record)), ""])
 
 
 def render_neighbor_effect(found: "NeighborEffect") -> RenderableType:

@@ -19,7 +19,7 @@ JOB_SCHEMA = "optpipe.job"
 JOB_SCHEMA_VERSION = 1
 KEY_LENGTH = 16
 CPU = "cpu"
-"""The kind of a slot without a GPU."""
+"""The kind of a slot without a GPU; a cluster may have several, such as `cpu-epyc`."""
 
 
 class JobState(StrEnum):

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -34,16 +34,24 @@ _SETTLE_S = 0.5
 """Until the driver no longer lists a process that has ended."""
 
 
+PROGRAM = (sys.executable, "-m", "optpipe.sweep")
+"""What does a task: it is called with the task's file and the outcome's."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long things may take."""
+    """How long things may take, and how often a job that crashed is tried again."""
 
     task_s: float = 1800.0
     lock_s: float = 600.0
     retries: int = 1
+    pending_s: float = 300.0
+    """Until a cluster has placed a task."""
 
 
-def run_task(task: Task, slot: Slot, limits: Limits, stop: threading.Event) -> TaskOutcome:
+def run_task(
+    task: Task, slot: Slot, limits: Limits, stop: threading.Event, program: Sequence[str] = PROGRAM
+) -> TaskOutcome:
     """Runs the task in a process group of its own and waits for its end. Raises StageError where the workspace cannot be written."""
     started, clock = datetime.now(UTC).isoformat(timespec="milliseconds"), monotonic()
     task = replace(task, cpus=slot.cpus)
@@ -53,7 +61,7 @@ def run_task(task: Task, slot: Slot, limits: Limits, stop: threading.Event) -> T
         return TaskOutcome(mark_all(task, JobState.INVALID, why), 0.0, started)
     with Store(Path(task.workspace)).scratch("sweep") as scratch:
         write_bytes(scratch / "task.json", json_from_record(task))
-        with _start(scratch, slot) as process:
+        with _start(scratch, slot, program) as process:
             strangers, ended = _watch(process, slot, limits.task_s, stop, watch=task.timing)
         found = _read_outcome(task, scratch, process.returncode, ended)
     if task.timing:
@@ -73,10 +81,10 @@ def _find_taken(slot: Slot) -> tuple[GpuProcess, ...]:
 
 
 @contextmanager
-def _start(scratch: Path, slot: Slot) -> Iterator["subprocess.Popen[bytes]"]:
+def _start(scratch: Path, slot: Slot, program: Sequence[str]) -> Iterator["subprocess.Popen[bytes]"]:
     """The process; when the block ends, nothing of its group is left."""
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": slot.gpu or ""}
-    command = [sys.executable, "-m", "optpipe.sweep", str(scratch / "task.json"), str(scratch / "outcome.json")]
+    command = [*program, str(scratch / "task.json"), str(scratch / "outcome.json")]
     with (scratch / "log").open("wb") as log:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True

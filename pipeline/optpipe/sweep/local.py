@@ -10,7 +10,7 @@ from pathlib import Path
 from optpipe.core.interrupts import acknowledge_interrupt
 from optpipe.errors import OptpipeError, StageError
 from optpipe.sweep.job import Cell, JobRecord, JobState, Place
-from optpipe.sweep.launch import Limits, run_task
+from optpipe.sweep.launch import PROGRAM, Limits, run_task
 from optpipe.sweep.ledger import claim_job, read_job, write_job
 from optpipe.sweep.locks import hold_locks, list_locks
 from optpipe.sweep.plan import Work, key_of
@@ -27,6 +27,7 @@ class Setting:
     serialized: bool = False
     """Whether GPUs of this host time one after the other, because they disturb each other."""
     again: bool = False
+    program: tuple[str, ...] = PROGRAM
 
 
 Report = Callable[[JobRecord], None]
@@ -103,7 +104,7 @@ class _Queue:
 
     def _build(self, work: Work, slot: Slot) -> None:
         task = Task(str(self.setting.workspace), work.recipe)
-        outcome, attempts = self._try(task, slot)
+        outcome, attempts = try_task(task, slot, self.setting, self.stop)
         found = outcome.cells[0]
         with self._changed:
             self._built[work.recipe_key] = found
@@ -146,7 +147,7 @@ class _Queue:
     def _measure_claimed(self, work: Work, slot: Slot) -> None:
         artifact = self._built[work.recipe_key].artifact
         task = Task(str(self.setting.workspace), work.recipe, work.cells, artifact)
-        outcome, attempts = self._try(task, slot)
+        outcome, attempts = try_task(task, slot, self.setting, self.stop)
         if self.stop.is_set() and not any(one.run for one in outcome.cells):
             return
         if outcome.crashed and len(work.cells) > 1:  # one load must not take the others with it
@@ -155,21 +156,6 @@ class _Queue:
             return
         for cell, found in zip(work.cells, outcome.cells, strict=True):
             self._record(cell, slot, outcome, found, attempts, share=len(work.cells))
-
-    def _try(self, task: Task, slot: Slot) -> tuple[TaskOutcome, tuple[str, ...]]:
-        """The outcome, and why earlier tries gave none: a crash is tried again, anything else is a result."""
-        attempts: list[str] = []
-        limits, single = self.setting.limits, len(task.cells) < 2
-        while True:
-            locks = list_locks(slot, timing=task.timing, serialized=self.setting.serialized)
-            try:
-                with hold_locks(locks, limits.lock_s):
-                    outcome = run_task(task, slot, limits, self.stop)
-            except StageError as error:
-                outcome = TaskOutcome(mark_all(task, JobState.FAILED, str(error).replace("\n", " ")))
-            if not outcome.crashed or not single or len(attempts) >= limits.retries or self.stop.is_set():
-                return outcome, tuple(attempts)
-            attempts.append(outcome.cells[0].reason)
 
     def _record(
         self,
@@ -184,6 +170,22 @@ class _Queue:
         with suppress(OptpipeError):  # a full disk: the row is in the report even so, and the next sweep runs it again
             write_job(self.setting.workspace, record)
         self.report(record)
+
+
+def try_task(task: Task, slot: Slot, setting: Setting, stop: threading.Event) -> tuple[TaskOutcome, tuple[str, ...]]:
+    """The outcome, and why earlier tries gave none: a crash is tried again, anything else is a result."""
+    attempts: list[str] = []
+    single = len(task.cells) < 2
+    locks = list_locks(slot, timing=task.timing, serialized=setting.serialized)
+    while True:
+        try:
+            with hold_locks(locks, setting.limits.lock_s):
+                outcome = run_task(task, slot, setting.limits, stop, setting.program)
+        except StageError as error:
+            outcome = TaskOutcome(mark_all(task, JobState.FAILED, str(error).replace("\n", " ")))
+        if not outcome.crashed or not single or len(attempts) >= setting.limits.retries or stop.is_set():
+            return outcome, tuple(attempts)
+        attempts.append(outcome.cells[0].reason)
 
 
 def make_record(

@@ -131,7 +131,7 @@ def _list_recipes(matrix: Matrix, kind: str) -> Iterator[Recipe]:
 
 def choose_device_of_kind(kind: str) -> Device:
     """The device of a kind of slot."""
-    return "cpu" if kind == CPU else "cuda"
+    return "cpu" if kind == CPU or kind.startswith(f"{CPU}-") else "cuda"
 
 
 def _list_loads(matrix: Matrix) -> Iterator[LoadSpec]:

@@ -5,6 +5,7 @@ one name, both are kept: the oldest has the name, the others lie under `conflict
 depends on the set alone, so workspaces merged in any order, any number of times, give the same one.
 """
 
+import fcntl
 import hashlib
 import shutil
 from collections.abc import Iterator, Sequence
@@ -86,12 +87,20 @@ def merge_workspaces(sources: Sequence[Path], store: Store, listener: Listener) 
     with store.alone():
         for source in sources:
             with listener.step(f"merge {source}"):
-                damaged += _merge_folders(source, store, counts)
-                damaged += _merge_files(source, store.workspace, counts)
+                damaged += take_in(source, store, counts)
     conflicts = [*_list_variants_apart(store.workspace), *_list_jobs_apart(store.workspace)]
     for text in (*conflicts, *(f"not merged: {each}" for each in damaged)):
         listener.warn(text)
     return MergeRecord(tuple(map(str, sources)), counts[0], counts[1], tuple(conflicts), tuple(damaged))
+
+
+def take_in(source: Path, store: Store, counts: list[int]) -> list[str]:
+    """Copies what is missing, one process at a time; returns what was damaged. `counts` are those of added and present."""
+    lock = store.workspace / "locks" / "merge"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        return [*_merge_folders(source, store, counts), *_merge_files(source, store.workspace, counts)]
 
 
 def _merge_folders(source: Path, store: Store, counts: list[int]) -> Iterator[str]:

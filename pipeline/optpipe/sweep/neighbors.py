@@ -63,12 +63,23 @@ def read_neighbor_effect(workspace: Path, slots: Sequence[Slot]) -> NeighborEffe
     """What was measured of this host in this environment; None where nothing was."""
     if len(slots) < 2:
         return None
-    path = _path(workspace, slots[0].fingerprint)
+    path = _path(workspace, slots[0])
     return read_record(path, NeighborEffect) if path.is_file() else None
 
 
-def _path(workspace: Path, fingerprint: str) -> Path:
-    return workspace / HOSTS / f"{name_host()}-{fingerprint}.json"
+def name_neighborhood(slot: Slot) -> str:
+    """What an effect holds for: this host in the slot's environment."""
+    return f"{name_host()}-{slot.fingerprint}"
+
+
+def list_disturbed_hosts(workspace: Path) -> tuple[str, ...]:
+    """The neighborhoods that have to time one GPU after the other."""
+    found = {path.stem: read_record(path, NeighborEffect) for path in sorted((workspace / HOSTS).glob("*.json"))}
+    return tuple(name for name, effect in found.items() if effect.serializes)
+
+
+def _path(workspace: Path, slot: Slot) -> Path:
+    return workspace / HOSTS / f"{name_neighborhood(slot)}.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +139,7 @@ def measure_neighbor_effect(
         name_host(), slots[0].fingerprint, artifact, label, batch_size, len(slots),
         ratio_from_rounds(alone, beside), tuple(alone), tuple(beside), now, seed,
     )  # fmt: skip
-    write_bytes(_path(store.workspace, slots[0].fingerprint), json_from_record(found))
+    write_bytes(_path(store.workspace, slots[0]), json_from_record(found))
     return found
 
 

@@ -1,8 +1,6 @@
 """`python -m optpipe.sweep.probe PROBE.json`: one loaded artifact, measured window by window, or kept busy."""
 
-import ctypes
 import os
-import signal
 import sys
 from pathlib import Path
 from statistics import median
@@ -13,7 +11,7 @@ from optpipe.artifacts.lookup import find_artifacts
 from optpipe.core.records import read_record
 from optpipe.inputs.pool import vary_inputs
 from optpipe.sweep.neighbors import Probe
-from optpipe.sweep.task import PR_SET_PDEATHSIG
+from optpipe.sweep.task import die_with_parent
 from optpipe.worker.loading import session_from_store
 from optpipe.workspace.store import Store
 
@@ -21,7 +19,7 @@ from optpipe.workspace.store import Store
 def main() -> None:
     """Loads, says `ready`, then gives one median in ns for each line on standard input; a busy probe runs until it is ended."""
     probe = read_record(Path(sys.argv[1]), Probe)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     if probe.cpus:
         os.sched_setaffinity(0, probe.cpus)
     told = os.fdopen(os.dup(1), "w", buffering=1)

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from optpipe.core.estimate import Estimate
+from optpipe.core.verdict import Verdict
 from optpipe.errors import ExitStatus
 from optpipe.sweep.job import Cell, JobRecord, JobState
 from optpipe.sweep.plan import PlannedCell, Standing, SweepPlan
@@ -38,6 +39,41 @@ class SweepRow:
 
 
 @dataclass(frozen=True, slots=True)
+class CellVerdict:
+    """One cell against its baseline."""
+
+    cell: str
+    label: str
+    verdict: Verdict
+    reason: str
+    ratio: Estimate | None = None
+    """Of the p50 latencies, now over baseline: above 1 is slower."""
+    p_value: float | None = None
+    """That it is no slower than the tolerance."""
+
+
+@dataclass(frozen=True, slots=True)
+class Regression:
+    """All cells against their baselines."""
+
+    baseline: str
+    tolerance: float
+    level: float
+    """Probability of any false FAIL."""
+    method: str
+    """What holds it over all cells."""
+    cells: tuple[CellVerdict, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        """FAIL where a cell fails, PASS where all pass."""
+        verdicts = {one.verdict for one in self.cells}
+        if Verdict.FAIL in verdicts:
+            return Verdict.FAIL
+        return Verdict.PASS if verdicts == {Verdict.PASS} else Verdict.INCONCLUSIVE
+
+
+@dataclass(frozen=True, slots=True)
 class SweepRecord:
     """The JSON document of `optpipe sweep`."""
 
@@ -49,6 +85,8 @@ class SweepRecord:
     serialized: bool
     """Whether GPUs of this host timed one after the other."""
     interrupted: bool = False
+    regression: Regression | None = None
+    """Against a baseline, where one was given."""
     warnings: tuple[str, ...] = ()
     written: tuple[str, ...] = ()
     exit_status: int = 0

@@ -31,12 +31,26 @@ class Slot:
     @property
     def gpu(self) -> str | None:
         """The UUID of its GPU."""
-        return None if self.kind == CPU else self.name
+        return None if self.name.startswith(CPU) else self.name
+
+
+def count_neighbors(slot: Slot) -> int:
+    """How many GPUs its host has, itself among them; 1 for the CPU."""
+    return max(1, len(_list_devices())) if slot.gpu else 1
+
+
+def label_from_kind(kind: str) -> str:
+    """The kind as a label of a cluster's node may be written: without spaces."""
+    return kind.replace(" ", "_")
+
+
+def kind_from_label(label: str) -> str:
+    """The kind that a label names; NVML's names have no underscores."""
+    return label.replace("_", " ")
 
 
 @dataclass(frozen=True, slots=True)
 class _Device:
-    index: int
     uuid: str
     numa: int
     power_limit_w: float | None
@@ -56,19 +70,20 @@ def list_slots(cpu_slots: int = 1) -> tuple[Slot, ...]:
 
 def list_kinds(slots: Sequence[Slot]) -> tuple[str, ...]:
     """What a sweep uses where no kind is named: the kinds of GPU; none: the CPU."""
-    return tuple(dict.fromkeys(slot.kind for slot in slots if slot.gpu)) or (CPU,)
+    gpus = tuple(dict.fromkeys(slot.kind for slot in slots if slot.gpu))
+    return gpus or tuple(dict.fromkeys(slot.kind for slot in slots)) or (CPU,)
 
 
 def _list_gpu_slots(environment: Environment, cpus: Sequence[int]) -> tuple[Slot, ...]:
     devices = _list_devices()
-    parts = divide_cpus(cpus, [_read_node_cpus(each.numa) for each in devices])
-    by_index = {gpu.index: gpu for gpu in environment.gpus}
+    parts = divide_cpus(cpus, [_read_node_cpus(each.numa) for each in devices])  # also for GPUs that are hidden from us
+    gpus = {gpu.index: gpu for gpu in environment.gpus}
+    shown = select_visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), [each.uuid for each in devices])
     found = []
-    for device, part in zip(devices, parts, strict=True):
-        gpu = by_index[device.index]
-        one = replace(environment, gpus=(gpu,))
-        fingerprint = compute_fingerprint(one, device.power_limit_w, device.mig)
-        found.append(Slot(device.uuid, gpu.name, part, fingerprint, one))
+    for index in shown:
+        one = replace(environment, gpus=(gpus[index],))
+        fingerprint = compute_fingerprint(one, devices[index].power_limit_w, devices[index].mig)
+        found.append(Slot(devices[index].uuid, gpus[index].name, parts[index], fingerprint, one))
     return tuple(found)
 
 
@@ -113,20 +128,18 @@ def _read_node_cpus(node: int) -> tuple[int, ...]:
 
 @cache
 def _list_devices() -> tuple[_Device, ...]:
-    """What NVML says of the GPUs that CUDA shows, in CUDA's order."""
+    """What NVML says of all GPUs of the host."""
     nvml = _open_nvml()
     if nvml is None:
         return ()
     try:
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        uuids = [str(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
-        shown = select_visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), uuids)
-        return tuple(_describe(nvml, index, handles[index], uuids[index]) for index in shown)
+        return tuple(_describe(nvml, handle) for handle in handles)
     finally:
         nvml.nvmlShutdown()
 
 
-def _describe(nvml: Any, index: int, handle: Any, uuid: str) -> _Device:
+def _describe(nvml: Any, handle: Any) -> _Device:
     def read(call: Any, *arguments: Any) -> Any:
         try:
             return call(handle, *arguments)
@@ -136,13 +149,9 @@ def _describe(nvml: Any, index: int, handle: Any, uuid: str) -> _Device:
     pci = read(nvml.nvmlDeviceGetPciInfo)
     power = read(nvml.nvmlDeviceGetEnforcedPowerLimit)
     mig = read(nvml.nvmlDeviceGetMigMode)
-    return _Device(
-        index,
-        uuid,
-        _read_numa_node(pci),
-        None if power is None else power / 1000,
-        None if mig is None else bool(mig[0]),
-    )
+    power_w = None if power is None else power / 1000
+    mig_on = None if mig is None else bool(mig[0])
+    return _Device(str(nvml.nvmlDeviceGetUUID(handle)), _read_numa_node(pci), power_w, mig_on)
 
 
 def _read_numa_node(pci: Any) -> int:

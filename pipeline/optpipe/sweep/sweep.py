@@ -78,7 +78,7 @@ def decide_serialization(store: Store, plan: SweepPlan, listener: Listener) -> b
     """Whether the slots that are to run have to time one after the other, by what was measured of this host."""
     kinds = {one.cell.kind for one in plan.select(Standing.RUN)}
     used = [slot for slot in plan.slots if slot.kind in kinds]
-    if len(used) < 2:
+    if len(used) < 2 or not used[0].cpus:  # the nodes of a cluster know their hosts themselves
         return False
     effect = read_neighbor_effect(store.workspace, used)
     if effect is None:

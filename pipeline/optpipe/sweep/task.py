@@ -65,15 +65,20 @@ class TaskOutcome:
 
 def main() -> None:
     """Does the task and writes the outcome; whatever is expected to fail is an outcome."""
+    die_with_parent()
     task, path = read_record(Path(sys.argv[1]), Task), Path(sys.argv[2])
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() == 1:  # the parent died before this line
-        sys.exit(1)
     if task.cpus:
         os.sched_setaffinity(0, task.cpus)
     with handle_interrupts():
         outcomes = _do(task)
     write_bytes(path, json_from_record(TaskOutcome(outcomes)))
+
+
+def die_with_parent() -> None:
+    """A task whose sweep or worker was killed must not go on using the GPU."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() == 1 and os.getsid(0) == os.getpid():  # it died before this line
+        sys.exit(1)
 
 
 def _do(task: Task) -> tuple[CellOutcome, ...]:

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fakes.sweeps import make_cell, make_record
 
@@ -65,6 +65,7 @@ def make_workspace(path, made):
     return path
 
 
+@settings(max_examples=12)
 @given(workspaces, st.randoms(use_true_random=False))
 def test_any_order_and_any_grouping_give_the_same_workspace(made, random):
     with tempfile.TemporaryDirectory() as folder:

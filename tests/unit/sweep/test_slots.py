@@ -4,14 +4,17 @@ import os
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.fakes.sweeps import make_slot
+from tests.fakes.sweeps import make_cell, make_slot
 
+import optpipe.sweep.slots as slots_module
 from optpipe.core.environment import Environment
 from optpipe.errors import StageError
+from optpipe.sweep.launch import Limits, run_task
 from optpipe.sweep.locks import QUIET, TakenError, hold_locks, list_locks
 from optpipe.sweep.slots import (
     GpuProcess,
@@ -19,7 +22,12 @@ from optpipe.sweep.slots import (
     find_strangers,
     list_cpu_slots,
     list_descendants,
+    list_gpu_processes,
+    list_kinds,
+    list_slots,
 )
+from optpipe.sweep.task import Task
+from optpipe.workspace.environment import list_gpus
 
 
 @given(st.integers(1, 64), st.lists(st.integers(0, 3), min_size=1, max_size=8))
@@ -104,3 +112,124 @@ def test_no_two_threads_of_one_process_hold_a_lock(tmp_path):
     for thread in threads:
         thread.join()
     assert most == 1
+
+
+class FakeNvml:
+    """A driver with two GPUs; what it does not support raises, as the real one does."""
+
+    NVMLError = type("NVMLError", (Exception,), {})
+    NVML_CLOCK_SM = NVML_CLOCK_MEM = 0
+
+    def __init__(self, processes=()):
+        self.processes = processes
+
+    def nvmlInit(self):
+        pass
+
+    nvmlShutdown = nvmlInit
+
+    def nvmlDeviceGetCount(self):
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        return index
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        return int(uuid[-1])
+
+    def nvmlDeviceGetUUID(self, handle):
+        return f"GPU-{handle}"
+
+    def nvmlDeviceGetName(self, _handle):
+        return "NVIDIA H200"
+
+    def nvmlDeviceGetCudaComputeCapability(self, _handle):
+        return 9, 0
+
+    def nvmlDeviceGetMemoryInfo(self, _handle):
+        return SimpleNamespace(total=140 << 30)
+
+    def nvmlSystemGetDriverVersion(self):
+        return "580.1"
+
+    def nvmlDeviceGetPciInfo(self, _handle):
+        return SimpleNamespace(busId=b"00000000:FF:00.0")
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, _handle):
+        return 700_000
+
+    def nvmlDeviceGetMigMode(self, _handle):
+        raise self.NVMLError
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle):
+        return [SimpleNamespace(pid=pid) for pid in self.processes if handle == 0]
+
+    def nvmlSystemGetProcessName(self, _pid):
+        return b"/usr/bin/python3"
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    fake = FakeNvml()
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    for cached in (list_gpus, slots_module._list_devices):
+        cached.cache_clear()
+    yield fake
+    monkeypatch.undo()
+    for cached in (list_gpus, slots_module._list_devices):
+        cached.cache_clear()
+
+
+def test_a_slot_for_each_gpu_that_cuda_shows_and_one_for_the_processors(two_gpus, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    first, second, cpu = list_slots()
+    assert [(slot.name, slot.kind, slot.gpu) for slot in (first, second)] == [
+        ("GPU-0", "NVIDIA H200", "GPU-0"), ("GPU-1", "NVIDIA H200", "GPU-1"),
+    ]  # fmt: skip
+    assert first.fingerprint == second.fingerprint != cpu.fingerprint
+    assert list_kinds((first, second, cpu)) == ("NVIDIA H200",)
+    for shown in ("1", "GPU-1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+        list_gpus.cache_clear()
+        only, _ = list_slots()
+        assert (only.name, only.fingerprint, only.cpus) == (second.name, second.fingerprint, second.cpus)
+
+
+def test_who_is_on_a_gpu_is_named(two_gpus):
+    two_gpus.processes = (7,)
+    assert [str(one) for one in list_gpu_processes("GPU-0")] == ["python3 (process 7)"]
+    assert list_gpu_processes("GPU-1") == ()
+
+
+def test_a_gpu_in_use_is_not_measured_and_the_row_says_by_whom(two_gpus, tmp_path):
+    two_gpus.processes = (7,)
+    cell = make_cell()
+    task = Task(str(tmp_path), cell.recipe, (cell,), "a" * 12)
+    outcome = run_task(task, make_slot(0), Limits(), threading.Event(), ("false",))
+    assert outcome.cells[0].state == "invalid"
+    assert outcome.cells[0].reason == "not measured: GPU-0 is in use by python3 (process 7)"
+
+
+def test_a_process_that_ends_without_a_word_is_a_failed_row_with_its_last_words(tmp_path):
+    cell = make_cell("cpu")
+    task = Task(str(tmp_path), cell.recipe, (cell,), "a" * 12)
+    for program, said in (
+        ("import os, sys; print('last words', file=sys.stderr); sys.exit(3)", "ended with status 3: last words"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"),
+    ):
+        outcome = run_task(task, make_slot(kind="cpu"), Limits(), threading.Event(), (sys.executable, "-c", program))
+        assert (outcome.crashed, outcome.cells[0].state) == (True, "failed")
+        assert said in outcome.cells[0].reason
+
+
+def test_a_process_that_hangs_is_ended_and_leaves_nothing_behind(tmp_path):
+    cell = make_cell("cpu")
+    task = Task(str(tmp_path), cell.recipe, (cell,), "a" * 12)
+    program = "import subprocess, sys, time; subprocess.Popen(['sleep', '987']); time.sleep(987)"
+    outcome = run_task(
+        task, make_slot(kind="cpu"), Limits(task_s=0.5), threading.Event(), (sys.executable, "-c", program)
+    )
+    assert (
+        "longer than 0 s (--job-timeout)" in outcome.cells[0].reason or "KeyboardInterrupt" in outcome.cells[0].reason
+    )
+    assert subprocess.run(["pgrep", "-f", "^sleep 987$"], check=False).returncode == 1

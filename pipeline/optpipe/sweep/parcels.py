@@ -1,0 +1,72 @@
+"""What travels between hosts: parts of a workspace as a tar in chunks, hashes checked where they leave and where they arrive."""
+
+import io
+import tarfile
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo
+from optpipe.errors import StageError
+from optpipe.sweep.merge import take_in
+from optpipe.workspace.runs import load_run
+from optpipe.workspace.store import Store
+
+CHUNK_BYTES = 32 << 20
+
+
+def list_needed(store: Store, artifact: str) -> tuple[str, ...]:
+    """The entries that a bench of an artifact reads: it, its model, and the model's references; every byte checked."""
+    entry = store.verify_entry(store.find(artifact, ArtifactInfo))
+    model = store.verify_entry(store.find(entry.manifest.parents[0], ModelInfo))
+    references = [each for each in store.list_entries(ReferenceInfo) if model.id in each.manifest.parents]
+    paths = [entry.path, model.path, *(store.verify_entry(each).path for each in references)]
+    return tuple(f"store/{path.name}" for path in paths)
+
+
+def list_all(workspace: Path) -> tuple[str, ...]:
+    """Every entry, finished run and job of a workspace that was made for one task; every byte checked."""
+    store = Store(workspace)
+    for entry in store.list_entries():
+        store.verify_entry(entry)
+    for path in (workspace / "runs").glob("*/"):
+        if (path / "manifest.json").is_file() and (problems := load_run(path).find_problems()):
+            raise StageError(f"run {path.name}: {problems[0]}")
+    return tuple(str(path.relative_to(workspace)) for path in sorted(workspace.glob("*/*")) if path.parts[-2] in _KEPT)
+
+
+_KEPT = ("store", "runs", "jobs")
+
+
+def pack(workspace: Path, names: Sequence[str]) -> Iterator[bytes]:
+    """The named folders as a tar, in chunks of CHUNK_BYTES at most."""
+    with tempfile.TemporaryFile() as file:
+        with tarfile.open(fileobj=file, mode="w") as tar:
+            for name in names:
+                tar.add(workspace / name, arcname=name)
+        file.seek(0)
+        while chunk := file.read(CHUNK_BYTES):
+            yield chunk
+
+
+def unpack(chunks: Iterable[bytes], store: Store) -> None:
+    """Adds what the chunks hold. Raises StageError where a byte is not as its manifest says."""
+    store.root.mkdir(parents=True, exist_ok=True)
+    with store.scratch("parcel") as scratch, tempfile.TemporaryFile() as file:
+        for chunk in chunks:
+            file.write(chunk)
+        if file.tell() == 0:
+            return
+        file.seek(0)
+        try:
+            with tarfile.open(fileobj=_as_bytes(file), mode="r") as tar:
+                tar.extractall(scratch / "parcel", filter="data")
+        except (tarfile.TarError, EOFError) as error:
+            raise StageError(f"a parcel arrived damaged: {error}") from error
+        if damaged := take_in(scratch / "parcel", store, [0, 0]):
+            raise StageError(f"a parcel arrived damaged: {damaged[0]}")
+
+
+def _as_bytes(file: object) -> io.BufferedRandom:
+    assert isinstance(file, io.BufferedRandom)
+    return file

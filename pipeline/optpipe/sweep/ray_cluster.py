@@ -1,0 +1,389 @@
+"""The executor of a Ray cluster: one Ray task per task, placed by the labels that we give nodes.
+
+Ray's ids of GPUs are bookkeeping: the node's own lock per GPU, its watch and its process group keep figures true, as on one host.
+`max_calls=1` stands in the decorator, since `.options()` refuses it: a worker that is used again keeps its CUDA context.
+`max_retries=0`: a crash is a result, which we try again with its reason kept. A task that no node can take would wait for ever in
+Ray: we count its time. Nothing is shipped by runtime_env: optpipe is installed on every node.
+"""
+
+import os
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from optpipe.core.environment import Environment
+from optpipe.core.interrupts import acknowledge_interrupt
+from optpipe.core.records import json_from_record, record_from_json
+from optpipe.errors import BadInputError, MissingError, OptpipeError, StageError, first_line
+from optpipe.sweep.job import Cell, JobRecord, JobState, compute_job_key
+from optpipe.sweep.ledger import claim_job, read_job, write_job
+from optpipe.sweep.local import Report, Setting, make_record, try_task
+from optpipe.sweep.matrix import choose_device_of_kind
+from optpipe.sweep.neighbors import list_disturbed_hosts, name_neighborhood
+from optpipe.sweep.parcels import list_all, list_needed, pack, unpack
+from optpipe.sweep.plan import Work
+from optpipe.sweep.slots import Slot, count_neighbors, kind_from_label, label_from_kind, list_slots
+from optpipe.sweep.task import CellOutcome, Task, TaskOutcome, mark_all
+from optpipe.workspace.store import Store
+
+LABEL = "optpipe/kind"
+FINGERPRINT = "optpipe/fingerprint"
+_POLL_S = 1.0
+
+
+def describe_node() -> dict[str, str]:
+    """The labels of this node for `ray start --labels`: its kind by NVML's full name, memory, power limit, driver, MIG, environment.
+
+    Ray's own accelerator type knows the short name of device 0 alone.
+    """
+    slots = list_slots()
+    first = slots[0]
+    labels = {LABEL: label_from_kind(first.kind), FINGERPRINT: first.fingerprint}
+    if first.gpu is not None:
+        if len({slot.kind for slot in slots if slot.gpu}) > 1:
+            raise BadInputError(
+                "this host has GPUs of several kinds; start one Ray node for each with CUDA_VISIBLE_DEVICES"
+            )
+        gpu = first.environment.gpus[0]
+        labels |= {"optpipe/driver": gpu.driver, "optpipe/memory-gib": str(round(gpu.memory_bytes / 2**30))}
+    return labels
+
+
+def connect(address: str) -> None:
+    """Connects to `ray` (the cluster of this machine or RAY_ADDRESS) or `ray://HOST:PORT`. Raises MissingError where there is none.
+
+    A cluster with token authentication takes the token from RAY_AUTH_TOKEN or its file, as Ray documents.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        raise MissingError("--on ray requires Ray; install it with: pip install 'optpipe[ray]'") from error
+    if ray.is_initialized():
+        return
+    try:
+        ray.init(address="auto" if address == "ray" else address, log_to_driver=False, configure_logging=False)
+    except (ConnectionError, RuntimeError, ValueError, ImportError) as error:
+        raise MissingError(
+            f"no Ray cluster at {address}: {first_line(error)}\nstart one with `ray start --head`, or omit --on"
+        ) from error
+
+
+def list_cluster_slots() -> tuple[Slot, ...]:
+    """A slot for each GPU of the nodes that carry our labels, one for each CPU node. Raises MissingError where none does."""
+    import ray
+
+    found: list[Slot] = []
+    for node in ray.nodes():
+        labels = node.get("Labels") or {}
+        if not node["Alive"] or LABEL not in labels:
+            continue
+        kind = kind_from_label(labels[LABEL])
+        count = int(node["Resources"].get("GPU", 0)) if choose_device_of_kind(kind) == "cuda" else 1
+        fingerprint = labels.get(FINGERPRINT, "")
+        found += [Slot(f"{node['NodeID'][:8]}-{at}", kind, (), fingerprint, Environment()) for at in range(count)]
+    if not found:
+        raise MissingError(
+            f"no node of the Ray cluster has the label {LABEL}; start nodes with: ray start … "
+            '--labels="$(optpipe sweep --node-labels)"'
+        )
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Errand:
+    """What a node is told."""
+
+    task: Task
+    kind: str
+    setting: Setting
+    shared: str | None
+    """A workspace that driver and nodes see under one path; otherwise what is needed travels."""
+    disturbed: tuple[str, ...] = ()
+    """Hosts whose GPUs have to time one after the other."""
+
+
+def run_errand(content: bytes, parcels: Sequence[Any], fetch: Callable[[Any], bytes]) -> Iterator[bytes]:
+    """On the node: says that it has begun, does the task, and yields its records, then what it made."""
+    errand = record_from_json(content, _Errand, "the driver")
+    yield b"begun"
+    with tempfile.TemporaryDirectory(prefix="optpipe-node-") as folder:
+        workspace = Path(errand.shared or folder)
+        store = Store(workspace)
+        try:
+            slot = _find_slot(errand.kind)
+            unpack((fetch(each) for each in parcels), store)
+        except OptpipeError as error:
+            lost = TaskOutcome(mark_all(errand.task, JobState.FAILED, " ".join(str(error).split("\n"))))
+            yield json_from_record(_Reply(lost, (), ()))
+            return
+        task = replace(errand.task, workspace=str(workspace))
+        serialized = name_neighborhood(slot) in errand.disturbed
+        setting = replace(errand.setting, workspace=workspace, serialized=serialized)
+        outcome, attempts = try_task(task, slot, setting, threading.Event())
+        beside = 1 if serialized else count_neighbors(slot)
+        records = tuple(
+            make_record(cell, slot, outcome, found, attempts, len(task.cells), beside)
+            for cell, found in zip(task.cells, outcome.cells, strict=False)
+        )
+        yield json_from_record(_Reply(outcome, attempts, records))
+        if errand.shared is None:
+            yield from pack(workspace, list_all(workspace) if not task.timing else _list_runs(outcome))
+
+
+def _list_runs(outcome: TaskOutcome) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(f"runs/{one.run}" for one in outcome.cells if one.run))
+
+
+def _find_slot(kind: str) -> Slot:
+    """The slot that Ray gave this worker. Raises StageError where the node is not of the kind that its label says."""
+    slots = list_slots()
+    if choose_device_of_kind(kind) == "cpu":
+        return replace(next(slot for slot in slots if slot.gpu is None), kind=kind)
+    first = slots[0]
+    if first.kind != kind:
+        raise StageError(f"the node's label {LABEL} says {kind}, but it has {first.kind}; start it with its own labels")
+    return first
+
+
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    outcome: TaskOutcome
+    attempts: tuple[str, ...]
+    records: tuple[JobRecord, ...]
+
+
+def make_remote(*, gpu: bool) -> Any:
+    """The Ray task. Resources and max_calls have to stand here: a task whose worker is used again would keep a CUDA context."""
+    import ray
+
+    def go(content: bytes, parcels: list[Any]) -> Iterator[bytes]:
+        return run_errand(content, parcels, ray.get)
+
+    def stream(content: bytes, parcels: list[Any]) -> Iterator[bytes]:
+        yield from go(content, parcels)
+
+    if gpu:
+        return ray.remote(num_gpus=1, num_cpus=1, max_calls=1, max_retries=0)(stream)
+    return ray.remote(num_cpus=1, max_calls=1, max_retries=0)(stream)
+
+
+@dataclass
+class _Flight:
+    """A task that Ray has."""
+
+    work: Work
+    build: bool
+    stream: Any
+    sent: float
+    attempts: tuple[str, ...] = ()
+    begun: bool = False
+    reply: _Reply | None = None
+    chunks: list[bytes] = field(default_factory=list)
+    claims: ExitStack = field(default_factory=ExitStack)
+
+
+def run_on_ray(
+    works: Sequence[Work], slots: Sequence[Slot], setting: Setting, report: Report, shared: str | None = None
+) -> bool:
+    """Runs everything on the cluster that is connected; the driver's store takes in what comes back."""
+    driver = _Driver(works, slots, setting, report, shared)
+    try:
+        driver.run()
+    except KeyboardInterrupt as interruption:
+        acknowledge_interrupt(interruption)
+        driver.cancel()
+        return False
+    return True
+
+
+class _Driver:
+    """Sends builds first, then loads, no more at once than a kind has slots, and takes in what comes back."""
+
+    def __init__(
+        self, works: Sequence[Work], slots: Sequence[Slot], setting: Setting, report: Report, shared: str | None
+    ) -> None:
+        self.setting, self.report, self.shared = setting, report, shared
+        self.store = Store(setting.workspace)
+        self.room = {kind: sum(slot.kind == kind for slot in slots) for kind in {slot.kind for slot in slots}}
+        self.remotes = {device: make_remote(gpu=device == "cuda") for device in ("cpu", "cuda")}
+        self.prints = {slot.kind: [each.fingerprint for each in slots if each.kind == slot.kind] for slot in slots}
+        first = {(work.recipe_key, work.kind): work for work in works}
+        self.builds: deque[tuple[Work, tuple[str, ...]]] = deque((work, ()) for work in first.values())
+        self.loads: deque[tuple[Work, tuple[str, ...]]] = deque((work, ()) for work in works)
+        self.built: dict[tuple[str, str], CellOutcome] = {}
+        self.flights: list[_Flight] = []
+        self.parcels: dict[str, list[Any]] = {}
+        self.models: dict[str, str] = {}
+        """An artifact of each model that is built: what it was made from is sent to the model's next builds."""
+        self.disturbed = list_disturbed_hosts(setting.workspace)
+
+    def run(self) -> None:
+        """Until nothing is left."""
+        while self.builds or self.loads or self.flights:
+            self._send_what_fits()
+            self._listen()
+
+    def cancel(self) -> None:
+        """Ends what runs; Ray kills the workers, and their children die with them."""
+        import ray
+
+        for flight in self.flights:
+            ray.cancel(flight.stream, force=True)
+
+    def _send_what_fits(self) -> None:
+        for queue, build in ((self.builds, True), (self.loads, False)):
+            for _ in range(len(queue)):
+                work, attempts = queue.popleft()
+                busy = sum(flight.work.kind == work.kind for flight in self.flights)
+                same = build and any(
+                    flight.build and flight.work.recipe.model == work.recipe.model for flight in self.flights
+                )
+                ready = build or (work.recipe_key, work.kind) in self.built
+                if busy >= self.room.get(work.kind, 0) or same or not ready:
+                    queue.append((work, attempts))
+                elif build:
+                    self._send(work, attempts, ExitStack(), build=True)
+                else:
+                    self._send_unclaimed(work, attempts)
+
+    def _send_unclaimed(self, work: Work, attempts: tuple[str, ...]) -> None:
+        """Sends what no other driver of this workspace runs or has run; what one runs now is waited for."""
+        claims, cells = ExitStack(), []
+        for cell in work.cells:
+            if not claims.enter_context(claim_job(self.setting.workspace, cell.key)):
+                self.loads.append((Work(work.recipe, work.kind, (cell,)), attempts))
+            elif (known := self._find_finished(cell)) is not None:
+                self.report(known)
+            else:
+                cells.append(cell)
+        if cells:
+            self._send(Work(work.recipe, work.kind, tuple(cells)), attempts, claims, build=False)
+        else:
+            claims.close()
+
+    def _find_finished(self, cell: Cell) -> JobRecord | None:
+        if self.setting.again:
+            return None
+        keys = (compute_job_key(cell, each) for each in dict.fromkeys(self.prints.get(cell.kind, ())))
+        found = (read_job(self.setting.workspace, key) for key in keys)
+        return next((one for one in found if one is not None and one.finished), None)
+
+    def _send(self, work: Work, attempts: tuple[str, ...], claims: ExitStack, *, build: bool) -> None:
+        artifact = None if build else self.built[work.recipe_key, work.kind].artifact
+        task = Task("", work.recipe, () if build else work.cells, artifact)
+        errand = _Errand(task, work.kind, replace(self.setting, workspace=Path()), self.shared, self.disturbed)
+        selector = {LABEL: label_from_kind(work.kind)}
+        remote = self.remotes[work.recipe.device].options(label_selector=selector)
+        stream = remote.remote(json_from_record(errand), self._wrap(work, artifact))
+        self.flights.append(_Flight(work, build, stream, monotonic(), attempts, claims=claims))
+
+    def _wrap(self, work: Work, artifact: str | None) -> list[Any]:
+        """What the task reads, in chunks of the object store; the driver owns them, so that no worker's end loses them."""
+        import ray
+
+        needed = artifact or self.models.get(work.recipe.model)
+        if needed is None or self.shared is not None:
+            return []
+        if needed not in self.parcels:
+            self.parcels[needed] = [
+                ray.put(chunk) for chunk in pack(self.store.workspace, list_needed(self.store, needed))
+            ]
+        return self.parcels[needed]
+
+    def _listen(self) -> None:
+        import ray
+
+        if not self.flights:
+            return
+        ready, _ = ray.wait([flight.stream for flight in self.flights], num_returns=1, timeout=_POLL_S)
+        for flight in list(self.flights):
+            if flight.stream in ready:
+                self._take(flight)
+            elif not flight.begun and monotonic() - flight.sent > self.setting.limits.pending_s:
+                ray.cancel(flight.stream, force=True)
+                why = f"no node of kind {flight.work.kind} took it within {self.setting.limits.pending_s:.0f} s"
+                self._lose(flight, why, again=False)
+
+    def _take(self, flight: _Flight) -> None:
+        import ray
+
+        try:
+            item = ray.get(next(flight.stream))
+        except StopIteration:
+            self._land(flight)
+            return
+        except ray.exceptions.RayError as error:
+            self._lose(flight, f"{type(error).__name__}: {first_line(error)}", again=True)
+            return
+        if not flight.begun:
+            flight.begun = True
+        elif flight.reply is None:
+            flight.reply = record_from_json(item, _Reply, "a node")
+        else:
+            flight.chunks.append(item)
+
+    def _land(self, flight: _Flight) -> None:
+        """All of it is here: into the store, then into the ledger, so that a record never names a run that is not there."""
+        reply = flight.reply
+        if reply is None:
+            self._lose(flight, "the node ended without a reply", again=True)
+            return
+        try:
+            unpack(flight.chunks, self.store)
+        except OptpipeError as error:
+            self._lose(flight, str(error).replace("\n", " "), again=True)
+            return
+        self.flights.remove(flight)
+        with flight.claims:
+            if flight.build:
+                self._note_build(flight, reply)
+                return
+            for record in reply.records:
+                self._record(replace(record, attempts=(*flight.attempts, *record.attempts)))
+            if not reply.records:
+                self._fail(flight.work.cells, flight, reply.outcome.cells[0])
+
+    def _note_build(self, flight: _Flight, reply: _Reply) -> None:
+        found = reply.outcome.cells[0]
+        if found.state is JobState.DONE:
+            self.built[flight.work.recipe_key, flight.work.kind] = found
+            if found.artifact is not None:
+                self.models.setdefault(flight.work.recipe.model, found.artifact)
+            return
+        lost = [work for work, _ in self.loads if self._needs(work, flight.work)]
+        self.loads = deque(each for each in self.loads if not self._needs(each[0], flight.work))
+        self._fail([cell for work in lost for cell in work.cells], flight, found)
+
+    @staticmethod
+    def _needs(work: Work, built: Work) -> bool:
+        return (work.recipe_key, work.kind) == (built.recipe_key, built.kind)
+
+    def _lose(self, flight: _Flight, why: str, *, again: bool) -> None:
+        """A worker, a node or a parcel was lost: tried again while tries are left, its reason kept."""
+        self.flights.remove(flight)
+        flight.claims.close()
+        tried = (*flight.attempts, why)
+        if again and len(tried) <= self.setting.limits.retries:
+            (self.builds if flight.build else self.loads).append((flight.work, tried))
+            return
+        found = CellOutcome(JobState.FAILED, why)
+        if flight.build:
+            self._note_build(flight, _Reply(TaskOutcome((found,)), tried, ()))
+        else:
+            self._fail(flight.work.cells, flight, found)
+
+    def _fail(self, cells: Sequence[Cell], flight: _Flight, found: CellOutcome) -> None:
+        slot = Slot("", flight.work.kind, (), next(iter(self.prints.get(flight.work.kind, [""]))), Environment())
+        for cell in cells:
+            self._record(make_record(cell, slot, TaskOutcome(()), found, flight.attempts, 1, 1))
+
+    def _record(self, record: JobRecord) -> None:
+        write_job(self.setting.workspace, record)
+        self.report(record)

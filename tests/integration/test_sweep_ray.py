@@ -1,0 +1,174 @@
+"""A sweep on a Ray cluster of three nodes on this machine, with labels: nothing lost, nothing doubled, whatever is killed."""
+
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from optpipe.core.events import SilentListener
+from optpipe.sweep.launch import Limits
+from optpipe.sweep.ledger import read_jobs
+from optpipe.sweep.local import Setting
+from optpipe.sweep.matrix import Matrix, cells_from_matrix
+from optpipe.sweep.plan import list_works, plan_sweep
+from optpipe.sweep.sweep import SweepOptions, run_sweep
+from optpipe.workspace.runs import load_run
+from optpipe.workspace.store import Store
+
+ray = pytest.importorskip("ray", reason="needs Ray: pip install 'optpipe[ray]'")
+
+EMPTY = (sys.executable, str(Path(__file__).parents[2] / "benchmarks" / "empty_job.py"))
+KINDS = ("cpu-a", "cpu-b")
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    from ray.cluster_utils import Cluster
+
+    from optpipe.sweep.ray_cluster import connect
+
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(Path(__file__).parents[2] / "pipeline")]))
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    for kind in ("cpu-a", "cpu-b", "cpu-b"):
+        made.add_node(num_cpus=1, labels={"optpipe/kind": kind, "optpipe/fingerprint": "unknown"})
+    os.environ["RAY_ADDRESS"] = made.address
+    connect("ray")
+    yield made
+    ray.shutdown()
+    made.shutdown()
+    del os.environ["RAY_ADDRESS"]
+
+
+def sweep(workspace, batches, kinds=KINDS, program=EMPTY, limits=None, models=("m",), watch=None):
+    """The rows of a sweep on the cluster; `watch` is called with each record."""
+    from optpipe.sweep.ray_cluster import list_cluster_slots, run_on_ray
+
+    matrix = Matrix(
+        models=models, precisions=("fp32",), backends=("onnxruntime",), batches=batches, gpus=kinds, processes=1,
+        min_seconds=0.3, warm_up_seconds=0.1, max_warm_up_seconds=1.0, max_seconds=4.0, percentile=90.0, max_cv=5.0,
+    )  # fmt: skip
+    slots = list_cluster_slots()
+    cells = cells_from_matrix(matrix, kinds)
+
+    def execute(works, slots, setting, report):
+        def told(record):
+            report(record)
+            if watch is not None:
+                watch(record)
+
+        return run_on_ray(works, slots, replace(setting, program=program), told)
+
+    options = SweepOptions(limits=limits or Limits(task_s=120, lock_s=300, retries=3, pending_s=60))
+    return run_sweep(cells, slots, options, Store(workspace), SilentListener(), execute)
+
+
+def assert_each_once(workspace, record, count):
+    """Every cell is done, has one record that counts, and its run is here, whole."""
+    assert Counter(row.state for row in record.rows) == {"done": count}
+    assert len({row.run for row in record.rows}) == count
+    for row in record.rows:
+        assert load_run(workspace / "runs" / row.run).find_problems() == []
+    finished = [one for records in read_jobs(workspace).values() for one in records if one.finished]
+    assert sorted(one.cell.key for one in finished) == sorted(row.cell.key for row in record.rows)
+
+
+def test_jobs_run_on_nodes_of_their_kind_and_come_back_whole(cluster, tmp_path):
+    record = sweep(tmp_path, (1, 2, 3))
+    assert_each_once(tmp_path, record, 6)
+    assert {row.cell.kind for row in record.rows} == set(KINDS)
+
+
+def test_a_kind_without_a_node_is_a_row(cluster, tmp_path):
+    record = sweep(tmp_path, (1,), kinds=("cpu-a", "cpu-z"))
+    assert [row.state for row in record.rows] == ["done", "elsewhere"]
+
+
+def test_a_task_that_no_node_takes_ends_in_a_row(cluster, tmp_path):
+    from optpipe.sweep.ray_cluster import list_cluster_slots, run_on_ray
+
+    cells = cells_from_matrix(
+        Matrix(models=("m",), precisions=("fp32",), backends=("onnxruntime",), gpus=("cpu-a",)), ("cpu-a",)
+    )
+    ghost = replace(list_cluster_slots()[0], kind="cpu-gone")
+    works = list_works(plan_sweep([replace(cells[0], kind="cpu-gone")], [ghost], {}), 1)
+    found = []
+    run_on_ray(works, [ghost], Setting(tmp_path, Limits(pending_s=3), program=EMPTY), found.append)
+    assert [(one.state, one.reason) for one in found] == [("failed", "no node of kind cpu-gone took it within 3 s")]
+
+
+def test_real_jobs_of_a_real_model(cluster, tmp_path):
+    program = (sys.executable, "-m", "optpipe.sweep")
+    record = sweep(tmp_path, (1, 8), kinds=("cpu-b",), program=program, models=("digits",))
+    states = {row.state for row in record.rows}
+    assert states <= {"done", "invalid"}, [row.reason for row in record.rows]
+    for row in record.rows:
+        assert load_run(tmp_path / "runs" / row.run).find_problems() == []
+        assert row.figures["p50"].value > 0
+
+
+def list_processes():
+    """Command line and parent of every process, by id."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            command = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            found[int(path.name)] = command, parent
+    return found
+
+
+def kill_one(what):
+    """Kills a task's own process, or the Ray worker above it, with SIGKILL, as soon as there is one."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        processes = list_processes()
+        children = [pid for pid, (command, _) in processes.items() if "empty_job.py" in command and EMPTY[0] in command]
+        if children:
+            os.kill(children[0] if what == "child" else processes[children[0]][1], signal.SIGKILL)
+            return
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("what", ["child", "worker"])
+def test_what_is_killed_runs_again_and_is_counted_once(cluster, tmp_path, what, monkeypatch):
+    import threading
+
+    monkeypatch.setenv("OPTPIPE_EMPTY_SECONDS", "0.5")
+    killer = threading.Thread(target=lambda: [kill_one(what) for _ in range(2)])
+    killer.start()
+    record = sweep(tmp_path, (1, 2, 3))
+    killer.join()
+    assert_each_once(tmp_path, record, 6)
+
+
+def test_a_node_that_dies_loses_nothing(cluster, tmp_path):
+    added = cluster.add_node(num_cpus=1, labels={"optpipe/kind": "cpu-b", "optpipe/fingerprint": "unknown"})
+    killed = []
+
+    def watch(_record):
+        if not killed:
+            killed.append(added)
+            cluster.remove_node(added, allow_graceful=False)
+
+    record = sweep(tmp_path, tuple(range(1, 9)), kinds=("cpu-b",), watch=watch)
+    assert_each_once(tmp_path, record, 8)
+
+
+def test_two_drivers_on_one_workspace_run_each_job_once(cluster, tmp_path):
+    import threading
+
+    records = []
+    both = [threading.Thread(target=lambda: records.append(sweep(tmp_path, (1, 2, 3, 4)))) for _ in range(2)]
+    for one in both:
+        one.start()
+    for one in both:
+        one.join()
+    assert len(records) == 2
+    for record in records:
+        assert_each_once(tmp_path, record, 8)

@@ -1,0 +1,129 @@
+"""Answers across kinds of GPU: arithmetic that can be done by hand, intervals carried through, what is missing with its command."""
+
+import shlex
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.fakes.console import text_of
+from tests.fakes.golden import assert_golden
+from tests.fakes.sweeps import H200, L4, make_cell, make_record, make_slot
+
+from optpipe.cli import app
+from optpipe.errors import BadInputError
+from optpipe.measuring.slo import slo_from_text
+from optpipe.reporters.terminal_fleet import render_fleet
+from optpipe.sweep.fleet import Price, PriceList, command_from_cell, compare_fleet, prices_from_file
+from optpipe.sweep.job import JobState
+
+PRICES = PriceList({H200: Price(3.6, 700.0), L4: Price(0.72)})
+
+
+def jobs_of(*records):
+    return {one.key: [one] for one in records}
+
+
+def measured(kind, batch, p50_ms, **recipe):
+    slot = make_slot(kind=kind, fingerprint=kind[-4:].rjust(16))
+    return make_record(make_cell(kind, batch, **recipe), slot=slot, p50_ms=(0.99 * p50_ms, p50_ms, 1.01 * p50_ms))
+
+
+FLEET = jobs_of(
+    measured(H200, 1, 1.0), measured(H200, 8, 2.0), measured(H200, 64, 12.0), measured(H200, 8, 4.0, precision="fp32"),
+    measured(L4, 1, 3.0), measured(L4, 8, 12.0),
+)  # fmt: skip
+
+
+def test_cost_per_million_is_price_over_rate_with_its_interval():
+    (row,) = compare_fleet(jobs_of(measured(H200, 8, 2.0)), prices=PRICES).rows
+    assert row.throughput.value == pytest.approx(4000)
+    assert row.cost_per_million.value == pytest.approx(3.6 / 3600 * 1e6 / 4000)
+    assert row.cost_per_million.low < row.cost_per_million.value < row.cost_per_million.high
+    assert row.kwh_per_million.value == pytest.approx(0.7 / 3600 * 1e6 / 4000)
+
+
+def test_the_limit_decides_the_batch_size_and_the_load_the_number():
+    found = compare_fleet(FLEET, slo=slo_from_text("p99=10ms"), load_per_s=20_000, prices=PRICES)
+    chosen = {(row.kind, row.build): row.batch_size for row in found.rows}
+    assert chosen == {(H200, "onnxruntime fp16"): 8, (H200, "onnxruntime fp32"): 8, (L4, "onnxruntime fp16"): 1}
+    counts = {row.kind: row.gpus for row in found.rows if row.best}
+    assert counts[H200].value >= 20_000 / 5334
+    assert counts[H200].low <= counts[H200].value <= counts[H200].high
+    assert counts[L4].value > counts[H200].value
+
+
+def test_without_a_limit_the_number_is_by_throughput():
+    (row,) = compare_fleet(jobs_of(measured(H200, 8, 2.0)), load_per_s=10_000).rows
+    assert (row.gpus.value, row.gpus.low, row.gpus.high) == (3, 3, 3)
+
+
+def test_what_is_missing_is_said_with_the_command_that_fills_it():
+    found = compare_fleet(FLEET)
+    missing = {(one.kind, one.label.split(",")[0], one.label.split(",")[1]) for one in found.missing}
+    assert missing == {
+        (L4, "digits onnxruntime fp16 (cuda)", " batch 64"), (L4, "digits onnxruntime fp32 (cuda)", " batch 8"),
+    }  # fmt: skip
+    assert all(
+        one.command.startswith("optpipe sweep digits") and f"--gpu '{L4}'" in one.command for one in found.missing
+    )
+
+
+def test_the_command_of_a_cell_gives_that_cell(capfd):
+    cell = replace(make_cell("cpu", 8), recipe=replace(make_cell("cpu").recipe, precision="fp32"))
+    with pytest.raises(SystemExit):
+        app([*shlex.split(command_from_cell(cell))[1:], "--dry-run", "--json", "--workspace", "/tmp/optpipe-none"])
+    out, _ = capfd.readouterr()
+    assert '"batch_size": 8' in out
+    assert '"precision": "fp32"' in out
+
+
+def test_an_impossible_cell_is_not_missing_and_a_failed_one_says_why():
+    failed = replace(measured(L4, 64, 1.0), state=JobState.FAILED, reason="out of memory", group=None)
+    found = compare_fleet(FLEET | jobs_of(failed))
+    assert "failed: out of memory" in [one.why for one in found.missing]
+    impossible = replace(failed, state=JobState.IMPOSSIBLE)
+    assert not any("batch 64" in one.label for one in compare_fleet(FLEET | jobs_of(impossible)).missing)
+
+
+def test_the_frontier_is_what_none_is_cheaper_and_quicker_than():
+    found = compare_fleet(FLEET, prices=PRICES)
+    for row in found.rows:
+        rivals = [(each.cost_per_million.value, each.latency_ns.value) for each in found.rows if each is not row]
+        mine = row.cost_per_million.value, row.latency_ns.value
+        beaten = any(a <= mine[0] and b <= mine[1] and (a, b) != mine for a, b in rivals)
+        assert row.on_frontier == (not beaten)
+
+
+def test_the_whole_text():
+    found = compare_fleet(FLEET, slo=slo_from_text("p99=10ms"), load_per_s=20_000, prices=PRICES)
+    assert_golden(text_of(render_fleet(found), width=150), "fleet.txt")
+
+
+def test_nothing_measured_is_said():
+    with pytest.raises(BadInputError, match="measure with optpipe sweep"):
+        compare_fleet({})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[gpus."NVIDIA H200"]\nper_hour = "3"', "per_hour"),
+        ('[gpus."NVIDIA H200"]\nper_hour = -3', "below zero"),
+        ('[gpus."NVIDIA H200"]\nprice = 3', "price"),
+        ("currency = 'EUR'", "gpus"),
+        ("[[", "cannot be read as a price list"),
+    ],
+)
+def test_a_wrong_price_list_is_named(tmp_path, text, said):
+    (tmp_path / "prices.toml").write_text(text)
+    with pytest.raises(BadInputError, match=said) as error:
+        prices_from_file(tmp_path / "prices.toml")
+    assert "prices.toml" in str(error.value)
+
+
+@given(st.floats(0.1, 1000), st.floats(0.01, 100))
+def test_twice_the_price_is_twice_the_cost(price, p50_ms):
+    jobs = jobs_of(measured(H200, 8, p50_ms))
+    one, two = (compare_fleet(jobs, prices=PriceList({H200: Price(each)})).rows[0] for each in (price, 2 * price))
+    assert two.cost_per_million.value == pytest.approx(2 * one.cost_per_million.value)

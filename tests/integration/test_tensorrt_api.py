@@ -8,13 +8,16 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from optpipe.core.hashing import hash_file
 from optpipe.workspace.environment import list_gpus
-from tests.fakes.tensorrt_api.install import find_missing, install, make_environment
+from tests.fakes.tensorrt_api.install import HERE, find_missing, install, make_environment
 from tests.integration.conftest import Ran
 
+PLUGIN = HERE / "plugin.c"
 pytestmark = pytest.mark.skipif(find_missing() is not None, reason=f"needs {find_missing()}")
 
 
@@ -151,15 +154,32 @@ def test_the_timing_cache_is_one_file_for_all_builds(environment, tmp_path) -> N
     assert sorted(path.name for path in tmp_path.iterdir() if "part" in path.name) == []
 
 
-def test_a_plugin_library_without_plugins_is_refused(environment, tmp_path) -> None:
-    source, library = tmp_path / "plugin.c", tmp_path / "plugin.so"
-    source.write_text(
-        "void *const *getPluginCreators(int *n) { *n = 0; return 0; }\nvoid setLoggerFinder(void *f) { (void)f; }\n"
-    )
+def compile_plugin(source, library):
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
-    found = build_cases(environment, tmp_path / "work", "tensorrt", {"plugin": {"plugins": str(library)}})
-    assert found["plugin"]["status"] == 2
-    assert "it has no plugin creators of its own" in found["plugin"]["error"]
+    return str(library)
+
+
+def test_a_plugin_library_is_loaded_once_and_copied_into_the_artifact(environment, tmp_path) -> None:
+    library = compile_plugin(PLUGIN, tmp_path / "plugin.so")
+    twice = {name: {"plugins": library} for name in ("first", "second")}
+    found = build_cases(environment, tmp_path / "work", "tensorrt", twice)
+    for case in found.values():
+        assert case["proven"], case
+        assert "plugin-0-plugin.so" in case["files"]
+        assert case["key"]["plugins"] == [f"plugin.so sha256 {hash_file(Path(library))}"]
+
+
+def test_a_plugin_library_without_plugins_is_refused(environment, tmp_path) -> None:
+    (tmp_path / "empty.c").write_text(
+        "void *const *getCreators(int *n) { *n = 0; return 0; }\n"
+        "void *const *getPluginCreators(int *n) { *n = 0; return 0; }\n"
+        "void setLoggerFinder(void *f) { (void)f; }\n"
+    )
+    library = compile_plugin(tmp_path / "empty.c", tmp_path / "empty.so")
+    found = build_cases(environment, tmp_path / "work", "tensorrt", {"empty": {"plugins": library}})
+    assert found["empty"]["status"] == 2
+    assert "empty.so as a plugin library: IPluginRegistry::loadLibrary" in found["empty"]["error"]
+    assert "No creator returned" in found["empty"]["error"]
 
 
 @pytest.fixture(scope="module")

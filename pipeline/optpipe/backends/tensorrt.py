@@ -41,7 +41,7 @@ from optpipe.backends.tensorrt_session import list_session_options
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.precision import Precision
 from optpipe.core.records import plain_from_record
-from optpipe.errors import MissingError, StageError
+from optpipe.errors import BadInputError, MissingError, StageError
 from optpipe.workspace.environment import get_gpu_name, get_package_version, list_gpus
 from optpipe.workspace.file_names import ONNX
 
@@ -125,7 +125,7 @@ class TensorRT:
         trt, options = self._library(), self._read_options(request.options)
         logger = create_logger(trt)
         builder = trt.Builder(logger)
-        load_plugins(builder.get_plugin_registry(), list_plugins(options), self.library)
+        load_plugins(builder.get_plugin_registry(), list_plugins(options), self.library, logger)
         network = create_network(trt, builder)  # builder and network have to outlive the parser
         parser = trt.OnnxParser(network, logger)
         if parser.parse_from_file(str(request.graph)):
@@ -136,6 +136,8 @@ class TensorRT:
     def build(self, request: BuildRequest) -> BuildResult:
         """Parses, configures, builds, and reads the types out of the network that was built."""
         trt, options = self._library(), self._read_options(request.options)
+        if options.sparse_weights:
+            _require_sparse_weights(request.graph)
         copy_plugins(options, request.directory)  # they are loaded already: `find_unsupported` comes first
         logger = create_logger(trt)
         builder = trt.Builder(logger)
@@ -146,7 +148,7 @@ class TensorRT:
         config = create_config(trt, builder, request, options)
         plan = builder.build_serialized_network(network, config)
         if plan is None:
-            raise StageError(f"{self.name} failed to build an engine: {logger.last_error or 'no reason given'}")
+            raise StageError(f"{self.name} failed to build an engine: {logger.first_error or 'no reason given'}")
         (request.directory / ENGINE_FILE).write_bytes(plan)
         keep_layers(trt, logger, plan, network, request.directory)
         if options.timing_cache:
@@ -185,6 +187,19 @@ class TensorRT:
             return importlib.import_module(self.library)
         except ImportError as error:
             raise MissingError(f"{self.library} cannot be imported ({error}); {self.install}") from error
+
+
+def _require_sparse_weights(graph: Path) -> None:
+    """Raises BadInputError where no product could use a sparse kernel: the option would change nothing, in silence."""
+    import onnx
+
+    from optpipe.backends.onnx_sparsity import list_sparse_products
+
+    if not list_sparse_products(onnx.load(graph)):
+        raise BadInputError(
+            "option sparse_weights=true: no convolution or matrix product has weights in the 2:4 pattern; "
+            "prune the model to it, or omit the option"
+        )
 
 
 TENSORRT = TensorRT(

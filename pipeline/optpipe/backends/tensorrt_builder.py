@@ -19,7 +19,7 @@ from optpipe.backends.tensorrt_options import (
 )
 from optpipe.core.hashing import hash_file
 from optpipe.core.precision import Precision
-from optpipe.errors import BadInputError, StageError, read_as_user_file
+from optpipe.errors import BadInputError, StageError, escape, read_as_user_file
 
 PLUGIN_PREFIX = "plugin-"
 """Of the copies of plugin libraries in an artifact, which are loaded before its engine."""
@@ -35,16 +35,17 @@ def create_network(trt: Any, builder: Any) -> Any:
 
 
 def create_logger(trt: Any) -> Any:
-    """A logger that stays silent and keeps the last error for the message to the user."""
+    """A logger that stays silent and keeps the first error for the message to the user."""
 
     class Quiet(trt.ILogger):
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
-            self.last_error = ""
+            self.first_error = ""
 
         def log(self, severity: Any, message: str) -> None:
-            if severity in (trt.ILogger.Severity.ERROR, trt.ILogger.Severity.INTERNAL_ERROR):
-                self.last_error = message
+            errors = (trt.ILogger.Severity.ERROR, trt.ILogger.Severity.INTERNAL_ERROR)
+            if severity in errors and not self.first_error:  # what follows is its consequences
+                self.first_error = message
 
     return Quiet()
 
@@ -125,16 +126,14 @@ def _set_compute_capabilities(trt: Any, config: Any, options: BuilderOptions) ->
         config.set_compute_capability(_list_compute_capabilities(trt)[name], index)
 
 
-def load_plugins(registry: Any, files: Iterable[Path], library: str) -> None:
+def load_plugins(registry: Any, files: Iterable[Path], library: str, logger: Any) -> None:
     """Loads plugin libraries, once in a process: this runs their code. Raises BadInputError for one that is refused."""
     for file in files:
         known = (library, hash_file(file))
         if known in _LOADED:
             continue
         if registry.load_library(str(file)) is None:
-            raise BadInputError(
-                f"{library} cannot load {file} as a plugin library: it has no plugin creators of its own"
-            )
+            raise BadInputError(f"{library} cannot load {file} as a plugin library: {escape(logger.first_error)[:200]}")
         _LOADED.add(known)
 
 

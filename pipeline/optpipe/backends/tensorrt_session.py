@@ -64,13 +64,18 @@ class TensorRTSession:
         self._options = merge_options(options, known, trt.__name__)
         self._logger = create_logger(trt)
         self._runtime = trt.Runtime(self._logger)
-        load_plugins(self._runtime.get_plugin_registry(), sorted(engine.parent.glob(f"{PLUGIN_PREFIX}*")), trt.__name__)
+        load_plugins(
+            self._runtime.get_plugin_registry(),
+            sorted(engine.parent.glob(f"{PLUGIN_PREFIX}*")),
+            trt.__name__,
+            self._logger,
+        )
         if lean_runtime:
             self._runtime.engine_host_code_allowed = True
         self._engine = self._runtime.deserialize_cuda_engine(engine.read_bytes())
         if self._engine is None:
             raise StageError(
-                f"{trt.__name__} {trt.__version__} cannot load {engine.name}: {escape(self._logger.last_error)[:200]}\n"
+                f"{trt.__name__} {trt.__version__} cannot load {engine.name}: {escape(self._logger.first_error)[:200]}\n"
                 "an engine loads only with the version and on the GPU it was built for; otherwise build it again"
             )
         if weights is not None:

@@ -149,7 +149,7 @@ def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener)
     times: list[StageTime] = []
     _require_available(plan)
     _require_known_options(plan)
-    _warn_of_plugins(plan, listener)
+    warn_of_plugins(plan, listener)
     store.require_writable()
     model, stored = prepare_model(model, store, listener)
     plan = _add_calibration(model, plan, stored, store, listener)
@@ -242,7 +242,7 @@ def _require_known_options(plan: BuildPlan) -> None:
             backend.recipe(choose_device(backend, plan.device), given)
 
 
-def _warn_of_plugins(plan: BuildPlan, listener: Listener) -> None:
+def warn_of_plugins(plan: BuildPlan, listener: Listener) -> None:
     """Says which libraries of others will run inside this process."""
     named = [
         path for each in plan.backends for path in str(plan.options.get(each.name, {}).get("plugins", "")).split(",")

@@ -22,10 +22,12 @@ from optpipe.errors import OptpipeError
 SPEC = InputSpec("x", "float32", (1, 3, 16, 16), (8, 3, 16, 16), (32, 3, 16, 16))
 
 
-def save_graph(folder):
-    """x (batch, 3, 16, 16) through two convolutions."""
+def save_graph(folder, *, sparse=True):
+    """x (batch, 3, 16, 16) through two convolutions; the weights of the second have the 2:4 pattern if `sparse`."""
     generator = np.random.default_rng(0)
-    weights = {"w": (16, 3, 3, 3), "v": (10, 16, 1, 1)}
+    weights = {name: generator.normal(size=size) for name, size in {"w": (16, 3, 3, 3), "v": (10, 16, 1, 1)}.items()}
+    if sparse:
+        weights["v"][:, ::2] = 0
     nodes = [
         helper.make_node("Conv", ["x", "w"], ["a"], name="first", pads=[1, 1, 1, 1]),
         helper.make_node("Relu", ["a"], ["b"], name="relu"),
@@ -35,7 +37,7 @@ def save_graph(folder):
         nodes, "g",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, 16, 16])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 10, 16, 16])],
-        [numpy_helper.from_array(generator.normal(size=size).astype(np.float32), name) for name, size in weights.items()],
+        [numpy_helper.from_array(value.astype(np.float32), name) for name, value in weights.items()],
     )  # fmt: skip
     onnx.save(
         helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), folder / "model.onnx"

@@ -12,6 +12,7 @@ from optpipe.core.card import ModelCard, Task
 from optpipe.core.engine_layers import ENGINE_LAYERS, EngineLayer, EngineLayers
 from optpipe.core.precision import Precision
 from optpipe.core.records import read_record
+from optpipe.errors import BadInputError
 from optpipe.workspace.environment import list_gpus
 
 INSPECTED = {  # of the form in NVIDIA's documentation; none was recorded by us
@@ -57,3 +58,14 @@ def test_without_a_gpu_the_parsed_network_is_kept_and_says_so(tmp_path) -> None:
         ("second", "CONVOLUTION", ("fp32",), ("fp32",)),
     ]
     assert found.count_types()["fp32"] >= 3
+
+
+def test_sparsity_is_refused_where_no_weight_has_the_pattern(tmp_path) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="needs the wheel tensorrt-rtx-cu13")
+    save_graph(tmp_path, sparse=False)
+    card = ModelCard("net", "net.onnx", Task.OTHER, (SPEC,))
+    asked = BuildRequest(
+        card, Precision.FP32, tmp_path / "model.onnx", None, "cuda", {"sparse_weights": "true"}, tmp_path
+    )
+    with pytest.raises(BadInputError, match="no convolution or matrix product has weights in the 2:4 pattern"):
+        TENSORRT_RTX.build(asked)

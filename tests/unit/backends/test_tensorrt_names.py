@@ -10,7 +10,7 @@ import optpipe.backends
 
 SOURCES = ("tensorrt.py", "tensorrt_builder.py", "tensorrt_network.py", "tensorrt_session.py")
 OURS = {
-    "name", "library", "package", "install", "ahead_of_time", "last_error", "precision", "card", "inputs", "graph", "directory",
+    "name", "library", "package", "install", "ahead_of_time", "first_error", "precision", "card", "inputs", "graph", "directory",
     "options", "outputs", "device", "dtype", "shape", "macs", "type", "node", "min", "opt", "max",
 }  # fmt: skip
 LIBRARY_OBJECTS = {

@@ -14,7 +14,10 @@ from optpipe.backends.tensorrt_options import (
     sources_from_text,
 )
 from optpipe.backends.tensorrt_session import choose_profile
+from optpipe.build.build import warn_of_plugins
 from optpipe.commands.parsing import build_plan_from_options, model_from_options
+from optpipe.core.events import SilentListener
+from optpipe.core.hashing import hash_file
 from optpipe.core.tensors import InputSpec, batch_ranges_from_text, join_batch_ranges
 from optpipe.errors import BadInputError
 
@@ -85,3 +88,16 @@ def test_several_ranges_of_batch_become_profiles_of_the_backends_that_have_them(
     assert model_from_options("digits", "default", 0, "1:1:1,1:32:64", []).batch == (1, 32, 64)
     with pytest.raises(BadInputError, match="--batch 1:x"):
         model_from_options("digits", "default", 0, "1:1:1,1:x", [])
+
+
+def test_a_build_says_which_plugin_libraries_run(tmp_path) -> None:
+    library = tmp_path / "mine.so"
+    library.write_bytes(b"code")
+    plan = build_plan_from_options(
+        "fp32", "tensorrt-rtx", None, [f"tensorrt-rtx.plugins={library}"], images=None, calibration=None
+    )
+    heard = SilentListener()
+    warn_of_plugins(plan, heard)
+    assert heard.warnings == [
+        f"plugin library {library} runs its code here and wherever the artifact loads, sha256 {hash_file(library)}"
+    ]

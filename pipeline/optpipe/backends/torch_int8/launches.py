@@ -1,6 +1,6 @@
 """How a step runs on a GPU: its constants there, the kernels and settings that could compute it, and one launch of one of them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
@@ -116,20 +116,23 @@ def _list_product_tactics(step: steps.Convolution, pixels: int) -> Iterator[Tact
     tiles = _count_tiles(pixels, step)
     if tiles < FEW_TILES:
         deep = _choose_depth(step, 256)
-        for columns in (64, 16):
-            if columns <= width:
-                sizes = {"BM": 64, "BN": columns, "BK": deep, "PARTS": 1, "STAGES": 1 if channels <= deep else 4}
-                yield Tactic("int8_wgmma_product", {**sizes, "PERSISTENT": 0, "warps": 4})
+        for (columns,) in _fit_columns(((64,), (16,)), 0, width):
+            sizes = {"BM": 64, "BN": columns, "BK": deep, "PARTS": 1, "STAGES": 1 if channels <= deep else 4}
+            yield Tactic("int8_wgmma_product", {**sizes, "PERSISTENT": 0, "warps": 4})
     if channels <= ONCE * depth:
-        for rows, columns, warps in ((64, 128, 4), (64, 64, 4), (128, 64, 4)):
-            if columns <= width:
-                yield Tactic("int8_wgmma_product_at_once", {"BM": rows, "BN": columns, "BK": depth, "warps": warps})
+        for rows, columns, warps in _fit_columns(((64, 128, 4), (64, 64, 4), (128, 64, 4)), 1, width):
+            yield Tactic("int8_wgmma_product_at_once", {"BM": rows, "BN": columns, "BK": depth, "warps": warps})
     if tiles > MANY_TILES:
-        for rows, columns, parts, stages, warps, persistent in _WIDE_TILES:
-            if columns <= width:
-                copies = (2 if persistent else 1) if channels <= depth else stages
-                sizes = {"BM": rows, "BN": columns, "BK": depth, "PARTS": parts, "STAGES": copies}
-                yield Tactic("int8_wgmma_product", {**sizes, "PERSISTENT": persistent, "warps": warps})
+        for rows, columns, parts, stages, warps, persistent in _fit_columns(_WIDE_TILES, 1, width):
+            copies = (2 if persistent else 1) if channels <= depth else stages
+            sizes = {"BM": rows, "BN": columns, "BK": depth, "PARTS": parts, "STAGES": copies}
+            yield Tactic("int8_wgmma_product", {**sizes, "PERSISTENT": persistent, "warps": warps})
+
+
+def _fit_columns(tiles: Sequence[tuple[int, ...]], at: int, width: int) -> list[tuple[int, ...]]:
+    """The tiles whose columns, entry `at`, a layer of `width` channels fills; for a narrower layer the first, made as narrow."""
+    fitting = [tile for tile in tiles if tile[at] <= width]
+    return fitting or [(*tiles[0][:at], width, *tiles[0][at + 1 :])]
 
 
 _WIDE_TILES = (
@@ -158,18 +161,18 @@ def _list_convolution_tactics(step: steps.Convolution, given: Any) -> Iterator[T
     tiles = _count_tiles(images * height * width // step.stride**2, step)
     few, many = tiles < FEW_TILES, tiles > MANY_TILES
     gathered = [*(_FEW_GATHERED if few else ()), *(_MANY_GATHERED if many else ())]
-    for rows, columns, warps, stages in gathered:
-        if columns <= widest:
-            sizes = {"BM": rows, "BN": columns, "BK": depth, "PARTS": 1, "STAGES": stages, "warps": warps}
-            yield Tactic("int8_wgmma_convolution_gathered", sizes)
+    for rows, columns, warps, stages in _fit_columns(gathered, 1, widest):
+        sizes = {"BM": rows, "BN": columns, "BK": depth, "PARTS": 1, "STAGES": stages, "warps": warps}
+        yield Tactic("int8_wgmma_convolution_gathered", sizes)
     if height % step.stride or width % step.stride:
         return
     for box in _list_boxes(width // step.stride, few=not many):
-        for columns, warps, stages in (*(_FEW_BOXED if few else ()), *(_MANY_BOXED if many else ())):
-            if columns <= widest:
-                shape = dict(zip(("BI", "BH", "BW"), box, strict=True))
-                sizes = {**shape, "BN": columns, "BK": depth, "STAGES": stages, "warps": warps}
-                yield Tactic("int8_wgmma_convolution_boxes", sizes)
+        for columns, warps, stages in _fit_columns(
+            (*(_FEW_BOXED if few else ()), *(_MANY_BOXED if many else ())), 0, widest
+        ):
+            shape = dict(zip(("BI", "BH", "BW"), box, strict=True))
+            sizes = {**shape, "BN": columns, "BK": depth, "STAGES": stages, "warps": warps}
+            yield Tactic("int8_wgmma_convolution_boxes", sizes)
 
 
 _FEW_GATHERED = ((64, 32, 4, 4), (64, 16, 4, 4), (64, 64, 4, 4))

@@ -7,6 +7,7 @@ from typing import Any
 from optpipe.backends.torch_int8 import steps
 from optpipe.backends.torch_int8.launches import Tactic, list_tactics
 from optpipe.backends.torch_int8.program import Program, has_kernel
+from optpipe.errors import StageError
 
 LAUNCHES = 20
 """In one CUDA graph: a replay then outlasts its own launch."""
@@ -54,7 +55,7 @@ def choose_batch_sizes(low: int, usual: int, high: int) -> tuple[int, ...]:
 def tune_steps(network: steps.Network, inputs: tuple[Any, ...]) -> tuple[Choice, ...]:
     """The fastest tactic of each step on `inputs`, torch tensors on the GPU. Equal steps on equal shapes are measured once.
 
-    Raises `RuntimeError` where no tactic of a step runs.
+    Raises StageError where no tactic of a step runs.
     """
     program = Program(network, {})
     values = dict(zip(network.inputs, inputs, strict=True))
@@ -99,7 +100,7 @@ def _find_fastest(program: Program, step: Any, values: Mapping[str, Any]) -> Cho
         except Exception as error:  # noqa: BLE001 - what Triton and the driver refuse comes as many types
             refused.append(f"{tactic}: {str(error).splitlines()[0][:120]}")
     if not timed:
-        raise RuntimeError(f"no kernel runs {step.name}: {refused[0]}")
+        raise StageError(f"no INT8 kernel runs {step.name} on this GPU: {refused[0] if refused else 'none was tried'}")
     best, tactic = min(timed, key=lambda each: each[0])
     return Choice(step.name, tactic, best, len(timed), max(each[0] for each in timed), tuple(refused))
 

@@ -1,0 +1,37 @@
+"""Whatever a layer's size and the batch, there is something to run it with, and no tile is wider than the layer, rounded up."""
+
+from types import SimpleNamespace
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from optpipe.backends.torch_int8 import steps
+from optpipe.backends.torch_int8.launches import list_tactics
+
+
+class Shaped(SimpleNamespace):
+    """A tensor of which only the shape is asked for."""
+
+    def numel(self):
+        return int(np.prod(self.shape))
+
+
+@given(
+    kernel=st.sampled_from((1, 3, 5)),
+    stride=st.sampled_from((1, 2)),
+    channels=st.sampled_from((3, 8, 16, 32, 48, 64, 256, 2048)),
+    width=st.sampled_from((1, 8, 10, 16, 24, 32, 64, 100, 512)),
+    images=st.sampled_from((1, 8, 64, 256)),
+    side=st.sampled_from((1, 4, 7, 8, 14, 28, 112)),
+)
+def test_every_convolution_has_a_tactic(kernel, stride, channels, width, images, side):
+    ones = np.ones(width, np.float32)
+    weight = np.ones((width, kernel, kernel, channels), np.int8)
+    step = steps.Convolution(
+        "c", "x", "y", weight, ones, ones, stride=stride, padding=kernel // 2, relu=True, half=False
+    )
+    found = list(list_tactics(step, Shaped(shape=(images, channels, side, side))))
+    assert found
+    rounded = max(16, 1 << (width - 1).bit_length())
+    assert all(each.settings["BN"] <= rounded for each in found)

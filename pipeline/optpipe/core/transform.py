@@ -247,8 +247,7 @@ def compute_resized_sides(resize: Resize, height: int, width: int) -> tuple[int,
     new_short, new_long = (side, side * long // short) if resize.fit == "short" else (side * short // long, side)
     if resize.max_size is not None and new_long > resize.max_size:
         new_short, new_long = resize.max_size * new_short // new_long, resize.max_size
-    if new_short < 1:
-        raise BadInputError(f"resize {resize.fit} {side}: a {width}×{height} image would be 0 pixels high or wide")
+    new_short = max(new_short, 1)
     return (new_short, new_long) if height <= width else (new_long, new_short)
 
 

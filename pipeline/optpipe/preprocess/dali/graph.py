@@ -217,7 +217,7 @@ def _compute_new_sides(step: Resize, sides: Sides) -> Sides:
         return step.size[0], step.size[1]
     if isinstance(sides, tuple):
         return resized_sides(step, *sides)
-    from nvidia.dali import fn
+    from nvidia.dali import fn, math
 
     measured = fn.reductions.min(sides) if step.fit == "short" else fn.reductions.max(sides)
     new = sides * step.size[0] // measured
@@ -226,7 +226,7 @@ def _compute_new_sides(step: Resize, sides: Sides) -> Sides:
         limited = step.max_size * new // long
         over = long > step.max_size
         new = over * limited + (over == 0) * new
-    return new
+    return math.max(new, 1)
 
 
 def _compute_crop_start(image: GraphImage, step: CenterCrop) -> Any:

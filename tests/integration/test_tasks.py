@@ -1,0 +1,114 @@
+"""Segmentation and detection from build to sign-off, on the small trained models, and faults that the verdict has to find."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from optpipe.core.records import read_record
+from optpipe.evaluate.result import Evaluation
+from tests.integration.conftest import Ran, optpipe
+
+Run = Callable[..., Ran]
+MODELS = {"shapes-segmenter": "mIoU", "shapes-detector": "AP"}
+POLICY = """schema = 1
+name = "{name}"
+model = "{model}"
+
+[build]
+backend = "onnxruntime"
+precision = "int8"
+
+[accuracy]
+{limit}
+
+[preprocessing]
+minimum_snr = "20 dB"
+"""  # speed is not judged: tests share the machine
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, Path]:
+    """A model, its score, and a folder whose workspace has it in FP32 and INT8, evaluated, preprocessed and measured."""
+    model, folder = str(request.param), tmp_path_factory.mktemp("task")
+    quick = ("--processes", "3", "--min-time", "0.2", "--max-time", "2", "--percentile", "50")
+    for arguments in (
+        ("build", model, "--precision", "fp32,int8", "--backend", "onnxruntime", "--device", "cpu"),
+        ("evaluate", model),
+        ("preprocess", model, "--decode", "cpu", "--no-throughput"),
+        ("bench", model, "--backend", "onnxruntime", "--precision", "int8", "--batch", "1", *quick),
+    ):
+        ran = optpipe(*arguments, cwd=folder)
+        assert ran.status == 0, ran.stderr
+    return model, MODELS[model], folder
+
+
+def test_scores_drop_and_agreement_are_recorded(built: tuple[str, str, Path]) -> None:
+    _, score, folder = built
+    found = read_record(next((folder / ".optpipe" / "runs").glob("evaluate-*")) / "evaluate.json", Evaluation)
+    source, *rows = found.results
+    assert source.scores is not None
+    assert source.scores.scores[0].name == score
+    assert 0.5 < source.scores.scores[0].value < 0.95
+    assert {row.precision for row in rows} == {"fp32", "int8"}
+    for row in rows:
+        assert row.scores is not None
+        assert row.scores.scores[0].drop_ci[0] <= row.scores.scores[0].drop <= row.scores.scores[0].drop_ci[1]
+        assert row.agreement is not None
+        assert row.agreement.share > 0.9
+    assert [each.label for each in source.scores.classes][-3:] == ["circle", "square", "triangle"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "status"),
+    [('maximum_drop = "3 {score}"', 0), ('minimum_score = "97 {score}"', 1), ('minimum_score = "{near} points"', 5)],
+)
+def test_three_policies_three_verdicts(built: tuple[str, str, Path], limit: str, status: int) -> None:
+    model, score, folder = built
+    record = read_record(next((folder / ".optpipe" / "runs").glob("evaluate-*")) / "evaluate.json", Evaluation)
+    scores = next(row.scores for row in record.results if row.precision == "int8")
+    assert scores is not None
+    said = limit.format(score=score, near=f"{100 * scores.scores[0].value:.2f}")
+    policy = folder / f"policy-{status}.toml"
+    policy.write_text(POLICY.format(name=f"policy {status}", model=model, limit=said))
+    ran = optpipe("signoff", model, "--policy", policy, "--json", cwd=folder)
+    assert ran.status == status, ran.stderr
+    dossier = sorted((folder / ".optpipe" / "dossiers").iterdir())[-1]
+    assert optpipe("verify", dossier, cwd=folder).status == status
+    if status == 0:
+        _tamper(dossier, folder / "tampered")
+        found = optpipe("verify", folder / "tampered", cwd=folder)
+        assert found.status == 1
+        assert "says" in found.stdout + found.stderr
+
+
+def _tamper(dossier: Path, copy: Path) -> None:
+    """The same dossier with one model's predictions put in place of another's, and every hash made anew is not tried."""
+    shutil.copytree(dossier, copy)
+    path = next(copy.glob("runs/evaluate-*/predictions.parquet"))
+    table = pl.read_parquet(path)
+    names = [name for name in table.columns if name.endswith(":prediction") and not name.startswith("source")]
+    table = table.with_columns(**{name: pl.col(name).shuffle(seed=0) for name in names})
+    table.write_parquet(path)
+
+
+def test_bad_input_is_one_line_before_anything_runs(built: tuple[str, str, Path], tmp_path: Path) -> None:
+    model, score, folder = built
+    data = Path(__file__).parents[2] / "calibration" / "shapes" / "validation"
+    copy = tmp_path / "data"
+    shutil.copytree(data, copy)
+    if score == "AP":
+        document = json.loads((copy / "annotations.json").read_text())
+        document["annotations"][3]["bbox"] = [500, 2, 10, 10]
+        (copy / "annotations.json").write_text(json.dumps(document))
+        message = "is empty or outside the image"
+    else:
+        (copy / "masks" / "0007.png").unlink()
+        message = "0007.png has no mask"
+    ran = optpipe("evaluate", model, "--data", copy, cwd=folder)
+    assert ran.status == 2
+    assert message in ran.stderr
+    assert "evaluate source" not in ran.stderr

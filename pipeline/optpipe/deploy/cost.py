@@ -13,7 +13,7 @@ from time import perf_counter_ns, sleep
 from typing import TYPE_CHECKING, Any
 
 from optpipe.core.events import Listener
-from optpipe.core.measurement import LatencySummary, LoadSpec, Scenario
+from optpipe.core.measurement import LatencySummary, LoadSpec, Mode, Scenario
 from optpipe.deploy.check import CheckedDeployment
 from optpipe.deploy.records import MODELS, ServerCost
 from optpipe.deploy.session_process import open_artifact
@@ -54,8 +54,10 @@ def loads_from_policy(policy: Policy, largest: int) -> tuple[tuple[LoadSpec, str
             size = min(where.batch_size or 1, max(largest, 1))
             scenario = where.scenario or Scenario.SINGLE_STREAM
             rate = None if where.rate is None else float(where.rate)
-            found[LoadSpec(size, scenario, rate_per_s=rate)] = f"{each.name} of the policy"
-    return tuple(found.items()) or ((LoadSpec(1), "the policy has no latency limit: one request at a time"),)
+            found[LoadSpec(size, scenario, Mode.END_TO_END, rate_per_s=rate)] = f"{each.name} of the policy"
+    return tuple(found.items()) or (
+        (LoadSpec(1, mode=Mode.END_TO_END), "the policy has no latency limit: one request at a time"),
+    )
 
 
 def measure_costs(

@@ -15,6 +15,7 @@ from optpipe.deploy.repository import WrittenDeployment, describe_deployment, li
 from optpipe.deploy.signed_build import SignedBuild, list_signed_images
 from optpipe.errors import BadInputError
 from optpipe.preprocess.artifact import PIPELINE
+from optpipe.preprocess.dali.pipeline import DaliPlan
 from optpipe.signoff.dossier import finish_dossier
 from optpipe.workspace.file_names import CARD, POLICY
 from optpipe.workspace.runs import write_bytes
@@ -37,9 +38,8 @@ class LoaderSettings:
     provider_options: Mapping[str, str]
     session_config: Mapping[str, str]
     pipeline: str | None
-    pipeline_batch_size: int = 1
-    pipeline_threads: int = 1
-    pipeline_device: int | None = None
+    pipeline_options: Mapping[str, int | None] = field(default_factory=dict)
+    """Of DALI's `Pipeline.deserialize`."""
     sha256: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -92,11 +92,14 @@ def _describe_loader(build: SignedBuild, options: Mapping[str, Any], folder: Pat
         provider_options={"use_tf32": "0", "prefer_nhwc": str(int(bool(options.get("nhwc"))))} if on_gpu else {},
         session_config={**dict([QDQ_AS_WRITTEN] if on_gpu else []), **spinning},
         pipeline=pipeline,
-        pipeline_batch_size=plan.batch_size if plan else 1,
-        pipeline_threads=plan.threads if plan else 1,
-        pipeline_device=0 if plan and plan.device == "gpu" else None,
+        pipeline_options={} if plan is None else _get_pipeline_options(plan),
         sha256={name: hash_file(folder / name) for name in (engine, pipeline) if name},
     )
+
+
+def _get_pipeline_options(plan: DaliPlan) -> dict[str, int | None]:
+    device = 0 if plan.device == "gpu" else None
+    return {"batch_size": plan.batch_size, "num_threads": plan.threads, "device_id": device, "prefetch_queue_depth": 1}
 
 
 def _make_readme(build: SignedBuild, passport: Passport, image: str | None) -> str:

@@ -19,7 +19,7 @@ from optpipe.deploy.triton_config import (
     read_config,
     served_from_spec,
 )
-from optpipe.errors import BadInputError
+from optpipe.errors import BadInputError, read_as_user_file
 from optpipe.preprocess.dali.pipeline import INPUT as DALI_INPUT
 from optpipe.workspace.file_names import CARD
 from optpipe.workspace.seal import find_seal_problems
@@ -46,7 +46,8 @@ def check_deployment(folder: Path) -> CheckedDeployment:
         _refuse(folder, problems)
     record = read_record(folder / DEPLOYMENT, DeploymentRecord)
     passport = read_record(folder / PASSPORT, Passport)
-    card = card_from_file(folder / CARD)
+    with read_as_user_file(folder / CARD, "a model card"):
+        card = card_from_file(folder / CARD)
     if record.target == "triton" and (problems := list(find_configuration_problems(folder, record, card))):
         _refuse(folder, problems)
     return CheckedDeployment(folder, record, passport, card, tuple(find_passport_differences(passport)))

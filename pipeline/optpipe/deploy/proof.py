@@ -36,7 +36,7 @@ from optpipe.deploy.repository import DALI_OUTPUT, ENCODED, SHIM, add_shim_param
 from optpipe.deploy.server import ServerProgram, list_backends, run_server
 from optpipe.deploy.session_process import Answer, open_artifact, open_preprocessing
 from optpipe.deploy.triton_config import CONFIG, TYPES, read_config, require_tritonclient, text_from_config
-from optpipe.errors import GateError, MissingError, StageError, first_line
+from optpipe.errors import GateError, MissingError, StageError, first_line, read_as_user_file
 from optpipe.export.reference import Reference, reference_from_file
 from optpipe.preprocess.dali.pipeline import INPUT as DALI_INPUT
 from optpipe.stats.agreement import compute_output_error
@@ -159,7 +159,8 @@ def _put_behind_shim(config: Any, record: DeploymentRecord, source: Path, target
 def _list_expected(checked: CheckedDeployment) -> Iterator[Expected]:
     """Requests of the engine, then of the ensemble, with the in-process outputs of the same files and options."""
     record, models = checked.record, checked.folder / MODELS
-    known = reference_from_file(checked.folder / REQUESTS / TENSORS)
+    with read_as_user_file(checked.folder / REQUESTS / TENSORS, "the requests of a proof"):
+        known = reference_from_file(checked.folder / REQUESTS / TENSORS)
     engine = open_artifact(models / record.engine / "1", record.options)
     yield from _expect_rows(record.engine, engine, known, checked)
     listed = checked.folder / REQUESTS / IMAGES

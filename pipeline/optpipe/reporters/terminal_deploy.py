@@ -62,14 +62,29 @@ def _render_proof(proof: "ProofRecord") -> Iterator[RenderableType]:
         )
     yield table
     yield from (Text(f"{each.model}: {each.proven}", style="dim") for each in proof.models)
-    for cost in proof.costs:
-        yield Text(f"{cost.load} ({cost.source}): in-process {_format(cost.in_process)}; server {_format(cost.server)}")
+    if proof.costs:
+        yield _render_costs(proof)
     yield from (Text(each, style="yellow") for each in proof.notes)
 
 
-def _format(found: "LatencySummary") -> str:
-    shown = [f"mean {format_quantity(found.mean, Dimension.TIME)}"]
-    for name, each in found.percentiles.items():
-        low, high = (format_quantity(bound, Dimension.TIME) for bound in each.bounds)
-        shown.append(f"{name} {format_quantity(each.value, Dimension.TIME)} ({low} to {high})")
-    return ", ".join(shown) + f" ({found.samples} requests)"
+def _render_costs(proof: "ProofRecord") -> Table:
+    """What the server adds: two rows for each load, each percentile with its interval."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("load", "through", "requests", "mean", "p50", "p99", "limited by"):
+        table.add_column(name, overflow="fold")
+    for cost in proof.costs:
+        for load, name, found, source in (
+            (cost.load, "in-process", cost.in_process, cost.source),
+            ("", "server, gRPC", cost.server, ""),
+        ):
+            mean = format_quantity(found.mean, Dimension.TIME)
+            shown = [_format_percentile(found, percent) for percent in ("p50", "p99")]
+            table.add_row(load, name, str(found.samples), mean, *shown, source)
+    return table
+
+
+def _format_percentile(found: "LatencySummary", name: str) -> str:
+    if (each := found.percentiles.get(name)) is None:
+        return "–"
+    low, high = (format_quantity(bound, Dimension.TIME) for bound in each.bounds)
+    return f"{format_quantity(each.value, Dimension.TIME)} ({low} to {high})"

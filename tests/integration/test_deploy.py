@@ -47,8 +47,8 @@ def prove(folder, workspace, *more, **environment):
 @needs_server
 def test_an_ensemble_from_images_to_labels_is_proven_over_http_and_grpc(deployed, tmp_path):
     ran = optpipe(
-        "deploy", deployed.dossier, "--to", "triton", "--output", tmp_path / "served", "--prove", "--seconds", "1",
-        "--json", workspace=deployed.workspace,
+        "deploy", deployed.dossier, "--to", "triton", "--output", "served", "--prove", "--seconds", "1", "--json",
+        workspace=deployed.workspace, cwd=tmp_path,
     )  # fmt: skip
     assert ran.status == 0, ran.stderr
     proof = ran.document["proof"]

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
 PROTOCOLS = ("http", "grpc")
 REQUEST_LIMIT_S = 120
+SERVED_TOLERANCE = 2e-2
+"""Largest relative error of a served output against the same artifact's in-process: batches of other sizes take other kernels."""
 ROWS_AT_ONCE = 4
 """Samples in one request of the engine: so that the order of a batch is seen too."""
 
@@ -116,7 +118,7 @@ def _list_notes(server: ServerRecord, models: Sequence[ServedModel]) -> tuple[st
 def _arrange_models(checked: CheckedDeployment, program: ServerProgram, target: Path) -> list[ServedModel]:
     """The repository as this server can load it; the configuration of what it lacks a backend for is put behind the shim."""
     have, found = list_backends(program), []
-    for source in sorted((checked.folder / MODELS).glob("*/")):
+    for source in sorted((checked.folder / MODELS).resolve().glob("*/")):
         shutil.copytree(source, target / source.name, copy_function=_link)
         config = read_config(source / CONFIG)
         if config.platform == "ensemble" or (config.backend in have and config.backend != "python"):
@@ -262,9 +264,10 @@ def _judge(record: DeploymentRecord, where: str, each: Expected, name: str, got:
         have = "nothing" if got is None else f"{got.dtype} {list(got.shape)}"
         raise GateError(f"{where}: output '{name}' is {have}, the signed-off one is {want.dtype} {list(want.shape)}")
     error = compute_output_error(name, want, got)
-    if not error.finite or error.relative > record.tolerance:
+    allowed = min(SERVED_TOLERANCE, record.tolerance)
+    if not error.finite or error.relative > allowed:
         raise GateError(
-            f"{where}: output '{name}' is not the signed-off one: relative error {error.relative:.2g} exceeds {record.tolerance:g}"
+            f"{where}: output '{name}' is not the signed-off one: relative error {error.relative:.2g} exceeds {allowed:g}"
         )
     if name in each.source:
         beside = compute_output_error(name, each.source[name], got)

@@ -76,7 +76,8 @@ def prove_deployment(
     """
     require_tritonclient()
     _require_runnable(checked)
-    with store.scratch("prove") as scratch:
+    with store.scratch("prove") as folder:
+        scratch = folder.resolve()  # the server's processes have working directories of their own
         models = _arrange_models(checked, program, scratch / MODELS)
         with listener.step("in-process outputs"):
             expected = list(_list_expected(checked))

@@ -1,0 +1,213 @@
+"""`optpipe sweep` and `merge` as a user runs them, with real builds and measurements of `digits` on the CPU."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from optpipe.core.events import SilentListener
+from optpipe.sweep.job import JobState
+from optpipe.sweep.launch import Limits
+from optpipe.sweep.ledger import read_jobs
+from optpipe.sweep.local import Setting, run_locally
+from optpipe.sweep.matrix import Matrix, cells_from_matrix
+from optpipe.sweep.plan import list_works, plan_sweep
+from optpipe.sweep.slots import list_slots
+from optpipe.sweep.sweep import SweepOptions, run_sweep
+from optpipe.workspace.store import Store
+from tests.integration.conftest import optpipe
+
+QUICK = (
+    "--backend", "onnxruntime", "--gpu", "cpu", "--processes", "1", "--min-time", "0.2", "--warm-up", "0.1",
+    "--max-warm-up", "1", "--max-time", "3", "--percentile", "90", "--max-cv", "500%",
+)  # fmt: skip
+EMPTY = (sys.executable, str(Path(__file__).parents[2] / "benchmarks" / "empty_job.py"))
+
+
+def sweep(workspace, *arguments):
+    return optpipe("sweep", *arguments, *QUICK, "--json", workspace=workspace)
+
+
+def states(ran):
+    return [row["state"] for row in ran.document["rows"]]
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    """A workspace in which two cells were measured."""
+    folder = tmp_path_factory.mktemp("sweep") / "work"
+    ran = sweep(folder, "digits", "--precision", "fp32,fp16", "--batch", "1,8", "--loads-per-process", "2")
+    assert Counter(states(ran)).keys() <= {"done", "invalid", "impossible"}, ran.stderr
+    return folder, ran
+
+
+def test_every_cell_is_a_row_with_its_run_or_its_reason(swept):
+    folder, ran = swept
+    rows = ran.document["rows"]
+    assert len(rows) == 4
+    for row in rows:
+        if row["cell"]["recipe"]["precision"] == "fp16":
+            assert (row["state"], row["reason"]) == ("impossible", "onnxruntime has no fp16 kernels on cpu")
+        else:
+            assert (folder / "runs" / row["run"] / "manifest.json").is_file()
+            assert row["figures"]["p50"]["value"] > 0
+
+
+def test_what_is_stored_is_not_measured_again(swept):
+    folder, before = swept
+    done = [row for row in before.document["rows"] if row["state"] == "done"]
+    ran = sweep(folder, "digits", "--precision", "fp32", "--batch", "1,8,16", "--dry-run")
+    planned = {row["cell"]["load"]["batch_size"]: row for row in ran.document["rows"]}
+    for row in done:
+        again = planned[row["cell"]["load"]["batch_size"]]
+        assert (again["state"], again["run"], again["stored"]) == ("done", row["run"], True)
+    assert planned[16]["state"] == "to run"
+    assert planned[16]["seconds"] > 0
+
+
+def test_shards_merge_into_what_one_host_would_have(tmp_path, swept):
+    arguments = ("digits", "--precision", "fp32", "--batch", "2,4")
+    shards = [tmp_path / name for name in ("one", "two")]
+    for number, shard in enumerate(shards, start=1):
+        ran = sweep(shard, *arguments, "--shard", f"{number}/2")
+        assert len(ran.document["rows"]) == 1
+    merged = optpipe("merge", *shards, "--json", workspace=tmp_path / "all")
+    assert merged.status in (0, 1), merged.stderr
+    shown = sweep(tmp_path / "all", *arguments, "--dry-run")
+    assert {row["state"] for row in shown.document["rows"]} <= {"done", "to run"}
+    jobs = read_jobs(tmp_path / "all")
+    assert sorted(one[0].cell.load.batch_size for one in jobs.values()) == [2, 4]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (("nothing-of-this-name", "--precision", "fp32"), 3, "impossible"),
+        (("digits", "--precision", "fp32", "--batch", "100000"), 3, "outside the profile"),
+        (("digits", "--precision", "fp9"), 2, "fp9"),
+        (("digits", "--shard", "3/2"), 2, "--shard 3/2"),
+        (("digits", "--matrix", "/no/such.toml"), 2, "/no/such.toml"),
+        (("digits", "--on", "slurm"), 2, "--on slurm"),
+        (("digits", "--against", "/no/such", "--dry-run", "--precision", "fp32"), 0, "to run"),
+        (("digits", "--precision", "fp32", "--calibrate-host"), 3, "--cpu-slots 2"),
+        ((), 2, "no model to sweep"),
+    ],
+)
+def test_bad_input_is_a_row_or_is_refused_before_anything_runs(tmp_path, arguments, status, said):
+    ran = sweep(tmp_path / "w", *arguments)
+    assert (ran.status, said in ran.stdout + ran.stderr) == (status, True), ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def empty_cells(count):
+    matrix = Matrix(models=("m",), precisions=("fp32",), backends=("onnxruntime",), batches=tuple(range(1, count + 1)))
+    return cells_from_matrix(matrix, ("cpu",))
+
+
+DRIVER = f"""
+import sys
+from pathlib import Path
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from tests.integration.test_sweep import run_empty
+run_empty(Path(sys.argv[1]), int(sys.argv[2]))
+"""
+
+
+def run_empty(workspace, count, watch=None, limits=None):
+    """A sweep of empty jobs in this process."""
+
+    def execute(works, slots, setting, report):
+        def told(record):
+            report(record)
+            if watch is not None:
+                watch(record)
+
+        given = Setting(setting.workspace, limits or Limits(retries=3), program=EMPTY)
+        return run_locally(works, slots, given, told)
+
+    return run_sweep(empty_cells(count), list_slots(2), SweepOptions(), Store(workspace), SilentListener(), execute)
+
+
+def assert_each_once(workspace, count):
+    finished = [one for tries in read_jobs(workspace).values() for one in tries if one.finished]
+    assert sorted(one.cell.load.batch_size for one in finished) == list(range(1, count + 1))
+    assert len({one.run for one in finished}) == count
+
+
+def test_a_driver_that_is_killed_goes_on_where_it_was(tmp_path):
+    environment = {**os.environ, "OPTPIPE_EMPTY_SECONDS": "0.3"}
+    for _ in range(3):
+        driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path), "6"], env=environment)
+        time.sleep(4)
+        driver.send_signal(signal.SIGKILL)
+        driver.wait()
+    time.sleep(0.5)
+    left = subprocess.run(["pgrep", "-f", f"empty_job.py {tmp_path}"], capture_output=True, check=False)
+    assert left.returncode == 1, "a task outlived its driver"
+    record = run_empty(tmp_path, 6)
+    assert Counter(row.state for row in record.rows) == {"done": 6}
+    assert_each_once(tmp_path, 6)
+
+
+def test_a_task_that_is_killed_is_tried_again_and_its_reason_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPTPIPE_EMPTY_SECONDS", "1")
+    stop = threading.Event()
+
+    def kill_first():
+        while not stop.wait(0.05):
+            found = subprocess.run(
+                ["pgrep", "-f", f"empty_job.py {tmp_path}"], capture_output=True, text=True, check=False
+            )
+            measuring = [pid for pid in found.stdout.split() if "onnxruntime" not in pid]
+            if measuring and any((tmp_path / "store").glob("artifact-*")) and any((tmp_path / "runs").glob("*")):
+                with suppress(ProcessLookupError):
+                    os.kill(int(measuring[0]), signal.SIGKILL)
+                return
+
+    killer = threading.Thread(target=kill_first)
+    killer.start()
+    record = run_empty(tmp_path, 2)
+    stop.set()
+    killer.join()
+    assert Counter(row.state for row in record.rows) == {"done": 2}
+    assert any("was killed by SIGKILL" in why for row in record.rows for why in row.attempts)
+    assert_each_once(tmp_path, 2)
+
+
+def test_two_sweeps_of_one_workspace_run_each_job_once(tmp_path):
+    found = []
+    both = [threading.Thread(target=lambda: found.append(run_empty(tmp_path, 6))) for _ in range(2)]
+    for one in both:
+        one.start()
+    for one in both:
+        one.join()
+    assert [Counter(row.state for row in record.rows) for record in found] == [{"done": 6}, {"done": 6}]
+    assert_each_once(tmp_path, 6)
+
+
+def test_a_gpu_that_somebody_holds_ends_in_a_row(tmp_path, monkeypatch):
+    import optpipe.sweep.locks as locks
+
+    monkeypatch.setattr(locks, "FOLDER", tmp_path / "locks")
+    with locks.hold_locks([(locks.QUIET, False)], 1):
+        record = run_empty(tmp_path / "w", 1, limits=Limits(lock_s=0.5))
+    assert record.rows[0].state == JobState.FAILED
+    assert "in use by process" in record.rows[0].reason
+
+
+def test_a_disk_that_is_full_ends_in_rows(tmp_path):
+    works = list_works(plan_sweep(empty_cells(2), list_slots(1), {}), 1)
+    (tmp_path / "store").mkdir(parents=True)
+    (tmp_path / "tmp").write_text("in the way")  # as where nothing can be written
+    found = []
+    assert run_locally(works, list_slots(1), Setting(tmp_path, program=EMPTY), found.append) is True
+    assert [one.state for one in found] == ["failed", "failed"]
+    assert json.dumps([one.reason for one in found])

@@ -30,7 +30,7 @@ prefix=(env)
 step 200 build built $models --precision $all --batch 1
 for each in neighbor many one other; do # what is built, without what was measured of it
   mkdir -p "$work/$each"
-  cp -r "$work/built/store" "$work/$each/"
+  for part in store built; do [ ! -d "$work/built/$part" ] || cp -r "$work/built/$part" "$work/$each/"; done
 done
 step 100 neighbor neighbor ${models%% *} --precision $half --batch 8 --calibrate-host
 step 200 many many $models --precision $all --batch $batches --loads-per-process 10

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from optpipe.core.events import Listener
 from optpipe.errors import MissingError, StageError
+from optpipe.sweep.built import find_built
 from optpipe.sweep.job import Cell, JobState
 from optpipe.sweep.launch import Limits, run_task
 from optpipe.sweep.locks import hold_locks, list_locks
@@ -25,9 +26,16 @@ def calibrate_host(
         )
     locks = sorted({lock for slot in mine for lock in list_locks(slot, timing=True, serialized=False)})
     with hold_locks(locks, lock_s):
-        with listener.step(f"build {cell.recipe.label}"):
-            outcome = run_task(Task(str(store.workspace), cell.recipe), mine[0], Limits(), threading.Event()).cells[0]
-        if outcome.state is not JobState.DONE or outcome.artifact is None:
-            raise StageError(f"{cell.recipe.label}: {outcome.reason}")
+        artifact = find_built(store.workspace, cell.recipe, mine[0].fingerprint)
+        if artifact is None:
+            with listener.step(f"build {cell.recipe.label}"):
+                artifact = _build(cell, mine[0], store)
         size = cell.load.batch_size
-        return measure_neighbor_effect(outcome.artifact, cell.recipe.label, size, mine, store, listener, rounds=rounds)
+        return measure_neighbor_effect(artifact, cell.recipe.label, size, mine, store, listener, rounds=rounds)
+
+
+def _build(cell: Cell, slot: Slot, store: Store) -> str:
+    outcome = run_task(Task(str(store.workspace), cell.recipe), slot, Limits(), threading.Event()).cells[0]
+    if outcome.state is not JobState.DONE or outcome.artifact is None:
+        raise StageError(f"{cell.recipe.label}: {outcome.reason}")
+    return outcome.artifact

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from optpipe.core.interrupts import acknowledge_interrupt
 from optpipe.errors import OptpipeError, StageError
+from optpipe.sweep.built import find_built, note_built
 from optpipe.sweep.job import Cell, JobRecord, JobState, Place
 from optpipe.sweep.launch import PROGRAM, Limits, run_task
 from optpipe.sweep.ledger import claim_job, read_job, write_job
@@ -103,9 +104,15 @@ class _Queue:
         return None
 
     def _build(self, work: Work, slot: Slot) -> None:
-        task = Task(str(self.setting.workspace), work.recipe)
-        outcome, attempts = try_task(task, slot, self.setting, self.stop)
+        workspace, attempts = self.setting.workspace, tuple[str, ...]()
+        if (known := find_built(workspace, work.recipe, slot.fingerprint)) is not None:
+            outcome = TaskOutcome((CellOutcome(JobState.DONE, artifact=known),))
+        else:
+            task = Task(str(workspace), work.recipe)
+            outcome, attempts = try_task(task, slot, self.setting, self.stop)
         found = outcome.cells[0]
+        if found.state is JobState.DONE and found.artifact is not None and known is None:
+            note_built(workspace, work.recipe, slot.fingerprint, found.artifact)
         with self._changed:
             self._built[work.recipe_key] = found
             self._building -= 1

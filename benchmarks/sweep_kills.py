@@ -1,0 +1,122 @@
+"""Kills tasks, Ray workers, nodes and drivers of a sweep with SIGKILL and counts what is lost or doubled.
+
+usage: sweep_kills.py FOLDER [KILLS]     50 by default; three Ray nodes on this machine, empty jobs of 0.4 s
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from optpipe.core.events import SilentListener
+from optpipe.sweep.launch import Limits
+from optpipe.sweep.ledger import read_jobs
+from optpipe.sweep.matrix import Matrix, cells_from_matrix
+from optpipe.sweep.ray_cluster import connect, list_cluster_slots, run_on_ray
+from optpipe.sweep.sweep import SweepOptions, run_sweep
+from optpipe.workspace.runs import load_run
+from optpipe.workspace.store import Store
+
+PROGRAM = (sys.executable, str(Path(__file__).with_name("empty_job.py")))
+KINDS = ("cpu-a", "cpu-b")
+BATCHES = tuple(range(1, 7))
+LABELS = [{"optpipe/kind": kind, "optpipe/fingerprint": "unknown"} for kind in ("cpu-a", "cpu-b", "cpu-b")]
+
+
+def drive(workspace):
+    """One sweep of 12 jobs, resumed where an earlier driver was killed."""
+    connect("ray")
+    matrix = Matrix(models=("m",), precisions=("fp32",), backends=("onnxruntime",), batches=BATCHES)
+
+    def execute(works, slots, setting, report):
+        return run_on_ray(works, slots, replace(setting, program=PROGRAM), report)
+
+    options = SweepOptions(limits=Limits(task_s=60, lock_s=120, retries=10, pending_s=120))
+    cells = cells_from_matrix(matrix, KINDS)
+    record = run_sweep(cells, list_cluster_slots(), options, Store(workspace), SilentListener(), execute)
+    print(json.dumps(Counter(row.state for row in record.rows)))
+
+
+def list_processes():
+    found = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            command = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            found[int(path.name)] = command, parent
+    return found
+
+
+def kill(what, driver, cluster, nodes):
+    """Kills one; False where there is none just now."""
+    if what == "driver":
+        driver.send_signal(signal.SIGKILL)
+        driver.wait()
+        return True
+    if what == "node":
+        cluster.remove_node(nodes.pop(), allow_graceful=False)
+        nodes.append(cluster.add_node(num_cpus=1, labels=LABELS[-1]))
+        return True
+    processes = list_processes()
+    tasks = [pid for pid, (command, _) in processes.items() if PROGRAM[1] in command]
+    if not tasks:
+        return False
+    with suppress(ProcessLookupError):
+        os.kill(tasks[0] if what == "child" else processes[tasks[0]][1], signal.SIGKILL)
+    return True
+
+
+def check(workspace):
+    """Lost and doubled jobs of a finished workspace."""
+    finished = [one for tries in read_jobs(workspace).values() for one in tries if one.finished]
+    keys = Counter(one.cell.key for one in finished)
+    broken = [one.run for one in finished if load_run(workspace / "runs" / one.run).find_problems()]
+    doubled = sum(count > 1 for count in keys.values()) + len(finished) - len({one.run for one in finished})
+    return len(KINDS) * len(BATCHES) - len(keys) + len(broken), doubled
+
+
+def main():
+    from ray.cluster_utils import Cluster
+
+    folder, wanted = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 50
+    os.environ |= {"PYTHONPATH": "pipeline", "OPTPIPE_EMPTY_SECONDS": "0.4", "RAY_USAGE_STATS_ENABLED": "0"}
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    nodes = [cluster.add_node(num_cpus=1, labels=labels) for labels in LABELS]
+    os.environ["RAY_ADDRESS"] = cluster.address
+    draw, killed, sweeps, lost, doubled = random.Random(7), Counter(), 0, 0, 0
+    started = time.monotonic()
+    while killed.total() < wanted:
+        workspace = folder / f"w{sweeps}"
+        rounds = 0
+        while True:
+            command = [sys.executable, __file__, "drive", str(workspace)]
+            with (folder / "driver.log").open("ab") as log:
+                driver = subprocess.Popen(command, stdout=log, stderr=log)
+            while driver.poll() is None:
+                time.sleep(draw.uniform(0.5, 4))
+                what = draw.choice(["child", "worker", "child", "worker", "driver", "node"])
+                rounds += 1
+                if rounds < 12 and driver.poll() is None and kill(what, driver, cluster, nodes):
+                    killed[what] += 1
+            if driver.returncode == 0:
+                break
+        missing, twice = check(workspace)
+        lost, doubled, sweeps = lost + missing, doubled + twice, sweeps + 1
+        print(f"sweep {sweeps}: killed {dict(killed)}, lost {lost}, doubled {doubled}", flush=True)
+    seconds = time.monotonic() - started
+    print(f"{killed.total()} kills {dict(killed)} in {sweeps} sweeps, {seconds:.0f} s: {lost} lost, {doubled} doubled")
+    cluster.shutdown()
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "drive":
+        drive(Path(sys.argv[2]))
+    else:
+        main()

@@ -1,0 +1,92 @@
+"""What `optpipe sweep` itself costs: usage sweep_overhead.py FOLDER [JOBS]   (10,000 jobs by default, no GPU)
+
+Planning, records, table and merging are measured with all JOBS; what a task costs (a process of its own, locks, watch) with 60 empty jobs.
+"""
+
+import json
+import os
+import resource
+import shutil
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from optpipe.core.environment import Environment
+from optpipe.core.events import SilentListener
+from optpipe.core.measurement import LoadSpec, Subject
+from optpipe.core.measurement_group import MeasurementGroup
+from optpipe.sweep.job import JobRecord, JobState, Place
+from optpipe.sweep.launch import Limits
+from optpipe.sweep.ledger import read_jobs, write_job
+from optpipe.sweep.local import Setting, run_locally
+from optpipe.sweep.matrix import Matrix, cells_from_matrix
+from optpipe.sweep.merge import merge_workspaces
+from optpipe.sweep.plan import key_of, list_works, plan_sweep
+from optpipe.sweep.rows import make_rows
+from optpipe.sweep.slots import Slot, list_slots
+from optpipe.workspace.store import Store, measure_folder_bytes
+
+EMPTY = (sys.executable, str(Path(__file__).with_name("empty_job.py")))
+TASKS = 60
+
+
+def timed(name, work, found):
+    started, cpu = time.monotonic(), time.process_time()
+    result = work()
+    found[name] = {"s": round(time.monotonic() - started, 2), "cpu_s": round(time.process_time() - cpu, 2)}
+    return result
+
+
+def make_cells(count):
+    models = tuple(f"m{number}" for number in range(max(1, count // 100)))
+    matrix = Matrix(models=models, precisions=("fp32",), backends=("onnxruntime",), batches=tuple(range(1, 101)))
+    return cells_from_matrix(matrix, ("cpu",))[:count]
+
+
+def make_records(cells, slot):
+    group = MeasurementGroup(Subject("a" * 12, "onnxruntime", "fp32", "cpu"), LoadSpec(1), 5, ("bench",), {})
+    return [
+        JobRecord(
+            key_of(cell, slot), cell, JobState.DONE, "", slot.environment, slot.fingerprint,
+            Place("host", slot.name, (0,), 1), "a" * 12, f"bench-{at}", replace(group, load=cell.load), 12.0, "2026", (),
+        )
+        for at, cell in enumerate(cells)
+    ]  # fmt: skip
+
+
+def main():
+    folder, count = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 10_000
+    shutil.rmtree(folder, ignore_errors=True)
+    found: dict[str, object] = {"jobs": count, "cores": os.cpu_count()}
+    slots = [Slot(f"GPU-{at}", "cpu", (0,), "f" * 16, Environment()) for at in range(1000)]
+    cells = timed("matrix", lambda: make_cells(count), found)
+    records = make_records(cells, slots[0])
+    for half, part in (("a", records[::2]), ("b", records[1::2])):
+        (folder / half / "store").mkdir(parents=True)
+        timed(f"write {half}", lambda half=half, part=part: [write_job(folder / half, one) for one in part], found)
+    merge = lambda: merge_workspaces([folder / "a", folder / "b"], Store(folder / "all"), SilentListener())  # noqa: E731
+    timed("merge", merge, found)
+    timed("merge again", merge, found)
+    stored = timed("read", lambda: read_jobs(folder / "all"), found)
+    plan = timed("plan, all stored, 1,000 slots", lambda: plan_sweep(cells, slots, stored), found)
+    timed("plan, none stored", lambda: list_works(plan_sweep(cells, slots, {}), 1), found)
+    rows = timed("rows", lambda: make_rows(plan, {}), found)
+    assert len(rows) == len({row.key for row in rows}) == count
+    found["bytes per record"] = measure_folder_bytes(folder / "all") // count
+    found["peak MB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    tasks, mine = make_cells(TASKS), list_slots()[-1:]
+    setting = Setting(folder / "tasks", Limits(), program=EMPTY)
+    (folder / "tasks").mkdir()
+    done = []
+    works = list_works(plan_sweep(tasks, mine, {}), 1)
+    timed(f"{TASKS} empty tasks on one slot", lambda: run_locally(works, mine, setting, done.append), found)
+    assert [one.state for one in done] == [JobState.DONE] * TASKS
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    found["CPU s per empty task, its own process"] = round((children.ru_utime + children.ru_stime) / (TASKS + 1), 3)
+    print(json.dumps(found, indent=1))
+    shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()

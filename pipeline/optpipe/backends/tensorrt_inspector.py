@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from optpipe.backends.tensorrt_network import get_type_name
+from optpipe.backends.tensorrt_network import PRODUCT_LAYERS, get_enum_name, get_type_name
 from optpipe.core.engine_layers import ENGINE_LAYERS, EngineLayer, EngineLayers
 from optpipe.core.records import json_from_record
 from optpipe.workspace.environment import list_gpus
@@ -34,13 +34,23 @@ def keep_layers(trt: Any, logger: Any, plan: Any, network: Any, directory: Path)
 
 
 def layers_from_parsed(network: Any) -> tuple[EngineLayer, ...]:
-    """The layers of a network before the builder fused them."""
-    found = []
+    """The layers of a network before the builder fused them, without constants and what is computed from them alone.
+
+    A product whose input was dequantized takes it as INT8: the builder fuses the two.
+    """
+    found, constant, dequantized = [], set(), set()
     for layer in (network.get_layer(index) for index in range(network.num_layers)):
-        tensors = [layer.get_input(index) for index in range(layer.num_inputs)]
-        inputs = tuple(get_type_name(each.dtype) for each in tensors if each is not None)
-        outputs = tuple(get_type_name(layer.get_output(index).dtype) for index in range(layer.num_outputs))
-        found.append(EngineLayer(layer.name, str(layer.type).rpartition(".")[2], inputs, outputs))
+        op = get_enum_name(layer.type)
+        tensors = [each for each in map(layer.get_input, range(layer.num_inputs)) if each is not None]
+        written = [layer.get_output(index) for index in range(layer.num_outputs)]
+        if all(each.name in constant for each in tensors):
+            constant |= {each.name for each in written}
+        else:
+            fused = dequantized if op in PRODUCT_LAYERS else ()
+            inputs = tuple("int8" if each.name in fused else get_type_name(each.dtype) for each in tensors)
+            found.append(EngineLayer(layer.name, op, inputs, tuple(get_type_name(each.dtype) for each in written)))
+        if op == "DEQUANTIZE":
+            dequantized |= {each.name for each in written}
     return tuple(found)
 
 

@@ -10,7 +10,7 @@ from optpipe.core.precision import LayerType, Precision
 
 _TYPES = {"FLOAT": "fp32", "HALF": "fp16", "BF16": "bf16", "INT8": "int8", "FP8": "fp8", "FP4": "fp4", "INT4": "int4"}
 _METADATA = "[ONNX Layer: "
-_PRODUCT_LAYERS = ("CONVOLUTION", "DECONVOLUTION", "MATRIX_MULTIPLY")
+PRODUCT_LAYERS = ("CONVOLUTION", "DECONVOLUTION", "MATRIX_MULTIPLY")
 _NO_ARITHMETIC = (
     "CAST",
     "CONCATENATION",
@@ -41,20 +41,20 @@ def layers_from_network(trt: Any, network: Any, request: BuildRequest) -> tuple[
     products = Counter(
         owners[index]
         for index in range(network.num_layers)
-        if str(network.get_layer(index).type).rpartition(".")[2] in _PRODUCT_LAYERS
+        if get_enum_name(network.get_layer(index).type) in PRODUCT_LAYERS
     )
     tf32 = request.precision is Precision.TF32
     dequantized = _find_outputs(network, trt.LayerType.DEQUANTIZE)
     layers = []
     for index in range(network.num_layers):
         layer = network.get_layer(index)
-        op = str(layer.type).rpartition(".")[2]
+        op = get_enum_name(layer.type)
         data = layer.get_input(0)
         if data is None or op in _NO_ARITHMETIC:
             continue
         kind = get_type_name(data.dtype)
         amount = 0
-        if op in _PRODUCT_LAYERS:
+        if op in PRODUCT_LAYERS:
             kind = "int8" if data.name in dequantized else "tf32" if kind == "fp32" and tf32 else kind
             amount = macs.get(owners[index], 0) // products[owners[index]]
             if owners[index] not in macs:
@@ -65,9 +65,14 @@ def layers_from_network(trt: Any, network: Any, request: BuildRequest) -> tuple[
     return tuple(layers)
 
 
+def get_enum_name(value: Any) -> str:
+    """`CONVOLUTION` for `LayerType.CONVOLUTION`."""
+    return str(value).rpartition(".")[2]
+
+
 def get_type_name(dtype: Any) -> str:
     """`fp16` for the library's HALF; its own word in small letters where we have none."""
-    name = str(dtype).rpartition(".")[2]
+    name = get_enum_name(dtype)
     return _TYPES.get(name, name.lower())
 
 

@@ -117,11 +117,13 @@ def _render_layers(found: EngineLayers) -> RenderableType:
     """The first layers of an engine: type in, type out, and the kernel where the inspector told it."""
     counted = ", ".join(f"{count} {kind}" for kind, count in found.count_types().items())
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("layer", "operation", "in", "out", "tactic"):
+    known = any(each.tactic for each in found.layers)
+    for name in ("layer", "operation", "in", "out", *(["tactic"] if known else [])):
         table.add_column(name, overflow="fold")
     for each in found.layers[:SHOWN_LAYERS]:
         sides = (", ".join(each.inputs), ", ".join(each.outputs))
-        table.add_row(*(Text(escape(cell)) for cell in (each.name, each.op, *sides, each.tactic or "")))
+        tactic = [each.tactic or ""] if known else []
+        table.add_row(*(Text(escape(cell)) for cell in (each.name, each.op, *sides, *tactic)))
     more = len(found.layers) - SHOWN_LAYERS
     rest = [Text(f"{more} more layers; --json lists all")] if more > 0 else []
     return Group(Text(f"layers  {len(found.layers)} ({counted}), from the {found.origin}"), table, *rest)

@@ -38,7 +38,9 @@ def layers_from_parsed(network: Any) -> tuple[EngineLayer, ...]:
 
     A product whose input was dequantized takes it as INT8: the builder fuses the two.
     """
-    found, constant, dequantized = [], set(), set()
+    found = []
+    constant: set[str] = set()
+    dequantized: set[str] = set()
     for layer in (network.get_layer(index) for index in range(network.num_layers)):
         op = get_enum_name(layer.type)
         tensors = [each for each in map(layer.get_input, range(layer.num_inputs)) if each is not None]
@@ -46,7 +48,7 @@ def layers_from_parsed(network: Any) -> tuple[EngineLayer, ...]:
         if all(each.name in constant for each in tensors):
             constant |= {each.name for each in written}
         else:
-            fused = dequantized if op in PRODUCT_LAYERS else ()
+            fused = dequantized if op in PRODUCT_LAYERS else set()
             inputs = tuple("int8" if each.name in fused else get_type_name(each.dtype) for each in tensors)
             found.append(EngineLayer(layer.name, op, inputs, tuple(get_type_name(each.dtype) for each in written)))
         if op == "DEQUANTIZE":

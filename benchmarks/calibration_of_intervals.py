@@ -47,8 +47,9 @@ from optpipe.signoff.criteria import decide_overall_verdict, judge_criteria
 from optpipe.signoff.group_evidence import observe_group
 from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import Sense
+from optpipe.stats.agreement import compute_snr_interval
 from optpipe.stats.macro_f1 import compute_macro_f1, compute_macro_f1_difference
-from optpipe.stats.means import count_processes_needed, mean_from_runs, mean_from_values
+from optpipe.stats.means import count_processes_needed, mean_from_runs, mean_from_values, predict_next_upper_bound
 from optpipe.stats.multiple import reject_by_holm
 from optpipe.stats.paired import (
     compute_difference_interval,
@@ -110,7 +111,7 @@ def percentiles(generator, scale) -> Iterator[Row]:
     """Intervals of p50, p90 and p99 inside one process; of a run that goes on until they can be shown."""
     for phi in (0.0, 0.5, 0.7, 0.9, 0.95, 0.99):
         for count in (100, 700, 5000):
-            yield from percentile_rows(generator, phi, count, round(500 * scale))
+            yield from percentile_rows(generator, phi, count, round((2000 if count == 100 else 500) * scale))
         yield from percentile_rows(generator, phi, None, round(250 * scale))
 
 
@@ -170,6 +171,16 @@ def processes(generator, scale) -> Iterator[Row]:
             hits.append(low <= 10 <= high)
         what = f"mean over {runs} runs of 5 processes, runs scatter {between_runs / 0.2:g} times as processes"
         yield share(hits, COVERAGE if between_runs in (0.0, 0.4) else 0.88, what=what, claimed="95 %")
+
+    for between in (0.001, 0.02):
+        peaks = generator.normal(500, 500 * between, (round(4000 * scale), 6))
+        above = [row[-1] > max(max(row[:-1]), predict_next_upper_bound(list(row[:-1]), 0.95)) for row in peaks]
+        yield share(
+            above,
+            most=0.03,
+            what=f"memory of the sixth process above its bound, scatter {between:.1%}",
+            claimed="≤ 2.5 %",
+        )
 
 
 def criteria(generator, scale) -> Iterator[Row]:
@@ -248,6 +259,25 @@ def accuracy(generator, scale) -> Iterator[Row]:
         held = [each.low <= truth <= each.high for each in differences]
         yield share(held, COVERAGE, what=f"macro F1 drop of {truth:.2%}, {n} images, {classes} classes", claimed="95 %")
 
+    for spread, n in ((0.3, 100), (1.0, 100), (1.0, 800)):
+        ratio = 40 + 10 * np.log10(np.exp((0.3**2 - spread**2) / 2))
+        tries = [compute_snr_interval(output_errors(generator, spread, n), 0.95) for _ in range(round(2000 * scale))]
+        covered = [each[0] <= ratio <= each[1] for each in tries if each]
+        least = COVERAGE if len(covered) > 0.05 * len(tries) else 0.0
+        what, shown = (
+            f"SNR of outputs, {n} images, errors spread e^{spread:g}",
+            f"shown {len(covered) / len(tries):.0%}",
+        )
+        yield share(covered, least, what=what, claimed="95 %", note=shown)
+
+
+def output_errors(generator, spread, n):
+    """Sums of squares of each image's outputs: of an error at 40 dB, and of the reference."""
+    return {
+        "difference_square": 1e-4 * np.exp(spread * generator.standard_normal(n)),
+        "reference_square": np.exp(0.3 * generator.standard_normal(n)),
+    }
+
 
 def classifiers(generator, n, classes, loses):
     labels = generator.integers(0, classes, n)
@@ -270,7 +300,7 @@ def throughput(generator, scale) -> Iterator[Row]:
     for phi in (0.0, 0.7, 0.9):
         for count in (700, 5000):
             rates, variations = [], []
-            for _ in range(round(500 * scale)):
+            for _ in range(round((2000 if count == 700 else 1000) * scale)):
                 values = np.exp(0.02 * autoregressive(generator, phi, count))
                 low, high = estimate_throughput(frame(values), Scenario.SINGLE_STREAM).bounds
                 rates.append(low <= 1e3 / np.exp(0.0002) <= high)

@@ -79,29 +79,46 @@ class Workspace:
         )
         return entry
 
-    def bench(self, *entries, batches=(1,), mean_ms=10.0, noise=0.2, count=1000, seed=0, processes=5, **changes):
-        """A bench run of `processes` processes, whose levels scatter by half a percent."""
+    def bench(
+        self,
+        *entries,
+        batches=(1,),
+        mean_ms=10.0,
+        noise=0.2,
+        count=1000,
+        seed=0,
+        processes=5,
+        power=None,
+        peaks=0,
+        **changes,
+    ):
+        """A bench run of `processes` processes, whose levels scatter by half a percent; with an energy counter at `power` W.
+
+        Each takes `peaks` bytes more than the one before.
+        """
         run = begin_run(self.path, "bench")
         measurements = []
         levels = mean_ms * np.exp(0.005 * np.random.default_rng(seed).standard_normal(processes))
         for process, entry, batch in product(range(processes), entries, batches):
             self.counter += 1
             mean_ms = float(levels[process])
-            found = replace(measurement(entry, batch, f"m{self.counter}", **changes), process=process)
+            found = measurement(entry, batch, f"m{self.counter}", **changes)
+            found = replace(found, process=process, host_peak_bytes=found.host_peak_bytes + process * peaks)
             speed = {"fp32": 1.0, "fp16": 0.8, "int8": 0.6}.get(entry.info.precision, 1.0)
             frame = drawn_samples(mean_ms * batch**0.8 * speed, noise, count, batch, seed + self.counter)
-            measurements.append(self._written(run, found, frame))
+            measurements.append(self._written(run, found, frame, power))
         write_measurements(run.path, measurements)
         return finish_run(run, command=["optpipe", "bench", "digits"], parents=[entry.id for entry in entries])
 
-    def pair(self, baseline, contender, *, ratio=1.0, rounds=10, scatter=0.01, seed=0, invalid=(), **changes):
+    def pair(self, baseline, contender, *, ratio=1.0, rounds=10, scatter=0.01, seed=0, invalid=(), peaks=0, **changes):
         """A `bench-pair` run in which `contender` takes `ratio` times as long, on a machine whose rounds differ by 5 %."""
         run, generator, every = begin_run(self.path, "bench"), np.random.default_rng(seed), []
         hours = 10.0 * np.exp(0.05 * generator.standard_normal(rounds))
         for name in islice(draw_names(seed), 2 * rounds):
             entry, factor = (baseline, 1.0) if name[0] == "a" else (contender, ratio)
             level = hours[int(name[1:])] * factor * np.exp(scatter * generator.standard_normal())
-            found = replace(measurement(entry, 1, name, valid=name not in invalid, **changes), process=len(every))
+            found = measurement(entry, 1, name, valid=name not in invalid, **changes)
+            found = replace(found, process=len(every), host_peak_bytes=found.host_peak_bytes + len(every) * peaks)
             frame = drawn_samples(float(level), 0.2, 1000, 1, seed + len(every))
             every.append(self._written(run, found, frame))
         write_measurements(run.path, every)
@@ -109,12 +126,12 @@ class Workspace:
         (run.path / "comparison.json").write_bytes(json_from_record(comparison))
         return finish_run(run, command=["optpipe", "bench-pair"], parents=[baseline.id, contender.id])
 
-    def _written(self, run, found, frame):
+    def _written(self, run, found, frame, power=None):
         """The measurement with its raw files, computed from them."""
         for name in ("samples", "machine"):
             (run.path / name).mkdir(exist_ok=True)
         frame.write_parquet(run.path / found.samples_file)
-        drawn_machine(frame).write_parquet(run.path / found.machine_file)
+        drawn_machine(frame, power).write_parquet(run.path / found.machine_file)
         return recompute_measurement(found, run.path)
 
     def profile(self, entry, trace):
@@ -192,7 +209,7 @@ def drawn_samples(mean_ms, noise_ms, count, batch, seed):
     return pl.DataFrame(columns).cast({name: getattr(pl, kind) for name, kind in SAMPLE_COLUMNS.items()})
 
 
-def drawn_machine(frame):
+def drawn_machine(frame, power=None):
     times = np.linspace(frame["start_ns"].min(), frame["end_ns"].max(), 40).astype(np.int64)
     columns = {name: [None] * len(times) for name in MACHINE_COLUMNS} | {
         "time_ns": times,
@@ -201,6 +218,9 @@ def drawn_machine(frame):
         "worker_rss_bytes": np.full(len(times), 200 * 2**20),
         "cpu_mhz": 2600 + 50 * np.cos(times / 1e9),
     }
+    if power is not None:
+        watts = power * (1 + 0.02 * np.sin(times / 3e8))
+        columns["gpu_energy_mj"] = np.cumsum(watts * np.diff(times, prepend=times[0]) / 1e6)
     return pl.DataFrame(columns).cast({name: getattr(pl, kind) for name, kind in MACHINE_COLUMNS.items()})
 
 

@@ -40,7 +40,7 @@ class Blocker:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One observed figure in the base unit of its dimension; `low` and `high` equal `value` where it is exact."""
+    """One observed figure in the base unit of its dimension; `low` and `high` are None where it is exact: a count, or a fact."""
 
     value: float | str
     low: float | None = None

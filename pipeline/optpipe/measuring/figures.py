@@ -20,7 +20,8 @@ from optpipe.measuring.validity import (
     ValidityEvidence,
     find_reasons,
 )
-from optpipe.stats.means import compute_ratio_of_sums_interval
+from optpipe.stats.correlation import compute_effective_count
+from optpipe.stats.means import FEWEST, compute_ratio_of_sums_interval
 from optpipe.stats.percentiles import CONFIDENCE, PERCENTS, summary_from_ns
 from optpipe.worker.plan import CacheProbe
 
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
 
 PARTS = ("enqueue", "h2d", "compute", "d2h")
 GROUPS = 10
-"""Consecutive groups of samples whose images and times give the throughput's interval."""
+"""Consecutive groups of samples whose images and times give the throughput's interval, at most."""
+WORTH_PER_GROUP = 8
+"""Independent samples that a group is to be worth, so that neighboring groups hardly resemble each other."""
 
 
 def evidence_from_measurement(
@@ -152,7 +155,9 @@ def estimate_throughput(measured: "pl.DataFrame", scenario: Scenario, confidence
     else:
         busy_ns = np.diff(measured["end_ns"].to_numpy(), prepend=measured["start_ns"].to_numpy().min())
         note = "images divided by the time from first start to last end"
-    groups = min(GROUPS, len(images))  # whole numbers: their sums are exact, however they are grouped
+    worth = compute_effective_count(busy_ns / np.maximum(images, 1))
+    groups = min(len(images), max(FEWEST, min(GROUPS, int(worth / WORTH_PER_GROUP))))
+    # whole numbers: their sums are exact, however they are grouped
     in_groups, ns_in_groups = (
         np.array([int(part.sum()) for part in np.array_split(column, groups)]) for column in (images, busy_ns)
     )

@@ -44,7 +44,7 @@ def run_interleaved(
     last, names = rounds, draw_names(seed)
     while len(every) < 2 * last:
         name = next(names)
-        found = measures[name[0]](name)
+        found = replace(measures[name[0]](name), id=name)
         if found.interrupted:
             return None
         _read_figure(found, metric)

@@ -1,21 +1,23 @@
 """The parity proof of a preprocess run, computed again from the rows of every image."""
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
 from optpipe.artifacts.facts import JudgedBuild
 from optpipe.core.disagreements import find_disagreements
 from optpipe.core.observation import RANDOM_WEIGHTS, Blocker, Observation
 from optpipe.core.records import plain_from_record, read_record
-from optpipe.preprocess.parity.proof import proof_from_rows, rows_from_file
+from optpipe.preprocess.parity.proof import proof_from_rows, row_errors_from_table, rows_from_file
 from optpipe.preprocess.parity.records import Proof
 from optpipe.preprocess.records import PreprocessRecord
+from optpipe.stats.agreement import FEWEST_FOR_SNR, compute_snr_interval
 from optpipe.stats.paired import Share, compute_share_interval
 from optpipe.workspace.file_names import PREPROCESSING, ROWS
 from optpipe.workspace.runs import Run, newest_runs
 
 
 def observe_preprocessing(runs: Sequence[Run], build: JudgedBuild, confidence: float) -> Mapping[str, Observation]:
-    """`agreement` (fraction) and `snr` (dB, exact) of the newest parity proof for the build's model, from its rows."""
+    """`agreement` (fraction) and `snr` (dB) of the newest parity proof for the build's model, from its rows."""
     for run in newest_runs(runs, "preprocess"):
         record = read_record(run.path / PREPROCESSING, PreprocessRecord)
         if record.model == build.model:
@@ -38,8 +40,19 @@ def _observe_parity(run: Run, record: PreprocessRecord, confidence: float) -> di
             agreement.share, interval.low, interval.high, (*blockers, *weights), about, run.run_id, tail
         )
     if (snr := proof.output.snr_db) is not None:
-        found["snr"] = Observation(snr, snr, snr, blockers, about, run.run_id)
+        extent = compute_snr_interval(row_errors_from_table(rows_from_file(run.path / ROWS)), confidence)
+        low, high = extent or (None, None)
+        found["snr"] = Observation(
+            snr, low, high, blockers if extent else (*blockers, _explain_few(record.model)), about, run.run_id
+        )
     return found
+
+
+def _explain_few(model: str) -> Blocker:
+    return Blocker(
+        f"fewer than {FEWEST_FOR_SNR} images share the error: how far its SNR scatters is not known",
+        f"verify parity on more images: optpipe preprocess {shlex.quote(model)} --images DIR",
+    )
 
 
 def find_preprocessing_disagreements(run: Run) -> Iterator[str]:

@@ -1,20 +1,28 @@
 """A profile run's figures, computed again from the tables of its trace."""
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import nan
 
 from optpipe.artifacts.facts import JudgedBuild
 from optpipe.core.disagreements import find_disagreements
 from optpipe.core.observation import Blocker, Observation
 from optpipe.core.records import plain_from_record, read_record
 from optpipe.core.verdict import Verdict
+from optpipe.stats.means import FEWEST, compute_ratio_of_sums_interval
 from optpipe.trace.findings.records import ProfileRecord, StageProfile, TraceProfile
 from optpipe.workspace.file_names import PROFILE
 from optpipe.workspace.runs import Run, newest_runs
 
-_TOO_LARGE = Blocker(
-    "the trace tables are too large for a dossier", "profile fewer iterations: optpipe profile … --iterations 10"
-)
+MORE_ITERATIONS = 30
+"""Suggested where the iterations of a profile do not decide."""
+
+
+def suggest_profile(build: JudgedBuild) -> str:
+    """The command that records inference of the build under the profiler."""
+    model = shlex.quote(build.model)
+    return f"optpipe profile {model} --backend {build.backend} --precision {build.precision} --stage inference"
 
 
 def read_profile(run: Run) -> ProfileRecord:
@@ -22,25 +30,44 @@ def read_profile(run: Run) -> ProfileRecord:
     return read_record(run.path / PROFILE, ProfileRecord)
 
 
-def observe_tensor_cores(runs: Sequence[Run], build: JudgedBuild) -> Observation | None:
-    """Share of the eligible kernel time that used Tensor Cores, from the newest profile of the build and its raw tables."""
+def observe_tensor_cores(runs: Sequence[Run], build: JudgedBuild, confidence: float) -> Observation | None:
+    """Share of the eligible kernel time that used Tensor Cores, from the newest profile of the build and its raw tables.
+
+    One process is profiled: the engine fixes which kernels run, and the interval over iterations holds how long they take.
+    """
     for run in newest_runs(runs, "profile"):
         for stage in read_profile(run).stages:
             cores = stage.profile.tensor_cores
             if stage.subject.artifact == build.artifact and cores is not None and cores.eligible_ns:
                 again = recompute_stage(run, stage)
-                blockers = () if again else (_TOO_LARGE,)
-                return _observe_share(again or stage.profile, stage.subject.name, run.run_id, blockers)
+                seen = _observe_share(again or stage.profile, stage.subject.name, build, confidence)
+                large = Blocker(
+                    "the trace tables are too large for a dossier",
+                    f"profile fewer iterations: {suggest_profile(build)} --iterations 10",
+                )
+                return replace(seen, blockers=seen.blockers if again else (large, *seen.blockers), source=run.run_id)
     return None
 
 
-def _observe_share(profile: TraceProfile, name: str, source: str, blockers: tuple[Blocker, ...]) -> Observation | None:
-    cores, quality = profile.tensor_cores, profile.trace_quality.verdict
+def _observe_share(profile: TraceProfile, name: str, build: JudgedBuild, confidence: float) -> Observation:
+    import numpy as np
+
+    cores, quality, again = profile.tensor_cores, profile.trace_quality.verdict, suggest_profile(build)
+    blockers = [] if quality is Verdict.PASS else [Blocker(f"trace quality: {quality}", f"profile again: {again}")]
     if cores is None or not cores.eligible_ns:
-        return None
-    blockers += () if quality is Verdict.PASS else (Blocker(f"trace quality: {quality}", "profile again"),)
-    share = cores.used_ns / cores.eligible_ns
-    return Observation(share, share, share, blockers, name, source)
+        return Observation(
+            nan, blockers=(*blockers, Blocker("no eligible kernel was recorded", f"profile again: {again}"))
+        )
+    used, eligible = (np.array(each) for each in (cores.used_ns_by_iteration, cores.eligible_ns_by_iteration))
+    about = f"{name}, {len(used)} iterations of one process"
+    interval = compute_ratio_of_sums_interval(used, eligible, confidence)
+    if interval is None:
+        few = f"fewer than {FEWEST} iterations: how far the share scatters is not known"
+        blockers.append(Blocker(few, f"profile more iterations: {again} --iterations {MORE_ITERATIONS}"))
+        return Observation(cores.used_ns / cores.eligible_ns, blockers=tuple(blockers), about=about)
+    low, high = interval
+    share = float(used.sum() / eligible.sum())
+    return Observation(share, max(0.0, low), min(1.0, high), tuple(blockers), about)
 
 
 def find_profile_disagreements(run: Run) -> Iterator[str]:

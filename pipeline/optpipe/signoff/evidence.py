@@ -6,12 +6,13 @@ from dataclasses import replace
 
 from optpipe.core.observation import Missing, Observation, ScaledTail
 from optpipe.core.quantity import Dimension
+from optpipe.profile.recompute import suggest_profile
 from optpipe.signoff.build_evidence import BuildEvidence, select_groups
 from optpipe.signoff.group_evidence import observe_groups
 from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import LoadFilter
 from optpipe.signoff.regression import observe_regression
-from optpipe.signoff.suggest import suggest_bench, suggest_fix, suggest_narrowing, suggest_profile
+from optpipe.signoff.suggest import suggest_bench, suggest_fix, suggest_narrowing
 
 
 def observe(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:

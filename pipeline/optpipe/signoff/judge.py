@@ -167,7 +167,7 @@ def _gather_evidence(
         pairs=tuple(pairs_from_runs(runs, request.baseline_artifact, build.artifact, confidence)),
         accuracy=observe_accuracy(runs, build, confidence),
         preprocessing=observe_preprocessing(runs, build, confidence),
-        tensor_core_share=observe_tensor_cores(runs, build),
+        tensor_core_share=observe_tensor_cores(runs, build, confidence),
         record=describe_record(artifact),
         options=policy.options,
         confidence=confidence,

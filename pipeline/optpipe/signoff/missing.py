@@ -78,7 +78,7 @@ def _list_needed(wanted: SignoffRequest, judged: Entry, runs: Sequence[Run]) -> 
         options=wanted.policy.options,
         accuracy=observe_accuracy(runs, build, confidence),
         preprocessing=observe_preprocessing(runs, build, confidence),
-        tensor_core_share=observe_tensor_cores(runs, build),
+        tensor_core_share=observe_tensor_cores(runs, build, confidence),
         confidence=confidence,
     )
     for criterion in wanted.policy.criteria:

@@ -10,6 +10,7 @@ from optpipe.artifacts.facts import JudgedBuild
 from optpipe.core.defaults import MAX_CV, PROCESSES, ROUNDS
 from optpipe.core.measurement import LoadSpec, Mode, Scenario, Subject, format_option
 from optpipe.measuring.groups import ProcessGroup
+from optpipe.profile.recompute import MORE_ITERATIONS, suggest_profile
 from optpipe.signoff.policy_format import LoadFilter
 
 MORE = 2
@@ -93,15 +94,9 @@ def suggest_narrowing(section: str, build: JudgedBuild) -> str:
     said = {
         "accuracy": f"evaluate on more labeled images: optpipe evaluate {model} --data DIR",
         "preprocessing": f"verify parity on more images: optpipe preprocess {model} --images DIR",
-        "tensor_cores": f"profile more iterations: {suggest_profile(build)} --iterations 100",
+        "tensor_cores": f"profile more iterations: {suggest_profile(build)} --iterations {MORE_ITERATIONS}",
     }
     return said.get(section, "")
-
-
-def suggest_profile(build: JudgedBuild) -> str:
-    """Records inference of the build under the profiler."""
-    model = shlex.quote(build.model)
-    return f"optpipe profile {model} --backend {build.backend} --precision {build.precision} --stage inference"
 
 
 def suggest_fix(section: str, build: JudgedBuild) -> str:

@@ -1,11 +1,12 @@
 """How far two outputs are apart, and how far they may be."""
 
 from collections.abc import Mapping
-from math import log10, sqrt
+from math import log, log10, sqrt
 from typing import TYPE_CHECKING
 
 from optpipe.core.entries import OutputError
 from optpipe.core.precision import Precision
+from optpipe.stats.means import compute_t_quantile
 
 if TYPE_CHECKING:
     import numpy as np
@@ -70,6 +71,29 @@ def pool_errors(name: str, rows: "Mapping[str, np.ndarray]") -> OutputError:
         cosine=min(1.0, max(-1.0, cosine)),
         finite=True,
     )
+
+
+FEWEST_FOR_SNR = 60
+"""Samples that the error has to be spread over for its interval: outputs of a few say little of the next."""
+
+
+def compute_snr_interval(rows: "Mapping[str, np.ndarray]", confidence: float) -> tuple[float, float] | None:
+    """The interval in dB of the pooled signal-to-noise ratio, from what `compute_row_errors` gave for each sample.
+
+    Samples are drawn, their squares are not: the ratio of two sums with Student's t (Cochran, Sampling Techniques, 3rd ed.,
+    2.11) on its logarithm. None where the error is zero, or spread over fewer than FEWEST_FOR_SNR samples.
+    """
+    import numpy as np
+
+    noise, signal = (np.asarray(rows[f"{of}_square"], dtype=np.float64) for of in ("difference", "reference"))
+    count, total = len(noise), float(noise.sum())
+    if total <= 0 or float(signal.sum()) <= 0 or total**2 < FEWEST_FOR_SNR * float(noise @ noise):
+        return None
+    ratio = total / float(signal.sum())
+    error = sqrt(count / (count - 1) * float(np.sum((noise - ratio * signal) ** 2))) / total
+    half = 10 / log(10) * compute_t_quantile(0.5 + confidence / 2, count - 1) * error
+    snr = -10 * log10(ratio)
+    return snr - half, snr + half
 
 
 def _as_wrong_as_can_be(name: str) -> OutputError:

@@ -1,5 +1,6 @@
 """What a series of values that resemble their neighbors is worth, in independent values."""
 
+from math import sqrt
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -9,12 +10,13 @@ _DIRECT_LAGS = 64
 """Lags that are computed one by one; a series that is correlated over more of them goes through a Fourier transform."""
 
 
-def compute_effective_count(series: "np.ndarray") -> float:
+def compute_effective_count(series: "np.ndarray", *, caution: float = 0.0) -> float:
     """How many independent values `series` (values,) is worth for its mean: n / (1 + 2 Σ ρₖ), at most n.
 
     The sum of the autocorrelations ends by Geyer's initial monotone sequence (Practical Markov Chain Monte Carlo,
     Statistical Science 7, 1992, section 3.3): sums of two neighboring lags, while they are positive, none above the one
-    before it.
+    before it. With `caution` it is taken that many of its standard errors larger (Madras & Sokal, Journal of Statistical
+    Physics 50, 1988, appendix C), for where a small one decides whether a figure is shown at all.
     """
     import numpy as np
 
@@ -25,7 +27,8 @@ def compute_effective_count(series: "np.ndarray") -> float:
         return float(count)
     pairs = _positive_pairs(centered)
     total = float(np.minimum.accumulate(pairs).sum()) if len(pairs) else 0.0
-    return count / max(1.0, (2 * total - variance) / variance)
+    doubt = 1 + caution * sqrt(2 * (4 * len(pairs) + 1) / count)
+    return count / max(1.0, (2 * total - variance) / variance * doubt)
 
 
 def _positive_pairs(centered: "np.ndarray") -> "np.ndarray":

@@ -24,6 +24,9 @@ PERCENTS = (50.0, 90.0, 95.0, 99.0, 99.9)
 CONFIDENCE = 0.95
 FEWEST_STRETCHES = 25
 """A series worth fewer independent samples is too short for its own correlation to be estimated."""
+CAUTION = 1.0
+"""Standard errors by which correlation is taken larger than estimated: of series near FEWEST_STRETCHES those are shown whose
+correlation seems small by luck, and without it their intervals covered p50 in 91 %."""
 TAIL_CREDIT = 5 / 3
 """Samples beyond a high percentile resemble each other less than the series does; they count for at most this much more."""
 MARGIN = 1.25
@@ -169,16 +172,16 @@ def _fewest_stretches(count: int) -> float:
     return min(float(FEWEST_STRETCHES), count / 2)
 
 
-def _stretches(values: "np.ndarray") -> float:
+def _stretches(values: "np.ndarray", caution: float = 0.0) -> float:
     """The effective count of the ranks: outliers do not hide how long the values resemble each other."""
     import numpy as np
 
     ordered = np.sort(values)
     ranks = np.searchsorted(ordered, values, "left") + np.searchsorted(ordered, values, "right")
-    return compute_effective_count(ranks.astype(float))
+    return compute_effective_count(ranks.astype(float), caution=caution)
 
 
 def _effective(values: "np.ndarray", value: float, percent: float, stretches: float) -> float:
     """How many independent samples `values` are worth for the percentile that is `value`."""
-    credit = 1.0 if percent <= 50 else TAIL_CREDIT
-    return min(compute_effective_count((values <= value).astype(float)), credit * stretches, float(len(values)))
+    bound = _stretches(values, caution=CAUTION) if percent <= 50 else TAIL_CREDIT * stretches
+    return min(compute_effective_count((values <= value).astype(float), caution=CAUTION), bound)

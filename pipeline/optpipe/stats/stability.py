@@ -167,8 +167,8 @@ FEWEST_FOR_VARIATION = 200
 def compute_variation_interval(values: "np.ndarray", confidence: float) -> tuple[float, float] | None:
     """The interval of the coefficient of variation of `values` (samples,), in the order in which they were measured.
 
-    By the delta method on its logarithm, with the effective count of the influences; None where they are worth fewer than
-    FEWEST_FOR_VARIATION independent ones, or do not vary.
+    By the delta method on its logarithm, with the effective count of the influences, taken one standard error smaller; None
+    where they are worth fewer than FEWEST_FOR_VARIATION independent ones, or do not vary.
     """
     import numpy as np
 
@@ -177,7 +177,7 @@ def compute_variation_interval(values: "np.ndarray", confidence: float) -> tuple
         return None
     apart = (values - mean) / deviation
     influence = (apart**2 - 1) / 2 - apart * deviation / mean
-    worth = compute_effective_count(influence)
+    worth = compute_effective_count(influence, caution=1.0)
     if worth < FEWEST_FOR_VARIATION:
         return None
     error = float(np.std(influence)) / sqrt(worth)

@@ -32,8 +32,8 @@ def rows_from_outputs(reference: "np.ndarray", got: "np.ndarray", *, classifies:
 
 def proof_from_rows(rows: "pl.DataFrame", *, trained: bool, classifies: bool, refused: int) -> Proof:
     """The proof that `rows` amount to."""
-    sums = {name: rows[name].to_numpy() for name in rows.columns if rows[name].dtype.is_numeric() or name == "finite"}
-    error = pool_errors("output", {name: values for name, values in sums.items() if name not in _CLASSES})
+    sums = _list_sums(rows)
+    error = pool_errors("output", row_errors_from_table(rows))
     top1 = accuracy = None
     if classifies:
         top1 = compute_agreement(sums["reference_class"], sums["dali_class"])
@@ -51,6 +51,15 @@ def proof_from_rows(rows: "pl.DataFrame", *, trained: bool, classifies: bool, re
         blind=error.snr_db is None and rows["reference_square"].n_unique() < 2 and sums["max_levels"].max() > 0,
     )
     return Proof(judgment.verdict, judgment.reason, judgment.remedy, error, top1, accuracy)
+
+
+def row_errors_from_table(rows: "pl.DataFrame") -> "dict[str, np.ndarray]":
+    """The sums of each image, as `stats.agreement` takes them."""
+    return {name: values for name, values in _list_sums(rows).items() if name not in _CLASSES}
+
+
+def _list_sums(rows: "pl.DataFrame") -> "dict[str, np.ndarray]":
+    return {name: rows[name].to_numpy() for name in rows.columns if rows[name].dtype.is_numeric() or name == "finite"}
 
 
 def rows_from_file(path: Path) -> "pl.DataFrame":

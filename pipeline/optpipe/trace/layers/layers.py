@@ -31,27 +31,9 @@ def select_layered_part(whole: Analysis, measured: Analysis) -> Analysis:
 
 def attribute_kernels(measured: Analysis) -> pl.DataFrame:
     """Kernel time by layer and kernel name; empty when no range lies below an iteration (or below the trace)."""
-    ranges = _select_below_iterations(measured)
-    operations = measured.timeline.operations
-    launched = operations.is_kernel & (operations.api_row >= 0)
-    if ranges.is_empty() or not launched.any():
-        return pl.DataFrame(schema=LAYER_SCHEMA)
-    api_row = operations.api_row[launched]
-    launches = array_from_column(measured.trace.api, "start_ns")[api_row]
-    thread = array_from_column(measured.trace.api, "thread")[api_row]
-    index = find_innermost(ranges, launches, thread)
-    inside = index >= 0
-    rows = operations.row[launched][inside]
     return (
-        pl.DataFrame(
-            {
-                "layer": ranges["name"].gather(pl.Series(index[inside])),
-                "depth": ranges["depth"].gather(pl.Series(index[inside])),
-                "range": index[inside],
-                "kernel": measured.trace.kernels["name"].gather(pl.Series(rows)),
-                "kernel_ns": (operations.ends - operations.starts)[launched][inside],
-            }
-        )
+        list_launches(measured)
+        .filter(pl.col("range") >= 0)
         .group_by("layer", "kernel")
         .agg(
             pl.col("depth").min(),
@@ -61,6 +43,28 @@ def attribute_kernels(measured: Analysis) -> pl.DataFrame:
         )
         .select(pl.col(column).cast(dtype) for column, dtype in LAYER_SCHEMA.items())
         .sort("kernel_ns", "layer", "kernel", descending=[True, False, False])
+    )
+
+
+def list_launches(measured: Analysis) -> pl.DataFrame:
+    """Every kernel with its launch: `launch_ns`, `kernel`, `kernel_ns`, and its innermost range (-1: none), `layer` and `depth`."""
+    ranges = _select_below_iterations(measured)
+    operations = measured.timeline.operations
+    launched = operations.is_kernel & (operations.api_row >= 0)
+    api_row = operations.api_row[launched]
+    launches = array_from_column(measured.trace.api, "start_ns")[api_row]
+    thread = array_from_column(measured.trace.api, "thread")[api_row]
+    index = find_innermost(ranges, launches, thread)
+    at = pl.Series(index).replace(-1, None)
+    return pl.DataFrame(
+        {
+            "launch_ns": launches,
+            "layer": ranges["name"].cast(pl.String).gather(at),
+            "depth": ranges["depth"].gather(at),
+            "range": index,
+            "kernel": measured.trace.kernels["name"].cast(pl.String).gather(pl.Series(operations.row[launched])),
+            "kernel_ns": (operations.ends - operations.starts)[launched],
+        }
     )
 
 

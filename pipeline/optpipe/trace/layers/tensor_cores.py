@@ -11,13 +11,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import polars as pl
 
 from optpipe.trace.layers.layer_cost import ALIGNMENT, LayerCost
-from optpipe.trace.layers.layers import attribute_kernels, tabulate_layers
+from optpipe.trace.layers.layers import attribute_kernels, list_launches, tabulate_layers
 from optpipe.trace.layers.peaks import Peaks
 from optpipe.trace.timeline.analysis import Analysis
-from optpipe.trace.timeline.kernels import shorten_name
+from optpipe.trace.timeline.kernels import classify_kernels, shorten_name
 
 _UNKNOWN_GAIN = 2.0
 """Speed-up assumed for a missed layer on a device whose peaks are unknown: a small one, so as not to promise."""
@@ -68,6 +69,8 @@ class TensorCores:
     """The share of all kernel time that ran on Tensor Cores."""
     iterations: int
     layers: tuple[LayerUse, ...]
+    eligible_ns_by_iteration: tuple[int, ...] = ()
+    used_ns_by_iteration: tuple[int, ...] = ()
 
     @property
     def missed(self) -> tuple[LayerUse, ...]:
@@ -98,6 +101,9 @@ def analyze_tensor_cores(
     )
     eligible = [each for each in layers if each.eligible]
     used_ns = int(table["tensor_core_ns"].sum())
+    eligible_ns_by_iteration, used_ns_by_iteration = _split_by_iteration(
+        measured, "layer" if basis == "layers" else "kernel", [each.name for each in eligible]
+    )
     return TensorCores(
         basis=basis,
         eligible=len(eligible),
@@ -110,7 +116,30 @@ def analyze_tensor_cores(
         time_share=used_ns / measured.kernel_ns if measured.kernel_ns else 0.0,
         iterations=iterations,
         layers=layers,
+        eligible_ns_by_iteration=eligible_ns_by_iteration,
+        used_ns_by_iteration=used_ns_by_iteration,
     )
+
+
+def _split_by_iteration(measured: Analysis, by: str, eligible: list[str]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Time of the eligible layers or kernels, and of kernels on Tensor Cores, of each iteration that launched any."""
+    launches = list_launches(measured)
+    launches = launches.join(
+        classify_kernels(launches["kernel"].unique()), left_on="kernel", right_on="name", how="left"
+    )
+    starts = measured.iterations["start_ns"].to_numpy()
+    found = (
+        launches.with_columns(
+            pl.Series("iteration", np.searchsorted(starts, launches["launch_ns"].to_numpy(), side="right") - 1)
+        )
+        .filter(pl.col("iteration") >= 0, pl.col("range") >= 0 if by == "layer" else True)
+        .group_by("iteration", maintain_order=True)
+        .agg(
+            pl.col("kernel_ns").filter(pl.col(by).is_in(eligible)).sum().alias("eligible"),
+            pl.col("kernel_ns").filter(pl.col("tensor_core")).sum().alias("used"),
+        )
+    )
+    return tuple(found["eligible"].to_list()), tuple(found["used"].to_list())
 
 
 def _sort_by_saving(layers: Iterable[LayerUse]) -> tuple[LayerUse, ...]:

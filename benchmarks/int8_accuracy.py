@@ -22,8 +22,8 @@ from optpipe.quantize.calibrate import (
     quantize_graph,
     tables_from_entry,
 )
+from optpipe.quantize.fp32_reference import run_fp32_reference
 from optpipe.quantize.methods import METHODS
-from optpipe.quantize.sensitivity import run_fp32_reference
 from optpipe.sources.resolve import source_from_text
 from optpipe.workspace.file_names import CARD, ONNX
 from optpipe.workspace.store import Store

@@ -18,6 +18,7 @@ from optpipe.build.artifact import build_artifact
 from optpipe.core.card import card_from_file
 from optpipe.core.entries import SkippedLayer
 from optpipe.core.events import SilentListener
+from optpipe.core.mixed_precision import Budget
 from optpipe.core.precision import Precision
 from optpipe.core.weights import weights_from_text
 from optpipe.errors import BadInputError
@@ -152,7 +153,7 @@ def test_max_fails_on_outliers_and_the_others_recover(hard, digits, validation) 
 def test_the_search_finds_and_spares_the_layer(hard, digits) -> None:
     path, reader = hard
     _, store = digits
-    plan = CalibrationPlan(None, None, 0, ("max",), sensitivity=True, budget=0.005)
+    plan = CalibrationPlan(None, None, 0, ("max",), sensitivity=True, budget=Budget(0.5, "points"))
     record = run_calibration(named_model(str(path)), plan, store, SilentListener())
     assert record.sensitivity.layers[0].layer == reader
     first, second, *_ = record.sensitivity.layers

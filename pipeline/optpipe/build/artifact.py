@@ -65,6 +65,7 @@ def build_artifact(
             lint=_lint_graph(graph, device, precision),
             options=built.options,
             details=built.details,
+            mixed=graph.info.mixed if isinstance(graph.info, GraphInfo) else None,
         )
 
     return store.produce(ArtifactInfo, recipe, make, parents=(model.id, graph.id), listener=listener)

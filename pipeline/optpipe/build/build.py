@@ -10,19 +10,21 @@ from optpipe.backends.base import Backend, Device
 from optpipe.backends.registry import choose_device
 from optpipe.build.artifact import build_artifact
 from optpipe.build.verify import VerificationInfo, verify_artifact
-from optpipe.core.card import card_from_file
+from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.entries import ArtifactInfo, LintSummary, ModelInfo, ReferenceInfo
 from optpipe.core.events import Listener
 from optpipe.core.hashing import hash_file
+from optpipe.core.mixed_precision import Budget, MixedPrecision
 from optpipe.core.precision import Precision, PrecisionProof
 from optpipe.core.weights import WeightsRecord
 from optpipe.errors import BadInputError, ExitStatus, MissingError, OptpipeError, StageError
+from optpipe.evaluate.tasks.registry import TASKS
 from optpipe.export.exported import compute_reference, export_model, prepare_model
 from optpipe.export.model import Model
 from optpipe.inputs.tensor_set import holds_tensors, read_tensor_set, save_batches
 from optpipe.quantize.calibrate import require_calibration
 from optpipe.quantize.int8 import find_int8_tables
-from optpipe.quantize.precision_graph import convert_to_precision
+from optpipe.quantize.precision_graph import BUDGETED, convert_to_precision
 from optpipe.workspace.file_names import CARD
 from optpipe.workspace.store import Entry, Store
 
@@ -44,6 +46,8 @@ class BuildPlan:
     calibration: Path | None = None
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Options by backend name."""
+    budget: Budget | None = None
+    """The most that FP16 and INT8 may cost; layers that cost more stay out of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,7 @@ class ArtifactResult:
     precision_proof: PrecisionProof
     lint: LintSummary
     parity: VerificationInfo | None
+    mixed: MixedPrecision | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +155,8 @@ def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener)
     _require_available(plan)
     _require_known_options(plan)
     warn_of_plugins(plan, listener)
+    if plan.budget is not None and not set(BUDGETED) & set(plan.precisions):
+        raise BadInputError(f"--budget applies to {' and '.join(BUDGETED)}; add one of them to --precision")
     store.require_writable()
     model, stored = prepare_model(model, store, listener)
     plan = _add_calibration(model, plan, stored, store, listener)
@@ -168,8 +175,13 @@ def _add_calibration(
 ) -> BuildPlan:
     """`plan` with the calibration data of the model's own file, and those that were given checked against its inputs.
 
-    Raises BadInputError before anything is exported where INT8 is wanted and there is nothing to calibrate on.
+    Raises BadInputError before anything is exported where INT8 is wanted and there is nothing to calibrate on, or a budget is
+    in points and the model's task is not evaluated.
     """
+    if plan.budget is not None:
+        _require_measurable(
+            plan.budget, plan.calibration, card_from_file(stored.file(CARD)) if stored else model.load().card
+        )
     if Precision.INT8 not in plan.precisions or not any(
         Precision.INT8 in backend.precisions(choose_device(backend, plan.device)) for backend in plan.backends
     ):
@@ -189,6 +201,16 @@ def _add_calibration(
         return replace(plan, calibration=tables[-1])
     require_calibration(card)
     return plan
+
+
+def _require_measurable(budget: Budget, data: Path | None, card: ModelCard) -> None:
+    given = read_tensor_set(data, card.inputs).files if data is not None and holds_tensors(data) else ()
+    labeled = any(each.label is not None for each in given)
+    if budget.unit == "points" and card.task not in TASKS and not labeled:
+        raise BadInputError(
+            f"{card.name} cannot be evaluated (task: {card.task}), so no drop can be measured\n"
+            "give a floor of the outputs' SNR instead, such as --budget 30dB"
+        )
 
 
 def require_artifacts(built: ModelBuild) -> None:
@@ -275,7 +297,9 @@ def _build_one(
             f"graph {precision} for {device}",
             result.stages,
             listener,
-            lambda: convert_to_precision(precision, device, result.model, expected, plan.calibration, store, listener),
+            lambda: convert_to_precision(
+                precision, device, result.model, expected, plan.calibration, store, listener, plan.budget
+            ),
         )
         entry = _run_step(
             f"build {name}",
@@ -358,4 +382,5 @@ def _describe_artifact(built: BuiltArtifact) -> ArtifactResult:
         precision_proof=info.precision_proof,
         lint=info.lint,
         parity=built.verification.info if built.verification else None,
+        mixed=info.mixed,
     )

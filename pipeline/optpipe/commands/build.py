@@ -45,6 +45,13 @@ def build(
             metavar="PATH", help="INT8 calibration data: images, texts, a set manifest, or a calibration table."
         ),
     ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COST",
+            help="Keep the fewest layers out of fp16 and int8 that hold this: 0.5points of accuracy, or an SNR of 30dB.",
+        ),
+    ] = None,
     option: Annotated[
         list[str] | None,
         typer.Option(
@@ -67,7 +74,7 @@ def build(
     from optpipe.workspace.store import Store
 
     plan = build_plan_from_options(
-        precision, backend, device, option or [], images=images, calibration=calibration, batch=batch
+        precision, backend, device, option or [], images=images, calibration=calibration, batch=batch, budget=budget
     )
     wanted = model_from_options(model, weights, seed, batch, shape or [])
     with Terminal() as terminal:

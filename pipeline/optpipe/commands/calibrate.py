@@ -72,6 +72,7 @@ def calibrate(
     """Choose INT8 ranges from data, and layers to keep in float."""
     from optpipe.commands.parsing import model_from_options, percent_from_text
     from optpipe.commands.terminal import Terminal
+    from optpipe.core.mixed_precision import Budget
     from optpipe.quantize.calibration_run import CalibrationPlan, run_calibration
     from optpipe.quantize.methods import methods_from_text
     from optpipe.reporters.terminal_calibrate import render_calibration
@@ -84,7 +85,9 @@ def calibrate(
         methods=methods_from_text(method),
         target=target,
         sensitivity=sensitivity,
-        budget=percent_from_text(accuracy_budget, "--accuracy-budget") if accuracy_budget else None,
+        budget=Budget(100 * percent_from_text(accuracy_budget, "--accuracy-budget"), "points")
+        if accuracy_budget
+        else None,
         output=output,
     )
     wanted = model_from_options(model, weights, seed, batch, shape or [])

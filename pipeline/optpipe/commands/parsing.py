@@ -6,6 +6,7 @@ from pathlib import Path
 from optpipe.backends.base import Device
 from optpipe.backends.registry import BACKENDS, backends_from_text
 from optpipe.build.build import BuildPlan
+from optpipe.core.mixed_precision import budget_from_text
 from optpipe.core.precision import precisions_from_text
 from optpipe.core.tensors import batch_ranges_from_text, join_batch_ranges, shapes_from_text
 from optpipe.core.weights import weights_from_text
@@ -44,6 +45,7 @@ def build_plan_from_options(
     images: Path | None,
     calibration: Path | None,
     batch: str | None = None,
+    budget: str | None = None,
 ) -> BuildPlan:
     """Reads `--precision`, `--backend`, `--device` and `--option` of every command that builds.
 
@@ -64,6 +66,7 @@ def build_plan_from_options(
         images=images,
         calibration=calibration,
         options=options,
+        budget=None if budget is None else budget_from_text(budget, "--budget"),
     )
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from optpipe.artifacts.facts import judged_build_from_entry
+from optpipe.artifacts.lookup import find_builds
 from optpipe.bench.int8_notes import check_int8_accuracy, find_int8_causes
 from optpipe.bench.recompute import list_artifact_measurements, measurements_from_run
 from optpipe.compare.compare import Baseline, BuildFacts, compare_measurements
@@ -54,12 +55,14 @@ def _nothing_measured(workspace: Path) -> BadInputError:
     return BadInputError(f"no measurements in {workspace} yet; first run {build}, then {bench}")
 
 
-def _is_model(name: str, workspace: Path) -> bool:
-    """Whether a model of that name was measured, and no run is called so."""
-    runs = list_runs(workspace, "bench")
-    if (Path(name) / MANIFEST).is_file() or any(run.run_id.startswith(name) for run in runs):
-        return False
-    return any(one.subject.model == name for run in runs for one in read_measurements(run.path))
+def _find_measured_model(text: str, store: Store) -> str | None:
+    """The measured model that the MODEL `text` means; None where a run is called so, or nothing of it was measured."""
+    runs = list_runs(store.workspace, "bench")
+    if (Path(text) / MANIFEST).is_file() or any(run.run_id.startswith(text) for run in runs):
+        return None
+    measured = {one.subject.model for run in runs for one in read_measurements(run.path)}
+    named = {each.info.model for each in find_builds(text, store.list_entries(ArtifactInfo))} | {text}
+    return next(iter(named & measured), None)
 
 
 def _find_run(name: str, present: Sequence[Run], workspace: Path) -> Run:
@@ -86,10 +89,10 @@ def compare_workspace(
 ) -> Overview:
     """Compares what was measured. `baseline` is a run, or `find_approved_baseline` for the approved dossier of `model`.
 
-    One name that is a measured model's, and no run's, is `model`.
+    One name that means a measured model, as `optpipe bench` takes it, and no run is `model`.
     """
-    if model is None and len(names) == 1 and _is_model(names[0], store.workspace):
-        model, names = names[0], ()
+    if model is None and len(names) == 1 and (found := _find_measured_model(names[0], store)) is not None:
+        model, names = found, ()
     held_against = _find_baseline(store, baseline, model)
     runs = find_bench_runs(store.workspace, names)
     if held_against is not None and held_against.kind == "run":

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from optpipe.core.mixed_precision import MixedPrecision
 from optpipe.core.precision import Precision, PrecisionProof
 from optpipe.core.weights import WeightsRecord
 
@@ -101,6 +102,8 @@ class GraphInfo:
     kept: tuple[SkippedLayer, ...] = ()
     lint: tuple[LintFinding, ...] | None = None
     """None where it was not linted."""
+    mixed: MixedPrecision | None = None
+    """Where it was made within a budget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +148,8 @@ class ArtifactInfo:
     """The backend's options that it was built with, and runs with where no others are given."""
     details: Mapping[str, Any] = field(default_factory=dict)
     """Facts that only its backend reads, to load it and to tell where it can run."""
+    mixed: MixedPrecision | None = None
+    """Where it was built within a budget: the layers kept for it."""
 
     @property
     def label(self) -> str:

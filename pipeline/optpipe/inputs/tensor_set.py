@@ -74,19 +74,30 @@ def read_tensor_set(source: Path, inputs: Sequence[InputSpec], count: int | None
             )
             labels += _read_labels(where, marked, count_rows(rows))
             parts.append(rows)
-    files = tuple(
-        SetFile(f"{index}:{row}", hash_arrays({name: value[row] for name, value in rows.items()}), label)
-        for index, rows in enumerate(parts)
-        for row, label in zip(range(count_rows(rows)), labels[sum(map(count_rows, parts[:index])) :], strict=False)
-    )
-    if not files:
+    if not any(map(count_rows, parts)):
         raise BadInputError(f"{source} holds no samples; give {FORMS}")
-    names = tuple(sorted({label for label in labels if label is not None}))
-    whole = TensorSet(source.resolve().name, source, seed, files, names, parts=tuple(parts))
+    whole = replace(_set_from_parts(source.resolve().name, parts, labels), root=source, seed=seed)
+    files = whole.files
     if count is None or count >= len(files):
         return whole
     chosen = sorted(stratify_indices([each.label for each in files], count, seed)[:count])
     return replace(whole, files=tuple(files[index] for index in chosen))
+
+
+def tensor_set_from_rows(name: str, rows: Arrays, labels: Sequence[str] | None = None) -> TensorSet:
+    """The set of rows `(samples, ...)` by input that are in memory."""
+    return _set_from_parts(name, [rows], labels or [None] * count_rows(rows))
+
+
+def _set_from_parts(name: str, parts: Sequence[Arrays], labels: Sequence[str | None]) -> TensorSet:
+    remaining = iter(labels)
+    files = tuple(
+        SetFile(f"{index}:{row}", hash_arrays({name: value[row] for name, value in rows.items()}), next(remaining))
+        for index, rows in enumerate(parts)
+        for row in range(count_rows(rows))
+    )
+    names = tuple(sorted({label for label in labels if label is not None}))
+    return TensorSet(name, Path(), 0, files, names, parts=tuple(parts))
 
 
 def save_batches(batches: Sequence[Mapping[str, NDArray[Any]]], folder: Path) -> Path:

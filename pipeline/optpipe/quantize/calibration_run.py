@@ -11,6 +11,7 @@ from optpipe.core.card import card_from_file
 from optpipe.core.entries import CalibrationInfo, LintFinding, ModelInfo, SkippedLayer
 from optpipe.core.events import Listener
 from optpipe.core.hashing import hash_file
+from optpipe.core.mixed_precision import Budget, PrecisionCost
 from optpipe.core.weights import WeightsRecord
 from optpipe.errors import BadInputError
 from optpipe.export.exported import export_model, prepare_model
@@ -25,14 +26,8 @@ from optpipe.quantize.calibrate import (
     tables_from_entry,
 )
 from optpipe.quantize.int8 import choose_calibration_device
-from optpipe.quantize.sensitivity import (
-    QuantizationCost,
-    SelectionInfo,
-    SensitivityInfo,
-    compare_methods,
-    rank_layers,
-    select_float_layers,
-)
+from optpipe.quantize.selection import SelectionInfo, select_kept_layers
+from optpipe.quantize.sensitivity import SensitivityInfo, compare_methods, lower_to_int8, rank_layers
 from optpipe.quantize.table import write_table
 from optpipe.workspace.file_names import CALIBRATION_SET, CARD, ONNX
 from optpipe.workspace.store import Entry, Store
@@ -53,7 +48,7 @@ class CalibrationPlan:
     target: "Target" = "tensorrt"
     """Whose Q/DQ placement the methods and layers are judged in; the tables serve all targets."""
     sensitivity: bool = False
-    budget: float | None = None
+    budget: Budget | None = None
     output: Path | None = None
 
 
@@ -78,7 +73,7 @@ class MethodResult:
     method: str
     path: str
     sha256: str
-    cost: QuantizationCost
+    cost: PrecisionCost
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +115,13 @@ def run_calibration(model: Model, plan: CalibrationPlan, store: Store, listener:
     best, files = tables[compared.info.best], _write_tables(entry, plan, store)
     sensitivity = selection = path = None
     if plan.sensitivity or plan.budget is not None:
-        ranked, _ = rank_layers(exported, best, data.samples, plan.target, store, listener)
-        sensitivity = ranked.info
+        lowering = lower_to_int8(exported, best, plan.target)
+        sensitivity = rank_layers(exported, lowering, data.samples, store, listener)[0].info
         if plan.budget is not None:
-            layers, budget = sensitivity.layers, plan.budget
-            chosen, _ = select_float_layers(exported, best, layers, data.samples, budget, plan.target, store, listener)
+            layers = sensitivity.layers
+            chosen, _ = select_kept_layers(
+                exported, lowering, lambda: layers, data.samples, plan.budget, store, listener
+            )
             selection, best = chosen.info, replace(best, keep=chosen.info.keep)
             path = (
                 plan.output or store.workspace / "tables" / f"{best.model}-{chosen.id}"

@@ -1,10 +1,13 @@
 """The INT8 graph of a model: Q/DQ from a calibration table, and the rest in the type that the target computes in."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optpipe.core.entries import GraphInfo, ModelInfo
 from optpipe.core.events import Listener
+from optpipe.core.mixed_precision import Budget, MixedPrecision
 from optpipe.core.precision import Precision
 from optpipe.core.quiet import redirect_output
 from optpipe.errors import BadInputError
@@ -16,14 +19,15 @@ from optpipe.quantize.calibrate import (
     tables_from_entry,
 )
 from optpipe.quantize.methods import METHODS
-from optpipe.quantize.sensitivity import compare_methods
+from optpipe.quantize.selection import SelectionInfo, describe_mixed, select_kept_layers
+from optpipe.quantize.sensitivity import LayerCost, compare_methods, lower_to_int8, rank_layers
 from optpipe.quantize.table import CalibrationTable, is_table, read_table, write_table
 from optpipe.workspace.environment import get_package_version, list_gpus
 from optpipe.workspace.file_names import MODELOPT_LOG, ONNX
 from optpipe.workspace.store import Entry, Store
 
 if TYPE_CHECKING:
-    from optpipe.quantize.placement import Target
+    from optpipe.quantize.placement import Placement, Target
 
 REVISION = 1
 TABLE = "calibration-table.json"
@@ -42,14 +46,24 @@ def choose_calibration_device() -> str:
 
 
 def make_int8_graph(
-    model: Entry[ModelInfo], device: str, calibration: Path | None, store: Store, listener: Listener
+    model: Entry[ModelInfo],
+    device: str,
+    calibration: Path | None,
+    store: Store,
+    listener: Listener,
+    budget: Budget | None = None,
 ) -> tuple[Entry[GraphInfo], bool]:
     """The store entry `graph` with INT8 in it, for `device`; the rest is FP16 on a GPU and FP32 on the CPU.
 
-    `calibration` is a folder of images, an image-set manifest, or a calibration table; by default the card's own set.
+    `calibration` is a folder of images, an image-set manifest, or a calibration table; by default the card's own set. With a
+    `budget`, the fewest layers that exceed it stay in floating point; raises BadInputError for one with a table.
     """
     target = target_from_device(device)
     if calibration is not None and is_table(calibration):
+        if budget is not None:
+            raise BadInputError(
+                f"--budget needs calibration data to search on, and {calibration} is a finished calibration table"
+            )
         return graph_from_table(model, read_table(calibration), target, (), store, listener)
     data = load_calibration_data(model, calibration, None, 0, listener)
     entry, _ = calibrate_model(model, data, tuple(METHODS), (target,), choose_calibration_device(), store, listener)
@@ -58,7 +72,17 @@ def make_int8_graph(
         model, tables, draw_subset(data.samples, METHOD_CHOICE_IMAGES), target, store, listener
     )
     best = tables[compared.info.best]
-    return graph_from_table(model, best, target, (entry.id, compared.id), store, listener)
+    if budget is None:
+        return graph_from_table(model, best, target, (entry.id, compared.id), store, listener)
+    lowering = lower_to_int8(model, best, target)
+
+    def rank() -> tuple[LayerCost, ...]:
+        return rank_layers(model, lowering, data.samples, store, listener)[0].info.layers
+
+    chosen, _ = select_kept_layers(model, lowering, rank, data.samples, budget, store, listener)
+    ranking = rank() if chosen.info.keep else ()
+    best, parents = replace(best, keep=chosen.info.keep), (entry.id, compared.id, chosen.id)
+    return graph_from_table(model, best, target, parents, store, listener, (chosen, ranking))
 
 
 def graph_from_table(
@@ -68,8 +92,12 @@ def graph_from_table(
     parents: tuple[str, ...],
     store: Store,
     listener: Listener,
+    chosen: tuple[Entry[SelectionInfo], Sequence[LayerCost]] | None = None,
 ) -> tuple[Entry[GraphInfo], bool]:
-    """The store entry `graph` that `table` makes of `model`. Raises BadInputError where the table is another model's."""
+    """The store entry `graph` that `table` makes of `model`; `chosen` is what a budget made it keep, and the ranking.
+
+    Raises BadInputError where the table is another model's.
+    """
     if table.model != model.info.name:
         raise BadInputError(f"the calibration table is for model {table.model}, not {model.info.name}")
     if table.graph_sha256 != model.sha256(ONNX):
@@ -81,6 +109,7 @@ def graph_from_table(
         "target": target,
         "table": table.sha256,
         "tools": {name: get_package_version(name) for name in ("nvidia-modelopt", "onnx")},
+        **({"selection": chosen[0].id} if chosen else {}),
     }
 
     def make(directory: Path) -> GraphInfo:
@@ -100,9 +129,17 @@ def graph_from_table(
             int8_layers=placed.layers,
             kept=placed.skipped,
             lint=findings,
+            mixed=_describe_kept(model, placed, *chosen) if chosen else None,
         )
 
     return store.produce(GraphInfo, recipe, make, parents=(model.id, *parents), listener=listener)
+
+
+def _describe_kept(
+    model: Entry[ModelInfo], placed: "Placement", selection: Entry[SelectionInfo], ranking: Sequence[LayerCost]
+) -> MixedPrecision:
+    others = {each.layer: each.reason for each in placed.skipped}
+    return describe_mixed(model, selection.info, ranking, placed.layers, others)
 
 
 def find_int8_tables(model: Entry[ModelInfo], store: Store) -> list[Path]:

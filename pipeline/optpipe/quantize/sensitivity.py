@@ -1,50 +1,31 @@
-"""Which layers INT8 hurts, and the fewest that have to stay in floating point for a drop inside a budget.
+"""Which layers a lower precision hurts: each is lowered alone, and the model's outputs are compared with FP32's.
 
-Each layer is quantized alone and the model's output compared with FP32: that ranks them. Of the ranking, a binary search
-finds how many of the worst must be spared; it takes log2(layers) evaluations of the whole set instead of one per layer.
+What can be lowered, and how, is a `Lowering`: INT8 by a calibration table, or FP16 by rounding.
 """
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from optpipe.core.card import ModelCard, Task, card_from_file
+from optpipe.core.card import ModelCard
 from optpipe.core.entries import ModelInfo
-from optpipe.core.events import Listener, SilentListener
-from optpipe.errors import BadInputError
-from optpipe.evaluate.evaluate import Predictions, predict_samples
-from optpipe.evaluate.tasks.contract import TaskContract, Values
-from optpipe.evaluate.tasks.registry import TASKS
+from optpipe.core.events import Listener
+from optpipe.core.mixed_precision import PrecisionCost
+from optpipe.core.precision import Precision
 from optpipe.inputs.sample_set import SampleSet, draw_subset
 from optpipe.quantize.calibrate import quantize_graph
+from optpipe.quantize.fp32_reference import run_fp32_reference
 from optpipe.quantize.table import CalibrationTable
-from optpipe.stats.agreement import compute_output_error
 from optpipe.workspace.environment import get_package_version
-from optpipe.workspace.file_names import CARD, ONNX
+from optpipe.workspace.file_names import ONNX
 from optpipe.workspace.store import Entry, Store
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from optpipe.quantize.placement import Target
 
-REVISION = 1
+REVISION = 2
 RANKING_IMAGES = 128
 """Images that the ranking is made on; the search uses the whole set."""
-EXACT_DB = 200.0
-"""Stands for an output equal to the bit."""
-
-
-@dataclass(frozen=True, slots=True)
-class QuantizationCost:
-    """What a quantized graph does to the outputs."""
-
-    snr_db: float
-    """Of the first output; EXACT_DB where it is equal to the bit."""
-    drop: float | None = None
-    """Of the task's score, or of agreement where labels are missing; None where the FP32 graph predicts one class for everything."""
-    drop_ci: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,22 +35,22 @@ class MethodsInfo:
     KIND: ClassVar[str] = "methods"
 
     images: int
-    costs: Mapping[str, QuantizationCost]
+    costs: Mapping[str, PrecisionCost]
     best: str
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCost:
-    """What quantizing one layer alone does, with its multiply-adds."""
+    """What lowering one layer alone does, with its multiply-adds."""
 
     layer: str
-    cost: QuantizationCost
+    cost: PrecisionCost
     macs: int
 
 
 @dataclass(frozen=True, slots=True)
 class SensitivityInfo:
-    """Every INT8 layer quantized alone, the costliest first."""
+    """Every layer lowered alone, the costliest first."""
 
     KIND: ClassVar[str] = "sensitivity"
 
@@ -79,79 +60,44 @@ class SensitivityInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptTrial:
-    """The graph with the `kept` costliest layers in floating point."""
+class LoweredLayers:
+    """The layers of a graph that a precision can be given to."""
 
-    kept: int
-    int8_macs_share: float
-    cost: QuantizationCost
+    layers: tuple[str, ...]
+    """By name, in the graph's order."""
+    lower: Callable[[Collection[str]], Any]
+    """Makes the graph in which only these layers are in the lower precision."""
 
 
 @dataclass(frozen=True, slots=True)
-class SelectionInfo:
-    """The layers to keep in floating point for a budget, and what was tried."""
+class Lowering:
+    """How a model's layers get a lower precision."""
 
-    KIND: ClassVar[str] = "selection"
-
-    budget: float
-    images: int
-    metric: str
-    """The task's score that the drop is of; `agreement` where labels are missing."""
-    keep: tuple[str, ...]
-    layers: int
-    tried: tuple[KeptTrial, ...]
+    precision: Precision
+    recipe: Mapping[str, Any]
+    """What decides it, for the store."""
+    load: Callable[[], LoweredLayers]
+    images: int = RANKING_IMAGES
+    """How many the ranking is made on."""
 
 
-@dataclass(frozen=True, eq=False)
-class Fp32Reference:
-    """The FP32 graph's predictions on some samples, which quantized graphs are compared with."""
+def lower_to_int8(model: Entry[ModelInfo], table: CalibrationTable, target: "Target") -> Lowering:
+    """INT8 by a table; what it keeps does not count."""
+    table = replace(table, keep=())
 
-    model: Entry[ModelInfo]
-    card: ModelCard
-    samples: SampleSet
-    task: TaskContract
-    reference: Predictions
-    truths: Values | None
+    def load() -> LoweredLayers:
+        import onnx
 
-    @property
-    def metric(self) -> str:
-        """What the drop is of."""
-        return "agreement" if self.truths is None else self.task.score
+        graph = onnx.load(model.file(ONNX))
+        layers = quantize_graph(graph, table, target)[1].layers
 
-    def measure_cost(self, graph: Any) -> QuantizationCost:
-        """Runs a quantized `graph` over the samples and compares its outputs."""
-        found = _predict(graph, self.model, self.card, self.samples, self.task)
-        snr = compute_output_error("", self.reference.outputs, found.outputs).snr_db
-        snr = EXACT_DB if snr is None else min(round(snr, 2), EXACT_DB)
-        source = self.reference.values
-        truths = self.task.take_as_truths(source) if self.truths is None else self.truths
-        cost = self.task.measure_drop(truths, source, found.values)
-        return QuantizationCost(snr) if cost is None else QuantizationCost(snr, cost.drop, cost.ci)
+        def lower(chosen: Collection[str]) -> Any:
+            kept = tuple(layer for layer in layers if layer not in chosen)
+            return quantize_graph(graph, replace(table, keep=kept), target)[0]
 
+        return LoweredLayers(layers, lower)
 
-def run_fp32_reference(model: Entry[ModelInfo], samples: SampleSet) -> Fp32Reference:
-    """Runs the FP32 graph over `samples`. Raises BadInputError where its outputs do not fit its task."""
-    import onnx
-
-    card = card_from_file(model.file(CARD))
-    task = TASKS.get(card.task, TASKS[Task.CLASSIFICATION])  # of what no task judges, the largest output
-    task.require_model(card)
-    reference = _predict(onnx.load(model.file(ONNX)), model, card, samples, task)
-    truths = task.read_truths(samples, card, task.count_classes(card) or reference.classes)
-    return Fp32Reference(model, card, samples, task, reference, truths)
-
-
-def _predict(
-    graph: Any, model: Entry[ModelInfo], card: ModelCard, samples: SampleSet, task: TaskContract
-) -> Predictions:
-    from optpipe.quantize.collect import open_model_session
-
-    session, names = open_model_session(graph), [each.name for each in card.outputs]
-
-    def run(batch: Mapping[str, "NDArray[Any]"]) -> Mapping[str, "NDArray[Any]"]:
-        return dict(zip(names, session.run(names, batch), strict=True))
-
-    return predict_samples(model, card, samples, task, run, "predict", SilentListener())
+    return Lowering(Precision.INT8, {"target": target, "table": table.sha256}, load)
 
 
 def compare_methods(
@@ -164,7 +110,8 @@ def compare_methods(
 ) -> tuple[Entry[MethodsInfo], bool]:
     """The store entry `methods`: what the INT8 graph of every table does to the outputs on at most RANKED_ON images."""
     few = draw_subset(samples, RANKING_IMAGES)
-    recipe = _recipe(model, few, target) | {"tables": {method: table.sha256 for method, table in tables.items()}}
+    found = {method: table.sha256 for method, table in tables.items()}
+    recipe = describe_recipe(model, few) | {"target": target, "tables": found}
 
     def make(_: object) -> MethodsInfo:
         import onnx
@@ -180,110 +127,28 @@ def compare_methods(
 
 
 def rank_layers(
-    model: Entry[ModelInfo],
-    table: CalibrationTable,
-    samples: SampleSet,
-    target: "Target",
-    store: Store,
-    listener: Listener,
+    model: Entry[ModelInfo], lowering: Lowering, samples: SampleSet, store: Store, listener: Listener
 ) -> tuple[Entry[SensitivityInfo], bool]:
-    """The store entry `sensitivity`: every INT8 layer quantized alone, the costliest first, with its multiply-adds."""
-    few = draw_subset(samples, RANKING_IMAGES)
-    recipe = _recipe(model, few, target) | {"table": replace(table, keep=()).sha256}
+    """The store entry `sensitivity`: every layer lowered alone, the costliest first, with its multiply-adds."""
+    few = draw_subset(samples, lowering.images)
+    recipe = describe_recipe(model, few) | dict(lowering.recipe)
 
     def make(_: object) -> SensitivityInfo:
         import onnx
 
-        graph = onnx.load(model.file(ONNX))
-        against = run_fp32_reference(model, few)
-        macs = count_layer_macs(graph, against.card)
-        layers = quantize_graph(graph, replace(table, keep=()), target)[1].layers
+        found, against = lowering.load(), run_fp32_reference(model, few)
+        macs = count_layer_macs(onnx.load(model.file(ONNX)), against.card)
         rows = []
-        with listener.step(f"quantize {len(layers)} layers one by one", total=len(layers)) as step:
-            for layer in layers:
-                alone = replace(table, keep=tuple(other for other in macs if other != layer))
-                cost = against.measure_cost(quantize_graph(graph, alone, target)[0])
-                rows.append(LayerCost(layer, cost, macs[layer]))
+        with listener.step(
+            f"{lowering.precision} in {len(found.layers)} layers one by one", total=len(found.layers)
+        ) as step:
+            for layer in found.layers:
+                rows.append(LayerCost(layer, against.measure_cost(found.lower((layer,))), macs.get(layer, 0)))
                 step.advance()
         rows.sort(key=lambda row: row.cost.snr_db)
         return SensitivityInfo(len(few.files), tuple(rows), sum(macs.values()))
 
     return store.produce(SensitivityInfo, recipe, make, parents=(model.id,), listener=listener)
-
-
-def select_float_layers(
-    model: Entry[ModelInfo],
-    table: CalibrationTable,
-    ranking: Sequence[LayerCost],
-    samples: SampleSet,
-    budget: float,
-    target: "Target",
-    store: Store,
-    listener: Listener,
-) -> tuple[Entry[SelectionInfo], bool]:
-    """The store entry `selection`: the fewest of the ranking's first layers to keep so that the drop is within `budget`.
-
-    Raises BadInputError where no drop can be measured: the model gives every image the same class.
-    """
-    recipe = _recipe(model, samples, target) | {
-        "table": replace(table, keep=()).sha256,
-        "ranking": [row.layer for row in ranking],
-        "budget": budget,
-    }
-
-    def make(_: object) -> SelectionInfo:
-        import onnx
-
-        graph, against = onnx.load(model.file(ONNX)), run_fp32_reference(model, samples)
-        macs = count_layer_macs(graph, against.card)
-        order = [row.layer for row in ranking]
-        tried: dict[int, KeptTrial] = {}
-
-        def keep_layers(kept: int) -> KeptTrial:
-            keep = frozenset(order[:kept])
-            made, placed = quantize_graph(graph, replace(table, keep=tuple(order[:kept])), target)
-            share = sum(macs[layer] for layer in placed.layers if layer not in keep) / max(sum(macs.values()), 1)
-            return KeptTrial(kept, share, against.measure_cost(made))
-
-        steps = math.ceil(math.log2(len(order) + 1)) + 1
-        with listener.step("search for the fewest layers to keep in floating point", total=steps) as step:
-            for kept in _search_kept_counts(len(order), tried, budget):
-                tried[kept] = keep_layers(kept)
-                step.advance()
-        chosen = min((kept for kept, trial in tried.items() if _holds(trial, budget)), default=len(order))
-        return SelectionInfo(
-            budget=budget,
-            images=len(samples.files),
-            metric=against.metric,
-            keep=tuple(order[:chosen]),
-            layers=len(order),
-            tried=tuple(tried[kept] for kept in sorted(tried)),
-        )
-
-    return store.produce(SelectionInfo, recipe, make, parents=(model.id,), listener=listener)
-
-
-def _search_kept_counts(count: int, tried: Mapping[int, KeptTrial], budget: float) -> Iterator[int]:
-    """How many layers to keep next: none first, then by halving; keeping all is FP32 and needs no trial."""
-    yield 0
-    if tried[0].cost.drop is None:
-        raise BadInputError(
-            "the model predicts the same class for every calibration image, so no accuracy drop can be measured"
-        )
-    if _holds(tried[0], budget):
-        return
-    fails, holds = 0, count
-    while holds - fails > 1:
-        middle = (fails + holds) // 2
-        yield middle
-        if _holds(tried[middle], budget):
-            holds = middle
-        else:
-            fails = middle
-
-
-def _holds(trial: KeptTrial, budget: float) -> bool:
-    return trial.cost.drop is not None and trial.cost.drop <= budget
 
 
 def count_layer_macs(graph: Any, card: ModelCard) -> dict[str, int]:
@@ -296,11 +161,11 @@ def count_layer_macs(graph: Any, card: ModelCard) -> dict[str, int]:
     return {name: macs for name, macs in found.items() if macs}
 
 
-def _recipe(model: Entry[ModelInfo], samples: SampleSet, target: "Target") -> dict[str, Any]:
+def describe_recipe(model: Entry[ModelInfo], samples: SampleSet) -> dict[str, Any]:
+    """What decides every figure here but the lowering."""
     return {
         "revision": REVISION,
         "model": model.id,
         "set": samples.sha256,
-        "target": target,
         "onnxruntime": get_package_version("onnxruntime-gpu"),
     }

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from optpipe.core.estimate import Estimate
+from optpipe.core.mixed_precision import MixedPrecision, PrecisionCost
 from optpipe.core.quantity import format_quantity
 from optpipe.core.verdict import CriterionResult
 
@@ -45,3 +46,21 @@ def format_drop(drop: float, interval: tuple[float, float]) -> str:
     """A drop of a share in percentage points, with its interval."""
     low, high = interval
     return f"{100 * drop:+.2f} ({100 * low:+.2f} … {100 * high:+.2f})"
+
+
+def format_cost(cost: PrecisionCost) -> str:
+    """What a lower precision does to the outputs."""
+    if not cost.finite:
+        return "NaN or Inf in the outputs"
+    drop = "" if cost.drop is None or cost.drop_ci is None else f", drop {format_drop(cost.drop, cost.drop_ci)}"
+    return f"SNR {cost.snr_db:.1f} dB{drop}"
+
+
+def format_mixed(mixed: MixedPrecision) -> str:
+    """A build within a budget in one line."""
+    of = {"top1": " of top-1 accuracy", "snr": " SNR"}.get(mixed.metric, f" of {mixed.metric}")
+    count = f"{len(mixed.kept)} layer{'' if len(mixed.kept) == 1 else 's'}"
+    return (
+        f"{count} kept, {mixed.kept_share:.1%} of MACs, for a budget of {mixed.budget}{of}: "
+        f"{format_cost(mixed.cost)} on {mixed.samples} samples"
+    )

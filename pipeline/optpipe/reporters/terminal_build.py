@@ -11,7 +11,7 @@ from optpipe.core.entries import LintSummary
 from optpipe.core.precision import Placement, PrecisionProof
 from optpipe.core.units import format_bytes, format_duration
 from optpipe.errors import escape
-from optpipe.reporters.records import format_random_weights
+from optpipe.reporters.records import format_mixed, format_random_weights
 
 if TYPE_CHECKING:
     from optpipe.build.build import BuildResult
@@ -58,6 +58,11 @@ def render_build(result: "BuildResult") -> RenderableType:
         Text(f"lint  {each.id}: {_format_lint(each.lint)}; optpipe show {each.id} lists them", style="yellow")
         for each in result.artifacts
         if each.lint.findings
+    ]
+    lines += [
+        Text(f"mixed  {each.id}: {format_mixed(each.mixed)}; optpipe show {each.id} lists the layers")
+        for each in result.artifacts
+        if each.mixed is not None
     ]
     lines += [Text(f"failed  {each.backend} {each.precision}: {each.reason}", style="red") for each in result.failed]
     reasons: dict[str, list[str]] = {}

@@ -11,8 +11,10 @@ from optpipe.core.units import format_count
 from optpipe.reporters.records import format_drop, format_random_weights
 
 if TYPE_CHECKING:
+    from optpipe.core.mixed_precision import PrecisionCost
     from optpipe.quantize.calibration_run import CalibrationResult
-    from optpipe.quantize.sensitivity import QuantizationCost, SelectionInfo, SensitivityInfo
+    from optpipe.quantize.selection import SelectionInfo
+    from optpipe.quantize.sensitivity import SensitivityInfo
 
 MAX_LAYERS_LISTED = 12
 
@@ -70,18 +72,18 @@ def _render_layers(found: "SensitivityInfo", kind: str) -> Table:
 
 def _render_selection(chosen: "SelectionInfo") -> Table:
     title = (
-        f"budget {100 * chosen.budget:g} points of {chosen.metric} on {chosen.images} samples:"
+        f"budget {chosen.budget} of {chosen.metric} on {chosen.images} samples:"
         f" {len(chosen.keep)} of {chosen.layers} layers stay in floating point"
     )
     table = _make_table(title, "layers kept", "INT8 MACs", "drop (95 %)", "SNR")
     for row in chosen.tried:
         mark = " ←" if row.kept == len(chosen.keep) else ""
         snr = f"{row.cost.snr_db:.1f} dB"
-        table.add_row(f"{row.kept}{mark}", f"{row.int8_macs_share:.1%}", _format_drop(row.cost), snr)
+        table.add_row(f"{row.kept}{mark}", f"{row.macs_share:.1%}", _format_drop(row.cost), snr)
     return table
 
 
-def _format_drop(cost: "QuantizationCost") -> str:
+def _format_drop(cost: "PrecisionCost") -> str:
     if cost.drop is None or cost.drop_ci is None:
         return "predictions are constant"
     return format_drop(cost.drop, cost.drop_ci)

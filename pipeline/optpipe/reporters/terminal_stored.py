@@ -19,10 +19,12 @@ from optpipe.artifacts.housekeeping import (
 )
 from optpipe.artifacts.trtexec import ToolCommand
 from optpipe.core.engine_layers import EngineLayers
+from optpipe.core.mixed_precision import MixedPrecision
 from optpipe.core.precision import Placement
 from optpipe.core.records import record_from_plain
-from optpipe.core.units import format_bytes, format_duration
+from optpipe.core.units import format_bytes, format_count, format_duration
 from optpipe.errors import escape
+from optpipe.reporters.records import format_mixed
 from optpipe.reporters.terminal_build import format_placement
 from optpipe.workspace.hashes import FileHash
 
@@ -98,6 +100,8 @@ def render_entry(found: EntryDetails) -> RenderableType:
             f"precision  {entry.precision}: {'proven' if proof['proven'] else 'NOT proven'}, {proof['reason']}"
         )
         lines += _describe_placement(proof.get("placement"), entry.path)
+    if kept := manifest.info.get("mixed"):
+        lines += _describe_mixed(record_from_plain(kept, MixedPrecision, found.entry.path))
     lines += _describe_tactics(manifest.info.get("details", {}).get("tactics", {}))
     if weights := manifest.info.get("weights"):
         lines.append(f"weights  {weights['source']} {weights['sha256']}")
@@ -133,6 +137,13 @@ def render_tool_command(found: ToolCommand) -> RenderableType:
     """Ready to paste: notes as comments, then one argument a line."""
     command = " \\\n  ".join(map(shlex.quote, found.arguments))
     return Text("\n".join([*(f"# {note}" for note in found.notes), command]))
+
+
+def _describe_mixed(mixed: MixedPrecision) -> Iterator[str]:
+    """What a build within a budget keeps out of its precision, layer by layer."""
+    yield f"mixed  {format_mixed(mixed)}"
+    for each in mixed.kept:
+        yield f"  kept  {escape(each.layer)} ({escape(each.op)}), {format_count(each.macs)} MACs: {each.reason}"
 
 
 def _describe_tactics(tactics: Mapping[str, Any]) -> Iterator[str]:

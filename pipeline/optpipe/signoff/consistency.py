@@ -16,7 +16,8 @@ from optpipe.core.entries import ArtifactInfo, CalibrationInfo, GraphInfo, Model
 from optpipe.core.measurement import MEASUREMENTS_FILE, Subject, read_measurements
 from optpipe.core.verdict import VerdictRecord
 from optpipe.evaluate.recompute import read_evaluation
-from optpipe.quantize.sensitivity import MethodsInfo, SelectionInfo, SensitivityInfo
+from optpipe.quantize.selection import SelectionInfo
+from optpipe.quantize.sensitivity import MethodsInfo, SensitivityInfo
 from optpipe.workspace.file_names import BUILDS, EVALUATION, POLICY, REQUEST, VERDICT
 from optpipe.workspace.manifest import MANIFEST
 from optpipe.workspace.runs import Run, load_runs

@@ -343,3 +343,16 @@ def test_the_table_fits_the_terminal(measured_workspace, width):
     assert ("memory" in header) == (width > 80)
     assert max(map(len, lines)) <= width
     assert sum("frontier" in line for line in lines) == len(comparison.frontier), lines
+
+
+def test_a_models_file_is_a_way_to_name_it(workspace, tmp_path):
+    workspace.bench(workspace.artifact("fp32"))
+    card = tmp_path / "mine.toml"
+    card.write_text(
+        'name = "digits"\nsource = "digits.onnx"\n[[inputs]]\n'
+        'name = "x"\ndtype = "float32"\nmin = [1, 3]\nopt = [1, 3]\nmax = [1, 3]\n'
+    )
+    named = compare_workspace(workspace.store, names=[str(card)])
+    assert named.comparison == compare_workspace(workspace.store, names=["digits"]).comparison
+    with pytest.raises(BadInputError, match="matches 0 bench runs"):
+        compare_workspace(workspace.store, names=["other"])

@@ -20,6 +20,7 @@ from optpipe.build.verify import VerificationInfo
 from optpipe.core.engine_layers import EngineLayer, EngineLayers
 from optpipe.core.entries import LintFinding, LintSummary, SkippedLayer
 from optpipe.core.environment import Environment
+from optpipe.core.mixed_precision import Budget, KeptLayer, MixedPrecision, PrecisionCost
 from optpipe.core.precision import LayerType, PlacedNode, Placement, Precision, PrecisionProof, PrecisionShare
 from optpipe.core.records import plain_from_record
 from optpipe.core.verdict import Verdict
@@ -27,7 +28,8 @@ from optpipe.core.weights import WeightsRecord
 from optpipe.errors import ExitStatus
 from optpipe.evaluate.result import Accuracy, Agreement, Dataset, EvaluatedModel, Evaluation
 from optpipe.quantize.calibration_run import CalibrationResult, CalibrationSet, MethodResult
-from optpipe.quantize.sensitivity import KeptTrial, LayerCost, QuantizationCost, SelectionInfo, SensitivityInfo
+from optpipe.quantize.selection import KeptTrial, SelectionInfo
+from optpipe.quantize.sensitivity import LayerCost, SensitivityInfo
 from optpipe.reporters.terminal_build import render_build
 from optpipe.reporters.terminal_calibrate import render_calibration
 from optpipe.reporters.terminal_doctor import render_diagnosis, render_options
@@ -42,6 +44,12 @@ FINDING = LintFinding("reformat", "conv7", "floating point between INT8 layers",
 WRONG = PrecisionProof(
     PrecisionShare({}, {"fp16": 0.6, "fp32": 0.4}, 1000), False, "60.0% of MACs in fp16, 80% required",
     (LayerType("fc", "Gemm", "fp32", 400),), 3,
+)  # fmt: skip
+
+MIXED = MixedPrecision(
+    Budget(0.5, "points"), "top1", 500, PrecisionCost(62.61, 0.002, (-0.001, 0.005)),
+    (KeptLayer("norm/Pow", "Pow", 0, "alone turns outputs into NaN or Inf"),
+     KeptLayer("conv5", "Conv", 37_700_000, "its weights come near the end of FP16's range")), 424_000_000,
 )  # fmt: skip
 
 
@@ -67,7 +75,7 @@ def test_a_build():
         built("1123456789ab", "onnxruntime", "int8", lint=LintSummary({"reformat": 3}, (FINDING,)),
               parity=verified(passed=False, snr_db=3.2)),
         built("2123456789ab", "torch", "fp16", precision_proof=WRONG, parity=verified(snr_db=None, top1_accuracy=None)),
-        built("3123456789ab", "tensorrt-rtx", "fp16", why_not="no NVIDIA GPU on this machine", parity=None),
+        built("3123456789ab", "tensorrt-rtx", "fp16", why_not="no NVIDIA GPU on this machine", parity=None, mixed=MIXED),
     )  # fmt: skip
     found = BuildResult(
         "digits", "card:digits", "m", WeightsRecord("random", HASH, 0, "3 of 8 tensors, first conv1"), "default",
@@ -114,9 +122,9 @@ def test_an_evaluation():
 
 
 def test_a_calibration():
-    cost, constant = QuantizationCost(24.31, 0.0125, (0.004, 0.021)), QuantizationCost(200.0)
+    cost, constant = PrecisionCost(24.31, 0.0125, (0.004, 0.021)), PrecisionCost(200.0)
     selection = SelectionInfo(
-        0.005, 500, "top1", ("conv1",), 12, (KeptTrial(0, 1.0, cost), KeptTrial(1, 0.93, constant))
+        Budget(0.5, "points"), 500, "top1", ("conv1",), 12, (KeptTrial(0, 1.0, cost), KeptTrial(1, 0.93, constant))
     )
     found = CalibrationResult(
         model="digits",
@@ -142,7 +150,7 @@ def test_what_is_stored():
     run = RunSummary("bench-1", "bench", "interrupted", "optpipe bench digits", 103_000, "/w/runs/bench-1")
     listing = StoreListing("/w", (entry,), ("graph-0f",), (run,))
     files, environment = {"model.onnx": FileHash(HASH, 705_000)}, Environment(packages={"onnx": "1.23.2"})
-    info = plain_from_record(artifact_info(precision_proof=WRONG))
+    info = plain_from_record(artifact_info(precision_proof=WRONG, mixed=MIXED))
     manifest = Manifest(
         "artifact", entry.id, {}, ("m", "m"), files, info, environment, "optpipe build digits", entry.created, 2.5
     )

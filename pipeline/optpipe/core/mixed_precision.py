@@ -1,0 +1,85 @@
+"""What a lower precision may cost, what it does cost, and the layers that stay in floating point or FP32 for it."""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from optpipe.errors import BadInputError
+
+EXACT_DB = 200.0
+"""Stands for outputs equal to the bit; its negative for outputs with NaN or infinity."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrecisionCost:
+    """What a lower precision does to the outputs."""
+
+    snr_db: float
+    """The smallest of the outputs that have the same shape in both, within ±EXACT_DB."""
+    drop: float | None = None
+    """Of the task's score, or of agreement where labels are missing; None where none can be measured."""
+    drop_ci: tuple[float, float] | None = None
+
+    @property
+    def finite(self) -> bool:
+        """Whether the outputs are free of NaN and infinity."""
+        return self.snr_db > -EXACT_DB
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The most that a lower precision may cost: a drop of the task's score in percentage points, or a floor of the outputs' SNR in dB."""
+
+    limit: float
+    unit: Literal["points", "dB"]
+
+    def __str__(self) -> str:
+        return f"{self.limit:g} {self.unit}"
+
+    def allows(self, cost: PrecisionCost) -> bool:
+        """Whether `cost` is within the budget; outputs with NaN or infinity never are."""
+        if self.unit == "dB":
+            return cost.finite and cost.snr_db >= self.limit
+        return cost.finite and cost.drop is not None and 100 * cost.drop <= self.limit + 1e-9
+
+
+def budget_from_text(text: str, option: str) -> Budget:
+    """Reads `0.5points`, `0.5%` or `30dB`. Raises BadInputError for anything else."""
+    found = re.fullmatch(r"\s*(\d{1,3}(?:\.\d{0,9})?)\s*(points?|%|dB)\s*", text, re.IGNORECASE | re.ASCII)
+    limit = float(found[1]) if found else -1.0
+    unit: Literal["points", "dB"] = "dB" if found and found[2].lower() == "db" else "points"
+    if found is None or limit > (EXACT_DB if unit == "dB" else 100) or (unit == "dB" and limit == 0):
+        raise BadInputError(
+            f"{option} {text}: expected the largest accuracy drop, such as 0.5points, or the smallest SNR of the outputs, such as 30dB"
+        )
+    return Budget(limit, unit)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptLayer:
+    """A layer that a mixed build keeps out of its precision, with its multiply-adds, and why."""
+
+    layer: str
+    op: str
+    macs: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class MixedPrecision:
+    """A build within a budget: what it costs on the samples it was searched on, and the layers kept for it."""
+
+    budget: Budget
+    metric: str
+    """The task's score that a drop is of, `agreement` where labels are missing, or `snr`."""
+    samples: int
+    cost: PrecisionCost
+    kept: tuple[KeptLayer, ...]
+    """In the order of their cost, those that the budget asked for; then those that cannot be converted at all."""
+    total_macs: int
+    """Of the whole network at the profile's `opt` shapes."""
+
+    @property
+    def kept_share(self) -> float:
+        """The share of all multiply-adds in the layers kept."""
+        return sum(each.macs for each in self.kept) / max(self.total_macs, 1)

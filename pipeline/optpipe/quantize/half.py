@@ -1,0 +1,211 @@
+"""FP16 and BF16 graphs by ModelOpt's AutoCast, and FP16 within a budget: the layers that break it stay in FP32."""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import chdir, contextmanager
+from pathlib import Path
+from typing import Any
+
+from optpipe.backends.onnx_graph import infer_graph_types, name_nodes
+from optpipe.core.card import card_from_file
+from optpipe.core.entries import GraphInfo, ModelInfo, ReferenceInfo
+from optpipe.core.events import Listener
+from optpipe.core.mixed_precision import Budget
+from optpipe.core.precision import Precision
+from optpipe.core.quiet import redirect_output
+from optpipe.errors import GateError, OptpipeError, StageError, escape, first_line
+from optpipe.export.reference import reference_from_file
+from optpipe.inputs.rows import split_batches
+from optpipe.inputs.sample_set import SampleSet
+from optpipe.inputs.tensor_set import tensor_set_from_rows
+from optpipe.quantize.calibrate import load_calibration_data
+from optpipe.quantize.rounding import find_half_nodes, round_nodes
+from optpipe.quantize.selection import describe_mixed, select_kept_layers
+from optpipe.quantize.sensitivity import LoweredLayers, Lowering, rank_layers
+from optpipe.workspace.environment import get_package_version
+from optpipe.workspace.file_names import CARD, MODELOPT_LOG, ONNX, REFERENCE
+from optpipe.workspace.store import Entry, Store
+
+REVISION = 1
+FP16_HEADROOM = 65504 / 8
+"""Layers whose values come within three bits of FP16's largest number on the reference inputs stay in FP32."""
+BF16_OPSET = 22
+"""The first opset whose Conv takes BF16."""
+SOURCE = "source.onnx"
+FP16_RANKING_IMAGES = 16
+"""A graph has several times more nodes than layers that INT8 could take."""
+
+
+def convert_to_half(
+    precision: Precision,
+    model: Entry[ModelInfo],
+    reference: Entry[ReferenceInfo],
+    store: Store,
+    listener: Listener,
+) -> tuple[Entry[GraphInfo], bool]:
+    """The store entry `graph` in FP16 or BF16, but for what leaves FP16's range on the reference inputs."""
+    recipe = _describe_recipe(precision, model, reference)
+
+    def make(directory: Path) -> GraphInfo:
+        _convert(precision, model, reference, directory, ())
+        return GraphInfo(precision, tool="modelopt.onnx.autocast")
+
+    return store.produce(GraphInfo, recipe, make, parents=(model.id, reference.id), listener=listener)
+
+
+def convert_within_budget(
+    budget: Budget,
+    model: Entry[ModelInfo],
+    reference: Entry[ReferenceInfo],
+    data: Path | None,
+    store: Store,
+    listener: Listener,
+) -> tuple[Entry[GraphInfo], bool]:
+    """The store entry `graph` in FP16 but for the fewest layers that keep its cost within `budget`.
+
+    The cost is measured on `data`, the card's calibration set, or the reference inputs. Raises GateError where the converted graph exceeds
+    the budget although the search found layers that keep it.
+    """
+    base, _ = convert_to_half(Precision.FP16, model, reference, store, listener)
+    samples = _choose_samples(model, reference, data, budget, listener)
+    lowering = lower_to_half(model, base)
+    selection, _ = select_kept_layers(
+        model,
+        lowering,
+        lambda: rank_layers(model, lowering, samples, store, listener)[0].info.layers,
+        samples,
+        budget,
+        store,
+        listener,
+    )
+    recipe = {**_describe_recipe(Precision.FP16, model, reference), "selection": selection.id}
+
+    def make(directory: Path) -> GraphInfo:
+        import onnx
+
+        kept = selection.info.keep
+        reasons = _convert(Precision.FP16, model, reference, directory, kept)
+        half = find_half_nodes(onnx.load(directory / ONNX), card_from_file(model.file(CARD)).inputs)
+        if wrong := sorted(half & frozenset(kept)):
+            raise GateError(f"ModelOpt converts {escape(wrong[0])} to fp16 although the budget keeps it in fp32")
+        ranking = rank_layers(model, lowering, samples, store, listener)[0].info.layers if kept else ()
+        mixed = describe_mixed(model, selection.info, ranking, half, reasons)
+        return GraphInfo(Precision.FP16, tool="modelopt.onnx.autocast", mixed=mixed)
+
+    parents = (model.id, reference.id, base.id, selection.id)
+    return store.produce(GraphInfo, recipe, make, parents=parents, listener=listener)
+
+
+def lower_to_half(model: Entry[ModelInfo], base: Entry[GraphInfo]) -> Lowering:
+    """FP16 by rounding, in the nodes that are FP16 in the converted graph `base`."""
+
+    def load() -> LoweredLayers:
+        import onnx
+
+        inputs = card_from_file(model.file(CARD)).inputs
+        graph = name_nodes(onnx.load(model.file(ONNX)))
+        half, known = find_half_nodes(onnx.load(base.file(ONNX)), inputs), infer_graph_types(graph, inputs)
+        layers = tuple(node.name for node in graph.graph.node if node.name in half)
+        return LoweredLayers(layers, lambda names: round_nodes(graph, names, known))
+
+    return Lowering(Precision.FP16, {"graph": base.id}, load, FP16_RANKING_IMAGES)
+
+
+def _choose_samples(
+    model: Entry[ModelInfo], reference: Entry[ReferenceInfo], data: Path | None, budget: Budget, listener: Listener
+) -> SampleSet:
+    card = card_from_file(model.file(CARD))
+    if data is not None or "calibration" in card.data:
+        return load_calibration_data(model, data, None, 0, listener).samples
+    found = reference_from_file(reference.file(REFERENCE))
+    labels = (
+        None if found.labels is None else [card.labels[each] if card.labels else str(each) for each in found.labels]
+    )
+    samples = tensor_set_from_rows("reference", found.inputs, labels)
+    if budget.unit == "points" and 100 / len(samples.files) > budget.limit:
+        listener.warn(
+            f"the budget of {budget} is checked on {len(samples.files)} samples, where one prediction is {100 / len(samples.files):.2g}"
+            " points; --calibration gives more"
+        )
+    return samples
+
+
+def _describe_recipe(precision: Precision, model: Entry[ModelInfo], reference: Entry[ReferenceInfo]) -> dict[str, Any]:
+    tools = {name: get_package_version(name) for name in ("nvidia-modelopt", "onnx", "onnxruntime-gpu")}
+    return {
+        "revision": REVISION,
+        "model": model.id,
+        "precision": str(precision),
+        "tools": tools,
+        "ranges": reference.id,
+    }
+
+
+def _convert(
+    precision: Precision,
+    model: Entry[ModelInfo],
+    reference: Entry[ReferenceInfo],
+    directory: Path,
+    kept: Sequence[str],
+) -> dict[str, str]:
+    """Writes the converted graph into `directory`. Returns why ModelOpt left nodes in FP32, by node."""
+    import onnx
+    from modelopt.onnx.autocast import convert_to_mixed_precision
+    from polygraphy.json import save_json
+
+    directory = directory.resolve()
+    samples, card = directory / "samples.json", card_from_file(model.file(CARD))
+    rows = reference_from_file(reference.file(REFERENCE)).inputs
+    save_json([batch for batch, _ in split_batches(card, rows)], str(samples))
+    _write_source(precision, model, directory / SOURCE)
+    with redirect_output(directory / MODELOPT_LOG), _convert_in(card.name, precision, directory):
+        graph = convert_to_mixed_precision(
+            str(directory / SOURCE),
+            low_precision_type=str(precision),
+            nodes_to_exclude=[f"{re.escape(name)}$" for name in kept],
+            keep_io_types=True,
+            data_max=FP16_HEADROOM,
+            calibration_data=str(samples),
+        )
+    samples.unlink()
+    (directory / SOURCE).unlink()
+    onnx.save(graph, directory / ONNX)
+    return _read_reasons((directory / MODELOPT_LOG).read_text(encoding="utf-8", errors="replace"), kept)
+
+
+def _read_reasons(log: str, kept: Sequence[str]) -> dict[str, str]:
+    """From ModelOpt's log: the nodes that its own rules left in FP32."""
+    found = {}
+    for name, why in re.findall(r"Skipping node (.+?): (.*)", log):
+        if name not in kept:
+            range_of = "weights" if "initializer" in why else "values" if "reference IO" in why else None
+            found[name] = f"its {range_of} come near the end of FP16's range" if range_of else "by a rule of ModelOpt"
+    return found
+
+
+def _write_source(precision: Precision, model: Entry[ModelInfo], target: Path) -> None:
+    """What ModelOpt starts from: a name for every node, and for BF16 an opset that has it."""
+    import onnx
+
+    graph = name_nodes(onnx.load(model.file(ONNX)))
+    own = next(each.version for each in graph.opset_import if each.domain in ("", "ai.onnx"))
+    if precision is Precision.BF16 and own < BF16_OPSET:
+        graph = onnx.version_converter.convert_version(graph, BF16_OPSET)
+    onnx.save(graph, target)
+
+
+@contextmanager
+def _convert_in(name: str, precision: Precision, directory: Path) -> Iterator[None]:
+    """In `directory`, where ModelOpt leaves files of its own. What it raises becomes a StageError with its last words."""
+    try:
+        with chdir(directory):
+            yield
+    except OptpipeError:
+        raise
+    except Exception as error:
+        said = re.findall(r"ERROR[\s:-]+(.+)", (directory / MODELOPT_LOG).read_text(encoding="utf-8", errors="replace"))
+        reason = escape(said[-1]) if said else f"{type(error).__name__}: {first_line(error)}"
+        raise StageError(f"ModelOpt cannot convert {name} to {precision}: {reason[:240]}") from error
+    finally:
+        for left in (*directory.glob("*.data"), *directory.glob("sym_shape_infer*")):
+            left.unlink()

@@ -1,0 +1,181 @@
+"""FP16 within a budget on `digits`, a trained network, with a step planted in it that FP16 cannot represent, and weights beyond
+its range: FP32 computes the same as before."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from optpipe.core.entries import ArtifactInfo, ModelInfo
+from optpipe.core.precision import Precision
+from optpipe.workspace.file_names import ONNX
+from optpipe.workspace.shipped import find_shipped_folder
+from optpipe.workspace.store import Store
+from tests.integration.conftest import optpipe
+
+OFFSET = np.float32(6000)
+"""Within FP16's range, where its numbers are 4 apart."""
+GAIN = np.float32(1e6)
+
+
+def plant(graph):
+    """Adds OFFSET behind the third convolution and takes it away again; scales the fifth up by GAIN and its result down."""
+    nodes, weights = list(graph.node), {each.name: each for each in graph.initializer}
+    third, fifth = [node for node in nodes if node.op_type == "Conv"][2:5:2]
+    for name in fifth.input[1:3]:
+        weights[name].CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weights[name]) * GAIN, name))
+    graph.initializer.extend([numpy_helper.from_array(OFFSET, "offset"), numpy_helper.from_array(GAIN, "gain")])
+    for node, added in (
+        (third, [("Add", "lift", "offset"), ("Sub", "lower", "offset")]),
+        (fifth, [("Div", "scale", "gain")]),
+    ):
+        tensor = node.output[0]
+        for reader in nodes:
+            for position, name in enumerate(reader.input):
+                if name == tensor:
+                    reader.input[position] = f"{added[-1][1]}_out"
+        place = nodes.index(node) + 1
+        for op, name, constant in reversed(added):
+            read = tensor if name == added[0][1] else f"{added[0][1]}_out"
+            nodes.insert(place, helper.make_node(op, [read, constant], [f"{name}_out"], name=name))
+    del graph.node[:]
+    graph.node.extend(nodes)
+    return fifth.name
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory, exported) -> tuple[Path, str]:
+    """A folder with the card `hard.toml`, and the layer whose weights leave FP16's range."""
+    folder = tmp_path_factory.mktemp("planted")
+    entry = Store(exported(folder / "source")).list_entries(ModelInfo)[0]
+    model = onnx.load(entry.file(ONNX))
+    wide = plant(model.graph)
+    onnx.checker.check_model(model, full_check=True)
+    onnx.save(model, folder / "hard.onnx")
+    text = (find_shipped_folder("models") / "digits.toml").read_text()
+    lines = [line for line in text.splitlines() if not line.startswith(("weights", "source", 'name = "digits"'))]
+    data = str(find_shipped_folder("calibration").resolve())
+    (folder / "hard.toml").write_text(
+        'name = "hard"\nsource = "hard.onnx"\n' + "\n".join(lines).replace("../calibration", data)
+    )
+    return folder, wide
+
+
+def build(folder: Path, *more: str):
+    return optpipe("build", "hard.toml", "--backend", "tensorrt-rtx", *more, "--json", cwd=folder)
+
+
+@pytest.mark.parametrize("budget", ["0.5points", "40dB"])
+def test_the_layers_that_fp16_breaks_stay_in_fp32(planted, budget) -> None:
+    folder, wide = planted
+    ran = build(folder, "--precision", "fp16", "--budget", budget)
+    assert ran.status == 0, ran.stderr
+    (artifact,) = ran.document["artifacts"]
+    mixed = artifact["mixed"]
+    kept = {each["layer"]: each for each in mixed["kept"]}
+    assert set(kept) == {"lift", "lower", wide, "scale"}
+    assert "FP16's range" in kept[wide]["reason"]
+    assert kept[wide]["macs"] > 0
+    assert mixed["cost"]["drop"] <= 0.005
+    assert mixed["cost"]["snr_db"] >= 40
+    fp16 = artifact["precision_proof"]["share"]["macs"]["fp16"]  # read from the engine's own network
+    assert fp16 == pytest.approx(1 - kept[wide]["macs"] / mixed["total_macs"])
+    shown = optpipe("show", artifact["id"], cwd=folder)
+    assert "kept  lift (Add), 0 MACs: alone lowers the SNR to" in shown.stdout
+    assert f"kept  {wide} (Conv)" in shown.stdout
+    info = Store(folder / ".optpipe").find(artifact["id"], ArtifactInfo).info
+    assert info.precision is Precision.FP16
+    assert info.precision_proof.proven
+
+
+def test_without_a_budget_fp16_breaks_it(planted) -> None:
+    from optpipe.core.entries import GraphInfo
+    from optpipe.core.events import SilentListener
+    from optpipe.quantize.calibrate import load_calibration_data
+    from optpipe.quantize.fp32_reference import run_fp32_reference
+    from optpipe.quantize.half import lower_to_half
+    from optpipe.workspace.store import Entry
+
+    folder, _ = planted
+    assert build(folder, "--precision", "fp16").status == 0
+    store = Store(folder / ".optpipe")
+    (model,) = store.list_entries(ModelInfo)
+    graph: Entry[GraphInfo] = next(each for each in store.list_entries(GraphInfo) if each.info.mixed is None)
+    samples = load_calibration_data(model, None, None, 0, SilentListener()).samples
+    lowered = lower_to_half(model, graph).load()
+    cost = run_fp32_reference(model, samples).measure_cost(lowered.lower(lowered.layers))
+    assert cost.drop > 0.1
+
+
+def test_int8_within_a_budget_is_one_command(planted) -> None:
+    folder, _ = planted
+    ran = build(folder, "--precision", "int8", "--budget", "0.5points")
+    assert ran.status in (0, 1), ran.stderr
+    mixed = ran.document["artifacts"][0]["mixed"]
+    assert mixed["budget"] == {"limit": 0.5, "unit": "points"}
+    assert mixed["cost"]["drop"] is None or mixed["cost"]["drop"] <= 0.005
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--precision", "fp16", "--budget", "0.5"), "expected the largest accuracy drop, such as 0.5points"),
+        (("--precision", "fp32", "--budget", "0.5points"), "--budget applies to fp16 and int8"),
+    ],
+)
+def test_bad_budgets_are_refused_at_once(planted, options, says) -> None:
+    folder, _ = planted
+    ran = build(folder, *options)
+    assert ran.status == 2
+    assert says in ran.stderr
+    assert len(ran.stderr.splitlines()) == 1
+
+
+def test_points_of_a_model_without_a_task_are_refused_before_the_export(tmp_path, product) -> None:
+    ran = optpipe("build", product, "--precision", "fp16", "--budget", "0.5points", cwd=tmp_path)
+    assert ran.status == 2
+    assert "cannot be evaluated (task: other)" in ran.stderr
+    assert "--budget 30dB" in ran.stderr
+    assert not list(tmp_path.glob(".optpipe/store/*"))
+
+
+def test_a_floor_of_the_snr_needs_no_task(tmp_path, product) -> None:
+    np.savez(tmp_path / "tensors.npz", x=np.random.default_rng(0).standard_normal((16, 8, 32)).astype(np.float32))
+    ran = optpipe(
+        "build", product, "--precision", "fp16", "--budget", "60dB", "--backend", "tensorrt-rtx",
+        "--calibration", "tensors.npz", "--json", cwd=tmp_path,
+    )  # fmt: skip
+    assert ran.status in (0, 1), ran.stderr
+    mixed = ran.document["artifacts"][0]["mixed"]
+    assert mixed["metric"] == "snr"
+    assert {each["op"] for each in mixed["kept"]} >= {"ReduceMean"}
+    assert mixed["cost"]["snr_db"] >= 60
+
+
+@pytest.fixture
+def product(tmp_path: Path) -> Path:
+    """A projection, then a normalization whose sum of squares overflows FP16."""
+    rng = np.random.default_rng(1)
+    weights = {
+        "w": rng.standard_normal((32, 32)).astype(np.float32) * 30,
+        "two": np.float32(2),
+        "tiny": np.float32(1e-5),
+    }
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["p"], name="project"),
+        helper.make_node("Pow", ["p", "two"], ["squares"], name="square"),
+        helper.make_node("ReduceMean", ["squares"], ["mean"], name="mean", axes=[-1]),
+        helper.make_node("Add", ["mean", "tiny"], ["safe"], name="safe"),
+        helper.make_node("Sqrt", ["safe"], ["root"], name="root"),
+        helper.make_node("Div", ["p", "root"], ["y"], name="divide"),
+    ]
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes, "norm", [value("x", 1, ["n", 8, 32])], [value("y", 1, ["n", 8, 32])],
+        [numpy_helper.from_array(each, name) for name, each in weights.items()],
+    )  # fmt: skip
+    path = tmp_path / "norm.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    return path

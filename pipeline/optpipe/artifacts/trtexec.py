@@ -34,8 +34,8 @@ def command_from_artifact(prefix: str, store: Store) -> ToolCommand:
     backend = found.manifest.info.get("backend") if found.manifest.kind == ArtifactInfo.KIND else None
     if backend not in TOOLS:
         raise BadInputError(
-            f"{found.path.name} is not of {' or '.join(TOOLS)}{f' but of {backend}' if backend else ''}: "
-            "--as trtexec has no equivalent command"
+            f"--as trtexec needs an artifact of {' or '.join(TOOLS)}; "
+            f"{found.path.name} is {f'from {backend}' if backend else 'not an artifact'}"
         )
     entry = store.find(found.id, ArtifactInfo)
     info = entry.info

@@ -28,6 +28,10 @@ def evaluate(
     accuracy_budget: Annotated[
         str | None, typer.Option(metavar="PERCENT", help="Maximum accuracy drop in percentage points, such as 1.0%.")
     ] = None,
+    task: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.py", help="Your own task: a Python file that defines TASK (models/README.md)."),
+    ] = None,
     weights: Annotated[
         str, typer.Option(help="default, random, or a .safetensors/.pt file, as for build.")
     ] = "default",
@@ -41,11 +45,13 @@ def evaluate(
     from optpipe.commands.parsing import model_from_options, percent_from_text
     from optpipe.commands.terminal import Terminal
     from optpipe.evaluate.evaluation_run import run_evaluation
+    from optpipe.evaluate.tasks.user_file import UserTask
     from optpipe.reporters.terminal_evaluate import render_evaluation
     from optpipe.workspace.store import Store
 
     wanted = model_from_options(model, weights, seed, batch, shape or [])
     budget = percent_from_text(accuracy_budget, "--accuracy-budget") if accuracy_budget else None
+    own = UserTask(task) if task else None
     with Terminal() as terminal:
-        found = run_evaluation(wanted, data, count, seed, budget, Store(workspace), terminal)
+        found = run_evaluation(wanted, data, count, seed, budget, Store(workspace), terminal, own)
     return Outcome(replace(found, warnings=tuple(terminal.warnings)), lambda: render_evaluation(found), found.status)

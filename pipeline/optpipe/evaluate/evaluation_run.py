@@ -16,6 +16,7 @@ from optpipe.evaluate.evaluate import (
 )
 from optpipe.evaluate.result import Dataset, Evaluation
 from optpipe.evaluate.tasks.registry import find_task
+from optpipe.evaluate.tasks.user_file import UserTask
 from optpipe.export.exported import compute_model_id, export_model, prepare_model
 from optpipe.export.model import Model
 from optpipe.inputs.task_data import load_sample_set
@@ -33,15 +34,16 @@ def run_evaluation(
     budget: float | None,
     store: Store,
     listener: Listener,
+    user_task: UserTask | None = None,
 ) -> Evaluation:
-    """Evaluates what is stored of `model` and writes the run.
+    """Evaluates what is stored of `model` and writes the run; by `user_task` instead of the card's task, where it is given.
 
     Raises BadInputError where there are no images, or nothing was built yet.
     """
     store.require_writable()
     model, stored = prepare_model(model, store, listener)
     card = card_from_file(stored.file(CARD)) if stored else model.load().card
-    task = find_task(card)
+    task = user_task or find_task(card)
     if data is None and "validation" not in card.data:
         what = "texts with --data FILE" if card.tokenization else "images with --data DIR"
         raise BadInputError(f"the model card of {card.name} has no validation set; pass labeled {what}")
@@ -87,7 +89,7 @@ def run_evaluation(
             accuracy_budget=budget,
             results=tuple(score_artifacts(rows, truths, task, labels, classes, budget, trained=trained)),
             run_dir=str(run.path),
-            task=card.task,
+            task=user_task.name if user_task else card.task,
             scoring=task.describe_scoring(card),
         )
         write_bytes(run.path / EVALUATION, json_from_record(replace(found, run_dir=run.run_id)))

@@ -14,6 +14,7 @@ from optpipe.errors import BadInputError, escape, first_line
 from optpipe.evaluate.result import Accuracy, Agreement, Evaluation, TaskScores
 from optpipe.evaluate.tasks.contract import TaskContract, Values
 from optpipe.evaluate.tasks.registry import TASKS
+from optpipe.evaluate.tasks.user_file import PREFIX, StoredScores
 from optpipe.workspace.file_names import EVALUATION, PREDICTIONS
 from optpipe.workspace.runs import Run, newest_runs
 
@@ -101,6 +102,8 @@ def recompute_accuracy(run: Run, artifact: str | None, confidence: float) -> dic
 
 
 def _find_task(evaluated: Evaluation) -> TaskContract:
+    if evaluated.task.startswith(PREFIX):
+        return StoredScores()
     if evaluated.task not in TASKS:
         raise BadInputError(f"{EVALUATION}: unknown task {escape(evaluated.task)!r}; known: {', '.join(TASKS)}")
     return TASKS[Task(evaluated.task)]

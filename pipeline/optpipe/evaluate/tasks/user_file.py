@@ -1,0 +1,146 @@
+"""A user's task: a Python file that says `TASK = ...`, an object with
+
+    name = "word-accuracy"                           # what its score is called
+    def read_truths(self, paths): ...                # a truth for each sample's path (texts: line number), or None
+    def decode(self, outputs, path): ...             # one sample's outputs by name to a prediction, of what JSON holds
+    def score(self, prediction, truth): ...          # from 0 to 1, larger is better
+
+Its score on a set is the mean over samples. What is stored is each sample's prediction and score, so that `verify` needs
+none of the user's code: it computes means, drops and intervals from the stored scores.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from optpipe.core.card import ModelCard
+from optpipe.core.hashing import hash_file
+from optpipe.errors import BadInputError
+from optpipe.evaluate.tasks.contract import BootstrapTask, Values
+from optpipe.inputs.image_set import ImageSet
+from optpipe.inputs.rows import Arrays
+from optpipe.inputs.sample_set import SampleSet, SetFile
+from optpipe.sources.user_code import UserCode, describe_user_error
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+PREFIX = "user:"
+_METHODS = ("read_truths", "decode", "score")
+
+
+class StoredScores(BootstrapTask):
+    """A user's task as it is stored: a prediction is its JSON text and its score (null without truths)."""
+
+    score: ClassVar[str] = "score"
+    scores: ClassVar[tuple[str, ...]] = ("score",)
+    names_classes: ClassVar[bool] = False
+
+    def require_model(self, card: ModelCard) -> None:
+        """The user's decode says."""
+
+    def count_classes(self, card: ModelCard) -> int | None:  # noqa: ARG002
+        """There are none."""
+        return None
+
+    def read_truths(self, samples: SampleSet, card: ModelCard, classes: int | None) -> Values | None:
+        """Needs the user's file."""
+        raise NotImplementedError
+
+    def decode(self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard) -> Values:
+        """Needs the user's file."""
+        raise NotImplementedError
+
+    def take_as_truths(self, predictions: Values) -> Values:
+        """Scores are stored with the predictions."""
+        return [each["prediction"] for each in predictions]
+
+    def gather(self, truths: Values, predictions: Values) -> "NDArray[np.float64]":  # noqa: ARG002
+        """The score of every sample."""
+        return np.array([each["score"] for each in predictions], np.float64)
+
+    def compute_scores(self, gathered: Any, weights: "NDArray[np.float64]") -> "NDArray[np.float64]":
+        """The mean."""
+        return np.asarray((weights @ gathered / weights.sum(axis=1))[:, None])
+
+    def compute_class_scores(self, gathered: Any) -> "NDArray[np.float64]":  # noqa: ARG002
+        """None."""
+        return np.zeros(0)
+
+    def compute_sample_parity(self, source: Values, found: Values) -> "NDArray[np.float64]":
+        """1 where both predict the same."""
+        return np.array(
+            [float(one["prediction"] == other["prediction"]) for one, other in zip(source, found, strict=True)]
+        )
+
+
+class UserTask(StoredScores):
+    """The `TASK` of a Python file."""
+
+    def __init__(self, path: Path) -> None:
+        if not path.is_file():
+            raise BadInputError(f"--task {path}: no such file")
+        self.path, self._truths = path, dict[str, Any]()
+        self._code = UserCode(path)
+        with self._code.running():
+            self._task = getattr(self._code.import_definitions(), "TASK", None)
+        absent = [name for name in _METHODS if not callable(getattr(self._task, name, None))]
+        if absent or not isinstance(getattr(self._task, "name", None), str):
+            what = f"has no {absent[0]}()" if absent else "has no name"
+            said = "defines no TASK" if self._task is None else f"its TASK {what}"
+            raise BadInputError(f"{path}: {said}; a task has a name, {', '.join(f'{name}()' for name in _METHODS)}")
+
+    @property
+    def name(self) -> str:
+        """As in the record of an evaluation."""
+        return f"{PREFIX}{self._task.name}"
+
+    def describe_scoring(self, card: ModelCard) -> str:  # noqa: ARG002
+        """The file, by its hash."""
+        return f"{self._task.name} of {self.path.name} (sha256 {hash_file(self.path)[:12]}), mean over samples"
+
+    def read_truths(self, samples: SampleSet, card: ModelCard, classes: int | None) -> Values | None:  # noqa: ARG002
+        """What the user's read_truths says of every sample."""
+        paths = samples.paths if isinstance(samples, ImageSet) else [each.path for each in samples.files]
+        found = self._call("read_truths", lambda: self._task.read_truths(list(paths)))
+        if found is None:
+            return None
+        truths = list(found)
+        if len(truths) != len(paths):
+            raise BadInputError(f"{self.path}: read_truths gives {len(truths)} truths for {len(paths)} samples")
+        self._truths = dict(zip((each.path for each in samples.files), truths, strict=True))
+        return [self._to_json(each) for each in truths]
+
+    def decode(self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard) -> Values:  # noqa: ARG002
+        """The user's predictions with their scores."""
+        found = []
+        for place, file in enumerate(files):
+            own = {name: value[place] for name, value in outputs.items()}
+            where = samples.root / file.path if isinstance(samples, ImageSet) else file.path
+            prediction = self._call("decode", lambda own=own, where=where: self._task.decode(own, where))
+            found.append({"prediction": self._to_json(prediction), "score": self._score(prediction, file.path)})
+        return found
+
+    def _score(self, prediction: Any, path: str) -> float | None:
+        if path not in self._truths:
+            return None
+        value = self._call("score", lambda: float(self._task.score(prediction, self._truths[path])))
+        if not 0 <= value <= 1:
+            raise BadInputError(f"{self.path}: score gives {value:g} for {path}; it must be from 0 to 1")
+        return float(value)
+
+    def _call(self, name: str, function: Callable[[], Any]) -> Any:
+        with self._code.running():
+            try:
+                return function()
+            except (Exception, SystemExit) as error:
+                raise BadInputError(f"{self.path}: {name} raised {describe_user_error(error)}") from error
+
+    def _to_json(self, value: Any) -> str:
+        try:
+            return json.dumps(value)
+        except (TypeError, ValueError) as error:
+            raise BadInputError(f"{self.path}: JSON cannot hold a {type(value).__name__} ({error})") from error

@@ -8,7 +8,8 @@ from PIL import Image
 
 from optpipe.core.transform import Transform
 from optpipe.errors import BadInputError
-from optpipe.inputs.image_set import IMAGES, MASKS, ImageSet
+from optpipe.inputs.image_set import ImageSet
+from optpipe.inputs.images import IMAGES, MASKS
 
 IGNORED = 255
 """The level of pixels that are not judged."""

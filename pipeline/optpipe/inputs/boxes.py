@@ -11,7 +11,8 @@ from optpipe.core.hashing import hash_file
 from optpipe.core.transform import Transform
 from optpipe.errors import BadInputError
 from optpipe.inputs.annotations import read_image_size
-from optpipe.inputs.image_set import COCO, IMAGES, LABELS, ImageSet
+from optpipe.inputs.image_set import ImageSet
+from optpipe.inputs.images import COCO, IMAGES, LABELS
 from optpipe.inputs.sample_set import SetFile, draw_subset
 
 OUTSIDE = 1.0

@@ -16,6 +16,7 @@ from optpipe.inputs.images import (
     find_images,
     find_read_error,
     format_unreadable,
+    is_annotated,
     walk_files,
 )
 from optpipe.inputs.sample_set import (
@@ -27,9 +28,6 @@ from optpipe.inputs.sample_set import (
 )
 
 CHECKED_AT_ONCE = 64
-IMAGES, MASKS, LABELS, COCO = "images", "masks", "labels", "annotations.json"
-ANNOTATIONS = (MASKS, LABELS, COCO)
-"""What makes of a folder with `images/` an annotated set."""
 DOCUMENTATION_PREFIXES = (".", "README", "LICENSE", "LICENCE", "NOTICE")
 
 
@@ -73,7 +71,7 @@ def image_set_from_path(
             return check_image_set(found), ()
         return check_image_set(draw_subset(found, count, seed)), ()
     annotated = is_annotated(source)
-    paths = find_images(source / IMAGES if annotated else source).paths
+    paths = find_images(source).paths
     labels = [None] * len(paths) if annotated else _labels_from_folders(source, paths)
     wanted = len(paths) if count is None else min(count, len(paths))
     order = stratify_indices(labels, wanted, seed)
@@ -83,11 +81,6 @@ def image_set_from_path(
     files = tuple(SetFile(path.relative_to(source).as_posix(), hash_file(path), by_path[path]) for path in sorted(kept))
     names = tuple(sorted({label for label in labels if label is not None}))
     return ImageSet(source.resolve().name, source, seed, files, names), (*bad, *others)
-
-
-def is_annotated(folder: Path) -> bool:
-    """Whether `images/` in a folder has masks, YOLO labels or COCO annotations beside it."""
-    return (folder / IMAGES).is_dir() and any((folder / name).exists() for name in ANNOTATIONS)
 
 
 def _find_other_files(source: Path, pictures: int) -> tuple[UnreadableFile, ...]:

@@ -21,6 +21,9 @@ from optpipe.inputs.reference import apply_transform
 Item = TypeVar("Item")
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # from twice that size on it is an error
 SUFFIXES = frozenset({".jpg", ".jpeg", ".jpe", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2"})
+IMAGES, MASKS, LABELS, COCO = "images", "masks", "labels", "annotations.json"
+ANNOTATIONS = (MASKS, LABELS, COCO)
+"""What makes of a folder with `images/` an annotated set."""
 _REASONS = (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError, EOFError)
 """What Pillow raises for a file that is damaged, empty, too large, or not a picture."""
 
@@ -47,6 +50,7 @@ class ImageFolder:
 def find_images(folder: Path, limit: int | None = None) -> ImageFolder:
     """Lists the image files under `folder` by name, at most `limit` spread evenly over all; nothing is opened.
 
+    Of an annotated folder those in `images/`: masks are no images.
     Raises BadInputError when there is no such folder, or no image in it.
     """
     if not folder.is_dir():
@@ -56,7 +60,11 @@ def find_images(folder: Path, limit: int | None = None) -> ImageFolder:
     if limit is not None and limit < 1:
         raise BadInputError(f"the image limit must be at least 1, got {limit}")
     paths = sorted(
-        (path for path in walk_files(folder) if path.suffix.lower() in SUFFIXES and path.is_file()),
+        (
+            path
+            for path in walk_files(folder / IMAGES if is_annotated(folder) else folder)
+            if path.suffix.lower() in SUFFIXES and path.is_file()
+        ),
         key=_make_natural_key,
     )
     if not paths:
@@ -64,6 +72,11 @@ def find_images(folder: Path, limit: int | None = None) -> ImageFolder:
         raise BadInputError(f"{folder}: no images in this folder or below it (looked for {kinds})")
     kept = pick_evenly(paths, limit or len(paths))
     return ImageFolder(folder, kept, left_out=len(paths) - len(kept))
+
+
+def is_annotated(folder: Path) -> bool:
+    """Whether `images/` in a folder has masks, YOLO labels or COCO annotations beside it."""
+    return (folder / IMAGES).is_dir() and any((folder / name).exists() for name in ANNOTATIONS)
 
 
 def walk_files(folder: Path) -> Iterator[Path]:

@@ -1,12 +1,13 @@
 """torchvision by name: `resnet50`, `torchvision:fcn_resnet50`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
 from urllib.parse import urlparse
 
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.tensors import InputSpec
+from optpipe.core.transform import CenterCrop, Resize, Transform
 from optpipe.core.weights import WeightsRecord, WeightsRequest
 from optpipe.errors import BadInputError
 from optpipe.sources.base import DEFAULT_BATCH_PROFILE, LoadedModel, NoWeightsError
@@ -66,6 +67,8 @@ class TorchvisionSource:
         labels = tuple(published.meta.get("categories", ()))
         height, width = transform.size or _choose_size(module, task)
         detection = task is Task.DETECTION
+        if transform.size is None:
+            transform = _letterbox(transform, height, width)
         low, usual, high = (1, 1, 1) if detection else DEFAULT_BATCH_PROFILE
         image = InputSpec("images", "float32", *((n, 3, height, width) for n in (low, usual, high)))
         card = ModelCard(self.builder, self.name, task, (image,), transform=transform, labels=labels)
@@ -111,6 +114,18 @@ class TorchvisionSource:
         if "weights_backbone" in builder.__annotations__:
             options["weights_backbone"] = None
         return make_with_weights(lambda: builder(**options), request)
+
+
+def _letterbox(transform: Transform, height: int, width: int) -> Transform:
+    """A preset that leaves images their shape, for an engine that has one: scaled into it whole and padded.
+
+    Boxes and masks are judged at the source's geometry, so nothing of an image may be cut.
+    """
+    own = next((step for step in transform.geometry if isinstance(step, Resize)), Resize((1,)))
+    box = (replace(own, size=(min(height, width),), fit="long", max_size=None), CenterCrop(height, width))
+    return Transform(
+        (transform.decode, *box, *(step for step in transform.steps[1:] if step not in transform.geometry))
+    )
 
 
 def _choose_size(module: Any, task: Task) -> tuple[int, int]:

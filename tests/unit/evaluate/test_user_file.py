@@ -48,7 +48,9 @@ def test_the_mean_of_the_users_scores_is_the_score_and_needs_no_code_again(tmp_p
     scored = StoredScores().score_predictions(truths, source, found, (), 0)
     assert scored.scores[0].value == pytest.approx(0.8)
     assert scored.scores[0].drop == pytest.approx(0.2)
-    assert StoredScores().compute_parity(source, source).share == 1  # type: ignore[union-attr]
+    parity = StoredScores().compute_parity(source, source)
+    assert parity is not None
+    assert parity.share == 1
     assert task.name == "user:brightness"
 
 
@@ -58,7 +60,7 @@ def test_the_mean_of_the_users_scores_is_the_score_and_needs_no_code_again(tmp_p
         (("TASK = Brightness()", ""), "defines no TASK"),
         (("def score", "def rate"), r"its TASK has no score\(\)"),
         (('name = "brightness"', "name = 3"), "its TASK has no name"),
-        (("1 - abs(prediction - truth)", "3.0"), "score gives 3 for 0.png; it must be from 0 to 1"),
+        (("1 - abs(prediction - truth)", "3.0"), "score gives 3.0 for 0.png; it must be a number from 0 to 1"),
         (("round(float(", "undefined(float("), "decode raised NameError"),
         (("return [float", "return [1] + [float"), "read_truths gives 9 truths for 8 samples"),
         (('outputs["mean"].mean()), 3)', 'outputs["mean"].mean()), 3) * 1j'), "JSON cannot hold a complex"),

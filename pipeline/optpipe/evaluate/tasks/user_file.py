@@ -10,7 +10,7 @@ none of the user's code: it computes means, drops and intervals from the stored 
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -86,7 +86,7 @@ class UserTask(StoredScores):
         self.path, self._truths = path, dict[str, Any]()
         self._code = UserCode(path)
         with self._code.running():
-            self._task = getattr(self._code.import_definitions(), "TASK", None)
+            self._task: Any = getattr(self._code.import_definitions(), "TASK", None)
         absent = [name for name in _METHODS if not callable(getattr(self._task, name, None))]
         if absent or not isinstance(getattr(self._task, "name", None), str):
             what = f"has no {absent[0]}()" if absent else "has no name"
@@ -105,7 +105,7 @@ class UserTask(StoredScores):
     def read_truths(self, samples: SampleSet, card: ModelCard, classes: int | None) -> Values | None:  # noqa: ARG002
         """What the user's read_truths says of every sample."""
         paths = samples.paths if isinstance(samples, ImageSet) else [each.path for each in samples.files]
-        found = self._call("read_truths", lambda: self._task.read_truths(list(paths)))
+        found = self._call("read_truths", list(paths))
         if found is None:
             return None
         truths = list(found)
@@ -120,22 +120,22 @@ class UserTask(StoredScores):
         for place, file in enumerate(files):
             own = {name: value[place] for name, value in outputs.items()}
             where = samples.root / file.path if isinstance(samples, ImageSet) else file.path
-            prediction = self._call("decode", lambda own=own, where=where: self._task.decode(own, where))
+            prediction = self._call("decode", own, where)
             found.append({"prediction": self._to_json(prediction), "score": self._score(prediction, file.path)})
         return found
 
     def _score(self, prediction: Any, path: str) -> float | None:
         if path not in self._truths:
             return None
-        value = self._call("score", lambda: float(self._task.score(prediction, self._truths[path])))
-        if not 0 <= value <= 1:
-            raise BadInputError(f"{self.path}: score gives {value:g} for {path}; it must be from 0 to 1")
+        value = self._call("score", prediction, self._truths[path])
+        if not isinstance(value, int | float | np.number) or not 0 <= value <= 1:
+            raise BadInputError(f"{self.path}: score gives {value!r} for {path}; it must be a number from 0 to 1")
         return float(value)
 
-    def _call(self, name: str, function: Callable[[], Any]) -> Any:
+    def _call(self, name: str, *arguments: Any) -> Any:
         with self._code.running():
             try:
-                return function()
+                return getattr(self._task, name)(*arguments)
             except (Exception, SystemExit) as error:
                 raise BadInputError(f"{self.path}: {name} raised {describe_user_error(error)}") from error
 

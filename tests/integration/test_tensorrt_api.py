@@ -80,6 +80,7 @@ REFUSED_BY_TENSORRT = {
     "runtime_cache": ({"runtime_cache": "x"}, 2, "has no option 'runtime_cache'"),
     "hardware_compatibility": ({"hardware_compatibility": "turing"}, 2, "choose from none, ampere+"),
     "timing_cache": ({"timing_cache": "no/such/folder/cache"}, 2, "its folder does not exist"),
+    "version_compatible": ({"version_compatible": "true"}, 4, "libnvinfer_lean"),  # which TensorRT-RTX does not have
 }
 REFUSED_BY_RTX = {
     "hardware_compatibility": ({"hardware_compatibility": "ampere+"}, 2, "compute_capabilities narrows that"),

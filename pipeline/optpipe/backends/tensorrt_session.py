@@ -62,6 +62,9 @@ class TensorRTSession:
         """
         known = {each.name: each.default for each in list_session_options(trt.__name__)}
         self._options = merge_options(options, known, trt.__name__)
+        cache = Path(self._options.get("runtime_cache", ""))
+        if not cache.parent.is_dir():
+            raise BadInputError(f"option runtime_cache={cache}: its folder does not exist")
         self._logger = create_logger(trt)
         self._runtime = trt.Runtime(self._logger)
         load_plugins(

@@ -42,5 +42,8 @@ def test_an_engine_takes_the_options_that_are_in_force(tmp_path):
     pytest.importorskip("tensorrt_rtx", reason="needs the wheel tensorrt-rtx-cu13")
     (tmp_path / "model.engine").write_bytes(b"no engine")
     info = artifact_info(backend="tensorrt-rtx", device="cuda")
-    with pytest.raises(StageError, match=r"cannot load model\.engine"):
-        BACKENDS["tensorrt-rtx"].load(tmp_path, info, resolve_effective_options(info, {"cuda_graph": "false"}))
+    given = {"cuda_graph": "false", "runtime_cache": str(tmp_path / "kernels")}
+    with pytest.raises(StageError, match=r"cannot load model\.engine: .*bufferSize"):
+        BACKENDS["tensorrt-rtx"].load(tmp_path, info, resolve_effective_options(info, given))
+    with pytest.raises(BadInputError, match=r"runtime_cache=.*its folder does not exist"):
+        BACKENDS["tensorrt-rtx"].load(tmp_path, info, {"runtime_cache": str(tmp_path / "no/such/kernels")})

@@ -104,7 +104,7 @@ def test_the_command_is_ready_to_paste(store) -> None:
 
 def test_what_trtexec_cannot_build_is_refused(store) -> None:
     artifact, graph = artifact_in(store, backend="onnxruntime")
-    with pytest.raises(BadInputError, match="needs an artifact of tensorrt or tensorrt-rtx; .* is from onnxruntime"):
+    with pytest.raises(BadInputError, match=r"needs an artifact of tensorrt or tensorrt-rtx; .* is from onnxruntime"):
         command_from_artifact(artifact.id, store)
     with pytest.raises(BadInputError, match="--as trtexec needs an artifact of tensorrt or tensorrt-rtx; "):
         command_from_artifact(graph.id, store)

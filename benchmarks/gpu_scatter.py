@@ -1,8 +1,10 @@
-"""How much a build's figures scatter inside a process, between processes and between runs, on a machine with an NVIDIA GPU.
+"""How much a build's p50 scatters inside a process, between processes and between runs.
 
-usage: PYTHONPATH=pipeline:$PYTHONPATH python3 -m benchmarks.gpu_scatter OUTPUT.json [--runs 3] [--model resnet50] [--batch 64]
-Builds the model in FP16 for torch (random weights: speed alone is measured), benches it RUNS times with five processes each, and
-prints a table of p50. Under three minutes on one H200; run from the project's root.
+usage: PYTHONPATH=pipeline python3 benchmarks/gpu_scatter.py OUTPUT.json [--runs 3] [--processes 5] [--model resnet50] [--batch 64]
+       … OUTPUT.json --model digits --backend onnxruntime --precision fp32 --device cpu --batch 16 --max-cv 900%   (anywhere)
+Builds the model (torch, FP16 and the GPU, unless told otherwise; torchvision's weights are drawn, for speed alone is measured), benches
+it RUNS times, writes one JSON file and prints a table. On a GPU where a process takes 12 s to start, 15 processes take about
+four minutes, after the build.
 """
 
 import argparse
@@ -10,31 +12,32 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
-from statistics import stdev
+from statistics import mean, stdev
 
-from optpipe.core.measurement import read_measurements
+from optpipe.core.measurement import Measurement, read_measurements
+from optpipe.core.records import plain_from_record
 from optpipe.measuring.groups import ProcessGroup, describe_tries, group_processes, summarize_group
 from optpipe.measuring.measured import RecordedMeasurement
+from optpipe.reporters.markdown import render_table_lines
+from optpipe.workspace.runs import load_run
 
 
-def optpipe(*arguments):
-    ran = subprocess.run([sys.executable, "-m", "optpipe", *arguments, "--json"], stdout=subprocess.PIPE, text=True)
-    if ran.returncode not in (0, 5):
-        sys.exit(f"optpipe {' '.join(arguments)}: exit {ran.returncode}\n{ran.stdout[:800]}")
-    return json.loads(ran.stdout)
-
-
-def main():
+def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("output", type=Path)
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--processes", type=int, default=5)
     parser.add_argument("--model", default="resnet50")
+    parser.add_argument("--weights", default="random")
     parser.add_argument("--precision", default="fp16")
     parser.add_argument("--backend", default="torch")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--batch", default="64")
+    parser.add_argument("--max-cv", default="2.5%")
     given = parser.parse_args()
+    begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         place = (
             "--backend",
@@ -46,49 +49,77 @@ def main():
             "--workspace",
             folder,
         )
-        optpipe("build", given.model, *place)
-        times = (
-            "--batch",
-            given.batch,
-            "--min-time",
-            "1",
-            "--max-time",
-            "10",
-            "--percentile",
-            "90",
-            "--processes",
-            "5",
-        )
-        documents = [optpipe("bench", given.model, *place, *times) for _ in range(given.runs)]
+        weights = () if given.model == "digits" else ("--weights", given.weights)
+        optpipe("build", given.model, *place, *weights)
+        times = ("--min-time", "1", "--max-time", "5", "--percentile", "90", "--max-cv", given.max_cv)
+        load = ("--batch", given.batch, "--processes", str(given.processes), *times)
+        runs = [load_run(Path(optpipe("bench", given.model, *place, *load)["run_dir"])) for _ in range(given.runs)]
         tries = [
-            RecordedMeasurement(one, document["run_id"])
-            for document in documents
-            for one in read_measurements(Path(document["run_dir"]))
+            RecordedMeasurement(one, run.run_id, run.manifest.environment)
+            for run in runs
+            for one in read_measurements(run.path)
         ]
-    for group in group_processes(tries):
-        report(group, given.output)
+    (group,) = group_processes(tries)
+    document = describe(group) | {"seconds": time.perf_counter() - begun}
+    given.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    print(render(group, document))
+    return 0 if group.valid else 5
 
 
-def report(group: ProcessGroup, output: Path) -> None:
-    print(f"{group.newest.measurement.subject.backend} {group.load}: {describe_tries(group)}")
-    means = []
-    for number, values in enumerate(group.list_values("p50")):
-        mean = sum(values) / len(values)
-        means.append(mean)
-        scatter = f"{stdev(values) / mean:.3%}" if len(values) > 1 else "–"
-        print(f"run {number}: {len(values)} processes, p50 {mean / 1e6:.4f} ms, scatter between them {scatter}")
+def optpipe(*arguments: str):
+    ran = subprocess.run([sys.executable, "-m", "optpipe", *arguments, "--json"], stdout=subprocess.PIPE, text=True)
+    if ran.returncode not in (0, 5):
+        sys.exit(f"optpipe {' '.join(arguments)}: exit {ran.returncode}\n{ran.stdout[:800]}")
+    return json.loads(ran.stdout)
+
+
+def describe(group: ProcessGroup) -> dict:
+    """Every process of every run, and what they show together."""
+    by_run: dict[str, list[Measurement]] = {}
+    for one in group.tries:
+        by_run.setdefault(one.run, []).append(one.measurement)
+    return {
+        "group": plain_from_record(summarize_group(group)),
+        "between_runs": compute_scatter([mean(values) for values in group.list_values("p50")]),
+        "runs": {run: [describe_process(one) for one in found] for run, found in by_run.items()},
+        "environment": plain_from_record(group.newest.environment),
+    }
+
+
+def describe_process(one: Measurement) -> dict:
+    p50 = one.latency_ns.percentiles.get("p50") if one.latency_ns else None
+    return {
+        "verdict": one.verdict,
+        "reasons": [reason.code for reason in one.reasons],
+        "samples": one.samples,
+        "p50_ns": p50 and [p50.value, p50.low, p50.high],
+        "cv": one.latency_ns.cv.value if one.latency_ns and one.latency_ns.cv else None,
+    }
+
+
+def compute_scatter(values: list[float]) -> float | None:
+    """The standard deviation as a share of the mean."""
+    return stdev(values) / mean(values) if len(values) > 1 else None
+
+
+def render(group: ProcessGroup, document: dict) -> str:
+    rows = []
+    for run, values in zip(dict.fromkeys(one.run for one in group.valid), group.list_values("p50"), strict=True):
+        scatter = compute_scatter(values)
+        rows.append([run, str(len(values)), f"{mean(values) / 1e6:.4f}", "" if scatter is None else f"{scatter:.3%}"])
     found = summarize_group(group).figures.get("p50")
-    between_runs = stdev(means) / (sum(means) / len(means)) if len(means) > 1 else None
-    if found is not None and found.between is not None and found.estimate.low is not None:
-        low, high = found.estimate.low / 1e6, found.estimate.high / 1e6
-        print(
-            f"all: inside a process {found.inside:.3%}, between processes {found.between:.3%}, between runs' means {between_runs}"
-        )
-        print(f"p50 {found.estimate.value / 1e6:.4f} ms, 95 % interval {low:.4f} to {high:.4f}")
-    output.write_text(
-        json.dumps({"p50_ns_by_run": group.list_values("p50"), "between_runs": between_runs}, indent=1) + "\n"
-    )
+    lines = [f"{group.newest.measurement.subject.backend} {group.load}: {describe_tries(group)}"]
+    lines += render_table_lines(("run", "VALID processes", "p50 ms", "scatter between them"), rows, right=range(1, 4))
+    if found is not None and found.between is not None and found.inside is not None:
+        runs = document["between_runs"]
+        between = "" if runs is None else f", between the runs' means {runs:.3%}"
+        low, high = (each / 1e6 for each in found.estimate.bounds)
+        lines += [
+            f"scatter inside a process {found.inside:.3%}, between processes {found.between:.3%}{between}",
+            f"p50 {found.estimate.value / 1e6:.4f} ms, 95 % interval over processes {low:.4f} to {high:.4f}",
+        ]
+    return "\n".join([*lines, f"{document['seconds']:.0f} s"])
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

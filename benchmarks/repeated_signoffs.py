@@ -3,11 +3,11 @@
 usage: python benchmarks/repeated_signoffs.py [--signoffs 20] [--margin 3] [--max-cv 900%] [--json FILE]
 `digits` is built once. Each sign-off starts from a copy of the workspace without measurements, measures five processes, and is
 judged against a limit MARGIN percent above the truth (right: PASS; wrong: FAIL) and one as far below (right: FAIL; wrong: PASS).
-The limits are set by what many processes measured before; whether a verdict is wrong is decided by the mean of all processes of the
-whole trial. The load is defined: everything that is measured runs on the last core (before all others, where that is allowed)
-beside a process that wants LOAD of it; a busy process of the lowest priority keeps every other core busy. Linux stops what runs
-before all others for 50 ms of each second, which widens the scatter of single queries, hence MAX_CV, and leaves p50 alone.
-Exit status 1 where a verdict is wrong.
+A machine that others use is another one every minute, so the truth is that of the minute: the limits are set by five processes
+measured before, and a verdict is wrong that the mean of these, the sign-off's own and the five after it contradicts. The load is
+defined: everything that is measured runs on the last core (before all others, where that is allowed) beside a process that wants
+LOAD of it; a busy process of the lowest priority keeps every other core busy. Linux stops what runs before all others for 50 ms of
+each second, which widens the scatter of single queries, hence MAX_CV, and leaves p50 alone. Exit status 1 where a verdict is wrong.
 """
 
 import argparse
@@ -18,9 +18,12 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from shutil import copytree
+from statistics import mean
 
 from optpipe.core.measurement import Measurement, read_measurements
 
@@ -52,7 +55,6 @@ def main() -> int:
     parser.add_argument("--margin", type=float, default=3.0)
     parser.add_argument("--load", type=float, default=0.03)
     parser.add_argument("--max-cv", default="900%")
-    parser.add_argument("--truth-processes", type=int, default=30)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     with ExitStack() as stack, tempfile.TemporaryDirectory() as folder:
@@ -69,7 +71,7 @@ def main() -> int:
         record = repeat(Path(folder), given)
     if given.json:
         given.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    return 1 if any(one["wrong"] for one in record["limits"].values()) else 0
+    return 1 if record["wrong"] else 0
 
 
 @contextmanager
@@ -94,17 +96,19 @@ def optpipe(*arguments: object):
 def repeat(folder: Path, given: argparse.Namespace) -> dict:
     optpipe("build", "digits", *PLACE, "--workspace", folder)
     options = ("--batch", 1, "--option", "onnxruntime.threads=1", "--max-cv", given.max_cv, "--workspace", folder)
-    run = optpipe("bench", "digits", *PLACE, "--processes", given.truth_processes, *options)
-    first = read_measurements(Path(run["run_dir"]))
-    before = mean_of(first)
-    limits = {name: before * (1 + sign * given.margin / 100) for name, sign in LIMITS.items()}
-    verdicts, every, begun = [], list(first), time.perf_counter()
+    begun = time.perf_counter()
+    before, trials = measure_truth(options), []
     for _ in range(given.signoffs):
-        found, measured = sign_off(folder, limits, given.max_cv)
-        verdicts.append(found)
-        every += measured
-    seconds = (time.perf_counter() - begun) / given.signoffs
-    return report(before, mean_of(every), limits, verdicts, every, seconds)
+        limits = {name: mean_of(before) * (1 + sign * given.margin / 100) for name, sign in LIMITS.items()}
+        found, own = sign_off(folder, limits, given.max_cv)
+        after = measure_truth(options)
+        trials.append(Trial(limits, found, before, own, after))
+        before = after
+    return report(trials, (time.perf_counter() - begun) / given.signoffs)
+
+
+def measure_truth(options: tuple[object, ...]) -> tuple[Measurement, ...]:
+    return read_measurements(Path(optpipe("bench", "digits", *PLACE, *options)["run_dir"]))
 
 
 def sign_off(stored: Path, limits: dict[str, float], max_cv: str) -> tuple[dict[str, dict], list[Measurement]]:
@@ -123,42 +127,74 @@ def sign_off(stored: Path, limits: dict[str, float], max_cv: str) -> tuple[dict[
         return found, measured
 
 
-def mean_of(measured: list[Measurement] | tuple[Measurement, ...]) -> float:
+def mean_of(measured: Sequence[Measurement]) -> float:
     """The mean p50 in ns of the VALID processes; of all, where none is."""
-    valid = [one for one in measured if one.is_valid] or list(measured)
-    p50 = [
-        one.latency_ns.percentiles["p50"].value
-        for one in valid
-        if one.latency_ns and "p50" in one.latency_ns.percentiles
-    ]
-    return sum(p50) / len(p50)
+    valid = [one for one in measured if one.is_valid] or measured
+    found = [one.latency_ns.percentiles.get("p50") for one in valid if one.latency_ns]
+    return mean(each.value for each in found if each is not None)
 
 
-def report(before: float, truth: float, limits: dict, verdicts: list, every: list, seconds: float) -> dict:
-    codes = Counter(reason.code for one in every for reason in one.reasons if reason.invalidates)
-    valid = sum(one.is_valid for one in every)
-    print(
-        f"p50: {before / 1e6:.4f} ms before, {truth / 1e6:.4f} ms of all {len(every)} processes, {valid} of them VALID {dict(codes)}"
-    )
-    record = {
-        "p50_ns_before": before, "p50_ns": truth, "processes": len(every), "valid": valid, "invalid": dict(codes),
-        "seconds_per_signoff": seconds, "limits": {},
-    }  # fmt: skip
-    print("| limit | of the truth | PASS | FAIL | INCONCLUSIVE | wrong |\n|---|---|---|---|---|---|")
-    for name, limit in limits.items():
-        counts = Counter(one[name]["verdict"] for one in verdicts)
-        wrong = counts["FAIL" if truth <= limit else "PASS"]
-        print(
-            f"| {name} | {limit / truth - 1:+.1%} | {counts['PASS']} | {counts['FAIL']} | {counts['INCONCLUSIVE']} | {wrong} |"
-        )
-        record["limits"][name] = {
-            "of_truth": limit / truth,
-            **counts,
-            "wrong": wrong,
-            "reasons": [one[name]["reason"] for one in verdicts],
+@dataclass(frozen=True)
+class Trial:
+    """One sign-off between two measurements of the truth."""
+
+    limits: dict[str, float]
+    found: dict[str, dict]
+    """The criterion by the limit's name."""
+    before: Sequence[Measurement]
+    own: Sequence[Measurement]
+    after: Sequence[Measurement]
+
+    @property
+    def truth(self) -> float:
+        return mean_of([*self.before, *self.own, *self.after])
+
+    def is_wrong(self, name: str) -> bool:
+        return str(self.found[name]["verdict"]) == ("FAIL" if self.truth <= self.limits[name] else "PASS")
+
+    def describe(self) -> dict:
+        measured = {"before": self.before, "own": self.own, "after": self.after}
+        return {
+            "p50_ns": {name: mean_of(every) for name, every in measured.items()},
+            "valid": {name: sum(one.is_valid for one in every) for name, every in measured.items()},
+            "limits": {
+                name: {
+                    "of_truth": limit / self.truth,
+                    "verdict": self.found[name]["verdict"],
+                    "wrong": self.is_wrong(name),
+                }
+                for name, limit in self.limits.items()
+            },
         }
-    print(f"{seconds:.1f} s for each sign-off and its second verdict", flush=True)
-    return record
+
+
+def report(trials: list[Trial], seconds: float) -> dict:
+    every = [one for trial in trials for one in (*trial.own, *trial.after)]
+    codes = Counter(reason.code for one in every for reason in one.reasons if reason.invalidates)
+    truths, valid = [trial.truth / 1e6 for trial in trials], sum(one.is_valid for one in every)
+    print(
+        f"{len(every)} processes, {valid} of them VALID {dict(codes)}; p50 of the minutes {min(truths):.4f} to {max(truths):.4f} ms"
+    )
+    print("| limit | of the truth | PASS | FAIL | INCONCLUSIVE | wrong |\n|---|---|---|---|---|---|")
+    for name in LIMITS:
+        counts = Counter(trial.found[name]["verdict"] for trial in trials)
+        away = [trial.limits[name] / trial.truth - 1 for trial in trials]
+        wrong = sum(trial.is_wrong(name) for trial in trials)
+        cells = [
+            name,
+            f"{min(away):+.1%} to {max(away):+.1%}",
+            counts["PASS"],
+            counts["FAIL"],
+            counts["INCONCLUSIVE"],
+            wrong,
+        ]
+        print("| " + " | ".join(map(str, cells)) + " |")
+    print(f"{seconds:.1f} s for each sign-off with its truth", flush=True)
+    return {
+        "processes": len(every), "valid": valid, "invalid": dict(codes), "seconds": seconds,
+        "wrong": sum(trial.is_wrong(name) for trial in trials for name in LIMITS),
+        "trials": [trial.describe() for trial in trials],
+    }  # fmt: skip
 
 
 if __name__ == "__main__":

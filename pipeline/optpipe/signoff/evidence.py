@@ -94,13 +94,14 @@ def _precision(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observ
         return Missing(
             "the precision of this build was not verified", f"optpipe build {shlex.quote(evidence.build.model)}"
         )
-    return [Observation(float(shares.get(criterion.metric, 0.0)), source=evidence.record)]
+    share = float(shares.get(criterion.metric, 0.0))
+    return [Observation(share, about="counted in the built network", source=evidence.record)]
 
 
 def _size(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:  # noqa: ARG001
     if evidence.build.size_bytes is None:
         return Missing("the size of this build is not recorded", f"optpipe build {shlex.quote(evidence.build.model)}")
-    return [Observation(float(evidence.build.size_bytes), source=evidence.record)]
+    return [Observation(float(evidence.build.size_bytes), about="exact, of the file", source=evidence.record)]
 
 
 def _tensor_cores(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:  # noqa: ARG001

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from optpipe.core.measurement import (
+    InputPool,
     LoadSpec,
     Mode,
     Scenario,
@@ -36,7 +37,8 @@ def run(tmp_path, monkeypatch):
         )
         quick = load or LoadSpec(4, min_seconds=0.3, max_seconds=2.0, warm_up_seconds=0.1, max_warm_up_seconds=1.0)
         with WorkerProcess(plan, WorkerPool(tmp_path)) as worker:
-            return measure_load(worker, Subject(fault, "fake", "fp32", "cpu"), quick, "m000", RunContext(tmp_path))[0]
+            context = RunContext(tmp_path, inputs=InputPool("synthetic", 64, 0, 0, "0" * 64))
+            return measure_load(worker, Subject(fault, "fake", "fp32", "cpu"), quick, "m000", context)[0]
 
     return measured
 

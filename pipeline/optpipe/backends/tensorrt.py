@@ -116,7 +116,12 @@ class TensorRT:
 
     def _read_options(self, given: Mapping[str, Any]) -> BuilderOptions:
         options = options_from_given(given, self.library, self.name)
-        if (options.tactic_sources or options.compute_capabilities) and importlib.util.find_spec(self.library):
+        told_by_library = (
+            options.tactic_sources,
+            options.compute_capabilities,
+            options.hardware_compatibility != "none",
+        )
+        if any(told_by_library) and importlib.util.find_spec(self.library):
             require_supported(self._library(), options)
         return options
 

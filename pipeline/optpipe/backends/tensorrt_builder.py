@@ -88,7 +88,13 @@ def create_config(trt: Any, builder: Any, request: BuildRequest, options: Builde
 
 
 def require_supported(trt: Any, options: BuilderOptions) -> None:
-    """Raises BadInputError for a kernel source or a GPU that this version of the library does not know."""
+    """Raises BadInputError for a kernel source, a GPU or a compatibility that this version of the library does not know."""
+    level = HARDWARE_COMPATIBILITY[options.hardware_compatibility]
+    if level not in trt.HardwareCompatibilityLevel.__members__:
+        raise BadInputError(
+            f"option hardware_compatibility={options.hardware_compatibility}: "
+            f"{trt.__name__} {trt.__version__} does not have it"
+        )
     sources = trt.TacticSource.__members__
     for name, _ in sources_from_text(options.tactic_sources):
         if name not in sources:
@@ -156,11 +162,16 @@ def _read_timing_cache(trt: Any, config: Any, file: Path) -> None:
 
 
 def write_timing_cache(config: Any, file: Path) -> None:
-    """Adds what this build timed to the file: other builds may have written to it meanwhile, and lose nothing."""
+    """Adds what this build timed to the file: other builds may have written to it meanwhile, and lose nothing.
+
+    Where another GPU model or version took the file over meanwhile, it is left to it, as the build's log says.
+    """
     with _lock_file(file):
         cache = config.get_timing_cache()
-        if known := _read_cache_file(config, file):
-            cache.combine(config.create_timing_cache(known), False)
+        known = _read_cache_file(config, file)
+        if known and not cache.combine(config.create_timing_cache(known), False):
+            print(f"timing cache {file} is of another GPU or version by now, and is left as it is")
+            return
         part = file.with_name(f".{file.name}.{os.getpid()}")
         part.write_bytes(cache.serialize())
         part.replace(file)

@@ -8,13 +8,14 @@ import pytest
 
 import optpipe.backends
 
-SOURCES = ("tensorrt.py", "tensorrt_builder.py", "tensorrt_network.py", "tensorrt_session.py")
+SOURCES = ("tensorrt.py", "tensorrt_builder.py", "tensorrt_inspector.py", "tensorrt_network.py", "tensorrt_session.py")
 OURS = {
     "name", "library", "package", "install", "ahead_of_time", "first_error", "precision", "card", "inputs", "graph", "directory",
-    "options", "outputs", "device", "dtype", "shape", "macs", "type", "node", "min", "opt", "max",
+    "options", "outputs", "device", "dtype", "shape", "macs", "type", "node", "min", "opt", "max", "glob", "parent", "read_bytes",
 }  # fmt: skip
 LIBRARY_OBJECTS = {
-    "trt", "builder", "network", "parser", "config", "profile", "layer", "data", "context", "_engine", "_context", "_runtime",
+    "trt", "engine", "runtime", "builder", "network", "parser", "config", "profile", "layer", "data", "context",
+    "_engine", "_context", "_runtime",
 }  # fmt: skip
 
 
@@ -58,6 +59,7 @@ def bindings_binary() -> bytes:
 def test_every_name_that_we_use_exists_in_tensorrt_11() -> None:
     binary = bindings_binary()
     used = names_used()
+    assert {"create_engine_inspector", "get_engine_information", "deserialize_cuda_engine"} <= used
     assert {"build_serialized_network", "parse_from_file", "execute_async_v3", "set_shape", "set_input_shape"} <= used
     # the linker lets "Builder" share the end of "IBuilder", so only the end of a name is certain
     assert sorted(name for name in used - RTX_ONLY if name.encode() + b"\0" not in binary) == []

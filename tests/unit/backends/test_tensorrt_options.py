@@ -1,10 +1,14 @@
 """Options of a TensorRT build as values: what is read, what is in an artifact's key, and which profile a shape runs in."""
 
+from enum import Enum
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from optpipe.backends.registry import BACKENDS
+from optpipe.backends.tensorrt_builder import require_supported
 from optpipe.backends.tensorrt_options import (
     BuilderOptions,
     capabilities_from_text,
@@ -101,3 +105,16 @@ def test_a_build_says_which_plugin_libraries_run(tmp_path) -> None:
     assert heard.warnings == [
         f"plugin library {library} runs its code here and wherever the artifact loads, sha256 {hash_file(library)}"
     ]
+
+
+def test_what_an_older_library_does_not_know_is_refused_by_name() -> None:
+    class Level(Enum):
+        NONE = 0
+        AMPERE_PLUS = 1
+
+    older = SimpleNamespace(
+        __name__="tensorrt", __version__="10.0", HardwareCompatibilityLevel=Level, TacticSource=Level
+    )
+    require_supported(older, BuilderOptions(hardware_compatibility="ampere+"))
+    with pytest.raises(BadInputError, match=r"sameComputeCapability: tensorrt 10\.0 does not have it"):
+        require_supported(older, BuilderOptions(hardware_compatibility="sameComputeCapability"))

@@ -1,8 +1,10 @@
 """What every task provides."""
 
+import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -97,6 +99,25 @@ class Replicated:
     replicates: "NDArray[np.float64]"
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one model's predictions give: what scores are computed from, and every score."""
+
+    gathered: Any
+    scores: tuple[Replicated, ...]
+
+
+@lru_cache(maxsize=8)
+def measure_scores(task: "BootstrapTask", truths: bytes, predictions: bytes) -> Measured:
+    """Scores of pickled predictions on pickled truths. The last few are kept: every comparison has the source model's again."""
+    true, predicted = pickle.loads(truths), pickle.loads(predictions)
+    gathered, count = task.gather(true, predicted), len(true)
+    whole = task.compute_scores(gathered, np.ones((1, count)))[0]
+    drawn = task.compute_scores(gathered, draw_sample_weights(count))
+    scores = (Replicated(float(whole[place]), drawn[:, place]) for place in range(len(task.scores)))
+    return Measured(gathered, tuple(scores))
+
+
 class BootstrapTask(TaskContract):
     """A task whose scores are computed from sums over samples, or from anything else that can be weighted by sample.
 
@@ -122,12 +143,6 @@ class BootstrapTask(TaskContract):
     def compute_sample_parity(self, source: Values, found: Values) -> "NDArray[np.float64]":
         """How far the two predict the same for each sample (samples,), from 0 to 1."""
 
-    def _replicate(self, truths: Values, predictions: Values) -> list[Replicated]:
-        gathered, count = self.gather(truths, predictions), len(truths)
-        whole = self.compute_scores(gathered, np.ones((1, count)))[0]
-        drawn = self.compute_scores(gathered, draw_sample_weights(count))
-        return [Replicated(float(whole[place]), drawn[:, place]) for place in range(len(self.scores))]
-
     def score_predictions(
         self,
         truths: Values,
@@ -137,11 +152,9 @@ class BootstrapTask(TaskContract):
         classes: int,  # noqa: ARG002
     ) -> TaskScores:
         """Every score with its interval, the drop with that of the paired replicates, and the first score per class."""
-        mine = self._replicate(truths, found)
-        theirs = mine if found is source else self._replicate(truths, source)
-        pairs = zip(self.scores, mine, theirs, strict=True)
-        now = self.compute_class_scores(self.gather(truths, found))
-        was = now if found is source else self.compute_class_scores(self.gather(truths, source))
+        mine, theirs = (measure_scores(self, pickle.dumps(truths), pickle.dumps(each)) for each in (found, source))
+        pairs = zip(self.scores, mine.scores, theirs.scores, strict=True)
+        now, was = (self.compute_class_scores(each.gathered) for each in (mine, theirs))
         return TaskScores(
             tuple(_make_score(name, one, other, CONFIDENCE) for name, one, other in pairs),
             tuple(
@@ -173,8 +186,8 @@ class BootstrapTask(TaskContract):
         figures["agreement"] = Observation(float(each.mean()), interval.low, interval.high, about=about)
         if truths is None:
             return figures
-        mine, theirs = self._replicate(truths, found), self._replicate(truths, source)
-        for name, one, other in zip(self.scores, mine, theirs, strict=True):
+        mine, theirs = (measure_scores(self, pickle.dumps(truths), pickle.dumps(each)) for each in (found, source))
+        for name, one, other in zip(self.scores, mine.scores, theirs.scores, strict=True):
             score = _make_score(name, one, other, confidence)
             said = f"{name}, {about}"
             figures[name] = Observation(score.value, *score.ci, about=said)

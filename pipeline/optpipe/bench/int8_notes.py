@@ -1,5 +1,6 @@
 """What must be known of an INT8 build beside its verdicts: no gain over the wider type, lost accuracy, and the usual causes."""
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -59,9 +60,9 @@ def check_int8_accuracy(runs: Sequence[Run], build: JudgedBuild, confidence: flo
     return Note(
         ACCURACY,
         f"its accuracy drop ({interval}, {figure.about}) {said} the budget of {100 * budget:g} points",
-        f"optpipe calibrate {build.model} --accuracy-budget {100 * budget:g}% keeps the most sensitive layers in floating point"
+        f"`optpipe calibrate {shlex.quote(build.model)} --accuracy-budget {100 * budget:g}%` keeps the most sensitive layers in float"
         if figure.low > budget
-        else f"evaluate on more: optpipe evaluate {build.model} --data PATH",
+        else f"evaluate on more: optpipe evaluate {shlex.quote(build.model)} --data DIR",
     )
 
 
@@ -102,7 +103,7 @@ def list_int8_notes(
     if (found := check_int8_accuracy(runs, build, confidence)) is not None:
         yield found
     if cause:
-        yield Note("int8-causes", cause, f"optpipe show {build.artifact} lists them by layer")
+        yield Note("int8-causes", cause, f"`optpipe show {build.artifact}` lists them by layer")
 
 
 def _speed_notes(
@@ -121,5 +122,5 @@ def _speed_notes(
         yield Note(
             "int8-alone",
             "no higher precision was measured for comparison, so the benefit of INT8 is unknown",
-            f"optpipe bench {build.model} --backend {build.backend} --precision fp16,fp32,int8",
+            f"optpipe bench {shlex.quote(build.model)} --backend {build.backend} --precision fp16,fp32,int8",
         )

@@ -14,7 +14,7 @@ All times are integer nanoseconds of Linux's CLOCK_MONOTONIC (`time.perf_counter
 of one run lie on one axis. Every statistic of a `Measurement` can be recomputed from its Parquet file.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -318,6 +318,19 @@ def read_measurements(folder: Path) -> tuple[Measurement, ...]:
             f"{MEASUREMENTS_SCHEMA!r} version {MEASUREMENTS_SCHEMA_VERSION}: measure again with optpipe bench"
         )
     return read_record(path, MeasurementsRecord).measurements
+
+
+def list_load_options(load: LoadSpec) -> Iterator[str]:
+    """The options of `bench` and `bench-pair` that say what is measured: `--batch 8`, `--scenario server`, `--rate 500`."""
+    yield f"--batch {load.batch_size}"
+    if load.scenario is not Scenario.SINGLE_STREAM:
+        yield f"--scenario {load.scenario}"
+    if load.mode is not Mode.COMPUTE:
+        yield f"--mode {load.mode}"
+    if load.streams > 1:
+        yield f"--streams {load.streams}"
+    if load.rate_per_s is not None:
+        yield f"--rate {load.rate_per_s:.15g}"
 
 
 def format_percentile_name(percent: float) -> str:

@@ -1,5 +1,6 @@
 """What only shows when measurements lie side by side: which one to hold another against, and INT8 that is not faster."""
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ from optpipe.core.measurement import (
     Reason,
     find_differing_settings,
     format_settings,
+    list_load_options,
 )
 
 NOT_FASTER = "int8-not-faster"
@@ -83,10 +85,14 @@ def _make_reason(found: Measurement, other: Measurement, cause: str) -> Reason:
         f" ({text})" if (text := format_settings(each, find_differing_settings(settings))) else "" for each in settings
     )
     text = f"{ours.value:,.0f} images/s in int8{here}, {theirs.value:,.0f} in {precision}{there} on the same runtime"
-    remedy = f"deploy {precision}, or run optpipe profile on both to find what prevents kernel fusion"
+    both = (
+        f"{shlex.quote(found.subject.model or 'MODEL')} --backend {found.subject.backend} --precision {precision},int8"
+    )
+    remedy = f"deploy {precision}, or find what prevents kernel fusion: optpipe profile {both}"
     if ours.value > theirs.value:
         text += ", but the confidence intervals overlap: no significant speedup"
-        remedy = f"compare them interleaved: optpipe bench-pair {found.subject.artifact} {other.subject.artifact}"
+        pair = f"{found.subject.artifact} {other.subject.artifact} --metric throughput"
+        remedy = f"compare them interleaved: optpipe bench-pair {' '.join((pair, *list_load_options(found.load)))}"
     return Reason(
         NOT_FASTER,
         text + (f"; {cause}" if cause else ""),

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from optpipe.artifacts.facts import JudgedBuild
 from optpipe.core.defaults import MAX_CV, PROCESSES, ROUNDS
-from optpipe.core.measurement import LoadSpec, Mode, Scenario, Subject, format_option
+from optpipe.core.measurement import LoadSpec, Subject, format_option, list_load_options
 from optpipe.measuring.groups import ProcessGroup
 from optpipe.profile.recompute import MORE_ITERATIONS, suggest_profile
 from optpipe.signoff.policy_format import LoadFilter
@@ -56,16 +56,8 @@ def suggest_pair(baseline: Subject, group: ProcessGroup, build: JudgedBuild, met
 
 def _list_options(group: ProcessGroup, build: JudgedBuild, name: str) -> Iterator[str]:
     """The options of `bench` and `bench-pair` that say the load of `group`, what it ran with, and by what it was judged."""
-    found, load = group.newest.measurement, group.load
-    yield f"--batch {load.batch_size}"
-    if load.scenario is not Scenario.SINGLE_STREAM:
-        yield f"--scenario {load.scenario}"
-    if load.mode is not Mode.COMPUTE:
-        yield f"--mode {load.mode}"
-    if load.streams > 1:
-        yield f"--streams {load.streams}"
-    if load.rate_per_s is not None:
-        yield f"--rate {load.rate_per_s:.15g}"
+    found = group.newest.measurement
+    yield from list_load_options(group.load)
     percentile = float(name[1:]) if name[1:].replace(".", "").isdigit() else 0.0
     if percentile > LoadSpec(1).percentile:
         yield f"--percentile {percentile:g} --max-time 600"

@@ -153,6 +153,18 @@ def test_what_is_suggested_of_a_build_that_was(workspace, tmp_path, limits, stat
             load_of(command)
 
 
+def test_what_the_notes_on_an_int8_build_suggest(workspace, tmp_path):
+    wide, narrow = (workspace.artifact(precision, macs=0.9) for precision in ("fp32", "int8"))
+    policy = EVERYTHING.replace('"fp16"', '"int8"').replace("fp16 =", "int8 =") % LIMITS["loose"]
+    workspace.bench(narrow)
+    alone = judge(workspace, tmp_path, "alone", policy)
+    workspace.bench(wide, narrow, mean_ms=12.0, noise=8.0, max_cv=5.0)
+    beside = judge(workspace, tmp_path, "beside", policy)
+    assert {note.code for found in (alone, beside) for note in found.notes} >= {"int8-alone"}
+    for found in (alone, beside):
+        require_readable(found)
+
+
 @pytest.mark.parametrize("load", LOADS, ids=str)
 def test_a_suggested_measurement_is_of_the_load_that_is_missing(workspace, tmp_path, load):
     """Its processes join those of the group that lacks them."""

@@ -95,10 +95,12 @@ def _compare_fleet(
     from optpipe.errors import BadInputError
     from optpipe.reporters.terminal_fleet import render_fleet
     from optpipe.sweep.fleet import compare_fleet, prices_from_file
-    from optpipe.sweep.ledger import read_jobs
+    from optpipe.sweep.ledger import keep_backed, read_jobs
 
     if load is not None and not 0 < load < 1e9:
         raise BadInputError(f"--load {load:g}: expected images per second, more than 0 and under 1e9")
     known = None if prices is None else prices_from_file(prices)
-    found = compare_fleet(read_jobs(workspace), model=model, slo=slo, prices=known, load_per_s=load)
+    found = compare_fleet(
+        keep_backed(workspace, read_jobs(workspace)), model=model, slo=slo, prices=known, load_per_s=load
+    )
     return Outcome(found, lambda: render_fleet(found))

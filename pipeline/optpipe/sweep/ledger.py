@@ -2,7 +2,7 @@
 
 import fcntl
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,7 @@ from pathlib import Path
 from optpipe.core.records import json_from_record, read_record
 from optpipe.errors import BadInputError
 from optpipe.sweep.job import JOB_SCHEMA_VERSION, JobRecord, JobState
-from optpipe.workspace.runs import write_bytes
+from optpipe.workspace.runs import MANIFEST, write_bytes
 
 JOBS = "jobs"
 _RANK = {state: rank for rank, state in enumerate(JobState)}
@@ -46,6 +46,13 @@ def read_jobs(workspace: Path) -> dict[str, list[JobRecord]]:
         record = _read_job(path)
         found.setdefault(record.key, []).append(record)
     return {key: sort_records(records) for key, records in found.items()}
+
+
+def keep_backed(workspace: Path, jobs: Mapping[str, Sequence[JobRecord]]) -> dict[str, list[JobRecord]]:
+    """The records without those whose run was removed (`optpipe rm`): their figures can no longer be recomputed."""
+    present = {path.parent.name for path in (workspace / "runs").glob(f"*/{MANIFEST}")}
+    found = {key: [one for one in records if one.run is None or one.run in present] for key, records in jobs.items()}
+    return {key: records for key, records in found.items() if records}
 
 
 def _read_job(path: Path) -> JobRecord:

@@ -9,7 +9,7 @@ from typing import Protocol
 from optpipe.core.events import Listener
 from optpipe.sweep.job import Cell, JobRecord
 from optpipe.sweep.launch import Limits
-from optpipe.sweep.ledger import find_conflicts, read_jobs
+from optpipe.sweep.ledger import find_conflicts, keep_backed, read_jobs
 from optpipe.sweep.local import Report, Setting, run_locally
 from optpipe.sweep.neighbors import read_neighbor_effect
 from optpipe.sweep.plan import Standing, SweepPlan, Work, list_works, plan_sweep
@@ -45,7 +45,7 @@ def run_sweep(
 ) -> SweepRecord:
     """Plans, runs what is not stored, and gives a row for every cell. Raises BadInputError where the workspace cannot be written."""
     started = monotonic()
-    stored = read_jobs(store.workspace)
+    stored = keep_backed(store.workspace, read_jobs(store.workspace))
     for tries in stored.values():
         if (conflict := find_conflicts(tries)) is not None:
             listener.warn(str(conflict))

@@ -10,7 +10,7 @@ from tests.fakes.sweeps import make_cell, make_record
 
 from optpipe.errors import BadInputError
 from optpipe.sweep.job import JobState
-from optpipe.sweep.ledger import claim_job, find_conflicts, read_job, read_jobs, sort_records, write_job
+from optpipe.sweep.ledger import claim_job, find_conflicts, keep_backed, read_job, read_jobs, sort_records, write_job
 
 CELL = make_cell()
 RECORDS = [
@@ -65,3 +65,12 @@ def test_a_job_is_claimed_once(tmp_path):
 def test_the_key_is_of_the_cell_and_the_environment():
     assert make_record(CELL).key == make_record(replace(CELL)).key
     assert make_record(CELL).key != make_record(make_cell(batch=2)).key
+
+
+def test_a_record_whose_run_was_removed_no_longer_counts(tmp_path):
+    for record in RECORDS:
+        write_job(tmp_path, record)
+    (tmp_path / "runs" / "bench-2").mkdir(parents=True)
+    (tmp_path / "runs" / "bench-2" / "manifest.json").touch()
+    (found,) = keep_backed(tmp_path, read_jobs(tmp_path)).values()
+    assert [one.run for one in found] == ["bench-2", None, None]

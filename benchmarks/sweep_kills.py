@@ -15,6 +15,10 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.fakes.ray_nodes import LABELS, add_node, start_cluster
+
 from optpipe.core.events import SilentListener
 from optpipe.sweep.launch import Limits
 from optpipe.sweep.ledger import read_jobs
@@ -27,7 +31,6 @@ from optpipe.workspace.store import Store
 PROGRAM = (sys.executable, str(Path(__file__).with_name("empty_job.py")))
 KINDS = ("cpu-a", "cpu-b")
 BATCHES = tuple(range(1, 7))
-LABELS = [{"optpipe/kind": kind, "optpipe/fingerprint": "unknown"} for kind in ("cpu-a", "cpu-b", "cpu-b")]
 
 
 def drive(workspace):
@@ -62,7 +65,7 @@ def kill(what, driver, cluster, nodes):
         return True
     if what == "node":
         cluster.remove_node(nodes.pop(), allow_graceful=False)
-        nodes.append(cluster.add_node(num_cpus=1, labels=LABELS[-1]))
+        nodes.append(add_node(cluster, LABELS[-1]))
         return True
     processes = list_processes()
     tasks = [pid for pid, (command, _) in processes.items() if PROGRAM[1] in command]
@@ -83,13 +86,9 @@ def check(workspace):
 
 
 def main():
-    from ray.cluster_utils import Cluster
-
     folder, wanted = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 50
-    os.environ |= {"PYTHONPATH": "pipeline", "OPTPIPE_EMPTY_SECONDS": "0.4", "RAY_USAGE_STATS_ENABLED": "0"}
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-    nodes = [cluster.add_node(num_cpus=1, labels=labels) for labels in LABELS]
-    os.environ["RAY_ADDRESS"] = cluster.address
+    os.environ["OPTPIPE_EMPTY_SECONDS"] = "0.4"
+    cluster, nodes = start_cluster()
     draw, killed, sweeps, lost, doubled = random.Random(7), Counter(), 0, 0, 0
     started = time.monotonic()
     while killed.total() < wanted:

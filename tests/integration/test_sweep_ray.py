@@ -20,6 +20,7 @@ from optpipe.sweep.plan import list_works, plan_sweep
 from optpipe.sweep.sweep import SweepOptions, run_sweep
 from optpipe.workspace.runs import load_run
 from optpipe.workspace.store import Store
+from tests.fakes.ray_nodes import LABELS, add_node, start_cluster
 
 ray = pytest.importorskip("ray", reason="needs Ray: pip install 'optpipe[ray]'")
 
@@ -29,15 +30,9 @@ KINDS = ("cpu-a", "cpu-b")
 
 @pytest.fixture(scope="module")
 def cluster():
-    from ray.cluster_utils import Cluster
-
     from optpipe.sweep.ray_cluster import connect
 
-    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(Path(__file__).parents[2] / "pipeline")]))
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-    for kind in ("cpu-a", "cpu-b", "cpu-b"):
-        made.add_node(num_cpus=1, labels={"optpipe/kind": kind, "optpipe/fingerprint": "unknown"})
-    os.environ["RAY_ADDRESS"] = made.address
+    made, _ = start_cluster()
     connect("ray")
     yield made
     ray.shutdown()
@@ -148,7 +143,7 @@ def test_what_is_killed_runs_again_and_is_counted_once(cluster, tmp_path, what, 
 
 
 def test_a_node_that_dies_loses_nothing(cluster, tmp_path):
-    added = cluster.add_node(num_cpus=1, labels={"optpipe/kind": "cpu-b", "optpipe/fingerprint": "unknown"})
+    added = add_node(cluster, LABELS[-1])
     killed = []
 
     def watch(_record):

@@ -66,7 +66,7 @@ def _list_reasons(rows: "Sequence[SweepRow]") -> Iterator[str]:
 def _sum_up(record: "SweepRecord") -> Iterator[str]:
     counts = ", ".join(f"{count} {state}" for state, count in record.counts.items())
     slots = f"{len(record.slots)} slot{'' if len(record.slots) == 1 else 's'}"
-    yield f"{len(record.rows)} cells on {slots}: {counts}"
+    yield f"{len(record.rows)} cell{'' if len(record.rows) == 1 else 's'} on {slots}: {counts}"
     if record.dry_run:
         left = record.counts.get("to run", 0)
         known = "unknown, no earlier jobs" if record.estimate_s is None else format_duration(record.estimate_s * 1e9)

@@ -9,12 +9,12 @@ Ray: we count its time. Nothing is shipped by runtime_env: optpipe is installed 
 import os
 import tempfile
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 from optpipe.core.environment import Environment
@@ -238,20 +238,26 @@ class _Driver:
             ray.cancel(flight.stream, force=True)
 
     def _send_what_fits(self) -> None:
+        """Fills the room of every kind; looks no further when there is none, since thousands may wait."""
+        busy = Counter(flight.work.kind for flight in self.flights)
+        models = {flight.work.recipe.model for flight in self.flights if flight.build}
         for queue, build in ((self.builds, True), (self.loads, False)):
             for _ in range(len(queue)):
+                if all(busy[kind] >= most for kind, most in self.room.items()):
+                    return
                 work, attempts = queue.popleft()
-                busy = sum(flight.work.kind == work.kind for flight in self.flights)
-                same = build and any(
-                    flight.build and flight.work.recipe.model == work.recipe.model for flight in self.flights
-                )
+                same = build and work.recipe.model in models  # its export serves them all: one after the other
                 ready = build or (work.recipe_key, work.kind) in self.built
-                if busy >= self.room.get(work.kind, 0) or same or not ready:
+                if busy[work.kind] >= self.room.get(work.kind, 0) or same or not ready:
                     queue.append((work, attempts))
-                elif build:
+                    continue
+                before = len(self.flights)
+                if build:
+                    models.add(work.recipe.model)
                     self._send(work, attempts, ExitStack(), build=True)
                 else:
                     self._send_unclaimed(work, attempts)
+                busy[work.kind] += len(self.flights) - before
 
     def _send_unclaimed(self, work: Work, attempts: tuple[str, ...]) -> None:
         """Sends what no other driver of this workspace runs or has run; what one runs now is waited for."""
@@ -300,9 +306,13 @@ class _Driver:
     def _listen(self) -> None:
         import ray
 
-        if not self.flights:
+        if not self.flights:  # another driver runs what is left
+            sleep(_POLL_S)
             return
-        ready, _ = ray.wait([flight.stream for flight in self.flights], num_returns=1, timeout=_POLL_S)
+        streams = [flight.stream for flight in self.flights]
+        ready, rest = ray.wait(streams, num_returns=1, timeout=_POLL_S)
+        if rest and ready:
+            ready += ray.wait(rest, num_returns=len(rest), timeout=0)[0]
         for flight in list(self.flights):
             if flight.stream in ready:
                 self._take(flight)

@@ -1,0 +1,36 @@
+"""A Ray cluster on this machine whose nodes have labels."""
+
+import os
+import socket
+from pathlib import Path
+
+LABELS = tuple({"optpipe/kind": kind, "optpipe/fingerprint": "unknown"} for kind in ("cpu-a", "cpu-b", "cpu-b"))
+_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
+
+
+def start_cluster():
+    """A head that runs nothing and a node of one processor for each of LABELS; `RAY_ADDRESS` leads to it."""
+    from ray.cluster_utils import Cluster
+
+    os.environ |= {"PYTHONPATH": str(Path(__file__).parents[2] / "pipeline"), "RAY_USAGE_STATS_ENABLED": "0"}
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **choose_ports()}
+    )
+    os.environ["RAY_ADDRESS"] = cluster.address
+    return cluster, [add_node(cluster, labels) for labels in LABELS]
+
+
+def add_node(cluster, labels):
+    """One more node."""
+    return cluster.add_node(num_cpus=1, labels=labels, **choose_ports())
+
+
+def choose_ports():
+    """Ports for a node's agents: a node that is not told them gives them 15 s to start, which is too short on a busy machine."""
+    sockets = [socket.socket() for _ in _PORTS]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return dict(zip(_PORTS, ports, strict=True))

@@ -1,0 +1,73 @@
+"""What travels arrives whole or not at all."""
+
+import io
+import tarfile
+
+import pytest
+from tests.fakes.entries import artifact_info
+
+from optpipe.core.entries import ArtifactInfo, ModelInfo
+from optpipe.core.events import SilentListener
+from optpipe.core.weights import WeightsRecord
+from optpipe.errors import StageError
+from optpipe.sweep.parcels import list_all, list_needed, pack, unpack
+from optpipe.workspace.store import Store
+
+
+@pytest.fixture
+def built(tmp_path):
+    """A store with a model and an artifact of it."""
+    store = Store(tmp_path / "here")
+
+    def fill(info):
+        def make(folder):
+            (folder / "model.onnx").write_bytes(b"engine" * 1000)
+            return info
+
+        return make
+
+    info = ModelInfo("m", "m", WeightsRecord("random", "0" * 64), simplified=False, own_precision=None)
+    model, _ = store.produce(ModelInfo, {"m": 1}, fill(info), listener=SilentListener())
+    artifact, _ = store.produce(
+        ArtifactInfo, {"a": 1}, fill(artifact_info()), parents=(model.id,), listener=SilentListener()
+    )
+    return store, artifact
+
+
+def test_what_a_bench_needs_arrives_as_it_was(built, tmp_path):
+    store, artifact = built
+    there = Store(tmp_path / "there")
+    names = list_needed(store, artifact.id)
+    assert sorted(names) == sorted(list_all(store.workspace))
+    unpack(pack(store.workspace, names), there)
+    assert there.verify_entry(there.find(artifact.id)).manifest == artifact.manifest
+    unpack(pack(store.workspace, names), there)
+    assert len(there.list_entries()) == 2
+
+
+def test_a_byte_that_changed_on_the_way_is_refused(built, tmp_path):
+    store, artifact = built
+    content = b"".join(pack(store.workspace, list_needed(store, artifact.id)))
+    at = content.index(b"engineengine")
+    there = Store(tmp_path / "there")
+    with pytest.raises(StageError, match=r"model.onnx: changed"):
+        unpack([content[:at] + b"X" + content[at + 1 :]], there)
+    with pytest.raises(StageError, match="arrived damaged"):
+        unpack([content[:3000]], there)
+
+
+def test_a_byte_that_changed_before_it_left_is_refused(built):
+    store, artifact = built
+    artifact.file("model.onnx").write_bytes(b"other")
+    with pytest.raises(StageError, match="damaged"):
+        list_needed(store, artifact.id)
+
+
+def test_nothing_is_written_outside_of_the_store(tmp_path):
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        found = tarfile.TarInfo("../../escaped")
+        tar.addfile(found, io.BytesIO())
+    with pytest.raises(StageError, match="arrived damaged"):
+        unpack([file.getvalue()], Store(tmp_path / "there"))
+    assert not list(tmp_path.rglob("escaped"))

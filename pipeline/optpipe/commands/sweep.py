@@ -81,8 +81,10 @@ class RunOptions:
     rounds: Annotated[int, typer.Option(help="Rounds of --calibrate-host.")] = 10
     on: Annotated[str | None, typer.Option(metavar="ray|ray://HOST:PORT", help="Run on a Ray cluster.")] = None
     store: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Workspace under one path on all nodes; default: artifacts are sent."),
+        str | None,
+        typer.Option(
+            metavar="DIR|URL", help="Workspace under one path on all nodes, or s3://, gs://; default: Ray's store."
+        ),
     ] = None
     pending_timeout: Annotated[
         float, typer.Option(metavar="SECONDS", help="How long a cluster may take to place a job.")
@@ -123,7 +125,8 @@ def sweep(
         return _print_node_labels()
     shard = None if how.shard is None else shard_from_text(how.shard)
     slots, execute = _connect(how)
-    workspace = how.store or workspace
+    if how.store is not None and "://" not in how.store:
+        workspace = Path(how.store)
     matrix = _matrix_from_options(models or [], wanted, pace)
     cells = select_shard(cells_from_matrix(matrix, list_kinds(slots)), shard)
     store = Store(workspace)
@@ -185,7 +188,8 @@ def _connect(how: RunOptions) -> "tuple[tuple[Slot, ...], Executor]":
     from optpipe.sweep.ray_cluster import connect, list_cluster_slots, run_on_ray
 
     connect(how.on)
-    return list_cluster_slots(), partial(run_on_ray, shared=None if how.store is None else str(how.store.resolve()))
+    shared = how.store if how.store is None or "://" in how.store else str(Path(how.store).resolve())
+    return list_cluster_slots(), partial(run_on_ray, shared=shared)
 
 
 def _list_slots(how: RunOptions) -> "tuple[Slot, ...]":

@@ -1,13 +1,14 @@
 """What travels between hosts: parts of a workspace as a tar in chunks, hashes checked where they leave and where they arrive."""
 
 import io
+import secrets
 import tarfile
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo
-from optpipe.errors import StageError
+from optpipe.errors import StageError, first_line
 from optpipe.sweep.merge import take_in
 from optpipe.workspace.runs import load_run
 from optpipe.workspace.store import Store
@@ -65,6 +66,36 @@ def unpack(chunks: Iterable[bytes], store: Store) -> None:
             raise StageError(f"a parcel arrived damaged: {error}") from error
         if damaged := take_in(scratch / "parcel", store, [0, 0]):
             raise StageError(f"a parcel arrived damaged: {damaged[0]}")
+
+
+def put_chunks(bucket: str, chunks: Iterable[bytes]) -> Iterator[str]:
+    """Writes each chunk to a folder that fsspec opens, and yields its address. Raises StageError where it cannot."""
+    import fsspec
+
+    token = secrets.token_hex(8)
+    for at, chunk in enumerate(chunks):
+        name = f"{bucket.rstrip('/')}/{token}-{at:04}"
+        try:
+            with fsspec.open(name, "wb") as file:
+                file.write(chunk)
+        except (OSError, ValueError, ImportError) as error:
+            raise StageError(f"cannot write {name}: {first_line(error)}") from error
+        yield name
+
+
+def get_chunk(name: str, *, remove: bool = False) -> bytes:
+    """The chunk at an address; it is deleted afterwards where it is for one reader. Raises StageError where it cannot be read."""
+    import fsspec
+
+    try:
+        with fsspec.open(name, "rb") as file:
+            content: bytes = file.read()
+        if remove:
+            system, path = fsspec.core.url_to_fs(name)
+            system.rm(path)
+    except (OSError, ValueError, ImportError) as error:
+        raise StageError(f"cannot read {name}: {first_line(error)}") from error
+    return content
 
 
 def _as_bytes(file: object) -> io.BufferedRandom:

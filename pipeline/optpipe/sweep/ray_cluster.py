@@ -26,7 +26,7 @@ from optpipe.sweep.ledger import claim_job, read_job, write_job
 from optpipe.sweep.local import Report, Setting, make_record, try_task
 from optpipe.sweep.matrix import choose_device_of_kind
 from optpipe.sweep.neighbors import list_disturbed_hosts, name_neighborhood
-from optpipe.sweep.parcels import list_all, list_needed, pack, unpack
+from optpipe.sweep.parcels import get_chunk, list_all, list_needed, pack, put_chunks, unpack
 from optpipe.sweep.plan import Work
 from optpipe.sweep.slots import Slot, count_neighbors, kind_from_label, label_from_kind, list_slots
 from optpipe.sweep.task import CellOutcome, Task, TaskOutcome, mark_all
@@ -105,6 +105,8 @@ class _Errand:
     setting: Setting
     shared: str | None
     """A workspace that driver and nodes see under one path; otherwise what is needed travels."""
+    bucket: str | None = None
+    """A folder that fsspec opens (`s3://…`, `gs://…`), through which chunks travel in place of the object store."""
     disturbed: tuple[str, ...] = ()
     """Hosts whose GPUs have to time one after the other."""
 
@@ -134,7 +136,10 @@ def run_errand(content: bytes, parcels: Sequence[Any], fetch: Callable[[Any], by
         )
         yield json_from_record(_Reply(outcome, attempts, records))
         if errand.shared is None:
-            yield from pack(workspace, list_all(workspace) if not task.timing else _list_runs(outcome))
+            chunks = pack(workspace, list_all(workspace) if not task.timing else _list_runs(outcome))
+            yield from (
+                chunks if errand.bucket is None else (name.encode() for name in put_chunks(errand.bucket, chunks))
+            )
 
 
 def _list_runs(outcome: TaskOutcome) -> tuple[str, ...]:
@@ -163,11 +168,10 @@ def make_remote(*, gpu: bool) -> Any:
     """The Ray task. Resources and max_calls have to stand here: a task whose worker is used again would keep a CUDA context."""
     import ray
 
-    def go(content: bytes, parcels: list[Any]) -> Iterator[bytes]:
-        return run_errand(content, parcels, ray.get)
-
     def stream(content: bytes, parcels: list[Any]) -> Iterator[bytes]:
-        yield from go(content, parcels)
+        yield from run_errand(
+            content, parcels, lambda each: get_chunk(each) if isinstance(each, str) else ray.get(each)
+        )
 
     if gpu:
         return ray.remote(num_gpus=1, num_cpus=1, max_calls=1, max_retries=0)(stream)
@@ -192,7 +196,10 @@ class _Flight:
 def run_on_ray(
     works: Sequence[Work], slots: Sequence[Slot], setting: Setting, report: Report, shared: str | None = None
 ) -> bool:
-    """Runs everything on the cluster that is connected; the driver's store takes in what comes back."""
+    """Runs everything on the cluster that is connected; the driver's store takes in what comes back.
+
+    `shared` is a workspace that all nodes see, or the address of a folder that fsspec opens.
+    """
     driver = _Driver(works, slots, setting, report, shared)
     try:
         driver.run()
@@ -209,7 +216,9 @@ class _Driver:
     def __init__(
         self, works: Sequence[Work], slots: Sequence[Slot], setting: Setting, report: Report, shared: str | None
     ) -> None:
-        self.setting, self.report, self.shared = setting, report, shared
+        self.setting, self.report = setting, report
+        self.bucket = shared if shared is not None and "://" in shared else None
+        self.shared = shared if self.bucket is None else None
         self.store = Store(setting.workspace)
         self.room = {kind: sum(slot.kind == kind for slot in slots) for kind in {slot.kind for slot in slots}}
         self.remotes = {device: make_remote(gpu=device == "cuda") for device in ("cpu", "cuda")}
@@ -284,7 +293,9 @@ class _Driver:
     def _send(self, work: Work, attempts: tuple[str, ...], claims: ExitStack, *, build: bool) -> None:
         artifact = None if build else self.built[work.recipe_key, work.kind].artifact
         task = Task("", work.recipe, () if build else work.cells, artifact)
-        errand = _Errand(task, work.kind, replace(self.setting, workspace=Path()), self.shared, self.disturbed)
+        errand = _Errand(
+            task, work.kind, replace(self.setting, workspace=Path()), self.shared, self.bucket, self.disturbed
+        )
         selector = {LABEL: label_from_kind(work.kind)}
         remote = self.remotes[work.recipe.device].options(label_selector=selector)
         stream = remote.remote(json_from_record(errand), self._wrap(work, artifact))
@@ -298,9 +309,9 @@ class _Driver:
         if needed is None or self.shared is not None:
             return []
         if needed not in self.parcels:
-            self.parcels[needed] = [
-                ray.put(chunk) for chunk in pack(self.store.workspace, list_needed(self.store, needed))
-            ]
+            chunks = pack(self.store.workspace, list_needed(self.store, needed))
+            keep = (ray.put(chunk) for chunk in chunks) if self.bucket is None else put_chunks(self.bucket, chunks)
+            self.parcels[needed] = list(keep)
         return self.parcels[needed]
 
     def _listen(self) -> None:
@@ -346,7 +357,7 @@ class _Driver:
             self._lose(flight, "the node ended without a reply", again=True)
             return
         try:
-            unpack(flight.chunks, self.store)
+            unpack(self._fetch(flight), self.store)
         except OptpipeError as error:
             self._lose(flight, str(error).replace("\n", " "), again=True)
             return
@@ -359,6 +370,11 @@ class _Driver:
                 self._record(replace(record, attempts=(*flight.attempts, *record.attempts)))
             if not reply.records:
                 self._fail(flight.work.cells, flight, reply.outcome.cells[0])
+
+    def _fetch(self, flight: _Flight) -> Iterator[bytes]:
+        if self.bucket is None:
+            return iter(flight.chunks)
+        return (get_chunk(name.decode(), remove=True) for name in flight.chunks)
 
     def _note_build(self, flight: _Flight, reply: _Reply) -> None:
         found = reply.outcome.cells[0]

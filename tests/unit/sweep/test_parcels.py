@@ -10,7 +10,7 @@ from optpipe.core.entries import ArtifactInfo, ModelInfo
 from optpipe.core.events import SilentListener
 from optpipe.core.weights import WeightsRecord
 from optpipe.errors import StageError
-from optpipe.sweep.parcels import list_all, list_needed, pack, unpack
+from optpipe.sweep.parcels import get_chunk, list_all, list_needed, pack, put_chunks, unpack
 from optpipe.workspace.store import Store
 
 
@@ -71,3 +71,18 @@ def test_nothing_is_written_outside_of_the_store(tmp_path):
     with pytest.raises(StageError, match="arrived damaged"):
         unpack([file.getvalue()], Store(tmp_path / "there"))
     assert not list(tmp_path.rglob("escaped"))
+
+
+def test_chunks_travel_through_a_bucket_too(built, tmp_path):
+    store, artifact = built
+    bucket = f"file://{tmp_path}/bucket"
+    (tmp_path / "bucket").mkdir()
+    names = list(put_chunks(bucket, pack(store.workspace, list_needed(store, artifact.id))))
+    there = Store(tmp_path / "there")
+    unpack((get_chunk(name, remove=True) for name in names), there)
+    assert there.find(artifact.id).find_damage() is None
+    assert not list((tmp_path / "bucket").iterdir())
+    with pytest.raises(StageError, match="cannot read"):
+        get_chunk(names[0])
+    with pytest.raises(StageError, match="cannot write nope://"):
+        list(put_chunks("nope://x", [b"1"]))

@@ -87,6 +87,7 @@ REFUSED_BY_RTX = {
     "version_compatible": ({"version_compatible": "true"}, 2, "it has no lean runtime"),
     "timing_cache": ({"timing_cache": "cache"}, 2, "runtime_cache keeps its compiled kernels"),
     "compute_capabilities": ({"compute_capabilities": "9.0"}, 2, "does not build for 9.0; choose from 7.5, 8.0"),
+    "refit for two": ({"compute_capabilities": "8.6,8.9", "refit": "true"}, 2, "takes at most one with refit"),
     "no numbers": ({"compute_capabilities": "ada"}, 2, "expected numbers such as 8.6"),
 }
 NEEDS_A_GPU = {

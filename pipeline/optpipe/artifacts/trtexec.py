@@ -52,7 +52,10 @@ def command_from_artifact(prefix: str, store: Store) -> ToolCommand:
         "--profilingVerbosity=detailed",
         "--skipInference",
     )
-    return ToolCommand(arguments, (f"{info.precision} is in the graph: networks are strongly typed",))
+    notes = [f"{info.precision} is in the graph: networks are strongly typed"]
+    if info.backend == "tensorrt-rtx":
+        notes.append("flags are those of trtexec 11.1; `tensorrt_rtx --help` tells which of them your version has")
+    return ToolCommand(arguments, tuple(notes))
 
 
 def list_shape_flags(options: BuilderOptions, inputs: tuple[InputSpec, ...]) -> Iterator[str]:
@@ -94,7 +97,7 @@ def list_builder_flags(options: BuilderOptions, precision: Precision, backend: s
         yield "--sparsity=enable"
     for flag, wanted in (
         ("--versionCompatible", options.version_compatible),
-        ("--refit", options.refit),
+        ("--refit", options.refit or (options.strip_weights and backend == "tensorrt-rtx")),
         ("--stripWeights", options.strip_weights),
     ):
         if wanted:

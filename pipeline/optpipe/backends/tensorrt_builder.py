@@ -53,10 +53,11 @@ def create_logger(trt: Any) -> Any:
 def create_config(trt: Any, builder: Any, request: BuildRequest, options: BuilderOptions) -> Any:
     """The builder's configuration; raises StageError for a flag that this version of the library does not take."""
     config = builder.create_builder_config()
+    # TensorRT strips what can be refitted with the same weights by itself; TensorRT-RTX wants to be told
     flags = {
         "TF32": request.precision is Precision.TF32,
         "VERSION_COMPATIBLE": options.version_compatible,
-        "REFIT": options.refit,
+        "REFIT": options.refit or (options.strip_weights and trt.__name__ == "tensorrt_rtx"),
         "STRIP_PLAN": options.strip_weights,
         "SPARSE_WEIGHTS": options.sparse_weights,
     }

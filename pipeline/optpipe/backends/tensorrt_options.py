@@ -58,7 +58,7 @@ class BuilderOptions:
         "", "plugin libraries (.so), comma-separated; they run code and are copied into the artifact"
     )
     timing_cache: str = _describe("", "file with the builder's timings, shared by builds and hosts of one GPU model")
-    compute_capabilities: str = _describe("", "GPUs the engine is for, such as 8.6,8.9; empty means 8.0 and newer")
+    compute_capabilities: str = _describe("", "GPUs the engine is for, such as 8.6,8.9; by default Ampere and newer")
 
 
 _LACKING = {
@@ -98,7 +98,10 @@ def options_from_given(given: Mapping[str, Any], library: str, backend: str) -> 
     options = BuilderOptions(**{**defaults, **merge_options(given, known, backend)})
     _require_known_values(options)
     find_profiles(options)
-    capabilities_from_text(options.compute_capabilities)
+    if len(capabilities_from_text(options.compute_capabilities)) > 1 and (options.refit or options.strip_weights):
+        raise BadInputError(
+            f"option compute_capabilities={options.compute_capabilities}: {backend} takes at most one with refit or strip_weights"
+        )
     sources_from_text(options.tactic_sources)
     for path in list_plugins(options):
         if not path.is_file():

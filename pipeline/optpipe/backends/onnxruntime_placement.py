@@ -20,11 +20,13 @@ def placement_from_session(session: Any, provider: str, layers: Iterable[LayerTy
     """
     macs = {layer.name: layer.macs for layer in layers}
     total = sum(macs.values())
+    assigned = [
+        (part.ep_name, node) for part in session.get_provider_graph_assignment_info() for node in part.get_nodes()
+    ]
     nodes = [
-        PlacedNode(node.name, node.op_type, part.ep_name, macs.get(node.name, 0) / total if total else 0.0)
-        for part in session.get_provider_graph_assignment_info()
-        for node in part.get_nodes()
+        PlacedNode(node.name, node.op_type, found, macs.get(node.name, 0) / total if total else 1 / len(assigned))
+        for found, node in assigned
     ]
     elsewhere = sorted((node for node in nodes if node.provider != provider), key=lambda node: -node.share)
-    share = sum(node.share for node in elsewhere)
-    return Placement(provider, len(nodes), len(elsewhere), share, tuple(elsewhere[:MAX_OTHERS]))
+    share, unit = sum(node.share for node in elsewhere), "MACs" if total else "nodes"
+    return Placement(provider, len(nodes), len(elsewhere), share, tuple(elsewhere[:MAX_OTHERS]), unit)

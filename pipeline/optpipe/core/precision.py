@@ -79,7 +79,7 @@ class PlacedNode:
     op: str
     provider: str
     share: float
-    """Of the graph's multiply-adds."""
+    """Of the graph's multiply-adds, or of its nodes where it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +93,11 @@ class Placement:
     count: int
     """Those that run elsewhere."""
     share: float
-    """Of the multiply-adds, those that run elsewhere."""
+    """Of `unit`, those that run elsewhere."""
     elsewhere: tuple[PlacedNode, ...]
     """The largest first, at most MAX_OTHERS."""
+    unit: str = "MACs"
+    """`nodes` in a graph without multiply-adds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,6 @@ def prove_precision(
     reason = f"{found:.1%} of {unit} in {wanted}, {required:.0%} required"
     placed = placement is None or placement.share <= MAX_SHARE_ELSEWHERE
     if placement is not None and not placed:
-        reason += f"; {placement.share:.1%} of MACs run outside {placement.provider}, {MAX_SHARE_ELSEWHERE:.0%} allowed"
+        reason += f"; {placement.share:.1%} of {placement.unit} run outside {placement.provider}, {MAX_SHARE_ELSEWHERE:.0%} allowed"
     proven = placed and found >= required - 1e-12
     return PrecisionProof(share, proven, reason, tuple(others[:MAX_OTHERS]), len(others), placement)

@@ -90,7 +90,7 @@ def format_placement(placement: Placement) -> str:
     named = [f"{escape(each.name)} ({each.op}, {each.provider}, {each.share:.1%})" for each in placement.elsewhere]
     more = placement.count - len(named)
     return (
-        f"{placement.count} of {placement.nodes} nodes, {placement.share:.1%} of MACs, "
+        f"{placement.count} of {placement.nodes} nodes, {placement.share:.1%} of {placement.unit}, "
         f"{'does' if placement.count == 1 else 'do'} not run on {placement.provider}: "
         + ", ".join(named)
         + (f" and {more} more" if more > 0 else "")

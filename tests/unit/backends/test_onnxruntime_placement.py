@@ -75,6 +75,16 @@ def test_what_another_provider_runs_is_named_with_its_share_and_not_proven(graph
     )
 
 
+def test_a_graph_without_multiply_adds_is_judged_by_its_nodes(graph) -> None:
+    with OnnxRuntimeSession(graph, "cpu", {}) as session:
+        found = placement_from_session(session._session, "CUDAExecutionProvider", ())
+    assert (found.unit, found.count) == ("nodes", 3)
+    assert found.share == pytest.approx(1.0)
+    proof = prove_precision(Precision.FP32, (LayerType("curve", "Erf", "fp32", 0),), found)
+    assert proof.reason.endswith("100.0% of nodes run outside CUDAExecutionProvider, 1% allowed")
+    assert not proof.proven
+
+
 @pytest.mark.parametrize(("share", "proven"), [(0.0, True), (0.01, True), (0.0101, False)])
 def test_up_to_one_percent_of_the_multiply_adds_may_run_elsewhere(share, proven) -> None:
     layers = (LayerType("conv", "Conv", "fp16", 100),)

@@ -64,7 +64,10 @@ def render_build(result: "BuildResult") -> RenderableType:
         for each in result.artifacts
         if each.mixed is not None
     ]
-    lines += [Text(f"failed  {each.backend} {each.precision}: {each.reason}", style="red") for each in result.failed]
+    lines += [
+        Text(f"failed  {each.backend} {each.precision} (exit status {each.status:d}): {each.reason}", style="red")
+        for each in result.failed
+    ]
     reasons: dict[str, list[str]] = {}
     for omission in result.skipped:
         reasons.setdefault(f"{omission.backend}: {omission.reason}", []).append(omission.precision)

@@ -138,4 +138,5 @@ def list_unbacked(folder: Path, verdict: VerdictRecord) -> Iterator[str]:
     for run in load_runs(folder / "runs"):
         if run.kind == "evaluate" and any(row.snr_db is not None for row in read_evaluation(run).results):
             yield f"SNR of the evaluated outputs: stated by runs/{run.run_id}/{EVALUATION}"
-    yield f"hardware, driver and package versions: stated by the runs' {MANIFEST}"
+    yield f"hardware, driver and package versions: stated by runs/*/{MANIFEST}, baseline/runs/*/{MANIFEST}"
+    yield f"times, sizes and other facts of the builds: stated by {BUILDS}/*/{MANIFEST}"

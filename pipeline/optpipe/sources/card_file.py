@@ -1,5 +1,6 @@
 """A model card: TOML that names a factory or an ONNX file, its weights, inputs, preprocessing, labels and data."""
 
+import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from optpipe.core.card import ModelCard, card_from_dict
 from optpipe.core.hashing import hash_file, hash_value
 from optpipe.core.tensors import Shape
 from optpipe.core.weights import WeightsRecord, WeightsRequest
-from optpipe.errors import BadInputError
+from optpipe.errors import BadInputError, first_line
 from optpipe.sources.base import LoadedModel
 from optpipe.sources.onnx_file import OnnxFileSource
 from optpipe.sources.python_file import PythonFileSource
@@ -24,6 +25,16 @@ CARD_FIELDS: Mapping[str, type] = {
 }  # fmt: skip
 """What a card may hold."""
 _KINDS: Mapping[type, str] = {str: "a string", list: "a list", dict: "a table"}
+
+
+def _require_plain(table: Mapping[str, Any], path: Path) -> None:
+    """Raises BadInputError for what TOML has and a card has no use for: dates, times, and numbers that are not finite."""
+    try:
+        json.dumps(table, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise BadInputError(
+            f"{path}: values of a model card are texts, finite numbers, true or false, and lists ({first_line(error)})"
+        ) from error
 
 
 def _require_known(table: Mapping[str, Any], path: Path) -> None:
@@ -56,9 +67,10 @@ class CardSource:
     def _table(self) -> Mapping[str, Any]:
         try:
             table = tomllib.loads(self.path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        except (OSError, RecursionError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise BadInputError(f"{self.path} is not a readable model card: {error}") from error
         _require_known(table, self.path)
+        _require_plain(table, self.path)
         return table
 
     @cached_property

@@ -48,6 +48,7 @@ def test_random_weights_make_another_model(tmp_path):
         ('weigths = "net.pt"', "no field 'weigths': did you mean weights?"),
         ("labels = 'ab'", "'labels' must be a list"),
         ("weights = 3", "'weights' must be a string"),
+        ("head = {minimum_score = 1979-05-27}", "values of a model card are texts"),
         ("data = {validation = 3}", "validation must be the path"),
         ("preprocessing = {steps = [{step = 'resise'}]}", "unknown step 'resise'"),
         ("labels = ['a', 'b', 'c']", "3 labels, but its first output has 2 classes"),

@@ -110,7 +110,7 @@ def split_timeline(timeline: Timeline, start_ns: int | None = None, end_ns: int 
     start = np.array([timeline.start_ns if start_ns is None else start_ns], dtype=np.int64)
     end = np.array([timeline.end_ns if end_ns is None else end_ns], dtype=np.int64)
     idle = {cause: int(sum_within(timeline.idle[cause], start, end)[0]) for cause in IdleCause}
-    return Split(int(end[0] - start[0]), int(sum_within(timeline.busy, start, end)[0]), idle)
+    return Split(int(end[0]) - int(start[0]), int(sum_within(timeline.busy, start, end)[0]), idle)
 
 
 def array_from_column(frame: pl.DataFrame, column: str) -> TimeArray:

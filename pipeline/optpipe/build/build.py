@@ -159,7 +159,7 @@ def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener)
         raise BadInputError(f"--budget applies to {' and '.join(BUDGETED)}; add one of them to --precision")
     store.require_writable()
     model, stored = prepare_model(model, store, listener)
-    plan = _add_calibration(model, plan, stored, store, listener)
+    plan = add_calibration(model, plan, stored, store, listener)
     exported = _run_step("export", times, listener, lambda: export_model(model, store, listener, stored))
     expected = _run_step(
         "reference", times, listener, lambda: compute_reference(model, exported, plan.images, store, listener)
@@ -170,9 +170,7 @@ def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener)
     return result
 
 
-def _add_calibration(
-    model: Model, plan: BuildPlan, stored: Entry | None, store: Store, listener: Listener
-) -> BuildPlan:
+def add_calibration(model: Model, plan: BuildPlan, stored: Entry | None, store: Store, listener: Listener) -> BuildPlan:
     """`plan` with the calibration data of the model's own file, and those that were given checked against its inputs.
 
     Raises BadInputError before anything is exported where INT8 is wanted and there is nothing to calibrate on, or a budget is

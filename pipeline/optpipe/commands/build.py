@@ -1,7 +1,8 @@
 """`optpipe build`."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,10 +17,17 @@ from optpipe.commands.options import (
 )
 from optpipe.commands.outcome import Outcome
 
+if TYPE_CHECKING:
+    from optpipe.choose.candidates import ChoicePlan
+    from optpipe.export.model import Model
+    from optpipe.workspace.store import Store
+
 
 def build(
     model: ModelArgument,
-    precision: Annotated[str, define_precision_option("Precisions to build.")] = "fp16",
+    precision: Annotated[
+        str, define_precision_option("Precisions to build; auto: the fastest build within --budget.")
+    ] = "fp16",
     backend: Annotated[str, define_backend_option("auto, all, or names; `optpipe doctor` lists them.")] = "auto",
     device: DeviceOption = None,
     batch: Annotated[
@@ -49,8 +57,12 @@ def build(
         str | None,
         typer.Option(
             metavar="COST",
-            help="Keep the fewest layers out of fp16 and int8 that hold this: 0.5points of accuracy, or an SNR of 30dB.",
+            help="The most that fp16, int8 (the fewest layers are kept out) or auto may cost: 0.5points of accuracy, or an SNR of 30dB.",
         ),
+    ] = None,
+    compare_at: Annotated[
+        str | None,
+        typer.Option(metavar="SIZES", help="Batch sizes at which auto compares builds, such as 1,8; default: OPT."),
     ] = None,
     option: Annotated[
         list[str] | None,
@@ -64,20 +76,40 @@ def build(
 ) -> Outcome:
     """Build engines with verified precision and outputs.
 
-    Exports, calibrates, converts, builds and verifies; all results go to the store.
+    Exports, calibrates, converts, builds and verifies; all results go to the store. With --precision auto, builds every
+    candidate and measures which is fastest here.
     """
     from optpipe.build.build import build_model as run_build
     from optpipe.build.build import result_from_build
-    from optpipe.commands.parsing import build_plan_from_options, model_from_options
+    from optpipe.commands.parsing import build_plan_from_options, choice_plan_from_options, model_from_options
     from optpipe.commands.terminal import Terminal
+    from optpipe.errors import BadInputError
     from optpipe.reporters.terminal_build import render_build
     from optpipe.workspace.store import Store
 
+    wanted = model_from_options(model, weights, seed, batch, shape or [])
+    if precision == "auto":
+        choice = choice_plan_from_options(
+            backend, device, option or [], images=images, calibration=calibration, budget=budget, compare_at=compare_at
+        )
+        return _choose(wanted, choice, weights, Store(workspace))
+    if compare_at is not None:
+        raise BadInputError("--compare-at requires --precision auto")
     plan = build_plan_from_options(
         precision, backend, device, option or [], images=images, calibration=calibration, batch=batch, budget=budget
     )
-    wanted = model_from_options(model, weights, seed, batch, shape or [])
     with Terminal() as terminal:
         result = run_build(wanted, plan, Store(workspace), terminal)
     told = result_from_build(result, weights, terminal.warnings)
     return Outcome(told, lambda: render_build(told), result.status)
+
+
+def _choose(model: "Model", plan: "ChoicePlan", weights: str, store: "Store") -> Outcome:
+    from optpipe.choose.choose import choose_build
+    from optpipe.commands.terminal import Terminal
+    from optpipe.reporters.terminal_choose import render_choice
+
+    with Terminal() as terminal:
+        found = choose_build(model, plan, weights, store, terminal)
+    found = replace(found, warnings=tuple(terminal.warnings))
+    return Outcome(found, lambda: render_choice(found), found.exit_status)

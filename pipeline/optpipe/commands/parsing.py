@@ -6,12 +6,14 @@ from pathlib import Path
 from optpipe.backends.base import Device
 from optpipe.backends.registry import BACKENDS, backends_from_text
 from optpipe.build.build import BuildPlan
+from optpipe.choose.candidates import ChoicePlan
 from optpipe.core.mixed_precision import budget_from_text
 from optpipe.core.precision import precisions_from_text
 from optpipe.core.tensors import batch_ranges_from_text, join_batch_ranges, shapes_from_text
 from optpipe.core.weights import weights_from_text
 from optpipe.errors import BadInputError
 from optpipe.export.model import Model
+from optpipe.measuring.sweep import batch_sizes_from_text
 from optpipe.sources.resolve import source_from_text
 
 
@@ -67,6 +69,35 @@ def build_plan_from_options(
         calibration=calibration,
         options=options,
         budget=None if budget is None else budget_from_text(budget, "--budget"),
+    )
+
+
+def choice_plan_from_options(
+    backend: str,
+    device: Device | None,
+    option: Sequence[str],
+    *,
+    images: Path | None,
+    calibration: Path | None,
+    budget: str | None,
+    compare_at: str | None,
+) -> ChoicePlan:
+    """Reads the options of `build --precision auto`: without `--backend`, all of them are candidates."""
+    target = require_device(device)
+    named = backend not in ("auto", "all")
+    build = BuildPlan(
+        precisions=(),
+        backends=backends_from_text(backend if named else "all", target),
+        named=named,
+        device=target,
+        images=images,
+        calibration=calibration,
+        options=options_from_text(option),
+    )
+    return ChoicePlan(
+        build,
+        None if budget is None else budget_from_text(budget, "--budget"),
+        None if compare_at is None else batch_sizes_from_text(compare_at, "--compare-at"),
     )
 
 

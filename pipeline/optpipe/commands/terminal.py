@@ -94,6 +94,10 @@ class Terminal:
                 Text.assemble(("warning:", "yellow"), f" {message}"), soft_wrap=not self.console.is_terminal
             )
 
+    def inform(self, message: str) -> None:
+        """Prints a line."""
+        self.console.print(escape(message), soft_wrap=not self.console.is_terminal)
+
 
 class _Shown:
     def __init__(self, progress: Progress, task: TaskID) -> None:

@@ -24,6 +24,9 @@ class Listener(Protocol):
     def warn(self, message: str) -> None:
         """Says something the user must know and that ends up in the JSON's `warnings` too."""
 
+    def inform(self, message: str) -> None:
+        """Says something that helps while one waits, such as how long."""
+
 
 class SilentListener:
     """A listener for library use and tests: keeps the warnings, shows nothing."""
@@ -40,6 +43,9 @@ class SilentListener:
         """Keeps `message` in `warnings`, once."""
         if message not in self.warnings:
             self.warnings.append(message)
+
+    def inform(self, message: str) -> None:
+        """Nobody waits."""
 
 
 class _Unwatched:

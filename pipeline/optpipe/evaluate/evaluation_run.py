@@ -1,10 +1,12 @@
 """An evaluation from the command to its run folder."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from optpipe.artifacts.lookup import format_model_argument
 from optpipe.core.card import card_from_file
+from optpipe.core.entries import ArtifactInfo
 from optpipe.core.events import Listener
 from optpipe.core.records import json_from_record
 from optpipe.errors import BadInputError
@@ -23,7 +25,7 @@ from optpipe.inputs.task_data import load_sample_set
 from optpipe.workspace.file_names import CARD, EVALUATION, PREDICTIONS
 from optpipe.workspace.manifest import get_command_line
 from optpipe.workspace.runs import finish_run, open_run, write_bytes
-from optpipe.workspace.store import Store
+from optpipe.workspace.store import Entry, Store
 
 
 def run_evaluation(
@@ -35,8 +37,9 @@ def run_evaluation(
     store: Store,
     listener: Listener,
     user_task: UserTask | None = None,
+    only: Sequence[Entry[ArtifactInfo]] | None = None,
 ) -> Evaluation:
-    """Evaluates what is stored of `model` and writes the run; by `user_task` instead of the card's task, where it is given.
+    """Evaluates what is stored of `model`, or `only` some of it, and writes the run; by `user_task` instead of the card's task, where it is given.
 
     Raises BadInputError where there are no images, or nothing was built yet.
     """
@@ -47,7 +50,7 @@ def run_evaluation(
     if data is None and "validation" not in card.data:
         what = "texts with --data FILE" if card.tokenization else "images with --data DIR"
         raise BadInputError(f"the model card of {card.name} has no validation set; pass labeled {what}")
-    artifacts = list_model_artifacts(compute_model_id(model), store)
+    artifacts = list_model_artifacts(compute_model_id(model), store) if only is None else list(only)
     if not artifacts:
         raise BadInputError(
             f"{card.name} has no build with these options in {store.workspace}\n"

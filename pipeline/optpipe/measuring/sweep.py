@@ -10,8 +10,8 @@ MIN_SWEEP_GAIN = 1.05
 """Two steps in a row with less than 5 % more throughput: saturated."""
 
 
-def batch_sizes_from_text(text: str) -> tuple[int, ...]:
-    """Reads `--batch`: `8`, a list `1,8,32`, or powers of two `1:256`."""
+def batch_sizes_from_text(text: str, flag: str = "--batch") -> tuple[int, ...]:
+    """Reads the batch sizes of an option: `8`, a list `1,8,32`, or powers of two `1:256`."""
     try:
         if ":" in text:
             low, high = (int(part) for part in text.split(":"))
@@ -27,7 +27,7 @@ def batch_sizes_from_text(text: str) -> tuple[int, ...]:
         return tuple(sizes)
     except ValueError as error:
         raise BadInputError(
-            f"--batch {text}: expected positive sizes, such as 8, 1,8,32, or 1:256 for powers of two"
+            f"{flag} {text}: expected positive sizes, such as 8, 1,8,32, or 1:256 for powers of two"
         ) from error
 
 

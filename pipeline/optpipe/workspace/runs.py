@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 RUN_SCHEMA = "optpipe.run"
 RUN_SCHEMA_VERSION = 2
 MANIFEST = "manifest.json"
-RunKind = Literal["bench", "profile", "preprocess", "end-to-end", "evaluate", "calibrate", "compare", "signoff"]
+RunKind = Literal[
+    "bench", "profile", "preprocess", "end-to-end", "evaluate", "calibrate", "choose", "compare", "signoff"
+]
 RunStatus = Literal["complete", "interrupted"]
 
 

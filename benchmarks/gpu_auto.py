@@ -1,0 +1,260 @@
+"""`build --precision auto` against torch.compile (max-autotune, FP16, channels last) on one GPU, network by network, in turns.
+
+usage: python benchmarks/gpu_auto.py OUT.json [--networks resnet50,vit_b_16] [--batches 1,8,64] [--seconds 400] [--total 1700]
+
+Weights are random, so builds are held to an SNR of 30 dB. Every network has a time limit; a row is printed, and OUT.json written
+anew, as soon as a batch size is done: what was done stays when time is up. In each row both sides run in this process, replayed
+from CUDA graphs, in turns in an order drawn for each round; the ratio has Student's interval over the rounds.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from argparse import ArgumentParser
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from statistics import median
+from threading import Timer
+from typing import Any
+
+from optpipe.core.decision import Decision
+from optpipe.stats.ratio import ratio_from_rounds
+from optpipe.workspace.store import Store
+
+NETWORKS = (
+    "resnet50", "vit_b_16", "convnext_tiny", "efficientnet_b0", "mobilenet_v3_large", "resnext50_32x4d", "bert_base"
+)  # fmt: skip
+FLOOR_DB = 30.0
+ROUNDS, TIMED_S, WARM_UP_S = 10, 0.15, 0.3
+HEAD = ("network", "batch", "winner", "winner ms", "torch.compile ms", "speed of the winner", "others")
+BERT = """
+import torch
+from transformers import BertConfig, BertModel
+class Encoder(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.bert = BertModel(BertConfig(attn_implementation="sdpa"), add_pooling_layer=False).eval()
+    def forward(self, input_ids):
+        return self.bert(input_ids=input_ids, attention_mask=torch.ones_like(input_ids)).last_hidden_state
+def bert_base():
+    return Encoder().eval()
+"""
+CARD = """
+name = "bert_base"
+source = "bert.py:bert_base"
+[[inputs]]
+name = "input_ids"
+dtype = "int64"
+min = [1, 128]
+opt = [8, 128]
+max = [64, 128]
+[[outputs]]
+name = "hidden"
+"""
+
+
+def main() -> None:
+    """Builds, times and prints, one network after the other."""
+    parser = ArgumentParser()
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--networks", default=",".join(NETWORKS))
+    parser.add_argument("--batches", default="1,8,64")
+    parser.add_argument("--seconds", type=float, default=400.0, help="for each network")
+    parser.add_argument(
+        "--rounds", type=int, default=4, help="of the comparison between the fastest builds; `build` takes 8"
+    )
+    parser.add_argument("--total", type=float, default=1700.0)
+    parser.add_argument("--calibration", type=Path, help="images for INT8; default: INT8 is left out")
+    given = parser.parse_args()
+    begun, rows = time.monotonic(), []
+    print("| " + " | ".join(HEAD) + " |\n|" + "---|" * len(HEAD), flush=True)
+    for name in given.networks.split(","):
+        if time.monotonic() - begun > given.total:
+            break
+        for row in measure_network(name, given):
+            rows.append(row)
+            print(format_row(row), flush=True)
+            given.out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+
+
+def measure_network(name: str, given: Any) -> Iterator[dict[str, Any]]:
+    """A row for each batch size as it comes, from a process of its own that may take `given.seconds`."""
+    batches = [int(each) for each in given.batches.split(",")]
+    command = [sys.executable, __file__, "--one", name, given.batches, str(given.calibration or ""), str(given.rounds)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stdout
+    # with the workers and compilers that it started
+    clock = Timer(given.seconds, lambda: os.killpg(process.pid, signal.SIGKILL))
+    clock.start()
+    done = set()
+    for line in process.stdout:
+        if line.startswith("{"):
+            row = json.loads(line)
+            done.add(row["batch"])
+            yield row
+    clock.cancel()
+    why = "time is up" if process.wait() == -signal.SIGKILL else f"exit status {process.returncode}"
+    yield from ({"network": name, "batch": size, "why_not": why} for size in batches if size not in done)
+
+
+def measure_one(name: str, batches: list[int], calibration: str, rounds: int) -> None:
+    """Chooses a build as `--precision auto` does, then times it and torch.compile in turns; a JSON line for each size.
+
+    Candidates are FP16 and, with calibration data, INT8: wider types only cost time here.
+    """
+    from optpipe.backends.registry import BACKENDS
+    from optpipe.build.build import BuildPlan
+    from optpipe.choose.candidates import ChoicePlan
+    from optpipe.choose.choose import choose_build
+    from optpipe.commands.terminal import Terminal
+    from optpipe.core.budget import Budget
+    from optpipe.core.precision import Precision
+    from optpipe.core.weights import weights_from_text
+    from optpipe.export.model import Model
+    from optpipe.sources.resolve import source_from_text
+
+    workspace = Path(f"auto-{name}")
+    workspace.mkdir(exist_ok=True)
+    batch = None
+    if name == "bert_base":
+        (workspace / "bert.py").write_text(BERT, encoding="utf-8")
+        (workspace / "bert.toml").write_text(CARD, encoding="utf-8")
+    else:
+        batch = (min(batches), sorted(batches)[len(batches) // 2], max(batches))
+    precisions = (Precision.FP16, Precision.INT8) if calibration else (Precision.FP16,)
+    images = Path(calibration) if calibration else None
+    build = BuildPlan(precisions, tuple(BACKENDS.values()), named=False, device="cuda", calibration=images)
+    plan = ChoicePlan(build, Budget(FLOOR_DB, "dB"), tuple(batches), rounds)
+    model = Model(source_from_text(name_source(name, workspace), {}), weights_from_text("random", 0), batch)
+    with Terminal() as terminal:
+        decision = choose_build(model, plan, "random", Store(workspace), terminal).decision
+    for size in batches:
+        print(json.dumps(compare(name, size, decision, workspace)), flush=True)
+
+
+def name_source(name: str, workspace: Path) -> str:
+    """MODEL."""
+    return str(workspace / "bert.toml") if name == "bert_base" else name
+
+
+def compare(name: str, size: int, decision: Decision, workspace: Path) -> dict[str, Any]:
+    """The row of one batch size."""
+    winner = decision.winners.get(size)
+    if winner is None:
+        return {"network": name, "batch": size, "why_not": "no build keeps the floor"}
+    ours, theirs = time_in_turns(*load_both(name, winner, size, workspace))
+    ratio = ratio_from_rounds(ours, theirs)
+    others = {}
+    for each in decision.candidates:
+        found = next((one for one in each.times if one.batch_size == size), None)
+        if each.artifact != winner:
+            others[f"{each.backend} {each.precision}"] = found.slowdown if found else str(each.standing)
+    chosen = next(each for each in decision.candidates if each.artifact == winner)
+    return {
+        "network": name,
+        "batch": size,
+        "winner": f"{chosen.backend} {chosen.precision}",
+        "winner_ms": median(ours),
+        "compiled_ms": median(theirs),
+        "speed": ratio.value,
+        "speed_ci": ratio.ci,
+        "others": others,
+        "left_out": [[each.backend, each.precision, each.reason] for each in decision.left_out],
+    }
+
+
+def load_both(name: str, winner: str, size: int, workspace: Path) -> tuple[Any, Any]:
+    """The two as functions that enqueue one inference: the artifact's binding, and torch.compile's own CUDA graph."""
+    import torch
+
+    from optpipe.artifacts.lookup import find_artifacts
+    from optpipe.backends.registry import BACKENDS
+    from optpipe.core.weights import weights_from_text
+    from optpipe.export.reference import reference_from_file
+    from optpipe.inputs.pool import vary_inputs
+    from optpipe.sources.resolve import source_from_text
+    from optpipe.workspace.file_names import REFERENCE
+
+    found = find_artifacts(winner, Store(workspace))[0]
+    assert found.reference is not None
+    arrays = vary_inputs(dict(reference_from_file(found.reference.file(REFERENCE)).inputs), size, 0, frozenset())
+    arrays = {key: each[:size] for key, each in arrays.items()}
+    info = found.entry.info
+    binding = BACKENDS[info.backend].load(found.entry.path, info, {}).bind(arrays)
+    module = source_from_text(name_source(name, workspace), {}).load(weights_from_text("random", 0)).module
+    module = module.to("cuda", torch.float16).to(memory_format=torch.channels_last).eval()
+    inputs = [torch.from_numpy(arrays[each.name]).cuda() for each in found.card.inputs]
+    half = {"dtype": torch.float16}
+    inputs = [
+        each.to(**half, memory_format=torch.channels_last)
+        if each.dim() == 4
+        else each.to(**half)
+        if each.is_floating_point()
+        else each
+        for each in inputs
+    ]
+    compiled = torch.compile(module, mode="max-autotune")
+
+    def launch() -> None:
+        with torch.inference_mode():
+            torch.compiler.cudagraph_mark_step_begin()
+            compiled(*inputs)
+
+    return binding.launch, launch
+
+
+def time_in_turns(ours: Any, theirs: Any) -> tuple[list[float], list[float]]:
+    """ms per inference of each round, by CUDA events around as many launches as take TIMED_S."""
+    import torch
+
+    order, times, counts = Random(0), ([], []), []
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for each in (ours, theirs):
+            begun, count = time.monotonic(), 0
+            each()
+            torch.cuda.synchronize()
+            begun = time.monotonic()
+            while time.monotonic() - begun < WARM_UP_S:
+                each()
+                torch.cuda.synchronize()
+                count += 1
+            counts.append(max(5, int(count * TIMED_S / WARM_UP_S)))
+        for _ in range(ROUNDS):
+            for side in order.sample([0, 1], 2):
+                first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                first.record()
+                for _ in range(counts[side]):
+                    (ours, theirs)[side]()
+                last.record()
+                torch.cuda.synchronize()
+                times[side].append(first.elapsed_time(last) / counts[side])
+    return times[0], times[1]
+
+
+def format_row(row: dict[str, Any]) -> str:
+    """A line of the table."""
+    if "why_not" in row:
+        return f"| {row['network']} | {row['batch']} | {row['why_not']} | | | | |"
+    low, high = row["speed_ci"]
+    others = ", ".join(
+        f"{name} {value}" if isinstance(value, str) else f"{name} × {value:.2f}"
+        for name, value in row["others"].items()
+        if value is not None
+    )
+    return (
+        f"| {row['network']} | {row['batch']} | {row['winner']} | {row['winner_ms']:.3f} | {row['compiled_ms']:.3f} | "
+        f"{row['speed']:.3f} ({low:.3f} to {high:.3f}) | {others} |"
+    )
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--one"]:
+        measure_one(sys.argv[2], [int(each) for each in sys.argv[3].split(",")], sys.argv[4], int(sys.argv[5]))
+    else:
+        main()

@@ -1,0 +1,88 @@
+"""Which combinations of backend and precision are built, and which are left out, with the reason."""
+
+from dataclasses import dataclass, replace
+
+from optpipe.backends.base import Backend
+from optpipe.backends.registry import BACKENDS, choose_device
+from optpipe.build.build import BuildPlan, BuiltArtifact, Omission, add_calibration
+from optpipe.core.budget import Budget
+from optpipe.core.entries import ModelInfo
+from optpipe.core.events import Listener
+from optpipe.core.precision import Precision
+from optpipe.errors import BadInputError, ExitStatus, MissingError
+from optpipe.export.model import Model
+from optpipe.measuring.race import FINAL_ROUNDS
+from optpipe.workspace.store import Entry, Store
+
+
+@dataclass(frozen=True, slots=True)
+class ChoicePlan:
+    """What `--precision auto` was asked for."""
+
+    build: BuildPlan
+    """Without precisions all are tried."""
+    budget: Budget | None = None
+    """None: by default a drop of accuracy where there are labels, else an SNR."""
+    batch_sizes: tuple[int, ...] | None = None
+    """Where candidates are compared; None: the profile's `opt`."""
+    final_rounds: int = FINAL_ROUNDS
+    """Processes of each of the fastest few, once the race has found them."""
+
+
+def plan_candidates(
+    model: Model, plan: BuildPlan, stored: Entry[ModelInfo] | None, store: Store, listener: Listener
+) -> tuple[BuildPlan, tuple[Omission, ...]]:
+    """Every backend that can build and run here, every precision that one of them has kernels for; and what is left out.
+
+    Raises MissingError where a backend that was named cannot run here, or none can.
+    """
+    backends, omitted = [], []
+    for backend in plan.backends:
+        if (reason := _find_obstacle(backend, plan)) is None:
+            backends.append(backend)
+            continue
+        if plan.named:
+            raise MissingError(f"backend {backend.name} cannot be a candidate on this machine: {reason}")
+        omitted.append(Omission(backend.name, "", reason, ExitStatus.MISSING))
+    if not backends:
+        reasons = "; ".join(f"{each.backend}: {each.reason}" for each in omitted)
+        raise MissingError(f"--precision auto has no backend that builds and runs on this machine: {reasons}")
+    known = {kind for each in backends for kind in each.precisions(choose_device(each, plan.device))}
+    wanted = replace(
+        plan,
+        backends=tuple(backends),
+        precisions=tuple(kind for kind in plan.precisions or Precision if kind in known),
+        named=False,
+        automatic=False,
+    )
+    try:
+        return add_calibration(model, wanted, stored, store, listener), tuple(omitted)
+    except BadInputError:
+        if plan.calibration is not None:
+            raise
+    reason = "needs calibration data: --calibration PATH"
+    omitted.append(Omission("", Precision.INT8, reason, ExitStatus.BAD_INPUT))
+    without = tuple(kind for kind in wanted.precisions if kind is not Precision.INT8)
+    return replace(wanted, precisions=without), tuple(omitted)
+
+
+def _find_obstacle(backend: Backend, plan: BuildPlan) -> str | None:
+    if plan.device is not None and plan.device not in backend.devices():
+        return f"does not support {plan.device}"
+    capability = backend.probe_capability(choose_device(backend, plan.device))
+    if capability.builds and capability.runs:
+        return None
+    return f"{capability.why_not}" + (f"; {capability.install}" if capability.install else "")
+
+
+def count_builds(plan: BuildPlan) -> int:
+    """How many combinations `plan` has kernels for."""
+    return sum(
+        kind in each.precisions(choose_device(each, plan.device)) for each in plan.backends for kind in plan.precisions
+    )
+
+
+def rank_by_precision(built: BuiltArtifact) -> tuple[int, int]:
+    """The more precise first, then the backend that `--backend auto` prefers: what decides between equally fast builds."""
+    info = built.entry.info
+    return list(Precision).index(info.precision), list(BACKENDS).index(info.backend)

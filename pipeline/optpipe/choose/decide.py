@@ -1,0 +1,151 @@
+"""From races to a decision: who wins at which batch size, by how much, and the reason of every other build."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from optpipe.build.build import BuiltArtifact
+from optpipe.core.bench_record import Change, Ratio
+from optpipe.core.budget import Budget
+from optpipe.core.decision import Candidate, CandidateAccuracy, CandidateTimes, Standing
+from optpipe.measuring.race import RaceResult
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A build before the race."""
+
+    built: BuiltArtifact
+    accuracy: CandidateAccuracy | None
+    """None where it has a flaw."""
+
+    @property
+    def id(self) -> str:
+        """The artifact's."""
+        return self.built.entry.id
+
+    @property
+    def keeps(self) -> bool:
+        """Whether it may win."""
+        return self.accuracy is not None and self.accuracy.keeps is True
+
+
+def find_flaw(built: BuiltArtifact) -> str | None:
+    """Why a build cannot be a candidate whatever the budget: it does not run here, or is not what was asked for."""
+    if built.why_not is not None:
+        return built.why_not
+    proof, verified = built.entry.info.precision_proof, built.verification
+    if not proof.proven:
+        return proof.reason
+    if verified is not None and verified.info.passed is False:
+        return f"outputs differ from the source model's: SNR {verified.info.snr_db or 0:.0f} dB"
+    return None
+
+
+def list_candidates(
+    judged: Sequence[Judged], races: Mapping[int, RaceResult], failures: Mapping[str, str], budget: Budget
+) -> tuple[Candidate, ...]:
+    """Winners first, then by time at the first batch size; then those that were not timed, in the order given."""
+    labels = {each.id: each.built.entry.info.label for each in judged}
+    found = [_describe(each, races, failures, labels, budget) for each in judged]
+    order = {standing: index for index, standing in enumerate(_ORDER)}
+    return tuple(sorted(found, key=lambda each: (order[each.standing], _get_slowdown(each))))
+
+
+_ORDER = (
+    Standing.CHOSEN, Standing.NO_DIFFERENCE, Standing.SLOWER, Standing.NOT_SHOWN, Standing.OVER_BUDGET,
+    Standing.NOT_PROVEN, Standing.FAILED,
+)  # fmt: skip
+
+
+def _get_slowdown(candidate: Candidate) -> float:
+    first = next(iter(candidate.times), None)
+    return 1.0 if first is None or first.slowdown is None else first.slowdown
+
+
+def _describe(
+    judged: Judged,
+    races: Mapping[int, RaceResult],
+    failures: Mapping[str, str],
+    labels: Mapping[str, str],
+    budget: Budget,
+) -> Candidate:
+    info = judged.built.entry.info
+    times = tuple(_collect_times(judged.id, size, race) for size, race in races.items() if judged.id in race.times)
+    standing, reason = _explain(judged, races, failures, labels, budget)
+    return Candidate(
+        judged.id, info.backend, info.precision, info.device, standing, reason, judged.accuracy,
+        tuple(each for each in times if each.race_ns),
+    )  # fmt: skip
+
+
+def _collect_times(artifact: str, size: int, race: RaceResult) -> CandidateTimes:
+    own = race.times[artifact]
+    slowdown = None if artifact == race.winner else race.compute_slowdown(artifact)
+    return CandidateTimes(size, tuple(own.race), tuple(own.final), race.ratios.get(artifact), slowdown)
+
+
+def _explain(
+    judged: Judged,
+    races: Mapping[int, RaceResult],
+    failures: Mapping[str, str],
+    labels: Mapping[str, str],
+    budget: Budget,
+) -> tuple[Standing, str]:
+    accuracy = judged.accuracy
+    if accuracy is None:
+        return Standing.NOT_PROVEN, find_flaw(judged.built) or ""
+    if not accuracy.keeps:
+        standing = Standing.NOT_SHOWN if accuracy.keeps is None else Standing.OVER_BUDGET
+        return standing, _explain_accuracy(accuracy, budget)
+    won = [size for size, race in races.items() if race.winner == judged.id]
+    if won:
+        return Standing.CHOSEN, "; ".join(_explain_lead(size, races[size], labels) for size in won)
+    behind = [(size, race) for size, race in races.items() if race.compute_slowdown(judged.id) is not None]
+    if not behind:
+        return Standing.FAILED, failures.get(judged.id, "no batch size could be measured")
+    equal = any(_is_equal(race.ratios.get(judged.id)) for _, race in behind)
+    reason = "; ".join(_explain_lag(size, race, judged.id) for size, race in behind)
+    return (Standing.NO_DIFFERENCE if equal else Standing.SLOWER), reason
+
+
+def _is_equal(ratio: Ratio | None) -> bool:
+    return ratio is not None and ratio.change is Change.NO_DIFFERENCE
+
+
+def _explain_accuracy(accuracy: CandidateAccuracy, budget: Budget) -> str:
+    if budget.unit == "dB":
+        return f"SNR {accuracy.snr_db or 0:.1f} dB is below {budget}"
+    if accuracy.drop_ci is None:
+        return "its accuracy could not be measured"
+    low, high = (100 * each for each in accuracy.drop_ci)
+    exceeds = "exceeds" if accuracy.keeps is False else "may exceed"
+    return f"accuracy drop of {low:+.2f} to {high:+.2f} points {exceeds} {budget}"
+
+
+def _explain_lead(size: int, race: RaceResult, labels: Mapping[str, str]) -> str:
+    """By how much the winner leads: over the best that is told from it, and beside those that are not."""
+    equal = [labels[name] for name, ratio in race.ratios.items() if _is_equal(ratio)]
+    slower = {name: ratio for name, ratio in race.ratios.items() if not _is_equal(ratio)}
+    said = [f"batch {size}:"]
+    if slower:
+        name = min(slower, key=lambda each: slower[each].value)
+        said.append(f"{_format_ratio(slower[name])} times as fast as {labels[name]}")
+    if equal:
+        said.append(
+            ("and " if slower else "") + f"not told from {', '.join(equal)}; chosen as the first of these in precision"
+        )
+    if not race.ratios:
+        said.append("the only candidate")
+    return " ".join(said)
+
+
+def _explain_lag(size: int, race: RaceResult, artifact: str) -> str:
+    ratio, slowdown = race.ratios.get(artifact), race.compute_slowdown(artifact)
+    if ratio is None:
+        return f"batch {size}: {slowdown:.2f} times the winner's time, dropped in the race"
+    same = ", no difference shown" if _is_equal(ratio) else ""
+    return f"batch {size}: {_format_ratio(ratio)} times the winner's time{same}"
+
+
+def _format_ratio(ratio: Ratio) -> str:
+    return f"{ratio.value:.2f} ({ratio.ci[0]:.2f} to {ratio.ci[1]:.2f})"

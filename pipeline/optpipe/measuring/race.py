@@ -1,0 +1,149 @@
+"""Which of several builds is fastest at each batch size, measured in turn, each time in a fresh process.
+
+A race first: after each round what lags behind is not started again (Maron & Moore, Hoeffding Races, 1994). The race picks
+whom noise favored, so the fastest few are then compared in rounds of their own, and only those give intervals. What these do
+not tell from the fastest counts as equally fast, and of equally fast builds the first in the order given is chosen.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import exp, log
+from random import Random
+
+from optpipe.core.bench_record import Change, Ratio
+from optpipe.stats.ratio import ratio_from_rounds
+
+RACE_ROUNDS = 3
+LAG = 0.15
+"""What takes this much longer than the fastest after one round, half as much after two and a third after three, is dropped."""
+FINAL_ROUNDS = 8
+MAX_FINALISTS = 4
+CONFIDENCE = 0.95
+"""Of all comparisons with the winner at one batch size together (Bonferroni)."""
+Times = Mapping[int, float]
+"""ns by batch size; a size without a figure is missing."""
+Measure = Callable[[str, Sequence[int]], Times]
+
+
+@dataclass
+class RacedTimes:
+    """What one build took at one batch size, in the order of the rounds."""
+
+    race: list[float] = field(default_factory=list)
+    final: list[float] = field(default_factory=list)
+    failed: bool = False
+    """A process gave no figure: it cannot win."""
+
+    @property
+    def mean(self) -> float:
+        """The geometric mean of the race."""
+        return exp(sum(map(log, self.race)) / len(self.race))
+
+
+@dataclass(frozen=True, slots=True)
+class RaceResult:
+    """The winner at one batch size, and what all others took against it."""
+
+    winner: str | None
+    """None where nothing has a figure."""
+    times: Mapping[str, RacedTimes]
+    ratios: Mapping[str, Ratio]
+    """Of those in the final rounds but the winner, times over the winner's."""
+
+    def compute_slowdown(self, name: str) -> float | None:
+        """Time over the winner's from all rounds that both were in, the geometric mean; None where one has no figure."""
+        if self.winner is None:
+            return None
+        own, best = self.times[name], self.times[self.winner]
+        pairs = [*zip(own.race, best.race, strict=False), *zip(own.final, best.final, strict=False)]
+        return exp(sum(log(mine) - log(other) for mine, other in pairs) / len(pairs)) if pairs else None
+
+
+def count_processes(builds: int, final_rounds: int = FINAL_ROUNDS) -> int:
+    """The most processes that a race of so many builds starts."""
+    return builds if builds < 2 else RACE_ROUNDS * builds + final_rounds * min(builds, MAX_FINALISTS)
+
+
+def race_builds(
+    names: Sequence[str],
+    sizes: Sequence[int],
+    measure: Measure,
+    seed: int,
+    final_rounds: int = FINAL_ROUNDS,
+    expect: Callable[[str, int], None] = lambda _name, _processes: None,
+) -> dict[int, RaceResult]:
+    """The fastest of `names` at each of `sizes`; of equally fast ones the first of `names`.
+
+    `measure` starts a fresh process for one build and gives its times at some sizes; `expect` hears how many are coming. A
+    single build is measured once.
+    """
+    order = Random(f"race {seed}")
+    heats = [_Heat(size, {name: RacedTimes() for name in names}) for size in sizes]
+    _measure_round(heats, measure, order, final=False)
+    for turn in range(1, RACE_ROUNDS):
+        for heat in heats:
+            heat.drop_slow(LAG / turn)
+        _measure_round([heat for heat in heats if len(heat.running) > 1], measure, order, final=False)
+    for heat in heats:
+        heat.drop_slow(LAG / RACE_ROUNDS)
+        heat.choose_finalists()
+    finals = [heat for heat in heats if len(heat.running) > 1]
+    for name in dict.fromkeys(name for heat in finals for name in heat.running):
+        expect(name, final_rounds)
+    for _ in range(final_rounds):
+        _measure_round([heat for heat in finals if len(heat.running) > 1], measure, order, final=True)
+    return {heat.size: heat.judge() for heat in heats}
+
+
+class _Heat:
+    """The race at one batch size: who is still in it, and what was measured."""
+
+    def __init__(self, size: int, times: dict[str, RacedTimes]) -> None:
+        self.size, self.times, self.running = size, times, list(times)
+
+    def add(self, name: str, found: Times, *, final: bool) -> None:
+        """Keeps a process's time; a build without one is out."""
+        own = self.times[name]
+        if self.size in found:
+            (own.final if final else own.race).append(found[self.size])
+        else:
+            own.failed = True
+            self.running.remove(name)
+
+    def drop_slow(self, lag: float) -> None:
+        """Leaves those within `lag` of the fastest."""
+        limit = min((self.times[name].mean for name in self.running), default=0.0) * (1 + lag)
+        self.running = [name for name in self.running if self.times[name].mean <= limit]
+
+    def choose_finalists(self) -> None:
+        """The fastest still running, MAX_FINALISTS at most; with them the best that was dropped where only one is left."""
+        whole = [name for name, own in self.times.items() if not own.failed]
+        ranked = sorted(whole, key=lambda name: (name not in self.running, self.times[name].mean))
+        self.running = ranked[: min(max(len(self.running), 2), MAX_FINALISTS)]
+
+    def judge(self) -> RaceResult:
+        """The fastest of the finalists, or the first in order of those that are not told from it."""
+        finalists = [name for name in self.times if name in self.running]
+        if len(finalists) < 2:
+            return RaceResult(next(iter(finalists), None), self.times, {})
+        leader = min(finalists, key=lambda name: sum(map(log, self.times[name].final)))
+        winner = next(name for name in finalists if not self._is_slower(name, leader, len(finalists)))
+        ratios = {name: self._compare(name, winner, len(finalists)) for name in finalists if name != winner}
+        return RaceResult(winner, self.times, ratios)
+
+    def _is_slower(self, name: str, leader: str, finalists: int) -> bool:
+        return name != leader and self._compare(name, leader, finalists).change is Change.SLOWER
+
+    def _compare(self, name: str, other: str, finalists: int) -> Ratio:
+        confidence = 1 - (1 - CONFIDENCE) / (finalists - 1)
+        return ratio_from_rounds(self.times[other].final, self.times[name].final, confidence)
+
+
+def _measure_round(heats: Sequence[_Heat], measure: Measure, order: Random, *, final: bool) -> None:
+    """One process for each build that is still in at some size, in an order drawn anew."""
+    names = list(dict.fromkeys(name for heat in heats for name in heat.running))
+    for name in order.sample(names, len(names)):
+        inside = [heat for heat in heats if name in heat.running]
+        found = measure(name, [heat.size for heat in inside])
+        for heat in inside:
+            heat.add(name, found, final=final)

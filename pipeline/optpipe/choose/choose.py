@@ -87,7 +87,7 @@ def choose_build(model: Model, plan: ChoicePlan, weights: str, store: Store, lis
         finish_run(
             run, command=get_command_line(), parents=[exported.id, *(each.id for each in judged)], model=card.name
         )
-    status = _judge_status(decision, judged)
+    status = judge_status(decision, judged)
     return ChoiceResult(decision, result_from_build(build, weights, ()), str(run.path), status)
 
 
@@ -154,7 +154,7 @@ def _list_left_out(omitted: Iterable[Omission], build: ModelBuild) -> Iterable[L
         yield LeftOut(each.backend, each.precision, each.reason, failed=True)
 
 
-def _judge_status(decision: Decision, judged: Sequence[Judged]) -> ExitStatus:
+def judge_status(decision: Decision, judged: Sequence[Judged]) -> ExitStatus:
     """FAIL where nothing keeps the budget, INCONCLUSIVE where more data may show that something does."""
     if decision.winners:
         return ExitStatus.DONE

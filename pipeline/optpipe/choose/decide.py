@@ -123,20 +123,18 @@ def _explain_accuracy(accuracy: CandidateAccuracy, budget: Budget) -> str:
 
 
 def _explain_lead(size: int, race: RaceResult, labels: Mapping[str, str]) -> str:
-    """By how much the winner leads: over the best that is told from it, and beside those that are not."""
-    equal = [labels[name] for name, ratio in race.ratios.items() if _is_equal(ratio)]
-    slower = {name: ratio for name, ratio in race.ratios.items() if not _is_equal(ratio)}
-    said = [f"batch {size}:"]
-    if slower:
-        name = min(slower, key=lambda each: slower[each].value)
-        said.append(f"{_format_ratio(slower[name])} times as fast as {labels[name]}")
-    if equal:
-        said.append(
-            ("and " if slower else "") + f"not told from {', '.join(equal)}; chosen as the first of these in precision"
-        )
+    """By how much the winner leads: over the best that is slower, and over those that are not told from it."""
     if not race.ratios:
-        said.append("the only candidate")
-    return " ".join(said)
+        return f"batch {size}: the only candidate"
+    equal = {name: ratio for name, ratio in race.ratios.items() if _is_equal(ratio)}
+    slower = {name: ratio for name, ratio in race.ratios.items() if name not in equal}
+    nearest = sorted(slower, key=lambda name: slower[name].value)[:1]
+    said = [f"{_format_ratio(slower[name])} times as fast as {labels[name]}" for name in nearest]
+    said += [
+        f"no difference shown to {labels[name]}, {_format_ratio(ratio)} times as fast" for name, ratio in equal.items()
+    ]
+    tie = "; of these the most precise, then the one that --backend auto prefers" if equal else ""
+    return f"batch {size}: " + ", ".join(said) + tie
 
 
 def _explain_lag(size: int, race: RaceResult, artifact: str) -> str:

@@ -1,0 +1,115 @@
+"""What every build of a race is said to be, and the whole table."""
+
+from types import SimpleNamespace
+
+import pytest
+from tests.fakes.console import text_of
+from tests.fakes.entries import artifact_info, proof
+from tests.fakes.golden import assert_golden
+
+from optpipe.build.build import BuildResult, BuiltArtifact
+from optpipe.choose.choose import ChoiceResult, judge_status
+from optpipe.choose.decide import Judged, list_candidates
+from optpipe.core.budget import Budget, budget_from_text
+from optpipe.core.decision import CandidateAccuracy, Decision, LeftOut, Standing
+from optpipe.core.records import json_from_record, record_from_json
+from optpipe.core.weights import WeightsRecord
+from optpipe.errors import BadInputError, ExitStatus
+from optpipe.measuring.race import race_builds
+from optpipe.reporters.terminal_choose import render_choice
+
+POINTS = Budget(0.5, "points")
+KEPT = CandidateAccuracy(True, 0.0, (-0.004, 0.004), 134.0)
+
+
+def judged(ident, precision="fp32", accuracy=KEPT, **info):
+    entry = SimpleNamespace(id=ident, info=artifact_info(precision=precision, **info))
+    return Judged(BuiltArtifact(entry, None, None), accuracy)
+
+
+def raced(times, sizes=(1,), noise=0.0):
+    """Planted ns by build and size; `noise` moves every other process of a build up, the rest down."""
+    count = dict.fromkeys(times, 0)
+
+    def measure(name, wanted):
+        count[name] += 1
+        level = 1 + noise * (-1) ** count[name] * (1 if name < "bbbb" else -1)
+        return {size: times[name][size] * level for size in wanted if size in times[name]}
+
+    return race_builds(list(times), sizes, measure, 0)
+
+
+def decided(builds, races, failures=None, left_out=()):
+    winners = {size: race.winner for size, race in races.items() if race.winner}
+    candidates = list_candidates(builds, races, failures or {}, POINTS)
+    sizes = tuple(races) or (1,)
+    return Decision(
+        "digits", "m" * 12, str(POINTS), "800 images of validation", sizes, winners, candidates, left_out, 7
+    )
+
+
+def test_the_winner_comes_first_and_every_loser_has_its_reason():
+    half = proof("fp16", 0.5, proven=False, reason="50.0% of MACs in fp16, 80% required")
+    builds = [
+        judged("aaaa"),
+        judged("bbbb", "fp16", backend="inductor"),
+        judged("cccc", "bf16", backend="torch"),
+        judged("dddd", "int8", CandidateAccuracy(False, 0.02, (0.01, 0.03), 20.0)),
+        judged("eeee", "int8", CandidateAccuracy(None, 0.003, (-0.001, 0.007), 25.0), backend="torch"),
+        judged("ffff", "fp16", None, backend="torch", precision_proof=half),
+    ]
+    races = raced({"aaaa": {1: 2e6, 8: 9e6}, "bbbb": {1: 1e6, 8: 9e6}, "cccc": {1: 9e6, 8: 4e7}}, (1, 8), 0.01)
+    left_out = (
+        LeftOut("tensorrt", "", "not installed", failed=False),
+        LeftOut("onnxruntime", "fp16", "has no fp16 kernels on cpu", failed=False),
+        LeftOut("torch", "tf32", "out of memory", failed=True),
+    )
+    decision = decided(builds, races, left_out=left_out)
+    assert decision.winners == {1: "bbbb", 8: "aaaa"}
+    assert [each.standing for each in decision.candidates] == [
+        Standing.CHOSEN, Standing.CHOSEN, Standing.SLOWER, Standing.NOT_SHOWN, Standing.OVER_BUDGET, Standing.NOT_PROVEN,
+    ]  # fmt: skip
+    assert record_from_json(json_from_record(decision), Decision, "decision") == decision
+    weights = WeightsRecord("file", "0" * 64)
+    build = BuildResult(
+        "digits", "card:digits", "m" * 12, weights, "default", None, (), (), (), (), (), ExitStatus.DONE
+    )
+    result = ChoiceResult(decision, build, "runs/choose-1", ExitStatus.DONE)
+    assert_golden(text_of(render_choice(result), width=200), "choose.txt")
+
+
+def test_without_a_build_within_the_budget_the_nearest_is_named_and_the_status_says_fail():
+    builds = [
+        judged("aaaa", "fp16", CandidateAccuracy(False, 0.03, (0.02, 0.04))),
+        judged("bbbb", "int8", CandidateAccuracy(False, 0.02, (0.01, 0.03))),
+    ]
+    decision = decided(builds, {})
+    assert decision.nearest.artifact == "bbbb"
+    assert judge_status(decision, builds) is ExitStatus.FAIL
+    unsure = [*builds, judged("cccc", accuracy=CandidateAccuracy(None, 0.0, (-0.01, 0.01)))]
+    assert judge_status(decided(unsure, {}), unsure) is ExitStatus.INCONCLUSIVE
+
+
+def test_a_build_that_cannot_be_measured_says_why():
+    builds = [judged("aaaa"), judged("bbbb", "fp16")]
+    decision = decided(builds, raced({"aaaa": {1: 1.0}, "bbbb": {}}), {"bbbb": "batch 1: out of memory"})
+    assert decision.winners == {1: "aaaa"}
+    failed = decision.candidates[-1]
+    assert (failed.standing, failed.reason) == (Standing.FAILED, "batch 1: out of memory")
+    assert "only candidate" in decision.candidates[0].reason
+    nobody = decided(builds, raced({"aaaa": {}, "bbbb": {}}))
+    assert judge_status(nobody, builds) is ExitStatus.STAGE_FAILED
+
+
+@pytest.mark.parametrize(
+    ("text", "limit", "unit"), [("0.5points", 0.5, "points"), ("1 %", 1.0, "points"), ("30dB", 30.0, "dB")]
+)
+def test_budgets_are_points_or_decibels(text, limit, unit):
+    budget = budget_from_text(text, "--budget")
+    assert (budget.limit, budget.unit) == (limit, unit)
+
+
+@pytest.mark.parametrize("text", ["", "0.5", "-1points", "200points", "infdB", "points"])
+def test_other_budgets_are_refused_with_both_forms(text):
+    with pytest.raises(BadInputError, match=r"0\.5points.*30dB"):
+        budget_from_text(text, "--budget")

@@ -112,7 +112,7 @@ def measure_one(name: str, batches: list[int], calibration: str, rounds: int) ->
     from optpipe.choose.candidates import ChoicePlan
     from optpipe.choose.choose import choose_build
     from optpipe.commands.terminal import Terminal
-    from optpipe.core.budget import Budget
+    from optpipe.core.mixed_precision import Budget
     from optpipe.core.precision import Precision
     from optpipe.core.weights import weights_from_text
     from optpipe.export.model import Model

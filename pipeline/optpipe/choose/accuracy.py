@@ -7,11 +7,11 @@ from pathlib import Path
 
 from optpipe.bench.int8_notes import BUDGET
 from optpipe.build.build import BuiltArtifact
-from optpipe.core.budget import Budget
 from optpipe.core.card import card_from_file
 from optpipe.core.decision import CandidateAccuracy
 from optpipe.core.entries import ModelInfo
 from optpipe.core.events import Listener
+from optpipe.core.mixed_precision import Budget
 from optpipe.core.verdict import Verdict
 from optpipe.errors import BadInputError
 from optpipe.evaluate.evaluation_run import run_evaluation

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from optpipe.backends.base import Backend
 from optpipe.backends.registry import BACKENDS, choose_device
 from optpipe.build.build import BuildPlan, BuiltArtifact, Omission, add_calibration
-from optpipe.core.budget import Budget
 from optpipe.core.entries import ModelInfo
 from optpipe.core.events import Listener
+from optpipe.core.mixed_precision import Budget
 from optpipe.core.precision import Precision
 from optpipe.errors import BadInputError, ExitStatus, MissingError
 from optpipe.export.model import Model

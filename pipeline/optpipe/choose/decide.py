@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from optpipe.build.build import BuiltArtifact
 from optpipe.core.bench_record import Change, Ratio
-from optpipe.core.budget import Budget
 from optpipe.core.decision import Candidate, CandidateAccuracy, CandidateTimes, Standing
+from optpipe.core.mixed_precision import Budget
 from optpipe.measuring.race import RaceResult
 
 

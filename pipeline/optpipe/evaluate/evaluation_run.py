@@ -39,7 +39,7 @@ def run_evaluation(
     user_task: UserTask | None = None,
     only: Sequence[Entry[ArtifactInfo]] | None = None,
 ) -> Evaluation:
-    """Evaluates what is stored of `model`, or `only` some of it, and writes the run; by `user_task` instead of the card's task, where it is given.
+    """Evaluates what is stored of `model`, or `only` some of it, by `user_task` instead of the card's where given; writes the run.
 
     Raises BadInputError where there are no images, or nothing was built yet.
     """

@@ -2,7 +2,6 @@
 
 from types import SimpleNamespace
 
-import pytest
 from tests.fakes.console import text_of
 from tests.fakes.entries import artifact_info, proof
 from tests.fakes.golden import assert_golden
@@ -10,11 +9,11 @@ from tests.fakes.golden import assert_golden
 from optpipe.build.build import BuildResult, BuiltArtifact
 from optpipe.choose.choose import ChoiceResult, judge_status
 from optpipe.choose.decide import Judged, list_candidates
-from optpipe.core.budget import Budget, budget_from_text
 from optpipe.core.decision import CandidateAccuracy, Decision, LeftOut, Standing
+from optpipe.core.mixed_precision import Budget
 from optpipe.core.records import json_from_record, record_from_json
 from optpipe.core.weights import WeightsRecord
-from optpipe.errors import BadInputError, ExitStatus
+from optpipe.errors import ExitStatus
 from optpipe.measuring.race import race_builds
 from optpipe.reporters.terminal_choose import render_choice
 
@@ -99,17 +98,3 @@ def test_a_build_that_cannot_be_measured_says_why():
     assert "only candidate" in decision.candidates[0].reason
     nobody = decided(builds, raced({"aaaa": {}, "bbbb": {}}))
     assert judge_status(nobody, builds) is ExitStatus.STAGE_FAILED
-
-
-@pytest.mark.parametrize(
-    ("text", "limit", "unit"), [("0.5points", 0.5, "points"), ("1 %", 1.0, "points"), ("30dB", 30.0, "dB")]
-)
-def test_budgets_are_points_or_decibels(text, limit, unit):
-    budget = budget_from_text(text, "--budget")
-    assert (budget.limit, budget.unit) == (limit, unit)
-
-
-@pytest.mark.parametrize("text", ["", "0.5", "-1points", "200points", "infdB", "points"])
-def test_other_budgets_are_refused_with_both_forms(text):
-    with pytest.raises(BadInputError, match=r"0\.5points.*30dB"):
-        budget_from_text(text, "--budget")

@@ -80,7 +80,7 @@ def judge_accuracy(
         samples = next((each.verification.info.samples for each in built if each.verification), 0)
         return {each.entry.id: _judge_snr(each, judge.budget.limit) for each in built}, f"{samples} samples"
     entries = [each.entry for each in built]
-    found = run_evaluation(model, judge.data, None, 0, judge.budget.limit / 100, store, listener, entries)
+    found = run_evaluation(model, judge.data, None, 0, judge.budget.limit / 100, store, listener, only=entries)
     rows = {row.artifact: _judge_drop(row) for row in found.results if row.artifact}
     return rows, f"{found.dataset.count} {found.dataset.kind} of {found.dataset.name}"
 

@@ -1,6 +1,7 @@
 """What every build of a race is said to be, and the whole table."""
 
 from types import SimpleNamespace
+from typing import Any
 
 from tests.fakes.console import text_of
 from tests.fakes.entries import artifact_info, proof
@@ -22,7 +23,7 @@ KEPT = CandidateAccuracy(True, 0.0, (-0.004, 0.004), 134.0)
 
 
 def judged(ident, precision="fp32", accuracy=KEPT, **info):
-    entry = SimpleNamespace(id=ident, info=artifact_info(precision=precision, **info))
+    entry: Any = SimpleNamespace(id=ident, info=artifact_info(precision=precision, **info))
     return Judged(BuiltArtifact(entry, None, None), accuracy)
 
 

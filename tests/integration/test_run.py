@@ -72,7 +72,10 @@ def _an_approved_baseline_is_used(folder, verdicts):
     _, document, _ = finished("signoff", "digits", "--policy", "regression.toml", cwd=folder)
     found = next(one for one in document["criteria"] if one["name"] == "regression.p50.b1")
     assert document["baseline"] == verdicts["PASS"]["dossier_name"]
-    assert found["observed"] is not None
+    assert f"compared with {document['baseline']}" in found["reason"]
+    disturbed = "INVALID" in found["reason"]  # by other work on this machine: then there may be nothing to compare
+    assert found["verdict"] in (("PASS", "INCONCLUSIVE") if disturbed else ("PASS",))
+    assert found["observed"] is not None or disturbed
 
 
 @pytest.mark.parametrize(

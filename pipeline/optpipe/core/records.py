@@ -40,8 +40,11 @@ def read_record(path: Path, kind: type[T]) -> T:
 
 
 def json_from_record(record: object) -> bytes:
-    """The JSON text of a record: keys in the order of its fields, numbers that are not finite as null, a newline at the end."""
-    return msgspec.json.format(msgspec.json.encode(record, enc_hook=_encode_path), indent=1) + b"\n"
+    """The JSON text of a record: keys in the order of its fields, numbers that are not finite as null, a newline at the end.
+
+    A file name that is not UTF-8 is written as Python shows it.
+    """
+    return msgspec.json.format(_encode_record(record), indent=1) + b"\n"
 
 
 def line_from_record(record: object) -> bytes:
@@ -51,7 +54,22 @@ def line_from_record(record: object) -> bytes:
 
 def plain_from_record(record: object) -> Any:
     """A record as plain dicts, lists and scalars, as its JSON text would be read back."""
-    return msgspec.json.decode(msgspec.json.encode(record, enc_hook=_encode_path))
+    return msgspec.json.decode(_encode_record(record))
+
+
+def _encode_record(record: object) -> bytes:
+    try:
+        return msgspec.json.encode(record, enc_hook=_encode_path)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(_escape_surrogates(msgspec.to_builtins(record, enc_hook=_encode_path)))
+
+
+def _escape_surrogates(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode("utf-8")
+    if isinstance(value, dict):
+        return {_escape_surrogates(key): _escape_surrogates(each) for key, each in value.items()}
+    return [_escape_surrogates(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _encode_path(value: object) -> str:

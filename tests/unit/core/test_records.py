@@ -38,6 +38,17 @@ def test_a_number_that_is_not_finite_is_null() -> None:
     assert plain_from_record(Run(Kind.BENCH, value=math.nan))["value"] is None
 
 
+def test_a_file_name_that_is_not_utf8_is_written_as_python_shows_it() -> None:
+    run = Run(Kind.BENCH, (File("a/\udcff.png", 1),), math.nan, {"\udcff": 2})
+    assert plain_from_record(run) == {
+        "kind": "bench",
+        "files": [{"path": "a/\\udcff.png", "bytes": 1}],
+        "value": None,
+        "details": {"\\udcff": 2},
+    }
+    assert record_from_json(json_from_record(run), Run, "here").files[0].path == "a/\\udcff.png"
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

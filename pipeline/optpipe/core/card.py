@@ -28,6 +28,7 @@ class Task(StrEnum):
     TEXT_CLASSIFICATION = "text-classification"
     DETECTION = "detection"
     SEGMENTATION = "segmentation"
+    EMBEDDING = "embedding"
     OTHER = "other"
 
 
@@ -69,7 +70,8 @@ class ModelCard:
     tokenization: Tokenization | None = None
     """From text to the inputs; None where the input is no text, or its tokenizer is not known."""
     head: Mapping[str, str | float] = field(default_factory=dict)
-    """How a detector's outputs become boxes, where a card says it: `layout`, `minimum_score`, `nms_iou`, `max_boxes`."""
+    """How a detector's outputs become boxes, where a card says it: `layout`, `minimum_score`, `nms_iou`, `max_boxes`; of an encoder its
+    `pooling`."""
 
     def __post_init__(self) -> None:
         names = [each.name for each in self.inputs]

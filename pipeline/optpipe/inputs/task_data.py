@@ -66,7 +66,7 @@ def require_task_data(card: ModelCard) -> None:
     if card.transform is not None:
         return
     if card.tokenization is None:
-        if card.task is Task.TEXT_CLASSIFICATION:
+        if card.task in (Task.TEXT_CLASSIFICATION, Task.EMBEDDING):
             message = f"{card.name} has no tokenizer to convert texts to inputs; save one next to the model"
         else:
             message = (

@@ -1,10 +1,12 @@
 """Hugging Face by name or local folder: `hf:google/vit-base-patch16-224`, `hf:./my-model`.
 
-Image and text classification. The configuration has to be had (from the hub, its cache or the folder); the weights
+Image and text classification, and text encoders: a checkpoint whose architecture is a model without a head gives embeddings, pooled
+over tokens inside the model. The configuration has to be had (from the hub, its cache or the folder); the weights
 may be replaced by random ones.
 """
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,9 @@ from optpipe.core.card import ModelCard, Task, Tokenization
 from optpipe.core.hashing import hash_file, hash_text
 from optpipe.core.tensors import InputSpec
 from optpipe.core.weights import WeightsRecord, WeightsRequest
-from optpipe.errors import BadInputError, MissingError, first_line
+from optpipe.errors import BadInputError, MissingError, first_line, read_as_user_file
 from optpipe.sources.base import DEFAULT_BATCH_PROFILE, LoadedModel, NoWeightsError
-from optpipe.sources.modules import flatten_module
+from optpipe.sources.modules import flatten_module, pool_tokens
 from optpipe.sources.transform import transform_from_processor
 from optpipe.sources.weights import hash_module_weights, make_with_weights, use_seed
 from optpipe.workspace.environment import get_package_version
@@ -83,13 +85,20 @@ class HuggingFaceSource:
         kind = (
             transformers.AutoModelForImageClassification if image else transformers.AutoModelForSequenceClassification
         )
-        if not image and type(config) not in kind._model_mapping:
+        encodes = not image and _is_encoder(config)
+        if encodes:
+            kind = transformers.AutoModel
+        if not image and not encodes and type(config) not in kind._model_mapping:
             raise BadInputError(
                 f"{self.name} is a {config.model_type} model without an image or text classification head"
             )
         module, record = self._module(kind, config, weights)
         tokenizer = None if image else _load_tokenizer(transformers, self.repository)
         card = self._make_image_card(transformers, config) if image else self._make_text_card(config, tokenizer)
+        if encodes:
+            pooling = _read_pooling(transformers, self.repository)
+            card = replace(card, task=Task.EMBEDDING, labels=(), head={"pooling": pooling})
+            module = pool_tokens(module, pooling)
         flat = flatten_module(module, keywords=tuple(each.name for each in card.inputs))
         return LoadedModel(
             card, record, module=flat, tokenizer=tokenizer.backend_tokenizer.to_str() if tokenizer else None
@@ -109,6 +118,8 @@ class HuggingFaceSource:
                 f"{self.name}: its checkpoint does not fit its configuration: {first_line(error)}"
             ) from error
         sha256, missing = hash_module_weights(module.eval()), sorted(said["missing_keys"])
+        if kind.__name__ == "AutoModel":  # its own pooler is not used
+            missing = [name for name in missing if not name.startswith("pooler.")]
         if not missing:
             return module, WeightsRecord(f"default:{self.repository}", sha256)
         drawn = f"{len(missing)} of {len(module.state_dict())} tensors are not in the checkpoint, first {missing[0]}"
@@ -143,6 +154,30 @@ class HuggingFaceSource:
 
     def _short(self) -> str:
         return Path(self.repository).name
+
+
+def _is_encoder(config: Any) -> bool:
+    """Whether the checkpoint is of a model without a head."""
+    names = config.architectures or ()
+    return bool(names) and all(name.endswith("Model") for name in names)
+
+
+def _read_pooling(transformers: Any, repository: str) -> str:
+    """`cls` or `mean` by sentence-transformers' `1_Pooling/config.json`; `mean` where there is none."""
+    place = transformers.utils.cached_file(
+        repository, "config.json", subfolder="1_Pooling", _raise_exceptions_for_missing_entries=False
+    )
+    if place is None:
+        return "mean"
+    with read_as_user_file(Path(place), "pooling configuration"):
+        said = json.loads(Path(place).read_text(encoding="utf-8"))
+        modes = [name for name, value in said.items() if name.startswith("pooling_mode_") and value is True]
+    known = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
+    if len(modes) != 1 or modes[0] not in known:
+        raise BadInputError(
+            f"hf:{repository}: pooling {', '.join(modes) or 'none'} is not supported; known: {', '.join(known)}"
+        )
+    return known[modes[0]]
 
 
 def _load_tokenizer(transformers: Any, repository: str) -> Any | None:

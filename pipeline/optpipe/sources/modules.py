@@ -45,6 +45,25 @@ def flatten_module(module: Any, *, keywords: tuple[str, ...] = ()) -> Any:
     return Flat().eval()
 
 
+def pool_tokens(module: Any, pooling: str) -> Any:
+    """An encoder with one embedding per text: the mean of its tokens' last hidden states (n, tokens, values), or the first token's."""
+    import torch
+
+    class Pooled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = module
+
+        def forward(self, input_ids: Any, attention_mask: Any) -> Any:
+            hidden = self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+            if pooling == "cls":
+                return hidden[:, 0]
+            mask = attention_mask.to(hidden.dtype)[:, :, None]
+            return (hidden * mask).sum(1) / mask.sum(1).clamp(min=1.0)
+
+    return Pooled().eval()
+
+
 def wrap_detector(module: Any, size: tuple[int, int]) -> Any:
     """A torchvision detector for one image: (1, 3, H, W) in; boxes, scores, labels (and masks) out.
 

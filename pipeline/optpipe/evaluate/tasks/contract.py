@@ -111,7 +111,7 @@ class Measured:
 def measure_scores(task: "BootstrapTask", truths: bytes, predictions: bytes) -> Measured:
     """Scores of pickled predictions on pickled truths. The last few are kept: every comparison has the source model's again."""
     true, predicted = pickle.loads(truths), pickle.loads(predictions)
-    gathered, count = task.gather(true, predicted), len(true)
+    gathered, count = task.gather(true, predicted), task.count_units(true)
     whole = task.compute_scores(gathered, np.ones((1, count)))[0]
     drawn = task.compute_scores(gathered, draw_sample_weights(count))
     scores = (Replicated(float(whole[place]), drawn[:, place]) for place in range(len(task.scores)))
@@ -126,6 +126,10 @@ class BootstrapTask(TaskContract):
 
     scores: ClassVar[tuple[str, ...]]
     """The first is the one that a drop is of."""
+
+    def count_units(self, truths: Values) -> int:
+        """What the bootstrap draws from: samples, where a task does not say otherwise."""
+        return len(truths)
 
     @abstractmethod
     def gather(self, truths: Values, predictions: Values) -> Any:

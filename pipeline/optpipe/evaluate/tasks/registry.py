@@ -8,12 +8,14 @@ from optpipe.errors import BadInputError
 from optpipe.evaluate.tasks.classification import Classification
 from optpipe.evaluate.tasks.contract import TaskContract
 from optpipe.evaluate.tasks.detection import Detection
+from optpipe.evaluate.tasks.embedding import Embedding
 from optpipe.evaluate.tasks.segmentation import Segmentation
 
 TASKS: Mapping[Task, TaskContract] = {
     Task.CLASSIFICATION: Classification(),
     Task.TEXT_CLASSIFICATION: Classification(),
     Task.DETECTION: Detection(),
+    Task.EMBEDDING: Embedding(),
     Task.SEGMENTATION: Segmentation(),
 }
 

@@ -1,0 +1,154 @@
+"""Embeddings of texts: cosine similarity of pairs, Spearman's correlation with how alike people find them."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from optpipe.core.card import ModelCard
+from optpipe.errors import BadInputError
+from optpipe.evaluate.tasks.contract import BootstrapTask, DropCost, Values
+from optpipe.inputs.rows import Arrays
+from optpipe.inputs.sample_set import SampleSet, SetFile
+from optpipe.inputs.text_set import TextSet
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+FEWEST_PAIRS = 3
+ALONE = [-1.0, 0.0]
+"""The truth of a text that belongs to no pair."""
+
+
+@dataclass(frozen=True, eq=False)
+class Similarities:
+    """Of every pair the cosine of its two embeddings and the similarity that the set states, (pairs,) each."""
+
+    cosine: "NDArray[np.float64]"
+    stated: "NDArray[np.float64]"
+
+
+class Embedding(BootstrapTask):
+    """A prediction is a text's embedding; a truth is (number of its pair, similarity of the pair), or ALONE.
+
+    Two lines of a set that name the same `pair` belong together: `{"text": "...", "pair": "7", "score": 3.5}`. The bootstrap
+    draws pairs.
+    """
+
+    score: ClassVar[str] = "Spearman"
+    scores: ClassVar[tuple[str, ...]] = ("Spearman",)
+    names_classes: ClassVar[bool] = False
+
+    def require_model(self, card: ModelCard) -> None:
+        """A first output of (n, values)."""
+        shape = card.outputs[0].shape if card.outputs else ()
+        if len(shape) != 2:
+            raise BadInputError(
+                f"{card.name}: an embedding is a first output of (n, values), but {card.outputs[0].name} has shape"
+                f" {'×'.join(map(str, shape))}; pool it over tokens in the model"
+            )
+
+    def describe_scoring(self, card: ModelCard) -> str:
+        """How tokens are pooled."""
+        pooling = card.head.get("pooling")
+        return f"{pooling} pooling over tokens inside the engine" if pooling else ""
+
+    def count_classes(self, card: ModelCard) -> int | None:  # noqa: ARG002
+        """There are none."""
+        return None
+
+    def read_truths(self, samples: SampleSet, card: ModelCard, classes: int | None) -> Values | None:  # noqa: ARG002
+        """Pairs and their similarities; None where no line names a pair."""
+        if not isinstance(samples, TextSet):
+            return None
+        lines = samples.root.read_bytes().splitlines()
+        said = [json.loads(lines[int(each.path) - 1]) for each in samples.files]
+        members: dict[str, list[int]] = {}
+        for place, value in enumerate(said):
+            if value.get("pair") is not None:
+                members.setdefault(str(value["pair"]), []).append(place)
+        pairs = {name: places for name, places in members.items() if len(places) == 2}
+        if not members:
+            return None
+        if crowded := next((name for name, places in members.items() if len(places) > 2), None):
+            raise BadInputError(f"{samples.name}: pair '{crowded}' has {len(members[crowded])} texts; a pair has two")
+        if len(pairs) < FEWEST_PAIRS:
+            raise BadInputError(
+                f"{samples.name}: {len(pairs)} pairs of texts; a correlation needs {FEWEST_PAIRS} or more"
+            )
+        truths = [list(ALONE) for _ in said]
+        for number, (name, places) in enumerate(pairs.items()):
+            for place in places:
+                truths[place] = [float(number), self._read_similarity(said[place], said[places[0]], name, samples)]
+        return truths
+
+    def _read_similarity(self, value: dict[str, Any], first: dict[str, Any], name: str, samples: SampleSet) -> float:
+        similarity = value.get("score")
+        if isinstance(similarity, bool) or not isinstance(similarity, int | float) or not np.isfinite(similarity):
+            raise BadInputError(f"{samples.name}: pair '{name}' has no number as its score ({similarity!r})")
+        if similarity != first["score"]:
+            raise BadInputError(f"{samples.name}: pair '{name}' has two scores, {first['score']} and {similarity}")
+        return float(similarity)
+
+    def decode(self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard) -> Values:  # noqa: ARG002
+        """The rows of the first output (texts, values)."""
+        rows: list[list[float]] = np.asarray(outputs[card.outputs[0].name], np.float64).tolist()
+        return rows
+
+    def take_as_truths(self, predictions: Values) -> Values:
+        """Neighbors in the set are pairs, as similar as the source model finds them."""
+        found = [list(ALONE) for _ in predictions]
+        for first in range(0, len(predictions) - 1, 2):
+            similarity = _compute_cosine(np.array(predictions[first]), np.array(predictions[first + 1]))
+            found[first] = found[first + 1] = [float(first // 2), float(similarity)]
+        return found
+
+    def count_units(self, truths: Values) -> int:
+        """Pairs."""
+        return 1 + int(max(each[0] for each in truths))
+
+    def measure_drop(self, truths: Values, source: Values, found: Values) -> DropCost | None:
+        """None where there are too few pairs."""
+        return super().measure_drop(truths, source, found) if self.count_units(truths) >= FEWEST_PAIRS else None
+
+    def gather(self, truths: Values, predictions: Values) -> Similarities:
+        """Cosines of all pairs."""
+        numbers, rows = np.array([each[0] for each in truths]), np.array(predictions, np.float64)
+        order = np.argsort(numbers, kind="stable")
+        order = order[numbers[order] >= 0]
+        stated = np.array([truths[place][1] for place in order[::2]], np.float64)
+        return Similarities(_compute_cosine(rows[order[::2]], rows[order[1::2]]), stated)
+
+    def compute_scores(self, gathered: Any, weights: "NDArray[np.float64]") -> "NDArray[np.float64]":
+        """Spearman's correlation: Pearson's of the ranks within each replicate, ties ranked in the middle."""
+        one, other = (_rank(values, weights) for values in (gathered.cosine, gathered.stated))
+        total = weights.sum(axis=1, keepdims=True)
+        one, other = (each - (weights * each).sum(1, keepdims=True) / total for each in (one, other))
+        both, first, second = ((weights * product).sum(1) for product in (one * other, one**2, other**2))
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.asarray((both / np.sqrt(first * second))[:, None])
+
+    def compute_class_scores(self, gathered: Any) -> "NDArray[np.float64]":  # noqa: ARG002
+        """None."""
+        return np.zeros(0)
+
+    def compute_sample_parity(self, source: Values, found: Values) -> "NDArray[np.float64]":
+        """The cosine of both models' embeddings of each text, 0 where it is negative."""
+        return np.maximum(_compute_cosine(np.array(source, np.float64), np.array(found, np.float64)), 0.0)
+
+
+def _compute_cosine(one: "NDArray[np.float64]", other: "NDArray[np.float64]") -> "NDArray[np.float64]":
+    """Of rows (…, values); 0 where either is zero."""
+    lengths = np.linalg.norm(one, axis=-1) * np.linalg.norm(other, axis=-1)
+    return np.asarray((one * other).sum(-1) / np.maximum(lengths, np.finfo(np.float64).tiny))
+
+
+def _rank(values: "NDArray[np.float64]", weights: "NDArray[np.float64]") -> "NDArray[np.float64]":
+    """The rank of each value in each replicate (replicates, pairs), where value j is there weights[i, j] times."""
+    known, place = np.unique(values, return_inverse=True)
+    counts = np.zeros((len(weights), len(known)))
+    np.add.at(counts.T, place, weights.T)
+    middle = np.cumsum(counts, axis=1) - counts + (counts + 1) / 2
+    return np.asarray(middle[:, place])

@@ -1,0 +1,121 @@
+"""A tiny text encoder trained here, its pooling inside the engine, and what another pooling costs."""
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from optpipe.core.records import read_record
+from optpipe.core.weights import WeightsRequest
+from optpipe.evaluate.result import Evaluation
+from optpipe.sources.huggingface import HuggingFaceSource
+from tests.integration.conftest import optpipe
+
+transformers = pytest.importorskip("transformers", reason="needs transformers: uv sync --extra hf")
+
+TOPICS = {
+    "food": ("soup", "bread", "salad", "cheese", "rice", "apple", "pasta", "lemon"),
+    "sea": ("ship", "wave", "harbor", "sail", "anchor", "reef", "tide", "gull"),
+    "sound": ("drum", "song", "violin", "choir", "chord", "flute", "opera", "bass"),
+}
+
+
+def write_sentence(draw: random.Random, share: float) -> str:
+    """Eight words, of which about `share` are of food and the others of the sea or of sound."""
+    words = [
+        draw.choice(TOPICS["food"] if draw.random() < share else TOPICS[draw.choice(("sea", "sound"))])
+        for _ in range(8)
+    ]
+    return " ".join(words)
+
+
+def write_pairs(path: Path, count: int, seed: int) -> Path:
+    draw = random.Random(seed)
+    lines = []
+    for pair in range(count):
+        shares = draw.random(), draw.random()
+        texts = [write_sentence(draw, share) for share in shares]
+        food = [sum(word in TOPICS["food"] for word in text.split()) / 8 for text in texts]
+        lines += [{"text": text, "pair": pair, "score": round(1 - abs(food[0] - food[1]), 3)} for text in texts]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def train_encoder(folder: Path) -> None:
+    """A one-layer BERT whose mean-pooled embedding tells how much of a sentence is about food."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = ["[PAD]", "[UNK]", *(word for topic in TOPICS.values() for word in topic)]
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=len(words), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+        max_position_embeddings=32, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    model = transformers.BertModel(config, add_pooling_layer=False)
+    optimizer, draw = torch.optim.AdamW(model.parameters(), 5e-3), random.Random(1)
+    for _ in range(150):
+        texts = [write_sentence(draw, draw.random()) for _ in range(64)]
+        food = torch.tensor([sum(word in TOPICS["food"] for word in text.split()) / 8 for text in texts])
+        batch = fast(texts, padding=True, return_tensors="pt", return_token_type_ids=False)
+        pooled = torch.nn.functional.normalize(model(**batch).last_hidden_state.mean(1), dim=1)
+        loss = ((pooled[:32] * pooled[32:]).sum(1) - (1 - 2 * (food[:32] - food[32:]).abs())).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    model.eval().save_pretrained(folder)
+    fast.save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("embeddings")
+    train_encoder(place / "topics")
+    write_pairs(place / "train.jsonl", 260, seed=2)
+    write_pairs(place / "validation.jsonl", 150, seed=3)
+    return place
+
+
+def test_from_pairs_to_int8_and_its_correlation(folder: Path) -> None:
+    model, validation = f"hf:{folder / 'topics'}", folder / "validation.jsonl"
+    built = optpipe(
+        "build", model, "--precision", "fp32,int8", "--backend", "onnxruntime", "--device", "cpu",
+        "--calibration", folder / "train.jsonl", cwd=folder,
+    )  # fmt: skip
+    assert built.status == 0, built.stderr
+    judged = optpipe("evaluate", model, "--data", validation, "--accuracy-budget", "10%", cwd=folder)
+    assert judged.status == 0, judged.stderr + judged.stdout
+    assert "mean pooling over tokens inside the engine" in judged.stdout
+    found = read_record(next((folder / ".optpipe" / "runs").glob("evaluate-*")) / "evaluate.json", Evaluation)
+    source, *rows = found.results
+    assert found.task == "embedding"
+    assert source.scores is not None
+    assert source.scores.scores[0].value > 0.6
+    assert {row.precision for row in rows} == {"fp32", "int8"}
+    for row in rows:
+        assert row.agreement is not None
+        assert row.agreement.share > 0.95
+
+
+def test_the_pooling_is_that_of_the_checkpoint_and_another_is_another_model(folder: Path, tmp_path: Path) -> None:
+    import shutil
+
+    import torch
+
+    shutil.copytree(folder / "topics", tmp_path / "topics")
+    (tmp_path / "topics" / "1_Pooling").mkdir()
+    said = {"word_embedding_dimension": 16, "pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
+    (tmp_path / "topics" / "1_Pooling" / "config.json").write_text(json.dumps(said))
+    loaded = [HuggingFaceSource(str(each / "topics")).load(WeightsRequest("default")) for each in (folder, tmp_path)]
+    assert [each.card.head["pooling"] for each in loaded] == ["mean", "cls"]
+    assert all(each.weights.source.startswith("default") for each in loaded)
+    ids, mask = torch.tensor([[2, 3, 4, 0], [5, 6, 7, 8]]), torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]])
+    with torch.inference_mode():
+        mean, first = (each.module(ids, mask)[0] for each in loaded)
+    assert mean.shape == first.shape == (2, 16)
+    assert not np.allclose(mean, first, atol=1e-2)

@@ -1,0 +1,99 @@
+import json
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+
+from optpipe.core.card import ModelCard, Task
+from optpipe.core.tensors import TensorSpec
+from optpipe.errors import BadInputError
+from optpipe.evaluate.tasks.embedding import ALONE, Embedding
+from optpipe.inputs.text_set import text_set_from_path
+from optpipe.stats.bootstrap import draw_sample_weights
+
+TASK = Embedding()
+
+
+def make_card(shape=(1, 8)) -> ModelCard:
+    return ModelCard(
+        "m", "s", Task.EMBEDDING, (), (TensorSpec("embedding", "float32", shape),), head={"pooling": "mean"}
+    )
+
+
+def draw(pairs: int = 40, noise: float = 0.3, seed: int = 0):
+    """Truths, and embeddings whose cosines follow the stated similarity, which has ties."""
+    rng = np.random.default_rng(seed)
+    truths, rows = [], []
+    for number in range(pairs):
+        similarity = float(rng.integers(0, 6))
+        first, other = rng.normal(size=(2, 8))
+        second = first * similarity / 5 + other * (1 - similarity / 5) + noise * rng.normal(size=8)
+        truths += [[float(number), similarity]] * 2
+        rows += [first.tolist(), second.tolist()]
+    return truths, rows
+
+
+def test_the_correlation_is_scipys_and_so_is_that_of_every_replicate() -> None:
+    truths, rows = draw()
+    gathered = TASK.gather(truths, rows)
+    weights = draw_sample_weights(40, replicates=20)
+    found = TASK.compute_scores(gathered, np.concatenate([np.ones((1, 40)), weights]))[:, 0]
+    assert found[0] == pytest.approx(spearmanr(gathered.cosine, gathered.stated).statistic)
+    for value, counts in zip(found[1:], weights.astype(int), strict=True):
+        drawn = np.repeat(np.arange(40), counts)
+        assert value == pytest.approx(spearmanr(gathered.cosine[drawn], gathered.stated[drawn]).statistic)
+
+
+def test_a_wrong_pooling_is_found() -> None:
+    """Embeddings that have little to do with the first ones, as those of another pooling may."""
+    truths, rows = draw(120)
+    other = np.random.default_rng(5).normal(size=(240, 8)).tolist()
+    scored = TASK.score_predictions(truths, rows, other, (), 0).scores[0]
+    assert scored.drop_ci[0] > 0.3
+    parity = TASK.compute_parity(rows, other)
+    assert parity is not None
+    assert parity.share < 0.5
+    same = TASK.compute_parity(rows, rows)
+    assert same is not None
+    assert same.share == pytest.approx(1)
+
+
+def test_without_pairs_neighbors_are_compared_with_the_source() -> None:
+    _, rows = draw()
+    cost = TASK.measure_drop(TASK.take_as_truths(rows), rows, rows)
+    assert cost is not None
+    assert cost.drop == 0
+    assert TASK.measure_drop(TASK.take_as_truths(rows[:3]), rows[:3], rows[:3]) is None
+
+
+def write_lines(path, values):
+    path.write_text("".join(json.dumps(value) + "\n" for value in values))
+    return text_set_from_path(path)[0]
+
+
+def test_pairs_are_read_from_lines(tmp_path) -> None:
+    values = [{"text": f"text {n}", "pair": n // 2, "score": n // 2} for n in range(8)] + [{"text": "alone"}]
+    truths = TASK.read_truths(write_lines(tmp_path / "a.jsonl", values), make_card(), None)
+    assert truths == [[float(n // 2), float(n // 2)] for n in range(8)] + [ALONE]
+    assert TASK.read_truths(write_lines(tmp_path / "b.jsonl", [{"text": "x"}]), make_card(), None) is None
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([{"pair": 1, "score": 1}] * 3, "pair '1' has 3 texts; a pair has two"),
+        ([{"pair": 1, "score": 1}] * 2, "1 pairs of texts; a correlation needs 3 or more"),
+        ([{"pair": n // 2, "score": n} for n in range(6)], "pair '0' has two scores, 0 and 1"),
+        ([{"pair": n // 2, "score": "high"} for n in range(6)], r"pair '0' has no number as its score \('high'\)"),
+    ],
+)
+def test_pairs_that_do_not_fit_are_refused(tmp_path, values, message) -> None:
+    samples = write_lines(tmp_path / "a.jsonl", [{"text": f"text {n}", **each} for n, each in enumerate(values)])
+    with pytest.raises(BadInputError, match=message):
+        TASK.read_truths(samples, make_card(), None)
+
+
+def test_outputs_that_are_no_embeddings_are_refused() -> None:
+    with pytest.raises(BadInputError, match="has shape 1×16×8; pool it over tokens"):
+        TASK.require_model(make_card((1, 16, 8)))
+    assert TASK.describe_scoring(make_card()) == "mean pooling over tokens inside the engine"

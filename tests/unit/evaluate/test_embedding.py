@@ -76,13 +76,13 @@ def test_pairs_are_read_from_lines(tmp_path) -> None:
     truths = TASK.read_truths(write_lines(tmp_path / "a.jsonl", values), make_card(), None)
     assert truths == [[float(n // 2), float(n // 2)] for n in range(8)] + [ALONE]
     assert TASK.read_truths(write_lines(tmp_path / "b.jsonl", [{"text": "x"}]), make_card(), None) is None
+    assert TASK.read_truths(write_lines(tmp_path / "c.jsonl", values[:4]), make_card(), None) is None
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
         ([{"pair": 1, "score": 1}] * 3, "pair '1' has 3 texts; a pair has two"),
-        ([{"pair": 1, "score": 1}] * 2, "1 pairs of texts; a correlation needs 3 or more"),
         ([{"pair": n // 2, "score": n} for n in range(6)], "pair '0' has two scores, 0 and 1"),
         ([{"pair": n // 2, "score": "high"} for n in range(6)], r"pair '0' has no number as its score \('high'\)"),
     ],

@@ -43,6 +43,8 @@ from optpipe.workspace.store import Store, entry_from_folder
 if TYPE_CHECKING:
     import numpy as np
 
+RUNTIMES = ("numpy", "onnxruntime", "onnxruntime-gpu", "tensorrt-cu13", "tensorrt-rtx-cu13", "torch")
+"""Packages that decide outputs and latency, under the names that they may be installed by."""
 Side = Callable[[str], Measurement]
 """Measures one fresh process under a name."""
 
@@ -75,7 +77,7 @@ def recheck(build: SignedBuild, plan: RecheckPlan, store: Store, listener: Liste
     group = _choose_group(build)
     with store.scratch("recheck") as scratch:
         old_place = group.newest.environment
-        names = sorted(old_place.packages)
+        names = sorted({*old_place.packages, *RUNTIMES})
         here = open_interpreter(None, names, scratch, plan.modules)
         new = open_interpreter(plan.python, names, scratch, plan.modules) if plan.python else here
         old_versions = dict(old_place.packages) | {"python": old_place.python}
@@ -143,8 +145,10 @@ def _warn_about_baseline(then: Mapping[str, str], here: Interpreter, listener: L
 
 
 def _list_version_changes(old: Mapping[str, str], new: Mapping[str, str], *, outer: bool) -> tuple[VersionChange, ...]:
-    """Packages with another version; with `outer` also those that one side lacks."""
-    names = sorted(set(old) | set(new)) if outer else sorted(set(old) & set(new))
+    """Packages with another version; with `outer`, and of a runtime always, also those that one side lacks."""
+    names = (
+        sorted(set(old) | set(new)) if outer else sorted(set(old) & set(new) | (set(old) ^ set(new)) & set(RUNTIMES))
+    )
     return tuple(
         VersionChange(name, old.get(name, "none"), new.get(name, "none"))
         for name in names

@@ -7,11 +7,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from optpipe.backends.tensorrt_builder import PLUGIN_PREFIX
-from optpipe.backends.tensorrt_options import BuilderOptions, capabilities_from_text, list_profile_shapes
+from optpipe.backends.tensorrt_options import (
+    BuilderOptions,
+    capabilities_from_text,
+    list_profile_shapes,
+    options_from_details,
+)
 from optpipe.core.card import card_from_file
 from optpipe.core.entries import ArtifactInfo, ModelInfo
 from optpipe.core.precision import Precision
-from optpipe.core.records import record_from_plain
 from optpipe.core.tensors import InputSpec, Shape
 from optpipe.errors import BadInputError
 from optpipe.workspace.file_names import CARD, ONNX
@@ -41,7 +45,7 @@ def command_from_artifact(prefix: str, store: Store) -> ToolCommand:
     info = entry.info
     parents = [store.find(parent) for parent in entry.manifest.parents]
     model = next(each for each in parents if each.manifest.kind == ModelInfo.KIND)
-    options = record_from_plain(info.details.get("builder", {}), BuilderOptions, entry.path)
+    options = options_from_details(info.details)
     arguments = (
         TOOLS[info.backend],
         f"--onnx={parents[-1].file(ONNX)}",

@@ -11,6 +11,7 @@ from typing import Any
 
 from optpipe.backends.base import Option, merge_options
 from optpipe.core.hashing import hash_file
+from optpipe.core.records import record_from_plain
 from optpipe.core.tensors import InputSpec, batch_ranges_from_text
 from optpipe.errors import BadInputError, MissingError
 from optpipe.workspace.environment import list_gpus
@@ -125,6 +126,11 @@ def _require_known_values(options: BuilderOptions) -> None:
             f"option hardware_compatibility={options.hardware_compatibility}: "
             f"choose from {', '.join(HARDWARE_COMPATIBILITY)}"
         )
+
+
+def options_from_details(details: Mapping[str, Any]) -> BuilderOptions:
+    """The options that an artifact was built with, by its `details`; the defaults where a backend records none."""
+    return record_from_plain(details.get("builder", {}), BuilderOptions, "the artifact's manifest")
 
 
 def describe_in_key(options: BuilderOptions) -> dict[str, Any]:

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optpipe import __version__
+from optpipe.backends.tensorrt_options import find_profiles, options_from_details
 from optpipe.core.card import Task
+from optpipe.core.entries import ArtifactInfo
 from optpipe.core.records import json_from_record
 from optpipe.deploy.choices import Settings, choose_settings, leave_out_batching
 from optpipe.deploy.passport import passport_from_build
@@ -83,6 +85,7 @@ def write_repository(build: SignedBuild, output: Path, store: Store, *, batching
     Without `batching` every request is a batch of its own.
     """
     require_tritonclient()
+    require_servable(build.artifact.info)
     settings = choose_settings(build)
     if not batching:
         settings = leave_out_batching(settings)
@@ -206,10 +209,31 @@ def _write_engine(build: SignedBuild, settings: Settings, known: Reference, fold
     fill_tensors(config, inputs, outputs)
     _write_labels(build, config, folder)
     kind = "KIND_GPU" if info.device == "cuda" else "KIND_CPU"
-    config.instance_group.add(count=settings.instances, kind=pb.ModelInstanceGroup.Kind.Value(kind))
+    group = config.instance_group.add(count=settings.instances, kind=pb.ModelInstanceGroup.Kind.Value(kind))
+    group.profile.extend(list_profiles(info))
     _set_batching(config, settings)
     _set_runtime(config, info.backend, settings)
     return _write_warm_up(config, folder, known, settings, inputs, build)
+
+
+def require_servable(info: ArtifactInfo) -> None:
+    """Raises BadInputError for a TensorRT engine that needs more than its file: Triton's backend loads the engine alone."""
+    options = options_from_details(info.details)
+    if options.strip_weights:
+        raise BadInputError(
+            "the engine holds no weights, and a deployment has no graph to take them from; build without strip_weights"
+        )
+    if options.plugins and info.backend in PLATFORMS:
+        raise BadInputError(
+            "the engine needs plugin libraries, which Triton loads for a whole server (--backend-config=tensorrt,plugins=FILE) "
+            "and no model configuration can name; build without plugins"
+        )
+
+
+def list_profiles(info: ArtifactInfo) -> list[str]:
+    """The optimization profiles that Triton's TensorRT backend may use; without their names it uses the first alone."""
+    count = len(find_profiles(options_from_details(info.details))) if info.backend == "tensorrt" else 0
+    return [str(index) for index in range(count)] if count > 1 else []
 
 
 def name_by_position(inputs: Sequence[Served], outputs: Sequence[Served]) -> tuple[list[Served], list[Served]]:

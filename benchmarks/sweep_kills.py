@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.fakes.ray_nodes import LABELS, add_node, start_cluster
+from tests.fakes.ray_nodes import add_node, start_cluster
 
 from optpipe.core.events import SilentListener
 from optpipe.sweep.launch import Limits
@@ -65,7 +65,7 @@ def kill(what, driver, cluster, nodes):
         return True
     if what == "node":
         cluster.remove_node(nodes.pop(), allow_graceful=False)
-        nodes.append(add_node(cluster, LABELS[-1]))
+        nodes.append(add_node(cluster, "cpu-b"))
         return True
     processes = list_processes()
     tasks = [pid for pid, (command, _) in processes.items() if PROGRAM[1] in command]

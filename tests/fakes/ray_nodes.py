@@ -4,24 +4,28 @@ import os
 import socket
 from pathlib import Path
 
-LABELS = tuple({"optpipe/kind": kind, "optpipe/fingerprint": "unknown"} for kind in ("cpu-a", "cpu-b", "cpu-b"))
+from optpipe.sweep.slots import list_slots
+
+KINDS = ("cpu-a", "cpu-b", "cpu-b")
 _PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
 
 
 def start_cluster():
-    """A head that runs nothing and a node of one processor for each of LABELS; `RAY_ADDRESS` leads to it."""
+    """A head that runs nothing and a node of one processor for each of KINDS; `RAY_ADDRESS` leads to it."""
     from ray.cluster_utils import Cluster
 
-    os.environ |= {"PYTHONPATH": str(Path(__file__).parents[2] / "pipeline"), "RAY_USAGE_STATS_ENABLED": "0"}
+    pipeline = str(Path(__file__).parents[2] / "pipeline")
+    os.environ |= {"PYTHONPATH": pipeline, "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
     cluster = Cluster(
         initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **choose_ports()}
     )
     os.environ["RAY_ADDRESS"] = cluster.address
-    return cluster, [add_node(cluster, labels) for labels in LABELS]
+    return cluster, [add_node(cluster, kind) for kind in KINDS]
 
 
-def add_node(cluster, labels):
-    """One more node."""
+def add_node(cluster, kind):
+    """One more node, of an invented kind and this machine's environment."""
+    labels = {"optpipe/kind": kind, "optpipe/fingerprint": list_slots()[0].fingerprint}
     return cluster.add_node(num_cpus=1, labels=labels, **choose_ports())
 
 

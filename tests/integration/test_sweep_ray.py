@@ -20,7 +20,7 @@ from optpipe.sweep.plan import list_works, plan_sweep
 from optpipe.sweep.sweep import SweepOptions, run_sweep
 from optpipe.workspace.runs import load_run
 from optpipe.workspace.store import Store
-from tests.fakes.ray_nodes import LABELS, add_node, start_cluster
+from tests.fakes.ray_nodes import add_node, start_cluster
 
 ray = pytest.importorskip("ray", reason="needs Ray: pip install 'optpipe[ray]'")
 
@@ -107,6 +107,20 @@ def test_real_jobs_of_a_real_model(cluster, tmp_path):
         assert row.figures["p50"].value > 0
 
 
+def test_a_node_whose_environment_is_not_as_its_label_says_measures_nothing(cluster, tmp_path):
+    from optpipe.sweep.ray_cluster import list_cluster_slots, run_on_ray
+
+    stale = [replace(slot, fingerprint="another") for slot in list_cluster_slots()]
+    cells = cells_from_matrix(
+        Matrix(models=("m",), precisions=("fp32",), backends=("onnxruntime",), gpus=("cpu-a",)), ("cpu-a",)
+    )
+    found = []
+    works = list_works(plan_sweep(cells, stale, {}), 1)
+    run_on_ray(works, stale, Setting(tmp_path, Limits(pending_s=60), program=EMPTY), found.append)
+    assert [one.state for one in found] == ["failed"]
+    assert "versions differ" in found[0].reason
+
+
 def list_processes():
     """Command line and parent of every process, by id."""
     found = {}
@@ -143,7 +157,7 @@ def test_what_is_killed_runs_again_and_is_counted_once(cluster, tmp_path, what, 
 
 
 def test_a_node_that_dies_loses_nothing(cluster, tmp_path):
-    added = add_node(cluster, LABELS[-1])
+    added = add_node(cluster, "cpu-b")
     killed = []
 
     def watch(_record):

@@ -11,7 +11,7 @@ import tempfile
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic, sleep
@@ -107,6 +107,8 @@ class _Errand:
     """A workspace that driver and nodes see under one path; otherwise what is needed travels."""
     bucket: str | None = None
     """A folder that fsspec opens (`s3://…`, `gs://…`), through which chunks travel in place of the object store."""
+    fingerprints: tuple[str, ...] = ()
+    """Environments that nodes of the kind have by their labels."""
     disturbed: tuple[str, ...] = ()
     """Hosts whose GPUs have to time one after the other."""
 
@@ -115,11 +117,13 @@ def run_errand(content: bytes, parcels: Sequence[Any], fetch: Callable[[Any], by
     """On the node: says that it has begun, does the task, and yields its records, then what it made."""
     errand = record_from_json(content, _Errand, "the driver")
     yield b"begun"
+    with suppress(PermissionError):  # Ray starts workers at nice 15, and their children would be measured at it
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
     with tempfile.TemporaryDirectory(prefix="optpipe-node-") as folder:
         workspace = Path(errand.shared or folder)
         store = Store(workspace)
         try:
-            slot = _find_slot(errand.kind)
+            slot = _find_slot(errand.kind, errand.fingerprints)
             unpack((fetch(each) for each in parcels), store)
         except OptpipeError as error:
             lost = TaskOutcome(mark_all(errand.task, JobState.FAILED, " ".join(str(error).split("\n"))))
@@ -146,15 +150,19 @@ def _list_runs(outcome: TaskOutcome) -> tuple[str, ...]:
     return tuple(dict.fromkeys(f"runs/{one.run}" for one in outcome.cells if one.run))
 
 
-def _find_slot(kind: str) -> Slot:
-    """The slot that Ray gave this worker. Raises StageError where the node is not of the kind that its label says."""
+def _find_slot(kind: str, fingerprints: Sequence[str]) -> Slot:
+    """The slot that Ray gave this worker. Raises StageError where the node is not what its labels say."""
     slots = list_slots()
-    if choose_device_of_kind(kind) == "cpu":
-        return replace(next(slot for slot in slots if slot.gpu is None), kind=kind)
-    first = slots[0]
-    if first.kind != kind:
-        raise StageError(f"the node's label {LABEL} says {kind}, but it has {first.kind}; start it with its own labels")
-    return first
+    whole = next(slot for slot in slots if slot.gpu is None)
+    found = replace(whole, kind=kind) if choose_device_of_kind(kind) == "cpu" else slots[0]
+    if found.kind != kind:
+        raise StageError(f"the node's label {LABEL} says {kind}, but it has {found.kind}; start it with its own labels")
+    if found.fingerprint not in fingerprints:
+        raise StageError(
+            f"the node's environment is not what its label {FINGERPRINT} says (driver, power limit or versions differ); "
+            "start it again with its own labels"
+        )
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,9 +301,9 @@ class _Driver:
     def _send(self, work: Work, attempts: tuple[str, ...], claims: ExitStack, *, build: bool) -> None:
         artifact = None if build else self.built[work.recipe_key, work.kind].artifact
         task = Task("", work.recipe, () if build else work.cells, artifact)
-        errand = _Errand(
-            task, work.kind, replace(self.setting, workspace=Path()), self.shared, self.bucket, self.disturbed
-        )
+        prints = tuple(dict.fromkeys(self.prints[work.kind]))
+        setting = replace(self.setting, workspace=Path())
+        errand = _Errand(task, work.kind, setting, self.shared, self.bucket, prints, self.disturbed)
         selector = {LABEL: label_from_kind(work.kind)}
         remote = self.remotes[work.recipe.device].options(label_selector=selector)
         stream = remote.remote(json_from_record(errand), self._wrap(work, artifact))

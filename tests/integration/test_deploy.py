@@ -4,9 +4,11 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
+import time
 from pathlib import Path
 
 import pytest
@@ -264,3 +266,33 @@ def test_an_image_model_without_evidence_of_its_preprocessing_is_refused(deploye
     assert ran.status == 2
     assert "has no evidence of the preprocessing; run optpipe preprocess digits" in ran.stderr
     assert not (tmp_path / "new").exists()
+
+
+@needs_server
+def test_a_server_that_dies_or_is_not_ready_in_time_is_named_and_gone(tmp_path):
+    from optpipe.deploy.server import find_server, run_server
+    from optpipe.errors import StageError
+
+    program, models = find_server(SERVER), tmp_path / "models"
+    models.mkdir()
+    find = ["pgrep", "-f", f"model-repository={models}"]
+
+    def serve_and_kill() -> None:
+        (tmp_path / "one").mkdir()
+        with run_server(program, models, tmp_path / "one") as server:
+            assert "python" in server.record.backends
+            for pid in subprocess.run(find, capture_output=True, text=True).stdout.split():
+                os.kill(int(pid), signal.SIGKILL)
+            while subprocess.run(find, capture_output=True, text=True).stdout:
+                time.sleep(0.05)
+            raise StageError("a request was refused")
+
+    with pytest.raises(StageError, match=r"tritonserver died \(exit status -9\)"):
+        serve_and_kill()
+    (tmp_path / "two").mkdir()
+    with (
+        pytest.raises(StageError, match="was not ready after 0 s"),
+        run_server(program, models, tmp_path / "two", limit_s=0),
+    ):
+        pass
+    assert subprocess.run(find, capture_output=True, text=True).stdout == ""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from optpipe.artifacts.decisions import find_decision, read_decision
 from optpipe.core.engine_layers import ENGINE_LAYERS, EngineLayers
 from optpipe.core.records import read_record
 from optpipe.errors import BadInputError
@@ -68,6 +69,8 @@ class EntryDetails:
     manifest: Manifest
     layers: EngineLayers | None = None
     """Of an engine whose runtime tells of them."""
+    chosen: str | None = None
+    """Where `build --precision auto` found it the fastest, and the run that says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,8 @@ class RunDetails:
 
     run: RunSummary
     manifest: RunManifest
+    decision: str | None = None
+    """What a run of `build --precision auto` chose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +111,13 @@ def summarize_entry(entry: Entry[Any]) -> EntrySummary:
     )
 
 
-def describe_entry(entry: Entry[Any]) -> EntryDetails:
+def describe_entry(entry: Entry[Any], store: Store) -> EntryDetails:
     """All of one entry."""
     file = entry.file(ENGINE_LAYERS)
     layers = read_record(file, EngineLayers) if file.is_file() else None
-    return EntryDetails(summarize_entry(entry), entry.manifest, layers)
+    decided = find_decision(store.workspace, {entry.id})
+    chosen = None if decided is None else f"{decided.describe(entry.id)} ({decided.run_id})"
+    return EntryDetails(summarize_entry(entry), entry.manifest, layers, chosen)
 
 
 def list_stored(store: Store) -> StoreListing:
@@ -138,7 +145,8 @@ def describe_run(folder: Path) -> RunDetails:
     """All that `optpipe show` says of a run. Raises BadInputError where it is not as it was written."""
     run = load_run(folder)
     require_unchanged(run)
-    return RunDetails(_summarize_run(folder), run.manifest)
+    decided = read_decision(run) if run.kind == "choose" else None
+    return RunDetails(_summarize_run(folder), run.manifest, decided.describe() if decided else None)
 
 
 def remove_stored(store: Store, prefix: str, *, with_dependents: bool) -> Removal:

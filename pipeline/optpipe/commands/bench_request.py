@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from pathlib import Path
 
+from optpipe.artifacts.decisions import find_decision
 from optpipe.artifacts.lookup import (
     StoredArtifact,
     explain_different_weights,
@@ -119,15 +120,22 @@ def find_bench_targets(
     options: Mapping[str, Mapping[str, str]],
     listener: Listener,
 ) -> tuple[tuple[StoredArtifact, ...], ...]:
-    """For each MODEL what it names and can run here; what cannot is said, and so is an option that nothing here has."""
-    precisions = tuple(str(each) for each in precisions_from_text(precision)) if precision is not None else ()
+    """For each MODEL what it names and can run here; what cannot is said, and so is an option that nothing here has.
+
+    With the precision `auto`, what `build --precision auto` chose.
+    """
+    chosen = precision == "auto"
+    precisions = tuple(map(str, precisions_from_text(precision))) if precision is not None and not chosen else ()
     backends = choices_from_text(backend, BACKENDS, "--backend") if backend is not None else ()
     target = require_device(device)
     groups: list[tuple[StoredArtifact, ...]] = []
     for model in models:
-        able, reasons = select_runnable(find_artifacts(model, store, precisions, backends, target))
+        named = find_artifacts(model, store, precisions, backends, target)
+        able, reasons = select_runnable(_select_chosen(named, model, store) if chosen else named)
         for label, why_not in reasons.items():
             listener.warn(f"not measured: {label}: {why_not}")
+        if len(able) > 1 and (decided := find_decision(store.workspace, {each.entry.id for each in able})):
+            listener.inform(f"build --precision auto chose {decided.describe()}")
         if any(not each.entry.info.weights.trained for each in able):
             listener.warn(f"{model}: weights are random; speed is meaningful, accuracy is not")
         if (why := explain_different_weights(able)) is not None:
@@ -137,6 +145,14 @@ def find_bench_targets(
     for name in sorted(set(options) - measured):
         listener.warn(f"--option {name}.… has no effect: no {name} artifact is measured")
     return tuple(groups)
+
+
+def _select_chosen(artifacts: Sequence[StoredArtifact], model: str, store: Store) -> tuple[StoredArtifact, ...]:
+    """The winners of the newest decision. Raises BadInputError where there is none."""
+    decided = find_decision(store.workspace, {each.entry.id for each in artifacts})
+    if decided is None:
+        raise BadInputError(f"nothing is chosen for {model} yet; optpipe build {model} --precision auto chooses")
+    return tuple(each for each in artifacts if each.entry.id in decided.winners)
 
 
 def pair_from_targets(

@@ -50,7 +50,7 @@ def show(
         run = describe_run(folder)
         return Outcome(run, lambda: render_run(run))
     entry = store.verify_entry(store.find(id))
-    details = describe_entry(entry)
+    details = describe_entry(entry, store)
     return Outcome(details, lambda: render_entry(details))
 
 

@@ -84,6 +84,8 @@ def render_run(found: RunDetails) -> RenderableType:
     if manifest.parents:
         lines.append(f"from  {', '.join(manifest.parents)}")
     lines += [_format_file(name, file) for name, file in manifest.files.items()]
+    if found.decision:
+        lines.append(f"chosen  {found.decision}")
     return Group(*map(Text, [*lines, f"path  {found.run.path}"]))
 
 
@@ -102,6 +104,8 @@ def render_entry(found: EntryDetails) -> RenderableType:
         lines += _describe_placement(proof.get("placement"), entry.path)
     if kept := manifest.info.get("mixed"):
         lines += _describe_mixed(record_from_plain(kept, MixedPrecision, found.entry.path))
+    if found.chosen:
+        lines.append(f"chosen  {found.chosen}")
     lines += _describe_tactics(manifest.info.get("details", {}).get("tactics", {}))
     if weights := manifest.info.get("weights"):
         lines.append(f"weights  {weights['source']} {weights['sha256']}")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from optpipe import __version__
+from optpipe.artifacts.decisions import find_decision
 from optpipe.artifacts.lookup import find_builds
 from optpipe.build.verify import VerificationInfo
 from optpipe.core.entries import ArtifactInfo
@@ -122,8 +123,10 @@ def find_judged_artifact(wanted: SignoffRequest, store: Store) -> Entry[Artifact
         raise BadInputError(f"no build of {wanted.model} matches {_describe_request(named)}; available: {have}")
     if len(newest) > 1:
         have = ", ".join(f"{one.info.backend} {one.info.precision} ({one.id})" for one in newest.values())
+        decided = find_decision(store.workspace, {one.id for one in newest.values()})
+        chosen = f"; build --precision auto chose {decided.describe()}" if decided else ""
         raise BadInputError(
-            f"{len(newest)} builds of {wanted.model} match: {have}\nchoose one in the policy's [build] or with --artifact"
+            f"{len(newest)} builds of {wanted.model} match: {have}\nchoose one in the policy's [build] or with --artifact{chosen}"
         )
     return next(iter(newest.values()))
 

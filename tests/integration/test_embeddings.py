@@ -54,7 +54,7 @@ def train_encoder(folder: Path) -> None:
     fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]")
     torch.manual_seed(0)
     config = transformers.BertConfig(
-        vocab_size=len(words), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+        vocab_size=len(words), hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64,
         max_position_embeddings=32, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
     )  # fmt: skip
     model = transformers.BertModel(config, add_pooling_layer=False)
@@ -109,7 +109,7 @@ def test_the_pooling_is_that_of_the_checkpoint_and_another_is_another_model(fold
 
     shutil.copytree(folder / "topics", tmp_path / "topics")
     (tmp_path / "topics" / "1_Pooling").mkdir()
-    said = {"word_embedding_dimension": 16, "pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
+    said = {"word_embedding_dimension": 32, "pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
     (tmp_path / "topics" / "1_Pooling" / "config.json").write_text(json.dumps(said))
     loaded = [HuggingFaceSource(str(each / "topics")).load(WeightsRequest("default")) for each in (folder, tmp_path)]
     assert [each.card.head["pooling"] for each in loaded] == ["mean", "cls"]
@@ -117,5 +117,5 @@ def test_the_pooling_is_that_of_the_checkpoint_and_another_is_another_model(fold
     ids, mask = torch.tensor([[2, 3, 4, 0], [5, 6, 7, 8]]), torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]])
     with torch.inference_mode():
         mean, first = (each.module(ids, mask)[0] for each in loaded)
-    assert mean.shape == first.shape == (2, 16)
+    assert mean.shape == first.shape == (2, 32)
     assert not np.allclose(mean, first, atol=1e-2)

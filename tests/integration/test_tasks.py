@@ -24,9 +24,6 @@ precision = "int8"
 
 [accuracy]
 {limit}
-
-[preprocessing]
-minimum_snr = "20 dB"
 """  # speed is not judged: tests share the machine
 
 

@@ -1,15 +1,23 @@
 """The INT8 kernels on a real GPU: every tactic gives the emulation's numbers, and so does a whole network in a CUDA graph."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 from tests.fakes.int8_network import lower, quantize, random_convolution, random_int8, small_network
 
+from optpipe.backends.base import BuildRequest
 from optpipe.backends.cuda_graph import CudaGraphBinding
 from optpipe.backends.torch_int8 import steps
+from optpipe.backends.torch_int8.comparison import compare_programs
 from optpipe.backends.torch_int8.emulation import emulate, emulate_step
 from optpipe.backends.torch_int8.launches import list_tactics
 from optpipe.backends.torch_int8.program import Program
 from optpipe.backends.torch_int8.tuning import tune_steps
+from optpipe.core.card import ModelCard, Task
+from optpipe.core.precision import Precision
+from optpipe.core.tensors import InputSpec
 from optpipe.workspace.environment import list_gpus
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not list_gpus(), reason="no NVIDIA GPU or no driver on this machine")]
@@ -57,3 +65,19 @@ def test_a_network_is_tuned_and_gives_the_emulation_s_outputs_from_a_cuda_graph(
     found, expected = replayed.outputs["logits"].cpu(), emulate(network, {"image": images})["logits"]
     noise = (found - expected).square().sum() / expected.square().sum()
     assert noise < 1e-4  # the stem in FP16 may round a few values the other way
+
+
+def test_the_whole_network_is_compared_with_fp16_in_turns():
+    module = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 64, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(64, 64, 3)
+    ).eval()
+    network = lower(quantize(small_network()))
+    given = InputSpec("image", "float32", (1, 3, 32, 32), (8, 3, 32, 32), (64, 3, 32, 32), batch=0)
+    card = ModelCard("small", "small", Task.OTHER, (given,))
+    request = BuildRequest(card, Precision.INT8, Path(), lambda: module, "cuda", {}, Path())
+    inputs = {size: (torch.randn(size, 3, 32, 32, device="cuda"),) for size in (1, 8)}
+    found = compare_programs(request, Program(network, {}), inputs)
+    assert [each.batch_size for each in found] == [1, 8]
+    assert all(0 < each.speed.ci[0] <= each.speed.value <= each.speed.ci[1] for each in found)
+    assert all(each.pays == (each.speed.ci[0] > 1) for each in found)
+    assert compare_programs(replace(request, module=None), Program(network, {}), inputs) == ()

@@ -65,6 +65,7 @@ def build_artifact(
             lint=_lint_graph(graph, device, precision),
             options=built.options,
             details=built.details,
+            remarks=built.remarks,
             mixed=graph.info.mixed if isinstance(graph.info, GraphInfo) else None,
         )
 

@@ -307,6 +307,8 @@ def _build_one(
                 backend, precision, device, graph, result.model, model.fresh_module, options, store, listener
             ),
         )
+        for remark in entry.info.remarks:
+            listener.warn(f"{entry.info.label}: {remark}")
         why_not = backend.find_run_blocker(entry.info)
         checked = None
         if why_not is None:

@@ -148,6 +148,8 @@ class ArtifactInfo:
     """The backend's options that it was built with, and runs with where no others are given."""
     details: Mapping[str, Any] = field(default_factory=dict)
     """Facts that only its backend reads, to load it and to tell where it can run."""
+    remarks: tuple[str, ...] = ()
+    """What its backend found while it built: INT8 that does not pay on this GPU."""
     mixed: MixedPrecision | None = None
     """Where it was built within a budget: the layers kept for it."""
 

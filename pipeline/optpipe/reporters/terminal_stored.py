@@ -107,6 +107,7 @@ def render_entry(found: EntryDetails) -> RenderableType:
     if found.chosen:
         lines.append(f"chosen  {found.chosen}")
     lines += _describe_tactics(manifest.info.get("details", {}).get("tactics", {}))
+    lines += [f"remark  {each}" for each in manifest.info.get("remarks", ())]
     if weights := manifest.info.get("weights"):
         lines.append(f"weights  {weights['source']} {weights['sha256']}")
     packages = ", ".join(f"{name} {version}" for name, version in manifest.environment.packages.items())

@@ -16,6 +16,7 @@ from optpipe.core.tensors import InputSpec, input_from_dict
 from optpipe.workspace.environment import get_package_version
 
 if TYPE_CHECKING:
+    from optpipe.backends.torch_int8.launches import Tactic
     from optpipe.backends.torch_int8.program import Program
 
 GRAPH = "model.onnx"
@@ -34,12 +35,17 @@ def find_unsupported(request: BuildRequest) -> tuple[str, ...]:
 
 
 def build_int8(request: BuildRequest, options: Mapping[str, Any]) -> BuildResult:
-    """Lowers the graph, measures its steps on the GPU, and keeps both."""
+    """Lowers the graph, measures its steps on the GPU, and keeps both; says where FP16 is as fast."""
     import onnx
+
+    from optpipe.backends.torch_int8.comparison import compare_programs, explain_speeds
+    from optpipe.backends.torch_int8.program import Program
 
     model = onnx.load(request.graph)
     network = network_from_graph(model, request.card.inputs)
-    measured = _measure_batches(network, request.card.inputs)
+    drawn = draw_inputs(request.card.inputs)
+    measured = _measure_batches(network, drawn)
+    speeds = compare_programs(request, Program(network, tactics_from_record(measured)), drawn)
     onnx.save(model, request.directory / GRAPH)
     (request.directory / TACTICS).write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
     details = {
@@ -49,8 +55,9 @@ def build_int8(request: BuildRequest, options: Mapping[str, Any]) -> BuildResult
         "compiled_by": get_package_version("torch"),
         "triton": get_package_version("triton"),
         "tactics": summarize_tactics(measured),
+        "against_fp16": {str(each.batch_size): each.to_dict() for each in speeds},
     }
-    return BuildResult(list_executed_layers(network), GRAPH, options, details)
+    return BuildResult(list_executed_layers(network), GRAPH, options, details, tuple(explain_speeds(speeds)))
 
 
 def network_from_graph(model: Any, inputs: tuple[InputSpec, ...]) -> steps.Network:
@@ -58,18 +65,24 @@ def network_from_graph(model: Any, inputs: tuple[InputSpec, ...]) -> steps.Netwo
     return lower_graph(model, infer_graph_types(name_nodes(model), inputs))
 
 
-def _measure_batches(network: steps.Network, inputs: tuple[InputSpec, ...]) -> dict[str, Any]:
+def draw_inputs(inputs: tuple[InputSpec, ...]) -> dict[int, tuple[Any, ...]]:
+    """Seeded tensors on the GPU at each batch size that is measured."""
     import torch
 
-    from optpipe.backends.torch_int8.tuning import choose_batch_sizes, tune_steps
+    from optpipe.backends.torch_int8.tuning import choose_batch_sizes
 
     first = inputs[0]
     generator = torch.Generator(device="cuda").manual_seed(0)
-    batches = {}
-    for size in choose_batch_sizes(first.min[0], first.opt[0], first.max[0]):
-        shapes = [(size, *each.opt[1:]) for each in inputs]
-        drawn = tuple(torch.randn(shape, device="cuda", generator=generator) for shape in shapes)
-        batches[str(size)] = [each.to_dict() for each in tune_steps(network, drawn)]
+    return {
+        size: tuple(torch.randn((size, *each.opt[1:]), device="cuda", generator=generator) for each in inputs)
+        for size in choose_batch_sizes(first.min[0], first.opt[0], first.max[0])
+    }
+
+
+def _measure_batches(network: steps.Network, drawn: Mapping[int, tuple[Any, ...]]) -> dict[str, Any]:
+    from optpipe.backends.torch_int8.tuning import tune_steps
+
+    batches = {str(size): [each.to_dict() for each in tune_steps(network, inputs)] for size, inputs in drawn.items()}
     versions = {name: get_package_version(name) for name in ("torch", "triton")}
     return {"gpu": name_processor("cuda"), **versions, "batches": batches}
 
@@ -106,18 +119,23 @@ def list_executed_layers(network: steps.Network) -> tuple[LayerType, ...]:
 _MOVES = {"Cast", "Concat", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"}
 
 
+def tactics_from_record(measured: Mapping[str, Any]) -> "dict[int, dict[str, Tactic]]":
+    """What `tactics.json` chose, by batch size and step."""
+    from optpipe.backends.torch_int8.tuning import choice_from_dict
+
+    return {
+        int(size): {each["step"]: choice_from_dict(each).tactic for each in rows}
+        for size, rows in measured["batches"].items()
+    }
+
+
 def load_program(directory: Path, info: ArtifactInfo) -> "Program":
     """The program of an artifact, with its tactics."""
     import onnx
 
     from optpipe.backends.torch_int8.program import Program
-    from optpipe.backends.torch_int8.tuning import choice_from_dict
 
     inputs = tuple(map(input_from_dict, info.details["profile"]))
     network = network_from_graph(onnx.load(directory / GRAPH), inputs)
     measured = json.loads((directory / TACTICS).read_text(encoding="utf-8"))
-    chosen = {
-        int(size): {each["step"]: choice_from_dict(each).tactic for each in rows}
-        for size, rows in measured["batches"].items()
-    }
-    return Program(network, chosen)
+    return Program(network, tactics_from_record(measured))

@@ -106,7 +106,14 @@ def _find_fastest(program: Program, step: Any, values: Mapping[str, Any]) -> Cho
 
 
 def time_launch(launch: Callable[[], Any]) -> float:
-    """The shortest of a few replays of a CUDA graph of launches, per launch. Nothing else runs on the GPU meanwhile."""
+    """The shortest of a few replays of a CUDA graph of launches, in microseconds per launch. Nothing else runs on the GPU meanwhile."""
+    replay = capture_launches(launch, LAUNCHES)
+    replay()
+    return min(time_replay(replay) / LAUNCHES for _ in range(REPLAYS))
+
+
+def capture_launches(launch: Callable[[], Any], count: int) -> Callable[[], None]:
+    """A CUDA graph of `count` launches: what replays it."""
     import torch
 
     launch()
@@ -114,16 +121,19 @@ def time_launch(launch: Callable[[], Any]) -> float:
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     with torch.cuda.stream(stream):
         graph.capture_begin()
-        for _ in range(LAUNCHES):
+        for _ in range(count):
             launch()
         graph.capture_end()
-    graph.replay()
-    times = []
-    for _ in range(REPLAYS):
-        begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begun.record()
-        graph.replay()
-        ended.record()
-        torch.cuda.synchronize()
-        times.append(begun.elapsed_time(ended) * 1e3 / LAUNCHES)
-    return float(min(times))
+    return graph.replay
+
+
+def time_replay(replay: Callable[[], None]) -> float:
+    """Microseconds of one replay, by CUDA events."""
+    import torch
+
+    begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begun.record()
+    replay()
+    ended.record()
+    torch.cuda.synchronize()
+    return float(begun.elapsed_time(ended) * 1e3)

@@ -1,0 +1,57 @@
+"""When an INT8 build says that it does not pay, on a clock that gives planted times."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from optpipe.backends.torch_int8.comparison import ROUNDS, SpeedOverFp16, compare_in_turns, explain_speeds
+
+
+class FakeClock:
+    """Gives each side its planted time with noise, and drifts with every call; nothing is run."""
+
+    def __init__(self, planted, noise=0.002, drift=0.0):
+        self.planted, self.noise, self.drift = planted, noise, drift
+        self.generator, self.calls = np.random.default_rng(0), Counter()
+
+    def __call__(self, side):
+        self.calls[side] += 1
+        slow = 1 + self.drift * self.calls.total()
+        return self.planted[side] * slow * np.exp(self.noise * self.generator.standard_normal())
+
+
+def int8():
+    raise AssertionError("the fake clock runs nothing")
+
+
+def fp16():
+    raise AssertionError("the fake clock runs nothing")
+
+
+def compared(int8_us, fp16_us, **clock):
+    times = FakeClock({int8: int8_us, fp16: fp16_us}, **clock)
+    return SpeedOverFp16(8, compare_in_turns(int8, fp16, times)), times
+
+
+@pytest.mark.parametrize(("int8_us", "fp16_us", "pays"), [(100, 180, True), (100, 90, False), (100, 100, False)])
+def test_int8_pays_only_where_it_is_shown_to_be_faster(int8_us, fp16_us, pays):
+    found, _ = compared(int8_us, fp16_us)
+    assert found.pays is pays
+    assert found.speed.value == pytest.approx(fp16_us / int8_us, rel=0.01)
+    assert found.to_dict()["pays"] is pays
+
+
+def test_a_gpu_that_slows_down_meanwhile_favors_neither():
+    found, clock = compared(100, 150, drift=0.01)
+    assert found.speed.ci[0] < 1.5 < found.speed.ci[1]
+    assert clock.calls == {int8: ROUNDS + 1, fp16: ROUNDS + 1}
+
+
+def test_the_build_names_the_ratio_where_int8_does_not_pay_and_is_silent_where_it_does():
+    slower, faster = compared(100, 90)[0], compared(100, 180)[0]
+    said = list(explain_speeds((slower, faster)))
+    assert len(said) == 1
+    assert "0.90 (0.90 to 0.90) times the speed of fp16 at batch 8" in said[0]
+    assert list(explain_speeds((faster,))) == []
+    assert list(explain_speeds(())) == []

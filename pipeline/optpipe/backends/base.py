@@ -71,10 +71,10 @@ class BuildResult:
     """The runtime options that it has where no others are given."""
     details: Mapping[str, Any] = field(default_factory=dict)
     """What only this backend reads, to load the artifact and to tell where it can run."""
-    remarks: tuple[str, ...] = ()
-    """What it found while it built that its user must know."""
     placement: Placement | None = None
     """Where the runtime puts the nodes, for one that may leave some to another execution provider."""
+    remarks: tuple[str, ...] = ()
+    """What it found while it built that its user must know."""
 
 
 class Binding(Protocol):

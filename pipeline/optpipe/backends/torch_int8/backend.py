@@ -57,7 +57,7 @@ def build_int8(request: BuildRequest, options: Mapping[str, Any]) -> BuildResult
         "tactics": summarize_tactics(measured),
         "against_fp16": {str(each.batch_size): each.to_dict() for each in speeds},
     }
-    return BuildResult(list_executed_layers(network), GRAPH, options, details, tuple(explain_speeds(speeds)))
+    return BuildResult(list_executed_layers(network), GRAPH, options, details, remarks=tuple(explain_speeds(speeds)))
 
 
 def network_from_graph(model: Any, inputs: tuple[InputSpec, ...]) -> steps.Network:

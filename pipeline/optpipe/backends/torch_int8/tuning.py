@@ -124,7 +124,7 @@ def capture_launches(launch: Callable[[], Any], count: int) -> Callable[[], None
         for _ in range(count):
             launch()
         graph.capture_end()
-    return graph.replay
+    return lambda: graph.replay()
 
 
 def time_replay(replay: Callable[[], None]) -> float:

@@ -1,0 +1,219 @@
+"""Seeded damage to files that users give: bytes, and what a format means by them."""
+
+import random
+import re
+import sqlite3
+from contextlib import suppress
+from pathlib import Path
+
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+ODD_NUMBERS = (0, -1, 1, 2, 7, 99, 2**31 - 1, 2**31, 2**40, 2**62)
+ODD_TEXTS = ("", "?", "\x00", "\x1b[31mred", "é\u202e", "a" * 5000, "..", "/etc/passwd", "None", "batch", " ")
+ODD_TOML = ("-1", "0", "1e400", "nan", "inf", '""', '"\\u0000"', "[]", "{}", "true", "99999999999999999999", '"1 GiB"',
+            '"\\u0665 ms"', '"-3 %"', "1979-05-27", "[[1]]", '"' + "x" * 3000 + '"')  # fmt: skip
+
+
+def mutate_bytes(content: bytes, rng: random.Random) -> bytes:
+    """Flips, cuts out, repeats, or inserts some bytes."""
+    changed = bytearray(content)
+    for _ in range(rng.choice((1, 1, 2, 8, 64))):
+        at = rng.randrange(len(changed) + 1)
+        match rng.randrange(5):
+            case 0 if at < len(changed):
+                changed[at] ^= 1 << rng.randrange(8)
+            case 1 if at < len(changed):
+                changed[at] = rng.choice((0, 0x7F, 0x80, 0xFF, rng.randrange(256)))
+            case 2:
+                del changed[at : at + rng.choice((1, 4, 64))]
+            case 3:
+                changed[at:at] = changed[at : at + rng.choice((1, 4, 64))]
+            case _:
+                changed[at:at] = rng.randbytes(rng.choice((1, 4, 16)))
+    return bytes(changed[: rng.randrange(1, len(changed) + 1)] if rng.random() < 0.1 else changed)
+
+
+def mutate_toml(text: str, rng: random.Random) -> bytes:
+    """Changes values, drops, repeats or swaps lines; now and then bytes."""
+    lines = text.splitlines()
+    for _ in range(rng.choice((1, 1, 1, 2, 4))):
+        at = rng.randrange(len(lines))
+        match rng.randrange(8):
+            case 0:
+                del lines[at]
+            case 1:
+                lines.insert(at, rng.choice(lines))
+            case 2:
+                other = rng.randrange(len(lines))
+                lines[at], lines[other] = lines[other], lines[at]
+            case 3:
+                lines[at] = re.sub(r"\d+", lambda _: str(rng.choice(ODD_NUMBERS)), lines[at], count=1)
+            case 4:
+                lines[at] = re.sub(r"^(\s*)(\w+)", rf"\1\2{rng.choice('_xé-')}", lines[at])
+            case _:
+                key, equals, _ = lines[at].partition("=")
+                lines[at] = f"{key}= {rng.choice(ODD_TOML)}" if equals else lines[at]
+        if not lines:
+            return b""
+    content = "\n".join(lines).encode()
+    return mutate_bytes(content, rng) if content and rng.random() < 0.15 else content
+
+
+def list_networks() -> list[onnx.ModelProto]:
+    """A convolutional network, one with a state, one that branches, one that is quantized."""
+    make, value = helper.make_node, helper.make_tensor_value_info
+
+    def model(name, nodes, inputs, outputs, opset=17, **weights):
+        constants = [numpy_helper.from_array(each, key) for key, each in weights.items()]
+        graph = helper.make_graph(nodes, name, inputs, outputs, constants)
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
+
+    import numpy as np
+
+    draw = np.random.default_rng(0)
+
+    def normal(*shape):
+        return draw.standard_normal(shape).astype(np.float32)
+
+    image, one = value("x", 1, ["n", 3, 8, 8]), value("y", 1, ["n", 4])
+    network = model(
+        "convolution",
+        [
+            make("Conv", ["x", "w", "b"], ["c"], name="conv", pads=[1, 1, 1, 1]),
+            make("Relu", ["c"], ["r"], name="relu"),
+            make("GlobalAveragePool", ["r"], ["p"], name="pool"),
+            make("Flatten", ["p"], ["f"], name="flat"),
+            make("Gemm", ["f", "v"], ["y"], name="head", transB=1),
+        ],
+        [image], [one], w=normal(16, 3, 3, 3), b=normal(16), v=normal(4, 16),
+    )  # fmt: skip
+    state = model(
+        "state",
+        [
+            make("Unsqueeze", ["x", "zero"], ["s"], name="steps"),
+            make("GRU", ["s", "w", "r", "", "", "h"], ["all", "next"], name="gru", hidden_size=4),
+            make("Squeeze", ["next", "zero"], ["y"], name="last"),
+        ],
+        [value("x", 1, ["n", 6]), value("h", 1, [1, "n", 4])], [one, value("next", 1, [1, "n", 4])],
+        w=normal(1, 12, 6), r=normal(1, 12, 4), zero=np.array([0]),
+    )  # fmt: skip
+    branches = {
+        f"{side}_branch": helper.make_graph(
+            [make(op, ["x", "k"], [f"{side}_out"], name=side)], side, [], [value(f"{side}_out", 1, None)]
+        )
+        for side, op in (("then", "Mul"), ("else", "Add"))
+    }
+    branching = model(
+        "branching",
+        [
+            make("Greater", ["k", "zero"], ["yes"], name="test"),
+            make("If", ["yes"], ["picked"], name="if", **branches),
+            make("MatMul", ["picked", "w"], ["y"], name="product"),
+        ],
+        [value("x", 1, ["n", 6])], [one], k=np.float32(0.5), zero=np.float32(0), w=normal(6, 4),
+    )  # fmt: skip
+    scale, zero = np.float32(0.05), np.int8(0)
+    quantized = model(
+        "quantized",
+        [
+            make("QuantizeLinear", ["x", "s", "z"], ["q"], name="q"),
+            make("DequantizeLinear", ["q", "s", "z"], ["d"], name="d"),
+            make("DequantizeLinear", ["w", "s", "z"], ["dw"], name="dw"),
+            make("MatMul", ["d", "dw"], ["y"], name="product"),
+        ],
+        [value("x", 1, ["n", 6])], [one], s=np.asarray(scale), z=np.asarray(zero), w=draw.integers(-127, 127, (6, 4)).astype(np.int8),
+    )  # fmt: skip
+    return [network, state, branching, quantized]
+
+
+def mutate_onnx(model: onnx.ModelProto, rng: random.Random) -> bytes:
+    """One to three changes of meaning; every fourth time bytes instead."""
+    if rng.random() < 0.25:
+        return mutate_bytes(model.SerializeToString(), rng)
+    changed = onnx.ModelProto()
+    changed.CopyFrom(model)
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        _mutate_graph(changed, changed.graph, rng)
+    content: bytes = changed.SerializeToString()
+    return content
+
+
+def _mutate_graph(model: onnx.ModelProto, graph: onnx.GraphProto, rng: random.Random) -> None:
+    values = [*graph.input, *graph.output]
+    match rng.randrange(14):
+        case 0:
+            model.opset_import[0].version = rng.choice((*ODD_NUMBERS, 3, 11, 13, 21, 26))
+        case 1:
+            model.opset_import[0].domain = rng.choice(("com.microsoft", "ai.onnx.ml", *ODD_TEXTS[:5]))
+        case 2:
+            model.ir_version = rng.choice(ODD_NUMBERS)
+        case 3 if graph.node:
+            rng.choice(graph.node).op_type = rng.choice(("Conv", "Loop", "NoSuchOp", "LSTM", "TopK", *ODD_TEXTS))
+        case 4 if graph.node:
+            del graph.node[rng.randrange(len(graph.node))]
+        case 5 if graph.node:
+            node = rng.choice(graph.node)
+            names = rng.choice((node.input, node.output))
+            if names:
+                names[rng.randrange(len(names))] = rng.choice(("x", "y", "nowhere", *ODD_TEXTS))
+        case 6 if graph.node:
+            node = rng.choice(graph.node)
+            node.attribute.append(
+                helper.make_attribute(
+                    rng.choice(("axis", "pads", "group", "to")), rng.choice(([1, -1], 2**40, 0.5, "x"))
+                )
+            )
+        case 7 if graph.initializer:
+            tensor = rng.choice(graph.initializer)
+            if tensor.dims:
+                tensor.dims[rng.randrange(len(tensor.dims))] = rng.choice(ODD_NUMBERS)
+        case 8 if graph.initializer:
+            rng.choice(graph.initializer).data_type = rng.choice((-1, 0, 2, 7, 8, 10, 16, 99, 2**31 - 1))
+        case 9 if graph.initializer:
+            tensor = rng.choice(graph.initializer)
+            tensor.data_location = TensorProto.EXTERNAL
+            entry = tensor.external_data.add()
+            entry.key, entry.value = rng.choice(("location", "offset")), rng.choice(ODD_TEXTS)
+        case 10 if values:
+            shape = rng.choice(values).type.tensor_type.shape
+            if shape.dim:
+                dim = rng.choice(shape.dim)
+                if rng.random() < 0.5:
+                    dim.dim_value = rng.choice(ODD_NUMBERS)
+                else:
+                    dim.dim_param = rng.choice(ODD_TEXTS)
+        case 11 if values:
+            rng.choice(values).type.tensor_type.elem_type = rng.choice((-1, 0, 1, 7, 8, 10, 99, 2**31 - 1))
+        case 12 if values:
+            rng.choice(values).name = rng.choice(("x", "y", "c", *ODD_TEXTS))
+        case _:
+            if graph.initializer:
+                del graph.initializer[rng.randrange(len(graph.initializer))]
+
+
+def mutate_sqlite(path: Path, rng: random.Random) -> None:
+    """Changes cells, drops tables or columns; every fourth time bytes instead."""
+    if rng.random() < 0.25:
+        path.write_bytes(mutate_bytes(path.read_bytes(), rng))
+        return
+    with sqlite3.connect(path) as connection:
+        tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        for _ in range(rng.choice((1, 1, 2, 5))):
+            table = rng.choice(tables)
+            columns = [row[1] for row in connection.execute(f'PRAGMA table_info("{table}")')]
+            column = rng.choice(columns) if columns else None
+            match rng.randrange(6):
+                case 0:
+                    connection.execute(f'DROP TABLE IF EXISTS "{table}"')
+                    tables = [name for name in tables if name != table] or tables
+                case 1 if column and len(columns) > 1:
+                    connection.execute(f'ALTER TABLE "{table}" RENAME COLUMN "{column}" TO "{column}_x"')
+                case 2:
+                    connection.execute(f'DELETE FROM "{table}" WHERE abs(random()) % 2 = 0')
+                case _ if column:
+                    odd = rng.choice((None, -1, 0, 2**62, -(2**63), 0.5, "text", "\x1b[31m", b"\xff\x00", 10**9))
+                    some = rng.choice(("", " WHERE rowid % 2 = 0", " WHERE rowid = 1"))
+                    with suppress(sqlite3.IntegrityError):  # a key that takes whole numbers alone
+                        connection.execute(f'UPDATE "{table}" SET "{column}" = ?{some}', (odd,))
+    connection.close()

@@ -1,0 +1,296 @@
+"""Damaged and forged files through the commands as users run them: no traceback, no hang, a status as documented, and every
+forged figure found or named. Seeds are fixed; all in this process, for most of a command's time would be imports.
+"""
+
+import faulthandler
+import itertools
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+from optpipe.cli import app
+from optpipe.workspace.seal import seal_folder
+from optpipe.workspace.shipped import find_shipped_folder
+from tests.fakes import mutations
+from tests.integration.conftest import Ran, optpipe
+
+LIMIT_S = 20
+CHUNKS = range(5)
+"""Workers share the cases."""
+ROOT = Path(__file__).parents[2]
+
+
+class HangError(BaseException):
+    """A case that ran past the limit."""
+
+
+@contextmanager
+def limit_time() -> Iterator[None]:
+    def end(number: int, frame: object) -> None:
+        raise HangError
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.alarm(LIMIT_S)
+    faulthandler.dump_traceback_later(6 * LIMIT_S, exit=True)  # inside a library, where no handler runs
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        faulthandler.cancel_dump_traceback_later()
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture
+def fuzz(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Ran]]:
+    """Runs a command here; a traceback or a hang is its standard error, with status -1."""
+    os.chdir(tmp_path)
+
+    def run(*arguments: object) -> Ran:
+        status, crash = -1, ""
+        try:
+            with limit_time():
+                app([*map(str, arguments)])
+        except SystemExit as ended:
+            status = int(ended.code or 0)
+        except HangError:
+            crash = f"HANG: no end within {LIMIT_S} s\n{traceback.format_exc()}"
+        except BaseException:  # noqa: BLE001 - whatever comes this far is a finding
+            crash = traceback.format_exc()
+        out, err = capfd.readouterr()
+        return Ran(status, out, crash or err)
+
+    yield run
+    os.chdir(ROOT)
+
+
+def is_bad(ran: Ran, allowed: frozenset[int]) -> bool:
+    text = ran.stdout + ran.stderr
+    return ran.status not in allowed or "Traceback" in text or "\x1b" in text
+
+
+def describe(case: object, ran: Ran) -> str:
+    return f"case {case}: status {ran.status}\n{ran.stderr[-1500:]}"
+
+
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_mutated_onnx(fuzz, tmp_path, chunk) -> None:
+    networks, wrong = mutations.list_networks(), []
+    for case in range(chunk, 500, len(CHUNKS)):
+        rng = random.Random(case)
+        (tmp_path / "net.onnx").write_bytes(mutations.mutate_onnx(networks[case % len(networks)], rng))
+        ran = fuzz(
+            "build",
+            "net.onnx",
+            "--precision",
+            "fp32",
+            "--backend",
+            "onnxruntime",
+            "--device",
+            "cpu",
+            "--batch",
+            "1:2:4",
+        )
+        invalid = not is_valid(tmp_path / "net.onnx")
+        if is_bad(ran, frozenset((2,) if invalid else (0, 1, 2, 4))):
+            wrong.append(describe(case, ran))
+        shutil.rmtree(tmp_path / ".optpipe", ignore_errors=True)
+    assert not wrong, f"{len(wrong)} cases\n" + "\n".join(wrong)
+
+
+def is_valid(path: Path) -> bool:
+    """Whether ONNX's own checker takes the file."""
+    try:
+        onnx.checker.check_model(onnx.load(path), full_check=True)
+    except Exception:  # noqa: BLE001 - of onnx and protobuf
+        return False
+    return True
+
+
+def test_mutated_policies(fuzz, tmp_path, walked) -> None:
+    example = (ROOT / "reports" / "examples" / "digits.toml").read_text()
+    texts = [example.replace('"int8"', '"fp32"').replace("int8 =", "fp32 ="), (walked / "policy.toml").read_text()]
+    wrong, judged = [], 0
+    for case in range(200):
+        rng = random.Random(case)
+        (tmp_path / "policy.toml").write_bytes(mutations.mutate_toml(texts[case % 2], rng))
+        ran = fuzz(
+            "signoff", "digits", "--policy", "policy.toml", "--no-measure", "--no-figures",
+            "--output", f"dossier{case}", "--workspace", walked / ".optpipe",
+        )  # fmt: skip
+        judged += ran.status in (0, 1, 5)
+        if is_bad(ran, frozenset((0, 1, 2, 3, 5))):
+            wrong.append(describe(case, ran))
+    assert not wrong, f"{len(wrong)} cases\n" + "\n".join(wrong)
+    assert judged > 20  # not all end where they are read
+
+
+CARD = """name = "net"
+source = "source.onnx"
+task = "classification"
+labels = ["a", "b", "c", "d"]
+description = "A small network."
+
+[[inputs]]
+name = "x"
+dtype = "float32"
+min = [1, 3, 8, 8]
+opt = [2, 3, 8, 8]
+max = [4, 3, 8, 8]
+
+[[outputs]]
+name = "y"
+"""
+
+
+def test_mutated_cards(fuzz, tmp_path) -> None:
+    text = (find_shipped_folder("models") / "digits.toml").read_text()
+    steps = text[text.index("[[preprocessing.steps]]") : text.index("[data]")]
+    steps = re.sub(r"\b32\b", "8", steps)
+    onnx.save(mutations.list_networks()[0], tmp_path / "source.onnx")
+    wrong, built = [], 0
+    for case in range(200):
+        rng = random.Random(case)
+        (tmp_path / "net.toml").write_bytes(mutations.mutate_toml(CARD + steps, rng))
+        ran = fuzz("build", "./net.toml", "--precision", "fp32", "--backend", "onnxruntime", "--device", "cpu")
+        built += ran.status == 0
+        if is_bad(ran, frozenset((0, 1, 2, 4))):
+            wrong.append(describe(case, ran))
+        shutil.rmtree(tmp_path / ".optpipe", ignore_errors=True)
+    assert not wrong, f"{len(wrong)} cases\n" + "\n".join(wrong)
+    assert built > 20
+
+
+def test_mutated_traces(fuzz, tmp_path) -> None:
+    sources = sorted((ROOT / "tests" / "golden" / "traces").glob("*.sqlite"))
+    wrong, read = [], 0
+    for case in range(100):
+        rng = random.Random(case)
+        copy = Path(shutil.copyfile(sources[case % len(sources)], tmp_path / "trace.sqlite"))
+        mutations.mutate_sqlite(copy, rng)
+        ran = fuzz("profile", "--trace", "trace.sqlite", "--json")
+        read += ran.status == 0
+        if is_bad(ran, frozenset((0, 2))):
+            wrong.append(describe(case, ran))
+        elif not isinstance(json.loads(ran.stdout), dict):
+            wrong.append(f"case {case}: no JSON document")
+        shutil.rmtree(tmp_path / ".optpipe", ignore_errors=True)
+    assert not wrong, f"{len(wrong)} cases\n" + "\n".join(wrong)
+    assert read > 10
+
+
+@pytest.fixture(scope="session")
+def walked(tmp_path_factory: pytest.TempPathFactory, exported: Callable[[Path], Path]) -> Path:
+    """A folder with `digits` built, evaluated, preprocessed, measured for a moment, and signed off as `dossier`."""
+    folder = tmp_path_factory.mktemp("walked")
+    exported(folder / ".optpipe")
+    for label in (find_shipped_folder("calibration") / "digits" / "validation").glob("*/"):
+        (folder / "images" / label.name).mkdir(parents=True)
+        for image in sorted(label.iterdir())[:4]:
+            shutil.copy(image, folder / "images" / label.name)
+    commands = (
+        ("evaluate", "digits"),
+        ("preprocess", "digits", "--images", "images", "--no-throughput"),
+        ("bench", "digits", "--precision", "fp32", "--batch", "1", "--processes", "2", "--min-time", "0.1",
+         "--max-time", "1", "--warm-up", "0.1", "--max-warm-up", "1", "--max-cv", "90%"),
+    )  # fmt: skip
+    for command in commands:
+        ran = optpipe(*command, cwd=folder)
+        assert ran.status in (0, 5), ran.stderr
+    (folder / "policy.toml").write_text(
+        'schema = 1\nmodel = "digits"\n[build]\nprecision = "fp32"\n[[latency]]\np50 = "900 ms"\nbatch_size = 1\n'
+        '[accuracy]\nmaximum_drop = "1 points"\n[preprocessing]\nminimum_agreement = "99 %"\n[precision]\nfp32 = "100 %"\n'
+        '[size]\nmaximum = "1 MiB"\n'
+    )
+    ran = optpipe(
+        "signoff",
+        "digits",
+        "--policy",
+        "policy.toml",
+        "--no-measure",
+        "--no-figures",
+        "--output",
+        "dossier",
+        cwd=folder,
+    )
+    assert ran.status in (0, 5), ran.stderr
+    return folder
+
+
+def list_figures(value: Any, place: tuple[object, ...] = ()) -> Iterator[tuple[object, ...]]:
+    """Where the numbers of a JSON document are."""
+    if isinstance(value, dict | list):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from list_figures(inner, (*place, key))
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield place
+
+
+def forge_figure(document: Any, place: tuple[object, ...], rng: random.Random) -> tuple[object, object]:
+    """Changes one number in place by a tenth to a half; returns what it was and is."""
+    for key in place[:-1]:
+        document = document[key]
+    was = document[place[-1]]
+    now = was * rng.choice((0.5, 0.9, 1.1, 1.5)) if was else rng.choice((1, 0.01))
+    document[place[-1]] = (
+        int(now) if isinstance(was, int) and int(now) != was else was + 1 if isinstance(was, int) else now
+    )
+    return was, document[place[-1]]
+
+
+def test_forged_figures(fuzz, tmp_path, walked) -> None:
+    whole = fuzz("verify", walked / "dossier", "--json")
+    assert whole.status in (0, 5), whole.stderr
+    sources = [
+        path.relative_to(walked / "dossier")
+        for path in sorted((walked / "dossier").rglob("*"))
+        if path.suffix in (".json", ".jsonl") and list(iterate_figures(path))
+    ]
+    wrong = []
+    for case in range(100):
+        rng = random.Random(case)
+        folder = Path(shutil.copytree(walked / "dossier", tmp_path / f"forged{case}"))
+        path = folder / sources[case % len(sources)]
+        line, place = rng.choice(list(iterate_figures(path)))
+        documents = read_documents(path)
+        was, now = forge_figure(documents[line], place, rng)
+        text = "".join(json.dumps(each) + "\n" for each in documents)
+        path.write_text(text)
+        seal_folder(folder)
+        ran = fuzz("verify", folder, "--json")
+        told = json.loads(ran.stdout) if ran.stdout else {}
+        name = str(path.relative_to(folder))
+        what = f"case {case}: {name} {place}: {was} -> {now}"
+        if is_bad(ran, frozenset((0, 1, 2, 5))):
+            wrong.append(f"{what}\n{describe(case, ran)}")
+        elif not told.get("problems") and not any(names_record(each, name) for each in told.get("unbacked", ())):
+            wrong.append(f"{what}: neither found nor named")
+        shutil.rmtree(folder)
+    assert not wrong, f"{len(wrong)} cases\n" + "\n".join(wrong)
+
+
+def names_record(line: str, name: str) -> bool:
+    """Whether a line about what no raw file shows says that the record `name` states it."""
+    return any(fnmatch(name, pattern) for pattern in line.rpartition(": stated by ")[2].split(", "))
+
+
+def read_documents(path: Path) -> list[Any]:
+    text = path.read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()] if path.suffix == ".jsonl" else [json.loads(text)]
+
+
+def iterate_figures(path: Path) -> Iterator[tuple[int, tuple[object, ...]]]:
+    return itertools.chain.from_iterable(
+        ((number, place) for place in list_figures(each)) for number, each in enumerate(read_documents(path))
+    )

@@ -1,16 +1,17 @@
 """`--to folder`: the engine, its preprocessing and a loader that needs the runtime alone, for a server of the user's own."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from optpipe.core.card import Task
 from optpipe.core.hashing import hash_file
 from optpipe.core.records import json_from_record
 from optpipe.deploy.choices import choose_settings
 from optpipe.deploy.passport import passport_from_build
-from optpipe.deploy.records import DEPLOYMENT, PASSPORT, REQUESTS, Choice, Passport
+from optpipe.deploy.records import DEPLOYMENT, PASSPORT, REQUESTS, Choice, Passport, RequestImage
 from optpipe.deploy.repository import WrittenDeployment, describe_deployment, list_labels, write_card, write_requests
 from optpipe.deploy.signed_build import SignedBuild, list_signed_images
 from optpipe.errors import BadInputError
@@ -66,7 +67,7 @@ def write_folder(build: SignedBuild, output: Path, store: Store) -> WrittenDeplo
         passport = passport_from_build(build)
         write_bytes(scratch / DEPLOYMENT, json_from_record(record))
         write_bytes(scratch / PASSPORT, json_from_record(passport))
-        text = _make_readme(build, passport, images[0][1].file if images else None)
+        text = _make_readme(build, passport, _choose_example(build, images))
         (scratch / "README.md").write_text(text, encoding="utf-8")
         finish_dossier(scratch, output)
     return WrittenDeployment(output, record, passport)
@@ -100,6 +101,12 @@ def _describe_loader(build: SignedBuild, options: Mapping[str, Any], folder: Pat
 def _get_pipeline_options(plan: DaliPlan) -> dict[str, int | None]:
     device = 0 if plan.device == "gpu" else None
     return {"batch_size": plan.batch_size, "num_threads": plan.threads, "device_id": device, "prefetch_queue_depth": 1}
+
+
+def _choose_example(build: SignedBuild, images: Sequence[tuple[Path, RequestImage]]) -> str | None:
+    """An image that `predict.py` can be tried on: of a classifier whose preprocessing is in the folder."""
+    able = build.preprocessing is not None and build.card.task is Task.CLASSIFICATION
+    return images[0][1].file if images and able else None
 
 
 def _make_readme(build: SignedBuild, passport: Passport, image: str | None) -> str:

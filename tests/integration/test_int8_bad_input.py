@@ -116,9 +116,9 @@ def test_tables_that_do_not_fit(run: Run, folder: Path, tmp_path: Path) -> None:
     failed(table | {"model": "resnet50"}, "the calibration table is for model resnet50, not digits")
     failed(table | {"ranges": {}}, "no range for")
     failed(table | {"ranges": table["ranges"] | {first: {"amax": 0, "low": 0, "high": 0}}}, "finite positive amax")
-    failed(table | {"ranges": table["ranges"] | {first: {"amax": 1e400, "low": 0, "high": 1}}}, "finite")
+    failed(table | {"ranges": table["ranges"] | {first: {"amax": 1e400, "low": 0, "high": 1}}}, "JSON is malformed")
     failed(table | {"format": "optpipe.calibration-table/9"}, "has format optpipe.calibration-table/9")
-    failed(json.dumps(table)[:-40], "is not a readable calibration table")
+    failed(json.dumps(table)[:-40], "input data was truncated")
     failed(table | {"keep": ["no such layer"]}, "no such layer")
 
 

@@ -86,4 +86,4 @@ def _decode_path(kind: type, value: object) -> Path:
 
 def _explain(error: Exception) -> str:
     text = str(error) or type(error).__name__
-    return text[0].lower() + text[1:]
+    return text if text.startswith("JSON") else text[0].lower() + text[1:]

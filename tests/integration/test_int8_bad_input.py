@@ -160,7 +160,7 @@ def test_models_that_cannot_be_evaluated_or_have_nothing_built(run: Run, tmp_pat
     )
     assert not list((tmp_path / "fresh" / "store").glob("model-*")), "nothing is exported only to say so"
     refused(run("evaluate", "digits", "--data", tmp_path / "none", "--json"), "")
-    refused(run("calibrate", "digits", "--method", "median", "--json"), "known methods are max, percentile")
+    refused(run("calibrate", "digits", "--method", "median", "--json"), "choose from max, percentile")
     refused(run("calibrate", "digits", "--target", "tpu", "--json"), "tpu")
     refused(run("calibrate", "digits", "--accuracy-budget", "much", "--json"), "--accuracy-budget")
     (tmp_path / "file").write_text("")

@@ -69,7 +69,9 @@ def compute_difference_p_value(lost: int, won: int, n: int, limit: float) -> flo
 def _score(lost: int, won: int, n: int, delta: float) -> float:
     """The score statistic at the difference `delta`; falls with it."""
     b = -lost - won + (2 * n - lost + won) * delta
-    q = (sqrt(max(b * b + 8 * n * won * delta * (1 - delta), 0.0)) - b) / (4 * n)
+    cross = 8 * n * won * delta * (1 - delta)
+    root = abs(b) if cross == 0 else sqrt(max(b * b + cross, 0.0))  # the square of a tiny `b` is 0
+    q = (root - b) / (4 * n)
     variance = n * (2 * q + delta * (1 - delta))
     gap = lost - won - n * delta
     if variance <= 0:

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
@@ -74,6 +74,7 @@ def test_a_share_is_below_a_limit_where_its_p_value_says_so(n, where, limit) -> 
 
 
 @given(counts, counts, st.integers(1, 2000), st.floats(-0.5, 0.5))
+@example(lost=0, won=0, same=1, limit=-1.9e-221)
 def test_a_difference_is_above_a_limit_where_its_p_value_says_so(lost, won, same, limit) -> None:
     n = lost + won + same
     p_value = compute_difference_p_value(lost, won, n, limit)

@@ -1,0 +1,238 @@
+"""Which nodes of a Q/DQ graph become one INT8 step, and what such a step reads from the graph."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optpipe.backends.onnx_graph import GraphTypes, OnnxGraph
+
+ALIGNED = 16
+"""TMA strides are multiples of 16 bytes: so are the channels of INT8 tensors."""
+_STEM_CHANNELS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class FusedEnd:
+    """What a layer ends in once everything fusable behind it is taken in."""
+
+    tensor: str
+    absorbed: tuple[str, ...]
+    """The names of the nodes taken in; the last one is where the step stands."""
+    added: str | None = None
+    relu: bool = False
+    pool: Any = None
+    quantize: Any = None
+
+
+@dataclass
+class GraphMatcher:
+    """Finds layers with what can be fused behind them."""
+
+    graph: OnnxGraph
+    types: GraphTypes
+
+    @cached_property
+    def fused(self) -> list[tuple[Any, FusedEnd]]:
+        """Every layer with a fused end, in graph order."""
+        return [(node, self._follow(node)) for node in self.graph.model.graph.node if self._starts_step(node)]
+
+    @cached_property
+    def ends(self) -> dict[str, tuple[Any, FusedEnd]]:
+        """The same by the name of the node where the step stands: the last that it takes in."""
+        return {end.absorbed[-1] if end.absorbed else node.name: (node, end) for node, end in self.fused}
+
+    @cached_property
+    def absorbed(self) -> set[str]:
+        """The names of nodes that a step takes in and that are not where it stands."""
+        return {name for node, end in self.fused for name in (node.name, *end.absorbed)} - set(self.ends)
+
+    def _starts_step(self, node: Any) -> bool:
+        return self.is_int8(node) or self._is_stem(node) or self._is_mean(node)
+
+    def is_int8(self, node: Any) -> bool:
+        """Whether a convolution or linear layer can be computed in INT8: data and weights dequantized, shapes that the kernels take."""
+        if node.op_type not in ("Conv", "Gemm", "MatMul") or self.find_source(node.input[0]) is None:
+            return False
+        found = self.read_weights(node.input[1])
+        if found is None or (len(node.input) > 2 and node.input[2] not in self.graph.weights):
+            return False
+        values, _ = found
+        if node.op_type != "Conv":
+            return (
+                values.ndim == 2
+                and self._is_plain_product(node)
+                and self.count_features(node, values)[1] % ALIGNED == 0
+            )
+        return (
+            get_attribute(node, "group", 1) == 1
+            and values.ndim == 4
+            and values.shape[2] == values.shape[3]
+            and values.shape[0] % ALIGNED == 0
+            and values.shape[1] % ALIGNED == 0
+            and _is_square(node)
+        )
+
+    def _is_plain_product(self, node: Any) -> bool:
+        given = self.types.shapes.get(node.input[0])
+        factors = get_attribute(node, "alpha", 1.0), get_attribute(node, "beta", 1.0), get_attribute(node, "transA", 0)
+        return given is not None and len(given) == 2 and factors == (1.0, 1.0, 0)
+
+    def _is_stem(self, node: Any) -> bool:
+        """A convolution of an input of the network with few channels, whose ReLU is quantized."""
+        if node.op_type != "Conv" or node.input[1] not in self.graph.weights or self.find_input(node.input[0]) is None:
+            return False
+        count, channels, height, width = self.graph.weights[node.input[1]].dims
+        fits = channels <= _STEM_CHANNELS and height == width <= 7 and count in (16, 32, 64, 128)
+        end = self._follow(node)
+        strided = list(get_attribute(node, "strides", [1, 1])) == [2, 2]
+        return fits and strided and _is_square(node) and end.relu and end.quantize is not None and end.added is None
+
+    def _is_mean(self, node: Any) -> bool:
+        if node.op_type not in ("GlobalAveragePool", "ReduceMean"):
+            return False
+        given = self.types.shapes.get(node.input[0])
+        axes = get_attribute(node, "axes", None) or (
+            list(self.read_constant(node.input[1]).reshape(-1)) if len(node.input) > 1 else []
+        )
+        whole = node.op_type == "GlobalAveragePool" or sorted(each % 4 for each in axes) == [2, 3]
+        quantized = self._follow(node).quantize is not None and not self._follow(node).relu
+        return given is not None and len(given) == 4 and given[1] % 64 == 0 and whole and quantized
+
+    def find_input(self, tensor: str) -> str | None:
+        """The network's input that `tensor` is, cast to another type or not."""
+        node = self.graph.producers.get(tensor)
+        if node is not None and node.op_type == "Cast":
+            return self.find_input(node.input[0])
+        return tensor if node is None and tensor not in self.graph.weights else None
+
+    def _follow(self, node: Any) -> FusedEnd:
+        """Follows what only the layer feeds."""
+        tensor, added, relu, pool = str(node.output[0]), None, False, None
+        absorbed: list[str] = []
+        mean = node.op_type in ("GlobalAveragePool", "ReduceMean")
+        while tensor not in self.graph.outputs:
+            readers = self.graph.consumers.get(tensor, [])
+            quantize = next((each for each in readers if each.op_type == "QuantizeLinear"), None)
+            if quantize is not None:
+                if any(each is not quantize and not self._reads_as_shortcut(each, tensor) for each in readers):
+                    break
+                return FusedEnd(tensor, (*absorbed, quantize.name), added, relu, pool, quantize)
+            if len(readers) != 1:
+                break
+            reader = readers[0]
+            if reader.op_type == "Relu" and not relu and not mean and pool is None:
+                relu = True
+            elif reader.op_type == "Add" and added is None and not relu and self._takes_addition(node, reader, tensor):
+                added = self._get_other(reader, tensor)
+            elif reader.op_type == "MaxPool" and relu and self._takes_pool(node, reader):
+                pool = reader
+            elif not (mean and reader.op_type in ("Reshape", "Flatten", "Squeeze")):
+                break
+            absorbed.append(reader.name)
+            tensor = str(reader.output[0])
+        if pool is not None:  # not quantized behind it
+            return FusedEnd(str(pool.input[0]), tuple(absorbed[: absorbed.index(pool.name)]), added, relu)
+        return FusedEnd(tensor, tuple(absorbed), added, relu)
+
+    def _reads_as_shortcut(self, reader: Any, tensor: str) -> bool:
+        """An addition that takes the INT8 tensor instead."""
+        return reader.op_type == "Add" and any(
+            end.added == tensor for node, end in self._additions if reader.name in end.absorbed
+        )
+
+    @cached_property
+    def _additions(self) -> list[tuple[Any, FusedEnd]]:
+        """Layers by what they add; found without looking at who else reads a tensor."""
+        found = []
+        for node in self.graph.model.graph.node:
+            if not self.is_int8(node):
+                continue
+            tensor = str(node.output[0])
+            readers = self.graph.consumers.get(tensor, [])
+            if len(readers) == 1 and readers[0].op_type == "Add" and self._takes_addition(node, readers[0], tensor):
+                found.append((node, FusedEnd(tensor, (readers[0].name,), self._get_other(readers[0], tensor))))
+        return found
+
+    def _takes_addition(self, node: Any, addition: Any, tensor: str) -> bool:
+        """Whether the layer is the one of an addition's two that runs last, and the other side is there in INT8."""
+        other = self._get_other(addition, tensor)
+        shapes = [self.types.shapes.get(each) for each in (tensor, other)]
+        return (
+            self.is_int8(node)
+            and shapes[0] is not None
+            and shapes[0] == shapes[1]
+            and len(shapes[0]) == 4
+            and self.find_quantized(other) is not None
+        )
+
+    def _get_other(self, addition: Any, tensor: str) -> str:
+        left, right = addition.input
+        return str(right if left == tensor else left)
+
+    def find_quantized(self, tensor: str) -> tuple[str, float] | None:
+        """The INT8 tensor of a floating one, and its scale: what is dequantized into it, or what it is quantized to."""
+        if (found := self.find_source(tensor)) is not None:
+            return found
+        for reader in self.graph.consumers.get(tensor, []):
+            if reader.op_type == "QuantizeLinear":
+                return str(reader.output[0]), self.read_scale(reader)
+        return None
+
+    def _takes_pool(self, node: Any, pool: Any) -> bool:
+        kernel = list(get_attribute(pool, "kernel_shape", []))
+        shapes = self.types.shapes.get(pool.input[0])
+        plain = not get_attribute(pool, "ceil_mode", 0) and _is_square(pool, stride=None)
+        return self._is_stem_like(node) and len(set(kernel)) == 1 and plain and shapes is not None
+
+    def _is_stem_like(self, node: Any) -> bool:
+        return node.op_type == "Conv" and self.find_input(node.input[0]) is not None
+
+    def find_source(self, tensor: str) -> tuple[str, float] | None:
+        """The INT8 activation that a tensor is dequantized from, and its scale."""
+        node = self.graph.producers.get(tensor)
+        if node is None or node.op_type != "DequantizeLinear" or node.input[0] in self.graph.weights:
+            return None
+        return str(node.input[0]), self.read_scale(node)
+
+    def read_weights(self, tensor: str) -> tuple[NDArray[np.int8], NDArray[np.float32]] | None:
+        """INT8 weights and their scales, one per output channel."""
+        node = self.graph.producers.get(tensor)
+        if node is None or node.op_type != "DequantizeLinear" or node.input[0] not in self.graph.weights:
+            return None
+        values = self.read_constant(node.input[0])
+        scale = self.read_constant(node.input[1]).astype(np.float32).reshape(-1)
+        return (values, scale) if values.dtype == np.int8 else None
+
+    def read_constant(self, name: str) -> NDArray[Any]:
+        """A weight of the graph by its name."""
+        import onnx
+
+        return np.array(onnx.numpy_helper.to_array(self.graph.weights[name]))
+
+    def read_scale(self, node: Any) -> float:
+        """The scale of a QuantizeLinear or DequantizeLinear, per tensor."""
+        return float(self.read_constant(node.input[1]).astype(np.float32))
+
+    def count_features(self, node: Any, values: NDArray[np.int8]) -> tuple[int, int]:
+        """Output and input features of a linear layer."""
+        transposed = node.op_type == "Gemm" and get_attribute(node, "transB", 0)
+        return (values.shape[0], values.shape[1]) if transposed else (values.shape[1], values.shape[0])
+
+
+def get_attribute(node: Any, name: str, default: Any) -> Any:
+    """A node's attribute, or `default`."""
+    import onnx
+
+    return next((onnx.helper.get_attribute_value(each) for each in node.attribute if each.name == name), default)
+
+
+def _is_square(node: Any, stride: int | None = 2) -> bool:
+    """The same padding on all sides, the same stride both ways (at most `stride`), no dilation."""
+    pads, strides = get_attribute(node, "pads", [0]), list(get_attribute(node, "strides", [1]))
+    automatic = get_attribute(node, "auto_pad", b"NOTSET") not in (b"NOTSET", "NOTSET")
+    dilated = any(each != 1 for each in get_attribute(node, "dilations", [1]))
+    small = stride is None or strides[0] <= stride
+    return len(set(pads)) == 1 and len(set(strides)) == 1 and small and not dilated and not automatic

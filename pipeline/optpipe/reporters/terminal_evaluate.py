@@ -101,7 +101,8 @@ def _list_class_drops(found: "Evaluation") -> list[RenderableType]:
 def _format_end(row: "EvaluatedModel") -> list[str | Text]:
     """Agreement, SNR and verdict."""
     agreement = f"{row.agreement.share:.2%}" if row.agreement else ""
-    snr = "equal" if row.snr_db is None else f"{row.snr_db:.0f} dB"
+    equal = row.agreement is None or row.agreement.share == 1  # else outputs differ in size: boxes that were found
+    snr = f"{row.snr_db:.0f} dB" if row.snr_db is not None else "equal" if equal else "–"
     return [agreement, snr, Text(row.verdict or "", style=VERDICT_STYLES.get(row.verdict or "", ""))]
 
 

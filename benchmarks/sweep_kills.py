@@ -88,6 +88,7 @@ def check(workspace):
 def main():
     folder, wanted = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 50
     os.environ["OPTPIPE_EMPTY_SECONDS"] = "0.4"
+    folder.mkdir(parents=True, exist_ok=True)
     cluster, nodes = start_cluster()
     draw, killed, sweeps, lost, doubled = random.Random(7), Counter(), 0, 0, 0
     started = time.monotonic()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from optpipe.core.interrupts import acknowledge_interrupt
-from optpipe.errors import OptpipeError, StageError
+from optpipe.errors import OptpipeError
 from optpipe.sweep.built import find_built, note_built
 from optpipe.sweep.job import Cell, JobRecord, JobState, Place
 from optpipe.sweep.launch import PROGRAM, Limits, run_task
@@ -188,7 +188,7 @@ def try_task(task: Task, slot: Slot, setting: Setting, stop: threading.Event) ->
         try:
             with hold_locks(locks, setting.limits.lock_s):
                 outcome = run_task(task, slot, setting.limits, stop, setting.program)
-        except StageError as error:
+        except OptpipeError as error:
             outcome = TaskOutcome(mark_all(task, JobState.FAILED, str(error).replace("\n", " ")))
         if not outcome.crashed or not single or len(attempts) >= setting.limits.retries or stop.is_set():
             return outcome, tuple(attempts)

@@ -1,0 +1,122 @@
+"""Commands killed at random moments: nothing finished is lost, nothing is half-written, no process stays behind, and the next
+command goes on. OPTPIPE_KILLS=200 is the long form; seeds are fixed, the moments are as even as the machine's load lets them be.
+"""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from optpipe.signoff.dossier import check_dossier
+from optpipe.workspace.runs import list_runs
+from optpipe.workspace.shipped import find_shipped_folder
+from optpipe.workspace.store import Store
+from tests.integration.conftest import optpipe
+
+KILLS = int(os.environ.get("OPTPIPE_KILLS", "40"))
+MOST_S = 6.0
+"""A kill comes at most so late; most commands take longer, some shorter, which is a kill of nothing."""
+IMAGES = str(find_shipped_folder("calibration") / "digits" / "validation" / "0")
+POLICY = """schema = 1
+model = "digits"
+[build]
+precision = "fp32"
+[[latency]]
+p50 = "900 ms"
+batch_size = 1
+[size]
+maximum = "1 MiB"
+"""
+
+
+def list_commands(case: int) -> list[tuple[str, ...]]:
+    """The commands with work to do, whatever was done before: other seeds, other outputs."""
+    return [
+        ("build", "digits", "--precision", "fp32,int8", "--backend", "onnxruntime", "--device", "cpu", "--weights", "random",
+         "--seed", str(case)),
+        ("calibrate", "digits", "--method", "max", "--seed", str(case), "--count", "64"),
+        ("evaluate", "digits"),
+        ("preprocess", "digits", "--images", IMAGES, "--no-throughput"),
+        ("bench", "digits", "--precision", "fp32", "--batch", "1", "--processes", "2", "--min-time", "0.2", "--max-cv", "90%"),
+        ("signoff", "digits", "--policy", "policy.toml", "--no-measure", "--no-figures", "--output", f"dossiers/{case}"),
+        ("run", "digits", "--policy", "policy.toml", "--backend", "onnxruntime", "--no-profile", "--max-cv", "90%",
+         "--output", f"dossiers/run{case}"),
+        ("compare", "--model", "digits", "--output", f"compared/{case}"),
+        ("gc", "--yes"),
+    ]  # fmt: skip
+
+
+def kill(command: tuple[str, ...], folder: Path, delay_s: float, number: signal.Signals) -> int:
+    """Starts `command`, sends the signal after `delay_s`, and returns its status. Fails where something of it stays behind."""
+    with (folder / "stderr.txt").open("wb") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "optpipe", *command],
+            cwd=folder,
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+            start_new_session=True,
+        )
+        try:
+            return process.wait(delay_s)
+        except subprocess.TimeoutExpired:
+            process.send_signal(number)
+        status = process.wait(60)
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(process.pid, 0)
+        except ProcessLookupError:
+            return status
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGKILL)
+    pytest.fail(f"{' '.join(command)}: processes stay behind after {number.name}")
+
+
+def list_finished(folder: Path, known: frozenset[str] = frozenset()) -> frozenset[str]:
+    """What is whole in the workspace. Fails for an entry that is damaged, a run that cannot be read, a dossier that is not intact.
+
+    Dossiers that are `known` are not verified again.
+    """
+    store = Store(folder / ".optpipe")
+    entries, damaged = store.scan_entries()
+    assert not damaged
+    for entry in entries:
+        assert entry.find_damage() is None, entry.path
+    runs = list_runs(store.workspace)
+    dossiers = [path for path in (folder / "dossiers").glob("*") if path.is_dir() and not path.name.startswith(".")]
+    for path in dossiers:
+        assert path.name in known or not check_dossier(path).problems, path
+    return frozenset(
+        (*(each.path.name for each in entries), *(each.run_id for each in runs), *(each.name for each in dossiers))
+    )
+
+
+def test_kills_at_random_moments(tmp_path, exported) -> None:
+    exported(tmp_path / ".optpipe")
+    (tmp_path / "policy.toml").write_text(POLICY)
+    rng, before, killed = random.Random(16), list_finished(tmp_path), 0
+    for case in range(KILLS):
+        command = list_commands(case)[case % 9]
+        number = signal.SIGKILL if rng.random() < 0.85 else rng.choice((signal.SIGTERM, signal.SIGINT))
+        status = kill(command, tmp_path, rng.uniform(0.05, MOST_S), number)
+        stderr = (tmp_path / "stderr.txt").read_text(encoding="utf-8", errors="replace")
+        told = f"case {case}, {number.name} of {' '.join(command)}: status {status}\n{stderr[-2000:]}"
+        assert "Traceback" not in stderr, told
+        assert status in (0, 1, 2, 5, 130, -signal.SIGKILL), told
+        killed += status in (130, -signal.SIGKILL)
+        after = list_finished(tmp_path, before)
+        lost = before - after
+        assert command[0] == "gc" or not lost, f"{told}\nlost: {lost}"
+        before = after
+    print(f"{killed} of {KILLS} were killed at work")
+    assert killed > KILLS / 3
+    for command in list_commands(KILLS):
+        ran = optpipe(*command, cwd=tmp_path)
+        assert ran.status in (0, 1, 5), f"{' '.join(command)}: {ran.stderr}"
+    list_finished(tmp_path)
+    assert not list((tmp_path / ".optpipe" / "tmp").glob("*"))

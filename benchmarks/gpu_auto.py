@@ -53,6 +53,7 @@ dtype = "int64"
 min = [1, 128]
 opt = [8, 128]
 max = [64, 128]
+below = 30522
 [[outputs]]
 name = "hidden"
 """

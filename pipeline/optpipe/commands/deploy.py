@@ -123,7 +123,7 @@ def _write(
     with terminal.step("verify the dossier"):
         build = open_signed_build(dossier, store, because)
     if ensemble:
-        require_preprocessing(build)
+        require_preprocessing(build, served=to == "triton")
     else:
         build = replace(build, preprocessing=None)
     with terminal.step(f"write the {to} deployment"):

@@ -128,12 +128,17 @@ def _find_preprocessing(runs: Sequence[Run], store: Store) -> Entry[Preprocessin
     return None
 
 
-def require_preprocessing(build: SignedBuild) -> None:
-    """Raises BadInputError for an image model whose dossier does not prove its preprocessing."""
+def require_preprocessing(build: SignedBuild, *, served: bool) -> None:
+    """Raises BadInputError for an image model whose dossier does not prove its preprocessing, or to be `served` without images."""
     if build.card.transform is not None and build.preprocessing is None:
         raise BadInputError(
             f"{build.folder} has no evidence of the preprocessing; run optpipe preprocess {build.card.name} --images DIR and "
             "sign off again, or deploy the engine alone with --no-ensemble"
+        )
+    if served and build.preprocessing is not None and not list_signed_images(build)[1]:
+        raise BadInputError(
+            f"no image of an evaluation in {build.folder} is here, so an ensemble could be neither warmed up nor proven; put the "
+            "model card's validation set back, or deploy the engine alone with --no-ensemble"
         )
 
 
@@ -150,8 +155,9 @@ def list_signed_images(build: SignedBuild) -> "tuple[str, tuple[tuple[Path, Requ
         column = f"{build.artifact.id}:{find_task(build.card).prediction_column}"
         if column in table.columns and (root := _find_image_root(build.card)) is not None:
             best = table[column].list.first().to_list() if classifies else [None] * len(table)
-            rows = zip(table["path"].to_list(), table["sha256"].to_list(), best, strict=True)
-            return run.run_id, _spread(tuple(_read_images(rows, root)), REQUEST_IMAGES)
+            rows = list(zip(table["path"].to_list(), table["sha256"].to_list(), best, strict=True))
+            some = [rows[index] for index in spread_evenly(len(rows), REQUEST_IMAGES)]  # a set is often sorted by class
+            return run.run_id, tuple(_read_images(some, root))
     return "", ()
 
 
@@ -171,8 +177,6 @@ def _read_images(rows: Iterable[tuple[str, str, int | None]], root: Path) -> Ite
             yield path, RequestImage(f"{index:05}{path.suffix}", sha256, prediction)
 
 
-def _spread(found: "tuple[tuple[Path, RequestImage], ...]", count: int) -> "tuple[tuple[Path, RequestImage], ...]":
-    """`count` of them, evenly spaced: a set is often sorted by class."""
-    if len(found) <= count:
-        return found
-    return tuple(found[index * len(found) // count] for index in range(count))
+def spread_evenly(count: int, wanted: int) -> list[int]:
+    """At most `wanted` indices of `count`, evenly spaced."""
+    return list(range(count)) if count <= wanted else [index * count // wanted for index in range(wanted)]

@@ -1,5 +1,6 @@
 """A server's settings follow from measurements and limits, and say from which."""
 
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -102,3 +103,14 @@ def test_without_batching_no_number_of_it_is_left():
     found = leave_out_batching(settings({1: 2.0, 8: 6.0}, limit_ms=50))
     assert (found.batching, found.preferred, found.delay_us, found.max_batch_size) == (False, (), 0, 8)
     assert [each.value for each in found.choices if "batching" in each.setting] == ["off"]
+
+
+@given(st.integers(0, 2000), st.integers(1, 64))
+def test_requests_are_spread_over_a_set_that_is_sorted_by_class(count, wanted):
+    from optpipe.deploy.signed_build import spread_evenly
+
+    found = spread_evenly(count, wanted)
+    assert len(found) == min(count, wanted)
+    assert found == sorted(set(found))
+    assert all(0 <= index < count for index in found)
+    assert max((late - early for early, late in pairwise(found)), default=1) <= -(-count // wanted) or count <= wanted

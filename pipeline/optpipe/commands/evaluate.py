@@ -21,7 +21,8 @@ def evaluate(
         Path | None,
         typer.Option(
             metavar="PATH",
-            help="Labeled data: class folders of images, a JSON Lines file of texts, or a set manifest; default: the model card's set.",
+            help="Labeled images (class folders, or masks or boxes beside them), a COCO file, JSON Lines of texts, or a set manifest;"
+            " default: the model card's set.",
         ),
     ] = None,
     count: Annotated[int | None, typer.Option(min=1, help="Number of samples to draw, stratified by label.")] = None,

@@ -104,12 +104,16 @@ def compute_scatter(values: list[float]) -> float | None:
 
 def render(group: ProcessGroup, document: dict) -> str:
     rows = []
-    for run, values in zip(dict.fromkeys(one.run for one in group.valid), group.list_values("p50"), strict=True):
+    for run, processes in document["runs"].items():
+        shown = [one["p50_ns"][0] for one in processes if one["p50_ns"]]
+        valid = [one["p50_ns"][0] for one in processes if one["p50_ns"] and one["verdict"] == "VALID"]
+        values = valid or shown
+        p50 = f"{mean(values) / 1e6:.4f}{'' if valid else ' (INVALID)'}" if values else "–"
         scatter = compute_scatter(values)
-        rows.append([run, str(len(values)), f"{mean(values) / 1e6:.4f}", "" if scatter is None else f"{scatter:.3%}"])
-    found = summarize_group(group).figures.get("p50")
+        rows.append([run, f"{len(valid)} of {len(processes)}", p50, "–" if scatter is None else f"{scatter:.3%}"])
     lines = [f"{group.newest.measurement.subject.backend} {group.load}: {describe_tries(group)}"]
     lines += render_table_lines(("run", "VALID processes", "p50 ms", "scatter between them"), rows, right=range(1, 4))
+    found = summarize_group(group).figures.get("p50")
     if found is not None and found.between is not None and found.inside is not None:
         runs = document["between_runs"]
         between = "" if runs is None else f", between the runs' means {runs:.3%}"

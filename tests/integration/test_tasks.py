@@ -78,8 +78,8 @@ def test_three_policies_three_verdicts(built: tuple[str, str, Path], limit: str,
     if status == 0:
         _tamper(dossier, folder / "tampered")
         found = optpipe("verify", folder / "tampered", cwd=folder)
-        assert found.status == 1
-        assert "says" in found.stdout + found.stderr
+        assert found.status == 2
+        assert "predictions.parquet: changed" in found.stdout + found.stderr
 
 
 def _tamper(dossier: Path, copy: Path) -> None:

@@ -125,7 +125,7 @@ def _explain_accuracy(accuracy: CandidateAccuracy, budget: Budget) -> str:
 def _explain_lead(size: int, race: RaceResult, labels: Mapping[str, str]) -> str:
     """By how much the winner leads: over the best that is slower, and over those that are not told from it."""
     if not race.ratios:
-        return f"batch {size}: the only candidate"
+        return f"batch {size}: the only build with a time in every round"
     equal = {name: ratio for name, ratio in race.ratios.items() if _is_equal(ratio)}
     slower = {name: ratio for name, ratio in race.ratios.items() if name not in equal}
     nearest = sorted(slower, key=lambda name: slower[name].value)[:1]

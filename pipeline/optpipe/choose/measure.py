@@ -70,10 +70,10 @@ class CandidateTimer:
                 if one.interrupted:
                     raise KeyboardInterrupt
                 self.measurements.append(replace(one, process=self._processes))
-                p50 = one.latency_ns.percentile(50.0) if one.latency_ns else None
+                median = one.latency_ns.median if one.latency_ns else None  # needs no interval: that is over processes
                 wrong = [each.message for each in one.reasons if each.code in WRONG_OUTPUTS]
-                if p50 is not None and not wrong:  # noise counts: the order of processes is drawn
-                    found[size] = p50.value
+                if median is not None and not wrong:  # noise counts: the order of processes is drawn
+                    found[size] = median
                 else:
                     reasons = wrong or [each.message for each in one.reasons if each.invalidates]
                     self.failures[name] = f"batch {size}: {reasons[0]}"

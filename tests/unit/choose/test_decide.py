@@ -96,6 +96,6 @@ def test_a_build_that_cannot_be_measured_says_why():
     assert decision.winners == {1: "aaaa"}
     failed = decision.candidates[-1]
     assert (failed.standing, failed.reason) == (Standing.FAILED, "batch 1: out of memory")
-    assert "only candidate" in decision.candidates[0].reason
+    assert "the only build with a time" in decision.candidates[0].reason
     nobody = decided(builds, raced({"aaaa": {}, "bbbb": {}}))
     assert judge_status(nobody, builds) is ExitStatus.STAGE_FAILED

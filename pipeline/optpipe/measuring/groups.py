@@ -55,12 +55,19 @@ class ProcessGroup:
         return [[sum(values) / len(values) for values in run.values()] for run in self._collect(name).values()]
 
     def _collect(self, name: str) -> dict[str, dict[tuple[bool, int], list[float]]]:
-        """The figure by run, then by process, those of the first stage before those of the second."""
+        """The figure by run, then by process, those of the first stage before those of the second.
+
+        Over processes each one's median counts, also where its samples follow each other too closely for an interval of its own:
+        to leave such processes out would choose among them by how they were disturbed.
+        """
         runs: dict[str, dict[tuple[bool, int], list[float]]] = {}
+        medians = name == "p50" and self.count_processes() >= FEWEST
         for one in sorted(self.valid, key=lambda one: one.measurement.second_stage):
-            if (found := read_figure(one.measurement, name)) is not None:
+            found, latency = read_figure(one.measurement, name), one.measurement.latency_ns
+            value = found.value if found else latency.median if medians and latency else None
+            if value is not None:
                 process = one.measurement.second_stage, one.measurement.process
-                runs.setdefault(one.run, {}).setdefault(process, []).append(found.value)
+                runs.setdefault(one.run, {}).setdefault(process, []).append(value)
         return runs
 
     def _count_first(self, name: str) -> list[int]:

@@ -47,6 +47,8 @@ def observe_group(group: ProcessGroup, name: str, dimension: Dimension | None, e
     if found.low is None:
         blockers = (*blockers, Blocker(str(found.note), suggest_more_processes(group, evidence.build, name)))
     values = [each for run in group.list_values(name) for each in run]
+    if name not in ("energy", "memory") and len(values) < group.count_processes():
+        blockers = (*blockers, _explain_withheld(group, name, len(values), evidence))
     if dimension is not None and len(values) > 1 and min(values) < max(values):
         about += f", {format_quantity(min(values), dimension)} to {format_quantity(max(values), dimension)}"
     more = suggest_more_processes(group, evidence.build, name, more=True)
@@ -84,6 +86,15 @@ def _explain_missing_figure(group: ProcessGroup, name: str, evidence: BuildEvide
     why = found.latency_ns.withheld.get(name, "not computed")
     longer = suggest_more_processes(group, evidence.build, name, longer=True)
     return Blocker(f"{name} is not available: {why}", f"measure longer: {longer}")
+
+
+def _explain_withheld(group: ProcessGroup, name: str, given: int, evidence: BuildEvidence) -> Blocker:
+    """Processes that are VALID and cannot show the figure: the others alone may be those that nothing disturbed."""
+    latencies = [one.measurement.latency_ns for one in group.valid]
+    why = next((each.withheld[name] for each in latencies if each and name in each.withheld), "not computed")
+    count = group.count_processes()
+    longer = suggest_more_processes(group, evidence.build, name, longer=True)
+    return Blocker(f"{count - given} of {count} VALID processes do not show {name}: {why}", f"measure longer: {longer}")
 
 
 def find_blockers(group: ProcessGroup, evidence: BuildEvidence) -> tuple[Blocker, ...]:

@@ -1,7 +1,10 @@
-"""A checkpoint without the head that a task needs: what it lacks is drawn, named, and never called trained."""
+"""A checkpoint without the head that its configuration names: what it lacks is drawn, named, and never called trained."""
+
+import json
 
 import pytest
 
+from optpipe.core.card import Task
 from optpipe.core.weights import WeightsRequest
 from optpipe.sources.huggingface import HuggingFaceSource
 
@@ -23,10 +26,18 @@ def save_checkpoint(folder, kind):
 
 def test_a_head_that_is_not_in_the_checkpoint_is_random(tmp_path) -> None:
     source = save_checkpoint(tmp_path, "BertModel")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": ["BertForSequenceClassification"]}))
     first, again, other = (source.load(WeightsRequest(seed=seed)).weights for seed in (0, 0, 1))
     assert (first.source, first.trained) == ("random", False)
     assert first.drawn == f"2 of {first.drawn.split()[2]} tensors are not in the checkpoint, first classifier.bias"
     assert first.sha256 == again.sha256 != other.sha256
+
+
+def test_an_encoder_without_a_head_is_an_embedding_with_its_own_weights(tmp_path) -> None:
+    found = save_checkpoint(tmp_path, "BertModel").load(WeightsRequest())
+    assert found.card.task is Task.EMBEDDING
+    assert found.weights.trained
 
 
 def test_a_whole_checkpoint_is_trained(tmp_path) -> None:

@@ -110,8 +110,8 @@ def measure_one(name: str, batches: list[int], calibration: str, rounds: int) ->
     """
     from optpipe.backends.registry import BACKENDS
     from optpipe.build.build import BuildPlan
-    from optpipe.choose.candidates import ChoicePlan
-    from optpipe.choose.choose import choose_build
+    from optpipe.build.choose.candidates import ChoicePlan
+    from optpipe.build.choose.choose import choose_build
     from optpipe.commands.terminal import Terminal
     from optpipe.core.mixed_precision import Budget
     from optpipe.core.precision import Precision

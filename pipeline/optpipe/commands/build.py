@@ -18,7 +18,7 @@ from optpipe.commands.options import (
 from optpipe.commands.outcome import Outcome
 
 if TYPE_CHECKING:
-    from optpipe.choose.candidates import ChoicePlan
+    from optpipe.build.choose.candidates import ChoicePlan
     from optpipe.export.model import Model
     from optpipe.workspace.store import Store
 
@@ -105,7 +105,7 @@ def build(
 
 
 def _choose(model: "Model", plan: "ChoicePlan", weights: str, store: "Store") -> Outcome:
-    from optpipe.choose.choose import choose_build
+    from optpipe.build.choose.choose import choose_build
     from optpipe.commands.terminal import Terminal
     from optpipe.reporters.terminal_choose import render_choice
 

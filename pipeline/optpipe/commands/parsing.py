@@ -6,7 +6,7 @@ from pathlib import Path
 from optpipe.backends.base import Device
 from optpipe.backends.registry import BACKENDS, backends_from_text
 from optpipe.build.build import BuildPlan
-from optpipe.choose.candidates import ChoicePlan
+from optpipe.build.choose.candidates import ChoicePlan
 from optpipe.core.mixed_precision import budget_from_text
 from optpipe.core.precision import precisions_from_text
 from optpipe.core.tensors import batch_ranges_from_text, join_batch_ranges, shapes_from_text

@@ -16,10 +16,10 @@ from optpipe.build.build import (
     require_artifacts,
     result_from_build,
 )
-from optpipe.choose.accuracy import Judge, choose_judge, judge_accuracy
-from optpipe.choose.candidates import ChoicePlan, count_builds, plan_candidates, rank_by_precision
-from optpipe.choose.decide import Judged, find_flaw, list_candidates
-from optpipe.choose.measure import CandidateTimer, estimate_seconds
+from optpipe.build.choose.accuracy import Judge, choose_judge, judge_accuracy
+from optpipe.build.choose.candidates import ChoicePlan, count_builds, plan_candidates, rank_by_precision
+from optpipe.build.choose.decide import Judged, find_flaw, list_candidates
+from optpipe.build.choose.measure import CandidateTimer, estimate_seconds
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.decision import DECISION_FILE, Decision, LeftOut
 from optpipe.core.events import Listener

@@ -1,4 +1,4 @@
-"""The README's commands exist as written: each `optpipe …` line of a `sh` block is held against the command's own options.
+"""The README's commands exist as written: each `optpipe …` line of a `sh` block is checked against the command's own options.
 
 A line that only shows a form ends in `# form` and is left out.
 """

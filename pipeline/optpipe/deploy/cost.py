@@ -31,7 +31,7 @@ WARM_UP_REQUESTS = 20
 PERCENTS = (50.0, 90.0, 99.0)
 MAX_IN_FLIGHT = 256
 Lap = Callable[[LoadSpec, float, int], list[int]]
-"""Puts a load on something for so many seconds with a seed of its arrivals; the latencies in ns."""
+"""Puts a load on something for a number of seconds with a seed of its arrivals; the latencies in ns."""
 
 
 @dataclass(frozen=True, slots=True)

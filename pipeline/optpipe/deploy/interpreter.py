@@ -45,7 +45,7 @@ def open_interpreter(
 ) -> Interpreter:
     """The interpreter of an environment, or this one; `packages` are those whose versions matter, `modules` a folder to import from.
 
-    Raises BadInputError where `path` is no environment, MissingError with the command where the worker lacks a package.
+    Raises BadInputError where `path` is not an environment, MissingError with the command where the worker lacks a package.
     """
     program = sys.executable if path is None else str(_find_program(path))
     source = scratch / "source"

@@ -203,7 +203,7 @@ def _open_client(protocol: str, url: str) -> Any:
 
 
 def ask(client: Any, model: str, inputs: "Mapping[str, np.ndarray]", outputs: Sequence[str], classes: int = 0) -> Any:
-    """One request; `classes` asks for the labels of so many best classes instead of the tensor."""
+    """One request; `classes` asks for the labels of that many best classes instead of the tensor."""
     module, connection = client
     given = []
     for name, array in inputs.items():

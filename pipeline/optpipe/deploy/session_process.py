@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def open_artifact(folder: Path, options: Mapping[str, Any]) -> Answer:
-    """The artifact in `folder`, after every byte of it was held against its manifest."""
+    """The artifact in `folder`, after every byte of it was checked against its manifest."""
     import numpy as np
 
     from optpipe.backends.registry import BACKENDS

@@ -1,4 +1,4 @@
-"""The build that a dossier signs off, with everything a deployment is made of, each file held against the dossier's hashes.
+"""The build that a dossier signs off, with everything a deployment is made of, each file checked against the dossier's hashes.
 
 A dossier holds hashes and measurements; the engine, the pipeline and the reference lie in the workspace that built them.
 """

@@ -72,7 +72,7 @@ class ClassScore:
 
 @dataclass(frozen=True, slots=True)
 class TaskScores:
-    """The scores of a task that is no classification."""
+    """The scores of a task other than classification."""
 
     scores: tuple[Score, ...]
     """The first is the one that is judged."""

@@ -1,4 +1,4 @@
-"""What only shows when measurements lie side by side: which one to hold another against, and INT8 that is not faster."""
+"""What only shows when measurements lie side by side: which one to compare another with, and INT8 that is not faster."""
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +36,7 @@ def add_int8_speed_notes(
 def pick_baseline(
     found: Measurement, others: Sequence[Measurement], speed: Callable[[Measurement], float]
 ) -> Measurement | None:
-    """The one of `others` to hold `found` against: the newest with the same settings, else the fastest, of the VALID ones.
+    """The one of `others` to compare `found` with: the newest with the same settings, else the fastest, of the VALID ones.
 
     The fastest flatters nothing that is compared with it. None where there are no others.
     """

@@ -60,7 +60,7 @@ class RaceResult:
 
 
 def count_processes(builds: int, final_rounds: int = FINAL_ROUNDS) -> int:
-    """The most processes that a race of so many builds starts."""
+    """The most processes that a race of that many builds starts."""
     return builds if builds < 2 else RACE_ROUNDS * builds + final_rounds * min(builds, MAX_FINALISTS)
 
 

@@ -51,7 +51,7 @@ class Tuning:
 
 
 def list_choices(cpus: int) -> dict[str, tuple[bool | int | str, ...]]:
-    """The values worth trying, by option; a test holds the names against what the backends' sessions take.
+    """The values worth trying, by option; a test checks the names against what the backends' sessions take.
 
     Of `threads`, powers of two up to all processors; its default 0 leaves the number and their places to the runtime.
     """

@@ -1,6 +1,6 @@
 """A comparison on the terminal: the best builds, then a table for each kind of load, then what is known of each build.
 
-A table that is wider than the terminal is no table: columns are left out from the end of `_OPTIONAL` until it fits.
+A table that is wider than the terminal cannot be read: columns are left out from the end of `_OPTIONAL` until it fits.
 """
 
 from collections.abc import Callable, Iterator, Sequence

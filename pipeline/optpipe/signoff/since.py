@@ -12,7 +12,7 @@ from optpipe.workspace.runs import Run
 
 
 def since_from_text(text: str) -> str:
-    """Reads `--since` as a time in UTC. Raises BadInputError for what is no time, or one that nothing was measured since."""
+    """Reads `--since` as a time in UTC. Raises BadInputError for what is not a time, or one that nothing was measured since."""
     try:
         found = datetime.fromisoformat(text)
     except ValueError as error:
@@ -26,7 +26,7 @@ def since_from_text(text: str) -> str:
 
 
 def was_started_since(started_utc: str, since: str | None) -> bool:
-    """Whether a run counts. Raises BadInputError where one of the two is no time."""
+    """Whether a run counts. Raises BadInputError where one of the two is not a time."""
     try:
         return since is None or datetime.fromisoformat(started_utc) >= datetime.fromisoformat(since)
     except (ValueError, TypeError) as error:
@@ -34,7 +34,7 @@ def was_started_since(started_utc: str, since: str | None) -> bool:
 
 
 def split_runs(runs: Sequence[Run], since: str | None) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
-    """The runs that are judged, and the bench runs that are not. What is no bench run is always judged."""
+    """The runs that are judged, and the bench runs that are not. What is not a bench run is always judged."""
     judged = [run.kind != "bench" or was_started_since(run.manifest.started_utc, since) for run in runs]
     return (
         tuple(run for run, counts in zip(runs, judged, strict=True) if counts),

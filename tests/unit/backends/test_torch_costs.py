@@ -1,4 +1,4 @@
-"""Multiply-adds and bytes of torch programs, held against published counts and sums by hand."""
+"""Multiply-adds and bytes of torch programs, compared with published counts and sums by hand."""
 
 import pytest
 import torch

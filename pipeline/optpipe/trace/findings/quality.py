@@ -162,7 +162,7 @@ def _check_constant_kernel_count(measured: Analysis) -> Check:
 
 
 def _check_projection_against_wall(measured: Analysis) -> Check:
-    """An iteration that only enqueues ends on the host long before it does on the GPU: its wall time is no latency."""
+    """An iteration that only enqueues ends on the host long before it does on the GPU: its wall time is not a latency."""
     iterations = measured.iterations.filter(pl.col("gpu_end_ns").is_not_null())
     if iterations.is_empty():
         return Check("projection_against_wall", Verdict.PASS, "no iteration launches GPU work")

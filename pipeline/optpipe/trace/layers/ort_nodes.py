@@ -57,7 +57,7 @@ def read_node_runs(profile: Path, started_ns: int) -> Iterator[NodeRun]:
     """The nodes in a profile of ONNX Runtime that began at `started_ns`, in the order in which they ran.
 
     Raises:
-        StageError: the file is no such profile.
+        StageError: the file is not such a profile.
     """
     try:
         events = json.loads(profile.read_text(encoding="utf-8"))

@@ -88,7 +88,7 @@ def measure_gpu_peaks() -> Peaks:
 def measure_cpu_peaks(threads: int | None = None) -> Peaks:
     """Probes the CPU for about a second: float32 matrix products and a copy of 256 MiB, on `threads`, by default all.
 
-    torch's own number of threads is no default: OMP_NUM_THREADS may have set it, which the runtime judged need not follow.
+    torch's own number of threads is not a default: OMP_NUM_THREADS may have set it, which the runtime judged need not follow.
     """
     import torch
 

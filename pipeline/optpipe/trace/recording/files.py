@@ -41,7 +41,7 @@ def redact(path: Path, target: Path) -> None:
     """Writes what is read of the recording at `path`, without the process environment, as an export at `target`.
 
     Raises:
-        BadInputError: `path` is no recording of nsys, or `target` is there already. MissingError: nsys is not here.
+        BadInputError: `path` is not an nsys recording, or `target` is there already. MissingError: nsys is not here.
     """
     if path.suffix not in _RECORDINGS:
         write_redacted_export(path, target)

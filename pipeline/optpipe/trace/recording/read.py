@@ -55,7 +55,7 @@ def trace_from_sqlite(path: Path) -> Trace:
     """Reads the export at `path`.
 
     Raises:
-        BadInputError: the file is no whole export of nsys, or nothing at all was recorded in it.
+        BadInputError: the file is not a whole export of nsys, or nothing at all was recorded in it.
     """
     export = open_export(path)
     queries = {table: sql for table, sql in _queries(export).items() if sql}

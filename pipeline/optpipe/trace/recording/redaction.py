@@ -29,7 +29,7 @@ def write_redacted_export(source: Path, target: Path) -> None:
     """Copies from `source` what the frames are made of into a fresh export at `target`, which must not exist.
 
     Raises:
-        BadInputError: `source` is no whole export, or `target` is there already. StageError: it cannot be written.
+        BadInputError: `source` is not a whole export, or `target` is there already. StageError: it cannot be written.
     """
     export = open_export(source)
     if target.exists():

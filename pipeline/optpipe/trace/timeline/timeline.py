@@ -114,7 +114,7 @@ def split_timeline(timeline: Timeline, start_ns: int | None = None, end_ns: int 
 
 
 def array_from_column(frame: pl.DataFrame, column: str) -> TimeArray:
-    """A column of whole numbers as an array; what is missing is -1, which is no time and no id."""
+    """A column of whole numbers as an array; what is missing is -1, which is neither a time nor an id."""
     return frame[column].fill_null(-1).to_numpy().astype(np.int64, copy=False)
 
 

@@ -1,5 +1,7 @@
 """Ctrl+C and SIGTERM: what was started is ended, what was finished is kept, nothing is half-written, no signal is lost."""
 
+import ctypes
+import os
 import signal
 import sys
 import threading
@@ -30,6 +32,22 @@ def _raise_again(number: int, over: threading.Event) -> None:
         signal.pthread_kill(threading.main_thread().ident or 0, number)
 
 
+_AbortHandler = ctypes.CFUNCTYPE(None, ctypes.c_int)
+
+
+@_AbortHandler
+def _end_interrupted(number: int) -> None:  # noqa: ARG001
+    os.write(2, b"optpipe: interrupted; finished work was kept\n")
+    os._exit(130)
+
+
+def _take_abort_for_interruption() -> None:
+    """Native code that calls Python back and cannot pass an exception on aborts the process: that too is an interruption."""
+    set_handler = ctypes.CDLL(None).signal
+    set_handler.argtypes = ctypes.c_int, _AbortHandler
+    set_handler(signal.SIGABRT, _end_interrupted)
+
+
 def acknowledge_interrupt(interruption: KeyboardInterrupt) -> None:
     """Says that what catches `interruption` ends in order by itself: it is not raised again."""
     if isinstance(interruption, _Interruption):
@@ -54,6 +72,7 @@ def handle_interrupts() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
         nonlocal received
         received = True
+        _take_abort_for_interruption()
         raise _Interruption(number, over)
 
     def unraisable(lost: "sys.UnraisableHookArgs") -> None:

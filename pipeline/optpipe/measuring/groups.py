@@ -97,7 +97,7 @@ class ProcessGroup:
         if name == "energy":  # the sensor errs alike in all processes
             half = sqrt(((high - low) / 2) ** 2 + (SENSOR_SHARE * mean.value) ** 2)
             low, high = mean.value - half, mean.value + half
-        return Estimate(mean.value, low, high)
+        return Estimate(mean.value, max(low, 0.0), high)  # no time, rate or size is negative
 
 
 def explain_no_scatter(processes: int) -> str:

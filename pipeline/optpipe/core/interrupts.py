@@ -35,17 +35,20 @@ def _raise_again(number: int, over: threading.Event) -> None:
 _AbortHandler = ctypes.CFUNCTYPE(None, ctypes.c_int)
 
 
-@_AbortHandler
 def _end_interrupted(number: int) -> None:  # noqa: ARG001
     os.write(2, b"optpipe: interrupted; finished work was kept\n")
     os._exit(130)
+
+
+_END_INTERRUPTED = _AbortHandler(_end_interrupted)
+"""Kept: C has its address."""
 
 
 def _take_abort_for_interruption() -> None:
     """Native code that calls Python back and cannot pass an exception on aborts the process: that too is an interruption."""
     set_handler = ctypes.CDLL(None).signal
     set_handler.argtypes = ctypes.c_int, _AbortHandler
-    set_handler(signal.SIGABRT, _end_interrupted)
+    set_handler(signal.SIGABRT, _END_INTERRUPTED)
 
 
 def acknowledge_interrupt(interruption: KeyboardInterrupt) -> None:

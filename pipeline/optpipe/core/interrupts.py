@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.machinery import ExtensionFileLoader
 from types import FrameType
 
 _AGAIN_S = 0.02
@@ -51,6 +52,15 @@ def _take_abort_for_interruption() -> None:
     set_handler(signal.SIGABRT, _END_INTERRUPTED)
 
 
+def _initializes_native_code(frame: FrameType | None) -> bool:
+    """Whether an extension module is being initialized: some bindings (nanobind) abort on an exception that arrives then."""
+    while frame is not None:
+        if frame.f_code.co_name == "exec_module" and isinstance(frame.f_locals.get("self"), ExtensionFileLoader):
+            return True
+        frame = frame.f_back
+    return False
+
+
 def acknowledge_interrupt(interruption: KeyboardInterrupt) -> None:
     """Says that what catches `interruption` ends in order by itself: it is not raised again."""
     if isinstance(interruption, _Interruption):
@@ -72,9 +82,12 @@ def handle_interrupts() -> Iterator[None]:
         return
     received, over = False, threading.Event()
 
-    def interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+    def interrupt(number: int, frame: FrameType | None) -> None:
         nonlocal received
         received = True
+        if _initializes_native_code(frame):
+            threading.Thread(target=_raise_again, args=(number, over), daemon=True).start()
+            return
         _take_abort_for_interruption()
         raise _Interruption(number, over)
 

@@ -55,7 +55,8 @@ def _take_abort_for_interruption() -> None:
 def _initializes_native_code(frame: FrameType | None) -> bool:
     """Whether an extension module is being initialized: some bindings (nanobind) abort on an exception that arrives then."""
     while frame is not None:
-        if frame.f_code.co_name == "exec_module" and isinstance(frame.f_locals.get("self"), ExtensionFileLoader):
+        loads = frame.f_code.co_name in ("create_module", "exec_module")
+        if loads and isinstance(frame.f_locals.get("self"), ExtensionFileLoader):
             return True
         frame = frame.f_back
     return False

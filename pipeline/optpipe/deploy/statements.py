@@ -20,7 +20,7 @@ STATEMENT = "https://in-toto.io/Statement/v1"
 TEST_RESULT = "https://in-toto.io/attestation/test-result/v0.1"
 SVR = "https://in-toto.io/attestation/svr/v0.1"
 CYCLONEDX = "https://cyclonedx.org/bom"
-VERIFIER = f"https://pypi.org/project/optpipe/{__version__}"
+VERIFIER = f"pkg:generic/optpipe@{__version__}"
 PASS_PROPERTY = "OPTPIPE_SIGNOFF_PASS"
 WAIVED_PROPERTY = "OPTPIPE_SIGNOFF_PASS_WITH_WAIVERS"
 

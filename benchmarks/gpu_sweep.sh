@@ -28,16 +28,16 @@ step() { # seconds allowed, name, workspace, then the arguments of optpipe sweep
 }
 prefix=(env)
 step 200 build built $models --precision $all --batch 1
-for each in neighbor many one other; do # what is built, without what was measured of it
+for each in neighbor many one other; do # what is built; the times of its jobs order the next sweeps, which measure all --again
   mkdir -p "$work/$each"
-  for part in store built; do [ ! -d "$work/built/$part" ] || cp -r "$work/built/$part" "$work/$each/"; done
+  for part in store built jobs runs; do [ ! -d "$work/built/$part" ] || cp -r "$work/built/$part" "$work/$each/"; done
 done
 step 100 neighbor neighbor ${models%% *} --precision $half --batch 8 --calibrate-host
-step 200 many many $models --precision $all --batch $batches --loads-per-process 10
+step 200 many many --again $models --precision $all --batch $batches --loads-per-process 10
 [ -n "$one" ] || prefix=(env CUDA_VISIBLE_DEVICES=0)
-step 200 one one $models --precision $half --batch $batches --loads-per-process 10 $one
+step 200 one one --again $models --precision $half --batch $batches --loads-per-process 10 $one
 prefix=("${other[@]}")
-step 80 other other ${models%% *} --precision $half --batch $batches --loads-per-process 10 $one
+step 80 other other --again ${models%% *} --precision $half --batch $batches --loads-per-process 10 $one
 for name in neighbor many one other; do cp "$work/$name.json" "$out/sweep-$name.json"; done
 python3 benchmarks/gpu_sweep_table.py "$out" | tee "$out/summary.md"
 rm -rf "$work"

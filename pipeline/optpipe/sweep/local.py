@@ -4,8 +4,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from time import monotonic
 
 from optpipe.core.interrupts import acknowledge_interrupt
 from optpipe.errors import OptpipeError
@@ -14,6 +15,7 @@ from optpipe.sweep.job import Cell, JobRecord, JobState, Place
 from optpipe.sweep.launch import PROGRAM, Limits, run_task
 from optpipe.sweep.ledger import claim_job, read_job, write_job
 from optpipe.sweep.locks import hold_locks, list_locks
+from optpipe.sweep.order import sort_works, take_work
 from optpipe.sweep.plan import Work, key_of
 from optpipe.sweep.slots import Slot, name_host
 from optpipe.sweep.task import CellOutcome, Task, TaskOutcome, mark_all
@@ -71,15 +73,17 @@ class _Queue:
         self.setting, self.slots, self.report, self.stop = setting, slots, report, stop
         self.error: BaseException | None = None
         self._changed = threading.Condition()
-        self._loads: deque[tuple[Work, bool]] = deque((work, False) for work in works)
+        self._loads = [(work, False) for work in sort_works(works)]
         self._builds = deque({work.recipe_key: work for work, _ in self._loads}.values())
         self._built: dict[str, CellOutcome] = {}
         self._building = 0
+        self._ends: dict[str, float] = {}
+        """When the slots that measure are expected to be free."""
 
     def serve(self, slot: Slot) -> None:
         """Takes tasks until none is left."""
         try:
-            while not self.stop.is_set() and (task := self._take()) is not None:
+            while not self.stop.is_set() and (task := self._take(slot)) is not None:
                 task(slot)
         except BaseException as error:  # noqa: BLE001 # a bug must end the sweep, not leave it waiting
             self.error = self.error or error
@@ -87,8 +91,9 @@ class _Queue:
         with self._changed:
             self._changed.notify_all()
 
-    def _take(self) -> Callable[[Slot], None] | None:
+    def _take(self, slot: Slot) -> Callable[[Slot], None] | None:
         with self._changed:
+            self._ends.pop(slot.name, None)
             while not self.stop.is_set():
                 if self._builds:
                     work = self._builds.popleft()
@@ -96,12 +101,19 @@ class _Queue:
                     return lambda slot: self._build(work, slot)
                 for at, (work, wait) in enumerate(self._loads):
                     if work.recipe_key in self._built:
-                        del self._loads[at]
-                        return lambda slot: self._measure(work, slot, wait=wait)  # returned at once
+                        taken = self._take_loads(at, slot)
+                        return lambda slot: self._measure(taken, slot, wait=wait)  # returned at once
                 if not self._loads and not self._building:
                     return None
                 self._changed.wait(timeout=0.5)
         return None
+
+    def _take_loads(self, at: int, slot: Slot) -> Work:
+        slots = 1 if self.setting.serialized else self.slots - self._building
+        now = monotonic()
+        work = take_work(self._loads, at, tuple(self._ends.values()), slots, now)
+        self._ends[slot.name] = now + work.expected_s
+        return work
 
     def _build(self, work: Work, slot: Slot) -> None:
         workspace, attempts = self.setting.workspace, tuple[str, ...]()
@@ -124,7 +136,7 @@ class _Queue:
         """The build failed: a row for every cell that needs it."""
         with self._changed:
             lost = [each for each, _ in self._loads if each.recipe_key == work.recipe_key]
-            self._loads = deque(each for each in self._loads if each[0].recipe_key != work.recipe_key)
+            self._loads = [each for each in self._loads if each[0].recipe_key != work.recipe_key]
         if self.stop.is_set():
             return
         for cell in (cell for each in lost for cell in each.cells):
@@ -144,12 +156,12 @@ class _Queue:
                 else:
                     cells.append(cell)
             if cells:
-                self._measure_claimed(Work(work.recipe, work.kind, tuple(cells)), slot)
+                self._measure_claimed(replace(work, cells=tuple(cells)), slot)
 
     def _put_back(self, work: Work, cell: Cell) -> None:
         """Another sweep of this workspace runs it: its result is waited for, after all others."""
         with self._changed:
-            self._loads.append((Work(work.recipe, work.kind, (cell,)), True))
+            self._loads.append((replace(work, cells=(cell,)), True))
 
     def _measure_claimed(self, work: Work, slot: Slot) -> None:
         artifact = self._built[work.recipe_key].artifact
@@ -159,7 +171,7 @@ class _Queue:
             return
         if outcome.crashed and len(work.cells) > 1:  # one load must not take the others with it
             for cell in work.cells:
-                self._measure_claimed(Work(work.recipe, work.kind, (cell,)), slot)
+                self._measure_claimed(replace(work, cells=(cell,)), slot)
             return
         for cell, found in zip(work.cells, outcome.cells, strict=True):
             self._record(cell, slot, outcome, found, attempts, share=len(work.cells))

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from statistics import median
+from statistics import fmean, median
 
 from optpipe.core.hashing import hash_value
 from optpipe.core.records import plain_from_record
@@ -92,23 +92,34 @@ _Times = Mapping[tuple[str, ...], Sequence[float]]
 
 
 def _learn_times(records: Sequence[JobRecord]) -> _Times:
-    """Seconds of earlier jobs, by model and backend, by backend, and of all."""
+    """Seconds of a process of earlier jobs, by what they have in common."""
     times: dict[tuple[str, ...], list[float]] = {}
     for one in records:
         if one.run is not None and one.seconds > 0:
             recipe = one.cell.recipe
             share = one.seconds / one.cell.processes
-            for key in ((recipe.model, recipe.backend, recipe.device), (recipe.backend, recipe.device), ()):
+            for key in _list_likenesses(recipe):
                 times.setdefault(key, []).append(share)
     return times
 
 
 def _estimate(cell: Cell, times: _Times) -> float | None:
-    recipe = cell.recipe
-    for key in ((recipe.model, recipe.backend, recipe.device), (recipe.backend, recipe.device), ()):
+    for key in _list_likenesses(cell.recipe):
         if found := times.get(key):
             return median(found) * cell.processes
     return None
+
+
+def _list_likenesses(recipe: Recipe) -> tuple[tuple[str, ...], ...]:
+    """What a recipe has in common with others that take about as long, the closest first."""
+    engine = recipe.backend, recipe.device
+    return (recipe.model, recipe.precision, *engine), (recipe.model, *engine), engine, ()
+
+
+START_S = 5.0
+"""Seconds until a process measures (imports, hashes, loading): a guess."""
+LOAD_S = 3.0
+"""Seconds of a process of a load, beside its warm-up and measurement, where no earlier job tells: a guess."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +129,13 @@ class Work:
     recipe: Recipe
     kind: str
     cells: tuple[Cell, ...]
+    load_s: float = LOAD_S
+    """Expected seconds of each."""
+
+    @property
+    def expected_s(self) -> float:
+        """Seconds of the whole, with the start of its process."""
+        return START_S + self.load_s * len(self.cells)
 
     @property
     def recipe_key(self) -> str:
@@ -131,16 +149,27 @@ def compute_recipe_key(recipe: Recipe) -> str:
 
 
 def list_works(plan: SweepPlan, loads_per_process: int) -> tuple[Work, ...]:
-    """What is to run, at most `loads_per_process` cells to one process."""
-    groups: dict[tuple[str, str, tuple[str, ...]], list[Cell]] = {}
+    """What is to run, at most `loads_per_process` cells to one process, in the order of the matrix."""
+    groups: dict[tuple[str, str, tuple[str, ...]], list[PlannedCell]] = {}
     for one in plan.select(Standing.RUN):
         cell = one.cell
-        groups.setdefault((compute_recipe_key(cell.recipe), cell.kind, cell.options), []).append(cell)
+        groups.setdefault((compute_recipe_key(cell.recipe), cell.kind, cell.options), []).append(one)
     return tuple(
-        Work(cells[0].recipe, cells[0].kind, tuple(cells[at : at + loads_per_process]))
-        for cells in groups.values()
-        for at in range(0, len(cells), loads_per_process)
+        _make_work(planned[at : at + loads_per_process])
+        for planned in groups.values()
+        for at in range(0, len(planned), loads_per_process)
     )
+
+
+def _make_work(planned: Sequence[PlannedCell]) -> Work:
+    cells = tuple(one.cell for one in planned)
+    times = [guess_load_s(one.cell) if one.estimate_s is None else one.estimate_s for one in planned]
+    return Work(cells[0].recipe, cells[0].kind, cells, fmean(times))
+
+
+def guess_load_s(cell: Cell) -> float:
+    """Seconds that a cell takes by what it asks for alone."""
+    return cell.processes * (LOAD_S + cell.load.warm_up_seconds + cell.load.min_seconds)
 
 
 def select_shard(cells: Sequence[Cell], shard: tuple[int, int] | None) -> tuple[Cell, ...]:

@@ -9,7 +9,7 @@ Ray: we count its time. Nothing is shipped by runtime_env: optpipe is installed 
 import os
 import tempfile
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -26,6 +26,7 @@ from optpipe.sweep.ledger import claim_job, read_job, write_job
 from optpipe.sweep.local import Report, Setting, make_record, try_task
 from optpipe.sweep.matrix import choose_device_of_kind
 from optpipe.sweep.neighbors import list_disturbed_hosts, name_neighborhood
+from optpipe.sweep.order import sort_works, take_work
 from optpipe.sweep.parcels import get_chunk, list_all, list_needed, pack, put_chunks, unpack
 from optpipe.sweep.plan import Work
 from optpipe.sweep.slots import Slot, count_neighbors, kind_from_label, label_from_kind, list_slots
@@ -218,6 +219,10 @@ def run_on_ray(
     return True
 
 
+_Waiting = tuple[Work, tuple[str, ...]]
+"""A work, and why its earlier tries gave nothing."""
+
+
 class _Driver:
     """Sends builds first, then loads, no more at once than a kind has slots, and takes in what comes back."""
 
@@ -231,9 +236,10 @@ class _Driver:
         self.room = {kind: sum(slot.kind == kind for slot in slots) for kind in {slot.kind for slot in slots}}
         self.remotes = {device: make_remote(gpu=device == "cuda") for device in ("cpu", "cuda")}
         self.prints = {slot.kind: [each.fingerprint for each in slots if each.kind == slot.kind] for slot in slots}
+        works = sort_works(works)
         first = {(work.recipe_key, work.kind): work for work in works}
-        self.builds: deque[tuple[Work, tuple[str, ...]]] = deque((work, ()) for work in first.values())
-        self.loads: deque[tuple[Work, tuple[str, ...]]] = deque((work, ()) for work in works)
+        self.builds: list[_Waiting] = [(work, ()) for work in first.values()]
+        self.loads: list[_Waiting] = [(work, ()) for work in works]
         self.built: dict[tuple[str, str], CellOutcome] = {}
         self.flights: list[_Flight] = []
         self.parcels: dict[str, list[Any]] = {}
@@ -259,35 +265,44 @@ class _Driver:
         busy = Counter(flight.work.kind for flight in self.flights)
         models = {flight.work.recipe.model for flight in self.flights if flight.build}
         for queue, build in ((self.builds, True), (self.loads, False)):
+            at = 0
             for _ in range(len(queue)):
                 if all(busy[kind] >= most for kind, most in self.room.items()):
                     return
-                work, attempts = queue.popleft()
+                work, attempts = queue[at]
                 same = build and work.recipe.model in models  # its export serves them all: one after the other
                 ready = build or (work.recipe_key, work.kind) in self.built
                 if busy[work.kind] >= self.room.get(work.kind, 0) or same or not ready:
-                    queue.append((work, attempts))
+                    at += 1
                     continue
                 before = len(self.flights)
                 if build:
                     models.add(work.recipe.model)
+                    queue.pop(at)
                     self._send(work, attempts, ExitStack(), build=True)
                 else:
-                    self._send_unclaimed(work, attempts)
+                    self._send_unclaimed(self._take_loads(at), attempts)
                 busy[work.kind] += len(self.flights) - before
+
+    def _take_loads(self, at: int) -> Work:
+        kind, now = self.loads[at][0].kind, monotonic()
+        mine = [flight for flight in self.flights if flight.work.kind == kind]
+        ends = [flight.sent + flight.work.expected_s for flight in mine if not flight.build]
+        slots = self.room[kind] - sum(flight.build for flight in mine)
+        return take_work(self.loads, at, ends, slots, now)
 
     def _send_unclaimed(self, work: Work, attempts: tuple[str, ...]) -> None:
         """Sends what no other driver of this workspace runs or has run; what one runs now is waited for."""
         claims, cells = ExitStack(), []
         for cell in work.cells:
             if not claims.enter_context(claim_job(self.setting.workspace, cell.key)):
-                self.loads.append((Work(work.recipe, work.kind, (cell,)), attempts))
+                self.loads.append((replace(work, cells=(cell,)), attempts))
             elif (known := self._find_finished(cell)) is not None:
                 self.report(known)
             else:
                 cells.append(cell)
         if cells:
-            self._send(Work(work.recipe, work.kind, tuple(cells)), attempts, claims, build=False)
+            self._send(replace(work, cells=tuple(cells)), attempts, claims, build=False)
         else:
             claims.close()
 
@@ -392,7 +407,7 @@ class _Driver:
                 self.models.setdefault(flight.work.recipe.model, found.artifact)
             return
         lost = [work for work, _ in self.loads if self._needs(work, flight.work)]
-        self.loads = deque(each for each in self.loads if not self._needs(each[0], flight.work))
+        self.loads = [each for each in self.loads if not self._needs(each[0], flight.work)]
         self._fail([cell for work in lost for cell in work.cells], flight, found)
 
     @staticmethod

@@ -26,6 +26,7 @@ class Task(StrEnum):
 
     CLASSIFICATION = "classification"
     TEXT_CLASSIFICATION = "text-classification"
+    TOKEN_CLASSIFICATION = "token-classification"
     DETECTION = "detection"
     SEGMENTATION = "segmentation"
     EMBEDDING = "embedding"

@@ -17,7 +17,7 @@ from optpipe.inputs.rows import Arrays, batch_from_rows, count_rows
 from optpipe.inputs.sample_set import AnySet, SampleSet
 from optpipe.inputs.tensor_set import FORMS, TensorSet, holds_tensors, read_tensor_set
 from optpipe.inputs.text_set import TextSet, text_set_from_path
-from optpipe.inputs.tokens import compute_max_tokens, encode_texts, pad_tokens
+from optpipe.inputs.tokens import compute_max_tokens, encode_texts, find_first_tokens, pad_tokens
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.file_names import TOKENIZER
 from optpipe.workspace.store import Entry
@@ -53,11 +53,13 @@ def load_sample_set(
             f"{len(unusable)} {'lines' if card.tokenization else 'files'} are skipped: {format_unreadable(unusable, 3)}"
         )
     if isinstance(found, TextSet):
-        _, cut = encode_texts(list(found.texts.values()), model.file(TOKENIZER), compute_max_tokens(card))
+        texts, longest = list(found.texts.values()), compute_max_tokens(card)
+        if card.task is Task.TOKEN_CLASSIFICATION:
+            firsts = find_first_tokens(texts, model.file(TOKENIZER), longest)
+            found = replace(found, first_tokens=dict(zip(found.texts, firsts, strict=True)))
+        _, cut = encode_texts(texts, model.file(TOKENIZER), longest)
         if cut:
-            listener.warn(
-                f"{cut} of {len(found.files)} texts are longer than {compute_max_tokens(card)} tokens and are truncated"
-            )
+            listener.warn(f"{cut} of {len(found.files)} texts are longer than {longest} tokens and are truncated")
     return found, unusable
 
 
@@ -66,7 +68,7 @@ def require_task_data(card: ModelCard) -> None:
     if card.transform is not None:
         return
     if card.tokenization is None:
-        if card.task in (Task.TEXT_CLASSIFICATION, Task.EMBEDDING):
+        if card.task in (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION, Task.EMBEDDING):
             message = f"{card.name} has no tokenizer to convert texts to inputs; save one next to the model"
         else:
             message = (

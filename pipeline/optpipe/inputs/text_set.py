@@ -1,7 +1,10 @@
-"""Text sets with provenance, out of JSON lines: `{"text": ..., "label": ...}`, one object per line."""
+"""Text sets with provenance, out of JSON lines, one object per line.
+
+`{"text": "...", "label": "..."}`, or words with their tags: `{"tokens": ["Ada", "wrote"], "tags": ["B-PER", "O"]}`.
+"""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,6 +29,8 @@ class TextSet(SampleSet):
     kind: ClassVar[str] = "texts"
 
     texts: Mapping[str, str] = field(default_factory=dict)
+    first_tokens: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Where the words' tags are read, by `files[].path`: the first token of each word, -1 for one that was cut off."""
 
 
 def text_set_from_path(
@@ -108,6 +113,8 @@ def _read_raw_lines(source: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _parse_line(value: Any) -> tuple[str, str | None]:
+    if isinstance(value, dict) and "tokens" in value and "text" not in value:
+        value = {**value, "text": _join_words(value["tokens"])}
     if not isinstance(value, dict) or not isinstance(value.get("text"), str):
         raise TypeError('not an object with a "text"')
     if not value["text"].strip():
@@ -116,6 +123,12 @@ def _parse_line(value: Any) -> tuple[str, str | None]:
     if label is not None and (isinstance(label, bool) or not isinstance(label, str | int)):
         raise TypeError(f"its label is neither a string nor an integer: {json.dumps(label)[:40]}")
     return value["text"], None if label is None else str(label)
+
+
+def _join_words(words: Any) -> str:
+    if not isinstance(words, list) or not all(isinstance(each, str) and each.split() == [each] for each in words):
+        raise TypeError('its "tokens" are not a list of words without spaces')
+    return " ".join(words)
 
 
 def _format_reason(error: Exception) -> str:

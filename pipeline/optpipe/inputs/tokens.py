@@ -24,13 +24,33 @@ SENTENCES = (
 
 def encode_texts(texts: Sequence[str], tokenizer: Path, max_length: int) -> tuple[list[list[int]], int]:
     """The token identifiers of each text, special ones included, and how many texts were cut at `max_length`."""
+    encoded = _encode(texts, tokenizer, max_length)
+    return [each.ids for each in encoded], sum(bool(each.overflowing) for each in encoded)
+
+
+def find_first_tokens(texts: Sequence[str], tokenizer: Path, max_length: int) -> list[list[int]]:
+    """Of each text the first token of each word, where words are what spaces separate; -1 for a word without a token."""
+    found = []
+    for text, encoded in zip(texts, _encode(texts, tokenizer, max_length), strict=True):
+        ends = np.cumsum([len(word) + 1 for word in text.split(" ")])
+        firsts = [-1] * len(ends)
+        for place, ((_, end), special) in enumerate(zip(encoded.offsets, encoded.special_tokens_mask, strict=True)):
+            word = int(
+                np.searchsorted(ends, end - 1, side="right")
+            )  # the last character: a token may begin with the space
+            if not special and firsts[word] < 0:
+                firsts[word] = place
+        found.append(firsts)
+    return found
+
+
+def _encode(texts: Sequence[str], tokenizer: Path, max_length: int) -> list[Any]:
     from tokenizers import Tokenizer
 
     loaded = Tokenizer.from_file(str(tokenizer))
     loaded.no_padding()
     loaded.enable_truncation(max_length)
-    encoded = loaded.encode_batch(list(texts))
-    return [each.ids for each in encoded], sum(bool(each.overflowing) for each in encoded)
+    return list(loaded.encode_batch(list(texts)))
 
 
 def compute_max_tokens(card: ModelCard) -> int:

@@ -1,6 +1,6 @@
 """Hugging Face by name or local folder: `hf:google/vit-base-patch16-224`, `hf:./my-model`.
 
-Image and text classification, and text encoders: a checkpoint whose architecture is a model without a head gives embeddings, pooled
+Image, text and token classification, and text encoders: a checkpoint whose architecture is a model without a head gives embeddings, pooled
 over tokens inside the model. The configuration has to be had (from the hub, its cache or the folder); the weights
 may be replaced by random ones.
 """
@@ -81,23 +81,14 @@ class HuggingFaceSource:
             raise (BadInputError if Path(self.repository).exists() else MissingError)(
                 f"{self.name}: no configuration found ({first_line(error)}); use a name on {HUB} or a local folder"
             ) from error
-        image = type(config) in transformers.AutoModelForImageClassification._model_mapping
-        kind = (
-            transformers.AutoModelForImageClassification if image else transformers.AutoModelForSequenceClassification
-        )
-        encodes = not image and _is_encoder(config)
-        if encodes:
-            kind = transformers.AutoModel
-        if not image and not encodes and type(config) not in kind._model_mapping:
-            raise BadInputError(
-                f"{self.name} is a {config.model_type} model without an image or text classification head"
-            )
+        kind, task = _choose_head(transformers, config, self.name)
         module, record = self._module(kind, config, weights)
+        image = task is Task.CLASSIFICATION
         tokenizer = None if image else _load_tokenizer(transformers, self.repository)
-        card = self._make_image_card(transformers, config) if image else self._make_text_card(config, tokenizer)
-        if encodes:
+        card = self._make_image_card(transformers, config) if image else self._make_text_card(config, tokenizer, task)
+        if task is Task.EMBEDDING:
             pooling = _read_pooling(transformers, self.repository)
-            card = replace(card, task=Task.EMBEDDING, labels=(), head={"pooling": pooling})
+            card = replace(card, labels=(), head={"pooling": pooling})
             module = pool_tokens(module, pooling)
         flat = flatten_module(module, keywords=tuple(each.name for each in card.inputs))
         return LoadedModel(
@@ -139,7 +130,7 @@ class HuggingFaceSource:
         labels = tuple(config.id2label[key] for key in sorted(config.id2label))
         return ModelCard(self._short(), self.name, Task.CLASSIFICATION, (image,), transform=transform, labels=labels)
 
-    def _make_text_card(self, config: Any, tokenizer: Any) -> ModelCard:
+    def _make_text_card(self, config: Any, tokenizer: Any, task: Task) -> ModelCard:
         limit = getattr(config, "max_position_embeddings", DEFAULT_SEQUENCE_PROFILE[2])
         shapes = [
             (batch, min(length, limit))
@@ -148,18 +139,24 @@ class HuggingFaceSource:
         inputs = tuple(InputSpec(name, "int64", *shapes) for name in ("input_ids", "attention_mask"))
         labels = tuple(config.id2label[key] for key in sorted(config.id2label))
         tokenization = _describe_tokenization(tokenizer, config, shapes[-1][1]) if tokenizer else None
-        return ModelCard(
-            self._short(), self.name, Task.TEXT_CLASSIFICATION, inputs, labels=labels, tokenization=tokenization
-        )
+        return ModelCard(self._short(), self.name, task, inputs, labels=labels, tokenization=tokenization)
 
     def _short(self) -> str:
         return Path(self.repository).name
 
 
-def _is_encoder(config: Any) -> bool:
-    """Whether the checkpoint is of a model without a head."""
-    names = config.architectures or ()
-    return bool(names) and all(name.endswith("Model") for name in names)
+def _choose_head(transformers: Any, config: Any, name: str) -> tuple[Any, Task]:
+    """The class that loads the checkpoint, and the task of its head. Raises BadInputError for a head that no task reads."""
+    if type(config) in transformers.AutoModelForImageClassification._model_mapping:
+        return transformers.AutoModelForImageClassification, Task.CLASSIFICATION
+    architectures = config.architectures or ()
+    if architectures and all(each.endswith("Model") for each in architectures):
+        return transformers.AutoModel, Task.EMBEDDING
+    if any(each.endswith("ForTokenClassification") for each in architectures):
+        return transformers.AutoModelForTokenClassification, Task.TOKEN_CLASSIFICATION
+    if type(config) in transformers.AutoModelForSequenceClassification._model_mapping:
+        return transformers.AutoModelForSequenceClassification, Task.TEXT_CLASSIFICATION
+    raise BadInputError(f"{name} is a {config.model_type} model without a head for classifying images, texts or tokens")
 
 
 def _read_pooling(transformers: Any, repository: str) -> str:

@@ -143,6 +143,10 @@ class BootstrapTask(TaskContract):
     def compute_class_scores(self, gathered: Any) -> "NDArray[np.float64]":
         """The first score of each class (classes,); NaN for a class that does not occur."""
 
+    def name_classes(self, truths: Values, labels: Sequence[str]) -> Sequence[str]:  # noqa: ARG002
+        """What `compute_class_scores` gives scores of: the card's labels, where a task does not say otherwise."""
+        return labels
+
     @abstractmethod
     def compute_sample_parity(self, source: Values, found: Values) -> "NDArray[np.float64]":
         """How far the two predict the same for each sample (samples,), from 0 to 1."""
@@ -159,11 +163,12 @@ class BootstrapTask(TaskContract):
         mine, theirs = (measure_scores(self, pickle.dumps(truths), pickle.dumps(each)) for each in (found, source))
         pairs = zip(self.scores, mine.scores, theirs.scores, strict=True)
         now, was = (self.compute_class_scores(each.gathered) for each in (mine, theirs))
+        names = self.name_classes(truths, labels)
         return TaskScores(
             tuple(_make_score(name, one, other, CONFIDENCE) for name, one, other in pairs),
             tuple(
                 ClassScore(
-                    labels[place] if place < len(labels) else f"class {place}", float(value), float(before - value)
+                    names[place] if place < len(names) else f"class {place}", float(value), float(before - value)
                 )
                 for place, (value, before) in enumerate(zip(now, was, strict=True))
                 if np.isfinite(value) and np.isfinite(before)

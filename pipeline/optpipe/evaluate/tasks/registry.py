@@ -10,6 +10,7 @@ from optpipe.evaluate.tasks.contract import TaskContract
 from optpipe.evaluate.tasks.detection import Detection
 from optpipe.evaluate.tasks.embedding import Embedding
 from optpipe.evaluate.tasks.segmentation import Segmentation
+from optpipe.evaluate.tasks.token_classification import TokenClassification
 
 TASKS: Mapping[Task, TaskContract] = {
     Task.CLASSIFICATION: Classification(),
@@ -17,6 +18,7 @@ TASKS: Mapping[Task, TaskContract] = {
     Task.DETECTION: Detection(),
     Task.EMBEDDING: Embedding(),
     Task.SEGMENTATION: Segmentation(),
+    Task.TOKEN_CLASSIFICATION: TokenClassification(),
 }
 
 

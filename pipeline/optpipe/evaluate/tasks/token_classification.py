@@ -1,0 +1,156 @@
+"""Tags of words, such as names in a text: F1, precision and recall of whole entities."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from optpipe.core.card import ModelCard, Task
+from optpipe.errors import BadInputError
+from optpipe.evaluate.tasks.contract import BootstrapTask, Values, require_labels
+from optpipe.inputs.rows import Arrays
+from optpipe.inputs.sample_set import SampleSet, SetFile
+from optpipe.inputs.text_set import TextSet
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+OUTSIDE = "O"
+Entity = tuple[str, int, int]
+"""A type with the first and the last word."""
+
+
+@dataclass(frozen=True, eq=False)
+class EntityCounts:
+    """Right, predicted and true entities of every text and type (texts, types, 3); the last type is all that no truth has."""
+
+    counts: "NDArray[np.float64]"
+
+
+class TokenClassification(BootstrapTask):
+    """A prediction and a truth are the tags of a text's words, `["B-PER", "I-PER", "O"]`.
+
+    A word has the tag of its first token, as Hugging Face's examples have it; a word beyond the longest input is outside. An entity is
+    right where its type and both ends are; scores are micro-averages. The bootstrap draws texts.
+    """
+
+    score: ClassVar[str] = "F1"
+    scores: ClassVar[tuple[str, ...]] = ("F1", "precision", "recall")
+
+    def require_model(self, card: ModelCard) -> None:
+        """A first output of (n, tokens, tags) and a label for each tag."""
+        shape = card.outputs[0].shape if card.outputs else ()
+        if len(shape) != 3:
+            raise BadInputError(
+                f"{card.name}: token classification reads a first output of (n, tokens, tags), but"
+                f" {card.outputs[0].name} has shape {'×'.join(map(str, shape))}"
+            )
+        require_labels(card, self.count_classes(card), Task.TOKEN_CLASSIFICATION)
+        if not card.labels:
+            raise BadInputError(f"{card.name} has no labels; token classification requires one for each tag")
+
+    def describe_scoring(self, card: ModelCard) -> str:  # noqa: ARG002
+        """Which token decides."""
+        return "the first token of a word decides"
+
+    def count_classes(self, card: ModelCard) -> int | None:
+        """The last axis of the first output."""
+        size = card.outputs[0].shape[-1] if card.outputs else None
+        return size if isinstance(size, int) else None
+
+    def read_truths(self, samples: SampleSet, card: ModelCard, classes: int | None) -> Values | None:  # noqa: ARG002
+        """The lines' `tags`; None where no line has any."""
+        if not isinstance(samples, TextSet):
+            return None
+        lines = samples.root.read_bytes().splitlines()
+        said = [json.loads(lines[int(each.path) - 1]) for each in samples.files]
+        if not any("tags" in value for value in said):
+            return None
+        return [
+            _read_tags(value, card, f"{samples.name}, line {each.path}")
+            for value, each in zip(said, samples.files, strict=True)
+        ]
+
+    def decode(self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard) -> Values:
+        """The best tag of each word's first token."""
+        assert isinstance(samples, TextSet)
+        best = np.argmax(np.asarray(outputs[card.outputs[0].name], np.float32), axis=2)
+        return [
+            [card.labels[row[token]] if token >= 0 else OUTSIDE for token in samples.first_tokens[each.path]]
+            for row, each in zip(best, files, strict=True)
+        ]
+
+    def take_as_truths(self, predictions: Values) -> Values:
+        """The tags."""
+        return predictions
+
+    def name_classes(self, truths: Values, labels: Sequence[str]) -> Sequence[str]:  # noqa: ARG002
+        """The types of entities in the truths."""
+        return _list_types(truths)
+
+    def gather(self, truths: Values, predictions: Values) -> EntityCounts:
+        """Entities of each text and type."""
+        types = {name: place for place, name in enumerate(_list_types(truths))}
+        counts = np.zeros((len(truths), len(types) + 1, 3))
+        for row, true, predicted in zip(counts, truths, predictions, strict=True):
+            known, found = find_entities(true), find_entities(predicted)
+            for column, entities in enumerate((known & found, found, known)):
+                for name, _, _ in entities:
+                    row[types.get(name, len(types)), column] += 1
+        return EntityCounts(counts)
+
+    def compute_scores(self, gathered: Any, weights: "NDArray[np.float64]") -> "NDArray[np.float64]":
+        """F1, precision and recall over all types; NaN without an entity."""
+        right, found, true = (weights @ gathered.counts.sum(axis=1)).T
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.stack([2 * right / (found + true), right / found, right / true], axis=1)
+
+    def compute_class_scores(self, gathered: Any) -> "NDArray[np.float64]":
+        """F1 of each type in the truths."""
+        right, found, true = gathered.counts[:, :-1].sum(axis=0).T
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.asarray(2 * right / (found + true))
+
+    def compute_sample_parity(self, source: Values, found: Values) -> "NDArray[np.float64]":
+        """The share of words with the same tag; 1 for a text without words."""
+        shares = [
+            np.mean([one == other for one, other in zip(*pair, strict=True)] or [1])
+            for pair in zip(source, found, strict=True)
+        ]
+        return np.array(shares, np.float64)
+
+
+def find_entities(tags: Sequence[str]) -> set[Entity]:
+    """The entities of BIO tags, as CoNLL-2000's `conlleval` reads them: B- begins one, and so does an I- of another type than before it.
+
+    A tag without a prefix is a type that goes on while it stays the same.
+    """
+    found: set[Entity] = set()
+    begin, open_type = 0, None
+    for place, tag in enumerate([*tags, OUTSIDE]):
+        prefix, dash, rest = tag.partition("-")
+        kind = None if tag == OUTSIDE else rest if dash else tag
+        if open_type is not None and (kind != open_type or prefix == "B"):
+            found.add((open_type, begin, place - 1))
+            open_type = None
+        if kind is not None and open_type is None:
+            begin, open_type = place, kind
+    return found
+
+
+def _list_types(tags: Values) -> list[str]:
+    return sorted({name for each in tags for name, _, _ in find_entities(each)})
+
+
+def _read_tags(value: dict[str, Any], card: ModelCard, where: str) -> list[str]:
+    tags, words = value.get("tags"), value.get("tokens")
+    if not isinstance(tags, list) or not isinstance(words, list) or len(tags) != len(words):
+        raise BadInputError(
+            f'{where}: needs "tokens" and as many "tags", such as {{"tokens": ["Ada"], "tags": ["B-PER"]}}'
+        )
+    unknown = next((each for each in tags if each not in card.labels), None)
+    if unknown is not None:
+        raise BadInputError(f"{where}: tag {unknown!r} is not a label of {card.name}: {', '.join(card.labels[:12])}")
+    return list(tags)

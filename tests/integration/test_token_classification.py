@@ -1,0 +1,119 @@
+"""Names in made-up sentences: a tiny tagger trained here, from words with tags to INT8, and two tags swapped."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from optpipe.core.records import read_record
+from optpipe.core.weights import WeightsRequest
+from optpipe.evaluate.result import Evaluation
+from optpipe.sources.huggingface import HuggingFaceSource
+from tests.integration.conftest import optpipe
+
+transformers = pytest.importorskip("transformers", reason="needs transformers: uv sync --extra hf")
+
+PEOPLE, FIRMS, LAST = ("ada", "grace", "alan", "emmy"), ("acme", "globex", "initech"), ("smith", "jones", "works")
+OTHERS = ("met", "left", "the", "at", "a", "talk", "and", "paid")
+LABELS = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG")
+
+
+def make_line(draw: random.Random) -> dict[str, list[str]]:
+    """Ordinary words with one to three names among them; `smith`, `jones` and `works` belong to whatever stands before them."""
+    words, tags = [draw.choice(OTHERS)], ["O"]
+    for _ in range(draw.randint(1, 3)):
+        names, kind = draw.choice(((PEOPLE, "PER"), (FIRMS, "ORG")))
+        words.append(draw.choice(names))
+        tags.append(f"B-{kind}")
+        if draw.random() < 0.5:
+            words.append(draw.choice(LAST))
+            tags.append(f"I-{kind}")
+        words.append(draw.choice(OTHERS))
+        tags.append("O")
+    return {"tokens": words, "tags": tags}
+
+
+def write_lines(path: Path, count: int, seed: int) -> Path:
+    draw = random.Random(seed)
+    path.write_text("".join(json.dumps(make_line(draw)) + "\n" for _ in range(count)))
+    return path
+
+
+def train_tagger(folder: Path) -> None:
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = ["[PAD]", "[UNK]", *PEOPLE, *FIRMS, *LAST, *OTHERS]
+    place = {word: index for index, word in enumerate(words)}
+    tokenizer = Tokenizer(models.WordLevel(place, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=len(words), hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64,
+        max_position_embeddings=32, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        id2label=dict(enumerate(LABELS)), label2id={label: index for index, label in enumerate(LABELS)},
+    )  # fmt: skip
+    model = transformers.BertForTokenClassification(config)
+    optimizer, draw = torch.optim.AdamW(model.parameters(), 5e-3), random.Random(1)
+    for _ in range(300):
+        lines = [make_line(draw) for _ in range(64)]
+        ids, truths = torch.zeros(64, 16, dtype=torch.long), torch.full((64, 16), -100)
+        for row, line in enumerate(lines):
+            ids[row, : len(line["tokens"])] = torch.tensor([place[word] for word in line["tokens"]])
+            truths[row, : len(line["tags"])] = torch.tensor([LABELS.index(tag) for tag in line["tags"]])
+        loss = model(ids, attention_mask=(ids > 0).long(), labels=truths).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    model.eval().save_pretrained(folder)
+    fast.save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("tagger")
+    train_tagger(place / "tagger")
+    write_lines(place / "train.jsonl", 300, seed=2)
+    write_lines(place / "validation.jsonl", 200, seed=3)
+    return place
+
+
+def test_from_tags_to_int8_and_its_entities(folder: Path) -> None:
+    model = f"hf:{folder / 'tagger'}"
+    built = optpipe(
+        "build", model, "--precision", "fp32,int8", "--backend", "onnxruntime", "--device", "cpu",
+        "--calibration", folder / "train.jsonl", cwd=folder,
+    )  # fmt: skip
+    assert built.status == 0, built.stderr
+    judged = optpipe("evaluate", model, "--data", folder / "validation.jsonl", "--accuracy-budget", "5%", cwd=folder)
+    assert judged.status == 0, judged.stderr + judged.stdout
+    assert "the first token of a word decides" in judged.stdout
+    found = read_record(next((folder / ".optpipe" / "runs").glob("evaluate-*")) / "evaluate.json", Evaluation)
+    assert found.task == "token-classification"
+    assert {row.precision for row in found.results} == {"source", "fp32", "int8"}
+    for row in found.results:
+        assert row.scores is not None
+        assert row.scores.scores[0].value > 0.95
+        assert [each.label for each in row.scores.classes] == ["ORG", "PER"]
+
+
+def test_a_tag_that_the_model_does_not_know_is_refused(folder: Path) -> None:
+    (folder / "bad.jsonl").write_text(json.dumps({"tokens": ["ada"], "tags": ["B-LOC"]}) + "\n")
+    ran = optpipe("evaluate", f"hf:{folder / 'tagger'}", "--data", folder / "bad.jsonl", cwd=folder)
+    assert ran.status == 2
+    assert "line 1: tag 'B-LOC' is not a label of tagger" in ran.stderr
+
+
+def test_swapped_tags_fail_the_budget(folder: Path) -> None:
+    """The data's PER and ORG swapped is what a model with two labels swapped looks like."""
+    loaded = HuggingFaceSource(str(folder / "tagger")).load(WeightsRequest("default"))
+    assert loaded.card.labels == LABELS
+    swap = {"B-PER": "B-ORG", "I-PER": "I-ORG", "B-ORG": "B-PER", "I-ORG": "I-PER", "O": "O"}
+    lines = [json.loads(line) for line in (folder / "validation.jsonl").read_text().splitlines()]
+    swapped = [{**line, "tags": [swap[tag] for tag in line["tags"]]} for line in lines]
+    (folder / "swapped.jsonl").write_text("".join(json.dumps(line) + "\n" for line in swapped))
+    ran = optpipe("evaluate", f"hf:{folder / 'tagger'}", "--data", folder / "swapped.jsonl", "--json", cwd=folder)
+    assert ran.status == 0, ran.stderr
+    assert json.loads(ran.stdout)["results"][0]["scores"]["scores"][0]["value"] < 0.05

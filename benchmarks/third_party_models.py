@@ -254,7 +254,7 @@ def _latencies(found: Mapping[str, Any]) -> str:
 
 
 def _latency(rows: list[Mapping[str, Any]]) -> str:
-    figures = [row["latency_ns"]["percentiles"].get("p50") for row in rows]
+    figures = [row["latency_ns"]["percentiles"].get("p50") for row in rows if row["latency_ns"] is not None]
     known = [each["value"] / 1e6 for each in figures if each is not None]
     shown = f"{np.median(known):.2f} ms" if known else "withheld"
     return f"{shown}{'' if all(row['output_check']['passed'] for row in rows) else ', WRONG outputs'}"

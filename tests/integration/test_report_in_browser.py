@@ -3,6 +3,7 @@
 import importlib.util
 import shutil
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -29,9 +30,17 @@ batch_size = 1
 [[throughput]]
 minimum = "1000000 images/s"
 batch_size = 8
-[energy]
+"""
+ENERGY = """[energy]
 maximum = "1 mJ/image"
 """
+MILLION = '"1000000 images/s"'
+POLICIES = {
+    "PASS": POLICY.replace(MILLION, '"10 images/s"'),
+    "FAIL": POLICY,
+    "INCONCLUSIVE": POLICY + ENERGY,
+}
+WAIVED = {"INCONCLUSIVE": {"throughput.minimum.b8": "known, ticket 12"}}
 
 
 def _builders():
@@ -44,14 +53,21 @@ def _builders():
 
 
 @pytest.fixture(scope="module")
-def dossier(tmp_path_factory):
+def dossiers(tmp_path_factory):
+    """A dossier for each verdict, by its name."""
     found = _builders().Workspace(tmp_path_factory.mktemp("browser") / "workspace")
     for precision in ("fp32", "fp16", "int8"):
         found.bench(found.artifact(precision), batches=(1, 2, 4, 8))
-    wanted = SignoffRequest(
-        "digits", policy_from_toml(POLICY.encode()), None, {"throughput.minimum.b8": "known, ticket 12"}
-    )
-    return sign_off(wanted, found.store, None, None, SilentListener()).folder
+    signed = {}
+    for verdict, policy in POLICIES.items():
+        wanted = SignoffRequest("digits", policy_from_toml(policy.encode()), None, WAIVED.get(verdict, {}))
+        signed[verdict] = sign_off(wanted, found.store, None, None, SilentListener()).folder
+    return signed
+
+
+@pytest.fixture(scope="module")
+def dossier(dossiers):
+    return dossiers["INCONCLUSIVE"]
 
 
 @pytest.fixture(scope="module")
@@ -64,19 +80,54 @@ def browser():
         started.close()
 
 
-@pytest.fixture(params=[(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")], ids=lambda p: f"{p[0]}-{p[1]}")
-def page(browser, dossier, request):
+SCREENS = [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]
+
+
+@contextmanager
+def opened(browser, dossier, screen):
     """The opened report; anything it complains of or asks for fails the test."""
-    width, scheme = request.param
-    opened = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    width, scheme = screen
+    found = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     complaints = []
-    opened.on("console", lambda message: complaints.append(message.text))
-    opened.on("pageerror", lambda error: complaints.append(str(error)))
-    opened.on("request", lambda one: None if one.url.startswith(("file:", "data:")) else complaints.append(one.url))
-    opened.goto((dossier / "report.html").as_uri())
-    yield opened
-    opened.close()
+    found.on("console", lambda message: complaints.append(message.text))
+    found.on("pageerror", lambda error: complaints.append(str(error)))
+    found.on("request", lambda one: None if one.url.startswith(("file:", "data:")) else complaints.append(one.url))
+    found.goto((dossier / "report.html").as_uri())
+    yield found
+    found.close()
     assert complaints == []
+
+
+@pytest.fixture(params=SCREENS, ids=lambda p: f"{p[0]}-{p[1]}")
+def page(browser, dossier, request):
+    with opened(browser, dossier, request.param) as found:
+        yield found
+
+
+SMALLEST_TEXT = """() => Math.min(...[...document.querySelectorAll('figure svg text')]
+    .filter((text) => text.textContent.trim() && text.getBoundingClientRect().width)
+    .map((text) => { const m = text.getScreenCTM(); return Math.hypot(m.a, m.b) * parseFloat(getComputedStyle(text).fontSize); }))"""
+CUT = """() => [...document.querySelectorAll('tbody td, tbody th, .tiles div, .answer, .lead, figure')]
+    .filter((one) => { const box = one.getBoundingClientRect();
+        return box.right > innerWidth + 1; })
+    .map((one) => one.textContent.trim().slice(0, 40))"""
+EMPTY = """() => [...document.querySelectorAll('#criteria-table td[data-label]')]
+    .filter((one) => one.getBoundingClientRect().width && !one.textContent.trim()
+        && getComputedStyle(one, '::before').content !== 'none').length"""
+
+
+@pytest.mark.parametrize("verdict", POLICIES)
+@pytest.mark.parametrize("screen", SCREENS, ids=lambda p: f"{p[0]}-{p[1]}")
+def test_every_verdict_is_readable_on_every_screen(browser, dossiers, verdict, screen, tmp_path):
+    with opened(browser, dossiers[verdict], screen) as page:
+        assert page.title().startswith(f"{verdict}: ")
+        assert page.locator(".verdict").inner_text().endswith(verdict)
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert page.evaluate(SMALLEST_TEXT) >= 11
+        assert page.evaluate(CUT) == []
+        assert page.evaluate(EMPTY) == 0, "a label of nothing"
+        assert "`" not in page.locator("main").inner_text()
+        assert page.screenshot(path=tmp_path / "report.png", full_page=True)[:4] == b"\x89PNG"
 
 
 def shown(page, table):
@@ -106,13 +157,6 @@ def test_figures_are_drawn_in_the_colours_of_the_scheme(page):
     assert (
         page.evaluate('document.querySelectorAll(\'figure svg [fill^="#f"], figure svg [stroke^="#f"]\').length') == 0
     )
-
-
-def test_text_in_figures_is_readable_at_any_width(page):
-    smallest = page.evaluate("""() => Math.min(...[...document.querySelectorAll('figure svg text')]
-        .filter((text) => text.textContent.trim() && text.getBoundingClientRect().width)
-        .map((text) => { const m = text.getScreenCTM(); return Math.hypot(m.a, m.b) * parseFloat(getComputedStyle(text).fontSize); }))""")
-    assert smallest >= 11
 
 
 def test_axis_titles_do_not_lie_on_tick_labels(page):

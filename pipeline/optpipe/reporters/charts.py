@@ -188,7 +188,7 @@ def _draw_frontier(report: Report, percentile: str, rows: Sequence[Row]) -> Figu
         .encode(detail="load:N")
         + plane.mark_point(filled=True, size=70, opacity=0.95).encode(color=color, description="label:N")
         + crosses
-        + plane.mark_text(dx=9, dy=-9, fontSize=FONT_SIZE, fontWeight="bold", aria=False).encode(
+        + plane.mark_text(dx=12, dy=-12, fontSize=FONT_SIZE, fontWeight="bold", aria=False).encode(
             text="number:N", color=alt.value(INK)
         )
     ).properties(width=WIDTH, height=HEIGHT)

@@ -111,9 +111,21 @@ def _make_environment() -> "Environment":
 
     loader = PackageLoader("optpipe.reporters", "page")
     escape = select_autoescape(["html.j2", "j2"])
-    return Environment(
+    made = Environment(
         loader=loader, autoescape=escape, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    made.filters["code"] = _mark_code
+    return made
+
+
+def _mark_code(text: str) -> "Markup":
+    """The text, with what stands between backticks as code."""
+    from markupsafe import Markup
+
+    parts = text.split("`")
+    if len(parts) % 2 == 0:
+        return Markup("{}").format(text)
+    return Markup("").join(Markup("<code>{}</code>" if at % 2 else "{}").format(part) for at, part in enumerate(parts))
 
 
 def _read_page_file(name: str) -> "Markup":
@@ -184,7 +196,7 @@ def _render_criterion(one: CriterionResult) -> TableRow:
         chip += Markup(' <span class="chip waived">WAIVED</span>')
     why = Markup("{}").format(explain_beside_figures(one))
     if one.remedy:
-        why += Markup('<span class="remedy">→ {}</span>').format(one.remedy)
+        why += Markup('<span class="remedy">→ {}</span>').format(_mark_code(one.remedy))
     about = Markup("<small>{}</small>").format(one.about) if one.about else ""
     observed = f"{one.observed:.9g}" if isinstance(one.observed, float) else one.observed or ""
     cells = (

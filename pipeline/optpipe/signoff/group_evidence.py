@@ -5,13 +5,13 @@ from dataclasses import replace
 
 from optpipe.core.measurement import find_differing_settings, format_settings
 from optpipe.core.observation import Blocker, Missing, Observation
-from optpipe.core.quantity import Dimension, format_quantity
+from optpipe.core.quantity import format_quantity
 from optpipe.measuring.groups import ProcessGroup, describe_tries
 from optpipe.measuring.measured import RecordedMeasurement
 from optpipe.measuring.validity import WRONG_OUTPUTS
 from optpipe.signoff.build_evidence import UNKNOWN, BuildEvidence, select_groups
 from optpipe.signoff.policy import Criterion
-from optpipe.signoff.suggest import suggest_bench, suggest_build, suggest_more_processes
+from optpipe.signoff.suggest import suggest_bench, suggest_build, suggest_more_processes, suggest_runs
 from optpipe.stats.means import predict_next_upper_bound
 
 
@@ -23,7 +23,7 @@ def observe_groups(criterion: Criterion, evidence: BuildEvidence, name: str) -> 
         wanted += f", with {format_settings(evidence.options, evidence.options)}" if evidence.options else ""
         command = suggest_bench(evidence.build, criterion.where, evidence.options, energy=name == "energy")
         return Missing(f"not measured: {wanted}", command)
-    return [observe_group(group, name, criterion.dimension, evidence) for group in found]
+    return [observe_group(criterion, group, name, evidence) for group in found]
 
 
 def describe_group(group: ProcessGroup, measured: Sequence[RecordedMeasurement]) -> str:
@@ -36,7 +36,7 @@ def describe_group(group: ProcessGroup, measured: Sequence[RecordedMeasurement])
     return f"{about}; {describe_tries(group)}"
 
 
-def observe_group(group: ProcessGroup, name: str, dimension: Dimension | None, evidence: BuildEvidence) -> Observation:
+def observe_group(criterion: Criterion, group: ProcessGroup, name: str, evidence: BuildEvidence) -> Observation:
     """The figure `name` over the processes of a group, or what forbids judging it."""
     blockers = find_blockers(group, evidence)
     about, source = describe_group(group, evidence.measured), group.newest.run
@@ -49,9 +49,8 @@ def observe_group(group: ProcessGroup, name: str, dimension: Dimension | None, e
     values = [each for run in group.list_values(name) for each in run]
     if name not in ("energy", "memory") and len(values) < group.count_processes():
         blockers = (*blockers, _explain_withheld(group, name, len(values), evidence))
-    if dimension is not None and len(values) > 1 and min(values) < max(values):
+    if (dimension := criterion.dimension) is not None and len(values) > 1 and min(values) < max(values):
         about += f", {format_quantity(min(values), dimension)} to {format_quantity(max(values), dimension)}"
-    more = suggest_more_processes(group, evidence.build, name, more=True)
     seen = Observation(
         found.value,
         found.low,
@@ -60,9 +59,17 @@ def observe_group(group: ProcessGroup, name: str, dimension: Dimension | None, e
         about,
         source,
         None if name == "energy" else group.compute_mean(name),
-        to_narrow=f"measure more processes to narrow the interval: {more}",
+        to_narrow=_suggest_narrowing(criterion, group, name, evidence),
     )
     return _observe_peak(seen, values, evidence.confidence) if name == "memory" else seen
+
+
+def _suggest_narrowing(criterion: Criterion, group: ProcessGroup, name: str, evidence: BuildEvidence) -> str:
+    if name in ("energy", "memory"):  # the interval is not that of a mean over runs alone
+        more = suggest_more_processes(group, evidence.build, name, more=True)
+        return f"measure more processes to narrow the interval: {more}"
+    again, limit = suggest_more_processes(group, evidence.build, name), float(criterion.threshold)
+    return suggest_runs(group.list_values(name), limit, evidence.confidence, again, "measure")
 
 
 def _observe_peak(seen: Observation, peaks: Sequence[float], confidence: float) -> Observation:

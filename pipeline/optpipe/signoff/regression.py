@@ -19,7 +19,7 @@ from optpipe.signoff.build_evidence import UNKNOWN, BuildEvidence, select_groups
 from optpipe.signoff.group_evidence import CAVEATS, describe_group, find_blockers
 from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import LoadFilter
-from optpipe.signoff.suggest import suggest_bench, suggest_more_processes, suggest_pair
+from optpipe.signoff.suggest import suggest_bench, suggest_more_processes, suggest_pair, suggest_runs
 from optpipe.stats.means import Mean, mean_from_runs, subtract_means
 from optpipe.stats.ratio import SMALLEST_ROUNDS
 
@@ -31,7 +31,7 @@ def observe_regression(criterion: Criterion, evidence: BuildEvidence) -> Sequenc
     found = select_groups(criterion.where, evidence.measured)
     if not found:
         return Missing("not measured", suggest_bench(evidence.build, criterion.where, evidence.options))
-    return [_observe_loss(criterion.metric, group, evidence) for group in found]
+    return [_observe_loss(criterion, group, evidence) for group in found]
 
 
 _NEWER = "approve a newer baseline: optpipe approve DOSSIER"
@@ -43,14 +43,15 @@ def _list_caveats(baseline: ProcessGroup) -> Iterator[Blocker]:
         yield Blocker(f"baseline: {CAVEATS.get(caveat, caveat)}", _NEWER)
 
 
-def _observe_loss(metric: str, group: ProcessGroup, evidence: BuildEvidence) -> Observation:
+def _observe_loss(criterion: Criterion, group: ProcessGroup, evidence: BuildEvidence) -> Observation:
+    metric = criterion.metric
     about = f"{describe_group(group, evidence.measured)}, compared with {evidence.baseline_name}"
     approved = select_groups(LoadFilter(), evidence.baseline)
     same = [each for each in approved if each.load.key == group.load.key]
     baseline = (same or approved)[-1]
     blockers = (*find_blockers(group, evidence), *_list_caveats(baseline))
     seen = Observation(UNKNOWN, blockers=blockers, about=about, source=group.newest.run)
-    paired = _observe_paired_loss(metric, group, baseline, evidence, seen)
+    paired = _observe_paired_loss(criterion, group, baseline, evidence, seen)
     if paired is not None:
         return paired
     if same:
@@ -61,11 +62,12 @@ def _observe_loss(metric: str, group: ProcessGroup, evidence: BuildEvidence) -> 
 
 
 def _observe_paired_loss(
-    metric: str, group: ProcessGroup, baseline: ProcessGroup, evidence: BuildEvidence, seen: Observation
+    criterion: Criterion, group: ProcessGroup, baseline: ProcessGroup, evidence: BuildEvidence, seen: Observation
 ) -> Observation | None:
     """The mean of the rounds' log ratios, rounds nested in runs; None where too few VALID ones were compared."""
     if not _can_pair(group, baseline):
         return None
+    metric = criterion.metric
     pairs = [each for each in evidence.pairs if _is_about(each, group, baseline)]
     losses, first = [], []
     for pair in pairs:
@@ -73,19 +75,19 @@ def _observe_paired_loss(
         losses.append([loss for one in pair.rounds if (loss := _compute_loss(metric, *one)) is not None])
         first.append(sum(turn < pair.first_rounds for turn in valid))
     count, tried = sum(len(each) for each in losses), sum(len(pair.rounds) for pair in pairs)
-    mean = mean_from_runs(
-        [each for each in losses if each], [each for each, run in zip(first, losses, strict=True) if run]
-    )
+    runs = [each for each in losses if each]
+    mean = mean_from_runs(runs, [each for each, run in zip(first, losses, strict=True) if run])
     if mean is None or count < SMALLEST_ROUNDS:
         return None
     low, high = mean.interval(evidence.confidence)
     about = f"{group.load}; {count} interleaved rounds" + (f" in {len(pairs)} runs" if len(pairs) > 1 else "")
     about += f" with {evidence.baseline_name}" + (f"; left out: {tried - count} not VALID" if count < tried else "")
-    command = suggest_pair(baseline.newest.measurement.subject, group, evidence.build, metric, more=True)
+    command = suggest_pair(baseline.newest.measurement.subject, group, evidence.build, metric)
+    narrow = suggest_runs(runs, log1p(float(criterion.threshold)), evidence.confidence, command, "compare")
     return replace(
         seen,
         value=expm1(mean.value), low=expm1(low), high=expm1(high), about=about, source=pairs[-1].run,
-        tail=LossTail(mean), to_narrow=f"compare in more rounds: {command}",
+        tail=LossTail(mean), to_narrow=narrow,
     )  # fmt: skip
 
 

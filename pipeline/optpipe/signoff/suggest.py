@@ -4,17 +4,18 @@ DIR, FILE, DOSSIER, BEFORE and AFTER stand for what only the user has.
 """
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from optpipe.artifacts.facts import JudgedBuild
-from optpipe.core.defaults import MAX_CV, PROCESSES, ROUNDS
+from optpipe.core.defaults import MAX_CV, PROCESSES
 from optpipe.core.measurement import LoadSpec, Subject, format_option, list_load_options
 from optpipe.measuring.groups import ProcessGroup
 from optpipe.profile.recompute import MORE_ITERATIONS, suggest_profile
 from optpipe.signoff.policy_format import LoadFilter
+from optpipe.stats.means import MOST_RUNS, count_runs_needed, mean_from_runs
 
 MORE = 2
-"""How many times the usual processes or rounds are suggested where an interval has to be narrower."""
+"""How many times the usual processes are suggested where an interval has to be narrower."""
 
 
 def suggest_bench(build: JudgedBuild, where: LoadFilter, options: Mapping[str, str], *, energy: bool = False) -> str:
@@ -42,7 +43,20 @@ def suggest_more_processes(
     return " ".join([*parts, *(["--energy"] if name == "energy" else [])])
 
 
-def suggest_pair(baseline: Subject, group: ProcessGroup, build: JudgedBuild, metric: str, *, more: bool = False) -> str:
+def suggest_runs(runs: Sequence[Sequence[float]], limit: float, confidence: float, command: str, verb: str) -> str:
+    """How often `command` has to be run before the interval over `runs` and those runs no longer holds `limit`."""
+    mean = mean_from_runs(runs)
+    if mean is None:
+        return f"{verb} again: {command}"
+    needed = count_runs_needed(runs, abs(mean.value - limit), confidence)
+    if needed is None:
+        return f"at this scatter even {MOST_RUNS} runs would straddle the limit: reduce the scatter, or change the build or the limit"
+    more = needed - len(runs)
+    times = "once more" if more == 1 else f"{more} more times"
+    return f"at this scatter about {needed} runs settle it; {verb} {times}: {command}"
+
+
+def suggest_pair(baseline: Subject, group: ProcessGroup, build: JudgedBuild, metric: str) -> str:
     """Compares the build with the baseline's in interleaved processes under the load of `group`."""
     parts = ["optpipe bench-pair", baseline.artifact, build.artifact, "--metric"]
     parts += [metric if metric in ("p50", "p90", "p99", "throughput") else "p99"]
@@ -51,7 +65,7 @@ def suggest_pair(baseline: Subject, group: ProcessGroup, build: JudgedBuild, met
         parts += [
             _format_option(baseline.backend, *each) for each in baseline.settings.items() if each[0] != "affinity"
         ]
-    return " ".join([*parts, *([f"--rounds {MORE * ROUNDS}"] if more else [])])
+    return " ".join(parts)
 
 
 def _list_options(group: ProcessGroup, build: JudgedBuild, name: str) -> Iterator[str]:

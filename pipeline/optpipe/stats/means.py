@@ -1,7 +1,7 @@
 """Means and rates with their intervals by Student's t: over windows of one measurement, over processes, over runs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, inf, sqrt
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,12 @@ if TYPE_CHECKING:
 POOLING_RISK = 0.25
 """Runs count as one where an F test at this level sees no difference (Bozivich, Bancroft & Hartley, Annals of Mathematical
 Statistics 27, 1956)."""
+SIMILAR_RUNS_FREEDOM = 1.5
+"""Degrees of freedom for each run after the first where the runs seem alike. With those of all processes the interval would cover
+86 % (two runs) and 91 % (three) where runs scatter as much as processes do, for the F test mostly misses that; with 1.5 it
+covers 94 % at 95 % whatever the scatter of either (`benchmarks/calibration_of_intervals.py`)."""
+MOST_RUNS = 20
+"""More are not suggested."""
 FEWEST = 3
 """An interval from two values would be 13 standard errors wide either way."""
 
@@ -89,8 +95,8 @@ def mean_from_runs(runs: Sequence[Sequence[float]], first: Sequence[int] | None 
 
     Processes of one run share what the run had (the hour, the neighbors, the temperature). Where an F test sees that the
     runs differ, the run is the unit and there are as many values as runs; otherwise the process is (Kalibera & Jones,
-    Rigorous Benchmarking in Reasonable Time, ISMM 2013). One run shows nothing about other runs. None for fewer than
-    FEWEST processes.
+    Rigorous Benchmarking in Reasonable Time, ISMM 2013), with SIMILAR_RUNS_FREEDOM for what the test misses. One run shows
+    nothing about other runs. None for fewer than FEWEST processes.
     """
     groups = [list(each) for each in runs]
     every = [value for each in groups for value in each]
@@ -106,8 +112,24 @@ def mean_from_runs(runs: Sequence[Sequence[float]], first: Sequence[int] | None 
     inside = sum((value - mean) ** 2 for each, mean in zip(groups, means, strict=True) for value in each)
     between, inside = between / (len(groups) - 1), inside / inside_freedom
     if not _differ(between, inside, len(groups) - 1, inside_freedom):
-        return pooled
+        return replace(pooled, freedom=min(pooled.freedom, SIMILAR_RUNS_FREEDOM * (len(groups) - 1)))
     return Mean(pooled.value, sqrt(between / len(every)), len(groups) - 1)
+
+
+def count_runs_needed(runs: Sequence[Sequence[float]], half: float, confidence: float) -> int | None:
+    """How many runs in all make the interval `half` wide on either side, if the others are like `runs`.
+
+    At least one more than there are; None for more than MOST_RUNS. Raises ValueError for fewer than FEWEST processes.
+    """
+    mean, processes = mean_from_runs(runs), sum(map(len, runs))
+    if mean is None:
+        raise ValueError(f"{processes} processes: give {FEWEST} or more")
+    each = SIMILAR_RUNS_FREEDOM if len(runs) < 2 else min(mean.freedom / (len(runs) - 1), SIMILAR_RUNS_FREEDOM)
+    for count in range(len(runs) + 1, MOST_RUNS + 1):
+        error = mean.error * sqrt(len(runs) / count)
+        if compute_t_quantile(0.5 + confidence / 2, each * (count - 1)) * error <= half:
+            return count
+    return None
 
 
 def _differ(between: float, inside: float, freedom: int, inside_freedom: int) -> bool:

@@ -12,6 +12,8 @@ from optpipe.measuring.groups import ProcessGroup, summarize_group
 from optpipe.measuring.measured import RecordedMeasurement
 from optpipe.signoff.build_evidence import BuildEvidence
 from optpipe.signoff.group_evidence import observe_group
+from optpipe.signoff.policy import Criterion
+from optpipe.signoff.policy_format import Sense
 
 WHY = "samples follow each other too closely: 2,648 are worth 12 independent ones"
 
@@ -32,7 +34,8 @@ def group_of(*figures: tuple[float, tuple[str, ...]]) -> ProcessGroup:
 
 
 def observe(group: ProcessGroup, name: str):
-    return observe_group(group, name, Dimension.TIME, BuildEvidence(JudgedBuild("m", "a", "onnxruntime", "fp32")))
+    limit = Criterion("latency", name, Sense.AT_MOST, 3e6, Dimension.TIME)
+    return observe_group(limit, group, name, BuildEvidence(JudgedBuild("m", "a", "onnxruntime", "fp32")))
 
 
 def test_the_medians_of_disturbed_processes_count() -> None:

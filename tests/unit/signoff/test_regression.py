@@ -1,6 +1,7 @@
 """Regressions are decided by interleaved processes of both builds where they were compared so."""
 
 import json
+import re
 
 import pytest
 
@@ -72,7 +73,13 @@ def test_all_comparisons_count_and_rounds_that_are_not_valid_do_not(workspace, t
     assert "18 interleaved rounds in 2 runs" in seen.about
     assert seen.about.endswith("; left out: 2 not VALID")
     assert seen.verdict is Verdict.INCONCLUSIVE, "the two runs differ by far more than their rounds"
-    assert seen.remedy.endswith("--rounds 20")
+    assert seen.remedy.startswith("at this scatter even 20 runs")
+    workspace.pair(*builds, ratio=1.1, seed=3)
+    seen = sign_off(workspace, tmp_path, "two")
+    assert "28 interleaved rounds in 3 runs" in seen.about
+    assert re.match(
+        r"at this scatter about \d+ runs settle it; compare .* more times?: optpipe bench-pair", seen.remedy
+    )
 
 
 def test_a_comparison_under_another_load_or_with_other_settings_is_none_of_this_one(workspace, tmp_path, builds):

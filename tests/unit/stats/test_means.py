@@ -4,10 +4,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optpipe.stats.means import (
+    SIMILAR_RUNS_FREEDOM,
     compute_mean_interval,
     compute_ratio_of_sums_interval,
     compute_t_quantile,
     count_processes_needed,
+    count_runs_needed,
     mean_from_runs,
     mean_from_values,
     predict_next_upper_bound,
@@ -65,7 +67,9 @@ def drawn_runs(runs, processes, between_runs):
     return [GENERATOR.normal(0, between_runs) + GENERATOR.normal(10.0, 1.0, processes) for _ in range(runs)]
 
 
-@pytest.mark.parametrize(("runs", "between_runs"), [(1, 0.0), (2, 0.0), (4, 0.0), (4, 2.0), (6, 1.0)])
+@pytest.mark.parametrize(
+    ("runs", "between_runs"), [(1, 0.0), (2, 0.0), (2, 1.0), (3, 0.5), (4, 0.0), (4, 2.0), (6, 1.0)]
+)
 def test_the_mean_over_runs_covers(runs, between_runs):
     found = [mean_from_runs(drawn_runs(runs, 5, between_runs)).interval(0.95) for _ in range(600)]
     assert np.mean([low <= 10.0 <= high for low, high in found]) >= 0.92
@@ -73,8 +77,22 @@ def test_the_mean_over_runs_covers(runs, between_runs):
 
 def test_runs_that_differ_are_the_unit_and_equal_ones_are_not():
     assert mean_from_runs([[1.0, 1.1, 0.9], [5.0, 5.1, 4.9]]).freedom == 1
-    assert mean_from_runs([[1.0, 1.1, 0.9], [0.9, 1.0, 1.1]]).freedom == 5
+    assert mean_from_runs([[1.0, 1.1, 0.9], [0.9, 1.0, 1.1]]).freedom == SIMILAR_RUNS_FREEDOM
     assert mean_from_runs([[1.0], [1.1]]) is None
+
+
+def test_runs_that_are_needed_by_the_scatter_that_was_seen():
+    alike, different = [[1.0, 1.1, 0.9], [0.9, 1.0, 1.1]], [[1.0, 1.01, 0.99], [1.1, 1.11, 1.09]]
+    # 0.1 and 0.089 / sqrt(3 * runs) * t: of 3 degrees of freedom 3.18, of 4.5 2.66
+    assert count_runs_needed([[1.0, 1.1, 0.9]], 0.11, 0.95) == 3
+    assert count_runs_needed(alike, 0.1, 0.95) == 3
+    assert count_runs_needed(alike, 0.07, 0.95) == 4
+    # 0.0707 / sqrt(runs) * t: of 2 degrees of freedom 4.30, of 3 3.18
+    assert count_runs_needed(different, 0.176, 0.95) == 3
+    assert count_runs_needed(different, 0.175, 0.95) == 4
+    assert count_runs_needed(different, 0.001, 0.95) is None
+    with pytest.raises(ValueError, match="2 processes"):
+        count_runs_needed([[1.0], [1.1]], 0.1, 0.95)
 
 
 def test_two_stages_make_the_interval_as_narrow_as_asked_and_cover():

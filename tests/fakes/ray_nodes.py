@@ -12,10 +12,14 @@ _PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_p
 
 def start_cluster():
     """A head that runs nothing and a node of one processor for each of KINDS; `RAY_ADDRESS` leads to it."""
+    os.environ |= {
+        "PYTHONPATH": str(Path(__file__).parents[2] / "pipeline"),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+        "RAY_worker_niceness": "0",
+    }
     from ray.cluster_utils import Cluster
 
-    pipeline = str(Path(__file__).parents[2] / "pipeline")
-    os.environ |= {"PYTHONPATH": pipeline, "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
     cluster = Cluster(
         initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **choose_ports()}
     )

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from optpipe.workspace.runs import load_run
 from optpipe.workspace.store import Store
 from tests.fakes.ray_nodes import add_node, start_cluster
 
-ray = pytest.importorskip("ray", reason="needs Ray: pip install 'optpipe[ray]'")
+pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: pip install 'optpipe[ray]'")
 
 EMPTY = (sys.executable, str(Path(__file__).parents[2] / "benchmarks" / "empty_job.py"))
 KINDS = ("cpu-a", "cpu-b")
@@ -34,6 +35,8 @@ def cluster():
 
     made, _ = start_cluster()
     connect("ray")
+    import ray  # only now: it reads its environment when it is imported
+
     yield made
     ray.shutdown()
     made.shutdown()

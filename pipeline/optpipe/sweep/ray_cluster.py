@@ -62,6 +62,9 @@ def connect(address: str) -> None:
     A cluster with token authentication takes the token from RAY_AUTH_TOKEN or its file, as Ray documents.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault(
+        "RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0"
+    )  # under `uv run` Ray would start workers through uv; read on import
     try:
         import ray
     except ModuleNotFoundError as error:

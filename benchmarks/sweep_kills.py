@@ -1,6 +1,7 @@
 """Kills tasks, Ray workers, nodes and drivers of a sweep with SIGKILL and counts what is lost or doubled.
 
 usage: sweep_kills.py FOLDER [KILLS]     50 by default; three Ray nodes on this machine, empty jobs of 0.4 s
+At the end all workspaces are merged in two orders, which have to give the same store.
 """
 
 import json
@@ -17,13 +18,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.fakes.ray_nodes import add_node, start_cluster
+from tests.fakes.ray_nodes import add_node, list_processes, start_cluster
 
 from optpipe.core.events import SilentListener
+from optpipe.core.hashing import hash_file
 from optpipe.sweep.launch import Limits
 from optpipe.sweep.ledger import read_jobs
 from optpipe.sweep.matrix import Matrix, cells_from_matrix
-from optpipe.sweep.ray_cluster import connect, list_cluster_slots, run_on_ray
+from optpipe.sweep.merge import merge_workspaces
+from optpipe.sweep.ray_cluster import connect, list_cluster_slots
+from optpipe.sweep.ray_driver import run_on_ray
 from optpipe.sweep.sweep import SweepOptions, run_sweep
 from optpipe.workspace.runs import load_run
 from optpipe.workspace.store import Store
@@ -45,16 +49,6 @@ def drive(workspace):
     cells = cells_from_matrix(matrix, KINDS)
     record = run_sweep(cells, list_cluster_slots(), options, Store(workspace), SilentListener(), execute)
     print(json.dumps(Counter(row.state for row in record.rows)))
-
-
-def list_processes():
-    found = {}
-    for path in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            command = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-            found[int(path.name)] = command, parent
-    return found
 
 
 def kill(what, driver, cluster, nodes):
@@ -85,6 +79,13 @@ def check(workspace):
     return len(KINDS) * len(BATCHES) - len(keys) + len(broken), doubled
 
 
+def hash_merged(sources, target):
+    """The files of the workspaces merged in the given order, with their hashes."""
+    merge_workspaces(sources, Store(target), SilentListener())
+    kept = (path for folder in ("store", "runs", "jobs", "conflicts") for path in (target / folder).rglob("*"))
+    return {str(path.relative_to(target)): hash_file(path) for path in kept if path.is_file()}
+
+
 def main():
     folder, wanted = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 50
     os.environ["OPTPIPE_EMPTY_SECONDS"] = "0.4"
@@ -112,6 +113,9 @@ def main():
         print(f"sweep {sweeps}: killed {dict(killed)}, lost {lost}, doubled {doubled}", flush=True)
     seconds = time.monotonic() - started
     print(f"{killed.total()} kills {dict(killed)} in {sweeps} sweeps, {seconds:.0f} s: {lost} lost, {doubled} doubled")
+    sources = [folder / f"w{at}" for at in range(sweeps)]
+    forward, backward = hash_merged(sources, folder / "forward"), hash_merged(sources[::-1], folder / "backward")
+    print(f"merged in two orders: {len(forward)} files, {'the same' if forward == backward else 'not the same'}")
     cluster.shutdown()
 
 

@@ -2,6 +2,7 @@
 
 import os
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 from optpipe.sweep.slots import list_slots
@@ -42,3 +43,14 @@ def choose_ports():
     for each in sockets:
         each.close()
     return dict(zip(_PORTS, ports, strict=True))
+
+
+def list_processes():
+    """Command line and parent of every process, by id."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            command = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            found[int(path.name)] = command, parent
+    return found

@@ -2,10 +2,10 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections import Counter
-from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,11 +21,12 @@ from optpipe.sweep.plan import list_works, plan_sweep
 from optpipe.sweep.sweep import SweepOptions, run_sweep
 from optpipe.workspace.runs import load_run
 from optpipe.workspace.store import Store
-from tests.fakes.ray_nodes import add_node, start_cluster
+from tests.fakes.ray_nodes import add_node, list_processes, start_cluster
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: pip install 'optpipe[ray]'")
 
-EMPTY = (sys.executable, str(Path(__file__).parents[2] / "benchmarks" / "empty_job.py"))
+ROOT = Path(__file__).parents[2]
+EMPTY = (sys.executable, str(ROOT / "benchmarks" / "empty_job.py"))
 KINDS = ("cpu-a", "cpu-b")
 
 
@@ -45,7 +46,8 @@ def cluster():
 
 def sweep(workspace, batches, kinds=KINDS, program=EMPTY, limits=None, models=("m",), watch=None):
     """The rows of a sweep on the cluster; `watch` is called with each record."""
-    from optpipe.sweep.ray_cluster import list_cluster_slots, run_on_ray
+    from optpipe.sweep.ray_cluster import list_cluster_slots
+    from optpipe.sweep.ray_driver import run_on_ray
 
     matrix = Matrix(
         models=models, precisions=("fp32",), backends=("onnxruntime",), batches=batches, gpus=kinds, processes=1,
@@ -88,7 +90,8 @@ def test_a_kind_without_a_node_is_a_row(cluster, tmp_path):
 
 
 def test_a_task_that_no_node_takes_ends_in_a_row(cluster, tmp_path):
-    from optpipe.sweep.ray_cluster import list_cluster_slots, run_on_ray
+    from optpipe.sweep.ray_cluster import list_cluster_slots
+    from optpipe.sweep.ray_driver import run_on_ray
 
     cells = cells_from_matrix(
         Matrix(models=("m",), precisions=("fp32",), backends=("onnxruntime",), gpus=("cpu-a",)), ("cpu-a",)
@@ -111,7 +114,8 @@ def test_real_jobs_of_a_real_model(cluster, tmp_path):
 
 
 def test_a_node_whose_environment_is_not_as_its_label_says_measures_nothing(cluster, tmp_path):
-    from optpipe.sweep.ray_cluster import list_cluster_slots, run_on_ray
+    from optpipe.sweep.ray_cluster import list_cluster_slots
+    from optpipe.sweep.ray_driver import run_on_ray
 
     stale = [replace(slot, fingerprint="another") for slot in list_cluster_slots()]
     cells = cells_from_matrix(
@@ -124,23 +128,12 @@ def test_a_node_whose_environment_is_not_as_its_label_says_measures_nothing(clus
     assert "versions differ" in found[0].reason
 
 
-def list_processes():
-    """Command line and parent of every process, by id."""
-    found = {}
-    for path in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            command = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-            found[int(path.name)] = command, parent
-    return found
-
-
 def kill_one(what):
     """Kills a task's own process, or the Ray worker above it, with SIGKILL, as soon as there is one."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         processes = list_processes()
-        children = [pid for pid, (command, _) in processes.items() if "empty_job.py" in command and EMPTY[0] in command]
+        children = [pid for pid, (command, _) in processes.items() if EMPTY[1] in command]
         if children:
             os.kill(children[0] if what == "child" else processes[children[0]][1], signal.SIGKILL)
             return
@@ -184,3 +177,19 @@ def test_two_drivers_on_one_workspace_run_each_job_once(cluster, tmp_path):
     assert len(records) == 2
     for record in records:
         assert_each_once(tmp_path, record, 8)
+
+
+def test_a_driver_that_is_killed_goes_on_where_it_was(cluster, tmp_path, monkeypatch):
+    monkeypatch.setenv("OPTPIPE_EMPTY_SECONDS", "0.4")
+    command = [sys.executable, str(ROOT / "benchmarks" / "sweep_kills.py"), "drive", str(tmp_path)]
+    for stored in (1, 5):
+        driver = subprocess.Popen(command)
+        while driver.poll() is None and len(read_jobs(tmp_path)) < stored:
+            time.sleep(0.1)
+        driver.kill()
+        driver.wait()
+    subprocess.run(command, check=True, timeout=300)
+    finished = [one for records in read_jobs(tmp_path).values() for one in records if one.finished]
+    assert len(finished) == len({one.cell.key for one in finished}) == len({one.run for one in finished}) == 12
+    for one in finished:
+        assert load_run(tmp_path / "runs" / one.run).find_problems() == []

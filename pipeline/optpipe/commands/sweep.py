@@ -66,7 +66,7 @@ class RunOptions:
         Path | None,
         typer.Option(metavar="DIR", help="Workspace of the baseline: PASS, FAIL or INCONCLUSIVE for each cell."),
     ] = None
-    tolerance: Annotated[str, typer.Option(help="How much slower than the baseline is no regression.")] = "2%"
+    tolerance: Annotated[str, typer.Option(help="Slowdown against the baseline that still passes.")] = "2%"
     shard: Annotated[str | None, typer.Option(metavar="I/N", help="Only part I of N (Slurm, Kubernetes, ssh).")] = None
     loads_per_process: Annotated[int, typer.Option(min=1, help="Loads of one artifact measured by one process.")] = 1
     slots: Annotated[int | None, typer.Option(min=1, help="Use at most this many GPUs (or parts of the CPU).")] = None
@@ -166,7 +166,7 @@ def _judge(record: "SweepRecord", baseline: Path, tolerance: float, workspace: P
 
 
 def _print_node_labels() -> Outcome:
-    from optpipe.sweep.ray_cluster import describe_node
+    from optpipe.sweep.ray_node import describe_node
 
     labels = describe_node()
     return Outcome(labels, lambda: ",".join(f"{name}={value}" for name, value in labels.items()))
@@ -185,7 +185,8 @@ def _connect(how: RunOptions) -> "tuple[tuple[Slot, ...], Executor]":
         raise BadInputError(f"--on {how.on}: expected ray or ray://HOST:PORT")
     if how.calibrate_host:
         raise BadInputError("--calibrate-host measures the host it runs on; run it there, without --on")
-    from optpipe.sweep.ray_cluster import connect, list_cluster_slots, run_on_ray
+    from optpipe.sweep.ray_cluster import connect, list_cluster_slots
+    from optpipe.sweep.ray_driver import run_on_ray
 
     connect(how.on)
     shared = how.store if how.store is None or "://" in how.store else str(Path(how.store).resolve())

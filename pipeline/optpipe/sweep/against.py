@@ -19,7 +19,7 @@ LEVEL = 0.025
 """Probability of any false FAIL in one sweep."""
 METHOD = "Holm"
 TOLERANCE = 0.02
-"""Slower by less is no regression."""
+"""Slowdown that still passes."""
 
 
 def judge_against(

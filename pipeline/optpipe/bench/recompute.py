@@ -114,7 +114,8 @@ def read_samples(path: Path, columns: tuple[str, ...] = NEEDED) -> "pl.DataFrame
 
     try:
         lazy = pl.scan_parquet(path)
-        absent = [name for name in columns if name not in lazy.collect_schema()]
+        present = lazy.collect_schema()
+        absent = [name for name in columns if name not in present]
         if absent:
             raise BadInputError(f"{path} is not a raw sample file: missing columns {', '.join(absent)}")
         measured = lazy.filter(pl.col("phase") == Phase.MEASURED).select(columns)

@@ -21,7 +21,7 @@ from optpipe.core.hashing import hash_file
 from optpipe.core.quiet import redirect_stdout_to_stderr_at_exit
 from optpipe.errors import BadInputError, first_line
 
-_SYSTEM = ("/proc/", "/sys/", "/dev/")
+_SYSTEM = ("/proc/", "/sys/")
 _BROUGHT_IN: dict[str, ModuleType] = {}
 """The modules in `sys.modules` that came with users' files: another file must not be given them."""
 _READING: list[set[str]] = []

@@ -125,7 +125,7 @@ def test_normalization_without_weights() -> None:
     assert error(program, module, x) < 0.02
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=settings.default.max_examples // 4)
 @given(some.lists(some.sampled_from(sorted(FUSED) + sorted(LEFT_ALONE)), min_size=2, max_size=4))
 def test_any_chain_of_blocks_computes_the_same(names: list[str]) -> None:
     chosen = [FUSED[name][0] if name in FUSED else LEFT_ALONE[name] for name in names]

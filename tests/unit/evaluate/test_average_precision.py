@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from faster_coco_eval import COCO as FasterCOCO
 from faster_coco_eval import COCOeval_faster
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
@@ -65,7 +65,6 @@ def evaluate(reference_type, evaluator_type, truths, predictions, classes: int =
     return evaluated.stats[:3]
 
 
-@settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 10_000))
 def test_the_figures_are_those_of_two_libraries(seed: int) -> None:
     truths, predictions = draw(seed)

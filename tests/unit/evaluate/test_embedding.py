@@ -2,7 +2,6 @@ import json
 
 import numpy as np
 import pytest
-from scipy.stats import spearmanr
 
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.tensors import TensorSpec
@@ -34,6 +33,8 @@ def draw(pairs: int = 40, noise: float = 0.3, seed: int = 0):
 
 
 def test_the_correlation_is_scipys_and_so_is_that_of_every_replicate() -> None:
+    from scipy.stats import spearmanr
+
     truths, rows = draw()
     gathered = TASK.gather(truths, rows)
     weights = draw_sample_weights(40, replicates=20)

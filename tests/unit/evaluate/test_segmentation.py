@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 from PIL import Image
-from sklearn.metrics import confusion_matrix
 
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.tensors import InputSpec, TensorSpec
@@ -49,6 +48,8 @@ def write_set(folder, masks, size=(24, 20)):
 
 
 def test_scores_are_those_of_the_confusion_matrix() -> None:
+    from sklearn.metrics import confusion_matrix
+
     truths = make_masks(30, 0.0)
     truths[3][:5] = IGNORED
     source, found = make_masks(30, 0.1, truths, 2), make_masks(30, 0.3, truths, 3)

@@ -27,6 +27,8 @@ class Net(nn.Module):
         self.linear, self.table = nn.Linear(8, 4), nn.Embedding(10, 4)
         self.register_buffer("calls", torch.zeros(1))
 """
+SLOW = pytest.mark.slow
+"""A second of PyTorch's exporter each; the fast tier keeps one case of a kind."""
 TWO = 'INPUTS += [dict(name="ids", dtype="int64", min=[1, 5], opt=[4, 5], max=[16, 5])]\n'
 
 
@@ -43,13 +45,14 @@ def checked(folder, forward, more=""):
     ("forward", "more", "outputs"),
     [
         ("(self, x, scale=2.0): return Out(self.linear(x) * scale)", "", 1),
-        ("(self, *, x): return {'logits': self.linear(x), 'more': (x, [x * 2])}", "", 3),
+        pytest.param("(self, *, x): return {'logits': self.linear(x), 'more': (x, [x * 2])}", "", 3, marks=SLOW),
         ("(self, ids, *, x): return self.linear(x) + self.table(ids).mean(1)", TWO, 1),
-        ("(self, x): return x, x.T * 2", "", 2),
-        (
+        pytest.param("(self, x): return x, x.T * 2", "", 2, marks=SLOW),
+        pytest.param(
             "(self, cat): return torch.cat([cat, cat * 2], 1)",
             'INPUTS = [dict(name="cat", min=[1, 8], opt=[4, 8], max=[16, 8])]',
             1,
+            marks=SLOW,
         ),
     ],
 )
@@ -73,12 +76,24 @@ def test_forwards_as_people_write_them(tmp_path, forward, more, outputs) -> None
             r"fails on the inputs in its description \(x float32 4x8\): RuntimeError",
         ),
         ("(self, x): return x.mean()", "", BadInputError, r"output '.*' is a single value for a whole batch"),
-        ("(self, x): return x.reshape(4, 8) * 2", "", BadInputError, "accepts only size 4 in dimension 0.*--batch 4"),
-        ("(self, x, ids): return x * 2", TWO, BadInputError, "does not use input 'ids'"),
-        ("(self, x): self.calls += 1; return x * self.calls", "", BadInputError, "modifies its buffer 'calls'"),
+        pytest.param(
+            "(self, x): return x.reshape(4, 8) * 2",
+            "",
+            BadInputError,
+            "accepts only size 4 in dimension 0.*--batch 4",
+            marks=SLOW,
+        ),
+        pytest.param("(self, x, ids): return x * 2", TWO, BadInputError, "not use input 'ids'", marks=SLOW),
+        pytest.param(
+            "(self, x): self.calls += 1; return x * self.calls",
+            "",
+            BadInputError,
+            "modifies its buffer 'calls'",
+            marks=SLOW,
+        ),
         ("(self, x): return x if x.sum() > 0 else -x", "", StageError, r"\(net.py, line 15\)\n.*torch.where"),
-        ("(self, x): return nn.functional.dropout(x)", "", GateError, "is not deterministic"),
-        ("(self, x): return self.linear(x) / 0 * 0", "", GateError, "NaN or Inf in output"),
+        pytest.param("(self, x): return nn.functional.dropout(x)", "", GateError, "is not deterministic", marks=SLOW),
+        pytest.param("(self, x): return self.linear(x) / 0 * 0", "", GateError, "NaN or Inf in output", marks=SLOW),
     ],
 )
 def test_what_cannot_be_exported_is_said_with_the_way_out(tmp_path, forward, more, error, said) -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, reject, settings
+from hypothesis import given, reject
 from hypothesis import strategies as st
 from PIL import Image
 from torchvision.transforms import InterpolationMode, v2
@@ -22,7 +22,6 @@ def pictures(draw):
     return make_synthetic_image(draw(sides), draw(sides), seed=draw(st.integers(0, 9)))
 
 
-@settings(deadline=None, max_examples=60)
 @given(pictures(), st.integers(8, 70), st.integers(1, 70), interpolations)
 def test_equal_to_torchvisions_preset_on_a_pillow_picture(picture, size, crop, interpolation):
     preset = ImageClassification(crop_size=crop, resize_size=size, interpolation=interpolation)
@@ -30,7 +29,6 @@ def test_equal_to_torchvisions_preset_on_a_pillow_picture(picture, size, crop, i
     assert np.array_equal(apply_transform(transform_from_torchvision(preset), picture), expected)
 
 
-@settings(deadline=None, max_examples=60)
 @given(pictures(), st.data())
 def test_equal_to_any_compose_of_the_supported_steps(picture, data):
     draw = data.draw

@@ -1,6 +1,8 @@
 """Every form of a report says the same verdict; text from outside cannot become markup."""
 
+import hashlib
 import json
+import shutil
 from xml.etree import ElementTree as Xml
 
 import pytest
@@ -13,6 +15,7 @@ from optpipe.reporters.markdown import render_markdown
 from optpipe.signoff.collect import SignoffRequest
 from optpipe.signoff.policy import policy_from_toml
 from optpipe.signoff.release import sign_off, verify_dossier
+from optpipe.workspace.seal import seal_folder
 
 POLICY = """schema = 1
 name = "<script>alert('x')</script> & co"
@@ -26,43 +29,46 @@ maximum = "1 KiB"
 """
 
 
-def signed(workspace, limit="50", waivers=None):
-    policy = policy_from_toml((POLICY % limit).encode())
-    return sign_off(
-        SignoffRequest("digits", policy, None, waivers or {}), workspace.store, None, None, SilentListener()
-    )
+def signed(workspace, folder=None, waivers=None, **options):
+    policy = policy_from_toml((POLICY % "50").encode())
+    wanted = SignoffRequest("digits", policy, None, waivers or {})
+    return sign_off(wanted, workspace.store, folder, options.pop("key", None), SilentListener(), **options)
 
 
-@pytest.fixture
-def measured_once(workspace):
+@pytest.fixture(scope="module")
+def measured_once(make_workspace, tmp_path_factory):
+    workspace = make_workspace(tmp_path_factory.mktemp("reporters") / "workspace")
     workspace.bench(workspace.artifact("fp16"), batches=(1, 4))
     return workspace
 
 
-def test_all_forms_say_the_same(measured_once):
-    found = signed(measured_once)
-    assert found.verdict.verdict == "FAIL"
-    html = (found.folder / "report.html").read_text()
+@pytest.fixture(scope="module")
+def failed(measured_once):
+    """Shared, so only to be read."""
+    return signed(measured_once)
+
+
+def test_all_forms_say_the_same(failed):
+    assert failed.verdict.verdict == "FAIL"
+    html = (failed.folder / "report.html").read_text()
     assert "<title>FAIL: " in html
     assert "Do not ship digits (onnxruntime fp16): 1 of 6 criteria is not met. Engine size: " in html
-    markdown = (found.folder / "report.md").read_text()
+    markdown = (failed.folder / "report.md").read_text()
     assert markdown.startswith("## ❌ FAIL: digits: &lt;script>")
-    suite = Xml.fromstring((found.folder / "junit.xml").read_text())[0]
+    suite = Xml.fromstring((failed.folder / "junit.xml").read_text())[0]
     assert (suite.get("failures"), suite.get("errors"), suite.get("tests")) == ("1", "0", "6")
-    assert json.loads((found.folder / "verdict.json").read_text())["verdict"] == "FAIL"
-    assert verify_dossier(found.folder).problems == ()
+    assert json.loads((failed.folder / "verdict.json").read_text())["verdict"] == "FAIL"
+    assert verify_dossier(failed.folder).problems == ()
 
 
-def test_names_from_a_policy_cannot_become_markup(measured_once):
-    html = (signed(measured_once).folder / "report.html").read_text()
+def test_names_from_a_policy_cannot_become_markup(failed):
+    html = (failed.folder / "report.html").read_text()
     assert "<script>alert" not in html
     assert "&lt;script&gt;alert(" in html
 
 
-def test_a_report_that_was_rewritten_and_resealed_is_found(measured_once):
-    from optpipe.workspace.seal import seal_folder
-
-    folder = signed(measured_once).folder
+def test_a_report_that_was_rewritten_and_resealed_is_found(failed, tmp_path):
+    folder = shutil.copytree(failed.folder, tmp_path / "one")
     for name in ("report.html", "report.md", "junit.xml"):
         (folder / name).write_text((folder / name).read_text().replace("FAIL", "PASS"))
     seal_folder(folder)
@@ -73,11 +79,9 @@ def test_a_report_that_was_rewritten_and_resealed_is_found(measured_once):
     }
 
 
-def test_the_page_is_the_same_each_time_and_asks_nothing_of_the_network(measured_once):
-    found = signed(measured_once)
-    page = render_html(found.report)
-    assert page == render_html(found.report)
-    assert page == (found.folder / "report.html").read_text()
+def test_the_page_is_the_same_each_time_and_asks_nothing_of_the_network(failed):
+    page = render_html(failed.report)
+    assert page == (failed.folder / "report.html").read_text()
     without_names = page.replace("http://www.w3.org/", "")
     assert "http://" not in without_names
     assert "https://" not in without_names
@@ -86,29 +90,24 @@ def test_the_page_is_the_same_each_time_and_asks_nothing_of_the_network(measured
 
 
 def test_a_waiver_is_loud_everywhere(measured_once):
-    found = signed(measured_once, waivers={"size.maximum": "known"})
+    found = signed(measured_once, waivers={"size.maximum": "known"}, figures=False)
     assert found.verdict.verdict == "PASS"
     assert "1 criterion was waived" in (found.folder / "report.html").read_text()
     assert "**WAIVED** `size.maximum` is FAIL" in render_markdown(found.report)
     assert '<skipped message="WAIVED (FAIL): known"' in render_junit(found.verdict)
 
 
-def test_every_figure_links_to_a_file_that_is_there_with_its_hash(measured_once):
-    import hashlib
-
-    found = signed(measured_once)
-    files = [file for curve in found.report.latencies for file in curve.files]
+def test_every_figure_links_to_a_file_that_is_there_with_its_hash(failed):
+    files = [file for curve in failed.report.latencies for file in curve.files]
     assert files
-    for file in (*files, *found.report.files):
-        assert hashlib.sha256((found.folder / file.path).read_bytes()).hexdigest() == file.sha256
+    for file in (*files, *failed.report.files):
+        assert hashlib.sha256((failed.folder / file.path).read_bytes()).hexdigest() == file.sha256
 
 
 def test_a_dossier_is_never_written_over(measured_once, tmp_path):
-    policy = policy_from_toml((POLICY % "50").encode())
-    target = tmp_path / "dossier"
-    sign_off(SignoffRequest("digits", policy), measured_once.store, target, None, SilentListener())
+    signed(measured_once, tmp_path / "dossier", figures=False)
     with pytest.raises(BadInputError, match="already exists; choose another"):
-        sign_off(SignoffRequest("digits", policy), measured_once.store, target, None, SilentListener())
+        signed(measured_once, tmp_path / "dossier", figures=False)
     assert not list((measured_once.path / "tmp").iterdir()), "nothing half-made is left"
 
 
@@ -119,9 +118,7 @@ def test_a_signed_dossier_is_accepted_from_an_allowed_key_only(measured_once, tm
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name], check=True)
         public = (tmp_path / f"{name}.pub").read_text()
         (tmp_path / f"{name}.allowed").write_text(f"release@example.org {public}")
-    policy = policy_from_toml((POLICY % "50").encode())
-    wanted = SignoffRequest("digits", policy)
-    found = sign_off(wanted, measured_once.store, tmp_path / "dossier", tmp_path / "ours", SilentListener())
+    found = signed(measured_once, tmp_path / "dossier", key=tmp_path / "ours", figures=False)
     assert verify_dossier(found.folder).problems == ()
     assert verify_dossier(found.folder, tmp_path / "ours.allowed").problems == ()
     assert "is not in" in verify_dossier(found.folder, tmp_path / "theirs.allowed").problems[0]
@@ -158,13 +155,13 @@ def test_a_gpu_profile_gives_kernels_tensor_cores_and_a_roofline():
     assert draw_figures(Report("profile", nothing)) == []
 
 
-def test_accuracy_and_energy_are_drawn_against_latency(measured_once):
+def test_accuracy_and_energy_are_drawn_against_latency(failed):
     from dataclasses import replace
 
     from optpipe.core.estimate import Estimate
     from optpipe.reporters.charts import draw_figures
 
-    report = signed(measured_once).report
+    report = failed.report
     assert "Accuracy vs. latency" not in [each.title for each in draw_figures(report)], "nothing to draw, nothing drawn"
     known = {"top1": Estimate(0.99, 0.98, 0.995), "energy_j_per_image": Estimate(0.05, 0.04, 0.06)}
     rows = tuple(replace(row, **known) for row in (*report.comparison.rows, *report.comparison.rows))

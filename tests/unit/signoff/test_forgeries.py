@@ -1,6 +1,7 @@
 """Forgeries by someone who knows the format and seals the folder anew: found, or named as stated by nothing but one record."""
 
 import json
+import shutil
 
 import pytest
 from tests.fakes.console import text_of
@@ -23,10 +24,17 @@ fp16 = "80 %"
 
 
 @pytest.fixture
-def dossier(workspace, tmp_path):
+def dossier(signed_once, tmp_path):
+    return shutil.copytree(signed_once, tmp_path / "one")
+
+
+@pytest.fixture(scope="module")
+def signed_once(make_workspace, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("forgeries")
+    workspace = make_workspace(folder / "workspace")
     workspace.bench(workspace.artifact("fp16"), workspace.artifact("fp32"))
     wanted = SignoffRequest("digits", policy_from_toml(POLICY))
-    signed = sign_off(wanted, workspace.store, tmp_path / "one", None, SilentListener(), figures=False)
+    signed = sign_off(wanted, workspace.store, folder / "one", None, SilentListener(), figures=False)
     checked = verify_dossier(signed.folder)
     assert checked.problems == checked.not_compared == ()
     return signed.folder
@@ -88,6 +96,7 @@ def test_a_report_that_was_rewritten_is_found(dossier, name, old, new):
     problems = find_problems(dossier)
     assert len(problems) == 1
     assert problems[0].startswith(name)
+    assert ("but the raw files give" if name == "comparison.json" else "that the raw files give") in problems[0]
 
 
 def test_a_measurement_of_another_build_is_found(dossier):

@@ -138,35 +138,6 @@ def test_tables_that_were_left_out_leave_nothing_to_judge(dossier):
     assert "too large for a dossier" in found.reason
 
 
-@pytest.mark.parametrize(
-    ("name", "old", "new", "says"),
-    [
-        ("comparison.json", '"samples": 950', '"samples": 9500', "samples says 9500, but the raw files give 950"),
-        ("report.html", None, None, None),
-        ("report.md", None, None, None),
-    ],
-)
-def test_reports_that_say_other_figures_are_found(workspace, tmp_path, name, old, new, says):
-    entry = workspace.artifact("fp16")
-    workspace.bench(entry, workspace.artifact("fp32"))
-    policy = policy_from_toml(b'schema = 1\n[[latency]]\np50 = "50 ms"\nbatch_size = 1\n[build]\nprecision = "fp16"\n')
-    signed = sign_off(
-        SignoffRequest("digits", policy), workspace.store, tmp_path / "one", None, SilentListener(), figures=False
-    )
-    assert verify_dossier(signed.folder).problems == ()
-    path = signed.folder / name
-    p50 = f"{signed.report.comparison.rows[0].latency_ns['p50'].value / 1e6:.3g}"
-    text = path.read_text()
-    changed = text.replace(old, new) if says else text.replace(p50, "0.01")
-    assert changed != text
-    path.write_text(changed)
-    seal_folder(signed.folder)
-    problems = verify_dossier(signed.folder).problems
-    assert any(
-        (says or f"{name}: differs from the report that the raw files give") in problem for problem in problems
-    ), problems
-
-
 def places(value, at=()):
     if at:
         yield at
@@ -175,7 +146,7 @@ def places(value, at=()):
         yield from places(each, (*at, key))
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_values_of_the_wrong_kind_are_problems_and_never_a_traceback(dossier, tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("wrong") / "one"

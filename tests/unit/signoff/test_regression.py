@@ -2,9 +2,11 @@
 
 import json
 import re
+import shutil
 
 import pytest
 
+from optpipe.core.entries import ArtifactInfo
 from optpipe.core.hashing import hash_file
 from optpipe.core.records import json_from_record
 from optpipe.core.verdict import Verdict
@@ -18,17 +20,38 @@ from optpipe.workspace.seal import seal_folder
 POLICY = "schema = 1\n[build]\nprecision = 'fp16'\n[[regression]]\np50 = '3 %'\nbatch_size = 1\nmode = 'compute'\n"
 
 
-@pytest.fixture
-def builds(workspace, tmp_path):
-    """The approved build and the next one, measured on a day on which everything took 3 % longer."""
+@pytest.fixture(scope="module")
+def measured(make_workspace, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("regression")
+    workspace = make_workspace(folder / "workspace")
     old = workspace.artifact("fp16")
     workspace.bench(old, count=2000)
-    sign_off(workspace, tmp_path, "approved")
-    store_baseline(tmp_path / "approved", workspace.path)
+    sign_off(workspace, folder, "approved")
+    store_baseline(folder / "approved", workspace.path)
     workspace.counter += 100
     new = workspace.artifact("fp16", macs=0.96)
     workspace.bench(new, count=2000, mean_ms=10.3, seed=5)
-    return old, new
+    return workspace, old.id, new.id
+
+
+@pytest.fixture
+def workspace(measured, make_workspace, tmp_path):
+    return make_workspace(shutil.copytree(measured[0].path, tmp_path / "workspace"), measured[0].counter)
+
+
+@pytest.fixture
+def builds(measured, workspace):
+    """The approved build and the next one, measured on a day on which everything took 3 % longer."""
+    return tuple(workspace.store.find(each, ArtifactInfo) for each in measured[1:])
+
+
+@pytest.fixture(scope="module")
+def compared(measured, make_workspace, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("compared")
+    workspace = make_workspace(shutil.copytree(measured[0].path, folder / "workspace"), measured[0].counter)
+    workspace.pair(*(workspace.store.find(each, ArtifactInfo) for each in measured[1:]))
+    sign_off(workspace, folder, "one")
+    return folder / "one"
 
 
 def sign_off(workspace, tmp_path, name, criterion="regression.p50.b1.compute"):
@@ -110,9 +133,8 @@ def test_a_load_that_the_baseline_was_never_measured_under_is_compared_too(works
         ("invalid_processes", 3, "comparison.json: invalid_processes says 3"),
     ],
 )
-def test_a_comparison_that_does_not_follow_from_its_samples_is_found(workspace, tmp_path, builds, key, value, said):
-    workspace.pair(*builds)
-    sign_off(workspace, tmp_path, "one")
+def test_a_comparison_that_does_not_follow_from_its_samples_is_found(compared, tmp_path, key, value, said):
+    shutil.copytree(compared, tmp_path / "one")
     (path,) = (tmp_path / "one").glob("runs/*/comparison.json")
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
     manifest = json.loads((path.parent / "manifest.json").read_text())

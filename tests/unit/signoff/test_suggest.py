@@ -22,6 +22,8 @@ from optpipe.signoff.policy_format import SECTIONS, LoadFilter, QueryRate
 from optpipe.signoff.suggest import suggest_bench, suggest_fix, suggest_narrowing
 from optpipe.workspace.baselines import store_baseline
 
+COMMANDS = get_command(app)
+assert isinstance(COMMANDS, TyperGroup)
 EVERYTHING = """schema = 1
 [build]
 precision = "fp16"
@@ -85,10 +87,8 @@ def list_commands(text):
 def parse(command):
     """The name and the options of a command, as the command line reads it. Raises UsageError where it does not."""
     _, name, *words = shlex.split(command)
-    group = get_command(app)
-    assert isinstance(group, TyperGroup)
-    found = group.commands[name]
-    return name, found.make_context(name, words, parent=group.make_context("optpipe", [name, *words])).params
+    found = COMMANDS.commands[name]
+    return name, found.make_context(name, words, parent=COMMANDS.make_context("optpipe", [name, *words])).params
 
 
 def load_of(command):

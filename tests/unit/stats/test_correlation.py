@@ -1,11 +1,12 @@
 import numpy as np
 import pytest
-from scipy.signal import lfilter
 
 from optpipe.stats.correlation import compute_effective_count
 
 
 def autoregressive(generator, phi, count):
+    from scipy.signal import lfilter
+
     return lfilter([1], [1, -phi], generator.standard_normal(count + 500))[500:]
 
 

@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from scipy.stats import binom
 
 from optpipe.stats.paired import (
     compute_difference_interval,
@@ -60,6 +59,8 @@ def test_share_interval_against_published_values() -> None:
 
 @given(st.integers(1, 60), st.floats(0.001, 0.999), st.floats(0.5, 0.999))
 def test_neither_end_of_a_share_errs_more_often_than_it_says(n, share, confidence) -> None:
+    from scipy.stats import binom
+
     chances = binom.pmf(np.arange(n + 1), n, share)
     found = [compute_share_interval(hits, n, confidence) for hits in range(n + 1)]
     for missed in ([each.low > share for each in found], [each.high < share for each in found]):

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from tests.golden import phenomena
@@ -117,7 +117,6 @@ def test_without_adbc_the_same_rows_are_read(monkeypatch: pytest.MonkeyPatch) ->
 MUTATIONS = ("NULL", "'[bold]x'", "-5", "9223372036854775807", "0", "1.5", "x'ff00'")
 
 
-@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_an_export_with_anything_in_its_columns_is_judged_or_refused(data: st.DataObject) -> None:
     """Every other, third … row of a column replaced, a column or a table gone: an answer, or two lines; never a traceback."""

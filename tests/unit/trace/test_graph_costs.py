@@ -7,7 +7,7 @@ from typing import Any
 
 import onnx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
@@ -159,7 +159,6 @@ def _any_graph(draw: st.DrawFn) -> GraphCosts:
     return _graph(nodes, results=results)
 
 
-@settings(max_examples=60, deadline=None)
 @given(_any_graph())
 def test_no_figure_is_above_the_next(graph: GraphCosts) -> None:
     found = compute_roofline(graph)

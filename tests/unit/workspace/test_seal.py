@@ -48,7 +48,7 @@ def problems(folder):
     return find_seal_problems(folder) or ([problem] if (problem := find_signature_problem(folder)) else [])
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_every_single_byte_change_is_found(sealed_and_signed, data):
     files = [path for path in sorted(sealed_and_signed.rglob("*")) if path.is_file() and path.stat().st_size]

@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.int8_network import random_convolution, random_int8
 
@@ -34,7 +34,6 @@ def in_fp64(step, values):
     return value.relu() if step.relu else value
 
 
-@settings(max_examples=25, deadline=None)
 @given(layers)
 def test_a_layer_is_its_real_value_rounded_and_clamped(chosen):
     step = random_convolution(**chosen)
@@ -46,7 +45,6 @@ def test_a_layer_is_its_real_value_rounded_and_clamped(chosen):
     assert (found.double() - real.clamp(-128, 127)).abs().max() <= 0.5 + 1e-4
 
 
-@settings(max_examples=10, deadline=None)
 @given(st.integers(0, 1000))
 def test_half_outputs_are_the_value_in_fp16(seed):
     step = random_convolution(seed, half=True)
@@ -74,7 +72,6 @@ def test_sums_that_fp32_cannot_hold_are_exact_before_they_are_scaled():
 
 
 @given(st.sampled_from([(7, 3), (3, 1), (5, 2), (4, 1), (1, 0)]), st.integers(1, 4))
-@settings(max_examples=15, deadline=None)
 def test_a_stem_over_cells_is_the_convolution_over_pixels(shape, channels):
     kernel, padding = shape
     rng = np.random.default_rng(kernel)

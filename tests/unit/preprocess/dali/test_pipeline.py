@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -91,7 +91,6 @@ endings = st.sampled_from(
 )
 
 
-@settings(deadline=None, max_examples=20)
 @given(st.lists(resizes | crops, max_size=2), endings, sides, sides, st.booleans(), st.integers(0, 5))
 @example([Resize((3,), kernel="pillow")], (Pack("HWC", "uint8"),), 9, 4, False, 0)  # loses more rows than columns
 def test_any_transform_gives_the_same_picture(geometry, ending, height, width, bgr, seed):

@@ -63,6 +63,7 @@ def test_the_derived_pipeline_passes_and_names_the_step_that_adds_most(paths):
     assert all(each.matches for each in record.edge_cases)
 
 
+@pytest.mark.slow
 def test_a_filter_without_antialiasing_is_found(paths, monkeypatch):
     filtering = dali_graph._get_filtering
     monkeypatch.setattr(

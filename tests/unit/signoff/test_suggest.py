@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from typing import cast
 
 import pytest
 from typer.core import TyperGroup
@@ -22,8 +23,7 @@ from optpipe.signoff.policy_format import SECTIONS, LoadFilter, QueryRate
 from optpipe.signoff.suggest import suggest_bench, suggest_fix, suggest_narrowing
 from optpipe.workspace.baselines import store_baseline
 
-COMMANDS = get_command(app)
-assert isinstance(COMMANDS, TyperGroup)
+COMMANDS = cast("TyperGroup", get_command(app))
 EVERYTHING = """schema = 1
 [build]
 precision = "fp16"

@@ -2,7 +2,6 @@
 
 import re
 import shlex
-from typing import cast
 
 import pytest
 from typer.core import TyperGroup
@@ -23,7 +22,7 @@ from optpipe.signoff.policy_format import SECTIONS, LoadFilter, QueryRate
 from optpipe.signoff.suggest import suggest_bench, suggest_fix, suggest_narrowing
 from optpipe.workspace.baselines import store_baseline
 
-COMMANDS = cast("TyperGroup", get_command(app))
+COMMANDS = get_command(app)
 EVERYTHING = """schema = 1
 [build]
 precision = "fp16"
@@ -87,6 +86,7 @@ def list_commands(text):
 def parse(command):
     """The name and the options of a command, as the command line reads it. Raises UsageError where it does not."""
     _, name, *words = shlex.split(command)
+    assert isinstance(COMMANDS, TyperGroup)
     found = COMMANDS.commands[name]
     return name, found.make_context(name, words, parent=COMMANDS.make_context("optpipe", [name, *words])).params
 

@@ -31,11 +31,11 @@ class StoredArtifact:
         """`onnxruntime fp16 (cuda)`."""
         return self.entry.info.label
 
-    def given(self, options: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    def given(self, options: Mapping[str, Mapping[str, Any]]) -> dict[str, bool | int | str]:
         """Of `options`, by backend as they were typed, those for its own."""
         return dict(options.get(self.entry.info.backend, {}))
 
-    def resolve_effective_options(self, options: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    def resolve_effective_options(self, options: Mapping[str, Mapping[str, Any]]) -> dict[str, bool | int | str]:
         """Its runtime options with those that are given; raises BadInputError for one that its backend does not have."""
         return resolve_effective_options(self.entry.info, self.given(options))
 

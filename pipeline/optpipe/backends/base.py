@@ -141,7 +141,7 @@ class Backend(Protocol):
     def ahead_of_time(self) -> bool:
         """Whether it builds engines on a machine that cannot run them."""
 
-    def runtime_options(self, device: Device) -> dict[str, Any]:
+    def runtime_options(self, device: Device) -> dict[str, bool | int | str]:
         """What a session takes, with the defaults; what only a build takes is not among them."""
 
     def describe_options(self, device: Device) -> tuple[Option, ...]:
@@ -192,7 +192,7 @@ def describe_options(
     return tuple(Option(name, value, texts[name], builds=name in built) for name, value in defaults.items())
 
 
-def merge_options(given: Mapping[str, Any], known: Mapping[str, Any], backend: str) -> dict[str, Any]:
+def merge_options(given: Mapping[str, Any], known: Mapping[str, Any], backend: str) -> dict[str, bool | int | str]:
     """`known` defaults overridden by `given`; raises `BadInputError` for an option the backend does not have."""
     if unknown := sorted(set(given) - set(known)):
         raise BadInputError(

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from optpipe.backends.base import Session
 
 PACKAGE_FILE = "model.pt2"
-OPTIONS: dict[Device, dict[str, Any]] = {
+OPTIONS: dict[Device, dict[str, bool | int | str]] = {
     "cpu": {"threads": 0},
     "cuda": {"cuda_graph": True, "max_autotune": False},
 }
@@ -52,7 +52,7 @@ class Inductor(TorchBackend):
     name: str = "inductor"
     purpose: str = "ahead-of-time compiled PyTorch"
 
-    def runtime_options(self, device: Device) -> dict[str, Any]:
+    def runtime_options(self, device: Device) -> dict[str, bool | int | str]:
         """All but what decides the compiled code."""
         return {key: value for key, value in OPTIONS[device].items() if key not in BUILD_ONLY}
 

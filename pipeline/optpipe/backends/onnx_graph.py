@@ -5,10 +5,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from optpipe.core.precision import LayerType, Precision
 from optpipe.core.tensors import InputSpec
+
+if TYPE_CHECKING:
+    import onnx
 
 WEIGHTED_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 """Operators that Q/DQ pairs are put around: their second input are weights."""
@@ -50,12 +53,12 @@ class OnnxGraph:
     model: Any
 
     @cached_property
-    def weights(self) -> dict[str, Any]:
+    def weights(self) -> "dict[str, onnx.TensorProto]":
         """Its initializers by name."""
         return {each.name: each for each in self.model.graph.initializer}
 
     @cached_property
-    def producers(self) -> dict[str, Any]:
+    def producers(self) -> "dict[str, onnx.NodeProto]":
         """The node that writes each tensor."""
         return {output: node for node in self.model.graph.node for output in node.output}
 

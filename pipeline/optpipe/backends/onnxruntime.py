@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from optpipe.backends.base import Session
 
 GRAPH_FILE = "model.onnx"
-CPU_OPTIONS: dict[str, Any] = {"threads": 0, "spinning": True}
-CUDA_OPTIONS: dict[str, Any] = {
+CPU_OPTIONS: dict[str, bool | int | str] = {"threads": 0, "spinning": True}
+CUDA_OPTIONS: dict[str, bool | int | str] = {
     "nhwc": True,
     "cuda_graph": True,
     "cudnn_search": "EXHAUSTIVE",
     "fuse_conv_bias": False,  # pays from some batch size on, and compiles kernels for seconds at the first run of a shape
 }
-OPTIONS: dict[str, dict[str, Any]] = {"cpu": CPU_OPTIONS, "cuda": CUDA_OPTIONS}
+OPTIONS: dict[Device, dict[str, bool | int | str]] = {"cpu": CPU_OPTIONS, "cuda": CUDA_OPTIONS}
 """All but `threads` change how a session runs, not what the artifact is; they are recorded with every measurement."""
 _HELP = {
     "threads": "threads of one operator; 0 leaves the number and their places to ONNX Runtime",
@@ -60,7 +60,7 @@ class OnnxRuntime:
     ahead_of_time: bool = False
     needs_module: bool = False
 
-    def runtime_options(self, device: Device) -> dict[str, Any]:
+    def runtime_options(self, device: Device) -> dict[str, bool | int | str]:
         """All of its options."""
         return dict(OPTIONS[device])
 

@@ -50,7 +50,7 @@ def choose_device(backend: Backend, wanted: Device | None) -> Device:
     return able[0] if able else backend.devices()[0]
 
 
-def resolve_effective_options(info: ArtifactInfo, given: Mapping[str, Any]) -> dict[str, Any]:
+def resolve_effective_options(info: ArtifactInfo, given: Mapping[str, Any]) -> dict[str, bool | int | str]:
     """An artifact's own runtime options, overridden by what was given, text read as the type of each.
 
     Raises BadInputError for an option that its backend does not have, or only when it builds.

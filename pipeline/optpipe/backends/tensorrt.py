@@ -65,7 +65,7 @@ class TensorRT:
     purpose: str
     needs_module: bool = False
 
-    def runtime_options(self, device: Device) -> dict[str, Any]:  # noqa: ARG002
+    def runtime_options(self, device: Device) -> dict[str, bool | int | str]:  # noqa: ARG002
         """A session takes other options than a builder."""
         return {each.name: each.default for each in list_session_options(self.library)}
 

@@ -96,7 +96,8 @@ def options_from_given(given: Mapping[str, Any], library: str, backend: str) -> 
             raise BadInputError(f"{backend} has no option '{name}': {reason}")
     defaults = {each.name: each.default for each in fields(BuilderOptions)}
     known = {name: value for name, value in defaults.items() if name not in _LACKING[library]}
-    options = BuilderOptions(**{**defaults, **merge_options(given, known, backend)})
+    chosen: dict[str, Any] = {**defaults, **merge_options(given, known, backend)}
+    options = BuilderOptions(**chosen)
     _require_known_values(options)
     find_profiles(options)
     if len(capabilities_from_text(options.compute_capabilities)) > 1 and (options.refit or options.strip_weights):

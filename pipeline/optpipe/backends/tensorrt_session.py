@@ -15,6 +15,7 @@ from optpipe.errors import BadInputError, MissingError, StageError, escape
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
 
     from optpipe.backends.base import Device
 
@@ -62,7 +63,7 @@ class TensorRTSession:
         """
         known = {each.name: each.default for each in list_session_options(trt.__name__)}
         self._options = merge_options(options, known, trt.__name__)
-        cache = Path(self._options.get("runtime_cache", ""))
+        cache = Path(str(self._options.get("runtime_cache", "")))
         if not cache.parent.is_dir():
             raise BadInputError(f"option runtime_cache={cache}: its folder does not exist")
         self._logger = create_logger(trt)
@@ -92,7 +93,7 @@ class TensorRTSession:
     def _create_context(self) -> Any:
         if not self._options.get("runtime_cache"):
             return self._engine.create_execution_context()
-        file = Path(self._options["runtime_cache"])
+        file = Path(str(self._options["runtime_cache"]))
         config = self._engine.create_runtime_config()
         self._cache = config.create_runtime_cache()
         if file.is_file() and not self._cache.deserialize(file.read_bytes()):
@@ -101,7 +102,7 @@ class TensorRTSession:
         return self._engine.create_execution_context(config)
 
     def _write_runtime_cache(self) -> None:
-        file = Path(self._options["runtime_cache"])
+        file = Path(str(self._options["runtime_cache"]))
         part = file.with_name(f".{file.name}.{os.getpid()}")
         part.write_bytes(self._cache.serialize())
         part.replace(file)
@@ -199,7 +200,7 @@ def _refit(trt: Any, engine: Any, weights: Path, logger: Any) -> None:
 
 
 class _EngineBinding:
-    def __init__(self, context: Any, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
+    def __init__(self, context: Any, inputs: "dict[str, torch.Tensor]", outputs: "dict[str, torch.Tensor]") -> None:
         self.inputs, self.outputs = inputs, outputs
         self._context = context
         for name, tensor in {**inputs, **outputs}.items():

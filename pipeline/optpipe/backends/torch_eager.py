@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from optpipe.backends.base import Session
 
 PROGRAM_FILE = "model.pt2"
-OPTIONS: dict[Device, dict[str, Any]] = {"cpu": {"threads": 0}, "cuda": {"cuda_graph": True, "fuse": True}}
+OPTIONS: dict[Device, dict[str, bool | int | str]] = {"cpu": {"threads": 0}, "cuda": {"cuda_graph": True, "fuse": True}}
 """`fuse`: convolutions, additions and ReLUs in FP16 or BF16 in one cuDNN kernel each; off, the program as it was exported."""
 _HELP = {
     "threads": "threads of one operator; 0 leaves the number to torch",
@@ -41,7 +41,7 @@ class TorchEager(TorchBackend):
     name: str = "torch"
     purpose: str = "PyTorch baseline"
 
-    def runtime_options(self, device: Device) -> dict[str, Any]:
+    def runtime_options(self, device: Device) -> dict[str, bool | int | str]:
         """All of its options."""
         return dict(OPTIONS[device])
 
@@ -85,7 +85,7 @@ class TorchEager(TorchBackend):
         return TorchSession(load_program(directory / PROGRAM_FILE, chosen), info, chosen)
 
 
-def resolve_session_options(info: ArtifactInfo, options: Mapping[str, Any]) -> dict[str, Any]:
+def resolve_session_options(info: ArtifactInfo, options: Mapping[str, Any]) -> dict[str, bool | int | str]:
     """What a session of an artifact runs with: `options` over those it was built with over the defaults."""
     return merge_options({**info.options, **options}, OPTIONS[info.device], "torch")
 

@@ -13,6 +13,7 @@ from optpipe.core.tensors import tensor_from_dict
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
 
     from optpipe.backends.base import Device
 
@@ -63,10 +64,10 @@ class TorchSession:
 
 class _TorchBinding:
     def __init__(
-        self, call: Callable[..., Any], tensors: dict[str, Any], outputs: tuple[str, ...], device: "Device"
+        self, call: Callable[..., Any], tensors: "dict[str, torch.Tensor]", outputs: tuple[str, ...], device: "Device"
     ) -> None:
         self._call, self._inputs, self._names, self._device = call, tensors, outputs, device
-        self.tensors: dict[str, Any] = {}
+        self.tensors: dict[str, torch.Tensor] = {}
 
     @property
     def inputs(self) -> Mapping[str, Any]:

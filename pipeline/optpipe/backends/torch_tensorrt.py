@@ -47,7 +47,7 @@ class TorchTensorRT:
     ahead_of_time: bool = False
     needs_module: bool = True
 
-    def runtime_options(self, device: Device) -> dict[str, Any]:
+    def runtime_options(self, device: Device) -> dict[str, bool | int | str]:
         """As a TensorRT engine."""
         return TENSORRT.runtime_options(device)
 

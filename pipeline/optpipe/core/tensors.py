@@ -23,12 +23,12 @@ class TensorSpec:
     batch: int | None = field(default=0, kw_only=True)
     """The axis that counts samples; None where every call has one value for all of them."""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, str | int | list[int | str]]:
         """The JSON form; `tensor_from_dict` reads it."""
         return {"name": self.name, "dtype": self.dtype, "shape": list(self.shape), **_describe_batch(self.batch)}
 
 
-def _describe_batch(batch: int | None) -> dict[str, Any]:
+def _describe_batch(batch: int | None) -> dict[str, int | str]:
     """The first axis is the batch unless it says otherwise."""
     return {} if batch == 0 else {"batch": "none" if batch is None else batch}
 
@@ -119,7 +119,7 @@ class InputSpec:
 
         return replace(self, min=resized(self.min, low), opt=resized(self.opt, usual), max=resized(self.max, high))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, str | int | list[int]]:
         """The JSON form; `input_from_dict` reads it."""
         return {
             "name": self.name,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from optpipe.core.hashing import hash_file
 from optpipe.errors import BadInputError
@@ -16,7 +16,7 @@ class WeightsRequest:
     seed: int = 0
     path: Path | None = None
 
-    def recipe(self) -> dict[str, Any]:
+    def recipe(self) -> dict[str, str | int]:
         """What of the request decides the result: a file counts by its content, not by its name."""
         if self.path is not None:
             return {"file": hash_file(self.path)}

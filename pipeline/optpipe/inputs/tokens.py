@@ -59,7 +59,7 @@ def compute_max_tokens(card: ModelCard) -> int:
     return min(card.tokenization.max_length, card.inputs[0].max[1])
 
 
-def pad_tokens(card: ModelCard, rows: list[list[int]]) -> dict[str, Any]:
+def pad_tokens(card: ModelCard, rows: list[list[int]]) -> "dict[str, np.ndarray]":
     """Rows of token identifiers as a text model's inputs: padded to the longest, or to the shortest length it takes."""
     assert card.tokenization is not None
     width = max(card.inputs[0].min[1], *(len(row) for row in rows))

@@ -32,7 +32,7 @@ class SpeedOverFp16:
         """Whether INT8 is shown to be faster."""
         return self.speed.ci[0] > 1
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, float]:
         """The JSON form."""
         low, high = self.speed.ci
         return {"speed": round(self.speed.value, 4), "low": round(low, 4), "high": round(high, 4), "pays": self.pays}

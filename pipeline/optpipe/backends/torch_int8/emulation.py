@@ -6,15 +6,18 @@ in FP16 sum in another order and may differ by one step of the quantization behi
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from optpipe.backends.torch_int8 import steps
 from optpipe.backends.torch_int8.operators import compute_operator
 
+if TYPE_CHECKING:
+    import torch
+
 LOWEST, HIGHEST = -128, 127
 
 
-def emulate(network: steps.Network, inputs: Mapping[str, Any]) -> dict[str, Any]:
+def emulate(network: steps.Network, inputs: Mapping[str, Any]) -> "dict[str, torch.Tensor]":
     """The network's outputs, FP32 torch tensors on the CPU, from its inputs by name."""
     values = dict(inputs)
     for step, output in trace_steps(network, values):
@@ -22,7 +25,7 @@ def emulate(network: steps.Network, inputs: Mapping[str, Any]) -> dict[str, Any]
     return {name: values[name].float() for name in network.outputs}
 
 
-def trace_steps(network: steps.Network, values: dict[str, Any]) -> Iterator[tuple[steps.Step, Any]]:
+def trace_steps(network: steps.Network, values: "dict[str, torch.Tensor]") -> Iterator[tuple[steps.Step, Any]]:
     """Each step with what it gives on `values`, which whoever iterates adds to: the emulation's own outputs, or a GPU's."""
     last = {name: step for step in network.steps for name in steps.list_tensors_read(step)}
     for step in network.steps:

@@ -106,7 +106,7 @@ def choose_exit_status(record: EndToEndRecord) -> ExitStatus:
     return ExitStatus.STAGE_FAILED if failed else record.verdict.exit_status
 
 
-def choose_options(artifact: StoredArtifact, given: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def choose_options(artifact: StoredArtifact, given: Mapping[str, Mapping[str, Any]]) -> dict[str, bool | int | str]:
     """The artifact's runtime options with those given; threads that wait do not spin unless asked to.
 
     On a CPU DALI and the runtime both have all cores: threads that spin while they wait for each other hold cores that

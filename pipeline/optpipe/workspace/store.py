@@ -268,13 +268,14 @@ class Store:
     def find(self, prefix: str, kind: type[Any] | None = None) -> Entry[Any]:
         """The one entry, of `kind` if given, whose id or `kind-id` starts with `prefix`."""
         found: list[Entry[Any]] = [entry for entry in self.list_entries(kind) if entry.fits(prefix)]
-        if len(found) != 1:
+        if not found:
+            entries = self.list_entries(kind)
+            of_model = [each.path.name for each in entries if each.manifest.info.get("model") == prefix]
+            known = f"; entries of this model: {', '.join(of_model[:5])}" if of_model else ""
+            raise BadInputError(f"no entry matches '{prefix}' in {self.workspace}{known}; `optpipe ls` lists entries")
+        if len(found) > 1:
             names = ", ".join(entry.path.name for entry in found[:5])
-            raise BadInputError(
-                f"'{prefix}' matches {len(found)} entries ({names}); use a longer prefix"
-                if found
-                else f"no entry matches '{prefix}' in {self.workspace}; `optpipe ls` lists entries"
-            )
+            raise BadInputError(f"'{prefix}' matches {len(found)} entries ({names}); use a longer prefix")
         return found[0]
 
     def verify_entry(self, entry: Entry[Info], only: str | None = None) -> Entry[Info]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.fakes.entries import Thing
+from tests.fakes.entries import Thing, artifact_info
 
 from optpipe.artifacts.housekeeping import collect_garbage, remove_stored
 from optpipe.core.entries import ArtifactInfo
@@ -242,3 +242,14 @@ def test_find_needs_one_entry(tmp_path: Path) -> None:
         store.find("zzz")
     with pytest.raises(BadInputError, match="use a longer prefix"):
         store.find("thing-")
+
+
+def test_a_model_name_leads_to_its_entries(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    entry, _ = store.produce(ArtifactInfo, {}, lambda _: artifact_info(model="net"), listener=SilentListener())
+    with pytest.raises(
+        BadInputError, match=f"no entry matches 'net' in .*; entries of this model: artifact-{entry.id}"
+    ):
+        store.find("net")
+    with pytest.raises(BadInputError, match="no entry matches 'other' in [^;]*; `optpipe ls` lists entries"):
+        store.find("other")

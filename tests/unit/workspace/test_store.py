@@ -251,5 +251,5 @@ def test_a_model_name_leads_to_its_entries(tmp_path: Path) -> None:
         BadInputError, match=f"no entry matches 'net' in .*; entries of this model: artifact-{entry.id}"
     ):
         store.find("net")
-    with pytest.raises(BadInputError, match="no entry matches 'other' in [^;]*; `optpipe ls` lists entries"):
+    with pytest.raises(BadInputError, match=r"no entry matches 'other' in [^;]*; `optpipe ls` lists entries"):
         store.find("other")

@@ -19,7 +19,7 @@ from optpipe.core.interrupts import acknowledge_interrupt
 from optpipe.core.measurement import COMPARISON_FILE, LoadSpec, Measurement
 from optpipe.core.records import json_from_record
 from optpipe.errors import ExitStatus
-from optpipe.measuring.interleave import MAX_ROUND_FACTOR, run_interleaved
+from optpipe.measuring.interleave import MAX_ROUND_FACTOR, PAIR_LIMITS, run_interleaved
 from optpipe.measuring.measure import measure_load, recover_unfinished, write_measurements
 from optpipe.measuring.pool import WorkerPool
 from optpipe.measuring.process import WorkerProcess
@@ -62,6 +62,7 @@ def bench_pair(
     choose_batch_sizes(contender, (size,))
     percent = float(metric[1:]) if metric.startswith("p") else 0.0
     load = replace(plan.load, batch_size=size, percentile=max(plan.load.percentile, percent))
+    plan = replace(plan, limits={**plan.limits, **PAIR_LIMITS})
     for each in (baseline, contender):
         warn_about_threads(each, each.resolve_effective_options(plan.options), plan.affinity, listener)
     run = begin_run(store.workspace, "bench")

@@ -19,6 +19,8 @@ PAIR_CONFIDENCE = 0.99
 """A claimed difference moves a release: one in a hundred comparisons of equals may claim one, not one in twenty."""
 RESOLUTION = 0.04
 """After the rounds asked for as many more are run as a difference of this size needs to show, up to MOST_TIMES as many."""
+PAIR_LIMITS = {"max_other_cpu_share": RESOLUTION}
+"""Validity limits of the processes: other work that takes as much as the difference that is looked for is flagged."""
 MAX_ROUND_FACTOR = 3
 FEWEST_ROUNDS = 8
 """Exchanging the two in fewer rounds has too few outcomes for any of them to be rarer than 1 in 100."""

@@ -13,6 +13,7 @@ from optpipe.core.measurement import (
     OutputCheck,
     Scenario,
 )
+from optpipe.measuring.interleave import PAIR_LIMITS
 from optpipe.measuring.validity import LIMITS, ValidityEvidence, find_reasons
 from optpipe.worker.plan import CacheProbe
 
@@ -124,6 +125,13 @@ def test_faults_of_the_machine(columns, code):
 )
 def test_what_a_calm_machine_shows_is_no_fault(columns):
     assert codes(machine=machine(**columns)) == {}
+
+
+def test_load_of_5_percent_of_the_cores_is_flagged_where_as_small_a_difference_is_looked_for():
+    loaded = machine(other_cpu_cores=[0.1, 0.1, 0.1])
+    assert codes(machine=loaded, limits={**LIMITS, **PAIR_LIMITS}) == {"loaded-host": True}
+    calm = machine(other_cpu_cores=[0.04, 0.04, 0.04])
+    assert codes(machine=calm, limits={**LIMITS, **PAIR_LIMITS}) == {}
 
 
 @pytest.mark.parametrize("seconds", [3, 60, 600])

@@ -21,6 +21,7 @@ from optpipe.core.measurement import (
     LoadSpec,
     Measurement,
     Mode,
+    Phase,
     Reason,
     Scenario,
     Subject,
@@ -109,6 +110,16 @@ class Workspace:
             measurements.append(self._written(run, found, frame, power))
         write_measurements(run.path, measurements)
         return finish_run(run, command=["optpipe", "bench", "digits"], parents=[entry.id for entry in entries])
+
+    def interrupted_bench(self, entry):
+        """A bench run that ended while it warmed up: samples, and none of them measured."""
+        run = begin_run(self.path, "bench")
+        found = replace(measurement(entry, 4, "m1", valid=False), samples=0, interrupted=True)
+        frame = drawn_samples(10.0, 0.2, 50, 4, 0).with_columns(pl.lit(Phase.WARM_UP, pl.UInt8).alias("phase"))
+        (run.path / "samples").mkdir()
+        frame.write_parquet(run.path / found.samples_file)
+        write_measurements(run.path, [replace(found, machine_file=None)])
+        return finish_run(run, command=["optpipe", "bench", "digits"], parents=[entry.id])
 
     def pair(self, baseline, contender, *, ratio=1.0, rounds=10, scatter=0.01, seed=0, invalid=(), peaks=0, **changes):
         """A `bench-pair` run in which `contender` takes `ratio` times as long, on a machine whose rounds differ by 5 %."""

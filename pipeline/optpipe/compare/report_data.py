@@ -68,7 +68,7 @@ def _choose_measurements(
     measured: Sequence[RecordedMeasurement], comparison: Comparison
 ) -> dict[str, RecordedMeasurement]:
     """The measurements whose distributions are drawn, by label: the best ones, then the smallest batch of each build first."""
-    by_id = {f"{one.run}/{one.measurement.id}": one for one in measured if one.measurement.samples_file}
+    by_id = {f"{one.run}/{one.measurement.id}": one for one in measured if one.measurement.samples}
     rows = sorted(comparison.rows, key=lambda row: (row.load.batch_size, row.configuration))
     smallest = {row.configuration: row.id for row in reversed(rows)}
     best = [row for row in comparison.best.values() if row]

@@ -99,6 +99,8 @@ def _require_bounded(model: Any, path: Path) -> None:
 
     if not model.graph.node:
         raise BadInputError(f"{path} contains no ONNX graph: it may be truncated or in another format")
+    if not model.graph.output:
+        raise BadInputError(f"{path}: its graph has no outputs")
     opset = next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 0)
     if opset < OLDEST_OPSET:
         raise BadInputError(
@@ -115,6 +117,8 @@ def _require_bounded(model: Any, path: Path) -> None:
                 f"{path}: tensor '{escape(name)[:80]}' has a dimension of {wrong}; {LARGEST_SIZE} is the largest"
             )
     for name in _iterate_names(model):
+        if not isinstance(name, str):  # protobuf's answer where the bytes are not UTF-8
+            raise BadInputError(f"{path}: the name {name[:80]!r} is not UTF-8; rename it")
         if len(name) > LONGEST_NAME or not name.isprintable():
             raise BadInputError(
                 f"{path}: the name '{escape(name[:80])}' is too long or has control characters; rename it"
@@ -204,7 +208,7 @@ def find_external_files(path: Path) -> tuple[Path, ...]:
         for name in sorted(names):
             shown = escape(name)[:80]
             if not name.isprintable() or len(name.encode()) > LONGEST_NAME:
-                raise BadInputError(f"{path}: its external data '{shown}' is no name of a file")
+                raise BadInputError(f"{path}: its external data '{shown}' is not a file name")
             file = (folder / name).resolve()
             if not file.is_relative_to(folder):
                 raise BadInputError(f"{path} refers to external data outside its folder: {shown}")

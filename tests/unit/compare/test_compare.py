@@ -11,6 +11,7 @@ from tests.fakes.console import text_of
 from optpipe.compare.best import sort_by_goal
 from optpipe.compare.compare import Baseline, BuildFacts, compare_measurements
 from optpipe.compare.overview import compare_workspace, find_bench_runs
+from optpipe.compare.report_data import report_from_comparison
 from optpipe.core.comparison import Goal
 from optpipe.core.environment import Environment
 from optpipe.core.estimate import Estimate
@@ -247,6 +248,15 @@ def test_a_workspace_is_compared_from_its_raw_samples(measured_workspace):
     frame = frame_from_comparison(found.comparison)
     assert frame.height == 12
     assert frame.schema["latency_p99_ms"] == pl.Float64
+
+
+def test_a_run_that_ended_while_it_warmed_up_has_no_distribution(workspace, tmp_path):
+    entry = workspace.artifact()
+    workspace.bench(entry)
+    workspace.interrupted_bench(entry)
+    found = compare_workspace(workspace.store)
+    report = report_from_comparison("all", found.comparison, found.measured, found.runs, tmp_path)
+    assert len(report.latencies) == 1
 
 
 def test_a_run_that_was_changed_is_refused(workspace):

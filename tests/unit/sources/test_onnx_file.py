@@ -86,6 +86,10 @@ def external(location):
     return change
 
 
+def without_output(model):
+    del model.graph.output[:]
+
+
 def disconnected(model):
     model.graph.output[0].name = "nowhere"
 
@@ -100,7 +104,8 @@ def cycle(model):
 
 BAD = {
     "opset 2^62": (opset, "the newest that onnx"),
-    "an operator that is not UTF-8": (operator, "cannot be read as ONNX"),
+    "an operator that is not UTF-8": (operator, "is not UTF-8"),
+    "no output": (without_output, "has no outputs"),
     "an operator with an escape": (escape, r"Evil\\x1b\[31mred"),
     "a domain with an escape": (domain, r"my\\x1b"),
     "weights of type -1": (data_type(-1), "unknown data type -1"),
@@ -112,8 +117,8 @@ BAD = {
     "weights of 2^62": (weight_size, "has a dimension of"),
     "a name of 100,000 characters": (name("a" * 100_000), "too long or has control characters"),
     "a name with a NUL": (name("a\0b"), r"a\\x00b"),
-    "external data with a NUL": (external("a\0b"), "is no name of a file"),
-    "external data of 5,000 characters": (external("a" * 5000), "is no name of a file"),
+    "external data with a NUL": (external("a\0b"), "is not a file name"),
+    "external data of 5,000 characters": (external("a" * 5000), "is not a file name"),
     "external data elsewhere": (external("../../etc/passwd"), "outside its folder"),
     "external data that is missing": (external("w.bin"), "external data w.bin is missing"),
     "an output from nowhere": (disconnected, "nowhere"),

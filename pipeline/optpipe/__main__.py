@@ -1,5 +1,6 @@
 """`python -m optpipe` and the `optpipe` command."""
 
+import atexit
 import os
 import signal
 from types import FrameType
@@ -11,10 +12,15 @@ def _end_at_once(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
 
 
 def main() -> None:
-    """Runs the command line. A signal that comes while it is imported ends the process in one line with status 130."""
+    """Runs the command line. A signal that comes while it is imported ends the process in one line with status 130.
+
+    One that comes after all is done is ignored: Python takes its handlers away before libraries have ended, and the signal
+    would kill the process with a status of its own.
+    """
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _end_at_once)
+            atexit.register(signal.signal, number, signal.SIG_IGN)
     from optpipe.cli import app
 
     app()

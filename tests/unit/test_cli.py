@@ -226,3 +226,13 @@ def test_a_signal_while_it_starts_is_one_line_and_the_status_of_interrupted(numb
     assert process.returncode == 130
     assert len(said.splitlines()) == 1
     assert said.startswith(b"optpipe: interrupted")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_after_all_is_done_does_not_change_the_status(number: int) -> None:
+    code = (
+        "import atexit, os, sys; atexit.register(os.kill, os.getpid(), int(sys.argv.pop()))\n"  # registered first, called last
+        "from optpipe.__main__ import main; main()"
+    )
+    ran = subprocess.run([sys.executable, "-c", code, "--help", str(int(number))], capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr) == (0, "")

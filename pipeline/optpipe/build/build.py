@@ -22,7 +22,7 @@ from optpipe.evaluate.tasks.registry import TASKS
 from optpipe.export.exported import compute_reference, export_model, prepare_model
 from optpipe.export.model import Model
 from optpipe.inputs.tensor_set import holds_tensors, read_tensor_set, save_batches
-from optpipe.quantize.calibrate import require_calibration
+from optpipe.quantize.calibrate import require_calibration, resolve_calibration_source
 from optpipe.quantize.int8 import find_int8_tables
 from optpipe.quantize.precision_graph import BUDGETED, convert_to_precision
 from optpipe.workspace.file_names import CARD
@@ -186,9 +186,7 @@ def add_calibration(model: Model, plan: BuildPlan, stored: Entry | None, store: 
         return plan
     card = card_from_file(stored.file(CARD)) if stored else model.load().card
     if plan.calibration is not None:
-        if holds_tensors(plan.calibration):
-            read_tensor_set(plan.calibration, card.inputs)
-        return plan
+        return replace(plan, calibration=resolve_calibration_source(plan.calibration, card, store))
     if "calibration" in card.data or (stored and stored.info.own_precision) or model.is_quantized():
         return plan
     if (given := model.load().calibration) is not None:

@@ -50,7 +50,9 @@ def build(
     calibration: Annotated[
         Path | None,
         typer.Option(
-            metavar="PATH", help="INT8 calibration data: images, texts, a set manifest, or a calibration table."
+            metavar="PATH",
+            help="INT8 calibration data: images, texts, tensors (.npz, .npy, Polygraphy's JSON, a .py with CALIBRATION), "
+            "a set manifest, or a table.",
         ),
     ] = None,
     budget: Annotated[

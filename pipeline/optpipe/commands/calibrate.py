@@ -30,7 +30,8 @@ def calibrate(
             "--images",
             "--data",
             metavar="PATH",
-            help="Calibration data: a folder of images, a JSON Lines file of texts, or a set manifest; default: the model card's set.",
+            help="Calibration data: a folder of images, a JSON Lines file of texts, tensors (.npz, .npy, Polygraphy's JSON, a .py "
+            "with CALIBRATION), or a set manifest; default: the model card's set.",
         ),
     ] = None,
     count: Annotated[

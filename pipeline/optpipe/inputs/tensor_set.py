@@ -69,7 +69,7 @@ def read_tensor_set(source: Path, inputs: Sequence[InputSpec], count: int | None
     with read_as_user_file(source, "tensors", f"give {FORMS}"):
         for where, found in _iterate_feeds(source, inputs):
             marked = found.get(LABELS) if LABELS not in {each.name for each in inputs} else None
-            rows = _check_rows(
+            rows = check_rows(
                 where, {name: value for name, value in found.items() if name != LABELS or marked is None}, inputs
             )
             labels += _read_labels(where, marked, count_rows(rows))
@@ -170,7 +170,7 @@ def _name_only_input(inputs: Sequence[InputSpec], source: Path) -> str:
     return inputs[0].name
 
 
-def _check_rows(where: str, found: Mapping[str, NDArray[Any]], inputs: Sequence[InputSpec]) -> dict[str, NDArray[Any]]:
+def check_rows(where: str, found: Mapping[str, NDArray[Any]], inputs: Sequence[InputSpec]) -> dict[str, NDArray[Any]]:
     """The arrays as rows, after each was checked against its input."""
     names = [each.name for each in inputs]
     for wrong, what in ((set(names) - set(found), "lacks input"), (set(found) - set(names), "has the unknown array")):

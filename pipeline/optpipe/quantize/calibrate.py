@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.entries import CalibrationInfo, ModelInfo, SampleSetSummary
 from optpipe.core.events import Listener
@@ -23,8 +25,9 @@ from optpipe.inputs.task_data import (
     iterate_input_batches,
     load_sample_set,
 )
-from optpipe.inputs.tensor_set import FORMS
-from optpipe.quantize.table import CalibrationTable, TensorRange, read_table, write_table
+from optpipe.inputs.tensor_set import FORMS, check_rows, holds_tensors, read_tensor_set, save_batches
+from optpipe.quantize.table import CalibrationTable, TensorRange, is_table, read_table, write_table
+from optpipe.sources.python_file import read_calibration
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.file_names import CALIBRATION_SET, CARD, ONNX
 from optpipe.workspace.store import Entry, Store
@@ -62,6 +65,29 @@ def load_calibration_data(
     if len(found.files) < FEW_SAMPLES:
         listener.warn(f"only {len(found.files)} calibration {found.kind}; use {FEW_SAMPLES} or more for stable ranges")
     return CalibrationData(drop_unknown_labels(found, card, listener), unreadable)
+
+
+def resolve_calibration_source(source: Path, card: ModelCard, store: Store) -> Path:
+    """`source`, or the folder of the batches that CALIBRATION of a Python file gives.
+
+    Raises BadInputError, before anything is computed, for what the model does not take.
+    """
+    if source.suffix.lower() == ".py":
+        batches = read_calibration(source, tuple(each.name for each in card.inputs))
+        for index, each in enumerate(batches):
+            check_rows(f"{source}, batch {index}", each, card.inputs)
+        source = save_batches(batches, store.workspace / "calibration") if batches else source
+    if holds_tensors(source):
+        for rows in read_tensor_set(source, card.inputs).parts:
+            for name, values in rows.items():
+                if values.dtype.kind == "f" and not np.isfinite(values).all():
+                    raise BadInputError(f"{source}: input '{name}' contains NaN or Inf; calibrate on finite values")
+    elif card.transform is None and card.tokenization is None and not is_table(source):
+        raise BadInputError(
+            f"{source} holds no inputs of {card.name} ({', '.join(each.name for each in card.inputs)})\n"
+            f"give {FORMS}; or a Python file that defines CALIBRATION"
+        )
+    return source
 
 
 def require_calibration(card: ModelCard) -> None:

@@ -23,6 +23,7 @@ from optpipe.quantize.calibrate import (
     load_calibration_data,
     name_table_file,
     quantize_graph,
+    resolve_calibration_source,
     tables_from_entry,
 )
 from optpipe.quantize.int8 import choose_calibration_device
@@ -108,6 +109,8 @@ def run_calibration(model: Model, plan: CalibrationPlan, store: Store, listener:
     card, source = card_from_file(exported.file(CARD)), plan.source
     if source is None and "calibration" not in card.data and (given := model.load().calibration) is not None:
         source = save_batches(given(), store.workspace / "calibration")
+    elif source is not None:
+        source = resolve_calibration_source(source, card, store)
     data = load_calibration_data(exported, source, plan.count, plan.seed, listener)
     entry, _ = calibrate_model(exported, data, plan.methods, TARGETS, choose_calibration_device(), store, listener)
     tables = tables_from_entry(entry)

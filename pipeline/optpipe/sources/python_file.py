@@ -88,20 +88,9 @@ class PythonFileSource:
         }
         names = tuple(each.name for each in card.inputs)
         given = getattr(self._code.import_definitions(), "CALIBRATION", None)
-        calibration = None if given is None else partial(self._run_calibration, given, names)
+        calibration = None if given is None else partial(_run_calibration, self._code, given, names)
         flat = flatten_module(module, keywords=_match_input_names(module, names))
         return LoadedModel(card, record, module=flat, calibration=calibration, code_identity=made)
-
-    def _run_calibration(self, given: Any, names: tuple[str, ...]) -> list[Mapping[str, Any]]:
-        """What the file's CALIBRATION gives, at most CALIBRATION_BATCHES: mappings from inputs to arrays, or tensors of the only input."""
-        with self._code.running():
-            try:
-                found = list(islice(given() if callable(given) else given, CALIBRATION_BATCHES))
-                return [_to_arrays(each, names) for each in found]
-            except (Exception, SystemExit) as error:
-                raise BadInputError(
-                    f"{self.path}: CALIBRATION raised {describe_user_error(error)}\nexpected mappings with {', '.join(names)}"
-                ) from error
 
     def _require_file(self) -> None:
         if not self.path.is_file():
@@ -197,6 +186,33 @@ class PythonFileSource:
         if isinstance(said, list | tuple) and all(isinstance(each, str) for each in said):
             return tuple(said)
         raise BadInputError(f"{self.path}: LABELS is not a list of the classes' names, in the order of the outputs")
+
+
+def read_calibration(path: Path, names: tuple[str, ...]) -> list[Mapping[str, Any]]:
+    """The batches that CALIBRATION of the Python file `path` gives, by the inputs' `names`. The file's code runs.
+
+    Raises `BadInputError` for a file that cannot be imported, says no CALIBRATION, or whose CALIBRATION raises.
+    """
+    if not path.is_file():
+        raise BadInputError(f"{path}: no such file")
+    code = UserCode(path)
+    with code.running():
+        given = getattr(code.import_definitions(), "CALIBRATION", None)
+    if given is None:
+        raise BadInputError(f"{path} does not define CALIBRATION, a generator of mappings with {', '.join(names)}")
+    return _run_calibration(code, given, names)
+
+
+def _run_calibration(code: UserCode, given: Any, names: tuple[str, ...]) -> list[Mapping[str, Any]]:
+    """What CALIBRATION gives, at most CALIBRATION_BATCHES: mappings from inputs to arrays, or tensors of the only input."""
+    with code.running():
+        try:
+            found = list(islice(given() if callable(given) else given, CALIBRATION_BATCHES))
+            return [_to_arrays(each, names) for each in found]
+        except (Exception, SystemExit) as error:
+            raise BadInputError(
+                f"{code.path}: CALIBRATION raised {describe_user_error(error)}\nexpected mappings with {', '.join(names)}"
+            ) from error
 
 
 def _to_arrays(given: Any, names: tuple[str, ...]) -> Mapping[str, Any]:

@@ -6,7 +6,7 @@ from optpipe.core.transform import CenterCrop, Resize
 from optpipe.core.weights import weights_from_text
 from optpipe.errors import BadInputError
 from optpipe.preprocess.preprocess import require_image_transform
-from optpipe.sources.python_file import PythonFileSource
+from optpipe.sources.python_file import PythonFileSource, read_calibration
 from optpipe.sources.resolve import source_from_text
 
 FILE = """
@@ -137,6 +137,27 @@ def test_a_file_says_its_task_labels_and_calibration_data(tmp_path):
     found = load(tmp_path, SAID)
     assert (found.card.task, found.card.labels) == ("classification", ("a", "b", "c"))
     assert [each["x"].shape for each in found.calibration()] == [(2, 8), (3, 8)]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("CALIBRATION = ({'x': [[1.0]]} for _ in range(2))", None),
+        ("make = 1", "does not define CALIBRATION, a generator of mappings with x"),
+        ("CALIBRATION = lambda: 1 / 0", "CALIBRATION raised ZeroDivisionError"),
+        ("1 / 0", "cannot be imported"),
+        (None, "no such file"),
+    ],
+)
+def test_a_file_of_its_own_gives_calibration_data(tmp_path, text, said):
+    path = tmp_path / "data.py"
+    if text is not None:
+        path.write_text(text)
+    if said is None:
+        assert [each["x"].shape for each in read_calibration(path, ("x",))] == [(1, 1), (1, 1)]
+        return
+    with pytest.raises(BadInputError, match=said):
+        read_calibration(path, ("x",))
 
 
 def test_a_card_takes_from_the_file_what_it_leaves_out(tmp_path):

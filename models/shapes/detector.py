@@ -3,24 +3,13 @@
 python models/shapes/detector.py   # detector.safetensors and detector.json beside this file
 """
 
-import hashlib
-import json
-from pathlib import Path
-
 import torch
+from networks import SEED, make_block, save_trained
 from shapes import SIDE, Drawing, draw
 from torch import Tensor, nn
 
-HERE = Path(__file__).resolve().parent
-SEED = 0
 STRIDE = 4
 CELLS = SIDE // STRIDE
-
-
-def _make_block(channels_in: int, channels_out: int, stride: int = 1) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(channels_in, channels_out, 3, stride, 1, bias=False), nn.BatchNorm2d(channels_out), nn.ReLU()
-    )
 
 
 class Detector(nn.Module):
@@ -28,12 +17,12 @@ class Detector(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem = nn.Sequential(_make_block(3, 16, 2), _make_block(16, 32, 2), _make_block(32, 32))
-        self.down1 = nn.Sequential(_make_block(32, 48, 2), _make_block(48, 48))
-        self.down2 = nn.Sequential(_make_block(48, 64, 2), _make_block(64, 64))
-        self.up1, self.up0 = _make_block(64 + 48, 48), _make_block(48 + 32, 48)
-        self.boxes = nn.Sequential(_make_block(48, 32), nn.Conv2d(32, 4, 1))
-        self.scores = nn.Sequential(_make_block(48, 32), nn.Conv2d(32, 3, 1))
+        self.stem = nn.Sequential(make_block(3, 16, 2), make_block(16, 32, 2), make_block(32, 32))
+        self.down1 = nn.Sequential(make_block(32, 48, 2), make_block(48, 48))
+        self.down2 = nn.Sequential(make_block(48, 64, 2), make_block(64, 64))
+        self.up1, self.up0 = make_block(64 + 48, 48), make_block(48 + 32, 48)
+        self.boxes = nn.Sequential(make_block(48, 32), nn.Conv2d(32, 4, 1))
+        self.scores = nn.Sequential(make_block(48, 32), nn.Conv2d(32, 3, 1))
         rows, columns = torch.meshgrid(torch.arange(CELLS), torch.arange(CELLS), indexing="ij")
         centers = torch.stack([columns, rows], 0).flatten(1).float() * STRIDE + STRIDE / 2
         self.register_buffer("centers", centers, persistent=False)
@@ -113,7 +102,6 @@ def compute_loss(sides: Tensor, logits: Tensor, wanted: Tensor, scores: Tensor) 
 def train(drawn: int = 4000, epochs: int = 14, batch_size: int = 32) -> None:
     """Trains from SEED on images drawn anew and writes the weights."""
     import numpy as np
-    from safetensors.torch import save_file
 
     torch.manual_seed(SEED)
     rng = np.random.default_rng([SEED, 200])
@@ -133,12 +121,7 @@ def train(drawn: int = 4000, epochs: int = 14, batch_size: int = 32) -> None:
             schedule.step()
         print(epoch, float(loss.detach()), flush=True)
     model.eval()
-    weights = {name: value.contiguous() for name, value in model.state_dict().items()}
-    save_file(weights, HERE / "detector.safetensors")
-    digest = hashlib.sha256((HERE / "detector.safetensors").read_bytes()).hexdigest()
-    report = {"seed": SEED, "images": drawn, "epochs": epochs, "torch": torch.__version__, "weights_sha256": digest}
-    (HERE / "detector.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    print(json.dumps(report, indent=2))
+    save_trained(model, "detector", images=drawn, epochs=epochs)
 
 
 if __name__ == "__main__":

@@ -3,22 +3,10 @@
 python models/shapes/segmenter.py   # segmenter.safetensors and segmenter.json beside this file
 """
 
-import hashlib
-import json
-from pathlib import Path
-
 import torch
+from networks import SEED, make_block, save_trained
 from shapes import SIDE, draw, read_drawings
 from torch import Tensor, nn
-
-HERE = Path(__file__).resolve().parent
-SEED = 0
-
-
-def _make_block(channels_in: int, channels_out: int, stride: int = 1) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(channels_in, channels_out, 3, stride, 1, bias=False), nn.BatchNorm2d(channels_out), nn.ReLU()
-    )
 
 
 class Segmenter(nn.Module):
@@ -26,10 +14,10 @@ class Segmenter(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.down1, self.down2 = _make_block(3, 16, 2), _make_block(16, 32, 2)
-        self.down3 = nn.Sequential(_make_block(32, 48, 2), _make_block(48, 48))
+        self.down1, self.down2 = make_block(3, 16, 2), make_block(16, 32, 2)
+        self.down3 = nn.Sequential(make_block(32, 48, 2), make_block(48, 48))
         self.side2, self.side1 = nn.Conv2d(32, 32, 1), nn.Conv2d(16, 16, 1)
-        self.up2, self.up1 = _make_block(48 + 32, 32), _make_block(32 + 16, 16)
+        self.up2, self.up1 = make_block(48 + 32, 32), make_block(32 + 16, 16)
         self.head = nn.Conv2d(16, 4, 1)
 
     def forward(self, image: Tensor) -> Tensor:
@@ -63,7 +51,6 @@ def _to_tensors(image: object, mask: object) -> tuple[Tensor, Tensor]:
 def train(drawn: int = 3000, epochs: int = 12, batch_size: int = 32) -> None:
     """Trains from SEED on images drawn anew and writes the weights."""
     import numpy as np
-    from safetensors.torch import save_file
 
     torch.manual_seed(SEED)
     rng = np.random.default_rng([SEED, 100])
@@ -83,17 +70,8 @@ def train(drawn: int = 3000, epochs: int = 12, batch_size: int = 32) -> None:
             schedule.step()
         print(epoch, float(loss.detach()), flush=True)
     model.eval()
-    save_file({name: value.contiguous() for name, value in model.state_dict().items()}, HERE / "segmenter.safetensors")
-    report = {
-        "seed": SEED,
-        "images": drawn,
-        "epochs": epochs,
-        "torch": torch.__version__,
-        "validation_mean_iou_at_output": _compute_mean_iou(model),
-        "weights_sha256": hashlib.sha256((HERE / "segmenter.safetensors").read_bytes()).hexdigest(),
-    }
-    (HERE / "segmenter.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    print(json.dumps(report, indent=2))
+    found = _compute_mean_iou(model)
+    save_trained(model, "segmenter", images=drawn, epochs=epochs, validation_mean_iou_at_output=found)
 
 
 @torch.inference_mode()

@@ -15,9 +15,9 @@ from optpipe.deploy.triton_config import (
     LABELS,
     WARM_UP,
     Served,
+    describe_served,
     find_tensor_differences,
     read_config,
-    served_from_spec,
 )
 from optpipe.errors import BadInputError, read_as_user_file
 from optpipe.preprocess.dali.pipeline import INPUT as DALI_INPUT
@@ -63,8 +63,8 @@ def find_configuration_problems(folder: Path, record: DeploymentRecord, card: Mo
     models = folder / MODELS
     engine = read_config(models / record.engine / CONFIG)
     batched = engine.max_batch_size > 0
-    inputs = [served_from_spec(each, batched=batched) for each in card.inputs]
-    outputs = [served_from_spec(each, batched=batched) for each in card.outputs]
+    inputs = [describe_served(each, batched=batched) for each in card.inputs]
+    outputs = [describe_served(each, batched=batched) for each in card.outputs]
     inner = name_by_position(inputs, outputs) if record.backend == "inductor" else (inputs, outputs)
     yield from find_tensor_differences(engine, record.engine, *inner)
     yield from _check_engine(models / record.engine, record)

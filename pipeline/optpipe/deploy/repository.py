@@ -40,10 +40,10 @@ from optpipe.deploy.triton_config import (
     WARM_UP,
     Served,
     add_warm_up,
+    describe_served,
     fill_tensors,
     require_tritonclient,
     require_valid_text,
-    served_from_spec,
     text_from_config,
 )
 from optpipe.errors import BadInputError
@@ -194,8 +194,8 @@ def _write_engine(build: SignedBuild, settings: Settings, known: Reference, fold
     pb, info = require_tritonclient(), build.artifact.info
     shutil.copytree(build.artifact.path, folder / "1")
     batched = settings.max_batch_size > 0
-    inputs = [served_from_spec(each, batched=batched) for each in build.card.inputs]
-    outputs = [served_from_spec(each, batched=batched) for each in build.card.outputs]
+    inputs = [describe_served(each, batched=batched) for each in build.card.inputs]
+    outputs = [describe_served(each, batched=batched) for each in build.card.outputs]
     config = pb.ModelConfig(name=folder.name, max_batch_size=settings.max_batch_size)
     if info.backend in PLATFORMS:
         config.backend, config.platform = PLATFORMS[info.backend]
@@ -335,8 +335,8 @@ def _write_ensemble(build: SignedBuild, settings: Settings, engine: str, preproc
             f"{build.card.name} takes no batches of changing size, which an ensemble from images needs; "
             "build it with --batch 1:…"
         )
-    inputs = [served_from_spec(each, batched=True) for each in build.card.inputs]
-    outputs = [served_from_spec(each, batched=True) for each in build.card.outputs]
+    inputs = [describe_served(each, batched=True) for each in build.card.inputs]
+    outputs = [describe_served(each, batched=True) for each in build.card.outputs]
     inner = name_by_position(inputs, outputs) if build.artifact.info.backend == "inductor" else (inputs, outputs)
     assert build.preprocessing is not None
     size = min(build.preprocessing.info.plan.batch_size, settings.max_batch_size)  # no larger than that of a step

@@ -41,7 +41,7 @@ def require_tritonclient() -> Any:
     return model_config_pb2
 
 
-def served_from_spec(spec: InputSpec | TensorSpec, *, batched: bool) -> Served:
+def describe_served(spec: InputSpec | TensorSpec, *, batched: bool) -> Served:
     """A model's input or output as Triton's configuration has it; `batched` leaves the first axis out."""
     shape = spec.tensor.shape if isinstance(spec, InputSpec) else spec.shape
     dims = tuple(size if isinstance(size, int) else -1 for size in shape)

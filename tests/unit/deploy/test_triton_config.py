@@ -10,10 +10,10 @@ from optpipe.core.tensors import InputSpec, TensorSpec
 from optpipe.deploy.triton_config import (
     TYPES,
     Served,
+    describe_served,
     fill_tensors,
     find_tensor_differences,
     read_config,
-    served_from_spec,
     text_from_config,
 )
 from optpipe.errors import BadInputError
@@ -75,7 +75,7 @@ def test_a_file_that_is_no_configuration_is_bad_input(tmp_path, text):
 
 def test_sizes_that_may_change_are_minus_one():
     spec = InputSpec("tokens", "int64", (1, 8), (4, 16), (16, 32))
-    assert served_from_spec(spec, batched=True) == Served("tokens", "int64", (-1,))
-    assert served_from_spec(TensorSpec("logits", "float32", ("batch", 10)), batched=False) == Served(
+    assert describe_served(spec, batched=True) == Served("tokens", "int64", (-1,))
+    assert describe_served(TensorSpec("logits", "float32", ("batch", 10)), batched=False) == Served(
         "logits", "float32", (-1, 10)
     )

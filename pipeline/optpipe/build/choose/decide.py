@@ -46,7 +46,7 @@ def list_candidates(
 ) -> tuple[Candidate, ...]:
     """Winners first, then by time at the first batch size; then those that were not timed, in the order given."""
     labels = {each.id: each.built.entry.info.label for each in judged}
-    found = [_describe(each, races, failures, labels, budget) for each in judged]
+    found = [_describe(each, races, *_explain(each, races, failures, labels, budget)) for each in judged]
     order = {standing: index for index, standing in enumerate(_ORDER)}
     return tuple(sorted(found, key=lambda each: (order[each.standing], _get_slowdown(each))))
 
@@ -62,16 +62,9 @@ def _get_slowdown(candidate: Candidate) -> float:
     return 1.0 if first is None or first.slowdown is None else first.slowdown
 
 
-def _describe(
-    judged: Judged,
-    races: Mapping[int, RaceResult],
-    failures: Mapping[str, str],
-    labels: Mapping[str, str],
-    budget: Budget,
-) -> Candidate:
+def _describe(judged: Judged, races: Mapping[int, RaceResult], standing: Standing, reason: str) -> Candidate:
     info = judged.built.entry.info
     times = tuple(_collect_times(judged.id, size, race) for size, race in races.items() if judged.id in race.times)
-    standing, reason = _explain(judged, races, failures, labels, budget)
     return Candidate(
         judged.id, info.backend, info.precision, info.device, standing, reason, judged.accuracy,
         tuple(each for each in times if each.race_ns),

@@ -12,7 +12,7 @@ from optpipe.build.artifact import build_artifact
 from optpipe.build.verify import VerificationInfo, verify_artifact
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.entries import ArtifactInfo, LintSummary, ModelInfo, ReferenceInfo
-from optpipe.core.events import Listener
+from optpipe.core.events import Listener, SilentListener
 from optpipe.core.hashing import hash_file
 from optpipe.core.mixed_precision import Budget, MixedPrecision
 from optpipe.core.precision import Precision, PrecisionProof
@@ -154,6 +154,7 @@ def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener)
     times: list[StageTime] = []
     _require_available(plan)
     _require_known_options(plan)
+    _require_buildable(model, plan)
     warn_of_plugins(plan, listener)
     if plan.budget is not None and not set(BUDGETED) & set(plan.precisions):
         raise BadInputError(f"--budget applies to {' and '.join(BUDGETED)}; add one of them to --precision")
@@ -260,6 +261,18 @@ def _require_known_options(plan: BuildPlan) -> None:
             backend.recipe(choose_device(backend, plan.device), given)
 
 
+def _require_buildable(model: Model, plan: BuildPlan) -> None:
+    """Fails at once, before any work, where none of the combinations that were asked for can be built."""
+    if plan.automatic:
+        return
+    reasons = []
+    for backend, precision, device in _list_combinations(plan, SilentListener()):
+        if (reason := _find_obstacle(model, plan, backend, precision, device)) is None:
+            return
+        reasons.append(f"{backend.name} {reason}")
+    raise MissingError(f"nothing can be built: {'; '.join(dict.fromkeys(reasons))}")
+
+
 def warn_of_plugins(plan: BuildPlan, listener: Listener) -> None:
     """Says which libraries of others will run inside this process."""
     named = [
@@ -329,7 +342,8 @@ def _find_obstacle(model: Model, plan: BuildPlan, backend: Backend, precision: P
     if not capability.builds:
         return f"{capability.why_not}" + (f"; {capability.install}" if capability.install else "")
     if precision not in backend.precisions(device):
-        return f"has no {precision} kernels on {device}"
+        known = [each for each in Precision if each in backend.precisions(device)]
+        return f"has no {precision} kernels on {device}, only {', '.join(known)}"
     if backend.needs_module and not model.source.has_module:
         return "requires a PyTorch module, but this model is an ONNX file"
     return None

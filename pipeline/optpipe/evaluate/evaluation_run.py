@@ -44,6 +44,8 @@ def run_evaluation(
     Raises BadInputError where there are no images, or nothing was built yet.
     """
     store.require_writable()
+    if data is not None and not data.exists():
+        raise BadInputError(f"--data {data}: no such file or folder")
     model, stored = prepare_model(model, store, listener)
     card = card_from_file(stored.file(CARD)) if stored else model.load().card
     task = user_task or find_task(card)

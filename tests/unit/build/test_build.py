@@ -1,5 +1,7 @@
 """What a build refuses before anything is loaded."""
 
+from typing import Any, cast
+
 import pytest
 
 from optpipe.backends.onnxruntime import OnnxRuntime
@@ -20,7 +22,7 @@ class Unloadable:
 def test_precisions_that_no_backend_has_are_refused_at_once(tmp_path):
     plan = BuildPlan((Precision.FP16, Precision.BF16), (OnnxRuntime(),), named=True, device="cpu")
     with pytest.raises(MissingError) as refused:
-        build_model(Unloadable(), plan, Store(tmp_path / "workspace"), SilentListener())
+        build_model(cast("Any", Unloadable()), plan, Store(tmp_path / "workspace"), SilentListener())
     assert str(refused.value) == (
         "nothing can be built: onnxruntime has no fp16 kernels on cpu, only fp32, int8;"
         " onnxruntime has no bf16 kernels on cpu, only fp32, int8"

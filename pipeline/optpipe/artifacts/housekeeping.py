@@ -16,8 +16,9 @@ from optpipe.workspace.manifest import MANIFEST, Manifest
 from optpipe.workspace.runs import RunManifest, list_run_folders, load_run, note_removal, require_unchanged
 from optpipe.workspace.store import Entry, Store, measure_folder_bytes
 
-_KEPT = ("artifact",)
-"""Entries of these kinds stay, and so does all that they were made from."""
+_KEPT = ("artifact", "calibration", "preprocessing")
+"""What a command was asked for stays, and so does all that it was made from: `deploy` needs the pipeline of a run, and `calibrate` advises
+a build from its table."""
 _COMPANIONS = ("reference", "verification")
 """Entries of these kinds stay as long as all that they were made from: they are what bench and signoff compare outputs with."""
 
@@ -195,9 +196,9 @@ def _find_dependents(ident: str, entries: Iterable[Entry[Any]]) -> list[Entry[An
 
 
 def collect_garbage(store: Store, *, dry_run: bool) -> Removal:
-    """Removes scratch folders of dead runs, damaged entries, and what no artifact needs.
+    """Removes scratch folders of dead runs, damaged entries, and what nothing of _KEPT needs.
 
-    Raises StageError while another process makes entries: no artifact needs them yet.
+    Raises StageError while another process makes entries: nothing needs them yet.
     """
     with nullcontext() if dry_run or not store.workspace.is_dir() else store.alone():
         return _collect_garbage(store, dry_run=dry_run)

@@ -77,9 +77,10 @@ def gc(
     workspace: WorkspaceOption = DEFAULT_WORKSPACE,
     json: JsonOption = False,
 ) -> Outcome:
-    """Remove data that no artifact needs.
+    """Remove data that nothing needs.
 
-    Removes leftovers of killed runs, damaged entries, and models and graphs without artifacts.
+    Removes leftovers of killed runs, damaged entries, and models and graphs from which nothing was made. Artifacts, calibration tables and
+    preprocessing pipelines stay.
     """
     from optpipe.artifacts.housekeeping import collect_garbage
     from optpipe.reporters.terminal_stored import render_removed

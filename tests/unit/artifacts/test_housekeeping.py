@@ -107,7 +107,7 @@ def test_what_gc_would_free_is_what_it_frees(store):
     assert store.scan_entries()[1] == []
 
 
-def test_gc_keeps_what_the_kept_artifacts_are_compared_with(tmp_path):
+def test_gc_keeps_what_commands_were_asked_for_and_what_that_is_compared_with(tmp_path):
     store, quiet = Store(tmp_path), SilentListener()
 
     def make(kind, *parents):
@@ -119,8 +119,11 @@ def test_gc_keeps_what_the_kept_artifacts_are_compared_with(tmp_path):
     reference = make("reference", model)
     artifact = make("artifact", model)
     verification = make("verification", artifact, reference)
+    table = make("calibration", make("exported", "calibrated"))
+    pipeline = make("preprocessing", model)
     other = make("exported", "gone")
     unneeded = make("reference", other)
     removed = set(collect_garbage(store, dry_run=False).removed)
     assert removed == {f"exported-{other}", f"reference-{unneeded}"}
-    assert {each.id for each in store.list_entries()} == {model, reference, artifact, verification}
+    kept = {each.id for each in store.list_entries()}
+    assert kept == {model, make("exported", "calibrated"), reference, artifact, verification, table, pipeline}

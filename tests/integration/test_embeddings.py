@@ -3,6 +3,7 @@
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from optpipe.core.records import read_record
 from optpipe.core.weights import WeightsRequest
 from optpipe.evaluate.result import Evaluation
 from optpipe.sources.huggingface import HuggingFaceSource
+from tests.fakes.text_models import make_tokenizer, train
 from tests.integration.conftest import optpipe
 
 transformers = pytest.importorskip("transformers", reason="needs transformers: uv sync --extra hf")
@@ -44,32 +46,25 @@ def write_pairs(path: Path, count: int, seed: int) -> Path:
 
 
 def train_encoder(folder: Path) -> None:
-    """A one-layer BERT whose mean-pooled embedding tells how much of a sentence is about food."""
+    """Its mean-pooled embedding tells how much of a sentence is about food."""
     import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers
 
-    words = ["[PAD]", "[UNK]", *(word for topic in TOPICS.values() for word in topic)]
-    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]")
-    torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=len(words), hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64,
-        max_position_embeddings=32, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
-    model = transformers.BertModel(config, add_pooling_layer=False)
-    optimizer, draw = torch.optim.AdamW(model.parameters(), 5e-3), random.Random(1)
-    for _ in range(150):
+    tokenizer, draw = (
+        make_tokenizer([word for topic in TOPICS.values() for word in topic], ends=False),
+        random.Random(1),
+    )
+
+    def compute_loss(model: Any) -> Any:
         texts = [write_sentence(draw, draw.random()) for _ in range(64)]
         food = torch.tensor([sum(word in TOPICS["food"] for word in text.split()) / 8 for text in texts])
-        batch = fast(texts, padding=True, return_tensors="pt", return_token_type_ids=False)
+        batch = tokenizer(texts, padding=True, return_tensors="pt", return_token_type_ids=False)
         pooled = torch.nn.functional.normalize(model(**batch).last_hidden_state.mean(1), dim=1)
-        loss = ((pooled[:32] * pooled[32:]).sum(1) - (1 - 2 * (food[:32] - food[32:]).abs())).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    model.eval().save_pretrained(folder)
-    fast.save_pretrained(folder)
+        return ((pooled[:32] * pooled[32:]).sum(1) - (1 - 2 * (food[:32] - food[32:]).abs())).square().mean()
+
+    def make(config: Any) -> Any:
+        return transformers.BertModel(config, add_pooling_layer=False)
+
+    train(folder, tokenizer, make, compute_loss, 150, attention_probs_dropout_prob=0.0)
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ import json
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -14,6 +15,7 @@ from optpipe.errors import BadInputError, ExitStatus
 from optpipe.evaluate.result import Evaluation
 from optpipe.inputs.task_data import require_task_data
 from optpipe.sources.huggingface import HuggingFaceSource
+from tests.fakes.text_models import make_tokenizer, train
 from tests.integration.conftest import Ran, optpipe
 
 transformers = pytest.importorskip("transformers", reason="needs transformers: uv sync --extra hf")
@@ -44,41 +46,26 @@ def lines(path: Path, count: int, seed: int, *, labelled: bool = True) -> Path:
     return path
 
 
-def trained(folder: Path) -> None:
-    """A one-layer BERT with a word-level tokenizer, some seconds of training, saved as anyone would."""
+def train_reviews(folder: Path) -> None:
     import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *sorted({"the", "was", *GOOD, *BAD, *NOUNS})]
-    vocabulary = {word: index for index, word in enumerate(words)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    ends = [("[CLS]", vocabulary["[CLS]"]), ("[SEP]", vocabulary["[SEP]"])]
-    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
-    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]")
-    torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=len(words), hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64,
-        max_position_embeddings=32, num_labels=3, id2label=dict(enumerate(LABELS)), hidden_dropout_prob=0.0,
-    )  # fmt: skip
-    model = transformers.BertForSequenceClassification(config)
-    optimizer = torch.optim.AdamW(model.parameters(), 5e-3)
-    draw = random.Random(1)
-    for _ in range(120):
+    tokenizer, draw = make_tokenizer(sorted({"the", "was", *GOOD, *BAD, *NOUNS}), ends=True), random.Random(1)
+
+    def compute_loss(model: Any) -> Any:
         pairs = [sentence(draw) for _ in range(32)]
-        batch = fast([text for text, _ in pairs], padding=True, return_tensors="pt", return_token_type_ids=False)
-        loss = model(**batch, labels=torch.tensor([LABELS.index(label) for _, label in pairs])).loss
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    model.eval().save_pretrained(folder)
-    fast.save_pretrained(folder)
+        batch = tokenizer([text for text, _ in pairs], padding=True, return_tensors="pt", return_token_type_ids=False)
+        return model(**batch, labels=torch.tensor([LABELS.index(label) for _, label in pairs])).loss
+
+    train(
+        folder, tokenizer, transformers.BertForSequenceClassification, compute_loss, 120,
+        num_labels=3, id2label=dict(enumerate(LABELS)),
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("text")
-    trained(place / "reviews")
+    train_reviews(place / "reviews")
     lines(place / "train.jsonl", 520, seed=2)
     lines(place / "validation.jsonl", 400, seed=3)
     return place

@@ -1,6 +1,8 @@
 """A workspace with a built, verified and measured model whose samples are drawn, not timed: statistics without a clock."""
 
 from dataclasses import dataclass, replace
+from functools import cache
+from io import BytesIO
 from itertools import islice, product
 from pathlib import Path
 
@@ -106,8 +108,8 @@ class Workspace:
             found = measurement(entry, batch, f"m{self.counter}", **changes)
             found = replace(found, process=process, host_peak_bytes=found.host_peak_bytes + process * peaks)
             speed = {"fp32": 1.0, "fp16": 0.8, "int8": 0.6}.get(entry.info.precision, 1.0)
-            frame = drawn_samples(mean_ms * batch**0.8 * speed, noise, count, batch, seed + self.counter)
-            measurements.append(self._written(run, found, frame, power))
+            drawn = Drawn(mean_ms * batch**0.8 * speed, noise, count, batch, seed + self.counter, power)
+            measurements.append(write_drawn(run, found, drawn))
         write_measurements(run.path, measurements)
         return finish_run(run, command=["optpipe", "bench", "digits"], parents=[entry.id for entry in entries])
 
@@ -130,20 +132,11 @@ class Workspace:
             level = hours[int(name[1:])] * factor * np.exp(scatter * generator.standard_normal())
             found = measurement(entry, 1, name, valid=name not in invalid, **changes)
             found = replace(found, process=len(every), host_peak_bytes=found.host_peak_bytes + len(every) * peaks)
-            frame = drawn_samples(float(level), 0.2, 1000, 1, seed + len(every))
-            every.append(self._written(run, found, frame))
+            every.append(write_drawn(run, found, Drawn(float(level), 0.2, 1000, 1, seed + len(every))))
         write_measurements(run.path, every)
         comparison = comparison_from_measurements(every, rounds, PairMetric.P50, seed)
         (run.path / "comparison.json").write_bytes(json_from_record(comparison))
         return finish_run(run, command=["optpipe", "bench-pair"], parents=[baseline.id, contender.id])
-
-    def _written(self, run, found, frame, power=None):
-        """The measurement with its raw files, computed from them."""
-        for name in ("samples", "machine"):
-            (run.path / name).mkdir(exist_ok=True)
-        frame.write_parquet(run.path / found.samples_file)
-        drawn_machine(frame, power).write_parquet(run.path / found.machine_file)
-        return recompute_measurement(found, run.path)
 
     def profile(self, entry, trace):
         """A profile run of a recorded trace, as `optpipe profile` writes it."""
@@ -196,6 +189,43 @@ def measurement(
         started_utc=f"2026-11-21T07:00:00.{int(name[1:]):03d}+00:00",
         duration_s=10.0,
     )
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What decides the raw files of a measurement."""
+
+    mean_ms: float
+    noise_ms: float
+    count: int
+    batch: int
+    seed: int
+    power: float | None = None
+
+
+@cache
+def draw_files(drawn):
+    """The samples and the machine's rows as Parquet."""
+    frame = drawn_samples(drawn.mean_ms, drawn.noise_ms, drawn.count, drawn.batch, drawn.seed)
+    files = BytesIO(), BytesIO()
+    frame.write_parquet(files[0])
+    drawn_machine(frame, drawn.power).write_parquet(files[1])
+    return tuple(each.getvalue() for each in files)
+
+
+RECOMPUTED = {}
+"""Many tests begin with the same measurements."""
+
+
+def write_drawn(run, found, drawn):
+    """Writes the raw files. Returns the measurement computed from them."""
+    for path, content in zip((found.samples_file, found.machine_file), draw_files(drawn), strict=True):
+        (run.path / path).parent.mkdir(exist_ok=True)
+        (run.path / path).write_bytes(content)
+    key = drawn, json_from_record(found)
+    if key not in RECOMPUTED:
+        RECOMPUTED[key] = recompute_measurement(found, run.path)
+    return RECOMPUTED[key]
 
 
 def drawn_samples(mean_ms, noise_ms, count, batch, seed):

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
 
+from optpipe.core.process_group import open_process_group
 from optpipe.deploy.records import ServerRecord
 from optpipe.errors import BadInputError, MissingError, StageError, escape
 
@@ -143,22 +143,16 @@ def run_server(
         command.append(f"--backend-directory={_arrange_backends(program, scratch)}")
     environment = {**program.environment, "OPTPIPE_PYTHON": sys.executable}
     log = scratch / "tritonserver.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True
-        )
+    with open_process_group(command, log, environment, ask_s=END_LIMIT_S) as process:
+        http, grpc = (f"127.0.0.1:{port}" for port in ports[:2])
+        _await_ready(process, http, log, limit_s)
         try:
-            http, grpc = (f"127.0.0.1:{port}" for port in ports[:2])
-            _await_ready(process, http, log, limit_s)
-            try:
-                yield RunningServer(http, grpc, _describe_server(program, http))
-            except StageError as error:
-                if process.poll() is None:
-                    raise
-                why = f"tritonserver died (exit status {process.returncode}): {read_reason(log)}"
-                raise StageError(why) from error
-        finally:
-            _end_group(process)
+            yield RunningServer(http, grpc, _describe_server(program, http))
+        except StageError as error:
+            if process.poll() is None:
+                raise
+            why = f"tritonserver died (exit status {process.returncode}): {read_reason(log)}"
+            raise StageError(why) from error
 
 
 def _find_free_ports(count: int) -> list[int]:
@@ -220,14 +214,3 @@ def read_reason(log: Path) -> str:
         if found := [each for each in found if "CUDA driver version" not in each]:
             return escape(found[0].strip())[:300]
     return escape(lines[-1].strip())[:300] if lines else "it wrote nothing"
-
-
-def _end_group(process: "subprocess.Popen[bytes]") -> None:
-    """Asks the server to end, then ends whatever is left of its process group."""
-    with suppress(ProcessLookupError):
-        process.send_signal(signal.SIGTERM)
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(END_LIMIT_S)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()

@@ -5,13 +5,14 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic, sleep
 
+from optpipe.core.process_group import open_process_group
 from optpipe.core.records import json_from_record, read_record
 from optpipe.errors import BadInputError
 from optpipe.sweep.job import JobState
@@ -61,7 +62,9 @@ def run_task(
         return TaskOutcome(mark_all(task, JobState.INVALID, why), 0.0, started)
     with Store(Path(task.workspace)).scratch("sweep") as scratch:
         write_bytes(scratch / "task.json", json_from_record(task))
-        with _start(scratch, slot, program) as process:
+        command = [*program, str(scratch / "task.json"), str(scratch / "outcome.json")]
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": slot.gpu or ""}
+        with open_process_group(command, scratch / "log", environment) as process:
             strangers, ended = _watch(process, slot, limits.task_s, stop, watch=task.timing)
         found = _read_outcome(task, scratch, process.returncode, ended)
     if task.timing:
@@ -78,23 +81,6 @@ def _find_taken(slot: Slot) -> tuple[GpuProcess, ...]:
         return ()
     sleep(_SETTLE_S)
     return find_strangers(list_gpu_processes(slot.gpu), (), running=False)
-
-
-@contextmanager
-def _start(scratch: Path, slot: Slot, program: Sequence[str]) -> Iterator["subprocess.Popen[bytes]"]:
-    """The process; when the block ends, nothing of its group is left."""
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": slot.gpu or ""}
-    command = [*program, str(scratch / "task.json"), str(scratch / "outcome.json")]
-    with (scratch / "log").open("wb") as log:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
-        )
-    try:
-        yield process
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 def _watch(

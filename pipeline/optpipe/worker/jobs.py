@@ -6,17 +6,16 @@ folder: what libraries print, or a profiler around the process, cannot disturb t
 """
 
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import TypeVar
 
+from optpipe.core.process_group import open_process_group
 from optpipe.core.records import json_from_record, read_record
 
 Job = TypeVar("Job")
@@ -67,27 +66,14 @@ def _read_results(
     module: str, folder: Path, count: int, kind: type[Result], limit_s: float, environment: Mapping[str, str]
 ) -> Generator[Result | JobFailure]:
     """Results until the process ends or hangs; its failure is the last one."""
-    with (folder / STDERR_LOG).open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", module, str(folder)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=log,
-            env=environment,
-            start_new_session=True,  # so that what it forked ends with it
-        )
-        try:
-            for index in range(count):
-                result = folder / f"{index}.json"
-                if not _await_result(process, result, limit_s):
-                    stderr = (folder / STDERR_LOG).read_text(encoding="utf-8", errors="replace")
-                    yield JobFailure(stderr, process.poll())
-                    return
-                yield read_record(result, kind)
-        finally:
-            with suppress(ProcessLookupError):  # all that was wanted of it lies in its folder
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+    command, log = [sys.executable, "-m", module, str(folder)], folder / STDERR_LOG
+    with open_process_group(command, log, environment, errors_only=True) as process:
+        for index in range(count):
+            result = folder / f"{index}.json"
+            if not _await_result(process, result, limit_s):
+                yield JobFailure(log.read_text(encoding="utf-8", errors="replace"), process.poll())
+                return
+            yield read_record(result, kind)
 
 
 def _await_result(process: "subprocess.Popen[bytes]", result: Path, limit_s: float) -> bool:

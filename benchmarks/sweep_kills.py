@@ -37,9 +37,9 @@ KINDS = ("cpu-a", "cpu-b")
 BATCHES = tuple(range(1, 7))
 
 
-def drive(workspace):
+def drive(workspace, address="ray"):
     """One sweep of 12 jobs, resumed where an earlier driver was killed."""
-    connect("ray")
+    connect(address)
     matrix = Matrix(models=("m",), precisions=("fp32",), backends=("onnxruntime",), batches=BATCHES)
 
     def execute(works, slots, setting, report):
@@ -121,6 +121,6 @@ def main():
 
 if __name__ == "__main__":
     if sys.argv[1] == "drive":
-        drive(Path(sys.argv[2]))
+        drive(Path(sys.argv[2]), *sys.argv[3:])
     else:
         main()

@@ -21,9 +21,9 @@ def start_cluster():
     }
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(
-        initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **choose_ports()}
-    )
+    ports = choose_ports("ray_client_server_port")
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **ports})
+    cluster.client_address = f"ray://127.0.0.1:{ports['ray_client_server_port']}"
     os.environ["RAY_ADDRESS"] = cluster.address
     return cluster, [add_node(cluster, kind) for kind in KINDS]
 
@@ -34,15 +34,16 @@ def add_node(cluster, kind):
     return cluster.add_node(num_cpus=1, labels=labels, **choose_ports())
 
 
-def choose_ports():
+def choose_ports(*more):
     """Ports for a node's agents: a node that is not told them gives them 15 s to start, which is too short on a busy machine."""
-    sockets = [socket.socket() for _ in _PORTS]
+    names = (*_PORTS, *more)
+    sockets = [socket.socket() for _ in names]
     for each in sockets:
         each.bind(("127.0.0.1", 0))
     ports = [each.getsockname()[1] for each in sockets]
     for each in sockets:
         each.close()
-    return dict(zip(_PORTS, ports, strict=True))
+    return dict(zip(names, ports, strict=True))
 
 
 def list_processes():

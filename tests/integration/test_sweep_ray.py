@@ -27,6 +27,7 @@ pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: pip
 
 ROOT = Path(__file__).parents[2]
 EMPTY = (sys.executable, str(ROOT / "benchmarks" / "empty_job.py"))
+DRIVE = (sys.executable, str(ROOT / "benchmarks" / "sweep_kills.py"), "drive")
 KINDS = ("cpu-a", "cpu-b")
 
 
@@ -128,6 +129,19 @@ def test_a_node_whose_environment_is_not_as_its_label_says_measures_nothing(clus
     assert "versions differ" in found[0].reason
 
 
+def test_a_node_that_cannot_write_ends_in_rows_that_say_so(cluster, tmp_path):
+    from optpipe.sweep.ray_cluster import list_cluster_slots
+    from optpipe.sweep.ray_driver import run_on_ray
+
+    matrix = Matrix(models=("m",), precisions=("fp32",), backends=("onnxruntime",), batches=(1, 2), gpus=("cpu-a",))
+    slots, found = list_cluster_slots(), []
+    works = list_works(plan_sweep(cells_from_matrix(matrix, ("cpu-a",)), slots, {}), 1)
+    setting = Setting(tmp_path, Limits(pending_s=60, retries=1), program=EMPTY)
+    run_on_ray(works, slots, setting, found.append, shared="/dev/full/workspace")
+    assert [one.state for one in found] == ["failed", "failed"]
+    assert "NotADirectoryError" in found[0].reason
+
+
 def kill_one(what):
     """Kills a task's own process, or the Ray worker above it, with SIGKILL, as soon as there is one."""
     deadline = time.monotonic() + 30
@@ -181,7 +195,7 @@ def test_two_drivers_on_one_workspace_run_each_job_once(cluster, tmp_path):
 
 def test_a_driver_that_is_killed_goes_on_where_it_was(cluster, tmp_path, monkeypatch):
     monkeypatch.setenv("OPTPIPE_EMPTY_SECONDS", "0.4")
-    command = [sys.executable, str(ROOT / "benchmarks" / "sweep_kills.py"), "drive", str(tmp_path)]
+    command = [*DRIVE, str(tmp_path)]
     for stored in (1, 5):
         driver = subprocess.Popen(command)
         while driver.poll() is None and len(read_jobs(tmp_path)) < stored:
@@ -189,7 +203,16 @@ def test_a_driver_that_is_killed_goes_on_where_it_was(cluster, tmp_path, monkeyp
         driver.kill()
         driver.wait()
     subprocess.run(command, check=True, timeout=300)
-    finished = [one for records in read_jobs(tmp_path).values() for one in records if one.finished]
+    assert_twelve_jobs(tmp_path)
+
+
+def test_a_driver_outside_of_the_cluster_comes_through_ray_client(cluster, tmp_path):
+    subprocess.run([*DRIVE, str(tmp_path), cluster.client_address], check=True, timeout=300)
+    assert_twelve_jobs(tmp_path)
+
+
+def assert_twelve_jobs(workspace):
+    finished = [one for records in read_jobs(workspace).values() for one in records if one.finished]
     assert len(finished) == len({one.cell.key for one in finished}) == len({one.run for one in finished}) == 12
     for one in finished:
-        assert load_run(tmp_path / "runs" / one.run).find_problems() == []
+        assert load_run(workspace / "runs" / one.run).find_problems() == []

@@ -32,6 +32,13 @@ def connect(address: str) -> None:
         ) from error
 
 
+def is_client() -> bool:
+    """Whether the cluster is reached through Ray Client (`ray://`)."""
+    from ray.util.client import ray as client
+
+    return bool(client.is_connected())
+
+
 def list_cluster_slots() -> tuple[Slot, ...]:
     """A slot for each GPU of the nodes that carry our labels, one for each CPU node. Raises MissingError where none does."""
     import ray

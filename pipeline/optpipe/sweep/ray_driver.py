@@ -6,9 +6,10 @@ Ray's ids of GPUs are bookkeeping: the node's own lock per GPU, its watch and it
 Ray: we count its time. Nothing is shipped by runtime_env: optpipe is installed on every node.
 """
 
+import secrets
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic, sleep
@@ -25,7 +26,8 @@ from optpipe.sweep.neighbors import list_disturbed_hosts
 from optpipe.sweep.order import sort_works, take_work
 from optpipe.sweep.parcels import get_chunk, list_needed, pack, put_chunks, unpack
 from optpipe.sweep.plan import Work
-from optpipe.sweep.ray_node import LABEL, Errand, Reply, make_remote
+from optpipe.sweep.ray_cluster import is_client
+from optpipe.sweep.ray_node import BEGUN, LABEL, Errand, Reply, make_bell, make_remote
 from optpipe.sweep.slots import Slot, label_from_kind
 from optpipe.sweep.task import CellOutcome, Task, TaskOutcome
 from optpipe.workspace.store import Store
@@ -37,9 +39,11 @@ _POLL_S = 1.0
 class _Flight:
     """A task that Ray has."""
 
+    name: str
     work: Work
     build: bool
     stream: Any
+    """A generator of what it hands back; through Ray Client a reference to the list."""
     sent: float
     attempts: tuple[str, ...] = ()
     begun: bool = False
@@ -80,7 +84,9 @@ class _Driver:
         self.shared = shared if self.bucket is None else None
         self.store = Store(setting.workspace)
         self.room = {kind: sum(slot.kind == kind for slot in slots) for kind in {slot.kind for slot in slots}}
-        self.remotes = {device: make_remote(gpu=device == "cuda") for device in ("cpu", "cuda")}
+        self.bell = make_bell() if is_client() else None
+        streaming = self.bell is None
+        self.remotes = {device: make_remote(gpu=device == "cuda", streaming=streaming) for device in ("cpu", "cuda")}
         self.prints = {slot.kind: [each.fingerprint for each in slots if each.kind == slot.kind] for slot in slots}
         works = sort_works(works)
         first = {(work.recipe_key, work.kind): work for work in works}
@@ -167,8 +173,9 @@ class _Driver:
         errand = Errand(task, work.kind, setting, self.shared, self.bucket, prints, self.disturbed)
         selector = {LABEL: label_from_kind(work.kind)}
         remote = self.remotes[work.recipe.device].options(label_selector=selector)
-        stream = remote.remote(json_from_record(errand), self._wrap(work, artifact))
-        self.flights.append(_Flight(work, build, stream, monotonic(), attempts, claims=claims))
+        name = secrets.token_hex(8)
+        stream = remote.remote(json_from_record(errand), self._wrap(work, artifact), self.bell, name)
+        self.flights.append(_Flight(name, work, build, stream, monotonic(), attempts, claims=claims))
 
     def _wrap(self, work: Work, artifact: str | None) -> list[Any]:
         """What the task reads, in chunks of the object store; the driver owns them, so that no worker's end loses them."""
@@ -196,28 +203,41 @@ class _Driver:
         for flight in list(self.flights):
             if flight.stream in ready:
                 self._take(flight)
-            elif not flight.begun and monotonic() - flight.sent > self.setting.limits.pending_s:
+            elif monotonic() - flight.sent > self.setting.limits.pending_s and not self._has_begun(flight):
                 ray.cancel(flight.stream, force=True)
                 why = f"no node of kind {flight.work.kind} took it within {self.setting.limits.pending_s:.0f} s"
                 self._lose(flight, why, again=False)
+
+    def _has_begun(self, flight: _Flight) -> bool:
+        import ray
+
+        if not flight.begun and self.bell is not None:
+            flight.begun = flight.name in ray.get(self.bell.list_rung.remote())
+        return flight.begun
 
     def _take(self, flight: _Flight) -> None:
         import ray
 
         try:
-            item = ray.get(next(flight.stream))
+            items = [ray.get(next(flight.stream))] if self.bell is None else ray.get(flight.stream)
         except StopIteration:
             self._land(flight)
+            return
+        except ray.exceptions.RayTaskError as error:  # such as a disk of the node that is full
+            self._lose(flight, f"its node failed: {type(error.cause).__name__}: {first_line(error.cause)}", again=True)
             return
         except ray.exceptions.RayError as error:
             self._lose(flight, f"{type(error).__name__}: {first_line(error)}", again=True)
             return
-        if not flight.begun:
-            flight.begun = True
-        elif flight.reply is None:
-            flight.reply = record_from_json(item, Reply, "a node")
-        else:
-            flight.chunks.append(item)
+        for item in items:
+            if item == BEGUN:
+                flight.begun = True
+            elif flight.reply is None:
+                flight.reply = record_from_json(item, Reply, "a node")
+            else:
+                flight.chunks.append(item)
+        if self.bell is not None:
+            self._land(flight)
 
     def _land(self, flight: _Flight) -> None:
         """All of it is here: into the store, then into the ledger, so that a record never names a run that is not there."""
@@ -280,5 +300,6 @@ class _Driver:
             self._record(make_record(cell, slot, TaskOutcome(()), found, flight.attempts, 1, 1))
 
     def _record(self, record: JobRecord) -> None:
-        write_job(self.setting.workspace, record)
+        with suppress(OptpipeError):  # a full disk: the row is in the report even so, and the next sweep runs it again
+            write_job(self.setting.workspace, record)
         self.report(record)

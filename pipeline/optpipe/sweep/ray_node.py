@@ -22,6 +22,8 @@ from optpipe.workspace.store import Store
 
 LABEL = "optpipe/kind"
 FINGERPRINT = "optpipe/fingerprint"
+BEGUN = b"begun"
+"""What a node says first."""
 
 
 def describe_node() -> dict[str, str]:
@@ -71,7 +73,7 @@ class Reply:
 def run_errand(content: bytes, parcels: Sequence[Any], fetch: Callable[[Any], bytes]) -> Iterator[bytes]:
     """On the node: says that it has begun, does the task, and yields its records, then what it made."""
     errand = record_from_json(content, Errand, "the driver")
-    yield b"begun"
+    yield BEGUN
     with suppress(PermissionError):  # Ray starts workers at nice 15, and their children would be measured at it
         os.setpriority(os.PRIO_PROCESS, 0, 0)
     with tempfile.TemporaryDirectory(prefix="optpipe-node-") as folder:
@@ -120,15 +122,39 @@ def _find_slot(kind: str, fingerprints: Sequence[str]) -> Slot:
     return found
 
 
-def make_remote(*, gpu: bool) -> Any:
-    """The Ray task. Resources and max_calls have to stand here: a task whose worker is used again would keep a CUDA context."""
+def make_remote(*, gpu: bool, streaming: bool) -> Any:
+    """The Ray task, `(errand, parcels, bell, name)`. Resources and max_calls have to stand here: a task whose worker is used again
+    would keep a CUDA context. Not `streaming`, which Ray Client cannot, it hands back a list, and rings the bell as it begins.
+    """
     import ray
 
-    def stream(content: bytes, parcels: list[Any]) -> Iterator[bytes]:
+    def stream(content: bytes, parcels: list[Any], _bell: Any, _name: str) -> Iterator[bytes]:
         yield from run_errand(
             content, parcels, lambda each: get_chunk(each) if isinstance(each, str) else ray.get(each)
         )
 
+    def gather(content: bytes, parcels: list[Any], bell: Any, name: str) -> list[bytes]:
+        ray.get(bell.ring.remote(name))
+        return list(stream(content, parcels, bell, name))
+
+    task = stream if streaming else gather
     if gpu:
-        return ray.remote(num_gpus=1, num_cpus=1, max_calls=1, max_retries=0)(stream)
-    return ray.remote(num_cpus=1, max_calls=1, max_retries=0)(stream)
+        return ray.remote(num_gpus=1, num_cpus=1, max_calls=1, max_retries=0)(task)
+    return ray.remote(num_cpus=1, max_calls=1, max_retries=0)(task)
+
+
+def make_bell() -> Any:
+    """A Ray actor that knows which tasks have begun."""
+    import ray
+
+    class Bell:
+        def __init__(self) -> None:
+            self.rung: set[str] = set()
+
+        def ring(self, name: str) -> None:
+            self.rung.add(name)
+
+        def list_rung(self) -> set[str]:
+            return self.rung
+
+    return ray.remote(num_cpus=0)(Bell).remote()

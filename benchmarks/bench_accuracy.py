@@ -8,6 +8,7 @@ measured with a session that does nothing.
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -73,6 +74,8 @@ def harness_ns():
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
+        paths = (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))  # the worker has to find `nothing`
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         np.save(folder / "x.npy", np.zeros((64, 4), np.float32))
         plan = SessionPlan("nothing:nothing", {}, {"x": str(folder / "x.npy")})
         load = LoadSpec(1, min_seconds=1.0, percentile=50.0, cache_probes=0)

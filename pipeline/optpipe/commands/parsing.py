@@ -18,7 +18,7 @@ from optpipe.sources.resolve import source_from_text
 
 
 def require_device(device: Device | None) -> Device | None:
-    """`device`; raises MissingError for `cuda` where there is no GPU."""
+    """`device`; raises MissingError for `cuda` if no NVIDIA GPU is found."""
     from optpipe.errors import MissingError
     from optpipe.workspace.environment import list_gpus
 

@@ -51,7 +51,7 @@ class CandidateAccuracy:
     """How far a candidate's outputs are from the source model's."""
 
     keeps: bool | None
-    """Whether the budget is kept; None where the interval lies across it."""
+    """Whether the drop is within the budget; None if its interval contains the limit."""
     drop: float | None = None
     """Of accuracy, as a fraction; None where there are no labels."""
     drop_ci: tuple[float, float] | None = None

@@ -35,7 +35,7 @@ def find_mask(samples: ImageSet, path: str) -> Path | None:
 
 
 def read_mask(path: Path) -> NDArray[np.uint8]:
-    """The class of every pixel (height, width). Raises BadInputError for a file that is no mask."""
+    """The class of every pixel (height, width). Raises BadInputError for a file that is not a mask."""
     try:
         with Image.open(path) as opened:
             if opened.mode not in ("L", "P", "1"):

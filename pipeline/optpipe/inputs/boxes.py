@@ -119,7 +119,7 @@ def _index_categories(
     if labels:
         if unknown := [name for name in names.values() if name not in labels]:
             known = ", ".join(labels[:8]) + (", …" if len(labels) > 8 else "")
-            raise BadInputError(f"{path}: category '{unknown[0]}' is no class of the model (its labels: {known})")
+            raise BadInputError(f"{path}: category '{unknown[0]}' is not one of the model's classes ({known})")
         return {category: labels.index(name) for category, name in names.items()}
     if classes is not None and len(names) > classes:
         raise BadInputError(f"{path}: {len(names)} categories, but the model has {classes} classes")

@@ -75,3 +75,10 @@ def test_what_is_wrong_in_the_file_is_one_line(tmp_path, change, message) -> Non
 def test_a_missing_file_is_named(tmp_path) -> None:
     with pytest.raises(BadInputError, match="no such file"):
         UserTask(tmp_path / "none.py")
+
+
+@pytest.mark.parametrize("method", ["read_truths", "decode"])
+def test_stored_scores_alone_cannot_evaluate(method) -> None:
+    arguments = {"read_truths": (None, None, None), "decode": ({}, (), None, None)}[method]
+    with pytest.raises(BadInputError, match=rf"`{method}`: pass --task FILE\.py"):
+        getattr(StoredScores(), method)(*arguments)

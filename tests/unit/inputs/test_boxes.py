@@ -51,7 +51,7 @@ def test_a_coco_file_is_a_set(tmp_path) -> None:
         ([[30, 2, 20, 10]], LABELS, r"box \(30, 2, 20, 10\) is empty or outside the image of 40×20 pixels"),
         ([[1, 2, 0, 10]], LABELS, "is empty or outside"),
         ([[float("nan"), 2, 3, 10]], LABELS, "is empty or outside"),
-        ([[1, 2, 10, 10]], ("cat", "horse"), "category 'horse' is no class of the model"),
+        ([[1, 2, 10, 10]], ("cat", "horse"), "category 'horse' is not one of the model's classes"),
         ([], LABELS, "none of the 2 images has an annotated box"),
         ([["a", 2, 3, 4]], LABELS, "not readable as COCO annotations"),
     ],

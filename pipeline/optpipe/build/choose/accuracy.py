@@ -63,7 +63,7 @@ def _find_labeled_data(
         return None, "the weights are random"
     given = images or (Path(card.data["validation"]) if "validation" in card.data else None)
     if given is None:
-        return None, "there is no labeled data (--images DIR)"
+        return None, "no labeled data was given (--images DIR)"
     samples, _ = load_sample_set(exported, card, given, None, 0, listener)
     task = TASKS[card.task]
     truths = task.read_truths(samples, card, task.count_classes(card))

@@ -26,7 +26,7 @@ LOAD_S = 1.5
 
 
 def estimate_seconds(processes: int, sizes: int, device: str) -> float:
-    """About how long so many processes take, each at so many batch sizes."""
+    """Rough duration of `processes` processes that each measure `sizes` batch sizes."""
     return processes * (START_S[device] + sizes * LOAD_S)
 
 

@@ -79,7 +79,7 @@ class Detection(BootstrapTask):
         ]
 
     def measure_drop(self, truths: Values, source: Values, found: Values) -> DropCost | None:
-        """None where there is no box to find."""
+        """None if no image has an annotated box."""
         return super().measure_drop(truths, source, found) if any(truths) else None
 
     def gather(self, truths: Values, predictions: Values) -> list[MatchedClass]:

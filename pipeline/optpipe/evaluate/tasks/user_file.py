@@ -32,6 +32,12 @@ PREFIX = "user:"
 _METHODS = ("read_truths", "decode", "score")
 
 
+def _ask_for_file(method: str) -> BadInputError:
+    return BadInputError(
+        f"evaluating by a task of your own needs its `{method}`: pass --task FILE.py, which defines it"
+    )
+
+
 class StoredScores(BootstrapTask):
     """A user's task as it is stored: a prediction is its JSON text and its score (null without truths)."""
 
@@ -46,13 +52,13 @@ class StoredScores(BootstrapTask):
         """There are none."""
         return None
 
-    def read_truths(self, samples: SampleSet, card: ModelCard, classes: int | None) -> Values | None:
-        """Needs the user's file."""
-        raise NotImplementedError
+    def read_truths(self, samples: SampleSet, card: ModelCard, classes: int | None) -> Values | None:  # noqa: ARG002
+        """Raises BadInputError: only the user's file can."""
+        raise _ask_for_file("read_truths")
 
-    def decode(self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard) -> Values:
-        """Needs the user's file."""
-        raise NotImplementedError
+    def decode(self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard) -> Values:  # noqa: ARG002
+        """Raises BadInputError: only the user's file can."""
+        raise _ask_for_file("decode")
 
     def take_as_truths(self, predictions: Values) -> Values:
         """Scores are stored with the predictions."""

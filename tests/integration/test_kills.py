@@ -18,9 +18,12 @@ from optpipe.workspace.shipped import find_shipped_folder
 from optpipe.workspace.store import Store
 from tests.integration.conftest import optpipe
 
-KILLS = int(os.environ.get("OPTPIPE_KILLS", "40"))
-MOST_S = 6.0
+SHORT = 18
+KILLS = int(os.environ.get("OPTPIPE_KILLS", SHORT))
+MOST_S = 6.0 if KILLS > SHORT else 2.5
 """A kill comes at most so late; most commands take longer, some shorter, which is a kill of nothing."""
+AFTERWARDS = ("calibrate", "run", "compare", "gc")
+"""What has to end by itself after the last kill; `run` is build, evaluate, preprocess, bench and signoff."""
 IMAGES = str(find_shipped_folder("calibration") / "digits" / "validation" / "0")
 POLICY = """schema = 1
 model = "digits"
@@ -115,7 +118,7 @@ def test_kills_at_random_moments(tmp_path, exported) -> None:
         before = after
     print(f"{killed} of {KILLS} were killed at work")
     assert killed > KILLS / 3
-    for command in list_commands(KILLS):
+    for command in (each for each in list_commands(KILLS) if each[0] in AFTERWARDS):
         ran = optpipe(*command, cwd=tmp_path)
         assert ran.status in (0, 1, 5), f"{' '.join(command)}: {ran.stderr}"
     list_finished(tmp_path)

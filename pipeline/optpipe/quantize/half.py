@@ -205,7 +205,10 @@ def _convert_in(name: str, precision: Precision, directory: Path) -> Iterator[No
     except Exception as error:
         said = re.findall(r"ERROR[\s:-]+(.+)", (directory / MODELOPT_LOG).read_text(encoding="utf-8", errors="replace"))
         reason = escape(said[-1]) if said else f"{type(error).__name__}: {first_line(error)}"
-        raise StageError(f"ModelOpt cannot convert {name} to {precision}: {reason[:240]}") from error
+        raise StageError(
+            f"ModelOpt cannot convert {name} to {precision}: {reason[:240]}\n"
+            f"leave {precision} out of --precision, or give an ONNX file that is in {precision} already"
+        ) from error
     finally:
         for left in (*directory.glob("*.data"), *directory.glob("sym_shape_infer*")):
             left.unlink()

@@ -1,0 +1,14 @@
+"""What ModelOpt cannot convert is said with a way out."""
+
+import pytest
+
+from optpipe.core.precision import Precision
+from optpipe.errors import StageError
+from optpipe.quantize.half import MODELOPT_LOG, _convert_in
+
+
+def test_a_conversion_that_fails_names_its_reason_and_a_way_out(tmp_path) -> None:
+    (tmp_path / MODELOPT_LOG).write_text("[modelopt] - ERROR - Graph must be in SSA form\n")
+    with pytest.raises(StageError, match=r"net to fp16: Graph must be in SSA form\nleave fp16 out of --precision"):
+        with _convert_in("net", Precision.FP16, tmp_path):
+            raise RuntimeError("1")

@@ -257,7 +257,8 @@ def _latency(rows: list[Mapping[str, Any]]) -> str:
     figures = [row["latency_ns"]["percentiles"].get("p50") for row in rows if row["latency_ns"] is not None]
     known = [each["value"] / 1e6 for each in figures if each is not None]
     shown = f"{np.median(known):.2f} ms" if known else "withheld"
-    return f"{shown}{'' if all(row['output_check']['passed'] for row in rows) else ', WRONG outputs'}"
+    checked = [row["output_check"] for row in rows if row["output_check"] is not None]
+    return f"{shown}{'' if all(each['passed'] for each in checked) else ', WRONG outputs'}"
 
 
 if __name__ == "__main__":

@@ -9,6 +9,6 @@ from optpipe.quantize.half import MODELOPT_LOG, _convert_in
 
 def test_a_conversion_that_fails_names_its_reason_and_a_way_out(tmp_path) -> None:
     (tmp_path / MODELOPT_LOG).write_text("[modelopt] - ERROR - Graph must be in SSA form\n")
-    with pytest.raises(StageError, match=r"net to fp16: Graph must be in SSA form\nleave fp16 out of --precision"):
-        with _convert_in("net", Precision.FP16, tmp_path):
-            raise RuntimeError("1")
+    said = r"net to fp16: Graph must be in SSA form\nleave fp16 out of --precision"
+    with pytest.raises(StageError, match=said), _convert_in("net", Precision.FP16, tmp_path):
+        raise RuntimeError("1")

@@ -131,7 +131,8 @@ class OnnxRuntime:
         in_int8 = any(layer.type == "int8" and layer.macs for layer in layers)
         if request.precision is Precision.INT8 and not on_gpu and not in_int8:
             raise StageError(
-                "ONNX Runtime fused no INT8 kernels: the Q/DQ nodes would only be simulated in floating point"
+                "ONNX Runtime fused no INT8 kernels: the Q/DQ nodes would only be simulated in floating point\n"
+                "leave int8 out of --precision, or build it for another runtime (--backend tensorrt-rtx)"
             )
         details = {"tensor_cores": tensor_cores, "switched_off": switched_off}
         with OnnxRuntimeSession(target, request.device, options, tensor_cores=tensor_cores) as session:

@@ -4,7 +4,8 @@ import pytest
 
 from optpipe.core.precision import Precision
 from optpipe.errors import StageError
-from optpipe.quantize.half import MODELOPT_LOG, _convert_in
+from optpipe.quantize.half import _convert_in
+from optpipe.workspace.file_names import MODELOPT_LOG
 
 
 def test_a_conversion_that_fails_names_its_reason_and_a_way_out(tmp_path) -> None:

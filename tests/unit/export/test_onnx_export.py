@@ -28,7 +28,7 @@ class Net(nn.Module):
         self.register_buffer("calls", torch.zeros(1))
 """
 SLOW = pytest.mark.slow
-"""A second of PyTorch's exporter each; the fast tier keeps one case of a kind."""
+"""A second of PyTorch's exporter each; the fast tier exports once."""
 TWO = 'INPUTS += [dict(name="ids", dtype="int64", min=[1, 5], opt=[4, 5], max=[16, 5])]\n'
 
 
@@ -46,7 +46,7 @@ def checked(folder, forward, more=""):
     [
         ("(self, x, scale=2.0): return Out(self.linear(x) * scale)", "", 1),
         pytest.param("(self, *, x): return {'logits': self.linear(x), 'more': (x, [x * 2])}", "", 3, marks=SLOW),
-        ("(self, ids, *, x): return self.linear(x) + self.table(ids).mean(1)", TWO, 1),
+        pytest.param("(self, ids, *, x): return self.linear(x) + self.table(ids).mean(1)", TWO, 1, marks=SLOW),
         pytest.param("(self, x): return x, x.T * 2", "", 2, marks=SLOW),
         pytest.param(
             "(self, cat): return torch.cat([cat, cat * 2], 1)",
@@ -75,7 +75,13 @@ def test_forwards_as_people_write_them(tmp_path, forward, more, outputs) -> None
             BadInputError,
             r"fails on the inputs in its description \(x float32 4x8\): RuntimeError",
         ),
-        ("(self, x): return x.mean()", "", BadInputError, r"output '.*' is a single value for a whole batch"),
+        pytest.param(
+            "(self, x): return x.mean()",
+            "",
+            BadInputError,
+            r"output '.*' is a single value for a whole batch",
+            marks=SLOW,
+        ),
         pytest.param(
             "(self, x): return x.reshape(4, 8) * 2",
             "",
@@ -91,7 +97,13 @@ def test_forwards_as_people_write_them(tmp_path, forward, more, outputs) -> None
             "modifies its buffer 'calls'",
             marks=SLOW,
         ),
-        ("(self, x): return x if x.sum() > 0 else -x", "", StageError, r"\(net.py, line 15\)\n.*torch.where"),
+        pytest.param(
+            "(self, x): return x if x.sum() > 0 else -x",
+            "",
+            StageError,
+            r"\(net.py, line 15\)\n.*torch.where",
+            marks=SLOW,
+        ),
         pytest.param("(self, x): return nn.functional.dropout(x)", "", GateError, "is not deterministic", marks=SLOW),
         pytest.param("(self, x): return self.linear(x) / 0 * 0", "", GateError, "NaN or Inf in output", marks=SLOW),
     ],

@@ -47,7 +47,7 @@ EXACT = {"precision.fp16", "size.maximum"}
 """Facts of the built network and of its file: nothing is estimated."""
 
 
-@pytest.fixture(params=[False, True], ids=["alone", "interleaved"])
+@pytest.fixture(params=[pytest.param(False, id="alone"), pytest.param(True, id="interleaved", marks=pytest.mark.slow)])
 def judged(workspace, tmp_path, request):
     entry = workspace.artifact("fp16")
     workspace.bench(entry, count=1500, power=200.0, peaks=2**20)

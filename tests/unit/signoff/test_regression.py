@@ -79,7 +79,9 @@ def test_what_different_days_cannot_decide_suggests_the_comparison_that_can(work
     assert check_dossier(tmp_path / "two").problems == ()
 
 
-@pytest.mark.parametrize("swapped", [False, True], ids=["baseline first", "build first"])
+@pytest.mark.parametrize(
+    "swapped", [pytest.param(False, id="baseline first"), pytest.param(True, id="build first", marks=pytest.mark.slow)]
+)
 def test_a_loss_is_found_whichever_build_was_named_first(workspace, tmp_path, builds, swapped):
     old, new = builds
     pair = workspace.pair(new, old, ratio=1 / 1.1) if swapped else workspace.pair(old, new, ratio=1.1)
@@ -89,6 +91,7 @@ def test_a_loss_is_found_whichever_build_was_named_first(workspace, tmp_path, bu
     assert seen.source == pair.run_id
 
 
+@pytest.mark.slow
 def test_all_comparisons_count_and_rounds_that_are_not_valid_do_not(workspace, tmp_path, builds):
     workspace.pair(*builds, ratio=1.1, invalid=("a003", "b003", "b007"), seed=1)
     workspace.pair(*builds, ratio=1.0, seed=2)
@@ -105,6 +108,7 @@ def test_all_comparisons_count_and_rounds_that_are_not_valid_do_not(workspace, t
     )
 
 
+@pytest.mark.slow
 def test_a_comparison_under_another_load_or_with_other_settings_is_none_of_this_one(workspace, tmp_path, builds):
     workspace.pair(*builds, ratio=1.1, mode="end-to-end")
     workspace.pair(*builds, ratio=1.1, seed=1, invalid=[f"a{turn:03}" for turn in range(8)])
@@ -128,9 +132,9 @@ def test_a_load_that_the_baseline_was_never_measured_under_is_compared_too(works
     ("key", "value", "said"),
     [
         ("first_rounds", 9, "comparison.json: ratio"),
-        ("seed", 8, "comparison.json: measurements[0] says"),
-        ("contender_ns", [1e6] * 10, "comparison.json: contender_ns"),
-        ("invalid_processes", 3, "comparison.json: invalid_processes says 3"),
+        pytest.param("seed", 8, "comparison.json: measurements[0] says", marks=pytest.mark.slow),
+        pytest.param("contender_ns", [1e6] * 10, "comparison.json: contender_ns", marks=pytest.mark.slow),
+        pytest.param("invalid_processes", 3, "comparison.json: invalid_processes says 3", marks=pytest.mark.slow),
     ],
 )
 def test_a_comparison_that_does_not_follow_from_its_samples_is_found(compared, tmp_path, key, value, said):

@@ -51,8 +51,12 @@ def test_random_weights_make_another_model(tmp_path):
         ("head = {minimum_score = 1979-05-27}", "values of a model card are texts"),
         ("data = {validation = 3}", "validation must be the path"),
         ("preprocessing = {steps = [{step = 'resise'}]}", "unknown step 'resise'"),
-        ("labels = ['a', 'b', 'c']", "3 labels, but its first output has 2 classes"),
-        ("outputs = [{name = 'a'}, {name = 'b'}]", "lists outputs a, b, but it has 1"),
+        pytest.param(
+            "labels = ['a', 'b', 'c']", "3 labels, but its first output has 2 classes", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "outputs = [{name = 'a'}, {name = 'b'}]", "lists outputs a, b, but it has 1", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_what_is_wrong_in_a_card_is_said(tmp_path, line, said):
@@ -63,6 +67,7 @@ def test_what_is_wrong_in_a_card_is_said(tmp_path, line, said):
         export_model(Model(found, WeightsRequest()), Store(tmp_path / ".optpipe"), SilentListener())
 
 
+@pytest.mark.slow
 def test_outputs_have_the_names_that_the_card_gives(tmp_path):
     found = source(tmp_path, "outputs = [{name = 'scores'}]")
     entry, _ = export_model(Model(found, WeightsRequest()), Store(tmp_path / ".optpipe"), SilentListener())

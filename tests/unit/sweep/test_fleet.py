@@ -43,6 +43,7 @@ def test_cost_per_million_is_price_over_rate_with_its_interval():
     assert row.kwh_per_million.value == pytest.approx(0.7 / 3600 * 1e6 / 4000)
 
 
+@pytest.mark.slow
 def test_the_limit_decides_the_batch_size_and_the_load_the_number():
     found = compare_fleet(FLEET, slo=slo_from_text("p99=10ms"), load_per_s=20_000, prices=PRICES)
     chosen = {(row.kind, row.build): row.batch_size for row in found.rows}

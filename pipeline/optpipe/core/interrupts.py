@@ -1,7 +1,5 @@
 """Ctrl+C and SIGTERM: what was started is ended, what was finished is kept, nothing is half-written, no signal is lost."""
 
-import ctypes
-import os
 import signal
 import sys
 import threading
@@ -31,25 +29,6 @@ class _Interruption(KeyboardInterrupt):
 def _raise_again(number: int, over: threading.Event) -> None:
     if not over.wait(_AGAIN_S):
         signal.pthread_kill(threading.main_thread().ident or 0, number)
-
-
-_AbortHandler = ctypes.CFUNCTYPE(None, ctypes.c_int)
-
-
-def _end_interrupted(number: int) -> None:  # noqa: ARG001
-    os.write(2, b"optpipe: interrupted; finished work was kept\n")
-    os._exit(130)
-
-
-_END_INTERRUPTED = _AbortHandler(_end_interrupted)
-"""Kept: C has its address."""
-
-
-def _take_abort_for_interruption() -> None:
-    """Native code that calls Python back and cannot pass an exception on aborts the process: that too is an interruption."""
-    set_handler = ctypes.CDLL(None).signal
-    set_handler.argtypes = ctypes.c_int, _AbortHandler
-    set_handler(signal.SIGABRT, _END_INTERRUPTED)
 
 
 def _initializes_native_code(frame: FrameType | None) -> bool:
@@ -89,7 +68,6 @@ def handle_interrupts() -> Iterator[None]:
         if _initializes_native_code(frame):
             threading.Thread(target=_raise_again, args=(number, over), daemon=True).start()
             return
-        _take_abort_for_interruption()
         raise _Interruption(number, over)
 
     def unraisable(lost: "sys.UnraisableHookArgs") -> None:

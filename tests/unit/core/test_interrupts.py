@@ -1,6 +1,4 @@
 import signal
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -79,23 +77,3 @@ def test_an_ignored_signal_stays_ignored():
     with handle_interrupts():
         signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-
-
-ABORTS = """
-import os, signal, sys
-from optpipe.core.interrupts import handle_interrupts
-with handle_interrupts():
-    if sys.argv[1] == "interrupted":
-        try:
-            os.kill(os.getpid(), signal.SIGINT)
-        except KeyboardInterrupt:
-            pass
-    os.abort()  # as C++ does with an exception that comes out of a callback
-"""
-
-
-@pytest.mark.parametrize(("how", "status"), [("interrupted", 130), ("by itself", -signal.SIGABRT)])
-def test_native_code_that_aborts_on_an_interruption_is_interrupted(how, status):
-    ran = subprocess.run([sys.executable, "-c", ABORTS, how], capture_output=True, text=True, check=False)
-    assert ran.returncode == status
-    assert ("interrupted" in ran.stderr) == (status == 130)

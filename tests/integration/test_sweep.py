@@ -97,6 +97,8 @@ def test_shards_merge_into_what_one_host_would_have(tmp_path, swept):
         (("digits", "--matrix", "/no/such.toml"), 2, "/no/such.toml"),
         (("digits", "--on", "slurm"), 2, "--on slurm"),
         (("digits", "--against", "/no/such", "--dry-run", "--precision", "fp32"), 0, "to run"),
+        (("digits", "--against", "/no/such", "--precision", "fp32"), 2, "no jobs there"),
+        (("digits", "--tolerance", "x"), 2, "--tolerance x"),
         (("digits", "--precision", "fp32", "--calibrate-host"), 3, "--cpu-slots 2"),
         ((), 2, "no model to sweep"),
     ],
@@ -105,6 +107,7 @@ def test_bad_input_is_a_row_or_is_refused_before_anything_runs(tmp_path, argumen
     ran = sweep(tmp_path / "w", *arguments)
     assert (ran.status, said in ran.stdout + ran.stderr) == (status, True), ran.stderr
     assert "Traceback" not in ran.stderr
+    assert status != 2 or not (tmp_path / "w").exists()
 
 
 def empty_cells(count):

@@ -11,7 +11,7 @@ from optpipe.commands.outcome import Outcome
 from optpipe.core.measurement import Mode
 
 if TYPE_CHECKING:
-    from optpipe.sweep.job import Cell
+    from optpipe.sweep.job import Cell, JobRecord
     from optpipe.sweep.matrix import Matrix
     from optpipe.sweep.rows import SweepRecord
     from optpipe.sweep.slots import Slot
@@ -124,6 +124,8 @@ def sweep(
     if how.node_labels:
         return _print_node_labels()
     shard = None if how.shard is None else shard_from_text(how.shard)
+    tolerance = share_from_text(how.tolerance, "--tolerance")
+    baseline = {} if how.against is None or how.dry_run else _read_baseline(how.against)
     slots, execute = _connect(how)
     if how.store is not None and "://" not in how.store:
         workspace = Path(how.store)
@@ -141,26 +143,33 @@ def sweep(
     with Terminal() as terminal:
         record = run_sweep(cells, slots, options, store, terminal, execute)
     record = replace(record, warnings=tuple(terminal.warnings))
-    if how.against is not None and not how.dry_run:
-        record = _judge(record, how.against, share_from_text(how.tolerance, "--tolerance"), workspace)
+    if baseline:
+        record = _judge(record, str(how.against), baseline, tolerance, workspace)
     if how.output is not None:
         record = replace(record, written=_write_report(record, how.output))
     return Outcome(record, lambda: render_sweep(record), ExitStatus(record.exit_status))
 
 
-def _judge(record: "SweepRecord", baseline: Path, tolerance: float, workspace: Path) -> "SweepRecord":
+def _read_baseline(folder: Path) -> "dict[str, list[JobRecord]]":
+    from optpipe.errors import BadInputError
+    from optpipe.sweep.ledger import read_jobs
+
+    if not (found := read_jobs(folder)):
+        raise BadInputError(f"--against {folder}: no jobs there; it has to be a workspace of optpipe sweep")
+    return found
+
+
+def _judge(
+    record: "SweepRecord", name: str, before: "dict[str, list[JobRecord]]", tolerance: float, workspace: Path
+) -> "SweepRecord":
     """The record with a verdict for each cell; an interrupted sweep stays one."""
     from dataclasses import replace
 
-    from optpipe.errors import BadInputError
     from optpipe.sweep.against import judge_against
     from optpipe.sweep.ledger import read_jobs
 
-    before = read_jobs(baseline)
-    if not before:
-        raise BadInputError(f"--against {baseline}: no jobs there; it has to be a workspace of optpipe sweep")
     now = {key: records[0] for key, records in read_jobs(workspace).items()}
-    found = judge_against(record.rows, now, before, str(baseline), tolerance)
+    found = judge_against(record.rows, now, before, name, tolerance)
     status = record.exit_status if record.interrupted else int(found.verdict.exit_status)
     return replace(record, regression=found, exit_status=status)
 

@@ -85,6 +85,7 @@ class Contender:
         self.seconds.append(
             (wall, after.children_user + after.children_system - before.children_user - before.children_system)
         )
+        print(f"{self.name}: {self.seconds[-1][0]:.1f} s, {self.seconds[-1][1]:.1f} s", file=sys.stderr, flush=True)
         measured = len(list(workspace.glob("runs/bench-*/samples/*.parquet")))
         if measured != self.processes:
             raise SystemExit(f"{self.name}: {measured} processes were measured")

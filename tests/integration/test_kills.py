@@ -24,7 +24,7 @@ MOST_S = 6.0 if KILLS > SHORT else 2.5
 """A kill comes at most so late; most commands take longer, some shorter, which is a kill of nothing."""
 STARTED_S = 0.5
 """Until then a signal may come before Python has come to optpipe's first line, and ends it as any process."""
-AFTERWARDS = ("build", "signoff", "compare", "gc")
+AFTERWARDS = ("bench", "signoff", "compare", "gc")
 """What has to end by itself after the last kill of the short form; of the long form every command."""
 IMAGES = str(find_shipped_folder("calibration") / "digits" / "validation" / "0")
 POLICY = """schema = 1

@@ -15,7 +15,7 @@ from optpipe.errors import BadInputError
 from optpipe.evaluate.result import Accuracy, Agreement, ClassScore, Score, TaskScores
 from optpipe.inputs.rows import Arrays
 from optpipe.inputs.sample_set import SampleSet, SetFile
-from optpipe.stats.bootstrap import compute_percentile_interval, draw_sample_weights
+from optpipe.stats.bootstrap import compute_bootstrap_interval, draw_sample_weights
 from optpipe.stats.paired import CONFIDENCE, Interval
 
 if TYPE_CHECKING:
@@ -206,13 +206,15 @@ class BootstrapTask(TaskContract):
 
 
 def _make_score(name: str, mine: Replicated, theirs: Replicated, confidence: float) -> Score:
-    own = compute_percentile_interval(mine.replicates, confidence)
-    drop = compute_percentile_interval(theirs.replicates - mine.replicates, confidence)
-    return Score(name, mine.value, own.bounds, theirs.value - mine.value, drop.bounds)
+    lost = theirs.value - mine.value
+    own = compute_bootstrap_interval(mine.replicates, mine.value, confidence)
+    drop = compute_bootstrap_interval(theirs.replicates - mine.replicates, lost, confidence)
+    return Score(name, mine.value, own.bounds, lost, drop.bounds)
 
 
 def _interval_of_mean(values: "NDArray[np.float64]", confidence: float) -> Interval:
-    return compute_percentile_interval(draw_sample_weights(len(values)) @ values / len(values), confidence)
+    drawn = draw_sample_weights(len(values)) @ values / len(values)
+    return compute_bootstrap_interval(drawn, float(values.mean()), confidence)
 
 
 def require_labels(card: ModelCard, classes: int | None, task: Task) -> None:

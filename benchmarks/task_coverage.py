@@ -99,7 +99,7 @@ TASKS = {
 
 def draw_samples(population: Population, chosen: "np.ndarray", each: int) -> Population:
     """The chosen units of `each` rows; a pair that is drawn twice is two pairs."""
-    rows = (chosen[:, None] * each + np.arange(each)).ravel()
+    rows: list[int] = (chosen[:, None] * each + np.arange(each)).ravel().tolist()
     truths, source, found = ([values[row] for row in rows] for values in population)
     if each == 2:
         truths = [[float(place // 2), value[1]] for place, value in enumerate(truths)]

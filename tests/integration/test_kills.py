@@ -4,6 +4,7 @@ command goes on. OPTPIPE_KILLS=200 is the long form; seeds are fixed, the moment
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +21,8 @@ from tests.integration.conftest import optpipe
 
 SHORT = 18
 KILLS = int(os.environ.get("OPTPIPE_KILLS", SHORT))
-MOST_S = 6.0 if KILLS > SHORT else 2.5
+LONG = KILLS > SHORT
+MOST_S = 6.0 if LONG else 2.5
 """A kill comes at most so late; most commands take longer, some shorter, which is a kill of nothing."""
 STARTED_S = 0.5
 """Until then a signal may come before Python has come to optpipe's first line, and ends it as any process."""
@@ -53,7 +55,52 @@ def list_commands(case: int) -> list[tuple[str, ...]]:
          "--output", f"dossiers/run{case}"),
         ("compare", "--model", "digits", "--output", f"compared/{case}"),
         ("gc", "--yes"),
+        *(list_more_commands(case) if LONG else ()),
     ]  # fmt: skip
+
+
+def list_more_commands(case: int) -> list[tuple[str, ...]]:
+    """Of the long form: what starts from two artifacts, a dossier or another workspace."""
+    quick = ("--min-time", "0.2", "--max-cv", "90%")
+    return [
+        ("profile", "digits", "--stage", "inference", "--precision", "fp32", "--backend", "onnxruntime", "--iterations", "5"),
+        ("bench-pair", "digits", "--precision", "fp32,int8", "--batch", "1", "--rounds", "2", *quick),
+        ("bench-e2e", "digits", "--images", IMAGES, "--precision", "fp32", "--seconds", "1"),
+        ("sweep", "digits", "--precision", "fp32", "--backend", "onnxruntime", "--batch", "1,2", "--processes", "1", "--again", *quick),
+        ("merge", "other"),
+        ("approve", "signed", "--because", "kills"),
+        ("attest", "signed", "--key", "key.pem", "--output", f"attested/{case}"),
+        ("deploy", "signed", "--to", "folder", "--because", "kills", "--output", f"served/{case}"),
+        ("recheck", "signed", "--rounds", "3", "--min-time", "0.1"),
+    ]  # fmt: skip
+
+
+def prepare_more(folder: Path) -> None:
+    """INT8 beside FP32, a dossier, a key and another workspace."""
+    where = ("--backend", "onnxruntime", "--device", "cpu")
+    built = optpipe("build", "digits", "--precision", "int8", *where, cwd=folder)
+    assert built.status == 0, built.stderr
+    pace = ("--no-profile", "--max-cv", "90%", "--output", "signed")
+    signed = optpipe("run", "digits", "--policy", "policy.toml", "--backend", "onnxruntime", *pace, cwd=folder)
+    assert signed.status in (0, 5), signed.stderr
+    write_key(folder / "key.pem")
+    shutil.copytree(folder / ".optpipe", folder / "other")
+
+
+def write_key(path: Path) -> None:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    pem = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    path.write_bytes(pem)
+
+
+def require_whole_outputs(folder: Path) -> None:
+    """What a killed command wrote elsewhere is there with all its files, or not at all."""
+    for kind in ("attested", "served", "compared"):
+        found = {path: frozenset(each.name for each in path.rglob("*")) for path in (folder / kind).glob("[0-9]*")}
+        whole = found.get(folder / kind / str(KILLS))
+        assert whole is None or all(names == whole for names in found.values()), kind
 
 
 def kill(command: tuple[str, ...], folder: Path, delay_s: float, number: signal.Signals) -> int:
@@ -104,9 +151,12 @@ def list_finished(folder: Path, known: frozenset[str] = frozenset()) -> frozense
 def test_kills_at_random_moments(tmp_path, exported) -> None:
     exported(tmp_path / ".optpipe")
     (tmp_path / "policy.toml").write_text(POLICY)
+    if LONG:
+        prepare_more(tmp_path)
+    commands = len(list_commands(0))
     rng, before, killed = random.Random(16), list_finished(tmp_path), 0
     for case in range(KILLS):
-        command = list_commands(case)[case % 9]
+        command = list_commands(case)[case % commands]
         number = signal.SIGKILL if rng.random() < 0.85 else rng.choice((signal.SIGTERM, signal.SIGINT))
         delay_s = rng.uniform(0.05, MOST_S)
         status = kill(command, tmp_path, delay_s, number)
@@ -122,8 +172,9 @@ def test_kills_at_random_moments(tmp_path, exported) -> None:
         before = after
     print(f"{killed} of {KILLS} were killed at work")
     assert killed > KILLS / 3
-    for command in (each for each in list_commands(KILLS) if KILLS > SHORT or each[0] in AFTERWARDS):
+    for command in (each for each in list_commands(KILLS) if LONG or each[0] in AFTERWARDS):
         ran = optpipe(*command, cwd=tmp_path)
         assert ran.status in (0, 1, 5), f"{' '.join(command)}: {ran.stderr}"
     list_finished(tmp_path)
+    require_whole_outputs(tmp_path)
     assert not list((tmp_path / ".optpipe" / "tmp").glob("*"))

@@ -20,7 +20,7 @@ from optpipe.workspace.store import Entry, Store
 class MeasurementBudget:
     """How long each load is measured, in how many processes, and how much it may scatter.
 
-    As long as the percentile takes that the policy asks for: its samples decide, and `max_seconds` only ends what hangs.
+    As long as p99 takes, or a higher percentile of the policy; fewer samples would show less drift. `max_seconds` only ends what hangs.
     """
 
     min_seconds: float = 0.6

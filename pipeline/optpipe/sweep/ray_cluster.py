@@ -1,6 +1,7 @@
 """The Ray cluster that a sweep runs on: how it is reached, and which of its nodes carry our labels."""
 
 import os
+from functools import partial
 
 from optpipe.core.environment import Environment
 from optpipe.errors import MissingError, first_line
@@ -15,17 +16,22 @@ def connect(address: str) -> None:
     A cluster with token authentication takes the token from RAY_AUTH_TOKEN or its file, as Ray documents.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault(
-        "RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0"
-    )  # under `uv run` Ray would start workers through uv; read on import
+    # read on import: under `uv run` Ray would start workers through uv
+    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     try:
         import ray
     except ModuleNotFoundError as error:
         raise MissingError("--on ray requires Ray; install it with: pip install 'optpipe[ray]'") from error
     if ray.is_initialized():
         return
+    join = partial(ray.init, "auto" if address == "ray" else address, log_to_driver=False, configure_logging=False)
     try:
-        ray.init(address="auto" if address == "ray" else address, log_to_driver=False, configure_logging=False)
+        try:
+            join()
+        except (
+            ConnectionAbortedError
+        ):  # a cluster gives its process for a Ray client 30 s to start, which the first may exceed
+            join()
     except (ConnectionError, RuntimeError, ValueError, ImportError) as error:
         raise MissingError(
             f"no Ray cluster at {address}: {first_line(error)}\nstart one with `ray start --head`, or omit --on"

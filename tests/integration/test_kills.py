@@ -64,7 +64,7 @@ def list_more_commands(case: int) -> list[tuple[str, ...]]:
     quick = ("--min-time", "0.2", "--max-cv", "90%")
     return [
         ("profile", "digits", "--stage", "inference", "--precision", "fp32", "--backend", "onnxruntime", "--iterations", "5"),
-        ("bench-pair", "digits", "--precision", "fp32,int8", "--batch", "1", "--rounds", "2", *quick),
+        ("bench-pair", "digits", "--precision", "fp32,int8", "--batch", "1", "--rounds", "8", *quick),
         ("bench-e2e", "digits", "--images", IMAGES, "--precision", "fp32", "--seconds", "1"),
         ("sweep", "digits", "--precision", "fp32", "--backend", "onnxruntime", "--batch", "1,2", "--processes", "1", "--again", *quick),
         ("merge", "other"),

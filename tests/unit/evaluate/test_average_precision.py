@@ -95,6 +95,7 @@ def test_perfect_and_empty_predictions() -> None:
         ) == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_planted_faults_cost_points_with_intervals_that_say_so() -> None:
     truths, _ = draw(11, images=60)
     rng = np.random.default_rng(0)

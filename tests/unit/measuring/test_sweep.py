@@ -232,6 +232,7 @@ def test_a_process_whose_samples_follow_each_other_closely_costs_no_comparison()
 
 
 @pytest.mark.parametrize("period", [4, 4.1, 4 / 3])
+@pytest.mark.slow
 def test_a_disturbance_that_comes_back_every_few_processes_is_no_difference(period):
     generator = np.random.default_rng(4)
 
@@ -254,6 +255,7 @@ def noisy_pair(generator, truth, noise):
     return pair(side(10.0), side(10.0 * truth), rounds=8)
 
 
+@pytest.mark.slow
 def test_a_noisy_machine_gets_more_rounds_and_neither_error_grows():
     generator = np.random.default_rng(3)
     equal = [noisy_pair(generator, 1.0, 0.02).ratio for _ in range(300)]

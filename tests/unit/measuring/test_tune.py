@@ -66,6 +66,7 @@ def test_what_lags_behind_is_not_started_again():
 
 
 @pytest.mark.parametrize("noise", [0.005, 0.02])
+@pytest.mark.slow
 def test_noise_does_not_move_the_defaults(noise):
     found = [tuned(lambda _options, size: size, noise=noise, seed=seed) for seed in range(60)]
     assert sum(any(each.chosen[size] != DEFAULTS for size in SIZES) for each in found) <= 6

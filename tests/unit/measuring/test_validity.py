@@ -135,6 +135,7 @@ def test_load_of_5_percent_of_the_cores_is_flagged_where_as_small_a_difference_i
 
 
 @pytest.mark.parametrize("seconds", [3, 60, 600])
+@pytest.mark.slow
 def test_noise_of_the_readings_is_no_change_of_clocks_however_long_one_looks(seconds):
     readings = [1980 * np.exp(0.006 * GENERATOR.standard_normal(5 * seconds)) for _ in range(100)]
     found = [codes(machine=machine(gpu_sm_mhz=[int(each) for each in row])) for row in readings]
@@ -196,6 +197,7 @@ def served(utilization, count):
 
 
 @pytest.mark.parametrize("count", [662, 2648])
+@pytest.mark.slow
 def test_a_long_queue_is_not_falling_behind_and_a_growing_one_is(count):
     assert sum("falling-behind" in served(0.9, count) for _ in range(30)) == 0
     assert sum("falling-behind" in served(1.02, count) for _ in range(30)) == 30

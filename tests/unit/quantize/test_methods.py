@@ -77,6 +77,7 @@ def test_mse_is_as_good_as_trying_every_bound() -> None:
 
 
 @pytest.mark.parametrize(("size", "clips"), [(15.0, True), (1000.0, False)])
+@pytest.mark.slow
 def test_mse_weighs_outliers_by_their_squares(size, clips) -> None:
     """Six in a million: at 15 times the rest they are clipped, at 1000 times their squares outweigh all other values.
 

@@ -155,6 +155,7 @@ def test_a_gpu_profile_gives_kernels_tensor_cores_and_a_roofline():
     assert draw_figures(Report("profile", nothing)) == []
 
 
+@pytest.mark.slow
 def test_accuracy_and_energy_are_drawn_against_latency(failed):
     from dataclasses import replace
 

@@ -64,6 +64,7 @@ def sign_off(workspace, tmp_path, name, criterion="regression.p50.b1.compute"):
     return {one.name: one for one in found.criteria}.get(criterion)
 
 
+@pytest.mark.slow
 def test_what_different_days_cannot_decide_suggests_the_comparison_that_can(workspace, tmp_path, builds):
     old, new = builds
     seen = sign_off(workspace, tmp_path, "one")
@@ -117,6 +118,7 @@ def test_a_comparison_under_another_load_or_with_other_settings_is_none_of_this_
     assert "optpipe bench-pair" in seen.remedy
 
 
+@pytest.mark.slow
 def test_a_load_that_the_baseline_was_never_measured_under_is_compared_too(workspace, tmp_path, builds, monkeypatch):
     old, new = builds
     workspace.bench(new, mode="end-to-end")

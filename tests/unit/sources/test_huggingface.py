@@ -24,6 +24,7 @@ def save_checkpoint(folder, kind):
     return HuggingFaceSource(str(folder))
 
 
+@pytest.mark.slow
 def test_a_head_that_is_not_in_the_checkpoint_is_random(tmp_path) -> None:
     source = save_checkpoint(tmp_path, "BertModel")
     config = json.loads((tmp_path / "config.json").read_text())

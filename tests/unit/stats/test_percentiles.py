@@ -57,6 +57,7 @@ def test_ranks_by_hand():
 
 @pytest.mark.parametrize("percent", [50.0, 90.0, 99.0])
 @pytest.mark.parametrize("correlation", [0.0, 0.7])
+@pytest.mark.slow
 def test_intervals_cover_also_when_samples_are_correlated(percent, correlation):
     generator = np.random.default_rng(7)
     truth = 1e6 * float(np.exp(0.1 * {50.0: 0.0, 90.0: 1.281552, 99.0: 2.326348}[percent]))

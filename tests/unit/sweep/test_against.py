@@ -72,6 +72,7 @@ def test_a_wider_tolerance_never_turns_pass_into_fail(factor, small, more):
     assert not (narrow.verdict != "FAIL" and wide.verdict == "FAIL")
 
 
+@pytest.mark.slow
 def test_false_alarms_are_rare_over_all_cells_together():
     """Twenty cells exactly at the tolerance, 150 sweeps: false alarms as often as LEVEL allows, four standard errors granted."""
     draw, alarms, sweeps = np.random.default_rng(5), 0, 150

@@ -222,6 +222,7 @@ def test_a_process_that_ends_without_a_word_is_a_failed_row_with_its_last_words(
         assert said in outcome.cells[0].reason
 
 
+@pytest.mark.slow
 def test_a_process_that_hangs_is_ended_and_leaves_nothing_behind(tmp_path):
     cell = make_cell("cpu")
     task = Task(str(tmp_path), cell.recipe, (cell,), "a" * 12)

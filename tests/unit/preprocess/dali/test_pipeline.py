@@ -93,6 +93,7 @@ endings = st.sampled_from(
 
 @given(st.lists(resizes | crops, max_size=2), endings, sides, sides, st.booleans(), st.integers(0, 5))
 @example([Resize((3,), kernel="pillow")], (Pack("HWC", "uint8"),), 9, 4, False, 0)  # loses more rows than columns
+@pytest.mark.slow
 def test_any_transform_gives_the_same_picture(geometry, ending, height, width, bgr, seed):
     transform = Transform((Decode("BGR" if bgr else "RGB"), *geometry, *ending))
     data = encoded(make_synthetic_image(height, width, seed))

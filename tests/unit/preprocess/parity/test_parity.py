@@ -53,6 +53,7 @@ def prove(paths, **changes):
     return prove_parity(paths, TRANSFORM, PLAN, infer, SilentListener(), **options)
 
 
+@pytest.mark.slow
 def test_the_derived_pipeline_passes_and_names_the_step_that_adds_most(paths):
     record = prove(paths).record
     assert record.proof.verdict is Verdict.PASS

@@ -127,6 +127,7 @@ def test_normalization_without_weights() -> None:
 
 @settings(max_examples=settings.default.max_examples // 4)
 @given(some.lists(some.sampled_from(sorted(FUSED) + sorted(LEFT_ALONE)), min_size=2, max_size=4))
+@pytest.mark.slow
 def test_any_chain_of_blocks_computes_the_same(names: list[str]) -> None:
     chosen = [FUSED[name][0] if name in FUSED else LEFT_ALONE[name] for name in names]
     program, module, x = exported(nn.Sequential(*(Block(after) for after in chosen)))

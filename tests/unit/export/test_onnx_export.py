@@ -56,6 +56,7 @@ def checked(folder, forward, more=""):
         ),
     ],
 )
+@pytest.mark.slow
 def test_forwards_as_people_write_them(tmp_path, forward, more, outputs) -> None:
     card, found = checked(tmp_path, forward, more)
     assert len(card.outputs) == outputs

@@ -118,6 +118,7 @@ MUTATIONS = ("NULL", "'[bold]x'", "-5", "9223372036854775807", "0", "1.5", "x'ff
 
 
 @given(data=st.data())
+@pytest.mark.slow
 def test_an_export_with_anything_in_its_columns_is_judged_or_refused(data: st.DataObject) -> None:
     """Every other, third … row of a column replaced, a column or a table gone: an answer, or two lines; never a traceback."""
     with TemporaryDirectory() as directory:

@@ -6,6 +6,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import polars as pl
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.golden.nsys_export import THREAD, Recording
@@ -66,6 +67,7 @@ def test_busy_and_idle_are_the_span(recording: Recording, start: int, length: in
 
 
 @given(recordings(), st.randoms(use_true_random=False))
+@pytest.mark.slow
 def test_the_order_of_rows_and_stream_names_do_not_matter(recording: Recording, random: Random) -> None:
     before = _analysis(recording)
     for rows in recording.rows.values():
@@ -105,6 +107,7 @@ def test_a_profile_does_not_differ_from_itself(recording: Recording) -> None:
 
 
 @given(recordings(), recordings())
+@pytest.mark.slow
 def test_diff_mirrors(one: Recording, other: Recording) -> None:
     forth, back = (
         diff_profiles(*(pair := (DiffSide(_analysis(one)), DiffSide(_analysis(other))))),
@@ -153,6 +156,7 @@ def test_frames_have_the_schema_whatever_is_missing() -> None:
 
 
 @given(recordings())
+@pytest.mark.slow
 def test_every_profile_comes_back_from_its_json(recording: Recording) -> None:
     with TemporaryDirectory() as directory:
         trace = trace_from_sqlite(recording.write(Path(directory) / "trace.sqlite"))

@@ -124,6 +124,7 @@ def test_where_torch_rounds_a_tie_down_one_column_is_its_neighbour():
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("resize", [Resize((120,)), Resize((150, 100), "exact"), Resize((100, 130), "exact")])
 @pytest.mark.parametrize("arithmetic", ["exact", "two-pass"])
+@pytest.mark.slow
 def test_tall_pictures_are_resized_in_the_order_of_the_installed_pillow(interpolation, resize, arithmetic):
     transform = Transform(
         (Decode(), replace(resize, interpolation=interpolation), CenterCrop(80, 80), Rescale(), Pack())

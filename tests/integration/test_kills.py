@@ -71,7 +71,6 @@ def list_more_commands(case: int) -> list[tuple[str, ...]]:
         ("approve", "signed", "--because", "kills"),
         ("attest", "signed", "--key", "key.pem", "--output", f"attested/{case}"),
         ("deploy", "signed", "--to", "folder", "--because", "kills", "--output", f"served/{case}"),
-        ("recheck", "signed", "--rounds", "3", "--min-time", "0.1"),
     ]  # fmt: skip
 
 

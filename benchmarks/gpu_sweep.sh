@@ -4,7 +4,7 @@
 #   build     three networks with random weights in two precisions
 #   neighbor  one artifact alone and with every other GPU busy, interleaved (optpipe sweep --calibrate-host)
 #   many      60 jobs on all GPUs
-#   one       half of them on one GPU: the wall clock (its double is compared) and the figures taken alone
+#   one       half of them on one GPU: the wall clock (with what the others took) and the figures taken alone
 #   other     some of them on the second GPU alone: A/A
 # With `cpu` the same on this machine's processors in two parts, with a tiny model.
 set -u

@@ -14,7 +14,7 @@ import numpy as np
 from optpipe.evaluate.tasks.contract import BootstrapTask, Values, measure_scores
 from optpipe.evaluate.tasks.detection import Detection
 from optpipe.evaluate.tasks.embedding import Embedding
-from optpipe.evaluate.tasks.segmentation import Segmentation, _encode_mask
+from optpipe.evaluate.tasks.segmentation import Segmentation, encode_mask
 from optpipe.evaluate.tasks.token_classification import TokenClassification
 
 Population = tuple[Values, Values, Values]
@@ -59,9 +59,9 @@ def make_masks(count: int, draw: np.random.Generator) -> Population:
             return mask
 
         moved = int(draw.random() < 0.5)
-        truths.append(_encode_mask(paint(0)))
-        source.append(_encode_mask(paint(moved)))
-        found.append(_encode_mask(paint(moved + int(draw.random() < 0.2))))
+        truths.append(encode_mask(paint(0)))
+        source.append(encode_mask(paint(moved)))
+        found.append(encode_mask(paint(moved + int(draw.random() < 0.2))))
     return truths, source, found
 
 

@@ -3,6 +3,7 @@
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from optpipe.core.records import read_record
 from optpipe.core.weights import WeightsRequest
 from optpipe.evaluate.result import Evaluation
 from optpipe.sources.huggingface import HuggingFaceSource
+from tests.fakes.text_models import make_tokenizer, train
 from tests.integration.conftest import optpipe
 
 transformers = pytest.importorskip("transformers", reason="needs transformers: uv sync --extra hf")
@@ -41,34 +43,23 @@ def write_lines(path: Path, count: int, seed: int) -> Path:
 
 
 def train_tagger(folder: Path) -> None:
-    import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers
+    tokenizer = make_tokenizer([*PEOPLE, *FIRMS, *LAST, *OTHERS], ends=False)
+    draw, labels = random.Random(1), dict(enumerate(LABELS))
 
-    words = ["[PAD]", "[UNK]", *PEOPLE, *FIRMS, *LAST, *OTHERS]
-    place = {word: index for index, word in enumerate(words)}
-    tokenizer = Tokenizer(models.WordLevel(place, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]")
-    torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=len(words), hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64,
-        max_position_embeddings=32, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-        id2label=dict(enumerate(LABELS)), label2id={label: index for index, label in enumerate(LABELS)},
-    )  # fmt: skip
-    model = transformers.BertForTokenClassification(config)
-    optimizer, draw = torch.optim.AdamW(model.parameters(), 5e-3), random.Random(1)
-    for _ in range(500):
+    def compute_loss(model: Any) -> Any:
+        import torch
+
         lines = [make_line(draw) for _ in range(64)]
         ids, truths = torch.zeros(64, 16, dtype=torch.long), torch.full((64, 16), -100)
         for row, line in enumerate(lines):
-            ids[row, : len(line["tokens"])] = torch.tensor([place[word] for word in line["tokens"]])
+            ids[row, : len(line["tokens"])] = torch.tensor(tokenizer.convert_tokens_to_ids(line["tokens"]))
             truths[row, : len(line["tags"])] = torch.tensor([LABELS.index(tag) for tag in line["tags"]])
-        loss = model(ids, attention_mask=(ids > 0).long(), labels=truths).loss
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    model.eval().save_pretrained(folder)
-    fast.save_pretrained(folder)
+        return model(ids, attention_mask=(ids > 0).long(), labels=truths).loss
+
+    train(
+        folder, tokenizer, transformers.BertForTokenClassification, compute_loss, 500,
+        attention_probs_dropout_prob=0.0, id2label=labels, label2id={label: index for index, label in labels.items()},
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from optpipe.build.artifact import build_artifact
 from optpipe.build.verify import VerificationInfo, verify_artifact
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.entries import ArtifactInfo, LintSummary, ModelInfo, ReferenceInfo
-from optpipe.core.events import Listener, SilentListener
+from optpipe.core.events import Listener
 from optpipe.core.hashing import hash_file
 from optpipe.core.mixed_precision import Budget, MixedPrecision
 from optpipe.core.precision import Precision, PrecisionProof
@@ -154,7 +154,7 @@ def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener)
     times: list[StageTime] = []
     _require_available(plan)
     _require_known_options(plan)
-    _require_buildable(model, plan)
+    _require_buildable(model, plan, listener)
     warn_of_plugins(plan, listener)
     if plan.budget is not None and not set(BUDGETED) & set(plan.precisions):
         raise BadInputError(f"--budget applies to {' and '.join(BUDGETED)}; add one of them to --precision")
@@ -261,12 +261,12 @@ def _require_known_options(plan: BuildPlan) -> None:
             backend.recipe(choose_device(backend, plan.device), given)
 
 
-def _require_buildable(model: Model, plan: BuildPlan) -> None:
+def _require_buildable(model: Model, plan: BuildPlan, listener: Listener) -> None:
     """Fails at once, before any work, where none of the combinations that were asked for can be built."""
     if plan.automatic:
         return
     reasons = []
-    for backend, precision, device in _list_combinations(plan, SilentListener()):
+    for backend, precision, device in _list_combinations(plan, listener):
         if (reason := _find_obstacle(model, plan, backend, precision, device)) is None:
             return
         reasons.append(f"{backend.name} {reason}")

@@ -17,7 +17,14 @@ from optpipe.inputs.rows import Arrays, batch_from_rows, count_rows
 from optpipe.inputs.sample_set import AnySet, SampleSet
 from optpipe.inputs.tensor_set import FORMS, TensorSet, holds_tensors, read_tensor_set
 from optpipe.inputs.text_set import TextSet, text_set_from_path
-from optpipe.inputs.tokens import compute_max_tokens, encode_texts, find_first_tokens, pad_tokens
+from optpipe.inputs.tokens import (
+    compute_max_tokens,
+    count_truncated,
+    encode_texts,
+    find_first_tokens,
+    pad_tokens,
+    tokenize,
+)
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.file_names import TOKENIZER
 from optpipe.workspace.store import Entry
@@ -53,12 +60,12 @@ def load_sample_set(
             f"{len(unusable)} {'lines' if card.tokenization else 'files'} are skipped: {format_unreadable(unusable, 3)}"
         )
     if isinstance(found, TextSet):
-        texts, longest = list(found.texts.values()), compute_max_tokens(card)
+        longest = compute_max_tokens(card)
+        encoded = tokenize(list(found.texts.values()), model.file(TOKENIZER), longest)
         if card.task is Task.TOKEN_CLASSIFICATION:
-            firsts = find_first_tokens(texts, model.file(TOKENIZER), longest)
+            firsts = map(find_first_tokens, found.texts.values(), encoded)
             found = replace(found, first_tokens=dict(zip(found.texts, firsts, strict=True)))
-        _, cut = encode_texts(texts, model.file(TOKENIZER), longest)
-        if cut:
+        if cut := count_truncated(encoded):
             listener.warn(f"{cut} of {len(found.files)} texts are longer than {longest} tokens and are truncated")
     return found, unusable
 

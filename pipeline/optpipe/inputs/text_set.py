@@ -32,6 +32,11 @@ class TextSet(SampleSet):
     first_tokens: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Where the words' tags are read, by `files[].path`: the first token of each word, -1 for one that was cut off."""
 
+    def read_objects(self) -> list[dict[str, Any]]:
+        """The JSON object of each sample's line, in the order of `files`: what it says beside its text and label."""
+        lines = dict(_read_raw_lines(self.root))
+        return [json.loads(lines[int(each.path)]) for each in self.files]
+
 
 def text_set_from_path(
     source: Path, count: int | None = None, seed: int = 0

@@ -24,27 +24,32 @@ SENTENCES = (
 
 def encode_texts(texts: Sequence[str], tokenizer: Path, max_length: int) -> tuple[list[list[int]], int]:
     """The token identifiers of each text, special ones included, and how many texts were cut at `max_length`."""
-    encoded = _encode(texts, tokenizer, max_length)
-    return [each.ids for each in encoded], sum(bool(each.overflowing) for each in encoded)
+    encoded = tokenize(texts, tokenizer, max_length)
+    return [each.ids for each in encoded], count_truncated(encoded)
 
 
-def find_first_tokens(texts: Sequence[str], tokenizer: Path, max_length: int) -> list[list[int]]:
-    """Of each text the first token of each word, where words are what spaces separate; -1 for a word without a token."""
-    found = []
-    for text, encoded in zip(texts, _encode(texts, tokenizer, max_length), strict=True):
-        ends = np.cumsum([len(word) + 1 for word in text.split(" ")])
-        firsts = [-1] * len(ends)
-        for place, ((_, end), special) in enumerate(zip(encoded.offsets, encoded.special_tokens_mask, strict=True)):
-            word = int(
-                np.searchsorted(ends, end - 1, side="right")
-            )  # the last character: a token may begin with the space
-            if not special and firsts[word] < 0:
-                firsts[word] = place
-        found.append(firsts)
-    return found
+def count_truncated(encoded: Sequence[Any]) -> int:
+    """How many of the encodings that `tokenize` gave were cut."""
+    return sum(bool(each.overflowing) for each in encoded)
 
 
-def _encode(texts: Sequence[str], tokenizer: Path, max_length: int) -> list[Any]:
+def find_first_tokens(text: str, encoded: Any) -> list[int]:
+    """The first token of each word of `text`, where words are what spaces separate; -1 for a word without a token.
+
+    `encoded` is what `tokenize` gave for the text.
+    """
+    ends = np.cumsum([len(word) + 1 for word in text.split(" ")])
+    firsts = [-1] * len(ends)
+    for place, ((_, end), special) in enumerate(zip(encoded.offsets, encoded.special_tokens_mask, strict=True)):
+        # by its last character, since a token may begin with the space before the word
+        word = int(np.searchsorted(ends, end - 1, side="right"))
+        if not special and firsts[word] < 0:
+            firsts[word] = place
+    return firsts
+
+
+def tokenize(texts: Sequence[str], tokenizer: Path, max_length: int) -> list[Any]:
+    """The `tokenizers.Encoding` of each text, cut at `max_length` and not padded."""
     from tokenizers import Tokenizer
 
     loaded = Tokenizer.from_file(str(tokenizer))

@@ -12,7 +12,7 @@ from optpipe.workspace.runs import Run
 
 
 def since_from_text(text: str) -> str:
-    """Reads `--since` as a time in UTC. Raises BadInputError for what is not a time, or one that nothing was measured since."""
+    """Reads `--since` as a time in UTC. Raises BadInputError for text that is not a time, and for a time in the future."""
     try:
         found = datetime.fromisoformat(text)
     except ValueError as error:

@@ -267,9 +267,9 @@ class Store:
     def find(self, prefix: str, kind: None = None) -> Entry[Any]: ...
     def find(self, prefix: str, kind: type[Any] | None = None) -> Entry[Any]:
         """The one entry, of `kind` if given, whose id or `kind-id` starts with `prefix`."""
-        found: list[Entry[Any]] = [entry for entry in self.list_entries(kind) if entry.fits(prefix)]
+        entries: list[Entry[Any]] = self.list_entries(kind)
+        found = [entry for entry in entries if entry.fits(prefix)]
         if not found:
-            entries = self.list_entries(kind)
             of_model = [each.path.name for each in entries if each.manifest.info.get("model") == prefix]
             known = f"; entries of this model: {', '.join(of_model[:5])}" if of_model else ""
             raise BadInputError(f"no entry matches '{prefix}' in {self.workspace}{known}; `optpipe ls` lists entries")

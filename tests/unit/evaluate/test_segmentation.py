@@ -6,7 +6,7 @@ from optpipe.core.card import ModelCard, Task
 from optpipe.core.tensors import InputSpec, TensorSpec
 from optpipe.core.transform import CenterCrop, Decode, Pack, Rescale, Resize, Transform
 from optpipe.errors import BadInputError
-from optpipe.evaluate.tasks.segmentation import Segmentation, _decode_mask, _encode_mask
+from optpipe.evaluate.tasks.segmentation import Segmentation, _decode_mask, encode_mask
 from optpipe.inputs.image_set import image_set_from_path
 
 TASK = Segmentation()
@@ -33,7 +33,7 @@ def make_masks(count: int, wrong: float, truths=None, seed: int = 1):
 
 
 def encode(masks):
-    return [_encode_mask(each) for each in masks]
+    return [encode_mask(each) for each in masks]
 
 
 def write_set(folder, masks, size=(24, 20)):

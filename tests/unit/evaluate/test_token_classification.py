@@ -14,7 +14,7 @@ from optpipe.core.tensors import InputSpec, TensorSpec
 from optpipe.errors import BadInputError
 from optpipe.evaluate.tasks.token_classification import TokenClassification, find_entities
 from optpipe.inputs.text_set import text_set_from_path
-from optpipe.inputs.tokens import find_first_tokens
+from optpipe.inputs.tokens import find_first_tokens, tokenize
 
 TASK = TokenClassification()
 TAGS = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG")
@@ -120,5 +120,6 @@ def test_the_first_token_of_each_word(tmp_path):
     pytest.importorskip("tokenizers")
     tokenizer = make_tokenizer(tmp_path)
     texts = ["Ada Lovelace wrote.", "Ada wrote Lovelace"]
-    assert find_first_tokens(texts, tokenizer, 16) == [[1, 2, 4], [1, 2, 3]]
-    assert find_first_tokens(texts, tokenizer, 4) == [[1, 2, -1], [1, 2, -1]], "[CLS] and [SEP] take two of four"
+    whole, cut = (list(map(find_first_tokens, texts, tokenize(texts, tokenizer, longest))) for longest in (16, 4))
+    assert whole == [[1, 2, 4], [1, 2, 3]]
+    assert cut == [[1, 2, -1], [1, 2, -1]], "[CLS] and [SEP] take two of four"

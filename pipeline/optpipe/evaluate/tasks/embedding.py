@@ -1,6 +1,5 @@
 """Embeddings of texts: cosine similarity of pairs, Spearman's correlation with how alike people find them."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -63,8 +62,7 @@ class Embedding(BootstrapTask):
         """Pairs and their similarities; None where there are fewer than FEWEST_PAIRS."""
         if not isinstance(samples, TextSet):
             return None
-        lines = samples.root.read_bytes().splitlines()
-        said = [json.loads(lines[int(each.path) - 1]) for each in samples.files]
+        said = samples.read_objects()
         members: dict[str, list[int]] = {}
         for place, value in enumerate(said):
             if value.get("pair") is not None:

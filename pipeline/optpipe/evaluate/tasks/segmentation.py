@@ -66,7 +66,7 @@ class Segmentation(BootstrapTask):
         if not isinstance(samples, ImageSet) or card.transform is None:
             return None
         paths = require_masks(samples, card.transform, classes)
-        return None if paths is None else [_encode_mask(read_mask(path)) for path in paths]
+        return None if paths is None else [encode_mask(read_mask(path)) for path in paths]
 
     def decode(self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard) -> Values:
         """Logits (images, classes, height, width) to masks."""
@@ -74,12 +74,12 @@ class Segmentation(BootstrapTask):
         if (
             not isinstance(samples, ImageSet) or transform is None or transform.size is None
         ):  # tensors have no other geometry
-            return [_encode_mask(logits.argmax(0).astype(np.uint8)) for logits in first]
+            return [encode_mask(logits.argmax(0).astype(np.uint8)) for logits in first]
         for logits, file in zip(first, files, strict=True):
             geometry = compute_geometry(transform, *read_image_size(samples.root / file.path, transform))
             rows = _make_interpolation(geometry.rows, transform.size[0], logits.shape[1])
             columns = _make_interpolation(geometry.columns, transform.size[1], logits.shape[2])
-            found.append(_encode_mask((rows @ logits @ columns.T).argmax(0).astype(np.uint8)))
+            found.append(encode_mask((rows @ logits @ columns.T).argmax(0).astype(np.uint8)))
         return found
 
     def take_as_truths(self, predictions: Values) -> Values:
@@ -139,7 +139,8 @@ def _divide(part: "NDArray[np.float64]", whole: "NDArray[np.float64]") -> "NDArr
     return np.asarray(np.divide(part, whole, out=np.full(part.shape, np.nan), where=whole > 0))
 
 
-def _encode_mask(mask: "NDArray[np.uint8]") -> bytes:
+def encode_mask(mask: "NDArray[np.uint8]") -> bytes:
+    """A mask (height, width) as a PNG file."""
     target = io.BytesIO()
     Image.fromarray(mask).save(target, "PNG")
     return target.getvalue()

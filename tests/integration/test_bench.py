@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -83,7 +84,10 @@ def test_the_document_the_run_and_the_raw_samples_agree(workspace):
         assert dict(SAMPLE_COLUMNS) == {name: str(kind) for name, kind in samples.schema.items()}
         measured = samples.filter(pl.col("phase") == 1)
         latency = (measured["end_ns"] - measured["scheduled_ns"]).sort().to_numpy()
-        assert row["latency_ns"]["percentiles"]["p50"]["value"] == find_order_statistic(latency, 50.0)
+        percentiles = row["latency_ns"]["percentiles"]
+        assert {"p50", "p90"} <= {*percentiles, *row["latency_ns"]["withheld"]}
+        for name, percentile in percentiles.items():  # in so short a load, other work may leave none that can be shown
+            assert percentile["value"] == find_order_statistic(latency, float(name[1:]))
         assert len(measured) == row["samples"] == measurement.samples
         assert measured["input"].n_unique() > 2
         assert row["output_check"]["passed"]
@@ -158,9 +162,9 @@ def test_a_limit_that_nothing_meets_fails_with_the_nearest(workspace):
     limit = ran.document["limit"]["artifacts"][0]
     disturbed = limit["verdict"] == "INVALID"  # by other work on this machine: then it proves nothing
     assert (ran.status, limit["met"]) == ((5, None) if disturbed else (1, False))
-    assert limit["batch_size"] == 1
+    assert limit["batch_size"] in (1, 2)  # the closer of the two, by what was measured
     assert "meet" in (text := bench(workspace, *arguments).stdout)
-    assert "p90 ≤ 1.00 µs; closest is batch 1" in text
+    assert re.search("p90 ≤ 1.00 µs; closest is batch [12]", text)
 
 
 def test_a_limit_finds_its_batch(workspace):

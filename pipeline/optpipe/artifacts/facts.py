@@ -13,9 +13,12 @@ class JudgedBuild:
     """The build that is judged."""
 
     model: str
+    """Its name."""
     artifact: str
     backend: str
     precision: str
+    source: str = ""
+    """Of the model, as `build` takes it."""
     sha256: str | None = None
     size_bytes: int | None = None
     macs_share: Mapping[str, float] | None = None
@@ -33,6 +36,7 @@ def judged_build_from_entry(entry: Entry[ArtifactInfo]) -> JudgedBuild:
         artifact=entry.id,
         backend=info.backend,
         precision=info.precision,
+        source=info.source,
         sha256=file.sha256,
         size_bytes=file.size_bytes,
         macs_share=info.precision_proof.share.counted,

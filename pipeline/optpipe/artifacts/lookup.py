@@ -131,11 +131,11 @@ def _is_called(artifact: Entry[ArtifactInfo], text: str) -> bool:
     return text in (artifact.info.model, artifact.info.source) or (text == name != "" and not file.endswith(".py"))
 
 
-def format_model_argument(card: ModelCard) -> str:
-    """The MODEL of a command that means this model, as far as its card tells."""
-    named = card.source.startswith(("timm:", "hf:"))
-    own = card.name == (Path(card.source).stem if card.source.endswith(".onnx") else name_from_factory(card.source))
-    return shlex.quote(card.source if named or own else card.name)
+def format_model_argument(name: str, source: str) -> str:
+    """The MODEL of a `build` that means the model of this name and source, as far as they tell."""
+    named = source.startswith(("timm:", "hf:"))
+    own = name == (Path(source).stem if source.endswith(".onnx") else name_from_factory(source))
+    return shlex.quote(source if named or own else name)
 
 
 def explain_different_weights(artifacts: Sequence[StoredArtifact]) -> str | None:
@@ -187,7 +187,8 @@ def choose_batch_sizes(artifact: StoredArtifact, sizes: Sequence[int] | None) ->
     outside = [size for size in sizes if not low <= size <= high]
     if outside:
         info, wider = artifact.entry.info, f"{min(low, *outside)}:{high}:{max(high, *outside)}"
-        build = f"{format_model_argument(artifact.card)} --precision {info.precision} --backend {info.backend} --batch {wider}"
+        model = format_model_argument(artifact.card.name, artifact.card.source)
+        build = f"{model} --precision {info.precision} --backend {info.backend} --batch {wider}"
         way_out = f"`optpipe build {build}` builds one that includes it"
         if low == high and _is_fixed(artifact):
             way_out = f"the ONNX file has a fixed batch size of {low}; omit --batch, or export it with a dynamic batch dimension"

@@ -132,9 +132,16 @@ def prove_precision(
         key=lambda layer: -layer.macs,
     )
     unit = "MACs" if share.macs else "layers"
-    reason = f"{found:.1%} of {unit} in {wanted}, {required:.0%} required"
+    reason = f"{_format_share(found, required)} of {unit} in {wanted}, {required:.0%} required"
     placed = placement is None or placement.share <= MAX_SHARE_ELSEWHERE
     if placement is not None and not placed:
-        reason += f"; {placement.share:.1%} of {placement.unit} run outside {placement.provider}, {MAX_SHARE_ELSEWHERE:.0%} allowed"
+        outside = _format_share(placement.share, MAX_SHARE_ELSEWHERE)
+        reason += f"; {outside} of {placement.unit} run outside {placement.provider}, {MAX_SHARE_ELSEWHERE:.0%} allowed"
     proven = placed and found >= required - 1e-12
     return PrecisionProof(share, proven, reason, tuple(others[:MAX_OTHERS]), len(others), placement)
+
+
+def _format_share(share: float, limit: float) -> str:
+    """In percent with as many decimals as show on which side of the limit it is."""
+    texts = [(f"{share:.{digits}%}", f"{limit:.{digits}%}") for digits in range(1, 13)]
+    return next((text for text, other in texts if text != other), texts[0][0])

@@ -56,7 +56,7 @@ def run_evaluation(
     if not artifacts:
         raise BadInputError(
             f"{card.name} has no build with these options in {store.workspace}\n"
-            f"first run `optpipe build {format_model_argument(card)}` with the same options"
+            f"first run `optpipe build {format_model_argument(card.name, card.source)}` with the same options"
         )
     exported, _ = export_model(model, store, listener, stored)
     card = card_from_file(exported.file(CARD))

@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Set
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from optpipe.signoff.policy import Policy
 from optpipe.signoff.since import split_runs
 from optpipe.workspace.baselines import find_approved_baseline, get_utc_time
 from optpipe.workspace.file_names import BUILDS, POLICY, REQUEST, VERDICT
+from optpipe.workspace.hashes import find_changed_files
 from optpipe.workspace.manifest import MANIFEST, read_manifest
 from optpipe.workspace.runs import (
     Run,
@@ -188,10 +190,13 @@ def _copy_run(run: Run, target: Path, judged: Set[str | None], room: int, *, who
                 room -= needed
             else:
                 left_out |= set(files)
-    for path in sizes:
-        if path not in left_out and (run.path / path).is_file():
-            (target / path).parent.mkdir(parents=True, exist_ok=True)
+    kept = {path for path in sizes if path not in left_out and (whole or (run.path / path).is_file())}
+    for path in kept:
+        (target / path).parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):
             shutil.copyfile(run.path / path, target / path)
+    if problems := find_changed_files(target, {path: run.manifest.files[path].sha256 for path in sorted(kept)}):
+        raise BadInputError(f"run {run.run_id} changed while it was copied ({problems[0]}); sign off again")
     command = drop_folders(run.manifest.command)
     write_bytes(target / MANIFEST, json_from_record(replace(run.manifest, command=command)))
     return room

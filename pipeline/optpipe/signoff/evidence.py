@@ -12,7 +12,7 @@ from optpipe.signoff.group_evidence import observe_groups
 from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import LoadFilter
 from optpipe.signoff.regression import observe_regression
-from optpipe.signoff.suggest import suggest_bench, suggest_fix, suggest_narrowing
+from optpipe.signoff.suggest import suggest_bench, suggest_build_again, suggest_fix, suggest_narrowing
 
 
 def observe(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:
@@ -91,16 +91,14 @@ def _preprocessing(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Ob
 def _precision(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:
     shares = evidence.build.macs_share
     if not shares:
-        return Missing(
-            "the precision of this build was not verified", f"optpipe build {shlex.quote(evidence.build.model)}"
-        )
+        return Missing("the precision of this build was not verified", suggest_build_again(evidence.build))
     share = float(shares.get(criterion.metric, 0.0))
     return [Observation(share, about="counted in the built network", source=evidence.record)]
 
 
 def _size(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:  # noqa: ARG001
     if evidence.build.size_bytes is None:
-        return Missing("the size of this build is not recorded", f"optpipe build {shlex.quote(evidence.build.model)}")
+        return Missing("the size of this build is not recorded", suggest_build_again(evidence.build))
     return [Observation(float(evidence.build.size_bytes), about="exact, of the file", source=evidence.record)]
 
 

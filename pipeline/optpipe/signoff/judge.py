@@ -9,7 +9,6 @@ A dossier's folder (see `optpipe.workspace.seal` for its seal)
     verdict.json               what `judge_dossier` says; report.html, report.md, junit.xml, comparison.json: the same for people
 """
 
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -38,7 +37,7 @@ from optpipe.signoff.evidence import observe
 from optpipe.signoff.policy import Policy, policy_from_toml
 from optpipe.signoff.policy_format import LoadFilter
 from optpipe.signoff.since import note_since, split_runs
-from optpipe.signoff.suggest import suggest_build
+from optpipe.signoff.suggest import suggest_build, suggest_build_again
 from optpipe.workspace.file_names import BUILDS, POLICY, REQUEST
 from optpipe.workspace.manifest import MANIFEST
 from optpipe.workspace.runs import RemovedRun, Run, load_runs, read_dossier_file, require_unchanged
@@ -227,7 +226,10 @@ def _judge_environment(artifact: str, measured: tuple[RecordedMeasurement, ...])
 
 def _judge_outputs(artifact: Entry[ArtifactInfo], checked: Entry[VerificationInfo] | None) -> CriterionResult:
     info = artifact.info
-    name, again = "trust.outputs", f"on a machine where it can run: optpipe build {shlex.quote(info.model)}"
+    name, again = (
+        "trust.outputs",
+        f"on a machine where it can run: {suggest_build_again(judged_build_from_entry(artifact))}",
+    )
     if checked is None:
         return _doubt_trust(name, "the outputs were not compared with the source model", again)
     if checked.manifest.recipe.get("artifact", {}).get("sha256") != artifact.sha256(info.file):

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
 from optpipe.artifacts.facts import JudgedBuild
+from optpipe.artifacts.lookup import format_model_argument
 from optpipe.core.defaults import MAX_CV, PROCESSES
 from optpipe.core.measurement import LoadSpec, Subject, format_option, list_load_options
 from optpipe.measuring.groups import ProcessGroup
@@ -89,9 +90,14 @@ def _format_option(backend: str, name: str, value: str) -> str:
     return f"--option {shlex.quote(f'{backend}.{name}={value}')}"
 
 
+def suggest_build_again(build: JudgedBuild) -> str:
+    """Builds its model again."""
+    return f"optpipe build {format_model_argument(build.model, build.source)}"
+
+
 def suggest_build(build: JudgedBuild) -> str:
     """Builds it with trained weights."""
-    return f"optpipe build {shlex.quote(build.model)} --backend {build.backend} --precision {build.precision} --weights FILE"
+    return f"{suggest_build_again(build)} --backend {build.backend} --precision {build.precision} --weights FILE"
 
 
 def suggest_narrowing(section: str, build: JudgedBuild) -> str:

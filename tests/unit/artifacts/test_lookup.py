@@ -109,4 +109,4 @@ def test_builds_from_before_and_after_training_are_told_apart(store: Store) -> N
     ],
 )
 def test_the_model_of_an_advised_command(name: str, source: str, text: str) -> None:
-    assert format_model_argument(ModelCard(name, source, Task.OTHER, INPUTS)) == text
+    assert format_model_argument(name, source) == text

@@ -56,6 +56,20 @@ def test_an_fp32_engine_does_not_pass_for_fp16() -> None:
     assert proof.reason == "30.0% of MACs in fp16, 80% required"
 
 
+@pytest.mark.parametrize(
+    ("wanted", "macs", "reason"),
+    [
+        (Precision.FP32, 999_999, "99.9999% of MACs in fp32, 100% required"),
+        (Precision.FP16, 799_990, "79.999% of MACs in fp16, 80% required"),
+        (Precision.FP16, 800_000, "80.0% of MACs in fp16, 80% required"),
+        (Precision.FP32, 1_000_000, "100.0% of MACs in fp32, 100% required"),
+    ],
+)
+def test_rounding_never_hides_why_a_precision_is_not_proven(wanted: Precision, macs: int, reason: str) -> None:
+    other = LayerType("b", "Conv", "int8", 1_000_000 - macs)
+    assert prove_precision(wanted, [LayerType("a", "Conv", str(wanted), macs), other]).reason == reason
+
+
 def test_fp32_tolerates_nothing_else() -> None:
     assert not prove_precision(
         Precision.FP32, [LayerType("a", "Conv", "fp32", 999), LayerType("b", "Conv", "tf32", 1)]

@@ -105,6 +105,21 @@ def test_a_partial_dossier_is_refused_even_when_resealed(workspace, tmp_path, fi
     assert check_dossier(folder).problems
 
 
+def test_a_raw_file_that_vanishes_while_it_is_copied_is_refused(workspace, tmp_path, monkeypatch):
+    workspace.bench(workspace.artifact("fp16"))
+    copy = shutil.copyfile
+
+    def remove_first(source, target):
+        if source.suffix == ".parquet":
+            source.unlink(missing_ok=True)
+        return copy(source, target)
+
+    monkeypatch.setattr(shutil, "copyfile", remove_first)
+    with pytest.raises(BadInputError, match=r"changed while it was copied \(.*\.parquet: missing\); sign off again"):
+        dossier(workspace, LATENCY % "50", tmp_path)
+    assert not (tmp_path / "one").exists()
+
+
 def test_a_dossier_of_another_schema_version_is_refused_by_number(workspace, tmp_path):
     workspace.bench(workspace.artifact("fp16"))
     _, folder = dossier(workspace, LATENCY % "50", tmp_path)

@@ -19,7 +19,7 @@ from optpipe.signoff.dossier import finish_dossier
 from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.policy import policy_from_toml
 from optpipe.signoff.policy_format import SECTIONS, LoadFilter, QueryRate
-from optpipe.signoff.suggest import suggest_bench, suggest_fix, suggest_narrowing
+from optpipe.signoff.suggest import suggest_bench, suggest_build, suggest_fix, suggest_narrowing
 from optpipe.workspace.baselines import store_baseline
 
 COMMANDS = get_command(app)
@@ -210,6 +210,19 @@ def test_a_load_that_was_never_measured_is_suggested_as_the_policy_has_it(where)
     wanted = (where.scenario or "single-stream", where.mode or "compute", where.streams or 1, where.rate)
     assert plan.load.key[1:] == wanted
     assert plan.options == {"onnxruntime": {"graph": "a b"}}
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "argument"),
+    [
+        ("bertc", "hf:bertc", "hf:bertc"),
+        ("digits", "digits/digits.py:digits", "digits"),
+        ("n.f", "my net/n.py:f", "'my net/n.py:f'"),
+    ],
+)
+def test_a_build_is_suggested_by_what_finds_its_model(name, source, argument):
+    build = JudgedBuild(name, "90d93930c3c6", "onnxruntime", "fp16", source)
+    assert suggest_build(build) == f"optpipe build {argument} --backend onnxruntime --precision fp16 --weights FILE"
 
 
 @pytest.mark.parametrize("section", [*SECTIONS, "environment"])

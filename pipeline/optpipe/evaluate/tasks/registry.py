@@ -29,5 +29,5 @@ def find_task(card: ModelCard) -> TaskContract:
     way = "\nset its task and labels in a model card (see models/README.md)" if card.task is Task.OTHER else ""
     raise BadInputError(
         f"{card.name} cannot be evaluated (task: {card.task}; evaluated are {', '.join(TASKS)});"
-        f" `optpipe build {format_model_argument(card)}` verifies its tensors{way}"
+        f" `optpipe build {format_model_argument(card.name, card.source)}` verifies its tensors{way}"
     )

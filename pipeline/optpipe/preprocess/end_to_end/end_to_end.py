@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from optpipe.artifacts.lookup import StoredArtifact
+from optpipe.artifacts.lookup import StoredArtifact, format_model_argument
 from optpipe.core.events import Listener
 from optpipe.core.records import json_from_record, read_record
 from optpipe.core.verdict import Verdict, combine_verdicts
@@ -134,7 +134,7 @@ def choose_plan(artifact: StoredArtifact, batch_size: int | None, store: Store, 
         wider = f"{spec.min[0]}:{wanted}:{max(wanted, spec.max[0])}"
         raise BadInputError(
             f"batch size {wanted} is outside the profile {spec.min[0]}…{spec.max[0]} of {artifact.label}\n"
-            f"`optpipe build {artifact.card.name} --batch {wider}` builds one that includes it"
+            f"`optpipe build {format_model_argument(artifact.card.name, artifact.card.source)} --batch {wider}` builds one that includes it"
         )
     return replace(plan, batch_size=wanted)
 

@@ -86,7 +86,7 @@ def find_slow_layers(context: RuleContext) -> ProfileFinding | None:
         f"{len(timed)} layers take up to {format_duration(above_ns)} more per inference than their arithmetic and memory traffic require; "
         f"{timed[0].cost.op} {timed[0].cost.name} the most"
     )
-    advice = "optpipe bench with --option onnxruntime.threads=N and larger batches"
+    advice = "more threads or larger batches: optpipe bench --option onnxruntime.threads=N --batch 1,8,32"
     if not any(each.cost.type == "int8" for each in timed):
         advice += "; INT8 if accuracy allows: optpipe build --precision int8 --backend onnxruntime"
     rows = tuple(

@@ -159,17 +159,27 @@ def test_bad_input_is_one_or_two_lines(workspace, inside, tmp_path, arguments, s
 def test_a_limit_that_nothing_meets_fails_with_the_nearest(workspace):
     arguments = (*ORT, "--batch", "1,2", "--slo", "p90=1us", *QUICK, "--max-cv", "900%")
     ran = bench(workspace, *arguments, "--json")
-    limit = ran.document["limit"]["artifacts"][0]
-    disturbed = limit["verdict"] == "INVALID"  # by other work on this machine: then it proves nothing
-    assert (ran.status, limit["met"]) == ((5, None) if disturbed else (1, False))
-    assert limit["batch_size"] in (1, 2)  # the closer of the two, by what was measured
-    assert "meet" in (text := bench(workspace, *arguments).stdout)
-    assert re.search("p90 ≤ 1.00 µs; closest is batch [12]", text)
+    limit, shown = ran.document["limit"]["artifacts"][0], list_percentiles(ran.document, "p90")
+    disturbed = limit["verdict"] == "INVALID" or limit["not_judged"]  # by other work on this machine: it proves nothing
+    assert (ran.status, limit["met"]) == ((5, None) if disturbed or not shown else (1, False))
+    assert limit["batch_size"] == min(shown, key=lambda size: shown[size]["value"], default=None)
+    text = bench(workspace, *arguments).stdout
+    assert re.search("p90 ≤ 1.00 µs(; closest is batch [12]| could not be judged)", text)
+
+
+def list_percentiles(document, name):
+    """A percentile by batch size; other work on the machine may leave none that can be shown."""
+    rows = document["measurements"]
+    found = {row["load"]["batch_size"]: row["latency_ns"]["percentiles"].get(name) for row in rows}
+    return {size: each for size, each in found.items() if each}
 
 
 def test_a_limit_finds_its_batch(workspace):
     ran = bench(workspace, *ORT, "--batch", "1,2", "--slo", "p50=10s", *QUICK, "--json")
-    assert ran.document["limit"]["artifacts"][0]["batch_size"] == 2
+    valid = {row["load"]["batch_size"] for row in ran.document["measurements"] if row["verdict"] == "VALID"}
+    shown = {*list_percentiles(ran.document, "p50")}
+    found = ran.document["limit"]["artifacts"][0]["batch_size"]
+    assert found == max(shown & valid or shown, default=None)  # on a quiet machine 2
 
 
 def test_tuning_tries_threads_and_says_what_it_chose(workspace):
@@ -300,7 +310,7 @@ def long_bench(workspace):
     arguments = ["bench", *ORT, "--batch", "1", *QUICK[:2], *QUICK[6:10], "--min-time", "50"]
     command = [sys.executable, "-m", "optpipe", *arguments, "--workspace", str(workspace)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while measured_so_far(workspace) < 200:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
@@ -318,7 +328,7 @@ def test_ctrl_c_keeps_what_was_measured(workspace):
     known = {run.run_id for run in list_runs(workspace, "bench")}
     process = long_bench(workspace)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=300)
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
     run = next(run for run in list_runs(workspace, "bench") if run.run_id not in known)
@@ -394,7 +404,7 @@ def test_ctrl_c_in_the_first_measurement_of_a_search_ends_the_search(workspace, 
 
 
 def test_a_rate_so_low_that_nobody_comes_ends_when_the_time_is_up(workspace, artifact):
-    arguments = (artifact, "--scenario", "server", "--rate", "0.001", "--batch", "1", *QUICK[:-1], "0.5", "--json")
+    arguments = (artifact, "--scenario", "server", "--rate", "0.000001", "--batch", "1", *QUICK[:-1], "0.5", "--json")
     row = bench(workspace, *arguments).document["measurements"][0]
     assert (row["samples"], [each["code"] for each in row["reasons"]]) == (0, ["too-few-samples"])
 

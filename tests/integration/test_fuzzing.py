@@ -26,7 +26,7 @@ from optpipe.workspace.shipped import find_shipped_folder
 from tests.fakes import mutations
 from tests.integration.conftest import Ran, optpipe
 
-LIMIT_S = 20
+LIMIT_S = 60
 CHUNKS = range(5)
 """Workers share the cases."""
 ROOT = Path(__file__).parents[2]

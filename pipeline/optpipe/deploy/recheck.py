@@ -30,7 +30,7 @@ from optpipe.deploy.signed_build import SignedBuild
 from optpipe.errors import BadInputError, StageError
 from optpipe.export.reference import reference_from_file
 from optpipe.measuring.groups import ProcessGroup, group_processes
-from optpipe.measuring.interleave import PAIR_CONFIDENCE, run_interleaved
+from optpipe.measuring.interleave import PAIR_CONFIDENCE, read_pair_figure, run_interleaved
 from optpipe.measuring.measure import RunContext, measure_load
 from optpipe.measuring.pool import WorkerPool
 from optpipe.measuring.process import WorkerProcess
@@ -284,10 +284,7 @@ def _compare_with_dossier(side: Side, group: ProcessGroup, load: LoadSpec, liste
     values = []
     with listener.step(f"{load}, {PROCESSES} processes", total=PROCESSES) as step:
         for number in range(PROCESSES):
-            found = side(f"n{number:03}")
-            if found.latency_ns is None:
-                raise StageError(f"{found.reasons[0].message}; {found.reasons[0].remedy}")
-            values.append(log(found.latency_ns.percentiles["p50"].value))
+            values.append(log(read_pair_figure(side(f"n{number:03}"), PairMetric.P50)))
             step.advance()
     new, old = mean_from_values(values), group.compute_mean("p50", logarithms=True)
     if new is None or old is None:

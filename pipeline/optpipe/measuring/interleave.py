@@ -49,7 +49,7 @@ def run_interleaved(
         found = replace(measures[name[0]](name), id=name)
         if found.interrupted:
             return None
-        _read_figure(found, metric)
+        read_pair_figure(found, metric)
         every.append(found)
         if len(every) == 2 * rounds:
             last = decide_rounds(every, rounds, metric)
@@ -96,7 +96,7 @@ def comparison_from_measurements(
 
 
 def _list_figures(measured: Sequence[Measurement], side: str, metric: PairMetric) -> list[float]:
-    return [_read_figure(one, metric) for one in measured if one.id.startswith(side)]
+    return [read_pair_figure(one, metric) for one in measured if one.id.startswith(side)]
 
 
 def _judged(baseline: list[float], contender: list[float], first: int) -> Ratio:
@@ -108,7 +108,7 @@ def _judged(baseline: list[float], contender: list[float], first: int) -> Ratio:
     )
 
 
-def _read_figure(found: Measurement, metric: PairMetric) -> float:
+def read_pair_figure(found: Measurement, metric: PairMetric) -> float:
     """One process's figure; its median needs no interval of its own, for the ratio's interval is over processes."""
     wrong = [reason for reason in found.reasons if reason.code in WRONG_OUTPUTS]
     latency, throughput = found.latency_ns, found.throughput_images_per_s

@@ -34,7 +34,7 @@ def test_nothing_of_the_group_is_left(tmp_path, ask_s):
     assert process.returncode == (-9 if ask_s is None else -15)
     with pytest.raises(ChildProcessError):
         os.waitpid(process.pid, os.WNOHANG)
-    state, until = Path(f"/proc/{started}/stat"), monotonic() + 10
+    state, until = Path(f"/proc/{started}/stat"), monotonic() + 30
     while state.exists() and state.read_text().split()[2] != "Z":  # until init takes it
         assert monotonic() < until
 

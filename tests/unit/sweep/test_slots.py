@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -226,11 +227,15 @@ def test_a_process_that_ends_without_a_word_is_a_failed_row_with_its_last_words(
 def test_a_process_that_hangs_is_ended_and_leaves_nothing_behind(tmp_path):
     cell = make_cell("cpu")
     task = Task(str(tmp_path), cell.recipe, (cell,), "a" * 12)
-    program = "import subprocess, sys, time; subprocess.Popen(['sleep', '987']); time.sleep(987)"
+    seconds = f"987.{os.getpid()}"  # of this test alone
+    program = f"import subprocess, sys, time; subprocess.Popen(['sleep', '{seconds}']); time.sleep(987)"
     outcome = run_task(
         task, make_slot(kind="cpu"), Limits(task_s=0.5), threading.Event(), (sys.executable, "-c", program)
     )
     assert (
         "longer than 0 s (--job-timeout)" in outcome.cells[0].reason or "KeyboardInterrupt" in outcome.cells[0].reason
     )
-    assert subprocess.run(["pgrep", "-f", "^sleep 987$"], check=False).returncode == 1
+    deadline = time.monotonic() + 60
+    while subprocess.run(["pgrep", "-f", f"^sleep {seconds}$"], check=False, capture_output=True).returncode == 0:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)

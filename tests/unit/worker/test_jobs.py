@@ -45,7 +45,7 @@ def module(tmp_path, monkeypatch):
     return "answers"
 
 
-def run(module, jobs, limit_s=20, defaults=None):
+def run(module, jobs, limit_s=100, defaults=None):
     return run_jobs(module, jobs, Answer, limit_s, defaults or {})
 
 
@@ -66,7 +66,7 @@ def test_jobs_share_a_process_until_one_fails(module):
 def test_one_that_hangs_is_ended_at_its_limit(module):
     begun = monotonic()
     assert list(run(module, ["hang"], 1.0)) == [JobFailure("", None)]
-    assert monotonic() - begun < 10
+    assert monotonic() - begun < 50
 
 
 def test_stopping_early_ends_the_process(module):

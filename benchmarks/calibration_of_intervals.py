@@ -35,7 +35,6 @@ from optpipe.core.measurement import (
 )
 from optpipe.core.quantity import Dimension
 from optpipe.measuring.figures import estimate_throughput
-from optpipe.measuring.groups import ProcessGroup
 from optpipe.measuring.interleave import run_interleaved
 from optpipe.measuring.measured import RecordedMeasurement
 from optpipe.measuring.rate import find_highest_rate
@@ -44,7 +43,7 @@ from optpipe.measuring.tune import tune_options
 from optpipe.measuring.validity import ValidityEvidence, find_reasons
 from optpipe.signoff.build_evidence import BuildEvidence
 from optpipe.signoff.criteria import decide_overall_verdict, judge_criteria
-from optpipe.signoff.group_evidence import observe_group
+from optpipe.signoff.evidence import observe
 from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import Sense
 from optpipe.stats.agreement import compute_snr_interval
@@ -221,12 +220,52 @@ def signoffs(generator, scale) -> Iterator[Row]:
             )
 
 
-def observed_load(generator, limit, level, between):
-    """What a sign-off sees of one load: five processes of a build whose long run is `level` ms."""
-    figures = level * np.exp(between * generator.standard_normal(5) - between**2 / 2)
+def two_speeds(generator, scale) -> Iterator[Row]:
+    """Verdicts on processes that run at two speeds 5 % apart, scattering 0.3 % about each; and on those that do not."""
+    limit = Criterion("latency", "p50", Sense.AT_MOST, 10e6, Dimension.TIME)
+    for count in (5, 10):
+        for slow in (0.1, 0.3, 0.5, 0.7, 0.9):
+            at, held = f"{count} processes, {slow:.0%} of them 5 % slower", []
+            for margin in (0.0, 0.01, 0.03):
+                found = [
+                    [judged(generator, limit, 10 / (1 + side * margin), 0.003, count, slow) for side in (1, -1)]
+                    for _ in range(round(300 * scale))
+                ]
+                what = f"{at}, {margin:.0%}"
+                wrong = [keeps.verdict == "FAIL" for keeps, _ in found]
+                yield share(wrong, most=0.03, what=f"FAIL of {what} inside the limit", claimed="≤ 2.5 %")
+                wrong = [breaks.verdict == "PASS" for _, breaks in found]
+                yield share(wrong, most=0.03, what=f"PASS of {what} beyond the limit", claimed="≤ 2.5 %")
+                truth = 10e6 / (1 + margin)
+                held += [keeps.ci[0] <= truth <= keeps.ci[1] for keeps, _ in found]
+            yield share(held, COVERAGE, what=f"interval over {at}", claimed="95 %")
+    for between, margin, count in (
+        (0.0009, 0.03, 5),
+        (0.003, 0.03, 5),
+        (0.0009, 0.02, 10),
+        (0.003, 0.02, 10),
+        (0.013, 0.03, 10),
+    ):
+        found = [
+            judged(generator, limit, 10 / (1 + margin), between, count).verdict == "PASS"
+            for _ in range(round(300 * scale))
+        ]
+        what = f"PASS of {count} processes at one speed, scatter {between:.2%}, {margin:.0%} inside the limit"
+        yield share(found, 0.95, what=what, claimed="power")
+
+
+def judged(generator, limit, level, between, count, slow=0.0):
+    """The criterion's result on `count` processes."""
+    return judge_criteria([(limit, [observed_load(generator, limit, level, between, count, slow)])], 0.95)[0]
+
+
+def observed_load(generator, limit, level, between, count=5, slow=0.0):
+    """What a sign-off sees of one load: processes of a build whose long run is `level` ms, a share `slow` of them 5 % slower."""
+    figures = level * np.exp(between * generator.standard_normal(count) - between**2 / 2)
+    figures *= (1 + 0.05 * (generator.random(count) < slow)) / (1 + 0.05 * slow)
     tries = tuple(RecordedMeasurement(replace(planted(each), process=at), "r") for at, each in enumerate(figures))
     build = JudgedBuild("m", "a", "simulated", "fp32")
-    return observe_group(limit, ProcessGroup(tries), "p50", BuildEvidence(build, tries))
+    return observe(limit, BuildEvidence(build, tries))[0]
 
 
 # -------------------------------------------------------------------- accuracy
@@ -520,6 +559,7 @@ PARTS: dict[str, Callable[..., Iterator[Row]]] = {
         processes,
         criteria,
         signoffs,
+        two_speeds,
         accuracy,
         throughput,
         interleaving,

@@ -249,7 +249,7 @@ def test_a_corrupted_artifact_is_refused(workspace, tmp_path):
     assert both.status == 4  # the other was measured, and what was asked for is not all there
     assert "damaged" in both.stdout
     assert "rebuild it with" in both.stdout
-    assert "samples" in both.stdout
+    assert "images/s" in both.stdout
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ PARTS = [
     "processes",
     "criteria",
     "signoffs",
+    "two_speeds",
     "accuracy",
     "throughput",
     "interleaving",

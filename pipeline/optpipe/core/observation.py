@@ -56,6 +56,8 @@ class Observation:
     """What to do where the interval straddles a limit."""
     to_fix: str = ""
     """What to do where the figure breaks a limit."""
+    processes: int = 0
+    """How many processes a time or rate is the mean of; 0 for other figures."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 The rule, for a limit L and an interval [low, high] around the observed value ("at most"; "at least" mirrors it):
 PASS where high ≤ L, FAIL where the value is so far above L that Holm's procedure over all figures judged together rejects L,
-INCONCLUSIVE else. A cap (random weights, an INVALID
+INCONCLUSIVE else. The interval and the p-value of processes allow for a second speed that none of them drew (`stats.two_speeds`).
+A cap (random weights, an INVALID
 measurement, a foreign environment) leaves nothing to judge: INCONCLUSIVE, whatever the figures say.
 Hence the laws that the tests hold it to: loosening a limit never turns PASS or INCONCLUSIVE into FAIL, and a build
 exactly on the limit passes no more often than the interval's error rate.
@@ -20,6 +21,7 @@ from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import Sense
 from optpipe.stats.multiple import reject_by_holm
 from optpipe.stats.paired import compute_normal_quantile
+from optpipe.stats.two_speeds import compute_unseen_p_value
 
 
 def judge_criteria(
@@ -67,12 +69,20 @@ def _compute_p_value(criterion: Criterion, seen: Observation, confidence: float)
     low, high = _bounds(seen)
     if not low < high:
         return None
+    distance = criterion.measure_distance(float(seen.value))
+    unseen = compute_unseen_p_value(distance, seen.processes) if seen.processes else 0.0
+    return max(unseen, _compute_tail(criterion, seen, confidence))
+
+
+def _compute_tail(criterion: Criterion, seen: Observation, confidence: float) -> float:
+    """That of the estimate's own distribution; where only its interval is known, of a normal one."""
+    (low, high), value = _bounds(seen), float(seen.value)
     limit, at_most = float(criterion.threshold), criterion.sense is not Sense.AT_LEAST
     if seen.tail is not None:
         found = seen.tail.compute_p_value_above if at_most else seen.tail.compute_p_value_below
         return found(limit)
-    spread = (seen.value - low if at_most else high - seen.value) / compute_normal_quantile(confidence)
-    distance = seen.value - limit if at_most else limit - seen.value
+    spread = (value - low if at_most else high - value) / compute_normal_quantile(confidence)
+    distance = value - limit if at_most else limit - value
     if spread <= 0:
         return 0.0 if distance > 0 else 1.0
     return 1 - NormalDist().cdf(distance / spread)

@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from math import exp, expm1
 
 from optpipe.core.observation import Missing, Observation, ScaledTail
 from optpipe.core.quantity import Dimension
@@ -13,6 +14,7 @@ from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import LoadFilter
 from optpipe.signoff.regression import observe_regression
 from optpipe.signoff.suggest import suggest_bench, suggest_build_again, suggest_fix, suggest_narrowing
+from optpipe.stats.two_speeds import compute_unseen_reach
 
 
 def observe(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:
@@ -21,7 +23,22 @@ def observe(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observati
     if isinstance(found, Missing):
         return found
     narrow, fix = (suggest(criterion.section, evidence.build) for suggest in (suggest_narrowing, suggest_fix))
-    return [replace(each, to_narrow=each.to_narrow or narrow, to_fix=fix) for each in found]
+    allowed = (_allow_for_unseen_speed(each, criterion.base, evidence.confidence) for each in found)
+    return [replace(each, to_narrow=each.to_narrow or narrow, to_fix=fix) for each in allowed]
+
+
+def _allow_for_unseen_speed(seen: Observation, base: float, confidence: float) -> Observation:
+    """The interval of few processes reaches as far as a second speed that none of them drew may move the long run."""
+    if not seen.processes or seen.low is None or seen.high is None:
+        return seen
+    reach, ratio = compute_unseen_reach(seen.processes, (1 - confidence) / 2), base + float(seen.value)
+    low, high = min(seen.low, ratio * exp(-reach) - base), max(seen.high, ratio * exp(reach) - base)
+    if (low, high) == (seen.low, seen.high):
+        return seen
+    about = (
+        f"{seen.about}; widened to ±{100 * expm1(reach):.1f} %: all {seen.processes} may have run at one of two speeds"
+    )
+    return replace(seen, low=low, high=high, about=about)
 
 
 def _latency(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:

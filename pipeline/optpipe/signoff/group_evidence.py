@@ -58,7 +58,8 @@ def observe_group(criterion: Criterion, group: ProcessGroup, name: str, evidence
         blockers,
         about,
         source,
-        None if name == "energy" else group.compute_mean(name),
+        tail=None if name == "energy" else group.compute_mean(name),
+        processes=0 if name in ("cv", "memory") else len(values),
         to_narrow=_suggest_narrowing(criterion, group, name, evidence),
     )
     return _observe_peak(seen, values, evidence.confidence) if name == "memory" else seen
@@ -68,8 +69,8 @@ def _suggest_narrowing(criterion: Criterion, group: ProcessGroup, name: str, evi
     if name in ("energy", "memory"):  # the interval is not that of a mean over runs alone
         more = suggest_more_processes(group, evidence.build, name, more=True)
         return f"measure more processes to narrow the interval: {more}"
-    again, limit = suggest_more_processes(group, evidence.build, name), float(criterion.threshold)
-    return suggest_runs(group.list_values(name), limit, evidence.confidence, again, "measure")
+    again = suggest_more_processes(group, evidence.build, name)
+    return suggest_runs(criterion, group.list_values(name), evidence.confidence, again)
 
 
 def _observe_peak(seen: Observation, peaks: Sequence[float], confidence: float) -> Observation:

@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from math import inf, log
 from typing import Any
 
 import msgspec
@@ -58,6 +59,16 @@ class Criterion:
             return f"{self.sense} {self.threshold}"
         text = format_quantity(self.threshold, self.dimension)
         return f"{self.sense} {text.replace('points', self.score) if self.score else text}"
+
+    def measure_distance(self, value: float) -> float:
+        """How far a time, rate or loss is from the limit: the logarithm of a ratio; infinite where one is not positive."""
+        one, other = self.base + value, self.base + float(self.threshold)
+        return abs(log(one) - log(other)) if one > 0 and other > 0 else inf
+
+    @property
+    def base(self) -> float:
+        """What makes a ratio of a figure: a loss is one less than it."""
+        return 1.0 if self.section == "regression" else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,11 +83,11 @@ def _observe_paired_loss(
     about = f"{group.load}; {count} interleaved rounds" + (f" in {len(pairs)} runs" if len(pairs) > 1 else "")
     about += f" with {evidence.baseline_name}" + (f"; left out: {tried - count} not VALID" if count < tried else "")
     command = suggest_pair(baseline.newest.measurement.subject, group, evidence.build, metric)
-    narrow = suggest_runs(runs, log1p(float(criterion.threshold)), evidence.confidence, command, "compare")
+    narrow = suggest_runs(criterion, runs, evidence.confidence, command)
     return replace(
         seen,
         value=expm1(mean.value), low=expm1(low), high=expm1(high), about=about, source=pairs[-1].run,
-        tail=LossTail(mean), to_narrow=narrow,
+        processes=count, tail=LossTail(mean), to_narrow=narrow,
     )  # fmt: skip
 
 
@@ -141,8 +141,8 @@ def _observe_unpaired_loss(
     blockers = [*seen.blockers, *_find_differences(group, baseline, pair)]
     seen = replace(seen, about=about, to_narrow=more)
     new, old = (each.compute_mean(metric, logarithms=True) for each in (group, baseline))
+    counts = [sum(map(len, each.list_values(metric))) for each in (group, baseline)]
     if new is None or old is None:
-        counts = [len([each for run in one.list_values(metric) for each in run]) for one in (group, baseline)]
         few = f"{explain_no_scatter(min(counts))}: {counts[0]} of the build and {counts[1]} of the baseline"
         return replace(seen, blockers=(*blockers, Blocker(few, more)))
     change = subtract_means(new, old)
@@ -152,6 +152,7 @@ def _observe_unpaired_loss(
     return replace(
         seen,
         value=expm1(change.value), low=expm1(low), high=expm1(high), blockers=tuple(blockers), tail=LossTail(change),
+        processes=min(counts),
     )  # fmt: skip
 
 

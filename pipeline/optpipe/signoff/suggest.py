@@ -5,6 +5,7 @@ DIR, FILE, DOSSIER, BEFORE and AFTER stand for what only the user has.
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from math import expm1, log1p
 
 from optpipe.artifacts.facts import JudgedBuild
 from optpipe.artifacts.lookup import format_model_argument
@@ -12,8 +13,10 @@ from optpipe.core.defaults import MAX_CV, PROCESSES
 from optpipe.core.measurement import LoadSpec, Subject, format_option, list_load_options
 from optpipe.measuring.groups import ProcessGroup
 from optpipe.profile.recompute import MORE_ITERATIONS, suggest_profile
+from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import LoadFilter
-from optpipe.stats.means import MOST_RUNS, count_runs_needed, mean_from_runs
+from optpipe.stats.means import FEWEST, MOST_RUNS, count_runs_needed
+from optpipe.stats.two_speeds import count_processes_for_reach
 
 MORE = 2
 """How many times the usual processes are suggested where an interval has to be narrower."""
@@ -44,14 +47,22 @@ def suggest_more_processes(
     return " ".join([*parts, *(["--energy"] if name == "energy" else [])])
 
 
-def suggest_runs(runs: Sequence[Sequence[float]], limit: float, confidence: float, command: str, verb: str) -> str:
-    """How often `command` has to be run before the interval over `runs` and those runs no longer holds `limit`."""
-    mean = mean_from_runs(runs)
-    if mean is None:
+def suggest_runs(criterion: Criterion, runs: Sequence[Sequence[float]], confidence: float, command: str) -> str:
+    """How often `command` has to be run before `runs` and those runs decide the criterion.
+
+    `runs` holds the figures of each run's processes; of a regression, the logarithms of the rounds' ratios.
+    """
+    loss, limit = criterion.section == "regression", float(criterion.threshold)
+    verb, every = "compare" if loss else "measure", [value for run in runs for value in run]
+    if len(every) < FEWEST:
         return f"{verb} again: {command}"
-    needed = count_runs_needed(runs, abs(mean.value - limit), confidence)
+    middle = sum(every) / len(every)
+    distance = criterion.measure_distance(expm1(middle) if loss else middle)
+    fewest = 0.0 if criterion.section == "stability" else count_processes_for_reach(distance, (1 - confidence) / 2)
+    half = abs(middle - (log1p(limit) if loss else limit))
+    needed = count_runs_needed(runs, half, confidence, fewest)
     if needed is None:
-        return f"at this scatter even {MOST_RUNS} runs would straddle the limit: reduce the scatter, or change the build or the limit"
+        return f"at this scatter even {MOST_RUNS} runs would not settle it: reduce the scatter, or change the build or the limit"
     more = needed - len(runs)
     times = "once more" if more == 1 else f"{more} more times"
     return f"at this scatter about {needed} runs settle it; {verb} {times}: {command}"

@@ -116,10 +116,11 @@ def mean_from_runs(runs: Sequence[Sequence[float]], first: Sequence[int] | None 
     return Mean(pooled.value, sqrt(between / len(every)), len(groups) - 1)
 
 
-def count_runs_needed(runs: Sequence[Sequence[float]], half: float, confidence: float) -> int | None:
+def count_runs_needed(runs: Sequence[Sequence[float]], half: float, confidence: float, fewest: float = 0) -> int | None:
     """How many runs in all make the interval `half` wide on either side, if the others are like `runs`.
 
-    At least one more than there are; None for more than MOST_RUNS. Raises ValueError for fewer than FEWEST processes.
+    Together they have `fewest` processes or more. At least one more than there are; None for more than MOST_RUNS. Raises
+    ValueError for fewer than FEWEST processes.
     """
     mean, processes = mean_from_runs(runs), sum(map(len, runs))
     if mean is None:
@@ -127,7 +128,8 @@ def count_runs_needed(runs: Sequence[Sequence[float]], half: float, confidence: 
     each = SIMILAR_RUNS_FREEDOM if len(runs) < 2 else min(mean.freedom / (len(runs) - 1), SIMILAR_RUNS_FREEDOM)
     for count in range(len(runs) + 1, MOST_RUNS + 1):
         error = mean.error * sqrt(len(runs) / count)
-        if compute_t_quantile(0.5 + confidence / 2, each * (count - 1)) * error <= half:
+        narrow = compute_t_quantile(0.5 + confidence / 2, each * (count - 1)) * error <= half
+        if narrow and count * processes >= fewest * len(runs):
             return count
     return None
 

@@ -7,11 +7,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.fakes.measurements import planted
 
+from optpipe.artifacts.facts import JudgedBuild
+from optpipe.core.measurement import Subject
 from optpipe.core.observation import Blocker, Missing, Observation
 from optpipe.core.quantity import Dimension
 from optpipe.core.verdict import Verdict
+from optpipe.measuring.measured import RecordedMeasurement
+from optpipe.signoff.build_evidence import BuildEvidence
 from optpipe.signoff.criteria import decide_overall_verdict, judge_criteria
+from optpipe.signoff.evidence import observe
 from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import Sense
 from optpipe.stats.means import Mean
@@ -126,3 +132,26 @@ def test_fail_over_many_criteria_needs_more_evidence_and_says_so():
     clear = Observation(20.0, 19.0, 21.0, tail=Mean(20.0, 0.4, 4))
     judged = judge_criteria([(one, [clear if at == 0 else seen[1]]) for at, one in enumerate(limits)], 0.95)
     assert [one.verdict for one in judged].count(Verdict.FAIL) == 1
+
+
+@pytest.mark.parametrize(
+    ("processes", "ms", "verdict"),
+    [(5, 9.7, "PASS"), (5, 9.8, "INCONCLUSIVE"), (10, 9.8, "PASS"), (10, 9.9, "INCONCLUSIVE"), (20, 9.9, "PASS"),
+     (5, 10.3, "FAIL"), (5, 10.2, "INCONCLUSIVE"), (10, 10.2, "FAIL"), (10, 10.1, "INCONCLUSIVE"), (20, 10.1, "FAIL")],
+)  # fmt: skip
+def test_processes_that_agree_decide_nothing_so_close_to_a_limit_that_a_second_speed_may_lie_beyond(
+    processes, ms, verdict
+):
+    limit = Criterion("latency", "p50", Sense.AT_MOST, 10e6, Dimension.TIME)
+    figures = [
+        planted(Subject("a", "fake", "fp32", "cpu"), 1, ms * (1 + 1e-4 * (at % 3)), process=at)
+        for at in range(processes)
+    ]
+    evidence = BuildEvidence(
+        JudgedBuild("m", "a", "fake", "fp32"), tuple(RecordedMeasurement(one, "r") for one in figures)
+    )
+    judged = judge_criteria([(limit, observe(limit, evidence))], 0.95)[0]
+    assert judged.verdict == verdict
+    assert f"all {processes} may have run at one of two speeds" in judged.reason
+    if judged.verdict is Verdict.INCONCLUSIVE:
+        assert "once more: optpipe bench a" in judged.remedy

@@ -192,7 +192,7 @@ def test_a_regression_names_the_options_of_the_baseline(workspace, tmp_path):
     assert about.startswith(
         "batch 1, single-stream, compute, threads=2, the most recent of 2 settings; 5 processes, compared with digits-"
     )
-    assert about.endswith(" with threads=1 (5 processes)")
+    assert " with threads=1 (5 processes)" in about
 
 
 def test_waiving_needs_a_criterion_that_exists(workspace, tmp_path):

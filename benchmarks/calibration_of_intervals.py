@@ -33,6 +33,7 @@ from optpipe.core.measurement import (
     Validity,
     format_percentile_name,
 )
+from optpipe.core.observation import Missing
 from optpipe.core.quantity import Dimension
 from optpipe.measuring.figures import estimate_throughput
 from optpipe.measuring.interleave import run_interleaved
@@ -265,7 +266,9 @@ def observed_load(generator, limit, level, between, count=5, slow=0.0):
     figures *= (1 + 0.05 * (generator.random(count) < slow)) / (1 + 0.05 * slow)
     tries = tuple(RecordedMeasurement(replace(planted(each), process=at), "r") for at, each in enumerate(figures))
     build = JudgedBuild("m", "a", "simulated", "fp32")
-    return observe(limit, BuildEvidence(build, tries))[0]
+    found = observe(limit, BuildEvidence(build, tries))
+    assert not isinstance(found, Missing)
+    return found[0]
 
 
 # -------------------------------------------------------------------- accuracy

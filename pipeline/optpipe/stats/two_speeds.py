@@ -6,7 +6,7 @@ long run lies p · SPEED_GAP from the one that was drawn, and n processes all dr
 logarithms of ratios.
 """
 
-from math import ceil, inf, log, log1p
+from math import ceil, exp, inf, log, log1p
 
 SPEED_GAP = log1p(0.05)
 """How far apart two speeds of one build are taken to be: processes of one host were seen 5 % apart (`benchmarks/README.md`)."""
@@ -14,7 +14,7 @@ SPEED_GAP = log1p(0.05)
 
 def compute_unseen_reach(processes: int, level: float) -> float:
     """How far the long run may lie from `processes` that agree; farther with a probability of at most `level`."""
-    return SPEED_GAP * (1 - level ** (1 / processes))
+    return SPEED_GAP * (1 - exp(log(level) / processes))
 
 
 def compute_unseen_p_value(distance: float, processes: int) -> float:

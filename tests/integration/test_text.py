@@ -179,3 +179,47 @@ def test_a_folder_without_vocabulary_has_no_tokenizer(folder: Path, tmp_path: Pa
     assert loaded.tokenizer is None  # transformers itself makes one of five words up
     with pytest.raises(BadInputError, match="has no tokenizer"):
         require_task_data(loaded.card)
+
+
+def test_two_lengths_are_measured_apart_with_tokens_per_second(run: Run, folder: Path) -> None:
+    model = f"hf:{folder / 'reviews'}"
+    assert run("build", model, "--precision", "fp32", "--backend", "onnxruntime").status == 0
+    quick = (
+        "--batch",
+        "2",
+        "--processes",
+        "1",
+        "--min-time",
+        "0.1",
+        "--warm-up",
+        "0.1",
+        "--percentile",
+        "50",
+        "--json",
+    )
+    found = run("bench", "reviews", "--length", "8,32", *quick)
+    assert found.status in {0, ExitStatus.STAGE_FAILED}, found.stderr
+    by_length = {each["load"]["length"]: each for each in found.document["measurements"]}
+    assert set(by_length) == {8, 32}
+    assert len(found.document["groups"]) == 2
+    for length, each in by_length.items():
+        assert each["inputs"]["padding"] == 0
+        assert each["inputs"]["lengths"] == [8, 32]
+        assert each["output_check"]["passed"]
+        images, tokens = each["throughput_images_per_s"], each["throughput_tokens_per_s"]
+        assert tokens["value"] == pytest.approx(length * images["value"])
+    padded = run("bench", "reviews", *quick).document["measurements"][0]
+    assert padded["inputs"]["padding"] > 0
+    share = 1 - padded["inputs"]["padding"]
+    expected = padded["load"]["length"] * share * padded["throughput_images_per_s"]["value"]
+    assert padded["throughput_tokens_per_s"]["value"] == pytest.approx(expected)
+    compared = run("compare", "reviews", "--json").document
+    assert {row["load"]["length"] for row in compared["rows"]} == {8, 32, padded["load"]["length"]}
+    assert "sequence lengths are compared" in compared["best_reason"]["throughput"]
+
+
+def test_a_length_outside_the_profile_is_refused_with_the_build_that_has_it(run: Run) -> None:
+    refused = run("bench", "reviews", "--length", "8,4096")
+    assert refused.status == ExitStatus.BAD_INPUT
+    assert "length 4096 is outside the profile 8…32" in refused.stderr
+    assert "--shape input_ids=1x8:8x32:64x4096" in refused.stderr

@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +196,36 @@ def choose_batch_sizes(artifact: StoredArtifact, sizes: Sequence[int] | None) ->
             f"batch size {outside[0]} is outside the profile {low}…{high} of {artifact.label}\n{way_out}"
         )
     return tuple(sizes)
+
+
+def require_lengths(artifact: StoredArtifact, lengths: Sequence[int] | None) -> None:
+    """Raises BadInputError for a length outside the profile, or of a model without sequences."""
+    if lengths is None:
+        return
+    card, known = artifact.card, artifact.card.length_range
+    if known is None:
+        inputs = ", ".join(f"{each.name} {each.format_profile()}" for each in card.inputs)
+        raise BadInputError(f"--length: {card.name} has no sequence length: its inputs are {inputs}")
+    low, high = known
+    outside = [length for length in lengths if not low <= length <= high]
+    if outside:
+        info, build = artifact.entry.info, f"optpipe build {format_model_argument(card)}"
+        shapes = " ".join(
+            f"--shape {name}={_widen_profile(card, name, axis, outside)}" for name, axis in card.length_axes.items()
+        )
+        raise BadInputError(
+            f"length {outside[0]} is outside the profile {low}…{high} of {artifact.label}\n"
+            f"`{build} --precision {info.precision} --backend {info.backend} {shapes}` builds one that includes it, "
+            "where the model takes that many tokens"
+        )
+
+
+def _widen_profile(card: ModelCard, name: str, axis: int, lengths: Sequence[int]) -> str:
+    """The profile of an input as `--shape` takes it, with `lengths` inside."""
+    spec = next(each for each in card.inputs if each.name == name)
+    low, high = list(spec.min), list(spec.max)
+    low[axis], high[axis] = min(low[axis], *lengths), max(high[axis], *lengths)
+    return replace(spec, min=tuple(low), max=tuple(high)).format_profile()
 
 
 def _is_fixed(artifact: StoredArtifact) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from optpipe.artifacts.lookup import StoredArtifact, choose_batch_sizes
+from optpipe.artifacts.lookup import StoredArtifact, choose_batch_sizes, require_lengths
 from optpipe.bench.int8_notes import add_int8_notes
 from optpipe.bench.limit import combine_limits
 from optpipe.bench.session_plan import (
@@ -80,11 +80,12 @@ def bench_artifacts(
 ) -> BenchResult:
     """Measures every artifact in turn and writes the run; one that fails is a row and does not stop the others.
 
-    Raises BadInputError for a batch outside a profile or an option that an artifact's backend does not have, before anything
+    Raises BadInputError for a batch or length outside a profile or an option that an artifact's backend does not have, before anything
     is measured, and what the only artifact failed with.
     """
     sizes = {each.entry.id: choose_batch_sizes(each, plan.batches) for each in artifacts}
     for each in artifacts:
+        require_lengths(each, plan.lengths)
         each.resolve_effective_options(plan.options)
     run = begin_run(store.workspace, "bench")
     with (

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from secrets import randbits
 
-from optpipe.artifacts.lookup import StoredArtifact, choose_batch_sizes
+from optpipe.artifacts.lookup import StoredArtifact, choose_batch_sizes, require_lengths
 from optpipe.bench.session_plan import (
     BenchPlan,
     offer_recovery,
@@ -60,6 +60,8 @@ def bench_pair(
     """Measures the two in turn, each time in a fresh process, and writes the run with its comparison."""
     size = choose_batch_sizes(baseline, plan.batches)[0]
     choose_batch_sizes(contender, (size,))
+    for each in (baseline, contender):
+        require_lengths(each, plan.lengths)
     percent = float(metric[1:]) if metric.startswith("p") else 0.0
     load = replace(plan.load, batch_size=size, percentile=max(plan.load.percentile, percent))
     plan = replace(plan, limits={**plan.limits, **PAIR_LIMITS})
@@ -124,7 +126,9 @@ def _prepare_side(
     step: ProgressStep,
     done: list[Measurement],
 ) -> Callable[[str], Measurement]:
-    session, frame = prepare_session(artifact, plan, store, scratch, directory)
+    session, frame = prepare_session(
+        artifact, plan, store, scratch, directory, plan.lengths[0] if plan.lengths else None
+    )
     options = artifact.resolve_effective_options(plan.options)
     session = replace(session, arguments={**session.arguments, "options": options})
 

@@ -64,17 +64,19 @@ def _read_clock(found: Measurement, folder: Path) -> float | None:
 
 def recompute_latency(stored: Measurement, folder: Path, confidence: float = 0.95) -> Measurement:
     """`stored` with its latency and throughput computed from its Parquet file."""
-    from optpipe.measuring.figures import estimate_throughput
+    from optpipe.measuring.figures import compute_tokens_per_s, estimate_throughput
     from optpipe.stats.percentiles import PERCENTS, summary_from_ns
 
     frame = None if stored.samples_file is None else read_samples(folder / stored.samples_file)
     if frame is None or frame.height == 0:
         return _clear_figures(stored)
+    throughput = estimate_throughput(frame, stored.load.scenario, confidence)
     durations = (frame["end_ns"] - frame["scheduled_ns"]).to_numpy()
     return replace(
         stored,
         latency_ns=summary_from_ns(durations, PERCENTS, confidence),
-        throughput_images_per_s=estimate_throughput(frame, stored.load.scenario, confidence),
+        throughput_images_per_s=throughput,
+        throughput_tokens_per_s=compute_tokens_per_s(stored, throughput),
         samples=frame.height,
     )
 
@@ -93,7 +95,7 @@ def recompute_measurement(
 
 
 def _clear_figures(stored: Measurement) -> Measurement:
-    return replace(stored, latency_ns=None, throughput_images_per_s=None, samples=0)
+    return replace(stored, latency_ns=None, throughput_images_per_s=None, throughput_tokens_per_s=None, samples=0)
 
 
 def _read_machine_rows(path: Path | None) -> "pl.DataFrame":

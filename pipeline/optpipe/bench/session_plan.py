@@ -15,6 +15,7 @@ from optpipe.core.events import Listener
 from optpipe.core.measurement import LoadSpec, Options, Subject
 from optpipe.core.precision import Precision
 from optpipe.errors import BadInputError, OptpipeError
+from optpipe.export.exported import run_onnx_graph
 from optpipe.export.reference import reference_from_file
 from optpipe.inputs.pool import (
     POOL_SIZE,
@@ -23,17 +24,20 @@ from optpipe.inputs.pool import (
     save_pool,
     vary_inputs,
 )
+from optpipe.inputs.sequences import fill_sequences, read_length
 from optpipe.inputs.tensor_set import holds_tensors
 from optpipe.measuring.measure import RunContext
 from optpipe.measuring.slo import Slo
 from optpipe.measuring.validity import LIMITS
 from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR
 from optpipe.worker.plan import SessionPlan
-from optpipe.workspace.file_names import REFERENCE
+from optpipe.workspace.file_names import ONNX, REFERENCE
 from optpipe.workspace.runs import OpenRun
 from optpipe.workspace.store import Store
 
 POOL_LIMIT = 256
+REFERENCE_BATCH = 8
+"""Of the exported model in FP32, where a length is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,8 @@ class BenchPlan:
 
     load: LoadSpec
     batches: tuple[int, ...] | None = None
+    lengths: tuple[int, ...] | None = None
+    """Tokens of the sequences; None for those of the inputs that the build was verified on."""
     slo: Slo | None = None
     processes: int = PROCESSES
     """Fresh processes for every point."""
@@ -62,9 +68,17 @@ def _find_coarsest_precision(info: ArtifactInfo) -> Precision:
 
 
 def prepare_session(
-    artifact: StoredArtifact, plan: BenchPlan, store: Store, scratch: Path, directory: Path
+    artifact: StoredArtifact,
+    plan: BenchPlan,
+    store: Store,
+    scratch: Path,
+    directory: Path,
+    length: int | None = None,
 ) -> tuple[SessionPlan, RunContext]:
-    """The worker's plan with its inputs on disk, and what is said of every measurement of this artifact."""
+    """The worker's plan with its inputs on disk, and what is said of every measurement of this artifact.
+
+    With a `length` the inputs are filled up to it, and the reference is what the exported model gives for them.
+    """
     info, card = artifact.entry.info, artifact.card
     real, expected = _known_inputs(artifact, store)
     assert artifact.reference is not None
@@ -72,6 +86,9 @@ def prepare_session(
     if plan.images is not None:
         real, expected = load_image_pool(card, plan.images), {}
         kind = "tensors" if holds_tensors(plan.images) else "images"
+    if length is not None:
+        real = fill_sequences(card, real, length, POOL_LIMIT)
+        expected = run_onnx_graph(store.verify_entry(artifact.model, ONNX).file(ONNX), card, real, REFERENCE_BATCH)[0]
     count = min(len(array) for array in real.values())
     shared = frozenset(each.name for each in card.inputs if each.batch is None and card.batched)
     pool = vary_inputs(real, max(POOL_SIZE, count), plan.seed, shared)
@@ -87,7 +104,7 @@ def prepare_session(
         reference=save_pool(scratch, "reference", expected),
         input_axes={each.name: each.batch for each in card.inputs},
         output_axes={each.name: each.batch for each in card.outputs},
-        reference_name="the source model",
+        reference_name="the source model" if length is None else "the exported model in FP32",
         tolerance=TOLERATED_RELATIVE_ERROR[_find_coarsest_precision(info)],
         device=info.device,
         streams=plan.load.streams,
@@ -96,8 +113,9 @@ def prepare_session(
     frame = RunContext(
         directory=directory,
         limits=plan.limits,
-        inputs=describe_pool(kind, count, pool, plan.seed),
+        inputs=describe_pool(kind, count, pool, plan.seed, card.length_range),
         caveats=(*caveats, *(("synthetic-inputs",) if kind == "synthetic" else ())),
+        length=read_length(card, pool),
     )
     return session, frame
 

@@ -1,10 +1,11 @@
 """One artifact while it is measured: what every process measures of it, and the worker that holds it loaded."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from secrets import randbits
+from typing import TYPE_CHECKING
 
 from optpipe.artifacts.lookup import StoredArtifact
 from optpipe.bench.limit import judge_limit
@@ -26,7 +27,7 @@ from optpipe.measuring.groups import (
     group_processes,
     merge_group,
 )
-from optpipe.measuring.measure import measure_load, write_measurements
+from optpipe.measuring.measure import RunContext, measure_load, write_measurements
 from optpipe.measuring.measured import RecordedMeasurement
 from optpipe.measuring.pool import WorkerPool
 from optpipe.measuring.process import PointResult, WorkerProcess
@@ -50,6 +51,9 @@ from optpipe.workspace.runs import (
     OpenRun,
 )
 from optpipe.workspace.store import Store
+
+if TYPE_CHECKING:
+    from optpipe.worker.plan import SessionPlan
 
 
 @dataclass
@@ -84,37 +88,52 @@ class BenchSubject:
         self.defaults = artifact.resolve_effective_options(running.plan.options)
         if not running.plan.tune:  # which tries numbers of threads
             warn_about_threads(artifact, self.defaults, running.plan.affinity, running.listener)
-        self.plan_base, self.frame = prepare_session(
-            artifact, running.plan, running.store, running.scratch / artifact.entry.id, running.run.path
-        )
+        self.sessions: dict[int | None, tuple[SessionPlan, RunContext]] = {}
+        """By the length of their inputs."""
+        for length in running.plan.lengths or (None,):
+            scratch = running.scratch / artifact.entry.id / str(length)
+            session, frame = prepare_session(artifact, running.plan, running.store, scratch, running.run.path, length)
+            self.sessions[frame.length] = session, frame
 
     def measure_all(self, sizes: Sequence[int], tunings: list[TuningRecord]) -> None:
         """Tunes if asked, then sweeps or searches in a first process, which decides what the others measure."""
         running, plan = self.running, self.running.plan
         options = dict.fromkeys(sizes, self.defaults)
+        first = next(iter(self.sessions))
         if plan.tune:
-            tuning = self._tuned(choose_tuning_sizes(sizes))
+            tuning = self._tuned(choose_tuning_sizes(sizes), first)
             tunings.append(record_from_tuning(self.artifact.entry.id, self.artifact.label, tuning))
             if running.interrupted:  # what was not tried cannot lose
                 return
             options = {size: dict(each) for size, each in tuning.chosen.items()}
         with _Workers(self) as workers:
             if plan.load.scenario is Scenario.SERVER and plan.slo is not None:
-                self._search_rate(workers, sizes[0], options[sizes[0]], plan.slo)
+                self._search_rate(
+                    workers, replace(plan.load, batch_size=sizes[0], length=first), options[sizes[0]], plan.slo
+                )
                 return
-            self.searched = sweep_batch_sizes(
-                lambda size: self._one(
-                    workers, replace(plan.load, batch_size=size), find_nearest_options(options, size)
-                ),
-                sizes,
-                plan.slo,
-                to_the_end=plan.to_the_end,
-            )
+            for length in self.sessions:
+                self.searched += self._sweep(workers, sizes, options, length)
         self.points = [(each.load, each.subject.options) for each in self.searched if has_figures(each)]
 
+    def _sweep(
+        self, workers: "_Workers", sizes: Sequence[int], options: Mapping[int, Options], length: int | None
+    ) -> list[Measurement]:
+        plan = self.running.plan
+        if self.running.interrupted:
+            return []
+        return sweep_batch_sizes(
+            lambda size: self._one(
+                workers, replace(plan.load, batch_size=size, length=length), find_nearest_options(options, size)
+            ),
+            sizes,
+            plan.slo,
+            to_the_end=plan.to_the_end,
+        )
+
     def expect(self, times: int) -> None:
-        """Lets workers stand by for that many repetitions; each takes one for every set of options."""
-        changes = sum(one != other for (_, one), (_, other) in pairwise(self.points))
+        """Lets workers stand by for that many repetitions; each takes one for every set of options and every length."""
+        changes = sum((a.length, one) != (b.length, other) for (a, one), (b, other) in pairwise(self.points))
         self.running.pool.expect(self.artifact.label, times * (changes + 1) if self.points else 0)
 
     def repeat(self, *, second_stage: bool = False) -> None:
@@ -145,22 +164,21 @@ class BenchSubject:
             best = None
         return judge_limit(self.artifact, slo, found, best)
 
-    def _search_rate(self, workers: "_Workers", size: int, options: Options, slo: Slo) -> None:
-        plan = self.running.plan
-        quick = replace(plan.load, batch_size=size, scenario=Scenario.SINGLE_STREAM, percentile=50.0, min_seconds=1.0)
+    def _search_rate(self, workers: "_Workers", load: LoadSpec, options: Options, slo: Slo) -> None:
+        quick = replace(load, scenario=Scenario.SINGLE_STREAM, percentile=50.0, min_seconds=1.0)
         first = self._one(workers, quick, options)
         if first.latency_ns is None or first.interrupted:
             return
         self.searched, self.best_rate = find_highest_rate(
-            lambda rate: self._one(workers, replace(plan.load, batch_size=size, rate_per_s=rate), options),
+            lambda rate: self._one(workers, replace(load, rate_per_s=rate), options),
             first.latency_ns.mean / 1e9,
             slo,
         )
         self.points = [(self.best_rate.load, options)] if self.best_rate else []
 
-    def _tuned(self, sizes: Sequence[int]) -> Tuning:
+    def _tuned(self, sizes: Sequence[int], length: int | None) -> Tuning:
         quick = replace(
-            self.running.plan.load,
+            self.running.plan.load, length=length,
             scenario=Scenario.SINGLE_STREAM, percentile=50.0, min_seconds=0.5, max_seconds=5.0,
             warm_up_seconds=0.3, max_warm_up_seconds=3.0, cache_probes=2, output_checks=4,
         )  # fmt: skip
@@ -193,11 +211,9 @@ class BenchSubject:
         else:
             name = f"m{len(running.measurements):03}"
         subject = subject_from_artifact(self.artifact, options)
-        worker = workers.with_options(options)
+        worker = workers.with_options(options, load.length)
         kind = "tune " if trial else ""
-        text = f"{kind}{self.artifact.label} batch {load.batch_size}" + (
-            f" at {load.rate_per_s:.4g}/s" if load.rate_per_s else ""
-        )
+        text = f"{kind}{self.artifact.label} {load.size}" + (f" at {load.rate_per_s:.4g}/s" if load.rate_per_s else "")
         wanted, shown = count_samples_needed(load.percentile), 0
         with running.listener.step(text, total=wanted) as step:
 
@@ -207,7 +223,7 @@ class BenchSubject:
                 shown = max(shown, min(count, wanted))
 
             worker.on_progress = progress
-            found, answer = measure_load(worker, subject, load, name, self.frame)
+            found, answer = measure_load(worker, subject, load, name, self.sessions[load.length][1])
         found = replace(found, process=running.processes, second_stage=second_stage)
         if not trial:
             running.measurements.append(found)
@@ -218,12 +234,12 @@ class BenchSubject:
 
 
 class _Workers:
-    """At most one worker at a time; another set of options, or a dead one, means a fresh process."""
+    """At most one worker at a time; another set of options, another length, or a dead one, means a fresh process."""
 
     def __init__(self, subject: BenchSubject) -> None:
         self._subject = subject
         self._worker: WorkerProcess | None = None
-        self._options: Options | None = None
+        self._loaded: tuple[Options, int | None] | None = None
 
     def __enter__(self) -> "_Workers":
         return self
@@ -231,16 +247,16 @@ class _Workers:
     def __exit__(self, *error: object) -> None:
         self._close()
 
-    def with_options(self, options: Options) -> WorkerProcess:
-        """A worker that holds the artifact with these options."""
-        if self._worker is None or not self._worker.alive or dict(options) != self._options:
+    def with_options(self, options: Options, length: int | None) -> WorkerProcess:
+        """A worker that holds the artifact with these options, and inputs of this length."""
+        if self._worker is None or not self._worker.alive or (dict(options), length) != self._loaded:
             self._close()
-            base = self._subject.plan_base
+            base, _ = self._subject.sessions[length]
             plan = replace(base, arguments={**base.arguments, "options": dict(options)})
             self._worker = WorkerProcess(plan, self._subject.running.pool, self._subject.artifact.label)
             self._worker.__enter__()
             self._subject.running.processes += 1
-            self._options = dict(options)
+            self._loaded = dict(options), length
         return self._worker
 
     def _close(self) -> None:

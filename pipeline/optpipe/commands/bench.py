@@ -11,6 +11,7 @@ from optpipe.commands.bench_options import (
     BackendOption,
     DeviceOption,
     ImagesOption,
+    LengthOption,
     MaxCvOption,
     MaxTimeOption,
     MaxWarmUpOption,
@@ -43,6 +44,7 @@ def bench(
             metavar="SIZES", help="Batch sizes: 8, a list 1,8,32, or powers of two 1:256. Default: the whole profile."
         ),
     ] = None,
+    length: LengthOption = None,
     scenario: Annotated[Scenario, typer.Option(help="MLPerf scenario.")] = LOAD.scenario,
     mode: Annotated[
         Mode, typer.Option(help="compute: inputs already on the device; end-to-end: with copies.")
@@ -102,7 +104,7 @@ def bench(
         scenario, mode, streams, rate, limit, percentile, min_time, max_time, warm_up, max_warm_up, energy=energy
     )
     plan = bench_plan_from_options(
-        load, batch=batch, slo=limit, max_cv=max_cv, images=images, options=options, affinity=affinity, seed=seed,
+        load, batch=batch, length=length, slo=limit, max_cv=max_cv, images=images, options=options, affinity=affinity, seed=seed,
         tune=tune, to_the_end=all_sizes, processes=processes,
         interval=None if interval is None else share_from_text(interval, "--interval"),
     )  # fmt: skip
@@ -129,6 +131,7 @@ def bench_pair(
     backend: BackendOption = None,
     device: DeviceOption = None,
     batch: Annotated[int | None, typer.Option(help="Batch size; default: the smallest of the profile.")] = None,
+    length: Annotated[int | None, typer.Option(metavar="TOKENS", help="Sequence length.")] = None,
     scenario: Annotated[Scenario, typer.Option(help="MLPerf scenario.")] = LOAD.scenario,
     mode: Annotated[
         Mode, typer.Option(help="compute: inputs already on the device; end-to-end: with copies.")
@@ -165,8 +168,8 @@ def bench_pair(
     options, store = options_from_text(option or []), Store(workspace)
     load = load_from_options(scenario, mode, streams, rate, None, percentile, min_time, max_time, warm_up, max_warm_up)
     plan = bench_plan_from_options(
-        load, batch=None if batch is None else str(batch), slo=None, max_cv=max_cv, images=images, options=options,
-        affinity=affinity, seed=seed,
+        load, batch=None if batch is None else str(batch), length=None if length is None else str(length), slo=None,
+        max_cv=max_cv, images=images, options=options, affinity=affinity, seed=seed,
     )  # fmt: skip
     with Terminal() as terminal:
         found = find_bench_targets(artifacts, store, precision, backend, device, options, terminal)

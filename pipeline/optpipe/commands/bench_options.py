@@ -15,6 +15,13 @@ LOAD = LoadSpec(batch_size=1)
 PrecisionOption = Annotated[str | None, define_precision_option("Precisions to measure.")]
 BackendOption = Annotated[str | None, define_backend_option("Backends to measure.")]
 DeviceOption = Annotated[Device | None, typer.Option(help="Device to measure on.")]
+LengthOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TOKENS",
+        help="Sequence lengths: 128, or a list 32,128,512. Default: that of the texts the build was verified on.",
+    ),
+]
 StreamsOption = Annotated[int, typer.Option(help="Number of concurrent streams (multi-stream, offline).")]
 ProcessesOption = Annotated[
     int, typer.Option(min=1, help="Fresh processes; fewer than three give no interval over processes.")

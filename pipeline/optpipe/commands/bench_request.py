@@ -76,6 +76,7 @@ def bench_plan_from_options(
     load: LoadSpec,
     *,
     batch: str | None,
+    length: str | None = None,
     slo: Slo | None,
     max_cv: str,
     images: Path | None,
@@ -95,9 +96,14 @@ def bench_plan_from_options(
         raise BadInputError(
             f"--scenario server with --slo searches the rate at one batch size, not {len(batches)}; use --batch {batches[-1]}"
         )
+    lengths = batch_sizes_from_text(length, "--length") if length is not None else None
+    if lengths and len(lengths) > 1 and (slo or tune):
+        flag = "--slo" if slo else "--tune"
+        raise BadInputError(f"{flag} searches at one length, not {len(lengths)}; use --length {lengths[-1]}")
     return BenchPlan(
         load=load,
         batches=batches,
+        lengths=lengths,
         slo=slo,
         processes=processes,
         interval=interval,

@@ -21,6 +21,7 @@ def compare(
         ),
     ] = None,
     model: Annotated[str | None, typer.Option(help="Compare only this model.")] = None,
+    length: Annotated[int | None, typer.Option(metavar="TOKENS", help="Compare only this sequence length.")] = None,
     baseline: Annotated[
         str | None, typer.Option(metavar="RUN|approved", help="Baseline: a run, or the approved baseline.")
     ] = None,
@@ -69,7 +70,13 @@ def compare(
     with Terminal() as terminal:
         with terminal.step("compare"):
             found = compare_workspace(
-                Store(workspace), names=runs or (), model=model, baseline=baseline, slo=limit, across=across
+                Store(workspace),
+                names=runs or (),
+                model=model,
+                length=length,
+                baseline=baseline,
+                slo=limit,
+                across=across,
             )
         comparison = sort_by_goal(found.comparison, goal) if goal else found.comparison
         written: list[str] = []

@@ -27,6 +27,7 @@ class MatrixOptions:
     precision: Annotated[str | None, typer.Option(help="Precisions, comma-separated; default: fp16.")] = None
     backend: Annotated[str | None, typer.Option(help="Backends, comma-separated; default: auto.")] = None
     batch: Annotated[str | None, typer.Option(help="Batch sizes, such as 1,8,32 or 1:256.")] = None
+    length: Annotated[str | None, typer.Option(metavar="TOKENS", help="Sequence lengths, such as 32,128,512.")] = None
     scenario: Annotated[str | None, typer.Option(help="MLPerf scenarios, comma-separated.")] = None
     rate: Annotated[str | None, typer.Option(help="Mean queries per second (server), comma-separated.")] = None
     gpu: Annotated[
@@ -226,6 +227,7 @@ def _matrix_from_options(models: list[str], wanted: MatrixOptions, pace: PaceOpt
         "precisions": words(wanted.precision),
         "backends": words(wanted.backend),
         "batches": None if wanted.batch is None else batch_sizes_from_text(wanted.batch),
+        "lengths": None if wanted.length is None else batch_sizes_from_text(wanted.length, "--length"),
         "scenarios": words(wanted.scenario),
         "rates": words(wanted.rate),
         "options": None if wanted.option is None else [wanted.option],

@@ -34,8 +34,8 @@ def mark_frontier(rows: list[ComparisonRow]) -> list[ComparisonRow]:
     return judged
 
 
-def _kind(row: ComparisonRow) -> tuple[str, str, str]:
-    return row.model, row.load.scenario, row.load.mode
+def _kind(row: ComparisonRow) -> tuple[str, str, str, int | None]:
+    return row.model, row.load.scenario, row.load.mode, row.load.length
 
 
 def _find_better(one: ComparisonRow, other: ComparisonRow) -> list[str]:
@@ -54,6 +54,12 @@ def find_best_rows(rows: list[ComparisonRow], slo: Slo | None) -> tuple[dict[str
     models = sorted({row.model for row in rows})
     if len(models) > 1:  # the smallest network is not a better build of the others
         reason = f"{len(models)} models are compared ({', '.join(models)}); choose one with --model"
+        return dict.fromkeys(Goal), dict.fromkeys(Goal, reason)
+    lengths = sorted({row.load.length for row in rows if row.load.length is not None})
+    if len(lengths) > 1:  # nor is the shortest sequence
+        reason = (
+            f"{len(lengths)} sequence lengths are compared ({', '.join(map(str, lengths))}); choose one with --length"
+        )
         return dict.fromkeys(Goal), dict.fromkeys(Goal, reason)
     allowed = [row for row in rows if row.valid and (slo is None or _meets_limit(row, slo))]
     best: dict[str, str | None] = {}

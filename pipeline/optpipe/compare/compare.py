@@ -191,8 +191,8 @@ def _check_environments(
     return [f"comparing across different machines (--across): {listed}"]
 
 
-def _order(load: LoadSpec) -> tuple[str, str, int, float, int]:
-    return load.scenario, load.mode, load.streams, load.rate_per_s or 0.0, load.batch_size
+def _order(load: LoadSpec) -> tuple[str, str, int, float, int, int]:
+    return load.scenario, load.mode, load.streams, load.rate_per_s or 0.0, load.length or 0, load.batch_size
 
 
 def _id(one: RecordedMeasurement) -> str:
@@ -221,6 +221,7 @@ def _row_from_group(tries: list[RecordedMeasurement], known: BuildFacts, names: 
         samples=found.samples,
         latency_ns=found.latency_ns.percentiles if found.latency_ns else {},
         throughput_images_per_s=found.throughput_images_per_s,
+        throughput_tokens_per_s=found.throughput_tokens_per_s,
         energy_j_per_image=found.energy_j_per_image,
         memory_bytes=found.memory_bytes,
         size_bytes=known.size_bytes,

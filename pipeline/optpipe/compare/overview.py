@@ -83,6 +83,7 @@ def compare_workspace(
     *,
     names: Sequence[str] = (),
     model: str | None = None,
+    length: int | None = None,
     baseline: str | None = None,
     slo: Slo | None = None,
     across: bool = False,
@@ -107,6 +108,11 @@ def compare_workspace(
         measured = tuple(one for one in measured if one.measurement.subject.model == model)
         if have and not measured:
             raise BadInputError(f"no measurements of {model} in {store.workspace}; measured models: {', '.join(have)}")
+    if length is not None:
+        have = sorted({str(one.measurement.load.length) for one in measured if one.measurement.load.length})
+        measured = tuple(one for one in measured if one.measurement.load.length == length)
+        if not measured:
+            raise BadInputError(f"no measurements at length {length}; measured lengths: {', '.join(have) or 'none'}")
     if not measured:
         raise _nothing_measured(store.workspace)
     known = collect_build_facts(store.list_entries(ArtifactInfo), list_runs(store.workspace))

@@ -103,6 +103,31 @@ class ModelCard:
         return low, min(max(ranges[0][1], low), high), high
 
     @property
+    def length_axes(self) -> dict[str, int]:
+        """The axis that counts tokens, by input; empty for a model without sequences, or with several lengths.
+
+        It is the only open axis beside the batch of an input of rank 2 or 3; where it is fixed, axis 1 of a text model's inputs.
+        """
+        text = self.tokenization is not None or any(each.name == "input_ids" for each in self.inputs)
+        axes: dict[str, int] = {}
+        for each in self.inputs:
+            others = [axis for axis in range(len(each.min)) if axis != each.batch]
+            usable = [axis for axis in others if each.min[axis] != each.max[axis]]
+            usable = usable or (others if text and len(others) == 1 else [])
+            if each.batch is not None and len(each.min) in (2, 3) and len(usable) == 1:
+                axes[each.name] = usable[0]
+        ranges = {(each.min[axes[each.name]], each.max[axes[each.name]]) for each in self.inputs if each.name in axes}
+        return axes if len(ranges) == 1 else {}
+
+    @property
+    def length_range(self) -> tuple[int, int] | None:
+        """The shortest and the longest sequence; None for a model without sequences."""
+        for each in self.inputs:
+            if (axis := self.length_axes.get(each.name)) is not None:
+                return each.min[axis], each.max[axis]
+        return None
+
+    @property
     def preprocessing_sha256(self) -> str | None:
         """Names what turns a file or text into the inputs, where that is known."""
         known = self.transform or self.tokenization

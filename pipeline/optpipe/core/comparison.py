@@ -44,6 +44,8 @@ class ComparisonRow:
     latency_ns: Mapping[str, Estimate] = field(default_factory=dict)
     """By percentile name; one that the sample cannot support is not there."""
     throughput_images_per_s: Estimate | None = None
+    throughput_tokens_per_s: Estimate | None = None
+    """Without padding; None for a model without sequences."""
     energy_j_per_image: Estimate | None = None
     memory_bytes: int | None = None
     size_bytes: int | None = None
@@ -80,7 +82,7 @@ class ComparisonRow:
     def _unusual(self) -> list[str]:
         """What is not as usual of the load."""
         usual = (Scenario.SINGLE_STREAM, Mode.COMPUTE)
-        return [said for said in (self.scenario, self.load.mode) if said not in usual]
+        return [*self.load.list_lengths(), *(said for said in (self.scenario, self.load.mode) if said not in usual)]
 
     @property
     def configuration(self) -> str:

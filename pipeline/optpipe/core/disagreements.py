@@ -24,9 +24,13 @@ def list_read_errors() -> tuple[type[Exception], ...]:
 
 
 def find_disagreements(stored: object, computed: object, place: str) -> list[str]:
-    """Where a stored document says something else than what was computed, one line each."""
+    """Where a stored document says something else than what was computed, one line each.
+
+    What is null and was not stored is a field that later versions have.
+    """
     if isinstance(computed, Mapping) and isinstance(stored, Mapping):
-        names = sorted((set(stored) | set(computed)) - set(PROSE))
+        added = {name for name, value in computed.items() if value is None and name not in stored}
+        names = sorted((set(stored) | set(computed)) - set(PROSE) - added)
         return [
             problem
             for name in names

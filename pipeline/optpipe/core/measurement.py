@@ -130,11 +130,22 @@ class LoadSpec:
     max_warm_up_seconds: float = 20.0
     output_checks: int = 16
     cache_probes: int = 12
+    length: int | None = None
+    """Tokens of every sequence, padding included; None for a model without sequences, and where it was not recorded."""
 
     @property
-    def key(self) -> tuple[int, Scenario, Mode, int, float | None]:
+    def key(self) -> tuple[int, Scenario, Mode, int, float | None, int | None]:
         """What must be equal for two measurements to be of the same load."""
-        return self.batch_size, self.scenario, self.mode, self.streams, self.rate_per_s
+        return self.batch_size, self.scenario, self.mode, self.streams, self.rate_per_s, self.length
+
+    @property
+    def size(self) -> str:
+        """`batch 8`, or `batch 8, length 128` for sequences."""
+        return ", ".join([f"batch {self.batch_size}", *self.list_lengths()])
+
+    def list_lengths(self) -> list[str]:
+        """`length 128`; nothing for a model without sequences."""
+        return [] if self.length is None else [f"length {self.length}"]
 
     @property
     def arrivals(self) -> str:
@@ -144,8 +155,8 @@ class LoadSpec:
         return f"in {self.streams} streams" if self.streams > 1 else ""
 
     def __str__(self) -> str:
-        """`batch 8, single-stream, compute`; `batch 1, server at 500/s, compute`."""
-        return f"batch {self.batch_size}, {self.scenario} {self.arrivals}".rstrip() + f", {self.mode}"
+        """`batch 8, single-stream, compute`; `batch 1, length 128, server at 500/s, compute`."""
+        return f"{self.size}, {self.scenario} {self.arrivals}".rstrip() + f", {self.mode}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +242,10 @@ class InputPool:
     """How many batches of them were rotated through."""
     rotated_bytes: int = 0
     """Device memory of these, which is not the artifact's."""
+    padding: float = 0.0
+    """Share of the sequences' positions that the attention mask leaves out."""
+    lengths: tuple[int, int] | None = None
+    """The shortest and the longest sequence that the build takes: equal where texts are padded to one length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +267,8 @@ class Measurement:
     throughput_images_per_s: Estimate | None = None
     throughput_batches_per_s: float | None = None
     """Batches of `batch_size`: a query of multi-stream holds one for each stream."""
+    throughput_tokens_per_s: Estimate | None = None
+    """Tokens without padding; None for a model without sequences."""
     device_peak_bytes: int | None = None
     host_peak_bytes: int | None = None
     """The worker's largest resident memory while it measured, without what it held for rotating and comparing."""
@@ -323,6 +340,8 @@ def read_measurements(folder: Path) -> tuple[Measurement, ...]:
 def list_load_options(load: LoadSpec) -> Iterator[str]:
     """The options of `bench` and `bench-pair` that say what is measured: `--batch 8`, `--scenario server`, `--rate 500`."""
     yield f"--batch {load.batch_size}"
+    if load.length is not None:
+        yield f"--length {load.length}"
     if load.scenario is not Scenario.SINGLE_STREAM:
         yield f"--scenario {load.scenario}"
     if load.mode is not Mode.COMPUTE:

@@ -96,9 +96,15 @@ def _find_latency_limit(build: SignedBuild) -> tuple[Criterion, float] | None:
 
 
 def _list_points(groups: Sequence[ProcessGroup], percentile: str) -> list[_Point]:
-    """One for each batch size that was measured alone, in single-stream: the wait of a queue is not in its latency."""
+    """One for each batch size that was measured alone, in single-stream: the wait of a queue is not in its latency.
+
+    Of several sequence lengths the longest that was measured.
+    """
     found = {}
+    longest = max((group.load.length or 0 for group in groups), default=0)
     for group in groups:
+        if (group.load.length or 0) != longest:
+            continue
         latency = group.estimate(percentile, 0.95) or group.estimate("p50", 0.95)
         rate = group.estimate("throughput", 0.95)
         if group.load.scenario is Scenario.SINGLE_STREAM and latency is not None and rate is not None:

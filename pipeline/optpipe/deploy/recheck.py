@@ -262,7 +262,7 @@ def _compare_in_turn(old: Side, new: Side, load: LoadSpec, rounds: int, listener
 def _prepare(build: SignedBuild, load: LoadSpec, store: Store, scratch: Path) -> tuple[SessionPlan, RunContext]:
     model = store.find(build.artifact.manifest.parents[0], ModelInfo)
     artifact = StoredArtifact(build.artifact, build.card, model, build.samples)
-    session, frame = prepare_session(artifact, BenchPlan(load), store, scratch / "inputs", scratch / "run")
+    session, frame = prepare_session(artifact, BenchPlan(load), store, scratch / "inputs", scratch / "run", load.length)
     arguments = {
         "workspace": str(store.workspace.absolute()),
         "entry": build.artifact.path.name,

@@ -133,7 +133,7 @@ def compute_reference(
         except GateError:
             size, module = card.batch_range[1], loaded.module
             if module is None:
-                _require_repeatable(_run_graph(entry.file(ONNX), card, inputs, size, size), card, ONNX_WAY_OUT)
+                _require_repeatable(run_onnx_graph(entry.file(ONNX), card, inputs, size, size), card, ONNX_WAY_OUT)
             else:
                 _require_repeatable([run_torch_model(module, card, inputs) for _ in range(2)], card, TORCH_WAY_OUT)
             raise
@@ -189,7 +189,7 @@ def _run_onnx_model(
     smallest, usual, largest = card.batch_range
     sizes = {size for size in (1, 3, count_rows(inputs)) if smallest <= size <= largest}
     wanted = sorted(sizes) or [usual]
-    found = _run_graph(path, card, inputs, *wanted)
+    found = run_onnx_graph(path, card, inputs, *wanted)
     dynamic = is_quantized_dynamically(path)
     for size, outputs in zip(wanted, found, strict=True):
         error = _require_alike(size, outputs, found[-1], Precision.INT8 if dynamic else Precision.FP32)
@@ -201,7 +201,7 @@ def _run_onnx_model(
     return found[-1]
 
 
-def _run_graph(
+def run_onnx_graph(
     path: Path, card: ModelCard, inputs: Mapping[str, "np.ndarray"], *sizes: int
 ) -> list[dict[str, "np.ndarray"]]:
     """What the graph answers in batches of each size, one after the other in one session."""

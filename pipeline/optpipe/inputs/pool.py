@@ -12,6 +12,7 @@ from optpipe.core.hashing import hash_arrays
 from optpipe.core.measurement import InputPool
 from optpipe.errors import BadInputError
 from optpipe.inputs.images import find_images, preprocess_batches
+from optpipe.inputs.sequences import compute_padding
 from optpipe.inputs.tensor_set import holds_tensors, read_tensor_set
 
 POOL_SIZE = 64
@@ -59,7 +60,11 @@ def save_pool(directory: Path, prefix: str, arrays: Mapping[str, NDArray[Any]]) 
     return files
 
 
-def describe_pool(kind: str, real: int, arrays: Mapping[str, NDArray[Any]], seed: int) -> InputPool:
-    """How the pool is described in a measurement."""
+def describe_pool(
+    kind: str, real: int, arrays: Mapping[str, NDArray[Any]], seed: int, lengths: tuple[int, int] | None = None
+) -> InputPool:
+    """How the pool is described in a measurement; `lengths` are those that the build takes, where its inputs are sequences."""
     size = min(len(array) for array in arrays.values())
-    return InputPool(kind, size, 0 if kind == "synthetic" else real, seed, hash_arrays(dict(arrays)))
+    padding = 0.0 if lengths is None else compute_padding(arrays)
+    known = 0 if kind == "synthetic" else real
+    return InputPool(kind, size, known, seed, hash_arrays(dict(arrays)), padding=padding, lengths=lengths)

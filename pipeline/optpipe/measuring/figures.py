@@ -121,7 +121,17 @@ def compute_figures(
         "duration_s": _compute_seconds(measured),
         "throughput_images_per_s": throughput,
         "throughput_batches_per_s": throughput.value / blank.load.batch_size,
+        "throughput_tokens_per_s": compute_tokens_per_s(blank, throughput),
     }
+
+
+def compute_tokens_per_s(blank: Measurement, sequences_per_s: Estimate) -> Estimate | None:
+    """Tokens per second without padding; None for a model without sequences."""
+    if blank.load.length is None:
+        return None
+    tokens = blank.load.length * (1 - (blank.inputs.padding if blank.inputs else 0.0))
+    bounds = [None if each is None else tokens * each for each in (sequences_per_s.low, sequences_per_s.high)]
+    return Estimate(tokens * sequences_per_s.value, bounds[0], bounds[1], "tokens without padding")
 
 
 def _summarize_parts(

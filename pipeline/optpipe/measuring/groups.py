@@ -17,7 +17,7 @@ from optpipe.measuring.energy import SENSOR_SHARE
 from optpipe.measuring.measured import RecordedMeasurement
 from optpipe.stats.means import FEWEST, Mean, count_processes_needed, mean_from_runs, scatter_from_processes
 
-FIGURES = ("p50", "p90", "p95", "p99", "p99.9", "throughput", "energy", "cv", "memory")
+FIGURES = ("p50", "p90", "p95", "p99", "p99.9", "throughput", "tokens", "energy", "cv", "memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +108,11 @@ def explain_no_scatter(processes: int) -> str:
 
 
 def read_figure(found: Measurement, name: str) -> Estimate | None:
-    """One process's figure: a percentile in ns, `throughput`, `energy`, `cv`, or `memory` in bytes."""
+    """One process's figure: a percentile in ns, `throughput`, `tokens`, `energy`, `cv`, or `memory` in bytes."""
     if name == "throughput":
         return found.throughput_images_per_s
+    if name == "tokens":
+        return found.throughput_tokens_per_s
     if name == "energy":
         return found.energy_j_per_image
     if name == "memory":
@@ -131,6 +133,7 @@ def merge_group(group: ProcessGroup, confidence: float = 0.95) -> Measurement:
         newest,
         latency_ns=replace(newest.latency_ns, percentiles=percentiles),
         throughput_images_per_s=group.estimate("throughput", confidence),
+        throughput_tokens_per_s=group.estimate("tokens", confidence),
     )
 
 

@@ -46,6 +46,8 @@ class RunContext:
     limits: Mapping[str, float] = field(default_factory=lambda: LIMITS)
     inputs: InputPool | None = None
     caveats: tuple[str, ...] = ()
+    length: int | None = None
+    """Of the sequences among the inputs: it is the load's."""
 
 
 def measure_load(
@@ -57,7 +59,7 @@ def measure_load(
     blank = Measurement(
         id=name,
         subject=replace(subject, affinity=worker.affinity),
-        load=load,
+        load=replace(load, length=frame.length),
         verdict=Validity.INVALID,
         reasons=(),
         inputs=frame.inputs,

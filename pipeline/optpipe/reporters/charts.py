@@ -65,7 +65,7 @@ def _list_points(report: Report) -> tuple[str, list[Row]]:
                     "images per second": _round(throughput.value),
                     "standing": "on the frontier" if row.on_frontier else "dominated" if row.valid else "INVALID",
                     "label": row.label,
-                    "load": f"{row.load.scenario}, {row.load.mode}",
+                    "load": ", ".join([*row.load.list_lengths(), row.load.scenario, row.load.mode]),
                     **_spread("top1", row.top1, 100.0),
                     **_spread("energy", row.energy_j_per_image, 1e3),
                 }

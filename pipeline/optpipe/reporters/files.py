@@ -37,11 +37,15 @@ def _record(row: ComparisonRow) -> dict[str, Any]:
     }
     for name in ("batch_size", "scenario", "mode", "streams", "rate_per_s"):
         record[name] = getattr(row.load, name)
+    if row.load.length is not None:
+        record["length"] = row.load.length
     record |= {"settings": format_settings(row.settings, row.settings)}
     record |= {"verdict": "VALID" if row.valid else "INVALID", "processes": row.processes, "samples": row.samples}
     for name in PERCENTILES:
         record |= _figure(f"latency_{name.replace('.', '_')}_ms", scale_to_ms(row.latency_ns.get(name)))
     record |= _figure("throughput_images_per_s", row.throughput_images_per_s)
+    if row.throughput_tokens_per_s is not None:
+        record |= _figure("throughput_tokens_per_s", row.throughput_tokens_per_s)
     record |= _figure("energy_j_per_image", row.energy_j_per_image)
     record |= _figure("top1", row.top1)
     record |= _figure("speedup", row.speedup)

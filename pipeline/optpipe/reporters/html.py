@@ -230,7 +230,8 @@ def _render_build(row: ComparisonRow, comparison: Comparison) -> TableRow:
     standing = "frontier" if row.on_frontier else "dominated" if row.valid else "INVALID"
     why = "" if row.valid else ", ".join(row.reason_codes)
     beaten = f"by {comparison.row(row.dominated_by.split(': ', 1)[0]).label}" if row.dominated_by else why
-    load = row.scenario if row.load.mode == Mode.COMPUTE else f"{row.scenario}, {row.load.mode}"
+    mode = [] if row.load.mode == Mode.COMPUTE else [row.load.mode]
+    load = ", ".join([*row.load.list_lengths(), row.scenario, *mode])
     energy = row.energy_j_per_image
     cells = (
         Cell(Markup("{}<small>{}</small>").format(row.configuration, row.artifact[:12]), row.configuration),

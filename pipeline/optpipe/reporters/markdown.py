@@ -81,7 +81,7 @@ def _format_cells(row: ComparisonRow) -> tuple[str, ...]:
     return (
         row.configuration,
         str(row.load.batch_size),
-        f"{row.scenario}, {row.load.mode}",
+        ", ".join([*row.load.list_lengths(), row.scenario, row.load.mode]),
         format_ms(row.latency_ns.get("p50")),
         format_ms(row.latency_ns.get("p99")),
         format_figure(row.throughput_images_per_s, "{:,.0f}"),

@@ -52,6 +52,7 @@ def render_bench(record: BenchRecord, sort: BenchSort) -> RenderableType:
     lines += _render_limit(record.limit, called)
     lines += _render_tuning(record.tuning, called)
     lines += _render_few_processes(groups)
+    lines += _render_lengths(rows)
     lines += _render_reasons(rows)
     lines += _render_withheld(rows)
     lines.append(Text(f"run {record.run_dir}", style="dim"))
@@ -66,6 +67,7 @@ def _render_figures(groups: Sequence[MeasurementGroup], called: Mapping[str, str
         ("device", [_format_device(group) for group in groups]),
         ("load", [_format_load(group) for group in groups]),
         ("batch", [str(group.load.batch_size) for group in groups]),
+        ("length", ["" if group.load.length is None else str(group.load.length) for group in groups]),
         ("rate/s", [_format_number(group.load.rate_per_s) for group in groups]),
         ("p50 ms", [_format_with_interval(group, "p50") for group in groups]),
         *((f"{name} ms", [_format_with_interval(group, name) for group in groups]) for name in tails),
@@ -73,6 +75,7 @@ def _render_figures(groups: Sequence[MeasurementGroup], called: Mapping[str, str
         ("inside", [_format_scatter(group, "inside") for group in groups]),
         ("CV", [f"{value:.1%}" if (value := _get_value(group, "cv")) is not None else "" for group in groups]),
         ("images/s", [_format_number(_get_value(group, "throughput")) for group in groups]),
+        ("tokens/s", [_format_number(_get_value(group, "tokens")) for group in groups]),
         ("batches/s", [_format_batches_per_s(group) for group in groups]),
         ("memory", [format_bytes(value) if (value := _get_value(group, "memory")) else "" for group in groups]),
         ("J/image", [_format_number(_get_value(group, "energy"), "≈") for group in groups]),
@@ -106,6 +109,23 @@ def _render_few_processes(groups: Sequence[MeasurementGroup]) -> list[Text]:
         return []
     what = "one process" if few == [1] else "fewer than three processes"
     return [Text(f"{what}: the scatter between processes is not known; measure more (--processes 5)", style="yellow")]
+
+
+def _render_lengths(rows: Sequence[Measurement]) -> list[Text]:
+    """Whether texts are padded: to the one length of the build, or as the inputs are."""
+    said: dict[str, None] = {}
+    for row in rows:
+        if row.load.length is None or row.inputs is None or row.inputs.lengths is None:
+            continue
+        low, high = row.inputs.lengths
+        build = (
+            f"fixed at {low} tokens: shorter texts are padded to it"
+            if low == high
+            else f"dynamic, {low} to {high} tokens"
+        )
+        filled = f"{row.inputs.padding:.0%} padding" if row.inputs.padding else "no padding"
+        said[f"sequence length {build}; inputs of {row.load.length} have {filled}"] = None
+    return [Text(each, style="dim") for each in said]
 
 
 @dataclass(frozen=True)
@@ -287,7 +307,7 @@ def _format_with_remedy(heading: str, seen: Sequence[str], remedy: str) -> str:
 
 def _format_where(row: Measurement, called: Mapping[str, str]) -> str:
     rate = "" if row.load.rate_per_s is None else f" at {row.load.rate_per_s:.4g}/s"
-    return f"{called[row.subject.artifact]} batch {row.load.batch_size}{rate}"
+    return f"{called[row.subject.artifact]} {row.load.size}{rate}"
 
 
 def _format_verdict(group: MeasurementGroup) -> Text:

@@ -66,7 +66,9 @@ _ALWAYS = (
     _Column("speed-up", lambda row: _format_range(row.speedup)),
     _Column("standing", lambda row: "frontier" if row.on_frontier else "" if row.valid else "INVALID", number=False),
 )
+_LENGTH = _Column("length", lambda row: str(row.load.length or "–"))
 _OPTIONAL = (
+    _Column("tokens/s", lambda row: format_figure(row.throughput_tokens_per_s, "{:,.0f}")),
     _Column("memory", lambda row: format_bytes(row.memory_bytes) if row.memory_bytes else "–"),
     _Column("images/J", lambda row: f"{1 / row.energy_j_per_image.value:.3g}" if row.energy_j_per_image else "–"),
     _Column("processes", lambda row: str(row.processes)),
@@ -87,8 +89,9 @@ class _MeasurementTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         known = [column for column in _OPTIONAL if any(column.text(row) != "–" for row in self.rows)]
+        first = (*_ALWAYS[:2], _LENGTH) if any(row.load.length for row in self.rows) else _ALWAYS[:2]
         while True:
-            table = _make_table((*_ALWAYS[:-1], *known, _ALWAYS[-1]), self.rows)
+            table = _make_table((*first, *_ALWAYS[2:-1], *known, _ALWAYS[-1]), self.rows)
             if not known or console.measure(table, options=options.update(width=10_000)).maximum <= options.max_width:
                 break
             known.pop()

@@ -19,7 +19,8 @@ def render_fleet(record: "FleetRecord") -> RenderableType:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for name in ("model", "GPU", "build"):
         table.add_column(name, overflow="fold")
-    heads = ["batch", (record.slo or "p50").partition(" ")[0] + " ms", "images/s"]
+    heads = ["length"] if any(row.length is not None for row in record.rows) else []
+    heads += ["batch", (record.slo or "p50").partition(" ")[0] + " ms", "images/s"]
     heads += [f"{record.currency}/million"] if record.currency else []
     heads += ["kWh/million"] if any(row.kwh_per_million for row in record.rows) else []
     heads += ["GPUs"] if record.load_per_s else []
@@ -29,6 +30,7 @@ def render_fleet(record: "FleetRecord") -> RenderableType:
     table.add_column("standing")
     for row in record.rows:
         texts = {
+            "length": "–" if row.length is None else str(row.length),
             "batch": str(row.batch_size),
             "images/s": format_figure(row.throughput, "{:,.0f}"),
             "kWh/million": format_figure(row.kwh_per_million, "{:.3g}"),

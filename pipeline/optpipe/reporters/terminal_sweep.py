@@ -52,7 +52,7 @@ def _list_texts(row: "SweepRow") -> tuple[str, ...]:
 def _describe_load(row: "SweepRow") -> str:
     load = row.cell.load
     usual = load.scenario is Scenario.SINGLE_STREAM and load.mode is Mode.COMPUTE
-    return f"batch {load.batch_size}" if usual else str(load)
+    return load.size if usual else str(load)
 
 
 def _list_reasons(rows: "Sequence[SweepRow]") -> Iterator[str]:

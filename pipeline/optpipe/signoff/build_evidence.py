@@ -39,7 +39,7 @@ class BuildEvidence:
 
 def select_groups(where: LoadFilter, measured: Sequence[RecordedMeasurement]) -> list[ProcessGroup]:
     """What `where` is about: of each load all processes with the settings that were measured last."""
-    wanted = (where.batch_size, where.scenario, where.mode, where.streams, where.rate)
+    wanted = (where.batch_size, where.scenario, where.mode, where.streams, where.rate, where.length)
     newest: dict[object, ProcessGroup] = {}
     for group in group_processes(measured):
         if all(want is None or want == has for want, has in zip(wanted, group.load.key, strict=True)):

@@ -33,6 +33,7 @@ def loads_from_criteria(
 def _fill_defaults(where: LoadFilter) -> LoadFilter:
     return LoadFilter(
         batch_size=where.batch_size or 1,
+        length=where.length,
         scenario=where.scenario or Scenario.SINGLE_STREAM,
         mode=where.mode or Mode.COMPUTE,
         streams=where.streams or 1,
@@ -49,6 +50,7 @@ def _load(where: LoadFilter, min_seconds: float, max_seconds: float) -> LoadSpec
         rate_per_s=where.rate,
         min_seconds=min_seconds,
         max_seconds=max(max_seconds, min_seconds),
+        length=where.length,
     )
 
 
@@ -61,7 +63,7 @@ def _extend_load(criterion: Criterion, load: LoadSpec) -> LoadSpec:
     return load
 
 
-def _order(load: LoadSpec) -> tuple[str, str, int, float, float, float]:
+def _order(load: LoadSpec) -> tuple[str, str, int, int, float, float, float]:
     return (
-        str(load.scenario), str(load.mode), load.streams, load.rate_per_s or 0.0, load.percentile, load.min_seconds,
+        str(load.scenario), str(load.mode), load.streams, load.length or 0, load.rate_per_s or 0.0, load.percentile, load.min_seconds,
     )  # fmt: skip

@@ -134,6 +134,8 @@ class LoadFilter(Table, frozen=True):
     """Which measurements a criterion is about; None means every one."""
 
     batch_size: Count | None = None
+    length: Count | None = None
+    """Tokens of every sequence."""
     scenario: Scenario | None = None
     mode: Mode | None = None
     streams: Count | None = None
@@ -142,16 +144,18 @@ class LoadFilter(Table, frozen=True):
     def to_slug(self) -> str:
         """`.b8.single-stream`, `.b1.server.500qps`; empty for every measurement."""
         batch = None if self.batch_size is None else f"b{self.batch_size}"
+        length = None if self.length is None else f"l{self.length}"
         streams = None if self.streams is None else f"{self.streams}x"
         rate = None if self.rate is None else f"{self.rate:g}qps"
-        return "".join(f".{part}" for part in (batch, self.scenario, streams, rate, self.mode) if part)
+        return "".join(f".{part}" for part in (batch, length, self.scenario, streams, rate, self.mode) if part)
 
     def to_text(self) -> str:
         """`batch 8, single-stream`; empty for every measurement."""
         batch = None if self.batch_size is None else f"batch {self.batch_size}"
+        length = None if self.length is None else f"length {self.length}"
         streams = None if self.streams is None else f"{self.streams} streams"
         rate = None if self.rate is None else f"{self.rate:g} queries/s"
-        return ", ".join(str(part) for part in (batch, self.scenario, streams, rate, self.mode) if part)
+        return ", ".join(str(part) for part in (batch, length, self.scenario, streams, rate, self.mode) if part)
 
     def __bool__(self) -> bool:
         """Whether it narrows anything."""
@@ -175,7 +179,7 @@ class Section(Table, frozen=True):
 
 
 class MeasuredSection(Section, LoadFilter, frozen=True):
-    """A section about measurements, which can be narrowed to a batch size, scenario or mode."""
+    """A section about measurements, which can be narrowed to a batch size, sequence length, scenario or mode."""
 
     def __post_init__(self) -> None:
         """Raises ValueError where a scenario lacks its load, or a load its scenario."""

@@ -71,6 +71,7 @@ def run_bench_step(
         BenchPlan(
             load=load,
             batches=batches,
+            lengths=None if load.length is None else (load.length,),
             limits=limits,
             to_the_end=True,
             options=options or {},

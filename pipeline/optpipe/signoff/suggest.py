@@ -26,6 +26,7 @@ def suggest_bench(build: JudgedBuild, where: LoadFilter, options: Mapping[str, s
     """Measures what `where` asks for of a build of which nothing such is measured."""
     parts = [f"optpipe bench {build.artifact}"]
     parts += [f"--batch {where.batch_size}"] if where.batch_size else []
+    parts += [f"--length {where.length}"] if where.length else []
     parts += [f"--scenario {where.scenario}"] if where.scenario else []
     parts += [f"--mode {where.mode}"] if where.mode else []
     parts += [f"--streams {where.streams}"] if where.streams else []

@@ -74,6 +74,8 @@ class FleetRow:
     """For the load, within the limit; the interval is that of the measured times."""
     cost_per_hour: Estimate | None = None
     """Of that many."""
+    length: int | None = None
+    """Tokens of every sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +115,11 @@ def compare_fleet(
         raise BadInputError(
             f"no finished job{'' if model is None else f' of {model}'}; measure with optpipe sweep MODEL"
         )
-    engines: dict[tuple[str, str, str, str], list[JobRecord]] = {}
+    engines: dict[tuple[object, ...], list[JobRecord]] = {}
     for one in done:
-        engines.setdefault((one.cell.kind, one.fingerprint, one.cell.recipe.model, _name_build(one.cell)), []).append(
-            one
-        )
+        cell = one.cell
+        key = cell.kind, one.fingerprint, cell.recipe.model, _name_build(cell), cell.load.length
+        engines.setdefault(key, []).append(one)
     rows = [row for found in engines.values() if (row := _choose_row(found, slo, prices, load_per_s)) is not None]
     rows = _mark(rows)
     warnings = _list_warnings(rows, engines.values(), slo, prices)
@@ -153,7 +155,7 @@ def _choose_row(
     one, latency, rate = max(able, key=lambda each: each[2].value)
     row = FleetRow(
         one.cell.kind, one.fingerprint, one.cell.recipe.model, _name_build(one.cell), one.cell.load.batch_size,
-        latency, rate, one.artifact, one.run,
+        latency, rate, one.artifact, one.run, length=one.cell.load.length,
     )  # fmt: skip
     price = prices.gpus.get(one.cell.kind) if prices else None
     if price is not None:
@@ -201,13 +203,15 @@ def _count_gpus(found: Sequence[JobRecord], load_per_s: float, slo: Slo | None, 
 
 
 def _mark(rows: Sequence[FleetRow]) -> list[FleetRow]:
-    """Marks the best of each model and kind, and the frontier of each model over kinds: cost, or throughput, against latency."""
+    """Marks the best of each model, length and kind, and the frontier of each model and length over kinds.
+
+    The frontier is of cost, or throughput, against latency.
+    """
     marked = []
     for row in rows:
-        peers = [
-            each for each in rows if (each.model, each.kind, each.fingerprint) == (row.model, row.kind, row.fingerprint)
-        ]
-        rivals = [each for each in rows if each.model == row.model and each is not row]
+        alike = [each for each in rows if (each.model, each.length) == (row.model, row.length)]
+        peers = [each for each in alike if (each.kind, each.fingerprint) == (row.kind, row.fingerprint)]
+        rivals = [each for each in alike if each is not row]
         best = row.throughput.value == max(each.throughput.value for each in peers)
         beaten = any(_dominates(each, row) for each in rivals)
         marked.append(replace(row, best=best, on_frontier=not beaten))
@@ -274,6 +278,7 @@ def command_from_cell(cell: Cell) -> str:
     recipe, load = cell.recipe, cell.load
     words = ["optpipe", "sweep", recipe.model, "--precision", recipe.precision, "--backend", recipe.backend]
     words += ["--batch", str(load.batch_size), "--gpu", cell.kind, "--processes", str(cell.processes)]
+    words += ["--length", str(load.length)] if load.length is not None else []
     words += ["--scenario", load.scenario] if load.scenario is not Scenario.SINGLE_STREAM else []
     words += ["--profile", recipe.profile] if recipe.profile else []
     words += ["--weights", recipe.weights] if recipe.weights != "default" else []

@@ -29,6 +29,8 @@ class Matrix(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     precisions: tuple[str, ...] = ("fp16",)
     backends: tuple[str, ...] = ("auto",)
     batches: tuple[int, ...] = (1,)
+    lengths: tuple[int, ...] = ()
+    """Sequence lengths; without any, that of the texts each build was verified on."""
     scenarios: tuple[Scenario, ...] = (Scenario.SINGLE_STREAM,)
     rates: tuple[float, ...] = ()
     """Queries per second, of the server scenario."""
@@ -88,8 +90,8 @@ def _require_sound(matrix: Matrix) -> None:
     for name in ("precisions", "backends", "batches", "scenarios", "options"):
         if not getattr(matrix, name):
             raise BadInputError(f"the matrix has an empty list of {name}")
-    if min(matrix.batches) < 1 or matrix.processes < 1 or matrix.streams < 1:
-        raise BadInputError("batches, processes and streams must be at least 1")
+    if min((*matrix.batches, *matrix.lengths)) < 1 or matrix.processes < 1 or matrix.streams < 1:
+        raise BadInputError("batches, lengths, processes and streams must be at least 1")
     if Scenario.SERVER in matrix.scenarios and not matrix.rates:
         raise BadInputError("the server scenario requires rates (--rate QUERIES_PER_SECOND)")
     if any(not rate > 0 for rate in matrix.rates):
@@ -101,7 +103,12 @@ def _require_sound(matrix: Matrix) -> None:
     if matrix.profile is not None:
         batch_range_from_text(matrix.profile)
     count = len(matrix.models) * len(matrix.precisions) * len(matrix.backends) * len(matrix.batches)
-    count *= len(matrix.options) * max(1, len(matrix.gpus)) * (len(matrix.scenarios) + len(matrix.rates))
+    count *= (
+        max(1, len(matrix.lengths))
+        * len(matrix.options)
+        * max(1, len(matrix.gpus))
+        * (len(matrix.scenarios) + len(matrix.rates))
+    )
     if count > LARGEST:
         raise BadInputError(f"the matrix has about {count:,} cells; the most is {LARGEST:,}: split it")
 
@@ -135,10 +142,12 @@ def choose_device_of_kind(kind: str) -> Device:
 
 
 def _list_loads(matrix: Matrix) -> Iterator[LoadSpec]:
-    for scenario, size in product(dict.fromkeys(matrix.scenarios), dict.fromkeys(matrix.batches)):
+    lengths = tuple(dict.fromkeys(matrix.lengths)) or (None,)
+    for scenario, length, size in product(dict.fromkeys(matrix.scenarios), lengths, dict.fromkeys(matrix.batches)):
         load = LoadSpec(
             size, scenario, matrix.mode, 1, None, matrix.min_seconds, max(matrix.max_seconds, matrix.min_seconds),
             matrix.percentile, matrix.warm_up_seconds, max(matrix.max_warm_up_seconds, matrix.warm_up_seconds),
+            length=length,
         )  # fmt: skip
         if scenario is Scenario.SERVER:
             yield from (replace(load, rate_per_s=rate) for rate in dict.fromkeys(matrix.rates))

@@ -101,8 +101,10 @@ def outcome_from_error(error: OptpipeError) -> CellOutcome:
 
 
 def limit_load(task: Task) -> tuple[Cell, ...]:
-    """The cells by rising batch size: memory runs out last."""
-    return tuple(sorted(task.cells, key=lambda cell: (cell.load.batch_size, cell.load.rate_per_s or 0.0)))
+    """The cells by rising length and batch size: memory runs out last."""
+    return tuple(
+        sorted(task.cells, key=lambda cell: (cell.load.length or 0, cell.load.batch_size, cell.load.rate_per_s or 0.0))
+    )
 
 
 def explain_crash(returncode: int, log: Path) -> str:

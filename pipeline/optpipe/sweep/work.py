@@ -1,9 +1,16 @@
 """The work of a sweep's process: the build and bench that exist, asked for by recipe and cells."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from optpipe.artifacts.lookup import StoredArtifact, choose_batch_sizes, find_artifacts, select_runnable
+from optpipe.artifacts.lookup import (
+    StoredArtifact,
+    choose_batch_sizes,
+    find_artifacts,
+    require_lengths,
+    select_runnable,
+)
 from optpipe.backends.registry import backends_from_text
 from optpipe.bench.bench import bench_artifacts
 from optpipe.bench.session_plan import BenchPlan
@@ -74,6 +81,7 @@ def measure_cells(task: Task) -> tuple[CellOutcome, ...]:
     for cell in limit_load(task):
         try:
             choose_batch_sizes(artifact, (cell.load.batch_size,))
+            require_lengths(artifact, None if cell.load.length is None else (cell.load.length,))
             artifact.resolve_effective_options(options_from_texts(cell.options))
         except BadInputError as error:
             outcomes[cell.key] = CellOutcome(JobState.IMPOSSIBLE, " ".join(str(error).split("\n")), task.artifact)
@@ -93,6 +101,7 @@ def _measure_alike(artifact: StoredArtifact, cells: Sequence[Cell], store: Store
     plan = BenchPlan(
         load=first.load,
         batches=tuple(cell.load.batch_size for cell in cells),
+        lengths=None if first.load.length is None else (first.load.length,),
         processes=first.processes,
         to_the_end=True,
         options=options_from_texts(first.options),
@@ -103,15 +112,16 @@ def _measure_alike(artifact: StoredArtifact, cells: Sequence[Cell], store: Store
     ended = result.interrupted or result.status is ExitStatus.INTERRUPTED
     found = {}
     for cell in cells:
-        group = groups.get(cell.load.key)
+        group = groups.get(replace(cell.load, length=None).key)
         found[cell.key] = _outcome_from_group(group, artifact.entry.id, result.run, interrupted=ended)
     return found
 
 
 def _group_run(run: Run) -> dict[object, tuple[MeasurementGroup, tuple[Reason, ...]]]:
+    """What was measured, by load; the length is the same in all of a run, and a cell need not name it."""
     measured = [RecordedMeasurement(one, run.run_id, run.manifest.environment) for one in read_measurements(run.path)]
     return {
-        group.load.key: (summarize_group(group), group.newest.measurement.reasons)
+        replace(group.load, length=None).key: (summarize_group(group), group.newest.measurement.reasons)
         for group in group_processes(measured)
     }
 

@@ -85,3 +85,13 @@ def test_what_differs_tells_settings_apart_and_nothing_else_is_said(settings):
     pairs = [(one, other) for one in range(len(settings)) for other in range(len(settings))]
     assert all((texts[one] == texts[other]) == (settings[one] == settings[other]) for one, other in pairs)
     assert bool(names) == any(settings[0] != each for each in settings)
+
+
+def test_two_lengths_are_two_loads_and_older_records_have_none():
+    short, long = m.LoadSpec(8, length=32), m.LoadSpec(8, length=512)
+    assert len({m.LoadSpec(8).key, short.key, long.key}) == 3
+    assert str(long) == "batch 8, length 512, single-stream, compute"
+    assert list(m.list_load_options(long)) == ["--batch 8", "--length 512"]
+    older = plain_from_record(m.LoadSpec(8))
+    del older["length"]
+    assert record_from_plain(older, m.LoadSpec, "older") == m.LoadSpec(8)

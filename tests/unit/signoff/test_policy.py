@@ -129,3 +129,10 @@ def test_the_example_policies_parse_and_fit_the_schema_beside_them(path):
     schema = json.loads((EXAMPLES / "policy.schema.json").read_text())
     assert schema == json.loads(json.dumps(make_policy_schema()))
     jsonschema.validate(tomllib.loads(path.read_text()), schema)
+
+
+def test_a_criterion_names_a_sequence_length():
+    text = "schema = 1\n[[latency]]\np99 = '15 ms'\nbatch_size = 8\nlength = 128\n"
+    (criterion,) = (each for each in policy_from_toml(text.encode(), "p").criteria if each.section == "latency")
+    assert criterion.where.to_slug() == ".b8.l128"
+    assert criterion.where.to_text() == "batch 8, length 128"

@@ -101,9 +101,9 @@ def load_of(command):
         given["scenario"], given["mode"], given["streams"], given["rate"], slo, given["percentile"], *times,
         energy=given.get("energy", False),
     )  # fmt: skip
-    batch = None if given["batch"] is None else str(given["batch"])
+    batch, length = (None if given[name] is None else str(given[name]) for name in ("batch", "length"))
     return bench_plan_from_options(
-        load, batch=batch, slo=slo, max_cv=given["max_cv"], images=given["images"], affinity=given["affinity"], seed=0,
+        load, batch=batch, length=length, slo=slo, max_cv=given["max_cv"], images=given["images"], affinity=given["affinity"], seed=0,
         options=options_from_text(given["option"] or []),
     )  # fmt: skip
 
@@ -200,6 +200,7 @@ def test_a_suggested_measurement_is_of_the_load_that_is_missing(workspace, tmp_p
         LoadFilter(batch_size=1, scenario=Scenario.SERVER, rate=QueryRate(1234567.5)),
         LoadFilter(batch_size=1, scenario=Scenario.SERVER, rate=QueryRate(0.25)),
         LoadFilter(scenario=Scenario.MULTI_STREAM, streams=4),
+        LoadFilter(batch_size=8, length=128),
     ],
     ids=str,
 )
@@ -208,7 +209,8 @@ def test_a_load_that_was_never_measured_is_suggested_as_the_policy_has_it(where)
     plan = load_of(suggest_bench(build, where, {"graph": "a b"}))
     assert plan.batches == (None if where.batch_size is None else (where.batch_size,))
     wanted = (where.scenario or "single-stream", where.mode or "compute", where.streams or 1, where.rate)
-    assert plan.load.key[1:] == wanted
+    assert plan.load.key[1:5] == wanted
+    assert plan.lengths == (None if where.length is None else (where.length,))
     assert plan.options == {"onnxruntime": {"graph": "a b"}}
 
 

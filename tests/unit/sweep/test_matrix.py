@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from optpipe.core.hashing import hash_value
 from optpipe.core.measurement import Scenario
+from optpipe.core.records import plain_from_record
 from optpipe.errors import BadInputError
 from optpipe.sweep.job import CPU
 from optpipe.sweep.matrix import Matrix, cells_from_matrix, find_obstacle, matrix_from_file
@@ -116,3 +118,13 @@ def test_shards_are_a_partition(count, parts):
 def test_a_shard_is_one_of_n(text):
     with pytest.raises(BadInputError, match="expected I/N"):
         shard_from_text(text)
+
+
+def test_lengths_are_part_of_a_load_and_older_keys_stay():
+    cells = cells_from_matrix(Matrix(**{**ORT, "lengths": (32, 128)}), (CPU,))
+    assert {cell.load.length for cell in cells} == {32, 128}
+    assert len({cell.key for cell in cells}) == len(cells)
+    plain = cells_from_matrix(Matrix(**ORT), (CPU,))[0]
+    asked = plain_from_record(plain)
+    del asked["load"]["length"]
+    assert plain.key == hash_value(asked)[: len(plain.key)]

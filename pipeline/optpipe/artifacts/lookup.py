@@ -209,7 +209,7 @@ def require_lengths(artifact: StoredArtifact, lengths: Sequence[int] | None) -> 
     low, high = known
     outside = [length for length in lengths if not low <= length <= high]
     if outside:
-        info, build = artifact.entry.info, f"optpipe build {format_model_argument(card)}"
+        info, build = artifact.entry.info, f"optpipe build {format_model_argument(card.name, card.source)}"
         shapes = " ".join(
             f"--shape {name}={_widen_profile(card, name, axis, outside)}" for name, axis in card.length_axes.items()
         )

@@ -28,6 +28,7 @@ from optpipe.commands import (
     deploy,
     doctor,
     evaluate,
+    merge,
     preprocess,
     profile,
     recheck,
@@ -256,7 +257,7 @@ app.command("recheck")(print_outcome(recheck.recheck))
 app.command("approve")(print_outcome(signoff.approve))
 app.command("doctor")(print_outcome(doctor.doctor))
 app.command("sweep")(print_outcome(flatten_groups(sweep.sweep)))
-app.command("merge")(print_outcome(sweep.merge))
+app.command("merge")(print_outcome(merge.merge))
 app.command("ls")(print_outcome(stored.ls))
 app.command("show")(print_outcome(stored.show))
 app.command("rm")(print_outcome(stored.rm))

@@ -28,9 +28,9 @@ def start_cluster():
     return cluster, [add_node(cluster, kind) for kind in KINDS]
 
 
-def add_node(cluster, kind):
-    """One more node, of an invented kind and this machine's environment."""
-    labels = {"optpipe/kind": kind, "optpipe/fingerprint": list_slots()[0].fingerprint}
+def add_node(cluster, kind, **more):
+    """One more node, of an invented kind and this machine's environment; `more` are further labels."""
+    labels = {"optpipe/kind": kind, "optpipe/fingerprint": list_slots()[0].fingerprint, **more}
     return cluster.add_node(num_cpus=1, labels=labels, **choose_ports())
 
 

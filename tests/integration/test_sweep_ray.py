@@ -5,30 +5,25 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from optpipe.core.events import SilentListener
 from optpipe.sweep.launch import Limits
 from optpipe.sweep.ledger import read_jobs
 from optpipe.sweep.local import Setting
 from optpipe.sweep.matrix import Matrix, cells_from_matrix
 from optpipe.sweep.plan import list_works, plan_sweep
-from optpipe.sweep.sweep import SweepOptions, run_sweep
 from optpipe.workspace.runs import load_run
-from optpipe.workspace.store import Store
 from tests.fakes.ray_nodes import add_node, list_processes, start_cluster
+from tests.fakes.ray_sweeps import EMPTY, KINDS, assert_each_once, sweep
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: pip install 'optpipe[ray]'")
 
 ROOT = Path(__file__).parents[2]
-EMPTY = (sys.executable, str(ROOT / "benchmarks" / "empty_job.py"))
 DRIVE = (sys.executable, str(ROOT / "benchmarks" / "sweep_kills.py"), "drive")
-KINDS = ("cpu-a", "cpu-b")
 
 
 @pytest.fixture(scope="module")
@@ -43,40 +38,6 @@ def cluster():
     ray.shutdown()
     made.shutdown()
     del os.environ["RAY_ADDRESS"]
-
-
-def sweep(workspace, batches, kinds=KINDS, program=EMPTY, limits=None, models=("m",), watch=None):
-    """The rows of a sweep on the cluster; `watch` is called with each record."""
-    from optpipe.sweep.ray_cluster import list_cluster_slots
-    from optpipe.sweep.ray_driver import run_on_ray
-
-    matrix = Matrix(
-        models=models, precisions=("fp32",), backends=("onnxruntime",), batches=batches, gpus=kinds, processes=1,
-        min_seconds=0.3, warm_up_seconds=0.1, max_warm_up_seconds=1.0, max_seconds=4.0, percentile=90.0, max_cv=5.0,
-    )  # fmt: skip
-    slots = list_cluster_slots()
-    cells = cells_from_matrix(matrix, kinds)
-
-    def execute(works, slots, setting, report):
-        def told(record):
-            report(record)
-            if watch is not None:
-                watch(record)
-
-        return run_on_ray(works, slots, replace(setting, program=program), told)
-
-    options = SweepOptions(limits=limits or Limits(task_s=120, lock_s=300, retries=3, pending_s=300))
-    return run_sweep(cells, slots, options, Store(workspace), SilentListener(), execute)
-
-
-def assert_each_once(workspace, record, count):
-    """Every cell is done, has one record that counts, and its run is here, whole."""
-    assert Counter(row.state for row in record.rows) == {"done": count}
-    assert len({row.run for row in record.rows}) == count
-    for row in record.rows:
-        assert load_run(workspace / "runs" / row.run).find_problems() == []
-    finished = [one for records in read_jobs(workspace).values() for one in records if one.finished]
-    assert sorted(one.cell.key for one in finished) == sorted(row.cell.key for row in record.rows)
 
 
 def test_jobs_run_on_nodes_of_their_kind_and_come_back_whole(cluster, tmp_path):
@@ -140,6 +101,35 @@ def test_a_node_that_cannot_write_ends_in_rows_that_say_so(cluster, tmp_path):
     run_on_ray(works, slots, setting, found.append, shared="/dev/full/workspace")
     assert [one.state for one in found] == ["failed", "failed"]
     assert "NotADirectoryError" in found[0].reason
+
+
+def test_a_node_whose_clock_is_an_hour_off_is_said_and_its_figures_are_its_own(cluster, tmp_path, monkeypatch):
+    from optpipe.sweep import ray_flight
+
+    monkeypatch.setattr(ray_flight, "time", lambda: time.time() - 3600)  # the driver's clock: to it the nodes are ahead
+    record = sweep(tmp_path, (1, 2), kinds=("cpu-a",))
+    assert_each_once(tmp_path, record, 2)
+    (said,) = record.warnings
+    assert "s ahead of this host's; durations are each host's own" in said
+    assert all(3590 <= row.clock_ahead_s <= 3600 for row in record.rows)
+    assert all(0 < row.seconds < 600 for row in record.rows)
+
+
+def test_only_nodes_with_the_labels_that_are_asked_for_run_jobs(cluster, tmp_path):
+    from optpipe.errors import MissingError
+    from optpipe.sweep.node_labels import selector_from_text
+
+    capped = add_node(cluster, "cpu-b", **{"optpipe/power-limit-w": "350", "optpipe/mig": "off"})
+    try:
+        record = sweep(tmp_path, (1, 2), kinds=("cpu-b",), selectors=[selector_from_text("power-limit-w=350")])
+        assert_each_once(tmp_path, record, 2)
+        assert len(record.slots) == 1
+        with pytest.raises(
+            MissingError, match="--node mig=on: no node of the Ray cluster has it; nodes have none, off"
+        ):
+            sweep(tmp_path, (1,), selectors=[selector_from_text("mig=on")])
+    finally:
+        cluster.remove_node(capped)
 
 
 def kill_one(what):

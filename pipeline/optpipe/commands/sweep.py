@@ -1,4 +1,4 @@
-"""`optpipe sweep` and `optpipe merge`."""
+"""`optpipe sweep`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,6 +81,10 @@ class RunOptions:
     ] = False
     rounds: Annotated[int, typer.Option(help="Rounds of --calibrate-host.")] = 10
     on: Annotated[str | None, typer.Option(metavar="ray|ray://HOST:PORT", help="Run on a Ray cluster.")] = None
+    node: Annotated[
+        list[str] | None,
+        typer.Option(metavar="LABEL=VALUE", help="Only nodes of the cluster with this label (or LABEL!=VALUE)."),
+    ] = None
     store: Annotated[
         str | None,
         typer.Option(
@@ -115,8 +119,9 @@ def sweep(
     from optpipe.commands.terminal import Terminal
     from optpipe.errors import ExitStatus
     from optpipe.reporters.terminal_sweep import render_sweep
+    from optpipe.sweep.bucket import is_bucket
     from optpipe.sweep.launch import Limits
-    from optpipe.sweep.matrix import cells_from_matrix
+    from optpipe.sweep.matrix import cells_from_matrix, require_sound
     from optpipe.sweep.plan import select_shard, shard_from_text
     from optpipe.sweep.slots import list_kinds
     from optpipe.sweep.sweep import SweepOptions, run_sweep
@@ -127,10 +132,11 @@ def sweep(
     shard = None if how.shard is None else shard_from_text(how.shard)
     tolerance = share_from_text(how.tolerance, "--tolerance")
     baseline = {} if how.against is None or how.dry_run else _read_baseline(how.against)
-    slots, execute = _connect(how)
-    if how.store is not None and "://" not in how.store:
-        workspace = Path(how.store)
     matrix = _matrix_from_options(models or [], wanted, pace)
+    require_sound(matrix)
+    slots, execute = _connect(how)
+    if how.store is not None and not is_bucket(how.store):
+        workspace = Path(how.store)
     cells = select_shard(cells_from_matrix(matrix, list_kinds(slots)), shard)
     store = Store(workspace)
     if how.calibrate_host:
@@ -176,7 +182,7 @@ def _judge(
 
 
 def _print_node_labels() -> Outcome:
-    from optpipe.sweep.ray_node import describe_node
+    from optpipe.sweep.node_labels import describe_node
 
     labels = describe_node()
     return Outcome(labels, lambda: ",".join(f"{name}={value}" for name, value in labels.items()))
@@ -187,20 +193,31 @@ def _connect(how: RunOptions) -> "tuple[tuple[Slot, ...], Executor]":
     from functools import partial
 
     from optpipe.errors import BadInputError
+    from optpipe.sweep.bucket import is_bucket, require_bucket
     from optpipe.sweep.local import run_locally
+    from optpipe.sweep.node_labels import selector_from_text
 
+    selectors = tuple(selector_from_text(each) for each in how.node or ())
     if how.on is None:
+        if selectors or (how.store is not None and is_bucket(how.store)):
+            raise BadInputError(f"{'--node' if selectors else '--store ' + str(how.store)} requires --on ray")
         return _list_slots(how), run_locally
     if how.on != "ray" and not how.on.startswith("ray://"):
         raise BadInputError(f"--on {how.on}: expected ray or ray://HOST:PORT")
     if how.calibrate_host:
         raise BadInputError("--calibrate-host measures the host it runs on; run it there, without --on")
+    if len({each.label for each in selectors}) < len(selectors):
+        raise BadInputError("--node: each label may be given once")
     from optpipe.sweep.ray_cluster import connect, list_cluster_slots
     from optpipe.sweep.ray_driver import run_on_ray
 
+    shared = how.store
+    if shared is not None and is_bucket(shared):
+        require_bucket(shared)
+    elif shared is not None:
+        shared = str(Path(shared).resolve())
     connect(how.on)
-    shared = how.store if how.store is None or "://" in how.store else str(Path(how.store).resolve())
-    return list_cluster_slots(), partial(run_on_ray, shared=shared)
+    return list_cluster_slots(selectors), partial(run_on_ray, shared=shared, selectors=selectors)
 
 
 def _list_slots(how: RunOptions) -> "tuple[Slot, ...]":
@@ -274,25 +291,3 @@ def _write_report(record: "SweepRecord", folder: Path) -> tuple[str, ...]:
     write_bytes(folder / "sweep.md", render_sweep_markdown(record).encode())
     write_bytes(folder / "sweep.json", json_from_record(record))
     return str(folder / "sweep.md"), str(folder / "sweep.json")
-
-
-def merge(
-    sources: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Workspaces to merge into --workspace.")],
-    workspace: WorkspaceOption = DEFAULT_WORKSPACE,
-    json: JsonOption = False,
-) -> Outcome:
-    """Merge workspaces: the union by hash.
-
-    Nothing is overwritten: what differs under one name is kept in both versions and reported. The order does not matter.
-    """
-    from dataclasses import replace
-
-    from optpipe.commands.terminal import Terminal
-    from optpipe.reporters.terminal_sweep import render_merge
-    from optpipe.sweep.merge import merge_workspaces
-    from optpipe.workspace.store import Store
-
-    with Terminal() as terminal:
-        record = merge_workspaces(sources, Store(workspace), terminal)
-    record = replace(record, warnings=tuple(terminal.warnings))
-    return Outcome(record, lambda: render_merge(record), record.status)

@@ -121,6 +121,8 @@ class Place:
     cpus: tuple[int, ...]
     side_by_side: int
     """Slots of the host that timed at the same time, at most."""
+    clock_ahead_s: float = 0.0
+    """How far the host's clock was ahead of that of the sweep's driver, at least; negative: behind; 0: they agreed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ def matrix_from_file(path: Path) -> Matrix:
 
 def cells_from_matrix(matrix: Matrix, kinds_here: Sequence[str]) -> tuple[Cell, ...]:
     """The cells in the order of the matrix, each once. Raises BadInputError for what cannot be meant."""
-    _require_sound(matrix)
+    require_sound(matrix)
     kinds = matrix.gpus or tuple(kinds_here)
     cells = (
         Cell(recipe, load, kind, options, matrix.processes, matrix.max_cv)
@@ -84,7 +84,8 @@ def _options_of(matrix: Matrix, backend: str) -> list[tuple[str, ...]]:
     return list(dict.fromkeys(own)) or [()]
 
 
-def _require_sound(matrix: Matrix) -> None:
+def require_sound(matrix: Matrix) -> None:
+    """Raises BadInputError for what cannot be meant."""
     if not matrix.models:
         raise BadInputError("no model to sweep; name one, or give a matrix with `models`")
     for name in ("precisions", "backends", "batches", "scenarios", "options"):

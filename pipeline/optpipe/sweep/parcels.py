@@ -1,19 +1,20 @@
 """What travels between hosts: parts of a workspace as a tar in chunks, hashes checked where they leave and where they arrive."""
 
+import hashlib
 import io
-import secrets
 import tarfile
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo
-from optpipe.errors import StageError, first_line
+from optpipe.errors import StageError
 from optpipe.sweep.merge import take_in
 from optpipe.workspace.runs import load_run
 from optpipe.workspace.store import Store
 
 CHUNK_BYTES = 32 << 20
+_DIGEST_BYTES = 32
 
 
 def list_needed(store: Store, artifact: str) -> tuple[str, ...]:
@@ -40,22 +41,24 @@ _KEPT = ("store", "runs", "jobs")
 
 
 def pack(workspace: Path, names: Sequence[str]) -> Iterator[bytes]:
-    """The named folders as a tar, in chunks of CHUNK_BYTES at most."""
+    """The named folders as a tar, in chunks of CHUNK_BYTES at most, each behind its SHA-256."""
     with tempfile.TemporaryFile() as file:
         with tarfile.open(fileobj=file, mode="w") as tar:
             for name in names:
                 tar.add(workspace / name, arcname=name)
         file.seek(0)
         while chunk := file.read(CHUNK_BYTES):
-            yield chunk
+            yield hashlib.sha256(chunk).digest() + chunk
 
 
 def unpack(chunks: Iterable[bytes], store: Store) -> None:
-    """Adds what the chunks hold. Raises StageError where a byte is not as its manifest says."""
+    """Adds what the chunks hold. Raises StageError where a byte changed on the way, or is not as its manifest says."""
     store.root.mkdir(parents=True, exist_ok=True)
     with store.scratch("parcel") as scratch, tempfile.TemporaryFile() as file:
-        for chunk in chunks:
-            file.write(chunk)
+        for number, chunk in enumerate(chunks, start=1):
+            if hashlib.sha256(chunk[_DIGEST_BYTES:]).digest() != chunk[:_DIGEST_BYTES]:
+                raise StageError(f"a parcel arrived damaged: chunk {number} changed on the way")
+            file.write(chunk[_DIGEST_BYTES:])
         if file.tell() == 0:
             return
         file.seek(0)
@@ -66,36 +69,6 @@ def unpack(chunks: Iterable[bytes], store: Store) -> None:
             raise StageError(f"a parcel arrived damaged: {error}") from error
         if damaged := take_in(scratch / "parcel", store, [0, 0]):
             raise StageError(f"a parcel arrived damaged: {damaged[0]}")
-
-
-def put_chunks(bucket: str, chunks: Iterable[bytes]) -> Iterator[str]:
-    """Writes each chunk to a folder that fsspec opens, and yields its address. Raises StageError where it cannot."""
-    import fsspec
-
-    token = secrets.token_hex(8)
-    for at, chunk in enumerate(chunks):
-        name = f"{bucket.rstrip('/')}/{token}-{at:04}"
-        try:
-            with fsspec.open(name, "wb") as file:
-                file.write(chunk)
-        except (OSError, ValueError, ImportError) as error:
-            raise StageError(f"cannot write {name}: {first_line(error)}") from error
-        yield name
-
-
-def get_chunk(name: str, *, remove: bool = False) -> bytes:
-    """The chunk at an address; it is deleted afterwards where it is for one reader. Raises StageError where it cannot be read."""
-    import fsspec
-
-    try:
-        with fsspec.open(name, "rb") as file:
-            content: bytes = file.read()
-        if remove:
-            system, path = fsspec.core.url_to_fs(name)
-            system.rm(path)
-    except (OSError, ValueError, ImportError) as error:
-        raise StageError(f"cannot read {name}: {first_line(error)}") from error
-    return content
 
 
 def _as_bytes(file: object) -> io.BufferedRandom:

@@ -8,64 +8,57 @@ Ray: we count its time. Nothing is shipped by runtime_env: optpipe is installed 
 
 import secrets
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any
 
 from optpipe.core.environment import Environment
 from optpipe.core.interrupts import acknowledge_interrupt
-from optpipe.core.records import json_from_record, record_from_json
+from optpipe.core.records import json_from_record
 from optpipe.errors import OptpipeError, first_line
 from optpipe.sweep.job import Cell, JobRecord, JobState, compute_job_key
 from optpipe.sweep.ledger import claim_job, read_job, write_job
 from optpipe.sweep.local import Report, Setting, make_record
 from optpipe.sweep.neighbors import list_disturbed_hosts
+from optpipe.sweep.node_labels import LABEL, Selector, label_from_kind
 from optpipe.sweep.order import sort_works, take_work
-from optpipe.sweep.parcels import get_chunk, list_needed, pack, put_chunks, unpack
+from optpipe.sweep.parcels import unpack
 from optpipe.sweep.plan import Work
 from optpipe.sweep.ray_cluster import is_client
-from optpipe.sweep.ray_node import BEGUN, LABEL, Errand, Reply, make_bell, make_remote
-from optpipe.sweep.slots import Slot, label_from_kind
+from optpipe.sweep.ray_flight import Flight, LostError
+from optpipe.sweep.ray_node import Errand, make_bell, make_remote
+from optpipe.sweep.slots import Slot
 from optpipe.sweep.task import CellOutcome, Task, TaskOutcome
+from optpipe.sweep.transport import Transport
 from optpipe.workspace.store import Store
 
 _POLL_S = 1.0
 
 
-@dataclass
-class _Flight:
-    """A task that Ray has."""
-
-    name: str
-    work: Work
-    build: bool
-    stream: Any
-    """A generator of what it hands back; through Ray Client a reference to the list."""
-    sent: float
-    attempts: tuple[str, ...] = ()
-    begun: bool = False
-    reply: Reply | None = None
-    chunks: list[bytes] = field(default_factory=list)
-    claims: ExitStack = field(default_factory=ExitStack)
-
-
 def run_on_ray(
-    works: Sequence[Work], slots: Sequence[Slot], setting: Setting, report: Report, shared: str | None = None
+    works: Sequence[Work],
+    slots: Sequence[Slot],
+    setting: Setting,
+    report: Report,
+    shared: str | None = None,
+    selectors: Sequence[Selector] = (),
 ) -> bool:
     """Runs everything on the cluster that is connected; the driver's store takes in what comes back.
 
-    `shared` is a workspace that all nodes see, or the address of a folder that fsspec opens.
+    `shared` is a workspace that all nodes see, or the address of a folder that fsspec opens; `selectors` are labels that nodes
+    have to have beside their kind.
     """
-    driver = _Driver(works, slots, setting, report, shared)
+    driver = _Driver(works, slots, setting, report, Transport(Store(setting.workspace), shared), selectors)
     try:
         driver.run()
     except KeyboardInterrupt as interruption:
         acknowledge_interrupt(interruption)
         driver.cancel()
         return False
+    finally:
+        driver.transport.close()
     return True
 
 
@@ -77,12 +70,16 @@ class _Driver:
     """Sends builds first, then loads, no more at once than a kind has slots, and takes in what comes back."""
 
     def __init__(
-        self, works: Sequence[Work], slots: Sequence[Slot], setting: Setting, report: Report, shared: str | None
+        self,
+        works: Sequence[Work],
+        slots: Sequence[Slot],
+        setting: Setting,
+        report: Report,
+        transport: Transport,
+        selectors: Sequence[Selector],
     ) -> None:
-        self.setting, self.report = setting, report
-        self.bucket = shared if shared is not None and "://" in shared else None
-        self.shared = shared if self.bucket is None else None
-        self.store = Store(setting.workspace)
+        self.setting, self.report, self.transport = setting, report, transport
+        self.selectors = {each.label: each.for_ray for each in selectors}
         self.room = {kind: sum(slot.kind == kind for slot in slots) for kind in {slot.kind for slot in slots}}
         self.bell = make_bell() if is_client() else None
         streaming = self.bell is None
@@ -93,8 +90,7 @@ class _Driver:
         self.builds: list[_Waiting] = [(work, ()) for work in first.values()]
         self.loads: list[_Waiting] = [(work, ()) for work in works]
         self.built: dict[tuple[str, str], CellOutcome] = {}
-        self.flights: list[_Flight] = []
-        self.parcels: dict[str, list[Any]] = {}
+        self.flights: list[Flight] = []
         self.models: dict[str, str] = {}
         """An artifact of each model that is built: what it was made from is sent to the model's next builds."""
         self.disturbed = list_disturbed_hosts(setting.workspace)
@@ -170,25 +166,14 @@ class _Driver:
         task = Task("", work.recipe, () if build else work.cells, artifact)
         prints = tuple(dict.fromkeys(self.prints[work.kind]))
         setting = replace(self.setting, workspace=Path())
-        errand = Errand(task, work.kind, setting, self.shared, self.bucket, prints, self.disturbed)
-        selector = {LABEL: label_from_kind(work.kind)}
+        way = self.transport
+        errand = Errand(task, work.kind, setting, way.workspace, way.bucket, prints, self.disturbed)
+        selector = {**self.selectors, LABEL: label_from_kind(work.kind)}
         remote = self.remotes[work.recipe.device].options(label_selector=selector)
         name = secrets.token_hex(8)
-        stream = remote.remote(json_from_record(errand), self._wrap(work, artifact), self.bell, name)
-        self.flights.append(_Flight(name, work, build, stream, monotonic(), attempts, claims=claims))
-
-    def _wrap(self, work: Work, artifact: str | None) -> list[Any]:
-        """What the task reads, in chunks of the object store; the driver owns them, so that no worker's end loses them."""
-        import ray
-
-        needed = artifact or self.models.get(work.recipe.model)
-        if needed is None or self.shared is not None:
-            return []
-        if needed not in self.parcels:
-            chunks = pack(self.store.workspace, list_needed(self.store, needed))
-            keep = (ray.put(chunk) for chunk in chunks) if self.bucket is None else put_chunks(self.bucket, chunks)
-            self.parcels[needed] = list(keep)
-        return self.parcels[needed]
+        parcels = way.send(artifact or self.models.get(work.recipe.model))
+        stream = remote.remote(json_from_record(errand), parcels, self.bell, name)
+        self.flights.append(Flight(name, work, build, stream, attempts, claims))
 
     def _listen(self) -> None:
         import ray
@@ -208,65 +193,41 @@ class _Driver:
                 why = f"no node of kind {flight.work.kind} took it within {self.setting.limits.pending_s:.0f} s"
                 self._lose(flight, why, again=False)
 
-    def _has_begun(self, flight: _Flight) -> bool:
+    def _has_begun(self, flight: Flight) -> bool:
         import ray
 
         if not flight.begun and self.bell is not None:
             flight.begun = flight.name in ray.get(self.bell.list_rung.remote())
         return flight.begun
 
-    def _take(self, flight: _Flight) -> None:
-        import ray
-
+    def _take(self, flight: Flight) -> None:
         try:
-            items = [ray.get(next(flight.stream))] if self.bell is None else ray.get(flight.stream)
-        except StopIteration:
-            self._land(flight)
-            return
-        except ray.exceptions.RayTaskError as error:  # such as a disk of the node that is full
-            self._lose(flight, f"its node failed: {type(error.cause).__name__}: {first_line(error.cause)}", again=True)
-            return
-        except ray.exceptions.RayError as error:
-            self._lose(flight, f"{type(error).__name__}: {first_line(error)}", again=True)
-            return
-        for item in items:
-            if item == BEGUN:
-                flight.begun = True
-            elif flight.reply is None:
-                flight.reply = record_from_json(item, Reply, "a node")
-            else:
-                flight.chunks.append(item)
-        if self.bell is not None:
-            self._land(flight)
+            if flight.receive(streaming=self.bell is None):
+                self._land(flight)
+        except LostError as error:
+            self._lose(flight, str(error), again=True)
 
-    def _land(self, flight: _Flight) -> None:
+    def _land(self, flight: Flight) -> None:
         """All of it is here: into the store, then into the ledger, so that a record never names a run that is not there."""
         reply = flight.reply
         if reply is None:
-            self._lose(flight, "the node ended without a reply", again=True)
-            return
+            raise LostError("the node ended without a reply")
         try:
-            unpack(self._fetch(flight), self.store)
-        except OptpipeError as error:
-            self._lose(flight, str(error).replace("\n", " "), again=True)
-            return
+            unpack(self.transport.fetch(flight.chunks), self.transport.store)
+        except (OptpipeError, OSError) as error:  # damaged on the way, or this host's disk is full
+            raise LostError(first_line(error)) from error
         self.flights.remove(flight)
         with flight.claims:
             if flight.build:
-                self._note_build(flight, reply)
+                self._note_build(flight, reply.outcome.cells[0])
                 return
             for record in reply.records:
-                self._record(replace(record, attempts=(*flight.attempts, *record.attempts)))
+                place = record.place and replace(record.place, clock_ahead_s=round(flight.clock_ahead_s, 1))
+                self._record(replace(record, place=place, attempts=(*flight.attempts, *record.attempts)))
             if not reply.records:
                 self._fail(flight.work.cells, flight, reply.outcome.cells[0])
 
-    def _fetch(self, flight: _Flight) -> Iterator[bytes]:
-        if self.bucket is None:
-            return iter(flight.chunks)
-        return (get_chunk(name.decode(), remove=True) for name in flight.chunks)
-
-    def _note_build(self, flight: _Flight, reply: Reply) -> None:
-        found = reply.outcome.cells[0]
+    def _note_build(self, flight: Flight, found: CellOutcome) -> None:
         if found.state is JobState.DONE:
             self.built[flight.work.recipe_key, flight.work.kind] = found
             if found.artifact is not None:
@@ -280,7 +241,7 @@ class _Driver:
     def _needs(work: Work, built: Work) -> bool:
         return (work.recipe_key, work.kind) == (built.recipe_key, built.kind)
 
-    def _lose(self, flight: _Flight, why: str, *, again: bool) -> None:
+    def _lose(self, flight: Flight, why: str, *, again: bool) -> None:
         """A worker, a node or a parcel was lost: tried again while tries are left, its reason kept."""
         self.flights.remove(flight)
         flight.claims.close()
@@ -290,11 +251,11 @@ class _Driver:
             return
         found = CellOutcome(JobState.FAILED, why)
         if flight.build:
-            self._note_build(flight, Reply(TaskOutcome((found,)), tried, ()))
+            self._note_build(flight, found)
         else:
             self._fail(flight.work.cells, flight, found)
 
-    def _fail(self, cells: Sequence[Cell], flight: _Flight, found: CellOutcome) -> None:
+    def _fail(self, cells: Sequence[Cell], flight: Flight, found: CellOutcome) -> None:
         slot = Slot("", flight.work.kind, (), next(iter(self.prints.get(flight.work.kind, [""]))), Environment())
         for cell in cells:
             self._record(make_record(cell, slot, TaskOutcome(()), found, flight.attempts, 1, 1))

@@ -7,41 +7,24 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import time
 from typing import Any
 
 from optpipe.core.records import json_from_record, record_from_json
-from optpipe.errors import BadInputError, OptpipeError, StageError
+from optpipe.errors import OptpipeError, StageError
+from optpipe.sweep.bucket import get_chunk, put_chunks
 from optpipe.sweep.job import JobRecord, JobState
 from optpipe.sweep.local import Setting, make_record, try_task
 from optpipe.sweep.matrix import choose_device_of_kind
 from optpipe.sweep.neighbors import name_neighborhood
-from optpipe.sweep.parcels import get_chunk, list_all, pack, put_chunks, unpack
-from optpipe.sweep.slots import Slot, count_neighbors, label_from_kind, list_slots
+from optpipe.sweep.node_labels import FINGERPRINT, LABEL
+from optpipe.sweep.parcels import list_all, pack, unpack
+from optpipe.sweep.slots import Slot, count_neighbors, list_slots
 from optpipe.sweep.task import Task, TaskOutcome, mark_all
 from optpipe.workspace.store import Store
 
-LABEL = "optpipe/kind"
-FINGERPRINT = "optpipe/fingerprint"
 BEGUN = b"begun"
 """What a node says first."""
-
-
-def describe_node() -> dict[str, str]:
-    """The labels of this node for `ray start --labels`: its kind by NVML's full name, memory, power limit, driver, MIG, environment.
-
-    Ray's own accelerator type knows the short name of device 0 alone.
-    """
-    slots = list_slots()
-    first = slots[0]
-    labels = {LABEL: label_from_kind(first.kind), FINGERPRINT: first.fingerprint}
-    if first.gpu is not None:
-        if len({slot.kind for slot in slots if slot.gpu}) > 1:
-            raise BadInputError(
-                "this host has GPUs of several kinds; start one Ray node for each with CUDA_VISIBLE_DEVICES"
-            )
-        gpu = first.environment.gpus[0]
-        labels |= {"optpipe/driver": gpu.driver, "optpipe/memory-gib": str(round(gpu.memory_bytes / 2**30))}
-    return labels
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +51,8 @@ class Reply:
     outcome: TaskOutcome
     attempts: tuple[str, ...]
     records: tuple[JobRecord, ...]
+    clock_s: float
+    """By the node's clock, in Unix seconds."""
 
 
 def run_errand(content: bytes, parcels: Sequence[Any], fetch: Callable[[Any], bytes]) -> Iterator[bytes]:
@@ -84,7 +69,7 @@ def run_errand(content: bytes, parcels: Sequence[Any], fetch: Callable[[Any], by
             unpack((fetch(each) for each in parcels), store)
         except OptpipeError as error:
             lost = TaskOutcome(mark_all(errand.task, JobState.FAILED, " ".join(str(error).split("\n"))))
-            yield json_from_record(Reply(lost, (), ()))
+            yield json_from_record(Reply(lost, (), (), time()))
             return
         task = replace(errand.task, workspace=str(workspace))
         serialized = name_neighborhood(slot) in errand.disturbed
@@ -95,7 +80,7 @@ def run_errand(content: bytes, parcels: Sequence[Any], fetch: Callable[[Any], by
             make_record(cell, slot, outcome, found, attempts, len(task.cells), beside)
             for cell, found in zip(task.cells, outcome.cells, strict=False)
         )
-        yield json_from_record(Reply(outcome, attempts, records))
+        yield json_from_record(Reply(outcome, attempts, records, time()))
         if errand.shared is None:
             chunks = pack(workspace, list_all(workspace) if not task.timing else _list_runs(outcome))
             yield from (

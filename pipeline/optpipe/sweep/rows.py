@@ -25,6 +25,8 @@ class SweepRow:
     fingerprint: str | None = None
     """Of its environment: rows of several are not to be mixed."""
     host: str | None = None
+    clock_ahead_s: float = 0.0
+    """Of the host, by the clock of the sweep's driver; 0 where they agree."""
     slot: str | None = None
     artifact: str | None = None
     run: str | None = None
@@ -114,6 +116,7 @@ def _make_row(planned: PlannedCell, found: JobRecord | None) -> SweepRow:
         key=record.key,
         fingerprint=record.fingerprint,
         host=record.place.host if record.place else None,
+        clock_ahead_s=record.place.clock_ahead_s if record.place else 0.0,
         slot=record.place.slot if record.place else None,
         artifact=record.artifact,
         run=record.run,
@@ -149,6 +152,12 @@ def list_warnings(rows: Sequence[SweepRow]) -> list[str]:
                 f"{kind}: rows are from {len(prints)} environments (driver, power limit or versions differ); do not compare "
                 "them with each other"
             )
+    clocks = {row.host: row.clock_ahead_s for row in rows if row.clock_ahead_s}
+    found += [
+        f"the clock of host {host} is {abs(ahead):,.0f} s {'ahead of' if ahead > 0 else 'behind'} this host's; durations are each "
+        "host's own, only the times of day of its rows are off"
+        for host, ahead in clocks.items()
+    ]
     elsewhere = Counter(row.cell.kind for row in rows if row.state == Standing.ELSEWHERE)
     found += [
         f"{count} cell{'s' if count > 1 else ''} need{'' if count > 1 else 's'} {kind}, which this host does not have"

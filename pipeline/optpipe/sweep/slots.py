@@ -39,14 +39,10 @@ def count_neighbors(slot: Slot) -> int:
     return max(1, len(_list_devices())) if slot.gpu else 1
 
 
-def label_from_kind(kind: str) -> str:
-    """The kind as a label of a cluster's node may be written: without spaces."""
-    return kind.replace(" ", "_")
-
-
-def kind_from_label(label: str) -> str:
-    """The kind that a label names; NVML's names have no underscores."""
-    return label.replace("_", " ")
+def describe_device(uuid: str) -> tuple[float | None, bool | None]:
+    """Power limit in W and MIG mode of a GPU; None where NVML does not say."""
+    found = next(each for each in _list_devices() if each.uuid == uuid)
+    return found.power_limit_w, found.mig
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,20 @@
 """What travels arrives whole or not at all."""
 
+import hashlib
 import io
+import sys
 import tarfile
 
 import pytest
+from fsspec.registry import _registry
 from tests.fakes.entries import artifact_info
 
 from optpipe.core.entries import ArtifactInfo, ModelInfo
 from optpipe.core.events import SilentListener
 from optpipe.core.weights import WeightsRecord
-from optpipe.errors import StageError
-from optpipe.sweep.parcels import get_chunk, list_all, list_needed, pack, put_chunks, unpack
+from optpipe.errors import BadInputError, MissingError, StageError
+from optpipe.sweep.bucket import get_chunk, put_chunks, remove_folder, require_bucket
+from optpipe.sweep.parcels import list_all, list_needed, pack, unpack
 from optpipe.workspace.store import Store
 
 
@@ -47,13 +51,20 @@ def test_what_a_bench_needs_arrives_as_it_was(built, tmp_path):
 
 def test_a_byte_that_changed_on_the_way_is_refused(built, tmp_path):
     store, artifact = built
-    content = b"".join(pack(store.workspace, list_needed(store, artifact.id)))
+    (content,) = pack(store.workspace, list_needed(store, artifact.id))
     at = content.index(b"engineengine")
     there = Store(tmp_path / "there")
-    with pytest.raises(StageError, match=r"model.onnx: changed"):
-        unpack([content[:at] + b"X" + content[at + 1 :]], there)
+    changed = content[:at] + b"X" + content[at + 1 :]
+    with pytest.raises(StageError, match="chunk 1 changed on the way"):
+        unpack([changed], there)
     with pytest.raises(StageError, match="arrived damaged"):
         unpack([content[:3000]], there)
+    with pytest.raises(StageError, match=r"model.onnx: changed"):  # before it was packed
+        unpack([seal(changed[32:])], there)
+
+
+def seal(content):
+    return hashlib.sha256(content).digest() + content
 
 
 def test_a_byte_that_changed_before_it_left_is_refused(built):
@@ -69,7 +80,7 @@ def test_nothing_is_written_outside_of_the_store(tmp_path):
         found = tarfile.TarInfo("../../escaped")
         tar.addfile(found, io.BytesIO())
     with pytest.raises(StageError, match="arrived damaged"):
-        unpack([file.getvalue()], Store(tmp_path / "there"))
+        unpack([seal(file.getvalue())], Store(tmp_path / "there"))
     assert not list(tmp_path.rglob("escaped"))
 
 
@@ -79,10 +90,26 @@ def test_chunks_travel_through_a_bucket_too(built, tmp_path):
     (tmp_path / "bucket").mkdir()
     names = list(put_chunks(bucket, pack(store.workspace, list_needed(store, artifact.id))))
     there = Store(tmp_path / "there")
-    unpack((get_chunk(name, remove=True) for name in names), there)
+    unpack(map(get_chunk, names), there)
     assert there.find(artifact.id).find_damage() is None
-    assert not list((tmp_path / "bucket").iterdir())
-    with pytest.raises(StageError, match="cannot read"):
+    remove_folder(bucket)
+    remove_folder(bucket)
+    with pytest.raises(StageError, match="no such bucket or object"):
         get_chunk(names[0])
     with pytest.raises(StageError, match="cannot write nope://"):
         list(put_chunks("nope://x", [b"1"]))
+
+
+def test_a_bucket_is_tried_before_anything_runs(tmp_path, monkeypatch):
+    require_bucket(f"file://{tmp_path}/bucket")
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    (tmp_path / "in-the-way").write_text("")
+    with pytest.raises(BadInputError, match="check its name, the credentials and the endpoint"):
+        require_bucket(f"file://{tmp_path}/in-the-way")
+    with pytest.raises(BadInputError, match="expected a folder, s3://"):
+        require_bucket("nope://x")
+    for module, url, extra in (("s3fs", "s3://bucket", "s3"), ("gcsfs", "gs://bucket", "gcs")):
+        monkeypatch.setitem(sys.modules, module, None)
+        monkeypatch.delitem(_registry, url.partition(":")[0], raising=False)
+        with pytest.raises(MissingError, match=rf"its library is not installed; pip install 'optpipe\[{extra}\]'"):
+            require_bucket(url)

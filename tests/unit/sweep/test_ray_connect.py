@@ -9,6 +9,10 @@ from optpipe.errors import MissingError
 from optpipe.sweep.ray_cluster import connect
 
 
+class AuthenticationError(Exception):
+    """As Ray's."""
+
+
 @pytest.fixture
 def calls(monkeypatch):
     """The addresses that were asked for; the first answers are `calls.errors`."""
@@ -19,7 +23,9 @@ def calls(monkeypatch):
         if found.errors:
             raise found.errors.pop(0)
 
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False, init=init))
+    exceptions = SimpleNamespace(RayError=AuthenticationError)
+    ray = SimpleNamespace(is_initialized=lambda: False, init=init, exceptions=exceptions)
+    monkeypatch.setitem(sys.modules, "ray", ray)
     return found
 
 
@@ -39,3 +45,11 @@ def test_no_cluster_is_said_at_once(calls):
     with pytest.raises(MissingError, match="no Ray cluster at ray: Could not find"):
         connect("ray")
     assert calls.addresses == ["auto"]
+
+
+def test_a_token_that_is_missing_is_said_with_the_way_out(calls):
+    calls.errors = [AuthenticationError("Token authentication is on but there is no token. Ensure that. For more.")]
+    with pytest.raises(
+        MissingError, match="--on ray: Token authentication is on but there is no token\nset RAY_AUTH_MODE"
+    ):
+        connect("ray")

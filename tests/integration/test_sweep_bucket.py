@@ -1,0 +1,138 @@
+"""`sweep --on ray --store s3://… and gs://…`: three Ray nodes and real HTTP servers of both on this machine."""
+
+import os
+import threading
+from importlib.util import find_spec
+
+import pytest
+
+from optpipe.errors import BadInputError
+from optpipe.sweep.bucket import get_chunk, put_chunks, require_bucket
+from optpipe.sweep.launch import Limits
+from optpipe.sweep.ledger import read_jobs
+from optpipe.workspace.runs import load_run
+from tests.fakes.buckets import change_byte, list_objects, serve_buckets
+from tests.fakes.ray_nodes import start_cluster
+from tests.fakes.ray_sweeps import assert_each_once, sweep
+from tests.integration.conftest import optpipe
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: pip install 'optpipe[ray]'"),
+]
+BUCKETS = ("s3://bucket", "gs://bucket")
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    from optpipe.sweep.ray_cluster import connect
+
+    with serve_buckets():
+        made, _ = start_cluster()
+        connect("ray")
+        import ray
+
+        yield made
+        ray.shutdown()
+        made.shutdown()
+        del os.environ["RAY_ADDRESS"]
+
+
+@pytest.mark.parametrize("url", BUCKETS)
+def test_jobs_travel_through_a_bucket_and_leave_nothing_in_it(cluster, tmp_path, url):
+    record = sweep(tmp_path, (1, 2), shared=f"{url}/sweeps")
+    assert_each_once(tmp_path, record, 4)
+    assert list_objects(url) == []
+
+
+@pytest.mark.parametrize("url", BUCKETS)
+def test_two_drivers_on_one_bucket_do_not_meet(cluster, tmp_path, url):
+    found = {}
+
+    def drive(name):
+        found[name] = sweep(tmp_path / name, (1, 2), shared=url)
+
+    both = [threading.Thread(target=drive, args=(name,)) for name in ("one", "two")]
+    for each in both:
+        each.start()
+    for each in both:
+        each.join()
+    for name, record in found.items():
+        assert_each_once(tmp_path / name, record, 4)
+    assert sorted(found) == ["one", "two"]
+    assert list_objects(url) == []
+
+
+@pytest.mark.parametrize("url", BUCKETS)
+def test_writers_at_once_get_back_what_each_wrote(cluster, url):
+    contents = {at: [bytes([at]) * 1000, bytes([at + 100])] for at in range(8)}
+    written = {}
+
+    def write(at):
+        written[at] = list(put_chunks(f"{url}/writers", contents[at]))
+
+    writers = [threading.Thread(target=write, args=(at,)) for at in contents]
+    for each in writers:
+        each.start()
+    for each in writers:
+        each.join()
+    assert {at: [get_chunk(name) for name in names] for at, names in written.items()} == contents
+    assert len({name for names in written.values() for name in names}) == 16
+
+
+@pytest.mark.parametrize("url", BUCKETS)
+def test_a_byte_that_changes_in_the_bucket_is_found_by_the_node(cluster, tmp_path, url, monkeypatch):
+    from optpipe.sweep import transport
+
+    def spoil(folder, chunks):
+        for name in put_chunks(folder, chunks):
+            change_byte(name, url)
+            yield name
+
+    monkeypatch.setattr(transport, "put_chunks", spoil)
+    record = sweep(tmp_path, (1,), kinds=("cpu-a",), shared=url)
+    (row,) = record.rows
+    assert (row.state, row.reason) == ("failed", "a parcel arrived damaged: chunk 1 changed on the way")
+    assert not list((tmp_path / "runs").glob("*"))
+
+
+@pytest.mark.parametrize("url", BUCKETS)
+def test_a_byte_that_changes_in_the_bucket_is_found_by_the_driver_and_the_job_runs_again(
+    cluster, tmp_path, url, monkeypatch
+):
+    from optpipe.sweep import transport
+
+    spoiled = []
+
+    def get(name):
+        if not spoiled:
+            spoiled.append(name)
+            change_byte(name, url)
+        return get_chunk(name)
+
+    monkeypatch.setattr(transport, "get_chunk", get)
+    record = sweep(tmp_path, (1,), kinds=("cpu-a",), shared=url, limits=Limits(retries=2, pending_s=60))
+    assert spoiled
+    assert_each_once(tmp_path, record, 1)
+
+
+def test_a_real_model_as_a_user_runs_it(cluster, tmp_path):
+    quick = ("--processes", "1", "--min-time", "0.2", "--max-time", "3", "--percentile", "90", "--max-cv", "500%")
+    ran = optpipe(
+        "sweep", "digits", "--precision", "fp32", "--backend", "onnxruntime", "--gpu", "cpu-a", "--batch", "1,8",
+        "--on", "ray", "--store", "s3://bucket/user", *quick, "--json", workspace=tmp_path,
+    )  # fmt: skip
+    assert ran.status in (0, 5), ran.stderr
+    assert {row["state"] for row in ran.document["rows"]} <= {"done", "invalid"}
+    for records in read_jobs(tmp_path).values():
+        assert load_run(tmp_path / "runs" / records[0].run).find_problems() == []
+    assert list_objects("s3://bucket") == []
+
+
+@pytest.mark.parametrize("url", BUCKETS)
+def test_a_bucket_that_is_not_there_is_not_made(cluster, url):
+    other = url.replace("bucket", "nobody-has-made-this")
+    with pytest.raises(BadInputError, match="no such bucket or object\ncheck its name"):
+        require_bucket(other)
+    require_bucket(f"{url}/deep/below")
+    assert list_objects(url) == []

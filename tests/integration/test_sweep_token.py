@@ -1,0 +1,98 @@
+"""`sweep --on ray` on a real cluster with token authentication: the right token works, any other ends in two lines."""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.integration.conftest import optpipe
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: pip install 'optpipe[ray]'"),
+]
+TOKEN = "0123456789abcdef" * 4
+CLUSTER = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from tests.fakes.ray_nodes import start_cluster
+cluster, _ = start_cluster()
+print(cluster.address, cluster.client_address, flush=True)
+sys.stdin.read()
+cluster.shutdown()
+"""
+WAY_OUT = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the token of the cluster"
+REJECTED = "the Ray cluster rejected the connection: its token is missing or incorrect"
+
+
+@pytest.fixture(scope="module")
+def addresses():
+    """Of a cluster whose token is TOKEN: Ray's own, and the one for Ray Client."""
+    environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
+    command = [sys.executable, "-c", CLUSTER]
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield process.stdout.readline().split()
+        finally:
+            process.communicate()
+
+
+@pytest.fixture
+def sweep(addresses, tmp_path, monkeypatch):
+    """A sweep on the cluster, directly or through Ray Client, with these variables and no token in the home folder."""
+
+    def run(*arguments, client=False, **variables):
+        monkeypatch.setenv("RAY_ADDRESS", addresses[0])
+        monkeypatch.setenv("HOME", str(tmp_path))
+        for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        where = (
+            "--precision",
+            "fp32",
+            "--backend",
+            "onnxruntime",
+            "--gpu",
+            "cpu-a",
+            "--on",
+            addresses[1] if client else "ray",
+        )
+        return optpipe("sweep", "digits", *where, *arguments, workspace=tmp_path / "w")
+
+    return run
+
+
+def test_the_right_token_runs_jobs(sweep, tmp_path):
+    quick = ("--processes", "1", "--min-time", "0.2", "--max-time", "3", "--percentile", "90", "--max-cv", "500%")
+    ran = sweep(*quick, "--json", RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=TOKEN)
+    assert ran.status in (0, 5), ran.stderr
+    assert ran.document["rows"][0]["run"]
+
+
+@pytest.mark.parametrize("client", [False, True])
+def test_a_token_from_a_file_does_too(sweep, tmp_path, client):
+    (tmp_path / "token").write_text(TOKEN)
+    ran = sweep("--dry-run", client=client, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(tmp_path / "token"))
+    assert (ran.status, "1 job to run" in ran.stdout) == (0, True), ran.stderr
+
+
+@pytest.mark.parametrize("client", [False, True])
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "another"}, REJECTED),
+        ({}, REJECTED),
+        ({"RAY_AUTH_MODE": "token"}, "authentication token"),
+        ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": "/no/such"}, "/no/such"),
+    ],
+)
+def test_any_other_ends_in_two_lines(sweep, client, variables, said):
+    ran = sweep(client=client, **variables)
+    lines = ran.stderr.splitlines()
+    assert (ran.status, len(lines), said in lines[0], lines[1]) == (3, 2, True, WAY_OUT), ran.stderr

@@ -26,7 +26,7 @@ def main():
     parser.add_argument("--slower", type=float, default=1.0)
     parser.add_argument("--python", type=Path, default=Path(sys.executable))
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--seconds", type=float, default=0.2)
+    parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--output", type=Path, required=True)
     given = parser.parse_args()
     store = Store(given.workspace)

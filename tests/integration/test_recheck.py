@@ -24,7 +24,8 @@ def test_the_same_environment_gives_the_same_outputs_to_the_last_bit(found):
     assert record["versions"] == []
     low, high = record["latency"]["ci"]
     assert low <= record["latency"]["ratio"] <= high
-    assert record["latency"]["how"].startswith("interleaved")
+    assert record["latency"]["how"].endswith("rounds of two processes in turn")
+    assert record["latency"]["rounds_to_settle"] >= 0
     assert not list((found.workspace / "tmp").glob("recheck-*"))
 
 
@@ -36,3 +37,5 @@ def test_an_environment_that_lacks_what_the_worker_needs_is_named_with_the_comma
     assert "uv pip install -p" in ran.stderr
     nothing = optpipe("recheck", found.dossier, "--python", tmp_path / "nothing", workspace=found.workspace)
     assert nothing.status == 2
+    few = optpipe("recheck", found.dossier, "--rounds", "5", workspace=found.workspace)
+    assert (few.status, "--rounds 5: a comparison of processes needs 8 rounds or more" in few.stderr) == (2, True)

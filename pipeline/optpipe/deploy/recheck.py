@@ -1,11 +1,11 @@
 """`optpipe recheck`: a dossier's artifact and requests again, in today's environment or another interpreter's.
 
-With another interpreter the two take turns in fresh processes, as in `bench-pair`, and outputs are compared to the last bit.
+With another interpreter the two take turns in pairs of fresh processes (`laps.py`), and outputs are compared to the last bit.
 Without, the new processes are compared with those in the dossier, which were measured at another time, and the outputs with
 the errors that the dossier's verification recorded.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
 from pathlib import Path
@@ -21,21 +21,22 @@ from optpipe.core.card import Task
 from optpipe.core.defaults import PROCESSES
 from optpipe.core.entries import ModelInfo
 from optpipe.core.events import Listener
-from optpipe.core.measurement import LoadSpec, Measurement, Subject
+from optpipe.core.measurement import LoadSpec
 from optpipe.core.verdict import Verdict
 from optpipe.deploy.interpreter import Interpreter, open_interpreter
+from optpipe.deploy.laps import KIND, Side, compare_sides
 from optpipe.deploy.outputs import list_output_changes, outputs_of_interpreter
 from optpipe.deploy.recheck_record import LatencyChange, OutputChange, RecheckRecord, VersionChange
 from optpipe.deploy.signed_build import SignedBuild
-from optpipe.errors import BadInputError, StageError
+from optpipe.errors import BadInputError
 from optpipe.export.reference import reference_from_file
 from optpipe.measuring.groups import ProcessGroup, group_processes
-from optpipe.measuring.interleave import PAIR_CONFIDENCE, read_pair_figure, run_interleaved
-from optpipe.measuring.measure import RunContext, measure_load
+from optpipe.measuring.interleave import MAX_ROUND_FACTOR, PAIR_CONFIDENCE, read_pair_figure, require_enough_rounds
+from optpipe.measuring.measure import RunContext
 from optpipe.measuring.pool import WorkerPool
-from optpipe.measuring.process import WorkerProcess
 from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR, compute_output_error
 from optpipe.stats.means import mean_from_values, subtract_means
+from optpipe.stats.ratio import count_rounds_to_settle
 from optpipe.worker.plan import SessionPlan
 from optpipe.workspace.file_names import BUILDS, REFERENCE
 from optpipe.workspace.store import Store, entry_from_folder
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
 
 RUNTIMES = ("numpy", "onnxruntime", "onnxruntime-gpu", "tensorrt-cu13", "tensorrt-rtx-cu13", "torch")
 """Packages that decide outputs and latency, under the names that they may be installed by."""
-Side = Callable[[str], Measurement]
-"""Measures one fresh process under a name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +55,8 @@ class RecheckPlan:
     python: Path | None = None
     """Another environment; this one where nothing is said."""
     rounds: int = 10
-    seconds: float = 0.5
-    """Of each process."""
+    seconds: float = 1.0
+    """Of each process, over all its laps."""
     max_slowdown: float = 0.05
     """Of the latency's ratio: the whole interval must stay below for a PASS."""
     loader: tuple[str, Mapping[str, object]] | None = None
@@ -72,6 +71,7 @@ def recheck(build: SignedBuild, plan: RecheckPlan, store: Store, listener: Liste
     Raises BadInputError for a dossier that measured nothing or whose artifact cannot run here, StageError where a process fails.
     """
     info = build.artifact.info
+    require_enough_rounds(plan.rounds)
     if (blocker := BACKENDS[info.backend].find_run_blocker(info)) is not None:
         raise BadInputError(f"artifact {build.artifact.id} cannot be measured here: {blocker}")
     group = _choose_group(build)
@@ -82,12 +82,17 @@ def recheck(build: SignedBuild, plan: RecheckPlan, store: Store, listener: Liste
         new = open_interpreter(plan.python, names, scratch, plan.modules) if plan.python else here
         old_versions = dict(old_place.packages) | {"python": old_place.python}
         if plan.python:
-            _warn_about_baseline(old_versions, here, listener)
+            for each in _list_version_changes(old_versions, here.versions, BACKENDS[info.backend].package):
+                listener.warn(
+                    f"the old side is not the dossier's environment: {each.name} {each.new}, the dossier has {each.old}"
+                )
             old_versions = dict(here.versions)
         with listener.step("outputs"):
             outputs, outputs_how = _compare_outputs(build, here if plan.python else None, new)
         latency = _compare_latency(build, group, plan, (here, new), store, scratch, listener)
-    versions = _list_version_changes(old_versions, new.versions, outer=plan.python is None)
+    versions = _list_version_changes(
+        old_versions, new.versions, BACKENDS[info.backend].package, outer=plan.python is None
+    )
     verdict, reasons = judge_recheck(outputs, latency, TOLERATED_RELATIVE_ERROR[info.precision], plan.max_slowdown)
     return RecheckRecord(
         dossier=build.reference.name,
@@ -122,11 +127,17 @@ def judge_recheck(
     if latency.change is Change.SLOWER:
         failed.append(f"slower: {text}")
     elif high > 1 + max_slowdown:
-        open_points.append(f"{text}: a slow-down of {max_slowdown:.0%} is not excluded; use more --rounds")
+        open_points.append(f"{text}: a slow-down of {max_slowdown:.0%} is not excluded; {_advise(latency)}")
     else:
         seen.append(text)
     verdict = Verdict.FAIL if failed else Verdict.INCONCLUSIVE if open_points else Verdict.PASS
     return verdict, (*failed, *open_points, *seen)
+
+
+def _advise(latency: LatencyChange) -> str:
+    if latency.rounds_to_settle is None:
+        return "pass --python with the old environment, to measure the two in turn"
+    return f"at this scatter about {latency.rounds_to_settle:,} rounds settle it (--rounds)"
 
 
 def _choose_group(build: SignedBuild) -> ProcessGroup:
@@ -137,21 +148,15 @@ def _choose_group(build: SignedBuild) -> ProcessGroup:
     return next((group for group in reversed(groups) if group.valid), groups[-1])
 
 
-def _warn_about_baseline(then: Mapping[str, str], here: Interpreter, listener: Listener) -> None:
-    for each in _list_version_changes(then, here.versions, outer=False):
-        listener.warn(
-            f"the old side is not the dossier's environment: {each.name} {each.new}, the dossier has {each.old}"
-        )
-
-
-def _list_version_changes(old: Mapping[str, str], new: Mapping[str, str], *, outer: bool) -> tuple[VersionChange, ...]:
-    """Packages with another version; with `outer`, and of a runtime always, also those that one side lacks."""
-    names = (
-        sorted(set(old) | set(new)) if outer else sorted(set(old) & set(new) | (set(old) ^ set(new)) & set(RUNTIMES))
-    )
+def _list_version_changes(
+    old: Mapping[str, str], new: Mapping[str, str], runtime: str, *, outer: bool = False
+) -> tuple[VersionChange, ...]:
+    """Packages with another version; of the runtime, and with `outer` of all, also those that one side lacks."""
+    of_runtime = {name for name in RUNTIMES if name.removesuffix("-gpu") == runtime.removesuffix("-gpu")}
+    names = set(old) | set(new) if outer else (set(old) & set(new)) | of_runtime
     return tuple(
         VersionChange(name, old.get(name, "none"), new.get(name, "none"))
-        for name in names
+        for name in sorted(names)
         if old.get(name) != new.get(name)
     )
 
@@ -220,43 +225,25 @@ def _compare_latency(
         changed = replace(session, loader=loader, arguments=planted)
     with _open_pool(sides[0], scratch / "old") as old_pool, _open_pool(sides[1], scratch / "new") as new_pool:
         subject = group.newest.measurement.subject
-        old, new = (
-            _make_side(session, old_pool, frame, load, subject),
-            _make_side(changed, new_pool, frame, load, subject),
-        )
+        old, new = Side(session, old_pool, frame, subject), Side(changed, new_pool, frame, subject)
         if plan.python is None and plan.loader is None:
             new_pool.expect(KIND, PROCESSES)
             return _compare_with_dossier(new, group, load, listener)
         for pool in (old_pool, new_pool):
             pool.expect(KIND, plan.rounds)
-        return _compare_in_turn(old, new, load, plan.rounds, listener)
-
-
-KIND = "recheck"
-"""Of the workers: each pool has one."""
+        return _compare_in_turn(old, new, load, plan, listener)
 
 
 def _open_pool(interpreter: Interpreter, folder: Path) -> WorkerPool:
     return WorkerPool(folder, python=interpreter.program, environment=interpreter.environment)
 
 
-def _compare_in_turn(old: Side, new: Side, load: LoadSpec, rounds: int, listener: Listener) -> LatencyChange:
-    with listener.step(f"{load}, {2 * rounds} processes", total=2 * rounds) as step:
-
-        def counted(side: Side) -> Side:
-            def measured(name: str) -> Measurement:
-                found = side(name)
-                step.advance()
-                return found
-
-            return measured
-
-        found = run_interleaved(counted(old), counted(new), rounds, PairMetric.P50, randbits(32))
-    if found is None:
-        raise StageError("interrupted before the comparison was complete; nothing is said of the latency")
-    ratio = found.ratio
-    how = f"interleaved, {ratio.rounds} rounds"
-    return LatencyChange("p50", str(load), ratio.value, ratio.ci, ratio.confidence, ratio.change, how)
+def _compare_in_turn(old: Side, new: Side, load: LoadSpec, plan: RecheckPlan, listener: Listener) -> LatencyChange:
+    with listener.step(f"{load}, {plan.rounds} rounds or up to {MAX_ROUND_FACTOR} times as many", plan.rounds) as step:
+        ratio = compare_sides(old, new, load, plan.rounds, randbits(32), step.advance)
+    how = f"{ratio.rounds} rounds of two processes in turn"
+    needed = count_rounds_to_settle(ratio, plan.max_slowdown)
+    return LatencyChange("p50", str(load), ratio.value, ratio.ci, ratio.confidence, ratio.change, how, needed)
 
 
 def _prepare(build: SignedBuild, load: LoadSpec, store: Store, scratch: Path) -> tuple[SessionPlan, RunContext]:
@@ -271,20 +258,14 @@ def _prepare(build: SignedBuild, load: LoadSpec, store: Store, scratch: Path) ->
     return replace(session, arguments=arguments), frame
 
 
-def _make_side(session: SessionPlan, pool: WorkerPool, frame: RunContext, load: LoadSpec, subject: Subject) -> Side:
-    def measured(name: str) -> Measurement:
-        with WorkerProcess(session, pool, KIND) as worker:
-            return measure_load(worker, subject, load, name, frame)[0]
-
-    return measured
-
-
 def _compare_with_dossier(side: Side, group: ProcessGroup, load: LoadSpec, listener: Listener) -> LatencyChange:
     """Welch's interval of the difference of mean logarithms: the processes were not measured in turn."""
     values = []
     with listener.step(f"{load}, {PROCESSES} processes", total=PROCESSES) as step:
         for number in range(PROCESSES):
-            values.append(log(read_pair_figure(side(f"n{number:03}"), PairMetric.P50)))
+            with side.open() as worker:
+                found = side.measure(worker, load, f"n{number:03}")
+            values.append(log(read_pair_figure(found, PairMetric.P50)))
             step.advance()
     new, old = mean_from_values(values), group.compute_mean("p50", logarithms=True)
     if new is None or old is None:

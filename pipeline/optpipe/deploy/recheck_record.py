@@ -43,6 +43,8 @@ class LatencyChange:
     change: Change
     how: str
     """`interleaved, 10 rounds`, or which processes were compared."""
+    rounds_to_settle: int | None = None
+    """About how many rounds of this scatter would exclude the slow-down or show one; None where processes were not interleaved."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,8 +39,7 @@ def run_interleaved(
 
     Raises StageError when a process fails: a comparison with holes would be one-sided.
     """
-    if rounds < FEWEST_ROUNDS:
-        raise BadInputError(f"--rounds {rounds}: a comparison of processes needs {FEWEST_ROUNDS} rounds or more")
+    require_enough_rounds(rounds)
     measures = {"a": measure_baseline, "b": measure_contender}
     every: list[Measurement] = []
     last, names = rounds, draw_names(seed)
@@ -56,6 +55,12 @@ def run_interleaved(
     return comparison_from_measurements(every, rounds, metric, seed)
 
 
+def require_enough_rounds(rounds: int) -> None:
+    """Raises BadInputError where no outcome of so few rounds could show a difference."""
+    if rounds < FEWEST_ROUNDS:
+        raise BadInputError(f"--rounds {rounds}: a comparison of processes needs {FEWEST_ROUNDS} rounds or more")
+
+
 def draw_names(seed: int) -> Iterator[str]:
     """The names of all processes in their order: `a` or `b` with the round, such as `b000`, `a000`, `a001`, `b001`, …"""
     order = Random(f"order {seed}")
@@ -66,6 +71,11 @@ def draw_names(seed: int) -> Iterator[str]:
 def decide_rounds(measured: Sequence[Measurement], first: int, metric: PairMetric) -> int:
     """How many rounds there are to be, from the scatter of the `first` ones alone."""
     baseline, contender = (_list_figures(measured, side, metric)[:first] for side in "ab")
+    return decide_round_count(baseline, contender, first)
+
+
+def decide_round_count(baseline: Sequence[float], contender: Sequence[float], first: int) -> int:
+    """Likewise, from the figures of the `first` rounds."""
     needed = count_rounds_needed(ratio_from_rounds(baseline, contender, PAIR_CONFIDENCE), RESOLUTION)
     return max(first, min(needed, first * MAX_ROUND_FACTOR))
 
@@ -82,7 +92,7 @@ def comparison_from_measurements(
     invalid, invalid_processes = count_invalid(tuple(measured))
     return PairedComparison(
         metric,
-        _judged(baseline, contender, first),
+        judge_rounds(baseline, contender, first),
         baseline_artifact=artifacts["a"],
         contender_artifact=artifacts["b"],
         baseline_ns=tuple(baseline),
@@ -99,7 +109,7 @@ def _list_figures(measured: Sequence[Measurement], side: str, metric: PairMetric
     return [read_pair_figure(one, metric) for one in measured if one.id.startswith(side)]
 
 
-def _judged(baseline: list[float], contender: list[float], first: int) -> Ratio:
+def judge_rounds(baseline: Sequence[float], contender: Sequence[float], first: int) -> Ratio:
     """The ratio with Student's interval; a difference is claimed only where exchanging the two in some rounds shows it too."""
     ratio = ratio_from_rounds(baseline, contender, PAIR_CONFIDENCE, first)
     p_value = max(ratio.p_value, compute_exchange_p_value(baseline, contender))

@@ -59,6 +59,13 @@ def count_rounds_needed(ratio: Ratio, resolution: float) -> int:
     return ceil(ratio.rounds * (log1p(ratio.smallest_visible) / log1p(resolution)) ** 2 - 1e-9)
 
 
+def count_rounds_to_settle(ratio: Ratio, limit: float) -> int:
+    """How many rounds as noisy as those of `ratio`, around the same value, would put its interval below 1 + limit or above 1."""
+    centre = log(ratio.value)
+    half, room = log(ratio.ci[1]) - centre, max(log1p(limit) - centre, centre)
+    return ceil(ratio.rounds * (half / room) ** 2)
+
+
 def _ratio(centre: float, error: float, freedom: float, rounds: int, confidence: float) -> Ratio:
     """From a mean of log ratios and its standard error, by Student's t."""
     quantile = compute_t_quantile(0.5 + confidence / 2, freedom)

@@ -1,19 +1,23 @@
 """What a re-check says of changed outputs and of a latency's ratio."""
 
+from dataclasses import replace
+from math import exp, log, sqrt
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optpipe.core.bench_record import Change
+from optpipe.core.bench_record import Change, Ratio
 from optpipe.core.verdict import Verdict
 from optpipe.deploy.outputs import list_output_changes
 from optpipe.deploy.recheck import judge_recheck
 from optpipe.deploy.recheck_record import LatencyChange, OutputChange
+from optpipe.stats.ratio import count_rounds_to_settle
 
 
 def latency(ratio, low, high, change=Change.NO_DIFFERENCE):
-    return LatencyChange("p50", "batch 1", ratio, (low, high), 0.99, change, "interleaved, 10 rounds")
+    return LatencyChange("p50", "batch 1", ratio, (low, high), 0.99, change, "10 rounds of two processes in turn", 37)
 
 
 def changed(values, first, error, predictions):
@@ -29,7 +33,13 @@ SAME = OutputChange("logits", 100, 0, None, 0.0, 0)
     [
         (SAME, latency(1.0, 0.99, 1.01), Verdict.PASS, "p50 is 1.000 times the old"),
         (SAME, latency(1.05, 1.02, 1.08, Change.SLOWER), Verdict.FAIL, "slower: p50 is 1.050"),
-        (SAME, latency(1.0, 0.9, 1.1), Verdict.INCONCLUSIVE, "a slow-down of 5% is not excluded"),
+        (SAME, latency(1.0, 0.9, 1.1), Verdict.INCONCLUSIVE, "at this scatter about 37 rounds settle it (--rounds)"),
+        (
+            SAME,
+            replace(latency(1.0, 0.9, 1.1), rounds_to_settle=None),
+            Verdict.INCONCLUSIVE,
+            "pass --python with the old",
+        ),
         (changed(1, (0, 3), 1e-7, 0), EQUAL, Verdict.PASS, "1 of 100 values changed, the first at [0, 3]"),
         (changed(90, (0, 0), 1e-7, 2), EQUAL, Verdict.FAIL, "2 predictions changed"),
         (changed(100, (0, 0), 0.2, 0), EQUAL, Verdict.FAIL, "relative error 0.2 exceeds 0.001"),
@@ -50,3 +60,11 @@ def test_an_output_changed_in_one_bit_is_named(at, bit):
     assert (found.changed, found.first_changed) == (1, (at // 10, at % 10))
     (same,) = list_output_changes({"logits": before}, {"logits": before.copy()}, classifies=True)
     assert (same.changed, same.first_changed, same.predictions_changed) == (0, None, 0)
+
+
+@given(st.floats(0.9, 1.15), st.floats(0.005, 0.2), st.integers(8, 40))
+def test_the_rounds_that_would_settle_it_put_the_interval_on_one_side(value, half, rounds):
+    ratio = Ratio(value, (value * exp(-half), value * exp(half)), Change.NO_DIFFERENCE, rounds, 0.99, 0.5, 0.1)
+    needed = count_rounds_to_settle(ratio, 0.05)
+    narrowed = half * sqrt(rounds / max(needed, 1))
+    assert log(value) + narrowed <= log(1.05) + 1e-9 or log(value) - narrowed >= -1e-9

@@ -28,8 +28,8 @@ from optpipe.inputs.image_set import image_set_from_path
 from optpipe.inputs.images import preprocess_batches
 from optpipe.inputs.task_data import find_label_indices
 from optpipe.quantize.calibrate import load_calibration_data, quantize_graph
+from optpipe.quantize.calibrated_graph import graph_from_table, make_calibrated_graph
 from optpipe.quantize.calibration_run import CalibrationPlan, run_calibration
-from optpipe.quantize.int8 import graph_from_table, make_int8_graph
 from optpipe.quantize.table import read_table
 from optpipe.sources.resolve import source_from_text
 from optpipe.workspace.file_names import CARD, ONNX
@@ -178,8 +178,13 @@ def test_a_table_of_another_model_is_refused(hard, digits) -> None:
 def test_validation_images_cannot_calibrate(digits) -> None:
     entry, store = digits
     with pytest.raises(BadInputError, match="800 of 800 calibration images are also in the validation set"):
-        make_int8_graph(
-            entry, "cpu", find_shipped_folder("calibration") / "digits" / "validation.json", store, SilentListener()
+        make_calibrated_graph(
+            Precision.INT8,
+            entry,
+            "cpu",
+            find_shipped_folder("calibration") / "digits" / "validation.json",
+            store,
+            SilentListener(),
         )
 
 

@@ -5,7 +5,7 @@ Source: PyTorch documentation, "AOTInductor: Ahead-Of-Time Compilation for Torch
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from optpipe.backends.base import (
@@ -18,6 +18,9 @@ from optpipe.backends.base import (
     merge_options,
 )
 from optpipe.backends.torch_backend import TorchBackend, name_processor, record_tensors
+from optpipe.backends.torch_fp8 import ON_CPU, explain_missed, export_fp8_program
+from optpipe.backends.torch_int8.backend import draw_inputs
+from optpipe.backends.torch_int8.comparison import compare_calls, explain_speeds
 from optpipe.backends.torch_program import export_program, layers_from_program, set_float32_products
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.precision import Precision
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from optpipe.backends.base import Session
+    from optpipe.backends.torch_int8.comparison import SpeedOverFp16
 
 PACKAGE_FILE = "model.pt2"
 OPTIONS: dict[Device, dict[str, bool | int | str]] = {
@@ -60,6 +64,10 @@ class Inductor(TorchBackend):
         """Its compiler's and its session's."""
         return describe_options(OPTIONS[device], _HELP, BUILD_ONLY)
 
+    def precisions(self, device: Device) -> frozenset[Precision]:
+        """FP8 too, in linear layers."""
+        return TorchBackend.precisions(self, device) | {Precision.FP8}
+
     def probe_capability(self, device: Device) -> Capability:
         """torch, and for the CPU a C++ compiler."""
         found = TorchBackend.probe_capability(self, device)
@@ -77,23 +85,26 @@ class Inductor(TorchBackend):
         }
 
     def build(self, request: BuildRequest) -> BuildResult:
-        """Exports, compiles and packages."""
-        import torch
-        from torch._inductor.exc import InductorError
-
+        """Exports, compiles and packages; for FP8 on a GPU says where it is not faster than FP16."""
         options = merge_options(request.options, OPTIONS[request.device], self.name)
+        made: dict[str, Any] = {
+            "compiled_for": name_processor(request.device),
+            "compiled_by": get_package_version("torch"),
+        }
         set_float32_products(tf32=request.precision is Precision.TF32)
-        program = export_program(request)
+        remarks: tuple[str, ...] = ()
+        if request.precision is Precision.FP8:
+            program, missed = export_fp8_program(request)
+            remarks = explain_missed(missed)
+        else:
+            program = export_program(request)
         layers = layers_from_program(program, request.precision)
-        configs = {"max_autotune": True} if options.get("max_autotune") else {}
-        try:
-            torch._inductor.aoti_compile_and_package(
-                program, package_path=str(request.directory / PACKAGE_FILE), inductor_configs=configs
-            )
-        except InductorError as error:
-            raise StageError(f"AOTInductor could not compile {request.card.name}: {first_line(error)}") from error
-        made = {"compiled_for": name_processor(request.device), "compiled_by": get_package_version("torch")}
-        return BuildResult(layers, PACKAGE_FILE, options, {**record_tensors(request), **made})
+        _compile(program, request, options, PACKAGE_FILE)
+        if request.precision is Precision.FP8:
+            speeds = _compare_with_fp16(request, options) if request.device == "cuda" else ()
+            made["against_fp16"] = {str(each.batch_size): each.to_dict() for each in speeds}
+            remarks += tuple(explain_speeds(speeds, Precision.FP8)) if speeds else (ON_CPU,)
+        return BuildResult(layers, PACKAGE_FILE, options, {**record_tensors(request), **made}, remarks=remarks)
 
     def load(self, directory: "Path", info: ArtifactInfo, options: Mapping[str, Any]) -> "Session":
         """Loads the package's shared library."""
@@ -101,6 +112,29 @@ class Inductor(TorchBackend):
 
         merged = merge_options({**info.options, **options}, OPTIONS[info.device], self.name)
         return TorchSession(_load_package(directory / PACKAGE_FILE, info.device), info, merged)
+
+
+def _compile(program: Any, request: BuildRequest, options: Mapping[str, Any], file: str) -> None:
+    import torch
+    from torch._inductor.exc import InductorError
+
+    configs = {"max_autotune": True} if options.get("max_autotune") else {}
+    try:
+        torch._inductor.aoti_compile_and_package(
+            program, package_path=str(request.directory / file), inductor_configs=configs
+        )
+    except InductorError as error:
+        raise StageError(f"AOTInductor could not compile {request.card.name}: {first_line(error)}") from error
+
+
+def _compare_with_fp16(request: BuildRequest, options: Mapping[str, Any]) -> "tuple[SpeedOverFp16, ...]":
+    """The package against one in FP16, which is compiled for it and then removed."""
+    rival = "fp16.pt2"
+    _compile(export_program(replace(request, precision=Precision.FP16)), request, options, rival)
+    low, half = (_load_package(request.directory / each, request.device) for each in (PACKAGE_FILE, rival))
+    speeds = compare_calls(low, half, draw_inputs(request.card.inputs))
+    (request.directory / rival).unlink()
+    return speeds
 
 
 def _load_package(package: "Path", device: Device) -> Any:

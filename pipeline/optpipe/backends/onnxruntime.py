@@ -69,8 +69,10 @@ class OnnxRuntime:
         return describe_options(OPTIONS[device], _HELP)
 
     def precisions(self, device: Device) -> frozenset[Precision]:
-        """All on a GPU; the CPU provider computes FP16 and BF16 in FP32, so those would be precisions in name only."""
-        return frozenset(Precision) if device == "cuda" else frozenset((Precision.FP32, Precision.INT8))
+        """All but FP8 on a GPU; the CPU provider computes FP16 and BF16 in FP32, so those would be precisions in name only."""
+        return (
+            frozenset(Precision) - {Precision.FP8} if device == "cuda" else frozenset((Precision.FP32, Precision.INT8))
+        )
 
     def devices(self) -> tuple[Device, ...]:
         """A GPU first where there is one."""

@@ -1,6 +1,6 @@
 """The backends by name, in the order in which `--backend auto` prefers them."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from optpipe.backends.base import Backend, Device, merge_options
@@ -11,6 +11,7 @@ from optpipe.backends.torch_eager import TorchEager
 from optpipe.backends.torch_tensorrt import TorchTensorRT
 from optpipe.core.choices import choices_from_text
 from optpipe.core.entries import ArtifactInfo
+from optpipe.core.precision import Precision
 from optpipe.errors import BadInputError
 
 BACKENDS: dict[str, Backend] = {
@@ -19,15 +20,17 @@ BACKENDS: dict[str, Backend] = {
 }
 
 
-def backends_from_text(text: str, device: Device | None) -> tuple[Backend, ...]:
+def backends_from_text(text: str, device: Device | None, precisions: Collection[Precision] = ()) -> tuple[Backend, ...]:
     """Reads `--backend`: names, `all`, or `auto`.
 
-    `auto` is the best that can run here and, beside it, every one that builds here ahead of time.
+    `auto` is the best that can run here and, beside it, every one that builds here ahead of time; for FP8 the one that has it.
     """
     words = choices_from_text(text, ["auto", "all", *BACKENDS], "--backend")
     if "all" in words:
         return tuple(BACKENDS.values())
     automatic = _choose_automatic(device) if "auto" in words else ()
+    if automatic and Precision.FP8 in precisions:
+        automatic += tuple(each for each in BACKENDS.values() if Precision.FP8 in each.precisions("cuda"))
     return tuple(dict.fromkeys((*automatic, *(BACKENDS[word] for word in words if word != "auto"))))
 
 

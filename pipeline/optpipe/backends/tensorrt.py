@@ -74,8 +74,8 @@ class TensorRT:
         return (*list_builder_options(self.library), *list_session_options(self.library))
 
     def precisions(self, device: Device) -> frozenset[Precision]:  # noqa: ARG002
-        """All of them."""
-        return frozenset(Precision)
+        """All but FP8, which only torch is given."""
+        return frozenset(Precision) - {Precision.FP8}
 
     def devices(self) -> tuple[Device, ...]:
         """NVIDIA GPUs alone."""

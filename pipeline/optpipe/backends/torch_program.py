@@ -16,7 +16,13 @@ from optpipe.core.tensors import InputSpec
 from optpipe.errors import StageError
 
 _DTYPES = {Precision.FP32: "float32", Precision.TF32: "float32", Precision.FP16: "float16", Precision.BF16: "bfloat16"}
-_NAMES = {"torch.float32": "fp32", "torch.float16": "fp16", "torch.bfloat16": "bf16", "torch.float64": "fp64"}
+_NAMES = {
+    "torch.float32": "fp32",
+    "torch.float16": "fp16",
+    "torch.bfloat16": "bf16",
+    "torch.float64": "fp64",
+    "torch.float8_e4m3fn": "fp8",
+}
 _DATA_MOVEMENT = {
     "_to_copy", "clone", "view", "permute", "expand", "cat", "slice", "select", "unsqueeze", "squeeze", "alias",
 }  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from optpipe.backends.base import Backend, Device
 from optpipe.backends.registry import choose_device
+from optpipe.backends.torch_fp8 import find_fp8_obstacle
 from optpipe.build.artifact import build_artifact
 from optpipe.build.verify import VerificationInfo, verify_artifact
 from optpipe.core.card import ModelCard, card_from_file
@@ -15,7 +16,7 @@ from optpipe.core.entries import ArtifactInfo, LintSummary, ModelInfo, Reference
 from optpipe.core.events import Listener
 from optpipe.core.hashing import hash_file
 from optpipe.core.mixed_precision import Budget, MixedPrecision
-from optpipe.core.precision import Precision, PrecisionProof
+from optpipe.core.precision import CALIBRATED, Precision, PrecisionProof
 from optpipe.core.weights import WeightsRecord
 from optpipe.errors import BadInputError, ExitStatus, MissingError, OptpipeError, StageError
 from optpipe.evaluate.tasks.registry import TASKS
@@ -23,7 +24,7 @@ from optpipe.export.exported import compute_reference, export_model, prepare_mod
 from optpipe.export.model import Model
 from optpipe.inputs.tensor_set import holds_tensors, read_tensor_set, save_batches
 from optpipe.quantize.calibrate import require_calibration, resolve_calibration_source
-from optpipe.quantize.int8 import find_int8_tables
+from optpipe.quantize.calibrated_graph import find_tables
 from optpipe.quantize.precision_graph import BUDGETED, convert_to_precision
 from optpipe.workspace.file_names import CARD
 from optpipe.workspace.store import Entry, Store
@@ -47,7 +48,7 @@ class BuildPlan:
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Options by backend name."""
     budget: Budget | None = None
-    """The most that FP16 and INT8 may cost; layers that cost more stay out of them."""
+    """The most that FP16, INT8 and FP8 may cost; layers that cost more stay out of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +158,7 @@ def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener)
     _require_buildable(model, plan, listener)
     warn_of_plugins(plan, listener)
     if plan.budget is not None and not set(BUDGETED) & set(plan.precisions):
-        raise BadInputError(f"--budget applies to {' and '.join(BUDGETED)}; add one of them to --precision")
+        raise BadInputError(f"--budget applies to {', '.join(BUDGETED)}; add one of them to --precision")
     store.require_writable()
     model, stored = prepare_model(model, store, listener)
     plan = add_calibration(model, plan, stored, store, listener)
@@ -174,16 +175,16 @@ def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener)
 def add_calibration(model: Model, plan: BuildPlan, stored: Entry | None, store: Store, listener: Listener) -> BuildPlan:
     """`plan` with the calibration data of the model's own file, and those that were given checked against its inputs.
 
-    Raises BadInputError before anything is exported where INT8 is wanted and there is nothing to calibrate on, or a budget is
+    Raises BadInputError before anything is exported where INT8 or FP8 is wanted and there is nothing to calibrate on, or a budget is
     in points and the model's task is not evaluated.
     """
     if plan.budget is not None:
         _require_measurable(
             plan.budget, plan.calibration, card_from_file(stored.file(CARD)) if stored else model.load().card
         )
-    if Precision.INT8 not in plan.precisions or not any(
-        Precision.INT8 in backend.precisions(choose_device(backend, plan.device)) for backend in plan.backends
-    ):
+    known = {kind for backend in plan.backends for kind in backend.precisions(choose_device(backend, plan.device))}
+    wanted = [kind for kind in CALIBRATED if kind in plan.precisions and kind in known]
+    if not wanted:
         return plan
     card = card_from_file(stored.file(CARD)) if stored else model.load().card
     if plan.calibration is not None:
@@ -193,10 +194,12 @@ def add_calibration(model: Model, plan: BuildPlan, stored: Entry | None, store: 
     if (given := model.load().calibration) is not None:
         with listener.step("calibration data of the model's file"):
             return replace(plan, calibration=save_batches(given(), store.workspace / "calibration"))
-    if stored and (tables := find_int8_tables(stored, store)):
-        listener.warn(f"{card.name} is built in int8 as it was calibrated before; --calibration gives other data")
+    if len(wanted) == 1 and stored and (tables := find_tables(wanted[0], stored, store)):
+        listener.warn(
+            f"{card.name} is built in {wanted[0]} as it was calibrated before; --calibration gives other data"
+        )
         return replace(plan, calibration=tables[-1])
-    require_calibration(card)
+    require_calibration(card, wanted[0])
     return plan
 
 
@@ -225,6 +228,8 @@ def _list_combinations(plan: BuildPlan, listener: Listener) -> list[tuple[Backen
     for precision in plan.precisions:
         for backend in plan.backends:
             device = choose_device(backend, plan.device)
+            if plan.automatic and precision is Precision.FP8 and precision not in backend.precisions(device):
+                continue  # one that has it is in the plan
             wanted[backend, _choose_precision(plan, backend, precision, device, listener), device] = None
     return list(wanted)
 
@@ -263,7 +268,7 @@ def _require_known_options(plan: BuildPlan) -> None:
 
 def _require_buildable(model: Model, plan: BuildPlan, listener: Listener) -> None:
     """Fails at once, before any work, where none of the combinations that were asked for can be built."""
-    if plan.automatic:
+    if plan.automatic and plan.precisions != (Precision.FP8,):
         return
     reasons = []
     for backend, precision, device in _list_combinations(plan, listener):
@@ -341,6 +346,8 @@ def _find_obstacle(model: Model, plan: BuildPlan, backend: Backend, precision: P
     capability = backend.probe_capability(device)
     if not capability.builds:
         return f"{capability.why_not}" + (f"; {capability.install}" if capability.install else "")
+    if precision is Precision.FP8 and (reason := find_fp8_obstacle(device)) is not None:
+        return reason
     if precision not in backend.precisions(device):
         known = [each for each in Precision if each in backend.precisions(device)]
         return f"has no {precision} kernels on {device}, only {', '.join(known)}"

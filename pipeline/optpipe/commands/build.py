@@ -51,7 +51,7 @@ def build(
         Path | None,
         typer.Option(
             metavar="PATH",
-            help="INT8 calibration data: images, texts, tensors (.npz, .npy, Polygraphy's JSON, a .py with CALIBRATION), "
+            help="Calibration data: images, texts, tensors (.npz, .npy, Polygraphy's JSON, a .py with CALIBRATION), "
             "a set manifest, or a table.",
         ),
     ] = None,
@@ -59,7 +59,8 @@ def build(
         str | None,
         typer.Option(
             metavar="COST",
-            help="The most that fp16, int8 (the fewest layers are kept out) or auto may cost: 0.5points of accuracy, or an SNR of 30dB.",
+            help="The most that fp16, int8, fp8 (the fewest layers are kept out) or auto may cost: 0.5points of accuracy, "
+            "or an SNR of 30dB.",
         ),
     ] = None,
     compare_at: Annotated[

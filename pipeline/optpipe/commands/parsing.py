@@ -54,13 +54,14 @@ def build_plan_from_options(
     Several ranges in `batch` become the optimization profiles of the backends that have them.
     """
     target = require_device(device)
-    backends, options = backends_from_text(backend, target), options_from_text(option)
+    precisions = precisions_from_text(precision)
+    backends, options = backends_from_text(backend, target, precisions), options_from_text(option)
     if batch is not None and len(batch_ranges_from_text(batch)) > 1:
         for each in backends:
             if any(known.name == "profiles" for known in each.describe_options(each.devices()[0])):
                 options.setdefault(each.name, {}).setdefault("profiles", batch)
     return BuildPlan(
-        precisions=precisions_from_text(precision),
+        precisions=precisions,
         backends=backends,
         named=backend not in ("auto", "all"),
         automatic=backend == "auto",

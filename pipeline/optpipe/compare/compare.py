@@ -333,7 +333,7 @@ def _list_int8_notes(
     valid = [one for one in measured if one.is_valid]
     for row, one, about in zip(rows, measured, of, strict=True):
         if row.valid and (reason := check_int8_speed(one, valid, about.causes)) is not None:
-            seen = f"INT8 is not significantly faster than {reason.evidence['than']}"
+            seen = f"{one.subject.precision.upper()} is not significantly faster than {reason.evidence['than']}"
             ratio = f"{reason.evidence['ratio']:.2f} times as fast"
             found.append(f"{row.label}: {seen} ({ratio})" + (f"; {about.causes}" if about.causes else ""))
     return found

@@ -94,11 +94,12 @@ class GraphInfo:
     tool: str | None = None
     """What changed the exported graph."""
     target: str | None = None
-    """For INT8: whose Q/DQ placement it has."""
+    """For INT8 and FP8: whose Q/DQ placement it has."""
     method: str | None = None
     set: SampleSetSummary | None = None
     """The calibration set."""
     int8_layers: tuple[str, ...] = ()
+    """Those between Q/DQ pairs, in FP8 graphs too."""
     kept: tuple[SkippedLayer, ...] = ()
     lint: tuple[LintFinding, ...] | None = None
     """None where it was not linted."""
@@ -149,7 +150,7 @@ class ArtifactInfo:
     details: Mapping[str, Any] = field(default_factory=dict)
     """Facts that only its backend reads, to load it and to tell where it can run."""
     remarks: tuple[str, ...] = ()
-    """What its backend found while it built: INT8 that does not pay on this GPU."""
+    """What its backend found while it built: INT8 or FP8 that does not pay on this GPU."""
     mixed: MixedPrecision | None = None
     """Where it was built within a budget: the layers kept for it."""
 

@@ -23,6 +23,12 @@ class Precision(StrEnum):
     FP16 = "fp16"
     BF16 = "bf16"
     INT8 = "int8"
+    FP8 = "fp8"
+    """E4M3, in linear layers."""
+
+
+CALIBRATED = (Precision.INT8, Precision.FP8)
+"""What needs ranges of activations, from data."""
 
 
 def precisions_from_text(text: str) -> tuple[Precision, ...]:

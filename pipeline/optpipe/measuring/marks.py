@@ -1,4 +1,4 @@
-"""What only shows when measurements lie side by side: which one to compare another with, and INT8 that is not faster."""
+"""What only shows when measurements lie side by side: which one to compare another with, and INT8 or FP8 that is not faster."""
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -12,16 +12,16 @@ from optpipe.core.measurement import (
     format_settings,
     list_load_options,
 )
+from optpipe.core.precision import CALIBRATED
 
-NOT_FASTER = "int8-not-faster"
-WIDER_PRECISIONS = {"int8": ("fp16", "bf16", "fp32")}
-"""What INT8 has to beat on the same runtime, in this order: where there are no FP16 kernels, as on CPUs, FP32."""
+WIDER_PRECISIONS = dict.fromkeys(map(str, CALIBRATED), ("fp16", "bf16", "fp32"))
+"""What INT8 and FP8 have to beat on the same runtime, in this order: where there are no FP16 kernels, as on CPUs, FP32."""
 
 
 def add_int8_speed_notes(
     measurements: Sequence[Measurement], causes: Mapping[str, str] | None = None
 ) -> tuple[Measurement, ...]:
-    """The measurements, each INT8 one with a note where the same runtime and load is as fast in a wider type.
+    """The measurements, each INT8 and FP8 one with a note where the same runtime and load is as fast in a wider type.
 
     `find_int8_causes` says by artifact what is known to slow it down.
     """
@@ -47,9 +47,9 @@ def pick_baseline(
 
 
 def check_int8_speed(found: Measurement, others: Sequence[Measurement], cause: str = "") -> Reason | None:
-    """The note where `found` is INT8 and one of `others`, of the same runtime and load in a wider type, is as fast.
+    """The note where `found` is INT8 or FP8 and one of `others`, of the same runtime and load in a wider type, is as fast.
 
-    None where INT8 is clearly faster, or nothing was measured to say it. `cause` is what is known to slow it down.
+    None where it is clearly faster, or nothing was measured to say it. `cause` is what is known to slow it down.
     """
     ours = found.throughput_images_per_s
     beside = [one for one in others if one.throughput_images_per_s and has_same_load(found, one)] if ours else []
@@ -84,17 +84,16 @@ def _make_reason(found: Measurement, other: Measurement, cause: str) -> Reason:
     here, there = (
         f" ({text})" if (text := format_settings(each, find_differing_settings(settings))) else "" for each in settings
     )
-    text = f"{ours.value:,.0f} images/s in int8{here}, {theirs.value:,.0f} in {precision}{there} on the same runtime"
-    both = (
-        f"{shlex.quote(found.subject.model or 'MODEL')} --backend {found.subject.backend} --precision {precision},int8"
-    )
+    text = f"{ours.value:,.0f} images/s in {found.subject.precision}{here}, {theirs.value:,.0f} in {precision}{there} on the same runtime"
+    model, backend = shlex.quote(found.subject.model or "MODEL"), found.subject.backend
+    both = f"{model} --backend {backend} --precision {precision},{found.subject.precision}"
     remedy = f"deploy {precision}, or find what prevents kernel fusion: optpipe profile {both}"
     if ours.value > theirs.value:
         text += ", but the confidence intervals overlap: no significant speedup"
         pair = f"{found.subject.artifact} {other.subject.artifact} --metric throughput"
         remedy = f"compare them interleaved: optpipe bench-pair {' '.join((pair, *list_load_options(found.load)))}"
     return Reason(
-        NOT_FASTER,
+        f"{found.subject.precision}-not-faster",
         text + (f"; {cause}" if cause else ""),
         remedy,
         invalidates=False,

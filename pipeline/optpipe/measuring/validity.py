@@ -49,7 +49,7 @@ WRONG_OUTPUTS = frozenset({"wrong-output", "stale-answer", "cached-answer"})
 WITNESSED = WRONG_OUTPUTS | frozenset(
     {
         "inputs-alike", "interrupted", "too-few-samples", "not-steady",
-        "out-of-memory", "died", "refused", "int8-not-faster", "int8-accuracy",
+        "out-of-memory", "died", "refused", "int8-not-faster", "int8-accuracy", "fp8-not-faster", "fp8-accuracy",
     }
 )  # fmt: skip
 """Codes of what the worker or its parent saw and no raw file holds; all others follow from samples and machine rows."""

@@ -26,7 +26,7 @@ def make_graph_as_given(
 ) -> tuple[Entry[ModelInfo] | Entry[GraphInfo], bool]:
     """The entry for `precision` of a model that comes in `own`. Raises BadInputError where there is no way from one to the other."""
     name = model.info.name
-    if own is Precision.INT8 and precision in (Precision.FP16, Precision.BF16):
+    if own is Precision.INT8 and precision in (Precision.FP16, Precision.BF16, Precision.FP8):
         raise BadInputError(
             f"{name} is quantized already and cannot be turned into {precision}\n"
             "--precision int8 builds it as it is; give the model it was quantized from for other precisions"

@@ -10,6 +10,7 @@ import numpy as np
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.entries import CalibrationInfo, ModelInfo, SampleSetSummary
 from optpipe.core.events import Listener
+from optpipe.core.precision import Precision
 from optpipe.errors import BadInputError
 from optpipe.inputs.image_set import image_set_from_path
 from optpipe.inputs.images import UnreadableFile
@@ -90,14 +91,14 @@ def resolve_calibration_source(source: Path, card: ModelCard, store: Store) -> P
     return source
 
 
-def require_calibration(card: ModelCard) -> None:
+def require_calibration(card: ModelCard, precision: Precision = Precision.INT8) -> None:
     """Raises BadInputError where a model's card names nothing to calibrate on."""
     if "calibration" in card.data:
         return
     what = "a JSON Lines file" if card.tokenization else "a folder of images" if card.transform else FORMS
     raise BadInputError(
-        f"INT8 needs real inputs to calibrate {card.name} on: give {what}\n"
-        "with build --calibration or calibrate --data, or leave int8 out of --precision"
+        f"{precision.upper()} needs real inputs to calibrate {card.name} on: give {what}\n"
+        f"with build --calibration or calibrate --data, or leave {precision} out of --precision"
     )
 
 
@@ -168,7 +169,7 @@ def _compute_tables(
     graph = onnx.load(model.file(ONNX))
     wanted = {name for target in targets for name in place_qdq(graph, target).tensors}
     if not wanted:
-        raise BadInputError(f"{card.name} has no layer that benefits from INT8; build it in fp16")
+        raise BadInputError(f"{card.name} has no layer that benefits from INT8 or FP8; build it in fp16")
     order = [each.name for each in graph.graph.input] + [name for node in graph.graph.node for name in node.output]
     tensors = tuple(name for name in order if name in wanted)
     first, _ = next(iterate_input_batches(model, card, samples, 1))

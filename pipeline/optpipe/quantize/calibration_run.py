@@ -26,9 +26,9 @@ from optpipe.quantize.calibrate import (
     resolve_calibration_source,
     tables_from_entry,
 )
-from optpipe.quantize.int8 import choose_calibration_device
+from optpipe.quantize.calibrated_graph import choose_calibration_device
 from optpipe.quantize.selection import SelectionInfo, select_kept_layers
-from optpipe.quantize.sensitivity import SensitivityInfo, compare_methods, lower_to_int8, rank_layers
+from optpipe.quantize.sensitivity import SensitivityInfo, compare_methods, lower_by_table, rank_layers
 from optpipe.quantize.table import write_table
 from optpipe.workspace.file_names import CALIBRATION_SET, CARD, ONNX
 from optpipe.workspace.store import Entry, Store
@@ -118,7 +118,7 @@ def run_calibration(model: Model, plan: CalibrationPlan, store: Store, listener:
     best, files = tables[compared.info.best], _write_tables(entry, plan, store)
     sensitivity = selection = path = None
     if plan.sensitivity or plan.budget is not None:
-        lowering = lower_to_int8(exported, best, plan.target)
+        lowering = lower_by_table(exported, best, plan.target)
         sensitivity = rank_layers(exported, lowering, data.samples, store, listener)[0].info
         if plan.budget is not None:
             layers = sensitivity.layers

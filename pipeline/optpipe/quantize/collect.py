@@ -147,9 +147,15 @@ def open_exposed_session(graph: Path, tensors: Sequence[str], device: Device) ->
 
 def open_model_session(model: Any, device: Device = "cpu") -> Any:
     """A session of a graph in memory; Q/DQ pairs that the provider does not fuse are computed in floating point."""
+    import onnx
     import onnxruntime as ort
 
-    return create_inference_session(model.SerializeToString(), device, ort.SessionOptions(), {"use_tf32": "0"})
+    options = ort.SessionOptions()
+    if any(each.data_type == onnx.TensorProto.FLOAT8E4M3FN for each in model.graph.initializer):
+        options.add_session_config_entry(
+            "session.disable_quant_qdq", "1"
+        )  # else it moves FP8 to operators that have none
+    return create_inference_session(model.SerializeToString(), device, options, {"use_tf32": "0"})
 
 
 def run_on_device(session: Any, inputs: Mapping[str, Any], outputs: Sequence[str]) -> dict[str, Any]:

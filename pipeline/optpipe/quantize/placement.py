@@ -1,9 +1,10 @@
-"""Which layers become INT8, and on which tensors the Q/DQ pairs for them belong.
+"""Which layers become INT8 or FP8, and on which tensors the Q/DQ pairs for them belong.
 
-Two targets want different graphs. TensorRT fuses a convolution with the ReLU and the residual addition behind it when
+Two targets want different INT8 graphs. TensorRT fuses a convolution with the ReLU and the residual addition behind it when
 only *inputs* are quantized: no Q/DQ between convolution, addition and ReLU, and one on the shortcut's branch of the
 addition, so that the fused kernel reads it as INT8 (TensorRT developer guide, "Q/DQ placement recommendations"). ONNX
-Runtime's CPU provider fuses an operator only where its *output* is quantized as well.
+Runtime's CPU provider fuses an operator only where its *output* is quantized as well. The target `fp8` is torch's: the inputs of
+linear layers, in E4M3.
 """
 
 from collections.abc import Callable
@@ -13,8 +14,10 @@ from typing import Any, Literal
 from optpipe.backends.onnx_graph import WEIGHTED_OPS, OnnxGraph, name_nodes
 from optpipe.core.entries import SkippedLayer
 
-Target = Literal["tensorrt", "cpu"]
+Target = Literal["tensorrt", "cpu", "fp8"]
 _ACTIVATIONS = ("Relu", "Clip")
+FP8_MULTIPLE = 16
+"""Of a weight's sizes (PyTorch, `torch._scaled_mm`)."""
 _MIN_CHANNELS = 16
 """INT8 Tensor Core kernels take 16 channels at a time (and 32 per group of a grouped convolution pays)."""
 
@@ -40,13 +43,14 @@ def place_qdq(model: Any, target: Target, keep: Callable[[str], bool] = lambda _
     for node in model.graph.node:
         if node.op_type not in WEIGHTED_OPS:
             continue
-        reason = "kept in floating point by request" if keep(node.name) else _find_obstacle(node, graph)
+        obstacle = _find_obstacle(node, graph) or (_find_fp8_obstacle(node, graph) if target == "fp8" else None)
+        reason = "kept in floating point by request" if keep(node.name) else obstacle
         skipped.append(SkippedLayer(node.name, reason)) if reason else layers.append(node)
     edges = [(node.name, 0) for node in layers]
     after: list[str] = []
     if target == "tensorrt":
         edges += _find_shortcuts(layers, graph)
-    else:
+    elif target == "cpu":
         after = _find_outputs(layers, graph)
     by_name = {node.name: node for node in model.graph.node}
     needed = {by_name[name].input[position] for name, position in edges} | set(after)
@@ -89,6 +93,16 @@ def _find_obstacle(node: Any, graph: OnnxGraph) -> str | None:
         return f"{kind}: memory-bound; without a Tensor Core kernel INT8 loses accuracy for no speedup"
     if per_group < _MIN_CHANNELS:
         return f"{per_group} input channels: INT8 kernels pad them to {_MIN_CHANNELS}"
+    return None
+
+
+def _find_fp8_obstacle(node: Any, graph: OnnxGraph) -> str | None:
+    """Why torch has no FP8 product for a layer."""
+    if node.op_type not in ("MatMul", "Gemm"):
+        return "a convolution; FP8 is for linear layers"
+    sizes = graph.weights[node.input[1]].dims
+    if any(size % FP8_MULTIPLE for size in sizes):
+        return f"a matrix of {' × '.join(map(str, sizes))}: FP8 kernels take multiples of {FP8_MULTIPLE}"
     return None
 
 

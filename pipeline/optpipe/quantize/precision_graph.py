@@ -9,14 +9,14 @@ from optpipe.backends.base import Device
 from optpipe.core.entries import GraphInfo, ModelInfo, ReferenceInfo
 from optpipe.core.events import Listener
 from optpipe.core.mixed_precision import Budget
-from optpipe.core.precision import Precision
+from optpipe.core.precision import CALIBRATED, Precision
 from optpipe.errors import BadInputError
 from optpipe.quantize.as_given import make_graph_as_given
+from optpipe.quantize.calibrated_graph import choose_target, make_calibrated_graph
 from optpipe.quantize.half import convert_to_half, convert_within_budget
-from optpipe.quantize.int8 import make_int8_graph, target_from_device
 from optpipe.workspace.store import Entry, Store
 
-BUDGETED = (Precision.FP16, Precision.INT8)
+BUDGETED = (Precision.FP16, Precision.INT8, Precision.FP8)
 """What a budget can keep layers out of."""
 
 
@@ -32,19 +32,19 @@ def convert_to_precision(
 ) -> tuple[Entry[ModelInfo] | Entry[GraphInfo], bool]:
     """The entry whose `model.onnx` has `precision` in it; FP32 and TF32 are the exported graph itself.
 
-    In an INT8 graph for a GPU the rest is FP16; for the CPU, which has no FP16 kernels, it is FP32. With a `budget`, FP16 and
-    INT8 leave out the layers that exceed it.
+    In an INT8 graph for a GPU the rest is FP16; for the CPU, which has no FP16 kernels, it is FP32. With a `budget`, FP16,
+    INT8 and FP8 leave out the layers that exceed it.
 
     TF32 differs from FP32 only in what the runtime may do with FP32 products, so it has no graph of its own.
     """
     if (own := model.info.own_precision) is not None:
         if budget is not None and precision in BUDGETED:
             raise BadInputError(f"{model.info.name} comes in {own}, so --budget has no layers to choose; leave it out")
-        return make_graph_as_given(Precision(own), precision, target_from_device(device), model, store, listener)
+        return make_graph_as_given(Precision(own), precision, choose_target(precision, device), model, store, listener)
     if precision in (Precision.FP32, Precision.TF32):
         return model, True
-    if precision is Precision.INT8:
-        return make_int8_graph(model, device, calibration, store, listener, budget)
+    if precision in CALIBRATED:
+        return make_calibrated_graph(precision, model, device, calibration, store, listener, budget)
     if budget is not None and precision in BUDGETED:
         return convert_within_budget(budget, model, reference, calibration, store, listener)
     return convert_to_half(precision, model, reference, store, listener)

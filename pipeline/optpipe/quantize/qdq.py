@@ -1,4 +1,4 @@
-"""Writes INT8 into an ONNX graph as Q/DQ nodes: per-channel symmetric weights, per-tensor activations.
+"""Writes INT8 or FP8 into an ONNX graph as Q/DQ nodes: per-channel symmetric weights (FP8: per-tensor), per-tensor activations.
 
 For TensorRT activations are symmetric INT8 with zero point 0. ONNX Runtime's CPU kernels are fastest, and can take a
 ReLU in, with unsigned activations: there the same range becomes UINT8 with zero point 0 where nothing is negative, and
@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from optpipe.backends.onnx_graph import OnnxGraph, name_nodes, rename_inner_twins
 from optpipe.errors import BadInputError, StageError
-from optpipe.quantize.placement import Placement
+from optpipe.quantize.e4m3 import choose_scale, get_e4m3, round_to_e4m3
+from optpipe.quantize.placement import Placement, Target
 
 LEVELS = 127
 OPSET = 19
@@ -35,7 +36,7 @@ class ActivationQuantization:
 
     scale: np.float32
     zero_point: int
-    dtype: type[np.generic]
+    dtype: Any
 
 
 def round_up_to_fp16(scale: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -51,8 +52,11 @@ def round_up_to_fp16(scale: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.where(below, above, half).astype(np.float32)
 
 
-def quantize_activation(each: ActivationRange, *, unsigned_types: bool) -> ActivationQuantization:
+def quantize_activation(each: ActivationRange, target: Target) -> ActivationQuantization:
     """What a range becomes on a target."""
+    if target == "fp8":
+        return ActivationQuantization(choose_scale(each.amax), 0, get_e4m3())
+    unsigned_types = target == "cpu"
     levels = 255 if unsigned_types and each.unsigned else LEVELS
     scale = round_up_to_fp16(np.array([each.amax / levels], np.float32))[0]
     if not unsigned_types:
@@ -88,7 +92,7 @@ def qdq_from_onnx(model: Any, placed: Placement, ranges: Mapping[str, Activation
             f"the calibration table does not match this graph: no range for '{missing[0]}'"
             f" and {len(missing) - 1} more; create a matching table with `optpipe calibrate MODEL`"
         )
-    writer = _Writer(_convert_opset(model, OPSET), unsigned_types=placed.target == "cpu")
+    writer = _Writer(_convert_opset(model, OPSET), placed.target)
     for name in placed.tensors:
         writer.activation(name, ranges[name])
     writer.connect(placed)
@@ -118,10 +122,10 @@ def _convert_opset(model: Any, least: int) -> Any:
 class _Writer:
     """One graph while its Q/DQ pairs are added."""
 
-    def __init__(self, model: Any, *, unsigned_types: bool) -> None:
+    def __init__(self, model: Any, target: Target) -> None:
         self._model = model
         self._graph = OnnxGraph(model)
-        self._unsigned = unsigned_types
+        self._target = target
         self._nodes = {node.name: node for node in model.graph.node}
         self._quantized: dict[str, ActivationQuantization] = {}
         self._new: list[Any] = []
@@ -131,7 +135,7 @@ class _Writer:
         """Adds the pair for one activation."""
         import onnx
 
-        found = quantize_activation(each, unsigned_types=self._unsigned)
+        found = quantize_activation(each, self._target)
         self._quantized[name] = found
         scale = self._constant(f"{name}_scale", np.array(found.scale, np.float32))
         zero = self._constant(f"{name}_zero_point", np.array(found.zero_point, found.dtype))
@@ -153,7 +157,7 @@ class _Writer:
                         node.input[position] = f"{name}_dq"
 
     def weights(self, layer: str, *, bias: bool) -> None:
-        """Turns a layer's weights into INT8 behind a DequantizeLinear, and its bias into INT32 where asked."""
+        """Turns a layer's weights into INT8 or FP8 behind a DequantizeLinear, and its bias into INT32 where asked."""
         node = self._nodes[layer]
         name, axis = node.input[1], find_weight_axis(node)
         target = f"{name}_dq{axis}"
@@ -161,8 +165,12 @@ class _Writer:
             import onnx
 
             values = onnx.numpy_helper.to_array(self._graph.weights[name])
-            steps, scale = quantize_weights(values, axis)
-            self._dequantize(name, axis, steps, scale, np.zeros(scale.shape, np.int8))
+            if self._target == "fp8":
+                scale: Any = choose_scale(float(np.abs(values).max()))
+                steps: Any = round_to_e4m3(values, scale)
+            else:
+                steps, scale = quantize_weights(values, axis)
+            self._dequantize(name, axis, steps, scale, np.zeros(scale.shape, steps.dtype))
         node.input[1] = target
         if bias and len(node.input) > 2 and node.input[2] in self._graph.weights:
             self._bias(node, name, axis)

@@ -1,6 +1,6 @@
 """Which layers a lower precision hurts: each is lowered alone, and the model's outputs are compared with FP32's.
 
-What can be lowered, and how, is a `Lowering`: INT8 by a calibration table, or FP16 by rounding.
+What can be lowered, and how, is a `Lowering`: INT8 or FP8 by a calibration table, or FP16 by rounding.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -81,8 +81,8 @@ class Lowering:
     """How many the ranking is made on."""
 
 
-def lower_to_int8(model: Entry[ModelInfo], table: CalibrationTable, target: "Target") -> Lowering:
-    """INT8 by a table; what it keeps does not count."""
+def lower_by_table(model: Entry[ModelInfo], table: CalibrationTable, target: "Target") -> Lowering:
+    """INT8, or on the target `fp8` FP8, by a table; what it keeps does not count."""
     table = replace(table, keep=())
 
     def load() -> LoweredLayers:
@@ -97,7 +97,8 @@ def lower_to_int8(model: Entry[ModelInfo], table: CalibrationTable, target: "Tar
 
         return LoweredLayers(layers, lower)
 
-    return Lowering(Precision.INT8, {"target": target, "table": table.sha256}, load)
+    precision = Precision.FP8 if target == "fp8" else Precision.INT8
+    return Lowering(precision, {"target": target, "table": table.sha256}, load)
 
 
 def compare_methods(
@@ -108,7 +109,7 @@ def compare_methods(
     store: Store,
     listener: Listener,
 ) -> tuple[Entry[MethodsInfo], bool]:
-    """The store entry `methods`: what the INT8 graph of every table does to the outputs on at most RANKED_ON images."""
+    """The store entry `methods`: what the graph of every table does to the outputs on at most RANKED_ON images."""
     few = draw_subset(samples, RANKING_IMAGES)
     found = {method: table.sha256 for method, table in tables.items()}
     recipe = describe_recipe(model, few) | {"target": target, "tables": found}

@@ -107,6 +107,7 @@ def render_entry(found: EntryDetails) -> RenderableType:
     if found.chosen:
         lines.append(f"chosen  {found.chosen}")
     lines += _describe_tactics(manifest.info.get("details", {}).get("tactics", {}))
+    lines += _describe_speeds(manifest.info.get("details", {}).get("against_fp16", {}))
     lines += [f"remark  {each}" for each in manifest.info.get("remarks", ())]
     if weights := manifest.info.get("weights"):
         lines.append(f"weights  {weights['source']} {weights['sha256']}")
@@ -156,6 +157,13 @@ def _describe_tactics(tactics: Mapping[str, Any]) -> Iterator[str]:
     for batch, chosen in tactics.items():
         kernels = ", ".join(f"{name} {count}" for name, count in sorted(chosen["kernels"].items()))
         yield f"tactics  batch {batch}: {format_duration(chosen['sum_us'] * 1e3)} in {kernels}"
+
+
+def _describe_speeds(speeds: Mapping[str, Any]) -> Iterator[str]:
+    """What the build measured against FP16, in turns on its GPU."""
+    for batch, each in speeds.items():
+        ratio = f"{each['speed']:.2f} ({each['low']:.2f} to {each['high']:.2f}) times the speed of fp16"
+        yield f"against fp16  batch {batch}: {ratio}{'' if each['pays'] else ', not shown to be faster'}"
 
 
 def render_removed(removal: Removal) -> RenderableType:

@@ -17,11 +17,12 @@ TOLERATED_RELATIVE_ERROR: Mapping[Precision, float] = {
     Precision.FP16: 2e-2,
     Precision.BF16: 1e-1,
     Precision.INT8: 5e-1,
+    Precision.FP8: 5e-1,
 }
 """Largest relative L2 error of an output, by precision.
 
 The unit roundoff is 6e-8 for FP32, 5e-4 for FP16 and TF32, 4e-3 for BF16; a network of some fifty layers adds up to a
-few dozen of them, and FP32 sums in another order. INT8 is held to being the same function at all (SNR of 6 dB): whether
+few dozen of them, and FP32 sums in another order. INT8 and FP8 are held to being the same function at all (SNR of 6 dB): whether
 it is good enough is a question for `optpipe evaluate`, which asks it of labelled images.
 """
 

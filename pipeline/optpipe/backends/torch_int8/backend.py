@@ -66,17 +66,22 @@ def network_from_graph(model: Any, inputs: tuple[InputSpec, ...]) -> steps.Netwo
 
 
 def draw_inputs(inputs: tuple[InputSpec, ...]) -> dict[int, tuple[Any, ...]]:
-    """Seeded tensors on the GPU at each batch size that is measured."""
+    """Seeded tensors on the GPU at each batch size that is measured; ones where they are whole numbers."""
     import torch
 
     from optpipe.backends.torch_int8.tuning import choose_batch_sizes
 
     first = inputs[0]
     generator = torch.Generator(device="cuda").manual_seed(0)
-    return {
-        size: tuple(torch.randn((size, *each.opt[1:]), device="cuda", generator=generator) for each in inputs)
-        for size in choose_batch_sizes(first.min[0], first.opt[0], first.max[0])
-    }
+
+    def draw(each: InputSpec, size: int) -> Any:
+        shape = (size, *each.opt[1:])
+        if each.dtype.startswith("float"):
+            return torch.randn(shape, device="cuda", generator=generator)
+        return torch.ones(shape, device="cuda", dtype=getattr(torch, each.dtype))
+
+    sizes = choose_batch_sizes(first.min[0], first.opt[0], first.max[0])
+    return {size: tuple(draw(each, size) for each in inputs) for size in sizes}
 
 
 def _measure_batches(network: steps.Network, drawn: Mapping[int, tuple[Any, ...]]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Whether INT8 pays for the whole network on this GPU: its program and the fused FP16 one, replayed in turns."""
+"""Whether INT8 or FP8 pays for the whole network on this GPU: its program and the FP16 one, replayed in turns."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -21,15 +21,15 @@ Clock = Callable[[Callable[[], None]], float]
 
 @dataclass(frozen=True, slots=True)
 class SpeedOverFp16:
-    """How many times as fast as FP16 an INT8 network is at one batch size."""
+    """How many times as fast as FP16 a network is at one batch size."""
 
     batch_size: int
     speed: Ratio
-    """FP16's time over INT8's: above 1, INT8 is faster."""
+    """FP16's time over the other's: above 1, the other is faster."""
 
     @property
     def pays(self) -> bool:
-        """Whether INT8 is shown to be faster."""
+        """Whether it is shown to be faster."""
         return self.speed.ci[0] > 1
 
     def to_dict(self) -> dict[str, float]:
@@ -42,9 +42,9 @@ class SpeedOverFp16:
         return f"{self.speed.value:.2f} ({low:.2f} to {high:.2f}) times the speed of fp16 at batch {self.batch_size}"
 
 
-def compare_in_turns(int8: Callable[[], None], fp16: Callable[[], None], clock: Clock, seed: int = 0) -> Ratio:
-    """FP16's time over INT8's over ROUNDS rounds, in an order drawn for each; one round before them is not counted."""
-    order, sides = Random(f"comparison {seed}"), (int8, fp16)
+def compare_in_turns(low: Callable[[], None], fp16: Callable[[], None], clock: Clock, seed: int = 0) -> Ratio:
+    """FP16's time over that of `low` over ROUNDS rounds, in an order drawn for each; one round before them is not counted."""
+    order, sides = Random(f"comparison {seed}"), (low, fp16)
     times: tuple[list[float], list[float]] = ([], [])
     for each in sides:
         clock(each)
@@ -61,8 +61,6 @@ def compare_programs(
 
     Empty where the model has no torch module.
     """
-    import torch
-
     from optpipe.backends.torch_fusion import fuse_convolutions
     from optpipe.backends.torch_program import export_program
 
@@ -70,17 +68,26 @@ def compare_programs(
         return ()
     half = export_program(replace(request, precision=Precision.FP16)).module()
     fuse_convolutions(half)
+    return compare_calls(program, half, inputs)
+
+
+def compare_calls(
+    low: Callable[..., Any], half: Callable[..., Any], inputs: Mapping[int, tuple[Any, ...]]
+) -> tuple[SpeedOverFp16, ...]:
+    """`low` against `half`, both callable on the torch tensors on the GPU that `inputs` has by batch size."""
+    import torch
+
     found = []
     for size, drawn in inputs.items():
         with torch.inference_mode():
-            int8 = capture_launches(lambda drawn=drawn: program(*drawn), LAUNCHES)  # type: ignore[misc]
+            ours = capture_launches(lambda drawn=drawn: low(*drawn), LAUNCHES)  # type: ignore[misc]
             fp16 = capture_launches(lambda drawn=drawn: half(*drawn), LAUNCHES)  # type: ignore[misc]
-        found.append(SpeedOverFp16(size, compare_in_turns(int8, fp16, time_replay)))
+        found.append(SpeedOverFp16(size, compare_in_turns(ours, fp16, time_replay)))
     return tuple(found)
 
 
-def explain_speeds(speeds: tuple[SpeedOverFp16, ...]) -> Iterator[str]:
-    """What must be said where INT8 does not pay; where it pays, nothing."""
+def explain_speeds(speeds: tuple[SpeedOverFp16, ...], precision: Precision = Precision.INT8) -> Iterator[str]:
+    """What must be said where a precision does not pay; where it pays, nothing."""
     if behind := [each for each in speeds if not each.pays]:
         said = ", ".join(map(str, behind))
-        yield f"INT8 is not shown to be faster than fp16 on this GPU: {said}; fp16 loses no accuracy to quantization"
+        yield f"{precision.upper()} is not shown to be faster than fp16 on this GPU: {said}; fp16 loses no accuracy to quantization"

@@ -8,7 +8,7 @@ from optpipe.build.build import BuildPlan, BuiltArtifact, Omission, add_calibrat
 from optpipe.core.entries import ModelInfo
 from optpipe.core.events import Listener
 from optpipe.core.mixed_precision import Budget
-from optpipe.core.precision import Precision
+from optpipe.core.precision import CALIBRATED, Precision
 from optpipe.errors import BadInputError, ExitStatus, MissingError
 from optpipe.export.model import Model
 from optpipe.measuring.race import FINAL_ROUNDS
@@ -48,6 +48,9 @@ def plan_candidates(
         reasons = "; ".join(f"{each.backend}: {each.reason}" for each in omitted)
         raise MissingError(f"--precision auto has no backend that builds and runs on this machine: {reasons}")
     known = {kind for each in backends for kind in each.precisions(choose_device(each, plan.device))}
+    if Precision.FP8 in known and all(choose_device(each, plan.device) == "cpu" for each in backends):
+        known.discard(Precision.FP8)
+        omitted.append(Omission("", Precision.FP8, "made for GPUs; on a CPU it is never faster", ExitStatus.MISSING))
     wanted = replace(
         plan,
         backends=tuple(backends),
@@ -61,8 +64,8 @@ def plan_candidates(
         if plan.calibration is not None:
             raise
     reason = "needs calibration data: --calibration PATH"
-    omitted.append(Omission("", Precision.INT8, reason, ExitStatus.BAD_INPUT))
-    without = tuple(kind for kind in wanted.precisions if kind is not Precision.INT8)
+    omitted += [Omission("", kind, reason, ExitStatus.BAD_INPUT) for kind in CALIBRATED if kind in wanted.precisions]
+    without = tuple(kind for kind in wanted.precisions if kind not in CALIBRATED)
     return replace(wanted, precisions=without), tuple(omitted)
 
 

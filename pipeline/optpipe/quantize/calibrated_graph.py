@@ -1,14 +1,15 @@
-"""The INT8 graph of a model: Q/DQ from a calibration table, and the rest in the type that the target computes in."""
+"""The INT8 or FP8 graph of a model: Q/DQ from a calibration table, and the rest in the type that the target computes in."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from optpipe.core.card import card_from_file
 from optpipe.core.entries import GraphInfo, ModelInfo
 from optpipe.core.events import Listener
 from optpipe.core.mixed_precision import Budget, MixedPrecision
-from optpipe.core.precision import Precision
+from optpipe.core.precision import REQUIRED_SHARE, Precision
 from optpipe.core.quiet import redirect_output
 from optpipe.errors import BadInputError
 from optpipe.inputs.sample_set import draw_subset
@@ -20,10 +21,10 @@ from optpipe.quantize.calibrate import (
 )
 from optpipe.quantize.methods import METHODS
 from optpipe.quantize.selection import SelectionInfo, describe_mixed, select_kept_layers
-from optpipe.quantize.sensitivity import LayerCost, compare_methods, lower_to_int8, rank_layers
+from optpipe.quantize.sensitivity import LayerCost, compare_methods, count_layer_macs, lower_by_table, rank_layers
 from optpipe.quantize.table import CalibrationTable, is_table, read_table, write_table
 from optpipe.workspace.environment import get_package_version, list_gpus
-from optpipe.workspace.file_names import MODELOPT_LOG, ONNX
+from optpipe.workspace.file_names import CARD, MODELOPT_LOG, ONNX
 from optpipe.workspace.store import Entry, Store
 
 if TYPE_CHECKING:
@@ -32,11 +33,13 @@ if TYPE_CHECKING:
 REVISION = 1
 TABLE = "calibration-table.json"
 METHOD_CHOICE_IMAGES = 32
-"""Images on which a build chooses the method: the one whose INT8 graph keeps the outputs nearest to FP32's."""
+"""Images on which a build chooses the method: the one whose graph keeps the outputs nearest to FP32's."""
 
 
-def target_from_device(device: str) -> "Target":
+def choose_target(precision: Precision, device: str) -> "Target":
     """Which placement a device's runtimes fuse."""
+    if precision is Precision.FP8:
+        return "fp8"
     return "tensorrt" if device == "cuda" else "cpu"
 
 
@@ -45,7 +48,8 @@ def choose_calibration_device() -> str:
     return "cuda" if list_gpus() else "cpu"
 
 
-def make_int8_graph(
+def make_calibrated_graph(
+    precision: Precision,
     model: Entry[ModelInfo],
     device: str,
     calibration: Path | None,
@@ -53,12 +57,15 @@ def make_int8_graph(
     listener: Listener,
     budget: Budget | None = None,
 ) -> tuple[Entry[GraphInfo], bool]:
-    """The store entry `graph` with INT8 in it, for `device`; the rest is FP16 on a GPU and FP32 on the CPU.
+    """The store entry `graph` with INT8 or FP8 in it, for `device`; around INT8 the rest is FP16 on a GPU and FP32 on the CPU.
 
     `calibration` is a folder of images, an image-set manifest, or a calibration table; by default the card's own set. With a
-    `budget`, the fewest layers that exceed it stay in floating point; raises BadInputError for one with a table.
+    `budget`, the fewest layers that exceed it stay in floating point; raises BadInputError for one with a table,
+    and where FP8 has too few linear layers.
     """
-    target = target_from_device(device)
+    target = choose_target(precision, device)
+    if target == "fp8":
+        _require_linear_layers(model)
     if calibration is not None and is_table(calibration):
         if budget is not None:
             raise BadInputError(
@@ -74,7 +81,7 @@ def make_int8_graph(
     best = tables[compared.info.best]
     if budget is None:
         return graph_from_table(model, best, target, (entry.id, compared.id), store, listener)
-    lowering = lower_to_int8(model, best, target)
+    lowering = lower_by_table(model, best, target)
 
     def rank() -> tuple[LayerCost, ...]:
         return rank_layers(model, lowering, data.samples, store, listener)[0].info.layers
@@ -83,6 +90,22 @@ def make_int8_graph(
     ranking = rank() if chosen.info.keep else ()
     best, parents = replace(best, keep=chosen.info.keep), (entry.id, compared.id, chosen.id)
     return graph_from_table(model, best, target, parents, store, listener, (chosen, ranking))
+
+
+def _require_linear_layers(model: Entry[ModelInfo]) -> None:
+    """Before anything is calibrated: with fewer the precision could not be proven."""
+    import onnx
+
+    from optpipe.quantize.placement import place_qdq
+
+    graph = onnx.load(model.file(ONNX))
+    macs, placed = count_layer_macs(graph, card_from_file(model.file(CARD))), place_qdq(graph, "fp8")
+    share = sum(macs.get(name, 0) for name in placed.layers) / max(sum(macs.values()), 1)
+    if share < REQUIRED_SHARE:
+        raise BadInputError(
+            f"FP8 is for linear layers, which hold {share:.1%} of the MACs of {model.info.name}; {REQUIRED_SHARE:.0%} required\n"
+            "build it in fp16 or int8"
+        )
 
 
 def graph_from_table(
@@ -102,10 +125,11 @@ def graph_from_table(
         raise BadInputError(f"the calibration table is for model {table.model}, not {model.info.name}")
     if table.graph_sha256 != model.sha256(ONNX):
         listener.warn("the calibration table is from a different export of this model; matching tensors by name")
+    precision = Precision.FP8 if target == "fp8" else Precision.INT8
     recipe = {
         "revision": REVISION,
         "model": model.id,
-        "precision": "int8",
+        "precision": str(precision),
         "target": target,
         "table": table.sha256,
         "tools": {name: get_package_version(name) for name in ("nvidia-modelopt", "onnx")},
@@ -122,7 +146,7 @@ def graph_from_table(
         onnx.save(_convert_to_half(graph, directory) if target == "tensorrt" else graph, directory / ONNX)
         write_table(directory / TABLE, table)
         return GraphInfo(
-            Precision.INT8,
+            precision,
             target=target,
             method=table.method,
             set=table.set,
@@ -142,12 +166,12 @@ def _describe_kept(
     return describe_mixed(model, selection.info, ranking, placed.layers, others)
 
 
-def find_int8_tables(model: Entry[ModelInfo], store: Store) -> list[Path]:
-    """The calibration tables that INT8 graphs of `model` in the store were made from, the newest last."""
+def find_tables(precision: Precision, model: Entry[ModelInfo], store: Store) -> list[Path]:
+    """The calibration tables that graphs in `precision` of `model` in the store were made from, the newest last."""
     return [
         store.verify_entry(each, TABLE).file(TABLE)
         for each in store.list_entries(GraphInfo)
-        if model.id in each.manifest.parents and each.info.method is not None
+        if model.id in each.manifest.parents and each.info.precision is precision and each.info.method is not None
     ]
 
 

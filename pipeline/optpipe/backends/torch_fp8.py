@@ -1,0 +1,191 @@
+"""FP8 linear layers in torch: a module's FP16 program whose linear layers compute in E4M3 with static scales.
+
+A Q/DQ graph holds the layers' weights and scales. The program comes from the module itself, where attention is one operator, and
+its layers are found by their weights. Products add up in FP32 (on a GPU with the fast accumulation of its matrix units) and
+leave in FP16 with the bias added. Source: PyTorch, `torch._scaled_mm`.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optpipe.backends.base import BuildRequest, Device
+from optpipe.backends.onnx_graph import OnnxGraph, name_nodes
+from optpipe.backends.torch_program import export_program, make_dynamic_shapes, make_example_inputs
+from optpipe.core.precision import Precision
+from optpipe.workspace.environment import list_gpus
+
+LEAST_CAPABILITY = (8, 9)
+ON_CPU = "on a CPU, FP8 only shows which outputs a GPU gives; it is made for GPUs of compute capability 8.9 or later"
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Layer:
+    """A linear layer of a Q/DQ graph. An E4M3 number stands for itself times its scale, a power of two."""
+
+    name: str
+    weight: NDArray[Any]
+    """(output features, input features), E4M3."""
+    weight_scale: float
+    scale: float
+    """Of what the layer reads."""
+
+
+def find_fp8_obstacle(device: Device) -> str | None:
+    """Why FP8 cannot run on the GPU of this machine; None on the CPU, and where there is no GPU to ask."""
+    if device == "cpu" or not list_gpus():
+        return None
+    gpu, least = list_gpus()[0], ".".join(map(str, LEAST_CAPABILITY))
+    if tuple(map(int, gpu.compute_capability.split("."))) >= LEAST_CAPABILITY:
+        return None
+    return f"needs a GPU of compute capability {least} or later for fp8; {gpu.name} has {gpu.compute_capability}"
+
+
+def export_fp8_program(request: BuildRequest, around: Precision = Precision.FP16) -> tuple[Any, tuple[str, ...]]:
+    """The exported program, `around` its FP8 layers in another type; and the layers of the graph that it leaves in that type, since no
+    linear layer has their weights.
+    """
+    import onnx
+    import torch
+
+    module = request.module() if request.module else None
+    wide = {} if module is None else {f"model.{name}": each for name, each in module.state_dict().items()}
+    half = replace(request, precision=around, module=(lambda: module) if module else None)
+    program = export_program(half).module()
+    missed = replace_linear_layers(program, layers_from_graph(onnx.load(request.graph)), wide)
+
+    class Rewritten(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.program = program
+
+        def forward(self, *inputs: Any) -> Any:
+            return self.program(*inputs)
+
+    examples = make_example_inputs(request.card.inputs, request.device)
+    shapes = make_dynamic_shapes(request.card.inputs)
+    with torch.no_grad():
+        return torch.export.export(Rewritten(), examples, dynamic_shapes=(shapes,)), missed
+
+
+def explain_missed(names: tuple[str, ...]) -> tuple[str, ...]:
+    """What must be said of layers that stayed in FP16; nothing where there are none."""
+    if not names:
+        return ()
+    return (
+        f"{len(names)} layers stay in fp16, for the torch program has no linear layer with their weights: {names[0]}",
+    )
+
+
+def layers_from_graph(model: Any) -> tuple[Fp8Layer, ...]:
+    """The layers of a Q/DQ graph whose data and weights are dequantized from E4M3, in the graph's order."""
+    import onnx
+
+    graph = OnnxGraph(name_nodes(model))
+
+    def read(name: str) -> NDArray[Any]:
+        values: NDArray[Any] = onnx.numpy_helper.to_array(graph.weights[name])
+        return values
+
+    found = []
+    for node in model.graph.node:
+        data, held = (
+            (graph.producers.get(name) for name in node.input[:2])
+            if node.op_type in ("Gemm", "MatMul")
+            else (None, None)
+        )
+        if data is None or held is None or {data.op_type, held.op_type} != {"DequantizeLinear"}:
+            continue
+        weight, transposed = read(held.input[0]), any(each.name == "transB" and each.i for each in node.attribute)
+        scales = float(read(held.input[1])), float(read(data.input[1]))
+        found.append(Fp8Layer(node.name, weight if transposed else np.ascontiguousarray(weight.T), *scales))
+    return tuple(found)
+
+
+def replace_linear_layers(program: Any, layers: Iterable[Fp8Layer], wide: Mapping[str, Any]) -> tuple[str, ...]:
+    """Rewrites the GraphModule `program`: linear layers with the weights of `layers`, which `wide` has in FP32 by name, become FP8.
+
+    Layers that share a weight are taken in order. Returns the names of those that were not found.
+    """
+    import torch
+
+    waiting: dict[tuple[Any, ...], list[Fp8Layer]] = {}
+    for each in layers:
+        waiting.setdefault(_sign(each.weight, each.weight_scale), []).append(each)
+    scales = {key[:2] for key in waiting}
+    for number, node in enumerate(list(program.graph.nodes)):
+        if node.target is not torch.ops.aten.linear.default or node.args[1].target not in wide:
+            continue
+        weight = wide[node.args[1].target]
+        for shape, scale in scales:
+            if shape == tuple(weight.shape) and (same := waiting.get(_sign(_round(weight, scale), scale))):
+                _replace(program, node, same.pop(0), f"fp8_{number}")
+                break
+    program.graph.eliminate_dead_code()
+    program.delete_all_unused_submodules()  # the weights in FP16
+    program.recompile()
+    return tuple(each.name for same in waiting.values() for each in same)
+
+
+def _sign(weight: NDArray[Any], scale: float) -> tuple[Any, ...]:
+    return weight.shape, scale, sha256(weight.tobytes()).digest()
+
+
+def _round(weight: Any, scale: float) -> NDArray[Any]:
+    """An FP32 weight as bytes of E4M3."""
+    import torch
+
+    return np.asarray(_to_e4m3(weight.detach().float(), 1.0 / scale).view(torch.uint8).numpy())
+
+
+def _to_e4m3(values: Any, inverse_scale: float) -> Any:
+    """Rounded half to even; what is too large becomes the largest number. `inverse_scale` is a power of two."""
+    import torch
+
+    largest = torch.finfo(torch.float8_e4m3fn).max
+    return (values * inverse_scale).clamp(-largest, largest).to(torch.float8_e4m3fn)
+
+
+def _replace(program: Any, node: Any, layer: Fp8Layer, name: str) -> None:
+    given, weight, *bias = node.args
+    held = attrgetter(weight.target)(program)
+    program.add_submodule(name, make_linear(layer, held.device, attrgetter(bias[0].target)(program) if bias else None))
+    with program.graph.inserting_before(node):
+        new = program.graph.call_module(name, (given,))
+    new.meta = dict(node.meta)
+    node.replace_all_uses_with(new)
+    program.graph.erase_node(node)
+
+
+def make_linear(layer: Fp8Layer, device: Any, bias: Any = None) -> Any:
+    """A torch module: (..., input features) in, (..., output features) of the same floating-point type out."""
+    import torch
+
+    class Fp8Linear(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            weight = torch.from_numpy(layer.weight.view(np.uint8).copy()).view(torch.float8_e4m3fn)
+            self.register_buffer("weight", weight.to(device))
+            self.register_buffer("scale", torch.tensor(layer.scale, device=device))
+            self.register_buffer("weight_scale", torch.tensor(layer.weight_scale, device=device))
+            self.register_buffer("bias", None if bias is None else bias.detach())
+
+        def forward(self, given: Any) -> Any:
+            data = _to_e4m3(given, 1.0 / layer.scale).reshape(-1, given.shape[-1])
+            product = torch._scaled_mm(
+                data,
+                self.weight.t(),
+                scale_a=self.scale,
+                scale_b=self.weight_scale,
+                bias=self.bias,
+                out_dtype=given.dtype,
+                use_fast_accum=True,
+            )
+            return product.reshape(*given.shape[:-1], len(self.weight))
+
+    return Fp8Linear()

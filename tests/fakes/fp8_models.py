@@ -1,0 +1,91 @@
+"""Small transformers, as files that `FILE.py:make` names, and their FP8 graphs: linear layers, with attention between."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+
+from optpipe.backends.base import BuildRequest, Device
+from optpipe.core.card import ModelCard, Task
+from optpipe.core.precision import Precision
+from optpipe.core.tensors import InputSpec
+from optpipe.export.onnx_export import complete_card, onnx_from_torch
+from optpipe.quantize.collect import open_model_session
+from optpipe.quantize.placement import place_qdq
+from optpipe.quantize.qdq import ActivationRange, qdq_from_onnx
+
+VIT = """
+import torch, torchvision
+INPUTS = [{"name": "image", "dtype": "float32", "min": [1, 3, 32, 32], "opt": [4, 3, 32, 32], "max": [16, 3, 32, 32]}]
+CALIBRATION = ({"image": torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(seed)).numpy()} for seed in range(4))
+def make():
+    torch.manual_seed(0)
+    found = torchvision.models.VisionTransformer(
+        image_size=32, patch_size=8, num_layers=2, num_heads=4, hidden_dim=64, mlp_dim=256, num_classes=32
+    )
+    torch.nn.init.normal_(found.heads.head.weight, std=0.1)
+    return found.eval()
+"""
+BERT = """
+import torch
+from transformers import BertConfig, BertModel
+INPUTS = [{"name": "input_ids", "dtype": "int64", "min": [1, 16], "opt": [4, 16], "max": [16, 16], "below": 100}]
+CALIBRATION = (
+    {"input_ids": torch.randint(100, (8, 16), generator=torch.Generator().manual_seed(seed)).numpy()} for seed in range(4)
+)
+class Encoder(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        shape = BertConfig(
+            vocab_size=100, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128,
+            max_position_embeddings=16, attn_implementation="sdpa",
+        )
+        self.bert = BertModel(shape, add_pooling_layer=False)
+    def forward(self, input_ids):
+        return self.bert(input_ids=input_ids, attention_mask=torch.ones_like(input_ids)).last_hidden_state
+def make():
+    return Encoder().eval()
+"""
+
+
+def make_request(text: str, folder: Path, device: Device = "cpu") -> BuildRequest:
+    """A request for the model of `text`; its FP8 graph, with ranges of one batch, is `folder/fp8.onnx`."""
+    space: dict[str, Any] = {}
+    exec(text, space)
+    given = space["INPUTS"][0]
+    inputs = (
+        InputSpec(given["name"], given["dtype"], *(tuple(given[each]) for each in ("min", "opt", "max")), batch=0),
+    )
+    card = ModelCard("small", "small.py:make", Task.OTHER, inputs)
+    onnx_from_torch(space["make"](), card, folder / "model.onnx")
+    card = complete_card(card, folder / "model.onnx")
+    model = onnx.load(folder / "model.onnx")
+    placed = place_qdq(model, "fp8")
+    onnx.save(qdq_from_onnx(model, placed, measure_ranges(model, placed.tensors, draw(inputs[0]))), folder / "fp8.onnx")
+    return BuildRequest(card, Precision.FP8, folder / "fp8.onnx", space["make"], device, {}, folder)
+
+
+def draw(spec: InputSpec, seed: int = 1) -> torch.Tensor:
+    """One batch of `opt` shape."""
+    generator = torch.Generator().manual_seed(seed)
+    if spec.dtype == "int64":
+        return torch.randint(100, spec.opt, generator=generator)
+    return torch.randn(spec.opt, generator=generator)
+
+
+def measure_ranges(model: onnx.ModelProto, tensors: tuple[str, ...], batch: torch.Tensor) -> dict[str, ActivationRange]:
+    """The largest absolute value of each tensor."""
+    exposed = onnx.ModelProto()
+    exposed.CopyFrom(model)
+    exposed.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in tensors)
+    values = run_onnx(exposed, batch, tensors)
+    return {name: ActivationRange(float(np.abs(each).max())) for name, each in zip(tensors, values, strict=True)}
+
+
+def run_onnx(model: onnx.ModelProto, batch: torch.Tensor, names: tuple[str, ...] | None = None) -> Any:
+    """Outputs of a graph in ONNX Runtime on the CPU."""
+    session = open_model_session(model)
+    return session.run(list(names) if names else None, {session.get_inputs()[0].name: batch.numpy()})

@@ -1,0 +1,47 @@
+"""`--precision fp8` as a user types it: a transformer is built and proven on the CPU; what has no FP8 is refused in one or two lines."""
+
+import json
+import shutil
+
+import pytest
+
+from tests.fakes.fp8_models import BERT, VIT
+from tests.integration.conftest import optpipe
+
+compiler = pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")
+
+
+@compiler
+@pytest.mark.parametrize("model", [VIT, BERT], ids=["vit", "bert"])
+def test_a_transformer_is_built_proven_verified_and_shown(model, tmp_path):
+    (tmp_path / "net.py").write_text(model)
+    built = optpipe("build", "net.py:make", "--precision", "fp8", "--backend", "inductor", "--json", cwd=tmp_path)
+    assert built.status == 0, built.stderr
+    (artifact,) = built.document["artifacts"]
+    proof = artifact["precision_proof"]
+    assert proof["proven"]
+    assert 0.8 < proof["share"]["macs"]["fp8"] < 1
+    assert artifact["parity"]["passed"]
+    assert artifact["parity"]["snr_db"] > 15
+    shown = optpipe("show", artifact["id"], cwd=tmp_path)
+    assert "fp8: proven" in shown.stdout
+    assert "on a CPU, FP8 only shows which outputs a GPU gives" in " ".join(shown.stdout.split())
+
+
+def test_what_has_no_fp8_is_refused(exported, tmp_path):
+    exported(tmp_path / ".optpipe")
+    convolutions = optpipe("build", "digits", "--precision", "fp8", "--json", cwd=tmp_path)
+    assert convolutions.status == 2
+    (failed,) = convolutions.document["failed"]
+    assert failed["backend"] == "inductor"
+    assert failed["reason"].startswith(
+        "FP8 is for linear layers, which hold 0.0% of the MACs of digits; 80% required\n"
+    )
+    (tmp_path / "net.py").write_text("\n".join(line for line in VIT.splitlines() if not line.startswith("CALIBRATION")))
+    for arguments, status, said in (
+        (("net.py:make",), 2, "FP8 needs real inputs to calibrate net.make on"),
+        (("net.py:make", "--backend", "onnxruntime"), 3, "onnxruntime has no fp8 kernels on cpu, only fp32, int8"),
+    ):
+        refused = optpipe("build", *arguments, "--precision", "fp8", "--device", "cpu", "--json", cwd=tmp_path)
+        assert refused.status == status, refused.stderr
+        assert said in json.loads(refused.stdout)["error"]["message"]

@@ -1,0 +1,121 @@
+"""FP8 programs of small transformers: which layers are in FP8, and their outputs against NumPy and against the Q/DQ graph."""
+
+from typing import Any, cast
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from tests.fakes.fp8_models import BERT, VIT, draw, make_request, run_onnx
+
+from optpipe.backends import torch_fp8
+from optpipe.backends.inductor import Inductor
+from optpipe.backends.registry import backends_from_text
+from optpipe.backends.torch_fp8 import Fp8Layer, export_fp8_program, layers_from_graph, make_linear
+from optpipe.backends.torch_program import layers_from_program
+from optpipe.build.build import BuildPlan, build_model
+from optpipe.core.environment import Gpu
+from optpipe.core.events import SilentListener
+from optpipe.core.precision import Precision, prove_precision
+from optpipe.errors import MissingError
+from optpipe.quantize.e4m3 import choose_scale, round_to_e4m3
+from optpipe.workspace.store import Store
+
+
+@pytest.fixture(scope="module", params=[VIT, BERT], ids=["vit", "bert"])
+def exported(request, tmp_path_factory):
+    wanted = make_request(request.param, tmp_path_factory.mktemp("fp8"))
+    return wanted, *export_fp8_program(wanted)
+
+
+def test_a_layer_gives_the_sums_of_numpy_rounded_to_fp16():
+    rng = np.random.default_rng(0)
+    weight, given = (rng.standard_normal(shape).astype(np.float32) for shape in ((32, 48), (3, 5, 48)))
+    bias = rng.standard_normal(32).astype(np.float16)
+    weight_scale, scale = choose_scale(float(np.abs(weight).max())), np.float32(2.0**-8)  # some are clamped
+    layer = Fp8Layer("layer", round_to_e4m3(weight, weight_scale), float(weight_scale), float(scale))
+    half = given.astype(np.float16)
+    data = round_to_e4m3(half.astype(np.float32), scale).astype(np.float32)
+    product = data @ layer.weight.astype(np.float32).T * (scale * weight_scale) + bias.astype(np.float32)
+    found = make_linear(layer, "cpu", torch.from_numpy(bias))(torch.from_numpy(half)).numpy()
+    assert found.dtype == np.float16
+    assert found.shape == (3, 5, 32)
+    # FP32 sums in another order, then one rounding to FP16
+    np.testing.assert_allclose(found.astype(np.float32), product, rtol=2.0**-10, atol=1e-4)
+
+
+def test_linear_layers_are_in_fp8_and_attention_is_not(exported):
+    wanted, program, missed = exported
+    assert missed == ()
+    layers = layers_from_program(program, Precision.FP8)
+    eight = [each for each in layers if each.type == "fp8"]
+    assert {each.op for each in eight} == {"_scaled_mm"}
+    assert len(eight) == len(layers_from_graph(onnx.load(wanted.graph))) > 7
+    proof = prove_precision(Precision.FP8, layers)
+    assert proof.proven
+    assert 0.8 < proof.share.macs["fp8"] < 1
+    assert all("scaled_mm" not in each.op for each in proof.others)
+
+
+def test_outputs_are_those_of_the_qdq_graph_at_every_batch_size(exported):
+    wanted, program, _ = exported
+    spec, graph = wanted.card.inputs[0], onnx.load(wanted.graph)
+    batch = draw(spec)
+    expected, reference = run_onnx(graph, batch)[0], run_onnx(onnx.load(wanted.directory / "model.onnx"), batch)[0]
+    exact, _ = export_fp8_program(wanted, Precision.FP32)
+    with torch.inference_mode():
+        found, alone = (program.module()(each)[0].numpy() for each in (batch, batch[:1]))
+        own = exact.module()(batch)[0].numpy()
+    noise = np.square(expected - reference).sum()
+    assert noise > 0
+    # sums in another order move few values across the middle between two E4M3 numbers
+    assert np.square(own - expected).sum() < noise / 20
+    # FP16 moves more of them, but the outputs stay as near to FP32's
+    assert np.square(found - reference).sum() < 2 * noise
+    assert np.square(alone - reference[:1]).sum() < 2 * noise
+
+
+def test_a_shared_weight_serves_its_layers_in_order_and_unknown_ones_are_named():
+    class Twice(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(16, 16).half()
+
+        def forward(self, given):
+            return self.linear(self.linear(given).relu())
+
+    module = Twice()
+    wide = {"linear.weight": module.linear.weight.detach().float()}
+    values = wide["linear.weight"].numpy()
+    scale = choose_scale(float(np.abs(values).max()))
+    layers = [Fp8Layer(name, round_to_e4m3(values, scale), float(scale), at) for name, at in (("a", 0.5), ("b", 0.25))]
+    other = Fp8Layer("other", round_to_e4m3(values[::-1], scale), float(scale), 1.0)
+    program = torch.export.export(module, (torch.randn(2, 16).half(),)).module()
+    assert torch_fp8.replace_linear_layers(program, [*layers, other], wide) == ("other",)
+    assert [float(each.scale) for _, each in program.named_children() if hasattr(each, "weight_scale")] == [0.5, 0.25]
+    assert "linear.weight" not in dict(program.named_parameters())
+    assert torch_fp8.explain_missed(("other",))[0].endswith("other")
+
+
+def test_an_older_gpu_is_refused_at_once(monkeypatch, tmp_path):
+    class Unloadable:
+        def __getattr__(self, name):
+            raise AssertionError(f"{name} of the model is read")
+
+    gpu = Gpu(0, "NVIDIA A100", "8.0", 0, "580")
+    monkeypatch.setattr(torch_fp8, "list_gpus", lambda: (gpu,))
+    monkeypatch.setattr(Inductor, "probe_capability", lambda *_: type("Found", (), {"builds": True, "runs": True}))
+    for named in (True, False):
+        plan = BuildPlan((Precision.FP8,), (Inductor(),), named=named, automatic=not named, device="cuda")
+        with pytest.raises(MissingError) as refused:
+            build_model(cast("Any", Unloadable()), plan, Store(tmp_path / "workspace"), SilentListener())
+        assert str(refused.value) == (
+            "nothing can be built: inductor needs a GPU of compute capability 8.9 or later for fp8; NVIDIA A100 has 8.0"
+        )
+    monkeypatch.setattr(torch_fp8, "list_gpus", lambda: (Gpu(0, "NVIDIA L4", "8.9", 0, "580"),))
+    assert torch_fp8.find_fp8_obstacle("cuda") is None
+
+
+def test_backend_auto_adds_the_one_that_has_fp8():
+    assert "inductor" in [each.name for each in backends_from_text("auto", "cpu", (Precision.FP8,))]
+    assert "inductor" not in [each.name for each in backends_from_text("auto", "cpu", (Precision.FP16,))]

@@ -1,5 +1,7 @@
 """Sign-offs of one unchanged build, again and again on a machine with other work: is any verdict wrong?
 
+Twenty take about 16 minutes of two cores (47 s each); what is left is said after each.
+
 usage: python benchmarks/repeated_signoffs.py [--signoffs 20] [--margin 3] [--control 30] [--batch 32] [--max-cv 900%] [--json FILE]
 `digits` is built once. Each sign-off judges five fresh processes by a limit MARGIN percent above the truth (right: PASS; wrong: FAIL)
 and one as far below (right: FAIL; wrong: PASS). CONTROL percent away, the same measurements must give PASS and FAIL wherever they
@@ -26,21 +28,12 @@ from pathlib import Path
 from shutil import copytree
 from statistics import mean
 
+from signoff_time import PLACE, POLICY
+
 from optpipe.core.measurement import Measurement, read_measurements
 
-PLACE = ("--backend", "onnxruntime", "--precision", "fp32")
 PROCESSES = 5
 """Of a sign-off."""
-POLICY = """schema = 1
-name = "repeated"
-[build]
-backend = "onnxruntime"
-precision = "fp32"
-options = {{ threads = 1 }}
-[[latency]]
-p50 = "{} ns"
-batch_size = {}
-"""
 BUSY = """import sys, time
 share = float(sys.argv[1])
 while True:
@@ -104,9 +97,10 @@ def repeat(folder: Path, given: argparse.Namespace) -> dict:
         "--max-cv", given.max_cv, "--processes", 1,
     )  # fmt: skip
     begun, trials = time.perf_counter(), []
-    for _ in range(given.signoffs):
+    for number in range(1, given.signoffs + 1):
         trials.append(sign_off(folder, load, given))
-        print(json.dumps(trials[-1].describe()), file=sys.stderr, flush=True)
+        left = (time.perf_counter() - begun) / number * (given.signoffs - number) / 60
+        print(json.dumps(trials[-1].describe()), f"{left:.0f} minutes left", file=sys.stderr, flush=True)
     return report(trials, (time.perf_counter() - begun) / given.signoffs)
 
 
@@ -128,7 +122,7 @@ def sign_off(stored: Path, load: tuple[object, ...], given: argparse.Namespace) 
         limits = {f"{share:+g} %": truth * (1 + share / 100) for share in list_shares(given)}
         for number, (name, limit) in enumerate(limits.items()):
             policy = Path(folder) / f"{number}.toml"
-            policy.write_text(POLICY.format(round(limit), given.batch))
+            policy.write_text(POLICY.format(f"{limit:.0f} ns", given.batch))
             place = ("--no-measure", "--workspace", workspace, "--output", Path(folder) / f"{number}")
             verdict = optpipe("signoff", "digits", "--policy", policy, "--no-figures", *place)
             found[name] = next(one["verdict"] for one in verdict["criteria"] if one["name"].startswith("latency"))

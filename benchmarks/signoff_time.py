@@ -26,7 +26,7 @@ backend = "onnxruntime"
 precision = "fp32"
 options = {{ threads = 1 }}
 [[latency]]
-p50 = "1 s"
+p50 = "{}"
 batch_size = {}
 """
 LAUNCH = """import sys
@@ -46,7 +46,7 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         policy = Path(folder) / "policy.toml"
-        policy.write_text(POLICY.format(given.batch))
+        policy.write_text(POLICY.format("1 s", given.batch))
         now = Contender("one process", 1, Path(folder) / "now")
         contenders = [now, Contender("five processes", 5, now.built)]
         if given.before:

@@ -31,6 +31,7 @@ from optpipe.measuring.measure import RunContext, measure_load, write_measuremen
 from optpipe.measuring.measured import RecordedMeasurement
 from optpipe.measuring.pool import WorkerPool
 from optpipe.measuring.process import PointResult, WorkerProcess
+from optpipe.measuring.race import FINAL_ROUNDS
 from optpipe.measuring.rate import find_highest_rate
 from optpipe.measuring.slo import (
     Slo,
@@ -38,7 +39,6 @@ from optpipe.measuring.slo import (
 )
 from optpipe.measuring.sweep import find_largest_inside, sweep_batch_sizes
 from optpipe.measuring.tune import (
-    FINAL_ROUNDS,
     Tuning,
     choose_tuning_sizes,
     find_nearest_options,

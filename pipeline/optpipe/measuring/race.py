@@ -1,4 +1,4 @@
-"""Which of several builds is fastest at each batch size, measured in turn, each time in a fresh process.
+"""Races of builds or of their options, measured in turn, each time in a fresh process; which build is fastest at each batch size.
 
 A race first: after each round what lags behind is not started again (Maron & Moore, Hoeffding Races, 1994). The race picks
 whom noise favored, so the fastest few are then compared in rounds of their own, and only those give intervals. What these do
@@ -15,7 +15,7 @@ from optpipe.stats.ratio import ratio_from_rounds
 
 RACE_ROUNDS = 3
 LAG = 0.15
-"""What takes this much longer than the fastest after one round, half as much after two and a third after three, is dropped."""
+"""Of builds: what takes this much longer than the fastest after one round is dropped."""
 FINAL_ROUNDS = 8
 MAX_FINALISTS = 4
 CONFIDENCE = 0.95
@@ -78,28 +78,31 @@ def race_builds(
     single build is measured once.
     """
     order = Random(f"race {seed}")
-    heats = [_Heat(size, {name: RacedTimes() for name in names}) for size in sizes]
-    _measure_round(heats, measure, order, final=False)
-    for turn in range(1, RACE_ROUNDS):
-        for heat in heats:
-            heat.drop_slow(LAG / turn)
-        _measure_round([heat for heat in heats if len(heat.running) > 1], measure, order, final=False)
+    heats = [Heat(size, names) for size in sizes]
+    run_heats(heats, measure, order, LAG)
     for heat in heats:
-        heat.drop_slow(LAG / RACE_ROUNDS)
         heat.choose_finalists()
     finals = [heat for heat in heats if len(heat.running) > 1]
     for name in dict.fromkeys(name for heat in finals for name in heat.running):
         expect(name, final_rounds)
     for _ in range(final_rounds):
-        _measure_round([heat for heat in finals if len(heat.running) > 1], measure, order, final=True)
+        measure_round([heat for heat in finals if len(heat.running) > 1], measure, order, final=True)
     return {heat.size: heat.judge() for heat in heats}
 
 
-class _Heat:
+def run_heats(heats: Sequence["Heat"], measure: Measure, order: Random, lag: float) -> None:
+    """RACE_ROUNDS rounds; what takes `lag` longer than the fastest after one, half of it after two, … is dropped."""
+    for turn in range(RACE_ROUNDS):
+        measure_round([heat for heat in heats if turn == 0 or len(heat.running) > 1], measure, order, final=False)
+        for heat in heats:
+            heat.drop_slow(lag / (turn + 1))
+
+
+class Heat:
     """The race at one batch size: who is still in it, and what was measured."""
 
-    def __init__(self, size: int, times: dict[str, RacedTimes]) -> None:
-        self.size, self.times, self.running = size, times, list(times)
+    def __init__(self, size: int, names: Sequence[str]) -> None:
+        self.size, self.times, self.running = size, {name: RacedTimes() for name in names}, list(names)
 
     def add(self, name: str, found: Times, *, final: bool) -> None:
         """Keeps a process's time; a build without one is out."""
@@ -139,7 +142,7 @@ class _Heat:
         return ratio_from_rounds(self.times[other].final, self.times[name].final, confidence)
 
 
-def _measure_round(heats: Sequence[_Heat], measure: Measure, order: Random, *, final: bool) -> None:
+def measure_round(heats: Sequence[Heat], measure: Measure, order: Random, *, final: bool) -> None:
     """One process for each build that is still in at some size, in an order drawn anew."""
     names = list(dict.fromkeys(name for heat in heats for name in heat.running))
     for name in order.sample(names, len(names)):

@@ -7,23 +7,22 @@ be faster: the race picks whom noise favored. What failed or gave wrong outputs 
 noise counts. Options that change the arithmetic (TF32) are never touched.
 """
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, log, log2
 from random import Random
 
 from optpipe.core.bench_record import Change, Ratio, TrialRecord, TuningRecord
 from optpipe.core.measurement import Measurement, Options
+from optpipe.measuring.race import FINAL_ROUNDS, Heat, measure_round, run_heats
 from optpipe.measuring.slo import has_figures
 from optpipe.measuring.validity import WRONG_OUTPUTS
 from optpipe.stats.ratio import ratio_from_rounds
 
 MIN_TUNING_GAIN = 0.02
 """An option is changed only for at least this much more throughput."""
-RACE_ROUNDS = 3
 LAG = 0.10
-"""What has this much less throughput than the leader after one round, half of it after two, is not started again."""
-FINAL_ROUNDS = 8
+"""Of options: what takes this much longer than the fastest after one round is not started again."""
 FINAL_CONFIDENCE = 0.97
 """Of the winner's ratio to the defaults at one batch size; there are up to three, so that with nothing to gain the defaults
 stay in at least 95 of 100 tunings."""
@@ -94,18 +93,21 @@ def tune_options(
     """
     tried = _Tried(measure, sizes, Random(f"tuning {seed}"))
     best: Options = dict(defaults)
-    for name, values in list_alternatives(defaults, cpus, fixed).items():
-        best = tried.race([best, *({**best, name: value} for value in values)])
-        if tried.interrupted:
-            return Tuning(tried.trials, seed=seed)
-    if best == dict(defaults):
-        trials = tried.trials or (Trial(dict(defaults), tuple(measure(defaults))),)
-        return Tuning(trials, {size: dict(defaults) for size in sizes}, seed=seed)
-    final = tried.final(dict(defaults), best)
-    if tried.interrupted:
+    try:
+        for name, values in list_alternatives(defaults, cpus, fixed).items():
+            best = tried.race([best, *({**best, name: value} for value in values)])
+        if best == dict(defaults):
+            trials = tried.trials or (Trial(dict(defaults), tuple(measure(defaults))),)
+            return Tuning(trials, {size: dict(defaults) for size in sizes}, seed=seed)
+        final = tried.compare(dict(defaults), best)
+    except _Interrupted:
         return Tuning(tried.trials, seed=seed)
     chosen = {size: best if _clearly_faster(final.get(size)) else dict(defaults) for size in sizes}
     return Tuning(tried.trials, chosen, final, seed)
+
+
+class _Interrupted(Exception):
+    """A trial was interrupted: what was not tried cannot lose."""
 
 
 class _Tried:
@@ -116,65 +118,52 @@ class _Tried:
     ) -> None:
         self._measure, self._sizes, self._order = measure, sizes, order
         self._found: list[tuple[Options, list[Measurement]]] = []
-        self.interrupted = False
 
     @property
     def trials(self) -> tuple[Trial, ...]:
         return tuple(Trial(options, tuple(found)) for options, found in self._found)
 
     def race(self, contenders: list[Options]) -> Options:
-        """The one of `contenders` with the most throughput over all sizes; the first unless another has SMALLEST_GAIN more."""
-        times: list[list[float]] = [[] for _ in contenders]
-        running = list(range(len(contenders)))
-        for turn in range(RACE_ROUNDS):
-            for at in self._order.sample(running, len(running)):
-                times[at].append(sum(self._log_times(contenders[at])))
-                if self.interrupted:
-                    return contenders[0]
-            means = {at: sum(times[at]) / len(times[at]) / len(self._sizes) for at in running}
-            allowed = min(means.values()) + log(1 + LAG / (turn + 1))
-            running = [at for at in running if means[at] <= allowed]
-            if len(running) < 2:
-                break
-        leader = min(running, key=lambda at: means[at], default=0)
-        ahead = 0 in running and means[0] - means[leader] <= log(1 + MIN_TUNING_GAIN)
-        return contenders[0 if ahead else leader]
+        """The one of `contenders` with the most throughput over all sizes; the first unless another has MIN_TUNING_GAIN more."""
 
-    def final(self, defaults: Options, best: Options) -> dict[int, Ratio]:
+        def measure_jointly(name: str, _sizes: Sequence[int]) -> dict[int, float]:
+            times = self._measure_times(contenders[int(name)])
+            whole = len(times) == len(self._sizes)
+            return {0: exp(sum(map(log, times.values())) / len(times))} if whole else {}
+
+        heat = Heat(0, [str(at) for at in range(len(contenders))])
+        run_heats([heat], measure_jointly, self._order, LAG)
+        means = {name: heat.times[name].mean for name in heat.running}
+        leader = min(means, key=lambda name: means[name], default="0")
+        ahead = "0" in means and means["0"] <= means[leader] * (1 + MIN_TUNING_GAIN)
+        return contenders[0 if ahead else int(leader)]
+
+    def compare(self, defaults: Options, best: Options) -> dict[int, Ratio]:
         """The ratio of the two's times at every size, over FINAL_ROUNDS; none where a trial failed or gave wrong outputs."""
-        times: dict[int, list[list[float]]] = {0: [], 1: []}
+        sides = {"defaults": defaults, "best": best}
+        heats = [Heat(size, list(sides)) for size in self._sizes]
         for _ in range(FINAL_ROUNDS):
-            for side in self._order.sample([0, 1], 2):
-                times[side].append(self._log_times((defaults, best)[side]))
-                if self.interrupted:
-                    return {}
-        ratios = {}
-        for at, size in enumerate(self._sizes):
-            before, after = ([exp(row[at]) for row in times[side]] for side in (0, 1))
-            if max(*before, *after) < _FAILED / 2:
-                ratios[size] = ratio_from_rounds(before, after, FINAL_CONFIDENCE)
-        return ratios
+            measure_round(heats, lambda name, _sizes: self._measure_times(sides[name]), self._order, final=True)
+        return {
+            heat.size: ratio_from_rounds(*(heat.times[name].final for name in sides), FINAL_CONFIDENCE)
+            for heat in heats
+            if len(heat.running) == len(sides)
+        }
 
-    def _log_times(self, options: Options) -> list[float]:
-        """Log of the seconds per image at each size, of one more trial; of what is not `usable`, that of _FAILED."""
+    def _measure_times(self, options: Options) -> dict[int, float]:
+        """Seconds per image by batch size of one more trial; without those that have no figures or are not `is_usable`."""
         measured = self._measure(options)
         known = next((found for seen, found in self._found if seen == options), None)
         if known is None:
             self._found.append((dict(options), known := []))
         known += measured
-        self.interrupted = self.interrupted or any(each.interrupted for each in measured)
-        return [log(next(_times(measured, size), _FAILED)) for size in self._sizes]
-
-
-_FAILED = 1e6
-"""Seconds per image."""
-
-
-def _times(measured: Sequence[Measurement], size: int) -> Iterator[float]:
-    """Seconds per image at a batch size, of what has figures and is `usable`."""
-    for each in measured:
-        if each.load.batch_size == size and has_figures(each) and each.throughput_images_per_s and is_usable(each):
-            yield 1 / each.throughput_images_per_s.value
+        if any(each.interrupted for each in measured):
+            raise _Interrupted
+        return {
+            each.load.batch_size: 1 / each.throughput_images_per_s.value
+            for each in measured
+            if has_figures(each) and each.throughput_images_per_s and is_usable(each)
+        }
 
 
 def _clearly_faster(ratio: Ratio | None) -> bool:

@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from optpipe.errors import BadInputError
 
@@ -60,8 +59,3 @@ def _common_name(one: object, other: object) -> object:
 def _shorten(value: object) -> str:
     text = json.dumps(value)
     return text if len(text) <= 80 else f"{text[:79]}…"
-
-
-def plain_json(document: object) -> Any:
-    """`document` as it comes back from a JSON file: tuples are lists, keys are texts."""
-    return json.loads(json.dumps(document))

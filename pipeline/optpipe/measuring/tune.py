@@ -145,7 +145,7 @@ class _Tried:
         for _ in range(FINAL_ROUNDS):
             measure_round(heats, lambda name, _sizes: self._measure_times(sides[name]), self._order, final=True)
         return {
-            heat.size: ratio_from_rounds(*(heat.times[name].final for name in sides), FINAL_CONFIDENCE)
+            heat.size: ratio_from_rounds(heat.times["defaults"].final, heat.times["best"].final, FINAL_CONFIDENCE)
             for heat in heats
             if len(heat.running) == len(sides)
         }

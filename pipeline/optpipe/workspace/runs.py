@@ -225,17 +225,6 @@ def load_runs(folder: Path) -> tuple[Run, ...]:
     return tuple(load_run(path) for path in sorted(folder.glob("*/")))
 
 
-def read_run_json(run: Run, name: str) -> dict[str, Any]:
-    """The JSON object in one of the run's files; BadInputError where there is none."""
-    try:
-        found = json.loads((run.path / name).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BadInputError(f"cannot read {run.path / name}: {error}") from error
-    if not isinstance(found, dict):
-        raise BadInputError(f"{run.path / name} is not a JSON object")
-    return found
-
-
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
     """Writes `document` to `path` so that a reader sees the whole of it or nothing. NaN is refused."""
     write_bytes(path, (json.dumps(document, indent=1, allow_nan=False) + "\n").encode())

@@ -23,6 +23,7 @@ from optpipe.sweep.plan import list_works, plan_sweep
 from optpipe.sweep.slots import list_slots
 from optpipe.sweep.sweep import SweepOptions, run_sweep
 from optpipe.workspace.store import Store
+from tests.fakes.small_disk import fill_disk, free_disk, mount_small_disk
 from tests.integration.conftest import optpipe
 
 QUICK = (
@@ -222,3 +223,26 @@ def test_a_disk_that_is_full_ends_in_rows(tmp_path):
     assert run_locally(works, list_slots(1), Setting(tmp_path, program=EMPTY), found.append) is True
     assert [one.state for one in found] == ["failed", "failed"]
     assert json.dumps([one.reason for one in found])
+
+
+@pytest.mark.parametrize("before", [0, 2])
+def test_a_disk_that_is_really_full_ends_in_rows_and_the_next_sweep_runs_what_is_left(tmp_path, before):
+    with mount_small_disk(tmp_path / "disk") as disk:
+        workspace, told = disk / "work", []
+
+        def watch(record):
+            told.append(record)
+            if len(told) == before:
+                fill_disk(disk)
+
+        (workspace / "store").mkdir(parents=True)
+        if not before:
+            fill_disk(disk)
+        record = run_empty(workspace, 5, watch)
+        counts = Counter(row.state for row in record.rows)
+        assert counts.keys() <= {"done", "failed"}
+        assert counts["failed"] >= 3 - before
+        assert [row.reason for row in record.rows if row.state == "failed" and "No space left" not in row.reason] == []
+        free_disk(disk)
+        assert Counter(row.state for row in run_empty(workspace, 5).rows) == {"done": 5}
+        assert_each_once(workspace, 5)

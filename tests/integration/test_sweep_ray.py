@@ -19,6 +19,7 @@ from optpipe.sweep.plan import list_works, plan_sweep
 from optpipe.workspace.runs import load_run
 from tests.fakes.ray_nodes import add_node, list_processes, start_cluster
 from tests.fakes.ray_sweeps import EMPTY, KINDS, assert_each_once, sweep
+from tests.fakes.small_disk import fill_disk, free_disk, mount_small_disk
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: pip install 'optpipe[ray]'")
 
@@ -130,6 +131,26 @@ def test_only_nodes_with_the_labels_that_are_asked_for_run_jobs(cluster, tmp_pat
             sweep(tmp_path, (1,), selectors=[selector_from_text("mig=on")])
     finally:
         cluster.remove_node(capped)
+
+
+def test_a_node_whose_disk_is_really_full_loses_nothing(cluster, tmp_path, monkeypatch):
+    with mount_small_disk(tmp_path / "disk") as disk:
+        monkeypatch.setenv("TMPDIR", str(disk))  # where a node makes the workspace of a task
+        monkeypatch.setenv("RAY_TMPDIR", "/tmp")
+        monkeypatch.setenv("OPTPIPE_EMPTY_SECONDS", "0.2")
+        node = add_node(cluster, "cpu-full")
+        monkeypatch.delenv("TMPDIR")
+        fill_disk(disk, leave_bytes=8192)  # where nothing can be written Python takes another folder
+        limits = Limits(task_s=120, lock_s=300, retries=1, pending_s=300)
+        record = sweep(tmp_path / "w", (1, 2), kinds=("cpu-full", "cpu-a"), limits=limits)
+        states = {(row.cell.kind, row.state) for row in record.rows}
+        assert states == {("cpu-full", "failed"), ("cpu-a", "done")}
+        said = [row.reason for row in record.rows if row.state == "failed"]
+        assert [each for each in said if "no space left" not in each.lower()] == []
+        free_disk(disk)
+        again = sweep(tmp_path / "w", (1, 2), kinds=("cpu-full", "cpu-a"))
+        assert_each_once(tmp_path / "w", again, 4)
+        cluster.remove_node(node)
 
 
 def kill_one(what):

@@ -56,9 +56,15 @@ def _describe_load(row: "SweepRow") -> str:
 
 
 def _list_reasons(rows: "Sequence[SweepRow]") -> Iterator[str]:
+    """One line for each reason, however many cells have it; then what was tried before."""
+    same: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         if row.reason and row.state != "done":
-            yield f"{row.state}  {row.cell.label}: {row.reason}"
+            same.setdefault((row.state, row.reason), []).append(row.cell.label)
+    for (state, reason), labels in same.items():
+        more = f" and {len(labels) - 1} more" if len(labels) > 1 else ""
+        yield f"{state}  {labels[0]}{more}: {reason}"
+    for row in rows:
         for why in row.attempts:
             yield f"tried again  {row.cell.label}: {why}"
 

@@ -18,7 +18,7 @@ from optpipe.sweep.locks import hold_locks, list_locks
 from optpipe.sweep.order import sort_works, take_work
 from optpipe.sweep.plan import Work, key_of
 from optpipe.sweep.slots import Slot, name_host
-from optpipe.sweep.task import CellOutcome, Task, TaskOutcome, mark_all
+from optpipe.sweep.task import CellOutcome, Task, TaskOutcome, mark_all, tell_on_one_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +201,7 @@ def try_task(task: Task, slot: Slot, setting: Setting, stop: threading.Event) ->
             with hold_locks(locks, setting.limits.lock_s):
                 outcome = run_task(task, slot, setting.limits, stop, setting.program)
         except OptpipeError as error:
-            outcome = TaskOutcome(mark_all(task, JobState.FAILED, str(error).replace("\n", " ")))
+            outcome = TaskOutcome(mark_all(task, JobState.FAILED, tell_on_one_line(error)))
         if not outcome.crashed or not single or len(attempts) >= setting.limits.retries or stop.is_set():
             return outcome, tuple(attempts)
         attempts.append(outcome.cells[0].reason)

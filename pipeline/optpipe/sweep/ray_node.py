@@ -20,7 +20,7 @@ from optpipe.sweep.neighbors import name_neighborhood
 from optpipe.sweep.node_labels import FINGERPRINT, LABEL
 from optpipe.sweep.parcels import list_all, pack, unpack
 from optpipe.sweep.slots import Slot, count_neighbors, list_slots
-from optpipe.sweep.task import Task, TaskOutcome, mark_all
+from optpipe.sweep.task import Task, TaskOutcome, mark_all, tell_on_one_line
 from optpipe.workspace.store import Store
 
 BEGUN = b"begun"
@@ -68,7 +68,7 @@ def run_errand(content: bytes, parcels: Sequence[Any], fetch: Callable[[Any], by
             slot = _find_slot(errand.kind, errand.fingerprints)
             unpack((fetch(each) for each in parcels), store)
         except OptpipeError as error:
-            lost = TaskOutcome(mark_all(errand.task, JobState.FAILED, " ".join(str(error).split("\n"))))
+            lost = TaskOutcome(mark_all(errand.task, JobState.FAILED, tell_on_one_line(error)))
             yield json_from_record(Reply(lost, (), (), time()))
             return
         task = replace(errand.task, workspace=str(workspace))

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import shutil
 import signal
 import sys
 from dataclasses import dataclass, replace
@@ -15,6 +16,8 @@ from optpipe.sweep.job import Cell, JobState, Recipe
 from optpipe.workspace.runs import write_bytes
 
 PR_SET_PDEATHSIG = 1
+_FULL_BYTES = 1 << 20
+"""A disk with less is full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,12 @@ def _do(task: Task) -> tuple[CellOutcome, ...]:
 def outcome_from_error(error: OptpipeError) -> CellOutcome:
     """A failed or, where this machine or the request cannot do it at all, an impossible cell."""
     cannot = error.exit_status in (ExitStatus.BAD_INPUT, ExitStatus.MISSING)
-    return CellOutcome(JobState.IMPOSSIBLE if cannot else JobState.FAILED, " ".join(str(error).split("\n")))
+    return CellOutcome(JobState.IMPOSSIBLE if cannot else JobState.FAILED, tell_on_one_line(error))
+
+
+def tell_on_one_line(error: OptpipeError) -> str:
+    """What happened and the way out, which a terminal shows on two lines."""
+    return "; ".join(str(error).splitlines())
 
 
 def limit_load(task: Task) -> tuple[Cell, ...]:
@@ -111,6 +119,9 @@ def explain_crash(returncode: int, log: Path) -> str:
     """Why a process that wrote no outcome ended."""
     words = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.is_file() else []
     said = f": {words[-1][:240]}" if words else ""
+    full = shutil.disk_usage(log.parent).free < _FULL_BYTES
+    if full and "No space left" not in said:  # then its last words did not fit either
+        said += f"{';' if said else ':'} No space left on device of the workspace"
     if returncode < 0:
         name = signal.Signals(-returncode).name if -returncode in set(signal.Signals) else f"signal {-returncode}"
         return f"its process was killed by {name}{said}"

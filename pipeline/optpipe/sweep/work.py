@@ -28,7 +28,7 @@ from optpipe.measuring.measured import RecordedMeasurement
 from optpipe.measuring.validity import LIMITS
 from optpipe.sources.resolve import source_from_text
 from optpipe.sweep.job import Cell, JobState
-from optpipe.sweep.task import CellOutcome, Task, limit_load, outcome_from_error
+from optpipe.sweep.task import CellOutcome, Task, limit_load, outcome_from_error, tell_on_one_line
 from optpipe.workspace.runs import Run
 from optpipe.workspace.store import Store
 
@@ -84,7 +84,7 @@ def measure_cells(task: Task) -> tuple[CellOutcome, ...]:
             require_lengths(artifact, None if cell.load.length is None else (cell.load.length,))
             artifact.resolve_effective_options(options_from_texts(cell.options))
         except BadInputError as error:
-            outcomes[cell.key] = CellOutcome(JobState.IMPOSSIBLE, " ".join(str(error).split("\n")), task.artifact)
+            outcomes[cell.key] = CellOutcome(JobState.IMPOSSIBLE, tell_on_one_line(error), task.artifact)
             continue
         able.setdefault((cell.options, cell.processes, cell.max_cv, *cell.load.key[1:]), []).append(cell)
     for cells in able.values():
@@ -137,6 +137,6 @@ def _outcome_from_group(
     if group.processes:
         said = f"{len(group.left_out)} INVALID left out ({', '.join(codes)})" if group.left_out else ""
         return CellOutcome(JobState.DONE, said, artifact, run.run_id, group)
-    why = "; ".join(f"{one.code}: {one.message}" for one in reasons if one.invalidates)
+    why = "; ".join(one.message for one in reasons if one.invalidates)
     lost = {"out-of-memory", "died", "refused"} & set(codes)
     return CellOutcome(JobState.FAILED if lost else JobState.INVALID, why, artifact, run.run_id, group)

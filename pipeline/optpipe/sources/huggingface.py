@@ -8,7 +8,7 @@ may be replaced by random ones.
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from optpipe.core.card import ModelCard, Task, Tokenization
 from optpipe.core.hashing import hash_file, hash_text
@@ -40,21 +40,13 @@ class HuggingFaceSource:
     """A model on the hub, or a folder saved with `save_pretrained`."""
 
     repository: str
+    has_module: ClassVar[bool] = True
+    runs_code: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
         """`hf:NAME`."""
         return f"hf:{self.repository}"
-
-    @property
-    def has_module(self) -> bool:
-        """Whether it loads as a torch module."""
-        return True
-
-    @property
-    def runs_code(self) -> bool:
-        """Whether a user's code makes it."""
-        return False
 
     def collect_identity(self) -> dict[str, Any]:
         """The repository's name; of a local folder the hashes of its files."""

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.hashing import hash_file
@@ -29,21 +29,13 @@ class OnnxFileSource:
     card: ModelCard | None = None
     shapes: Mapping[str, tuple[Shape, Shape, Shape]] | None = None
     """From `--shape`: needed for open dimensions other than the first."""
+    has_module: ClassVar[bool] = False
+    runs_code: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
         """The file's path."""
         return str(self.path)
-
-    @property
-    def has_module(self) -> bool:
-        """Whether it loads as a torch module."""
-        return False
-
-    @property
-    def runs_code(self) -> bool:
-        """Whether a user's code makes it."""
-        return False
 
     def collect_identity(self) -> Mapping[str, Any]:
         """Hashes of the file and of its external data."""

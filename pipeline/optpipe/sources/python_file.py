@@ -16,7 +16,7 @@ from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 from optpipe.core.card import ModelCard, Task, name_from_factory
 from optpipe.core.hashing import hash_file, hash_text, hash_value
@@ -42,21 +42,13 @@ class PythonFileSource:
     factory: str
     card: ModelCard | None = None
     """Where a model card describes the factory's model."""
+    has_module: ClassVar[bool] = True
+    runs_code: ClassVar[bool] = True
 
     @property
     def name(self) -> str:
         """`FILE.py:FACTORY`."""
         return f"{self.path}:{self.factory}"
-
-    @property
-    def has_module(self) -> bool:
-        """Whether it loads as a torch module."""
-        return True
-
-    @property
-    def runs_code(self) -> bool:
-        """Whether a user's code makes it."""
-        return True
 
     def collect_identity(self) -> Mapping[str, Any]:
         """The file's hash, the factory's name and torch's version; `Loaded.made` has what the two bring in."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, ClassVar
 
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.tensors import InputSpec
@@ -22,21 +22,13 @@ class TimmSource:
     """A model registered with timm."""
 
     model: str
+    has_module: ClassVar[bool] = True
+    runs_code: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
         """`timm:NAME`."""
         return f"timm:{self.model}"
-
-    @property
-    def has_module(self) -> bool:
-        """Whether it loads as a torch module."""
-        return True
-
-    @property
-    def runs_code(self) -> bool:
-        """Whether a user's code makes it."""
-        return False
 
     def collect_identity(self) -> dict[str, Any]:
         """The model and the libraries that define it."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import urlparse
 
 from optpipe.core.card import ModelCard, Task
@@ -32,21 +32,13 @@ class TorchvisionSource:
     builder: str
     also_known: tuple[str, ...] = ()
     """Other names that MODEL could have meant, for the message about an unknown one."""
+    has_module: ClassVar[bool] = True
+    runs_code: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
         """`torchvision:NAME`."""
         return f"torchvision:{self.builder}"
-
-    @property
-    def has_module(self) -> bool:
-        """Whether it loads as a torch module."""
-        return True
-
-    @property
-    def runs_code(self) -> bool:
-        """Whether a user's code makes it."""
-        return False
 
     def collect_identity(self) -> dict[str, Any]:
         """The builder and the libraries that define it."""

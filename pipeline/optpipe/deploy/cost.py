@@ -12,13 +12,15 @@ from threading import Semaphore
 from time import perf_counter_ns, sleep
 from typing import TYPE_CHECKING, Any
 
+from optpipe.core.estimate import Estimate
 from optpipe.core.events import Listener
 from optpipe.core.measurement import LatencySummary, LoadSpec, Mode, Scenario
 from optpipe.deploy.check import CheckedDeployment
-from optpipe.deploy.records import MODELS, ServerCost
+from optpipe.deploy.records import MODELS, ServerCost, ServerThroughput
 from optpipe.deploy.session_process import open_artifact
 from optpipe.errors import StageError, first_line
 from optpipe.signoff.policy import Policy
+from optpipe.stats.means import mean_from_values
 from optpipe.stats.percentiles import summary_from_ns
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 ROUNDS = 4
 WARM_UP_REQUESTS = 20
+WARM_UP_CALLS = 3
+RATE_CONFIDENCE = 0.95
 PERCENTS = (50.0, 90.0, 99.0)
 MAX_IN_FLIGHT = 256
 Lap = Callable[[LoadSpec, float, int], list[int]]
@@ -41,6 +45,8 @@ class CostPlan:
     loads: tuple[tuple[LoadSpec, str], ...]
     """With where they come from."""
     seconds: float = 4.0
+    concurrency: tuple[int, ...] = (1, 8, 32)
+    """How many requests are in flight where throughput is measured."""
 
 
 def loads_from_policy(policy: Policy, largest: int) -> tuple[tuple[LoadSpec, str], ...]:
@@ -78,6 +84,80 @@ def measure_costs(
             served = _lap_served(server.grpc, record.engine, rows, by_position=record.backend == "inductor")
             found.append(_alternate(own, served, load, source, plan.seconds))
     return iter(found)
+
+
+def measure_throughputs(
+    checked: CheckedDeployment,
+    server: "RunningServer",
+    plan: CostPlan,
+    inputs: "Mapping[str, np.ndarray]",
+    largest: int,
+    listener: Listener,
+) -> Iterator[ServerThroughput]:
+    """Requests/s of one sample each at every concurrency of `plan`; `largest` is the deployment's batch, 0 where it has none."""
+    record = checked.record
+    answer = open_artifact(checked.folder / MODELS / record.engine / "1", record.options)
+    rows = _take_rows(inputs, 1) if largest else dict(inputs)
+    client, given = _prepare_requests(server.grpc, rows, by_position=record.backend == "inductor")
+    for count in plan.concurrency:
+        joined = min(count, largest) or 1
+        own: list[float] = []
+        served: list[float] = []
+        latencies: list[int] = []
+        with listener.step(f"throughput, {count} in flight"):
+            for turn in range(ROUNDS):
+                for alone in (True, False) if turn % 2 else (False, True):
+                    if alone:
+                        own.append(joined * _count_calls(partial(answer, [rows] * joined), plan.seconds / ROUNDS))
+                    else:
+                        rate, found = _lap_in_flight(client, record.engine, given, count, plan.seconds / ROUNDS)
+                        served.append(rate)
+                        latencies += found
+        yield ServerThroughput(count, _estimate(own), _estimate(served), _summarize(latencies))
+
+
+def _estimate(rates: Sequence[float]) -> Estimate:
+    mean = mean_from_values(rates)
+    assert mean is not None
+    low, high = mean.interval(RATE_CONFIDENCE)
+    return Estimate(mean.value, low, high, f"{RATE_CONFIDENCE:.0%}, over {ROUNDS} laps")
+
+
+def _count_calls(call: Callable[[], object], seconds: float) -> float:
+    """Calls per second."""
+    for _ in range(WARM_UP_CALLS):
+        call()
+    started, count = perf_counter_ns(), 0
+    while (now := perf_counter_ns()) - started < seconds * 1e9:
+        call()
+        count += 1
+    return count / (now - started) * 1e9
+
+
+def _lap_in_flight(
+    client: Any, model: str, given: Sequence[Any], count: int, seconds: float
+) -> tuple[float, list[int]]:
+    """Answers per second with `count` requests in flight, and their latencies in ns; those still in flight at the end count."""
+    room = Semaphore(count)
+    found: list[int] = []
+    problems: list[Any] = []
+
+    def finish(sent: int, result: Any, error: Any) -> None:  # noqa: ARG001 - called by tritonclient
+        found.append(perf_counter_ns() - sent)
+        if error is not None:
+            problems.append(error)
+        room.release()
+
+    started = perf_counter_ns()
+    while perf_counter_ns() - started < seconds * 1e9:
+        room.acquire()
+        client.async_infer(model, given, callback=partial(finish, perf_counter_ns()))
+    for _ in range(count):
+        room.acquire()
+    now = perf_counter_ns()
+    if problems:
+        raise StageError(f"{model}: tritonserver failed under load: {first_line(problems[0])}")
+    return len(found) / (now - started) * 1e9, found
 
 
 def _take_rows(inputs: "Mapping[str, np.ndarray]", size: int) -> "dict[str, np.ndarray]":
@@ -135,15 +215,7 @@ def _arrivals(load: LoadSpec, seconds: float, seed: int) -> Iterator[int]:
 
 def _lap_served(url: str, model: str, rows: "Mapping[str, np.ndarray]", *, by_position: bool) -> Lap:
     """Through gRPC; in an open loop requests are in flight together, so that the server can form batches."""
-    from tritonclient import grpc
-
-    from optpipe.deploy.triton_config import TYPES
-
-    client, inputs = grpc.InferenceServerClient(url), []
-    for at, (name, array) in enumerate(rows.items()):
-        kind = TYPES[str(array.dtype)].removeprefix("TYPE_")
-        inputs.append(grpc.InferInput(f"INPUT__{at}" if by_position else name, list(array.shape), kind))
-        inputs[-1].set_data_from_numpy(array)
+    client, inputs = _prepare_requests(url, rows, by_position=by_position)
 
     def lap(load: LoadSpec, seconds: float, seed: int) -> list[int]:
         for _ in range(WARM_UP_REQUESTS):
@@ -172,3 +244,17 @@ def _lap_served(url: str, model: str, rows: "Mapping[str, np.ndarray]", *, by_po
         return found
 
     return lap
+
+
+def _prepare_requests(url: str, rows: "Mapping[str, np.ndarray]", *, by_position: bool) -> tuple[Any, list[Any]]:
+    """A gRPC client, and the inputs of a request as it takes them."""
+    from tritonclient import grpc
+
+    from optpipe.deploy.triton_config import TYPES
+
+    inputs = []
+    for at, (name, array) in enumerate(rows.items()):
+        kind = TYPES[str(array.dtype)].removeprefix("TYPE_")
+        inputs.append(grpc.InferInput(f"INPUT__{at}" if by_position else name, list(array.shape), kind))
+        inputs[-1].set_data_from_numpy(array)
+    return grpc.InferenceServerClient(url), inputs

@@ -19,7 +19,7 @@ from optpipe.core.entries import ArtifactInfo
 from optpipe.core.events import Listener
 from optpipe.core.records import read_record
 from optpipe.deploy.check import CheckedDeployment
-from optpipe.deploy.cost import CostPlan, measure_costs
+from optpipe.deploy.cost import CostPlan, measure_costs, measure_throughputs
 from optpipe.deploy.records import (
     IMAGES,
     MODELS,
@@ -87,13 +87,18 @@ def prove_deployment(
                 client = _open_client(protocol, server.http if protocol == "http" else server.grpc)
                 comparisons += list(_compare(checked.record, client, protocol, expected))
                 step.advance()
-            costs = measure_costs(checked, server, cost, expected[0].inputs, listener) if cost else ()
+            costs = list(measure_costs(checked, server, cost, expected[0].inputs, listener)) if cost else []
+            largest = read_config(checked.folder / MODELS / checked.record.engine / CONFIG).max_batch_size
+            rates = (
+                list(measure_throughputs(checked, server, cost, expected[0].inputs, largest, listener)) if cost else []
+            )
     return ProofRecord(
         str(checked.folder),
         server.record,
         tuple(models),
         tuple(comparisons),
         tuple(costs),
+        tuple(rates),
         _list_notes(server.record, models),
     )
 

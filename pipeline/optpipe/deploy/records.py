@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from optpipe.core.environment import Gpu
+from optpipe.core.estimate import Estimate
 from optpipe.core.measurement import LatencySummary
 from optpipe.core.verdict import Verdict
 
@@ -155,6 +156,18 @@ class ServerCost:
 
 
 @dataclass(frozen=True, slots=True)
+class ServerThroughput:
+    """Requests/s with a number of requests always in flight, in-process and through the server, in rounds that alternate."""
+
+    concurrency: int
+    in_process: Estimate
+    """The same requests joined to batches of that many, or as many as the deployment takes: what dynamic batching can reach."""
+    server: Estimate
+    latency: LatencySummary
+    """Through the server, from sending a request to its answer."""
+
+
+@dataclass(frozen=True, slots=True)
 class ProofRecord:
     """What `deploy --prove` found."""
 
@@ -163,6 +176,7 @@ class ProofRecord:
     models: tuple[ServedModel, ...]
     comparisons: tuple[Comparison, ...]
     costs: tuple[ServerCost, ...]
+    throughputs: tuple[ServerThroughput, ...]
     notes: tuple[str, ...] = field(default=())
 
 

@@ -64,6 +64,7 @@ def _render_proof(proof: "ProofRecord") -> Iterator[RenderableType]:
     yield from (Text(f"{each.model}: {each.proven}", style="dim") for each in proof.models)
     if proof.costs:
         yield _render_costs(proof)
+        yield _render_throughputs(proof)
     yield from (Text(each, style="yellow") for each in proof.notes)
 
 
@@ -80,6 +81,21 @@ def _render_costs(proof: "ProofRecord") -> Table:
             mean = format_quantity(found.mean, Dimension.TIME)
             shown = [_format_percentile(found, percent) for percent in ("p50", "p99")]
             table.add_row(load, name, str(found.samples), mean, *shown, source)
+    return table
+
+
+def _render_throughputs(proof: "ProofRecord") -> Table:
+    """Requests/s at each concurrency, with intervals over laps."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("in flight", "in-process, joined", "server, gRPC", "server p50", "server p99"):
+        table.add_column(name, overflow="fold")
+    for each in proof.throughputs:
+        rates = [
+            f"{one.value:,.0f} requests/s ({one.bounds[0]:,.0f} to {one.bounds[1]:,.0f})"
+            for one in (each.in_process, each.server)
+        ]
+        shown = [_format_percentile(each.latency, percent) for percent in ("p50", "p99")]
+        table.add_row(str(each.concurrency), *rates, *shown)
     return table
 
 

@@ -60,10 +60,14 @@ def count_rounds_needed(ratio: Ratio, resolution: float) -> int:
 
 
 def count_rounds_to_settle(ratio: Ratio, limit: float) -> int:
-    """How many rounds as noisy as those of `ratio`, around the same value, would put its interval below 1 + limit or above 1."""
+    """How many rounds as noisy as those of `ratio`, around the same value, would put its interval below 1 + limit or above 1.
+
+    Twice as many as there were, where the interval is there already and exchanging the two in so few rounds does not show it.
+    """
     centre = log(ratio.value)
     half, room = log(ratio.ci[1]) - centre, max(log1p(limit) - centre, centre)
-    return ceil(ratio.rounds * (half / room) ** 2)
+    needed = ceil(ratio.rounds * (half / room) ** 2)
+    return needed if needed > ratio.rounds else 2 * ratio.rounds
 
 
 def _ratio(centre: float, error: float, freedom: float, rounds: int, confidence: float) -> Ratio:

@@ -21,6 +21,7 @@ from optpipe.deploy.records import (
     ServedModel,
     ServerCost,
     ServerRecord,
+    ServerThroughput,
 )
 from optpipe.reporters.terminal_deploy import render_deployment
 from optpipe.reporters.terminal_recheck import render_recheck
@@ -72,6 +73,9 @@ PROOF = ProofRecord(
     costs=(
         ServerCost("batch 1, single-stream, end-to-end", "latency.p99 of the policy", latency(0.4), latency(1.2), 8e5),
     ),
+    throughputs=(
+        ServerThroughput(8, Estimate(5200.0, 5100.0, 5300.0), Estimate(1490.0, 1420.0, 1560.0), latency(5.3)),
+    ),
     notes=("digits_engine: the server has no such backend (python); prove it again where it is deployed",),
 )
 
@@ -107,7 +111,7 @@ def test_a_recheck():
             (1.031, 1.074),
             0.99,
             Change.SLOWER,
-            "interleaved, 10 rounds",
+            "10 rounds of two processes in turn",
         ),
         precision="int8, as built",
         max_slowdown=0.05,

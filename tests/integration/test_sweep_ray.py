@@ -17,6 +17,7 @@ from optpipe.sweep.local import Setting
 from optpipe.sweep.matrix import Matrix, cells_from_matrix
 from optpipe.sweep.plan import list_works, plan_sweep
 from optpipe.workspace.runs import load_run
+from optpipe.workspace.store import Store
 from tests.fakes.ray_nodes import add_node, list_processes, start_cluster
 from tests.fakes.ray_sweeps import EMPTY, KINDS, assert_each_once, sweep
 from tests.fakes.small_disk import fill_disk, free_disk, mount_small_disk
@@ -151,6 +152,23 @@ def test_a_node_whose_disk_is_really_full_loses_nothing(cluster, tmp_path, monke
         again = sweep(tmp_path / "w", (1, 2), kinds=("cpu-full", "cpu-a"))
         assert_each_once(tmp_path / "w", again, 4)
         cluster.remove_node(node)
+
+
+def test_what_a_build_for_a_gpu_needs_no_gpu_for_is_done_by_nodes_without_one(cluster, tmp_path):
+    from optpipe.core.entries import ArtifactInfo
+    from optpipe.sweep.ray_cluster import list_cluster_slots
+    from optpipe.sweep.ray_driver import run_on_ray
+
+    matrix = Matrix(models=("digits",), precisions=("fp16",), backends=("tensorrt-rtx",), gpus=("NVIDIA L4",))
+    gpu = replace(list_cluster_slots()[0], kind="NVIDIA L4")  # of a node that is gone
+    slots, found = (*list_cluster_slots(), gpu), []
+    works = list_works(plan_sweep(cells_from_matrix(matrix, ()), slots, {}), 1)
+    run_on_ray(works, slots, Setting(tmp_path, Limits(pending_s=30)), found.append)
+    assert [(one.state, one.reason) for one in found] == [
+        ("failed", "no node of kind NVIDIA L4 took it within 30 s"),
+    ]
+    (built,) = Store(tmp_path).list_entries(ArtifactInfo)
+    assert (built.info.backend, built.info.device, built.find_damage()) == ("tensorrt-rtx", "cuda", None)
 
 
 def kill_one(what):

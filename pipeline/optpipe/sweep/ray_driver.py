@@ -21,6 +21,7 @@ from optpipe.errors import OptpipeError, first_line
 from optpipe.sweep.job import Cell, JobRecord, JobState, compute_job_key
 from optpipe.sweep.ledger import claim_job, read_job, write_job
 from optpipe.sweep.local import Report, Setting, make_record
+from optpipe.sweep.matrix import choose_device_of_kind
 from optpipe.sweep.neighbors import list_disturbed_hosts
 from optpipe.sweep.node_labels import LABEL, Selector, label_from_kind
 from optpipe.sweep.order import sort_works, take_work
@@ -88,6 +89,11 @@ class _Driver:
         works = sort_works(works)
         first = {(work.recipe_key, work.kind): work for work in works}
         self.builds: list[_Waiting] = [(work, ()) for work in first.values()]
+        self.ahead: dict[str, list[_Waiting]] = {}
+        """Builds for GPUs that wait until a node without one has done its part, by recipe."""
+        self.parts: dict[str, str] = {}
+        """What such nodes have built, by recipe: on the GPU it is found and verified."""
+        self._build_ahead([kind for kind in self.room if choose_device_of_kind(kind) == "cpu"])
         self.loads: list[_Waiting] = [(work, ()) for work in works]
         self.built: dict[tuple[str, str], CellOutcome] = {}
         self.flights: list[Flight] = []
@@ -100,6 +106,16 @@ class _Driver:
         while self.builds or self.loads or self.flights:
             self._send_what_fits()
             self._listen()
+
+    def _build_ahead(self, kinds: Sequence[str]) -> None:
+        """Sends the part of builds that needs no GPU (export, calibration, some engines) to nodes without one, where there are any."""
+        if not kinds:
+            return
+        for waiting in [each for each in self.builds if each[0].recipe.device == "cuda"]:
+            self.builds.remove(waiting)
+            self.ahead.setdefault(waiting[0].recipe_key, []).append(waiting)
+        for number, works in enumerate(self.ahead.values()):
+            self.builds.append((replace(works[0][0], kind=kinds[number % len(kinds)], cells=()), ()))
 
     def cancel(self) -> None:
         """Ends what runs; Ray kills the workers, and their children die with them."""
@@ -169,9 +185,9 @@ class _Driver:
         way = self.transport
         errand = Errand(task, work.kind, setting, way.workspace, way.bucket, prints, self.disturbed)
         selector = {**self.selectors, LABEL: label_from_kind(work.kind)}
-        remote = self.remotes[work.recipe.device].options(label_selector=selector)
+        remote = self.remotes[choose_device_of_kind(work.kind)].options(label_selector=selector)
         name = secrets.token_hex(8)
-        parcels = way.send(artifact or self.models.get(work.recipe.model))
+        parcels = way.send(artifact or self.parts.get(work.recipe_key) or self.models.get(work.recipe.model))
         stream = remote.remote(json_from_record(errand), parcels, self.bell, name)
         self.flights.append(Flight(name, work, build, stream, attempts, claims))
 
@@ -228,6 +244,12 @@ class _Driver:
                 self._fail(flight.work.cells, flight, reply.outcome.cells[0])
 
     def _note_build(self, flight: Flight, found: CellOutcome) -> None:
+        if (waiting := self.ahead.pop(flight.work.recipe_key, None)) is not None:
+            self.builds += waiting  # whatever came of it: a node with a GPU may be able to
+            if found.artifact is not None:
+                self.parts[flight.work.recipe_key] = found.artifact
+                self.models.setdefault(flight.work.recipe.model, found.artifact)
+            return
         if found.state is JobState.DONE:
             self.built[flight.work.recipe_key, flight.work.kind] = found
             if found.artifact is not None:

@@ -5,12 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from optpipe.artifacts.lookup import format_model_argument
-from optpipe.core.card import card_from_file
+from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.events import Listener
 from optpipe.core.records import json_from_record
 from optpipe.errors import BadInputError
 from optpipe.evaluate.evaluate import (
+    EvaluatedArtifact,
     evaluate_artifacts,
     list_model_artifacts,
     score_artifacts,
@@ -21,6 +22,7 @@ from optpipe.evaluate.tasks.registry import find_task
 from optpipe.evaluate.tasks.user_file import UserTask
 from optpipe.export.exported import compute_model_id, export_model, prepare_model
 from optpipe.export.model import Model
+from optpipe.inputs.sample_set import SampleSet
 from optpipe.inputs.task_data import load_sample_set
 from optpipe.workspace.file_names import CARD, EVALUATION, PREDICTIONS
 from optpipe.workspace.manifest import get_command_line
@@ -49,9 +51,7 @@ def run_evaluation(
     model, stored = prepare_model(model, store, listener)
     card = card_from_file(stored.file(CARD)) if stored else model.load().card
     task = user_task or find_task(card)
-    if data is None and "validation" not in card.data:
-        what = "texts with --data FILE" if card.tokenization else "images with --data DIR"
-        raise BadInputError(f"the model card of {card.name} has no validation set; pass labeled {what}")
+    _require_data(card, data)
     artifacts = list_model_artifacts(compute_model_id(model), store) if only is None else list(only)
     if not artifacts:
         raise BadInputError(
@@ -64,12 +64,7 @@ def run_evaluation(
     samples, unreadable = load_sample_set(exported, card, data or Path(card.data["validation"]), count, seed, listener)
     truths = task.read_truths(samples, card, task.count_classes(card))  # what does not fit ends it before anything runs
     rows = evaluate_artifacts(model, exported, artifacts, samples, task, store, listener)
-    for row in rows:
-        if row.calibrated_on and row.entry:
-            listener.warn(
-                f"{row.calibrated_on} of the {len(samples.files)} {samples.kind} were used to calibrate {row.entry.id}, so its accuracy"
-                " is overestimated; evaluate on other data"
-            )
+    _warn_about_calibration_samples(rows, samples, listener)
     assert rows[0].predictions is not None
     classes, trained = task.count_classes(card) or rows[0].predictions.classes, exported.info.weights.trained
     truths = task.read_truths(samples, card, classes) if truths is None else truths
@@ -101,3 +96,19 @@ def run_evaluation(
         parents = [exported.id, *(each.id for each in artifacts)]
         finish_run(run, command=get_command_line(), parents=parents, model=card.name, trained=trained)
     return found
+
+
+def _require_data(card: ModelCard, data: Path | None) -> None:
+    """Raises BadInputError where neither the user nor the card names a validation set."""
+    if data is None and "validation" not in card.data:
+        what = "texts with --data FILE" if card.tokenization else "images with --data DIR"
+        raise BadInputError(f"the model card of {card.name} has no validation set; pass labeled {what}")
+
+
+def _warn_about_calibration_samples(rows: Sequence[EvaluatedArtifact], samples: SampleSet, listener: Listener) -> None:
+    for row in rows:
+        if row.calibrated_on and row.entry:
+            listener.warn(
+                f"{row.calibrated_on} of the {len(samples.files)} {samples.kind} were used to calibrate {row.entry.id}, so its accuracy"
+                " is overestimated; evaluate on other data"
+            )

@@ -93,11 +93,7 @@ def derive_preprocessing(
     images, labels = choose_images(card, given, *which, listener)
     speed, plan = None, request.plan
     if request.throughput:
-        warm_page_cache(images.paths)
-        search = TuningSearch(images.paths, transform, plan, count_cores(), request.seconds, listener, request.fixed)
-        speed = tune_preprocessing(search)
-        for each in (speed.dataloader, speed.dali):
-            warn_about_other_load(each.other_cpu_cores, each.job.implementation, listener)
+        speed = _measure_throughput(images, transform, request, listener)
         plan = speed.plan  # what is proven and stored is what was found fastest
     with listener.step("pipeline") as step:
         artifact, cached = build_preprocessing_artifact(card, transform, plan, exported.id, store, listener)
@@ -132,6 +128,19 @@ def derive_preprocessing(
         write_bytes(run.path / PREPROCESSING, json_from_record(without_folders))
         finished = finish_run(run, command=get_command_line(), parents=(artifact.id,), model=card.name, trained=trained)
         return PreprocessResult(finished, record)
+
+
+def _measure_throughput(
+    images: ImageFolder, transform: Transform, request: PreprocessRequest, listener: Listener
+) -> TunedPreprocessing:
+    warm_page_cache(images.paths)
+    search = TuningSearch(
+        images.paths, transform, request.plan, count_cores(), request.seconds, listener, request.fixed
+    )
+    speed = tune_preprocessing(search)
+    for each in (speed.dataloader, speed.dali):
+        warn_about_other_load(each.other_cpu_cores, each.job.implementation, listener)
+    return speed
 
 
 def _prove_on_model(

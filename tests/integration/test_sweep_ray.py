@@ -64,7 +64,9 @@ def test_a_task_that_no_node_takes_ends_in_a_row(cluster, tmp_path):
     works = list_works(plan_sweep([replace(cells[0], kind="cpu-gone")], [ghost], {}), 1)
     found = []
     run_on_ray(works, [ghost], Setting(tmp_path, Limits(pending_s=3), program=EMPTY), found.append)
-    assert [(one.state, one.reason) for one in found] == [("failed", "no node of kind cpu-gone took it within 3 s")]
+    assert [(one.state, one.reason) for one in found] == [
+        ("failed", "no node of kind cpu-gone took it within 3 s (--pending-timeout)")
+    ]
 
 
 def test_real_jobs_of_a_real_model(cluster, tmp_path):
@@ -165,7 +167,7 @@ def test_what_a_build_for_a_gpu_needs_no_gpu_for_is_done_by_nodes_without_one(cl
     works = list_works(plan_sweep(cells_from_matrix(matrix, ()), slots, {}), 1)
     run_on_ray(works, slots, Setting(tmp_path, Limits(pending_s=30)), found.append)
     assert [(one.state, one.reason) for one in found] == [
-        ("failed", "no node of kind NVIDIA L4 took it within 30 s"),
+        ("failed", "no node of kind NVIDIA L4 took it within 30 s (--pending-timeout)"),
     ]
     (built,) = Store(tmp_path).list_entries(ArtifactInfo)
     assert (built.info.backend, built.info.device, built.find_damage()) == ("tensorrt-rtx", "cuda", None)

@@ -109,7 +109,7 @@ def sweep(
     workspace: WorkspaceOption = DEFAULT_WORKSPACE,
     json: JsonOption = False,
 ) -> Outcome:
-    """Build and measure a matrix over the GPUs of this host.
+    """Build and measure a matrix over the GPUs of this host, or of a Ray cluster (--on ray).
 
     Every cell is a row, whatever came of it. What is stored is not measured again; an interrupted sweep goes on.
     """

@@ -41,8 +41,8 @@ def _require_library(url: str) -> None:
         fsspec.get_filesystem_class(kind)
     except ImportError as error:
         extra = _EXTRAS.get(kind)
-        way_out = f"pip install 'optpipe[{extra}]' here and on every node" if extra else first_line(error)
-        raise MissingError(f"--store {url}: its library is not installed; {way_out}") from error
+        way_out = f"here and on every node: pip install 'optpipe[{extra}]'" if extra else first_line(error)
+        raise MissingError(f"--store {url} requires a library that is not installed; {way_out}") from error
     except ValueError as error:
         raise BadInputError(f"--store {url}: {first_line(error)}; expected a folder, s3://… or gs://…") from error
 

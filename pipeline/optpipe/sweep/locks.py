@@ -44,7 +44,9 @@ def hold_locks(names: Sequence[tuple[str, bool]], wait_s: float, folder: Path | 
             stack.callback(os.close, descriptor)
             while not _try_lock(descriptor, shared=shared):
                 if monotonic() > deadline:
-                    raise TakenError(f"{name} is in use by {_describe_holder(descriptor)} for more than {wait_s:.0f} s")
+                    raise TakenError(
+                        f"{name} has been in use by {_describe_holder(descriptor)} for more than {wait_s:.0f} s"
+                    )
                 sleep(_POLL_S)
         yield
 

@@ -111,7 +111,7 @@ def require_sound(matrix: Matrix) -> None:
         * (len(matrix.scenarios) + len(matrix.rates))
     )
     if count > LARGEST:
-        raise BadInputError(f"the matrix has about {count:,} cells; the most is {LARGEST:,}: split it")
+        raise BadInputError(f"the matrix has about {count:,} cells; the limit is {LARGEST:,}: split it")
 
 
 def _list_recipes(matrix: Matrix, kind: str) -> Iterator[Recipe]:

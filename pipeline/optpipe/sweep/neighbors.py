@@ -113,7 +113,7 @@ def measure_neighbor_effect(
             f"--calibrate-host requires two or more GPUs on one host, found {len(slots)}; on a CPU, --cpu-slots 2 divides it"
         )
     if rounds < SMALLEST_ROUNDS:
-        raise BadInputError(f"--rounds {rounds}: at least {SMALLEST_ROUNDS}")
+        raise BadInputError(f"--rounds {rounds}: must be at least {SMALLEST_ROUNDS}")
     probe = Probe(str(store.workspace), artifact, batch_size, (), window_s, busy=False)
     alone: list[float] = []
     beside: list[float] = []

@@ -160,7 +160,7 @@ def list_warnings(rows: Sequence[SweepRow]) -> list[str]:
     ]
     elsewhere = Counter(row.cell.kind for row in rows if row.state == Standing.ELSEWHERE)
     found += [
-        f"{count} cell{'s' if count > 1 else ''} need{'' if count > 1 else 's'} {kind}, which this host does not have"
+        f"{count} cell{'s' if count > 1 else ''} need{'' if count > 1 else 's'} {kind}, which is not available here"
         for kind, count in elsewhere.items()
     ]
     return found

@@ -81,7 +81,7 @@ def test_what_no_machine_can_do_is_known_before_it_runs():
         ({"precisions": ("fp7",)}, "fp7"),
         ({"backends": ("nope",)}, "--backend nope: choose from auto"),
         ({"profile": "8:1"}, "8:1"),
-        ({"batches": tuple(range(1, 200_000))}, "the most is 100,000"),
+        ({"batches": tuple(range(1, 200_000))}, "the limit is 100,000"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(changes, said):

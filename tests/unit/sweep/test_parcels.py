@@ -111,5 +111,8 @@ def test_a_bucket_is_tried_before_anything_runs(tmp_path, monkeypatch):
     for module, url, extra in (("s3fs", "s3://bucket", "s3"), ("gcsfs", "gs://bucket", "gcs")):
         monkeypatch.setitem(sys.modules, module, None)
         monkeypatch.delitem(_registry, url.partition(":")[0], raising=False)
-        with pytest.raises(MissingError, match=rf"its library is not installed; pip install 'optpipe\[{extra}\]'"):
+        with pytest.raises(
+            MissingError,
+            match=rf"every node: pip install 'optpipe\[{extra}\]'",
+        ):
             require_bucket(url)

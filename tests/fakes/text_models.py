@@ -6,7 +6,7 @@ from typing import Any
 
 
 def make_tokenizer(words: Sequence[str], *, ends: bool) -> Any:
-    """A fast tokenizer of whole words; with `ends`, [CLS] and [SEP] stand around a text."""
+    """A fast tokenizer of whole words; with `ends`, [CLS] and [SEP] stand around a text, or a pair."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -16,7 +16,9 @@ def make_tokenizer(words: Sequence[str], *, ends: bool) -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     if ends:
         special = [(mark, vocabulary[mark]) for mark in marks[2:]]
-        tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=special)
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=special
+        )
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]")
 
 

@@ -13,6 +13,7 @@ from optpipe.errors import BadInputError, MissingError, read_as_user_file
 from optpipe.inputs.boxes import image_set_from_coco, is_coco
 from optpipe.inputs.image_set import ImageSet, image_set_from_path
 from optpipe.inputs.images import UnreadableFile, format_unreadable, preprocess_batches
+from optpipe.inputs.questions import cut_windows
 from optpipe.inputs.rows import Arrays, batch_from_rows, count_rows
 from optpipe.inputs.sample_set import AnySet, SampleSet
 from optpipe.inputs.tensor_set import FORMS, TensorSet, holds_tensors, read_tensor_set
@@ -61,6 +62,8 @@ def load_sample_set(
         )
     if isinstance(found, TextSet):
         longest = compute_max_tokens(card)
+        if card.task is Task.QUESTION_ANSWERING:
+            return _cut_questions(found, model.file(TOKENIZER), card, longest, listener), unusable
         encoded = tokenize(list(found.texts.values()), model.file(TOKENIZER), longest)
         if card.task is Task.TOKEN_CLASSIFICATION:
             firsts = map(find_first_tokens, found.texts.values(), encoded)
@@ -70,12 +73,27 @@ def load_sample_set(
     return found, unusable
 
 
+def _cut_questions(found: TextSet, tokenizer: Path, card: ModelCard, longest: int, listener: Listener) -> TextSet:
+    odd = next((path for path, text in found.texts.items() if "\n" not in text), None)
+    if odd is not None:
+        raise BadInputError(
+            f'{found.name}, line {odd}: {card.name} answers questions, and needs a "question" with its "context"'
+        )
+    cut = cut_windows(found, tokenizer, card, longest)
+    if len(cut.files) > len(found.files):
+        many = len({each.path.partition(".")[0] for each in cut.files if "." in each.path})
+        listener.inform(
+            f"{many} of {len(found.files)} contexts are longer than {longest} tokens and are read in overlapping windows"
+        )
+    return cut
+
+
 def require_task_data(card: ModelCard) -> None:
     """Raises BadInputError where nothing is known that turns files or texts into the model's inputs."""
     if card.transform is not None:
         return
     if card.tokenization is None:
-        if card.task in (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION, Task.EMBEDDING):
+        if card.task in (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION, Task.EMBEDDING, Task.QUESTION_ANSWERING):
             message = f"{card.name} has no tokenizer to convert texts to inputs; save one next to the model"
         else:
             message = (
@@ -114,6 +132,14 @@ def _iterate_batches(
 ) -> Iterator[Arrays]:
     if isinstance(samples, TensorSet):
         yield from samples.batches(size)
+        return
+    if isinstance(samples, TextSet) and samples.windows:
+        windows = [samples.windows[each.path] for each in samples.files]
+        if by_length:
+            windows.sort(key=lambda each: len(each.ids))
+        for start in range(0, len(windows), size):
+            part = windows[start : start + size]
+            yield pad_tokens(card, [each.ids for each in part], [each.types for each in part])
         return
     if isinstance(samples, TextSet):
         rows, _ = encode_texts(

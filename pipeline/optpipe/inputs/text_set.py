@@ -1,13 +1,14 @@
 """Text sets with provenance, out of JSON lines, one object per line.
 
-`{"text": "...", "label": "..."}`, or words with their tags: `{"tokens": ["Ada", "wrote"], "tags": ["B-PER", "O"]}`.
+`{"text": "...", "label": "..."}`; words with their tags: `{"tokens": ["Ada", "wrote"], "tags": ["B-PER", "O"]}`; or a question:
+`{"question": "...", "context": "...", "answers": {"text": ["..."]}}`, also in SQuAD's own JSON, where a question counts as a line.
 """
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from optpipe.core.hashing import hash_text
 from optpipe.errors import BadInputError
@@ -20,6 +21,9 @@ from optpipe.inputs.sample_set import (
     stratify_indices,
 )
 
+if TYPE_CHECKING:
+    from optpipe.inputs.questions import Window
+
 
 @dataclass(frozen=True)
 class TextSet(SampleSet):
@@ -31,11 +35,15 @@ class TextSet(SampleSet):
     texts: Mapping[str, str] = field(default_factory=dict)
     first_tokens: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Where the words' tags are read, by `files[].path`: the first token of each word, -1 for one that was cut off."""
+    windows: Mapping[str, "Window"] = field(default_factory=dict)
+    """Of questions, by `files[].path`: `7` is line 7's first, `7.1` its next."""
+    some_unanswerable: bool = False
+    """Whether the lines say of some question that it has no answer."""
 
     def read_objects(self) -> list[dict[str, Any]]:
         """The JSON object of each sample's line, in the order of `files`: what it says beside its text and label."""
         lines = dict(_read_raw_lines(self.root))
-        return [json.loads(lines[int(each.path)]) for each in self.files]
+        return [json.loads(lines[int(each.path.partition(".")[0])]) for each in self.files]
 
 
 def text_set_from_path(
@@ -47,7 +55,8 @@ def text_set_from_path(
     than MAX_UNREADABLE_SHARE bad ones.
     """
     if _is_manifest(source):
-        whole = _read_texts(TextSet.from_manifest(source))
+        whole = TextSet.from_manifest(source)  # a question's further windows are cut again
+        whole = _read_texts(replace(whole, files=tuple(each for each in whole.files if "." not in each.path)))
         return (whole if count is None else draw_subset(whole, count, seed)), ()
     lines, bad = _parse_lines(source)
     allowed = max(1, MAX_UNREADABLE_SHARE * (len(lines) + len(bad)))
@@ -112,14 +121,52 @@ def _parse_lines(source: Path) -> tuple[dict[int, tuple[str, str | None]], tuple
 def _read_raw_lines(source: Path) -> Iterator[tuple[int, bytes]]:
     try:
         with source.open("rb") as file:
-            yield from ((number, raw) for number, raw in enumerate(file, 1) if raw.strip())
+            begin = file.read(200).lstrip()
+            file.seek(0)
+            lines = _list_squad_lines(file.read()) if begin.startswith(b"{") else None
+            file.seek(0)
+            yield from ((number, raw) for number, raw in enumerate(lines or file, 1) if raw.strip())
     except OSError as error:
         raise BadInputError(f"cannot read {source}: {error.strerror}") from error
+
+
+def _list_squad_lines(content: bytes) -> list[bytes] | None:
+    """The questions of SQuAD's JSON (1.1 and 2.0), each as a JSON line; None for another form."""
+    try:
+        articles = json.loads(content)["data"]
+        questions = [
+            (each, part["context"]) for article in articles for part in article["paragraphs"] for each in part["qas"]
+        ]
+        lines = []
+        for each, context in questions:
+            answers = {"answers": {"text": [one["text"] for one in each["answers"]]}} if "answers" in each else {}
+            lines.append(
+                json.dumps({"id": each.get("id"), "question": each["question"], "context": context, **answers})
+            )
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return [line.encode() for line in lines]
+
+
+def join_question(question: str, context: str) -> str:
+    """The text of a question: its context follows after the first line."""
+    return " ".join(question.split()) + "\n" + context
+
+
+def split_question(text: str) -> tuple[str, str]:
+    """The inverse of `join_question`."""
+    question, _, context = text.partition("\n")
+    return question, context
 
 
 def _parse_line(value: Any) -> tuple[str, str | None]:
     if isinstance(value, dict) and "tokens" in value and "text" not in value:
         value = {**value, "text": _join_words(value["tokens"])}
+    if isinstance(value, dict) and "question" in value and "text" not in value:
+        question, context = value["question"], value.get("context")
+        if not (isinstance(question, str) and isinstance(context, str) and question.strip() and context.strip()):
+            raise TypeError('its "question" or "context" is missing or empty')
+        value = {"text": join_question(question, context)}
     if not isinstance(value, dict) or not isinstance(value.get("text"), str):
         raise TypeError('not an object with a "text"')
     if not value["text"].strip():

@@ -64,8 +64,13 @@ def compute_max_tokens(card: ModelCard) -> int:
     return min(card.tokenization.max_length, card.inputs[0].max[1])
 
 
-def pad_tokens(card: ModelCard, rows: list[list[int]]) -> "dict[str, np.ndarray]":
-    """Rows of token identifiers as a text model's inputs: padded to the longest, or to the shortest length it takes."""
+def pad_tokens(
+    card: ModelCard, rows: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = None
+) -> "dict[str, np.ndarray]":
+    """Rows of token identifiers as a text model's inputs: padded to the longest, or to the shortest length it takes.
+
+    `types` says of which of two texts each token is; the first for all without it.
+    """
     assert card.tokenization is not None
     width = max(card.inputs[0].min[1], *(len(row) for row in rows))
     ids = np.full((len(rows), width), card.tokenization.pad_id, np.int64)
@@ -73,5 +78,8 @@ def pad_tokens(card: ModelCard, rows: list[list[int]]) -> "dict[str, np.ndarray]
     for index, row in enumerate(rows):
         ids[index, : len(row)] = row
         mask[index, : len(row)] = 1
-    known = {"input_ids": ids, "attention_mask": mask}
+    kinds = np.zeros_like(ids)
+    for index, row in enumerate(types or ()):
+        kinds[index, : len(row)] = row
+    known = {"input_ids": ids, "attention_mask": mask, "token_type_ids": kinds}
     return {each.name: known[each.name].astype(each.dtype) for each in card.inputs}

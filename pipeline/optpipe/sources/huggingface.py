@@ -1,8 +1,8 @@
 """Hugging Face by name or local folder: `hf:google/vit-base-patch16-224`, `hf:./my-model`.
 
-Image, text and token classification, and text encoders: a checkpoint whose architecture is a model without a head gives embeddings, pooled
-over tokens inside the model. The configuration has to be had (from the hub, its cache or the folder); the weights
-may be replaced by random ones.
+Image, text and token classification, question answering, and text encoders: a checkpoint whose architecture is a model
+without a head gives embeddings, pooled over tokens inside the model. The configuration has to be had (from the hub, its
+cache or the folder); the weights may be replaced by random ones.
 """
 
 import json
@@ -128,8 +128,10 @@ class HuggingFaceSource:
             (batch, min(length, limit))
             for batch, length in zip(DEFAULT_BATCH_PROFILE, DEFAULT_SEQUENCE_PROFILE, strict=True)
         ]
-        inputs = tuple(InputSpec(name, "int64", *shapes) for name in ("input_ids", "attention_mask"))
-        labels = tuple(config.id2label[key] for key in sorted(config.id2label))
+        answers = task is Task.QUESTION_ANSWERING
+        kinds = ("token_type_ids",) if answers and getattr(config, "type_vocab_size", 0) > 1 else ()
+        inputs = tuple(InputSpec(name, "int64", *shapes) for name in ("input_ids", "attention_mask", *kinds))
+        labels = () if answers else tuple(config.id2label[key] for key in sorted(config.id2label))
         tokenization = _describe_tokenization(tokenizer, config, shapes[-1][1]) if tokenizer else None
         return ModelCard(self._short(), self.name, task, inputs, labels=labels, tokenization=tokenization)
 
@@ -146,9 +148,13 @@ def _choose_head(transformers: Any, config: Any, name: str) -> tuple[Any, Task]:
         return transformers.AutoModel, Task.EMBEDDING
     if any(each.endswith("ForTokenClassification") for each in architectures):
         return transformers.AutoModelForTokenClassification, Task.TOKEN_CLASSIFICATION
+    if any(each.endswith("ForQuestionAnswering") for each in architectures):
+        return transformers.AutoModelForQuestionAnswering, Task.QUESTION_ANSWERING
     if type(config) in transformers.AutoModelForSequenceClassification._model_mapping:
         return transformers.AutoModelForSequenceClassification, Task.TEXT_CLASSIFICATION
-    raise BadInputError(f"{name} is a {config.model_type} model without a head for classifying images, texts or tokens")
+    raise BadInputError(
+        f"{name} is a {config.model_type} model without a head for classifying images, texts or tokens, or for answering questions"
+    )
 
 
 def _read_pooling(transformers: Any, repository: str) -> str:

@@ -9,6 +9,7 @@ from optpipe.evaluate.tasks.classification import Classification
 from optpipe.evaluate.tasks.contract import TaskContract
 from optpipe.evaluate.tasks.detection import Detection
 from optpipe.evaluate.tasks.embedding import Embedding
+from optpipe.evaluate.tasks.question_answering import QuestionAnswering
 from optpipe.evaluate.tasks.segmentation import Segmentation
 from optpipe.evaluate.tasks.token_classification import TokenClassification
 
@@ -17,6 +18,7 @@ TASKS: Mapping[Task, TaskContract] = {
     Task.TEXT_CLASSIFICATION: Classification(),
     Task.DETECTION: Detection(),
     Task.EMBEDDING: Embedding(),
+    Task.QUESTION_ANSWERING: QuestionAnswering(),
     Task.SEGMENTATION: Segmentation(),
     Task.TOKEN_CLASSIFICATION: TokenClassification(),
 }

@@ -1,0 +1,193 @@
+"""Questions whose answer is a span of their context: F1 and exact match, as SQuAD's own script has them."""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from optpipe.core.card import ModelCard
+from optpipe.errors import BadInputError
+from optpipe.evaluate.tasks.contract import BootstrapTask, Values
+from optpipe.inputs.rows import Arrays
+from optpipe.inputs.sample_set import SampleSet, SetFile
+from optpipe.inputs.text_set import TextSet
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+LONGEST_ANSWER = 30
+"""Tokens of an answer, at most, as in Hugging Face's examples."""
+
+
+@dataclass(frozen=True, eq=False)
+class AnsweredQuestions:
+    """F1 and exact match of every question (questions, 2), and which have an answer (questions,)."""
+
+    scores: "NDArray[np.float64]"
+    answerable: "NDArray[np.bool_]"
+
+
+class QuestionAnswering(BootstrapTask):
+    """A prediction is what one window of a context says: `{"question", "answer", "score", "none"}`; a truth `{"question", "answers"}`.
+
+    The best span of all windows answers, unless the set has questions without an answer and the first token's score, the least over
+    the windows, is higher: `none` is null where there are none such. The bootstrap draws questions.
+    """
+
+    score: ClassVar[str] = "F1"
+    scores: ClassVar[tuple[str, ...]] = ("F1", "exact match")
+
+    def require_model(self, card: ModelCard) -> None:
+        """Two outputs of (n, tokens): scores of the answer's first and last token."""
+        shapes = [each.shape for each in card.outputs[:2]]
+        if len(shapes) < 2 or any(len(shape) != 2 for shape in shapes):
+            said = ", ".join(f"{each.name} {'×'.join(map(str, each.shape))}" for each in card.outputs)
+            raise BadInputError(
+                f"{card.name}: question answering reads two outputs of (n, tokens), the scores of an answer's first and last token, "
+                f"but the model gives {said}"
+            )
+
+    def describe_scoring(self, card: ModelCard) -> str:  # noqa: ARG002
+        """How a span is chosen."""
+        return (
+            f"the best span of at most {LONGEST_ANSWER} tokens answers; long contexts are read in overlapping windows"
+        )
+
+    def count_classes(self, card: ModelCard) -> int | None:  # noqa: ARG002
+        """None: spans have no classes."""
+        return None
+
+    def read_truths(self, samples: SampleSet, card: ModelCard, classes: int | None) -> Values | None:  # noqa: ARG002
+        """The lines' `answers`, an empty list for a question that has none; None where no line says any."""
+        if not isinstance(samples, TextSet):
+            return None
+        said = samples.read_objects()
+        if not any("answers" in value for value in said):
+            return None
+        return [
+            {"question": _number(each), "answers": _read_answers(value, f"{samples.name}, line {_number(each)}")}
+            for value, each in zip(said, samples.files, strict=True)
+        ]
+
+    def decode(self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard) -> Values:
+        """The best span of each window, with its score and that of no answer."""
+        assert isinstance(samples, TextSet)
+        first, last = (np.asarray(outputs[each.name], np.float64) for each in card.outputs[:2])
+        found = []
+        for begin, end, each in zip(first, last, files, strict=True):
+            window = samples.windows[each.path]
+            answer, score = find_best_span(begin, end, window.spans, window.context)
+            none = float(begin[0] + end[0]) if samples.some_unanswerable else None
+            found.append({"question": _number(each), "answer": answer, "score": score, "none": none})
+        return found
+
+    def take_as_truths(self, predictions: Values) -> Values:
+        """The answers."""
+        answers = choose_answers(predictions)
+        return [
+            {"question": each["question"], "answers": [answers[each["question"]]] if answers[each["question"]] else []}
+            for each in predictions
+        ]
+
+    def count_units(self, truths: Values) -> int:
+        """Questions."""
+        return len({each["question"] for each in truths})
+
+    def name_classes(self, truths: Values, labels: Sequence[str]) -> Sequence[str]:  # noqa: ARG002
+        """Questions with and without an answer, as SQuAD 2.0's script has them."""
+        return ("with an answer", "without an answer")
+
+    def gather(self, truths: Values, predictions: Values) -> AnsweredQuestions:
+        """Scores of each question."""
+        answers = choose_answers(predictions)
+        known = {each["question"]: each["answers"] for each in truths}
+        scores = [score_answer(answers[question], known[question]) for question in known]
+        return AnsweredQuestions(
+            np.array(scores, np.float64).reshape(-1, 2), np.array([bool(each) for each in known.values()])
+        )
+
+    def compute_scores(self, gathered: Any, weights: "NDArray[np.float64]") -> "NDArray[np.float64]":
+        """Means over questions."""
+        return np.asarray(weights @ gathered.scores / weights.sum(axis=1, keepdims=True))
+
+    def compute_class_scores(self, gathered: Any) -> "NDArray[np.float64]":
+        """F1 of the questions with and without an answer."""
+        parts = (gathered.scores[gathered.answerable == has, 0] for has in (True, False))
+        return np.array([part.mean() if len(part) else np.nan for part in parts])
+
+    def compute_sample_parity(self, source: Values, found: Values) -> "NDArray[np.float64]":
+        """Whether each question has the same answer."""
+        one, other = choose_answers(source), choose_answers(found)
+        return np.array([float(one[question] == other[question]) for question in one])
+
+
+def find_best_span(
+    first: "NDArray[np.float64]", last: "NDArray[np.float64]", spans: Sequence[tuple[int, int]], context: str
+) -> tuple[str, float]:
+    """The text of the span of context tokens with the highest sum of both scores, and that sum; `first`, `last` are (tokens,)."""
+    inside = np.array([begin >= 0 for begin, _ in spans])
+    places = np.flatnonzero(inside)
+    if not len(places):
+        return "", float("-inf")
+    scores = first[places][:, None] + last[places][None, :]
+    distance = places[None, :] - places[:, None]
+    scores[(distance < 0) | (distance >= LONGEST_ANSWER)] = -np.inf
+    begin, end = np.unravel_index(int(np.argmax(scores)), scores.shape)
+    text = context[spans[places[begin]][0] : spans[places[end]][1]]
+    return text, float(scores[begin, end])
+
+
+def choose_answers(predictions: Values) -> dict[int, str]:
+    """The answer to each question over its windows; empty for none."""
+    best: dict[int, tuple[float, str]] = {}
+    none: dict[int, float] = {}
+    for each in predictions:
+        question = each["question"]
+        best[question] = max(best.get(question, (float("-inf"), "")), (each["score"], each["answer"]))
+        if each["none"] is not None:
+            none[question] = min(none.get(question, float("inf")), each["none"])
+    return {
+        question: "" if none.get(question, float("-inf")) > score else answer
+        for question, (score, answer) in best.items()
+    }
+
+
+def score_answer(answer: str, truths: Sequence[str]) -> tuple[float, float]:
+    """F1 over words and exact match, the best over `truths`, as the script of SQuAD 2.0 computes them; no truth means no answer."""
+    known = [each for each in truths if normalize_answer(each)] or [""]
+    return max(_compute_f1(answer, each) for each in known), max(
+        float(normalize_answer(answer) == normalize_answer(each)) for each in known
+    )
+
+
+def _compute_f1(answer: str, truth: str) -> float:
+    found, known = normalize_answer(answer).split(), normalize_answer(truth).split()
+    if not found or not known:
+        return float(found == known)
+    same = sum((Counter(found) & Counter(known)).values())
+    return 2 * same / (len(found) + len(known))
+
+
+def normalize_answer(text: str) -> str:
+    """In lower case, without punctuation, articles and extra white space: as SQuAD's script."""
+    bare = "".join(each for each in text.lower() if each not in string.punctuation)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", bare).split())
+
+
+def _number(file: SetFile) -> int:
+    """The line of a window."""
+    return int(file.path.partition(".")[0])
+
+
+def _read_answers(value: dict[str, Any], where: str) -> list[str]:
+    answers = value.get("answers")
+    texts = answers.get("text") if isinstance(answers, dict) else answers
+    if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):
+        raise BadInputError(
+            f'{where}: needs "answers", such as {{"text": ["Ada"]}}, or {{"text": []}} for a question without one'
+        )
+    return list(texts)

@@ -1,0 +1,61 @@
+"""Questions on a context, as SQuAD has them, and the windows of a context that a model can read at once."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from optpipe.core.card import ModelCard
+from optpipe.errors import BadInputError
+from optpipe.inputs.text_set import TextSet, split_question
+
+STRIDE = 128
+"""Tokens that neighboring windows share at most, as in Hugging Face's examples; a quarter of what the model reads at once if less."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A question with the part of its context that fits: what the model reads, and where the tokens lie in the context."""
+
+    ids: tuple[int, ...]
+    types: tuple[int, ...]
+    spans: tuple[tuple[int, int], ...]
+    """First and last character of each token in the context, (-1, -1) for what is no context."""
+    context: str
+
+
+def encode_questions(found: TextSet, tokenizer: Path, card: ModelCard, longest: int) -> Iterator[tuple[str, Window]]:
+    """The windows by the path of their sample: `7` has the first, `7.1` the next. Raises BadInputError for a question that is too long."""
+    from tokenizers import Tokenizer
+
+    loaded = Tokenizer.from_file(str(tokenizer))
+    loaded.no_padding()
+    for each in found.files:
+        question, context = split_question(found.texts[each.path])
+        loaded.no_truncation()
+        taken = len(loaded.encode(question, "").ids)
+        if taken > longest // 2:
+            raise BadInputError(
+                f"{found.name}, line {each.path}: its question has {taken} tokens; at most half of the {longest} that {card.name} reads"
+            )
+        loaded.enable_truncation(longest, stride=min(STRIDE, longest // 4), strategy="only_second")
+        first = loaded.encode(question, context)
+        for number, part in enumerate((first, *first.overflowing)):
+            pairs = zip(part.sequence_ids, part.offsets, strict=True)
+            spans = tuple(span if sequence == 1 else (-1, -1) for sequence, span in pairs)
+            path = f"{each.path}.{number}" if number else each.path
+            yield path, Window(tuple(part.ids), tuple(part.type_ids), spans, context)
+
+
+def cut_windows(found: TextSet, tokenizer: Path, card: ModelCard, longest: int) -> TextSet:
+    """The set with one sample for every window of every question."""
+    files = {each.path: each for each in found.files}
+    windows: Mapping[str, Window] = dict(encode_questions(found, tokenizer, card, longest))
+    cut = tuple(replace(files[path.partition(".")[0]], path=path) for path in windows)
+    answers = (_drop_places(value.get("answers")) for value in found.read_objects())
+    empty = any(each in ([], {"text": []}) for each in answers)
+    return replace(found, files=cut, windows=windows, some_unanswerable=empty)
+
+
+def _drop_places(answers: object) -> object:
+    """Answers without where they begin, which SQuAD's lines say too."""
+    return {"text": answers.get("text")} if isinstance(answers, dict) else answers

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from optpipe.workspace.seal import seal_folder
-from tests.integration.conftest import optpipe
+from tests.integration.conftest import ROOT, optpipe
 
 SERVER = os.environ.get("OPTPIPE_TRITON")
 needs_server = pytest.mark.skipif(
@@ -250,6 +250,41 @@ def test_a_text_model_without_a_pass_needs_a_reason_and_is_served_by_its_engine_
     assert [each["protocol"] for each in ran.document["proof"]["comparisons"]] == ["http", "grpc"]
     for each in ran.document["proof"]["comparisons"]:
         assert each["requests"] == each["equal_bits"] > 0
+
+
+@needs_server
+def test_a_detector_is_served_from_images_to_boxes(tmp_path):
+    policy, dossier, data = (
+        tmp_path / "policy.toml",
+        tmp_path / "dossier",
+        ROOT / "calibration/shapes/validation/images",
+    )
+    policy.write_text('schema = 1\n[build]\nbackend = "onnxruntime"\n[size]\nmaximum = "10 MiB"\n')
+    for words, status in (
+        (("build", "shapes-detector", "--precision", "fp32", "--backend", "onnxruntime", "--device", "cpu"), 0),
+        (("evaluate", "shapes-detector"), 0),
+        (("preprocess", "shapes-detector", "--images", data, "--no-throughput"), 0),
+        (("signoff", "shapes-detector", "--policy", policy, "--no-measure", "--no-figures", "--output", dossier), 5),
+    ):
+        ran = optpipe(*words, workspace=tmp_path / "workspace")
+        assert ran.status == status, ran.stdout + ran.stderr
+    deploy = (
+        "deploy",
+        dossier,
+        "--because",
+        "not measured",
+        "--output",
+        tmp_path / "served",
+        "--prove",
+        "--seconds",
+        "0",
+    )
+    ran = optpipe(*deploy, "--json", workspace=tmp_path / "workspace")
+    assert ran.status == 0, ran.stderr
+    compared = {(each["model"], each["protocol"]): each for each in ran.document["proof"]["comparisons"]}
+    for protocol in ("http", "grpc"):
+        each = compared["shapes-detector", protocol]
+        assert each["requests"] == each["equal_bits"] == 32
 
 
 def test_an_image_model_without_evidence_of_its_preprocessing_is_refused(deployed, tmp_path, inside):

@@ -1,10 +1,14 @@
 """`build --precision auto` against torch.compile (max-autotune, FP16, channels last) on one GPU, network by network, in turns.
 
 usage: python benchmarks/gpu_auto.py OUT.json [--networks resnet50,vit_b_16] [--batches 1,8,64] [--seconds 400] [--total 1700]
+       python benchmarks/gpu_auto.py OUT.json --device cpu --networks digits --batches 1,8   everything but the GPU
 
-Weights are random, so builds are held to an SNR of 30 dB. Every network has a time limit; a row is printed, and OUT.json written
-anew, as soon as a batch size is done: what was done stays when time is up. In each row both sides run in this process, replayed
-from CUDA graphs, in turns in an order drawn for each round; the ratio has Student's interval over the rounds.
+Weights are random (those of `digits` its own), so builds are held to an SNR of 30 dB. Networks come by importance and have a time
+limit; a row is printed, and OUT.json written anew, as soon as a batch size is done: what was done stays when time is up, and the same
+command goes on with the cells that are left. Estimated from reports/h200, per network: 2 min to build (AOTInductor 75 s of it), 2 min to
+race (4.4 s a process), 0.5 to 1.5 min of max-autotune per batch size: 5 to 8 min, so 4 or 5 networks in half an hour. In each row
+both sides run in this process, replayed from CUDA graphs, in turns in an order drawn for each round; the ratio has Student's
+interval over the rounds.
 """
 
 import json
@@ -71,26 +75,41 @@ def main() -> None:
     )
     parser.add_argument("--total", type=float, default=1700.0)
     parser.add_argument("--calibration", type=Path, help="images for INT8; default: INT8 is left out")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     given = parser.parse_args()
-    begun, rows = time.monotonic(), []
+    sizes = {int(each) for each in given.batches.split(",")}
+    begun, rows = time.monotonic(), read_finished_rows(given.out)
     print("| " + " | ".join(HEAD) + " |\n|" + "---|" * len(HEAD), flush=True)
     for name in given.networks.split(","):
-        if time.monotonic() - begun > given.total:
-            break
+        done = [row["batch"] for row in rows if row["network"] == name]
+        left = [size for size in sorted(sizes) if size not in done]
+        if not left or time.monotonic() - begun > given.total:
+            continue
+        given.batches, given.limit = (
+            ",".join(map(str, left)),
+            min(given.seconds, given.total + begun - time.monotonic()),
+        )
         for row in measure_network(name, given):
             rows.append(row)
             print(format_row(row), flush=True)
             given.out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
 
+def read_finished_rows(out: Path) -> list[dict[str, Any]]:
+    """The measured rows of an earlier start."""
+    rows: list[dict[str, Any]] = json.loads(out.read_text(encoding="utf-8")) if out.is_file() else []
+    return [row for row in rows if "why_not" not in row]
+
+
 def measure_network(name: str, given: Any) -> Iterator[dict[str, Any]]:
-    """A row for each batch size as it comes, from a process of its own that may take `given.seconds`."""
+    """A row for each batch size as it comes, from a process of its own that may take `given.limit` seconds."""
     batches = [int(each) for each in given.batches.split(",")]
-    command = [sys.executable, __file__, "--one", name, given.batches, str(given.calibration or ""), str(given.rounds)]
+    command = [sys.executable, __file__, "--one", name, given.batches, str(given.calibration or "")]
+    command += [str(given.rounds), given.device]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stdout
     # with the workers and compilers that it started
-    clock = Timer(given.seconds, lambda: os.killpg(process.pid, signal.SIGKILL))
+    clock = Timer(given.limit, lambda: os.killpg(process.pid, signal.SIGKILL))
     clock.start()
     done = set()
     for line in process.stdout:
@@ -103,10 +122,10 @@ def measure_network(name: str, given: Any) -> Iterator[dict[str, Any]]:
     yield from ({"network": name, "batch": size, "why_not": why} for size in batches if size not in done)
 
 
-def measure_one(name: str, batches: list[int], calibration: str, rounds: int) -> None:
+def measure_one(name: str, batches: list[int], calibration: str, rounds: int, device: Any) -> None:
     """Chooses a build as `--precision auto` does, then times it and torch.compile in turns; a JSON line for each size.
 
-    Candidates are FP16 and, with calibration data, INT8: wider types only cost time here.
+    Candidates are FP16 (on a CPU FP32) and, with calibration data, INT8: wider types only cost time here.
     """
     from optpipe.backends.registry import BACKENDS
     from optpipe.build.build import BuildPlan
@@ -127,15 +146,17 @@ def measure_one(name: str, batches: list[int], calibration: str, rounds: int) ->
         (workspace / "bert.toml").write_text(CARD, encoding="utf-8")
     else:
         batch = (min(batches), sorted(batches)[len(batches) // 2], max(batches))
-    precisions = (Precision.FP16, Precision.INT8) if calibration else (Precision.FP16,)
+    wide = Precision.FP16 if device == "cuda" else Precision.FP32
+    precisions = (wide, Precision.INT8) if calibration else (wide,)
     images = Path(calibration) if calibration else None
-    build = BuildPlan(precisions, tuple(BACKENDS.values()), named=False, device="cuda", calibration=images)
+    build = BuildPlan(precisions, tuple(BACKENDS.values()), named=False, device=device, calibration=images)
     plan = ChoicePlan(build, Budget(FLOOR_DB, "dB"), tuple(batches), rounds)
-    model = Model(source_from_text(name_source(name, workspace), {}), weights_from_text("random", 0), batch)
+    weights = choose_weights(name)
+    model = Model(source_from_text(name_source(name, workspace), {}), weights_from_text(weights, 0), batch)
     with Terminal() as terminal:
-        decision = choose_build(model, plan, "random", Store(workspace), terminal).decision
+        decision = choose_build(model, plan, weights, Store(workspace), terminal).decision
     for size in batches:
-        print(json.dumps(compare(name, size, decision, workspace)), flush=True)
+        print(json.dumps(compare(name, size, decision, workspace, device)), flush=True)
 
 
 def name_source(name: str, workspace: Path) -> str:
@@ -143,12 +164,18 @@ def name_source(name: str, workspace: Path) -> str:
     return str(workspace / "bert.toml") if name == "bert_base" else name
 
 
-def compare(name: str, size: int, decision: Decision, workspace: Path) -> dict[str, Any]:
+def choose_weights(name: str) -> str:
+    """Nothing can be downloaded where this runs."""
+    return "default" if name == "digits" else "random"
+
+
+def compare(name: str, size: int, decision: Decision, workspace: Path, device: str) -> dict[str, Any]:
     """The row of one batch size."""
     winner = decision.winners.get(size)
     if winner is None:
         return {"network": name, "batch": size, "why_not": "no build keeps the floor"}
-    ours, theirs = time_in_turns(*load_both(name, winner, size, workspace))
+    source, weights = name_source(name, workspace), choose_weights(name)
+    ours, theirs = time_in_turns(*load_both(source, winner, size, workspace, device, "max-autotune", weights), device)
     ratio = ratio_from_rounds(ours, theirs)
     others = {}
     for each in decision.candidates:
@@ -169,8 +196,10 @@ def compare(name: str, size: int, decision: Decision, workspace: Path) -> dict[s
     }
 
 
-def load_both(name: str, winner: str, size: int, workspace: Path) -> tuple[Any, Any]:
-    """The two as functions that enqueue one inference: the artifact's binding, and torch.compile's own CUDA graph."""
+def load_both(
+    source: str, artifact: str, size: int, workspace: Path, device: str, mode: str, weights: str
+) -> tuple[Any, Any]:
+    """The artifact and `source` compiled as functions that enqueue one inference, on a GPU from CUDA graphs."""
     import torch
 
     from optpipe.artifacts.lookup import find_artifacts
@@ -181,16 +210,17 @@ def load_both(name: str, winner: str, size: int, workspace: Path) -> tuple[Any, 
     from optpipe.sources.resolve import source_from_text
     from optpipe.workspace.file_names import REFERENCE
 
-    found = find_artifacts(winner, Store(workspace))[0]
+    found = find_artifacts(artifact, Store(workspace))[0]
     assert found.reference is not None
     arrays = vary_inputs(dict(reference_from_file(found.reference.file(REFERENCE)).inputs), size, 0, frozenset())
     arrays = {key: each[:size] for key, each in arrays.items()}
     info = found.entry.info
     binding = BACKENDS[info.backend].load(found.entry.path, info, {}).bind(arrays)
-    module = source_from_text(name_source(name, workspace), {}).load(weights_from_text("random", 0)).module
-    module = module.to("cuda", torch.float16).to(memory_format=torch.channels_last).eval()
-    inputs = [torch.from_numpy(arrays[each.name]).cuda() for each in found.card.inputs]
-    half = {"dtype": torch.float16}
+    module = source_from_text(source, {}).load(weights_from_text(weights, 0)).module
+    dtype = torch.float16 if device == "cuda" else torch.float32
+    module = module.to(device, dtype).to(memory_format=torch.channels_last).eval()
+    inputs = [torch.from_numpy(arrays[each.name]).to(device) for each in found.card.inputs]
+    half = {"dtype": dtype}
     inputs = [
         each.to(**half, memory_format=torch.channels_last)
         if each.dim() == 4
@@ -199,7 +229,8 @@ def load_both(name: str, winner: str, size: int, workspace: Path) -> tuple[Any, 
         else each
         for each in inputs
     ]
-    compiled = torch.compile(module, mode="max-autotune")
+    torch.compiler.reset()  # else a second batch size would be compiled for all sizes
+    compiled = torch.compile(module, mode=mode if device == "cuda" else "default", dynamic=False)
 
     def launch() -> None:
         with torch.inference_mode():
@@ -209,33 +240,50 @@ def load_both(name: str, winner: str, size: int, workspace: Path) -> tuple[Any, 
     return binding.launch, launch
 
 
-def time_in_turns(ours: Any, theirs: Any) -> tuple[list[float], list[float]]:
-    """ms per inference of each round, by CUDA events around as many launches as take TIMED_S."""
+def time_in_turns(ours: Any, theirs: Any, device: str) -> tuple[list[float], list[float]]:
+    """ms per inference of each round, around as many launches as take TIMED_S: by CUDA events, on a CPU by its clock."""
     import torch
 
+    if device == "cpu":
+        return _take_turns(ours, theirs, _time_on_cpu, lambda: None)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        return _take_turns(ours, theirs, _time_on_gpu, torch.cuda.synchronize)
+
+
+def _take_turns(ours: Any, theirs: Any, clock: Any, wait: Any) -> tuple[list[float], list[float]]:
     order, times, counts = Random(0), ([], []), []
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for each in (ours, theirs):
-            begun, count = time.monotonic(), 0
+    for each in (ours, theirs):
+        each()
+        wait()
+        begun, count = time.monotonic(), 0
+        while time.monotonic() - begun < WARM_UP_S:
             each()
-            torch.cuda.synchronize()
-            begun = time.monotonic()
-            while time.monotonic() - begun < WARM_UP_S:
-                each()
-                torch.cuda.synchronize()
-                count += 1
-            counts.append(max(5, int(count * TIMED_S / WARM_UP_S)))
-        for _ in range(ROUNDS):
-            for side in order.sample([0, 1], 2):
-                first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                first.record()
-                for _ in range(counts[side]):
-                    (ours, theirs)[side]()
-                last.record()
-                torch.cuda.synchronize()
-                times[side].append(first.elapsed_time(last) / counts[side])
+            wait()
+            count += 1
+        counts.append(max(5, int(count * TIMED_S / WARM_UP_S)))
+    for _ in range(ROUNDS):
+        for side in order.sample([0, 1], 2):
+            times[side].append(clock((ours, theirs)[side], counts[side]) / counts[side])
     return times[0], times[1]
+
+
+def _time_on_gpu(launch: Any, count: int) -> float:
+    import torch
+
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    first.record()
+    for _ in range(count):
+        launch()
+    last.record()
+    torch.cuda.synchronize()
+    return float(first.elapsed_time(last))
+
+
+def _time_on_cpu(launch: Any, count: int) -> float:
+    begun = time.perf_counter()
+    for _ in range(count):
+        launch()
+    return 1e3 * (time.perf_counter() - begun)
 
 
 def format_row(row: dict[str, Any]) -> str:
@@ -256,6 +304,8 @@ def format_row(row: dict[str, Any]) -> str:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--one"]:
-        measure_one(sys.argv[2], [int(each) for each in sys.argv[3].split(",")], sys.argv[4], int(sys.argv[5]))
+        measure_one(
+            sys.argv[2], [int(each) for each in sys.argv[3].split(",")], sys.argv[4], int(sys.argv[5]), sys.argv[6]
+        )
     else:
         main()

@@ -4,13 +4,13 @@
 # reports/resnet50-h200), compare/, the JSON and the log of every step, times.txt, and prints the verdict last.
 # usage: PYTHONPATH=pipeline:$PYTHONPATH bash benchmarks/gpu_signoff.sh OUTPUT_DIRECTORY
 #        DRY=1 bash benchmarks/gpu_signoff.sh OUTPUT_DIRECTORY   the same steps on a CPU, small and short, by a looser policy
-# INT8=1 makes no dossier but an INT8 build of the same network beside FP16: accuracy, SNR, speed in turns, energy, kernels.
+# INT8 of the same network: gpu_int8_torch.sh.
 # The report's figures need altair, vl-convert-python, jinja2, narwhals, jsonschema, jsonschema-specifications, referencing,
 # rpds-py, attrs, packaging and typing-extensions; where they are missing the dossier is made without figures, and says so.
 set -u
 out=${1:?usage: benchmarks/gpu_signoff.sh OUTPUT_DIRECTORY}
 mkdir -p "$out"
-work=.optpipe/${INT8:+int8-}signoff-of-record # relative: no path of the machine ends up in the dossier
+work=.optpipe/signoff-of-record # relative: no path of the machine ends up in the dossier
 rm -rf "$work" && mkdir -p "$work"
 trap 'rm -rf "$work"' EXIT
 export PYTHONPATH=$PWD/pipeline${PYTHONPATH:+:$PYTHONPATH} OPTPIPE_WORKSPACE=$work/workspace COLUMNS=150
@@ -48,16 +48,6 @@ timeout $limit "$python" benchmarks/trained_resnet50.py "$work/model" --side $si
 echo "train: exit $?, $SECONDS s so far, $(tail -n 1 "$out/train.log")" | tee -a "$out/times.txt"
 build="$model --device $device --backend $backend $options"
 short="--min-time 2 --max-time 15 --max-cv 10%"
-if [ -n "${INT8:-}" ]; then
-  step build $limit build $build --calibration "$work/model/train" --precision fp16,int8 --images "$validation"
-  step evaluate $limit evaluate "$model" --data "$validation"
-  for size in 64 256 1 8; do
-    step pair-$size $limit bench-pair $name --backend $backend --precision fp16,int8 --batch $size --rounds 8 --min-time 0.5 --percentile 90 --max-cv 10%
-  done
-  step energy $limit bench $name --backend $backend --precision fp16,int8 --batch $large --mode compute $energy $short --processes 3
-  step profile $limit profile $build --calibration "$work/model/train" --precision int8 --stage inference --batch-size $large --iterations 10 --images "$validation"
-  exit
-fi
 step build $limit build $build --precision fp32,$judged --images "$validation"
 
 # Nothing here is timed, so it runs side by side.

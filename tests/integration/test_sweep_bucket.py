@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import pytest
 
 from optpipe.errors import BadInputError
-from optpipe.sweep.bucket import get_chunk, put_chunks, require_bucket
+from optpipe.sweep.bucket import get_chunk, put_chunks, remove_folder, require_bucket
 from optpipe.sweep.launch import Limits
 from optpipe.sweep.ledger import read_jobs
 from optpipe.workspace.runs import load_run
@@ -78,6 +78,8 @@ def test_writers_at_once_get_back_what_each_wrote(cluster, url):
         each.join()
     assert {at: [get_chunk(name) for name in names] for at, names in written.items()} == contents
     assert len({name for names in written.values() for name in names}) == 16
+    remove_folder(f"{url}/writers")
+    assert list_objects(url) == []
 
 
 @pytest.mark.parametrize("url", BUCKETS)

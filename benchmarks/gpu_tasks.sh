@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # On a machine with an NVIDIA GPU, from the project's root: detectors and BERT-base in FP16, random weights, by `optpipe build` and `bench`.
 # usage: benchmarks/gpu_tasks.sh OUTPUT_DIRECTORY [PART ...]      default: all of
-#   bert-32 bert-128 bert-512 3 min each · detr 5 min · rt_detr 5 min · torchvision 4 min · compile 5 min
+#   bert: one build at 32, 128 and 512 tokens, 6 min; bert-128: a build of that length alone, 3 min · detr 5 min · rt_detr 5 min · torchvision 4 min · compile 5 min
 # Each part has a workspace of its own; parts may run in separate calls. A short table comes last.
 set -u
 out=${1:?usage: benchmarks/gpu_tasks.sh OUTPUT_DIRECTORY [PART ...]}
 shift
-parts=${*:-bert-32 bert-128 bert-512 detr torchvision rt_detr compile}
+parts=${*:-bert detr torchvision rt_detr compile}
 mkdir -p "$out"
 export PYTHONPATH=pipeline${PYTHONPATH:+:$PYTHONPATH}
 fast="--processes 3 --min-time 0.5 --warm-up 0.3 --percentile 90 --max-warm-up 3 --max-time 6"
@@ -17,16 +17,23 @@ step() { # seconds allowed, name, then the arguments of optpipe; the JSON docume
   echo "== $name: optpipe $* (exit $?, ${SECONDS} s so far)"
   tail -n 3 "$out/$name.log" | cut -c1-300
 }
+lengths= allowed= # of sequences, and seconds, for bench
 measure() { # part, model, batch sizes, then options of build
   local part=$1 model=$2 batches=$3
   shift 3
   export OPTPIPE_WORKSPACE="$out/workspace-$part"
   step 150 "build-$part-ort" build "$model" --weights random --device cuda --precision fp16 --backend onnxruntime "$@"
   step 150 "build-$part-torch" build "$model" --weights random --device cuda --precision fp16 --backend torch,inductor "$@"
-  step 110 "bench-$part" bench "$(basename "$model" | tr : .)" --device cuda --precision fp16 --batch "$batches" --all-sizes $fast
+  step "${allowed:-110}" "bench-$part" bench "$(basename "$model" | tr : .)" --device cuda --precision fp16 --batch "$batches" ${lengths:+--length "$lengths"} --all-sizes $fast
 }
 for part in $parts; do
+  lengths= allowed=
   case $part in
+    bert)
+      python3 benchmarks/task_models.py bert "$out/bert-base"
+      shapes=1x8:8x128:8x512 lengths=32,128,512 allowed=300
+      measure bert "hf:$out/bert-base" 1,8 --shape "input_ids=$shapes" --shape "attention_mask=$shapes"
+      ;;
     bert-*)
       length=${part#bert-}
       python3 benchmarks/task_models.py bert "$out/bert-base"
@@ -45,7 +52,7 @@ import sys
 from pathlib import Path
 
 out = Path(sys.argv[1])
-print(f"{'part':<12} {'backend':<12} {'batch':>5} {'p50 ms':>9}")
+print(f"{'part':<12} {'backend':<12} {'batch':>5} {'length':>6} {'p50 ms':>9} {'tokens/s':>10}")
 for path in sorted(out.glob("bench-*.json")):
     try:
         rows = json.loads(path.read_text())["measurements"]
@@ -57,7 +64,9 @@ for path in sorted(out.glob("bench-*.json")):
         p50 = quantiles.get("p50")
         value = p50.get("value") if isinstance(p50, dict) else p50
         shown = f"{value / 1e6:9.3f}" if value else "        –"
-        print(f"{path.stem.removeprefix('bench-'):<12} {row['subject']['backend']:<12} {row['load']['batch_size']:>5} {shown}")
+        length, tokens = row["load"].get("length"), row.get("throughput_tokens_per_s")
+        shown += f" {tokens['value']:10,.0f}" if tokens else ""
+        print(f"{path.stem.removeprefix('bench-'):<12} {row['subject']['backend']:<12} {row['load']['batch_size']:>5} {length or '–':>6} {shown}")
 if (out / "compiled.json").is_file():
     for name, found in json.loads((out / "compiled.json").read_text()).items():
         print(f"{'torch.compile':<12} {name:<18} {found if isinstance(found, str) else f'{found:9.3f} ms'}")

@@ -87,7 +87,7 @@ class Inductor(TorchBackend):
     def build(self, request: BuildRequest) -> BuildResult:
         """Exports, compiles and packages; for FP8 on a GPU says where it is not faster than FP16."""
         options = merge_options(request.options, OPTIONS[request.device], self.name)
-        made: dict[str, Any] = {
+        made: dict[str, object] = {
             "compiled_for": name_processor(request.device),
             "compiled_by": get_package_version("torch"),
         }

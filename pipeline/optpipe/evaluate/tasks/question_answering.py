@@ -3,7 +3,7 @@
 import re
 import string
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -183,7 +183,7 @@ def _number(file: SetFile) -> int:
     return int(file.path.partition(".")[0])
 
 
-def _read_answers(value: dict[str, Any], where: str) -> list[str]:
+def _read_answers(value: Mapping[str, object], where: str) -> list[str]:
     answers = value.get("answers")
     texts = answers.get("text") if isinstance(answers, dict) else answers
     if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):

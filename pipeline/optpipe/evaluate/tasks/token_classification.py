@@ -1,6 +1,6 @@
 """Tags of words, such as names in a text: F1, precision and recall of whole entities."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -142,7 +142,7 @@ def _list_types(tags: Values) -> list[str]:
     return sorted({name for each in tags for name, _, _ in find_entities(each)})
 
 
-def _read_tags(value: dict[str, Any], card: ModelCard, where: str) -> list[str]:
+def _read_tags(value: Mapping[str, object], card: ModelCard, where: str) -> list[str]:
     tags, words = value.get("tags"), value.get("tokens")
     if not isinstance(tags, list) or not isinstance(words, list) or len(tags) != len(words):
         raise BadInputError(

@@ -40,7 +40,7 @@ if [ -n "${DRY:-}" ]; then
   sed -e '/^\[environment\]/,$d' -e '/^\[\[energy\]\]/,/^$/d' -e '/^\[tensor_cores\]/,/^$/d' -e "s/fp16/$judged/; s/backend = .*/backend = \"$backend\"/" -e 's/batch_size = 64/batch_size = 8/' \
     -e 's/"[0-9.]* ms"/"900 ms"/; s/"1000 queries/"40 queries/; s/"[0-9]* images/"5 images/' reports/examples/resnet50-h200.toml >$policy
 else
-  side=224 epochs=${EPOCHS:-40} device=cuda backend=${BACKEND:-torch} judged=fp16 sizes=1,64 few=1,8,256 large=64 rate=1000 limit=200
+  side=224 epochs=${EPOCHS:-40} device=cuda backend=${BACKEND:-torch} judged=fp16 sizes=1,64 few=1,8,256 large=64 rate=1000 limit=500
   options=""
   energy=--energy
 fi

@@ -240,6 +240,14 @@ def two_speeds(generator, scale) -> Iterator[Row]:
                 truth = 10e6 / (1 + margin)
                 held += [keeps.ci[0] <= truth <= keeps.ci[1] for keeps, _ in found]
             yield share(held, COVERAGE, what=f"interval over {at}", claimed="95 %")
+    for slow in (0.1, 0.3, 0.5, 0.7):
+        at = f"5 processes, {slow:.0%} of them 12 % slower, of which 80 % left out for drift"
+        sides = [(10 / (1 + side * 0.03), 0.003, 5, slow, 0.12, 0.8) for side in (1, -1)]
+        found = [[judged(generator, limit, *side) for side in sides] for _ in range(round(300 * scale))]
+        wrong = [keeps.verdict == "FAIL" for keeps, _ in found]
+        yield share(wrong, most=0.03, what=f"FAIL of {at}, 3% inside the limit", claimed="≤ 2.5 %")
+        wrong = [breaks.verdict == "PASS" for _, breaks in found]
+        yield share(wrong, most=0.03, what=f"PASS of {at}, 3% beyond the limit", claimed="≤ 2.5 %")
     for between, margin, count in (
         (0.0009, 0.03, 5),
         (0.003, 0.03, 5),
@@ -255,16 +263,27 @@ def two_speeds(generator, scale) -> Iterator[Row]:
         yield share(found, 0.95, what=what, claimed="power")
 
 
-def judged(generator, limit, level, between, count, slow=0.0):
-    """The criterion's result on `count` processes."""
-    return judge_criteria([(limit, [observed_load(generator, limit, level, between, count, slow)])], 0.95)[0]
+def judged(generator, limit, *processes):
+    """The criterion's result on processes as `observed_load` draws them."""
+    return judge_criteria([(limit, [observed_load(generator, limit, *processes)])], 0.95)[0]
 
 
-def observed_load(generator, limit, level, between, count=5, slow=0.0):
-    """What a sign-off sees of one load: processes of a build whose long run is `level` ms, a share `slow` of them 5 % slower."""
+DRIFT = [Reason("drift", "", "", invalidates=True)]
+
+
+def observed_load(generator, limit, level, between, count=5, slow=0.0, gap=0.05, left_out=0.0):
+    """What a sign-off sees of one load: processes of a build whose long run is `level` ms.
+
+    A share `slow` of them is slower by `gap`, and a share `left_out` of these is INVALID for drift.
+    """
+    is_slow = generator.random(count) < slow
     figures = level * np.exp(between * generator.standard_normal(count) - between**2 / 2)
-    figures *= (1 + 0.05 * (generator.random(count) < slow)) / (1 + 0.05 * slow)
-    tries = tuple(RecordedMeasurement(replace(planted(each), process=at), "r") for at, each in enumerate(figures))
+    figures *= (1 + gap * is_slow) / (1 + gap * slow)
+    drifts = is_slow & (generator.random(count) < left_out)
+    tries = tuple(
+        RecordedMeasurement(replace(planted(each, reasons=DRIFT if drifts[at] else ()), process=at), "r")
+        for at, each in enumerate(figures)
+    )
     build = JudgedBuild("m", "a", "simulated", "fp32")
     found = observe(limit, BuildEvidence(build, tries))
     assert not isinstance(found, Missing)

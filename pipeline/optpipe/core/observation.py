@@ -58,6 +58,8 @@ class Observation:
     """What to do where the figure breaks a limit."""
     processes: int = 0
     """How many processes a time or rate is the mean of; 0 for other figures."""
+    left_out_gap: float = 0.0
+    """How far processes that were left out for their own samples lie from that mean at most: the logarithm of a ratio."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,8 @@ from optpipe.measuring.energy import SENSOR_SHARE
 from optpipe.measuring.measured import RecordedMeasurement
 from optpipe.stats.means import FEWEST, Mean, count_processes_needed, mean_from_runs, scatter_from_processes
 
+OWN_SAMPLES = frozenset({"drift", "bimodal", "not-steady", "dispersion"})
+"""Codes of what a process's own latencies alone show; all others have a cause outside them."""
 FIGURES = ("p50", "p90", "p95", "p99", "p99.9", "throughput", "tokens", "energy", "cv", "memory")
 
 
@@ -63,12 +65,23 @@ class ProcessGroup:
         runs: dict[str, dict[tuple[bool, int], list[float]]] = {}
         medians = name == "p50" and self.count_processes() >= FEWEST
         for one in sorted(self.valid, key=lambda one: one.measurement.second_stage):
-            found, latency = read_figure(one.measurement, name), one.measurement.latency_ns
-            value = found.value if found else latency.median if medians and latency else None
-            if value is not None:
+            if (value := _read_value(one.measurement, name, medians=medians)) is not None:
                 process = one.measurement.second_stage, one.measurement.process
                 runs.setdefault(one.run, {}).setdefault(process, []).append(value)
         return runs
+
+    def measure_left_out_gap(self, name: str) -> float:
+        """How far processes that are INVALID by their own samples alone lie from the VALID mean at most; 0 without any.
+
+        The logarithm of a ratio. Such processes are left out because of their speed, so the others do not show how speeds scatter.
+        """
+        values = [each for run in self.list_values(name) for each in run]
+        left_out = [one.measurement for one in self.tries if _is_left_out_for_its_samples(one.measurement)]
+        others = [_read_value(each, name, medians=name == "p50") for each in left_out]
+        if not values or min(values) <= 0:
+            return 0.0
+        middle = sum(values) / len(values)
+        return max((abs(log(each / middle)) for each in others if each is not None and each > 0), default=0.0)
 
     def _count_first(self, name: str) -> list[int]:
         """How many of each run's processes decided how many there would be."""
@@ -105,6 +118,17 @@ def explain_no_scatter(processes: int) -> str:
     return (
         f"{'one process' if processes == 1 else f'{processes} processes'}: the scatter between processes is not known"
     )
+
+
+def _is_left_out_for_its_samples(found: Measurement) -> bool:
+    codes = {reason.code for reason in found.reasons if reason.invalidates}
+    return bool(codes) and codes <= OWN_SAMPLES
+
+
+def _read_value(found: Measurement, name: str, *, medians: bool) -> float | None:
+    """The figure of one process; with `medians` its median where it shows no interval of its own."""
+    figure, latency = read_figure(found, name), found.latency_ns
+    return figure.value if figure else latency.median if medians and latency else None
 
 
 def read_figure(found: Measurement, name: str) -> Estimate | None:

@@ -21,7 +21,7 @@ from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import Sense
 from optpipe.stats.multiple import reject_by_holm
 from optpipe.stats.paired import compute_normal_quantile
-from optpipe.stats.two_speeds import compute_unseen_p_value
+from optpipe.stats.two_speeds import SPEED_GAP, compute_unseen_p_value
 
 
 def judge_criteria(
@@ -70,7 +70,8 @@ def _compute_p_value(criterion: Criterion, seen: Observation, confidence: float)
     if not low < high:
         return None
     distance = criterion.measure_distance(float(seen.value))
-    unseen = compute_unseen_p_value(distance, seen.processes) if seen.processes else 0.0
+    gap = max(SPEED_GAP, seen.left_out_gap)
+    unseen = compute_unseen_p_value(distance, seen.processes, gap) if seen.processes else 0.0
     return max(unseen, _compute_tail(criterion, seen, confidence))
 
 

@@ -14,7 +14,7 @@ from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import LoadFilter
 from optpipe.signoff.regression import observe_regression
 from optpipe.signoff.suggest import suggest_bench, suggest_build_again, suggest_fix, suggest_narrowing
-from optpipe.stats.two_speeds import compute_unseen_reach
+from optpipe.stats.two_speeds import SPEED_GAP, compute_unseen_reach
 
 
 def observe(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:
@@ -31,7 +31,8 @@ def _allow_for_unseen_speed(seen: Observation, base: float, confidence: float) -
     """The interval of few processes reaches as far as a second speed that none of them drew may move the long run."""
     if not seen.processes or seen.low is None or seen.high is None:
         return seen
-    reach, ratio = compute_unseen_reach(seen.processes, (1 - confidence) / 2), base + float(seen.value)
+    gap, ratio = max(SPEED_GAP, seen.left_out_gap), base + float(seen.value)
+    reach = compute_unseen_reach(seen.processes, (1 - confidence) / 2, gap)
     low, high = min(seen.low, ratio * exp(-reach) - base), max(seen.high, ratio * exp(reach) - base)
     if (low, high) == (seen.low, seen.high):
         return seen

@@ -60,6 +60,7 @@ def observe_group(criterion: Criterion, group: ProcessGroup, name: str, evidence
         source,
         tail=None if name == "energy" else group.compute_mean(name),
         processes=0 if name in ("cv", "memory") else len(values),
+        left_out_gap=group.measure_left_out_gap(name),
         to_narrow=_suggest_narrowing(criterion, group, name, evidence),
     )
     return _observe_peak(seen, values, evidence.confidence) if name == "memory" else seen
@@ -70,7 +71,9 @@ def _suggest_narrowing(criterion: Criterion, group: ProcessGroup, name: str, evi
         more = suggest_more_processes(group, evidence.build, name, more=True)
         return f"measure more processes to narrow the interval: {more}"
     again = suggest_more_processes(group, evidence.build, name)
-    return suggest_runs(criterion, group.list_values(name), evidence.confidence, again)
+    return suggest_runs(
+        criterion, group.list_values(name), evidence.confidence, again, group.measure_left_out_gap(name)
+    )
 
 
 def _observe_peak(seen: Observation, peaks: Sequence[float], confidence: float) -> Observation:

@@ -16,7 +16,7 @@ from optpipe.profile.recompute import MORE_ITERATIONS, suggest_profile
 from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import LoadFilter
 from optpipe.stats.means import FEWEST, MOST_RUNS, count_runs_needed
-from optpipe.stats.two_speeds import count_processes_for_reach
+from optpipe.stats.two_speeds import SPEED_GAP, count_processes_for_reach
 
 MORE = 2
 """How many times the usual processes are suggested where an interval has to be narrower."""
@@ -48,10 +48,13 @@ def suggest_more_processes(
     return " ".join([*parts, *(["--energy"] if name == "energy" else [])])
 
 
-def suggest_runs(criterion: Criterion, runs: Sequence[Sequence[float]], confidence: float, command: str) -> str:
+def suggest_runs(
+    criterion: Criterion, runs: Sequence[Sequence[float]], confidence: float, command: str, gap: float = SPEED_GAP
+) -> str:
     """How often `command` has to be run before `runs` and those runs decide the criterion.
 
-    `runs` holds the figures of each run's processes; of a regression, the logarithms of the rounds' ratios.
+    `runs` holds the figures of each run's processes; of a regression, the logarithms of the rounds' ratios. Processes at another
+    speed may be `gap` away, SPEED_GAP at least.
     """
     loss, limit = criterion.section == "regression", float(criterion.threshold)
     verb, every = "compare" if loss else "measure", [value for run in runs for value in run]
@@ -59,7 +62,8 @@ def suggest_runs(criterion: Criterion, runs: Sequence[Sequence[float]], confiden
         return f"{verb} again: {command}"
     middle = sum(every) / len(every)
     distance = criterion.measure_distance(expm1(middle) if loss else middle)
-    fewest = 0.0 if criterion.section == "stability" else count_processes_for_reach(distance, (1 - confidence) / 2)
+    level, gap = (1 - confidence) / 2, max(SPEED_GAP, gap)
+    fewest = 0.0 if criterion.section == "stability" else count_processes_for_reach(distance, level, gap)
     half = abs(middle - (log1p(limit) if loss else limit))
     needed = count_runs_needed(runs, half, confidence, fewest)
     if needed is None:

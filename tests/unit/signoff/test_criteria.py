@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.fakes.measurements import planted
 
 from optpipe.artifacts.facts import JudgedBuild
-from optpipe.core.measurement import Subject
+from optpipe.core.measurement import Reason, Subject
 from optpipe.core.observation import Blocker, Missing, Observation
 from optpipe.core.quantity import Dimension
 from optpipe.core.verdict import Verdict
@@ -155,3 +155,18 @@ def test_processes_that_agree_decide_nothing_so_close_to_a_limit_that_a_second_s
     assert f"all {processes} may have run at one of two speeds" in judged.reason
     if judged.verdict is Verdict.INCONCLUSIVE:
         assert "once more: optpipe bench a" in judged.remedy
+
+
+@pytest.mark.parametrize(
+    ("code", "verdict"), [("drift", "INCONCLUSIVE"), ("bimodal", "INCONCLUSIVE"), ("loaded-host", "PASS")]
+)
+def test_a_process_left_out_for_its_own_samples_tells_how_far_apart_speeds_may_be(code, verdict):
+    """Four agree at 9.6 ms, the fifth ran at 10.8 ms: what its own samples show may be its speed, a loaded host is no speed."""
+    limit = Criterion("latency", "p50", Sense.AT_MOST, 10e6, Dimension.TIME)
+    figures = [planted(Subject("a", "fake", "fp32", "cpu"), 1, 9.6 * (1 + 1e-4 * at), process=at) for at in range(4)]
+    slow = planted(Subject("a", "fake", "fp32", "cpu"), 1, 10.8, process=4, reasons=(Reason(code, "seen", "", True),))
+    evidence = BuildEvidence(
+        JudgedBuild("m", "a", "fake", "fp32"), tuple(RecordedMeasurement(one, "r") for one in (*figures, slow))
+    )
+    judged = judge_criteria([(limit, observe(limit, evidence))], 0.95)[0]
+    assert judged.verdict == verdict

@@ -108,6 +108,7 @@ def test_from_squad_to_int8_and_two_verdicts(folder: Path) -> None:
         assert row.scores.scores[0].value > 0.7
         assert [each.label for each in row.scores.classes] == ["with an answer", "without an answer"]
     assert pl.read_parquet(run / "predictions.parquet").height > 200
+    assert (found.dataset.count, found.dataset.kind) == (200, "questions")
     quick = ("--processes", "3", "--min-time", "0.1", "--max-time", "1", "--percentile", "50", "--batch", "1")
     measured = optpipe(
         "bench", "reader", "--precision", "int8", "--length", "16", *quick, "--max-cv", "1000%", cwd=folder
@@ -119,6 +120,7 @@ def test_from_squad_to_int8_and_two_verdicts(folder: Path) -> None:
         ran = optpipe("signoff", model, "--policy", policy, "--no-measure", "--no-figures", cwd=folder)
         assert ran.status == status, ran.stdout + ran.stderr
         dossier = sorted((folder / ".optpipe" / "dossiers").iterdir())[-1]
+        assert "200 questions" in (dossier / "report.md").read_text()
         assert optpipe("verify", dossier, cwd=folder).status == status
 
 

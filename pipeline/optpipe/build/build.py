@@ -163,6 +163,9 @@ def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener)
     model, stored = prepare_model(model, store, listener)
     plan = add_calibration(model, plan, stored, store, listener)
     exported = _run_step("export", times, listener, lambda: export_model(model, store, listener, stored))
+    card = card_from_file(exported.file(CARD))
+    if card.task in TASKS:
+        TASKS[card.task].require_model(card)  # what cannot be evaluated is not built
     expected = _run_step(
         "reference", times, listener, lambda: compute_reference(model, exported, plan.images, store, listener)
     )

@@ -78,9 +78,9 @@ def run_evaluation(
             weights=exported.info.weights,
             dataset=Dataset(
                 name=samples.name,
-                kind=samples.kind,
+                kind=task.sample_kind or samples.kind,
                 sha256=samples.sha256,
-                count=len(samples.files),
+                count=task.count_samples(rows[0].predictions.values),
                 unreadable=tuple(str(each.path) for each in unreadable),
                 labeled=truths is not None,
                 classes=classes,

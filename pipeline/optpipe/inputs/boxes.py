@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from optpipe.core.transform import Transform
 from optpipe.errors import BadInputError
 from optpipe.inputs.annotations import read_image_size
 from optpipe.inputs.image_set import ImageSet
-from optpipe.inputs.images import COCO, IMAGES, LABELS
+from optpipe.inputs.images import COCO, IMAGES, LABELS, find_read_error
 from optpipe.inputs.sample_set import SetFile, draw_subset
 
 OUTSIDE = 1.0
@@ -78,19 +79,28 @@ def is_coco(path: Path) -> bool:
 def image_set_from_coco(path: Path, count: int | None, seed: int) -> ImageSet:
     """The images of a COCO file, which lie beside it, in `images/` beside it, or in `../NAME/` of `instances_NAME.json`.
 
-    Raises BadInputError where an image is missing.
+    Raises BadInputError where an image is missing, or one of those drawn cannot be read.
     """
     document, name = json.loads(path.read_bytes()), path.stem.rpartition("_")[2]
     places = (path.parent / IMAGES, path.parent, path.parent.parent / name, path.parent.parent / IMAGES)
     names = sorted(str(each["file_name"]) for each in document["images"])
     root = next((place for place in places if names and (place / names[0]).is_file()), places[0])
+    _require_images(path, root, names)
+    files = tuple(SetFile(each, hash_file(root / each)) for each in names)
+    whole = ImageSet(path.name, root, seed, files, annotations=path)
+    drawn = whole if count is None else draw_subset(whole, count, seed)
+    with ThreadPoolExecutor(2) as pool:
+        for each, reason in zip(drawn.paths, pool.map(find_read_error, drawn.paths), strict=True):
+            if reason is not None:
+                raise BadInputError(f"{each}: cannot be decoded: {reason}")
+    return drawn
+
+
+def _require_images(path: Path, root: Path, names: Sequence[str]) -> None:
     if missing := [each for each in names if not (root / each).is_file()]:
         raise BadInputError(
             f"{path}: {len(missing)} of its {len(names)} images are missing (such as {root / missing[0]})"
         )
-    files = tuple(SetFile(each, hash_file(root / each)) for each in names)
-    whole = ImageSet(path.name, root, seed, files, annotations=path)
-    return whole if count is None else draw_subset(whole, count, seed)
 
 
 def _read_coco(path: Path, samples: ImageSet, labels: Sequence[str], classes: int | None) -> list[list[TrueBox]]:
@@ -102,6 +112,8 @@ def _read_coco(path: Path, samples: ImageSet, labels: Sequence[str], classes: in
         for each in document["annotations"]:
             by_image.setdefault(int(each["image_id"]), []).append(each)
         index = _index_categories(names, labels, classes, path)
+        if samples.annotations is None:  # else seen when the set was read
+            _require_images(path, samples.root / IMAGES, [str(each["file_name"]) for each in document["images"]])
         if missing := [each.path for each in samples.files if Path(each.path).name not in ids]:
             raise BadInputError(f"{path}: {len(missing)} images of the set are not in it (such as {missing[0]})")
         return [

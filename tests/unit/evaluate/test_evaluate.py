@@ -8,6 +8,7 @@ import pytest
 from tests.fakes.entries import artifact_info
 
 from optpipe.core.card import ModelCard, Task
+from optpipe.core.tensors import TensorSpec
 from optpipe.errors import BadInputError
 from optpipe.evaluate.evaluate import (
     EvaluatedArtifact,
@@ -54,6 +55,18 @@ def named(labels) -> ImageSet:
         tuple(SetFile(f"{i}.png", "0", each) for i, each in enumerate(labels)),
         tuple(sorted(set(labels) - {None})),
     )
+
+
+@pytest.mark.parametrize(
+    ("shape", "task"), [(("n", 4, 64, 64), "segmentation"), (("n", 7, 84), "detection"), (("n", 10), None)]
+)
+def test_outputs_that_are_no_scores_of_classes_are_refused(shape, task) -> None:
+    model = ModelCard("m", "s", Task.CLASSIFICATION, (), (TensorSpec("logits", "float32", shape),))
+    if task is None:
+        TASK.require_model(model)
+        return
+    with pytest.raises(BadInputError, match=f'logits has shape {"×".join(map(str, shape))}; task = "{task}" would fit'):
+        TASK.require_model(model)
 
 
 def card(labels=()) -> ModelCard:

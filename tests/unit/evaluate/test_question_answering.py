@@ -81,7 +81,7 @@ def test_scores_are_means_over_questions_by_kind_and_the_bootstrap_draws_questio
         {"question": 3, "answer": "d", "score": 2.0, "none": 0.0},
     ]
     found = task.gather(truths, rows)
-    assert task.count_units(truths) == 3
+    assert task.count_units(truths) == task.count_samples(rows) == 3
     assert task.compute_scores(found, np.ones((1, 3)))[0] == pytest.approx([(1 + 1 + 2 / 3) / 3, 2 / 3])
     assert task.compute_scores(found, np.array([[0.0, 0.0, 3.0]]))[0] == pytest.approx([2 / 3, 0])
     assert task.compute_class_scores(found) == pytest.approx([5 / 6, 1])

@@ -99,7 +99,9 @@ def test_another_output_is_refused():
     pooled = ModelCard(
         "pooled", "hf:pooled", Task.TOKEN_CLASSIFICATION, CARD.inputs, (TensorSpec("logits", "float32", ("batch", 5)),)
     )
-    with pytest.raises(BadInputError, match=r"\(n, tokens, tags\), but logits has shape batch×5"):
+    with pytest.raises(
+        BadInputError, match=r"\(n, tokens, tags\), but logits has shape batch×5; task = .classification. would fit"
+    ):
         TASK.require_model(pooled)
 
 

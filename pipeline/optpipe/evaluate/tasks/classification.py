@@ -7,9 +7,10 @@ import numpy as np
 
 from optpipe.core.card import ModelCard
 from optpipe.core.observation import Observation, Tail
+from optpipe.errors import BadInputError
 from optpipe.evaluate.result import Accuracy, Agreement
 from optpipe.evaluate.scores import compute_accuracy, compute_agreement
-from optpipe.evaluate.tasks.contract import DropCost, TaskContract, Values
+from optpipe.evaluate.tasks.contract import DropCost, TaskContract, Values, suggest_task
 from optpipe.inputs.rows import Arrays
 from optpipe.inputs.sample_set import SampleSet, SetFile
 from optpipe.inputs.task_data import find_label_indices
@@ -36,7 +37,13 @@ class Classification(TaskContract):
     names_classes: ClassVar[bool] = False
 
     def require_model(self, card: ModelCard) -> None:
-        """Scores of classes can be read out of any output."""
+        """Scores along one axis of the first output."""
+        shape = card.outputs[0].shape if card.outputs else ()
+        if sum(size != 1 for size in shape[1:]) > 1:
+            raise BadInputError(
+                f"{card.name}: classification needs a first output of (n, classes), but {card.outputs[0].name} has shape"
+                f" {'×'.join(map(str, shape))}{suggest_task(card)}"
+            )
 
     def count_classes(self, card: ModelCard) -> int | None:
         """The last axis of the first output."""

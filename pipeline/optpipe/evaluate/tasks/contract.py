@@ -42,6 +42,8 @@ class TaskContract(ABC):
     prediction_column: ClassVar[str] = "prediction"
     names_classes: ClassVar[bool] = True
     """Whether scores are given by class."""
+    sample_kind: ClassVar[str | None] = None
+    """What is counted, in the plural, where it is not the set's samples."""
 
     @abstractmethod
     def require_model(self, card: ModelCard) -> None:
@@ -50,6 +52,10 @@ class TaskContract(ABC):
     def describe_scoring(self, card: ModelCard) -> str:  # noqa: ARG002
         """How outputs become predictions, where there is a choice."""
         return ""
+
+    def count_samples(self, predictions: Values) -> int:
+        """How many samples the predictions are of."""
+        return len(predictions)
 
     @abstractmethod
     def count_classes(self, card: ModelCard) -> int | None:
@@ -215,6 +221,16 @@ def _make_score(name: str, mine: Replicated, theirs: Replicated, confidence: flo
 def _interval_of_mean(values: "NDArray[np.float64]", confidence: float) -> Interval:
     drawn = draw_sample_weights(len(values)) @ values / len(values)
     return compute_bootstrap_interval(drawn, float(values.mean()), confidence)
+
+
+def suggest_task(card: ModelCard) -> str:
+    """What a refusal ends with where the ranks of the outputs are those of a task: `; task = "segmentation" would fit`."""
+    text, ranks = card.tokenization is not None, tuple(len(each.shape) for each in card.outputs)
+    if text:
+        fits = {(2,): Task.TEXT_CLASSIFICATION, (3,): Task.TOKEN_CLASSIFICATION, (2, 2): Task.QUESTION_ANSWERING}
+    else:
+        fits = {(2,): Task.CLASSIFICATION, (3,): Task.DETECTION, (4,): Task.SEGMENTATION}
+    return f'; task = "{fits[ranks]}" would fit' if ranks in fits and fits[ranks] is not card.task else ""
 
 
 def require_labels(card: ModelCard, classes: int | None, task: Task) -> None:

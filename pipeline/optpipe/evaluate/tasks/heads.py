@@ -19,6 +19,7 @@ import numpy as np
 from optpipe.core.card import ModelCard
 from optpipe.core.tensors import TensorSpec
 from optpipe.errors import BadInputError
+from optpipe.evaluate.tasks.contract import suggest_task
 from optpipe.inputs.rows import Arrays
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def find_head(card: ModelCard) -> Head:
     if layout not in LAYOUTS:
         shapes = ", ".join(f"{each.name} {'×'.join(map(str, each.shape))}" for each in card.outputs)
         raise BadInputError(
-            f"{card.name}: no detection head fits its outputs ({shapes}){_suggest_task(card)}\n"
+            f"{card.name}: no detection head fits its outputs ({shapes}){suggest_task(card)}\n"
             f"a model card names one: [head] layout = {' | '.join(LAYOUTS)}"
         )
     try:
@@ -78,12 +79,6 @@ def find_head(card: ModelCard) -> Head:
     if not (0 <= head.minimum_score < 1 and 0 < head.nms_iou <= 1 and head.max_boxes >= 1):
         raise BadInputError(f"{card.name}: [head] has a value out of range: {head.description}")
     return head
-
-
-def _suggest_task(card: ModelCard) -> str:
-    ranks = [len(each.shape) for each in card.outputs]
-    fits = {4: "segmentation", 2: "classification"}.get(ranks[0]) if len(ranks) == 1 else None
-    return f'; task = "{fits}" would' if fits else ""
 
 
 def _guess_layout(outputs: Sequence[TensorSpec], labels: int) -> str | None:

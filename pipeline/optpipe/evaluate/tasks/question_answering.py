@@ -11,7 +11,7 @@ import numpy as np
 
 from optpipe.core.card import ModelCard
 from optpipe.errors import BadInputError
-from optpipe.evaluate.tasks.contract import BootstrapTask, Values
+from optpipe.evaluate.tasks.contract import BootstrapTask, Values, suggest_task
 from optpipe.inputs.rows import Arrays
 from optpipe.inputs.sample_set import SampleSet, SetFile
 from optpipe.inputs.text_set import TextSet
@@ -40,6 +40,7 @@ class QuestionAnswering(BootstrapTask):
 
     score: ClassVar[str] = "F1"
     scores: ClassVar[tuple[str, ...]] = ("F1", "exact match")
+    sample_kind: ClassVar[str | None] = "questions"
 
     def require_model(self, card: ModelCard) -> None:
         """Two outputs of (n, tokens): scores of the answer's first and last token."""
@@ -48,7 +49,7 @@ class QuestionAnswering(BootstrapTask):
             said = ", ".join(f"{each.name} {'×'.join(map(str, each.shape))}" for each in card.outputs)
             raise BadInputError(
                 f"{card.name}: question answering reads two outputs of (n, tokens), the scores of an answer's first and last token, "
-                f"but the model gives {said}"
+                f"but the model gives {said}{suggest_task(card)}"
             )
 
     def describe_scoring(self, card: ModelCard) -> str:  # noqa: ARG002
@@ -56,6 +57,10 @@ class QuestionAnswering(BootstrapTask):
         return (
             f"the best span of at most {LONGEST_ANSWER} tokens answers; long contexts are read in overlapping windows"
         )
+
+    def count_samples(self, predictions: Values) -> int:
+        """Questions, each of one window or more."""
+        return len({each["question"] for each in predictions})
 
     def count_classes(self, card: ModelCard) -> int | None:  # noqa: ARG002
         """None: spans have no classes."""
@@ -95,7 +100,7 @@ class QuestionAnswering(BootstrapTask):
 
     def count_units(self, truths: Values) -> int:
         """Questions."""
-        return len({each["question"] for each in truths})
+        return self.count_samples(truths)
 
     def name_classes(self, truths: Values, labels: Sequence[str]) -> Sequence[str]:  # noqa: ARG002
         """Questions with and without an answer, as SQuAD 2.0's script has them."""

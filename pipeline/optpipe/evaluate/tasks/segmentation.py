@@ -11,7 +11,7 @@ from PIL import Image
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.geometry import Axis, compute_geometry
 from optpipe.errors import BadInputError
-from optpipe.evaluate.tasks.contract import BootstrapTask, Values, require_labels
+from optpipe.evaluate.tasks.contract import BootstrapTask, Values, require_labels, suggest_task
 from optpipe.inputs.annotations import IGNORED, read_image_size, read_mask, require_masks
 from optpipe.inputs.image_set import ImageSet
 from optpipe.inputs.rows import Arrays
@@ -46,10 +46,9 @@ class Segmentation(BootstrapTask):
         """A first output of (n, classes, height, width)."""
         shape = card.outputs[0].shape if card.outputs else ()
         if len(shape) != 4:
-            fits = ' (as a classifier\'s: task = "classification")' if len(shape) == 2 else ""
             raise BadInputError(
                 f"{card.name}: segmentation needs a first output of (n, classes, height, width), but {card.outputs[0].name} has"
-                f" shape {'×'.join(map(str, shape))}{fits}"
+                f" shape {'×'.join(map(str, shape))}{suggest_task(card)}"
             )
         classes = self.count_classes(card)
         if classes is not None and not 2 <= classes <= MAX_CLASSES:

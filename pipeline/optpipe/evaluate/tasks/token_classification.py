@@ -8,7 +8,7 @@ import numpy as np
 
 from optpipe.core.card import ModelCard, Task
 from optpipe.errors import BadInputError
-from optpipe.evaluate.tasks.contract import BootstrapTask, Values, require_labels
+from optpipe.evaluate.tasks.contract import BootstrapTask, Values, require_labels, suggest_task
 from optpipe.inputs.rows import Arrays
 from optpipe.inputs.sample_set import SampleSet, SetFile
 from optpipe.inputs.text_set import TextSet
@@ -44,7 +44,7 @@ class TokenClassification(BootstrapTask):
         if len(shape) != 3:
             raise BadInputError(
                 f"{card.name}: token classification reads a first output of (n, tokens, tags), but"
-                f" {card.outputs[0].name} has shape {'×'.join(map(str, shape))}"
+                f" {card.outputs[0].name} has shape {'×'.join(map(str, shape))}{suggest_task(card)}"
             )
         require_labels(card, self.count_classes(card), Task.TOKEN_CLASSIFICATION)
         if not card.labels:

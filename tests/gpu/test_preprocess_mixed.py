@@ -36,7 +36,7 @@ def test_mixed_decoding_stays_within_a_level_on_average(tmp_path, load):
         sorted(tmp_path.glob("*.jpg")),
         TRANSFORM,
         plan,
-        lambda batch: batch.reshape(len(batch), -1) @ weights,
+        lambda batch: {"scores": batch.reshape(len(batch), -1) @ weights},
         SilentListener(),
         trained=False,
         classifies=True,

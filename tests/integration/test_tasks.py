@@ -2,14 +2,25 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
 
+from optpipe.commands.parsing import model_from_options
+from optpipe.core.events import SilentListener
 from optpipe.core.records import read_record
+from optpipe.core.transform import Decode, Resize, Transform
+from optpipe.core.verdict import Verdict
 from optpipe.evaluate.result import Evaluation
+from optpipe.preprocess.dali.pipeline import DaliPlan, make_steps_pipeline
+from optpipe.preprocess.parity import parity, pixels
+from optpipe.preprocess.preprocess import PreprocessRequest, derive_preprocessing
+from optpipe.preprocess.records import PreprocessRecord
+from optpipe.workspace.store import Store
 from tests.integration.conftest import Ran, optpipe
 
 Run = Callable[..., Ran]
@@ -90,6 +101,45 @@ def _tamper(dossier: Path, copy: Path) -> None:
     names = [name for name in table.columns if name.endswith(":prediction") and not name.startswith("source")]
     table = table.with_columns(**{name: pl.col(name).shuffle(seed=0) for name in names})
     table.write_parquet(path)
+
+
+def test_derived_preprocessing_passes_on_predictions(built: tuple[str, str, Path]) -> None:
+    _, score, folder = built
+    record = read_record(
+        next((folder / ".optpipe" / "runs").glob("preprocess-*")) / "preprocess.json", PreprocessRecord
+    )
+    found = record.parity.proof.task_score
+    assert found is not None
+    assert found.name == score
+    assert found.reference == pytest.approx(found.dali, abs=0.005)
+    assert record.parity.proof.reason.startswith(f"{score} drop ")
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {Decode: {"channels": "BGR"}},
+        {Resize: {"interpolation": "nearest"}},
+    ],
+    ids=["color order", "resize"],
+)
+def test_wrong_preprocessing_fails_on_predictions(
+    built: tuple[str, str, Path], fault: Mapping[type, Mapping[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, _, folder = built
+
+    def make_wrong(transform: Transform, plan: DaliPlan) -> Any:
+        steps = tuple(replace(step, **fault.get(type(step), {})) for step in transform.steps)
+        return make_steps_pipeline(replace(transform, steps=steps), plan)
+
+    monkeypatch.setattr(pixels, "make_steps_pipeline", make_wrong)
+    monkeypatch.setattr(parity, "check_edge_cases", lambda *_: ())
+    request = PreprocessRequest(throughput=False, plan=DaliPlan(threads=2, batch_size=32))
+    wanted = model_from_options(model, "default", 0, None, [])
+    record = derive_preprocessing(wanted, request, Store(folder / ".optpipe"), SilentListener()).record
+    assert record.verdict is Verdict.FAIL
+    assert record.parity.proof.prediction_agreement is not None
+    assert record.parity.proof.prediction_agreement.ci[1] < 0.995
 
 
 def test_bad_input_is_one_line_before_anything_runs(built: tuple[str, str, Path], tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from optpipe.core.card import ModelCard
+from optpipe.core.card import ModelCard, Task
 from optpipe.core.events import Listener
 from optpipe.inputs.images import ImageFolder, find_readable_images, format_unreadable
 from optpipe.inputs.samples import read_labeled_files
@@ -30,7 +30,7 @@ def choose_images(
 ) -> tuple[ImageFolder, Sequence[int] | None]:
     """The images and their labels: those given, else the card's validation images, else the photographs that ship.
 
-    Labels are the names of a folder's sub-folders where all of them are labels of the card.
+    A classifier's labels are the names of a folder's sub-folders where all of them are labels of the card.
     """
     truth: Mapping[Path, str] = {}
     if given is not None:
@@ -42,6 +42,8 @@ def choose_images(
         found = find_usable_images(folder, limit, max_unreadable, listener)
     else:
         found = find_usable_images(find_shipped_folder("calibration") / "samples", limit, max_unreadable, listener)
+    if card.task is not Task.CLASSIFICATION:
+        return found, None
     labels = [truth.get(path, path.parent.name) for path in found.paths]
     missing = sorted(set(labels) - set(card.labels))
     if not missing:

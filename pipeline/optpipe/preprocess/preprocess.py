@@ -1,6 +1,6 @@
 """`optpipe preprocess`, as plain calls: derive, prove, measure, keep the evidence."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from optpipe.preprocess.dali.graph import Arithmetic, require_translatable
 from optpipe.preprocess.dali.pipeline import DaliPlan, require_dali
 from optpipe.preprocess.images import choose_images, find_usable_images
 from optpipe.preprocess.parity.parity import NEAR_MAX_LEVELS, NEAR_MEAN_LEVELS, Parity, prove_parity
+from optpipe.preprocess.parity.predictions import PredictionDecoder, open_prediction_decoder
 from optpipe.preprocess.parity.records import RefusedImage
 from optpipe.preprocess.parity.side_by_side import save_side_by_side
 from optpipe.preprocess.records import ImagesRecord, PipelineRecord, PreprocessRecord
@@ -91,6 +92,8 @@ def derive_preprocessing(
     card = card_from_file(exported.file(CARD))
     transform = require_image_transform(card)
     images, labels = choose_images(card, given, *which, listener)
+    trained = exported.info.weights.trained
+    decoder = open_prediction_decoder(card, images, listener) if trained else None
     speed, plan = None, request.plan
     if request.throughput:
         speed = _measure_throughput(images, transform, request, listener)
@@ -99,8 +102,7 @@ def derive_preprocessing(
         artifact, cached = build_preprocessing_artifact(card, transform, plan, exported.id, store, listener)
         if cached:
             step.cached()
-    trained = exported.info.weights.trained
-    proof = _prove_on_model(exported, card, images, labels, plan, listener, trained=trained)
+    proof = _prove_on_model(exported, card, images, labels, decoder, plan, listener, trained=trained)
     _warn_about_differences(proof, listener)
     with open_run(store.workspace, "preprocess") as run:
         write_parquet(run.path / ROWS, proof.rows)
@@ -118,6 +120,7 @@ def derive_preprocessing(
             throughput=speed.summarize() if speed else None,
             verdict=proof.record.proof.verdict,
             run_dir=str(run.path),
+            task=card.task,
         )
         without_folders = replace(
             record,
@@ -148,13 +151,14 @@ def _prove_on_model(
     card: ModelCard,
     images: ImageFolder,
     labels: Sequence[int] | None,
+    decoder: PredictionDecoder | None,
     plan: DaliPlan,
     listener: Listener,
     *,
     trained: bool,
 ) -> Parity:
     with (
-        open_model_function(exported.file(ONNX), card) as infer,
+        open_model_function(exported.file(ONNX), card, every=decoder is not None) as infer,
         TemporaryDirectory(prefix="optpipe-") as scratch,
         redirect_output(Path(scratch, "dali.log")),
     ):  # what its decoders print of edge cases; which came out different is in the proof
@@ -168,6 +172,7 @@ def _prove_on_model(
             trained=trained,
             classifies=card.task is Task.CLASSIFICATION,
             threads=count_cores(),
+            decoder=decoder,
         )
 
 
@@ -208,8 +213,13 @@ def require_image_transform(card: ModelCard) -> Transform:
 
 
 @contextmanager
-def open_model_function(graph: Path, card: ModelCard) -> Iterator[Callable[["np.ndarray"], "np.ndarray"]]:
-    """The exported model on ONNX Runtime's CPU provider in FP32; a function from a batch to the first output."""
+def open_model_function(
+    graph: Path, card: ModelCard, *, every: bool
+) -> Iterator[Callable[["np.ndarray"], "Mapping[str, np.ndarray]"]]:
+    """The exported model on ONNX Runtime's CPU provider in FP32.
+
+    A function from a batch to `every` output, (images, ...) each, or to the first alone.
+    """
     import numpy as np
 
     from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
@@ -217,16 +227,18 @@ def open_model_function(graph: Path, card: ModelCard) -> Iterator[Callable[["np.
     spec = card.inputs[0]
     smallest, largest = spec.min[0], spec.max[0]
     with OnnxRuntimeSession(graph, "cpu", {}) as session:
+        names = [each.name for each in session.outputs][: None if every else 1]
 
-        def infer(batch: "np.ndarray") -> "np.ndarray":
-            outputs = []
+        def infer(batch: "np.ndarray") -> "Mapping[str, np.ndarray]":
+            outputs: dict[str, list[np.ndarray]] = {name: [] for name in names}
             for start in range(0, len(batch), largest):
                 part = batch[start : start + largest]
                 short = max(0, smallest - len(part))
                 padded = np.concatenate([part, np.repeat(part[-1:], short, axis=0)]) if short else part
                 found = session.run({spec.name: padded.astype(spec.dtype)})
-                outputs.append(found[session.outputs[0].name][: len(part)])
-            return np.concatenate(outputs).astype(np.float32)
+                for name, parts in outputs.items():
+                    parts.append(found[name][: len(part)])
+            return {name: np.concatenate(parts) for name, parts in outputs.items()}
 
         yield infer
 

@@ -7,6 +7,7 @@ from optpipe.artifacts.facts import JudgedBuild
 from optpipe.core.disagreements import find_disagreements
 from optpipe.core.observation import RANDOM_WEIGHTS, Blocker, Observation
 from optpipe.core.records import plain_from_record, read_record
+from optpipe.preprocess.parity.predictions import find_stored_task
 from optpipe.preprocess.parity.proof import proof_from_rows, row_errors_from_table, rows_from_file
 from optpipe.preprocess.parity.records import Proof
 from optpipe.preprocess.records import PreprocessRecord
@@ -72,4 +73,5 @@ def recompute_proof(run: Run, record: PreprocessRecord) -> Proof:
         trained=record.trained,
         classifies=record.classifies,
         refused=len(record.parity.refused),
+        task=find_stored_task(record.task),
     )

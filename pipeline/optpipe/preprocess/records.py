@@ -49,3 +49,5 @@ class PreprocessRecord:
     """Of the parity proof; speed is reported, not judged."""
     run_dir: str
     warnings: tuple[str, ...] = ()
+    task: str | None = None
+    """Of the model; None in records of earlier versions."""

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from optpipe.core.units import format_duration
-from optpipe.reporters.records import VERDICT_STYLES, format_rate_interval
+from optpipe.reporters.records import VERDICT_STYLES, format_drop, format_rate_interval
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,6 +70,12 @@ def _format_outputs(proof: "Proof") -> str:
         parts.append(f"top-1 agreement {proof.top1_agreement.equal}/{proof.top1_agreement.images}")
     if proof.accuracy:
         parts.append(f"accuracy {proof.accuracy.reference:.2%} with the reference, {proof.accuracy.dali:.2%} with DALI")
+    if score := proof.task_score:
+        drop = format_drop(score.drop, score.drop_ci)
+        both = f"{score.reference:.2%} with the reference, {score.dali:.2%} with DALI"
+        parts.append(f"{score.name} {both}, drop {drop}")
+    if same := proof.prediction_agreement:
+        parts.append(f"agreement of predictions {same.share:.2%} ({same.ci[0]:.2%} to {same.ci[1]:.2%})")
     return ", ".join(parts)
 
 

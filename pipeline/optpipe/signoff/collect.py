@@ -26,7 +26,7 @@ from optpipe.signoff.judge import DossierRequest, require_waivable
 from optpipe.signoff.policy import Policy
 from optpipe.signoff.since import split_runs
 from optpipe.workspace.baselines import find_approved_baseline, get_utc_time
-from optpipe.workspace.file_names import BUILDS, POLICY, REQUEST, VERDICT
+from optpipe.workspace.file_names import BUILDS, POLICY, REQUEST, ROWS, VERDICT
 from optpipe.workspace.hashes import find_changed_files
 from optpipe.workspace.manifest import MANIFEST, read_manifest
 from optpipe.workspace.runs import (
@@ -40,7 +40,7 @@ from optpipe.workspace.runs import (
 from optpipe.workspace.store import Entry, Store
 
 LARGEST_TABLE_BYTES = 1024 * 1024
-"""Of a profile or parity run; its record, which the verdict rests on, is always copied."""
+"""Of a profile or parity run; its record and a proof's rows, which the verdict rests on, are always copied."""
 LARGEST_OTHERS_BYTES = 1536 * 1024
 """Of all bench runs' files about builds that are not judged."""
 JUDGED_KINDS = ("bench", "evaluate", "preprocess", "profile")
@@ -203,7 +203,8 @@ def _copy_run(run: Run, target: Path, judged: Set[str | None], room: int, *, who
 
 
 def _too_large(run: Run, path: str, size: int) -> bool:
-    return run.kind in ("profile", "preprocess") and size > LARGEST_TABLE_BYTES and not path.endswith(".json")
+    needed = path.endswith(".json") or path == ROWS
+    return run.kind in ("profile", "preprocess") and size > LARGEST_TABLE_BYTES and not needed
 
 
 def _list_files_of_others(run: Run, judged: Set[str | None]) -> Iterator[list[str]]:

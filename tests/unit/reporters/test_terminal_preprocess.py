@@ -17,7 +17,7 @@ from optpipe.preprocess.end_to_end.records import (
     PartRates,
     PredictionCheck,
 )
-from optpipe.preprocess.parity.records import RefusedImage
+from optpipe.preprocess.parity.records import PredictionAgreement, RefusedImage, TaskScore
 from optpipe.reporters.terminal_end_to_end import render_end_to_end
 from optpipe.reporters.terminal_preprocess import render_preprocess
 
@@ -36,6 +36,20 @@ def test_a_proof_that_fails_without_its_speed():
     failed = replace(failed, output=replace(failed.output, snr_db=None), top1_agreement=None, accuracy=None)
     parity = replace(record.parity, proof=failed, refused=(RefusedImage("/images/a.gif", "unsupported format"),))
     assert_golden(text_of(render_preprocess(replace(record, parity=parity))), "preprocess-failed.txt")
+
+
+def test_a_proof_of_a_detector():
+    record = preprocess_record(tuned=False)
+    proof = replace(
+        record.parity.proof,
+        reason="AP drop 0.01 points, 95 % interval -0.01 to 0.05, 250 images",
+        top1_agreement=None,
+        accuracy=None,
+        task_score=TaskScore("AP", 0.5837, 0.5836, 0.0001, (-0.0001, 0.0005)),
+        prediction_agreement=PredictionAgreement(0.9993, (0.9982, 1.0), 250),
+    )
+    record = replace(record, parity=replace(record.parity, proof=proof))
+    assert_golden(text_of(render_preprocess(record)), "preprocess-detector.txt")
 
 
 def test_files_to_predictions():

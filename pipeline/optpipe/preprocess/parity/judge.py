@@ -5,7 +5,7 @@ from math import floor
 from typing import TYPE_CHECKING
 
 from optpipe.core.verdict import Verdict
-from optpipe.preprocess.parity.records import Agreement
+from optpipe.preprocess.parity.records import Agreement, PredictionAgreement, TaskScore
 from optpipe.stats.paired import compute_share_interval
 
 if TYPE_CHECKING:
@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 
 REQUIRED_AGREEMENT = 0.995
 """Share of equal top-1 predictions that a replacement of preprocessing must keep."""
+MAXIMUM_SCORE_CHANGE = 0.005
+"""How far a task's score may move, in either direction: as far as accuracy can at REQUIRED_AGREEMENT."""
+FEWEST_IMAGES = 100
+"""With fewer, the bootstrap has seen too little: of images that are all alike it says that all images are."""
 SNR_FLOOR_DB = 50.0
 """Error of the outputs where predictions prove nothing: 0.3 % of their norm.
 
@@ -70,9 +74,12 @@ def judge_parity(
     classifies: bool,
     refused: int,
     blind: bool = False,
+    score: TaskScore | None = None,
+    predicted: PredictionAgreement | None = None,
 ) -> Judgment:
     """The verdict on a derived pipeline; `snr_db` is None where the outputs are equal to the bit.
 
+    `classifies` is true of every model whose predictions are compared; `score` and `predicted` are a detector's or segmenter's.
     `blind` is a model whose outputs are equal to the bit for different images, as one whose last layer is zero does.
     """
     if refused:
@@ -86,6 +93,8 @@ def judge_parity(
     snr = "bit-identical" if snr_db is None else f"SNR {snr_db:.1f} dB"
     if trained and found is not None:
         return _judge_by_agreement(found)
+    if trained and predicted is not None:
+        return _judge_predictions(score, predicted)
     if snr_db is not None and snr_db < SNR_FLOOR_DB:
         return Judgment(Verdict.FAIL, f"outputs differ: {snr}, below the minimum of {SNR_FLOOR_DB:.0f} dB")
     if blind:
@@ -123,3 +132,28 @@ def _judge_by_agreement(found: Agreement) -> Judgment:
     else:
         remedy = f"use at least {needed} images (--images, --limit)"
     return Judgment(Verdict.INCONCLUSIVE, f"{share}; too few images to prove {REQUIRED_AGREEMENT:.1%}", remedy)
+
+
+def _judge_predictions(score: TaskScore | None, predicted: PredictionAgreement) -> Judgment:
+    """FAIL where the whole interval of the agreement or of the score's drop is outside its limit; PASS where it is inside.
+
+    With annotations the score's interval decides on PASS, without them that of the agreement.
+    """
+    (low, high), required = predicted.ci, f"{REQUIRED_AGREEMENT:.1%}"
+    agreed = f"{predicted.share:.2%} agreement of predictions, 95 % interval {low:.2%} to {high:.2%}"
+    if predicted.images < FEWEST_IMAGES:
+        reason = f"{agreed}; {predicted.images} images are too few to prove it"
+        return Judgment(Verdict.INCONCLUSIVE, reason, f"use at least {FEWEST_IMAGES} images (--images, --limit)")
+    if high < REQUIRED_AGREEMENT:
+        return Judgment(Verdict.FAIL, f"{agreed}; {required} is required")
+    passed, said, unproven = low >= REQUIRED_AGREEMENT, agreed, f"too few images to prove {required}"
+    if score is not None:
+        low, high = score.drop_ci
+        limit = f"{100 * MAXIMUM_SCORE_CHANGE:g} points"
+        said = f"{score.name} drop {100 * score.drop:.2f} points, 95 % interval {100 * low:.2f} to {100 * high:.2f}"
+        if max(low, -high) > MAXIMUM_SCORE_CHANGE:
+            return Judgment(Verdict.FAIL, f"{said}; a change of at most {limit} is allowed")
+        passed, unproven = max(-low, high) <= MAXIMUM_SCORE_CHANGE, f"too few images to prove a change within {limit}"
+    if passed:
+        return Judgment(Verdict.PASS, f"{said}, {predicted.images} images")
+    return Judgment(Verdict.INCONCLUSIVE, f"{said}; {unproven}", "use more images (--images, --limit)")

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from optpipe.core.events import Listener
 from optpipe.core.transform import Transform
@@ -13,6 +13,7 @@ from optpipe.inputs.edge_cases import make_edge_case_files
 from optpipe.inputs.images import decode_image
 from optpipe.preprocess.dali.pipeline import INPUT, DaliPlan, dali_from_transform
 from optpipe.preprocess.parity.pixels import ComparedImage, PixelDifferences, compare_images, measure_steps_alone
+from optpipe.preprocess.parity.predictions import PredictionDecoder
 from optpipe.preprocess.parity.proof import proof_from_rows, rows_from_outputs
 from optpipe.preprocess.parity.records import EdgeCaseFile, Outcome, ParityRecord
 
@@ -40,15 +41,18 @@ def prove_parity(
     paths: Sequence[Path],
     transform: Transform,
     plan: DaliPlan,
-    infer: Callable[["np.ndarray"], "np.ndarray"],
+    infer: Callable[["np.ndarray"], "Mapping[str, np.ndarray]"],
     listener: Listener,
     *,
     labels: Sequence[int] | None = None,
     trained: bool,
     classifies: bool,
     threads: int = 2,
+    decoder: PredictionDecoder | None = None,
 ) -> Parity:
-    """Compares on `paths`; `infer` maps a batch of the model's input to its first output. `labels` go with `paths`.
+    """Compares on `paths`; `infer` maps a batch of the model's input to its outputs, the first of which is compared.
+
+    `labels` go with `paths`; predictions of a detector or segmenter are compared where their `decoder` is given.
 
     Raises BadInputError where DALI decodes none of the images.
     """
@@ -61,20 +65,33 @@ def prove_parity(
     pixels = PixelDifferences(transform, plan)
     worst: list[ComparedImage] = []
     parts: list[pl.DataFrame] = []
+    by_name = dict(files)
+    decoded: tuple[list[Any], list[Any]] = ([], [])
     with listener.step("parity", total=len(files)) as step:
         for batch in compare_images(files, pixels, threads):
             if batch:
-                outputs = (infer(np.stack([getattr(each, side) for each in batch])) for side in ("reference", "got"))
-                parts.append(_rows_from_batch(batch, truth).hstack(rows_from_outputs(*outputs, classifies=classifies)))
+                outputs = [infer(np.stack([getattr(each, side) for each in batch])) for side in ("reference", "got")]
+                first = (next(iter(each.values())) for each in outputs)
+                parts.append(_rows_from_batch(batch, truth).hstack(rows_from_outputs(*first, classifies=classifies)))
+                for known, found in zip(decoded, outputs, strict=True):
+                    known += decoder.decode(found, [by_name[each.name] for each in batch]) if decoder else []
             worst = sorted([*worst, *batch], key=lambda each: -each.mean_levels)[:WORST]
             step.advance(len(batch))
     if not parts:
         raise BadInputError(f"DALI could not decode any of the {len(files)} images: {pixels.refused[0].reason}")
     rows = pl.concat(parts)
+    if decoder:
+        rows = decoder.add_columns(rows, [by_name[name] for name in rows["image"]], *decoded)
     kept = set(rows["image"])
     measure_steps_alone([pair for pair in files if pair[0] in kept], pixels)
     record = ParityRecord(
-        proof_from_rows(rows, trained=trained, classifies=classifies, refused=len(pixels.refused)),
+        proof_from_rows(
+            rows,
+            trained=trained,
+            classifies=classifies,
+            refused=len(pixels.refused),
+            task=decoder.task if decoder else None,
+        ),
         images=rows.height,
         steps=pixels.list_steps(),
         largest_step=pixels.find_largest_step(),

@@ -1,7 +1,7 @@
 """The figures of a parity proof from its rows, one per image: when it is made, and again whenever it is verified.
 
 `images.parquet`: `image`, `mean_levels`, `max_levels` (pixels), the sums of `stats.agreement.compute_row_errors` (outputs), and
-for a classifier `reference_class`, `dali_class` and, where labels are known, `class`.
+for a classifier `reference_class`, `dali_class` and, where labels are known, `class`; for other tasks those of `predictions`.
 """
 
 from pathlib import Path
@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from optpipe.errors import BadInputError, first_line
 from optpipe.preprocess.parity.judge import compute_agreement, judge_parity
+from optpipe.preprocess.parity.predictions import compare_predictions
 from optpipe.preprocess.parity.records import Accuracy, Proof
 from optpipe.stats.agreement import compute_row_errors, pool_errors
 
 if TYPE_CHECKING:
     import numpy as np
     import polars as pl
+
+    from optpipe.evaluate.tasks.contract import BootstrapTask
 
 _CLASSES = ("reference_class", "dali_class", "class")
 
@@ -24,14 +27,17 @@ def rows_from_outputs(reference: "np.ndarray", got: "np.ndarray", *, classifies:
     import numpy as np
     import polars as pl
 
+    reference, got = (each.astype(np.float32) for each in (reference, got))
     columns: dict[str, Any] = dict(compute_row_errors(reference, got))
     for name, outputs in (("reference_class", reference), ("dali_class", got)):
         columns[name] = np.argmax(outputs, axis=1) if classifies else [None] * len(outputs)
     return pl.DataFrame(columns).cast({"reference_class": pl.Int64, "dali_class": pl.Int64})
 
 
-def proof_from_rows(rows: "pl.DataFrame", *, trained: bool, classifies: bool, refused: int) -> Proof:
-    """The proof that `rows` amount to."""
+def proof_from_rows(
+    rows: "pl.DataFrame", *, trained: bool, classifies: bool, refused: int, task: "BootstrapTask | None" = None
+) -> Proof:
+    """The proof that `rows` amount to; `task` is that of a detector or segmenter."""
     sums = _list_sums(rows)
     error = pool_errors("output", row_errors_from_table(rows))
     top1 = accuracy = None
@@ -41,16 +47,19 @@ def proof_from_rows(rows: "pl.DataFrame", *, trained: bool, classifies: bool, re
             truth = sums["class"]
             shares = (float((sums[name] == truth).mean()) for name in ("reference_class", "dali_class"))
             accuracy = Accuracy(*shares)
+    score, predicted = compare_predictions(rows, task)
     judgment = judge_parity(
         top1,
         error.snr_db,
         finite=error.finite,
         trained=trained,
-        classifies=classifies,
+        classifies=classifies or "dali_prediction" in rows.columns,
         refused=refused,
         blind=error.snr_db is None and rows["reference_square"].n_unique() < 2 and sums["max_levels"].max() > 0,
+        score=score,
+        predicted=predicted,
     )
-    return Proof(judgment.verdict, judgment.reason, judgment.remedy, error, top1, accuracy)
+    return Proof(judgment.verdict, judgment.reason, judgment.remedy, error, top1, accuracy, score, predicted)
 
 
 def row_errors_from_table(rows: "pl.DataFrame") -> "dict[str, np.ndarray]":

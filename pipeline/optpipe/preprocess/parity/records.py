@@ -90,6 +90,27 @@ class Accuracy:
 
 
 @dataclass(frozen=True, slots=True)
+class TaskScore:
+    """The first score of a detector or segmenter (AP, mIoU) with both pipelines; fractions, with annotations only."""
+
+    name: str
+    reference: float
+    dali: float
+    drop: float
+    drop_ci: tuple[float, float]
+    """95 %, by the paired bootstrap over images."""
+
+
+@dataclass(frozen=True, slots=True)
+class PredictionAgreement:
+    """The mean over images of the task's parity of predictions, from 0 to 1, with its 95 % interval by the bootstrap."""
+
+    share: float
+    ci: tuple[float, float]
+    images: int
+
+
+@dataclass(frozen=True, slots=True)
 class Proof:
     """The verdict, and what the model's outputs say."""
 
@@ -100,6 +121,9 @@ class Proof:
     top1_agreement: Agreement | None
     """Of a classifier whose predictions vary."""
     accuracy: Accuracy | None
+    task_score: TaskScore | None = None
+    prediction_agreement: PredictionAgreement | None = None
+    """Of a detector or segmenter."""
 
 
 @dataclass(frozen=True, slots=True)

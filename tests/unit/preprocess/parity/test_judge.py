@@ -13,6 +13,7 @@ from optpipe.preprocess.parity.judge import (
     compute_images_needed,
     judge_parity,
 )
+from optpipe.preprocess.parity.records import PredictionAgreement, TaskScore
 
 GOOD: dict[str, Any] = {"finite": True, "trained": True, "classifies": True, "refused": 0}
 
@@ -73,3 +74,26 @@ def test_one_more_disagreement_never_improves_the_verdict(images, wrong):
     better = judge_parity(agreement_from_counts(equal, images), 60.0, **GOOD).verdict
     worse = judge_parity(agreement_from_counts(max(equal - 1, 0), images), 60.0, **GOOD).verdict
     assert order[worse] <= order[better]
+
+
+@pytest.mark.parametrize(
+    ("drop_ci", "agreement_ci", "images", "verdict"),
+    [
+        ((-0.001, 0.004), (0.998, 1.0), 250, "PASS"),
+        ((-0.001, 0.004), (0.994, 0.996), 250, "PASS"),
+        ((-0.001, 0.004), (0.93, 0.95), 250, "FAIL"),
+        ((0.006, 0.02), (0.994, 0.996), 250, "FAIL"),
+        ((-0.02, -0.006), (0.998, 1.0), 250, "FAIL"),  # a higher score is no parity
+        ((0.0, 0.02), (0.998, 1.0), 250, "INCONCLUSIVE"),
+        ((0.0, 0.0), (1.0, 1.0), 99, "INCONCLUSIVE"),
+        (None, (0.998, 1.0), 250, "PASS"),
+        (None, (0.99, 1.0), 250, "INCONCLUSIVE"),
+        (None, (0.98, 0.99), 250, "FAIL"),
+    ],
+)
+def test_a_detector_is_judged_by_its_predictions(drop_ci, agreement_ci, images, verdict):
+    score = None if drop_ci is None else TaskScore("AP", 0.6, 0.6 - sum(drop_ci) / 2, sum(drop_ci) / 2, drop_ci)
+    predicted = PredictionAgreement(sum(agreement_ci) / 2, agreement_ci, images)
+    assert judge_parity(None, 30.0, **GOOD, score=score, predicted=predicted).verdict == verdict
+    untrained = judge_parity(None, 30.0, **{**GOOD, "trained": False}, score=score, predicted=predicted)
+    assert untrained.verdict is Verdict.FAIL

@@ -92,7 +92,7 @@ BAD_INPUT = {
     "batch 0": (["digits", "--batch", "0"], "--batch 0"),
     "unknown input": (["digits", "--shape", "pixels=1x3x32x32"], "has inputs image"),
     "wrong rank": (["digits", "--shape", "image=1x32"], "takes 4 dimensions"),
-    "unknown precision": (["digits", "--precision", "fp8"], "choose from"),
+    "unknown precision": (["digits", "--precision", "fp4"], "choose from"),
     "unknown backend": (["digits", "--backend", "openvino"], "choose from auto"),
     "unknown option": (
         ["digits", "--backend", "onnxruntime", "--precision", "fp32", "--option", "onnxruntime.x=1"],

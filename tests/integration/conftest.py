@@ -79,6 +79,27 @@ def digits(tmp_path_factory: pytest.TempPathFactory, exported: Callable[[Path], 
     return folder
 
 
+SCORE_POLICY = """schema = 1
+name = "score"
+model = "{model}"
+
+[build]
+backend = "onnxruntime"
+precision = "{precision}"
+
+[accuracy]
+{limit}
+"""
+
+
+def sign_off(inside: Callable[..., Ran], model: str, folder: Path, limit: str, precision: str = "int8") -> int:
+    """The exit status of `signoff` by a policy with that limit on accuracy and none on a time."""
+    (folder / "policy.toml").write_text(SCORE_POLICY.format(model=model, precision=precision, limit=limit))
+    ran = inside("signoff", model, "--policy", "policy.toml", "--no-measure", "--no-figures", cwd=folder)
+    assert ran.status != 2, ran.stderr
+    return ran.status
+
+
 POLICY = """schema = 1
 name = "digits in deployment"
 model = "digits"

@@ -2,6 +2,8 @@
 
 import json
 import random
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +11,12 @@ import numpy as np
 import pytest
 
 from optpipe.core.records import read_record
+from optpipe.core.verdict import Verdict, VerdictRecord
 from optpipe.core.weights import WeightsRequest
 from optpipe.evaluate.result import Evaluation
 from optpipe.sources.huggingface import HuggingFaceSource
 from tests.fakes.text_models import make_tokenizer, train
-from tests.integration.conftest import optpipe
+from tests.integration.conftest import Ran, optpipe, sign_off
 
 transformers = pytest.importorskip("transformers", reason="needs transformers: uv sync --extra hf")
 
@@ -97,9 +100,32 @@ def test_from_pairs_to_int8_and_its_correlation(folder: Path) -> None:
         assert row.agreement.share > 0.95
 
 
-def test_the_pooling_is_that_of_the_checkpoint_and_another_is_another_model(folder: Path, tmp_path: Path) -> None:
-    import shutil
+def test_a_wrong_pooling_fails_by_its_score(folder: Path, tmp_path: Path, inside: Callable[..., Ran]) -> None:
+    """The first token's embedding of an encoder whose mean was trained; with the mean the same policy finds nothing."""
+    shutil.copytree(folder / "topics", tmp_path / "wrong")
+    (tmp_path / "wrong" / "1_Pooling").mkdir()
+    said = {"word_embedding_dimension": 32, "pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
+    (tmp_path / "wrong" / "1_Pooling" / "config.json").write_text(json.dumps(said))
+    verdicts = {}
+    for name, place in (("topics", folder / "topics"), ("wrong", tmp_path / "wrong")):
+        model, here = f"hf:{place}", tmp_path / f"judge {name}"
+        here.mkdir()
+        for words in (
+            ("build", model, "--precision", "fp32", "--backend", "onnxruntime", "--device", "cpu"),
+            ("evaluate", model, "--data", folder / "validation.jsonl"),
+        ):
+            ran = inside(*words, cwd=here)
+            assert ran.status == 0, ran.stderr
+        status = sign_off(inside, model, here, 'minimum_score = "90 Spearman"', precision="fp32")
+        judged = read_record(next((here / ".optpipe" / "dossiers").glob("*/verdict.json")), VerdictRecord)
+        verdicts[name] = (
+            status,
+            {each.name: each.verdict for each in judged.criteria}["accuracy.minimum_score.Spearman"],
+        )
+    assert verdicts == {"topics": (5, Verdict.PASS), "wrong": (1, Verdict.FAIL)}  # speed is not measured
 
+
+def test_the_pooling_is_that_of_the_checkpoint_and_another_is_another_model(folder: Path, tmp_path: Path) -> None:
     import torch
 
     shutil.copytree(folder / "topics", tmp_path / "topics")

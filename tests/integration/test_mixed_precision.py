@@ -122,7 +122,7 @@ def test_int8_within_a_budget_is_one_command(planted) -> None:
     ("options", "says"),
     [
         (("--precision", "fp16", "--budget", "0.5"), "expected the largest accuracy drop, such as 0.5points"),
-        (("--precision", "fp32", "--budget", "0.5points"), "--budget applies to fp16 and int8"),
+        (("--precision", "fp32", "--budget", "0.5points"), "--budget applies to fp16, int8, fp8; add one"),
     ],
 )
 def test_bad_budgets_are_refused_at_once(planted, options, says) -> None:

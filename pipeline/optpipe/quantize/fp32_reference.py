@@ -62,7 +62,8 @@ def run_fp32_reference(model: Entry[ModelInfo], samples: SampleSet) -> Fp32Refer
 
     card = card_from_file(model.file(CARD))
     task = TASKS.get(card.task, TASKS[Task.CLASSIFICATION])  # of what no task judges, the largest output
-    task.require_model(card)
+    if card.task in TASKS:
+        task.require_model(card)
     reference, others = _predict(onnx.load(model.file(ONNX)), model, card, samples, task)
     truths = task.read_truths(samples, card, task.count_classes(card) or reference.classes)
     return Fp32Reference(model, card, samples, task, reference, others, truths)

@@ -10,6 +10,8 @@ from typing import Any
 
 from optpipe.errors import BadInputError, MissingError, StageError, first_line
 
+REMOVAL_S = 120
+"""How long the removal of a folder may take: fsspec waits for ever where a server loses an answer."""
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 """The extra of optpipe that installs what opens a kind of address."""
 
@@ -69,7 +71,7 @@ def remove_folder(folder: str) -> None:
     with _explain(f"cannot remove {folder}"), suppress(FileNotFoundError):
         system, path = _find(folder)
         system.invalidate_cache()  # others have written to it
-        system.rm(path, recursive=True)
+        system.rm(path, recursive=True, **({"timeout": REMOVAL_S} if system.async_impl else {}))
 
 
 def _open(name: str, mode: str) -> Any:

@@ -109,7 +109,7 @@ def sweep(
     workspace: WorkspaceOption = DEFAULT_WORKSPACE,
     json: JsonOption = False,
 ) -> Outcome:
-    """Build and measure a matrix over the GPUs of this host, or of a Ray cluster (--on ray).
+    """Build and measure a matrix on this host's GPUs or on Ray.
 
     Every cell is a row, whatever came of it. What is stored is not measured again; an interrupted sweep goes on.
     """

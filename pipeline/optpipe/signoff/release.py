@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import version
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +83,15 @@ def sign_off(
         with listener.step("write the report"):
             report = _report_from_dossier(scratch, verdict)
             write_reports(report, scratch, figures=figures)
-        target = output or store.workspace / "dossiers" / verdict.dossier_name
+        target = output or _choose_unused_path(store.workspace / "dossiers" / verdict.dossier_name)
         finish_dossier(scratch, target, key)
     return SignedDossier(target, verdict, report)
+
+
+def _choose_unused_path(preferred: Path) -> Path:
+    """`preferred`, or with -2, -3, ... behind it: a name ends in its second, and one build may be judged twice in it."""
+    numbered = (preferred.with_name(f"{preferred.name}-{n}") for n in count(2))
+    return next(path for path in chain([preferred], numbered) if not path.exists())
 
 
 def list_drawing_versions() -> dict[str, str]:

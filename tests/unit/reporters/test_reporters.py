@@ -97,6 +97,13 @@ def test_a_waiver_is_loud_everywhere(measured_once):
     assert '<skipped message="WAIVED (FAIL): known"' in render_junit(found.verdict)
 
 
+def test_two_dossiers_of_one_second_are_both_kept(measured_once, monkeypatch):
+    monkeypatch.setattr("optpipe.signoff.collect.get_utc_time", lambda: "2001-02-03T04:05:06.000000Z")
+    folders = [signed(measured_once, figures=False).folder for _ in range(3)]
+    name = "digits-onnxruntime-fp16-20010203T040506"
+    assert [folder.name for folder in folders] == [name, f"{name}-2", f"{name}-3"]
+
+
 def test_every_figure_links_to_a_file_that_is_there_with_its_hash(failed):
     files = [file for curve in failed.report.latencies for file in curve.files]
     assert files

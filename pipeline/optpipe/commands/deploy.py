@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from optpipe.deploy.server import ServerProgram
     from optpipe.workspace.store import Store
 
-Target = Literal["triton", "folder"]
+Target = Literal["triton", "kserve", "folder"]
 
 
 def deploy(
@@ -46,6 +46,12 @@ def deploy(
             envvar="OPTPIPE_TRITON",
         ),
     ] = None,
+    storage_uri: Annotated[
+        str | None, typer.Option(metavar="URI", help="With --to kserve: where models/ will be uploaded.")
+    ] = None,
+    image: Annotated[
+        str | None, typer.Option(help="With --to kserve: Triton's image; default: the one of KServe's runtime.")
+    ] = None,
     seconds: Annotated[
         float, typer.Option(min=0, max=600, help="Time to measure the server's cost at each load; 0: not measured.")
     ] = 4.0,
@@ -68,7 +74,10 @@ def deploy(
     with Terminal() as terminal:
         program = _find_program(server, to) if prove else None
         if dossier is not None:
-            _write(dossier, to, output, because, store, terminal, ensemble=ensemble, batching=batching)
+            _write(
+                dossier, to, output, because, store, terminal,
+                ensemble=ensemble, batching=batching, storage_uri=storage_uri, image=image,
+            )  # fmt: skip
         folder = check or output
         assert folder is not None
         try:
@@ -89,8 +98,8 @@ def _find_program(server: str | None, to: Target) -> "ServerProgram":
     from optpipe.deploy.triton_config import require_tritonclient
     from optpipe.errors import BadInputError
 
-    if to != "triton":
-        raise BadInputError("--prove needs a server: use --to triton")
+    if to == "folder":
+        raise BadInputError("--prove needs a server: use --to triton or --to kserve")
     require_tritonclient()
     return find_server(server)
 
@@ -105,10 +114,13 @@ def _write(
     *,
     ensemble: bool,
     batching: bool,
+    storage_uri: str | None,
+    image: str | None,
 ) -> None:
     from dataclasses import replace
 
     from optpipe.deploy.folder import write_folder
+    from optpipe.deploy.kserve import plan_service
     from optpipe.deploy.repository import write_repository
     from optpipe.deploy.signed_build import open_signed_build, require_preprocessing
     from optpipe.deploy.triton_config import require_tritonclient
@@ -118,19 +130,22 @@ def _write(
     if output is None:
         raise BadInputError("deploy DOSSIER requires --output DIR")
     require_unused_path(output)
-    if to == "triton":
+    if to != "kserve" and (storage_uri or image):
+        raise BadInputError(f"{'--storage-uri' if storage_uri else '--image'} needs --to kserve")
+    service = plan_service(storage_uri, image) if to == "kserve" else None
+    if to != "folder":
         require_tritonclient()
     with terminal.step("verify the dossier"):
         build = open_signed_build(dossier, store, because)
     if ensemble:
-        require_preprocessing(build, served=to == "triton")
+        require_preprocessing(build, served=to != "folder")
     else:
         build = replace(build, preprocessing=None)
     with terminal.step(f"write the {to} deployment"):
-        if to == "triton":
-            write_repository(build, output, store, batching=batching)
-        else:
+        if to == "folder":
             write_folder(build, output, store)
+        else:
+            write_repository(build, output, store, batching=batching, service=service)
 
 
 def _check(
@@ -148,8 +163,8 @@ def _check(
         checked = check_deployment(folder)
     if program is None:
         return checked, None
-    if checked.record.target != "triton":
-        raise BadInputError(f"{folder} is a deployment to a {checked.record.target}; --prove needs one to triton")
+    if checked.record.target == "folder":
+        raise BadInputError(f"{folder} is a deployment to a folder; --prove needs one to triton or kserve")
     policy = policy_from_toml((folder / POLICY).read_bytes(), str(folder / POLICY))
     plan = CostPlan(loads_from_policy(policy, checked.card.batch_range[2]), seconds) if seconds else None
     return checked, prove_deployment(checked, program, plan, store, terminal)

@@ -48,7 +48,7 @@ def check_deployment(folder: Path) -> CheckedDeployment:
     passport = read_record(folder / PASSPORT, Passport)
     with read_as_user_file(folder / CARD, "a model card"):
         card = card_from_file(folder / CARD)
-    if record.target == "triton" and (problems := list(find_configuration_problems(folder, record, card))):
+    if record.target != "folder" and (problems := list(find_configuration_problems(folder, record, card))):
         _refuse(folder, problems)
     return CheckedDeployment(folder, record, passport, card, tuple(find_passport_differences(passport)))
 

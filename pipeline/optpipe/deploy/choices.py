@@ -16,6 +16,8 @@ from optpipe.measuring.groups import ProcessGroup, group_processes
 from optpipe.measuring.sweep import MIN_SWEEP_GAIN
 from optpipe.signoff.policy import Criterion
 
+NOT_MEASURED = "no VALID single-stream measurement"
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -115,7 +117,7 @@ def _list_points(groups: Sequence[ProcessGroup], percentile: str) -> list[_Point
 
 def _choose_max_batch(points: Sequence[_Point], limit_ns: float | None, high: int) -> tuple[int, str]:
     if not points:
-        return high, "not measured: the largest batch of the build's profile"
+        return high, f"{NOT_MEASURED}: the largest batch of the build's profile"
     inside = [each for each in points if limit_ns is None or each.latency_ns <= limit_ns]
     chosen = (inside or points[:1])[-1]
     latency = format_quantity(chosen.latency_ns, Dimension.TIME)
@@ -134,6 +136,8 @@ def _choose_preferred(points: Sequence[_Point]) -> tuple[tuple[int, ...], str]:
         if each.size > 1 and each.rate >= best * MIN_SWEEP_GAIN:
             chosen.append(each)
         best = max(best, each.rate)
+    if not points:
+        return (), f"{NOT_MEASURED}: batches are formed as requests wait"
     if not chosen:
         return (), "no measured batch has more throughput than a smaller one: batches are formed as requests wait"
     rates = ", ".join(f"{each.size}: {each.rate:,.0f} images/s" for each in chosen)

@@ -117,7 +117,7 @@ def _list_notes(server: ServerRecord, models: Sequence[ServedModel]) -> tuple[st
     if not behind:
         return ()
     return (
-        f"{', '.join(behind)}: the server has no such backend ({', '.join(server.backends)}); prove it again where it is deployed",
+        f"{', '.join(behind)}: the server lacks the backend (it has: {', '.join(server.backends)}); prove it again where it is deployed",
     )
 
 

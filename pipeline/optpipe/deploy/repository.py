@@ -19,6 +19,7 @@ from optpipe.core.card import Task
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.records import json_from_record
 from optpipe.deploy.choices import Settings, choose_settings, leave_out_batching
+from optpipe.deploy.kserve import ServicePlan, write_service
 from optpipe.deploy.passport import passport_from_build
 from optpipe.deploy.records import (
     DEPLOYMENT,
@@ -79,10 +80,12 @@ class WrittenDeployment:
     passport: Passport
 
 
-def write_repository(build: SignedBuild, output: Path, store: Store, *, batching: bool = True) -> WrittenDeployment:
+def write_repository(
+    build: SignedBuild, output: Path, store: Store, *, batching: bool = True, service: ServicePlan | None = None
+) -> WrittenDeployment:
     """Writes everything in one step: `output` is there whole, or not at all. Raises BadInputError where it exists already.
 
-    Without `batching` every request is a batch of its own.
+    Without `batching` every request is a batch of its own; `service` asks for KServe's manifest beside it.
     """
     require_tritonclient()
     require_servable(build.artifact.info)
@@ -103,7 +106,11 @@ def write_repository(build: SignedBuild, output: Path, store: Store, *, batching
             _write_ensemble(build, settings, engine, preprocess, scratch / MODELS / ensemble)
         for path in (scratch / MODELS).glob(f"*/{CONFIG}"):
             require_valid_text(path)
-        record = describe_deployment(build, settings, "triton", engine, preprocess, ensemble, choices)
+        if service is not None:
+            backend = PLATFORMS.get(build.artifact.info.backend, ("python", ""))[0]
+            choices += write_service(build, settings, service, backend, scratch)
+        target = "triton" if service is None else "kserve"
+        record = describe_deployment(build, settings, target, engine, preprocess, ensemble, choices)
         passport = passport_from_build(build)
         write_card(build, scratch / CARD)
         write_bytes(scratch / POLICY, build.policy.source)
@@ -140,7 +147,7 @@ def describe_deployment(
         labels=list_labels(build),
         choices=tuple(choices),
         not_carried=tuple(sorted(set(settings.options) - _list_carried(info.backend, settings)))
-        if target == "triton"
+        if target != "folder"
         else (),
         tolerance=TOLERATED_RELATIVE_ERROR[info.precision],
         optpipe=__version__,

@@ -36,12 +36,12 @@ def render_deployment(found: "DeployResult") -> RenderableType:
         lines.append(
             Text(f"not set, Triton's backend has no such setting: {', '.join(record.not_carried)}", style="yellow")
         )
-    if record.target == "triton":
+    if record.target != "folder":
         lines.append(Text(f"passport: {found.passport.triton}", style="dim"))
     lines += [Text(f"differs from the evidence  {each}", style="yellow") for each in found.differences]
     lines += _render_proof(found.proof) if found.proof else []
     lines.append(Text(f"deployment  {found.folder}"))
-    if found.proof is None and record.target == "triton":
+    if found.proof is None and record.target != "folder":
         command = shlex.join(["optpipe", "deploy", "--check", found.folder, "--prove"])
         lines.append(Text(f"prove it on a server  {command}", style="dim"))
     return Group(*lines)

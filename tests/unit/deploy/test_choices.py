@@ -65,7 +65,8 @@ def test_a_batch_without_more_throughput_is_not_preferred():
 def test_what_was_not_measured_is_said():
     found = settings({})
     assert found.max_batch_size == 64
-    assert source(found, "max_batch_size").startswith("not measured")
+    for name in ("max_batch_size", "preferred_batch_size"):
+        assert source(found, name).startswith("no VALID single-stream measurement")
 
 
 @pytest.mark.parametrize(("low", "high"), [(8, 8), (4, 16)])

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# recheck's rates on digits: 20 comparisons of an environment with itself and 20 with calls held back by 5 %, from nothing.
-# usage: bash benchmarks/recheck_rates.sh DIRECTORY [COMPARISONS]      a minute each on quiet cores, two on busy ones
+# recheck's rates on digits: 20 comparisons with calls held back by 5 % and 20 of an environment with itself, in turn, from nothing.
+# usage: bash benchmarks/recheck_rates.sh DIRECTORY [COMPARISONS]      half a minute for each
 # Called again, it appends to what DIRECTORY has.
 set -eu
 out=${1:?usage: benchmarks/recheck_rates.sh DIRECTORY [COMPARISONS]} count=${2:-20}
@@ -13,5 +13,4 @@ if [ ! -d "$out/dossier" ]; then
   "$python" -m optpipe bench digits --batch 8 --processes 3 --min-time 0.3 --max-time 2 --percentile 50 --max-cv 400% --option onnxruntime.threads=1
   "$python" -m optpipe signoff digits --policy "$out/policy.toml" --no-measure --no-figures --output "$out/dossier"
 fi
-"$python" benchmarks/recheck_rates.py "$out/dossier" "$out/workspace" "$count" --rounds 8 --slower 1.05 --output "$out/slower.jsonl"
-"$python" benchmarks/recheck_rates.py "$out/dossier" "$out/workspace" "$count" --rounds 8 --output "$out/equal.jsonl"
+"$python" benchmarks/recheck_rates.py "$out/dossier" "$out/workspace" "$count" --output "$out"

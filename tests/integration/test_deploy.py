@@ -228,6 +228,19 @@ def test_an_inference_service_lies_beside_the_repository_and_is_checked_with_it(
 WITHOUT_OPTPIPE = "import runpy, sys; sys.modules['optpipe'] = None; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
 
+FROM_THREADS = """
+import json, sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+sys.path.insert(0, "")
+from predict import predict
+with ThreadPoolExecutor(8) as threads:
+    found = threads.map(lambda name: predict([Path(name).read_bytes()])[0][0], sys.argv[1:] * 4)
+print(json.dumps(list(found)[-len(sys.argv[1:]):]))
+"""
+"""A server calls from several threads at once."""
+
+
 def test_a_folder_predicts_what_was_signed_off_without_optpipe(deployed, tmp_path):
     target = tmp_path / "folder"
     ran = optpipe("deploy", deployed.dossier, "--to", "folder", "--output", target, workspace=deployed.workspace)
@@ -242,6 +255,11 @@ def test_a_folder_predicts_what_was_signed_off_without_optpipe(deployed, tmp_pat
     assert run.returncode == 0, run.stderr
     labels = [line.split()[1] for line in run.stdout.splitlines()]
     assert labels == [str(each["prediction"]) for each in images]
+    served = subprocess.run(
+        [sys.executable, "-c", FROM_THREADS, *files],
+        capture_output=True, text=True, env=alone, cwd=target, timeout=120, check=False,
+    )  # fmt: skip
+    assert json.loads(served.stdout) == labels, served.stderr
     with (target / "engine/model.onnx").open("ab") as file:
         file.write(b"\0")
     changed = optpipe("deploy", "--check", target, workspace=deployed.workspace)

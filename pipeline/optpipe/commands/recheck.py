@@ -19,7 +19,7 @@ def recheck(
     rounds: Annotated[
         int, typer.Option(help="Rounds; up to three times as many if noise hides a 4 % difference.")
     ] = ROUNDS,
-    min_time: Annotated[float, typer.Option(min=0.05, help="Seconds to measure in each process.")] = 1.0,
+    min_time: Annotated[float, typer.Option(min=0.05, help="Seconds to measure in each process.")] = 0.5,
     max_slowdown: Annotated[str, typer.Option(help="Slow-down that must be excluded for a PASS.")] = "5 %",
     workspace: WorkspaceOption = DEFAULT_WORKSPACE,
     json: JsonOption = False,

@@ -1,7 +1,7 @@
 """`--to folder`: the engine, its preprocessing and a loader that needs the runtime alone, for a server of the user's own."""
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from optpipe.core.hashing import hash_file
 from optpipe.core.records import json_from_record
 from optpipe.deploy.choices import choose_settings
 from optpipe.deploy.passport import passport_from_build
-from optpipe.deploy.records import DEPLOYMENT, PASSPORT, REQUESTS, Choice, Passport, RequestImage
+from optpipe.deploy.records import DEPLOYMENT, PASSPORT, REQUESTS, TENSORS, Choice, Passport
 from optpipe.deploy.repository import WrittenDeployment, describe_deployment, list_labels, write_card, write_requests
 from optpipe.deploy.signed_build import SignedBuild, list_signed_images
 from optpipe.errors import BadInputError
@@ -38,6 +38,8 @@ class LoaderSettings:
     provider: str
     provider_options: Mapping[str, str]
     session_config: Mapping[str, str]
+    classifies: bool
+    """Whether `predict.py` can name the class of an image."""
     pipeline: str | None
     pipeline_options: Mapping[str, int | None] = field(default_factory=dict)
     """Of DALI's `Pipeline.deserialize`."""
@@ -67,7 +69,7 @@ def write_folder(build: SignedBuild, output: Path, store: Store) -> WrittenDeplo
         passport = passport_from_build(build)
         write_bytes(scratch / DEPLOYMENT, json_from_record(record))
         write_bytes(scratch / PASSPORT, json_from_record(passport))
-        text = _make_readme(build, passport, _choose_example(build, images))
+        text = _make_readme(build, passport, images[0][1].file if images and _classifies_images(build) else None)
         (scratch / "README.md").write_text(text, encoding="utf-8")
         finish_dossier(scratch, output)
     return WrittenDeployment(output, record, passport)
@@ -92,6 +94,7 @@ def _describe_loader(build: SignedBuild, options: Mapping[str, Any], folder: Pat
         provider=PROVIDERS[info.device],
         provider_options={"use_tf32": "0", "prefer_nhwc": str(int(bool(options.get("nhwc"))))} if on_gpu else {},
         session_config={**dict([QDQ_AS_WRITTEN] if on_gpu else []), **spinning},
+        classifies=_classifies_images(build),
         pipeline=pipeline,
         pipeline_options={} if plan is None else _get_pipeline_options(plan),
         sha256={name: hash_file(folder / name) for name in (engine, pipeline) if name},
@@ -103,23 +106,43 @@ def _get_pipeline_options(plan: DaliPlan) -> dict[str, int | None]:
     return {"batch_size": plan.batch_size, "num_threads": plan.threads, "device_id": device, "prefetch_queue_depth": 1}
 
 
-def _choose_example(build: SignedBuild, images: Sequence[tuple[Path, RequestImage]]) -> str | None:
-    """An image that `predict.py` can be tried on: of a classifier whose preprocessing is in the folder."""
-    able = build.preprocessing is not None and build.card.task is Task.CLASSIFICATION
-    return images[0][1].file if images and able else None
+def _classifies_images(build: SignedBuild) -> bool:
+    return build.preprocessing is not None and build.card.task is Task.CLASSIFICATION
+
+
+SERVICE = """Behind FastAPI (`pip install fastapi python-multipart uvicorn`), as `service.py` in this folder: `uvicorn service:app`.
+LitServe, BentoML and Ray Serve call `predict` likewise, with the images of a batch.
+
+```python
+from fastapi import FastAPI, UploadFile
+from predict import predict
+
+app = FastAPI()
+
+
+@app.post("/predict")
+def classify(image: UploadFile):
+    [(label, score)] = predict([image.file.read()])
+    return {"label": label, "score": score}
+```
+
+"""
 
 
 def _make_readme(build: SignedBuild, passport: Passport, image: str | None) -> str:
     packages = " ".join(f"{name}=={version}" for name, version in passport.packages.items())
-    run = f"```sh\npython {PREDICT} {REQUESTS}/{image}\n```\n\n" if image else ""
+    run = f"```sh\npython {PREDICT} {REQUESTS}/{image}\n```\n\n{SERVICE}" if image else ""
     because = f", deployed because: {build.reference.because}" if build.reference.because else ""
+    calls = "`infer` runs the engine on tensors by name" + (
+        ", `preprocess` makes them from encoded images" if build.preprocessing else ""
+    )
     return (
         f"# {build.card.name}\n\n"
         f"{build.artifact.info.label}, artifact {build.artifact.id}; dossier {build.reference.name}: "
         f"{build.reference.verdict}{because}.\n\n"
-        f"`{PREDICT}` loads the engine and the preprocessing and needs no optpipe: copy it into your own service.\n\n"
+        f"`{PREDICT}` checks and loads the engine and needs no optpipe: {calls}.\n\n"
         f"```sh\npip install numpy {packages}\n```\n\n{run}"
-        f"`{REQUESTS}/tensors.npz` holds inputs (`input:NAME`) and the source model's outputs (`output:NAME`) to test a service "
-        f"with; `{SETTINGS}` the options that the signed-off measurements ran with. "
+        f"`{REQUESTS}/{TENSORS}` holds inputs (`input:NAME`) and the source model's outputs (`output:NAME`) to test a service "
+        f"with; `{SETTINGS}` holds the options that the signed-off measurements ran with. "
         f"`sha256sum -c SHA256SUMS` checks every file; `optpipe deploy --check DIR` also compares this machine with the evidence.\n"
     )

@@ -1,11 +1,12 @@
 """The engine and the preprocessing of this folder. `python predict.py IMAGE…` prints the class and score of each image.
 
-Copy it into your own service: it needs numpy, onnxruntime and, for images, nvidia-dali; README.md names the versions.
+Import it in your own service: it needs numpy, onnxruntime and, for images, nvidia-dali; README.md names the versions.
 """
 
 import hashlib
 import json
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -28,24 +29,36 @@ if SETTINGS["pipeline"]:
     from nvidia.dali.pipeline import Pipeline
 
     pipeline = Pipeline.deserialize(filename=str(HERE / SETTINGS["pipeline"]), **SETTINGS["pipeline_options"])
+    one_at_a_time = threading.Lock()  # a server calls from several threads, and the pipeline is for one
 
 
 def preprocess(images: list[bytes]) -> np.ndarray:
     """Encoded images to the model's tensor, in batches of the pipeline's size."""
     size, rows = SETTINGS["pipeline_options"]["batch_size"], []
     for start in range(0, len(images), size):
-        pipeline.feed_input("DALI_INPUT_0", [np.frombuffer(each, np.uint8) for each in images[start : start + size]])
-        rows += [np.array(each) for each in pipeline.run()[0].as_cpu()]
+        batch = [np.frombuffer(each, np.uint8) for each in images[start : start + size]]
+        with one_at_a_time:
+            pipeline.feed_input("DALI_INPUT_0", batch)
+            rows += [np.array(each) for each in pipeline.run()[0].as_cpu()]
     return np.stack(rows)
 
 
+def infer(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The engine's outputs by name, first axis the samples, as in `requests/tensors.npz`."""
+    return dict(zip([each.name for each in session.get_outputs()], session.run(None, inputs)))  # noqa: B905
+
+
 def predict(images: list[bytes]) -> list[tuple[str, float]]:
-    """The best class of each encoded image with its score."""
-    scores = session.run(None, {SETTINGS["input"]: preprocess(images)})[0]
+    """The best class of each encoded image with its score, for a classifier: the first output has a score per class."""
+    scores = next(iter(infer({SETTINGS["input"]: preprocess(images)}).values()))
     labels = SETTINGS["labels"] or [str(index) for index in range(scores.shape[1])]
     return [(labels[row.argmax()], float(row.max())) for row in scores]
 
 
 if __name__ == "__main__":
+    if not SETTINGS["classifies"]:
+        sys.exit(
+            "predict.py names classes of images, and this model has none: call infer(), and preprocess() for images"
+        )
     for path, (label, score) in zip(sys.argv[1:], predict([Path(each).read_bytes() for each in sys.argv[1:]])):  # noqa: B905
         print(f"{path}  {label}  {score:.4f}")

@@ -55,7 +55,7 @@ class RecheckPlan:
     python: Path | None = None
     """Another environment; this one where nothing is said."""
     rounds: int = 10
-    seconds: float = 1.0
+    seconds: float = 0.5
     """Of each process, over all its laps."""
     max_slowdown: float = 0.05
     """Of the latency's ratio: the whole interval must stay below for a PASS."""

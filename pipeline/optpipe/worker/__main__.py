@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from optpipe.core.measurement import OutputCheck, Scenario
+from optpipe.core.measurement import LoadSpec, OutputCheck, Scenario
 from optpipe.core.records import line_from_record, record_from_json
 from optpipe.errors import OptpipeError, first_line, is_out_of_memory
 from optpipe.worker.checks import (
@@ -31,6 +31,7 @@ from optpipe.worker.rotation import Rotation, draw_rotation, pool_from_files
 from optpipe.worker.spool import Spool
 
 PR_SET_PDEATHSIG = 1
+_Prepared = tuple[Rotation, list[dict[str, Any]], list[Lane]]
 
 
 def main() -> None:
@@ -81,6 +82,8 @@ class Worker:
             import torch
 
             self.streams = [torch.cuda.Stream() for _ in range(plan.streams)]
+        self._last: tuple[tuple[object, ...], _Prepared] | None = None
+        """The load of the point before and what was prepared for it."""
         self.sessions = [stack.enter_context(self._load_session(stream)) for stream in self.streams]
 
     def _load_session(self, stream: Any) -> Any:
@@ -105,19 +108,9 @@ class Worker:
     def measured(self, point: Point, events: Any) -> PointReport:
         """Puts one load on the session; returns the event that ends it."""
         asked = point.load
-        turns = draw_rotation(
-            pool_from_files(self.plan.inputs),
-            asked.batch_size,
-            self.plan.seed,
-            count_reference_inputs(self.reference),
-            self.plan.input_axes,
-        )
-        before = compute_untimed_outputs(self.sessions[0], turns)
-        turns = turns.first(len(before))
+        turns, before, lanes = self._prepare(asked)
         with suppress(OSError):  # where the kernel does not offer it the peak is the process's, and the larger for it
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-        used = len(self.streams) if asked.scenario in (Scenario.MULTI_STREAM, Scenario.OFFLINE) else 1
-        lanes = [self._lane(turns, point, number) for number in range(used)]
         kept = Reservoir(limit_output_checks(asked.output_checks, before[0]), self.plan.seed)
 
         def measuring() -> None:
@@ -150,10 +143,33 @@ class Worker:
             ),
         )
 
-    def _lane(self, turns: Rotation, point: Point, number: int) -> Lane:
+    def _prepare(self, asked: LoadSpec) -> _Prepared:
+        """The rotated inputs, the session's untimed outputs for them, and the lanes that they are bound to.
+
+        A point without warm-up goes on with those of the point before it: calls that nobody times would take longer than a short
+        point's timed ones. Probes of the cache overwrite inputs, so what they touched is never used again.
+        """
+        used = len(self.streams) if asked.scenario in (Scenario.MULTI_STREAM, Scenario.OFFLINE) else 1
+        load, found = (asked.batch_size, asked.mode, used), self._last
+        if found is None or found[0] != load or asked.max_warm_up_seconds > 0:
+            found = self._last = None  # frees the buffers of the one before
+            turns = draw_rotation(
+                pool_from_files(self.plan.inputs),
+                asked.batch_size,
+                self.plan.seed,
+                count_reference_inputs(self.reference),
+                self.plan.input_axes,
+            )
+            before = compute_untimed_outputs(self.sessions[0], turns)
+            turns = turns.first(len(before))
+            found = (load, (turns, before, [self._lane(turns, asked, number) for number in range(used)]))
+        self._last = found if asked.cache_probes == 0 else None
+        return found[1]
+
+    def _lane(self, turns: Rotation, asked: LoadSpec, number: int) -> Lane:
         if self.streams[number] is None:
-            return CpuLane(self.sessions[number], turns, point.load.mode)
-        return CudaLane(self.sessions[number], turns, point.load.mode, self.streams[number])
+            return CpuLane(self.sessions[number], turns, asked.mode)
+        return CudaLane(self.sessions[number], turns, asked.mode, self.streams[number])
 
     def _checked(self, kept: Reservoir, lanes: list[Lane], before: Any, turns: Rotation) -> OutputCheck:
         answers = [(index, lanes[0].on_host(outputs)) for index, outputs in kept.kept]

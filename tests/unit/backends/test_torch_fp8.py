@@ -22,7 +22,9 @@ from optpipe.quantize.e4m3 import choose_scale, round_to_e4m3
 from optpipe.workspace.store import Store
 
 
-@pytest.fixture(scope="module", params=[VIT, BERT], ids=["vit", "bert"])
+@pytest.fixture(
+    scope="module", params=[pytest.param(VIT, id="vit"), pytest.param(BERT, id="bert", marks=pytest.mark.slow)]
+)
 def exported(request, tmp_path_factory):
     wanted = make_request(request.param, tmp_path_factory.mktemp("fp8"))
     return wanted, *export_fp8_program(wanted)

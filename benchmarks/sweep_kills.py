@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.fakes.ray_nodes import add_node, list_processes, start_cluster
+from tests.fakes.ray_nodes import add_node, list_tasks, start_cluster
 
 from optpipe.core.events import SilentListener
 from optpipe.core.hashing import hash_file
@@ -61,13 +61,11 @@ def kill(what, driver, cluster, nodes):
         cluster.remove_node(nodes.pop(), allow_graceful=False)
         nodes.append(add_node(cluster, "cpu-b"))
         return True
-    processes = list_processes()
-    tasks = [pid for pid, (command, _) in processes.items() if PROGRAM[1] in command]
-    if not tasks:
-        return False
-    with suppress(ProcessLookupError):
-        os.kill(tasks[0] if what == "child" else processes[tasks[0]][1], signal.SIGKILL)
-    return True
+    for child, worker in list_tasks(PROGRAM[1]).items():
+        with suppress(ProcessLookupError):
+            os.kill(child if what == "child" else worker, signal.SIGKILL)
+            return True
+    return False
 
 
 def check(workspace):

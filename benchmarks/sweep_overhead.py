@@ -1,6 +1,7 @@
 """What `optpipe sweep` itself costs: usage sweep_overhead.py FOLDER [JOBS]   (10,000 jobs by default, no GPU)
 
-Planning, records, table and merging are measured with all JOBS; what a task costs (a process of its own, locks, watch) with 60 empty jobs.
+Planning, records, table and merging are measured with all JOBS; what a task costs (a process of its own, locks, watch) with 60 empty
+jobs. Then all JOBS are run as empty jobs, 100 to a process, as two shards that are merged with their runs.
 """
 
 import json
@@ -25,10 +26,12 @@ from optpipe.sweep.merge import merge_workspaces
 from optpipe.sweep.plan import key_of, list_works, plan_sweep
 from optpipe.sweep.rows import make_rows
 from optpipe.sweep.slots import Slot, list_slots
+from optpipe.sweep.sweep import SweepOptions, run_sweep
 from optpipe.workspace.store import Store, measure_folder_bytes
 
 EMPTY = (sys.executable, str(Path(__file__).with_name("empty_job.py")))
 TASKS = 60
+LOADS = 100
 
 
 def timed(name, work, found):
@@ -36,6 +39,26 @@ def timed(name, work, found):
     result = work()
     found[name] = {"s": round(time.monotonic() - started, 2), "cpu_s": round(time.process_time() - cpu, 2)}
     return result
+
+
+def run_shards(folder, cells, found):
+    """Two sweeps of half the jobs each, and the union of their workspaces."""
+
+    def execute(works, slots, setting, report):
+        return run_locally(works, slots, replace(setting, program=EMPTY), report)
+
+    options, mine, shards = SweepOptions(loads_per_process=LOADS), list_slots()[-1:], (folder / "1", folder / "2")
+    for at, shard in enumerate(shards):
+        half = cells[at::2]
+        run = lambda half=half, shard=shard: run_sweep(half, mine, options, Store(shard), SilentListener(), execute)  # noqa: E731
+        record = timed(f"shard {at + 1}: {len(half)} empty jobs, {LOADS} to a process", run, found)
+        assert record.counts == {"done": len(half)}
+    merge = lambda: merge_workspaces(shards, Store(folder / "union"), SilentListener())  # noqa: E731
+    assert timed("merge with runs", merge, found).status == 0
+    timed("merge with runs again", merge, found)
+    jobs = read_jobs(folder / "union")
+    assert len(jobs) == len({tries[0].run for tries in jobs.values()}) == len(cells)
+    found["bytes per job with its run"] = measure_folder_bytes(folder / "union") // len(cells)
 
 
 def make_cells(count):
@@ -74,7 +97,7 @@ def main():
     rows = timed("rows", lambda: make_rows(plan, {}), found)
     assert len(rows) == len({row.key for row in rows}) == count
     found["bytes per record"] = measure_folder_bytes(folder / "all") // count
-    found["peak MB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    found["peak MB, records alone"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     tasks, mine = make_cells(TASKS), list_slots()[-1:]
     setting = Setting(folder / "tasks", Limits(), program=EMPTY)
     (folder / "tasks").mkdir()
@@ -84,6 +107,8 @@ def main():
     assert [one.state for one in done] == [JobState.DONE] * TASKS
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     found["CPU s per empty task, its own process"] = round((children.ru_utime + children.ru_stime) / (TASKS + 1), 3)
+    run_shards(folder, cells, found)
+    found["peak MB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     print(json.dumps(found, indent=1))
     shutil.rmtree(folder)
 

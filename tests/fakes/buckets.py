@@ -1,6 +1,7 @@
 """Real HTTP servers of S3 (moto's) and Google Cloud Storage (fake-gcs-server) on this machine, each with one bucket."""
 
 import os
+import threading
 from contextlib import contextmanager
 
 NAMES = (
@@ -26,7 +27,9 @@ def serve_buckets():
     try:
         host, port = s3.get_host_and_port()
         os.environ |= dict(zip(NAMES, (f"http://{host}:{port}", "key", "secret", "us-east-1"), strict=False))
-        with FakeGCSServer():
+        with FakeGCSServer() as gcs:
+            # its log of requests goes to a pipe that the wrapper never reads: full after some 350, it would answer no more
+            threading.Thread(target=gcs._process.stderr.read, daemon=True).start()
             s3fs.S3FileSystem().mkdir("bucket")
             gcsfs.GCSFileSystem().mkdir("bucket")
             yield

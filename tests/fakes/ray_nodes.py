@@ -28,10 +28,10 @@ def start_cluster():
     return cluster, [add_node(cluster, kind) for kind in KINDS]
 
 
-def add_node(cluster, kind, **more):
-    """One more node, of an invented kind and this machine's environment; `more` are further labels."""
+def add_node(cluster, kind, gpus=0, **more):
+    """One more node, of an invented kind and this machine's environment; `more` are further labels, or other values."""
     labels = {"optpipe/kind": kind, "optpipe/fingerprint": list_slots()[0].fingerprint, **more}
-    return cluster.add_node(num_cpus=1, labels=labels, **choose_ports())
+    return cluster.add_node(num_cpus=1, num_gpus=gpus, labels=labels, **choose_ports())
 
 
 def choose_ports(*more):
@@ -46,12 +46,12 @@ def choose_ports(*more):
     return dict(zip(names, ports, strict=True))
 
 
-def list_processes():
-    """Command line and parent of every process, by id."""
-    found = {}
+def list_tasks(program):
+    """Ids of the processes that run `program` on the cluster that RAY_ADDRESS leads to, and of their Ray workers."""
+    ours, found = f"RAY_ADDRESS={os.environ['RAY_ADDRESS']}".encode(), {}
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            command = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-            found[int(path.name)] = command, parent
-    return found
+            told = (path / "cmdline").read_bytes().split(b"\0")
+            if program.encode() in told and ours in (path / "environ").read_bytes().split(b"\0"):
+                found[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+    return {child: worker for child, worker in found.items() if worker > 1}  # else its worker has just died

@@ -1,6 +1,8 @@
 """`optpipe sweep`."""
 
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,9 +10,11 @@ import typer
 
 from optpipe.commands.options import DEFAULT_WORKSPACE, JsonOption, WorkspaceOption
 from optpipe.commands.outcome import Outcome
-from optpipe.core.measurement import Mode
+from optpipe.core.measurement import Mode, Scenario
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from optpipe.sweep.job import Cell, JobRecord
     from optpipe.sweep.matrix import Matrix
     from optpipe.sweep.rows import SweepRecord
@@ -134,7 +138,8 @@ def sweep(
     baseline = {} if how.against is None or how.dry_run else _read_baseline(how.against)
     matrix = _matrix_from_options(models or [], wanted, pace)
     require_sound(matrix)
-    slots, execute = _connect(how)
+    terminal = Terminal()
+    slots, execute = _connect(how, terminal.warn)
     if how.store is not None and not is_bucket(how.store):
         workspace = Path(how.store)
     cells = select_shard(cells_from_matrix(matrix, list_kinds(slots)), shard)
@@ -147,7 +152,8 @@ def sweep(
         how.loads_per_process,
         Limits(how.job_timeout, how.lock_timeout, how.retries, how.pending_timeout),
     )
-    with Terminal() as terminal:
+    # Ray prints the end of the log of a node that dies; what came of its jobs is in the table
+    with terminal, redirect_stdout(StringIO()) if how.on else nullcontext():
         record = run_sweep(cells, slots, options, store, terminal, execute)
     record = replace(record, warnings=tuple(terminal.warnings))
     if baseline:
@@ -162,7 +168,7 @@ def _read_baseline(folder: Path) -> "dict[str, list[JobRecord]]":
     from optpipe.sweep.ledger import read_jobs
 
     if not (found := read_jobs(folder)):
-        raise BadInputError(f"--against {folder}: no jobs there; it has to be a workspace of optpipe sweep")
+        raise BadInputError(f"--against {folder}: no jobs found; expected the workspace of an earlier sweep")
     return found
 
 
@@ -188,7 +194,7 @@ def _print_node_labels() -> Outcome:
     return Outcome(labels, lambda: ",".join(f"{name}={value}" for name, value in labels.items()))
 
 
-def _connect(how: RunOptions) -> "tuple[tuple[Slot, ...], Executor]":
+def _connect(how: RunOptions, warn: "Callable[[str], None]") -> "tuple[tuple[Slot, ...], Executor]":
     """The slots and what runs on them: this host's, or a cluster's."""
     from functools import partial
 
@@ -217,12 +223,17 @@ def _connect(how: RunOptions) -> "tuple[tuple[Slot, ...], Executor]":
     elif shared is not None:
         shared = str(Path(shared).resolve())
     connect(how.on)
-    return list_cluster_slots(selectors), partial(run_on_ray, shared=shared, selectors=selectors)
+    return list_cluster_slots(selectors), partial(run_on_ray, shared=shared, selectors=selectors, warn=warn)
 
 
 def _list_slots(how: RunOptions) -> "tuple[Slot, ...]":
+    import os
+
+    from optpipe.errors import BadInputError
     from optpipe.sweep.slots import list_slots
 
+    if how.cpu_slots > (have := len(os.sched_getaffinity(0))):
+        raise BadInputError(f"--cpu-slots {how.cpu_slots}: only {have} processors are available")
     slots = list_slots(how.cpu_slots)
     gpus, parts = [slot for slot in slots if slot.gpu], [slot for slot in slots if not slot.gpu]
     return (*gpus[: how.slots], *parts[: how.slots])
@@ -232,6 +243,7 @@ def _matrix_from_options(models: list[str], wanted: MatrixOptions, pace: PaceOpt
     import msgspec
 
     from optpipe.commands.parsing import share_from_text
+    from optpipe.core.choices import choices_from_text
     from optpipe.errors import BadInputError
     from optpipe.measuring.sweep import batch_sizes_from_text
     from optpipe.sweep.matrix import Matrix, matrix_from_file
@@ -245,8 +257,10 @@ def _matrix_from_options(models: list[str], wanted: MatrixOptions, pace: PaceOpt
         "backends": words(wanted.backend),
         "batches": None if wanted.batch is None else batch_sizes_from_text(wanted.batch),
         "lengths": None if wanted.length is None else batch_sizes_from_text(wanted.length, "--length"),
-        "scenarios": words(wanted.scenario),
-        "rates": words(wanted.rate),
+        "scenarios": None
+        if wanted.scenario is None
+        else choices_from_text(wanted.scenario, list(Scenario), "--scenario"),
+        "rates": None if wanted.rate is None else _rates_from_text(wanted.rate),
         "options": None if wanted.option is None else [wanted.option],
         "gpus": words(wanted.gpu),
         "mode": wanted.mode,
@@ -270,6 +284,15 @@ def _matrix_from_options(models: list[str], wanted: MatrixOptions, pace: PaceOpt
         return msgspec.convert(merged, Matrix, strict=False)
     except msgspec.ValidationError as error:
         raise BadInputError(f"the sweep's options: {error}") from error
+
+
+def _rates_from_text(text: str) -> list[float]:
+    from optpipe.errors import BadInputError
+
+    try:
+        return [float(each) for each in text.split(",")]
+    except ValueError as error:
+        raise BadInputError(f"--rate {text}: expected queries per second, such as 100 or 100,200") from error
 
 
 def _calibrate_host(cells: "tuple[Cell, ...]", slots: "tuple[Slot, ...]", how: RunOptions, store: "Store") -> Outcome:

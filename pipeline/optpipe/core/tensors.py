@@ -152,7 +152,7 @@ def input_from_dict(value: Mapping[str, Any]) -> InputSpec:
     return InputSpec(name, dtype, low, usual, high, below=below, batch=batch)
 
 
-def batch_range_from_text(text: str) -> tuple[int, int, int]:
+def batch_range_from_text(text: str, flag: str = "--batch") -> tuple[int, int, int]:
     """Reads `--batch`: `8` is fixed, `1:8:64` is min:opt:max."""
     try:
         parts = [int(part) for part in text.split(":")]
@@ -162,7 +162,7 @@ def batch_range_from_text(text: str) -> tuple[int, int, int]:
         parts *= 3
     if len(parts) != 3 or not 1 <= parts[0] <= parts[1] <= parts[2]:
         raise BadInputError(
-            f"--batch {text}: expected one size or MIN:OPT:MAX with 1 <= MIN <= OPT <= MAX, such as 1:8:64"
+            f"{flag} {text}: expected one size or MIN:OPT:MAX with 1 <= MIN <= OPT <= MAX, such as 1:8:64"
         )
     return parts[0], parts[1], parts[2]
 

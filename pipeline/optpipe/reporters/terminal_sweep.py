@@ -76,7 +76,7 @@ def _sum_up(record: "SweepRecord") -> Iterator[str]:
     if record.dry_run:
         left = record.counts.get("to run", 0)
         known = "unknown, no earlier jobs" if record.estimate_s is None else format_duration(record.estimate_s * 1e9)
-        yield f"{left} job{'' if left == 1 else 's'} to run; estimated time: {known}"
+        yield f"{left} job{'' if left == 1 else 's'} to run; estimated time: {known}" if left else "nothing to run"
         return
     told = ", timing one GPU after the other (neighbor effect)" if record.serialized else ""
     yield f"took {format_duration(record.seconds * 1e9)}{told}"
@@ -131,4 +131,5 @@ def render_merge(record: "MergeRecord") -> RenderableType:
     lines = [f"conflict  {each}" for each in record.conflicts] + [f"not merged  {each}" for each in record.damaged]
     many = "" if len(record.sources) == 1 else "s"
     total = f"{len(record.sources)} workspace{many}: {record.added} added, {record.present} already here"
-    return Group(*map(Text, [*lines, f"{total}, {len(record.conflicts)} conflicts"]))
+    count = len(record.conflicts)
+    return Group(*map(Text, [*lines, f"{total}, {count} conflict{'' if count == 1 else 's'}"]))

@@ -53,7 +53,7 @@ def _compare(now: JobRecord | None, before: JobRecord | None) -> tuple[Mean | No
     if now is None or now.state is not JobState.DONE:
         return None, "not measured" if now is None else f"{now.state}: {now.reason}"
     if before is None or before.state is not JobState.DONE:
-        return None, "the baseline has no measurement of it" if before is None else f"the baseline is {before.state}"
+        return None, "not measured in the baseline" if before is None else f"the baseline is {before.state}"
     if now.fingerprint != before.fingerprint:
         return None, "the baseline was measured in another environment (GPU, driver, power limit or versions)"
     if now.run == before.run:
@@ -80,5 +80,8 @@ def _judge(
     elif high <= 1 + tolerance:
         verdict, reason = Verdict.PASS, ""
     else:
-        verdict, reason = Verdict.INCONCLUSIVE, f"the interval reaches {high - 1:+.1%}; more --processes narrow it"
+        verdict, reason = (
+            Verdict.INCONCLUSIVE,
+            f"the interval reaches {high - 1:+.1%}, beyond the tolerance; use more --processes",
+        )
     return CellVerdict(row.cell.key, row.cell.label, verdict, reason, shown, p_value)

@@ -10,8 +10,10 @@ from typing import Any
 
 from optpipe.errors import BadInputError, MissingError, StageError, first_line
 
-REMOVAL_S = 120
-"""How long the removal of a folder may take: fsspec waits for ever where a server loses an answer."""
+REQUEST_S = 300
+"""How long one request may take: gcsfs without this waits for ever for a server that does not respond; s3fs has limits of its own."""
+REMOVAL_S = 600
+"""How long the removal of a folder may take, over all its requests."""
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 """The extra of optpipe that installs what opens a kind of address."""
 
@@ -82,7 +84,11 @@ def _open(name: str, mode: str) -> Any:
 def _find(name: str) -> tuple[Any, str]:
     import fsspec
 
-    system, path = fsspec.core.url_to_fs(name, **({"auto_mkdir": True} if name.startswith("file://") else {}))
+    kind = name.partition("://")[0]
+    options = (
+        {"auto_mkdir": True} if kind == "file" else {"requests_timeout": REQUEST_S} if kind in ("gs", "gcs") else {}
+    )
+    system, path = fsspec.core.url_to_fs(name, **options)
     return system, str(path)
 
 
@@ -93,6 +99,8 @@ def _explain(what: str) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         raise StageError(f"{what}: no such bucket or object") from error
+    except TimeoutError as error:
+        raise StageError(f"{what}: the server did not respond in time") from error
     except Exception as error:
         kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
         raise StageError(f"{what}: {kind}{first_line(error)}") from error

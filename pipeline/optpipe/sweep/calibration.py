@@ -4,7 +4,8 @@ import threading
 from collections.abc import Sequence
 
 from optpipe.core.events import Listener
-from optpipe.errors import MissingError, StageError
+from optpipe.errors import BadInputError, MissingError, StageError
+from optpipe.stats.ratio import SMALLEST_ROUNDS
 from optpipe.sweep.built import find_built
 from optpipe.sweep.job import Cell, JobState
 from optpipe.sweep.launch import Limits, run_task
@@ -18,12 +19,14 @@ from optpipe.workspace.store import Store
 def calibrate_host(
     cell: Cell, slots: Sequence[Slot], rounds: int, lock_s: float, store: Store, listener: Listener
 ) -> NeighborEffect:
-    """The neighbor effect of the slots of the cell's kind. Raises MissingError for fewer than two."""
+    """The neighbor effect of the slots of the cell's kind. Raises MissingError for fewer than two, BadInputError for too few rounds."""
     mine = [slot for slot in slots if slot.kind == cell.kind]
     if len(mine) < 2:
         raise MissingError(
-            f"--calibrate-host requires two or more slots of {cell.kind}, found {len(mine)}; on a CPU, --cpu-slots 2 divides it"
+            f"--calibrate-host requires two or more slots of {cell.kind}, found {len(mine)}; for a CPU, add --cpu-slots 2"
         )
+    if rounds < SMALLEST_ROUNDS:
+        raise BadInputError(f"--rounds {rounds}: must be at least {SMALLEST_ROUNDS}")
     locks = sorted({lock for slot in mine for lock in list_locks(slot, timing=True, serialized=False)})
     with hold_locks(locks, lock_s):
         artifact = find_built(store.workspace, cell.recipe, mine[0].fingerprint)

@@ -242,7 +242,7 @@ def _list_warnings(
         found += [f"{name} does not meet {slo} at any measured batch size" for name in lost]
     for kind in dict.fromkeys(row.kind for row in rows):
         if prices is not None and kind not in prices.gpus:
-            found.append(f"the price list has no {kind}; its costs are not known")
+            found.append(f"the price list has no entry for {kind}; its costs are unknown")
         if len({row.fingerprint for row in rows if row.kind == kind}) > 1:
             found.append(f"{kind}: rows are from several environments (driver, power limit or versions differ)")
     return found

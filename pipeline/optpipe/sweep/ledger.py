@@ -26,9 +26,9 @@ class Conflict:
     runs: tuple[str, ...]
 
     def __str__(self) -> str:
-        return (
-            f"job {self.key} ({self.label}) has results that differ: {', '.join(self.states)} in {', '.join(self.runs)}"
-        )
+        named = zip(self.states, self.runs, strict=True)
+        found = ", ".join(f"{state} in {run}" if run else state for state, run in named)
+        return f"job {self.key} ({self.label}) has different results: {found}"
 
 
 def write_job(workspace: Path, record: JobRecord) -> Path:

@@ -17,6 +17,7 @@ QUIET = "quiet"
 """Held by whoever needs the host's processors to itself."""
 TIMING = "timing"
 """Held while timing where GPUs disturb each other."""
+_WHAT = {QUIET: "the CPU", TIMING: "timing on this host"}
 _POLL_S = 0.2
 
 
@@ -45,7 +46,8 @@ def hold_locks(names: Sequence[tuple[str, bool]], wait_s: float, folder: Path | 
             while not _try_lock(descriptor, shared=shared):
                 if monotonic() > deadline:
                     raise TakenError(
-                        f"{name} has been in use by {_describe_holder(descriptor)} for more than {wait_s:.0f} s"
+                        f"{_WHAT.get(name, name)} has been in use by {_describe_holder(descriptor)} for more than {wait_s:.0f} s "
+                        "(--lock-timeout)"
                     )
                 sleep(_POLL_S)
         yield

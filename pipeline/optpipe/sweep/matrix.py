@@ -4,6 +4,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
+from math import inf
 from pathlib import Path
 
 import msgspec
@@ -13,8 +14,9 @@ from optpipe.core.defaults import MAX_CV, PROCESSES
 from optpipe.core.entries import Device
 from optpipe.core.hashing import hash_file
 from optpipe.core.measurement import LoadSpec, Mode, Scenario
-from optpipe.core.precision import precisions_from_text
+from optpipe.core.precision import Precision, precisions_from_text
 from optpipe.core.tensors import batch_range_from_text
+from optpipe.core.weights import weights_from_text
 from optpipe.errors import BadInputError, read_as_user_file
 from optpipe.sweep.job import CPU, Cell, Recipe
 
@@ -102,7 +104,11 @@ def require_sound(matrix: Matrix) -> None:
         if backend not in BACKENDS or not dot or "=" not in rest:
             raise BadInputError(f"option {text}: expected BACKEND.KEY=VALUE with a backend of {', '.join(BACKENDS)}")
     if matrix.profile is not None:
-        batch_range_from_text(matrix.profile)
+        batch_range_from_text(matrix.profile, "--profile")
+    weights_from_text(matrix.weights, matrix.seed)
+    if matrix.calibration is not None and not Path(matrix.calibration).exists():
+        raise BadInputError(f"--calibration {matrix.calibration}: no such file or folder")
+    _require_sound_pace(matrix)
     count = len(matrix.models) * len(matrix.precisions) * len(matrix.backends) * len(matrix.batches)
     count *= (
         max(1, len(matrix.lengths))
@@ -112,6 +118,18 @@ def require_sound(matrix: Matrix) -> None:
     )
     if count > LARGEST:
         raise BadInputError(f"the matrix has about {count:,} cells; the limit is {LARGEST:,}: split it")
+
+
+def _require_sound_pace(matrix: Matrix) -> None:
+    if not 0 < matrix.percentile < 100:
+        raise BadInputError(
+            f"percentile {matrix.percentile:g}: expected a number between 0 and 100, such as 99 or 99.9"
+        )
+    longest = max(matrix.max_seconds, matrix.max_warm_up_seconds, matrix.min_seconds, matrix.warm_up_seconds)
+    if not (matrix.min_seconds > 0 and matrix.warm_up_seconds >= 0 and longest < inf):
+        raise BadInputError("times must be positive and finite")
+    if not matrix.max_cv > 0:
+        raise BadInputError(f"max_cv {matrix.max_cv:g}: must be positive")
 
 
 def _list_recipes(matrix: Matrix, kind: str) -> Iterator[Recipe]:
@@ -163,5 +181,6 @@ def find_obstacle(cell: Cell) -> str | None:
     if cell.recipe.device not in backend.devices():
         return f"{backend.name} does not support {cell.recipe.device}"
     if cell.recipe.precision not in {str(each) for each in backend.precisions(cell.recipe.device)}:
-        return f"{backend.name} has no {cell.recipe.precision} kernels on {cell.recipe.device}"
+        known = [each for each in Precision if each in backend.precisions(cell.recipe.device)]
+        return f"{backend.name} has no {cell.recipe.precision} kernels on {cell.recipe.device}, only {', '.join(known)}"
     return None

@@ -203,7 +203,7 @@ def _list_variants_apart(workspace: Path) -> Iterator[str]:
     for name, variants in sorted(_collect(workspace).items()):
         if len(variants) > 1:
             others = sorted(one.path.name for one in variants.values() if one.path != workspace / name)
-            yield f"{name} has {len(variants)} contents; the oldest has the name, conflicts/ has {', '.join(others)}"
+            yield f"{name} has {len(variants)} versions; the oldest keeps the name, conflicts/ has {', '.join(others)}"
 
 
 def _list_jobs_apart(workspace: Path) -> Iterator[str]:

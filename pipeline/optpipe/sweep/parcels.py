@@ -57,7 +57,7 @@ def unpack(chunks: Iterable[bytes], store: Store) -> None:
     with store.scratch("parcel") as scratch, tempfile.TemporaryFile() as file:
         for number, chunk in enumerate(chunks, start=1):
             if hashlib.sha256(chunk[_DIGEST_BYTES:]).digest() != chunk[:_DIGEST_BYTES]:
-                raise StageError(f"a parcel arrived damaged: chunk {number} changed on the way")
+                raise StageError(f"damaged in transfer: chunk {number} does not match its SHA-256")
             file.write(chunk[_DIGEST_BYTES:])
         if file.tell() == 0:
             return
@@ -66,9 +66,9 @@ def unpack(chunks: Iterable[bytes], store: Store) -> None:
             with tarfile.open(fileobj=_as_bytes(file), mode="r") as tar:
                 tar.extractall(scratch / "parcel", filter="data")
         except (tarfile.TarError, EOFError) as error:
-            raise StageError(f"a parcel arrived damaged: {error}") from error
+            raise StageError(f"damaged in transfer: {error}") from error
         if damaged := take_in(scratch / "parcel", store, [0, 0]):
-            raise StageError(f"a parcel arrived damaged: {damaged[0]}")
+            raise StageError(f"damaged in transfer: {damaged[0]}")
 
 
 def _as_bytes(file: object) -> io.BufferedRandom:

@@ -80,7 +80,7 @@ def plan_sweep(
             planned.append(PlannedCell(cell, Standing.IMPOSSIBLE, why))
         elif cell.kind not in here:
             done = next((one for one in found if one.finished), None)
-            reason = f"no {cell.kind} here; run the sweep on such a host and merge its workspace"
+            reason = f"no {cell.kind} here; run the sweep on a host that has one and merge its workspace"
             standing = Standing.ELSEWHERE if done is None else Standing.STORED
             planned.append(PlannedCell(cell, standing, reason if done is None else done.reason, done))
         else:

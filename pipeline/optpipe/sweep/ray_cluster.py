@@ -102,7 +102,7 @@ def list_cluster_slots(selectors: Sequence[Selector] = ()) -> tuple[Slot, ...]:
     if not found:
         first = next((each for each in selectors if not any(each.matches(labels) for _, labels in labeled)), None)
         if first is None:
-            raise MissingError("no node of the Ray cluster has all labels of --node at once, or none has a GPU")
+            raise MissingError("no node of the Ray cluster matches all --node labels, or those that match have no GPU")
         has = sorted({labels.get(first.label, "none") for _, labels in labeled})
         raise MissingError(f"--node {first}: no node of the Ray cluster has it; nodes have {', '.join(has)}")
     return tuple(found)

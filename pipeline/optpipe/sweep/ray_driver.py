@@ -7,8 +7,9 @@ Ray: we count its time. Nothing is shipped by runtime_env: optpipe is installed 
 """
 
 import secrets
+import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -45,11 +46,12 @@ def run_on_ray(
     report: Report,
     shared: str | None = None,
     selectors: Sequence[Selector] = (),
+    warn: Callable[[str], None] = warnings.warn,
 ) -> bool:
     """Runs everything on the cluster that is connected; the driver's store takes in what comes back.
 
     `shared` is a workspace that all nodes see, or the address of a folder that fsspec opens; `selectors` are labels that nodes
-    have to have beside their kind.
+    have to have beside their kind; `warn` is told what is left in a bucket.
     """
     driver = _Driver(works, slots, setting, report, Transport(Store(setting.workspace), shared), selectors)
     try:
@@ -59,7 +61,8 @@ def run_on_ray(
         driver.cancel()
         return False
     finally:
-        driver.transport.close()
+        if (left := driver.transport.close()) is not None:
+            warn(left)
     return True
 
 

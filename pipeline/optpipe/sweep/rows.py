@@ -154,8 +154,8 @@ def list_warnings(rows: Sequence[SweepRow]) -> list[str]:
             )
     clocks = {row.host: row.clock_ahead_s for row in rows if row.clock_ahead_s}
     found += [
-        f"the clock of host {host} is {abs(ahead):,.0f} s {'ahead of' if ahead > 0 else 'behind'} this host's; durations are each "
-        "host's own, only the times of day of its rows are off"
+        f"the clock of host {host} is {abs(ahead):,.0f} s {'ahead of' if ahead > 0 else 'behind'} this host's: the timestamps of its "
+        "rows are off, durations are not affected"
         for host, ahead in clocks.items()
     ]
     elsewhere = Counter(row.cell.kind for row in rows if row.state == Standing.ELSEWHERE)

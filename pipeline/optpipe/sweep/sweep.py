@@ -83,8 +83,8 @@ def decide_serialization(store: Store, plan: SweepPlan, listener: Listener) -> b
     effect = read_neighbor_effect(store.workspace, used)
     if effect is None:
         listener.warn(
-            f"{len(used)} slots time side by side and the neighbor effect of this host is not known; "
-            "optpipe sweep MODEL --calibrate-host measures it"
+            f"{len(used)} slots are timed side by side, and the neighbor effect of this host is unknown; "
+            "measure it with optpipe sweep MODEL --calibrate-host"
         )
         return False
     return effect.serializes

@@ -5,6 +5,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from optpipe.errors import StageError
 from optpipe.sweep.bucket import get_chunk, is_bucket, put_chunks, remove_folder
 from optpipe.sweep.parcels import list_needed, pack
 from optpipe.workspace.store import Store
@@ -38,10 +39,14 @@ class Transport:
         """What a node handed back: chunks, or their addresses in the bucket."""
         return iter(chunks) if self.bucket is None else (get_chunk(name.decode()) for name in chunks)
 
-    def close(self) -> None:
-        """Removes what this sweep left in the bucket. Raises StageError where it cannot."""
-        if self.bucket is not None:
-            remove_folder(self.bucket)
+    def close(self) -> str | None:
+        """Removes what this sweep left in the bucket. Returns why it could not: no reason to lose what was measured."""
+        try:
+            if self.bucket is not None:
+                remove_folder(self.bucket)
+        except StageError as error:
+            return f"{error}; remove it yourself, the results are in the workspace"
+        return None
 
 
 def _put(chunks: Iterator[bytes]) -> Iterator[Any]:

@@ -56,8 +56,9 @@ def build_recipe(task: Task) -> CellOutcome:
     if found.why_not is not None:
         return CellOutcome(JobState.IMPOSSIBLE, found.why_not, found.entry.id)
     if not found.passed:
-        what = "outputs differ from the source model" if found.entry.info.precision_proof.proven else "not in precision"
-        return CellOutcome(JobState.FAILED, f"the build is not verified: {what}", found.entry.id)
+        proven = found.entry.info.precision_proof.proven
+        what = "its outputs differ from the source model's" if proven else f"it does not compute in {recipe.precision}"
+        return CellOutcome(JobState.FAILED, f"the build failed verification: {what}", found.entry.id)
     return CellOutcome(JobState.DONE, artifact=found.entry.id)
 
 

@@ -62,7 +62,7 @@ def test_what_cannot_be_compared_is_inconclusive_and_says_why(change, said):
 
 def test_a_cell_without_a_baseline_is_inconclusive():
     cell = make_cell()
-    assert "no measurement" in judge_records([cell], [], [make_record(cell, run="now")]).cells[0].reason
+    assert "not measured in the baseline" in judge_records([cell], [], [make_record(cell, run="now")]).cells[0].reason
 
 
 @given(st.floats(0.5, 2.0), st.floats(0.0, 0.3), st.floats(0.0, 0.3))

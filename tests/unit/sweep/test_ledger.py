@@ -37,7 +37,7 @@ def test_records_are_read_as_they_were_written_and_one_written_twice_is_one(tmp_
 
 def test_verdicts_that_differ_are_a_conflict_and_a_crash_before_a_result_is_none():
     assert find_conflicts(RECORDS[:3]) is None
-    assert "done, done, invalid" in str(find_conflicts(RECORDS))
+    assert "done in bench-2, done in bench-1, invalid" in str(find_conflicts(RECORDS))
 
 
 def test_a_damaged_record_is_named_with_the_way_out(tmp_path):

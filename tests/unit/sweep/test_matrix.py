@@ -66,7 +66,7 @@ def test_a_file_counts_by_its_content_not_by_its_name(tmp_path):
 
 def test_what_no_machine_can_do_is_known_before_it_runs():
     cell = cells_from_matrix(Matrix(**ORT), (CPU,))[0]
-    assert find_obstacle(cell) == "onnxruntime has no fp16 kernels on cpu"
+    assert find_obstacle(cell) == "onnxruntime has no fp16 kernels on cpu, only fp32, int8"
     assert find_obstacle(cells_from_matrix(Matrix(**ORT), ("NVIDIA H200",))[0]) is None
 
 
@@ -80,7 +80,13 @@ def test_what_no_machine_can_do_is_known_before_it_runs():
         ({"options": (("threads=1",),)}, "expected BACKEND.KEY=VALUE"),
         ({"precisions": ("fp7",)}, "fp7"),
         ({"backends": ("nope",)}, "--backend nope: choose from auto"),
-        ({"profile": "8:1"}, "8:1"),
+        ({"profile": "8:1"}, "--profile 8:1: expected one size"),
+        ({"percentile": 100.0}, "percentile 100: expected a number"),
+        ({"min_seconds": 0.0}, "times must be positive"),
+        ({"max_seconds": float("inf")}, "times must be positive and finite"),
+        ({"max_cv": 0.0}, "max_cv 0: must be positive"),
+        ({"weights": "nope.pt"}, "--weights nope.pt: no such file"),
+        ({"calibration": "nope"}, "--calibration nope: no such file"),
         ({"batches": tuple(range(1, 200_000))}, "the limit is 100,000"),
     ],
 )

@@ -92,7 +92,7 @@ def test_two_contents_of_one_name_are_both_kept_and_said(tmp_path):
     put(tmp_path / "b", "store", "artifact-1", "old", "1")
     found = merge(tmp_path / "w", tmp_path / "a", tmp_path / "b")
     assert found.status == 1
-    assert "store/artifact-1 has 2 contents" in found.conflicts[0]
+    assert "store/artifact-1 has 2 versions" in found.conflicts[0]
     assert (tmp_path / "w" / "store" / "artifact-1" / "model.bin").read_text() == "old"
     (aside,) = (tmp_path / "w" / "conflicts" / "store").iterdir()
     assert (aside / "model.bin").read_text() == "new"
@@ -135,4 +135,4 @@ def test_a_conflict_of_verdicts_is_said(tmp_path):
         (tmp_path / name / "store").mkdir(parents=True)
         write_job(tmp_path / name, make_record(make_cell(), state))
     found = merge(tmp_path / "w", tmp_path / "a", tmp_path / "b")
-    assert "results that differ: done, invalid" in found.conflicts[0]
+    assert "has different results: done in " in found.conflicts[0]

@@ -37,7 +37,7 @@ def test_a_clock_that_is_off_is_said_once_for_each_host():
     records = [make_record(make_cell(batch=size)) for size in (1, 2, 4)]
     rows = rows_of(on_host(records[0], "a", 3600.0), on_host(records[1], "a", 3600.0), on_host(records[2], "b", -60.0))
     assert list_warnings(rows) == [
-        f"the clock of host {host} is {said} this host's; durations are each host's own, only the times of day of its rows are off"
+        f"the clock of host {host} is {said} this host's: the timestamps of its rows are off, durations are not affected"
         for host, said in (("a", "3,600 s ahead of"), ("b", "60 s behind"))
     ]
 

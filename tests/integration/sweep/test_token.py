@@ -17,7 +17,7 @@ pytestmark = [
 TOKEN = "0123456789abcdef" * 4
 CLUSTER = f"""
 import sys
-sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+sys.path.insert(0, {str(Path(__file__).parents[3])!r})
 from tests.fakes.ray_nodes import start_cluster
 cluster, _ = start_cluster()
 print(cluster.address, cluster.client_address, flush=True)

@@ -30,7 +30,7 @@ QUICK = (
     "--backend", "onnxruntime", "--gpu", "cpu", "--processes", "1", "--min-time", "0.2", "--warm-up", "0.1",
     "--max-warm-up", "1", "--max-time", "3", "--percentile", "90", "--max-cv", "500%",
 )  # fmt: skip
-EMPTY = (sys.executable, str(Path(__file__).parents[2] / "benchmarks" / "empty_job.py"))
+EMPTY = (sys.executable, str(Path(__file__).parents[3] / "benchmarks" / "empty_job.py"))
 
 
 def sweep(workspace, *arguments):
@@ -56,7 +56,10 @@ def test_every_cell_is_a_row_with_its_run_or_its_reason(swept):
     assert len(rows) == 4
     for row in rows:
         if row["cell"]["recipe"]["precision"] == "fp16":
-            assert (row["state"], row["reason"]) == ("impossible", "onnxruntime has no fp16 kernels on cpu")
+            assert (row["state"], row["reason"]) == (
+                "impossible",
+                "onnxruntime has no fp16 kernels on cpu, only fp32, int8",
+            )
         else:
             assert (folder / "runs" / row["run"] / "manifest.json").is_file()
             assert row["figures"]["throughput"]["value"] > 0
@@ -97,8 +100,11 @@ def test_shards_merge_into_what_one_host_would_have(tmp_path, swept):
         (("digits", "--shard", "3/2"), 2, "--shard 3/2"),
         (("digits", "--matrix", "/no/such.toml"), 2, "/no/such.toml"),
         (("digits", "--on", "slurm"), 2, "--on slurm"),
+        (("digits", "--scenario", "fast"), 2, "--scenario fast: choose from"),
+        (("digits", "--scenario", "server", "--rate", "x"), 2, "--rate x: expected queries per second"),
+        (("digits", "--cpu-slots", "10000"), 2, "--cpu-slots 10000: only "),
         (("digits", "--against", "/no/such", "--dry-run", "--precision", "fp32"), 0, "to run"),
-        (("digits", "--against", "/no/such", "--precision", "fp32"), 2, "no jobs there"),
+        (("digits", "--against", "/no/such", "--precision", "fp32"), 2, "no jobs found"),
         (("digits", "--tolerance", "x"), 2, "--tolerance x"),
         (("digits", "--precision", "fp32", "--calibrate-host"), 3, "--cpu-slots 2"),
         ((), 2, "no model to sweep"),
@@ -119,8 +125,8 @@ def empty_cells(count):
 DRIVER = f"""
 import sys
 from pathlib import Path
-sys.path.insert(0, {str(Path(__file__).parents[2])!r})
-from tests.integration.test_sweep import run_empty
+sys.path.insert(0, {str(Path(__file__).parents[3])!r})
+from tests.integration.sweep.test_local import run_empty
 run_empty(Path(sys.argv[1]), int(sys.argv[2]))
 """
 

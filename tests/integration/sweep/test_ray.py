@@ -5,12 +5,14 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from optpipe.build.verify import VerificationInfo
+from optpipe.core.entries import ArtifactInfo
 from optpipe.sweep.launch import Limits
 from optpipe.sweep.ledger import read_jobs
 from optpipe.sweep.local import Setting
@@ -18,28 +20,13 @@ from optpipe.sweep.matrix import Matrix, cells_from_matrix
 from optpipe.sweep.plan import list_works, plan_sweep
 from optpipe.workspace.runs import load_run
 from optpipe.workspace.store import Store
-from tests.fakes.ray_nodes import add_node, list_processes, start_cluster
+from tests.fakes.ray_nodes import add_node, list_tasks
 from tests.fakes.ray_sweeps import EMPTY, KINDS, assert_each_once, sweep
 from tests.fakes.small_disk import fill_disk, free_disk, mount_small_disk
+from tests.integration.conftest import optpipe
 
-pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: pip install 'optpipe[ray]'")
-
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DRIVE = (sys.executable, str(ROOT / "benchmarks" / "sweep_kills.py"), "drive")
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    from optpipe.sweep.ray_cluster import connect
-
-    made, _ = start_cluster()
-    connect("ray")
-    import ray  # only now: it reads its environment when it is imported
-
-    yield made
-    ray.shutdown()
-    made.shutdown()
-    del os.environ["RAY_ADDRESS"]
 
 
 def test_jobs_run_on_nodes_of_their_kind_and_come_back_whole(cluster, tmp_path):
@@ -114,7 +101,7 @@ def test_a_node_whose_clock_is_an_hour_off_is_said_and_its_figures_are_its_own(c
     record = sweep(tmp_path, (1, 2), kinds=("cpu-a",))
     assert_each_once(tmp_path, record, 2)
     (said,) = record.warnings
-    assert "s ahead of this host's; durations are each host's own" in said
+    assert "s ahead of this host's: the timestamps of its rows are off" in said
     assert all(3590 <= row.clock_ahead_s <= 3600 for row in record.rows)
     assert all(0 < row.seconds < 600 for row in record.rows)
 
@@ -156,32 +143,40 @@ def test_a_node_whose_disk_is_really_full_loses_nothing(cluster, tmp_path, monke
         cluster.remove_node(node)
 
 
-def test_what_a_build_for_a_gpu_needs_no_gpu_for_is_done_by_nodes_without_one(cluster, tmp_path):
-    from optpipe.core.entries import ArtifactInfo
+def test_an_engine_that_a_node_without_a_gpu_built_is_verified_by_the_gpus_own_node(cluster, tmp_path, monkeypatch):
     from optpipe.sweep.ray_cluster import list_cluster_slots
     from optpipe.sweep.ray_driver import run_on_ray
 
-    matrix = Matrix(models=("digits",), precisions=("fp16",), backends=("tensorrt-rtx",), gpus=("NVIDIA L4",))
-    gpu = replace(list_cluster_slots()[0], kind="NVIDIA L4")  # of a node that is gone
-    slots, found = (*list_cluster_slots(), gpu), []
-    works = list_works(plan_sweep(cells_from_matrix(matrix, ()), slots, {}), 1)
-    run_on_ray(works, slots, Setting(tmp_path, Limits(pending_s=30)), found.append)
-    assert [(one.state, one.reason) for one in found] == [
-        ("failed", "no node of kind NVIDIA L4 took it within 30 s (--pending-timeout)"),
-    ]
-    (built,) = Store(tmp_path).list_entries(ArtifactInfo)
-    assert (built.info.backend, built.info.device, built.find_damage()) == ("tensorrt-rtx", "cuda", None)
+    fake = ROOT / "tests" / "fakes" / "gpu_node"
+    with monkeypatch.context() as there:  # what starts here believes in an NVIDIA L4
+        there.setenv("PYTHONPATH", f"{fake}:{ROOT / 'pipeline'}")
+        told = optpipe("sweep", "--node-labels", "--json").document
+        node = add_node(cluster, told.pop("optpipe/kind"), gpus=1, **told)
+    try:
+        matrix = Matrix(models=("digits",), precisions=("fp16",), backends=("tensorrt-rtx",), gpus=("NVIDIA L4",))
+        slots, found = list_cluster_slots(), []
+        works = list_works(plan_sweep(cells_from_matrix(matrix, ()), slots, {}), 1)
+        program = (sys.executable, str(fake / "task.py"))
+        run_on_ray(works, slots, Setting(tmp_path, Limits(pending_s=60), program=program), found.append)
+    finally:
+        cluster.remove_node(node)
+    ((record,), store) = found, Store(tmp_path)
+    assert (record.state, record.reason, record.place.slot) == ("done", "", "GPU-pretended")
+    (built,), (verified,) = store.list_entries(ArtifactInfo), store.list_entries(VerificationInfo)
+    assert [gpu.name for gpu in built.manifest.environment.gpus] == []
+    assert [gpu.name for gpu in verified.manifest.environment.gpus] == ["NVIDIA L4"]
+    assert (record.artifact, verified.manifest.parents[0], verified.info.passed) == (built.id, built.id, True)
+    assert (built.find_damage(), verified.find_damage()) == (None, None)
 
 
 def kill_one(what):
     """Kills a task's own process, or the Ray worker above it, with SIGKILL, as soon as there is one."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
-        processes = list_processes()
-        children = [pid for pid, (command, _) in processes.items() if EMPTY[1] in command]
-        if children:
-            os.kill(children[0] if what == "child" else processes[children[0]][1], signal.SIGKILL)
-            return
+        for child, worker in list_tasks(EMPTY[1]).items():
+            with suppress(ProcessLookupError):
+                os.kill(child if what == "child" else worker, signal.SIGKILL)
+                return
         time.sleep(0.02)
 
 

@@ -1,0 +1,35 @@
+"""A task of a sweep on a cluster with a node whose GPU is pretended (`pynvml.py` beside this).
+
+Builds and verification are real, but where TensorRT-RTX would run an engine, ONNX Runtime runs the model that it was built from, on
+the CPU. Measurements are empty.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from optpipe.backends.onnxruntime import CPU_OPTIONS
+from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
+from optpipe.backends.tensorrt import TensorRT
+from optpipe.core.records import json_from_record, read_record
+from optpipe.sweep.task import Task, TaskOutcome, die_with_parent
+from optpipe.sweep.work import build_recipe
+from optpipe.workspace.file_names import ONNX
+from optpipe.workspace.runs import write_bytes
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
+from empty_job import measure
+
+
+def load(_backend, directory, _info, _options):
+    parents = json.loads((directory / "manifest.json").read_text())["parents"]
+    (model,) = (path for each in parents for path in directory.parent.glob(f"model-{each}/{ONNX}"))
+    return OnnxRuntimeSession(model, "cpu", CPU_OPTIONS)
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    TensorRT.load = load
+    task = read_record(Path(sys.argv[1]), Task)
+    outcomes = measure(task) if task.timing else (build_recipe(task),)
+    write_bytes(Path(sys.argv[2]), json_from_record(TaskOutcome(outcomes)))

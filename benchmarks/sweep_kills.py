@@ -37,10 +37,11 @@ KINDS = ("cpu-a", "cpu-b")
 BATCHES = tuple(range(1, 7))
 
 
-def drive(workspace, address="ray"):
-    """One sweep of 12 jobs, resumed where an earlier driver was killed."""
+def drive(workspace, address="ray", batches=6):
+    """One sweep of so many batch sizes on both kinds, resumed where an earlier driver was killed."""
     connect(address)
-    matrix = Matrix(models=("m",), precisions=("fp32",), backends=("onnxruntime",), batches=BATCHES)
+    sizes = BATCHES[: int(batches)]
+    matrix = Matrix(models=("m",), precisions=("fp32",), backends=("onnxruntime",), batches=sizes)
 
     def execute(works, slots, setting, report):
         return run_on_ray(works, slots, replace(setting, program=PROGRAM), report)

@@ -1,7 +1,8 @@
 """What `optpipe sweep` itself costs: usage sweep_overhead.py FOLDER [JOBS]   (10,000 jobs by default, no GPU)
 
 Planning, records, table and merging are measured with all JOBS; what a task costs (a process of its own, locks, watch) with 60 empty
-jobs. Then all JOBS are run as empty jobs, 100 to a process, as two shards that are merged with their runs.
+jobs. Then all JOBS are run as empty jobs, 100 to a process, as two shards that are merged with their runs; and 60 on a Ray cluster of
+three nodes, for what the driver takes.
 """
 
 import json
@@ -12,6 +13,10 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.fakes.ray_nodes import start_cluster
 
 from optpipe.core.environment import Environment
 from optpipe.core.events import SilentListener
@@ -24,6 +29,8 @@ from optpipe.sweep.local import Setting, run_locally
 from optpipe.sweep.matrix import Matrix, cells_from_matrix
 from optpipe.sweep.merge import merge_workspaces
 from optpipe.sweep.plan import key_of, list_works, plan_sweep
+from optpipe.sweep.ray_cluster import connect, list_cluster_slots
+from optpipe.sweep.ray_driver import run_on_ray
 from optpipe.sweep.rows import make_rows
 from optpipe.sweep.slots import Slot, list_slots
 from optpipe.sweep.sweep import SweepOptions, run_sweep
@@ -59,6 +66,19 @@ def run_shards(folder, cells, found):
     jobs = read_jobs(folder / "union")
     assert len(jobs) == len({tries[0].run for tries in jobs.values()}) == len(cells)
     found["bytes per job with its run"] = measure_folder_bytes(folder / "union") // len(cells)
+
+
+def run_on_cluster(folder, found):
+    """Empty jobs through Ray: the driver's processor time is that of this process."""
+    cluster, _ = start_cluster()
+    connect("ray")
+    slots = list_cluster_slots()
+    cells = [replace(cell, kind=slots[at % len(slots)].kind) for at, cell in enumerate(make_cells(TASKS))]
+    works, done = list_works(plan_sweep(cells, slots, {}), 1), []
+    setting = Setting(folder / "ray", Limits(pending_s=600), program=EMPTY)
+    timed(f"{TASKS} empty tasks on Ray, the driver", lambda: run_on_ray(works, slots, setting, done.append), found)
+    assert [one.state for one in done] == [JobState.DONE] * TASKS
+    cluster.shutdown()
 
 
 def make_cells(count):
@@ -108,6 +128,7 @@ def main():
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     found["CPU s per empty task, its own process"] = round((children.ru_utime + children.ru_stime) / (TASKS + 1), 3)
     run_shards(folder, cells, found)
+    run_on_cluster(folder, found)
     found["peak MB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     print(json.dumps(found, indent=1))
     shutil.rmtree(folder)

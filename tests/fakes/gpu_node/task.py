@@ -5,8 +5,10 @@ the CPU. Measurements are empty.
 """
 
 import json
+import runpy
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 from optpipe.backends.onnxruntime import CPU_OPTIONS
 from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
@@ -17,8 +19,7 @@ from optpipe.sweep.work import build_recipe
 from optpipe.workspace.file_names import ONNX
 from optpipe.workspace.runs import write_bytes
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
-from empty_job import measure
+EMPTY = Path(__file__).parents[3] / "benchmarks" / "empty_job.py"
 
 
 def load(_backend, directory, _info, _options):
@@ -29,7 +30,7 @@ def load(_backend, directory, _info, _options):
 
 if __name__ == "__main__":
     die_with_parent()
-    TensorRT.load = load
+    patch.object(TensorRT, "load", load).start()
     task = read_record(Path(sys.argv[1]), Task)
-    outcomes = measure(task) if task.timing else (build_recipe(task),)
+    outcomes = runpy.run_path(str(EMPTY))["measure"](task) if task.timing else (build_recipe(task),)
     write_bytes(Path(sys.argv[2]), json_from_record(TaskOutcome(outcomes)))

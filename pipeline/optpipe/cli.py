@@ -238,27 +238,31 @@ def _optpipe(
     pass
 
 
-app.command("run")(print_outcome(run.run))
-app.command("build")(print_outcome(build.build))
-app.command("evaluate")(print_outcome(evaluate.evaluate))
-app.command("calibrate")(print_outcome(calibrate.calibrate))
-app.command("preprocess")(print_outcome(preprocess.preprocess))
-app.command("bench")(print_outcome(bench.bench))
-app.command("bench-e2e")(print_outcome(bench_e2e.bench_e2e))
-app.command("bench-pair")(print_outcome(bench.bench_pair))
-app.command("recover")(print_outcome(bench.recover))
-app.command("profile")(print_outcome(flatten_groups(profile.profile)))
-app.command("compare")(print_outcome(compare.compare))
-app.command("signoff")(print_outcome(signoff.signoff))
-app.command("verify")(print_outcome(signoff.verify))
-app.command("attest")(print_outcome(attest.attest))
-app.command("deploy")(print_outcome(deploy.deploy))
-app.command("recheck")(print_outcome(recheck.recheck))
-app.command("approve")(print_outcome(signoff.approve))
-app.command("doctor")(print_outcome(doctor.doctor))
-app.command("sweep")(print_outcome(flatten_groups(sweep.sweep)))
-app.command("merge")(print_outcome(merge.merge))
-app.command("ls")(print_outcome(stored.ls))
-app.command("show")(print_outcome(stored.show))
-app.command("rm")(print_outcome(stored.rm))
-app.command("gc")(print_outcome(stored.gc))
+COMMANDS = {
+    "run": run.run,
+    "build": build.build,
+    "evaluate": evaluate.evaluate,
+    "calibrate": calibrate.calibrate,
+    "preprocess": preprocess.preprocess,
+    "bench": bench.bench,
+    "bench-e2e": bench_e2e.bench_e2e,
+    "bench-pair": bench.bench_pair,
+    "recover": bench.recover,
+    "profile": profile.profile,
+    "compare": compare.compare,
+    "signoff": signoff.signoff,
+    "verify": signoff.verify,
+    "attest": attest.attest,
+    "deploy": deploy.deploy,
+    "recheck": recheck.recheck,
+    "approve": signoff.approve,
+    "doctor": doctor.doctor,
+    "sweep": sweep.sweep,
+    "merge": merge.merge,
+    "ls": stored.ls,
+    "show": stored.show,
+    "rm": stored.rm,
+    "gc": stored.gc,
+}
+for name, command in COMMANDS.items():
+    app.command(name)(print_outcome(flatten_groups(command)))

@@ -12,12 +12,12 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pytest
 
 from optpipe.bench.bench import BenchResult
+from optpipe.commands.bench_options import LoadOptions
 from optpipe.core.bench_record import LimitRecord
 from optpipe.core.measurement import SAMPLE_COLUMNS, Phase, Scenario, Subject, read_measurements
 from optpipe.measuring.process import WorkerProcess
@@ -295,9 +295,9 @@ def test_where_the_disk_is_full_the_reason_says_so_and_what_was_measured_is_reco
 
     write, fsync, known = runs.write_parquet, os.fsync, set((workspace / "runs").glob("*"))
     monkeypatch.setattr("optpipe.measuring.measure.write_parquet", refusing)
-    options: dict[str, Any] = {"min_time": 0.2, "max_time": 4.0, "warm_up": 0.1, "max_warm_up": 1.0, "percentile": 50.0}
+    load = LoadOptions(min_time=0.2, max_time=4.0, warm_up=0.1, max_warm_up=1.0, percentile=50.0)
     with pytest.raises(StageError, match="No space left"):
-        command([artifact], batch="1,2", workspace=workspace, **options)
+        command([artifact], batch="1,2", load=load, workspace=workspace)
     assert "optpipe recover" in capfd.readouterr().err
     monkeypatch.setattr(os, "fsync", fsync)
     cut = next(path for path in (workspace / "runs").iterdir() if path not in known)
@@ -363,11 +363,11 @@ def test_ctrl_c_at_any_moment_keeps_what_was_measured(workspace, artifact, monke
     from optpipe.commands.bench import bench, bench_pair
 
     monkeypatch.setattr(WorkerProcess, "measure", interrupting(WorkerProcess.measure, 2, after=after))
-    times: dict[str, Any] = {"min_time": 0.2, "max_time": 4.0, "warm_up": 0.1, "max_warm_up": 1.0, "percentile": 50.0}
+    load = LoadOptions(min_time=0.2, max_time=4.0, warm_up=0.1, max_warm_up=1.0, percentile=50.0)
     if interleave:
-        outcome = bench_pair([artifact] * 2, batch=1, workspace=workspace, **times)
+        outcome = bench_pair([artifact] * 2, batch=1, load=load, workspace=workspace)
     else:
-        outcome = bench([artifact], batch="1,2", workspace=workspace, **times)
+        outcome = bench([artifact], batch="1,2", load=load, workspace=workspace)
     assert outcome.status == 130
     assert outcome.document.interrupted
     run = load_run(Path(outcome.document.run_dir))
@@ -381,9 +381,13 @@ def test_ctrl_c_at_any_moment_keeps_what_was_measured(workspace, artifact, monke
 
 
 @pytest.mark.parametrize(
-    "search", [{"scenario": Scenario.SERVER, "slo": "p50=10s"}, {"tune": True}], ids=["rate", "options"]
+    ("scenario", "search"),
+    [(Scenario.SERVER, {"slo": "p50=10s"}), (Scenario.SINGLE_STREAM, {"tune": True})],
+    ids=["rate", "options"],
 )
-def test_ctrl_c_in_the_first_measurement_of_a_search_ends_the_search(workspace, artifact, monkeypatch, search):
+def test_ctrl_c_in_the_first_measurement_of_a_search_ends_the_search(
+    workspace, artifact, monkeypatch, scenario, search
+):
     from optpipe.commands.bench import bench as command
 
     def told_to_stop(*arguments):
@@ -391,10 +395,8 @@ def test_ctrl_c_in_the_first_measurement_of_a_search_ends_the_search(workspace, 
 
     measure = WorkerProcess.measure
     monkeypatch.setattr(WorkerProcess, "measure", told_to_stop)
-    outcome = command(
-        [artifact], batch="1", min_time=0.2, max_time=4.0, warm_up=0.1, max_warm_up=1.0, percentile=50.0,
-        workspace=workspace, **search,
-    )  # fmt: skip
+    load = LoadOptions(scenario, min_time=0.2, max_time=4.0, warm_up=0.1, max_warm_up=1.0, percentile=50.0)
+    outcome = command([artifact], batch="1", load=load, workspace=workspace, **search)
     document = outcome.document
     assert outcome.status == 130
     assert len(document.measurements) == (0 if "tune" in search else 1)

@@ -5,10 +5,9 @@ from typing import Annotated
 
 import typer
 
-from optpipe.commands.bench_options import BackendOption, PrecisionOption
+from optpipe.commands.bench_options import TargetOptions
 from optpipe.commands.options import DEFAULT_WORKSPACE, JsonOption, WorkspaceOption
 from optpipe.commands.outcome import Outcome
-from optpipe.core.entries import Device
 
 
 def bench_e2e(
@@ -16,16 +15,11 @@ def bench_e2e(
         list[str], typer.Argument(metavar="MODEL", help="A built model or an artifact ID.", show_default=False)
     ],
     images: Annotated[Path, typer.Option(metavar="DIR", help="Folder of images.", show_default=False)],
-    precision: PrecisionOption = None,
-    backend: BackendOption = None,
-    device: Annotated[Device | None, typer.Option(help="Default: every device that has a build.")] = None,
+    targets: TargetOptions = TargetOptions(),
     batch: Annotated[
         int | None, typer.Option(min=1, metavar="SIZE", help="Images per batch; default: that of the tuned pipeline.")
     ] = None,
     seconds: Annotated[float, typer.Option(help="Measurement time for each artifact.")] = 3.0,
-    option: Annotated[
-        list[str] | None, typer.Option(metavar="BACKEND.KEY=VALUE", help="Runtime option; recorded with the result.")
-    ] = None,
     workspace: WorkspaceOption = DEFAULT_WORKSPACE,
     json: JsonOption = False,
 ) -> Outcome:
@@ -42,10 +36,10 @@ def bench_e2e(
     from optpipe.reporters.terminal_end_to_end import render_end_to_end
     from optpipe.workspace.store import Store
 
-    store, options = Store(workspace), options_from_text(option or [])
-    request = EndToEndRequest(images, batch, seconds, options)
+    store = Store(workspace)
+    request = EndToEndRequest(images, batch, seconds, options_from_text(targets.option or []))
     with Terminal() as terminal:
-        groups = find_bench_targets(model, store, precision, backend, device, options, terminal)
+        groups = find_bench_targets(model, targets, store, terminal)
         artifacts = [artifact for group in groups for artifact in group]
         measured = bench_end_to_end(artifacts, request, store, terminal)
     record = replace(measured, warnings=tuple(terminal.warnings))

@@ -1,8 +1,7 @@
 """From the options of `optpipe bench` and `bench-pair` to a plan, once, at the edge."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import inf
-from pathlib import Path
 
 from optpipe.artifacts.decisions import find_decision
 from optpipe.artifacts.lookup import (
@@ -13,12 +12,12 @@ from optpipe.artifacts.lookup import (
 )
 from optpipe.backends.registry import BACKENDS
 from optpipe.bench.session_plan import BenchPlan
-from optpipe.commands.parsing import require_device, share_from_text
+from optpipe.commands.bench_options import LoadOptions, TargetOptions
+from optpipe.commands.parsing import options_from_text, require_device, share_from_text
 from optpipe.core.choices import choices_from_text
 from optpipe.core.defaults import PROCESSES
-from optpipe.core.entries import Device
 from optpipe.core.events import Listener
-from optpipe.core.measurement import LoadSpec, Mode, Scenario
+from optpipe.core.measurement import LoadSpec, Scenario
 from optpipe.core.precision import precisions_from_text
 from optpipe.errors import BadInputError
 from optpipe.measuring.energy import ENERGY_SECONDS
@@ -28,69 +27,24 @@ from optpipe.measuring.validity import LIMITS
 from optpipe.workspace.store import Store
 
 
-def slo_from_options(slo: str | None, scenario: Scenario, rate: float | None) -> Slo | None:
-    """Reads `--slo`. Raises BadInputError where it is combined with `--rate`, or a server has neither."""
-    if scenario is Scenario.SERVER and rate is None and slo is None:
-        raise BadInputError("--scenario server requires --rate QUERIES_PER_SECOND, or --slo to find the maximum rate")
-    if rate is not None and slo is not None:
-        raise BadInputError("--rate and --slo are mutually exclusive")
-    return None if slo is None else slo_from_text(slo)
-
-
-def load_from_options(
-    scenario: Scenario,
-    mode: Mode,
-    streams: int,
-    rate: float | None,
-    slo: Slo | None,
-    percentile: float,
-    min_time: float,
-    max_time: float,
-    warm_up: float,
-    max_warm_up: float,
-    *,
-    energy: bool = False,
-) -> LoadSpec:
-    """The load, of a batch size to be filled in. Raises BadInputError for what cannot be meant."""
-    if streams < 1 or (streams > 1 and scenario not in (Scenario.MULTI_STREAM, Scenario.OFFLINE)):
-        raise BadInputError(
-            f"--streams {streams}: must be at least 1; more than 1 requires --scenario multi-stream or offline"
-        )
-    if rate is not None and (scenario is not Scenario.SERVER or not 0 < rate < inf):
-        raise BadInputError("--rate must be positive and requires --scenario server")
-    if rate is None and slo is None and scenario is Scenario.SERVER:
-        raise BadInputError("--scenario server requires --rate QUERIES_PER_SECOND")
-    if not 0 < percentile < 100:
-        raise BadInputError(f"--percentile {percentile:g}: expected a number between 0 and 100, such as 99 or 99.9")
-    least = ENERGY_SECONDS if energy else 0.0
-    min_time, max_time = max(min_time, least), max(max_time, least)
-    if not (0 < min_time <= max_time and 0 <= warm_up <= max_warm_up and max(min_time, warm_up) < inf):
-        raise BadInputError("times must be positive, with --min-time <= --max-time and --warm-up <= --max-warm-up")
-    return LoadSpec(
-        1, scenario, mode, streams, rate, min_time, max_time, max(percentile, slo.percent) if slo else percentile,
-        warm_up, max_warm_up,
-    )  # fmt: skip
-
-
 def bench_plan_from_options(
-    load: LoadSpec,
+    given: LoadOptions,
+    targets: TargetOptions,
     *,
     batch: str | None,
-    length: str | None = None,
-    slo: Slo | None,
-    max_cv: str,
-    images: Path | None,
-    options: Mapping[str, Mapping[str, str]],
-    affinity: str | None,
-    seed: int,
+    length: str | None,
+    slo: str | None = None,
+    energy: bool = False,
     tune: bool = False,
     to_the_end: bool = False,
     processes: int = PROCESSES,
-    interval: float | None = None,
+    interval: str | None = None,
 ) -> BenchPlan:
-    """Reads and checks the other options. Raises BadInputError for what cannot be meant."""
-    if seed < 0:
-        raise BadInputError(f"--seed {seed}: must be 0 or greater")
+    """Reads and checks the options. Raises BadInputError for what cannot be meant."""
+    limit = None if slo is None else slo_from_text(slo)
+    load = _read_load(given, limit, energy=energy)
+    if given.seed < 0:
+        raise BadInputError(f"--seed {given.seed}: must be 0 or greater")
     batches = batch_sizes_from_text(batch) if batch is not None else None
     if batches and len(batches) > 1 and load.scenario is Scenario.SERVER and slo:
         raise BadInputError(
@@ -104,36 +58,59 @@ def bench_plan_from_options(
         load=load,
         batches=batches,
         lengths=lengths,
-        slo=slo,
+        slo=limit,
         processes=processes,
-        interval=interval,
+        interval=None if interval is None else share_from_text(interval, "--interval"),
         tune=tune,
         to_the_end=to_the_end,
-        options=options,
-        images=images,
-        affinity=_cpus_from_text(affinity),
-        limits={**LIMITS, "max_cv": share_from_text(max_cv, "--max-cv")},
-        seed=seed,
+        options=options_from_text(targets.option or []),
+        images=given.images,
+        affinity=_cpus_from_text(given.affinity),
+        limits={**LIMITS, "max_cv": share_from_text(given.max_cv, "--max-cv")},
+        seed=given.seed,
     )
 
 
+def _read_load(given: LoadOptions, slo: Slo | None, *, energy: bool) -> LoadSpec:
+    """The load, of a batch size to be filled in."""
+    scenario, streams, rate, percentile = given.scenario, given.streams, given.rate, given.percentile
+    if rate is not None and slo is not None:
+        raise BadInputError("--rate and --slo are mutually exclusive")
+    if streams < 1 or (streams > 1 and scenario not in (Scenario.MULTI_STREAM, Scenario.OFFLINE)):
+        raise BadInputError(
+            f"--streams {streams}: must be at least 1; more than 1 requires --scenario multi-stream or offline"
+        )
+    if rate is not None and (scenario is not Scenario.SERVER or not 0 < rate < inf):
+        raise BadInputError("--rate must be positive and requires --scenario server")
+    if rate is None and slo is None and scenario is Scenario.SERVER:
+        raise BadInputError(
+            "--scenario server requires --rate QUERIES_PER_SECOND; optpipe bench --slo finds the maximum rate"
+        )
+    if not 0 < percentile < 100:
+        raise BadInputError(f"--percentile {percentile:g}: expected a number between 0 and 100, such as 99 or 99.9")
+    least = ENERGY_SECONDS if energy else 0.0
+    min_time, max_time = max(given.min_time, least), max(given.max_time, least)
+    warm_up, max_warm_up = given.warm_up, given.max_warm_up
+    if not (0 < min_time <= max_time and 0 <= warm_up <= max_warm_up and max(min_time, warm_up) < inf):
+        raise BadInputError("times must be positive, with --min-time <= --max-time and --warm-up <= --max-warm-up")
+    return LoadSpec(
+        1, scenario, given.mode, streams, rate, min_time, max_time, max(percentile, slo.percent) if slo else percentile,
+        warm_up, max_warm_up,
+    )  # fmt: skip
+
+
 def find_bench_targets(
-    models: Sequence[str],
-    store: Store,
-    precision: str | None,
-    backend: str | None,
-    device: Device | None,
-    options: Mapping[str, Mapping[str, str]],
-    listener: Listener,
+    models: Sequence[str], given: TargetOptions, store: Store, listener: Listener
 ) -> tuple[tuple[StoredArtifact, ...], ...]:
     """For each MODEL what it names and can run here; what cannot is said, and so is an option that nothing here has.
 
     With the precision `auto`, what `build --precision auto` chose.
     """
-    chosen = precision == "auto"
-    precisions = tuple(map(str, precisions_from_text(precision))) if precision is not None and not chosen else ()
-    backends = choices_from_text(backend, BACKENDS, "--backend") if backend is not None else ()
-    target = require_device(device)
+    chosen = given.precision == "auto"
+    named_precision = None if chosen else given.precision
+    precisions = () if named_precision is None else tuple(map(str, precisions_from_text(named_precision)))
+    backends = () if given.backend is None else choices_from_text(given.backend, BACKENDS, "--backend")
+    target = require_device(given.device)
     groups: list[tuple[StoredArtifact, ...]] = []
     for model in models:
         named = find_artifacts(model, store, precisions, backends, target)
@@ -148,7 +125,7 @@ def find_bench_targets(
             listener.warn(why)
         groups.append(able)
     measured = {each.entry.info.backend for group in groups for each in group}
-    for name in sorted(set(options) - measured):
+    for name in sorted(set(options_from_text(given.option or [])) - measured):
         listener.warn(f"--option {name}.… has no effect: no {name} artifact is measured")
     return tuple(groups)
 

@@ -8,8 +8,12 @@ import typer
 
 from optpipe.commands.options import (
     DEFAULT_WORKSPACE,
+    BatchOption,
     JsonOption,
     ModelArgument,
+    SampleSeedOption,
+    ShapeOption,
+    WeightsOption,
     WorkspaceOption,
 )
 from optpipe.commands.outcome import Outcome
@@ -38,7 +42,7 @@ def calibrate(
         int | None,
         typer.Option(min=1, help="Number of samples to draw, stratified by label if available; default: all."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed for sampling and for random weights.")] = 0,
+    seed: SampleSeedOption = 0,
     method: Annotated[
         str,
         typer.Option(
@@ -62,11 +66,9 @@ def calibrate(
     output: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Also write the set manifest and tables to this folder.")
     ] = None,
-    weights: Annotated[
-        str, typer.Option(help="default, random, or a .safetensors/.pt file, as for build.")
-    ] = "default",
-    batch: Annotated[str | None, typer.Option(metavar="MIN:OPT:MAX", help="As for `optpipe build`.")] = None,
-    shape: Annotated[list[str] | None, typer.Option(metavar="NAME=MIN:OPT:MAX", help="As for `optpipe build`.")] = None,
+    weights: WeightsOption = "default",
+    batch: BatchOption = None,
+    shape: ShapeOption = None,
     workspace: WorkspaceOption = DEFAULT_WORKSPACE,
     json: JsonOption = False,
 ) -> Outcome:

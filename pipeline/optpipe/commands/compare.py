@@ -59,7 +59,7 @@ def compare(
     from optpipe.compare.best import sort_by_goal
     from optpipe.compare.overview import compare_workspace
     from optpipe.measuring.slo import slo_from_text
-    from optpipe.reporters.files import write_comparison_csv, write_comparison_parquet
+    from optpipe.reporters.files import frame_from_comparison
     from optpipe.reporters.terminal_compare import render_comparison
     from optpipe.signoff.release import report_from_overview, write_reports
     from optpipe.workspace.store import Store
@@ -86,12 +86,10 @@ def compare(
                 written = [
                     str(path) for path in write_reports(report_from_overview(found, "Comparison", output), output)
                 ]
-                for name, write in (
-                    ("comparison.csv", write_comparison_csv),
-                    ("comparison.parquet", write_comparison_parquet),
-                ):
-                    write(comparison, output / name)
-                    written.append(str(output / name))
+                frame = frame_from_comparison(comparison)
+                frame.write_csv(output / "comparison.csv")
+                frame.write_parquet(output / "comparison.parquet")
+                written += [str(output / name) for name in ("comparison.csv", "comparison.parquet")]
     return Outcome(replace(comparison, written=tuple(written)), lambda: render_comparison(comparison))
 
 

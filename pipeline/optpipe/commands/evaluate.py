@@ -8,8 +8,12 @@ import typer
 
 from optpipe.commands.options import (
     DEFAULT_WORKSPACE,
+    BatchOption,
     JsonOption,
     ModelArgument,
+    SampleSeedOption,
+    ShapeOption,
+    WeightsOption,
     WorkspaceOption,
 )
 from optpipe.commands.outcome import Outcome
@@ -33,12 +37,10 @@ def evaluate(
         Path | None,
         typer.Option(metavar="FILE.py", help="Your own task: a Python file that defines TASK (models/README.md)."),
     ] = None,
-    weights: Annotated[
-        str, typer.Option(help="default, random, or a .safetensors/.pt file, as for build.")
-    ] = "default",
-    seed: Annotated[int, typer.Option(min=0, help="Seed for random weights and for sampling.")] = 0,
-    batch: Annotated[str | None, typer.Option(metavar="MIN:OPT:MAX", help="As for `optpipe build`.")] = None,
-    shape: Annotated[list[str] | None, typer.Option(metavar="NAME=MIN:OPT:MAX", help="As for `optpipe build`.")] = None,
+    weights: WeightsOption = "default",
+    seed: SampleSeedOption = 0,
+    batch: BatchOption = None,
+    shape: ShapeOption = None,
     workspace: WorkspaceOption = DEFAULT_WORKSPACE,
     json: JsonOption = False,
 ) -> Outcome:

@@ -43,5 +43,22 @@ WorkspaceOption = Annotated[
     Path,
     typer.Option("--workspace", envvar="OPTPIPE_WORKSPACE", metavar="DIR", help="Folder for artifacts and runs."),
 ]
+BatchOption = Annotated[
+    str | None, typer.Option(metavar="MIN:OPT:MAX", help="Batch range of the optimization profile, or one fixed size.")
+]
+ShapeOption = Annotated[list[str] | None, typer.Option(metavar="NAME=MIN:OPT:MAX", help="As for `optpipe build`.")]
+WeightsOption = Annotated[str, typer.Option(help="default, random, or a .safetensors/.pt file.")]
+SeedOption = Annotated[int, typer.Option(min=0, help="Seed for random weights.")]
+SampleSeedOption = Annotated[int, typer.Option(min=0, help="Seed for sampling and for random weights.")]
+WaiveOption = Annotated[
+    list[str] | None, typer.Option(metavar="CRITERION", help="Waive a criterion; requires --because.")
+]
+BecauseOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="TEXT", help="Reason for the waiver: once for all, or once per --waive."),
+]
+DossierOption = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for the dossier.")]
+JunitOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the verdict as JUnit XML.")]
+SignOption = Annotated[Path | None, typer.Option(metavar="KEY", help="Sign the dossier with this SSH key.")]
 DeviceOption = Annotated[Device | None, typer.Option(help="Default: the best available for each backend.")]
 DEFAULT_WORKSPACE = Path(".optpipe")

@@ -9,6 +9,8 @@ from optpipe.commands.options import (
     DEFAULT_WORKSPACE,
     JsonOption,
     ModelArgument,
+    SeedOption,
+    WeightsOption,
     WorkspaceOption,
 )
 from optpipe.commands.outcome import Outcome
@@ -43,8 +45,8 @@ def preprocess(
     seconds: Annotated[
         float, typer.Option(help="Measurement time for the best configurations; the search uses half.")
     ] = 2.0,
-    weights: Annotated[str, typer.Option(help="default, random, or a .safetensors/.pt file.")] = "default",
-    seed: Annotated[int, typer.Option(help="Seed for random weights.")] = 0,
+    weights: WeightsOption = "default",
+    seed: SeedOption = 0,
     workspace: WorkspaceOption = DEFAULT_WORKSPACE,
     json: JsonOption = False,
 ) -> Outcome:

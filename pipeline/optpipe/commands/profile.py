@@ -8,8 +8,12 @@ import typer
 
 from optpipe.commands.options import (
     DEFAULT_WORKSPACE,
+    BatchOption,
     DeviceOption,
     JsonOption,
+    SeedOption,
+    ShapeOption,
+    WeightsOption,
     WorkspaceOption,
     define_backend_option,
     define_precision_option,
@@ -56,13 +60,10 @@ class BuildOptions:
     precision: Annotated[str, define_precision_option("As for `optpipe build`.")] = "fp16"
     backend: Annotated[str, define_backend_option("As for `optpipe build`.")] = "auto"
     device: DeviceOption = None
-    batch: Annotated[
-        str | None,
-        typer.Option(metavar="MIN:OPT:MAX", help="Batch range of the optimization profile, or one fixed size."),
-    ] = None
-    shape: Annotated[list[str] | None, typer.Option(metavar="NAME=MIN:OPT:MAX", help="As for `optpipe build`.")] = None
-    weights: Annotated[str, typer.Option(help="default, random, or a .safetensors/.pt file.")] = "default"
-    seed: Annotated[int, typer.Option(min=0, help="Seed for random weights.")] = 0
+    batch: BatchOption = None
+    shape: ShapeOption = None
+    weights: WeightsOption = "default"
+    seed: SeedOption = 0
     images: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Images to preprocess, also used as in `build --images`.")
     ] = None

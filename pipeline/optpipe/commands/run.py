@@ -7,9 +7,17 @@ import typer
 
 from optpipe.commands.options import (
     DEFAULT_WORKSPACE,
+    BatchOption,
+    BecauseOption,
     DeviceOption,
+    DossierOption,
     JsonOption,
+    JunitOption,
     ModelArgument,
+    SeedOption,
+    SignOption,
+    WaiveOption,
+    WeightsOption,
     WorkspaceOption,
     define_backend_option,
     define_precision_option,
@@ -27,12 +35,9 @@ def run(
         str | None, define_backend_option("As for `optpipe build`; default: the policy's, or auto.")
     ] = None,
     device: DeviceOption = None,
-    batch: Annotated[
-        str | None,
-        typer.Option(metavar="MIN:OPT:MAX", help="Batch range of the optimization profile, or one fixed size."),
-    ] = None,
-    weights: Annotated[str, typer.Option(help="default, random, or a .safetensors/.pt file.")] = "default",
-    seed: Annotated[int, typer.Option(help="Seed for random weights.")] = 0,
+    batch: BatchOption = None,
+    weights: WeightsOption = "default",
+    seed: SeedOption = 0,
     calibration: Annotated[Path | None, typer.Option(metavar="DIR", help="Images to calibrate INT8 on.")] = None,
     option: Annotated[list[str] | None, typer.Option(metavar="BACKEND.KEY=VALUE", help="Backend option.")] = None,
     data: Annotated[Path | None, typer.Option(metavar="DIR", help="Labeled images to evaluate on.")] = None,
@@ -43,13 +48,11 @@ def run(
     max_cv: Annotated[str, typer.Option(help="Maximum coefficient of variation of a VALID measurement.")] = "2.5 %",
     preprocess: Annotated[bool, typer.Option(help="Derive and verify the DALI pipeline.")] = True,
     profile: Annotated[bool, typer.Option(help="Profile the judged build with nsys.")] = True,
-    waive: Annotated[
-        list[str] | None, typer.Option(metavar="CRITERION", help="Waive a criterion; requires --because.")
-    ] = None,
-    because: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Reason for the waiver.")] = None,
-    output: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for the dossier.")] = None,
-    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the verdict as JUnit XML.")] = None,
-    sign: Annotated[Path | None, typer.Option(metavar="KEY", help="Sign the dossier with this SSH key.")] = None,
+    waive: WaiveOption = None,
+    because: BecauseOption = None,
+    output: DossierOption = None,
+    junit: JunitOption = None,
+    sign: SignOption = None,
     workspace: WorkspaceOption = DEFAULT_WORKSPACE,
     json: JsonOption = False,
 ) -> Outcome:

@@ -5,7 +5,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from optpipe.commands.options import DEFAULT_WORKSPACE, JsonOption, WorkspaceOption
+from optpipe.commands.options import (
+    DEFAULT_WORKSPACE,
+    BecauseOption,
+    DossierOption,
+    JsonOption,
+    JunitOption,
+    SignOption,
+    WaiveOption,
+    WorkspaceOption,
+)
 from optpipe.commands.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -20,15 +29,11 @@ def signoff(
     ] = None,
     policy: Annotated[Path | None, typer.Option(metavar="FILE", help="Release policy.")] = None,
     artifact: Annotated[str | None, typer.Option(metavar="ID", help="Artifact to judge.")] = None,
-    waive: Annotated[
-        list[str] | None, typer.Option(metavar="CRITERION", help="Waive a criterion; requires --because.")
-    ] = None,
-    because: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="Reason for the waiver: once for all, or once per --waive.")
-    ] = None,
-    output: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for the dossier.")] = None,
-    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the verdict as JUnit XML.")] = None,
-    sign: Annotated[Path | None, typer.Option(metavar="KEY", help="Sign the dossier with this SSH key.")] = None,
+    waive: WaiveOption = None,
+    because: BecauseOption = None,
+    output: DossierOption = None,
+    junit: JunitOption = None,
+    sign: SignOption = None,
     measure: Annotated[
         bool, typer.Option(help="Run measurements that the policy requires and that are missing.")
     ] = True,

@@ -1,6 +1,5 @@
 """A comparison as CSV and Parquet: one row per measurement, one column per figure, bounds beside their value."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optpipe.core.comparison import Comparison, ComparisonRow
@@ -68,13 +67,3 @@ def _figure(name: str, figure: Estimate | None) -> dict[str, float | None]:
         f"{name}_low": figure.low if figure else None,
         f"{name}_high": figure.high if figure else None,
     }
-
-
-def write_comparison_csv(comparison: Comparison, path: Path) -> None:
-    """Writes the frame as CSV."""
-    frame_from_comparison(comparison).write_csv(path)
-
-
-def write_comparison_parquet(comparison: Comparison, path: Path) -> None:
-    """Writes the frame as Parquet."""
-    frame_from_comparison(comparison).write_parquet(path)

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from dataclasses import fields
 
 import pytest
 from typer.core import TyperGroup
@@ -9,8 +10,8 @@ from typer.main import get_command
 
 from optpipe.artifacts.facts import JudgedBuild
 from optpipe.cli import app
-from optpipe.commands.bench_request import bench_plan_from_options, load_from_options, slo_from_options
-from optpipe.commands.parsing import options_from_text
+from optpipe.commands.bench_options import LoadOptions, TargetOptions
+from optpipe.commands.bench_request import bench_plan_from_options
 from optpipe.core.measurement import Mode, Reason, Scenario
 from optpipe.core.records import json_from_record
 from optpipe.core.verdict import Verdict
@@ -95,17 +96,13 @@ def load_of(command):
     """What `bench` or `bench-pair` would put on the artifacts, by the code that reads their options."""
     name, given = parse(command)
     assert name in ("bench", "bench-pair")
-    slo = slo_from_options(given.get("slo"), given["scenario"], given["rate"])
-    times = (given[key] for key in ("min_time", "max_time", "warm_up", "max_warm_up"))
-    load = load_from_options(
-        given["scenario"], given["mode"], given["streams"], given["rate"], slo, given["percentile"], *times,
-        energy=given.get("energy", False),
-    )  # fmt: skip
+    load, targets = (
+        kind(**{each.name: given[each.name] for each in fields(kind)}) for kind in (LoadOptions, TargetOptions)
+    )
     batch, length = (None if given[name] is None else str(given[name]) for name in ("batch", "length"))
     return bench_plan_from_options(
-        load, batch=batch, length=length, slo=slo, max_cv=given["max_cv"], images=given["images"], affinity=given["affinity"], seed=0,
-        options=options_from_text(given["option"] or []),
-    )  # fmt: skip
+        load, targets, batch=batch, length=length, slo=given.get("slo"), energy=given.get("energy", False)
+    )
 
 
 def judge(workspace, tmp_path, name, policy):

@@ -19,12 +19,7 @@ from optpipe.core.events import Listener
 from optpipe.core.hashing import hash_value
 from optpipe.core.records import plain_from_record
 from optpipe.core.verdict import StepRecord
-from optpipe.errors import (
-    BadInputError,
-    GateError,
-    MissingError,
-    StageError,
-)
+from optpipe.errors import BadInputError, GateError, MissingError, StageError
 from optpipe.export.model import Model
 from optpipe.signoff.collect import SignoffRequest, find_judged_artifact
 from optpipe.signoff.policy import Policy

@@ -47,11 +47,7 @@ class StoredArtifact:
 
 
 def find_artifacts(
-    text: str,
-    store: Store,
-    precisions: Sequence[str] = (),
-    backends: Sequence[str] = (),
-    device: Device | None = None,
+    text: str, store: Store, precisions: Sequence[str] = (), backends: Sequence[str] = (), device: Device | None = None
 ) -> tuple[StoredArtifact, ...]:
     """The newest artifact of each backend, precision and device that `text` and the filters name.
 

@@ -8,15 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from optpipe.backends.base import (
-    BuildRequest,
-    BuildResult,
-    Capability,
-    Device,
-    Option,
-    describe_options,
-    merge_options,
-)
+from optpipe.backends.base import BuildRequest, BuildResult, Capability, Device, Option, describe_options, merge_options
 from optpipe.backends.torch_backend import TorchBackend, name_processor, record_tensors
 from optpipe.backends.torch_fp8 import ON_CPU, explain_missed, export_fp8_program
 from optpipe.backends.torch_int8.backend import draw_inputs

@@ -266,13 +266,7 @@ class _DeviceBinding:
     """CUDA tensors where they lie."""
 
     def __init__(
-        self,
-        session: Any,
-        inputs: Mapping[str, Any],
-        outputs: Mapping[str, Any],
-        *,
-        graph_id: int | None,
-        waits: bool,
+        self, session: Any, inputs: Mapping[str, Any], outputs: Mapping[str, Any], *, graph_id: int | None, waits: bool
     ) -> None:
         import numpy as np
 

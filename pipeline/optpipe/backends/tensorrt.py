@@ -12,13 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optpipe.backends.base import (
-    BuildRequest,
-    BuildResult,
-    Capability,
-    Device,
-    Option,
-)
+from optpipe.backends.base import BuildRequest, BuildResult, Capability, Device, Option
 from optpipe.backends.tensorrt_builder import (
     copy_plugins,
     create_config,

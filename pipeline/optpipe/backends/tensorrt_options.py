@@ -18,11 +18,7 @@ from optpipe.workspace.environment import list_gpus
 
 MAX_OPTIMIZATION_LEVEL = 5
 """Of `builder_optimization_level`."""
-HARDWARE_COMPATIBILITY = {
-    "none": "NONE",
-    "ampere+": "AMPERE_PLUS",
-    "sameComputeCapability": "SAME_COMPUTE_CAPABILITY",
-}
+HARDWARE_COMPATIBILITY = {"none": "NONE", "ampere+": "AMPERE_PLUS", "sameComputeCapability": "SAME_COMPUTE_CAPABILITY"}
 """trtexec's words, and the library's."""
 _ALWAYS_IN_KEY = ("workspace_bytes", "optimization_level")
 _NOT_IN_KEY = ("timing_cache",)
@@ -68,9 +64,7 @@ _LACKING = {
         "version_compatible": "it has no lean runtime",
         "timing_cache": "it times no kernels when it builds; the option runtime_cache keeps its compiled kernels",
     },
-    "tensorrt": {
-        "compute_capabilities": "an engine is for the GPU it is built on; hardware_compatibility widens that",
-    },
+    "tensorrt": {"compute_capabilities": "an engine is for the GPU it is built on; hardware_compatibility widens that"},
 }
 """Options that a library does not have, and why."""
 

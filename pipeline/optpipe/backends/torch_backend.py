@@ -7,12 +7,7 @@ from optpipe.backends.base import BuildRequest, Capability, Device
 from optpipe.backends.torch_program import TORCH_PRECISIONS
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.precision import Precision
-from optpipe.workspace.environment import (
-    get_gpu_name,
-    get_package_version,
-    list_gpus,
-    read_cpu_model,
-)
+from optpipe.workspace.environment import get_gpu_name, get_package_version, list_gpus, read_cpu_model
 
 
 @dataclass(frozen=True, slots=True)

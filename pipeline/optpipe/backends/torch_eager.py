@@ -4,14 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from optpipe.backends.base import (
-    BuildRequest,
-    BuildResult,
-    Device,
-    Option,
-    describe_options,
-    merge_options,
-)
+from optpipe.backends.base import BuildRequest, BuildResult, Device, Option, describe_options, merge_options
 from optpipe.backends.torch_backend import TorchBackend, record_tensors
 from optpipe.backends.torch_int8 import backend as torch_int8
 from optpipe.backends.torch_program import export_program, layers_from_program, refuse_pickles

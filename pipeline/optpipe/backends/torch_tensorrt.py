@@ -12,15 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from optpipe.backends.base import (
-    BuildRequest,
-    BuildResult,
-    Capability,
-    Device,
-    Option,
-    describe_options,
-    merge_options,
-)
+from optpipe.backends.base import BuildRequest, BuildResult, Capability, Device, Option, describe_options, merge_options
 from optpipe.backends.tensorrt import ENGINE_FILE, TENSORRT
 from optpipe.backends.torch_program import TORCH_PRECISIONS, export_program, layers_from_program
 from optpipe.core.entries import ArtifactInfo

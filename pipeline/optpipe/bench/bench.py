@@ -6,43 +6,23 @@ from dataclasses import dataclass
 from optpipe.artifacts.lookup import StoredArtifact, choose_batch_sizes, require_lengths
 from optpipe.bench.int8_notes import add_int8_notes
 from optpipe.bench.limit import combine_limits
-from optpipe.bench.session_plan import (
-    BenchPlan,
-    offer_recovery,
-)
+from optpipe.bench.session_plan import BenchPlan, offer_recovery
 from optpipe.bench.subject import BenchState, BenchSubject
-from optpipe.core.bench_record import (
-    ArtifactLimit,
-    BenchRecord,
-    LimitRecord,
-    TuningFile,
-    TuningRecord,
-)
+from optpipe.core.bench_record import ArtifactLimit, BenchRecord, LimitRecord, TuningFile, TuningRecord
 from optpipe.core.defaults import MAX_PROCESS_FACTOR
 from optpipe.core.events import Listener
 from optpipe.core.interrupts import acknowledge_interrupt
 from optpipe.core.measurement import Measurement
 from optpipe.core.records import json_from_record
 from optpipe.errors import ExitStatus
-from optpipe.measuring.groups import (
-    count_more_processes,
-    group_processes,
-    summarize_group,
-)
+from optpipe.measuring.groups import count_more_processes, group_processes, summarize_group
 from optpipe.measuring.measure import recover_unfinished, write_measurements
 from optpipe.measuring.measured import RecordedMeasurement
 from optpipe.measuring.pool import WorkerPool
-from optpipe.measuring.slo import (
-    has_figures,
-)
+from optpipe.measuring.slo import has_figures
 from optpipe.measuring.validity import WRONG_OUTPUTS
 from optpipe.workspace.manifest import get_command_line
-from optpipe.workspace.runs import (
-    Run,
-    begin_run,
-    finish_run,
-    write_bytes,
-)
+from optpipe.workspace.runs import Run, begin_run, finish_run, write_bytes
 from optpipe.workspace.store import Store
 
 TUNING_FILE = "tuning.json"
@@ -88,11 +68,7 @@ def bench_artifacts(
         require_lengths(each, plan.lengths)
         each.resolve_effective_options(plan.options)
     run = begin_run(store.workspace, "bench")
-    with (
-        offer_recovery(run, listener),
-        store.scratch("bench") as scratch,
-        WorkerPool(scratch, plan.affinity) as pool,
-    ):
+    with offer_recovery(run, listener), store.scratch("bench") as scratch, WorkerPool(scratch, plan.affinity) as pool:
         return _measure_and_finish(artifacts, sizes, BenchState(run, plan, store, listener, scratch, pool))
 
 

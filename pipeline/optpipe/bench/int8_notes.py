@@ -10,12 +10,7 @@ from optpipe.core.measurement import Measurement, Reason, read_measurements
 from optpipe.core.precision import CALIBRATED, REQUIRED_SHARE
 from optpipe.core.verdict import Note
 from optpipe.evaluate.recompute import observe_accuracy, read_evaluation
-from optpipe.measuring.marks import (
-    WIDER_PRECISIONS,
-    add_int8_speed_notes,
-    check_int8_speed,
-    has_same_load,
-)
+from optpipe.measuring.marks import WIDER_PRECISIONS, add_int8_speed_notes, check_int8_speed, has_same_load
 from optpipe.workspace.runs import Run, list_runs
 from optpipe.workspace.store import Entry, Store
 

@@ -3,16 +3,9 @@
 from collections.abc import Sequence
 
 from optpipe.artifacts.lookup import StoredArtifact
-from optpipe.core.bench_record import (
-    ArtifactLimit,
-    LimitRecord,
-    UnjudgedPoint,
-)
+from optpipe.core.bench_record import ArtifactLimit, LimitRecord, UnjudgedPoint
 from optpipe.core.measurement import Measurement
-from optpipe.measuring.slo import (
-    Slo,
-    is_credible_violation,
-)
+from optpipe.measuring.slo import Slo, is_credible_violation
 from optpipe.measuring.sweep import find_nearest_to_limit
 
 

@@ -24,12 +24,7 @@ from optpipe.measuring.measure import measure_load, recover_unfinished, write_me
 from optpipe.measuring.pool import WorkerPool
 from optpipe.measuring.process import WorkerProcess
 from optpipe.workspace.manifest import get_command_line
-from optpipe.workspace.runs import (
-    Run,
-    begin_run,
-    finish_run,
-    write_bytes,
-)
+from optpipe.workspace.runs import Run, begin_run, finish_run, write_bytes
 from optpipe.workspace.store import Store
 
 

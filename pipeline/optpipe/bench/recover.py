@@ -7,11 +7,7 @@ from optpipe.core.measurement import MEASUREMENTS_FILE, read_measurements
 from optpipe.errors import BadInputError
 from optpipe.measuring.measure import recover_unfinished, write_measurements
 from optpipe.workspace.manifest import get_command_line
-from optpipe.workspace.runs import (
-    MANIFEST,
-    OpenRun,
-    finish_run,
-)
+from optpipe.workspace.runs import MANIFEST, OpenRun, finish_run
 
 
 def recover_run(directory: Path) -> BenchResult:
@@ -30,9 +26,6 @@ def recover_run(directory: Path) -> BenchResult:
     started = done[0].started_utc
     parents = list(dict.fromkeys(each.subject.artifact for each in done))
     run = finish_run(
-        OpenRun(directory, "bench", started),
-        command=get_command_line(),
-        parents=parents,
-        status="interrupted",
+        OpenRun(directory, "bench", started), command=get_command_line(), parents=parents, status="interrupted"
     )
     return BenchResult(run, tuple(done), interrupted=True)

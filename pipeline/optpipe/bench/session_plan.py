@@ -17,13 +17,7 @@ from optpipe.core.precision import Precision
 from optpipe.errors import BadInputError, OptpipeError
 from optpipe.export.exported import run_onnx_graph
 from optpipe.export.reference import reference_from_file
-from optpipe.inputs.pool import (
-    POOL_SIZE,
-    describe_pool,
-    load_image_pool,
-    save_pool,
-    vary_inputs,
-)
+from optpipe.inputs.pool import POOL_SIZE, describe_pool, load_image_pool, save_pool, vary_inputs
 from optpipe.inputs.sequences import fill_sequences, read_length
 from optpipe.inputs.tensor_set import holds_tensors
 from optpipe.measuring.measure import RunContext
@@ -68,12 +62,7 @@ def _find_coarsest_precision(info: ArtifactInfo) -> Precision:
 
 
 def prepare_session(
-    artifact: StoredArtifact,
-    plan: BenchPlan,
-    store: Store,
-    scratch: Path,
-    directory: Path,
-    length: int | None = None,
+    artifact: StoredArtifact, plan: BenchPlan, store: Store, scratch: Path, directory: Path, length: int | None = None
 ) -> tuple[SessionPlan, RunContext]:
     """The worker's plan with its inputs on disk, and what is said of every measurement of this artifact.
 
@@ -95,11 +84,7 @@ def prepare_session(
     caveats = () if info.weights.trained else ("random-weights",)
     session = SessionPlan(
         loader="optpipe.worker.loading:session_from_store",
-        arguments={
-            "workspace": str(store.workspace),
-            "entry": artifact.entry.path.name,
-            "options": {},
-        },
+        arguments={"workspace": str(store.workspace), "entry": artifact.entry.path.name, "options": {}},
         inputs=save_pool(scratch, "input", pool),
         reference=save_pool(scratch, "reference", expected),
         input_axes={each.name: each.batch for each in card.inputs},

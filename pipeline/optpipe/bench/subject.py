@@ -9,47 +9,24 @@ from typing import TYPE_CHECKING
 
 from optpipe.artifacts.lookup import StoredArtifact
 from optpipe.bench.limit import judge_limit
-from optpipe.bench.session_plan import (
-    BenchPlan,
-    prepare_session,
-    subject_from_artifact,
-    warn_about_threads,
-)
-from optpipe.core.bench_record import (
-    ArtifactLimit,
-    TuningRecord,
-)
+from optpipe.bench.session_plan import BenchPlan, prepare_session, subject_from_artifact, warn_about_threads
+from optpipe.core.bench_record import ArtifactLimit, TuningRecord
 from optpipe.core.events import Listener
 from optpipe.core.measurement import LoadSpec, Measurement, Options, Scenario
 from optpipe.errors import OptpipeError
-from optpipe.measuring.groups import (
-    ProcessGroup,
-    group_processes,
-    merge_group,
-)
+from optpipe.measuring.groups import ProcessGroup, group_processes, merge_group
 from optpipe.measuring.measure import RunContext, measure_load, write_measurements
 from optpipe.measuring.measured import RecordedMeasurement
 from optpipe.measuring.pool import WorkerPool
 from optpipe.measuring.process import PointResult, WorkerProcess
 from optpipe.measuring.race import FINAL_ROUNDS
 from optpipe.measuring.rate import find_highest_rate
-from optpipe.measuring.slo import (
-    Slo,
-    has_figures,
-)
+from optpipe.measuring.slo import Slo, has_figures
 from optpipe.measuring.sweep import find_largest_inside, sweep_batch_sizes
-from optpipe.measuring.tune import (
-    Tuning,
-    choose_tuning_sizes,
-    find_nearest_options,
-    record_from_tuning,
-    tune_options,
-)
+from optpipe.measuring.tune import Tuning, choose_tuning_sizes, find_nearest_options, record_from_tuning, tune_options
 from optpipe.stats.percentiles import count_samples_needed
 from optpipe.workspace.environment import count_cores
-from optpipe.workspace.runs import (
-    OpenRun,
-)
+from optpipe.workspace.runs import OpenRun
 from optpipe.workspace.store import Store
 
 if TYPE_CHECKING:
@@ -170,9 +147,7 @@ class BenchSubject:
         if first.latency_ns is None or first.interrupted:
             return
         self.searched, self.best_rate = find_highest_rate(
-            lambda rate: self._one(workers, replace(load, rate_per_s=rate), options),
-            first.latency_ns.mean / 1e9,
-            slo,
+            lambda rate: self._one(workers, replace(load, rate_per_s=rate), options), first.latency_ns.mean / 1e9, slo
         )
         self.points = [(self.best_rate.load, options)] if self.best_rate else []
 
@@ -196,13 +171,7 @@ class BenchSubject:
         return tune_options(measured, self.defaults, sizes, cpus, fixed=self.given, seed=randbits(32))
 
     def _one(
-        self,
-        workers: "_Workers",
-        load: LoadSpec,
-        options: Options,
-        *,
-        trial: bool = False,
-        second_stage: bool = False,
+        self, workers: "_Workers", load: LoadSpec, options: Options, *, trial: bool = False, second_stage: bool = False
     ) -> Measurement:
         running = self.running
         if trial:

@@ -100,10 +100,7 @@ def _check_tools() -> tuple[ToolStatus, ...]:
     return (
         _check_package("ModelOpt", "nvidia-modelopt", "FP16, BF16 and INT8 graphs", "`pip install nvidia-modelopt`"),
         _check_package(
-            "DALI",
-            "nvidia-dali-cuda130",
-            "GPU-accelerated preprocessing",
-            "`pip install nvidia-dali-cuda130`",
+            "DALI", "nvidia-dali-cuda130", "GPU-accelerated preprocessing", "`pip install nvidia-dali-cuda130`"
         ),
         _check_package("timm", "timm", "models `timm:NAME`", "`uv sync --extra timm` in a checkout"),
         _check_package("transformers", "transformers", "models `hf:NAME`", "`uv sync --extra hf` in a checkout"),

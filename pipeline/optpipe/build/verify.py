@@ -86,11 +86,7 @@ def run_in_batches(session: Session, card: ModelCard, inputs: Mapping[str, "np.n
 
 
 def compare_to_reference(
-    card: ModelCard,
-    precision: Precision,
-    reference: Reference,
-    found: Mapping[str, "np.ndarray"],
-    origin: str,
+    card: ModelCard, precision: Precision, reference: Reference, found: Mapping[str, "np.ndarray"], origin: str
 ) -> VerificationInfo:
     """Outputs (samples, ...) by name against the reference's; agreement only for classifiers whose reference predictions vary."""
     import numpy as np

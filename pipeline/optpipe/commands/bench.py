@@ -81,8 +81,7 @@ def bench(
 
 def bench_pair(
     artifacts: Annotated[
-        list[str],
-        typer.Argument(metavar="BASELINE CONTENDER", help="Two artifact IDs or models of one artifact each."),
+        list[str], typer.Argument(metavar="BASELINE CONTENDER", help="Two artifact IDs or models of one artifact each.")
     ],
     metric: Annotated[PairMetric, typer.Option(help="What the two are compared by.")] = PairMetric.P50,
     rounds: Annotated[

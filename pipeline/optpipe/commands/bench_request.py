@@ -4,12 +4,7 @@ from collections.abc import Sequence
 from math import inf
 
 from optpipe.artifacts.decisions import find_decision
-from optpipe.artifacts.lookup import (
-    StoredArtifact,
-    explain_different_weights,
-    find_artifacts,
-    select_runnable,
-)
+from optpipe.artifacts.lookup import StoredArtifact, explain_different_weights, find_artifacts, select_runnable
 from optpipe.backends.registry import BACKENDS
 from optpipe.bench.session_plan import BenchPlan
 from optpipe.commands.bench_options import LoadOptions, TargetOptions

@@ -40,8 +40,7 @@ ModelArgument = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print only a JSON document to stdout.")]
 WorkspaceOption = Annotated[
-    Path,
-    typer.Option("--workspace", envvar="OPTPIPE_WORKSPACE", metavar="DIR", help="Folder for artifacts and runs."),
+    Path, typer.Option("--workspace", envvar="OPTPIPE_WORKSPACE", metavar="DIR", help="Folder for artifacts and runs.")
 ]
 BatchOption = Annotated[
     str | None, typer.Option(metavar="MIN:OPT:MAX", help="Batch range of the optimization profile, or one fixed size.")
@@ -54,8 +53,7 @@ WaiveOption = Annotated[
     list[str] | None, typer.Option(metavar="CRITERION", help="Waive a criterion; requires --because.")
 ]
 BecauseOption = Annotated[
-    list[str] | None,
-    typer.Option(metavar="TEXT", help="Reason for the waiver: once for all, or once per --waive."),
+    list[str] | None, typer.Option(metavar="TEXT", help="Reason for the waiver: once for all, or once per --waive.")
 ]
 DossierOption = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for the dossier.")]
 JunitOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the verdict as JUnit XML.")]

@@ -16,12 +16,7 @@ from optpipe.compare.best import find_best_rows, mark_frontier
 from optpipe.core.comparison import BaselineRecord, Comparison, ComparisonRow, UnmatchedRow
 from optpipe.core.environment import Environment
 from optpipe.core.estimate import Estimate
-from optpipe.core.measurement import (
-    LoadSpec,
-    Measurement,
-    find_differing_settings,
-    format_settings,
-)
+from optpipe.core.measurement import LoadSpec, Measurement, find_differing_settings, format_settings
 from optpipe.errors import BadInputError
 from optpipe.measuring.groups import ProcessGroup, merge_group
 from optpipe.measuring.marks import check_int8_speed, pick_baseline

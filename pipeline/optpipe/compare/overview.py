@@ -19,12 +19,7 @@ from optpipe.measuring.measured import RecordedMeasurement
 from optpipe.measuring.slo import Slo
 from optpipe.workspace.baselines import find_approved_baseline
 from optpipe.workspace.manifest import MANIFEST
-from optpipe.workspace.runs import (
-    Run,
-    list_runs,
-    load_run,
-    load_runs,
-)
+from optpipe.workspace.runs import Run, list_runs, load_run, load_runs
 from optpipe.workspace.store import Entry, Store
 
 

@@ -9,12 +9,7 @@ from optpipe import __version__
 from optpipe.bench.recompute import read_samples
 from optpipe.core.comparison import Comparison
 from optpipe.measuring.measured import RecordedMeasurement
-from optpipe.reporters.report import (
-    Curve,
-    MachineTrace,
-    RawFile,
-    Report,
-)
+from optpipe.reporters.report import Curve, MachineTrace, RawFile, Report
 from optpipe.workspace.runs import Run
 
 CURVES = 8

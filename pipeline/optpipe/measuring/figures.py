@@ -6,20 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from optpipe.core.estimate import Estimate
-from optpipe.core.measurement import (
-    LatencySummary,
-    Measurement,
-    Reason,
-    Scenario,
-    Validity,
-)
+from optpipe.core.measurement import LatencySummary, Measurement, Reason, Scenario, Validity
 from optpipe.measuring.energy import estimate_energy_per_image
-from optpipe.measuring.validity import (
-    LIMITS,
-    WITNESSED,
-    ValidityEvidence,
-    find_reasons,
-)
+from optpipe.measuring.validity import LIMITS, WITNESSED, ValidityEvidence, find_reasons
 from optpipe.stats.correlation import compute_effective_count
 from optpipe.stats.means import FEWEST, compute_ratio_of_sums_interval
 from optpipe.stats.percentiles import CONFIDENCE, PERCENTS, summary_from_ns

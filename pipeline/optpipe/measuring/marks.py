@@ -5,13 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from optpipe.core.estimate import Estimate
-from optpipe.core.measurement import (
-    Measurement,
-    Reason,
-    find_differing_settings,
-    format_settings,
-    list_load_options,
-)
+from optpipe.core.measurement import Measurement, Reason, find_differing_settings, format_settings, list_load_options
 from optpipe.core.precision import CALIBRATED
 
 WIDER_PRECISIONS = dict.fromkeys(map(str, CALIBRATED), ("fp16", "bf16", "fp32"))

@@ -3,9 +3,7 @@
 from dataclasses import dataclass, field
 
 from optpipe.core.environment import Environment
-from optpipe.core.measurement import (
-    Measurement,
-)
+from optpipe.core.measurement import Measurement
 
 
 @dataclass(frozen=True, slots=True)

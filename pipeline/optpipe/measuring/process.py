@@ -11,12 +11,7 @@ from typing import Self
 from optpipe.core.interrupts import acknowledge_interrupt
 from optpipe.core.records import record_from_json
 from optpipe.errors import ExitStatus, StageError
-from optpipe.measuring.machine import (
-    INTERVAL_S,
-    MachineRow,
-    MachineSampler,
-    read_gpu_used_bytes,
-)
+from optpipe.measuring.machine import INTERVAL_S, MachineRow, MachineSampler, read_gpu_used_bytes
 from optpipe.measuring.pool import STOP_SECONDS, StartedWorker, WorkerPool
 from optpipe.worker.plan import Point, PointReport, SessionPlan, WorkerEvent
 from optpipe.worker.spool import count_spooled, request_stop

@@ -9,12 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from optpipe.core.defaults import MAX_CV
-from optpipe.core.measurement import (
-    Mode,
-    OutputCheck,
-    Reason,
-    Scenario,
-)
+from optpipe.core.measurement import Mode, OutputCheck, Reason, Scenario
 from optpipe.measuring.machine import POWER_CAP, THROTTLE_REASONS
 from optpipe.stats.ratio import SMALLEST_ROUNDS, ratio_from_rounds
 from optpipe.stats.stability import find_trend, find_two_modes

@@ -92,11 +92,7 @@ class _MarkingListener(SilentListener):
     @contextmanager
     def step(self, name: str, total: int | None = None) -> Iterator[ProgressStep]:
         """A range for the step, named after its stage, with the step's own name inside."""
-        with (
-            mark_range(get_stage_range(name)),
-            mark_range(name),
-            super().step(name, total) as step,
-        ):
+        with mark_range(get_stage_range(name)), mark_range(name), super().step(name, total) as step:
             yield step
 
 
@@ -134,10 +130,7 @@ def _run_inference(work: InferenceJob, job: WorkerJob) -> WorkerResult:
     entry = store.verify_entry(store.find(work.artifact, ArtifactInfo))
     inputs = dict(np.load(job.inputs))
     on_gpu = work.device == "cuda"
-    with (
-        _open_stream(on_gpu=on_gpu),
-        BACKENDS[work.backend].load(entry.path, entry.info, work.options) as session,
-    ):
+    with _open_stream(on_gpu=on_gpu), BACKENDS[work.backend].load(entry.path, entry.info, work.options) as session:
         binding = session.bind(inputs)
         synchronize = _make_synchronizer(on_gpu=on_gpu)
 

@@ -15,12 +15,7 @@ from optpipe.core.entries import ReferenceInfo
 from optpipe.core.events import Listener
 from optpipe.core.records import json_from_record, read_record
 from optpipe.core.tensors import InputSpec
-from optpipe.errors import (
-    BadInputError,
-    MissingError,
-    OptpipeError,
-    StageError,
-)
+from optpipe.errors import BadInputError, MissingError, OptpipeError, StageError
 from optpipe.export.reference import reference_from_file
 from optpipe.inputs.rows import batch_from_rows
 from optpipe.inputs.samples import choose_samples, load_sample_inputs

@@ -43,12 +43,7 @@ def make_graph_as_given(
 def _make_changed_graph(
     precision: Precision, how: str, change: Any, model: Entry[ModelInfo], store: Store, listener: Listener
 ) -> tuple[Entry[GraphInfo], bool]:
-    recipe = {
-        "revision": REVISION,
-        "model": model.id,
-        "change": how,
-        "tools": {"onnx": get_package_version("onnx")},
-    }
+    recipe = {"revision": REVISION, "model": model.id, "change": how, "tools": {"onnx": get_package_version("onnx")}}
 
     def make(directory: Path) -> GraphInfo:
         import onnx

@@ -14,18 +14,8 @@ from optpipe.core.precision import Precision
 from optpipe.errors import BadInputError
 from optpipe.inputs.image_set import image_set_from_path
 from optpipe.inputs.images import UnreadableFile
-from optpipe.inputs.sample_set import (
-    FEW_SAMPLES,
-    SampleSet,
-    refuse_other_model,
-    refuse_overlap,
-)
-from optpipe.inputs.task_data import (
-    drop_unknown_labels,
-    fit_batch_size,
-    iterate_input_batches,
-    load_sample_set,
-)
+from optpipe.inputs.sample_set import FEW_SAMPLES, SampleSet, refuse_other_model, refuse_overlap
+from optpipe.inputs.task_data import drop_unknown_labels, fit_batch_size, iterate_input_batches, load_sample_set
 from optpipe.inputs.tensor_set import FORMS, check_rows, holds_tensors, read_tensor_set, save_batches
 from optpipe.quantize.table import CalibrationTable, TensorRange, is_table, read_table, write_table
 from optpipe.sources.python_file import read_calibration

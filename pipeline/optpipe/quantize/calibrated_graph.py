@@ -13,12 +13,7 @@ from optpipe.core.precision import REQUIRED_SHARE, Precision
 from optpipe.core.quiet import redirect_output
 from optpipe.errors import BadInputError
 from optpipe.inputs.sample_set import draw_subset
-from optpipe.quantize.calibrate import (
-    calibrate_model,
-    load_calibration_data,
-    quantize_graph,
-    tables_from_entry,
-)
+from optpipe.quantize.calibrate import calibrate_model, load_calibration_data, quantize_graph, tables_from_entry
 from optpipe.quantize.methods import METHODS
 from optpipe.quantize.selection import SelectionInfo, describe_mixed, select_kept_layers
 from optpipe.quantize.sensitivity import LayerCost, compare_methods, count_layer_macs, lower_by_table, rank_layers

@@ -16,12 +16,7 @@ import numpy as np
 from optpipe.backends.base import Device
 from optpipe.backends.onnxruntime_session import HostBinding, create_inference_session
 from optpipe.errors import StageError
-from optpipe.quantize.histogram import (
-    BINS,
-    Magnitudes,
-    count_magnitudes,
-    count_on_device,
-)
+from optpipe.quantize.histogram import BINS, Magnitudes, count_magnitudes, count_on_device
 from optpipe.quantize.statistics import TensorStatistics
 
 if TYPE_CHECKING:

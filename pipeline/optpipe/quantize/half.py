@@ -37,11 +37,7 @@ FP16_RANKING_IMAGES = 16
 
 
 def convert_to_half(
-    precision: Precision,
-    model: Entry[ModelInfo],
-    reference: Entry[ReferenceInfo],
-    store: Store,
-    listener: Listener,
+    precision: Precision, model: Entry[ModelInfo], reference: Entry[ReferenceInfo], store: Store, listener: Listener
 ) -> tuple[Entry[GraphInfo], bool]:
     """The store entry `graph` in FP16 or BF16, but for what leaves FP16's range on the reference inputs."""
     recipe = _describe_recipe(precision, model, reference)
@@ -142,11 +138,7 @@ def _describe_recipe(precision: Precision, model: Entry[ModelInfo], reference: E
 
 
 def _convert(
-    precision: Precision,
-    model: Entry[ModelInfo],
-    reference: Entry[ReferenceInfo],
-    directory: Path,
-    kept: Sequence[str],
+    precision: Precision, model: Entry[ModelInfo], reference: Entry[ReferenceInfo], directory: Path, kept: Sequence[str]
 ) -> dict[str, str]:
     """Writes the converted graph into `directory`. Returns why ModelOpt left nodes in FP32, by node."""
     import onnx

@@ -5,12 +5,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 
 from optpipe.core.choices import choices_from_text
-from optpipe.quantize import (
-    entropy,
-    maximum,
-    mse,
-    percentile,
-)
+from optpipe.quantize import entropy, maximum, mse, percentile
 from optpipe.quantize.statistics import TensorStatistics
 
 METHODS: Mapping[str, ModuleType] = {"max": maximum, "percentile": percentile, "entropy": entropy, "mse": mse}

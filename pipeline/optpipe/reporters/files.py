@@ -23,16 +23,7 @@ def frame_from_comparison(comparison: Comparison) -> "pl.DataFrame":
 def _record(row: ComparisonRow) -> dict[str, Any]:
     record: dict[str, Any] = {
         name: getattr(row, name)
-        for name in (
-            "id",
-            "run",
-            "artifact",
-            "model",
-            "backend",
-            "precision",
-            "device",
-            "setting",
-        )
+        for name in ("id", "run", "artifact", "model", "backend", "precision", "device", "setting")
     }
     for name in ("batch_size", "scenario", "mode", "streams", "rate_per_s"):
         record[name] = getattr(row.load, name)

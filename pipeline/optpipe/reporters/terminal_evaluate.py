@@ -117,13 +117,4 @@ def _format_row(row: "EvaluatedModel", *, texts: bool) -> list[str | Text]:
     if accuracy:
         second += f"  {format_drop(accuracy.macro_f1_drop, accuracy.macro_f1_drop_ci)}" if texts else ""
         drop, pairs = format_drop(accuracy.drop, accuracy.drop_ci), f"{accuracy.lost} / {accuracy.won}"
-    return [
-        row.artifact,
-        f"{row.backend} ({row.device})",
-        row.precision,
-        top1,
-        second,
-        drop,
-        pairs,
-        *_format_end(row),
-    ]
+    return [row.artifact, f"{row.backend} ({row.device})", row.precision, top1, second, drop, pairs, *_format_end(row)]

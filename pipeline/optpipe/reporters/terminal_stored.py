@@ -9,14 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from optpipe.artifacts.housekeeping import (
-    EntryDetails,
-    EntrySummary,
-    Removal,
-    RunDetails,
-    RunSummary,
-    StoreListing,
-)
+from optpipe.artifacts.housekeeping import EntryDetails, EntrySummary, Removal, RunDetails, RunSummary, StoreListing
 from optpipe.artifacts.trtexec import ToolCommand
 from optpipe.core.engine_layers import EngineLayers
 from optpipe.core.mixed_precision import MixedPrecision

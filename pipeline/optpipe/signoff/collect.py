@@ -29,14 +29,7 @@ from optpipe.workspace.baselines import find_approved_baseline, get_utc_time
 from optpipe.workspace.file_names import BUILDS, POLICY, REQUEST, ROWS, VERDICT
 from optpipe.workspace.hashes import find_changed_files
 from optpipe.workspace.manifest import MANIFEST, read_manifest
-from optpipe.workspace.runs import (
-    Run,
-    list_removed_runs,
-    list_runs,
-    load_runs,
-    require_unchanged,
-    write_bytes,
-)
+from optpipe.workspace.runs import Run, list_removed_runs, list_runs, load_runs, require_unchanged, write_bytes
 from optpipe.workspace.store import Entry, Store
 
 LARGEST_TABLE_BYTES = 1024 * 1024

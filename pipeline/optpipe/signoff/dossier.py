@@ -13,13 +13,7 @@ from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.recompute import find_untrue_figures
 from optpipe.workspace.file_names import VERDICT
 from optpipe.workspace.runs import load_runs
-from optpipe.workspace.seal import (
-    SIGNATURE,
-    find_seal_problems,
-    find_signature_problem,
-    seal_folder,
-    sign_folder,
-)
+from optpipe.workspace.seal import SIGNATURE, find_seal_problems, find_signature_problem, seal_folder, sign_folder
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,9 +180,7 @@ def _find_verification(folder: Path, artifact: Entry[ArtifactInfo]) -> Entry[Ver
 
 
 def _judge_trust(
-    artifact: Entry[ArtifactInfo],
-    checked: Entry[VerificationInfo] | None,
-    measured: tuple[RecordedMeasurement, ...],
+    artifact: Entry[ArtifactInfo], checked: Entry[VerificationInfo] | None, measured: tuple[RecordedMeasurement, ...]
 ) -> Iterator[CriterionResult]:
     """What no policy can do without."""
     info, record = artifact.info, describe_record(artifact)

@@ -18,12 +18,7 @@ from optpipe.measuring.groups import count_valid_processes
 from optpipe.preprocess.recompute import observe_preprocessing
 from optpipe.profile.recompute import observe_tensor_cores
 from optpipe.signoff.build_evidence import BuildEvidence, filter_by_options, select_groups
-from optpipe.signoff.collect import (
-    JUDGED_KINDS,
-    SignoffRequest,
-    find_judged_artifact,
-    is_run_about,
-)
+from optpipe.signoff.collect import JUDGED_KINDS, SignoffRequest, find_judged_artifact, is_run_about
 from optpipe.signoff.evidence import observe
 from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import SECTIONS, MeasuredSection

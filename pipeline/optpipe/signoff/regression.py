@@ -10,11 +10,7 @@ from optpipe.bench.recompute_pair import RecordedPair
 from optpipe.core.measurement import Measurement, find_differing_settings, format_settings
 from optpipe.core.observation import Blocker, Missing, Observation
 from optpipe.measuring.groups import ProcessGroup, describe_tries, explain_no_scatter, read_figure
-from optpipe.measuring.measured import (
-    RecordedMeasurement,
-    explain_clock_difference,
-    find_environment_differences,
-)
+from optpipe.measuring.measured import RecordedMeasurement, explain_clock_difference, find_environment_differences
 from optpipe.signoff.build_evidence import UNKNOWN, BuildEvidence, select_groups
 from optpipe.signoff.group_evidence import CAVEATS, describe_group, find_blockers
 from optpipe.signoff.policy import Criterion

@@ -20,11 +20,7 @@ from optpipe.reporters.report import Report
 from optpipe.signoff.collect import SignoffRequest, collect_evidence, require_valid_request
 from optpipe.signoff.consistency import COMPARISON, HTML, JUNIT, MARKDOWN, REPORTS
 from optpipe.signoff.dossier import DossierCheck, check_dossier, finish_dossier, require_unused_path
-from optpipe.signoff.dossier_overview import (
-    list_build_files,
-    overview_from_dossier,
-    stage_bars_from_dossier,
-)
+from optpipe.signoff.dossier_overview import list_build_files, overview_from_dossier, stage_bars_from_dossier
 from optpipe.signoff.judge import judge_dossier, read_request
 from optpipe.signoff.report_documents import collect_report_documents
 from optpipe.workspace.file_names import VERDICT

@@ -15,11 +15,7 @@ from optpipe.preprocess.parity.records import WorstImage
 from optpipe.preprocess.records import PreprocessRecord
 from optpipe.profile.recompute import read_profile
 from optpipe.reporters.report import ReportImage
-from optpipe.workspace.file_names import (
-    PREPROCESSING,
-    PROFILE,
-    ROWS,
-)
+from optpipe.workspace.file_names import PREPROCESSING, PROFILE, ROWS
 from optpipe.workspace.runs import Run, newest_runs
 
 MAX_IMAGES = 6

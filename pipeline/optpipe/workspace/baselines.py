@@ -7,10 +7,7 @@ from pathlib import Path
 from optpipe.errors import BadInputError
 from optpipe.workspace.file_names import REQUEST
 from optpipe.workspace.runs import read_json, write_json
-from optpipe.workspace.seal import (
-    SUMS,
-    find_seal_problems,
-)
+from optpipe.workspace.seal import SUMS, find_seal_problems
 from optpipe.workspace.store import Store
 
 BASELINES = "baselines"

@@ -50,10 +50,7 @@ def _store(
         r = acc
         if ADD:
             r = added.load([m, n])
-        y.store(
-            [m, n],
-            _ended(acc, tl.load(scale + columns), tl.load(bias + columns), r, added_scale, ADD, RELU, HALF),
-        )
+        y.store([m, n], _ended(acc, tl.load(scale + columns), tl.load(bias + columns), r, added_scale, ADD, RELU, HALF))
     else:
         half: tl.constexpr = BN // 2
         left, right = acc.reshape(BM, 2, half).permute(0, 2, 1).split()

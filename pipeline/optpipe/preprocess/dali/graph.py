@@ -22,13 +22,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from optpipe.core.transform import (
-    CenterCrop,
-    Interpolation,
-    Resize,
-    Transform,
-    compute_crop_start,
-)
+from optpipe.core.transform import CenterCrop, Interpolation, Resize, Transform, compute_crop_start
 from optpipe.core.transform import compute_resized_sides as resized_sides
 from optpipe.errors import BadInputError
 
@@ -285,11 +279,7 @@ def _as_floats(sides: Sides) -> Any:
 def _get_filtering(step: Resize, *, floats: bool) -> dict[str, Any]:
     from nvidia.dali import types
 
-    filters = {
-        "bilinear": types.INTERP_LINEAR,
-        "bicubic": types.INTERP_CUBIC,
-        "lanczos": types.INTERP_LANCZOS3,
-    }
+    filters = {"bilinear": types.INTERP_LINEAR, "bicubic": types.INTERP_CUBIC, "lanczos": types.INTERP_LANCZOS3}
     return {
         "interp_type": filters[step.interpolation],
         "antialias": step.antialias,

@@ -186,12 +186,7 @@ def _get_dali_type(transform: Transform) -> Any:
 
 
 def _build_pipeline(
-    graph: Callable[[], Any],
-    plan: DaliPlan,
-    prefetch: int | None,
-    *,
-    conditionals: bool | None = None,
-    **declared: Any,
+    graph: Callable[[], Any], plan: DaliPlan, prefetch: int | None, *, conditionals: bool | None = None, **declared: Any
 ) -> Any:
     from nvidia.dali import pipeline_def
 

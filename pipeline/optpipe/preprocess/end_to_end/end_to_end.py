@@ -92,11 +92,7 @@ def bench_end_to_end(
             run_dir=str(run.path),
         )
         write_bytes(run.path / END_TO_END, json_from_record(record))
-        finish_run(
-            run,
-            command=get_command_line(),
-            parents=tuple(each.entry.id for each in artifacts),
-        )
+        finish_run(run, command=get_command_line(), parents=tuple(each.entry.id for each in artifacts))
     return record
 
 

@@ -210,18 +210,10 @@ def _judge_without_gpu(measured: Analysis) -> Bottleneck:
     share = _io_share(measured.os_runtime.filter(pl.col("name").str.contains(_IO_CALLS)), measured)
     shares = {LimitingFactor.CPU: 1 - share, LimitingFactor.IO: share}
     if share >= 0.5:
-        return Bottleneck(
-            LimitingFactor.IO,
-            share,
-            shares,
-            "file I/O takes most of the time of the threads that do it",
-        )
+        return Bottleneck(LimitingFactor.IO, share, shares, "file I/O takes most of the time of the threads that do it")
     basis = " (OS calls were not traced, so I/O time is unknown; add --record os-calls)"
     return Bottleneck(
-        LimitingFactor.CPU,
-        1 - share,
-        shares,
-        f"no GPU work{basis if 'os_runtime' in measured.trace.absent else ''}",
+        LimitingFactor.CPU, 1 - share, shares, f"no GPU work{basis if 'os_runtime' in measured.trace.absent else ''}"
     )
 
 

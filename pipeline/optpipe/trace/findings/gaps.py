@@ -11,12 +11,7 @@ import polars as pl
 
 from optpipe.trace.findings.bottleneck import GAP_NS
 from optpipe.trace.timeline.analysis import Analysis
-from optpipe.trace.timeline.intervals import (
-    TimeArray,
-    TimeIntervals,
-    complement_intervals,
-    sum_within,
-)
+from optpipe.trace.timeline.intervals import TimeArray, TimeIntervals, complement_intervals, sum_within
 from optpipe.trace.timeline.kernels import shorten_name
 from optpipe.trace.timeline.timeline import IdleCause
 from optpipe.trace.timeline.views import VERSION_SUFFIX

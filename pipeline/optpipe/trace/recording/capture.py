@@ -84,11 +84,7 @@ def record_program(
     """
     output = directory / "recording"
     nsys = find_nsys()
-    command = [
-        str(nsys),
-        *make_nsys_command(extras, read_nsys_version(), output, on_gpu=on_gpu, whole=whole),
-        *program,
-    ]
+    command = [str(nsys), *make_nsys_command(extras, read_nsys_version(), output, on_gpu=on_gpu, whole=whole), *program]
     status, said = run_recorded(command, directory)
     left = [output.with_suffix(suffix) for suffix in (".nsys-rep", ".qdrep", ".qdstrm")]
     found = next((path for path in left if path.is_file() and path.stat().st_size), None)

@@ -10,13 +10,7 @@ from optpipe.trace.ranges import ITERATION_RANGE, LIBRARY_RANGES, MEASURED_RANGE
 from optpipe.trace.recording.frames import Trace
 from optpipe.trace.timeline import requested, views
 from optpipe.trace.timeline.projection import project_ranges, tabulate_ranges
-from optpipe.trace.timeline.timeline import (
-    Split,
-    Timeline,
-    array_from_column,
-    split_timeline,
-    timeline_from_trace,
-)
+from optpipe.trace.timeline.timeline import Split, Timeline, array_from_column, split_timeline, timeline_from_trace
 
 _WARMED_UP = 2.0
 

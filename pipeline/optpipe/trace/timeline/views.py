@@ -55,9 +55,7 @@ def tabulate_copies(copies: pl.DataFrame) -> pl.DataFrame:
         copies.with_columns(_DURATION)
         .group_by(keys)
         .agg(
-            pl.len().cast(pl.Int64).alias("count"),
-            pl.col("duration_ns").sum().alias("total_ns"),
-            pl.col("bytes").sum(),
+            pl.len().cast(pl.Int64).alias("count"), pl.col("duration_ns").sum().alias("total_ns"), pl.col("bytes").sum()
         )
         .with_columns(
             pl.when(pl.col("total_ns") > 0).then(pl.col("bytes") / (pl.col("total_ns") / 1e9)).alias("bytes_per_s")

@@ -7,7 +7,6 @@ fixes shapes and addresses once, which is what measuring, CUDA graphs and zero-c
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from optpipe.core.card import ModelCard
@@ -116,9 +115,7 @@ class Session(Protocol):
     def __enter__(self) -> Self:
         """Nothing more to load."""
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Frees what it holds."""
 
 

@@ -280,34 +280,22 @@ def count_node_macs(node: Any, known: GraphTypes) -> int:
     return 0
 
 
-def layers_from_onnx(
-    model: Any, inputs: Iterable[InputSpec], *, dequantized_is_int8: bool, source: Any = None
-) -> tuple[LayerType, ...]:
-    """The layers of a graph by the type of their data input.
+def layers_from_onnx(model: Any, inputs: Iterable[InputSpec], source: Any = None) -> tuple[LayerType, ...]:
+    """The layers of a graph, executed as its nodes stand, by the type of their data input.
 
     `source` is the graph that a runtime made `model` of: shapes that get lost behind a runtime's own operators are found there.
-
-    With `dequantized_is_int8` a product whose data comes out of DequantizeLinear counts as INT8, as TensorRT runs it; a
-    runtime that executes the nodes as they stand must be asked without it.
     """
     inputs = tuple(inputs)
     known = infer_graph_types(model, inputs)
     if source is not None:
         before = infer_graph_types(source, inputs)
         known = GraphTypes({**before.types, **known.types}, {**before.shapes, **known.shapes})
-    producers = OnnxGraph(model).producers
     layers = []
     for node in iterate_nodes(model.graph):
         if node.op_type in _NO_ARITHMETIC or not node.input or not node.output:
             continue
-        kind = known.types.get(node.input[0], "unknown")
-        source = producers.get(node.input[0])
-        macs = count_node_macs(node, known)
-        if node.op_type in _QUANTIZES_ITS_DATA:
-            kind = "int8"
-        if dequantized_is_int8 and macs and source is not None and source.op_type == "DequantizeLinear":
-            kind = "int8"
-        layers.append(LayerType(node.name or node.output[0], node.op_type, kind, macs))
+        kind = "int8" if node.op_type in _QUANTIZES_ITS_DATA else known.types.get(node.input[0], "unknown")
+        layers.append(LayerType(node.name or node.output[0], node.op_type, kind, count_node_macs(node, known)))
     return tuple(
         layer for layer in layers if layer.type in ("fp32", "fp16", "bf16", "int8", "fp8", "fp64") or layer.macs
     )

@@ -122,9 +122,7 @@ class OnnxRuntime:
         model = onnx.load(target)
         if on_gpu and separate_biases(model):
             onnx.save(model, target)
-        layers = layers_from_onnx(
-            model, request.card.inputs, dequantized_is_int8=False, source=onnx.load(request.graph)
-        )
+        layers = layers_from_onnx(model, request.card.inputs, onnx.load(request.graph))
         if request.precision is Precision.TF32:
             layers = tuple(_as_tf32(layer) for layer in layers)
         tensor_cores = on_gpu and may_use_tensor_cores(layers)

@@ -4,7 +4,6 @@ import os
 from collections.abc import Mapping, Sequence
 from math import log, prod
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from optpipe.backends.base import Binding, Option, merge_options
@@ -116,9 +115,7 @@ class TensorRTSession:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._options.get("runtime_cache"):
             self._write_runtime_cache()
         del self._context, self._engine, self._runtime

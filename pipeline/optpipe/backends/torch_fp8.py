@@ -37,7 +37,7 @@ class Fp8Layer:
 
 
 def find_fp8_obstacle(device: Device) -> str | None:
-    """Why FP8 cannot run on the GPU of this machine; None on the CPU, and where there is no GPU to ask."""
+    """Why this machine's GPU cannot run FP8. None where it can, on the CPU, and on a machine without a GPU."""
     if device == "cpu" or not list_gpus():
         return None
     gpu, least = list_gpus()[0], ".".join(map(str, LEAST_CAPABILITY))

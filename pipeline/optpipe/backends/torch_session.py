@@ -1,7 +1,6 @@
 """Sessions of torch programs: the eager one and AOTInductor's compiled one differ only in what they call."""
 
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from optpipe.backends.base import Binding
@@ -36,9 +35,7 @@ class TorchSession:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         del self._call
 
     def run(self, inputs: Mapping[str, "np.ndarray"]) -> dict[str, "np.ndarray"]:

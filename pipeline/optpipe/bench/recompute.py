@@ -32,7 +32,7 @@ def measurements_from_run(
 ) -> tuple[RecordedMeasurement, ...]:
     """The measurements of a bench run, computed anew from the raw samples.
 
-    `only` names the artifacts wanted; with `judge_dossier`, validity, energy and memory are computed anew too. Raises
+    `only` names the artifacts wanted; with `judged`, validity, energy and memory are computed anew too. Raises
     BadInputError where a file is not as the run's manifest says; with `whole=False` files that were left out on purpose
     are no fault.
     """

@@ -14,10 +14,6 @@ class Axis:
     scale: float
     offset: float
 
-    def to_source(self, position: float) -> float:
-        """The source position of a position in the input; outside the image where the input is padded."""
-        return (position - self.offset) / self.scale
-
 
 @dataclass(frozen=True, slots=True)
 class Geometry:

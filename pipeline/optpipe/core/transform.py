@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from optpipe.core.hashing import hash_value
+from optpipe.core.records import record_from_plain
 from optpipe.errors import BadInputError
 
 Channels = Literal["RGB", "BGR", "L"]
@@ -277,41 +278,8 @@ def _step(index: int, table: object) -> TransformStep:
             raise BadInputError(f"{where}: {table['step']} has no field {name!r}; fields are {', '.join(known)}")
         if name in _CHOICES and value not in _CHOICES[name]:
             raise BadInputError(f"{where}: {name} must be one of {', '.join(_CHOICES[name])}; got {value!r}")
-    values = {
-        name: table[name] if name in _CHOICES else _value(where, name, _type_text(known[name].type), table[name])
-        for name in known
-        if name in table
-    }
+    values = {name: value for name, value in table.items() if name != "step"}
     try:
-        return kind(**values)
-    except TypeError as error:
-        raise BadInputError(f"{where}: {table['step']}: {error}".replace("__init__() ", "")) from None
+        return record_from_plain(values, kind, table["step"])
     except BadInputError as error:
         raise BadInputError(f"{where}: {error}") from None
-
-
-def _type_text(kind: Any) -> str:
-    return kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)
-
-
-def _value(where: str, name: str, kind: str, value: object) -> Any:
-    """Checks the type of a plain value; integers become floats where floats are meant, lists become tuples."""
-    wrong = f"{where}: {name} = {value!r} must be of type {kind}"
-    if "tuple" in kind:
-        if not isinstance(value, Sequence) or isinstance(value, str):
-            raise BadInputError(wrong)
-        element = "float" if "float" in kind else "int"
-        return tuple(_value(where, name, element, item) for item in value)
-    if "float" in kind and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    if "float" in kind:
-        good = False
-    elif "bool" in kind:
-        good = isinstance(value, bool)
-    elif "int" in kind:
-        good = isinstance(value, int) and not isinstance(value, bool)
-    else:
-        good = isinstance(value, str)
-    if not good:
-        raise BadInputError(wrong)
-    return value

@@ -5,7 +5,7 @@ _BINARY = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"
 
 
 def format_duration(ns: float) -> str:
-    """A duration with three significant digits and its unit: `duration_text(1_234_567) == "1.23 ms"`."""
+    """A duration with three significant digits and its unit: `format_duration(1_234_567) == "1.23 ms"`."""
     for scale, unit in _SI_TIME:
         if abs(_round_to_significant(ns)) >= scale:
             return f"{_format_significant(ns / scale)} {unit}"
@@ -13,7 +13,7 @@ def format_duration(ns: float) -> str:
 
 
 def format_bytes(size_bytes: float) -> str:
-    """A size in binary units: `bytes_text(51_603_628) == "49.2 MiB"`."""
+    """A size in binary units: `format_bytes(51_603_628) == "49.2 MiB"`."""
     for scale, unit in _BINARY:
         if abs(size_bytes) >= scale:
             return f"{_format_significant(size_bytes / scale)} {unit}"
@@ -21,7 +21,7 @@ def format_bytes(size_bytes: float) -> str:
 
 
 def format_count(count: float) -> str:
-    """A count with an SI prefix: `count_text(4_089_184_256) == "4.09 G"`."""
+    """A count with an SI prefix: `format_count(4_089_184_256) == "4.09 G"`."""
     for scale, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(_round_to_significant(count)) >= scale:
             return f"{_format_significant(count / scale)} {prefix}"

@@ -9,7 +9,7 @@ from optpipe.core.measurement import Measurement, Reason, find_differing_setting
 from optpipe.core.precision import CALIBRATED
 
 WIDER_PRECISIONS = dict.fromkeys(map(str, CALIBRATED), ("fp16", "bf16", "fp32"))
-"""What INT8 and FP8 have to beat on the same runtime, in this order: where there are no FP16 kernels, as on CPUs, FP32."""
+"""The types that INT8 and FP8 are compared with on the same runtime, the first that was measured: CPUs have FP32 alone."""
 
 
 def add_int8_speed_notes(

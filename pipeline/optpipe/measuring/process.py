@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from types import TracebackType
 from typing import Self
 
 from optpipe.core.interrupts import acknowledge_interrupt
@@ -54,9 +53,7 @@ class WorkerProcess:
         self._started.send(self.plan)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self._running().end(0.1 if kind else STOP_SECONDS)
 
     @property

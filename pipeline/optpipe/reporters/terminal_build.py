@@ -2,9 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from optpipe.core.entries import LintSummary
@@ -12,6 +10,7 @@ from optpipe.core.precision import Placement, PrecisionProof
 from optpipe.core.units import format_bytes, format_duration
 from optpipe.errors import escape
 from optpipe.reporters.records import format_mixed, format_random_weights
+from optpipe.reporters.tables import make_table
 
 if TYPE_CHECKING:
     from optpipe.build.build import BuildResult
@@ -20,11 +19,7 @@ if TYPE_CHECKING:
 
 def render_build(result: "BuildResult") -> RenderableType:
     """What was built, what is proven of it, whether it computes what the model does; then what was not built, and why."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("artifact", "backend", "precision", "MACs", "verified", "runs here"):
-        table.add_column(name, overflow="fold")
-    for name in ("size", "build"):
-        table.add_column(name, justify="right")
+    table = make_table("artifact", "backend", "precision", "MACs", "verified", "runs here", right=("size", "build"))
     for each in result.artifacts:
         table.add_row(
             each.id,

@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from optpipe.core.units import format_count
 from optpipe.reporters.records import format_drop, format_random_weights
+from optpipe.reporters.tables import make_table
 
 if TYPE_CHECKING:
     from optpipe.core.mixed_precision import PrecisionCost
@@ -43,12 +43,9 @@ def render_calibration(result: "CalibrationResult") -> RenderableType:
     return Group(*lines)
 
 
-def _make_table(title: str, *columns: str) -> Table:
-    """A table whose first column is text and whose others are figures."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
-    table.add_column(columns[0], overflow="fold")
-    for name in columns[1:]:
-        table.add_column(name, justify="right")
+def _make_table(title: str, first: str, *figures: str) -> Table:
+    table = make_table(first, right=figures)
+    table.title, table.title_justify = title, "left"
     return table
 
 

@@ -15,6 +15,7 @@ from optpipe.core.comparison import Comparison, ComparisonRow
 from optpipe.core.estimate import Estimate
 from optpipe.core.units import format_bytes, format_duration
 from optpipe.reporters.markdown import format_figure, format_ms, list_unmatched
+from optpipe.reporters.tables import make_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +111,7 @@ def _make_table(columns: Sequence[_Column], rows: Sequence[ComparisonRow]) -> Ta
 
 def _render_builds(rows: Sequence[ComparisonRow]) -> Table:
     """What holds for a build at every batch size."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in ("build", "artifact"):
-        table.add_column(name)
-    for name in ("top-1", "size", "build time"):
-        table.add_column(name, justify="right")
+    table = make_table("build", "artifact", right=("top-1", "size", "build time"), dense=True)
     for row in {row.artifact: row for row in rows}.values():
         table.add_row(
             row.build,

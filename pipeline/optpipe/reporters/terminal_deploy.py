@@ -4,12 +4,12 @@ import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from optpipe.core.quantity import Dimension, format_quantity
+from optpipe.reporters.tables import make_table
 
 if TYPE_CHECKING:
     from optpipe.core.measurement import LatencySummary
@@ -26,9 +26,7 @@ def render_deployment(found: "DeployResult") -> RenderableType:
     ]
     if dossier.because:
         lines.append(Text(f"deployed on {dossier.verdict} because: {dossier.because}", style="bold yellow"))
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("setting", "value", "from"):
-        table.add_column(name, overflow="fold")
+    table = make_table("setting", "value", "from")
     for each in record.choices:
         table.add_row(each.setting, each.value, each.source)
     lines.append(table)
@@ -52,9 +50,7 @@ def _render_proof(proof: "ProofRecord") -> Iterator[RenderableType]:
     python = f", Python {server.python}, NumPy {server.numpy}" if server.python else ""
     word = ("PROVEN IN PART", "bold yellow") if proof.notes else ("PROVEN", "bold green")
     yield Text.assemble(word, f"  on {server.program} {server.version}{python}")
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("model", "protocol", "requests", "equal to the bit", "largest error", "predictions"):
-        table.add_column(name, overflow="fold")
+    table = make_table("model", "protocol", "requests", "equal to the bit", "largest error", "predictions")
     for each in proof.comparisons:
         error = "0" if each.relative_error == 0 else f"{each.relative_error:.1e}"
         table.add_row(
@@ -70,9 +66,7 @@ def _render_proof(proof: "ProofRecord") -> Iterator[RenderableType]:
 
 def _render_costs(proof: "ProofRecord") -> Table:
     """What the server adds: two rows for each load, each percentile with its interval."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("load", "through", "requests", "mean", "p50", "p99", "limited by"):
-        table.add_column(name, overflow="fold")
+    table = make_table("load", "through", "requests", "mean", "p50", "p99", "limited by")
     for cost in proof.costs:
         for load, name, found, source in (
             (cost.load, "in-process", cost.in_process, cost.source),
@@ -86,9 +80,7 @@ def _render_costs(proof: "ProofRecord") -> Table:
 
 def _render_throughputs(proof: "ProofRecord") -> Table:
     """Requests/s at each concurrency, with intervals over laps."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("in flight", "in-process, joined", "server, gRPC", "server p50", "server p99"):
-        table.add_column(name, overflow="fold")
+    table = make_table("in flight", "in-process, joined", "server, gRPC", "server p50", "server p99")
     for each in proof.throughputs:
         rates = [
             f"{one.value:,.0f} requests/s ({one.bounds[0]:,.0f} to {one.bounds[1]:,.0f})"

@@ -7,6 +7,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from optpipe.reporters.tables import make_table
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -15,9 +17,7 @@ if TYPE_CHECKING:
 
 def render_diagnosis(findings: "Sequence[ToolStatus]") -> RenderableType:
     """What is here with its version and limits; then what is missing, what it would add, and how to get it."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("", "tool", "version", "good for", "limits here"):
-        table.add_column(name, overflow="fold")
+    table = make_table("", "tool", "version", "good for", "limits here")
     for each in (each for each in findings if each.found):
         table.add_row(Text("✓", style="green"), each.name, each.version, each.adds, each.note or "")
     missing = [each for each in findings if not each.found]

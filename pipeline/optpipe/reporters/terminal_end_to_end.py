@@ -2,13 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from optpipe.core.units import format_duration
 from optpipe.reporters.records import VERDICT_STYLES, format_rate_interval
+from optpipe.reporters.tables import make_table
 
 if TYPE_CHECKING:
     from optpipe.preprocess.end_to_end.records import EndToEndFigures, EndToEndRecord, EndToEndResult
@@ -27,11 +26,7 @@ _COLUMNS = (
 
 def render_end_to_end(record: "EndToEndRecord") -> RenderableType:
     """One row per artifact, then what limits each, and where its time went."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("artifact", overflow="fold")
-    for name in _COLUMNS:
-        table.add_column(name, justify="right")
-    table.add_column("bottleneck")
+    table = make_table("artifact", right=_COLUMNS, last=("bottleneck",))
     lines: list[Text] = []
     for each in record.results:
         if each.figures is None:

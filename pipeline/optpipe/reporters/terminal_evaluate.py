@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from optpipe.reporters.records import VERDICT_STYLES, format_drop, format_random_weights
+from optpipe.reporters.tables import make_table
 
 if TYPE_CHECKING:
     from optpipe.evaluate.result import EvaluatedModel, Evaluation
@@ -41,20 +41,12 @@ def render_evaluation(found: "Evaluation") -> RenderableType:
 def _make_table(found: "Evaluation") -> Table:
     """Of a classifier."""
     texts = found.dataset.kind == "texts"
-    table = _start_table()
     second = "macro F1, drop (95 %)" if texts else "top-5"
-    for name in ("top-1", second, "drop (95 %)", "lost / won", "agreement", "SNR", "verdict"):
-        table.add_column(name, justify="right")
+    figures = ("top-1", second, "drop (95 %)", "lost / won", "agreement", "SNR", "verdict")
+    table = make_table("artifact", "backend", "precision", right=figures)
     for row in found.results:
         if not row.why_not:
             table.add_row(*_format_row(row, texts=texts))
-    return table
-
-
-def _start_table() -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("artifact", "backend", "precision"):
-        table.add_column(name, overflow="fold")
     return table
 
 
@@ -62,9 +54,8 @@ def _make_score_table(found: "Evaluation") -> Table:
     """Of a task with scores of its own."""
     scored = next((row.scores for row in found.results if row.scores is not None), None)
     names = [each.name for each in scored.scores] if scored else []
-    table = _start_table()
-    for name in (*names, f"{names[0]} drop (95 %)" if names else "drop", "agreement", "SNR", "verdict"):
-        table.add_column(name, justify="right")
+    figures = (*names, f"{names[0]} drop (95 %)" if names else "drop", "agreement", "SNR", "verdict")
+    table = make_table("artifact", "backend", "precision", right=figures)
     for row in found.results:
         if row.why_not:
             continue

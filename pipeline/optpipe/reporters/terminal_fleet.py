@@ -2,12 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from optpipe.reporters.markdown import format_figure, format_ms
+from optpipe.reporters.tables import make_table
 
 if TYPE_CHECKING:
     from optpipe.core.estimate import Estimate
@@ -16,18 +15,13 @@ if TYPE_CHECKING:
 
 def render_fleet(record: "FleetRecord") -> RenderableType:
     """The table, then the warnings and the cells that are missing with the commands that fill them."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in ("model", "GPU", "build"):
-        table.add_column(name, overflow="fold")
     heads = ["length"] if any(row.length is not None for row in record.rows) else []
     heads += ["batch", (record.slo or "p50").partition(" ")[0] + " ms", "images/s"]
     heads += [f"{record.currency}/million"] if record.currency else []
     heads += ["kWh/million"] if any(row.kwh_per_million for row in record.rows) else []
     heads += ["GPUs"] if record.load_per_s else []
     heads += [f"{record.currency}/hour"] if record.load_per_s and record.currency else []
-    for name in heads:
-        table.add_column(name, justify="right")
-    table.add_column("standing")
+    table = make_table("model", "GPU", "build", right=heads, last=("standing",), dense=True)
     for row in record.rows:
         texts = {
             "length": "–" if row.length is None else str(row.length),

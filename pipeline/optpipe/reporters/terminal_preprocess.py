@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from optpipe.core.units import format_duration
 from optpipe.reporters.records import VERDICT_STYLES, format_drop, format_rate_interval
+from optpipe.reporters.tables import make_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,10 +42,7 @@ def render_preprocess(record: "PreprocessRecord") -> RenderableType:
 
 
 def _render_steps(parity: "ParityRecord") -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("step")
-    for name in ("mean |Δ|", "max |Δ|", "levels differing", "alone: mean", "max"):
-        table.add_column(name, justify="right")
+    table = make_table("step", right=("mean |Δ|", "max |Δ|", "levels differing", "alone: mean", "max"))
     for each in parity.steps:
         marked = each.step == parity.largest_step and each.alone.mean_levels > 0
         table.add_row(
@@ -94,11 +91,7 @@ def _format_edge_cases(files: "Sequence[EdgeCaseFile]") -> str:
 
 
 def _render_throughput(tuning: "TuningRecord", images: int) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("", "device", "threads"):
-        table.add_column(name)
-    for name in ("images/s", "95 % interval", "reader_cost", "batch_cost"):
-        table.add_column(name, justify="right")
+    table = make_table("", "device", "threads", right=("images/s", "95 % interval", "reader_cost", "batch_cost"))
     for each in tuning.tried:
         table.add_row(*_format_throughput_row(each), style="dim")
     for each in (tuning.dataloader, tuning.dali, tuning.decode_only):

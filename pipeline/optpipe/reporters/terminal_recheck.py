@@ -2,12 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from optpipe.reporters.records import VERDICT_STYLES
+from optpipe.reporters.tables import make_table
 
 if TYPE_CHECKING:
     from optpipe.deploy.recheck_record import RecheckRecord
@@ -19,9 +18,7 @@ def render_recheck(found: "RecheckRecord") -> RenderableType:
         Text.assemble((found.verdict, f"bold {VERDICT_STYLES[found.verdict]}"), f"  {found.dossier}"),
         *(Text(f"  {each}") for each in found.reasons),
     ]
-    versions = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("changed", "old", "new"):
-        versions.add_column(name, overflow="fold")
+    versions = make_table("changed", "old", "new")
     for each in found.versions:
         versions.add_row(each.name, each.old, each.new)
     lines.append(versions if found.versions else Text("versions: nothing changed"))

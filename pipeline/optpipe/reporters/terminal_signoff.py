@@ -4,15 +4,14 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from optpipe.core.units import format_bytes
 from optpipe.core.verdict import StepRecord, VerdictRecord, VerificationRecord
 from optpipe.reporters.answer import format_verdict_summary
 from optpipe.reporters.records import VERDICT_STYLES, explain_beside_figures, format_observed
+from optpipe.reporters.tables import make_table
 
 
 def render_verdict(record: VerdictRecord, dossier: Path | None) -> RenderableType:
@@ -25,9 +24,7 @@ def render_verdict(record: VerdictRecord, dossier: Path | None) -> RenderableTyp
         Text(f"WAIVED  {one.name} is {one.verdict} and does not count: {one.waived}", style="bold red")
         for one in record.waived
     ]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("criterion", "verdict", "observed", "limit", "why"):
-        table.add_column(name, overflow="fold")
+    table = make_table("criterion", "verdict", "observed", "limit", "why")
     for one in record.criteria:
         why = Text(explain_beside_figures(one))
         if one.remedy:

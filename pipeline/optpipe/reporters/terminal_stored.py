@@ -18,6 +18,7 @@ from optpipe.core.records import record_from_plain
 from optpipe.core.units import format_bytes, format_count, format_duration
 from optpipe.errors import escape
 from optpipe.reporters.records import format_mixed
+from optpipe.reporters.tables import make_table
 from optpipe.reporters.terminal_build import format_placement
 from optpipe.workspace.hashes import FileHash
 
@@ -52,11 +53,7 @@ def _render_runs(runs: Sequence[RunSummary]) -> RenderableType:
 
 def _render_entries(entries: Sequence[EntrySummary]) -> RenderableType:
     """One line per entry, and the sum."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("id", "kind", "model", "backend", "precision"):
-        table.add_column(name)
-    table.add_column("size", justify="right")
-    table.add_column("created (UTC)")
+    table = make_table("id", "kind", "model", "backend", "precision", right=("size",), last=("created (UTC)",))
     for each in entries:
         backend = f"{each.backend} ({each.device})" if each.backend else ""
         created = each.created[:19].replace("T", " ")
@@ -119,10 +116,8 @@ def _describe_placement(recorded: Any, path: str) -> Iterator[str]:
 def _render_layers(found: EngineLayers) -> RenderableType:
     """The first layers of an engine: type in, type out, and the kernel where the inspector told it."""
     counted = ", ".join(f"{count} {kind}" for kind, count in found.count_types().items())
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     known = any(each.tactic for each in found.layers)
-    for name in ("layer", "operation", "in", "out", *(["tactic"] if known else [])):
-        table.add_column(name, overflow="fold")
+    table = make_table("layer", "operation", "in", "out", *(["tactic"] if known else []))
     for each in found.layers[:SHOWN_LAYERS]:
         sides = (", ".join(each.inputs), ", ".join(each.outputs))
         tactic = [each.tactic or ""] if known else []

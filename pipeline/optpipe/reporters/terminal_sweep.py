@@ -4,15 +4,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from optpipe.core.estimate import Estimate
 from optpipe.core.measurement import Mode, Scenario
 from optpipe.core.units import format_duration
 from optpipe.reporters.markdown import format_figure, format_ms, render_table_lines
+from optpipe.reporters.tables import make_table
 
 if TYPE_CHECKING:
     from optpipe.sweep.merge import MergeRecord
@@ -24,12 +23,8 @@ _STYLES = {"done": "green", "invalid": "red", "failed": "red", "impossible": "ye
 
 def render_sweep(record: "SweepRecord") -> RenderableType:
     """The table, the reasons of rows without a figure, and the sum."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in ("GPU", "model", "build", "load"):
-        table.add_column(name, overflow="fold")
-    for name in ("p50 ms", "p99 ms", "images/s"):
-        table.add_column(name, justify="right")
-    table.add_column("state")
+    figures = ("p50 ms", "p99 ms", "images/s")
+    table = make_table("GPU", "model", "build", "load", right=figures, last=("state",), dense=True)
     for row in record.rows:
         state = f"{row.state} (stored)" if row.stored and row.state != "stored" else row.state
         table.add_row(*_list_texts(row), Text(state, style=_STYLES.get(row.state, "")))

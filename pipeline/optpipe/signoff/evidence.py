@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import exp, expm1
 
 from optpipe.core.observation import Missing, Observation, ScaledTail
@@ -40,26 +41,6 @@ def _allow_for_unseen_speed(seen: Observation, base: float, confidence: float) -
         f"{seen.about}; widened to ±{100 * expm1(reach):.1f} %: all {seen.processes} may have run at one of two speeds"
     )
     return replace(seen, low=low, high=high, about=about)
-
-
-def _latency(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:
-    return observe_groups(criterion, evidence, criterion.metric)
-
-
-def _throughput(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:
-    return observe_groups(criterion, evidence, "throughput")
-
-
-def _memory(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:
-    return observe_groups(criterion, evidence, "memory")
-
-
-def _energy(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:
-    return observe_groups(criterion, evidence, "energy")
-
-
-def _stability(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:
-    return observe_groups(criterion, evidence, "cv")
 
 
 def _environment(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:
@@ -127,12 +108,12 @@ def _tensor_cores(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Obs
 
 
 _OBSERVERS: Mapping[str, Callable[[Criterion, BuildEvidence], Sequence[Observation] | Missing]] = {
-    "latency": _latency,
-    "throughput": _throughput,
+    "latency": lambda criterion, evidence: observe_groups(criterion, evidence, criterion.metric),
+    "throughput": partial(observe_groups, name="throughput"),
     "regression": observe_regression,
-    "memory": _memory,
-    "energy": _energy,
-    "stability": _stability,
+    "memory": partial(observe_groups, name="memory"),
+    "energy": partial(observe_groups, name="energy"),
+    "stability": partial(observe_groups, name="cv"),
     "environment": _environment,
     "accuracy": _accuracy,
     "preprocessing": _preprocessing,

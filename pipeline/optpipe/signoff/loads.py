@@ -18,27 +18,16 @@ def loads_from_criteria(
     A criterion that names no scenario or mode is about single-stream compute here. Percentiles decide the sample count, and
     energy the time, where `energy` can be measured at all.
     """
-    needed: dict[LoadFilter, LoadSpec] = {}
+    needed: dict[object, LoadSpec] = {}
     for criterion in criteria:
         if criterion.where:
-            where = _fill_defaults(criterion.where)
-            load = needed.get(where) or _load(where, min_seconds, max_seconds)
-            needed[where] = load if criterion.section == "energy" and not energy else _extend_load(criterion, load)
-    loads = list(needed.values()) or [_load(_fill_defaults(LoadFilter()), min_seconds, max_seconds)]
+            wanted = _load(criterion.where, min_seconds, max_seconds)
+            load = needed.get(wanted.key, wanted)
+            needed[load.key] = load if criterion.section == "energy" and not energy else _extend_load(criterion, load)
+    loads = list(needed.values()) or [_load(LoadFilter(), min_seconds, max_seconds)]
     alike = sorted(loads, key=lambda load: (_order(load), load.batch_size))
     groups = [list(found) for _, found in groupby(alike, key=_order)]
     return [(found[0], tuple(dict.fromkeys(load.batch_size for load in found))) for found in groups]
-
-
-def _fill_defaults(where: LoadFilter) -> LoadFilter:
-    return LoadFilter(
-        batch_size=where.batch_size or 1,
-        length=where.length,
-        scenario=where.scenario or Scenario.SINGLE_STREAM,
-        mode=where.mode or Mode.COMPUTE,
-        streams=where.streams or 1,
-        rate=where.rate,
-    )
 
 
 def _load(where: LoadFilter, min_seconds: float, max_seconds: float) -> LoadSpec:

@@ -7,7 +7,7 @@ in time, which takes slow changes of the machine out.
 """
 
 from collections.abc import Sequence
-from math import ceil, exp, isfinite, log, log1p, sqrt
+from math import ceil, exp, isfinite, log, log1p
 
 from optpipe.core.bench_record import Change, Ratio
 from optpipe.stats.means import compute_t_quantile, compute_t_tail, mean_from_values
@@ -86,22 +86,3 @@ def _log_ratios(baseline: Sequence[float], contender: Sequence[float]) -> list[f
     if not all(isfinite(value) and value > 0 for value in (*baseline, *contender)):
         raise ValueError("durations must be positive and finite")
     return [log(after) - log(before) for before, after in zip(baseline, contender, strict=True)]
-
-
-def ratio_from_medians(baseline: Sequence[float], contender: Sequence[float], confidence: float = 0.95) -> Ratio:
-    """The ratio of two *unpaired* sets of process statistics (Welch's t on logs): for runs made at different times."""
-    first, second = [log(value) for value in baseline], [log(value) for value in contender]
-    if min(len(first), len(second)) < SMALLEST_ROUNDS:
-        raise ValueError(f"need {SMALLEST_ROUNDS} or more processes of both, got {len(first)} and {len(second)}")
-    means = [sum(logs) / len(logs) for logs in (first, second)]
-    errors = [
-        sum((value - mean) ** 2 for value in logs) / (len(logs) - 1) / len(logs)
-        for logs, mean in zip((first, second), means, strict=True)
-    ]
-    centre, error = means[1] - means[0], sqrt(sum(errors))
-    freedom = (
-        sum(errors) ** 2 / sum(each**2 / (len(logs) - 1) for each, logs in zip(errors, (first, second), strict=True))
-        if error > 0
-        else float(len(first) + len(second) - 2)
-    )
-    return _ratio(centre, error, freedom, min(len(first), len(second)), confidence)

@@ -84,7 +84,7 @@ class Toy:
 
     def build(self, request):
         shutil.copyfile(request.graph, request.directory / FILE)
-        layers = layers_from_onnx(onnx.load(request.graph), request.card.inputs, dequantized_is_int8=False)
+        layers = layers_from_onnx(onnx.load(request.graph), request.card.inputs)
         options = self.recipe(request.device, request.options)["options"]
         return BuildResult(layers, FILE, options)
 

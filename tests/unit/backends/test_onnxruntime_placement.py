@@ -39,7 +39,7 @@ def graph(tmp_path):
 
 
 def layers_of(graph):
-    return layers_from_onnx(onnx.load(graph), (SPEC,), dequantized_is_int8=False)
+    return layers_from_onnx(onnx.load(graph), (SPEC,))
 
 
 def test_a_session_of_the_cpu_leaves_nothing_elsewhere(graph) -> None:

@@ -11,7 +11,7 @@ What had to be found out, each by measurement against Pillow and torchvision:
   Where a crop cuts that border off anyway, the two resizes suffice.
 - Sides and margins are integers computed in the graph, as the library computes them: DALI's own rounding of
   `resize_shorter` and of relative crop positions is another one.
-- torch's `find_nearest_to_limit` takes the pixel at floor(x·scale), DALI the one at floor((x + ½)·scale).
+- torch's `nearest` takes the pixel at floor(x·scale), DALI the one at floor((x + ½)·scale).
   torch computes that in float32, which puts an exact tie one pixel lower in 2 % of all pairs of sides up to 400; DALI's
   column or row is the exact one there.
 - On a GPU the many small operators on sides, not the kernels, are the limit: each costs 60 to 200 µs per batch on the CPU.

@@ -14,7 +14,8 @@ from time import monotonic
 from typing import Any
 
 from optpipe import __version__
-from optpipe.build.build import BuildPlan, ModelBuild, build_model, require_artifacts
+from optpipe.build.build import BuildPlan, build_model, require_artifacts
+from optpipe.build.records import ModelBuild
 from optpipe.core.events import Listener
 from optpipe.core.hashing import hash_value
 from optpipe.core.records import plain_from_record

@@ -16,7 +16,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from optpipe.bench.bench import BenchResult
+from optpipe.bench.bench import choose_exit_status
 from optpipe.commands.bench_options import LoadOptions
 from optpipe.core.bench_record import LimitRecord
 from optpipe.core.measurement import SAMPLE_COLUMNS, Phase, Scenario, Subject, read_measurements
@@ -24,7 +24,6 @@ from optpipe.measuring.process import WorkerProcess
 from optpipe.stats.percentiles import find_order_statistic
 from optpipe.worker.spool import count_spooled, frame_from_spool
 from optpipe.workspace.runs import (
-    Run,
     list_runs,
     load_run,
 )
@@ -196,10 +195,9 @@ def test_tuning_tries_threads_and_says_what_it_chose(workspace):
 
 def test_a_limit_that_could_not_be_judged_is_not_called_broken():
     measurement = planted(Subject("a", "fake", "fp32", "cpu"), 1, 1.0)
-    run = Run(Path("r"), None)
 
     def status(met):
-        return BenchResult(run, (measurement,), LimitRecord("p99 ≤ 1 ms", met, ())).status
+        return choose_exit_status((measurement,), LimitRecord("p99 ≤ 1 ms", met, ()))
 
     assert (status(True), status(False), status(None)) == (0, 1, 5)
 

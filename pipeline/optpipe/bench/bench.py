@@ -1,7 +1,6 @@
 """Measures stored artifacts: batch sizes, scenarios, options, limits; writes one run folder."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from optpipe.artifacts.lookup import StoredArtifact, choose_batch_sizes, require_lengths
 from optpipe.bench.int8_notes import add_int8_notes
@@ -28,36 +27,26 @@ from optpipe.workspace.store import Store
 TUNING_FILE = "tuning.json"
 
 
-@dataclass
-class BenchResult:
-    """A finished bench run."""
-
-    run: Run
-    measurements: tuple[Measurement, ...]
-    limit: LimitRecord | None = None
-    """Whether and by what the latency limit was met, per artifact; `met` is None where no valid measurement says."""
-    tuning: tuple[TuningRecord, ...] = ()
-    interrupted: bool = False
-
-    @property
-    def status(self) -> ExitStatus:
-        """INTERRUPTED; STAGE_FAILED where an artifact was refused or died, or nothing has a figure; FAIL for a wrong output
-        or a limit that nothing meets, INCONCLUSIVE where that could not be judged."""
-        codes = {reason.code for each in self.measurements for reason in each.reasons}
-        if self.interrupted:
-            return ExitStatus.INTERRUPTED
-        if codes & {"refused", "died"} or not any(has_figures(each) for each in self.measurements):
-            return ExitStatus.STAGE_FAILED
-        if codes & WRONG_OUTPUTS:
-            return ExitStatus.FAIL
-        if self.limit is None or self.limit.met:
-            return ExitStatus.DONE
-        return ExitStatus.INCONCLUSIVE if self.limit.met is None else ExitStatus.FAIL
+def choose_exit_status(
+    measurements: Sequence[Measurement], limit: LimitRecord | None = None, *, interrupted: bool = False
+) -> ExitStatus:
+    """INTERRUPTED; STAGE_FAILED where an artifact was refused or died, or nothing has a figure; FAIL for a wrong output
+    or a limit that nothing meets, INCONCLUSIVE where that could not be judged."""
+    codes = {reason.code for each in measurements for reason in each.reasons}
+    if interrupted:
+        return ExitStatus.INTERRUPTED
+    if codes & {"refused", "died"} or not any(has_figures(each) for each in measurements):
+        return ExitStatus.STAGE_FAILED
+    if codes & WRONG_OUTPUTS:
+        return ExitStatus.FAIL
+    if limit is None or limit.met:
+        return ExitStatus.DONE
+    return ExitStatus.INCONCLUSIVE if limit.met is None else ExitStatus.FAIL
 
 
 def bench_artifacts(
     artifacts: Sequence[StoredArtifact], plan: BenchPlan, store: Store, listener: Listener
-) -> BenchResult:
+) -> BenchRecord:
     """Measures every artifact in turn and writes the run; one that fails is a row and does not stop the others.
 
     Raises BadInputError for a batch or length outside a profile or an option that an artifact's backend does not have, before anything
@@ -74,7 +63,7 @@ def bench_artifacts(
 
 def _measure_and_finish(
     artifacts: Sequence[StoredArtifact], sizes: Mapping[str, Sequence[int]], bench_run: BenchState
-) -> BenchResult:
+) -> BenchRecord:
     """Measures, and writes what the run is finished by."""
     run, plan, store = bench_run.run, bench_run.plan, bench_run.store
     limits: list[ArtifactLimit] = []
@@ -108,7 +97,7 @@ def _measure_and_finish(
         parents=[each.entry.id for each in artifacts],
         status="interrupted" if bench_run.interrupted else "complete",
     )
-    return BenchResult(finished, found, limit, tuple(tunings), bench_run.interrupted)
+    return record_from_run(finished, found, limit, tuple(tunings), interrupted=bench_run.interrupted)
 
 
 def _repeat(subjects: Sequence[BenchSubject], running: BenchState) -> None:
@@ -133,23 +122,25 @@ def _repeat(subjects: Sequence[BenchSubject], running: BenchState) -> None:
             subject.repeat(second_stage=True)
 
 
-def record_from_bench(result: BenchResult, warnings: Sequence[str]) -> BenchRecord:
-    """The JSON document of `optpipe bench`."""
+def record_from_run(
+    run: Run,
+    measurements: tuple[Measurement, ...],
+    limit: LimitRecord | None = None,
+    tuning: tuple[TuningRecord, ...] = (),
+    *,
+    interrupted: bool = False,
+) -> BenchRecord:
+    """What a finished bench run says."""
+    environment = run.manifest.environment
+    groups = group_processes(RecordedMeasurement(each, run.run_id, environment) for each in measurements)
     return BenchRecord(
-        run_dir=str(result.run.path),
-        run_id=result.run.run_id,
-        measurements=result.measurements,
-        groups=tuple(
-            summarize_group(group)
-            for group in group_processes(
-                RecordedMeasurement(each, result.run.run_id, result.run.manifest.environment)
-                for each in result.measurements
-            )
-        ),
-        environment=result.run.manifest.environment,
-        exit_status=int(result.status),
-        limit=result.limit,
-        tuning=result.tuning,
-        interrupted=result.interrupted,
-        warnings=tuple(warnings),
+        run_dir=str(run.path),
+        run_id=run.run_id,
+        measurements=measurements,
+        groups=tuple(summarize_group(group) for group in groups),
+        environment=environment,
+        exit_status=int(choose_exit_status(measurements, limit, interrupted=interrupted)),
+        limit=limit,
+        tuning=tuning,
+        interrupted=interrupted,
     )

@@ -1,7 +1,7 @@
 """Compares two stored artifacts in interleaved fresh processes."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from secrets import randbits
 
@@ -13,7 +13,7 @@ from optpipe.bench.session_plan import (
     subject_from_artifact,
     warn_about_threads,
 )
-from optpipe.core.bench_record import BenchPairRecord, PairedComparison, PairMetric
+from optpipe.core.bench_record import BenchPairRecord, PairMetric
 from optpipe.core.events import Listener, ProgressStep
 from optpipe.core.interrupts import acknowledge_interrupt
 from optpipe.core.measurement import COMPARISON_FILE, LoadSpec, Measurement
@@ -24,23 +24,8 @@ from optpipe.measuring.measure import measure_load, recover_unfinished, write_me
 from optpipe.measuring.pool import WorkerPool
 from optpipe.measuring.process import WorkerProcess
 from optpipe.workspace.manifest import get_command_line
-from optpipe.workspace.runs import Run, begin_run, finish_run, write_bytes
+from optpipe.workspace.runs import begin_run, finish_run, write_bytes
 from optpipe.workspace.store import Store
-
-
-@dataclass(frozen=True, slots=True)
-class BenchPairResult:
-    """A finished comparison, or what there is of an interrupted one."""
-
-    run: Run
-    measurements: tuple[Measurement, ...]
-    comparison: PairedComparison | None
-    labels: tuple[str, str]
-
-    @property
-    def status(self) -> ExitStatus:
-        """DONE whatever the answer: a comparison has no limit to fail."""
-        return ExitStatus.DONE if self.comparison else ExitStatus.INTERRUPTED
 
 
 def bench_pair(
@@ -51,7 +36,7 @@ def bench_pair(
     metric: PairMetric,
     store: Store,
     listener: Listener,
-) -> BenchPairResult:
+) -> BenchPairRecord:
     """Measures the two in turn, each time in a fresh process, and writes the run with its comparison."""
     size = choose_batch_sizes(baseline, plan.batches)[0]
     choose_batch_sizes(contender, (size,))
@@ -90,23 +75,17 @@ def bench_pair(
         parents=[baseline.entry.id, contender.entry.id],
         status="complete" if comparison else "interrupted",
     )
-    labels = tuple(f"{each.entry.id} {each.label}" for each in (baseline, contender))
-    return BenchPairResult(finished, tuple(done), comparison, (labels[0], labels[1]))
-
-
-def record_from_pair(result: BenchPairResult, warnings: Sequence[str]) -> BenchPairRecord:
-    """The JSON document of `optpipe bench-pair`."""
+    labels = [f"{each.entry.id} {each.label}" for each in (baseline, contender)]
     return BenchPairRecord(
-        run_dir=str(result.run.path),
-        run_id=result.run.run_id,
-        baseline=result.labels[0],
-        contender=result.labels[1],
-        comparison=result.comparison,
-        measurements=result.measurements,
-        environment=result.run.manifest.environment,
-        exit_status=int(result.status),
-        interrupted=result.comparison is None,
-        warnings=tuple(warnings),
+        run_dir=str(finished.path),
+        run_id=finished.run_id,
+        baseline=labels[0],
+        contender=labels[1],
+        comparison=comparison,
+        measurements=tuple(done),
+        environment=finished.manifest.environment,
+        exit_status=int(ExitStatus.DONE if comparison else ExitStatus.INTERRUPTED),
+        interrupted=comparison is None,
     )
 
 

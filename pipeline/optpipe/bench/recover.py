@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from optpipe.bench.bench import BenchResult
+from optpipe.bench.bench import record_from_run
+from optpipe.core.bench_record import BenchRecord
 from optpipe.core.measurement import MEASUREMENTS_FILE, read_measurements
 from optpipe.errors import BadInputError
 from optpipe.measuring.measure import recover_unfinished, write_measurements
@@ -10,7 +11,7 @@ from optpipe.workspace.manifest import get_command_line
 from optpipe.workspace.runs import MANIFEST, OpenRun, finish_run
 
 
-def recover_run(directory: Path) -> BenchResult:
+def recover_run(directory: Path) -> BenchRecord:
     """Summarizes what the cut-off run in `directory` measured and finishes it, marked as interrupted.
 
     Raises BadInputError for a folder that is no cut-off bench run.
@@ -28,4 +29,4 @@ def recover_run(directory: Path) -> BenchResult:
     run = finish_run(
         OpenRun(directory, "bench", started), command=get_command_line(), parents=parents, status="interrupted"
     )
-    return BenchResult(run, tuple(done), interrupted=True)
+    return record_from_run(run, tuple(done), interrupted=True)

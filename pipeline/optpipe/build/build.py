@@ -1,6 +1,6 @@
 """From a model to verified artifacts: export, reference, precision, build, proof, verification, in this order."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
@@ -10,14 +10,14 @@ from optpipe.backends.base import Backend, Device
 from optpipe.backends.registry import choose_device
 from optpipe.backends.torch_fp8 import find_fp8_obstacle
 from optpipe.build.artifact import build_artifact
-from optpipe.build.verify import VerificationInfo, verify_artifact
+from optpipe.build.records import BuiltArtifact, ModelBuild, Omission, StageTime
+from optpipe.build.verify import verify_artifact
 from optpipe.core.card import ModelCard, card_from_file
-from optpipe.core.entries import ArtifactInfo, LintSummary, ModelInfo, ReferenceInfo
+from optpipe.core.entries import ReferenceInfo
 from optpipe.core.events import Listener
 from optpipe.core.hashing import hash_file
-from optpipe.core.mixed_precision import Budget, MixedPrecision
-from optpipe.core.precision import CALIBRATED, Precision, PrecisionProof
-from optpipe.core.weights import WeightsRecord
+from optpipe.core.mixed_precision import Budget
+from optpipe.core.precision import CALIBRATED, Precision
 from optpipe.errors import BadInputError, ExitStatus, MissingError, OptpipeError, StageError
 from optpipe.evaluate.tasks.registry import TASKS
 from optpipe.export.exported import compute_reference, export_model, prepare_model
@@ -49,102 +49,6 @@ class BuildPlan:
     """Options by backend name."""
     budget: Budget | None = None
     """The most that FP16, INT8 and FP8 may cost; layers that cost more stay out of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class StageTime:
-    """One step of a build."""
-
-    name: str
-    seconds: float
-    cached: bool
-
-
-@dataclass(frozen=True, slots=True)
-class BuiltArtifact:
-    """One artifact with the outcome of its verification, or the reason why it could not be run here."""
-
-    entry: Entry[ArtifactInfo]
-    verification: Entry[VerificationInfo] | None
-    why_not: str | None
-
-    @property
-    def passed(self) -> bool:
-        """Precision proven and, where it could run and there was something to compare, outputs verified."""
-        verified = self.verification is None or self.verification.info.passed is not False
-        return self.entry.info.precision_proof.proven and verified
-
-
-@dataclass(frozen=True, slots=True)
-class Omission:
-    """A combination that was asked for and is not there."""
-
-    backend: str
-    precision: str
-    reason: str
-    status: ExitStatus
-
-
-@dataclass(frozen=True, slots=True)
-class ArtifactResult:
-    """One artifact as `optpipe build` tells of it."""
-
-    id: str
-    backend: str
-    precision: Precision
-    device: Device
-    path: str
-    sha256: str
-    size_bytes: int
-    build_seconds: float
-    why_not: str | None
-    """Why it cannot run on this machine; None where it can."""
-    precision_proof: PrecisionProof
-    lint: LintSummary
-    parity: VerificationInfo | None
-    mixed: MixedPrecision | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class BuildResult:
-    """What `optpipe build` tells of a build."""
-
-    model: str
-    source: str
-    model_id: str
-    weights: WeightsRecord
-    requested_weights: str
-    fallback_reason: str | None
-    artifacts: tuple[ArtifactResult, ...]
-    skipped: tuple[Omission, ...]
-    failed: tuple[Omission, ...]
-    stages: tuple[StageTime, ...]
-    warnings: tuple[str, ...]
-    exit_status: ExitStatus
-
-
-@dataclass
-class ModelBuild:
-    """What a build has come to so far."""
-
-    model: Entry[ModelInfo]
-    fallback_reason: str | None
-    artifacts: list[BuiltArtifact] = field(default_factory=list)
-    skipped: list[Omission] = field(default_factory=list)
-    """Cannot be had here or at all, and nobody insisted."""
-    failed: list[Omission] = field(default_factory=list)
-    stages: list[StageTime] = field(default_factory=list)
-
-    @property
-    def status(self) -> ExitStatus:
-        """The worst of what happened; a build without any artifact is never DONE."""
-        statuses = [each.status for each in self.failed]
-        if any(not each.passed for each in self.artifacts):
-            statuses.append(ExitStatus.FAIL)
-        if not self.artifacts and not statuses:
-            statuses = [each.status for each in self.skipped]
-        order = (ExitStatus.STAGE_FAILED, ExitStatus.MISSING, ExitStatus.BAD_INPUT, ExitStatus.FAIL)
-        return next((status for status in order if status in statuses), ExitStatus.DONE)
 
 
 def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener) -> ModelBuild:
@@ -367,42 +271,3 @@ def _run_step(name: str, times: list[StageTime], listener: Listener, work: Calla
             step.cached()
     times.append(StageTime(name, round(monotonic() - started, 3), cached))
     return entry
-
-
-def result_from_build(result: ModelBuild, requested_weights: str, warnings: Sequence[str]) -> BuildResult:
-    """What `optpipe build` tells of a build."""
-    info = result.model.info
-    return BuildResult(
-        model=info.name,
-        source=info.source,
-        model_id=result.model.id,
-        weights=info.weights,
-        requested_weights=requested_weights,
-        fallback_reason=result.fallback_reason,
-        artifacts=tuple(_describe_artifact(each) for each in result.artifacts),
-        skipped=tuple(result.skipped),
-        failed=tuple(result.failed),
-        stages=tuple(result.stages),
-        warnings=tuple(warnings),
-        exit_status=result.status,
-    )
-
-
-def _describe_artifact(built: BuiltArtifact) -> ArtifactResult:
-    entry, info = built.entry, built.entry.info
-    file = entry.manifest.files[info.file]
-    return ArtifactResult(
-        id=entry.id,
-        backend=info.backend,
-        precision=info.precision,
-        device=info.device,
-        path=str(entry.file(info.file)),
-        sha256=file.sha256,
-        size_bytes=file.size_bytes,
-        build_seconds=entry.manifest.seconds,
-        why_not=built.why_not,
-        precision_proof=info.precision_proof,
-        lint=info.lint,
-        parity=built.verification.info if built.verification else None,
-        mixed=info.mixed,
-    )

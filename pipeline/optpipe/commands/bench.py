@@ -1,5 +1,6 @@
 """`optpipe bench`, `optpipe bench-pair` and `optpipe recover`."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ from optpipe.commands.options import DEFAULT_WORKSPACE, JsonOption, WorkspaceOpt
 from optpipe.commands.outcome import Outcome
 from optpipe.core.bench_record import BenchSort, PairMetric
 from optpipe.core.defaults import PROCESSES, ROUNDS
+from optpipe.errors import ExitStatus
 
 
 def bench(
@@ -58,7 +60,7 @@ def bench(
 
     Percentiles have confidence intervals; INVALID measurements state the reason and a remedy.
     """
-    from optpipe.bench.bench import bench_artifacts, record_from_bench
+    from optpipe.bench.bench import bench_artifacts
     from optpipe.commands.bench_request import bench_plan_from_options, find_bench_targets
     from optpipe.commands.terminal import Terminal
     from optpipe.reporters.terminal_bench import render_bench
@@ -75,8 +77,8 @@ def bench(
         for why in sorted({each.energy_why_not or "" for each in result.measurements} if energy else ()):
             if why:
                 terminal.warn(f"--energy: not measured: {why}")
-    record = record_from_bench(result, terminal.warnings)
-    return Outcome(record, lambda: render_bench(record, sort), result.status)
+    record = replace(result, warnings=tuple(terminal.warnings))
+    return Outcome(record, lambda: render_bench(record, sort), ExitStatus(record.exit_status))
 
 
 def bench_pair(
@@ -96,7 +98,6 @@ def bench_pair(
 ) -> Outcome:
     """Compare two artifacts in interleaved fresh processes."""
     from optpipe.bench.pair import bench_pair as run_bench_pair
-    from optpipe.bench.pair import record_from_pair
     from optpipe.commands.bench_request import bench_plan_from_options, find_bench_targets, pair_from_targets
     from optpipe.commands.terminal import Terminal
     from optpipe.reporters.terminal_bench import render_pair
@@ -111,8 +112,8 @@ def bench_pair(
         found = find_bench_targets(artifacts, targets, store, terminal)
         baseline, contender = pair_from_targets(artifacts, found)
         pair = run_bench_pair(baseline, contender, plan, rounds, metric, store, terminal)
-    record = record_from_pair(pair, terminal.warnings)
-    return Outcome(record, lambda: render_pair(record), pair.status)
+    record = replace(pair, warnings=tuple(terminal.warnings))
+    return Outcome(record, lambda: render_pair(record), ExitStatus(record.exit_status))
 
 
 def recover(
@@ -120,12 +121,8 @@ def recover(
     json: JsonOption = False,
 ) -> Outcome:
     """Finish a killed bench run from the samples that it left."""
-    from dataclasses import replace
-
-    from optpipe.bench.bench import record_from_bench
     from optpipe.bench.recover import recover_run
-    from optpipe.errors import ExitStatus
     from optpipe.reporters.terminal_bench import render_bench
 
-    record = replace(record_from_bench(recover_run(run_dir), []), exit_status=int(ExitStatus.DONE))
+    record = replace(recover_run(run_dir), exit_status=int(ExitStatus.DONE))
     return Outcome(record, lambda: render_bench(record, BenchSort.GIVEN))

@@ -85,7 +85,7 @@ def build(
     candidate and measures which is fastest here.
     """
     from optpipe.build.build import build_model as run_build
-    from optpipe.build.build import result_from_build
+    from optpipe.build.records import result_from_build
     from optpipe.commands.parsing import build_plan_from_options, choice_plan_from_options, model_from_options
     from optpipe.commands.terminal import Terminal
     from optpipe.errors import BadInputError

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from optpipe.artifacts.lookup import StoredArtifact, find_artifacts
 from optpipe.backends.registry import BACKENDS, resolve_effective_options
-from optpipe.build.build import BuildPlan, BuiltArtifact, ModelBuild, build_model, require_artifacts
+from optpipe.build.build import BuildPlan, build_model, require_artifacts
+from optpipe.build.records import BuiltArtifact, ModelBuild
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.events import Listener

@@ -13,7 +13,7 @@ from optpipe.reporters.records import format_mixed, format_random_weights
 from optpipe.reporters.tables import make_table
 
 if TYPE_CHECKING:
-    from optpipe.build.build import BuildResult
+    from optpipe.build.records import BuildResult
     from optpipe.build.verify import VerificationInfo
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from optpipe.artifacts.facts import judged_build_from_entry
 from optpipe.bench.recompute import list_artifact_measurements
-from optpipe.build.build import BuiltArtifact
+from optpipe.build.records import BuiltArtifact
 from optpipe.core.entries import ArtifactInfo, ModelInfo
 from optpipe.core.events import Listener
 from optpipe.core.observation import Missing

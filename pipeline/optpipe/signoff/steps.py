@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from optpipe.build.build import BuiltArtifact
+from optpipe.build.records import BuiltArtifact
 from optpipe.core.defaults import MAX_CV, PROCESSES
 from optpipe.core.events import Listener
 from optpipe.export.model import Model
@@ -84,7 +84,7 @@ def run_bench_step(
         result = bench_artifacts(found, plan, store, listener)
         if result.interrupted:
             raise KeyboardInterrupt
-        runs.append(result.run.path)
+        runs.append(Path(result.run_dir))
     return runs
 
 

@@ -14,8 +14,8 @@ from optpipe.artifacts.housekeeping import (
     RunSummary,
     StoreListing,
 )
-from optpipe.build.build import ArtifactResult, BuildResult, Omission
 from optpipe.build.doctor import ToolStatus, list_options
+from optpipe.build.records import ArtifactResult, BuildResult, Omission
 from optpipe.build.verify import VerificationInfo
 from optpipe.core.engine_layers import EngineLayer, EngineLayers
 from optpipe.core.entries import LintFinding, LintSummary, SkippedLayer

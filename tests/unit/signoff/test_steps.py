@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from optpipe.bench.bench import BenchResult
+from optpipe.core.bench_record import BenchRecord
+from optpipe.core.environment import Environment
 from optpipe.core.events import SilentListener
 from optpipe.signoff.steps import MeasurementBudget, run_bench_step
-from optpipe.workspace.runs import Run
 from optpipe.workspace.store import Store
 
 
 def test_an_interrupted_bench_ends_the_walk_it_is_part_of(monkeypatch, tmp_path):
     def bench(*_):
-        return BenchResult(Run(Path("r"), None), (), interrupted=interrupted)
+        return BenchRecord("r", "r", (), (), Environment(), 0, interrupted=interrupted)
 
     monkeypatch.setattr("optpipe.bench.bench.bench_artifacts", bench)
     interrupted = False

@@ -6,7 +6,7 @@ from math import inf
 from pathlib import Path
 
 from optpipe.bench.int8_notes import BUDGET
-from optpipe.build.build import BuiltArtifact
+from optpipe.build.records import BuiltArtifact
 from optpipe.core.card import card_from_file
 from optpipe.core.decision import CandidateAccuracy
 from optpipe.core.entries import ModelInfo

@@ -4,7 +4,8 @@ from dataclasses import dataclass, replace
 
 from optpipe.backends.base import Backend
 from optpipe.backends.registry import BACKENDS, choose_device
-from optpipe.build.build import BuildPlan, BuiltArtifact, Omission, add_calibration
+from optpipe.build.build import BuildPlan, add_calibration
+from optpipe.build.records import BuiltArtifact, Omission
 from optpipe.core.entries import ModelInfo
 from optpipe.core.events import Listener
 from optpipe.core.mixed_precision import Budget

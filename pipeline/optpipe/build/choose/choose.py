@@ -6,20 +6,12 @@ from secrets import randbits
 
 from optpipe.artifacts.lookup import find_artifacts
 from optpipe.backends.registry import choose_device
-from optpipe.build.build import (
-    BuildPlan,
-    BuildResult,
-    BuiltArtifact,
-    ModelBuild,
-    Omission,
-    build_model,
-    require_artifacts,
-    result_from_build,
-)
+from optpipe.build.build import BuildPlan, build_model, require_artifacts
 from optpipe.build.choose.accuracy import Judge, choose_judge, judge_accuracy
 from optpipe.build.choose.candidates import ChoicePlan, count_builds, plan_candidates, rank_by_precision
 from optpipe.build.choose.decide import Judged, find_flaw, list_candidates
 from optpipe.build.choose.measure import CandidateTimer, estimate_seconds
+from optpipe.build.records import BuildResult, BuiltArtifact, ModelBuild, Omission, result_from_build
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.decision import DECISION_FILE, Decision, LeftOut
 from optpipe.core.events import Listener

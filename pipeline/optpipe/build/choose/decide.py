@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from optpipe.build.build import BuiltArtifact
+from optpipe.build.records import BuiltArtifact
 from optpipe.core.bench_record import Change, Ratio
 from optpipe.core.decision import Candidate, CandidateAccuracy, CandidateTimes, Standing
 from optpipe.core.mixed_precision import Budget

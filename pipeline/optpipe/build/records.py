@@ -1,0 +1,147 @@
+"""What a build has come to: its artifacts, what was left out, and what `optpipe build` tells of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from optpipe.build.verify import VerificationInfo
+from optpipe.core.entries import ArtifactInfo, Device, LintSummary, ModelInfo
+from optpipe.core.mixed_precision import MixedPrecision
+from optpipe.core.precision import Precision, PrecisionProof
+from optpipe.core.weights import WeightsRecord
+from optpipe.errors import ExitStatus
+from optpipe.workspace.store import Entry
+
+
+@dataclass(frozen=True, slots=True)
+class StageTime:
+    """One step of a build."""
+
+    name: str
+    seconds: float
+    cached: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltArtifact:
+    """One artifact with the outcome of its verification, or the reason why it could not be run here."""
+
+    entry: Entry[ArtifactInfo]
+    verification: Entry[VerificationInfo] | None
+    why_not: str | None
+
+    @property
+    def passed(self) -> bool:
+        """Precision proven and, where it could run and there was something to compare, outputs verified."""
+        verified = self.verification is None or self.verification.info.passed is not False
+        return self.entry.info.precision_proof.proven and verified
+
+
+@dataclass(frozen=True, slots=True)
+class Omission:
+    """A combination that was asked for and is not there."""
+
+    backend: str
+    precision: str
+    reason: str
+    status: ExitStatus
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactResult:
+    """One artifact as `optpipe build` tells of it."""
+
+    id: str
+    backend: str
+    precision: Precision
+    device: Device
+    path: str
+    sha256: str
+    size_bytes: int
+    build_seconds: float
+    why_not: str | None
+    """Why it cannot run on this machine; None where it can."""
+    precision_proof: PrecisionProof
+    lint: LintSummary
+    parity: VerificationInfo | None
+    mixed: MixedPrecision | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BuildResult:
+    """What `optpipe build` tells of a build."""
+
+    model: str
+    source: str
+    model_id: str
+    weights: WeightsRecord
+    requested_weights: str
+    fallback_reason: str | None
+    artifacts: tuple[ArtifactResult, ...]
+    skipped: tuple[Omission, ...]
+    failed: tuple[Omission, ...]
+    stages: tuple[StageTime, ...]
+    warnings: tuple[str, ...]
+    exit_status: ExitStatus
+
+
+@dataclass
+class ModelBuild:
+    """What a build has come to so far."""
+
+    model: Entry[ModelInfo]
+    fallback_reason: str | None
+    artifacts: list[BuiltArtifact] = field(default_factory=list)
+    skipped: list[Omission] = field(default_factory=list)
+    """Cannot be had here or at all, and nobody insisted."""
+    failed: list[Omission] = field(default_factory=list)
+    stages: list[StageTime] = field(default_factory=list)
+
+    @property
+    def status(self) -> ExitStatus:
+        """The worst of what happened; a build without any artifact is never DONE."""
+        statuses = [each.status for each in self.failed]
+        if any(not each.passed for each in self.artifacts):
+            statuses.append(ExitStatus.FAIL)
+        if not self.artifacts and not statuses:
+            statuses = [each.status for each in self.skipped]
+        order = (ExitStatus.STAGE_FAILED, ExitStatus.MISSING, ExitStatus.BAD_INPUT, ExitStatus.FAIL)
+        return next((status for status in order if status in statuses), ExitStatus.DONE)
+
+
+def result_from_build(result: ModelBuild, requested_weights: str, warnings: Sequence[str]) -> BuildResult:
+    """What `optpipe build` tells of a build."""
+    info = result.model.info
+    return BuildResult(
+        model=info.name,
+        source=info.source,
+        model_id=result.model.id,
+        weights=info.weights,
+        requested_weights=requested_weights,
+        fallback_reason=result.fallback_reason,
+        artifacts=tuple(_describe_artifact(each) for each in result.artifacts),
+        skipped=tuple(result.skipped),
+        failed=tuple(result.failed),
+        stages=tuple(result.stages),
+        warnings=tuple(warnings),
+        exit_status=result.status,
+    )
+
+
+def _describe_artifact(built: BuiltArtifact) -> ArtifactResult:
+    entry, info = built.entry, built.entry.info
+    file = entry.manifest.files[info.file]
+    return ArtifactResult(
+        id=entry.id,
+        backend=info.backend,
+        precision=info.precision,
+        device=info.device,
+        path=str(entry.file(info.file)),
+        sha256=file.sha256,
+        size_bytes=file.size_bytes,
+        build_seconds=entry.manifest.seconds,
+        why_not=built.why_not,
+        precision_proof=info.precision_proof,
+        lint=info.lint,
+        parity=built.verification.info if built.verification else None,
+        mixed=info.mixed,
+    )

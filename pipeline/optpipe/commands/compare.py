@@ -83,9 +83,7 @@ def compare(
         if output is not None:
             with terminal.step("write the reports"):
                 output.mkdir(parents=True, exist_ok=True)
-                written = [
-                    str(path) for path in write_reports(report_from_overview(found, "Comparison", output), output)
-                ]
+                written = [str(path) for path in write_reports(report_from_overview(found, output), output)]
                 frame = frame_from_comparison(comparison)
                 frame.write_csv(output / "comparison.csv")
                 frame.write_parquet(output / "comparison.parquet")

@@ -6,7 +6,7 @@ figure of a build is the mean over processes with Student's t, processes nested 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import log, sqrt
 
@@ -210,8 +210,3 @@ def describe_tries(group: ProcessGroup) -> str:
         codes = Counter(code for one in group.left_out for code in one.codes)
         text += f"; left out: {len(group.left_out)} INVALID ({', '.join(code for code, _ in codes.most_common())})"
     return text
-
-
-def count_valid_processes(groups: Sequence[ProcessGroup]) -> int:
-    """The fewest VALID processes that any of `groups` has; 0 for none."""
-    return min((group.count_processes() for group in groups), default=0)

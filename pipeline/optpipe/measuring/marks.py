@@ -4,7 +4,6 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from optpipe.core.estimate import Estimate
 from optpipe.core.measurement import Measurement, Reason, find_differing_settings, format_settings, list_load_options
 from optpipe.core.precision import CALIBRATED
 
@@ -50,7 +49,7 @@ def check_int8_speed(found: Measurement, others: Sequence[Measurement], cause: s
     for precision in WIDER_PRECISIONS.get(found.subject.precision, ()):
         wider = pick_baseline(found, [one for one in beside if one.subject.precision == precision], _get_rate)
         if wider is not None and ours and (theirs := wider.throughput_images_per_s):
-            return None if _is_clearly_more(ours, theirs) else _make_reason(found, wider, cause)
+            return None if ours.bounds[0] > theirs.bounds[1] else _make_reason(found, wider, cause)
     return None
 
 
@@ -63,10 +62,6 @@ def has_same_load(one: Measurement, other: Measurement) -> bool:
     ours, theirs = one.subject, other.subject
     place = (ours.model, ours.backend, ours.device) == (theirs.model, theirs.backend, theirs.device)
     return place and one.load.key == other.load.key
-
-
-def _is_clearly_more(one: Estimate, other: Estimate) -> bool:
-    return one.bounds[0] > other.bounds[1]
 
 
 def _make_reason(found: Measurement, other: Measurement, cause: str) -> Reason:

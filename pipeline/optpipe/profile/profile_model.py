@@ -40,8 +40,8 @@ from optpipe.trace.layers.ncu import KernelCounters, record_counters
 from optpipe.trace.layers.ort_nodes import sum_layer_times
 from optpipe.trace.layers.roofline import GraphCosts
 from optpipe.trace.ranges import BUILD_STAGES, Stage
-from optpipe.trace.recording.capture import require_nsys
 from optpipe.trace.recording.files import trace_from_folder, write_trace
+from optpipe.trace.recording.importer import find_nsys
 from optpipe.trace.timeline.analysis import analysis_from_trace
 from optpipe.workspace.file_names import CARD, ONNX, PROFILE
 from optpipe.workspace.runs import MANIFEST, OpenRun, RunStatus, begin_run, finish_run, write_bytes
@@ -96,7 +96,7 @@ def document_from_profile(
 def require_profilable(tracer: Tracer) -> None:
     """Raises MissingError, before anything is built, where the tracer is not here."""
     if tracer == "nsys":
-        require_nsys()
+        find_nsys(otherwise="or profile with torch.profiler instead: --tracer torch")
 
 
 def choose_preprocess_images(card: ModelCard, folder: Path | None, batch_size: int) -> tuple[Path, ...]:

@@ -34,7 +34,11 @@ def render_kernel_tables(rows: Sequence[KernelRow], *, distorted: bool) -> list[
     columns = ("share", "total", "count", "mean", *(("launch", "queue") if queued else ()))
     shown = make_table("top kernels (90 % of time)", right=columns, left=("Tensor Cores",))
     for row in head[:_ROWS]:
-        waits = [_format_per_call(ns, row.count) for ns in (row.launch_ns, row.queue_ns)] if queued else []
+        waits = (
+            ["" if ns is None else format_duration(ns / row.count) for ns in (row.launch_ns, row.queue_ns)]
+            if queued
+            else []
+        )
         shown.add_row(
             format_name(shorten_name(row.name)),
             f"{row.share:.1%}",
@@ -46,10 +50,6 @@ def render_kernel_tables(rows: Sequence[KernelRow], *, distorted: bool) -> list[
         )
     said = "launch: time in the launching call; queue: from its return to the kernel's start; both per kernel"
     return [Text(), shown, *_format_more(head), *([Text(said, style="dim")] if queued else [])]
-
-
-def _format_per_call(total_ns: int | None, count: int) -> str:
-    return "" if total_ns is None else format_duration(total_ns / count)
 
 
 def render_call_tables(what: str, rows: Sequence[CallRow], *, distorted: bool) -> list[RenderableType]:

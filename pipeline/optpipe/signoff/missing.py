@@ -14,7 +14,6 @@ from optpipe.errors import BadInputError, OptpipeError
 from optpipe.evaluate.recompute import observe_accuracy
 from optpipe.export.exported import find_stored_model
 from optpipe.export.model import Model
-from optpipe.measuring.groups import count_valid_processes
 from optpipe.preprocess.recompute import observe_preprocessing
 from optpipe.profile.recompute import observe_tensor_cores
 from optpipe.signoff.build_evidence import BuildEvidence, filter_by_options, select_groups
@@ -88,7 +87,8 @@ def _has_too_few_processes(criterion: Criterion, evidence: BuildEvidence) -> boo
     """Whether a load that was measured has fewer VALID processes than an interval over processes takes."""
     if not issubclass(SECTIONS.get(criterion.section, object), MeasuredSection):
         return False
-    return count_valid_processes(select_groups(criterion.where, evidence.measured)) < FEWEST
+    groups = select_groups(criterion.where, evidence.measured)
+    return min((group.count_processes() for group in groups), default=0) < FEWEST
 
 
 RUN_KINDS = {"accuracy": "evaluate", "preprocessing": "preprocess", "tensor_cores": "profile", "environment": "bench"}

@@ -180,7 +180,7 @@ def _explain_no_drawing(drawn_with: Mapping[str, str]) -> list[str]:
     return [f"{HTML}: its figures were drawn by {', '.join(other)}"] if other else []
 
 
-def report_from_overview(found: Overview, title: str, folder: Path) -> Report:
+def report_from_overview(found: Overview, folder: Path) -> Report:
     """The report on a comparison that will lie in `folder`."""
     files = list_raw_files(found.runs, folder)
-    return report_from_comparison(title, found.comparison, found.measured, found.runs, folder, files=files)
+    return report_from_comparison("Comparison", found.comparison, found.measured, found.runs, folder, files=files)

@@ -6,7 +6,7 @@ from math import ceil
 from typing import Any
 
 from optpipe.backends.torch_int8 import steps
-from optpipe.backends.torch_int8.launches import Kerneled, Tactic, count_stem_cells, list_tactics, upload_constants
+from optpipe.backends.torch_int8.launches import Tactic, count_stem_cells, list_tactics, upload_constants
 from optpipe.backends.torch_int8.operators import compute_operator
 
 Chosen = Mapping[int, Mapping[str, Tactic]]
@@ -327,8 +327,3 @@ _LAUNCHES: dict[str, Callable[[Any, Any, Any, Any, Mapping[str, int]], Any]] = {
     "int8_wgmma_product_at_once": _launch_at_once,
     "int8_quantize": _launch_quantize,
 }
-
-
-def has_kernel(step: steps.Step) -> bool:
-    """Whether one of this package's kernels computes a step, and not torch."""
-    return isinstance(step, Kerneled)

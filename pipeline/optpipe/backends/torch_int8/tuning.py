@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from optpipe.backends.torch_int8 import steps
-from optpipe.backends.torch_int8.launches import Tactic, list_tactics
-from optpipe.backends.torch_int8.program import Program, has_kernel
+from optpipe.backends.torch_int8.launches import Kerneled, Tactic, list_tactics
+from optpipe.backends.torch_int8.program import Program
 from optpipe.errors import StageError
 
 LAUNCHES = 20
@@ -63,7 +63,7 @@ def tune_steps(network: steps.Network, inputs: tuple[Any, ...]) -> tuple[Choice,
     found = []
     for step in network.steps:
         tactic = None
-        if has_kernel(step):
+        if isinstance(step, Kerneled):
             key = _sign_step(step, values)
             if key not in known:
                 known[key] = _find_fastest(program, step, values)

@@ -69,11 +69,6 @@ def make_nsys_command(extras: Set[Extra], version: str, output: Path, *, on_gpu:
     return command
 
 
-def require_nsys() -> None:
-    """Raises MissingError, with the other way to profile, where nsys is not here."""
-    find_nsys(otherwise="or profile with torch.profiler instead: --tracer torch")
-
-
 def record_program(
     program: Sequence[str], directory: Path, extras: Set[Extra], *, on_gpu: bool, whole: bool = False
 ) -> Recording:

@@ -22,7 +22,7 @@ class JudgedBuild:
     sha256: str | None = None
     size_bytes: int | None = None
     macs_share: Mapping[str, float] | None = None
-    """Share of the multiply-adds per type, proven from the built network."""
+    """Share of the MACs per type, proven from the built network."""
     weights: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     """The runtime options that it was built with and runs with where no others are given."""

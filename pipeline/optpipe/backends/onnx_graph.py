@@ -1,4 +1,4 @@
-"""An ONNX graph's layers, their types and their multiply-adds."""
+"""An ONNX graph's layers, their types and their MACs."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -261,7 +261,7 @@ def _copy_without_weights(copy: Any, model: Any) -> None:
 
 
 def count_node_macs(node: Any, known: GraphTypes) -> int:
-    """Multiply-adds of one node; 0 for those without a matrix product or whose shapes are unknown."""
+    """MACs of one node; 0 for those without a matrix product or whose shapes are unknown."""
     shapes = known.shapes
     output = shapes.get(node.output[0])
     if node.op_type in _CONVOLUTIONS:

@@ -14,7 +14,7 @@ RECORD_ASSIGNMENT = ("session.record_ep_graph_assignment_info", "1")
 
 
 def placement_from_session(session: Any, provider: str, layers: Iterable[LayerType]) -> Placement:
-    """What of the session's graph does not run on `provider`; the multiply-adds are those of `layers` of the same name.
+    """What of the session's graph does not run on `provider`; the MACs are those of `layers` of the same name.
 
     `session` is an `onnxruntime.InferenceSession` that was made with `RECORD_ASSIGNMENT`.
     """

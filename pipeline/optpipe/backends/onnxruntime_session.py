@@ -177,7 +177,7 @@ class OnnxRuntimeSession:
         return {spec.name: value for spec, value in zip(self.outputs, values, strict=True)}
 
     def find_placement(self, layers: Iterable[LayerType]) -> Placement:
-        """Which nodes do not run on the device's own provider; `layers` say what each is worth in multiply-adds."""
+        """Which nodes do not run on the device's own provider; `layers` say what each is worth in MACs."""
         return placement_from_session(self._session, PROVIDERS[self.device], layers)
 
     def end_profiling(self) -> tuple[int, Path]:

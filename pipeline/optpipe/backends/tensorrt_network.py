@@ -1,4 +1,4 @@
-"""The layers of a network that TensorRT's ONNX parser made: their types, and the multiply-adds of the nodes they came from."""
+"""The layers of a network that TensorRT's ONNX parser made: their types, and the MACs of the nodes they came from."""
 
 from collections import Counter
 from math import prod
@@ -28,7 +28,7 @@ _NO_ARITHMETIC = (
 def layers_from_network(trt: Any, network: Any, request: BuildRequest) -> tuple[LayerType, ...]:
     """The layers of a strongly typed network by the type of their data input.
 
-    The multiply-adds come from the ONNX node that a layer was made of; several layers of one node, as the two products of
+    The MACs come from the ONNX node that a layer was made of; several layers of one node, as the two products of
     an LSTM, share them. The parser goes node by node: a layer without a name belongs to the node of the layer before it.
     A product whose node is not known is `unattributed`: its share is not proven.
     """
@@ -88,7 +88,7 @@ def _find_owners(network: Any) -> list[str]:
 
 
 def _count_known_macs(layer: Any) -> int:
-    """The multiply-adds of a matrix product as far as its sizes are known."""
+    """The MACs of a matrix product as far as its sizes are known."""
     sizes = [*layer.get_output(0).shape, layer.get_input(0).shape[-1]]
     return prod(size for size in sizes if size > 0)
 

@@ -82,7 +82,7 @@ def options_from_given(given: Mapping[str, Any], library: str, backend: str) -> 
     """The record of the options in `given`, text or values.
 
     Raises:
-        BadInputError: an option or value that the library does not take, or a plugin that is no file.
+        BadInputError: an option or value that the library does not take, or a plugin that is not a file.
         MissingError: `refit` or `strip_weights` without a GPU: such engines are compiled on one.
     """
     for name, reason in _LACKING[library].items():

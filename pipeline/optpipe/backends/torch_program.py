@@ -118,7 +118,7 @@ def export_program(request: BuildRequest) -> Any:
 
 
 def layers_from_program(program: Any, precision: Precision) -> tuple[LayerType, ...]:
-    """The operators of an exported program by the type of their first floating input, with their multiply-adds."""
+    """The operators of an exported program by the type of their first floating input, with their MACs."""
     import torch
     from torch.utils.flop_counter import flop_registry
 

@@ -34,7 +34,7 @@ def measurements_from_run(
 
     `only` names the artifacts wanted; with `judged`, validity, energy and memory are computed anew too. Raises
     BadInputError where a file is not as the run's manifest says; with `whole=False` files that were left out on purpose
-    are no fault.
+    are not a fault.
     """
     require_unchanged(run, whole=whole)
     wanted = None if only is None else set(only)

@@ -14,7 +14,7 @@ from optpipe.workspace.runs import MANIFEST, OpenRun, finish_run
 def recover_run(directory: Path) -> BenchRecord:
     """Summarizes what the cut-off run in `directory` measured and finishes it, marked as interrupted.
 
-    Raises BadInputError for a folder that is no cut-off bench run.
+    Raises BadInputError for anything but the folder of a bench run that was cut off.
     """
     if (directory / MANIFEST).exists() or not (directory / "samples").is_dir():
         what = "is already finished" if (directory / MANIFEST).exists() else "is not an interrupted bench run"

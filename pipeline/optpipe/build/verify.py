@@ -1,4 +1,4 @@
-"""Runs an artifact on the reference inputs and holds its outputs against the source model's."""
+"""Runs an artifact on the reference inputs and compares its outputs with the source model's."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

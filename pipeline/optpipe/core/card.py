@@ -59,12 +59,12 @@ class ModelCard:
     outputs: tuple[TensorSpec, ...] = ()
     """Known once the model is exported."""
     transform: Transform | None = None
-    """From an image file to the first input; None where the input is no image."""
+    """From an image file to the first input; None where the input is not an image."""
     labels: tuple[str, ...] = ()
     data: Mapping[str, str] = field(default_factory=dict)
     """Image-set manifests by role: `train`, `calibration`, `validation`."""
     tokenization: Tokenization | None = None
-    """From text to the inputs; None where the input is no text, or its tokenizer is not known."""
+    """From text to the inputs; None where the input is not text, or its tokenizer is not known."""
     head: Mapping[str, str | float] = field(default_factory=dict)
     """How a detector's outputs become boxes, where a card says it: `layout`, `minimum_score`, `nms_iou`, `max_boxes`; of an encoder its
     `pooling`."""

@@ -26,7 +26,7 @@ class Standing(StrEnum):
     NOT_SHOWN = "not shown to keep the budget"
     """The interval of its accuracy drop lies across the budget."""
     NOT_PROVEN = "not proven"
-    """Too few multiply-adds in its precision, or outputs beyond its tolerance."""
+    """Too few MACs in its precision, or outputs beyond its tolerance."""
     FAILED = "failed"
     """It gave no time at any batch size."""
 

@@ -82,7 +82,7 @@ def handle_interrupts() -> Iterator[None]:
         yield
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # a panic of Polars is no Exception
+    except BaseException as error:  # a panic of Polars is not an Exception
         if received:
             raise KeyboardInterrupt from error
         raise

@@ -57,7 +57,7 @@ def budget_from_text(text: str, option: str) -> Budget:
 
 @dataclass(frozen=True, slots=True)
 class KeptLayer:
-    """A layer that a mixed build keeps out of its precision, with its multiply-adds, and why."""
+    """A layer that a mixed build keeps out of its precision, with its MACs, and why."""
 
     layer: str
     op: str
@@ -81,5 +81,5 @@ class MixedPrecision:
 
     @property
     def kept_share(self) -> float:
-        """The share of all multiply-adds in the layers kept."""
+        """The share of all MACs in the layers kept."""
         return sum(each.macs for each in self.kept) / max(self.total_macs, 1)

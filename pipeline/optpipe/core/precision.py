@@ -8,9 +8,9 @@ from enum import StrEnum
 from optpipe.core.choices import choices_from_text
 
 REQUIRED_SHARE = 0.80
-"""At least this share of the multiply-adds has to be in the type that was asked for."""
+"""At least this share of the MACs has to be in the type that was asked for."""
 MAX_SHARE_ELSEWHERE = 0.01
-"""At most this share of the multiply-adds may run on another execution provider than the one asked for."""
+"""At most this share of the MACs may run on another execution provider than the one asked for."""
 MAX_OTHERS = 10
 """How many layers of another type a proof names."""
 
@@ -38,19 +38,19 @@ def precisions_from_text(text: str) -> tuple[Precision, ...]:
 
 @dataclass(frozen=True, slots=True)
 class LayerType:
-    """One layer of a built network: the type its data input arrives in, and the multiply-adds it performs."""
+    """One layer of a built network: the type its data input arrives in, and the MACs it performs."""
 
     name: str
     op: str
     type: str
     """`fp32`, `tf32`, `fp16`, `bf16`, `int8`, `fp8` or an integer type's name."""
     macs: int
-    """Multiply-adds at the optimization profile's `opt` shapes; 0 for layers without any."""
+    """MACs at the optimization profile's `opt` shapes; 0 for layers without any."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrecisionShare:
-    """The share of layers and of multiply-adds by type, read from a built network."""
+    """The share of layers and of MACs by type, read from a built network."""
 
     layers: Mapping[str, float]
     macs: Mapping[str, float]
@@ -58,7 +58,7 @@ class PrecisionShare:
 
     @property
     def counted(self) -> Mapping[str, float]:
-        """Of the multiply-adds; of the layers in a network without any."""
+        """Of the MACs; of the layers in a network without any."""
         return self.macs or self.layers
 
 
@@ -85,7 +85,7 @@ class PlacedNode:
     op: str
     provider: str
     share: float
-    """Of the graph's multiply-adds, or of its nodes where it has none."""
+    """Of the graph's MACs, or of its nodes where it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class Placement:
     elsewhere: tuple[PlacedNode, ...]
     """The largest first, at most MAX_OTHERS."""
     unit: str = "MACs"
-    """`nodes` in a graph without multiply-adds."""
+    """`nodes` in a graph without MACs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class PrecisionProof:
     proven: bool
     reason: str
     others: tuple[LayerType, ...]
-    """Layers with multiply-adds in another type, the largest first, at most MAX_OTHERS."""
+    """Layers with MACs in another type, the largest first, at most MAX_OTHERS."""
     others_count: int
     placement: Placement | None = None
     """Where its nodes run; None where nothing is left to another provider in silence."""
@@ -123,10 +123,10 @@ class PrecisionProof:
 def prove_precision(
     wanted: Precision, layers: Iterable[LayerType], placement: Placement | None = None
 ) -> PrecisionProof:
-    """Holds a built network's layers against the precision asked for.
+    """Compares a built network's layers with the precision asked for.
 
-    FP32 and TF32 must hold for every multiply-add; the others for at least `REQUIRED_SHARE` of them. A network without
-    multiply-adds is judged by its layers. More than `MAX_SHARE_ELSEWHERE` of the multiply-adds on another execution provider
+    FP32 and TF32 must hold for every MAC; the others for at least `REQUIRED_SHARE` of them. A network without
+    MACs is judged by its layers. More than `MAX_SHARE_ELSEWHERE` of the MACs on another execution provider
     is not proven either: the types that were read are then not those of the kernels that run.
     """
     layers = tuple(layers)

@@ -18,7 +18,7 @@ THROTTLE_REASONS: Mapping[int, str] = {
     0x40: "thermal slowdown (hardware)",
     0x80: "power brake",
 }
-"""NVML's clock event reasons that take speed away. Idle, and clocks that someone set, are no throttling."""
+"""NVML's clock event reasons that take speed away. Idle, and clocks that someone set, do not count."""
 
 MachineRow = dict[str, int | float | None]
 

@@ -29,7 +29,7 @@ class KeptTrial:
 
     kept: int
     macs_share: float
-    """Of the multiply-adds, in the lower precision."""
+    """Of the MACs, in the lower precision."""
     cost: PrecisionCost
 
 
@@ -132,7 +132,7 @@ def describe_mixed(
     reasons: Mapping[str, str],
 ) -> MixedPrecision:
     """What a graph within a budget keeps: the layers of `selection`, those with a reason of their own, and all with
-    multiply-adds that are not `lowered`."""
+    MACs that are not `lowered`."""
     import onnx
 
     graph = name_nodes(onnx.load(model.file(ONNX)))

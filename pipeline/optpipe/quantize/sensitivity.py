@@ -41,7 +41,7 @@ class MethodsInfo:
 
 @dataclass(frozen=True, slots=True)
 class LayerCost:
-    """What lowering one layer alone does, with its multiply-adds."""
+    """What lowering one layer alone does, with its MACs."""
 
     layer: str
     cost: PrecisionCost
@@ -130,7 +130,7 @@ def compare_methods(
 def rank_layers(
     model: Entry[ModelInfo], lowering: Lowering, samples: SampleSet, store: Store, listener: Listener
 ) -> tuple[Entry[SensitivityInfo], bool]:
-    """The store entry `sensitivity`: every layer lowered alone, the costliest first, with its multiply-adds."""
+    """The store entry `sensitivity`: every layer lowered alone, the costliest first, with its MACs."""
     few = draw_subset(samples, lowering.images)
     recipe = describe_recipe(model, few) | dict(lowering.recipe)
 
@@ -153,7 +153,7 @@ def rank_layers(
 
 
 def count_layer_macs(graph: Any, card: ModelCard) -> dict[str, int]:
-    """Multiply-adds of every layer that has some, at the profile's `opt` shapes."""
+    """MACs of every layer that has some, at the profile's `opt` shapes."""
     from optpipe.backends.onnx_graph import count_node_macs, infer_graph_types, name_nodes
 
     name_nodes(graph)

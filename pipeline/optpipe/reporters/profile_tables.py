@@ -171,7 +171,7 @@ def _format_more(rows: Sequence[object]) -> list[RenderableType]:
 
 
 def format_name(text: str) -> Text:
-    """A name as it is: brackets in it are no markup."""
+    """A name as it is: brackets in it are not markup."""
     return Text(text if len(text) <= _NAME_WIDTH else text[: _NAME_WIDTH - 1] + "…")
 
 

@@ -53,7 +53,7 @@ def find_contradictions(folder: Path) -> Iterator[str]:
 
 
 def _find_foreign_files(folder: Path) -> Iterator[str]:
-    """Files that are no part of a dossier, and JSON that is none: a bare NaN is read by some and refused by others."""
+    """Files that do not belong in a dossier, and invalid JSON: a bare NaN is read by some and refused by others."""
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         record = name.split("/")

@@ -48,7 +48,7 @@ class Source(Protocol):
         """What decides the model beside its weights: versions and file hashes. Imports no framework."""
 
     def load(self, weights: WeightsRequest) -> LoadedModel:
-        """Loads it; raises `BadInputError` for a name or file that is no model, `NoWeightsError` without a network."""
+        """Loads it; raises `BadInputError` for a name or file that is not a model, `NoWeightsError` without a network."""
 
 
 class NoWeightsError(OptpipeError):

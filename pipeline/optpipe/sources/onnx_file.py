@@ -53,7 +53,7 @@ class OnnxFileSource:
             raise BadInputError(f"{self.path} is empty")
 
     def load(self, weights: WeightsRequest) -> LoadedModel:
-        """Parses and checks the file; raises `BadInputError` for anything that is no complete ONNX model."""
+        """Parses and checks the file; raises `BadInputError` for anything but a complete ONNX model."""
         if weights.kind != "default":
             raise BadInputError(
                 f"{self.path}: an ONNX file contains its own weights; --weights {weights.kind} does not apply"

@@ -22,7 +22,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 
 
 def read_input_specs(model: Any, shapes: Mapping[str, tuple[Shape, Shape, Shape]], path: Path) -> tuple[InputSpec, ...]:
-    """The inputs that are no constants, with `shapes` from `--shape`.
+    """The inputs that are not constants, with `shapes` from `--shape`.
 
     Raises `BadInputError` for a type that is not taken, and for open dimensions, with the options to paste.
     """

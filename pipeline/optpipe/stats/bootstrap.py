@@ -1,4 +1,4 @@
-"""The paired bootstrap over samples: intervals of scores that are no mean over samples, as mean IoU and AP.
+"""The paired bootstrap over samples: intervals of scores that are not means over samples, such as mean IoU and AP.
 
 Samples are drawn anew with replacement (Efron & Tibshirani, An Introduction to the Bootstrap, 1993),
 for both models the same ones, so that what is common to both leaves the difference.

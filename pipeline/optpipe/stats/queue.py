@@ -25,6 +25,6 @@ def count_transient_queries(utilization: float, percent: float) -> int:
 
 
 def count_queries_needed(utilization: float, percent: float) -> int:
-    """How many queries the percentile needs; beyond saturation, where no number is enough, as many as of other loads."""
+    """How many queries the percentile needs; beyond saturation, where no number suffices, what other loads need."""
     factor = 1.0 if utilization >= 1 else max(1.0, QUEUE_FACTOR * compute_relaxation_queries(utilization))
     return ceil(count_samples_needed(percent) * factor - 1e-6)

@@ -36,7 +36,7 @@ def seal_folder(folder: Path) -> str:
 def find_seal_problems(folder: Path) -> list[str]:
     """Everything in `folder` that is not as it was sealed, one line each; empty when it is intact.
 
-    Raises BadInputError where `folder` is no sealed folder at all.
+    Raises BadInputError where `folder` is not sealed at all.
     """
     if not (folder / SUMS).is_file():
         problem = f"is not a dossier: {SUMS} is missing" if folder.exists() else "does not exist"

@@ -61,7 +61,7 @@ def build_int8(request: BuildRequest, options: Mapping[str, Any]) -> BuildResult
 
 
 def network_from_graph(model: Any, inputs: tuple[InputSpec, ...]) -> steps.Network:
-    """The steps of a Q/DQ graph, multiply-adds at the profile's `opt` shapes."""
+    """The steps of a Q/DQ graph, MACs at the profile's `opt` shapes."""
     return lower_graph(model, infer_graph_types(name_nodes(model), inputs))
 
 

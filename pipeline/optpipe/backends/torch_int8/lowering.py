@@ -19,7 +19,7 @@ from optpipe.errors import StageError
 
 
 def lower_graph(model: Any, types: GraphTypes) -> steps.Network:
-    """The steps of `model`; multiply-adds at the shapes of `types`.
+    """The steps of `model`; MACs at the shapes of `types`.
 
     Raises `StageError` that names the first operators without a step.
     """

@@ -16,7 +16,7 @@ from optpipe.core.transform import Decode
 from optpipe.preprocess.dali.graph import GraphImage, Node
 
 SHARE_PARTS = 16
-"""The share of the CPU is counted in so many parts: of so many files in a row it takes the same number each time.
+"""The parts in which the CPU's share is counted: of this many files in a row it takes the same number each time.
 
 Taken by the files' sizes, so that every batch had another number for the GPU, a share halved the rate on an H200; whether
 that was the cause has not been measured.

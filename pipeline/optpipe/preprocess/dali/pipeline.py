@@ -45,7 +45,7 @@ class DaliPlan:
     cpu_share: float = 0.0
     """Share of the images that the CPU decodes beside the GPU's decoders, with `mixed`."""
     edge_cases: bool = True
-    """Sends what is no whole JPEG to the CPU's decoders and clips 16-bit grayscale, as Pillow reads them."""
+    """Sends anything but a whole JPEG to the CPU's decoders and clips 16-bit grayscale, as Pillow reads them."""
     resize: Arithmetic = "exact"
     prefetch: int = 2
 

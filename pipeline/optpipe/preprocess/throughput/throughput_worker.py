@@ -31,7 +31,7 @@ MIN_BATCHES_AT_TIMEOUT = 4
 STEADY = 0.02
 """Half the interval's width, relative to the rate, from which more measuring is not needed."""
 LOOK_EVERY = 4
-"""The interval is looked at whenever so many rounds were added."""
+"""Rounds between two looks at the interval."""
 
 
 def measure_job(job: ThroughputJob) -> BatchTimes:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import exp, hypot, log
 
 WINDOWS = 12
-"""A measurement is cut into at most so many windows of consecutive batches; their times give the interval."""
+"""The most windows of consecutive batches that a measurement is cut into; their times give the interval."""
 FEWEST_WINDOWS = 6
 """With fewer, Student's factor alone makes the interval several times as wide as the spread: it would say nothing."""
 WIDEST = 0.5

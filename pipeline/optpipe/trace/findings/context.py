@@ -47,7 +47,7 @@ class StageFacts:
     options: Mapping[str, Any] = field(default_factory=dict)
     """That runtime's."""
     expects_gpu: bool = True
-    """Without it, as for a stage of the CPU, missing GPU rows are no defect of the trace."""
+    """Without it, as for a stage of the CPU, missing GPU rows are not a defect of the trace."""
     unprofiled_iteration_ns: float | None = None
     """One iteration timed in the same process without a recording."""
 

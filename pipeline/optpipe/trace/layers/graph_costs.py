@@ -60,7 +60,7 @@ class _Traffic:
 def graph_costs_from_onnx(
     path: Path, inputs: Sequence[InputSpec], batch_size: int, peaks: Peaks, *, tf32: bool = False
 ) -> GraphCosts:
-    """Multiply-adds and bytes of every node of an ONNX graph, its inputs at `batch_size`.
+    """MACs and bytes of every node of an ONNX graph, its inputs at `batch_size`.
 
     With `tf32` the products of fp32 tensors count as TF32, which is how the runtime was told to compute them; those of
     dequantized tensors count as INT8, which is how they can be computed.

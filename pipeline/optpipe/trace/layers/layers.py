@@ -131,7 +131,7 @@ def _find_parents(starts: TimeArray, ends: TimeArray) -> TimeArray:
 
 
 def _select_below_iterations(measured: Analysis) -> pl.DataFrame:
-    """The ranges inside an iteration; library ranges with a domain of their own (`cuBLAS:…`) are no layers."""
+    """The ranges inside an iteration; library ranges with a domain of their own (`cuBLAS:…`) are not layers."""
     if measured.iterations.is_empty():
         return pl.DataFrame(schema={**RANGE_SCHEMA, "depth": pl.Int64})
     depth, family = measured.iterations["depth"][0], measured.iterations["family"][0]

@@ -16,7 +16,7 @@ _CPU_REPEATS, _GPU_REPEATS, _GPU_ROUNDS = 20, 5, 4
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """What a device can do at most. `flops_per_s` by type counts a multiply-add as two operations."""
+    """What a device can do at most. `flops_per_s` by type counts a MAC as two operations."""
 
     device: str
     source: str

@@ -94,7 +94,7 @@ class Roofline:
 def compute_roofline(
     graph: GraphCosts, measured_ns: float | None = None, layer_ns: Mapping[str, float] | None = None
 ) -> Roofline:
-    """Holds the layers against the peaks; `measured_ns` is one inference, `layer_ns` its layers' times where known."""
+    """Compares the layers with the peaks; `measured_ns` is one inference, `layer_ns` its layers' times where known."""
     costs, peaks = graph.costs, graph.peaks
     known_ns = layer_ns or graph.layer_ns
     layers = (_compute_layer_roof(cost, peaks, known_ns.get(cost.name)) for cost in costs)

@@ -23,7 +23,7 @@ from optpipe.trace.timeline.kernels import classify_kernels, shorten_name
 _UNKNOWN_GAIN = 2.0
 """Speed-up assumed for a missed layer on a device whose peaks are unknown: a small one, so as not to promise."""
 _NAMED_SHARE = 0.5
-"""Ranges that cover less of the kernel time (a stray range of a library) are no list of layers."""
+"""Ranges that cover less of the kernel time (a stray range of a library) do not list the layers."""
 
 
 @dataclass(frozen=True, slots=True)

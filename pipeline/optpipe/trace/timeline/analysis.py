@@ -94,7 +94,7 @@ def select_measured_part(analysis: Analysis, range_name: str | None = None) -> A
     """The part that the measured range launched, so that warm-up and tear-down decide nothing.
 
     `range_name` is by default the range that bounds optpipe's own captures; without it, the iterations that were found,
-    from the first that is no warm-up to the last; without iterations a trace is judged whole.
+    from the first after the warm-up to the last; without iterations a trace is judged whole.
 
     Raises:
         BadInputError: the trace has no range called `range_name`.

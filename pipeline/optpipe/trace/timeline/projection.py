@@ -11,7 +11,7 @@ from optpipe.trace.timeline.intervals import TimeArray, sum_within
 from optpipe.trace.timeline.timeline import IdleCause, Timeline, array_from_column
 
 _NUMBERED = r"(?i)^((?:.*[^a-z])?(?:iter|iteration|step|batch|frame|request|profilerstep)[\s_#:=.-]*)\d+$"
-"""Repetitions that are numbered: `iteration 7`, `step_7`, `ProfilerStep#7`. Layers are numbered too, and are no repetitions."""
+"""Repetitions that are numbered: `iteration 7`, `step_7`, `ProfilerStep#7`. Layers are numbered too, but do not repeat."""
 
 
 @dataclass(frozen=True, slots=True)

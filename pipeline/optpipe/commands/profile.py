@@ -192,10 +192,8 @@ def _profile_model(
     if builds.images is not None:
         find_images(builds.images)  # a folder without images is refused before the build, which may take minutes
     built = build_or_find(text, model, builds, store, terminal)
-    runnable = [each.entry.info.device for each in built.artifacts if each.why_not is None]
-    device: Literal["cpu", "cuda"] = "cpu"
-    if builds.device is not None or runnable:
-        device = builds.device if builds.device is not None else runnable[0]
+    runnable = (each.entry.info.device for each in built.artifacts if each.why_not is None)
+    device = builds.device or next(runnable, "cpu")
     again = BuildJob(
         model=text,
         weights=replace(model.weights, kind="random") if built.fallback_reason else model.weights,

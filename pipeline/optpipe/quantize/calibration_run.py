@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optpipe.backends.onnx_lint import lint_graph
-from optpipe.core.card import card_from_file
-from optpipe.core.entries import CalibrationInfo, LintFinding, ModelInfo, SkippedLayer
+from optpipe.core.card import ModelCard, card_from_file
+from optpipe.core.entries import CalibrationInfo, LintFinding, ModelInfo, SampleSetSummary, SkippedLayer
 from optpipe.core.events import Listener
 from optpipe.core.hashing import hash_file
 from optpipe.core.mixed_precision import Budget, PrecisionCost
@@ -19,6 +19,7 @@ from optpipe.export.model import Model
 from optpipe.inputs.tensor_set import save_batches
 from optpipe.quantize.calibrate import (
     TARGETS,
+    CalibrationData,
     calibrate_model,
     load_calibration_data,
     name_table_file,
@@ -106,11 +107,7 @@ def run_calibration(model: Model, plan: CalibrationPlan, store: Store, listener:
         _make_output_folder(plan.output)
     model, stored = prepare_model(model, store, listener)
     exported, _ = export_model(model, store, listener, stored)
-    card, source = card_from_file(exported.file(CARD)), plan.source
-    if source is None and "calibration" not in card.data and (given := model.load().calibration) is not None:
-        source = save_batches(given(), store.workspace / "calibration")
-    elif source is not None:
-        source = resolve_calibration_source(source, card, store)
+    source = _find_source(model, plan.source, card_from_file(exported.file(CARD)), store)
     data = load_calibration_data(exported, source, plan.count, plan.seed, listener)
     entry, _ = calibrate_model(exported, data, plan.methods, TARGETS, choose_calibration_device(), store, listener)
     tables = tables_from_entry(entry)
@@ -126,26 +123,16 @@ def run_calibration(model: Model, plan: CalibrationPlan, store: Store, listener:
                 exported, lowering, lambda: layers, data.samples, plan.budget, store, listener
             )
             selection, best = chosen.info, replace(best, keep=chosen.info.keep)
-            path = (
-                plan.output or store.workspace / "tables" / f"{best.model}-{chosen.id}"
-            ) / f"table-{best.method}-spared.json"
+            folder = plan.output or store.workspace / "tables" / f"{best.model}-{chosen.id}"
+            path = folder / f"table-{best.method}-spared.json"
             path.parent.mkdir(parents=True, exist_ok=True)
             write_table(path, best)
     graph, placed = quantize_graph(_load_graph(exported), best, plan.target)
-    own = entry.info.set
     return CalibrationResult(
         model=exported.info.name,
         model_id=exported.id,
         weights=exported.info.weights,
-        set=CalibrationSet(
-            name=own.name,
-            kind=data.samples.kind,
-            count=own.count,
-            seed=own.seed,
-            sha256=own.sha256,
-            path=str(files[CALIBRATION_SET]),
-            unreadable=tuple(str(each.path) for each in data.unreadable),
-        ),
+        set=_describe_set(entry.info.set, data, files[CALIBRATION_SET]),
         target=plan.target,
         tables=tuple(
             MethodResult(method, str(file), hash_file(file), compared.info.costs[method])
@@ -160,6 +147,19 @@ def run_calibration(model: Model, plan: CalibrationPlan, store: Store, listener:
         selection=selection,
         table=str(path) if path else None,
     )
+
+
+def _find_source(model: Model, given: Path | None, card: ModelCard, store: Store) -> Path | None:
+    """The data to calibrate on: those given, else those of the model's file; None for those that the card names."""
+    if given is not None:
+        return resolve_calibration_source(given, card, store)
+    own = None if "calibration" in card.data else model.load().calibration
+    return None if own is None else save_batches(own(), store.workspace / "calibration")
+
+
+def _describe_set(own: SampleSetSummary, data: CalibrationData, path: Path) -> CalibrationSet:
+    unreadable = tuple(str(each.path) for each in data.unreadable)
+    return CalibrationSet(own.name, data.samples.kind, own.count, own.seed, own.sha256, str(path), unreadable)
 
 
 def _make_output_folder(output: Path) -> None:

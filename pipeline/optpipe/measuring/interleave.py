@@ -18,7 +18,7 @@ from optpipe.stats.ratio import compute_exchange_p_value, count_rounds_needed, r
 PAIR_CONFIDENCE = 0.99
 """A claimed difference moves a release: one in a hundred comparisons of equals may claim one, not one in twenty."""
 RESOLUTION = 0.04
-"""After the rounds asked for as many more are run as a difference of this size needs to show, up to MOST_TIMES as many."""
+"""After the rounds asked for as many more are run as a difference of this size needs to show, up to MAX_ROUND_FACTOR times as many."""
 PAIR_LIMITS = {"max_other_cpu_share": RESOLUTION}
 """Validity limits of the processes: other work that takes as much as the difference that is looked for is flagged."""
 MAX_ROUND_FACTOR = 3

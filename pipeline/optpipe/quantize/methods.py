@@ -26,7 +26,7 @@ def needs_histogram(methods: tuple[str, ...]) -> bool:
 
 
 def compute_ranges(statistics: Mapping[str, TensorStatistics], method: str) -> dict[str, float]:
-    """The bound of every tensor's range by `method`: finite, and never below SMALLEST_AMAX."""
+    """The bound of every tensor's range by `method`: finite, and never below MIN_AMAX."""
     compute: Callable[[TensorStatistics], float] = METHODS[method].amax
     return {name: _clamp_bound(compute(each)) for name, each in statistics.items()}
 

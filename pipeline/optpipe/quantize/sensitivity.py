@@ -109,7 +109,7 @@ def compare_methods(
     store: Store,
     listener: Listener,
 ) -> tuple[Entry[MethodsInfo], bool]:
-    """The store entry `methods`: what the graph of every table does to the outputs on at most RANKED_ON images."""
+    """The store entry `methods`: what the graph of every table does to the outputs on at most RANKING_IMAGES images."""
     few = draw_subset(samples, RANKING_IMAGES)
     found = {method: table.sha256 for method, table in tables.items()}
     recipe = describe_recipe(model, few) | {"target": target, "tables": found}

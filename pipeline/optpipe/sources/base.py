@@ -42,7 +42,7 @@ class Source(Protocol):
 
     @property
     def runs_code(self) -> bool:
-        """Whether a user's code makes it: then `identity` is not all that decides it, and `Loaded.made` has the rest."""
+        """Whether a user's code makes it: `LoadedModel.code_identity` then has what else decides it."""
 
     def collect_identity(self) -> Mapping[str, Any]:
         """What decides the model beside its weights: versions and file hashes. Imports no framework."""

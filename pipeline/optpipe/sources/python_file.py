@@ -51,7 +51,7 @@ class PythonFileSource:
         return f"{self.path}:{self.factory}"
 
     def collect_identity(self) -> Mapping[str, Any]:
-        """The file's hash, the factory's name and torch's version; `Loaded.made` has what the two bring in."""
+        """The file's hash, the factory's name and torch's version; `LoadedModel.code_identity` has what the two bring in."""
         self._require_file()
         return {"file": hash_file(self.path), "factory": self.factory, "torch": get_package_version("torch")}
 

@@ -37,7 +37,7 @@ def compute_output_error(name: str, reference: "np.ndarray", got: "np.ndarray") 
 
 
 def compute_row_errors(reference: "np.ndarray", got: "np.ndarray") -> "dict[str, np.ndarray]":
-    """Per sample (first axis) the sums that `pooled_error` needs: kept beside a proof, they give its figures again."""
+    """Per sample (first axis) the sums that `pool_errors` needs: kept beside a proof, they give its figures again."""
     import numpy as np
 
     count = len(reference) if reference.ndim else 1
@@ -57,7 +57,7 @@ def compute_row_errors(reference: "np.ndarray", got: "np.ndarray") -> "dict[str,
 
 
 def pool_errors(name: str, rows: "Mapping[str, np.ndarray]") -> OutputError:
-    """The error figures over all samples together, from what `row_errors` gave for each."""
+    """The error figures over all samples together, from what `compute_row_errors` gave for each."""
     if not rows["finite"].all():
         return _as_wrong_as_can_be(name)
     norm, distance, length = (sqrt(float(rows[f"{of}_square"].sum())) for of in ("reference", "difference", "output"))

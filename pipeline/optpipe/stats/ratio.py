@@ -22,7 +22,7 @@ def ratio_from_rounds(
     """The geometric-mean ratio of paired rounds, each value being one process's statistic (its median latency).
 
     `first` is the number of rounds whose scatter decided how many there would be: their scatter then gives the interval
-    (`mean_of`), and the error rate stays what it is for a fixed number of rounds.
+    (`mean_from_values`), and the error rate stays what it is for a fixed number of rounds.
     Mirrors exactly: exchanging the two inverts the value and the interval. Raises ValueError for fewer than
     SMALLEST_ROUNDS rounds or durations that are not positive.
     """

@@ -57,7 +57,7 @@ class Reservoir:
 def compute_untimed_outputs(session: "Session", turns: Rotation) -> list[dict[str, "np.ndarray"]]:
     """What the session says to the rotated inputs when nobody is timing it: to all of them, as far as time and memory allow.
 
-    At least to FEWEST. The first call may be slow by itself (lazy loading, a search for algorithms) and does not count.
+    At least to MIN_ROTATED_BATCHES. The first call may be slow by itself (lazy loading, a search for algorithms) and does not count.
     """
     answers = [session.run(turns.batches[0])]
     begun = perf_counter()
@@ -75,7 +75,7 @@ def count_output_bytes(answer: Mapping[str, "np.ndarray"]) -> int:
 
 
 def limit_output_checks(wanted: int, answer: Mapping[str, "np.ndarray"]) -> int:
-    """How many timed answers are kept: `wanted`, or as many as memory allows, but at least FEWEST."""
+    """How many timed answers are kept: `wanted`, or as many as memory allows, but at least MIN_ROTATED_BATCHES."""
     return min(wanted, max(MIN_ROTATED_BATCHES, MAX_OUTPUT_BYTES // max(count_output_bytes(answer), 1)))
 
 

@@ -83,7 +83,7 @@ def compare_workspace(
     slo: Slo | None = None,
     across: bool = False,
 ) -> Overview:
-    """Compares what was measured. `baseline` is a run, or `find_approved_baseline` for the approved dossier of `model`.
+    """Compares what was measured. `baseline` is a run, or `approved` for the approved dossier of `model`.
 
     One name that means a measured model, as `optpipe bench` takes it, and no run is `model`.
     """

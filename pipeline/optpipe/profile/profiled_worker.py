@@ -1,6 +1,6 @@
 """The profiled process: `python -m optpipe.profile.profiled_worker JOB.json` runs one stage with its ranges marked.
 
-It warms up outside the measured range, times the same iterations without a recording, opens `measure_load`, and
+It warms up outside the measured range, times the same iterations without a recording, opens the measured range, and
 writes what it found out, or its own error, to the job's result file: the parent then never has to guess from nsys.
 """
 

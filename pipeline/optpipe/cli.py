@@ -238,7 +238,7 @@ def _optpipe(
     pass
 
 
-COMMANDS = {
+COMMANDS: dict[str, Callable[..., Outcome]] = {
     "run": run.run,
     "build": build.build,
     "evaluate": evaluate.evaluate,

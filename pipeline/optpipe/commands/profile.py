@@ -19,6 +19,7 @@ from optpipe.commands.options import (
     define_precision_option,
 )
 from optpipe.commands.outcome import Outcome
+from optpipe.core.entries import Device
 from optpipe.trace.ranges import Stage
 from optpipe.trace.recording.capture import Extra
 
@@ -192,8 +193,8 @@ def _profile_model(
     if builds.images is not None:
         find_images(builds.images)  # a folder without images is refused before the build, which may take minutes
     built = build_or_find(text, model, builds, store, terminal)
-    runnable = (each.entry.info.device for each in built.artifacts if each.why_not is None)
-    device = builds.device or next(runnable, "cpu")
+    runnable: list[Device] = [each.entry.info.device for each in built.artifacts if each.why_not is None]
+    device = builds.device or (runnable[0] if runnable else "cpu")
     again = BuildJob(
         model=text,
         weights=replace(model.weights, kind="random") if built.fallback_reason else model.weights,

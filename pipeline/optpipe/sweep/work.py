@@ -21,7 +21,7 @@ from optpipe.core.measurement_group import MeasurementGroup
 from optpipe.core.precision import precisions_from_text
 from optpipe.core.tensors import batch_range_from_text
 from optpipe.core.weights import weights_from_text
-from optpipe.errors import BadInputError, ExitStatus, OptpipeError
+from optpipe.errors import BadInputError, OptpipeError
 from optpipe.export.model import Model
 from optpipe.measuring.groups import group_processes, summarize_group
 from optpipe.measuring.measured import RecordedMeasurement
@@ -29,7 +29,7 @@ from optpipe.measuring.validity import LIMITS
 from optpipe.sources.resolve import source_from_text
 from optpipe.sweep.job import Cell, JobState
 from optpipe.sweep.task import CellOutcome, Task, limit_load, outcome_from_error, tell_on_one_line
-from optpipe.workspace.runs import Run
+from optpipe.workspace.runs import Run, load_run
 from optpipe.workspace.store import Store
 
 
@@ -109,12 +109,12 @@ def _measure_alike(artifact: StoredArtifact, cells: Sequence[Cell], store: Store
         limits={**LIMITS, "max_cv": first.max_cv},
     )
     result = bench_artifacts((artifact,), plan, store, SilentListener())
-    groups = _group_run(result.run)
-    ended = result.interrupted or result.status is ExitStatus.INTERRUPTED
+    run = load_run(Path(result.run_dir))
+    groups = _group_run(run)
     found = {}
     for cell in cells:
         group = groups.get(replace(cell.load, length=None).key)
-        found[cell.key] = _outcome_from_group(group, artifact.entry.id, result.run, interrupted=ended)
+        found[cell.key] = _outcome_from_group(group, artifact.entry.id, run, interrupted=result.interrupted)
     return found
 
 

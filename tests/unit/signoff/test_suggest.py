@@ -96,9 +96,8 @@ def load_of(command):
     """What `bench` or `bench-pair` would put on the artifacts, by the code that reads their options."""
     name, given = parse(command)
     assert name in ("bench", "bench-pair")
-    load, targets = (
-        kind(**{each.name: given[each.name] for each in fields(kind)}) for kind in (LoadOptions, TargetOptions)
-    )
+    load = LoadOptions(**{each.name: given[each.name] for each in fields(LoadOptions)})
+    targets = TargetOptions(**{each.name: given[each.name] for each in fields(TargetOptions)})
     batch, length = (None if given[name] is None else str(given[name]) for name in ("batch", "length"))
     return bench_plan_from_options(
         load, targets, batch=batch, length=length, slo=given.get("slo"), energy=given.get("energy", False)

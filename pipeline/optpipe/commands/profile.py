@@ -19,12 +19,12 @@ from optpipe.commands.options import (
     define_precision_option,
 )
 from optpipe.commands.outcome import Outcome
-from optpipe.core.entries import Device
 from optpipe.trace.ranges import Stage
 from optpipe.trace.recording.capture import Extra
 
 if TYPE_CHECKING:
     from optpipe.commands.terminal import Terminal
+    from optpipe.core.entries import Device
     from optpipe.workspace.store import Store
 
 

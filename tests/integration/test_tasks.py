@@ -72,7 +72,11 @@ def test_scores_drop_and_agreement_are_recorded(built: tuple[str, str, Path]) ->
 
 @pytest.mark.parametrize(
     ("limit", "status"),
-    [('maximum_drop = "3 {score}"', 0), ('minimum_score = "97 {score}"', 1), ('minimum_score = "{near} points"', 5)],
+    [
+        ('maximum_drop = "3 {score}"\n[preprocessing]\nminimum_agreement = "98 %"', 0),
+        ('minimum_score = "97 {score}"', 1),
+        ('minimum_score = "{near} points"', 5),
+    ],
 )
 def test_three_policies_three_verdicts(built: tuple[str, str, Path], limit: str, status: int) -> None:
     model, score, folder = built

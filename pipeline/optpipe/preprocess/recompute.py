@@ -2,12 +2,13 @@
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from optpipe.artifacts.facts import JudgedBuild
 from optpipe.core.disagreements import find_disagreements
 from optpipe.core.observation import RANDOM_WEIGHTS, Blocker, Observation
 from optpipe.core.records import plain_from_record, read_record
-from optpipe.preprocess.parity.predictions import find_stored_task
+from optpipe.preprocess.parity.predictions import find_stored_task, observe_prediction_agreement
 from optpipe.preprocess.parity.proof import proof_from_rows, row_errors_from_table, rows_from_file
 from optpipe.preprocess.parity.records import Proof
 from optpipe.preprocess.records import PreprocessRecord
@@ -30,16 +31,19 @@ def _observe_parity(run: Run, record: PreprocessRecord, confidence: float) -> di
     proof, refused = recompute_proof(run, record), len(record.parity.refused)
     remedy = "convert or remove them, then verify parity again"
     blockers = (Blocker(f"{refused} images could not be decoded", remedy),) if refused else ()
+    weights = () if record.trained else (RANDOM_WEIGHTS,)
     about = f"{record.parity.images} images"
     found = {}
     if proof.top1_agreement is not None:
-        weights = () if record.trained else (RANDOM_WEIGHTS,)
         agreement = proof.top1_agreement
         interval = compute_share_interval(agreement.equal, agreement.images, confidence)
         tail = Share(agreement.equal, agreement.images)
         found["agreement"] = Observation(
             agreement.share, interval.low, interval.high, (*blockers, *weights), about, run.run_id, tail
         )
+    elif proof.prediction_agreement is not None and (task := find_stored_task(record.task)) is not None:
+        seen = observe_prediction_agreement(rows_from_file(run.path / ROWS), task, confidence, about)
+        found["agreement"] = replace(seen, blockers=(*blockers, *weights, *seen.blockers), source=run.run_id)
     if (snr := proof.output.snr_db) is not None:
         extent = compute_snr_interval(row_errors_from_table(rows_from_file(run.path / ROWS)), confidence)
         low, high = extent or (None, None)

@@ -83,6 +83,11 @@ def _preprocessing(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Ob
     figure = evidence.preprocessing.get(criterion.metric.removeprefix("minimum_"))
     if figure is None:
         command = f"optpipe preprocess {shlex.quote(evidence.build.model)} --images DIR"
+        if evidence.preprocessing and criterion.metric == "minimum_agreement":
+            return Missing(
+                "the parity proof compares no predictions: the model has none, or the same for every image",
+                f"limit minimum_snr instead, or use images on which predictions differ: {command}",
+            )
         return Missing("preprocessing parity was not verified for this model", command)
     return [figure]
 

@@ -4,18 +4,20 @@ Columns of `images.parquet`: `reference_prediction`, `dali_prediction` and, with
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.events import Listener
+from optpipe.core.observation import Blocker, Observation
 from optpipe.errors import BadInputError
 from optpipe.evaluate.tasks.contract import BootstrapTask
 from optpipe.evaluate.tasks.registry import TASKS
 from optpipe.inputs.image_set import ImageSet
 from optpipe.inputs.images import ImageFolder, is_annotated
 from optpipe.inputs.sample_set import SetFile
+from optpipe.preprocess.parity.judge import FEWEST_IMAGES
 from optpipe.preprocess.parity.records import PredictionAgreement, TaskScore
 
 if TYPE_CHECKING:
@@ -33,13 +35,12 @@ class PredictionDecoder:
     task: BootstrapTask
     card: ModelCard
     samples: ImageSet
-    files: Mapping[Path, SetFile]
     truths: Mapping[Path, Any]
     """Empty without annotations."""
 
     def decode(self, outputs: "Mapping[str, np.ndarray]", paths: Sequence[Path]) -> list[Any]:
         """The predictions for some images from their outputs, (images, ...) each."""
-        return list(self.task.decode(outputs, [self.files[path] for path in paths], self.samples, self.card))
+        return list(self.task.decode(outputs, _name_files(paths, self.samples.root), self.samples, self.card))
 
     def add_columns(
         self, rows: "pl.DataFrame", paths: Sequence[Path], reference: list[Any], got: list[Any]
@@ -70,13 +71,17 @@ def open_prediction_decoder(card: ModelCard, images: ImageFolder, listener: List
         listener.warn(f"predictions are not compared, only outputs: {problem}")
         return None
     root = next((each for each in (images.folder, *images.folder.parents) if is_annotated(each)), images.folder)
-    files = tuple(SetFile(path.relative_to(root).as_posix(), "") for path in images.paths)
-    samples = ImageSet(root.name, root, 0, files)
+    samples = ImageSet(root.name, root, 0, _name_files(images.paths, root))
     truths = task.read_truths(samples, card, task.count_classes(card))
     if truths is None:
         listener.warn(f"{task.score} not computed: {root} has no annotations")
     named = {} if truths is None else dict(zip(images.paths, truths, strict=True))
-    return PredictionDecoder(task, card, samples, dict(zip(images.paths, files, strict=True)), named)
+    return PredictionDecoder(task, card, samples, named)
+
+
+def _name_files(paths: Sequence[Path], root: Path) -> tuple[SetFile, ...]:
+    """The images as files of a set in `root`; their hashes are not asked for."""
+    return tuple(SetFile(path.relative_to(root).as_posix(), "") for path in paths)
 
 
 def find_stored_task(name: str | None) -> BootstrapTask | None:
@@ -111,3 +116,15 @@ def compare_predictions(
     if was == 0:
         return None, None
     return TaskScore(first.name, was, first.value, first.drop, first.drop_ci), agreement
+
+
+def observe_prediction_agreement(
+    rows: "pl.DataFrame", task: BootstrapTask, confidence: float, about: str
+) -> Observation:
+    """The agreement of the predictions in `rows` with its interval at `confidence`; blocked where the images are too few for one."""
+    reference, got = (rows[name].to_list() for name in _COLUMNS)
+    found = task.observe(None, reference, got, confidence, about)["agreement"]
+    if rows.height >= FEWEST_IMAGES:
+        return found
+    few = Blocker(f"{rows.height} images are too few to prove agreement", f"verify parity on {FEWEST_IMAGES} or more")
+    return replace(found, blockers=(few,))

@@ -27,6 +27,7 @@ from optpipe.signoff.policy import Policy
 from optpipe.signoff.release import SignedDossier, document_from_signed, sign_off
 from optpipe.signoff.steps import (
     MeasurementBudget,
+    require_evaluable,
     run_bench_step,
     run_evaluate_step,
     run_preprocess_step,
@@ -70,6 +71,8 @@ def run_pipeline(model: Model, plan: PipelinePlan, store: Store, listener: Liste
     Raises what build raises, and BadInputError where the policy does not say which of several builds is judged.
     """
     started = monotonic()
+    if plan.data is not None:
+        require_evaluable(model, plan.data, store, listener, truncate=plan.build.truncate)
     built = build_model(model, plan.build, store, listener)
     require_artifacts(built)
     judged = find_judged_artifact(plan.wanted, store)
@@ -95,7 +98,7 @@ def _list_steps(
     store: Store,
     listener: Listener,
 ) -> Iterator[tuple[str, PipelineStep]]:
-    yield "evaluate", lambda: run_evaluate_step(model, plan.data, store, listener)
+    yield "evaluate", lambda: run_evaluate_step(model, plan.data, store, listener, truncate=plan.build.truncate)
     if plan.preprocess:
         yield "preprocess", lambda: run_preprocess_step(model, plan.images, store, listener)
     yield "bench", lambda: _run_bench(plan, judged, artifacts, store, listener)

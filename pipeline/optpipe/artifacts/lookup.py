@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -206,22 +206,11 @@ def require_lengths(artifact: StoredArtifact, lengths: Sequence[int] | None) -> 
     outside = [length for length in lengths if not low <= length <= high]
     if outside:
         info, build = artifact.entry.info, f"optpipe build {format_model_argument(card.name, card.source)}"
-        shapes = " ".join(
-            f"--shape {name}={_widen_profile(card, name, axis, outside)}" for name, axis in card.length_axes.items()
-        )
         raise BadInputError(
             f"length {outside[0]} is outside the profile {low}…{high} of {artifact.label}\n"
-            f"`{build} --precision {info.precision} --backend {info.backend} {shapes}` builds one that includes it, "
-            "where the model takes that many tokens"
+            f"`{build} --precision {info.precision} --backend {info.backend} {card.format_wider_shapes(outside)}` "
+            "builds one that includes it, where the model takes that many tokens"
         )
-
-
-def _widen_profile(card: ModelCard, name: str, axis: int, lengths: Sequence[int]) -> str:
-    """The profile of an input as `--shape` takes it, with `lengths` inside."""
-    spec = next(each for each in card.inputs if each.name == name)
-    low, high = list(spec.min), list(spec.max)
-    low[axis], high[axis] = min(low[axis], *lengths), max(high[axis], *lengths)
-    return replace(spec, min=tuple(low), max=tuple(high)).format_profile()
 
 
 def _is_fixed(artifact: StoredArtifact) -> bool:

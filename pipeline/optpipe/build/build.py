@@ -20,7 +20,7 @@ from optpipe.core.mixed_precision import Budget
 from optpipe.core.precision import CALIBRATED, Precision
 from optpipe.errors import BadInputError, ExitStatus, MissingError, OptpipeError, StageError
 from optpipe.evaluate.tasks.registry import TASKS
-from optpipe.export.exported import compute_reference, export_model, prepare_model
+from optpipe.export.exported import compute_reference, export_model, prepare_model, read_tokenizer
 from optpipe.export.model import Model
 from optpipe.inputs.tensor_set import holds_tensors, read_tensor_set, save_batches
 from optpipe.quantize.calibrate import require_calibration, resolve_calibration_source
@@ -49,6 +49,8 @@ class BuildPlan:
     """Options by backend name."""
     budget: Budget | None = None
     """The most that FP16, INT8 and FP8 may cost; layers that cost more stay out of them."""
+    truncate: bool = False
+    """Whether calibration texts that are longer than the model's input are cut."""
 
 
 def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener) -> ModelBuild:
@@ -95,7 +97,9 @@ def add_calibration(model: Model, plan: BuildPlan, stored: Entry | None, store: 
         return plan
     card = card_from_file(stored.file(CARD)) if stored else model.load().card
     if plan.calibration is not None:
-        return replace(plan, calibration=resolve_calibration_source(plan.calibration, card, store))
+        tokenizer = read_tokenizer(model, stored)
+        source = resolve_calibration_source(plan.calibration, card, tokenizer, store, truncate=plan.truncate)
+        return replace(plan, calibration=source)
     if "calibration" in card.data or (stored and stored.info.own_precision) or model.is_quantized():
         return plan
     if (given := model.load().calibration) is not None:

@@ -12,6 +12,7 @@ from optpipe.commands.options import (
     JsonOption,
     ModelArgument,
     SeedOption,
+    TruncateOption,
     WeightsOption,
     WorkspaceOption,
     define_backend_option,
@@ -57,6 +58,7 @@ def build(
             "a set manifest, or a table.",
         ),
     ] = None,
+    truncate: TruncateOption = False,
     budget: Annotated[
         str | None,
         typer.Option(
@@ -97,6 +99,7 @@ def build(
         choice = choice_plan_from_options(
             backend, device, option or [], images=images, calibration=calibration, budget=budget, compare_at=compare_at
         )
+        choice = replace(choice, build=replace(choice.build, truncate=truncate))
         return _choose(wanted, choice, weights, Store(workspace))
     if compare_at is not None:
         raise BadInputError("--compare-at requires --precision auto")
@@ -104,7 +107,7 @@ def build(
         precision, backend, device, option or [], images=images, calibration=calibration, batch=batch, budget=budget
     )
     with Terminal() as terminal:
-        result = run_build(wanted, plan, Store(workspace), terminal)
+        result = run_build(wanted, replace(plan, truncate=truncate), Store(workspace), terminal)
     told = result_from_build(result, weights, terminal.warnings)
     return Outcome(told, lambda: render_build(told), result.status)
 

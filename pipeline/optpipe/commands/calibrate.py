@@ -13,6 +13,7 @@ from optpipe.commands.options import (
     ModelArgument,
     SampleSeedOption,
     ShapeOption,
+    TruncateOption,
     WeightsOption,
     WorkspaceOption,
 )
@@ -42,6 +43,7 @@ def calibrate(
         int | None,
         typer.Option(min=1, help="Number of samples to draw, stratified by label if available; default: all."),
     ] = None,
+    truncate: TruncateOption = False,
     seed: SampleSeedOption = 0,
     method: Annotated[
         str,
@@ -92,6 +94,7 @@ def calibrate(
         if accuracy_budget
         else None,
         output=output,
+        truncate=truncate,
     )
     wanted = model_from_options(model, weights, seed, batch, shape or [])
     with Terminal() as terminal:

@@ -13,6 +13,7 @@ from optpipe.commands.options import (
     ModelArgument,
     SampleSeedOption,
     ShapeOption,
+    TruncateOption,
     WeightsOption,
     WorkspaceOption,
 )
@@ -30,6 +31,7 @@ def evaluate(
         ),
     ] = None,
     count: Annotated[int | None, typer.Option(min=1, help="Number of samples to draw, stratified by label.")] = None,
+    truncate: TruncateOption = False,
     accuracy_budget: Annotated[
         str | None, typer.Option(metavar="PERCENT", help="Maximum accuracy drop in percentage points, such as 1.0%.")
     ] = None,
@@ -56,5 +58,6 @@ def evaluate(
     budget = percent_from_text(accuracy_budget, "--accuracy-budget") if accuracy_budget else None
     own = UserTask(task) if task else None
     with Terminal() as terminal:
-        found = run_evaluation(wanted, data, count, seed, budget, Store(workspace), terminal, own)
+        store = Store(workspace)
+        found = run_evaluation(wanted, data, count, seed, budget, store, terminal, own, truncate=truncate)
     return Outcome(replace(found, warnings=tuple(terminal.warnings)), lambda: render_evaluation(found), found.status)

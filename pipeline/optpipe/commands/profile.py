@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from optpipe.commands.bench_options import LengthOption
 from optpipe.commands.options import (
     DEFAULT_WORKSPACE,
     BatchOption,
@@ -13,6 +14,7 @@ from optpipe.commands.options import (
     JsonOption,
     SeedOption,
     ShapeOption,
+    TruncateOption,
     WeightsOption,
     WorkspaceOption,
     define_backend_option,
@@ -72,6 +74,7 @@ class BuildOptions:
         Path | None,
         typer.Option(metavar="PATH", help="As for `optpipe build`; without it, stored INT8 builds are used."),
     ] = None
+    truncate: TruncateOption = False
     option: Annotated[
         list[str] | None,
         typer.Option(metavar="BACKEND.KEY=VALUE", help="Backend option, such as onnxruntime.cuda_graph=true."),
@@ -84,6 +87,7 @@ class CaptureOptions:
 
     stage: Annotated[list[Stage] | None, typer.Option(help="Stage to profile; repeatable. Default: all.")] = None
     batch_size: Annotated[str, typer.Option(help="Batch sizes to run, comma-separated.")] = "1"
+    length: LengthOption = None
     iterations: Annotated[int, typer.Option(min=2, help="Recorded iterations of repeated stages.")] = 20
     warm_up: Annotated[int, typer.Option(min=0, help="Warm-up iterations before recording.")] = 5
     tracer: Annotated[Literal["nsys", "torch"], typer.Option(help="Profiler; torch (torch.profiler) records less.")] = (
@@ -188,7 +192,9 @@ def _profile_model(
         calibration=options.calibration,
         batch=options.batch,
     )
+    builds = replace(builds, truncate=options.truncate)
     stages, batch_sizes = tuple(capture.stage or Stage), batch_sizes_from_text(capture.batch_size)
+    lengths = None if capture.length is None else batch_sizes_from_text(capture.length, "--length")
     require_profilable(capture.tracer)
     if builds.images is not None:
         find_images(builds.images)  # a folder without images is refused before the build, which may take minutes
@@ -205,6 +211,7 @@ def _profile_model(
         device=device,
         calibration=builds.calibration,
         options=builds.options,
+        truncate=builds.truncate,
     )
     plan = ProfilePlan(
         device=device,
@@ -212,6 +219,7 @@ def _profile_model(
         stages=stages,
         build=again,
         batch_sizes=batch_sizes,
+        lengths=lengths,
         iterations=capture.iterations,
         warm_up=capture.warm_up,
         tracer=capture.tracer,

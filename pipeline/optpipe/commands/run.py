@@ -1,5 +1,6 @@
 """`optpipe run`."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +17,7 @@ from optpipe.commands.options import (
     ModelArgument,
     SeedOption,
     SignOption,
+    TruncateOption,
     WaiveOption,
     WeightsOption,
     WorkspaceOption,
@@ -38,9 +40,12 @@ def run(
     batch: BatchOption = None,
     weights: WeightsOption = "default",
     seed: SeedOption = 0,
-    calibration: Annotated[Path | None, typer.Option(metavar="DIR", help="Images to calibrate INT8 on.")] = None,
+    calibration: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Images, texts or tensors to calibrate INT8 on.")
+    ] = None,
     option: Annotated[list[str] | None, typer.Option(metavar="BACKEND.KEY=VALUE", help="Backend option.")] = None,
-    data: Annotated[Path | None, typer.Option(metavar="DIR", help="Labeled images to evaluate on.")] = None,
+    data: Annotated[Path | None, typer.Option(metavar="DIR", help="Labeled images or texts to evaluate on.")] = None,
+    truncate: TruncateOption = False,
     images: Annotated[Path | None, typer.Option(metavar="DIR", help="Images to verify preprocessing on.")] = None,
     min_time: Annotated[
         float, typer.Option(metavar="SECONDS", help="Minimum measurement time per load and process.")
@@ -78,11 +83,12 @@ def run(
     backend_text = backend or rules.build.backend or "auto"
     judged = rules.build.precision
     precision_text = precision or (f"fp32,{judged}" if judged not in (None, "fp32") else judged or "fp32")
+    build = build_plan_from_options(
+        precision_text, backend_text, device, option or [], images=images, calibration=calibration, batch=batch
+    )
     plan = PipelinePlan(
         wanted=wanted,
-        build=build_plan_from_options(
-            precision_text, backend_text, device, option or [], images=images, calibration=calibration, batch=batch
-        ),
+        build=replace(build, truncate=truncate),
         data=data, images=images, pace=MeasurementBudget(min_time, max_cv=share_from_text(max_cv, "--max-cv")),
         preprocess=preprocess, profile=profile, output=output, key=sign,
     )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from optpipe.commands.options import DEFAULT_WORKSPACE, JsonOption, WorkspaceOption
+from optpipe.commands.options import DEFAULT_WORKSPACE, JsonOption, TruncateOption, WorkspaceOption
 from optpipe.commands.outcome import Outcome
 from optpipe.core.measurement import Mode, Scenario
 
@@ -46,6 +46,7 @@ class MatrixOptions:
     weights: Annotated[str | None, typer.Option(help="default, random, or a .safetensors/.pt file.")] = None
     seed: Annotated[int | None, typer.Option(min=0, help="Seed for random weights.")] = None
     calibration: Annotated[Path | None, typer.Option(metavar="PATH", help="INT8 calibration data.")] = None
+    truncate: TruncateOption = False
 
 
 @dataclass(frozen=True)
@@ -269,6 +270,7 @@ def _matrix_from_options(models: list[str], wanted: MatrixOptions, pace: PaceOpt
         "weights": wanted.weights,
         "seed": wanted.seed,
         "calibration": None if wanted.calibration is None else str(wanted.calibration),
+        "truncate": wanted.truncate or None,
         "build_options": wanted.build_option,
         "processes": pace.processes,
         "percentile": pace.percentile,

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import prod
@@ -121,6 +121,27 @@ class ModelCard:
             if (axis := self.length_axes.get(each.name)) is not None:
                 return each.min[axis], each.max[axis]
         return None
+
+    def with_usual_length(self, length: int) -> "ModelCard":
+        """The same model, most often given sequences of `length`."""
+        inputs = []
+        for each in self.inputs:
+            axis, usual = self.length_axes.get(each.name), list(each.opt)
+            if axis is not None:
+                usual[axis] = length
+            inputs.append(replace(each, opt=tuple(usual)))
+        return replace(self, inputs=tuple(inputs))
+
+    def format_wider_shapes(self, lengths: Sequence[int]) -> str:
+        """The `--shape` options of a build whose sequence profile has `lengths` inside."""
+        options = []
+        for each in self.inputs:
+            if (axis := self.length_axes.get(each.name)) is not None:
+                low, high = list(each.min), list(each.max)
+                low[axis], high[axis] = min(low[axis], *lengths), max(high[axis], *lengths)
+                wider = replace(each, min=tuple(low), max=tuple(high))
+                options.append(f"--shape {each.name}={wider.format_profile()}")
+        return " ".join(options)
 
     @property
     def preprocessing_sha256(self) -> str | None:

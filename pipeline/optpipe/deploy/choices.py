@@ -48,9 +48,9 @@ class _Point:
 def choose_settings(build: SignedBuild) -> Settings:
     """The settings, each with the measurement that it comes from."""
     every = group_processes(build.measured)
-    groups = [group for group in every if group.valid]
+    groups, length = _select_longest([group for group in every if group.valid])
     options = dict(every[-1].newest.measurement.subject.options) if every else dict(build.artifact.info.options)
-    limit = _find_latency_limit(build)
+    limit = _find_latency_limit(build, length)
     low, _, high = build.card.batch_range
     instances, why_instances = _choose_instances(groups, limit)
     choice = Choice("instance_group.count", str(instances), why_instances)
@@ -91,22 +91,26 @@ def _is_batched(build: SignedBuild) -> bool:
     )
 
 
-def _find_latency_limit(build: SignedBuild) -> tuple[Criterion, float] | None:
-    """The strictest latency limit of the policy, in ns."""
-    limits = [(each, float(each.threshold)) for each in build.policy.criteria if each.section == "latency"]
+def _select_longest(groups: Sequence[ProcessGroup]) -> tuple[list[ProcessGroup], int | None]:
+    """Of several sequence lengths the longest that was measured, and that length."""
+    longest = max((group.load.length or 0 for group in groups), default=0) or None
+    return [group for group in groups if group.load.length == longest], longest
+
+
+def _find_latency_limit(build: SignedBuild, length: int | None) -> tuple[Criterion, float] | None:
+    """The strictest latency limit that the policy sets for sequences of `length`, in ns; limits of other lengths do not apply."""
+    limits = [
+        (each, float(each.threshold))
+        for each in build.policy.criteria
+        if each.section == "latency" and each.where.length in (None, length)
+    ]
     return min(limits, key=lambda each: each[1], default=None)
 
 
 def _list_points(groups: Sequence[ProcessGroup], percentile: str) -> list[_Point]:
-    """One for each batch size that was measured alone, in single-stream: the wait of a queue is not in its latency.
-
-    Of several sequence lengths the longest that was measured.
-    """
+    """One for each batch size that was measured alone, in single-stream: the wait of a queue is not in its latency."""
     found = {}
-    longest = max((group.load.length or 0 for group in groups), default=0)
     for group in groups:
-        if (group.load.length or 0) != longest:
-            continue
         latency = group.estimate(percentile, 0.95) or group.estimate("p50", 0.95)
         rate = group.estimate("throughput", 0.95)
         if group.load.scenario is Scenario.SINGLE_STREAM and latency is not None and rate is not None:

@@ -19,6 +19,7 @@ from optpipe.deploy.check import CheckedDeployment
 from optpipe.deploy.records import MODELS, ServerCost, ServerThroughput
 from optpipe.deploy.session_process import open_artifact
 from optpipe.errors import StageError, first_line
+from optpipe.inputs.sequences import fill_sequences, read_length
 from optpipe.signoff.policy import Policy
 from optpipe.stats.means import mean_from_values
 from optpipe.stats.percentiles import summary_from_ns
@@ -60,7 +61,9 @@ def loads_from_policy(policy: Policy, largest: int) -> tuple[tuple[LoadSpec, str
             size = min(where.batch_size or 1, max(largest, 1))
             scenario = where.scenario or Scenario.SINGLE_STREAM
             rate = None if where.rate is None else float(where.rate)
-            found[LoadSpec(size, scenario, Mode.END_TO_END, rate_per_s=rate)] = f"{each.name} of the policy"
+            found[LoadSpec(size, scenario, Mode.END_TO_END, rate_per_s=rate, length=where.length)] = (
+                f"{each.name} of the policy"
+            )
     return tuple(found.items()) or (
         (LoadSpec(1, mode=Mode.END_TO_END), "the policy has no latency limit: one request at a time"),
     )
@@ -77,8 +80,12 @@ def measure_costs(
     record = checked.record
     answer = open_artifact(checked.folder / MODELS / record.engine / "1", record.options)
     found = []
-    for load, source in plan.loads:
-        rows = _take_rows(inputs, load.batch_size)
+    for wanted, source in plan.loads:
+        rows = dict(inputs)
+        if wanted.length is not None:
+            rows = fill_sequences(checked.card, rows, wanted.length, wanted.batch_size)
+        load = replace(wanted, length=read_length(checked.card, rows))
+        rows = _take_rows(rows, load.batch_size)
         with listener.step(f"server cost, {load}"):
             own = _lap_in_process(partial(answer, [rows]))
             served = _lap_served(server.grpc, record.engine, rows, by_position=record.backend == "inductor")

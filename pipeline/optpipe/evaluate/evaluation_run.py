@@ -24,6 +24,7 @@ from optpipe.export.exported import compute_model_id, export_model, prepare_mode
 from optpipe.export.model import Model
 from optpipe.inputs.sample_set import SampleSet
 from optpipe.inputs.task_data import load_sample_set
+from optpipe.inputs.text_set import TextSet
 from optpipe.workspace.file_names import CARD, EVALUATION, PREDICTIONS
 from optpipe.workspace.manifest import get_command_line
 from optpipe.workspace.runs import finish_run, open_run, write_bytes
@@ -40,10 +41,13 @@ def run_evaluation(
     listener: Listener,
     user_task: UserTask | None = None,
     only: Sequence[Entry[ArtifactInfo]] | None = None,
+    *,
+    truncate: bool = False,
 ) -> Evaluation:
     """Evaluates what is stored of `model`, or `only` some of it, by `user_task` instead of the card's where given; writes the run.
 
-    Raises BadInputError where there are no images, or nothing was built yet.
+    `truncate` says that texts longer than the model's input are cut. Raises BadInputError where there are no images, or nothing
+    was built yet.
     """
     store.require_writable()
     if data is not None and not data.exists():
@@ -61,7 +65,8 @@ def run_evaluation(
     exported, _ = export_model(model, store, listener, stored)
     card = card_from_file(exported.file(CARD))
     task.require_model(card)
-    samples, unreadable = load_sample_set(exported, card, data or Path(card.data["validation"]), count, seed, listener)
+    source = data or Path(card.data["validation"])
+    samples, unreadable = load_sample_set(exported, card, source, count, seed, listener, truncate=truncate)
     truths = task.read_truths(samples, card, task.count_classes(card))  # what does not fit ends it before anything runs
     rows = evaluate_artifacts(model, exported, artifacts, samples, task, store, listener)
     _warn_about_calibration_samples(rows, samples, listener)
@@ -85,6 +90,7 @@ def run_evaluation(
                 labeled=truths is not None,
                 classes=classes,
                 labels=labels,
+                truncated=samples.truncated if isinstance(samples, TextSet) else 0,
             ),
             accuracy_budget=budget,
             results=tuple(score_artifacts(rows, truths, task, labels, classes, budget, trained=trained)),

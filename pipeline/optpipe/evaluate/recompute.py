@@ -97,7 +97,7 @@ def recompute_accuracy(run: Run, artifact: str | None, confidence: float) -> dic
     found, source = (_read_predictions(frame, task, str(name)) for name in (artifact, "source"))
     if found is None or source is None:
         return {}
-    about = f"{task.count_samples(source)} {evaluated.dataset.kind}"
+    about = replace(evaluated.dataset, count=task.count_samples(source)).describe()
     return task.observe(_read_truths(frame, task), source, found, confidence, about)
 
 

@@ -129,6 +129,12 @@ class Dataset:
     classes: int
     labels: tuple[str, ...] = ()
     """Names of the classes, where scores are given by class."""
+    truncated: int = 0
+    """Texts that were cut at the model's maximum input length."""
+
+    def describe(self) -> str:
+        """`400 texts`, `400 texts (2 truncated)`."""
+        return f"{self.count} {self.kind}" + (f" ({self.truncated} truncated)" if self.truncated else "")
 
 
 @dataclass(frozen=True, slots=True)

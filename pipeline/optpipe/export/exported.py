@@ -46,6 +46,13 @@ def prepare_model(model: Model, store: Store, listener: Listener) -> tuple[Model
     return (model if stored else choose_available_weights(model, store.workspace, listener)), stored
 
 
+def read_tokenizer(model: Model, stored: Entry[ModelInfo] | None) -> str | None:
+    """The content of the `tokenizer.json` of a text model, exported or not; None where it has none."""
+    if stored is None:
+        return model.load().tokenizer
+    return stored.file(TOKENIZER).read_text(encoding="utf-8") if stored.file(TOKENIZER).is_file() else None
+
+
 def export_model(
     model: Model, store: Store, listener: Listener, stored: Entry[ModelInfo] | None = None
 ) -> tuple[Entry[ModelInfo], bool]:

@@ -1,4 +1,4 @@
-"""Questions on a context, as SQuAD has them, and the windows of a context that a model can read at once."""
+"""Questions about a context, as in SQuAD, and the overlapping windows in which a long context is read."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -9,22 +9,22 @@ from optpipe.errors import BadInputError
 from optpipe.inputs.text_set import TextSet, split_question
 
 STRIDE = 128
-"""Tokens that neighboring windows share at most, as in Hugging Face's examples; a quarter of what the model reads at once if less."""
+"""The most tokens that neighboring windows share, as in Hugging Face's examples; at most a quarter of the model's input length."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A question with the part of its context that fits: what the model reads, and where the tokens lie in the context."""
+    """A question with as much of its context as fits: the tokens that the model reads, and where they lie in the context."""
 
     ids: tuple[int, ...]
     types: tuple[int, ...]
     spans: tuple[tuple[int, int], ...]
-    """First and last character of each token in the context, (-1, -1) for what is no context."""
+    """Where each token begins and ends in the context, in characters; (-1, -1) for tokens of the question and special tokens."""
     context: str
 
 
 def encode_questions(found: TextSet, tokenizer: Path, card: ModelCard, longest: int) -> Iterator[tuple[str, Window]]:
-    """The windows by the path of their sample: `7` has the first, `7.1` the next. Raises BadInputError for a question that is too long."""
+    """Each window with its name: `7` is the first of line 7, `7.1` the next. Raises BadInputError for a question that is too long."""
     from tokenizers import Tokenizer
 
     loaded = Tokenizer.from_file(str(tokenizer))
@@ -35,7 +35,8 @@ def encode_questions(found: TextSet, tokenizer: Path, card: ModelCard, longest: 
         taken = len(loaded.encode(question, "").ids)
         if taken > longest // 2:
             raise BadInputError(
-                f"{found.name}, line {each.path}: its question has {taken} tokens; at most half of the {longest} that {card.name} reads"
+                f"{found.name}, line {each.path}: the question has {taken} tokens; the maximum is {longest // 2}, "
+                f"half of {card.name}'s input length"
             )
         loaded.enable_truncation(longest, stride=min(STRIDE, longest // 4), strategy="only_second")
         first = loaded.encode(question, context)
@@ -47,7 +48,7 @@ def encode_questions(found: TextSet, tokenizer: Path, card: ModelCard, longest: 
 
 
 def cut_windows(found: TextSet, tokenizer: Path, card: ModelCard, longest: int) -> TextSet:
-    """The set with one sample for every window of every question."""
+    """The set with one sample for each window of each question."""
     files = {each.path: each for each in found.files}
     windows: Mapping[str, Window] = dict(encode_questions(found, tokenizer, card, longest))
     cut = tuple(replace(files[path.partition(".")[0]], path=path) for path in windows)
@@ -57,5 +58,5 @@ def cut_windows(found: TextSet, tokenizer: Path, card: ModelCard, longest: int) 
 
 
 def _drop_places(answers: object) -> object:
-    """Answers without where they begin, which SQuAD's lines say too."""
+    """`answers` without `answer_start`."""
     return {"text": answers.get("text")} if isinstance(answers, dict) else answers

@@ -42,6 +42,8 @@ class SampleSet:
     labels: tuple[str, ...] = ()
     model: str | None = None
     transform_sha256: str | None = None
+    truncate: bool = False
+    """Whether samples that are longer than the model's input are cut; else they are refused."""
 
     @property
     def sha256(self) -> str:
@@ -61,6 +63,7 @@ class SampleSet:
             "labels": list(self.labels),
             "model": self.model,
             "transform_sha256": self.transform_sha256,
+            "truncate": self.truncate or None,
             "sha256": self.sha256,
         }
         files = [{"path": each.path, "label": each.label, "sha256": each.sha256} for each in self.files]
@@ -80,6 +83,7 @@ class SampleSet:
                 labels=tuple(value.get("labels", ())),
                 model=value.get("model"),
                 transform_sha256=value.get("transform_sha256"),
+                truncate=value.get("truncate") is True,
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             what = cls.format.partition(".")[2].partition("/")[0]

@@ -102,7 +102,7 @@ def read_labeled_files(manifest: Path) -> Iterator[tuple[Path, str]]:
 def load_sample_inputs(card: ModelCard, samples: Samples) -> dict[str, np.ndarray]:
     """A row per file, or `COUNT` rows of synthetic tensors; repeated in turn until they fill the smallest batch."""
     if samples.kind == "texts":
-        tokens, _ = encode_texts(SENTENCES, samples.files[0], compute_max_tokens(card))
+        tokens = encode_texts(SENTENCES, samples.files[0], compute_max_tokens(card))
         least = card.batch_range[0]
         return pad_tokens(card, [tokens[index % len(tokens)] for index in range(max(len(tokens), least))])
     if samples.kind == "tensors":

@@ -6,7 +6,7 @@ from optpipe.core.card import ModelCard
 from optpipe.inputs.rows import Arrays, count_rows
 
 TOKENS_OF_A_POOL = 4096
-"""Of filled sequences, which the exported model has to answer in FP32 on the CPU: 64 of 64 tokens, 8 of 512."""
+"""Of filled sequences, whose reference outputs are computed in FP32 on the CPU: 64 of 64 tokens, 8 of 512."""
 FEWEST_SEQUENCES = 8
 MASK = "attention_mask"
 

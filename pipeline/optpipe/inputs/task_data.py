@@ -20,14 +20,15 @@ from optpipe.inputs.tensor_set import FORMS, TensorSet, holds_tensors, read_tens
 from optpipe.inputs.text_set import TextSet, text_set_from_path
 from optpipe.inputs.tokens import (
     compute_max_tokens,
-    count_truncated,
     encode_texts,
     find_first_tokens,
+    find_long_texts,
     pad_tokens,
     tokenize,
 )
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.file_names import TOKENIZER
+from optpipe.workspace.runs import write_json
 from optpipe.workspace.store import Entry
 
 if TYPE_CHECKING:
@@ -35,11 +36,19 @@ if TYPE_CHECKING:
 
 
 def load_sample_set(
-    model: Entry, card: ModelCard, source: Path, count: int | None, seed: int, listener: Listener
+    model: Entry,
+    card: ModelCard,
+    source: Path,
+    count: int | None,
+    seed: int,
+    listener: Listener,
+    *,
+    truncate: bool = False,
 ) -> tuple[SampleSet, tuple[UnreadableFile, ...]]:
     """What `source` holds for this model: images for an image model, JSON lines for a text model; and what was unusable.
 
-    Tensors are taken for any model. Says what is left out. Raises BadInputError for a model that takes neither.
+    Tensors are taken for any model. Says what is left out. Raises BadInputError for a model that takes neither, and for texts
+    that are longer than the model's input, unless they may be cut.
     """
     found: SampleSet
     if holds_tensors(source):
@@ -61,16 +70,54 @@ def load_sample_set(
             f"{len(unusable)} {'lines' if card.tokenization else 'files'} are skipped: {format_unreadable(unusable, 3)}"
         )
     if isinstance(found, TextSet):
-        longest = compute_max_tokens(card)
+        longest, tokenizer = compute_max_tokens(card), model.file(TOKENIZER)
         if card.task is Task.QUESTION_ANSWERING:
-            return _cut_questions(found, model.file(TOKENIZER), card, longest, listener), unusable
-        encoded = tokenize(list(found.texts.values()), model.file(TOKENIZER), longest)
+            return _cut_questions(found, tokenizer, card, longest, listener), unusable
+        found = fit_texts(found, tokenizer.read_text(encoding="utf-8"), card, truncate=truncate)
+        if found.truncated:
+            listener.warn(f"{found.truncated} of {len(found.files)} texts are truncated to {longest} tokens")
         if card.task is Task.TOKEN_CLASSIFICATION:
+            encoded = tokenize(list(found.texts.values()), tokenizer, longest)
             firsts = map(find_first_tokens, found.texts.values(), encoded)
             found = replace(found, first_tokens=dict(zip(found.texts, firsts, strict=True)))
-        if cut := count_truncated(encoded):
-            listener.warn(f"{cut} of {len(found.files)} texts are longer than {longest} tokens and are truncated")
     return found, unusable
+
+
+def fit_texts(found: TextSet, tokenizer: str, card: ModelCard, *, truncate: bool) -> TextSet:
+    """`found` as the model reads it; `tokenizer` is the content of its file. What is longer than its input is counted as truncated.
+
+    Raises BadInputError, naming the longest, where neither `truncate` nor the set allows that.
+    """
+    longest = compute_max_tokens(card)
+    texts = {each.path: found.texts[each.path] for each in found.files}
+    long = find_long_texts(texts, tokenizer, longest)
+    if not long:
+        return found
+    if truncate or found.truncate:
+        return replace(found, truncate=True, truncated=len(long))
+    line, tokens = max(long.items(), key=lambda each: each[1])
+    assert card.tokenization is not None
+    wider = f", or build with {card.format_wider_shapes([tokens])}" if tokens <= card.tokenization.max_length else ""
+    raise BadInputError(
+        f"{found.root}, line {line}: {tokens} tokens exceed the maximum input length of {longest}"
+        f" ({len(long)} of {len(texts)} texts are too long)\nuse --truncate to cut them{wider}"
+    )
+
+
+def resolve_texts(source: Path, card: ModelCard, tokenizer: str | None, folder: Path, *, truncate: bool) -> Path:
+    """`source`, checked by `fit_texts` before anything is exported; where texts are cut, a manifest in `folder` that says so.
+
+    For a model without a tokenizer, or one that reads long texts in windows, there is nothing to check.
+    """
+    if card.tokenization is None or tokenizer is None or card.task is Task.QUESTION_ANSWERING or holds_tensors(source):
+        return source
+    require_task_data(card)
+    found = fit_texts(text_set_from_path(source)[0], tokenizer, card, truncate=truncate)
+    if not found.truncated:
+        return source
+    place = folder / f"{found.sha256[:12]}.json"
+    write_json(place, found.to_dict(folder))
+    return place
 
 
 def _cut_questions(found: TextSet, tokenizer: Path, card: ModelCard, longest: int, listener: Listener) -> TextSet:
@@ -142,7 +189,7 @@ def _iterate_batches(
             yield pad_tokens(card, [each.ids for each in part], [each.types for each in part])
         return
     if isinstance(samples, TextSet):
-        rows, _ = encode_texts(
+        rows = encode_texts(
             [samples.texts[each.path] for each in samples.files], model.file(TOKENIZER), compute_max_tokens(card)
         )
         if by_length:

@@ -27,21 +27,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TextSet(SampleSet):
-    """Lines of the file `root`; `files[].path` is a line's number and `texts` holds what it says."""
+    """Lines of the file `root`; `files[].path` is the line number and `texts` has its text."""
 
     format: ClassVar[str] = "optpipe.text-set/1"
     kind: ClassVar[str] = "texts"
 
     texts: Mapping[str, str] = field(default_factory=dict)
     first_tokens: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """Where the words' tags are read, by `files[].path`: the first token of each word, -1 for one that was cut off."""
+    """The first token of each word, whose tag is the word's, by `files[].path`; -1 for a word that was truncated away."""
     windows: Mapping[str, "Window"] = field(default_factory=dict)
-    """Of questions, by `files[].path`: `7` is line 7's first, `7.1` its next."""
+    """Of questions, by `files[].path`: `7` is the first window of line 7, `7.1` the next."""
+    truncated: int = 0
+    """How many of the texts are cut."""
     some_unanswerable: bool = False
-    """Whether the lines say of some question that it has no answer."""
+    """Whether some questions are marked as unanswerable."""
 
     def read_objects(self) -> list[dict[str, Any]]:
-        """The JSON object of each sample's line, in the order of `files`: what it says beside its text and label."""
+        """The JSON object of each sample's line, in the order of `files`: with all that it has beside text and label."""
         lines = dict(_read_raw_lines(self.root))
         return [json.loads(lines[int(each.path.partition(".")[0])]) for each in self.files]
 
@@ -149,7 +151,7 @@ def _list_squad_lines(content: bytes) -> list[bytes] | None:
 
 
 def join_question(question: str, context: str) -> str:
-    """The text of a question: its context follows after the first line."""
+    """A question as one text: the question in the first line, its context after it."""
     return " ".join(question.split()) + "\n" + context
 
 

@@ -1,6 +1,6 @@
 """Text as token identifiers, by the tokenizer that is stored beside a model."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +22,22 @@ SENTENCES = (
 """What a text model's build is verified on: short and long, so that padding is part of it."""
 
 
-def encode_texts(texts: Sequence[str], tokenizer: Path, max_length: int) -> tuple[list[list[int]], int]:
-    """The token identifiers of each text, special ones included, and how many texts were cut at `max_length`."""
-    encoded = tokenize(texts, tokenizer, max_length)
-    return [each.ids for each in encoded], count_truncated(encoded)
+def encode_texts(texts: Sequence[str], tokenizer: Path, max_length: int) -> list[list[int]]:
+    """The token identifiers of each text, special ones included, cut at `max_length`."""
+    return [each.ids for each in tokenize(texts, tokenizer, max_length)]
 
 
-def count_truncated(encoded: Sequence[Any]) -> int:
-    """How many of the encodings that `tokenize` gave were cut."""
-    return sum(bool(each.overflowing) for each in encoded)
+def find_long_texts(texts: Mapping[str, str], tokenizer: str, max_length: int) -> dict[str, int]:
+    """The names of the texts with more than `max_length` tokens, and how many they have.
+
+    `tokenizer` is the content of a `tokenizer.json`; where it truncates texts itself, that comes first.
+    """
+    from tokenizers import Tokenizer
+
+    loaded = Tokenizer.from_str(tokenizer)
+    loaded.no_padding()
+    counts = (len(each.ids) for each in loaded.encode_batch(list(texts.values())))
+    return {name: count for name, count in zip(texts, counts, strict=True) if count > max_length}
 
 
 def find_first_tokens(text: str, encoded: Any) -> list[int]:
@@ -49,12 +56,13 @@ def find_first_tokens(text: str, encoded: Any) -> list[int]:
 
 
 def tokenize(texts: Sequence[str], tokenizer: Path, max_length: int) -> list[Any]:
-    """The `tokenizers.Encoding` of each text, cut at `max_length` and not padded."""
+    """The `tokenizers.Encoding` of each text, not padded, and cut at `max_length` or where the tokenizer itself cuts."""
     from tokenizers import Tokenizer
 
     loaded = Tokenizer.from_file(str(tokenizer))
     loaded.no_padding()
-    loaded.enable_truncation(max_length)
+    own = loaded.truncation or {"max_length": max_length}
+    loaded.enable_truncation(**{**own, "max_length": min(own["max_length"], max_length)})
     return list(loaded.encode_batch(list(texts)))
 
 

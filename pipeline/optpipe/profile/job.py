@@ -30,6 +30,7 @@ class BuildJob:
     calibration: Path | None
     options: Mapping[str, Mapping[str, Any]]
     """By backend."""
+    truncate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,8 @@ class InferenceJob:
     device: Device
     options: Mapping[str, Any]
     batch_size: int
+    length: int | None = None
+    """Tokens of every sequence; None for the texts as they are, padded."""
     in_full: bool = True
     """Also find the device's peaks, and what the layers launch and cost."""
 

@@ -4,9 +4,10 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 
-from optpipe.artifacts.lookup import StoredArtifact, find_artifacts
+from optpipe.artifacts.lookup import StoredArtifact, find_artifacts, require_lengths
 from optpipe.backends.registry import BACKENDS, resolve_effective_options
 from optpipe.build.build import BuildPlan, build_model, require_artifacts
 from optpipe.build.records import BuiltArtifact, ModelBuild
@@ -18,6 +19,7 @@ from optpipe.core.records import json_from_record
 from optpipe.errors import BadInputError, ExitStatus, OptpipeError
 from optpipe.export.model import Model
 from optpipe.inputs.samples import choose_samples
+from optpipe.inputs.sequences import read_length
 from optpipe.preprocess.dali.pipeline import DaliPlan
 from optpipe.profile.job import InferenceJob, PreprocessJob, WorkerResult
 from optpipe.profile.record import (
@@ -29,6 +31,7 @@ from optpipe.profile.record import (
     make_worker_command,
     make_worker_job,
     open_scratch_folder,
+    read_profiled_rows,
     record_job,
     write_job,
 )
@@ -146,8 +149,11 @@ def profile_model(
     """Profiles every stage in `plan`; one that fails does not stop the others.
 
     Raises:
-        MissingError: nsys is not here. BadInputError: no stage can be profiled. The stage's own error where all failed.
+        MissingError: nsys is not here. BadInputError: no stage can be profiled, or a length is outside the builds' profile. The
+        stage's own error where all failed.
     """
+    for each in artifacts:
+        require_lengths(StoredArtifact(each.entry, card_from_file(model.file(CARD)), model, None), plan.lengths)
     jobs = list(_list_jobs(plan, artifacts, model, store))
     if not jobs:
         blocked = "; ".join(f"{each.entry.info.backend}: {each.why_not}" for each in artifacts if each.why_not)
@@ -204,8 +210,8 @@ def _list_jobs(
     if Stage.INFERENCE in plan.stages:
         for artifact in artifacts:
             if artifact.why_not is None:
-                for batch_size in plan.batch_sizes:
-                    yield _make_inference_job(plan, artifact.entry, card, batch_size, store)
+                for length, batch_size in product(plan.lengths or (None,), plan.batch_sizes):
+                    yield _make_inference_job(plan, artifact.entry, model, batch_size, length, store)
 
 
 def _make_preprocess_job(plan: ProfilePlan, model: Entry, store: Store) -> ProfileJob:
@@ -225,20 +231,25 @@ def _make_preprocess_job(plan: ProfilePlan, model: Entry, store: Store) -> Profi
 
 
 def _make_inference_job(
-    plan: ProfilePlan, entry: Entry[ArtifactInfo], card: ModelCard, batch_size: int, store: Store
+    plan: ProfilePlan, entry: Entry[ArtifactInfo], model: Entry, batch_size: int, length: int | None, store: Store
 ) -> ProfileJob:
     info = entry.info
     backend, precision, device = info.backend, info.precision, info.device
     known = BACKENDS[backend].runtime_options(device)
     given = plan.options.get(backend, {})  # what is not among `known` was for the build
     options = resolve_effective_options(info, {name: value for name, value in given.items() if name in known})
-    work = InferenceJob(store.workspace.resolve(), entry.id, backend, device, options, batch_size)
+    work = InferenceJob(store.workspace.resolve(), entry.id, backend, device, options, batch_size, length)
+    card = card_from_file(model.file(CARD))
+    if length is None and card.length_range is not None:
+        length = read_length(*read_profiled_rows(model, store))
     graphs = [store.find(parent) for parent in entry.manifest.parents if parent]
     path = next((each.file(ONNX) for each in reversed(graphs) if each.file(ONNX).is_file()), None)
     name, on_gpu = f"{backend} {precision} batch {batch_size}", device == "cuda"
-    subject = StageSubject(name, "inference", entry.id, precision, device, batch_size)
+    name += f" length {length}" if length else ""
+    subject = StageSubject(name, "inference", entry.id, precision, device, batch_size, length=length)
     facts = StageFacts(Stage.INFERENCE, backend, options, expects_gpu=on_gpu)
-    return ProfileJob(name, on_gpu, work, (JudgedStage(subject, facts),), path, card.inputs)
+    inputs = card.inputs if length is None else card.with_usual_length(length).inputs
+    return ProfileJob(name, on_gpu, work, (JudgedStage(subject, facts),), path, inputs)
 
 
 def _make_graph(job: ProfileJob, found: WorkerResult) -> GraphCosts | None:

@@ -113,6 +113,7 @@ def _run_build(job: BuildJob, workspace: Path) -> WorkerResult:
         device=job.device,
         calibration=job.calibration,
         options=job.options,
+        truncate=job.truncate,
     )
     with mark_range(CAPTURE_RANGE), mark_range(MEASURED_RANGE):
         result = build_model(model, plan, Store(workspace), _MarkingListener())

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from optpipe.backends.base import Device
-from optpipe.core.card import card_from_file
+from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.entries import ReferenceInfo
 from optpipe.core.events import Listener
 from optpipe.core.records import json_from_record, read_record
@@ -19,6 +19,7 @@ from optpipe.errors import BadInputError, MissingError, OptpipeError, StageError
 from optpipe.export.reference import reference_from_file
 from optpipe.inputs.rows import batch_from_rows
 from optpipe.inputs.samples import choose_samples, load_sample_inputs
+from optpipe.inputs.sequences import fill_sequences
 from optpipe.profile.job import BuildJob, InferenceJob, PreprocessJob, WorkerJob, WorkerResult
 from optpipe.trace.findings.context import StageFacts
 from optpipe.trace.findings.records import StageSubject
@@ -31,7 +32,10 @@ from optpipe.trace.recording.redaction import KEEP_RAW_WARNING
 from optpipe.trace.recording.torch_trace import trace_from_torch
 from optpipe.trace.timeline.analysis import analysis_from_trace, select_measured_part
 from optpipe.workspace.file_names import CARD, REFERENCE
-from optpipe.workspace.store import Store
+from optpipe.workspace.store import Entry, Store
+
+if TYPE_CHECKING:
+    import numpy as np
 
 Tracer = Literal["nsys", "torch"]
 _LEAST_FREE_BYTES = 1 << 20
@@ -50,6 +54,8 @@ class ProfilePlan:
     build: BuildJob | None = None
     """How to build the model again; None where no stage of a build is profiled."""
     batch_sizes: tuple[int, ...] = (1,)
+    lengths: tuple[int, ...] | None = None
+    """Sequence lengths; without any, that of the texts the build was verified on."""
     iterations: int = 20
     warm_up: int = 5
     tracer: Tracer = "nsys"
@@ -141,7 +147,7 @@ def make_worker_job(job: ProfileJob, plan: ProfilePlan, scratch: Path) -> Worker
 
 
 def _write_inputs(work: InferenceJob, target: Path) -> None:
-    """Writes the rows that the model is verified on, repeated to the batch size.
+    """Writes the rows that the model is verified on, repeated to the batch size; tokens of them where a length is wanted.
 
     Raises:
         BadInputError: the batch size is outside the profile that the artifact was built for.
@@ -150,19 +156,25 @@ def _write_inputs(work: InferenceJob, target: Path) -> None:
 
     store = Store(work.workspace)
     model = store.find(store.find(work.artifact).manifest.parents[0])
-    card = card_from_file(model.file(CARD))
+    card, rows = read_profiled_rows(model, store)
     low, _, high = card.batch_range
     if not low <= work.batch_size <= high:
         raise BadInputError(
             f"--batch-size {work.batch_size}: {card.name} was built for {low} to {high}; widen it with --batch"
         )
-    kept = [each for each in store.list_entries(ReferenceInfo) if model.id in each.manifest.parents]
-    if kept:
-        rows = dict(reference_from_file(store.verify_entry(kept[-1], REFERENCE).file(REFERENCE)).inputs)
-    else:
-        rows = load_sample_inputs(card, choose_samples(card, None))
+    if work.length is not None:
+        rows = fill_sequences(card, rows, work.length, work.batch_size)
     chosen = {name: values[np.arange(work.batch_size) % len(values)] for name, values in rows.items()}
     np.savez(target, **batch_from_rows(card, chosen))  # type: ignore[arg-type]
+
+
+def read_profiled_rows(model: Entry, store: Store) -> "tuple[ModelCard, dict[str, np.ndarray]]":
+    """The card of an exported model, and the rows that it is verified on, (samples, ...) by input."""
+    card = card_from_file(model.file(CARD))
+    kept = [each for each in store.list_entries(ReferenceInfo) if model.id in each.manifest.parents]
+    if kept:
+        return card, dict(reference_from_file(store.verify_entry(kept[-1], REFERENCE).file(REFERENCE)).inputs)
+    return card, load_sample_inputs(card, choose_samples(card, None))
 
 
 def write_job(job: WorkerJob) -> WorkerJob:

@@ -15,7 +15,13 @@ from optpipe.errors import BadInputError
 from optpipe.inputs.image_set import image_set_from_path
 from optpipe.inputs.images import UnreadableFile
 from optpipe.inputs.sample_set import FEW_SAMPLES, SampleSet, refuse_other_model, refuse_overlap
-from optpipe.inputs.task_data import drop_unknown_labels, fit_batch_size, iterate_input_batches, load_sample_set
+from optpipe.inputs.task_data import (
+    drop_unknown_labels,
+    fit_batch_size,
+    iterate_input_batches,
+    load_sample_set,
+    resolve_texts,
+)
 from optpipe.inputs.tensor_set import FORMS, check_rows, holds_tensors, read_tensor_set, save_batches
 from optpipe.quantize.table import CalibrationTable, TensorRange, is_table, read_table, write_table
 from optpipe.sources.python_file import read_calibration
@@ -58,10 +64,13 @@ def load_calibration_data(
     return CalibrationData(drop_unknown_labels(found, card, listener), unreadable)
 
 
-def resolve_calibration_source(source: Path, card: ModelCard, store: Store) -> Path:
-    """`source`, or the folder of the batches that CALIBRATION of a Python file gives.
+def resolve_calibration_source(
+    source: Path, card: ModelCard, tokenizer: str | None, store: Store, *, truncate: bool = False
+) -> Path:
+    """`source`, or the folder of the batches that CALIBRATION of a Python file gives, or the manifest of texts that are cut.
 
-    Raises BadInputError, before anything is computed, for what the model does not take.
+    `tokenizer` is the content of a text model's. Raises BadInputError, before anything is computed, for what the model does not
+    take.
     """
     if source.suffix.lower() == ".py":
         batches = read_calibration(source, tuple(each.name for each in card.inputs))
@@ -78,7 +87,9 @@ def resolve_calibration_source(source: Path, card: ModelCard, store: Store) -> P
             f"{source} holds no inputs of {card.name} ({', '.join(each.name for each in card.inputs)})\n"
             f"give {FORMS}; or a Python file that defines CALIBRATION"
         )
-    return source
+    if is_table(source):
+        return source
+    return resolve_texts(source, card, tokenizer, store.workspace / "calibration", truncate=truncate)
 
 
 def require_calibration(card: ModelCard, precision: Precision = Precision.INT8) -> None:

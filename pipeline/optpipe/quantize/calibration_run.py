@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optpipe.backends.onnx_lint import lint_graph
-from optpipe.core.card import ModelCard, card_from_file
+from optpipe.core.card import card_from_file
 from optpipe.core.entries import CalibrationInfo, LintFinding, ModelInfo, SampleSetSummary, SkippedLayer
 from optpipe.core.events import Listener
 from optpipe.core.hashing import hash_file
 from optpipe.core.mixed_precision import Budget, PrecisionCost
 from optpipe.core.weights import WeightsRecord
 from optpipe.errors import BadInputError
-from optpipe.export.exported import export_model, prepare_model
+from optpipe.export.exported import export_model, prepare_model, read_tokenizer
 from optpipe.export.model import Model
 from optpipe.inputs.tensor_set import save_batches
 from optpipe.quantize.calibrate import (
@@ -52,6 +52,8 @@ class CalibrationPlan:
     sensitivity: bool = False
     budget: Budget | None = None
     output: Path | None = None
+    truncate: bool = False
+    """Whether texts that are longer than the model's input are cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +108,8 @@ def run_calibration(model: Model, plan: CalibrationPlan, store: Store, listener:
     if plan.output is not None:
         _make_output_folder(plan.output)
     model, stored = prepare_model(model, store, listener)
+    source = _find_source(model, stored, plan, store)
     exported, _ = export_model(model, store, listener, stored)
-    source = _find_source(model, plan.source, card_from_file(exported.file(CARD)), store)
     data = load_calibration_data(exported, source, plan.count, plan.seed, listener)
     entry, _ = calibrate_model(exported, data, plan.methods, TARGETS, choose_calibration_device(), store, listener)
     tables = tables_from_entry(entry)
@@ -149,10 +151,12 @@ def run_calibration(model: Model, plan: CalibrationPlan, store: Store, listener:
     )
 
 
-def _find_source(model: Model, given: Path | None, card: ModelCard, store: Store) -> Path | None:
+def _find_source(model: Model, stored: Entry[ModelInfo] | None, plan: CalibrationPlan, store: Store) -> Path | None:
     """The data to calibrate on: those given, else those of the model's file; None for those that the card names."""
-    if given is not None:
-        return resolve_calibration_source(given, card, store)
+    card = card_from_file(stored.file(CARD)) if stored else model.load().card
+    if plan.source is not None:
+        tokenizer = read_tokenizer(model, stored)
+        return resolve_calibration_source(plan.source, card, tokenizer, store, truncate=plan.truncate)
     own = None if "calibration" in card.data else model.load().calibration
     return None if own is None else save_batches(own(), store.workspace / "calibration")
 

@@ -6,6 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from optpipe.core.card import Task
 from optpipe.reporters.records import VERDICT_STYLES, format_drop, format_random_weights
 from optpipe.reporters.tables import make_table
 
@@ -18,9 +19,10 @@ MENTIONED_DROP, MENTIONED_CLASSES = 0.001, 5
 def render_evaluation(found: "Evaluation") -> RenderableType:
     """The source model first, then what became of its predictions in every artifact."""
     dataset = found.dataset
-    head = f"{found.model} on {dataset.count} {dataset.kind} of {dataset.name} ({dataset.sha256[:12]})"
+    head = f"{found.model} on {dataset.describe()} of {dataset.name} ({dataset.sha256[:12]})"
     lines: list[RenderableType] = [Text(head), *([Text(found.scoring, style="dim")] if found.scoring else [])]
-    lines += [_make_table(found) if found.task.endswith("classification") else _make_score_table(found)]
+    classifies = found.task in (Task.CLASSIFICATION, Task.TEXT_CLASSIFICATION)
+    lines += [_make_table(found) if classifies else _make_score_table(found)]
     lines += _list_class_drops(found)
     lines += [
         Text(

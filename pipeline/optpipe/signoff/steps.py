@@ -29,11 +29,28 @@ class MeasurementBudget:
     max_cv: float = MAX_CV
 
 
-def run_evaluate_step(model: Model, data: Path | None, store: Store, listener: Listener) -> list[Path]:
+def require_evaluable(model: Model, data: Path, store: Store, listener: Listener, *, truncate: bool) -> None:
+    """Raises BadInputError, before anything is built, for data that are not there, and for texts that are too long."""
+    from optpipe.core.card import card_from_file
+    from optpipe.errors import BadInputError
+    from optpipe.export.exported import prepare_model, read_tokenizer
+    from optpipe.inputs.task_data import resolve_texts
+    from optpipe.workspace.file_names import CARD
+
+    if not data.exists():
+        raise BadInputError(f"--data {data}: no such file or folder")
+    model, stored = prepare_model(model, store, listener)
+    card = card_from_file(stored.file(CARD)) if stored else model.load().card
+    resolve_texts(data, card, read_tokenizer(model, stored), store.workspace / "calibration", truncate=truncate)
+
+
+def run_evaluate_step(
+    model: Model, data: Path | None, store: Store, listener: Listener, *, truncate: bool = False
+) -> list[Path]:
     """Task accuracy of everything that is built of `model`; returns the run."""
     from optpipe.evaluate.evaluation_run import run_evaluation
 
-    return [Path(run_evaluation(model, data, None, 0, None, store, listener).run_dir)]
+    return [Path(run_evaluation(model, data, None, 0, None, store, listener, truncate=truncate).run_dir)]
 
 
 def run_preprocess_step(model: Model, images: Path | None, store: Store, listener: Listener) -> list[Path]:
@@ -97,17 +114,19 @@ def run_profile_step(
     *,
     options: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[Path]:
-    """Inference under nsys at the largest batch size that `criteria` name; returns the run."""
+    """Inference under nsys at the largest batch size and length that `criteria` name; returns the run."""
     from optpipe.profile.profile_model import profile_model, require_profilable
     from optpipe.profile.record import ProfilePlan
     from optpipe.trace.ranges import Stage
 
     sizes = {one.where.batch_size for one in criteria if one.where.batch_size}
+    lengths = {one.where.length for one in criteria if one.where.length}
     plan = ProfilePlan(
         device=artifact.entry.info.device,
         options=options or {},
         stages=(Stage.INFERENCE,),
         batch_sizes=(max(sizes, default=1),),
+        lengths=(max(lengths),) if lengths else None,
     )
     require_profilable(plan.tracer)
     return [profile_model(plan, [artifact], model, store, listener, shlex.split(get_command_line())).run_dir]

@@ -233,11 +233,11 @@ def _list_warnings(
 ) -> list[str]:
     found = []
     if slo is not None:
-        shown = {(row.kind, row.fingerprint, row.model, row.build) for row in rows}
+        shown = {(row.kind, row.fingerprint, row.model, row.build, row.length) for row in rows}
         lost = [
-            f"{one[0].cell.recipe.model} {_name_build(one[0].cell)} on {one[0].cell.kind}"
-            for one in engines
-            if (one[0].cell.kind, one[0].fingerprint, one[0].cell.recipe.model, _name_build(one[0].cell)) not in shown
+            " ".join([cell.recipe.model, _name_build(cell), *cell.load.list_lengths(), "on", cell.kind])
+            for cell, fingerprint in ((one[0].cell, one[0].fingerprint) for one in engines)
+            if (cell.kind, fingerprint, cell.recipe.model, _name_build(cell), cell.load.length) not in shown
         ]
         found += [f"{name} does not meet {slo} at any measured batch size" for name in lost]
     for kind in dict.fromkeys(row.kind for row in rows):

@@ -51,6 +51,8 @@ class Recipe:
     """Build options, `BACKEND.KEY=VALUE`."""
     files: Mapping[str, str] = field(default_factory=dict)
     """SHA-256 of the local files that it names, by path."""
+    truncate: bool = False
+    """Whether calibration texts that are longer than the model's input are cut."""
 
     @property
     def label(self) -> str:
@@ -83,6 +85,8 @@ class Cell:
         asked = plain_from_record(self)
         if self.load.length is None:  # the key of cells that were measured before there were lengths
             del asked["load"]["length"]
+        if not self.recipe.truncate:
+            del asked["recipe"]["truncate"]
         if not self.recipe.files:  # named by content where there are files, else by name
             return hash_value(asked)[:KEY_LENGTH]
         recipe = asked["recipe"]

@@ -46,6 +46,8 @@ class Matrix(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     weights: str = "default"
     seed: int = 0
     calibration: str | None = None
+    truncate: bool = False
+    """Whether calibration texts that are longer than the model's input are cut."""
     build_options: tuple[str, ...] = ()
     processes: int = PROCESSES
     max_cv: float = MAX_CV
@@ -150,6 +152,7 @@ def _list_recipes(matrix: Matrix, kind: str) -> Iterator[Recipe]:
             weights=matrix.weights,
             seed=matrix.seed,
             calibration=matrix.calibration,
+            truncate=matrix.truncate,
             options=tuple(each for each in matrix.build_options if each.startswith(f"{backend.name}.")),
             files={name: hash_file(Path(name)) for name in dict.fromkeys(files) if name and Path(name).is_file()},
         )

@@ -43,6 +43,7 @@ def build_recipe(task: Task) -> CellOutcome:
         device=recipe.device,
         calibration=None if recipe.calibration is None else Path(recipe.calibration),
         options=options_from_texts(recipe.options),
+        truncate=recipe.truncate,
     )
     model = Model(
         source_from_text(recipe.model, {}),

@@ -1,4 +1,4 @@
-"""What a build refuses before anything is loaded."""
+"""What a build refuses before anything is loaded, or before anything is built."""
 
 from typing import Any, cast
 
@@ -6,9 +6,13 @@ import pytest
 
 from optpipe.backends.onnxruntime import OnnxRuntime
 from optpipe.build.build import BuildPlan, build_model
+from optpipe.core.entries import ArtifactInfo, ReferenceInfo
 from optpipe.core.events import SilentListener
 from optpipe.core.precision import Precision
-from optpipe.errors import MissingError
+from optpipe.core.weights import weights_from_text
+from optpipe.errors import BadInputError, MissingError
+from optpipe.export.model import Model
+from optpipe.sources.resolve import source_from_text
 from optpipe.workspace.store import Store
 
 
@@ -28,3 +32,42 @@ def test_precisions_that_no_backend_has_are_refused_at_once(tmp_path):
         " onnxruntime has no bf16 kernels on cpu, only fp32, int8"
     )
     assert not (tmp_path / "workspace").exists()
+
+
+CARD = """name = "flat"
+source = "flat.onnx"
+task = "{task}"
+
+[[inputs]]
+name = "image"
+dtype = "float32"
+min = [1, 3, 4, 4]
+opt = [2, 3, 4, 4]
+max = [8, 3, 4, 4]
+"""
+
+
+@pytest.mark.parametrize(("task", "needed"), [("segmentation", "(n, classes, height, width)"), ("detection", "")])
+def test_outputs_that_do_not_fit_the_task_are_refused_with_the_task_that_fits(tmp_path, task, needed):
+    import onnx
+    from onnx import TensorProto, helper
+
+    image = helper.make_tensor_value_info("image", TensorProto.FLOAT, ["n", 3, 4, 4])
+    logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", 48])
+    graph = helper.make_graph([helper.make_node("Flatten", ["image"], ["logits"])], "flat", [image], [logits])
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), tmp_path / "flat.onnx"
+    )
+    (tmp_path / "flat.toml").write_text(CARD.format(task=task))
+    model = Model(source_from_text(str(tmp_path / "flat.toml"), {}), weights_from_text("default", 0))
+    plan, store = (
+        BuildPlan((Precision.FP32,), (OnnxRuntime(),), named=True, device="cpu"),
+        Store(tmp_path / "workspace"),
+    )
+    with pytest.raises(BadInputError) as refused:
+        build_model(model, plan, store, SilentListener())
+    assert needed in str(refused.value)
+    assert "logits" in str(refused.value)
+    assert '; task = "classification" would fit' in str(refused.value)
+    assert not list(store.list_entries(ArtifactInfo))
+    assert not list(store.list_entries(ReferenceInfo))

@@ -1,5 +1,6 @@
 """A server's settings follow from measurements and limits, and say from which."""
 
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -115,3 +116,25 @@ def test_requests_are_spread_over_a_set_that_is_sorted_by_class(count, wanted):
     assert found == sorted(set(found))
     assert all(0 <= index < count for index in found)
     assert max((late - early for early, late in pairwise(found)), default=1) <= -(-count // wanted) or count <= wanted
+
+
+def test_of_several_lengths_the_longest_decides_by_its_own_limit():
+    def at(length, streams=1, **latencies_ms):
+        return [
+            replace(one, load=replace(one.load, length=length))
+            for size, ms in latencies_ms.items()
+            for one in [planted(SUBJECT, int(size.removeprefix("b")), ms, low=1.0, high=1.0, streams=streams)]
+        ]
+
+    measured = [*at(32, b1=0.5, b8=1.0), *at(512, b1=8.0, b8=30.0), *at(512, streams=2, b1=5.0)]
+    limits = '[[latency]]\np99 = "2 ms"\nlength = 32\n[[latency]]\np99 = "40 ms"\nlength = 512\n'
+    build: Any = SimpleNamespace(
+        card=card(),
+        policy=policy_from_toml(f"schema = 1\n{limits}".encode()),
+        measured=tuple(RecordedMeasurement(one, f"bench-{place}") for place, one in enumerate(measured)),
+        artifact=SimpleNamespace(info=artifact_info()),
+    )
+    found = choose_settings(build)
+    assert found.max_batch_size == 8, "30 ms at 512 tokens keeps its 40 ms; the 2 ms are for 32"
+    assert "length 512" in source(found, "max_batch_size")
+    assert found.instances == 1 or "length 512" in source(found, "count")

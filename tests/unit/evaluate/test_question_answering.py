@@ -138,7 +138,7 @@ def test_squads_json_and_lines_are_one_set_and_long_contexts_are_windows(tmp_pat
 
 def test_a_question_that_leaves_no_room_is_refused(tmp_path, tokenizer):
     (tmp_path / "long.jsonl").write_text(json.dumps({"question": " ".join(WORDS[:20]), "context": "w1"}) + "\n")
-    with pytest.raises(BadInputError, match="line 1: its question has 23 tokens; at most half of the 32"):
+    with pytest.raises(BadInputError, match="line 1: the question has 23 tokens; the maximum is 16, half of answers"):
         cut_windows(text_set_from_path(tmp_path / "long.jsonl")[0], tokenizer, CARD, 32)
 
 

@@ -16,7 +16,7 @@ GENERATOR = "import numpy as np\nCALIBRATION = ({'x': np.ones((2, 3), np.float32
 
 def test_a_python_file_gives_tensors(tmp_path) -> None:
     (tmp_path / "data.py").write_text(GENERATOR)
-    found = resolve_calibration_source(tmp_path / "data.py", CARD, Store(tmp_path / "workspace"))
+    found = resolve_calibration_source(tmp_path / "data.py", CARD, None, Store(tmp_path / "workspace"))
     assert len(read_tensor_set(found, CARD.inputs).files) == 8
 
 
@@ -38,4 +38,4 @@ def test_what_does_not_fit_is_said(tmp_path, name, content, said) -> None:
     elif content is not None:
         np.savez(tmp_path / name, x=content)
     with pytest.raises(BadInputError, match=said):
-        resolve_calibration_source(tmp_path / name, CARD, Store(tmp_path / "workspace"))
+        resolve_calibration_source(tmp_path / name, CARD, None, Store(tmp_path / "workspace"))

@@ -54,6 +54,18 @@ def test_the_limit_decides_the_batch_size_and_the_load_the_number():
     assert counts[L4].value > counts[H200].value
 
 
+def test_a_length_that_misses_the_limit_is_named_beside_one_that_keeps_it():
+    def at(length, p50_ms):
+        record = measured(H200, 8, p50_ms)
+        return replace(record, cell=replace(record.cell, load=replace(record.cell.load, length=length)))
+
+    short, long = at(32, 2.0), at(512, 50.0)
+    found = compare_fleet({"short": [short], "long": [long]}, slo=slo_from_text("p99=10ms"))
+    assert [row.length for row in found.rows] == [32]
+    said = f"digits onnxruntime fp16 length 512 on {H200} does not meet p99=10 ms at any measured batch size"
+    assert said.replace("p99=10 ms", str(slo_from_text("p99=10ms"))) in found.warnings
+
+
 def test_without_a_limit_the_number_is_by_throughput():
     (row,) = compare_fleet(jobs_of(measured(H200, 8, 2.0)), load_per_s=10_000).rows
     assert (row.gpus.value, row.gpus.low, row.gpus.high) == (3, 3, 3)

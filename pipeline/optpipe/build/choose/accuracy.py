@@ -33,18 +33,27 @@ class Judge:
     budget: Budget
     data: Path | None
     """Labeled samples; None where the budget is an SNR."""
+    truncate: bool = False
+    """Whether texts that are longer than the model's input are cut."""
 
 
-def choose_judge(budget: Budget | None, images: Path | None, exported: Entry[ModelInfo], listener: Listener) -> Judge:
+def choose_judge(
+    budget: Budget | None,
+    images: Path | None,
+    exported: Entry[ModelInfo],
+    listener: Listener,
+    *,
+    truncate: bool = False,
+) -> Judge:
     """The budget asked for, or the default: a drop of BUDGET where there are labels and trained weights, else SNR_FLOOR.
 
     Raises BadInputError for a drop in points where it cannot be measured.
     """
     if budget is not None and budget.unit == "dB":
         return Judge(budget, None)
-    data, obstacle = _find_labeled_data(images, exported, listener)
+    data, obstacle = _find_labeled_data(images, exported, listener, truncate=truncate)
     if obstacle is None:
-        return Judge(budget or Budget(100 * BUDGET, "points"), data)
+        return Judge(budget or Budget(100 * BUDGET, "points"), data, truncate)
     if budget is not None:
         raise BadInputError(
             f"--budget {budget} cannot be judged: {obstacle}; use a floor of the outputs' SNR: --budget 30dB"
@@ -54,7 +63,7 @@ def choose_judge(budget: Budget | None, images: Path | None, exported: Entry[Mod
 
 
 def _find_labeled_data(
-    images: Path | None, exported: Entry[ModelInfo], listener: Listener
+    images: Path | None, exported: Entry[ModelInfo], listener: Listener, *, truncate: bool
 ) -> tuple[Path | None, str | None]:
     card = card_from_file(exported.file(CARD))
     if card.task not in TASKS:
@@ -64,7 +73,7 @@ def _find_labeled_data(
     given = images or (Path(card.data["validation"]) if "validation" in card.data else None)
     if given is None:
         return None, "no labeled data was given (--images DIR)"
-    samples, _ = load_sample_set(exported, card, given, None, 0, listener)
+    samples, _ = load_sample_set(exported, card, given, None, 0, listener, truncate=truncate)
     task = TASKS[card.task]
     truths = task.read_truths(samples, card, task.count_classes(card))
     if truths is None and not any(each.label is not None for each in samples.files):
@@ -80,9 +89,11 @@ def judge_accuracy(
         samples = next((each.verification.info.samples for each in built if each.verification), 0)
         return {each.entry.id: _judge_snr(each, judge.budget.limit) for each in built}, f"{samples} samples"
     entries = [each.entry for each in built]
-    found = run_evaluation(model, judge.data, None, 0, judge.budget.limit / 100, store, listener, only=entries)
+    found = run_evaluation(
+        model, judge.data, None, 0, judge.budget.limit / 100, store, listener, only=entries, truncate=judge.truncate
+    )
     rows = {row.artifact: _judge_drop(row) for row in found.results if row.artifact}
-    return rows, f"{found.dataset.count} {found.dataset.kind} of {found.dataset.name}"
+    return rows, f"{found.dataset.describe()} of {found.dataset.name}"
 
 
 def _judge_snr(built: BuiltArtifact, floor: float) -> CandidateAccuracy:

@@ -54,7 +54,7 @@ def choose_build(model: Model, plan: ChoicePlan, weights: str, store: Store, lis
         exported, _ = export_model(model, store, listener, stored)
     card = card_from_file(exported.file(CARD))
     sizes = _choose_sizes(card, plan.batch_sizes)
-    judge = choose_judge(plan.budget, plan.build.images, exported, listener)
+    judge = choose_judge(plan.budget, plan.build.images, exported, listener, truncate=plan.build.truncate)
     _announce(wanted, sizes, plan.final_rounds, listener)
     build = build_model(model, wanted, store, listener)
     require_artifacts(build)

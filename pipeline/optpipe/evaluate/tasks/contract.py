@@ -57,9 +57,9 @@ class TaskContract(ABC):
         """How many samples the predictions are of."""
         return len(predictions)
 
-    @abstractmethod
-    def count_classes(self, card: ModelCard) -> int | None:
-        """How many classes the model's outputs have; None where they do not say."""
+    def count_classes(self, card: ModelCard) -> int | None:  # noqa: ARG002
+        """How many classes the model's outputs have; None where they have none, or do not say."""
+        return None
 
     @abstractmethod
     def read_truths(self, samples: SampleSet, card: ModelCard, classes: int | None) -> Values | None:

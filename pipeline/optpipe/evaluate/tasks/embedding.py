@@ -1,4 +1,4 @@
-"""Embeddings of texts: cosine similarity of pairs, Spearman's correlation with how alike people find them."""
+"""Embeddings of texts: cosine similarity of pairs, and Spearman's correlation with the similarity that people assigned."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ ALONE = [-1.0, 0.0]
 
 @dataclass(frozen=True, eq=False)
 class Similarities:
-    """Of every pair the cosine of its two embeddings and the similarity that the set states, (pairs,) each."""
+    """The cosine of each pair's embeddings and the similarity that the set states, (pairs,) each."""
 
     cosine: "NDArray[np.float64]"
     stated: "NDArray[np.float64]"
@@ -41,7 +41,7 @@ class Embedding(BootstrapTask):
     names_classes: ClassVar[bool] = False
 
     def require_model(self, card: ModelCard) -> None:
-        """A first output of (n, values)."""
+        """The first output is (n, values)."""
         shape = card.outputs[0].shape if card.outputs else ()
         if len(shape) != 2:
             raise BadInputError(
@@ -50,13 +50,9 @@ class Embedding(BootstrapTask):
             )
 
     def describe_scoring(self, card: ModelCard) -> str:
-        """How tokens are pooled."""
+        """How token embeddings are pooled."""
         pooling = card.head.get("pooling")
         return f"{pooling} pooling over tokens inside the engine" if pooling else ""
-
-    def count_classes(self, card: ModelCard) -> int | None:  # noqa: ARG002
-        """There are none."""
-        return None
 
     def read_truths(self, samples: SampleSet, card: ModelCard, classes: int | None) -> Values | None:  # noqa: ARG002
         """Pairs and their similarities; None where there are fewer than FEWEST_PAIRS."""

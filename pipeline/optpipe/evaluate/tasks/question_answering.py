@@ -1,4 +1,4 @@
-"""Questions whose answer is a span of their context: F1 and exact match, as SQuAD's own script has them."""
+"""Questions whose answer is a span of their context: F1 and exact match, computed as by SQuAD's own script."""
 
 import re
 import string
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LONGEST_ANSWER = 30
-"""Tokens of an answer, at most, as in Hugging Face's examples."""
+"""Maximum number of tokens in an answer, as in Hugging Face's examples."""
 
 
 @dataclass(frozen=True, eq=False)
 class AnsweredQuestions:
-    """F1 and exact match of every question (questions, 2), and which have an answer (questions,)."""
+    """F1 and exact match of each question (questions, 2), and which questions have an answer (questions,)."""
 
     scores: "NDArray[np.float64]"
     answerable: "NDArray[np.bool_]"
 
 
 class QuestionAnswering(BootstrapTask):
-    """A prediction is what one window of a context says: `{"question", "answer", "score", "none"}`; a truth `{"question", "answers"}`.
+    """A prediction is of one window of a context: `{"question", "answer", "score", "none"}`; a truth is `{"question", "answers"}`.
 
-    The best span of all windows answers, unless the set has questions without an answer and the first token's score, the least over
-    the windows, is higher: `none` is null where there are none such. The bootstrap draws questions.
+    The answer is the best span of all windows. In a set with unanswerable questions it is empty where `none`, the lowest score of
+    the first token over the windows, is higher; in other sets `none` is null. The bootstrap draws questions.
     """
 
     score: ClassVar[str] = "F1"
@@ -48,8 +48,8 @@ class QuestionAnswering(BootstrapTask):
         if len(shapes) < 2 or any(len(shape) != 2 for shape in shapes):
             said = ", ".join(f"{each.name} {'×'.join(map(str, each.shape))}" for each in card.outputs)
             raise BadInputError(
-                f"{card.name}: question answering reads two outputs of (n, tokens), the scores of an answer's first and last token, "
-                f"but the model gives {said}{suggest_task(card)}"
+                f"{card.name}: question answering needs two outputs of (n, tokens), the scores of an answer's first and last token,"
+                f" but the model has {said}{suggest_task(card)}"
             )
 
     def describe_scoring(self, card: ModelCard) -> str:  # noqa: ARG002
@@ -59,15 +59,11 @@ class QuestionAnswering(BootstrapTask):
         )
 
     def count_samples(self, predictions: Values) -> int:
-        """Questions, each of one window or more."""
+        """The number of questions; each has one or more windows."""
         return len({each["question"] for each in predictions})
 
-    def count_classes(self, card: ModelCard) -> int | None:  # noqa: ARG002
-        """None: spans have no classes."""
-        return None
-
     def read_truths(self, samples: SampleSet, card: ModelCard, classes: int | None) -> Values | None:  # noqa: ARG002
-        """The lines' `answers`, an empty list for a question that has none; None where no line says any."""
+        """The lines' `answers`, an empty list for an unanswerable question; None if no line has answers."""
         if not isinstance(samples, TextSet):
             return None
         said = samples.read_objects()
@@ -79,7 +75,7 @@ class QuestionAnswering(BootstrapTask):
         ]
 
     def decode(self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard) -> Values:
-        """The best span of each window, with its score and that of no answer."""
+        """The best span of each window, with its score and the score of having no answer."""
         assert isinstance(samples, TextSet)
         first, last = (np.asarray(outputs[each.name], np.float64) for each in card.outputs[:2])
         found = []
@@ -103,7 +99,7 @@ class QuestionAnswering(BootstrapTask):
         return self.count_samples(truths)
 
     def name_classes(self, truths: Values, labels: Sequence[str]) -> Sequence[str]:  # noqa: ARG002
-        """Questions with and without an answer, as SQuAD 2.0's script has them."""
+        """Questions with and without an answer, as in SQuAD 2.0's script."""
         return ("with an answer", "without an answer")
 
     def gather(self, truths: Values, predictions: Values) -> AnsweredQuestions:
@@ -125,7 +121,7 @@ class QuestionAnswering(BootstrapTask):
         return np.array([part.mean() if len(part) else np.nan for part in parts])
 
     def compute_sample_parity(self, source: Values, found: Values) -> "NDArray[np.float64]":
-        """Whether each question has the same answer."""
+        """1 where both give the same answer to a question, else 0."""
         one, other = choose_answers(source), choose_answers(found)
         return np.array([float(one[question] == other[question]) for question in one])
 
@@ -147,7 +143,7 @@ def find_best_span(
 
 
 def choose_answers(predictions: Values) -> dict[int, str]:
-    """The answer to each question over its windows; empty for none."""
+    """The answer to each question over all of its windows; empty for no answer."""
     best: dict[int, tuple[float, str]] = {}
     none: dict[int, float] = {}
     for each in predictions:
@@ -162,7 +158,7 @@ def choose_answers(predictions: Values) -> dict[int, str]:
 
 
 def score_answer(answer: str, truths: Sequence[str]) -> tuple[float, float]:
-    """F1 over words and exact match, the best over `truths`, as the script of SQuAD 2.0 computes them; no truth means no answer."""
+    """F1 over words and exact match, the best over `truths`, as in SQuAD 2.0's script; without truths, no answer is right."""
     known = [each for each in truths if normalize_answer(each)] or [""]
     return max(_compute_f1(answer, each) for each in known), max(
         float(normalize_answer(answer) == normalize_answer(each)) for each in known

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 OUTSIDE = "O"
 Entity = tuple[str, int, int]
-"""A type with the first and the last word."""
+"""The type, first word and last word."""
 
 
 @dataclass(frozen=True, eq=False)
 class EntityCounts:
-    """Right, predicted and true entities of every text and type (texts, types, 3); the last type is all that no truth has."""
+    """Correct, predicted and true entities by text and type (texts, types, 3); the last type holds all that no truth has."""
 
     counts: "NDArray[np.float64]"
 
@@ -39,11 +39,11 @@ class TokenClassification(BootstrapTask):
     scores: ClassVar[tuple[str, ...]] = ("F1", "precision", "recall")
 
     def require_model(self, card: ModelCard) -> None:
-        """A first output of (n, tokens, tags) and a label for each tag."""
+        """The first output is (n, tokens, tags), and each tag has a label."""
         shape = card.outputs[0].shape if card.outputs else ()
         if len(shape) != 3:
             raise BadInputError(
-                f"{card.name}: token classification reads a first output of (n, tokens, tags), but"
+                f"{card.name}: token classification needs a first output of (n, tokens, tags), but"
                 f" {card.outputs[0].name} has shape {'×'.join(map(str, shape))}{suggest_task(card)}"
             )
         require_labels(card, self.count_classes(card), Task.TOKEN_CLASSIFICATION)
@@ -51,7 +51,7 @@ class TokenClassification(BootstrapTask):
             raise BadInputError(f"{card.name} has no labels; token classification requires one for each tag")
 
     def describe_scoring(self, card: ModelCard) -> str:  # noqa: ARG002
-        """Which token decides."""
+        """Which token's tag a word gets."""
         return "the first token of a word decides"
 
     def count_classes(self, card: ModelCard) -> int | None:
@@ -60,7 +60,7 @@ class TokenClassification(BootstrapTask):
         return size if isinstance(size, int) else None
 
     def read_truths(self, samples: SampleSet, card: ModelCard, classes: int | None) -> Values | None:  # noqa: ARG002
-        """The lines' `tags`; None where no line has any."""
+        """The lines' `tags`; None if no line has tags."""
         if not isinstance(samples, TextSet):
             return None
         said = samples.read_objects()

@@ -213,6 +213,8 @@ class StageSubject:
     batch_size: int | None = None
     implementation: str | None = None
     """Of preprocessing: `dali` or `cpu reference`."""
+    length: int | None = None
+    """Tokens of every sequence, padding included."""
 
 
 @dataclass(frozen=True, slots=True)

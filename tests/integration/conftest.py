@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from optpipe.cli import app
+from optpipe.core.records import read_record
+from optpipe.evaluate.result import Evaluation
 
 ROOT = Path(__file__).parents[2]
 
@@ -98,6 +100,39 @@ def sign_off(inside: Callable[..., Ran], model: str, folder: Path, limit: str, p
     ran = inside("signoff", model, "--policy", "policy.toml", "--no-measure", "--no-figures", cwd=folder)
     assert ran.status != 2, ran.stderr
     return ran.status
+
+
+def build_and_evaluate(model: str, folder: Path, train: Path, validation: Path) -> tuple[Ran, Evaluation]:
+    """A text model in FP32 and in INT8 calibrated on `train`, both evaluated: the finished command and its record."""
+    built = optpipe(
+        "build", model, "--precision", "fp32,int8", "--backend", "onnxruntime", "--device", "cpu",
+        "--calibration", train, cwd=folder,
+    )  # fmt: skip
+    assert built.status == 0, built.stderr
+    judged = optpipe("evaluate", model, "--data", validation, "--accuracy-budget", "20%", cwd=folder)
+    assert judged.status == 0, judged.stderr + judged.stdout
+    run = next((folder / ".optpipe" / "runs").glob("evaluate-*"))
+    found = read_record(run / "evaluate.json", Evaluation)
+    assert {row.precision for row in found.results} == {"source", "fp32", "int8"}
+    return judged, found
+
+
+def require_three_verdicts(inside: Callable[..., Ran], model: str, folder: Path, found: Evaluation) -> None:
+    """PASS, FAIL and INCONCLUSIVE of the evaluated INT8 build by three policies on its score; the time is not judged."""
+    ran = inside(
+        "bench", found.model, "--precision", "int8", "--length", "16", "--batch", "1", "--processes", "3",
+        "--min-time", "0.1", "--max-time", "1", "--percentile", "50", "--max-cv", "1000%", cwd=folder,
+    )  # fmt: skip
+    assert ran.status == 0, ran.stderr
+    row = next(row for row in found.results if row.precision == "int8")
+    assert row.scores or row.accuracy
+    score = row.scores.scores[0].value if row.scores else row.accuracy.top1
+    for limit, status in (
+        ('maximum_drop = "20 points"', 0),
+        ('minimum_score = "99.9 points"', 1),
+        (f'minimum_score = "{100 * score:.2f} points"', 5),
+    ):
+        assert sign_off(inside, model, folder, limit) == status, limit
 
 
 POLICY = """schema = 1

@@ -13,10 +13,9 @@ import pytest
 from optpipe.core.records import read_record
 from optpipe.core.verdict import Verdict, VerdictRecord
 from optpipe.core.weights import WeightsRequest
-from optpipe.evaluate.result import Evaluation
 from optpipe.sources.huggingface import HuggingFaceSource
 from tests.fakes.text_models import make_tokenizer, train
-from tests.integration.conftest import Ran, optpipe, sign_off
+from tests.integration.conftest import Ran, build_and_evaluate, require_three_verdicts, sign_off
 
 transformers = pytest.importorskip("transformers", reason="needs transformers: uv sync --extra hf")
 
@@ -79,25 +78,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def test_from_pairs_to_int8_and_its_correlation(folder: Path) -> None:
-    model, validation = f"hf:{folder / 'topics'}", folder / "validation.jsonl"
-    built = optpipe(
-        "build", model, "--precision", "fp32,int8", "--backend", "onnxruntime", "--device", "cpu",
-        "--calibration", folder / "train.jsonl", cwd=folder,
-    )  # fmt: skip
-    assert built.status == 0, built.stderr
-    judged = optpipe("evaluate", model, "--data", validation, "--accuracy-budget", "10%", cwd=folder)
-    assert judged.status == 0, judged.stderr + judged.stdout
+def test_from_pairs_to_int8_its_correlation_and_three_verdicts(folder: Path, inside: Callable[..., Ran]) -> None:
+    model = f"hf:{folder / 'topics'}"
+    judged, found = build_and_evaluate(model, folder, folder / "train.jsonl", folder / "validation.jsonl")
     assert "mean pooling over tokens inside the engine" in judged.stdout
-    found = read_record(next((folder / ".optpipe" / "runs").glob("evaluate-*")) / "evaluate.json", Evaluation)
     source, *rows = found.results
     assert found.task == "embedding"
     assert source.scores is not None
     assert source.scores.scores[0].value > 0.6
-    assert {row.precision for row in rows} == {"fp32", "int8"}
     for row in rows:
         assert row.agreement is not None
         assert row.agreement.share > 0.95
+    require_three_verdicts(inside, model, folder, found)
 
 
 def test_a_wrong_pooling_fails_by_its_score(folder: Path, tmp_path: Path, inside: Callable[..., Ran]) -> None:

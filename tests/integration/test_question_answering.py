@@ -2,16 +2,15 @@
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
 
-from optpipe.core.records import read_record
-from optpipe.evaluate.result import Evaluation
 from tests.fakes.text_models import make_tokenizer, train
-from tests.integration.conftest import optpipe
+from tests.integration.conftest import Ran, build_and_evaluate, optpipe, require_three_verdicts
 
 transformers = pytest.importorskip("transformers", reason="needs transformers: uv sync --extra hf")
 
@@ -22,17 +21,6 @@ KINDS = {
 }
 SECOND = {"who": "smith", "where": "north", "what": "works"}
 OTHERS = ("met", "left", "at", "talk", "and", "paid", "saw", "then")
-POLICY = """schema = 1
-name = "answers"
-model = "{model}"
-
-[build]
-backend = "onnxruntime"
-precision = "int8"
-
-[accuracy]
-{limit}
-"""
 
 
 def make_question(draw: random.Random, most: int = 12) -> tuple[str, str, str]:
@@ -88,40 +76,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def test_from_squad_to_int8_and_two_verdicts(folder: Path) -> None:
+def test_from_squad_to_int8_and_three_verdicts(folder: Path, inside: Callable[..., Ran]) -> None:
     model = f"hf:{folder / 'reader'}"
-    built = optpipe(
-        "build", model, "--precision", "fp32,int8", "--backend", "onnxruntime", "--device", "cpu",
-        "--calibration", folder / "train.json", cwd=folder,
-    )  # fmt: skip
-    assert built.status == 0, built.stderr
-    judged = optpipe("evaluate", model, "--data", folder / "validation.json", cwd=folder)
-    assert judged.status == 0, judged.stderr + judged.stdout
+    judged, found = build_and_evaluate(model, folder, folder / "train.json", folder / "validation.json")
     assert "are read in overlapping windows" in judged.stderr
-    run = next((folder / ".optpipe" / "runs").glob("evaluate-*"))
-    found = read_record(run / "evaluate.json", Evaluation)
     assert found.task == "question-answering"
-    assert {row.precision for row in found.results} == {"source", "fp32", "int8"}
     for row in found.results:
         assert row.scores is not None
         assert [each.name for each in row.scores.scores] == ["F1", "exact match"]
         assert row.scores.scores[0].value > 0.7
         assert [each.label for each in row.scores.classes] == ["with an answer", "without an answer"]
+    run = next((folder / ".optpipe" / "runs").glob("evaluate-*"))
     assert pl.read_parquet(run / "predictions.parquet").height > 200
     assert (found.dataset.count, found.dataset.kind) == (200, "questions")
-    quick = ("--processes", "3", "--min-time", "0.1", "--max-time", "1", "--percentile", "50", "--batch", "1")
-    measured = optpipe(
-        "bench", "reader", "--precision", "int8", "--length", "16", *quick, "--max-cv", "1000%", cwd=folder
-    )
-    assert measured.status == 0, measured.stderr
-    for limit, status in (('maximum_drop = "20 F1"', 0), ('minimum_score = "99.9 F1"', 1)):
-        policy = folder / "policy.toml"
-        policy.write_text(POLICY.format(model=model, limit=limit))
-        ran = optpipe("signoff", model, "--policy", policy, "--no-measure", "--no-figures", cwd=folder)
-        assert ran.status == status, ran.stdout + ran.stderr
-        dossier = sorted((folder / ".optpipe" / "dossiers").iterdir())[-1]
-        assert "200 questions" in (dossier / "report.md").read_text()
-        assert optpipe("verify", dossier, cwd=folder).status == status
+    require_three_verdicts(inside, model, folder, found)
+    dossier = sorted((folder / ".optpipe" / "dossiers").iterdir())[-1]
+    assert "200 questions" in (dossier / "report.md").read_text()
+    assert inside("verify", dossier, cwd=folder).status == 5
 
 
 def test_texts_without_a_question_are_refused(folder: Path) -> None:

@@ -16,7 +16,7 @@ from optpipe.evaluate.result import Evaluation
 from optpipe.inputs.task_data import require_task_data
 from optpipe.sources.huggingface import HuggingFaceSource
 from tests.fakes.text_models import make_tokenizer, train
-from tests.integration.conftest import Ran, optpipe
+from tests.integration.conftest import Ran, optpipe, require_three_verdicts
 
 transformers = pytest.importorskip("transformers", reason="needs transformers: uv sync --extra hf")
 
@@ -77,7 +77,7 @@ def run(folder: Path) -> Run:
     return lambda *arguments: optpipe(*arguments, cwd=folder)
 
 
-def test_from_texts_to_int8_and_its_accuracy(run: Run, folder: Path) -> None:
+def test_from_texts_to_int8_its_accuracy_and_three_verdicts(run: Run, inside: Run, folder: Path) -> None:
     model, train, validation = f"hf:{folder / 'reviews'}", folder / "train.jsonl", folder / "validation.jsonl"
     calibrated = run("calibrate", model, "--data", str(train), "--sensitivity", "--target", "cpu", "--json")
     assert calibrated.status == 0, calibrated.stderr
@@ -111,6 +111,41 @@ def test_from_texts_to_int8_and_its_accuracy(run: Run, folder: Path) -> None:
     answers = pl.read_parquet(record / "predictions.parquet")
     assert answers["path"].to_list()[:2] == ["1", "2"]
     assert answers["label"].n_unique() == 3
+    require_three_verdicts(inside, model, folder, found)
+
+
+def test_long_texts_are_refused_before_anything_runs_or_truncated_on_request(
+    run: Run, inside: Run, folder: Path, tmp_path: Path
+) -> None:
+    model, data = f"hf:{folder / 'reviews'}", tmp_path / "long.jsonl"
+    assert run("build", model, "--precision", "fp32", "--backend", "onnxruntime").status == 0
+    lines(data, 60, seed=4)
+    with data.open("a") as file:
+        file.write(json.dumps({"text": "the film was fine " * 12, "label": "positive"}) + "\n")
+    message = (
+        "line 61: 50 tokens exceed the maximum input length of 32 (1 of 61 texts are too long)\n"
+        "use --truncate to cut them"
+    )
+    empty = ("--workspace", tmp_path / "empty")
+    build = ("build", model, "--precision", "int8", "--backend", "onnxruntime", "--device", "cpu")
+    for words in (
+        (*build, "--calibration", data, *empty),
+        ("calibrate", model, "--data", data, "--method", "max", *empty),
+        ("evaluate", model, "--data", data),
+    ):
+        refused = inside(*words, cwd=folder)
+        assert refused.status == ExitStatus.BAD_INPUT, refused.stderr
+        assert message in refused.stderr
+        assert "export" not in refused.stderr
+    ran = run("evaluate", model, "--data", data, "--truncate")
+    assert ran.status == 0, ran.stderr
+    assert "61 texts (1 truncated) of long.jsonl" in ran.stdout
+    drawn = run("calibrate", model, "--data", data, "--method", "max", "--truncate", "--output", tmp_path / "drawn")
+    assert drawn.status == 0, drawn.stderr
+    assert "1 of 61 texts are truncated to 32 tokens" in drawn.stderr
+    assert json.loads((tmp_path / "drawn" / "set.json").read_text())["truncate"] is True
+    built = run(*build, "--calibration", tmp_path / "drawn" / "set.json")  # the set says it
+    assert built.status == 0, built.stderr
 
 
 def test_a_set_is_drawn_once_and_taken_again(run: Run, folder: Path, tmp_path: Path) -> None:
@@ -197,7 +232,7 @@ def test_two_lengths_are_measured_apart_with_tokens_per_second(run: Run, folder:
         "50",
         "--json",
     )
-    found = run("bench", "reviews", "--length", "8,32", *quick)
+    found = run("bench", "reviews", "--precision", "fp32", "--length", "8,32", *quick)
     assert found.status in {0, ExitStatus.STAGE_FAILED}, found.stderr
     by_length = {each["load"]["length"]: each for each in found.document["measurements"]}
     assert set(by_length) == {8, 32}
@@ -208,13 +243,13 @@ def test_two_lengths_are_measured_apart_with_tokens_per_second(run: Run, folder:
         assert each["output_check"]["passed"]
         images, tokens = each["throughput_images_per_s"], each["throughput_tokens_per_s"]
         assert tokens["value"] == pytest.approx(length * images["value"])
-    padded = run("bench", "reviews", *quick).document["measurements"][0]
+    padded = run("bench", "reviews", "--precision", "fp32", *quick).document["measurements"][0]
     assert padded["inputs"]["padding"] > 0
     share = 1 - padded["inputs"]["padding"]
     expected = padded["load"]["length"] * share * padded["throughput_images_per_s"]["value"]
     assert padded["throughput_tokens_per_s"]["value"] == pytest.approx(expected)
     compared = run("compare", "reviews", "--json").document
-    assert {row["load"]["length"] for row in compared["rows"]} == {8, 32, padded["load"]["length"]}
+    assert {row["load"]["length"] for row in compared["rows"]} >= {8, 32, padded["load"]["length"]}
     assert "sequence lengths are compared" in compared["best_reason"]["throughput"]
 
 
@@ -223,3 +258,19 @@ def test_a_length_outside_the_profile_is_refused_with_the_build_that_has_it(run:
     assert refused.status == ExitStatus.BAD_INPUT
     assert "length 4096 is outside the profile 8…32" in refused.stderr
     assert "--shape input_ids=1x8:8x32:64x4096" in refused.stderr
+
+
+def test_a_profile_is_of_the_length_that_was_asked_for(run: Run, folder: Path) -> None:
+    model = f"hf:{folder / 'reviews'}"
+    which = (model, "--precision", "fp32", "--backend", "onnxruntime", "--device", "cpu", "--stage", "inference")
+    how = ("--tracer", "torch", "--iterations", "3", "--warm-up", "1", "--json")
+    found = run("profile", *which, "--length", "8,32", *how)
+    assert found.status == 0, found.stderr
+    subjects = [each["subject"] for each in found.document["stages"]]
+    assert [each["length"] for each in subjects] == [8, 32]
+    assert [each["name"] for each in subjects] == [f"onnxruntime fp32 batch 1 length {length}" for length in (8, 32)]
+    short, long = (each["profile"]["roofline"]["macs"] for each in found.document["stages"])
+    assert long > 4 * short, "the layers' costs are those of the length that ran"
+    refused = run("profile", *which, "--length", "4096", *how)
+    assert refused.status == ExitStatus.BAD_INPUT
+    assert "length 4096 is outside the profile 8…32" in refused.stderr

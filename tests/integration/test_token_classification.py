@@ -2,23 +2,23 @@
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from optpipe.core.records import read_record
 from optpipe.core.weights import WeightsRequest
-from optpipe.evaluate.result import Evaluation
 from optpipe.sources.huggingface import HuggingFaceSource
 from tests.fakes.text_models import make_tokenizer, train
-from tests.integration.conftest import optpipe
+from tests.integration.conftest import Ran, build_and_evaluate, optpipe, require_three_verdicts
 
 transformers = pytest.importorskip("transformers", reason="needs transformers: uv sync --extra hf")
 
 PEOPLE, FIRMS, LAST = ("ada", "grace", "alan", "emmy"), ("acme", "globex", "initech"), ("smith", "jones", "works")
 OTHERS = ("met", "left", "the", "at", "a", "talk", "and", "paid")
 LABELS = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG")
+SWAPPED = dict(zip(LABELS, ("O", "B-ORG", "I-ORG", "B-PER", "I-PER"), strict=True))
 
 
 def make_line(draw: random.Random) -> dict[str, list[str]]:
@@ -36,9 +36,13 @@ def make_line(draw: random.Random) -> dict[str, list[str]]:
     return {"tokens": words, "tags": tags}
 
 
-def write_lines(path: Path, count: int, seed: int) -> Path:
+def write_lines(path: Path, count: int, seed: int, swapped: int = 0) -> Path:
+    """PER and ORG of the first `swapped` lines are swapped: as a model with two labels swapped looks, or one that is not perfect."""
     draw = random.Random(seed)
-    path.write_text("".join(json.dumps(make_line(draw)) + "\n" for _ in range(count)))
+    lines = [make_line(draw) for _ in range(count)]
+    for line in lines[:swapped]:
+        line["tags"] = [SWAPPED[tag] for tag in line["tags"]]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
 
 
@@ -67,27 +71,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("tagger")
     train_tagger(place / "tagger")
     write_lines(place / "train.jsonl", 300, seed=2)
-    write_lines(place / "validation.jsonl", 200, seed=3)
+    write_lines(place / "validation.jsonl", 200, seed=3, swapped=8)
     return place
 
 
-def test_from_tags_to_int8_and_its_entities(folder: Path) -> None:
+def test_from_tags_to_int8_its_entities_and_three_verdicts(folder: Path, inside: Callable[..., Ran]) -> None:
     model = f"hf:{folder / 'tagger'}"
-    built = optpipe(
-        "build", model, "--precision", "fp32,int8", "--backend", "onnxruntime", "--device", "cpu",
-        "--calibration", folder / "train.jsonl", cwd=folder,
-    )  # fmt: skip
-    assert built.status == 0, built.stderr
-    judged = optpipe("evaluate", model, "--data", folder / "validation.jsonl", "--accuracy-budget", "5%", cwd=folder)
-    assert judged.status == 0, judged.stderr + judged.stdout
+    judged, found = build_and_evaluate(model, folder, folder / "train.jsonl", folder / "validation.jsonl")
     assert "the first token of a word decides" in judged.stdout
-    found = read_record(next((folder / ".optpipe" / "runs").glob("evaluate-*")) / "evaluate.json", Evaluation)
+    assert "F1 drop (95 %)" in judged.stdout
     assert found.task == "token-classification"
-    assert {row.precision for row in found.results} == {"source", "fp32", "int8"}
     for row in found.results:
         assert row.scores is not None
         assert row.scores.scores[0].value > 0.9
         assert [each.label for each in row.scores.classes] == ["ORG", "PER"]
+    require_three_verdicts(inside, model, folder, found)
 
 
 def test_a_tag_that_the_model_does_not_know_is_refused(folder: Path) -> None:
@@ -98,13 +96,9 @@ def test_a_tag_that_the_model_does_not_know_is_refused(folder: Path) -> None:
 
 
 def test_swapped_tags_fail_the_budget(folder: Path) -> None:
-    """The data's PER and ORG swapped is what a model with two labels swapped looks like."""
     loaded = HuggingFaceSource(str(folder / "tagger")).load(WeightsRequest("default"))
     assert loaded.card.labels == LABELS
-    swap = {"B-PER": "B-ORG", "I-PER": "I-ORG", "B-ORG": "B-PER", "I-ORG": "I-PER", "O": "O"}
-    lines = [json.loads(line) for line in (folder / "validation.jsonl").read_text().splitlines()]
-    swapped = [{**line, "tags": [swap[tag] for tag in line["tags"]]} for line in lines]
-    (folder / "swapped.jsonl").write_text("".join(json.dumps(line) + "\n" for line in swapped))
+    write_lines(folder / "swapped.jsonl", 200, seed=3, swapped=200)
     ran = optpipe("evaluate", f"hf:{folder / 'tagger'}", "--data", folder / "swapped.jsonl", "--json", cwd=folder)
     assert ran.status == 0, ran.stderr
     assert json.loads(ran.stdout)["results"][0]["scores"]["scores"][0]["value"] < 0.05

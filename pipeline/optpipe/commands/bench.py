@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from optpipe.commands.bench_options import LoadOptions, TargetOptions
-from optpipe.commands.options import DEFAULT_WORKSPACE, JsonOption, WorkspaceOption
+from optpipe.commands.options import DEFAULT_WORKSPACE, JsonOption, LengthOption, WorkspaceOption
 from optpipe.commands.outcome import Outcome
 from optpipe.core.bench_record import BenchSort, PairMetric
 from optpipe.core.defaults import PROCESSES, ROUNDS
@@ -25,13 +25,7 @@ def bench(
             metavar="SIZES", help="Batch sizes: 8, a list 1,8,32, or powers of two 1:256. Default: the whole profile."
         ),
     ] = None,
-    length: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TOKENS",
-            help="Sequence lengths: 128, or a list 32,128,512. Default: that of the texts the build was verified on.",
-        ),
-    ] = None,
+    length: LengthOption = None,
     load: LoadOptions = LoadOptions(),
     slo: Annotated[
         str | None,

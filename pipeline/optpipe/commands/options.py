@@ -59,6 +59,13 @@ DossierOption = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder 
 JunitOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the verdict as JUnit XML.")]
 SignOption = Annotated[Path | None, typer.Option(metavar="KEY", help="Sign the dossier with this SSH key.")]
 DeviceOption = Annotated[Device | None, typer.Option(help="Default: the best available for each backend.")]
+LengthOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TOKENS",
+        help="Sequence lengths: 128, or a list 32,128,512. Default: that of the texts the build was verified on.",
+    ),
+]
 TruncateOption = Annotated[
     bool,
     typer.Option("--truncate", help="Cut texts that exceed the model's maximum input length; else they are refused."),

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from optpipe.commands.bench_options import LengthOption
 from optpipe.commands.options import (
     DEFAULT_WORKSPACE,
     BatchOption,
     DeviceOption,
     JsonOption,
+    LengthOption,
     SeedOption,
     ShapeOption,
     TruncateOption,

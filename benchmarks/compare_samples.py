@@ -49,7 +49,7 @@ def write_run(workspace: Path, total: int) -> None:
             )
         )  # fmt: skip
     write_measurements(run.path, found)
-    finish_run(run, command=["optpipe", "bench", "m"])
+    finish_run(run, command="optpipe bench m")
 
 
 def main(total: int) -> None:

@@ -140,7 +140,7 @@ def test_wrong_preprocessing_fails_on_predictions(
     monkeypatch.setattr(parity, "check_edge_cases", lambda *_: ())
     request = PreprocessRequest(throughput=False, plan=DaliPlan(threads=2, batch_size=32))
     wanted = model_from_options(model, "default", 0, None, [])
-    record = derive_preprocessing(wanted, request, Store(folder / ".optpipe"), SilentListener()).record
+    record = derive_preprocessing(wanted, request, Store(folder / ".optpipe"), SilentListener())
     assert record.verdict is Verdict.FAIL
     assert record.parity.proof.prediction_agreement is not None
     assert record.parity.proof.prediction_agreement.ci[1] < 0.995

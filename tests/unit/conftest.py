@@ -111,7 +111,7 @@ class Workspace:
             drawn = Drawn(mean_ms * batch**0.8 * speed, noise, count, batch, seed + self.counter, power)
             measurements.append(write_drawn(run, found, drawn))
         write_measurements(run.path, measurements)
-        return finish_run(run, command=["optpipe", "bench", "digits"], parents=[entry.id for entry in entries])
+        return finish_run(run, command="optpipe bench digits", parents=[entry.id for entry in entries])
 
     def interrupted_bench(self, entry):
         """A bench run that ended while it warmed up: samples, and none of them measured."""
@@ -121,7 +121,7 @@ class Workspace:
         (run.path / "samples").mkdir()
         frame.write_parquet(run.path / found.samples_file)
         write_measurements(run.path, [replace(found, machine_file=None)])
-        return finish_run(run, command=["optpipe", "bench", "digits"], parents=[entry.id])
+        return finish_run(run, command="optpipe bench digits", parents=[entry.id])
 
     def pair(self, baseline, contender, *, ratio=1.0, rounds=10, scatter=0.01, seed=0, invalid=(), peaks=0, **changes):
         """A `bench-pair` run in which `contender` takes `ratio` times as long, on a machine whose rounds differ by 5 %."""
@@ -136,7 +136,7 @@ class Workspace:
         write_measurements(run.path, every)
         comparison = comparison_from_measurements(every, rounds, PairMetric.P50, seed)
         (run.path / "comparison.json").write_bytes(json_from_record(comparison))
-        return finish_run(run, command=["optpipe", "bench-pair"], parents=[baseline.id, contender.id])
+        return finish_run(run, command="optpipe bench-pair", parents=[baseline.id, contender.id])
 
     def profile(self, entry, trace):
         """A profile run of a recorded trace, as `optpipe profile` writes it."""
@@ -146,7 +146,7 @@ class Workspace:
         subject = StageSubject("fp16 batch 8", "inference", entry.id)
         record = ProfileRecord((StageProfile(subject, "stage", None, StageFacts(), found),))
         (run.path / "profile.json").write_bytes(json_from_record(record))
-        return finish_run(run, command=["optpipe", "profile", "digits"], parents=[entry.id])
+        return finish_run(run, command="optpipe profile digits", parents=[entry.id])
 
     def preprocess(self, noise=1e-3, images=800, *, trained=True):
         """A parity run whose outputs are drawn."""
@@ -159,7 +159,7 @@ class Workspace:
         proof = proof_from_rows(rows, trained=trained, classifies=True, refused=0)
         record = preprocess_record(proof=proof, images=images, trained=trained)
         (run.path / "preprocess.json").write_bytes(json_from_record(record))
-        return finish_run(run, command=["optpipe", "preprocess", "digits"], model="digits")
+        return finish_run(run, command="optpipe preprocess digits", model="digits")
 
 
 def measurement(

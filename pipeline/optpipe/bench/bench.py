@@ -20,7 +20,6 @@ from optpipe.measuring.measured import RecordedMeasurement
 from optpipe.measuring.pool import WorkerPool
 from optpipe.measuring.slo import has_figures
 from optpipe.measuring.validity import WRONG_OUTPUTS
-from optpipe.workspace.manifest import get_command_line
 from optpipe.workspace.runs import Run, begin_run, finish_run, write_bytes
 from optpipe.workspace.store import Store
 
@@ -93,7 +92,6 @@ def _measure_and_finish(
     limit = None if plan.slo is None else combine_limits(plan.slo, limits)
     finished = finish_run(
         run,
-        command=get_command_line(),
         parents=[each.entry.id for each in artifacts],
         status="interrupted" if bench_run.interrupted else "complete",
     )

@@ -23,7 +23,6 @@ from optpipe.measuring.interleave import MAX_ROUND_FACTOR, PAIR_LIMITS, run_inte
 from optpipe.measuring.measure import measure_load, recover_unfinished, write_measurements
 from optpipe.measuring.pool import WorkerPool
 from optpipe.measuring.process import WorkerProcess
-from optpipe.workspace.manifest import get_command_line
 from optpipe.workspace.runs import begin_run, finish_run, write_bytes
 from optpipe.workspace.store import Store
 
@@ -70,10 +69,7 @@ def bench_pair(
     if comparison is not None:
         write_bytes(run.path / COMPARISON_FILE, json_from_record(comparison))
     finished = finish_run(
-        run,
-        command=get_command_line(),
-        parents=[baseline.entry.id, contender.entry.id],
-        status="complete" if comparison else "interrupted",
+        run, parents=[baseline.entry.id, contender.entry.id], status="complete" if comparison else "interrupted"
     )
     labels = [f"{each.entry.id} {each.label}" for each in (baseline, contender)]
     return BenchPairRecord(

@@ -7,7 +7,6 @@ from optpipe.core.bench_record import BenchRecord
 from optpipe.core.measurement import MEASUREMENTS_FILE, read_measurements
 from optpipe.errors import BadInputError
 from optpipe.measuring.measure import recover_unfinished, write_measurements
-from optpipe.workspace.manifest import get_command_line
 from optpipe.workspace.runs import MANIFEST, OpenRun, finish_run
 
 
@@ -26,7 +25,5 @@ def recover_run(directory: Path) -> BenchRecord:
     write_measurements(directory, done)
     started = done[0].started_utc
     parents = list(dict.fromkeys(each.subject.artifact for each in done))
-    run = finish_run(
-        OpenRun(directory, "bench", started), command=get_command_line(), parents=parents, status="interrupted"
-    )
+    run = finish_run(OpenRun(directory, "bench", started), parents=parents, status="interrupted")
     return record_from_run(run, tuple(done), interrupted=True)

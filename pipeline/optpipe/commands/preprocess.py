@@ -71,6 +71,6 @@ def preprocess(
     )
     wanted = model_from_options(model, weights, seed, None, [])
     with Terminal() as terminal:
-        result = derive_preprocessing(wanted, request, Store(workspace), terminal)
-    record = replace(result.record, warnings=tuple(terminal.warnings))
+        derived = derive_preprocessing(wanted, request, Store(workspace), terminal)
+    record = replace(derived, warnings=tuple(terminal.warnings))
     return Outcome(record, lambda: render_preprocess(record), record.verdict.exit_status)

@@ -162,25 +162,18 @@ def _profile_model(
     text: str, options: BuildOptions, capture: CaptureOptions, store: "Store", terminal: "Terminal"
 ) -> Outcome:
     """Builds what is to be profiled, or takes it from the store, then profiles it."""
-    import shlex
     from dataclasses import replace
 
     from optpipe.commands.parsing import build_plan_from_options, model_from_options
     from optpipe.core.card import card_from_file
+    from optpipe.errors import ExitStatus
     from optpipe.inputs.images import find_images
     from optpipe.measuring.sweep import batch_sizes_from_text
     from optpipe.profile.job import BuildJob
-    from optpipe.profile.profile_model import (
-        build_or_find,
-        choose_preprocess_images,
-        document_from_profile,
-        profile_model,
-        require_profilable,
-    )
+    from optpipe.profile.profile_model import build_or_find, choose_preprocess_images, profile_model, require_profilable
     from optpipe.profile.record import ProfilePlan
     from optpipe.reporters.terminal_profile import render_profiles
     from optpipe.workspace.file_names import CARD
-    from optpipe.workspace.manifest import get_command_line
 
     model = model_from_options(text, options.weights, options.seed, options.batch, options.shape or [])
     builds = build_plan_from_options(
@@ -228,6 +221,7 @@ def _profile_model(
         keep_raw=capture.keep_raw,
         images=choose_preprocess_images(card_from_file(built.model.file(CARD)), builds.images, max(batch_sizes)),
     )
-    found = profile_model(plan, built.artifacts, built.model, store, terminal, shlex.split(get_command_line()))
-    document = document_from_profile(found, built.artifacts, terminal.warnings)
-    return Outcome(document, lambda: render_profiles(document, found.main, found.run_dir), found.status)
+    found = profile_model(plan, built.artifacts, built.model, store, terminal)
+    document = replace(found, warnings=tuple(terminal.warnings))
+    status = ExitStatus.STAGE_FAILED if document.failed else ExitStatus.DONE
+    return Outcome(document, lambda: render_profiles(document), status)

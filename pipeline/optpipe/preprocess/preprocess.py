@@ -29,8 +29,7 @@ from optpipe.preprocess.throughput.throughput import warm_page_cache, warn_about
 from optpipe.preprocess.throughput.tuning import TunedPreprocessing, TuningSearch, tune_preprocessing
 from optpipe.workspace.environment import count_cores, list_gpus
 from optpipe.workspace.file_names import CARD, ONNX, PREPROCESSING, ROWS
-from optpipe.workspace.manifest import get_command_line
-from optpipe.workspace.runs import Run, finish_run, open_run, write_bytes, write_parquet
+from optpipe.workspace.runs import finish_run, open_run, write_bytes, write_parquet
 from optpipe.workspace.store import Entry, Store
 
 if TYPE_CHECKING:
@@ -64,17 +63,9 @@ class PreprocessRequest:
             raise BadInputError(f"--max-unreadable {self.max_unreadable}: must be 0 or greater")
 
 
-@dataclass(frozen=True, slots=True)
-class PreprocessResult:
-    """The finished run and its record."""
-
-    run: Run
-    record: PreprocessRecord
-
-
 def derive_preprocessing(
     model: Model, request: PreprocessRequest, store: Store, listener: Listener
-) -> PreprocessResult:
+) -> PreprocessRecord:
     """Derives the DALI pipeline, proves it on images, and measures it against torch's DataLoader.
 
     Raises BadInputError for a model without image preprocessing, steps DALI cannot reproduce, and unusable images;
@@ -129,8 +120,8 @@ def derive_preprocessing(
             images=replace(record.images, folder=images.folder.name),
         )
         write_bytes(run.path / PREPROCESSING, json_from_record(without_folders))
-        finished = finish_run(run, command=get_command_line(), parents=(artifact.id,), model=card.name, trained=trained)
-        return PreprocessResult(finished, record)
+        finish_run(run, parents=(artifact.id,), model=card.name, trained=trained)
+        return record
 
 
 def _measure_throughput(

@@ -1,6 +1,5 @@
 """Profiles a model's stages: each runs in a process of its own under nsys (or torch.profiler), and is judged from its trace."""
 
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -16,7 +15,7 @@ from optpipe.core.entries import ArtifactInfo
 from optpipe.core.events import Listener
 from optpipe.core.precision import Precision
 from optpipe.core.records import json_from_record
-from optpipe.errors import BadInputError, ExitStatus, OptpipeError
+from optpipe.errors import BadInputError, OptpipeError
 from optpipe.export.model import Model
 from optpipe.inputs.samples import choose_samples
 from optpipe.inputs.sequences import read_length
@@ -47,25 +46,10 @@ from optpipe.trace.recording.files import trace_from_folder, write_trace
 from optpipe.trace.recording.importer import find_nsys
 from optpipe.trace.timeline.analysis import analysis_from_trace
 from optpipe.workspace.file_names import CARD, ONNX, PROFILE
-from optpipe.workspace.runs import MANIFEST, OpenRun, RunStatus, begin_run, finish_run, write_bytes
+from optpipe.workspace.runs import OpenRun, RunStatus, finish_run, open_run, write_bytes
 from optpipe.workspace.store import Entry, Store
 
 _DALI_THREADS = {"cuda": 8, "cpu": 2}
-
-
-@dataclass(frozen=True, slots=True)
-class ModelProfile:
-    """What was recorded of a model, and the run that keeps it."""
-
-    record: ProfileRecord
-    run_dir: Path
-    status: ExitStatus
-
-    @property
-    def main(self) -> StageProfile | None:
-        """The stage shown in full: the first inference, else the last stage that has a trace."""
-        stages = self.record.stages
-        return next((each for each in stages if each.subject.kind == "inference"), stages[-1] if stages else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,19 +65,10 @@ class ModelProfileDocument(ProfileRecord):
     """The document of `optpipe profile MODEL`."""
 
     main: str | None = None
-    """The stage that is shown in full."""
+    """The stage that is shown in full: the first inference, else the last that has a trace."""
     not_run: tuple[BlockedArtifact, ...] = ()
     run_dir: Path = Path()
     warnings: tuple[str, ...] = ()
-
-
-def document_from_profile(
-    found: ModelProfile, artifacts: Sequence[BuiltArtifact], warnings: Sequence[str]
-) -> ModelProfileDocument:
-    """What `optpipe profile MODEL` prints of `found`, which was made of `artifacts`."""
-    blocked = tuple(BlockedArtifact(each.entry.id, each.why_not) for each in artifacts if each.why_not is not None)
-    main = found.main.subject.name if found.main else None
-    return ModelProfileDocument(found.record.stages, found.record.failed, main, blocked, found.run_dir, tuple(warnings))
 
 
 def require_profilable(tracer: Tracer) -> None:
@@ -139,13 +114,8 @@ def _find_int8_artifacts(text: str, plan: BuildPlan, store: Store) -> tuple[Stor
 
 
 def profile_model(
-    plan: ProfilePlan,
-    artifacts: Sequence[BuiltArtifact],
-    model: Entry,
-    store: Store,
-    listener: Listener,
-    command: Sequence[str],
-) -> ModelProfile:
+    plan: ProfilePlan, artifacts: Sequence[BuiltArtifact], model: Entry, store: Store, listener: Listener
+) -> ModelProfileDocument:
     """Profiles every stage in `plan`; one that fails does not stop the others.
 
     Raises:
@@ -158,40 +128,36 @@ def profile_model(
     if not jobs:
         blocked = "; ".join(f"{each.entry.info.backend}: {each.why_not}" for each in artifacts if each.why_not)
         raise BadInputError(f"nothing to profile: {blocked or 'the model has no such stage'}")
-    run = begin_run(store.workspace, "profile")
     stages: list[StageProfile] = []
     failed: list[FailedStage] = []
     errors: list[OptpipeError] = []
     parents = (model.id, *(each.entry.id for each in artifacts))
-    try:
-        for job in jobs:
-            try:
-                with listener.step(f"profile {job.name}"):
-                    stages += list(_profile_job(job, plan, run, store, listener))
-            except OptpipeError as error:
-                errors.append(error)
-                kind = job.stages[0].subject.kind
-                failed.append(FailedStage(job.name, kind, str(error), int(error.exit_status)))
+    with open_run(store.workspace, "profile") as run:
+        try:
+            for job in jobs:
+                try:
+                    with listener.step(f"profile {job.name}"):
+                        stages += list(_profile_job(job, plan, run, store, listener))
+                except OptpipeError as error:
+                    errors.append(error)
+                    kind = job.stages[0].subject.kind
+                    failed.append(FailedStage(job.name, kind, str(error), int(error.exit_status)))
+        except KeyboardInterrupt:
+            if stages:
+                _finish(run, ProfileRecord(tuple(stages), tuple(failed)), parents, "interrupted")
+            raise
+        if not stages:
+            raise errors[0]
         record = ProfileRecord(tuple(stages), tuple(failed))
-        if stages:
-            _finish(run, record, command, parents, "complete")
-    except KeyboardInterrupt:
-        if stages:
-            _finish(run, ProfileRecord(tuple(stages), tuple(failed)), command, parents, "interrupted")
-        raise
-    finally:
-        if not (run.path / MANIFEST).is_file():
-            shutil.rmtree(run.path, ignore_errors=True)
-    if not stages:
-        raise errors[0]
-    return ModelProfile(record, run.path, ExitStatus.STAGE_FAILED if errors else ExitStatus.DONE)
+        _finish(run, record, parents, "complete")
+    main = next((each for each in stages if each.subject.kind == "inference"), stages[-1]).subject.name
+    not_run = tuple(BlockedArtifact(each.entry.id, each.why_not) for each in artifacts if each.why_not is not None)
+    return ModelProfileDocument(record.stages, record.failed, main, not_run, run.path)
 
 
-def _finish(
-    run: OpenRun, record: ProfileRecord, command: Sequence[str], parents: Sequence[str], status: RunStatus
-) -> None:
+def _finish(run: OpenRun, record: ProfileRecord, parents: Sequence[str], status: RunStatus) -> None:
     write_bytes(run.path / PROFILE, json_from_record(record))
-    finish_run(run, command=command, parents=parents, status=status)
+    finish_run(run, parents=parents, status=status)
 
 
 def _list_jobs(

@@ -1,7 +1,7 @@
 """A profile on the terminal: the verdict and what to do first, the evidence after it."""
 
 from collections.abc import Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -25,12 +25,15 @@ from optpipe.trace.findings.bottleneck import LimitingFactor
 from optpipe.trace.findings.context import ProfileFinding
 from optpipe.trace.findings.diff import DiffRow, ProfileDiff, TraceChange
 from optpipe.trace.findings.quality import Quality
-from optpipe.trace.findings.records import ProfileRecord, StageProfile, TraceProfile
+from optpipe.trace.findings.records import TraceProfile
 from optpipe.trace.findings.rules import WITHOUT_PROFILER
 from optpipe.trace.layers.ncu import KernelCounters
 from optpipe.trace.layers.roofline import Roofline
 from optpipe.trace.layers.tensor_cores import TensorCores
 from optpipe.trace.timeline.kernels import shorten_name
+
+if TYPE_CHECKING:
+    from optpipe.profile.profile_model import ModelProfileDocument
 
 
 def render_profile(profile: TraceProfile, counters: Sequence[KernelCounters] = ()) -> RenderableType:
@@ -53,7 +56,7 @@ def render_profile(profile: TraceProfile, counters: Sequence[KernelCounters] = (
     )
 
 
-def render_profiles(record: ProfileRecord, main: StageProfile | None, run_dir: Path) -> RenderableType:
+def render_profiles(record: "ModelProfileDocument") -> RenderableType:
     """A profile of several stages: one line for each, then the main one in full."""
     shown = make_table("stage", right=("time", "GPU busy", "gain"), left=("limited by", "first thing to try"))
     for stage in record.stages:
@@ -74,10 +77,11 @@ def render_profiles(record: ProfileRecord, main: StageProfile | None, run_dir: P
             "*: measured without the profiler, which slowed the host too much; withheld: the two measurements disagree"
         )
         parts.append(Text(said, style="dim"))
+    main = next((stage for stage in record.stages if stage.subject.name == record.main), None)
     if main is not None:
         title = Text(f"\n{main.subject.name} in full", style="bold")
         parts += [title, render_profile(main.profile, main.counters)]
-    return Group(*parts, Text(f"kept in {run_dir}", style="dim"))
+    return Group(*parts, Text(f"kept in {record.run_dir}", style="dim"))
 
 
 def render_diff(diff: ProfileDiff) -> RenderableType:

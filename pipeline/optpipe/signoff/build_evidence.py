@@ -6,9 +6,14 @@ from dataclasses import dataclass, field
 from optpipe.artifacts.facts import JudgedBuild
 from optpipe.bench.recompute_pair import RecordedPair
 from optpipe.core.observation import Observation
+from optpipe.evaluate.recompute import observe_accuracy
 from optpipe.measuring.groups import ProcessGroup, group_processes
 from optpipe.measuring.measured import RecordedMeasurement
+from optpipe.preprocess.recompute import observe_preprocessing
+from optpipe.profile.recompute import observe_tensor_cores
+from optpipe.signoff.policy import Policy
 from optpipe.signoff.policy_format import LoadFilter
+from optpipe.workspace.runs import Run
 
 UNKNOWN = float("nan")
 """The value of an observation that could not be made; its blockers say why."""
@@ -54,3 +59,18 @@ def filter_by_options(
     for one in measured:
         if options.items() <= one.measurement.subject.settings.items():
             yield one
+
+
+def evidence_from_runs(
+    build: JudgedBuild, runs: Sequence[Run], policy: Policy, measured: Iterable[RecordedMeasurement]
+) -> BuildEvidence:
+    """What `runs` show of the build, and of `measured` what ran with the policy's options; without a baseline."""
+    return BuildEvidence(
+        build,
+        measured=tuple(filter_by_options(policy.options, measured)),
+        accuracy=observe_accuracy(runs, build, policy.confidence),
+        preprocessing=observe_preprocessing(runs, build, policy.confidence),
+        tensor_core_share=observe_tensor_cores(runs, build, policy.confidence),
+        options=policy.options,
+        confidence=policy.confidence,
+    )

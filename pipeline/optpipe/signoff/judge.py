@@ -26,12 +26,9 @@ from optpipe.core.measurement import find_differing_settings, format_settings
 from optpipe.core.records import read_record
 from optpipe.core.verdict import CriterionResult, JudgedArtifact, Note, PolicyReference, Verdict, VerdictRecord
 from optpipe.errors import BadInputError
-from optpipe.evaluate.recompute import observe_accuracy
 from optpipe.measuring.groups import summarize_group
 from optpipe.measuring.measured import RecordedMeasurement, find_environment_differences
-from optpipe.preprocess.recompute import observe_preprocessing
-from optpipe.profile.recompute import observe_tensor_cores
-from optpipe.signoff.build_evidence import BuildEvidence, filter_by_options, select_groups
+from optpipe.signoff.build_evidence import BuildEvidence, evidence_from_runs, select_groups
 from optpipe.signoff.criteria import decide_overall_verdict, judge_criteria
 from optpipe.signoff.evidence import observe
 from optpipe.signoff.policy import Policy, policy_from_toml
@@ -158,18 +155,12 @@ def _gather_evidence(
     build, confidence = judged_build_from_entry(artifact), policy.confidence
     measured = list_artifact_measurements(runs, confidence, build.artifact, judged=True)
     baseline = load_runs(folder / "baseline" / "runs")
-    return BuildEvidence(
-        build=build,
-        measured=tuple(filter_by_options(policy.options, measured)),
+    return replace(
+        evidence_from_runs(build, runs, policy, measured),
         baseline=tuple(list_artifact_measurements(baseline, confidence, request.baseline_artifact, judged=True)),
         baseline_name=request.baseline,
         pairs=tuple(pairs_from_runs(runs, request.baseline_artifact, build.artifact, confidence)),
-        accuracy=observe_accuracy(runs, build, confidence),
-        preprocessing=observe_preprocessing(runs, build, confidence),
-        tensor_core_share=observe_tensor_cores(runs, build, confidence),
         record=describe_record(artifact),
-        options=policy.options,
-        confidence=confidence,
     )
 
 

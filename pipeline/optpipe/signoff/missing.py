@@ -11,12 +11,9 @@ from optpipe.core.entries import ArtifactInfo, ModelInfo
 from optpipe.core.events import Listener
 from optpipe.core.observation import Missing
 from optpipe.errors import BadInputError, OptpipeError
-from optpipe.evaluate.recompute import observe_accuracy
 from optpipe.export.exported import find_stored_model
 from optpipe.export.model import Model
-from optpipe.preprocess.recompute import observe_preprocessing
-from optpipe.profile.recompute import observe_tensor_cores
-from optpipe.signoff.build_evidence import BuildEvidence, filter_by_options, select_groups
+from optpipe.signoff.build_evidence import BuildEvidence, evidence_from_runs, select_groups
 from optpipe.signoff.collect import JUDGED_KINDS, SignoffRequest, find_judged_artifact, is_run_about
 from optpipe.signoff.evidence import observe
 from optpipe.signoff.policy import Criterion
@@ -63,18 +60,9 @@ def measure_missing_evidence(
 
 
 def _list_needed(wanted: SignoffRequest, judged: Entry, runs: Sequence[Run]) -> Iterator[Criterion]:
-    build, confidence = judged_build_from_entry(judged), wanted.policy.confidence
-    evidence = BuildEvidence(
-        build,
-        measured=tuple(
-            filter_by_options(wanted.policy.options, list_artifact_measurements(runs, confidence, build.artifact))
-        ),
-        options=wanted.policy.options,
-        accuracy=observe_accuracy(runs, build, confidence),
-        preprocessing=observe_preprocessing(runs, build, confidence),
-        tensor_core_share=observe_tensor_cores(runs, build, confidence),
-        confidence=confidence,
-    )
+    build = judged_build_from_entry(judged)
+    measured = list_artifact_measurements(runs, wanted.policy.confidence, build.artifact)
+    evidence = evidence_from_runs(build, runs, wanted.policy, measured)
     for criterion in wanted.policy.criteria:
         if criterion.section == "regression":  # without a baseline it is missing whatever is measured
             if not select_groups(criterion.where, evidence.measured):

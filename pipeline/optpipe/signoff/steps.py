@@ -1,6 +1,5 @@
 """The steps that gather evidence, as `optpipe run` takes them all and `optpipe signoff` takes what is missing."""
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,6 @@ from optpipe.core.events import Listener
 from optpipe.export.model import Model
 from optpipe.signoff.loads import loads_from_criteria
 from optpipe.signoff.policy import Criterion
-from optpipe.workspace.manifest import get_command_line
 from optpipe.workspace.store import Entry, Store
 
 
@@ -58,7 +56,7 @@ def run_preprocess_step(model: Model, images: Path | None, store: Store, listene
     from optpipe.preprocess.preprocess import PreprocessRequest, choose_dali_plan, derive_preprocessing
 
     request = PreprocessRequest(images=images, plan=choose_dali_plan("auto"), throughput=False)
-    return [derive_preprocessing(model, request, store, listener).run.path]
+    return [Path(derive_preprocessing(model, request, store, listener).run_dir)]
 
 
 def run_bench_step(
@@ -129,4 +127,4 @@ def run_profile_step(
         lengths=(max(lengths),) if lengths else None,
     )
     require_profilable(plan.tracer)
-    return [profile_model(plan, [artifact], model, store, listener, shlex.split(get_command_line())).run_dir]
+    return [profile_model(plan, [artifact], model, store, listener).run_dir]

@@ -12,7 +12,6 @@ import io
 import json
 import os
 import secrets
-import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +26,7 @@ from optpipe.core.records import json_from_record, read_record
 from optpipe.errors import BadInputError, StageError
 from optpipe.workspace.environment import describe_environment
 from optpipe.workspace.hashes import FileHash, find_problems, hash_files
+from optpipe.workspace.manifest import get_command_line
 
 if TYPE_CHECKING:
     import polars as pl
@@ -158,20 +158,23 @@ def open_run(workspace: Path, kind: RunKind) -> Iterator[OpenRun]:
 def finish_run(
     run: OpenRun,
     *,
-    command: Sequence[str] | str,
+    command: str | None = None,
     parents: Sequence[str] = (),
     model: str | None = None,
     trained: bool | None = None,
     status: RunStatus = "complete",
 ) -> Run:
-    """Hashes every file and writes the manifest: from here on the run exists. Raises StageError where it cannot."""
+    """Hashes every file and writes the manifest: from here on the run exists. Raises StageError where it cannot.
+
+    `command` is the one that is running unless another is given.
+    """
     manifest = RunManifest(
         run_id=run.run_id,
         kind=run.kind,
         status=status,
         started_utc=run.started_utc,
         finished_utc=datetime.now(UTC).isoformat(timespec="milliseconds"),
-        command=command if isinstance(command, str) else shlex.join(command),
+        command=command or get_command_line(),
         environment=describe_environment(),
         parents=tuple(parents),
         files=hash_files(run.path, (MANIFEST,)),

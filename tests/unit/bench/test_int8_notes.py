@@ -53,8 +53,7 @@ def evaluated(workspace, entry, lost, budget=None, n=1000):
     table = pl.DataFrame(frame | {"source:best": [[label] for label in classes], f"{entry.id}:best": answers})
     table.write_parquet(run.path / "predictions.parquet")
     write_bytes(run.path / "evaluate.json", json_from_record(evaluation(budget)))
-    command = ["optpipe", "evaluate", "digits"]
-    return finish_run(run, command=command, parents=[entry.id], model="digits", trained=True)
+    return finish_run(run, command="optpipe evaluate digits", parents=[entry.id], model="digits", trained=True)
 
 
 def test_causes_are_read_from_the_built_network_and_the_linter(built) -> None:

@@ -10,10 +10,11 @@ from tests.fakes.golden import assert_golden
 from tests.golden import phenomena
 from tests.golden.nsys_export import Recording
 
+from optpipe.profile.profile_model import ModelProfileDocument
 from optpipe.reporters.terminal_profile import render_diff, render_profile, render_profiles
 from optpipe.trace.findings.context import StageFacts
 from optpipe.trace.findings.diff import DiffSide, diff_profiles
-from optpipe.trace.findings.records import FailedStage, ProfileRecord, StageProfile, StageSubject, TraceProfile
+from optpipe.trace.findings.records import FailedStage, StageProfile, StageSubject, TraceProfile
 from optpipe.trace.findings.report import profile_from_trace
 from optpipe.trace.layers.layer_cost import LayerCost
 from optpipe.trace.layers.ncu import KernelCounters
@@ -100,9 +101,9 @@ def test_stages_of_one_model(read: Callable[[Recording], Trace]) -> None:
     slowed = profile_from_trace(read(phenomena.launch_bound()), facts=facts)
     second = replace(first, subject=replace(subject, name="onnxruntime fp16 batch 1"), profile=slowed)
     failed = FailedStage("preprocess dali batch 1", "preprocess", "no space left", 4)
-    record = ProfileRecord((first, second), (failed,))
-    assert_golden(text_of(render_profiles(record, None, Path("runs/profile-1"))), "profile-stages.txt")
-    assert "onnxruntime fp32 batch 1 in full" in text_of(render_profiles(record, first, Path("runs/profile-1")))
+    record = ModelProfileDocument((first, second), (failed,), run_dir=Path("runs/profile-1"))
+    assert_golden(text_of(render_profiles(record)), "profile-stages.txt")
+    assert f"{subject.name} in full" in text_of(render_profiles(replace(record, main=subject.name)))
 
 
 def test_names_with_brackets_are_no_markup(read: Callable[[Recording], Trace]) -> None:

@@ -14,7 +14,7 @@ def finished(workspace, kind="bench"):
     run = runs.begin_run(workspace, kind)
     (run.path / "samples").mkdir()
     (run.path / "samples" / "m0.bin").write_bytes(b"abc")
-    return runs.finish_run(run, command=["optpipe", "bench", "a b"], parents=["onnxruntime-0123"], model="digits")
+    return runs.finish_run(run, command="optpipe bench 'a b'", parents=["onnxruntime-0123"], model="digits")
 
 
 def test_a_run_exists_only_once_its_manifest_is_written(tmp_path):
@@ -22,7 +22,7 @@ def test_a_run_exists_only_once_its_manifest_is_written(tmp_path):
     assert runs.list_runs(tmp_path) == ()
     with pytest.raises(BadInputError, match="is incomplete"):
         runs.load_run(begun.path)
-    runs.finish_run(begun, command=["optpipe", "bench"])
+    runs.finish_run(begun, command="optpipe bench")
     assert [run.run_id for run in runs.list_runs(tmp_path)] == [begun.run_id]
 
 

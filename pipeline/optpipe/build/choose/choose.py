@@ -24,7 +24,6 @@ from optpipe.measuring.measure import write_measurements
 from optpipe.measuring.pool import WorkerPool
 from optpipe.measuring.race import RaceResult, count_processes, race_builds
 from optpipe.workspace.file_names import CARD
-from optpipe.workspace.manifest import get_command_line
 from optpipe.workspace.runs import OpenRun, finish_run, open_run, write_bytes
 from optpipe.workspace.store import Store
 
@@ -76,9 +75,7 @@ def choose_build(model: Model, plan: ChoicePlan, weights: str, store: Store, lis
             seed=seed,
         )
         write_bytes(run.path / DECISION_FILE, json_from_record(decision))
-        finish_run(
-            run, command=get_command_line(), parents=[exported.id, *(each.id for each in judged)], model=card.name
-        )
+        finish_run(run, parents=[exported.id, *(each.id for each in judged)], model=card.name)
     status = judge_status(decision, judged)
     return ChoiceResult(decision, result_from_build(build, weights, ()), str(run.path), status)
 

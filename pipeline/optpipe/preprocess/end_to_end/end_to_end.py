@@ -27,7 +27,6 @@ from optpipe.preprocess.throughput.records import PATIENCE
 from optpipe.preprocess.throughput.throughput import LIMIT_S, warm_page_cache, warn_about_other_load
 from optpipe.workspace.environment import count_cores
 from optpipe.workspace.file_names import END_TO_END, PREPROCESSING
-from optpipe.workspace.manifest import get_command_line
 from optpipe.workspace.runs import OpenRun, finish_run, list_runs, open_run, write_bytes, write_parquet
 from optpipe.workspace.store import Store
 
@@ -92,7 +91,7 @@ def bench_end_to_end(
             run_dir=str(run.path),
         )
         write_bytes(run.path / END_TO_END, json_from_record(record))
-        finish_run(run, command=get_command_line(), parents=tuple(each.entry.id for each in artifacts))
+        finish_run(run, parents=tuple(each.entry.id for each in artifacts))
     return record
 
 

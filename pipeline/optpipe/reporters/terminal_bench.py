@@ -1,12 +1,8 @@
 """A bench run on the terminal: figures with their intervals, and beneath them what may not be believed and why."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
-from rich import box
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.measure import Measurement as Width
-from rich.table import Table
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from optpipe.core.bench_record import (
@@ -22,6 +18,7 @@ from optpipe.core.bench_record import (
 from optpipe.core.measurement import Measurement, Options, Validity, format_option
 from optpipe.core.measurement_group import MeasurementGroup
 from optpipe.core.units import format_bytes, format_duration
+from optpipe.reporters.tables import FittingTable
 from optpipe.stats.percentiles import count_samples_needed
 
 _LAST = float("inf")
@@ -30,7 +27,6 @@ MAX_REASONS_SHOWN = 4
 TEXT_COLUMNS = ("artifact", "device", "load")
 DROPPABLE_COLUMNS = ("memory", "batches/s", "CV", "inside", "p90 ms", "J/image", "between")
 """What a narrow terminal goes without, in this order."""
-Columns = list[tuple[str, Sequence[str | Text]]]
 
 
 def _sort_groups(groups: Sequence[MeasurementGroup], sort: BenchSort) -> list[MeasurementGroup]:
@@ -62,7 +58,7 @@ def render_bench(record: BenchRecord, sort: BenchSort) -> RenderableType:
 def _render_figures(groups: Sequence[MeasurementGroup], called: Mapping[str, str]) -> RenderableType:
     """One line per load; what is the same for all of them stands above the table."""
     tails = [name for name in ("p90", "p99", "p99.9") if any(name in group.figures for group in groups)]
-    columns: Columns = [
+    columns: list[tuple[str, Sequence[str | Text]]] = [
         ("artifact", [called[group.subject.artifact] for group in groups]),
         ("device", [_format_device(group) for group in groups]),
         ("load", [_format_load(group) for group in groups]),
@@ -87,7 +83,7 @@ def _render_figures(groups: Sequence[MeasurementGroup], called: Mapping[str, str
     models = dict.fromkeys(str(group.subject.model) for group in groups)
     shared = ", ".join(str(cells[0]) for name, cells in columns if name in same)
     heading = ": ".join(each for each in ("" if len(models) > 1 else next(iter(models), ""), shared) if each)
-    return Group(Text(heading), _Fitting(kept)) if groups else _make_table(kept)
+    return Group(Text(heading), FittingTable(kept, (*TEXT_COLUMNS, "verdict"), DROPPABLE_COLUMNS))
 
 
 def _format_processes(group: MeasurementGroup) -> str:
@@ -126,33 +122,6 @@ def _render_lengths(rows: Sequence[Measurement]) -> list[Text]:
         filled = f"{row.inputs.padding:.0%} padding" if row.inputs.padding else "no padding"
         said[f"sequence length {build}; inputs of {row.load.length} have {filled}"] = None
     return [Text(each, style="dim") for each in said]
-
-
-@dataclass(frozen=True)
-class _Fitting:
-    """A table that leaves out whole columns, and says which, where the terminal would cut into figures and verdicts."""
-
-    columns: Columns
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        kept, dropped = list(self.columns), []
-        for name in DROPPABLE_COLUMNS:
-            if Width.get(console, options.update(max_width=9999), _make_table(kept)).maximum <= options.max_width:
-                break
-            dropped += [each for each, _ in kept if each == name]
-            kept = [each for each in kept if each[0] != name]
-        yield _make_table(kept)
-        if dropped:
-            yield Text(f"hidden on this narrow terminal: {', '.join(dropped)} (see --json)", style="dim")
-
-
-def _make_table(columns: Columns) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name, _ in columns:
-        table.add_column(name, justify="left" if name in (*TEXT_COLUMNS, "verdict") else "right", no_wrap=True)
-    for cells in zip(*(cells for _, cells in columns), strict=True):
-        table.add_row(*cells)
-    return table
 
 
 def _name_artifacts(rows: Sequence[Measurement]) -> dict[str, str]:

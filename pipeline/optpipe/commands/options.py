@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from optpipe.core.choices import complete_choice, describe_choices
+from optpipe.core.choices import complete_choice
 from optpipe.core.entries import Device
 from optpipe.core.precision import Precision
 
@@ -22,7 +22,7 @@ def _complete_backend(incomplete: str) -> list[str]:
 
 def define_precision_option(what: str) -> Any:
     """`--precision`, a list; `what` the command does with them, as its help says it."""
-    return typer.Option(metavar=describe_choices(list(Precision)), autocompletion=_complete_precision, help=what)
+    return typer.Option(metavar=f"{'|'.join(Precision)}[,…]", autocompletion=_complete_precision, help=what)
 
 
 def define_backend_option(what: str) -> Any:

@@ -20,11 +20,6 @@ def choices_from_text(text: str, choices: Collection[str], flag: str) -> tuple[s
     return tuple(dict.fromkeys(words))
 
 
-def describe_choices(choices: Collection[str]) -> str:
-    """The list as `--help` shows it: `fp32|fp16[,…]`."""
-    return f"{'|'.join(choices)}[,…]"
-
-
 def complete_choice(incomplete: str, choices: Collection[str]) -> list[str]:
     """The lists that complete the last word of `incomplete`, for a shell."""
     before, comma, last = incomplete.rpartition(",")

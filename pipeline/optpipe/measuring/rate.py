@@ -29,7 +29,7 @@ def find_highest_rate(
         if rate is None or found[-1].interrupted:
             break
         found.append(measure(rate))
-        if is_confirmed(found[-1], slo):
+        if slo.is_met_by(found[-1]) and not _behind(found[-1]):
             return found, found[-1]
         rate *= STEP_DOWN
     return found, None
@@ -65,11 +65,6 @@ def is_sustained(measurement: Measurement, slo: Slo) -> bool:
     """Whether the rate was kept up with and the percentile's value is inside the limit: where the search goes on upwards."""
     found = slo.read(measurement)
     return found is not None and found.value <= slo.limit_ns and not _behind(measurement)
-
-
-def is_confirmed(measurement: Measurement, slo: Slo) -> bool:
-    """Whether the rate was kept up with and the percentile's upper bound is inside the limit."""
-    return slo.is_met_by(measurement) and not _behind(measurement)
 
 
 def _behind(measurement: Measurement) -> bool:

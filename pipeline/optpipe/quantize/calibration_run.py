@@ -4,7 +4,7 @@ import os
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from optpipe.backends.onnx_lint import lint_graph
 from optpipe.core.card import card_from_file
@@ -105,6 +105,8 @@ class CalibrationResult:
 
 def run_calibration(model: Model, plan: CalibrationPlan, store: Store, listener: Listener) -> CalibrationResult:
     """Draws the set, makes the tables, compares them, and where asked ranks layers and keeps some in floating point."""
+    import onnx
+
     if plan.output is not None:
         _make_output_folder(plan.output)
     model, stored = prepare_model(model, store, listener)
@@ -129,7 +131,7 @@ def run_calibration(model: Model, plan: CalibrationPlan, store: Store, listener:
             path = folder / f"table-{best.method}-spared.json"
             path.parent.mkdir(parents=True, exist_ok=True)
             write_table(path, best)
-    graph, placed = quantize_graph(_load_graph(exported), best, plan.target)
+    graph, placed = quantize_graph(onnx.load(exported.file(ONNX)), best, plan.target)
     return CalibrationResult(
         model=exported.info.name,
         model_id=exported.id,
@@ -175,12 +177,6 @@ def _make_output_folder(output: Path) -> None:
         raise BadInputError(f"cannot create --output {output}: {error.strerror}") from error
     if not writable:
         raise BadInputError(f"--output {output} is not writable")
-
-
-def _load_graph(exported: Entry[ModelInfo]) -> Any:
-    import onnx
-
-    return onnx.load(exported.file(ONNX))
 
 
 def _write_tables(entry: Entry[CalibrationInfo], plan: CalibrationPlan, store: Store) -> dict[str, Path]:

@@ -198,8 +198,15 @@ def test_files_that_are_no_json_lines(inside: Run, folder: Path, tmp_path: Path,
     assert "Traceback" not in found.stderr
 
 
-def test_what_does_not_belong_together_is_said(run: Run, folder: Path) -> None:
+def test_what_does_not_belong_together_is_said(run: Run, folder: Path, tmp_path: Path) -> None:
     model = f"hf:{folder / 'reviews'}"
+    (tmp_path / "odd.jsonl").write_text('{"text": "the film was dull", "label": "bad"}\n')
+    assert run("build", model, "--precision", "fp32", "--backend", "onnxruntime").status == 0
+    odd = run("evaluate", model, "--data", tmp_path / "odd.jsonl")
+    assert odd.status == ExitStatus.BAD_INPUT
+    assert (
+        "label 'bad' of odd.jsonl is not a class of reviews: use its labels (negative, neutral, positive)" in odd.stderr
+    )
     images = run("calibrate", model, "--data", str(folder), "--json")
     assert "is a folder; a text model needs a JSON Lines file" in images.stderr
     none = run("calibrate", model, "--json")
@@ -271,6 +278,8 @@ def test_a_profile_is_of_the_length_that_was_asked_for(run: Run, folder: Path) -
     assert [each["name"] for each in subjects] == [f"onnxruntime fp32 batch 1 length {length}" for length in (8, 32)]
     short, long = (each["profile"]["roofline"]["macs"] for each in found.document["stages"])
     assert long > 4 * short, "the layers' costs are those of the length that ran"
-    refused = run("profile", *which, "--length", "4096", *how)
+    refused = run("profile", *which, "--length", "4096", *how, "--workspace", folder / "empty")
     assert refused.status == ExitStatus.BAD_INPUT
-    assert "length 4096 is outside the profile 8…32" in refused.stderr
+    message = "length 4096 is outside the profile 8…32 of reviews\nwiden it with --shape input_ids=1x8:8x32:64x4096"
+    assert message in refused.stderr
+    assert "export" not in refused.stderr

@@ -196,20 +196,22 @@ def choose_batch_sizes(artifact: StoredArtifact, sizes: Sequence[int] | None) ->
 
 def require_lengths(artifact: StoredArtifact, lengths: Sequence[int] | None) -> None:
     """Raises BadInputError for a length outside the profile, or of a model without sequences."""
-    if lengths is None:
-        return
-    card, known = artifact.card, artifact.card.length_range
-    if known is None:
+    if lengths is not None:
+        info, card = artifact.entry.info, artifact.card
+        build = f"optpipe build {format_model_argument(card.name, card.source)} --precision {info.precision}"
+        wider = f"`{build} --backend {info.backend} {card.format_wider_shapes(lengths)}` builds one that includes it"
+        require_card_lengths(card, lengths, artifact.label, wider)
+
+
+def require_card_lengths(card: ModelCard, lengths: Sequence[int], name: str, way_out: str) -> None:
+    """Likewise for the profile in a card; `name` and `way_out` are for the message."""
+    if card.length_range is None:
         inputs = ", ".join(f"{each.name} {each.format_profile()}" for each in card.inputs)
         raise BadInputError(f"--length: {card.name} has no sequence length: its inputs are {inputs}")
-    low, high = known
-    outside = [length for length in lengths if not low <= length <= high]
-    if outside:
-        info, build = artifact.entry.info, f"optpipe build {format_model_argument(card.name, card.source)}"
+    low, high = card.length_range
+    if outside := [length for length in lengths if not low <= length <= high]:
         raise BadInputError(
-            f"length {outside[0]} is outside the profile {low}…{high} of {artifact.label}\n"
-            f"`{build} --precision {info.precision} --backend {info.backend} {card.format_wider_shapes(outside)}` "
-            "builds one that includes it, where the model takes that many tokens"
+            f"length {outside[0]} is outside the profile {low}…{high} of {name}\n{way_out}, where the model takes that many tokens"
         )
 
 

@@ -93,7 +93,7 @@ def add_calibration(model: Model, plan: BuildPlan, stored: Entry | None, store: 
         )
     known = {kind for backend in plan.backends for kind in backend.precisions(choose_device(backend, plan.device))}
     wanted = [kind for kind in CALIBRATED if kind in plan.precisions and kind in known]
-    if not wanted:
+    if not wanted and (plan.budget is None or plan.calibration is None):
         return plan
     card = card_from_file(stored.file(CARD)) if stored else model.load().card
     if plan.calibration is not None:

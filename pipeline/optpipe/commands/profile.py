@@ -164,9 +164,11 @@ def _profile_model(
     """Builds what is to be profiled, or takes it from the store, then profiles it."""
     from dataclasses import replace
 
+    from optpipe.artifacts.lookup import require_card_lengths
     from optpipe.commands.parsing import build_plan_from_options, model_from_options
     from optpipe.core.card import card_from_file
     from optpipe.errors import ExitStatus
+    from optpipe.export.exported import prepare_model
     from optpipe.inputs.images import find_images
     from optpipe.measuring.sweep import batch_sizes_from_text
     from optpipe.profile.job import BuildJob
@@ -189,6 +191,10 @@ def _profile_model(
     stages, batch_sizes = tuple(capture.stage or Stage), batch_sizes_from_text(capture.batch_size)
     lengths = None if capture.length is None else batch_sizes_from_text(capture.length, "--length")
     require_profilable(capture.tracer)
+    if lengths is not None:  # refused before the build too
+        model, stored = prepare_model(model, store, terminal)
+        card = card_from_file(stored.file(CARD)) if stored else model.load().card
+        require_card_lengths(card, lengths, card.name, f"widen it with {card.format_wider_shapes(lengths)}")
     if builds.images is not None:
         find_images(builds.images)  # a folder without images is refused before the build, which may take minutes
     built = build_or_find(text, model, builds, store, terminal)

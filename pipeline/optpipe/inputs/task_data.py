@@ -220,10 +220,13 @@ def find_label_indices(samples: SampleSet, card: ModelCard, classes: int) -> "ND
         index = {label: position for position, label in enumerate(sorted(samples.labels))}
     else:
         odd = sorted(str(name) for name in known - set(card.labels))[0]
-        raise BadInputError(
-            f"label '{odd}' of {samples.name} is not a class of {card.name}: name the folders after its labels or"
-            f" class indices, or provide all {classes} folders in class order"
-        )
+        if isinstance(samples, TextSet):
+            way_out = f"use its labels ({', '.join(card.labels[:12])}) or class indices 0 to {classes - 1}"
+        else:
+            way_out = (
+                f"name the folders after its labels or class indices, or provide all {classes} folders in class order"
+            )
+        raise BadInputError(f"label '{odd}' of {samples.name} is not a class of {card.name}: {way_out}")
     return np.array([index[str(name)] for name in names], np.int64)
 
 

@@ -62,7 +62,8 @@ def test_the_statements_are_valid_for_the_libraries_of_their_formats(attested):
 
 
 def test_verify_checks_signature_and_digests(attested, inside, tmp_path):
-    assert verify(inside, attested, attested / "attestations").status == 0
+    right = verify(inside, attested, attested / "attestations")
+    assert (right.status, "attested with" in right.stdout, "not signed" in right.stdout) == (0, True, False)
     other = verify(inside, attested, attested / "attestations", "other.pub.pem")
     assert other.status == 2
     assert "is not signed by this key" in other.stdout + other.stderr

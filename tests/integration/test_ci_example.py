@@ -1,13 +1,21 @@
 """The example CI workflow is YAML, its commands are ours, and what it keeps is what they write."""
 
+import base64
+import json
+import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
 import yaml
 from typer.core import TyperGroup
 from typer.main import get_command
 
 from optpipe.cli import app
+from optpipe.core.verdict import Verdict
+from optpipe.deploy.statements import PASS_PROPERTY, SVR, make_svr
 
 WORKFLOW = Path(__file__).parents[2] / "reports" / "examples" / "ci.yml"
 
@@ -32,8 +40,6 @@ def test_the_workflow_runs_commands_that_exist_and_keeps_what_they_write():
 
 
 def test_the_attestation_examples_run_our_commands_and_ask_for_our_property():
-    from optpipe.deploy.statements import PASS_PROPERTY, SVR
-
     examples = WORKFLOW.parent
     document = yaml.safe_load((examples / "attest.yml").read_text())
     lines = [step["run"] for step in document["jobs"]["attest"]["steps"] if "run" in step]
@@ -49,4 +55,32 @@ def test_the_attestation_examples_run_our_commands_and_ask_for_our_property():
     policy = yaml.safe_load((examples / "kubernetes-admission.yaml").read_text())
     asked = policy["spec"]["rules"][0]["verifyImages"][0]["attestations"][0]
     assert asked["type"] == SVR
-    assert asked["conditions"][0]["all"][0]["key"] == PASS_PROPERTY
+    keys = asked["attestors"][0]["entries"][0]["keys"]
+    unlogged = any("--tlog-upload=false" in line for line in lines)
+    assert keys["rekor"]["ignoreTlog"] == keys["ctlog"]["ignoreSCT"] == unlogged, (
+        "what is not logged cannot be asked for"
+    )
+    [condition] = asked["conditions"][0]["all"]
+    assert (condition["key"], condition["operator"]) == (PASS_PROPERTY, "AnyIn")
+    field = condition["value"].strip("{ }")
+    for verdict, waived, admitted in (
+        (Verdict.PASS, (), True),
+        (Verdict.PASS, ("a criterion",), False),
+        (Verdict.INCONCLUSIVE, (), False),
+        (Verdict.FAIL, (), False),
+    ):
+        record: Any = SimpleNamespace(verdict=verdict, waived=waived, created_utc="2026-11-22T00:00:00+00:00")
+        assert (condition["key"] in make_svr(record)[field]) == admitted
+
+
+def test_the_workflow_takes_the_predicate_out_of_the_envelope_that_attest_writes():
+    """The fields that `jq` is given are those of a DSSE envelope and of an in-toto statement."""
+    pytest.importorskip("securesystemslib", reason="securesystemslib is not installed: the extra `attest`")
+    from securesystemslib.dsse import Envelope
+
+    document = yaml.safe_load((WORKFLOW.parent / "attest.yml").read_text())
+    [text] = [step["run"] for step in document["jobs"]["attest"]["steps"] if "cosign attest" in step.get("run", "")]
+    outer, inner = re.findall(r"jq (?:-r )?\.(\w+)", text)
+    statement = {"predicate": {"properties": [PASS_PROPERTY]}}
+    envelope = Envelope(json.dumps(statement).encode(), "application/vnd.in-toto+json", {}).to_dict()
+    assert json.loads(base64.b64decode(envelope[outer]))[inner] == statement["predicate"]

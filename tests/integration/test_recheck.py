@@ -37,5 +37,7 @@ def test_an_environment_that_lacks_what_the_worker_needs_is_named_with_the_comma
     assert "uv pip install -p" in ran.stderr
     nothing = optpipe("recheck", found.dossier, "--python", tmp_path / "nothing", workspace=found.workspace)
     assert nothing.status == 2
+    share = optpipe("recheck", found.dossier, "--max-slowdown", "5", workspace=found.workspace)
+    assert (share.status, "--max-slowdown 5: expected a fraction" in share.stderr) == (2, True)
     few = optpipe("recheck", found.dossier, "--rounds", "5", workspace=found.workspace)
     assert (few.status, "--rounds 5: a comparison of processes needs 8 rounds or more" in few.stderr) == (2, True)

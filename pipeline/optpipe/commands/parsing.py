@@ -133,6 +133,6 @@ def share_from_text(text: str, flag: str) -> float:
         value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
         value = -1.0
-    if not 0 < value <= 10:
+    if not 0 < value <= (10 if text.endswith("%") else 1):  # 5 is rather 5 % than 500 %
         raise BadInputError(f"{flag} {text}: expected a fraction such as 2.5% or 0.025")
     return value

@@ -134,6 +134,8 @@ def verify(
         if attestations is not None or public_key is not None:
             checked = _check_attestations(checked, attestations, public_key)
     signature = "signed by an allowed key" if allowed_signers else "signed" if checked.signed else "not signed"
+    if public_key is not None:
+        signature = f"attested with {public_key}" + (f", {signature}" if checked.signed else "")
     found = checked.verdict if checked.intact else None
     record = VerificationRecord(
         dossier=str(dossier),

@@ -110,8 +110,9 @@ def _classifies_images(build: SignedBuild) -> bool:
     return build.preprocessing is not None and build.card.task is Task.CLASSIFICATION
 
 
-SERVICE = """Behind FastAPI (`pip install fastapi python-multipart uvicorn`), as `service.py` in this folder: `uvicorn service:app`.
-LitServe, BentoML and Ray Serve call `predict` likewise, with the images of a batch.
+SERVICE = """Behind FastAPI (`pip install fastapi python-multipart uvicorn`), as `service.py` in a folder of yours, since `--check`
+refuses what was added to this one: `PYTHONPATH=DIR PYTHONDONTWRITEBYTECODE=1 uvicorn service:app`. LitServe, BentoML and
+Ray Serve call `predict` likewise, with the images of a batch.
 
 ```python
 from fastapi import FastAPI, UploadFile

@@ -260,18 +260,19 @@ def _prepare(build: SignedBuild, load: LoadSpec, store: Store, scratch: Path) ->
 
 def _compare_with_dossier(side: Side, group: ProcessGroup, load: LoadSpec, listener: Listener) -> LatencyChange:
     """Welch's interval of the difference of mean logarithms: the processes were not measured in turn."""
-    values = []
+    old, values = group.compute_mean("p50", logarithms=True), []
+    if old is None:
+        raise BadInputError(
+            "the dossier has fewer than three usable processes of this load; pass --python with the old environment"
+        )
     with listener.step(f"{load}, {PROCESSES} processes", total=PROCESSES) as step:
         for number in range(PROCESSES):
             with side.open() as worker:
                 found = side.measure(worker, load, f"n{number:03}")
             values.append(log(read_pair_figure(found, PairMetric.P50)))
             step.advance()
-    new, old = mean_from_values(values), group.compute_mean("p50", logarithms=True)
-    if new is None or old is None:
-        raise BadInputError(
-            "the dossier has fewer than three processes of this load; pass --python with the old environment"
-        )
+    new = mean_from_values(values)
+    assert new is not None
     change = subtract_means(new, old)
     low, high = (exp(each) for each in change.interval(PAIR_CONFIDENCE))
     shown = Change.SLOWER if low > 1 else Change.FASTER if high < 1 else Change.NO_DIFFERENCE

@@ -257,7 +257,7 @@ def test_a_folder_predicts_what_was_signed_off_without_optpipe(deployed, tmp_pat
     assert labels == [str(each["prediction"]) for each in images]
     served = subprocess.run(
         [sys.executable, "-c", FROM_THREADS, *files],
-        capture_output=True, text=True, env=alone, cwd=target, timeout=120, check=False,
+        capture_output=True, text=True, env=alone | {"PYTHONDONTWRITEBYTECODE": "1"}, cwd=target, timeout=120, check=False,
     )  # fmt: skip
     assert json.loads(served.stdout) == labels, served.stderr
     with (target / "engine/model.onnx").open("ab") as file:

@@ -57,8 +57,6 @@ def predict(images: list[bytes]) -> list[tuple[str, float]]:
 
 if __name__ == "__main__":
     if not SETTINGS["classifies"]:
-        sys.exit(
-            "predict.py names classes of images, and this model has none: call infer(), and preprocess() for images"
-        )
+        sys.exit("predict.py names classes of images, which this folder cannot: call infer() with tensors")
     for path, (label, score) in zip(sys.argv[1:], predict([Path(each).read_bytes() for each in sys.argv[1:]])):  # noqa: B905
         print(f"{path}  {label}  {score:.4f}")

@@ -203,6 +203,8 @@ def _describe_server(program: ServerProgram, http: str) -> ServerRecord:
 
 
 _ERROR_LINE = re.compile(r"^E\d{4} .*?\] \"?(.*?)\"?$")
+_ABOUT_NO_GPU = re.compile("CUDA driver version|CudaDriverHelper")
+"""What every server without a GPU writes."""
 _TABLE_LINE = re.compile(r"\| UNAVAILABLE: (.*?)\s*\|$")
 
 
@@ -211,6 +213,7 @@ def read_reason(log: Path) -> str:
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     for pattern in (_TABLE_LINE, _ERROR_LINE):
         found = [match[1] for line in lines if (match := pattern.search(line))]
-        if found := [each for each in found if "CUDA driver version" not in each]:
+        if found := [each for each in found if not _ABOUT_NO_GPU.search(each)]:
             return escape(found[0].strip())[:300]
-    return escape(lines[-1].strip())[:300] if lines else "it wrote nothing"
+    last = re.sub(r'^[IWE]\d{4} .*?\] "?(.*?)"?$', r"\1", lines[-1].strip()) if lines else "it wrote nothing"
+    return escape(last)[:300]

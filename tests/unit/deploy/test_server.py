@@ -20,6 +20,10 @@ def test_the_reason_is_the_model_s_own(tmp_path):
     assert read_reason(tmp_path / "log") == "Internal: no such file"
     (tmp_path / "log").write_text("\n".join(LOG.splitlines()[:3]))
     assert read_reason(tmp_path / "log") == "failed to load 'net' version 1: Internal: no such file"
+    (tmp_path / "log").write_text(
+        'E1122 12:44:06.3 1 cuda_utils.cc:18] "CudaDriverHelper has not been initialized."\n' + LOG.splitlines()[0]
+    )
+    assert read_reason(tmp_path / "log") == "loading: ens:1", "a server that is not ready is named by where it is"
     (tmp_path / "log").write_text("Segmentation\x1b[31m fault\n")
     assert read_reason(tmp_path / "log") == "Segmentation\\x1b[31m fault"
     (tmp_path / "log").write_text("")

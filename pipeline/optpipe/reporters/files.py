@@ -1,6 +1,6 @@
 """A comparison as CSV and Parquet: one row per measurement, one column per figure, bounds beside their value."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from optpipe.core.comparison import Comparison, ComparisonRow
 from optpipe.core.estimate import Estimate
@@ -20,8 +20,8 @@ def frame_from_comparison(comparison: Comparison) -> "pl.DataFrame":
     return pl.DataFrame([_record(row) for row in comparison.rows], infer_schema_length=None)
 
 
-def _record(row: ComparisonRow) -> dict[str, Any]:
-    record: dict[str, Any] = {
+def _record(row: ComparisonRow) -> dict[str, object]:
+    record: dict[str, object] = {
         name: getattr(row, name)
         for name in ("id", "run", "artifact", "model", "backend", "precision", "device", "setting")
     }

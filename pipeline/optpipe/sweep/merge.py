@@ -89,8 +89,6 @@ def merge_workspaces(sources: Sequence[Path], store: Store, listener: Listener) 
             with listener.step(f"merge {source}"):
                 damaged += take_in(source, store, counts)
     conflicts = [*_list_variants_apart(store.workspace), *_list_jobs_apart(store.workspace)]
-    for text in (*conflicts, *(f"not merged: {each}" for each in damaged)):
-        listener.warn(text)
     return MergeRecord(tuple(map(str, sources)), counts[0], counts[1], tuple(conflicts), tuple(damaged))
 
 

@@ -182,7 +182,10 @@ def _judge(
     from optpipe.sweep.against import judge_against
     from optpipe.sweep.ledger import read_jobs
 
-    now = {key: records[0] for key, records in read_jobs(workspace).items()}
+    # of `--again` the new records, not the ones that are kept beside them
+    shown = {(row.key, row.run) for row in record.rows}
+    stored = read_jobs(workspace)
+    now = {key: one for key, tries in stored.items() for one in reversed(tries) if (key, one.run) in shown}
     found = judge_against(record.rows, now, before, name, tolerance)
     status = record.exit_status if record.interrupted else int(found.verdict.exit_status)
     return replace(record, regression=found, exit_status=status)

@@ -3,7 +3,7 @@
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
 
 import msgspec
@@ -174,13 +174,11 @@ def _read(record: JobRecord, name: str) -> Estimate | None:
 
 
 def _invert(rate: Estimate, factor: float) -> Estimate:
-    """`factor` over a rate, with the bounds exchanged."""
+    """`factor` over a rate, with the bounds exchanged; infinite where the rate's interval reaches 0."""
+    if rate.low is None:
+        return Estimate(factor / rate.value)
     low, high = rate.bounds
-    return (
-        Estimate(factor / rate.value, factor / high, factor / low)
-        if rate.low is not None
-        else Estimate(factor / rate.value)
-    )
+    return Estimate(factor / rate.value, factor / high, factor / low if low > 0 else inf)
 
 
 def _count_gpus(found: Sequence[JobRecord], load_per_s: float, slo: Slo | None, rate: Estimate) -> Estimate | None:
@@ -190,11 +188,15 @@ def _count_gpus(found: Sequence[JobRecord], load_per_s: float, slo: Slo | None, 
     """
     if slo is None:
         low, high = rate.bounds
-        return Estimate(ceil(load_per_s / rate.value), ceil(load_per_s / high), ceil(load_per_s / low))
+        most = ceil(load_per_s / low) if low > 0 else inf
+        return Estimate(ceil(load_per_s / rate.value), ceil(load_per_s / high), most)
     counts = []
     measured = {one.cell.load.batch_size: time for one in found if (time := _read(one, "p50")) is not None}
     for choice in range(3):
         times = {size: (time.value, *time.bounds)[choice] * NS for size, time in measured.items()}
+        if min(times.values()) <= 0:  # an interval that reaches 0 bounds nothing
+            counts.append(1.0)
+            continue
         need = count_gpus_needed(load_per_s, ServiceTimes(times), slo.percent, slo.limit_ns * NS)
         if need.gpus is None:
             return None

@@ -2,6 +2,7 @@
 
 import shlex
 from dataclasses import replace
+from math import inf
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from tests.fakes.golden import assert_golden
 from tests.fakes.sweeps import H200, L4, make_cell, make_record, make_slot
 
 from optpipe.cli import app
+from optpipe.core.estimate import Estimate
 from optpipe.errors import BadInputError
 from optpipe.measuring.slo import slo_from_text
 from optpipe.reporters.terminal_fleet import render_fleet
@@ -41,6 +43,22 @@ def test_cost_per_million_is_price_over_rate_with_its_interval():
     assert row.cost_per_million.value == pytest.approx(3.6 / 3600 * 1e6 / 4000)
     assert row.cost_per_million.low < row.cost_per_million.value < row.cost_per_million.high
     assert row.kwh_per_million.value == pytest.approx(0.7 / 3600 * 1e6 / 4000)
+
+
+def test_an_interval_that_reaches_zero_bounds_no_cost_and_no_number():
+    scattered = make_record(make_cell(H200, 8), p50_ms=(0.1, 2.0, 9.0))
+    rate = Estimate(2000.0, 0.0, 9000.0)
+    figures = scattered.group.figures | {
+        "throughput": replace(scattered.group.figures["throughput"], estimate=rate),
+        "p50": replace(scattered.group.figures["p50"], estimate=Estimate(4e6, 0.0, 9e6)),
+    }
+    jobs = jobs_of(replace(scattered, group=replace(scattered.group, figures=figures)))
+    (row,) = compare_fleet(jobs, prices=PRICES, load_per_s=10_000).rows
+    assert (row.cost_per_million.low, row.cost_per_million.high) == (pytest.approx(3.6 / 3600 * 1e6 / 9000), inf)
+    assert (row.gpus.value, row.gpus.low, row.gpus.high) == (5, 2, inf)
+    assert "5 [2, inf]" in text_of(render_fleet(compare_fleet(jobs, prices=PRICES, load_per_s=10_000)))
+    (limited,) = compare_fleet(jobs, slo=slo_from_text("p50=10ms"), load_per_s=1000).rows
+    assert limited.gpus.low == 1
 
 
 @pytest.mark.slow

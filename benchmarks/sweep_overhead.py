@@ -1,7 +1,7 @@
 """What `optpipe sweep` itself costs: usage sweep_overhead.py FOLDER [JOBS]   (10,000 jobs by default, no GPU)
 
-Planning, records, table and merging are measured with all JOBS; what a task costs (a process of its own, locks, watch) with 60 empty
-jobs. Then all JOBS are run as empty jobs, 100 to a process, as two shards that are merged with their runs; and 60 on a Ray cluster of
+Planning, records, table and merging are measured with all JOBS; what a task costs (a process of its own, locks, watch) with 20 empty
+jobs. Then all JOBS are run as empty jobs, 500 to a process, as two shards that are merged with their runs; and 20 on a Ray cluster of
 three nodes, for what the driver takes.
 """
 
@@ -37,8 +37,8 @@ from optpipe.sweep.sweep import SweepOptions, run_sweep
 from optpipe.workspace.store import Store, measure_folder_bytes
 
 EMPTY = (sys.executable, str(Path(__file__).with_name("empty_job.py")))
-TASKS = 60
-LOADS = 100
+TASKS = 20
+LOADS = 500
 
 
 def timed(name, work, found):

@@ -13,7 +13,7 @@ from optpipe.build.artifact import build_artifact
 from optpipe.build.records import BuiltArtifact, ModelBuild, Omission, StageTime
 from optpipe.build.verify import verify_artifact
 from optpipe.core.card import ModelCard, card_from_file
-from optpipe.core.entries import ReferenceInfo
+from optpipe.core.entries import GraphInfo, ReferenceInfo
 from optpipe.core.events import Listener
 from optpipe.core.hashing import hash_file
 from optpipe.core.mixed_precision import Budget
@@ -248,7 +248,8 @@ def _build_one(
     except OptpipeError as error:
         result.failed.append(Omission(backend.name, str(precision), str(error), error.exit_status))
         return
-    result.artifacts.append(BuiltArtifact(entry, checked, why_not))
+    kept = graph.info.kept if isinstance(graph.info, GraphInfo) else ()
+    result.artifacts.append(BuiltArtifact(entry, checked, why_not, kept))
 
 
 def _find_obstacle(model: Model, plan: BuildPlan, backend: Backend, precision: Precision, device: Device) -> str | None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from optpipe.build.verify import VerificationInfo
-from optpipe.core.entries import ArtifactInfo, Device, LintSummary, ModelInfo
+from optpipe.core.entries import ArtifactInfo, Device, LintSummary, ModelInfo, SkippedLayer
 from optpipe.core.mixed_precision import MixedPrecision
 from optpipe.core.precision import Precision, PrecisionProof
 from optpipe.core.weights import WeightsRecord
@@ -28,6 +28,8 @@ class BuiltArtifact:
     entry: Entry[ArtifactInfo]
     verification: Entry[VerificationInfo] | None
     why_not: str | None
+    kept: tuple[SkippedLayer, ...] = ()
+    """What its graph leaves in floating point, where the precision is INT8 or FP8."""
 
     @property
     def passed(self) -> bool:
@@ -64,6 +66,7 @@ class ArtifactResult:
     lint: LintSummary
     parity: VerificationInfo | None
     mixed: MixedPrecision | None = None
+    kept: tuple[SkippedLayer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,4 +147,5 @@ def _describe_artifact(built: BuiltArtifact) -> ArtifactResult:
         lint=info.lint,
         parity=built.verification.info if built.verification else None,
         mixed=info.mixed,
+        kept=built.kept,
     )

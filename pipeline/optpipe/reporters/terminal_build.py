@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from optpipe.core.entries import LintSummary
+from optpipe.core.entries import LintSummary, SkippedLayer
 from optpipe.core.precision import Placement, PrecisionProof
 from optpipe.core.units import format_bytes, format_duration
 from optpipe.errors import escape
@@ -40,7 +40,7 @@ def render_build(result: "BuildResult") -> RenderableType:
     why_not = {f"{each.backend}: {each.why_not}" for each in result.artifacts if each.why_not}
     lines += [Text(f"built, cannot run here  {text}", style="dim") for text in sorted(why_not)]
     lines += [
-        Text(f"not proven  {each.id}: {_format_others(each.precision_proof)}", style="red")
+        Text(f"not proven  {each.id}: {_format_others(each.precision_proof, each.kept)}", style="red")
         for each in result.artifacts
         if not each.precision_proof.proven
     ]
@@ -77,8 +77,9 @@ def _format_proof(proof: PrecisionProof) -> Text:
     return Text(", ".join(f"{share:.1%} {kind}" for kind, share in shares), style="" if proof.proven else "red")
 
 
-def _format_others(proof: PrecisionProof) -> str:
-    names = ", ".join(f"{each.name} ({each.type})" for each in proof.others)
+def _format_others(proof: PrecisionProof, kept: tuple[SkippedLayer, ...]) -> str:
+    reasons = {each.layer: f", {each.reason}" for each in kept}
+    names = "; ".join(f"{each.name} ({each.type}{reasons.get(each.name, '')})" for each in proof.others)
     more = proof.others_count - len(proof.others)
     return f"{proof.reason}; others: {names}" + (f" and {more} more" if more > 0 else "")
 

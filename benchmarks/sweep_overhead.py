@@ -45,6 +45,7 @@ def timed(name, work, found):
     started, cpu = time.monotonic(), time.process_time()
     result = work()
     found[name] = {"s": round(time.monotonic() - started, 2), "cpu_s": round(time.process_time() - cpu, 2)}
+    print(f"{name}: {found[name]['s']} s, {found[name]['cpu_s']} s of processor", flush=True)
     return result
 
 
@@ -72,12 +73,15 @@ def run_on_cluster(folder, found):
     """Empty jobs through Ray: the driver's processor time is that of this process."""
     cluster, _ = start_cluster()
     connect("ray")
+    import ray
+
     slots = list_cluster_slots()
     cells = [replace(cell, kind=slots[at % len(slots)].kind) for at, cell in enumerate(make_cells(TASKS))]
     works, done = list_works(plan_sweep(cells, slots, {}), 1), []
     setting = Setting(folder / "ray", Limits(pending_s=600), program=EMPTY)
     timed(f"{TASKS} empty tasks on Ray, the driver", lambda: run_on_ray(works, slots, setting, done.append), found)
     assert [one.state for one in done] == [JobState.DONE] * TASKS
+    ray.shutdown()
     cluster.shutdown()
 
 

@@ -132,7 +132,7 @@ class HuggingFaceSource:
         kinds = ("token_type_ids",) if answers and getattr(config, "type_vocab_size", 0) > 1 else ()
         inputs = tuple(InputSpec(name, "int64", *shapes) for name in ("input_ids", "attention_mask", *kinds))
         labels = () if answers else tuple(config.id2label[key] for key in sorted(config.id2label))
-        tokenization = _describe_tokenization(tokenizer, config, shapes[-1][1]) if tokenizer else None
+        tokenization = _describe_tokenization(tokenizer, config, limit) if tokenizer else None
         return ModelCard(self._short(), self.name, task, inputs, labels=labels, tokenization=tokenization)
 
     def _short(self) -> str:
@@ -190,10 +190,12 @@ def _load_tokenizer(transformers: Any, repository: str) -> Any | None:
     return None
 
 
-def _describe_tokenization(tokenizer: Any, config: Any, longest: int) -> Tokenization:
+def _describe_tokenization(tokenizer: Any, config: Any, positions: int) -> Tokenization:
+    """Texts may be as long as the tokenizer says; where it says nothing, as the default profile allows."""
+    stated = int(tokenizer.model_max_length)  # 1e30 where nothing is stated
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else getattr(config, "pad_token_id", None)
     return Tokenization(
         sha256=hash_text(tokenizer.backend_tokenizer.to_str()),
-        max_length=min(int(tokenizer.model_max_length), longest),
+        max_length=min(stated if stated < 1e9 else DEFAULT_SEQUENCE_PROFILE[2], positions),
         pad_id=int(pad or 0),
     )

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from tests.fakes.text_models import make_tokenizer
 
 from optpipe.core.card import Task
 from optpipe.core.weights import WeightsRequest
@@ -11,14 +12,14 @@ from optpipe.sources.huggingface import HuggingFaceSource
 transformers = pytest.importorskip("transformers", reason="needs transformers: uv sync --extra hf")
 
 
-def save_checkpoint(folder, kind):
+def save_checkpoint(folder, kind, positions=16):
     config = transformers.BertConfig(
         vocab_size=32,
         hidden_size=16,
         num_hidden_layers=1,
         num_attention_heads=2,
         intermediate_size=16,
-        max_position_embeddings=16,
+        max_position_embeddings=positions,
     )
     getattr(transformers, kind)(config).save_pretrained(folder)
     return HuggingFaceSource(str(folder))
@@ -39,6 +40,18 @@ def test_an_encoder_without_a_head_is_an_embedding_with_its_own_weights(tmp_path
     found = save_checkpoint(tmp_path, "BertModel").load(WeightsRequest())
     assert found.card.task is Task.EMBEDDING
     assert found.weights.trained
+
+
+@pytest.mark.parametrize(("stated", "allowed"), [(1024, 1024), (4096, 2048), (None, 512)])
+def test_a_wider_shape_admits_texts_as_long_as_the_tokenizer_says(tmp_path, stated, allowed) -> None:
+    source = save_checkpoint(tmp_path, "BertForSequenceClassification", positions=2048)
+    tokenizer = make_tokenizer(["good", "bad"], ends=True)
+    if stated:
+        tokenizer.model_max_length = stated
+    tokenizer.save_pretrained(tmp_path)
+    card = source.load(WeightsRequest()).card
+    assert card.tokenization.max_length == allowed
+    assert card.inputs[0].max == (64, 512)  # the default profile
 
 
 def test_a_whole_checkpoint_is_trained(tmp_path) -> None:

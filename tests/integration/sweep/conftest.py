@@ -1,6 +1,7 @@
 """One Ray cluster with invented labels, and the servers of both kinds of bucket, for all tests of this folder."""
 
 import os
+from importlib.util import find_spec
 
 import pytest
 
@@ -11,13 +12,14 @@ from tests.fakes.ray_nodes import start_cluster
 @pytest.fixture(scope="package")
 def cluster():
     """Three nodes that this process is connected to; `s3://bucket` and `gs://bucket` are reached from all of them."""
-    pytest.importorskip("ray", reason="needs Ray: pip install 'optpipe[ray]'")
+    if find_spec("ray") is None:
+        pytest.skip("needs Ray: pip install 'optpipe[ray]'")
     from optpipe.sweep.ray_cluster import connect
 
     with serve_buckets():
         made, _ = start_cluster()
         connect("ray")
-        import ray  # only now: it reads its environment when it is imported
+        import ray  # only now: it reads its environment when it is imported, under `uv run` one that starts workers through uv
 
         yield made
         ray.shutdown()

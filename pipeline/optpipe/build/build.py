@@ -20,7 +20,7 @@ from optpipe.core.mixed_precision import Budget
 from optpipe.core.precision import CALIBRATED, Precision
 from optpipe.errors import BadInputError, ExitStatus, MissingError, OptpipeError, StageError
 from optpipe.evaluate.tasks.registry import TASKS
-from optpipe.export.exported import compute_reference, export_model, prepare_model, read_tokenizer
+from optpipe.export.exported import compute_reference, export_model, prepare_model, read_card, read_tokenizer
 from optpipe.export.model import Model
 from optpipe.inputs.tensor_set import holds_tensors, read_tensor_set, save_batches
 from optpipe.quantize.calibrate import require_calibration, resolve_calibration_source
@@ -88,14 +88,12 @@ def add_calibration(model: Model, plan: BuildPlan, stored: Entry | None, store: 
     in points and the model's task is not evaluated.
     """
     if plan.budget is not None:
-        _require_measurable(
-            plan.budget, plan.calibration, card_from_file(stored.file(CARD)) if stored else model.load().card
-        )
+        _require_measurable(plan.budget, plan.calibration, read_card(model, stored))
     known = {kind for backend in plan.backends for kind in backend.precisions(choose_device(backend, plan.device))}
     wanted = [kind for kind in CALIBRATED if kind in plan.precisions and kind in known]
     if not wanted and (plan.budget is None or plan.calibration is None):
         return plan
-    card = card_from_file(stored.file(CARD)) if stored else model.load().card
+    card = read_card(model, stored)
     if plan.calibration is not None:
         tokenizer = read_tokenizer(model, stored)
         source = resolve_calibration_source(plan.calibration, card, tokenizer, store, truncate=plan.truncate)

@@ -168,7 +168,7 @@ def _profile_model(
     from optpipe.commands.parsing import build_plan_from_options, model_from_options
     from optpipe.core.card import card_from_file
     from optpipe.errors import ExitStatus
-    from optpipe.export.exported import prepare_model
+    from optpipe.export.exported import prepare_model, read_card
     from optpipe.inputs.images import find_images
     from optpipe.measuring.sweep import batch_sizes_from_text
     from optpipe.profile.job import BuildJob
@@ -193,7 +193,7 @@ def _profile_model(
     require_profilable(capture.tracer)
     if lengths is not None:  # refused before the build too
         model, stored = prepare_model(model, store, terminal)
-        card = card_from_file(stored.file(CARD)) if stored else model.load().card
+        card = read_card(model, stored)
         require_card_lengths(card, lengths, card.name, f"widen it with {card.format_wider_shapes(lengths)}")
     if builds.images is not None:
         find_images(builds.images)  # a folder without images is refused before the build, which may take minutes

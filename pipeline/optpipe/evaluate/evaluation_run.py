@@ -20,7 +20,7 @@ from optpipe.evaluate.evaluate import (
 from optpipe.evaluate.result import Dataset, Evaluation
 from optpipe.evaluate.tasks.registry import find_task
 from optpipe.evaluate.tasks.user_file import UserTask
-from optpipe.export.exported import compute_model_id, export_model, prepare_model
+from optpipe.export.exported import compute_model_id, export_model, prepare_model, read_card
 from optpipe.export.model import Model
 from optpipe.inputs.sample_set import SampleSet
 from optpipe.inputs.task_data import load_sample_set
@@ -29,6 +29,12 @@ from optpipe.workspace.file_names import CARD, EVALUATION, PREDICTIONS
 from optpipe.workspace.manifest import get_command_line
 from optpipe.workspace.runs import finish_run, open_run, write_bytes
 from optpipe.workspace.store import Entry, Store
+
+
+def require_existing(data: Path) -> None:
+    """Raises BadInputError for evaluation data that are not there."""
+    if not data.exists():
+        raise BadInputError(f"--data {data}: no such file or folder")
 
 
 def run_evaluation(
@@ -50,10 +56,10 @@ def run_evaluation(
     was built yet.
     """
     store.require_writable()
-    if data is not None and not data.exists():
-        raise BadInputError(f"--data {data}: no such file or folder")
+    if data is not None:
+        require_existing(data)
     model, stored = prepare_model(model, store, listener)
-    card = card_from_file(stored.file(CARD)) if stored else model.load().card
+    card = read_card(model, stored)
     task = user_task or find_task(card)
     _require_data(card, data)
     artifacts = list_model_artifacts(compute_model_id(model), store) if only is None else list(only)

@@ -46,6 +46,11 @@ def prepare_model(model: Model, store: Store, listener: Listener) -> tuple[Model
     return (model if stored else choose_available_weights(model, store.workspace, listener)), stored
 
 
+def read_card(model: Model, stored: Entry[ModelInfo] | None) -> ModelCard:
+    """The card of a model, exported or not; `stored` is what `prepare_model` found."""
+    return card_from_file(stored.file(CARD)) if stored else model.load().card
+
+
 def read_tokenizer(model: Model, stored: Entry[ModelInfo] | None) -> str | None:
     """The content of the `tokenizer.json` of a text model, exported or not; None where it has none."""
     if stored is None:
@@ -58,7 +63,7 @@ def export_model(
 ) -> tuple[Entry[ModelInfo], bool]:
     """The store entry `model` with `model.onnx` and `card.json`, and whether it was there; its info holds the weights' record.
 
-    `session_from_store` is what `prepare_model` found: to look for it again would hash all of it twice.
+    `stored` is what `prepare_model` found: to look for it again would hash all of it twice.
     """
     if stored is not None:
         return stored, True

@@ -122,8 +122,9 @@ def profile_model(
         MissingError: nsys is not here. BadInputError: no stage can be profiled, or a length is outside the builds' profile. The
         stage's own error where all failed.
     """
+    card = card_from_file(model.file(CARD))
     for each in artifacts:
-        require_lengths(StoredArtifact(each.entry, card_from_file(model.file(CARD)), model, None), plan.lengths)
+        require_lengths(StoredArtifact(each.entry, card, model, None), plan.lengths)
     jobs = list(_list_jobs(plan, artifacts, model, store))
     if not jobs:
         blocked = "; ".join(f"{each.entry.info.backend}: {each.why_not}" for each in artifacts if each.why_not)

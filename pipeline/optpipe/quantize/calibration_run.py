@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optpipe.backends.onnx_lint import lint_graph
-from optpipe.core.card import card_from_file
 from optpipe.core.entries import CalibrationInfo, LintFinding, ModelInfo, SampleSetSummary, SkippedLayer
 from optpipe.core.events import Listener
 from optpipe.core.hashing import hash_file
 from optpipe.core.mixed_precision import Budget, PrecisionCost
 from optpipe.core.weights import WeightsRecord
 from optpipe.errors import BadInputError
-from optpipe.export.exported import export_model, prepare_model, read_tokenizer
+from optpipe.export.exported import export_model, prepare_model, read_card, read_tokenizer
 from optpipe.export.model import Model
 from optpipe.inputs.tensor_set import save_batches
 from optpipe.quantize.calibrate import (
@@ -31,7 +30,7 @@ from optpipe.quantize.calibrated_graph import choose_calibration_device
 from optpipe.quantize.selection import SelectionInfo, select_kept_layers
 from optpipe.quantize.sensitivity import SensitivityInfo, compare_methods, lower_by_table, rank_layers
 from optpipe.quantize.table import write_table
-from optpipe.workspace.file_names import CALIBRATION_SET, CARD, ONNX
+from optpipe.workspace.file_names import CALIBRATION_SET, ONNX
 from optpipe.workspace.store import Entry, Store
 
 if TYPE_CHECKING:
@@ -155,7 +154,7 @@ def run_calibration(model: Model, plan: CalibrationPlan, store: Store, listener:
 
 def _find_source(model: Model, stored: Entry[ModelInfo] | None, plan: CalibrationPlan, store: Store) -> Path | None:
     """The data to calibrate on: those given, else those of the model's file; None for those that the card names."""
-    card = card_from_file(stored.file(CARD)) if stored else model.load().card
+    card = read_card(model, stored)
     if plan.source is not None:
         tokenizer = read_tokenizer(model, stored)
         return resolve_calibration_source(plan.source, card, tokenizer, store, truncate=plan.truncate)

@@ -29,16 +29,13 @@ class MeasurementBudget:
 
 def require_evaluable(model: Model, data: Path, store: Store, listener: Listener, *, truncate: bool) -> None:
     """Raises BadInputError, before anything is built, for data that are not there, and for texts that are too long."""
-    from optpipe.core.card import card_from_file
-    from optpipe.errors import BadInputError
-    from optpipe.export.exported import prepare_model, read_tokenizer
+    from optpipe.evaluate.evaluation_run import require_existing
+    from optpipe.export.exported import prepare_model, read_card, read_tokenizer
     from optpipe.inputs.task_data import resolve_texts
-    from optpipe.workspace.file_names import CARD
 
-    if not data.exists():
-        raise BadInputError(f"--data {data}: no such file or folder")
+    require_existing(data)
     model, stored = prepare_model(model, store, listener)
-    card = card_from_file(stored.file(CARD)) if stored else model.load().card
+    card = read_card(model, stored)
     resolve_texts(data, card, read_tokenizer(model, stored), store.workspace / "calibration", truncate=truncate)
 
 

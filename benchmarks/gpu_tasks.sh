@@ -2,7 +2,8 @@
 # On a machine with an NVIDIA GPU, from the project's root: detectors and BERT-base in FP16, random weights, by `optpipe build` and `bench`.
 # usage: benchmarks/gpu_tasks.sh OUTPUT_DIRECTORY [PART ...]      default: all of
 #   bert: one build at 32, 128 and 512 tokens, 6 min; bert-128: a build of that length alone, 3 min · detr 5 min · rt_detr 5 min · torchvision 4 min · compile 5 min
-# Each part has a workspace of its own; parts may run in separate calls. A short table comes last.
+# Each part has a workspace of its own; parts may run in separate calls. A short table comes last. STEPS=build only builds, which parts may
+# do side by side, since nothing is timed; STEPS=bench measures what was built.
 set -u
 out=${1:?usage: benchmarks/gpu_tasks.sh OUTPUT_DIRECTORY [PART ...]}
 shift
@@ -22,9 +23,11 @@ measure() { # part, model, batch sizes, then options of build
   local part=$1 model=$2 batches=$3
   shift 3
   export OPTPIPE_WORKSPACE="$out/workspace-$part"
-  step 150 "build-$part-ort" build "$model" --weights random --device cuda --precision fp16 --backend onnxruntime "$@"
-  step 150 "build-$part-torch" build "$model" --weights random --device cuda --precision fp16 --backend torch,inductor "$@"
-  step "${allowed:-110}" "bench-$part" bench "$(basename "$model" | tr : .)" --device cuda --precision fp16 --batch "$batches" ${lengths:+--length "$lengths"} --all-sizes $fast
+  if [[ ${STEPS:-build} == *build* ]]; then
+    step 300 "build-$part-ort" build "$model" --weights random --device cuda --precision fp16 --backend onnxruntime "$@"
+    step 300 "build-$part-torch" build "$model" --weights random --device cuda --precision fp16 --backend torch,inductor "$@"
+  fi
+  [[ ${STEPS:-bench} == *bench* ]] && step "${allowed:-150}" "bench-$part" bench "$(basename "$model" | tr : .)" --device cuda --precision fp16 --batch "$batches" ${lengths:+--length "$lengths"} --all-sizes $fast
 }
 for part in $parts; do
   lengths= allowed=
@@ -42,7 +45,7 @@ for part in $parts; do
       ;;
     detr | rt_detr) measure "$part" "benchmarks/task_models.py:$part" 1,8 ;;
     torchvision) measure torchvision torchvision:retinanet_resnet50_fpn 1 ;;
-    compile) timeout 300 python3 benchmarks/task_models.py compile "$out/compiled.json" bert-32 bert-128 bert-512 detr rt_detr >"$out/compile.log" 2>&1 ;;
+    compile) timeout 400 python3 benchmarks/task_models.py compile "$out/compiled.json" bert-128 detr bert-32 bert-512 rt_detr >"$out/compile.log" 2>&1 ;;
     *) echo "unknown part $part" ;;
   esac
 done

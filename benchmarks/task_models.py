@@ -79,7 +79,8 @@ def _make_inputs(name: str, batch: int) -> tuple[nn.Module, tuple[torch.Tensor, 
 def time_compiled(name: str, batch: int) -> float:
     """Median milliseconds of a call of torch.compile's module (reduce-overhead, FP16), synchronized each time."""
     model, inputs = _make_inputs(name, batch)
-    compiled = torch.compile(model.half().cuda(), mode="reduce-overhead")
+    torch.compiler.reset()  # else a second batch size would be compiled for all sizes
+    compiled = torch.compile(model.half().cuda(), mode="reduce-overhead", dynamic=False)
     held, times = [each.cuda() for each in inputs], []
     with torch.inference_mode():
         for turn in range(2000):

@@ -5,6 +5,7 @@ batching, warm-up, labels and ensemble; the report then says of it "configured, 
 """
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -156,7 +157,9 @@ def _put_behind_shim(config: Any, record: DeploymentRecord, source: Path, target
         each.allow_ragged_batch = False
     add_shim_parameters(config, source / "1", "artifact" if source.name == record.engine else "preprocessing")
     config.parameters["python"].string_value = sys.executable
-    config.parameters["path"].string_value = str(Path(optpipe.__file__).parents[1])
+    inherited = os.environ.get("PYTHONPATH")  # the server's interpreter starts without it
+    own = str(Path(optpipe.__file__).parents[1])
+    config.parameters["path"].string_value = f"{own}{os.pathsep}{inherited}" if inherited else own
     config.parameters["options"].string_value = json.dumps(dict(record.options) if source.name == record.engine else {})
     (target / CONFIG).unlink()
     (target / CONFIG).write_text(text_from_config(config), encoding="utf-8")

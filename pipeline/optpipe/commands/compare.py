@@ -40,7 +40,8 @@ def compare(
         Path | None, typer.Option(metavar="FILE", help="Price list (TOML) for --fleet.", show_default=False)
     ] = None,
     load: Annotated[
-        float | None, typer.Option(metavar="IMAGES_PER_S", help="Load for --fleet: how many GPUs does it need?")
+        float | None,
+        typer.Option(metavar="PER_S", help="Images or samples per second for --fleet: how many GPUs does it need?"),
     ] = None,
     output: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder for HTML, Markdown, CSV, Parquet and JSON reports.")
@@ -101,7 +102,7 @@ def _compare_fleet(
     from optpipe.sweep.ledger import keep_backed, read_jobs
 
     if load is not None and not 0 < load < 1e9:
-        raise BadInputError(f"--load {load:g}: expected images per second, more than 0 and under 1e9")
+        raise BadInputError(f"--load {load:g}: expected images (or samples) per second, more than 0 and under 1e9")
     known = None if prices is None else prices_from_file(prices)
     found = compare_fleet(
         keep_backed(workspace, read_jobs(workspace)), model=model, slo=slo, prices=known, load_per_s=load

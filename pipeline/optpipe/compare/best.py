@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from optpipe.core.comparison import Comparison, ComparisonRow, Goal
 from optpipe.core.measurement import format_percentile_name
-from optpipe.core.quantity import Dimension, format_quantity
+from optpipe.core.quantity import Dimension, choose_dimension, format_quantity
 from optpipe.measuring.slo import Slo
 
 
@@ -103,9 +103,9 @@ def _describe_best(row: ComparisonRow, goal: Goal) -> str:
         name = "p99" if "p99" in row.latency_ns else "p50"
         return f"{name} {format_quantity(row.latency_ns[name].value, Dimension.TIME)}"
     if goal is Goal.THROUGHPUT and row.throughput_images_per_s:
-        return format_quantity(row.throughput_images_per_s.value, Dimension.RATE)
+        return format_quantity(row.throughput_images_per_s.value, choose_dimension(Dimension.RATE, row.load.sample))
     assert row.energy_j_per_image
-    return f"≈ {format_quantity(row.energy_j_per_image.value, Dimension.ENERGY)}"
+    return f"≈ {format_quantity(row.energy_j_per_image.value, choose_dimension(Dimension.ENERGY, row.load.sample))}"
 
 
 def _explain_no_best(rows: list[ComparisonRow], goal: Goal, slo: Slo | None) -> str:

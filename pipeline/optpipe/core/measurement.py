@@ -143,6 +143,11 @@ class LoadSpec:
         """`batch 8`, or `batch 8, length 128` for sequences."""
         return ", ".join([f"batch {self.batch_size}", *self.list_lengths()])
 
+    @property
+    def sample(self) -> str:
+        """What rates count and energy is of: `image`, or `sample` for sequences."""
+        return name_sample([self])
+
     def list_lengths(self) -> list[str]:
         """`length 128`; nothing for a model without sequences."""
         return [] if self.length is None else [f"length {self.length}"]
@@ -350,6 +355,11 @@ def list_load_options(load: LoadSpec) -> Iterator[str]:
         yield f"--streams {load.streams}"
     if load.rate_per_s is not None:
         yield f"--rate {load.rate_per_s:.15g}"
+
+
+def name_sample(loads: Iterable[LoadSpec]) -> str:
+    """What the rates of several loads count: `image`, or `sample` where one of them is of sequences."""
+    return "image" if all(load.length is None for load in loads) else "sample"
 
 
 def format_percentile_name(percent: float) -> str:

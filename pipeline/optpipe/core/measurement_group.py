@@ -40,5 +40,6 @@ class MeasurementGroup:
     """The VALID ones; figures are theirs."""
     runs: tuple[str, ...]
     figures: Mapping[str, GroupFigure]
-    """`p50` … in ns, `throughput` in images/s, `tokens` per s without padding, `energy` in J per image, `cv`, `memory` in bytes."""
+    """`p50` … in ns, `throughput` in images or samples per s, `tokens` per s without padding, `energy` in J per image or sample, `cv`,
+    `memory` in bytes."""
     left_out: tuple[LeftOut, ...] = ()

@@ -15,36 +15,47 @@ class Dimension(StrEnum):
 
     TIME = "ns"
     RATE = "images/s"
+    SAMPLE_RATE = "samples/s"
     QUERIES = "queries/s"
     SHARE = "fraction"
     POINTS = "points"
     SIZE = "bytes"
     ENERGY = "J/image"
+    SAMPLE_ENERGY = "J/sample"
     DECIBEL = "dB"
 
+
+_OF_SAMPLES = {Dimension.RATE: Dimension.SAMPLE_RATE, Dimension.ENERGY: Dimension.SAMPLE_ENERGY}
+"""The same for a model whose inputs are not images."""
 
 _NOUNS = {
     Dimension.TIME: "a time",
     Dimension.RATE: "a rate",
+    Dimension.SAMPLE_RATE: "a rate",
     Dimension.QUERIES: "a query rate",
     Dimension.SHARE: "a share",
     Dimension.POINTS: "a number of percentage points",
     Dimension.SIZE: "a size",
     Dimension.ENERGY: "an energy per image",
+    Dimension.SAMPLE_ENERGY: "an energy per sample",
     Dimension.DECIBEL: "a ratio in decibels",
 }
 
 SCORES = ("top1", "mIoU", "pixel-accuracy", "AP", "AP50", "AP75", "Spearman", "F1", "EM")
 """Scores of tasks as units: `"0.5 AP"` is half a point of AP, out of 100."""
 
+_RATES = {"images/s": 1.0, "samples/s": 1.0}
+_ENERGIES = {"J/image": 1.0, "mJ/image": 1e-3, "J/sample": 1.0, "mJ/sample": 1e-3}
 UNITS: dict[Dimension, dict[str, float]] = {
     Dimension.TIME: {"ns": 1.0, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9},
-    Dimension.RATE: {"images/s": 1.0},
+    Dimension.RATE: _RATES,
+    Dimension.SAMPLE_RATE: _RATES,
     Dimension.QUERIES: {"queries/s": 1.0},
     Dimension.SHARE: {"%": 0.01},
     Dimension.POINTS: {"points": 1.0, "point": 1.0, **dict.fromkeys(SCORES, 1.0)},
     Dimension.SIZE: {"B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "kB": 1e3, "MB": 1e6, "GB": 1e9},
-    Dimension.ENERGY: {"J/image": 1.0, "mJ/image": 1e-3},
+    Dimension.ENERGY: _ENERGIES,
+    Dimension.SAMPLE_ENERGY: _ENERGIES,
     Dimension.DECIBEL: {"dB": 1.0},
 }
 """The units of each dimension as factors to its base unit."""
@@ -52,11 +63,13 @@ UNITS: dict[Dimension, dict[str, float]] = {
 EXAMPLES = {
     Dimension.TIME: "15 ms",
     Dimension.RATE: "2000 images/s",
+    Dimension.SAMPLE_RATE: "2000 samples/s",
     Dimension.QUERIES: "500 queries/s",
     Dimension.SHARE: "99.5 %",
     Dimension.POINTS: "1.0 points",
     Dimension.SIZE: "512 MiB",
     Dimension.ENERGY: "50 mJ/image",
+    Dimension.SAMPLE_ENERGY: "50 mJ/sample",
     Dimension.DECIBEL: "40 dB",
 }
 
@@ -95,6 +108,16 @@ def score_from_text(text: object) -> str | None:
     return match[2] if match is not None and match[2] in SCORES else None
 
 
+def dimension_from_text(text: object, dimension: Dimension) -> Dimension:
+    """`dimension` as the unit of a quantity words it: SAMPLE_RATE of `"2000 samples/s"`."""
+    return choose_dimension(dimension, "sample" if isinstance(text, str) and "sample" in text else "image")
+
+
+def choose_dimension(dimension: Dimension, sample: str) -> Dimension:
+    """`dimension` where rates and energies count images; where they count samples, that of samples."""
+    return dimension if sample == "image" else _OF_SAMPLES.get(dimension, dimension)
+
+
 def format_quantity(value: float, dimension: Dimension) -> str:
     """A value in base units as people read it: `format_quantity(0.995, Dimension.SHARE) == "99.5 %"`."""
     if not math.isfinite(value):
@@ -107,12 +130,15 @@ def format_quantity(value: float, dimension: Dimension) -> str:
         return f"{_format_digits(100 * value, 4)} %"
     if dimension is Dimension.POINTS:
         return f"{_format_digits(value, 3)} points"
-    if dimension is Dimension.ENERGY:
-        return f"{_format_digits(1e3 * value, 4)} mJ/image" if abs(value) < 1 else f"{_format_digits(value, 4)} J/image"
+    if dimension in (Dimension.ENERGY, Dimension.SAMPLE_ENERGY):
+        return (
+            f"{_format_digits(1e3 * value, 4)} m{dimension}"
+            if abs(value) < 1
+            else f"{_format_digits(value, 4)} {dimension}"
+        )
     if dimension is Dimension.DECIBEL:
         return f"{_format_digits(value, 3)} dB"
-    unit = "queries/s" if dimension is Dimension.QUERIES else "images/s"
-    return f"{value:,.0f} {unit}" if value >= 100 else f"{_format_digits(value, 3)} {unit}"
+    return f"{value:,.0f} {dimension}" if value >= 100 else f"{_format_digits(value, 3)} {dimension}"
 
 
 def _format_digits(value: float, digits: int) -> str:

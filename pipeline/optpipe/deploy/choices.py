@@ -42,6 +42,8 @@ class _Point:
     size: int
     latency_ns: float
     rate: float
+    sample: str
+    """What the rate counts."""
     source: str
 
 
@@ -115,7 +117,9 @@ def _list_points(groups: Sequence[ProcessGroup], percentile: str) -> list[_Point
         rate = group.estimate("throughput", 0.95)
         if group.load.scenario is Scenario.SINGLE_STREAM and latency is not None and rate is not None:
             text = f"run {group.newest.run}, {group.load}, {group.count_processes()} processes"
-            found[group.load.batch_size] = _Point(group.load.batch_size, latency.bounds[1], rate.value, text)
+            found[group.load.batch_size] = _Point(
+                group.load.batch_size, latency.bounds[1], rate.value, group.load.sample, text
+            )
     return [found[size] for size in sorted(found)]
 
 
@@ -144,7 +148,7 @@ def _choose_preferred(points: Sequence[_Point]) -> tuple[tuple[int, ...], str]:
         return (), f"{NOT_MEASURED}: batches are formed as requests wait"
     if not chosen:
         return (), "no measured batch has more throughput than a smaller one: batches are formed as requests wait"
-    rates = ", ".join(f"{each.size}: {each.rate:,.0f} images/s" for each in chosen)
+    rates = ", ".join(f"{each.size}: {each.rate:,.0f} {each.sample}s/s" for each in chosen)
     return tuple(
         each.size for each in chosen
     ), f"at least 5 % more throughput than any smaller ({rates}; {chosen[-1].source})"
@@ -175,7 +179,7 @@ def _choose_instances(groups: Sequence[ProcessGroup], limit: tuple[Criterion, fl
         return 1, "several streams were not measured"
     best, best_rate = max(several, key=lambda each: each[1])
     latency = best.estimate(limit[0].metric, 0.95) if limit else None
-    shown = f"run {best.newest.run}, {best.load}: {best_rate:,.0f} images/s; one stream: {alone:,.0f}"
+    shown = f"run {best.newest.run}, {best.load}: {best_rate:,.0f} {best.load.sample}s/s; one stream: {alone:,.0f}"
     if best_rate < alone * MIN_SWEEP_GAIN or (limit and (latency is None or latency.bounds[1] > limit[1])):
         return 1, f"several streams are not faster within the limit ({shown})"
     return best.load.streams, shown

@@ -73,7 +73,8 @@ def _make_reason(found: Measurement, other: Measurement, cause: str) -> Reason:
     here, there = (
         f" ({text})" if (text := format_settings(each, find_differing_settings(settings))) else "" for each in settings
     )
-    text = f"{ours.value:,.0f} images/s in {found.subject.precision}{here}, {theirs.value:,.0f} in {precision}{there} on the same runtime"
+    text = f"{ours.value:,.0f} {found.load.sample}s/s in {found.subject.precision}{here}, {theirs.value:,.0f} in {precision}{there}"
+    text += " on the same runtime"
     model, backend = shlex.quote(found.subject.model or "MODEL"), found.subject.backend
     both = f"{model} --backend {backend} --precision {precision},{found.subject.precision}"
     remedy = f"deploy {precision}, or find what prevents kernel fusion: optpipe profile {both}"

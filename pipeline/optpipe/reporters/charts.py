@@ -62,9 +62,10 @@ def _list_points(report: Report) -> tuple[str, list[Row]]:
                     "build": row.series,
                     "batch size": row.load.batch_size,
                     "latency": _round(latency.value / 1e6),
-                    "images per second": _round(throughput.value),
+                    "throughput": _round(throughput.value),
                     "standing": "on the frontier" if row.on_frontier else "dominated" if row.valid else "INVALID",
                     "label": row.label,
+                    "sample": row.load.sample,
                     "load": ", ".join([*row.load.list_lengths(), row.load.scenario, row.load.mode]),
                     **_spread("top1", row.top1, 100.0),
                     **_spread("energy", row.energy_j_per_image, 1e3),
@@ -119,15 +120,25 @@ def _draw_latency_throughput(report: Report, percentile: str, rows: Sequence[Row
 
 
 def _make_plane(percentile: str, rows: Sequence[Row]) -> Any:
-    """An empty chart of `rows` with images per second to the right and latency upwards."""
+    """An empty chart of `rows` with throughput to the right and latency upwards."""
     import altair as alt
 
-    rates = choose_axis_scale([row["images per second"] for row in rows], 16)
+    rates = choose_axis_scale([row["throughput"] for row in rows], 16)
     times = choose_axis_scale([row["latency"] for row in rows], 18)
     return alt.Chart(alt.InlineData(list(rows))).encode(
-        x=alt.X("images per second:Q", title="images per second", scale=rates, axis=alt.Axis(tickCount=5, format="~s")),
+        x=alt.X(
+            "throughput:Q",
+            title=f"{_name_sample(rows)}s per second",
+            scale=rates,
+            axis=alt.Axis(tickCount=5, format="~s"),
+        ),
         y=alt.Y("latency:Q", title=f"{percentile} latency (ms)", scale=times, axis=alt.Axis(tickCount=6)),
     )
+
+
+def _name_sample(rows: Sequence[Row]) -> str:
+    """What the rates of all `rows` count."""
+    return "image" if all(row["sample"] == "image" for row in rows) else "sample"
 
 
 def _sources(report: Report) -> tuple[RawFile, ...]:
@@ -207,8 +218,9 @@ def _draw_accuracy(report: Report, percentile: str, rows: Sequence[Row]) -> Figu
 
 
 def _draw_energy(report: Report, percentile: str, rows: Sequence[Row]) -> Figure | None:
-    caption = "Energy per image with its interval; approximate. Down and to the left is better."
-    return _draw_beside_latency(report, percentile, rows, "energy", "Energy vs. latency", "mJ per image", caption)
+    sample = _name_sample(rows)
+    caption = f"Energy per {sample} with its interval; approximate. Down and to the left is better."
+    return _draw_beside_latency(report, percentile, rows, "energy", "Energy vs. latency", f"mJ per {sample}", caption)
 
 
 def _draw_beside_latency(

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from optpipe.core.comparison import Comparison, ComparisonRow
 from optpipe.core.environment import Environment as MachineEnvironment
 from optpipe.core.estimate import Estimate
-from optpipe.core.measurement import Mode
-from optpipe.core.quantity import Dimension, format_quantity
+from optpipe.core.measurement import Mode, name_sample
+from optpipe.core.quantity import Dimension, choose_dimension, format_quantity
 from optpipe.core.units import format_bytes
 from optpipe.core.verdict import CriterionResult, Verdict, VerdictRecord
 from optpipe.reporters.answer import format_summary
@@ -68,7 +68,8 @@ def render_html(report: Report, *, with_figures: bool = True) -> str:
     drawn = _draw_figures(report) if with_figures else []
     criteria = () if verdict is None else verdict.criteria
     columns, rows = _drop_empty_columns(
-        BUILD_COLUMNS, [_render_build(row, report.comparison) for row in report.comparison.rows]
+        _list_build_columns(report.comparison),
+        [_render_build(row, report.comparison) for row in report.comparison.rows],
     )
     macro = _make_environment().get_template("table.html.j2").module.table  # type: ignore[attr-defined]
     return (
@@ -167,6 +168,7 @@ def _make_tiles(report: Report) -> Iterator[Tile]:
         return
     rows = [row for row in comparison.rows if row.artifact == record.artifact.id and row.valid]
     percentile = "p99" if any("p99" in row.latency_ns for row in rows) else "p50"
+    sample = name_sample(row.load for row in rows)
     if timed := [row for row in rows if percentile in row.latency_ns]:
         best = min(timed, key=lambda row: row.latency_ns[percentile].value)
         yield Tile(
@@ -176,10 +178,11 @@ def _make_tiles(report: Report) -> Iterator[Tile]:
         )
     if counted := [(row.throughput_images_per_s.value, row.label) for row in rows if row.throughput_images_per_s]:
         value, label = max(counted)
-        yield Tile("Highest throughput", format_quantity(value, Dimension.RATE), label)
+        yield Tile("Highest throughput", format_quantity(value, choose_dimension(Dimension.RATE, sample)), label)
     if metered := [(row.energy_j_per_image.value, row.label) for row in rows if row.energy_j_per_image]:
         value, label = min(metered)
-        yield Tile("Least energy", f"≈ {format_quantity(value, Dimension.ENERGY)}", label)
+        energy = format_quantity(value, choose_dimension(Dimension.ENERGY, sample))
+        yield Tile("Least energy", f"≈ {energy}", label)
     if record.artifact.size_bytes:
         yield Tile("Engine", format_bytes(record.artifact.size_bytes), f"sha256 {str(record.artifact.sha256)[:12]}")
 
@@ -209,19 +212,21 @@ def _render_criterion(one: CriterionResult) -> TableRow:
     return TableRow(cells, one.verdict, "waived-row" if one.waived else "")
 
 
-BUILD_COLUMNS = (
-    Column("Build"),
-    Column("Standing"),
-    Column("Batch", "and load", numeric=True),
-    Column("p50", "ms", numeric=True),
-    Column("p99", "ms", numeric=True),
-    Column("Throughput", "images/s", numeric=True),
-    Column("Speed-up", "of p50", numeric=True),
-    Column("Images/J", numeric=True),
-    Column("Top-1", numeric=True),
-    Column("Memory", numeric=True),
-    Column("Size", numeric=True),
-)
+def _list_build_columns(comparison: Comparison) -> tuple[Column, ...]:
+    sample = name_sample(row.load for row in comparison.rows)
+    return (
+        Column("Build"),
+        Column("Standing"),
+        Column("Batch", "and load", numeric=True),
+        Column("p50", "ms", numeric=True),
+        Column("p99", "ms", numeric=True),
+        Column("Throughput", f"{sample}s/s", numeric=True),
+        Column("Speed-up", "of p50", numeric=True),
+        Column(f"{sample.title()}s/J", numeric=True),
+        Column("Top-1", numeric=True),
+        Column("Memory", numeric=True),
+        Column("Size", numeric=True),
+    )
 
 
 def _render_build(row: ComparisonRow, comparison: Comparison) -> TableRow:

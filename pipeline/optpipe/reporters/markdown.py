@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from optpipe.core.comparison import Comparison, ComparisonRow
 from optpipe.core.estimate import Estimate
+from optpipe.core.measurement import name_sample
 from optpipe.core.units import format_bytes
 from optpipe.core.verdict import Verdict, VerdictRecord
 from optpipe.reporters.answer import format_summary
@@ -56,7 +57,8 @@ def _render_criteria(record: VerdictRecord) -> list[str]:
 
 def render_comparison_lines(comparison: Comparison) -> list[str]:
     """The table of builds, best goals above it, warnings below."""
-    header = ("build", "batch", "load", "p50 ms", "p99 ms", "images/s", "speed-up", "memory", "standing")
+    rate = f"{name_sample(row.load for row in comparison.rows)}s/s"
+    header = ("build", "batch", "load", "p50 ms", "p99 ms", rate, "speed-up", "memory", "standing")
     lines = list(render_table_lines(header, [_format_cells(row) for row in comparison.rows], right=range(3, 8)))
     if comparison.baseline:
         lines += ["", f"Baseline: {_escape(comparison.baseline.name)}."]

@@ -15,7 +15,7 @@ from optpipe.core.bench_record import (
     TuningRecord,
     UnjudgedPoint,
 )
-from optpipe.core.measurement import Measurement, Options, Validity, format_option
+from optpipe.core.measurement import Measurement, Options, Validity, format_option, name_sample
 from optpipe.core.measurement_group import MeasurementGroup
 from optpipe.core.units import format_bytes, format_duration
 from optpipe.reporters.tables import FittingTable
@@ -25,7 +25,7 @@ _LAST = float("inf")
 MAX_REASONS_SHOWN = 4
 """Reasons of one kind that are named one by one."""
 TEXT_COLUMNS = ("artifact", "device", "load")
-DROPPABLE_COLUMNS = ("memory", "batches/s", "CV", "inside", "p90 ms", "J/image", "between")
+DROPPABLE_COLUMNS = ("memory", "batches/s", "CV", "inside", "p90 ms", "J/image", "J/sample", "between")
 """What a narrow terminal goes without, in this order."""
 
 
@@ -58,6 +58,7 @@ def render_bench(record: BenchRecord, sort: BenchSort) -> RenderableType:
 def _render_figures(groups: Sequence[MeasurementGroup], called: Mapping[str, str]) -> RenderableType:
     """One line per load; what is the same for all of them stands above the table."""
     tails = [name for name in ("p90", "p99", "p99.9") if any(name in group.figures for group in groups)]
+    sample = name_sample(group.load for group in groups)
     columns: list[tuple[str, Sequence[str | Text]]] = [
         ("artifact", [called[group.subject.artifact] for group in groups]),
         ("device", [_format_device(group) for group in groups]),
@@ -70,11 +71,11 @@ def _render_figures(groups: Sequence[MeasurementGroup], called: Mapping[str, str
         ("between", [_format_scatter(group, "between") for group in groups]),
         ("inside", [_format_scatter(group, "inside") for group in groups]),
         ("CV", [f"{value:.1%}" if (value := _get_value(group, "cv")) is not None else "" for group in groups]),
-        ("images/s", [_format_number(_get_value(group, "throughput")) for group in groups]),
+        (f"{sample}s/s", [_format_number(_get_value(group, "throughput")) for group in groups]),
         ("tokens/s", [_format_number(_get_value(group, "tokens")) for group in groups]),
         ("batches/s", [_format_batches_per_s(group) for group in groups]),
         ("memory", [format_bytes(value) if (value := _get_value(group, "memory")) else "" for group in groups]),
-        ("J/image", [_format_number(_get_value(group, "energy"), "≈") for group in groups]),
+        (f"J/{sample}", [_format_number(_get_value(group, "energy"), "≈") for group in groups]),
         ("processes", [_format_processes(group) for group in groups]),
         ("verdict", [_format_verdict(group) for group in groups]),
     ]
@@ -291,8 +292,8 @@ def _get_value(group: MeasurementGroup, name: str) -> float | None:
 
 
 def _format_batches_per_s(group: MeasurementGroup) -> str:
-    images_per_s = _get_value(group, "throughput")
-    return "" if images_per_s is None else _format_number(images_per_s / group.load.batch_size)
+    rate = _get_value(group, "throughput")
+    return "" if rate is None else _format_number(rate / group.load.batch_size)
 
 
 def _format_with_interval(group: MeasurementGroup, name: str) -> str:

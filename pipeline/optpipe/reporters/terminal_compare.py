@@ -11,11 +11,12 @@ from rich.text import Text
 
 from optpipe.core.comparison import Comparison, ComparisonRow
 from optpipe.core.estimate import Estimate
+from optpipe.core.measurement import name_sample
 from optpipe.core.units import format_bytes, format_duration
 from optpipe.reporters.markdown import format_figure, format_ms, list_unmatched
 from optpipe.reporters.tables import FittingTable, make_table
 
-DROPPABLE_COLUMNS = ("processes", "images/J", "memory", "tokens/s")
+DROPPABLE_COLUMNS = ("processes", "images/J", "samples/J", "memory", "tokens/s")
 """What a narrow terminal goes without, in this order."""
 
 
@@ -60,17 +61,21 @@ def _format_range(figure: Estimate | None) -> str:
 
 def _render_measurements(rows: Sequence[ComparisonRow]) -> FittingTable:
     """The measurements under one kind of load, as wide as the terminal."""
+    sample = name_sample(row.load for row in rows)
     columns: list[tuple[str, Sequence[str | Text]]] = [
         ("build", [row.configuration for row in rows]),
         ("batch", [f"{row.load.batch_size} {row.load.arrivals}".rstrip() for row in rows]),
         ("length", [str(row.load.length or "–") for row in rows]),
         ("p50 ms", [format_ms(row.latency_ns.get("p50")) for row in rows]),
         ("p99 ms", [format_ms(row.latency_ns.get("p99")) for row in rows]),
-        ("images/s", [format_figure(row.throughput_images_per_s, "{:,.0f}") for row in rows]),
+        (f"{sample}s/s", [format_figure(row.throughput_images_per_s, "{:,.0f}") for row in rows]),
         ("speed-up", [_format_range(row.speedup) for row in rows]),
         ("tokens/s", [format_figure(row.throughput_tokens_per_s, "{:,.0f}") for row in rows]),
         ("memory", [format_bytes(row.memory_bytes) if row.memory_bytes else "–" for row in rows]),
-        ("images/J", [f"{1 / row.energy_j_per_image.value:.3g}" if row.energy_j_per_image else "–" for row in rows]),
+        (
+            f"{sample}s/J",
+            [f"{1 / row.energy_j_per_image.value:.3g}" if row.energy_j_per_image else "–" for row in rows],
+        ),
         ("processes", [str(row.processes) for row in rows]),
         ("standing", [_format_standing(row) for row in rows]),
     ]

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 def render_fleet(record: "FleetRecord") -> RenderableType:
     """The table, then the warnings and the cells that are missing with the commands that fill them."""
+    rate = "images/s" if all(row.sample == "image" for row in record.rows) else "samples/s"
     heads = ["length"] if any(row.length is not None for row in record.rows) else []
-    heads += ["batch", (record.slo or "p50").partition(" ")[0] + " ms", "images/s"]
+    heads += ["batch", (record.slo or "p50").partition(" ")[0] + " ms", rate]
     heads += [f"{record.currency}/million"] if record.currency else []
     heads += ["kWh/million"] if any(row.kwh_per_million for row in record.rows) else []
     heads += ["GPUs"] if record.load_per_s else []
@@ -26,7 +27,7 @@ def render_fleet(record: "FleetRecord") -> RenderableType:
         texts = {
             "length": "–" if row.length is None else str(row.length),
             "batch": str(row.batch_size),
-            "images/s": format_figure(row.throughput, "{:,.0f}"),
+            rate: format_figure(row.throughput, "{:,.0f}"),
             "kWh/million": format_figure(row.kwh_per_million, "{:.3g}"),
             "GPUs": _format_count(row.gpus),
             f"{record.currency}/million": format_figure(row.cost_per_million, "{:.3g}"),
@@ -40,7 +41,7 @@ def render_fleet(record: "FleetRecord") -> RenderableType:
     notes = [f"batch sizes are the fastest that meet {record.slo}"] if record.slo else []
     if record.load_per_s:
         how = "simulated queue with batching" if record.slo else "throughput alone; --slo adds the queue"
-        notes.append(f"GPUs for {record.load_per_s:,.0f} images/s: {how}")
+        notes.append(f"GPUs for {record.load_per_s:,.0f} {rate}: {how}")
     return Group(table, *map(Text, lines), *(Text(each, style="dim") for each in notes))
 
 

@@ -23,12 +23,17 @@ _STYLES = {"done": "green", "invalid": "red", "failed": "red", "impossible": "ye
 
 def render_sweep(record: "SweepRecord") -> RenderableType:
     """The table, the reasons of rows without a figure, and the sum."""
-    figures = ("p50 ms", "p99 ms", "images/s")
-    table = make_table("GPU", "model", "build", "load", right=figures, last=("state",), dense=True)
+    table = make_table("GPU", "model", "build", "load", right=_list_figures(record), last=("state",), dense=True)
     for row in record.rows:
         state = f"{row.state} (stored)" if row.stored and row.state != "stored" else row.state
         table.add_row(*_list_texts(row), Text(state, style=_STYLES.get(row.state, "")))
     return Group(table, *map(Text, _list_reasons(record.rows)), *map(Text, _sum_up(record)), *map(Text, _judge(record)))
+
+
+def _list_figures(record: "SweepRecord") -> tuple[str, ...]:
+    """The columns of figures; a cell need not name the length of its sequences, but only they have tokens."""
+    sequences = any(row.cell.load.length is not None or "tokens" in (row.figures or {}) for row in record.rows)
+    return "p50 ms", "p99 ms", "samples/s" if sequences else "images/s"
 
 
 def _list_texts(row: "SweepRow") -> tuple[str, ...]:
@@ -95,7 +100,7 @@ def _judge(record: "SweepRecord") -> Iterator[str]:
 
 def render_sweep_markdown(record: "SweepRecord") -> str:
     """The same as Markdown, for a report."""
-    heads = ("GPU", "model", "build", "load", "p50 ms", "p99 ms", "images/s", "processes", "state", "run")
+    heads = ("GPU", "model", "build", "load", *_list_figures(record), "processes", "state", "run")
     rows = [(*_list_texts(row), str(row.processes), row.state, row.run or "") for row in record.rows]
     lines = ["# Sweep", "", *render_table_lines(heads, rows), "", *(f"- {each}" for each in _list_reasons(record.rows))]
     return "\n".join([*lines, "", *_sum_up(record), "", *(f"- {each}" for each in _judge(record)), ""])

@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 
 from optpipe.core.measurement import Mode, Scenario, format_option
 from optpipe.core.precision import Precision
-from optpipe.core.quantity import Dimension, quantity_from_text, score_from_text
+from optpipe.core.quantity import Dimension, dimension_from_text, quantity_from_text, score_from_text
 
 MAX_COUNT = 1_000_000
 """Largest batch size or number of streams that a policy may name."""
@@ -30,7 +30,8 @@ class Limit(float):
     """A limit in the base unit of its dimension, written as text with a unit."""
 
     sense: ClassVar[Sense]
-    dimension: ClassVar[Dimension]
+    dimension: Dimension
+    """Of the type; of a limit, as its unit words it."""
     score: str | None = None
     """The score that a limit in points names: `AP` of `"0.5 AP"`."""
 
@@ -53,7 +54,7 @@ class Limit(float):
         if least and cls.dimension is Dimension.POINTS and found > 100:
             raise ValueError(f'"{value}" can never be met: the maximum is 100 points')
         limit = cls(found)
-        limit.score = score_from_text(value)
+        limit.score, limit.dimension = score_from_text(value), dimension_from_text(value, cls.dimension)
         return limit
 
 
@@ -78,11 +79,11 @@ class MaxSize(Limit, sense=Sense.AT_MOST, dimension=Dimension.SIZE):
 
 
 class MaxEnergy(Limit, sense=Sense.AT_MOST, dimension=Dimension.ENERGY):
-    """Maximum energy per image."""
+    """Maximum energy per image or sample."""
 
 
 class MinRate(Limit, sense=Sense.AT_LEAST, dimension=Dimension.RATE):
-    """Minimum images per second."""
+    """Minimum images or samples per second."""
 
 
 class MinShare(Limit, sense=Sense.AT_LEAST, dimension=Dimension.SHARE):
@@ -209,7 +210,7 @@ class Latency(MeasuredSection, frozen=True):
 
 
 class Throughput(MeasuredSection, frozen=True):
-    """Images per second."""
+    """Images, or samples of another kind, per second."""
 
     minimum: MinRate | None = None
 
@@ -232,7 +233,7 @@ class Memory(MeasuredSection, frozen=True):
 
 
 class Energy(MeasuredSection, frozen=True):
-    """Energy per image; approximate, from the driver's counter."""
+    """Energy per image or sample; approximate, from the driver's counter."""
 
     maximum: MaxEnergy | None = None
 

@@ -141,7 +141,7 @@ def suggest_fix(section: str, build: JudgedBuild) -> str:
         "precision": f"`optpipe show {build.artifact}` lists the layers in other precisions",
         "memory": "reduce the batch size or use a lower precision",
         "size": "use a lower precision for a smaller engine",
-        "energy": "use a lower precision or a larger batch to reduce energy per image",
+        "energy": "use a lower precision or a larger batch to reduce energy per inference",
         "stability": f"stop other work and lock the clocks; `optpipe bench {build.artifact}` reports the cause",
         "tensor_cores": f"`{profile}` lists eligible layers that do not use Tensor Cores",
     }

@@ -61,7 +61,7 @@ class FleetRow:
     latency_ns: Estimate
     """The limit's percentile; p50 without a limit."""
     throughput: Estimate
-    """Images per second."""
+    """Images or samples per second."""
     artifact: str | None
     run: str | None
     best: bool = False
@@ -76,6 +76,8 @@ class FleetRow:
     """Of that many."""
     length: int | None = None
     """Tokens of every sequence."""
+    sample: str = "image"
+    """What the throughput counts: `image` or `sample`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +158,7 @@ def _choose_row(
     row = FleetRow(
         one.cell.kind, one.fingerprint, one.cell.recipe.model, _name_build(one.cell), one.cell.load.batch_size,
         latency, rate, one.artifact, one.run, length=one.cell.load.length,
+        sample=(one.group or one.cell).load.sample,
     )  # fmt: skip
     price = prices.gpus.get(one.cell.kind) if prices else None
     if price is not None:

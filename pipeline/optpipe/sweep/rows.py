@@ -33,7 +33,7 @@ class SweepRow:
     processes: int = 0
     """VALID ones."""
     figures: Mapping[str, Estimate] | None = None
-    """`p50` and other percentiles in ns, `throughput` in images/s."""
+    """`p50` and other percentiles in ns, `throughput` in images or samples per s."""
     seconds: float | None = None
     """Measured; of what is to run, estimated from earlier jobs."""
     attempts: tuple[str, ...] = ()

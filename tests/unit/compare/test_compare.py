@@ -27,6 +27,9 @@ from optpipe.errors import BadInputError
 from optpipe.measuring.measured import RecordedMeasurement
 from optpipe.measuring.slo import Slo
 from optpipe.reporters.files import frame_from_comparison
+from optpipe.reporters.html import render_html
+from optpipe.reporters.markdown import render_markdown
+from optpipe.reporters.report import Report
 from optpipe.reporters.terminal_compare import render_comparison
 
 
@@ -343,8 +346,6 @@ def test_different_clocks_are_not_compared():
 
 @pytest.mark.parametrize("width", [80, 100, 160])
 def test_the_table_fits_the_terminal(measured_workspace, width):
-    from optpipe.reporters.terminal_compare import render_comparison
-
     comparison = compare_workspace(measured_workspace.store).comparison
     lines = text_of(render_comparison(comparison), width=width).splitlines()
     header = next(line for line in lines if "p50 ms" in line)
@@ -366,3 +367,25 @@ def test_a_models_file_is_a_way_to_name_it(workspace, tmp_path):
     assert named.comparison == compare_workspace(workspace.store, names=["digits"]).comparison
     with pytest.raises(BadInputError, match="matches 0 bench runs"):
         compare_workspace(workspace.store, names=["other"])
+
+
+def test_every_form_of_a_report_counts_samples_of_a_text_model():
+    def at(length):
+        one = measured("a", 1.0, 0.1, batch=8 * (length or 1))
+        load = replace(one.measurement.load, length=length)
+        more = {"load": load, "energy_j_per_image": Estimate(0.05, 0.04, 0.06)}
+        return replace(one, measurement=replace(one.measurement, id=f"a{length}", **more))
+
+    for lengths, sample, other in ((8, 32), "sample", "image"), ((None,), "image", "sample"):
+        found = compare_measurements([at(length) for length in lengths], across=True)
+        report = Report("text models", found)
+        terminal, page = (
+            text_of(render_comparison(found), width=200),
+            render_html(report, with_figures=sample == "sample"),
+        )
+        forms = terminal, render_markdown(report), page
+        assert sample == "image" or "samples per second" in page
+        for form in forms:
+            assert f"{sample}s/s" in form
+            assert f"{other}s/s" not in form
+            assert f"{other}s/J" not in form.lower()

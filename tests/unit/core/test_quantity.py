@@ -21,6 +21,8 @@ from optpipe.core.quantity import (
         ("1.0 points", Dimension.POINTS, 1.0),
         ("512 MiB", Dimension.SIZE, 512 * 2**20),
         ("50 mJ/image", Dimension.ENERGY, 0.05),
+        ("2000 samples/s", Dimension.RATE, 2000),
+        ("50 mJ/sample", Dimension.ENERGY, 0.05),
     ],
 )
 def test_a_quantity_is_read_in_its_base_unit(text, dimension, value):

@@ -20,7 +20,8 @@ from optpipe.core.bench_record import (
     UnjudgedPoint,
 )
 from optpipe.core.environment import Environment
-from optpipe.core.measurement import Reason, Subject, Validity
+from optpipe.core.estimate import Estimate
+from optpipe.core.measurement import InputPool, LoadSpec, Reason, Subject, Validity
 from optpipe.measuring.groups import group_processes, summarize_group
 from optpipe.measuring.measured import RecordedMeasurement
 from optpipe.measuring.tune import Trial, Tuning, record_from_tuning
@@ -97,6 +98,15 @@ def test_a_missing_percentile_is_explained_where_it_had_samples_enough():
 
 def test_rates_and_streams_are_named():
     assert_golden(table_of(*[row(4, 1.0, DRIFT, rate=250.0, streams=2)] * 2), "bench-server.txt")
+
+
+def test_sequences_are_samples_beside_their_tokens():
+    tokens = {"throughput_tokens_per_s": Estimate(900.0, None, None, "")}
+    known = InputPool("texts", 64, 64, 0, "", lengths=(8, 32))
+    rows = [row(4, 1.0, load=LoadSpec(4, length=length), inputs=known, **tokens) for length in (8, 32)]
+    shown = table_of(*rows)
+    assert_golden(shown, "bench-lengths.txt")
+    assert "images" not in shown
 
 
 def test_a_pair_is_answered_in_words():

@@ -136,3 +136,11 @@ def test_a_criterion_names_a_sequence_length():
     (criterion,) = (each for each in policy_from_toml(text.encode(), "p").criteria if each.section == "latency")
     assert criterion.where.to_slug() == ".b8.l128"
     assert criterion.where.to_text() == "batch 8, length 128"
+
+
+@pytest.mark.parametrize("unit", ["images/s", "samples/s"])
+def test_a_rate_is_worded_as_the_policy_words_it(unit):
+    text = f'schema = 1\n[throughput]\nminimum = "500 {unit}"\n'
+    (criterion,) = policy_from_toml(text.encode(), "p").criteria
+    assert criterion.limit == f"at least 500 {unit}"
+    assert criterion.dimension == unit

@@ -67,6 +67,47 @@ def small_network():
         "w0": weight(32, 3, 7, 7), "b0": weight(32), "w1": weight(64, 32, 3, 3), "b1": weight(64), "wd": weight(64, 32, 1, 1),
         "w2": weight(64, 64, 3, 3), "w3": weight(64, 64, 3, 3), "w4": weight(10, 64), "b4": weight(10),
     }  # fmt: skip
+    return make_model(nodes, weights)
+
+
+def shuffled_network():
+    """Split, concatenation, batch normalization ahead of ReLU, channel shuffle, and squeeze and excitation."""
+    make, rng = helper.make_node, np.random.default_rng(11)
+
+    def weight(*shape):
+        return (rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
+
+    nodes = [
+        make("Conv", ["image", "w0", "b0"], ["c0"], name="first", pads=[1, 1, 1, 1]),
+        make("Split", ["c0", "sizes"], ["left", "right"], name="split", axis=1),
+        make("Conv", ["left", "w1", "b1"], ["c1"], name="conv1"),
+        make("Concat", ["c1", "right"], ["joined"], name="concat", axis=1),
+        make("BatchNormalization", ["joined", "gamma", "beta", "mean", "variance"], ["n"], name="norm", epsilon=1e-3),
+        make("Relu", ["n"], ["r"], name="relu"),
+        make("Conv", ["r", "w2", "b2"], ["c2"], name="conv2"),
+        make("Reshape", ["c2", "grouped"], ["g"], name="group"),
+        make("Transpose", ["g"], ["t"], name="shuffle", perm=[0, 2, 1, 3, 4]),
+        make("Reshape", ["t", "whole"], ["s"], name="ungroup"),
+        make("GlobalAveragePool", ["s"], ["squeezed"], name="squeeze"),
+        make("Conv", ["squeezed", "w3", "b2"], ["e"], name="excite"),
+        make("HardSigmoid", ["e"], ["h"], name="gate"),
+        make("Mul", ["h", "s"], ["scaled"], name="scale"),
+        make("GlobalAveragePool", ["scaled"], ["m"], name="mean"),
+        make("Flatten", ["m"], ["f"], name="flatten"),
+        make("Gemm", ["f", "w4", "b4"], ["logits"], name="head", transB=1),
+    ]
+    weights = {
+        "w0": weight(48, 3, 3, 3), "b0": weight(48), "w1": weight(32, 16, 1, 1), "b1": weight(32), "w2": weight(64, 64, 1, 1),
+        "b2": weight(64), "w3": weight(64, 64, 1, 1), "w4": weight(10, 64), "b4": weight(10),
+        "gamma": rng.uniform(0.5, 2, 64).astype(np.float32), "beta": weight(64), "mean": weight(64),
+        "variance": rng.uniform(0.2, 3, 64).astype(np.float32), "sizes": np.array([16, 32]),
+        "grouped": np.array([0, 2, 32, 32, 32]), "whole": np.array([0, 64, 32, 32]),
+    }  # fmt: skip
+    return make_model(nodes, weights)
+
+
+def make_model(nodes, weights):
+    """A classifier of 32x32 pixels into 10 classes."""
     graph = helper.make_graph(
         nodes,
         "small",

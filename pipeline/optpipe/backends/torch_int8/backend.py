@@ -9,7 +9,7 @@ from optpipe.backends.base import BuildRequest, BuildResult
 from optpipe.backends.onnx_graph import infer_graph_types, name_nodes
 from optpipe.backends.torch_backend import name_processor, record_tensors
 from optpipe.backends.torch_int8 import steps
-from optpipe.backends.torch_int8.lowering import find_unknown_operators, lower_graph
+from optpipe.backends.torch_int8.lowering import explain_unknown, find_unknown_operators, lower_graph
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.precision import LayerType
 from optpipe.core.tensors import InputSpec, input_from_dict
@@ -31,7 +31,8 @@ def find_unsupported(request: BuildRequest) -> tuple[str, ...]:
 
     if torch.cuda.get_device_capability() < LEAST_CAPABILITY:
         return (f"its kernels need a GPU of compute capability {'.'.join(map(str, LEAST_CAPABILITY))} or later",)
-    return find_unknown_operators(onnx.load(request.graph))
+    unknown = find_unknown_operators(onnx.load(request.graph))
+    return (explain_unknown(unknown),) if unknown else ()
 
 
 def build_int8(request: BuildRequest, options: Mapping[str, Any]) -> BuildResult:
@@ -121,7 +122,7 @@ def list_executed_layers(network: steps.Network) -> tuple[LayerType, ...]:
     return tuple(layers)
 
 
-_MOVES = {"Cast", "Concat", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"}
+_MOVES = {"Cast", "Concat", "Flatten", "Identity", "Reshape", "Split", "Squeeze", "Transpose", "Unsqueeze"}
 
 
 def tactics_from_record(measured: Mapping[str, Any]) -> "dict[int, dict[str, Tactic]]":

@@ -52,7 +52,8 @@ def emulate_step(step: steps.Step, values: Mapping[str, Any]) -> Any:
             return pooled.to(torch.int8)
         case steps.MeanPool():
             given = values[step.given].float()
-            return _quantize_values(given.sum(dim=(2, 3)) * (step.inverse_scale / given[0, 0].numel()), relu=False)
+            total = given.sum(dim=(2, 3), keepdim=step.keepdims)
+            return _quantize_values(total * (step.inverse_scale / given[0, 0].numel()), relu=False)
         case steps.Quantize():
             return _quantize_values(values[step.given].float() * step.inverse_scale, relu=False)
         case steps.Dequantize():

@@ -17,15 +17,17 @@ from optpipe.backends.torch_int8.matching import ALIGNED, FusedEnd, GraphMatcher
 from optpipe.backends.torch_int8.operators import FLOATING
 from optpipe.errors import StageError
 
+WAY_OUT = "use --backend onnxruntime"
+
 
 def lower_graph(model: Any, types: GraphTypes) -> steps.Network:
     """The steps of `model`; MACs at the shapes of `types`.
 
-    Raises `StageError` that names the first operators without a step.
+    Raises `StageError` that names the operators without a step.
     """
     graph = OnnxGraph(name_nodes(model))
     if unknown := find_unknown_operators(model):
-        raise StageError(f"the torch backend's INT8 has no step for {', '.join(unknown[:5])}")
+        raise StageError(explain_unknown(unknown))
     return _Lowering(graph, types, GraphMatcher(graph, types)).network()
 
 
@@ -33,6 +35,11 @@ def find_unknown_operators(model: Any) -> tuple[str, ...]:
     """The operator types that no step computes, sorted."""
     known = {*FLOATING, "QuantizeLinear", "DequantizeLinear", "Cast", "Constant"}
     return tuple(sorted({node.op_type for node in model.graph.node} - known))
+
+
+def explain_unknown(operators: tuple[str, ...]) -> str:
+    """What is missing, and the way out."""
+    return f"its INT8 kernels do not cover {', '.join(operators)}; {WAY_OUT}"
 
 
 @dataclass
@@ -62,10 +69,9 @@ class _Lowering:
     def _lower_fused(self, fused: tuple[Any, FusedEnd]) -> None:
         node, end = fused
         if node.op_type in ("GlobalAveragePool", "ReduceMean"):
-            given = self._read_half(node.input[0])
-            self.done.append(
-                steps.MeanPool(node.name, given, end.quantize.output[0], 1.0 / self.match.read_scale(end.quantize))
-            )
+            given, inverse_scale = self._read_half(node.input[0]), 1.0 / self.match.read_scale(end.quantize)
+            keepdims = len(self.types.shapes.get(end.tensor, ())) == 4
+            self.done.append(steps.MeanPool(node.name, given, str(end.quantize.output[0]), inverse_scale, keepdims))
         elif self.match.is_int8(node):
             self._lower_int8(node, end)
         else:
@@ -154,6 +160,10 @@ class _Lowering:
             )
         elif node.op_type == "DequantizeLinear":
             pass  # made where something reads it in floating point
+        elif node.op_type == "Split":
+            self._split(node)
+        elif node.op_type == "BatchNormalization":
+            self._scale_and_shift(node)
         elif node.op_type == "Constant":
             raise StageError(f"the graph computes a constant in {node.name}; simplify it first")
         else:
@@ -173,6 +183,29 @@ class _Lowering:
                 count_node_macs(node, self.types),
             )
         )
+        self.halves.add(output)
+
+    def _split(self, node: Any) -> None:
+        """A view for each output."""
+        axis, given = get_attribute(node, "axis", 0), self._read_half(node.input[0])
+        shapes = [self.types.shapes.get(output, ()) for output in node.output]
+        if axis == 0 or () in shapes:
+            raise StageError(f"its INT8 takes no split whose sizes depend on the batch ({node.name}); {WAY_OUT}")
+        start = 0
+        for index, (output, shape) in enumerate(zip(map(str, node.output), shapes, strict=True)):
+            length = shape[axis]
+            where = {"axis": axis, "start": start, "length": length}
+            self.done.append(steps.Floating(f"{node.name}_{index}", "Split", (given,), output, where))
+            self.halves.add(output)
+            start += length
+
+    def _scale_and_shift(self, node: Any) -> None:
+        """Batch normalization with its statistics in the graph: value * scale + shift per channel."""
+        scale, bias, mean, variance = (self.match.read_constant(each).astype(np.float64) for each in node.input[1:])
+        scale = scale / np.sqrt(variance + get_attribute(node, "epsilon", 1e-5))
+        constants = (each.astype(np.float16) for each in (scale, bias - mean * scale))
+        given, output = self._read_half(node.input[0]), str(node.output[0])
+        self.done.append(steps.Floating(node.name, node.op_type, (given, *constants), output))
         self.halves.add(output)
 
     def _read_operand(self, tensor: str) -> str | NDArray[Any]:

@@ -100,6 +100,15 @@ def _unsqueeze(inputs: tuple[Any, ...], attributes: _Attributes) -> Any:
     return given
 
 
+def _scale_and_shift(inputs: tuple[Any, ...], _: _Attributes) -> Any:
+    """A BatchNormalization lowered to its scale and shift, (channels,) each."""
+    import torch
+
+    given, scale, shift = inputs
+    per_channel = (-1, *[1] * (given.dim() - 2))
+    return torch.addcmul(shift.view(per_channel), given, scale.view(per_channel))
+
+
 def _concatenate(inputs: tuple[Any, ...], attributes: _Attributes) -> Any:
     import torch
 
@@ -109,6 +118,7 @@ def _concatenate(inputs: tuple[Any, ...], attributes: _Attributes) -> Any:
 FLOATING: dict[str, Callable[[tuple[Any, ...], _Attributes], Any]] = {
     "Add": lambda inputs, _: inputs[0] + inputs[1],
     "AveragePool": lambda inputs, attributes: _pool(inputs, attributes, largest=False),
+    "BatchNormalization": _scale_and_shift,
     "Cast": lambda inputs, attributes: inputs[0].float() if attributes["to"] == _FLOAT else inputs[0].half(),
     "Clip": _clip,
     "Concat": _concatenate,
@@ -126,7 +136,9 @@ FLOATING: dict[str, Callable[[tuple[Any, ...], _Attributes], Any]] = {
     "Relu": lambda inputs, _: inputs[0].relu(),
     "Reshape": _reshape,
     "Sigmoid": lambda inputs, _: inputs[0].sigmoid(),
+    "Split": lambda inputs, attributes: inputs[0].narrow(attributes["axis"], attributes["start"], attributes["length"]),
     "Squeeze": _squeeze,
     "Sub": lambda inputs, _: inputs[0] - inputs[1],
+    "Transpose": lambda inputs, attributes: inputs[0].permute(tuple(attributes["perm"])),
     "Unsqueeze": _unsqueeze,
 }

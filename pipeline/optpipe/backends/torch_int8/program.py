@@ -282,7 +282,7 @@ def _launch_mean_pool(step: steps.MeanPool, given: Any, _: Any, __: Any, setting
     pixels = height * width
     arguments = (as_channels_last(given), output, step.inverse_scale / pixels, channels)
     _launch_kernel(int8_mean_pool, (images, channels // settings["BC"]), arguments, settings, PIXELS=pixels, BP=64)
-    return output
+    return output[:, :, None, None] if step.keepdims else output
 
 
 def _launch_linear(step: steps.Linear, given: Any, _: Any, kept: Mapping[str, Any], settings: Mapping[str, int]) -> Any:

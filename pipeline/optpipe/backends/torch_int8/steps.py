@@ -85,12 +85,13 @@ class MaxPool:
 
 @dataclass(frozen=True, slots=True)
 class MeanPool:
-    """The mean over all pixels of an FP16 tensor, quantized: (images, channels) in INT8."""
+    """The mean over all pixels of an FP16 tensor, quantized: (images, channels) in INT8, or (images, channels, 1, 1) with `keepdims`."""
 
     name: str
     given: str
     output: str
     inverse_scale: float
+    keepdims: bool = False
 
 
 @dataclass(frozen=True, slots=True)

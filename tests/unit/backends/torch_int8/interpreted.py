@@ -48,6 +48,7 @@ def list_cases():
     weight = torch.randn(16, 3, 7, 7, generator=generator).half().numpy()
     yield steps.Stem("s", "x", "y", weight, wide.bias, 3, 5.0), {"x": images}
     yield steps.MeanPool("m", "x", "y", 50.0), {"x": half}
+    yield steps.MeanPool("m", "x", "y", 50.0, keepdims=True), {"x": half}
     yield steps.Quantize("q", "x", "y", 50.0), {"x": half}
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from tests.fakes.int8_network import lower, quantize, small_network
+from tests.fakes.int8_network import lower, quantize, shuffled_network, small_network
 
 from optpipe.backends.torch_int8 import steps
 from optpipe.backends.torch_int8.backend import list_executed_layers
@@ -27,8 +27,9 @@ def test_a_residual_network_is_one_step_a_layer():
     assert [by_name[name].relu for name in ("conv1", "down", "conv2", "conv3")] == [True, False, True, True]
 
 
-def test_it_computes_what_the_graph_computes():
-    graph = quantize(small_network())
+@pytest.mark.parametrize("make", [small_network, shuffled_network])
+def test_it_computes_what_the_graph_computes(make):
+    graph = quantize(make())
     images = np.random.default_rng(0).standard_normal((4, 3, 32, 32)).astype(np.float32)
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -36,7 +37,22 @@ def test_it_computes_what_the_graph_computes():
     (expected,) = session.run(None, {"image": images})
     found = emulate(lower(graph), {"image": torch.from_numpy(images)})["logits"].numpy()
     noise = np.square(found - expected).sum() / np.square(expected).sum()
-    assert 10 * np.log10(1 / noise) > 30
+    assert 10 * np.log10(1 / noise) > 40
+
+
+def test_a_split_is_a_view_each_and_batch_normalization_a_scale_and_a_shift():
+    by_name = {step.name: step for step in lower(quantize(shuffled_network())).steps}
+    views = [(step.output, dict(step.attributes)) for name, step in by_name.items() if name.startswith("split")]
+    assert views == [
+        ("left", {"axis": 1, "start": 0, "length": 16}),
+        ("right", {"axis": 1, "start": 16, "length": 32}),
+    ]
+    assert [np.shape(each) for each in by_name["norm"].inputs[1:]] == [(64,), (64,)]
+
+
+def test_a_mean_that_a_convolution_reads_keeps_its_pixel():
+    means = {step.name: step.keepdims for step in lower(quantize(shuffled_network())).steps if "keepdims" in dir(step)}
+    assert means == {"squeeze": True, "mean": False}
 
 
 def test_the_proof_counts_what_the_steps_execute():

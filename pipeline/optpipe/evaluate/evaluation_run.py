@@ -26,7 +26,7 @@ from optpipe.inputs.sample_set import SampleSet
 from optpipe.inputs.task_data import load_sample_set
 from optpipe.inputs.text_set import TextSet
 from optpipe.workspace.file_names import CARD, EVALUATION, PREDICTIONS
-from optpipe.workspace.manifest import get_command_line
+from optpipe.workspace.manifest import drop_folder, get_command_line
 from optpipe.workspace.runs import finish_run, open_run, write_bytes
 from optpipe.workspace.store import Entry, Store
 
@@ -84,7 +84,7 @@ def run_evaluation(
         write_predictions(run.path / PREDICTIONS, samples, truths, task, rows)
         found = Evaluation(
             model=card.name,
-            source=card.source,
+            source=drop_folder(card.source),
             model_id=exported.id,
             weights=exported.info.weights,
             dataset=Dataset(

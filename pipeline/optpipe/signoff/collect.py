@@ -4,8 +4,6 @@ Beside the judged build's own runs go the raw files of the other builds of its m
 from the folder too; those that would make it large stay behind, the oldest first, and the report says how many.
 """
 
-import re
-import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Set
 from contextlib import suppress
@@ -28,7 +26,7 @@ from optpipe.signoff.since import split_runs
 from optpipe.workspace.baselines import find_approved_baseline, get_utc_time
 from optpipe.workspace.file_names import BUILDS, POLICY, REQUEST, ROWS, VERDICT
 from optpipe.workspace.hashes import find_changed_files
-from optpipe.workspace.manifest import MANIFEST, read_manifest
+from optpipe.workspace.manifest import MANIFEST, drop_folder, drop_folders, read_manifest
 from optpipe.workspace.runs import Run, list_removed_runs, list_runs, load_runs, require_unchanged, write_bytes
 from optpipe.workspace.store import Entry, Store
 
@@ -218,12 +216,11 @@ def _copy_builds(wanted: set[str], store: Store, folder: Path) -> None:
         wanted = {parent for name in wanted for parent in entries[name].manifest.parents}
     for entry in found.values():
         manifest = read_manifest(entry.path / MANIFEST)
-        command = drop_folders(manifest.command)
+        named = {name: drop_folder(str(value)) for name, value in manifest.info.items() if name == "source"}
         target = folder / BUILDS / entry.path.name / MANIFEST
-        write_bytes(target, json_from_record(replace(manifest, command=command)))
-
-
-def drop_folders(command: str) -> str:
-    """A command line whose absolute paths are cut to their last part: a dossier tells nothing of anybody's disk."""
-    words = (re.sub(r"(^|[=:,])[/~][^=:,]*/(?=[^/])", r"\1", word) for word in shlex.split(command))
-    return shlex.join(words)
+        write_bytes(
+            target,
+            json_from_record(
+                replace(manifest, info={**manifest.info, **named}, command=drop_folders(manifest.command))
+            ),
+        )

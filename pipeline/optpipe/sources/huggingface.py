@@ -24,6 +24,8 @@ from optpipe.workspace.environment import get_package_version
 HUB = "huggingface.co"
 DEFAULT_SEQUENCE_PROFILE = (8, 128, 512)
 """Profile of a text model's sequence length, cut at what its position embeddings allow."""
+POOLING_FOLDER = "1_Pooling"
+"""Where sentence-transformers says how tokens are pooled."""
 VOCABULARY_FILES = (
     "tokenizer.json",
     "vocab.txt",
@@ -49,11 +51,12 @@ class HuggingFaceSource:
         return f"hf:{self.repository}"
 
     def collect_identity(self) -> dict[str, Any]:
-        """The repository's name; of a local folder the hashes of its files."""
+        """The repository's name; of a local folder its own name, and the hashes of its files."""
         folder = Path(self.repository)
-        files = {path.name: hash_file(path) for path in sorted(folder.glob("*")) if path.is_file()}
+        found = sorted((*folder.glob("*"), *folder.glob(f"{POOLING_FOLDER}/*.json")))
+        files = {path.relative_to(folder).as_posix(): hash_file(path) for path in found if path.is_file()}
         return {
-            "source": self.name,
+            "source": f"hf:{self._published_name}",
             "files": files,
             "transformers": get_package_version("transformers"),
             "tokenizers": get_package_version("tokenizers"),
@@ -67,6 +70,7 @@ class HuggingFaceSource:
         import transformers
 
         transformers.utils.logging.disable_progress_bar()
+        transformers.utils.logging.set_verbosity_error()  # tensors that are not in the checkpoint are in the record
         try:
             config = transformers.AutoConfig.from_pretrained(self.repository)
         except (OSError, ValueError) as error:
@@ -104,7 +108,7 @@ class HuggingFaceSource:
         if kind.__name__ == "AutoModel":  # its own pooler is not used
             missing = [name for name in missing if not name.startswith("pooler.")]
         if not missing:
-            return module, WeightsRecord(f"default:{self.repository}", sha256)
+            return module, WeightsRecord(f"default:{self._published_name}", sha256)
         drawn = f"{len(missing)} of {len(module.state_dict())} tensors are not in the checkpoint, first {missing[0]}"
         return module, WeightsRecord("random", sha256, request.seed, drawn)
 
@@ -135,8 +139,13 @@ class HuggingFaceSource:
         tokenization = _describe_tokenization(tokenizer, config, limit) if tokenizer else None
         return ModelCard(self._short(), self.name, task, inputs, labels=labels, tokenization=tokenization)
 
+    @property
+    def _published_name(self) -> str:
+        """What may be told of it anywhere: the name on the hub, or a local folder's without its place."""
+        return self._short() if Path(self.repository).is_dir() else self.repository
+
     def _short(self) -> str:
-        return Path(self.repository).name
+        return Path(self.repository).resolve().name
 
 
 def _choose_head(transformers: Any, config: Any, name: str) -> tuple[Any, Task]:
@@ -158,9 +167,9 @@ def _choose_head(transformers: Any, config: Any, name: str) -> tuple[Any, Task]:
 
 
 def _read_pooling(transformers: Any, repository: str) -> str:
-    """`cls` or `mean` by sentence-transformers' `1_Pooling/config.json`; `mean` where there is none."""
+    """`cls` or `mean` by sentence-transformers' configuration; `mean` where there is none."""
     place = transformers.utils.cached_file(
-        repository, "config.json", subfolder="1_Pooling", _raise_exceptions_for_missing_entries=False
+        repository, "config.json", subfolder=POOLING_FOLDER, _raise_exceptions_for_missing_entries=False
     )
     if place is None:
         return "mean"

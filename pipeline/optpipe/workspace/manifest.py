@@ -1,5 +1,6 @@
 """What stands beside every stored artifact: where it came from, what it is, and how to make it again."""
 
+import re
 import shlex
 import sys
 from collections.abc import Mapping
@@ -61,3 +62,13 @@ def get_command_line() -> str:
     name = Path(sys.argv[0]).name
     program = "optpipe" if name in ("optpipe", "__main__.py") else name
     return shlex.join([program, *sys.argv[1:]])
+
+
+def drop_folders(command: str) -> str:
+    """A command line whose absolute paths are cut to their last part: a dossier tells nothing of anybody's disk."""
+    return shlex.join(map(drop_folder, shlex.split(command)))
+
+
+def drop_folder(word: str) -> str:
+    """A word of a command line likewise: `hf:bert` of `hf:/srv/models/bert`, `net.py:make` of `/home/me/net.py:make`."""
+    return re.sub(r"(^|[=:,])[/~][^=:,]*/(?=[^/])", r"\1", word)

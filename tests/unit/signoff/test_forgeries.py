@@ -7,9 +7,10 @@ import pytest
 from tests.fakes.console import text_of
 
 from optpipe.core.events import SilentListener
-from optpipe.signoff.collect import SignoffRequest, drop_folders
+from optpipe.signoff.collect import SignoffRequest
 from optpipe.signoff.policy import policy_from_toml
 from optpipe.signoff.release import sign_off, verify_dossier
+from optpipe.workspace.manifest import drop_folders
 from optpipe.workspace.seal import seal_folder
 
 POLICY = b"""schema = 1

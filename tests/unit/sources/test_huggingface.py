@@ -57,3 +57,19 @@ def test_a_wider_shape_admits_texts_as_long_as_the_tokenizer_says(tmp_path, stat
 def test_a_whole_checkpoint_is_trained(tmp_path) -> None:
     found = save_checkpoint(tmp_path, "BertForSequenceClassification").load(WeightsRequest()).weights
     assert (found.trained, found.drawn) == (True, None)
+
+
+def test_a_local_folder_is_named_without_its_place_and_its_pooling_is_part_of_it(tmp_path, monkeypatch) -> None:
+    (tmp_path / "topics").mkdir()
+    source = save_checkpoint(tmp_path / "topics", "BertModel")
+    plain = source.collect_identity()
+    assert plain["source"] == "hf:topics"
+    assert source.load(WeightsRequest()).weights.source == "default:topics"
+    (tmp_path / "topics" / "1_Pooling").mkdir()
+    (tmp_path / "topics" / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}')
+    pooled = source.collect_identity()
+    assert pooled != plain
+    monkeypatch.chdir(tmp_path / "topics")
+    assert HuggingFaceSource(".").collect_identity() == pooled
+    assert HuggingFaceSource(".").load(WeightsRequest()).card.name == "topics"
+    assert HuggingFaceSource("google/bert").collect_identity()["source"] == "hf:google/bert"

@@ -1,7 +1,8 @@
 """Profiles a model's stages: each runs in a process of its own under nsys (or torch.profiler), and is judged from its trace."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
@@ -17,6 +18,7 @@ from optpipe.core.precision import Precision
 from optpipe.core.records import json_from_record
 from optpipe.errors import BadInputError, OptpipeError
 from optpipe.export.model import Model
+from optpipe.inputs.rows import Arrays
 from optpipe.inputs.samples import choose_samples
 from optpipe.inputs.sequences import read_length
 from optpipe.preprocess.dali.pipeline import DaliPlan
@@ -175,10 +177,11 @@ def _list_jobs(
     if Stage.PREPROCESS in plan.stages and card.transform is not None and plan.images:
         yield _make_preprocess_job(plan, model, store)
     if Stage.INFERENCE in plan.stages:
-        for artifact in artifacts:
-            if artifact.why_not is None:
-                for length, batch_size in product(plan.lengths or (None,), plan.batch_sizes):
-                    yield _make_inference_job(plan, artifact.entry, model, batch_size, length, store)
+        read = cache(lambda model_id: read_profiled_rows(store.find(model_id), store))
+        for entry in (each.entry for each in artifacts if each.why_not is None):
+            rows = partial(read, entry.manifest.parents[0])
+            for length, batch_size in product(plan.lengths or (None,), plan.batch_sizes):
+                yield _make_inference_job(plan, card, entry, batch_size, length, rows, store)
 
 
 def _make_preprocess_job(plan: ProfilePlan, model: Entry, store: Store) -> ProfileJob:
@@ -198,7 +201,13 @@ def _make_preprocess_job(plan: ProfilePlan, model: Entry, store: Store) -> Profi
 
 
 def _make_inference_job(
-    plan: ProfilePlan, entry: Entry[ArtifactInfo], model: Entry, batch_size: int, length: int | None, store: Store
+    plan: ProfilePlan,
+    card: ModelCard,
+    entry: Entry[ArtifactInfo],
+    batch_size: int,
+    length: int | None,
+    read_rows: Callable[[], tuple[ModelCard, Arrays]],
+    store: Store,
 ) -> ProfileJob:
     info = entry.info
     backend, precision, device = info.backend, info.precision, info.device
@@ -206,9 +215,8 @@ def _make_inference_job(
     given = plan.options.get(backend, {})  # what is not among `known` was for the build
     options = resolve_effective_options(info, {name: value for name, value in given.items() if name in known})
     work = InferenceJob(store.workspace.resolve(), entry.id, backend, device, options, batch_size, length)
-    card = card_from_file(model.file(CARD))
     if length is None and card.length_range is not None:
-        length = read_length(*read_profiled_rows(model, store))
+        length = read_length(*read_rows())
     graphs = [store.find(parent) for parent in entry.manifest.parents if parent]
     path = next((each.file(ONNX) for each in reversed(graphs) if each.file(ONNX).is_file()), None)
     name, on_gpu = f"{backend} {precision} batch {batch_size}", device == "cuda"
@@ -216,7 +224,7 @@ def _make_inference_job(
     subject = StageSubject(name, "inference", entry.id, precision, device, batch_size, length=length)
     facts = StageFacts(Stage.INFERENCE, backend, options, expects_gpu=on_gpu)
     inputs = card.inputs if length is None else card.with_usual_length(length).inputs
-    return ProfileJob(name, on_gpu, work, (JudgedStage(subject, facts),), path, inputs)
+    return ProfileJob(name, on_gpu, work, (JudgedStage(subject, facts),), path, inputs, read_rows)
 
 
 def _make_graph(job: ProfileJob, found: WorkerResult) -> GraphCosts | None:

@@ -3,11 +3,11 @@
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from optpipe.backends.base import Device
 from optpipe.core.card import ModelCard, card_from_file
@@ -17,7 +17,7 @@ from optpipe.core.records import json_from_record, read_record
 from optpipe.core.tensors import InputSpec
 from optpipe.errors import BadInputError, MissingError, OptpipeError, StageError
 from optpipe.export.reference import reference_from_file
-from optpipe.inputs.rows import batch_from_rows
+from optpipe.inputs.rows import Arrays, batch_from_rows
 from optpipe.inputs.samples import choose_samples, load_sample_inputs
 from optpipe.inputs.sequences import fill_sequences
 from optpipe.profile.job import BuildJob, InferenceJob, PreprocessJob, WorkerJob, WorkerResult
@@ -33,9 +33,6 @@ from optpipe.trace.recording.torch_trace import trace_from_torch
 from optpipe.trace.timeline.analysis import analysis_from_trace, select_measured_part
 from optpipe.workspace.file_names import CARD, REFERENCE
 from optpipe.workspace.store import Entry, Store
-
-if TYPE_CHECKING:
-    import numpy as np
 
 Tracer = Literal["nsys", "torch"]
 _LEAST_FREE_BYTES = 1 << 20
@@ -85,6 +82,8 @@ class ProfileJob:
     source_graph: Path | None = None
     """The ONNX graph that the artifact was built from: its operators are ONNX's own, with known shapes."""
     inputs: tuple[InputSpec, ...] = ()
+    read_rows: Callable[[], tuple[ModelCard, Arrays]] | None = None
+    """Of an inference: `read_profiled_rows` of its model, read once for all jobs."""
 
 
 def record_job(job: ProfileJob, plan: ProfilePlan, scratch: Path, listener: Listener) -> tuple[Trace, WorkerResult]:
@@ -142,11 +141,12 @@ def make_worker_job(job: ProfileJob, plan: ProfilePlan, scratch: Path) -> Worker
         return replace(common, build=job.work)
     if isinstance(job.work, PreprocessJob):
         return replace(common, preprocess=job.work)
-    _write_inputs(job.work, common.inputs)
+    assert job.read_rows is not None
+    _write_inputs(job.work, *job.read_rows(), common.inputs)
     return replace(common, inference=job.work)
 
 
-def _write_inputs(work: InferenceJob, target: Path) -> None:
+def _write_inputs(work: InferenceJob, card: ModelCard, rows: Arrays, target: Path) -> None:
     """Writes the rows that the model is verified on, repeated to the batch size; tokens of them where a length is wanted.
 
     Raises:
@@ -154,9 +154,6 @@ def _write_inputs(work: InferenceJob, target: Path) -> None:
     """
     import numpy as np
 
-    store = Store(work.workspace)
-    model = store.find(store.find(work.artifact).manifest.parents[0])
-    card, rows = read_profiled_rows(model, store)
     low, _, high = card.batch_range
     if not low <= work.batch_size <= high:
         raise BadInputError(
@@ -168,7 +165,7 @@ def _write_inputs(work: InferenceJob, target: Path) -> None:
     np.savez(target, **batch_from_rows(card, chosen))  # type: ignore[arg-type]
 
 
-def read_profiled_rows(model: Entry, store: Store) -> "tuple[ModelCard, dict[str, np.ndarray]]":
+def read_profiled_rows(model: Entry, store: Store) -> tuple[ModelCard, Arrays]:
     """The card of an exported model, and the rows that it is verified on, (samples, ...) by input."""
     card = card_from_file(model.file(CARD))
     kept = [each for each in store.list_entries(ReferenceInfo) if model.id in each.manifest.parents]

@@ -32,7 +32,7 @@ from optpipe.workspace.store import Entry, Store
 if TYPE_CHECKING:
     from optpipe.quantize.placement import Placement, Target
 
-REVISION = 1
+REVISION = 2
 TARGETS: tuple["Target", ...] = ("tensorrt", "cpu")
 
 

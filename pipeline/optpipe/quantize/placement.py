@@ -18,8 +18,10 @@ Target = Literal["tensorrt", "cpu", "fp8"]
 _ACTIVATIONS = ("Relu", "Clip")
 FP8_MULTIPLE = 16
 """Of a weight's sizes (PyTorch, `torch._scaled_mm`)."""
-_MIN_CHANNELS = 16
-"""INT8 Tensor Core kernels take 16 channels at a time (and 32 per group of a grouped convolution pays)."""
+_MIN_CHANNELS: dict[Target, int] = {"tensorrt": 16, "cpu": 1, "fp8": 16}
+"""Input channels of a group below which a convolution stays in floating point. INT8 Tensor Core kernels take 16 at a time; a
+CPU's take any number, and with depthwise and narrow ones in INT8 no tensor is converted between them: 0.62 to 1.01 of the
+time (`benchmarks/README.md`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ def place_qdq(model: Any, target: Target, keep: Callable[[str], bool] = lambda _
     for node in model.graph.node:
         if node.op_type not in WEIGHTED_OPS:
             continue
-        obstacle = _find_obstacle(node, graph) or (_find_fp8_obstacle(node, graph) if target == "fp8" else None)
+        obstacle = _find_obstacle(node, graph, target) or (_find_fp8_obstacle(node, graph) if target == "fp8" else None)
         reason = "kept in floating point by request" if keep(node.name) else obstacle
         skipped.append(SkippedLayer(node.name, reason)) if reason else layers.append(node)
     edges = [(node.name, 0) for node in layers]
@@ -73,8 +75,8 @@ def _find_epilogue(graph: OnnxGraph, tensor: str) -> str:
     return tensor
 
 
-def _find_obstacle(node: Any, graph: OnnxGraph) -> str | None:
-    """Why INT8 would not pay or not work for a layer; None where it fits."""
+def _find_obstacle(node: Any, graph: OnnxGraph, target: Target) -> str | None:
+    """Why INT8 would not pay or not work for a layer on a target; None where it fits."""
     weight = graph.weights.get(node.input[1]) if len(node.input) > 1 else None
     attributes = {each.name: each for each in node.attribute}
     if weight is None or node.input[0] in graph.weights:
@@ -88,12 +90,12 @@ def _find_obstacle(node: Any, graph: OnnxGraph) -> str | None:
         return None if plain else "its data is transposed"
     groups = attributes["group"].i if "group" in attributes else 1
     per_group = weight.dims[0] // groups if node.op_type == "ConvTranspose" else weight.dims[1]
-    if groups > 1 and per_group < _MIN_CHANNELS:
+    if per_group >= _MIN_CHANNELS[target]:
+        return None
+    if groups > 1:
         kind = "depthwise" if per_group == 1 else f"grouped, {per_group} channels per group"
         return f"{kind}: memory-bound; without a Tensor Core kernel INT8 loses accuracy for no speedup"
-    if per_group < _MIN_CHANNELS:
-        return f"{per_group} input channels: INT8 kernels pad them to {_MIN_CHANNELS}"
-    return None
+    return f"{per_group} input channels: INT8 kernels pad them to {_MIN_CHANNELS[target]}"
 
 
 def _find_fp8_obstacle(node: Any, graph: OnnxGraph) -> str | None:

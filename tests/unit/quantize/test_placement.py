@@ -48,6 +48,8 @@ def test_layers_that_do_not_pay_are_named(onnx_model, random_weight) -> None:
     assert reasons["depthwise"].startswith("depthwise")
     assert reasons["grouped"].startswith("grouped, 4 channels per group")
     assert reasons["dynamic"] == "its weights are not constant"
+    on_cpu = place_qdq(graph, "cpu")  # whose kernels need no 16 channels
+    assert on_cpu.layers == ("stem", "depthwise", "grouped", "product")
 
 
 def test_nodes_without_names_get_their_own(onnx_model, random_weight) -> None:

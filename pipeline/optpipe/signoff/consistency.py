@@ -120,7 +120,8 @@ def _check_subject(subject: Subject, builds: Mapping[str, Entry[Any]], place: st
     if build is None:
         return
     info, name = build.info, f"{BUILDS}/{build.path.name}"
-    stated = {"backend": subject.backend, "precision": str(subject.precision), "device": subject.device}
+    kind, _, _ = subject.device.partition(":")  # an artifact is built for `cuda` and measured on `cuda:0`
+    stated = {"backend": subject.backend, "precision": str(subject.precision), "device": kind}
     expected: dict[str, object] = {"backend": info.backend, "precision": str(info.precision), "device": info.device}
     if subject.sha256 is not None:
         stated["sha256"], expected["sha256"] = subject.sha256, build.sha256(info.file)

@@ -38,22 +38,23 @@ def _positive_pairs(centered: "np.ndarray") -> "np.ndarray":
     """
     import numpy as np
 
-    count = len(centered)
-    some = min(_DIRECT_LAGS, count // 2 * 2)
-    for lags in (some, count // 2 * 2):
-        covariances = _direct(centered, lags) if lags == some else _by_fourier(centered, lags)
-        pairs = covariances[0::2] + covariances[1::2]
-        ends = np.flatnonzero(pairs <= 0)
-        if len(ends):
-            return np.asarray(pairs[: ends[0]])
-    return np.asarray(pairs)
+    even = len(centered) // 2 * 2
+    found: list[float] = []
+    for lag in range(0, min(_DIRECT_LAGS, even), 2):  # most series end after a few
+        pair = _covariance(centered, lag) + _covariance(centered, lag + 1)
+        if pair <= 0:
+            return np.array(found)
+        found.append(pair)
+    if even <= _DIRECT_LAGS:
+        return np.array(found)
+    covariances = _by_fourier(centered, even)
+    pairs = covariances[0::2] + covariances[1::2]
+    ends = np.flatnonzero(pairs <= 0)
+    return np.asarray(pairs[: ends[0]] if len(ends) else pairs)
 
 
-def _direct(centered: "np.ndarray", lags: int) -> "np.ndarray":
-    import numpy as np
-
-    count = len(centered)
-    return np.array([float(centered[: count - lag] @ centered[lag:]) / count for lag in range(lags)])
+def _covariance(centered: "np.ndarray", lag: int) -> float:
+    return float(centered[: len(centered) - lag] @ centered[lag:]) / len(centered)
 
 
 def _by_fourier(centered: "np.ndarray", lags: int) -> "np.ndarray":

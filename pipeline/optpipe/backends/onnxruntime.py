@@ -111,6 +111,7 @@ class OnnxRuntime:
         import onnx
 
         from optpipe.backends.onnxruntime_biases import separate_biases
+        from optpipe.backends.onnxruntime_floats import protect_convolutions
         from optpipe.backends.onnxruntime_session import OnnxRuntimeSession, optimize_graph
 
         on_gpu = request.device == "cuda"
@@ -120,7 +121,7 @@ class OnnxRuntime:
         target = request.directory / GRAPH_FILE
         optimize_graph(request.graph, target, request.device)
         model = onnx.load(target)
-        if on_gpu and separate_biases(model):
+        if separate_biases(model) if on_gpu else protect_convolutions(model):
             onnx.save(model, target)
         layers = layers_from_onnx(model, request.card.inputs, onnx.load(request.graph))
         if request.precision is Precision.TF32:

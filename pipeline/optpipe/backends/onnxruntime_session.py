@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from optpipe.backends.base import Binding
 from optpipe.backends.onnxruntime_biases import BIAS_FUSION_PASS
+from optpipe.backends.onnxruntime_floats import WEIGHT_PASS, needs_weight_pass
 from optpipe.backends.onnxruntime_placement import RECORD_ASSIGNMENT, placement_from_session
 from optpipe.core.precision import LayerType, Placement
 from optpipe.core.tensors import TensorSpec
@@ -32,8 +33,12 @@ NHWC layout is refused; and every consumer of a dequantized tensor gets a copy o
 onnxruntime_session_options_config_keys.h."""
 
 
-def create_inference_session(graph: Path | bytes, device: "Device", options: Any, provider: Mapping[str, str]) -> Any:
+def create_inference_session(
+    graph: Path | bytes, device: "Device", options: Any, provider: Mapping[str, str], *, quantize_floats: bool = False
+) -> Any:
     """ONNX Runtime's own session of a file or of a graph in memory; `provider` are the CUDA provider's options.
+
+    With `quantize_floats`, ONNX Runtime quantizes on the CPU what stands in floating point between Q/DQ pairs.
 
     Raises StageError where ONNX Runtime refuses the graph, MissingError where its CUDA provider does not start.
     """
@@ -51,6 +56,7 @@ def create_inference_session(graph: Path | bytes, device: "Device", options: Any
         providers = [PROVIDERS["cpu"]]
     try:
         left_out = [BIAS_FUSION_PASS] if device == "cuda" and provider.get("fuse_conv_bias") != "1" else []
+        left_out += [] if device == "cuda" or quantize_floats else [WEIGHT_PASS]
         source = str(graph) if isinstance(graph, Path) else graph
         session = ort.InferenceSession(source, options, providers=providers, disabled_optimizers=left_out)
     except (
@@ -89,12 +95,14 @@ def find_graph_refusal(graph: Path, device: "Device") -> str | None:
 
 def optimize_graph(graph: Path, target: Path, device: "Device") -> None:
     """Writes the graph as the provider fuses it. Layout changes are left to loading: they depend on the processor."""
+    import onnx
     import onnxruntime as ort
 
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     options.optimized_model_filepath = str(target)
-    create_inference_session(graph, device, options, {})
+    quantize_floats = device == "cpu" and needs_weight_pass(onnx.load(graph, load_external_data=False))
+    create_inference_session(graph, device, options, {}, quantize_floats=quantize_floats)
 
 
 def find_options_refusal(

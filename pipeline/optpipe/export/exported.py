@@ -23,7 +23,7 @@ from optpipe.workspace.store import Entry, Store, compute_entry_id
 if TYPE_CHECKING:
     import numpy as np
 
-REVISION = 4
+REVISION = 5
 """Raised whenever this stage would write something else from the same recipe."""
 
 
@@ -149,6 +149,10 @@ def compute_reference(
             else:
                 _require_repeatable([run_torch_model(module, card, inputs) for _ in range(2)], card, TORCH_WAY_OUT)
             raise
+        if count_rows(inputs) > 1 and not any(_tells_samples_apart(value) for value in outputs.values()):
+            listener.warn(
+                f"{card.name} gives the same outputs for every input: nothing compared with them shows anything"
+            )
         tensors = {f"input:{name}": value for name, value in inputs.items()}
         tensors |= {f"output:{name}": value for name, value in outputs.items()}
         if samples.labels:
@@ -163,6 +167,10 @@ def compute_reference(
         )
 
     return store.produce(ReferenceInfo, recipe, make, parents=(entry.id,), listener=listener)
+
+
+def _tells_samples_apart(output: "np.ndarray") -> bool:
+    return bool((output != output[:1]).any())
 
 
 def _require_repeatable(answers: Sequence[Mapping[str, "np.ndarray"]], card: ModelCard, way_out: str) -> None:

@@ -10,6 +10,9 @@ from optpipe.core.hashing import hash_arrays
 from optpipe.core.weights import WeightsRecord, WeightsRequest
 from optpipe.errors import BadInputError, read_as_user_file
 
+ZERO_LAYER_STD = 0.02
+"""Of the weights drawn for a layer that begins at zero, as transformers draw their other layers."""
+
 
 def hash_module_weights(module: Any) -> str:
     """The hash over a module's state dict, whatever its types."""
@@ -54,23 +57,27 @@ def use_seed(seed: int) -> Iterator[None]:
             np.random.set_state(numpy)
 
 
-def draw_normalization(module: Any) -> Any:
-    """Draws what batch normalization would have learned, from torch's generator; changes `module` in place.
+def draw_neutral_layers(module: Any) -> Any:
+    """Draws, from torch's generator, what training would have learned where a fresh layer does nothing; changes `module` in place.
 
-    Freshly made, it is the identity (or zero, where a residual branch is to begin closed): it folds away without a bias, and
-    the graph is one that no trained model has. One that is not fresh has learned something, and is left as it is.
+    Freshly made, batch normalization is the identity (or zero, where a residual branch is to begin closed): it folds away
+    without a bias, and the graph is one that no trained model has. A layer whose weights are all zero, as ViT's head has them,
+    gives the same outputs for every input. What is not fresh has learned something, and is left as it is.
     """
     import torch
 
     with torch.no_grad():
-        for norm in module.modules():
-            if isinstance(norm, torch.nn.modules.batchnorm._BatchNorm) and _is_fresh(norm):
-                for scale in (norm.weight, norm.running_var):
-                    if scale is not None:
-                        scale.uniform_(0.8, 1.2)
-                for shift in (norm.bias, norm.running_mean):
-                    if shift is not None:
-                        shift.normal_(0.0, 0.1)
+        for layer in module.modules():
+            if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm):
+                if _is_fresh(layer):
+                    for scale in (layer.weight, layer.running_var):
+                        if scale is not None:
+                            scale.uniform_(0.8, 1.2)
+                    for shift in (layer.bias, layer.running_mean):
+                        if shift is not None:
+                            shift.normal_(0.0, 0.1)
+            elif isinstance(layer, torch.nn.Linear | torch.nn.modules.conv._ConvNd) and not layer.weight.any():
+                layer.weight.normal_(0.0, ZERO_LAYER_STD)
     return module
 
 
@@ -92,7 +99,7 @@ def make_with_weights(make: Callable[[], Any], request: WeightsRequest) -> tuple
     """A library's architecture, made by `make`, with random or file weights as requested, in evaluation mode."""
     with use_seed(request.seed):
         if request.path is None:
-            module = draw_normalization(make()).eval()
+            module = draw_neutral_layers(make()).eval()
             return module, WeightsRecord("random", hash_module_weights(module), request.seed)
         module = make().eval()
     load_state(module, request.path)
@@ -116,7 +123,7 @@ def make_with_factory_weights(make: Callable[[], Any], request: WeightsRequest, 
         drawn = sorted(each for each, sha256 in own.items() if other.get(each) != sha256)
         if not drawn and request.kind != "random":
             return module.eval(), WeightsRecord(f"default:{name}", hash_module_weights(module))
-        draw_normalization(module)
+        draw_neutral_layers(module)
     if not drawn:
         raise BadInputError(
             f"no weight of {name} depends on the seed, so it has no random weights\n"
@@ -135,7 +142,7 @@ def remake_module(make: Callable[[], Any], request: WeightsRequest, record: Weig
     with use_seed(request.seed):
         module = make().eval()
         if record.source == "random":
-            draw_normalization(module)
+            draw_neutral_layers(module)
     if hash_module_weights(module) != record.sha256:
         raise BadInputError(
             f"{name} creates different weights on every call, regardless of the seed\n"

@@ -112,3 +112,12 @@ def test_forwards_as_people_write_them(tmp_path, forward, more, outputs) -> None
 def test_what_cannot_be_exported_is_said_with_the_way_out(tmp_path, forward, more, error, said) -> None:
     with pytest.raises(error, match=said):
         checked(tmp_path, forward, more)
+
+
+@pytest.mark.slow
+def test_outputs_that_ignore_the_input_are_said(tmp_path) -> None:
+    (tmp_path / "net.py").write_text(f"{HEAD}    def forward(self, x): return self.linear(x * 0)\n")
+    model, store = Model(PythonFileSource(tmp_path / "net.py", "Net"), WeightsRequest()), Store(tmp_path / ".optpipe")
+    listener = SilentListener()
+    compute_reference(model, export_model(model, store, listener)[0], None, store, listener)
+    assert "the same outputs for every input" in " ".join(listener.warnings)

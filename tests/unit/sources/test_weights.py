@@ -9,7 +9,7 @@ import torch
 from optpipe.core.weights import WeightsRequest
 from optpipe.errors import BadInputError
 from optpipe.sources.weights import (
-    draw_normalization,
+    draw_neutral_layers,
     hash_module_weights,
     hash_tensors,
     make_with_factory_weights,
@@ -70,8 +70,17 @@ def test_only_fresh_normalization_is_drawn(changed: dict[str, float]) -> None:
     for name, value in changed.items():
         getattr(norm, name).data[-1 if value else slice(None)] = value
     before = hash_tensors(norm)
-    drawn = hash_tensors(draw_normalization(norm)) != before
+    drawn = hash_tensors(draw_neutral_layers(norm)) != before
     assert drawn == (changed in ({}, {"weight": 0.0}))  # a residual branch that begins closed is fresh too
+
+
+def test_a_layer_of_zeros_is_drawn_and_any_other_is_left() -> None:
+    closed, learned = torch.nn.Linear(4, 3), torch.nn.Conv1d(4, 3, 1)
+    torch.nn.init.zeros_(closed.weight)
+    before = learned.weight.clone()
+    draw_neutral_layers(torch.nn.ModuleList([closed, learned]))
+    assert closed.weight.any()
+    assert torch.equal(learned.weight, before)
 
 
 def test_random_weights_of_a_factory_that_has_none_are_refused() -> None:

@@ -16,6 +16,7 @@ import pytest
 from optpipe.cli import app
 from optpipe.core.records import read_record
 from optpipe.evaluate.result import Evaluation
+from tests.integration import fork_server
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,10 +42,13 @@ class Ran:
 
 
 def optpipe(*arguments: object, cwd: Path | None = None, workspace: Path | None = None, **environment: str) -> Ran:
-    """Runs the command as a user does, in a process of its own."""
+    """Runs the command as a user does, in a process of its own: a forked one, or a fresh one for variables of its own."""
     options = () if workspace is None else ("--workspace", workspace)
+    words = [*map(str, (*arguments, *options))]
+    if not environment and os.environ.get("PYTHONPATH") == fork_server.PYTHONPATH:
+        return Ran(*fork_server.run_forked(words, cwd or Path.cwd()))
     done = subprocess.run(
-        [sys.executable, "-m", "optpipe", *map(str, (*arguments, *options))],
+        [sys.executable, "-m", "optpipe", *words],
         cwd=cwd,
         env={**os.environ, **environment},
         capture_output=True,

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -42,17 +43,12 @@ def addresses():
             process.communicate()
 
 
-@pytest.fixture
-def sweep(addresses, tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def sweep(addresses, tmp_path_factory):
     """A sweep on the cluster, directly or through Ray Client, with these variables and no token in the home folder."""
 
     def run(*arguments, client=False, **variables):
-        monkeypatch.setenv("RAY_ADDRESS", addresses[0])
-        monkeypatch.setenv("HOME", str(tmp_path))
-        for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
-            monkeypatch.delenv(name, raising=False)
-        for name, value in variables.items():
-            monkeypatch.setenv(name, value)
+        folder = tmp_path_factory.mktemp("sweep")
         where = (
             "--precision",
             "fp32",
@@ -63,12 +59,21 @@ def sweep(addresses, tmp_path, monkeypatch):
             "--on",
             addresses[1] if client else "ray",
         )
-        return optpipe("sweep", "digits", *where, *arguments, workspace=tmp_path / "w")
+        return optpipe(
+            *("sweep", "digits", *where, *arguments),
+            workspace=folder / "w",
+            RAY_ADDRESS=addresses[0],
+            HOME=str(folder),
+            **variables,
+        )
 
-    return run
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+            patch.delenv(name, raising=False)
+        yield run
 
 
-def test_the_right_token_runs_jobs(sweep, tmp_path):
+def test_the_right_token_runs_jobs(sweep):
     quick = ("--processes", "1", "--min-time", "0.2", "--max-time", "3", "--percentile", "90", "--max-cv", "500%")
     ran = sweep(*quick, "--json", RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=TOKEN)
     assert ran.status in (0, 5), ran.stderr
@@ -82,18 +87,28 @@ def test_a_token_from_a_file_does_too(sweep, tmp_path, client):
     assert (ran.status, "1 job to run" in ran.stdout) == (0, True), ran.stderr
 
 
-@pytest.mark.parametrize(
-    ("client", "variables", "said"),
-    [
-        (False, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "another"}, REJECTED),  # Ray tries these two for 20 s
-        (True, {}, REJECTED),
-        (False, {"RAY_AUTH_MODE": "token"}, "authentication token"),
-        (True, {"RAY_AUTH_MODE": "token"}, "authentication token"),
-        (False, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": "/no/such"}, "/no/such"),
-        (True, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": "/no/such"}, "/no/such"),
-    ],
-)
-def test_any_other_ends_in_two_lines(sweep, client, variables, said):
-    ran = sweep(client=client, **variables)
+OTHERS = {
+    "another": ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "another"}, False, REJECTED),
+    "no mode, through Ray Client": ({}, True, REJECTED),
+    "no token": ({"RAY_AUTH_MODE": "token"}, False, "authentication token"),
+    "no token, through Ray Client": ({"RAY_AUTH_MODE": "token"}, True, "authentication token"),
+    "no file": ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": "/no/such"}, False, "/no/such"),
+    "no file, through Ray Client": ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": "/no/such"}, True, "/no/such"),
+}
+
+
+@pytest.fixture(scope="module")
+def refused(sweep):
+    """What each ends with: side by side, because Ray tries the first two for 20 s."""
+    with ThreadPoolExecutor(3) as threads:
+        running = {
+            name: threads.submit(sweep, client=client, **variables) for name, (variables, client, _) in OTHERS.items()
+        }
+    return {name: each.result() for name, each in running.items()}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_any_other_ends_in_two_lines(refused, name):
+    ran, said = refused[name], OTHERS[name][2]
     lines = ran.stderr.splitlines()
     assert (ran.status, len(lines), said in lines[0], lines[1]) == (3, 2, True, WAY_OUT), ran.stderr

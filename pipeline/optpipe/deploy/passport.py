@@ -9,6 +9,18 @@ from optpipe.deploy.signed_build import SignedBuild
 from optpipe.workspace.environment import describe_environment
 
 DALI = "nvidia-dali-cuda130"
+ONNX_RUNTIME_IN_TRITON = {
+    (1, 17): "24.04",
+    (1, 18): "24.05 to 24.08",
+    (1, 19): "24.09 to 24.11",
+    (1, 20): "24.12 to 25.02",
+    (1, 21): "25.03 and 25.04",
+    (1, 22): "25.05 to 25.07",
+    (1, 23): "25.08 to 26.01",
+    (1, 24): "26.02 to 26.06",
+    (1, 27): "26.07",
+}
+"""The Triton releases that carry each ONNX Runtime: Triton's Release Compatibility Matrix (docs/introduction/compatibility.md)."""
 
 
 def passport_from_build(build: SignedBuild) -> Passport:
@@ -32,11 +44,23 @@ def _explain_triton(backend: str, package: str, version: str) -> str:
     if backend in ("tensorrt", "torch-tensorrt"):
         return f"an engine of {package} {version} loads only in a Triton release with the same version: see NVIDIA's support matrix"
     if backend == "onnxruntime":
-        return f"choose a Triton release whose ONNX Runtime is {version} or newer: see NVIDIA's support matrix"
+        return find_triton_releases(version)
     if backend == "inductor":
         return f"the package needs a Triton release with platform torch_aoti and {package} {version}: see NVIDIA's support matrix"
     return (
         "Triton has no backend for this runtime: it is served by the Python backend, which needs optpipe on the server"
+    )
+
+
+def find_triton_releases(version: str) -> str:
+    """Which Triton releases have the ONNX Runtime of `version`, or the newest known one where none has."""
+    for (major, minor), releases in ONNX_RUNTIME_IN_TRITON.items():
+        if version.startswith(f"{major}.{minor}."):
+            return f"Triton {releases} carries ONNX Runtime {major}.{minor}"
+    (newest_major, newest_minor), newest = max(ONNX_RUNTIME_IN_TRITON.items())
+    return (
+        f"no Triton release up to {newest} carries ONNX Runtime {version} ({newest} has {newest_major}.{newest_minor}): "
+        "take a later one, or check an environment with the release's version by `optpipe recheck --python ENV`"
     )
 
 

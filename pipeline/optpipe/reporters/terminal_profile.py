@@ -35,6 +35,9 @@ from optpipe.trace.timeline.kernels import shorten_name
 if TYPE_CHECKING:
     from optpipe.profile.profile_model import ModelProfileDocument
 
+WITHHELD = "withheld"
+"""Shown for a stage whose two measurements disagree: no time, and no share of it."""
+
 
 def render_profile(profile: TraceProfile, counters: Sequence[KernelCounters] = ()) -> RenderableType:
     """One profile; `counters` are what ncu counted beside it."""
@@ -61,11 +64,13 @@ def render_profiles(record: "ModelProfileDocument") -> RenderableType:
     shown = make_table("stage", right=("time", "GPU busy", "gain"), left=("limited by", "first thing to try"))
     for stage in record.stages:
         bottleneck, findings = stage.profile.bottleneck, stage.profile.findings
+        time = _format_time(stage.profile)
+        gain = time if time == WITHHELD else f"{findings[0].gain_share:.0%}" if findings else ""
         shown.add_row(
             stage.subject.name,
-            _format_time(stage.profile),
+            time,
             f"{bottleneck.busy_share:.0%}" if bottleneck.busy_share is not None else "",
-            f"{findings[0].gain_share:.0%}" if findings else "",
+            gain,
             Text(bottleneck.verdict, style="bold"),
             findings[0].advice if findings else "",
         )
@@ -116,7 +121,7 @@ def _format_time(profile: TraceProfile) -> str:
     iterations = profile.iterations
     if profile.trace_quality.distorts_host:
         unprofiled_ns = iterations.unprofiled_ns if iterations else None
-        return f"{format_duration(unprofiled_ns)}*" if unprofiled_ns else "withheld"
+        return f"{format_duration(unprofiled_ns)}*" if unprofiled_ns else WITHHELD
     period_ns = iterations.period_ns if iterations else None
     return format_duration(period_ns or profile.measured.totals.span_ns)
 

@@ -100,8 +100,10 @@ def test_stages_of_one_model(read: Callable[[Recording], Trace]) -> None:
     first = StageProfile(subject, "a", None, facts, _profile_with_graph(read(phenomena.gpu_bound())), COUNTERS)
     slowed = profile_from_trace(read(phenomena.launch_bound()), facts=facts)
     second = replace(first, subject=replace(subject, name="onnxruntime fp16 batch 1"), profile=slowed)
+    doubtful = profile_from_trace(read(phenomena.launch_bound()), facts=StageFacts(unprofiled_iteration_ns=200_000))
+    third = replace(first, subject=replace(subject, name="onnxruntime int8 batch 1"), profile=doubtful)
     failed = FailedStage("preprocess dali batch 1", "preprocess", "no space left", 4)
-    record = ModelProfileDocument((first, second), (failed,), run_dir=Path("runs/profile-1"))
+    record = ModelProfileDocument((first, second, third), (failed,), run_dir=Path("runs/profile-1"))
     assert_golden(text_of(render_profiles(record)), "profile-stages.txt")
     assert f"{subject.name} in full" in text_of(render_profiles(replace(record, main=subject.name)))
 

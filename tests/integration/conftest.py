@@ -19,6 +19,10 @@ from optpipe.evaluate.result import Evaluation
 from tests.integration import fork_server
 
 ROOT = Path(__file__).parents[2]
+SERVER = os.environ.get("OPTPIPE_TRITON")
+needs_server = pytest.mark.skipif(
+    SERVER is None, reason="OPTPIPE_TRITON names no environment with nvidia-pytriton; .ci/run makes one"
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -14,12 +14,8 @@ from pathlib import Path
 import pytest
 
 from optpipe.workspace.seal import seal_folder
-from tests.integration.conftest import ROOT, optpipe
+from tests.integration.conftest import ROOT, SERVER, needs_server, optpipe
 
-SERVER = os.environ.get("OPTPIPE_TRITON")
-needs_server = pytest.mark.skipif(
-    SERVER is None, reason="OPTPIPE_TRITON names no environment with nvidia-pytriton; .ci/run makes one"
-)
 pytest.importorskip("tritonclient.grpc", reason="tritonclient is not installed: the extra `triton`")
 
 

@@ -15,7 +15,7 @@ from optpipe.core.verdict import Verdict, VerdictRecord
 from optpipe.core.weights import WeightsRequest
 from optpipe.sources.huggingface import HuggingFaceSource
 from tests.fakes.text_models import make_tokenizer, train
-from tests.integration.conftest import Ran, build_and_evaluate, require_three_verdicts, sign_off
+from tests.integration.conftest import Ran, build_and_evaluate, needs_server, optpipe, require_three_verdicts, sign_off
 
 transformers = pytest.importorskip("transformers", reason="needs transformers: uv sync --extra hf")
 
@@ -134,3 +134,48 @@ def test_the_pooling_is_that_of_the_checkpoint_and_another_is_another_model(fold
         mean, first = (each.module(ids, mask)[0] for each in loaded)
     assert mean.shape == first.shape == (2, 32)
     assert not np.allclose(mean, first, atol=1e-2)
+
+
+@needs_server
+def test_a_deployment_answers_texts_of_every_length_as_in_process_and_names_no_folder(
+    folder: Path, tmp_path: Path, inside: Callable[..., Ran]
+) -> None:
+    model = f"hf:{folder / 'topics'}"
+    for words in (
+        ("build", model, "--precision", "fp32", "--backend", "onnxruntime", "--device", "cpu"),
+        ("evaluate", model, "--data", folder / "validation.jsonl"),
+        (
+            "bench",
+            "topics",
+            "--length",
+            "16",
+            "--batch",
+            "1",
+            "--processes",
+            "3",
+            "--min-time",
+            "0.1",
+            "--max-time",
+            "1",
+            "--percentile",
+            "50",
+            "--max-cv",
+            "1000%",
+        ),
+    ):
+        ran = inside(*words, cwd=tmp_path)
+        assert ran.status == 0, ran.stderr
+    (tmp_path / "policy.toml").write_text(
+        'schema = 1\n[build]\nprecision = "fp32"\n[accuracy]\nmaximum_drop = "1 Spearman"\n'
+    )
+    ran = inside("signoff", model, "--policy", "policy.toml", "--no-measure", "--no-figures", cwd=tmp_path)
+    assert ran.status == 0, ran.stdout + ran.stderr
+    dossier = next((tmp_path / ".optpipe" / "dossiers").iterdir())
+    told = ("deploy", dossier, "--to", "triton", "--output", "served", "--prove", "--seconds", "0", "--json")
+    ran = optpipe(*told, cwd=tmp_path)
+    assert ran.status == 0, ran.stderr
+    for each in ran.document["proof"]["comparisons"]:
+        assert each["model"] == "topics_engine"
+        assert each["equal_bits"] == each["requests"] >= 3
+    for path in (tmp_path / "served").rglob("*"):
+        assert path.is_dir() or str(folder).encode() not in path.read_bytes(), path

@@ -39,6 +39,7 @@ from optpipe.deploy.session_process import Answer, open_artifact, open_preproces
 from optpipe.deploy.triton_config import CONFIG, TYPES, read_config, require_tritonclient, text_from_config
 from optpipe.errors import GateError, MissingError, StageError, first_line, read_as_user_file
 from optpipe.export.reference import Reference, reference_from_file
+from optpipe.inputs.sequences import fill_sequences, read_length
 from optpipe.preprocess.dali.pipeline import INPUT as DALI_INPUT
 from optpipe.stats.agreement import compute_output_error
 from optpipe.workspace.store import Store, entry_from_folder
@@ -181,6 +182,7 @@ def _list_expected(checked: CheckedDeployment) -> Iterator[Expected]:
 
 
 def _expect_rows(model: str, engine: Answer, known: Reference, checked: CheckedDeployment) -> Iterator[Expected]:
+    """The known inputs; of a model that takes sequences of several lengths also the shortest and the longest of them."""
     batched = read_config(checked.folder / MODELS / model / CONFIG).max_batch_size
     if not batched:
         yield Expected(model, known.inputs, engine([known.inputs])[0], known.outputs)
@@ -190,6 +192,10 @@ def _expect_rows(model: str, engine: Answer, known: Reference, checked: CheckedD
         inputs = {name: array[start : start + step] for name, array in known.inputs.items()}
         source = {name: array[start : start + step] for name, array in known.outputs.items()}
         yield Expected(model, inputs, engine([inputs])[0], source)
+    for length in sorted({*(checked.card.length_range or ())} - {read_length(checked.card, known.inputs)}):
+        inputs = fill_sequences(checked.card, known.inputs, length, step)
+        inputs = {name: array[:step] for name, array in inputs.items()}
+        yield Expected(model, inputs, engine([inputs])[0], {})
 
 
 def _expect_images(

@@ -8,7 +8,7 @@ DIR/models/NAME             the ensemble from encoded images to the model's outp
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,6 +53,7 @@ from optpipe.preprocess.dali.pipeline import INPUT as DALI_INPUT
 from optpipe.signoff.dossier import finish_dossier
 from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR
 from optpipe.workspace.file_names import CARD, POLICY, REFERENCE
+from optpipe.workspace.manifest import MANIFEST, drop_folder, strip_folders
 from optpipe.workspace.runs import write_bytes
 from optpipe.workspace.store import Store
 
@@ -200,6 +201,7 @@ def _write_engine(build: SignedBuild, settings: Settings, known: Reference, fold
     """The artifact as a Triton model; returns what its warm-up is."""
     pb, info = require_tritonclient(), build.artifact.info
     shutil.copytree(build.artifact.path, folder / "1")
+    write_bytes(folder / "1" / MANIFEST, json_from_record(strip_folders(build.artifact.manifest)))
     batched = settings.max_batch_size > 0
     inputs = [describe_served(each, batched=batched) for each in build.card.inputs]
     outputs = [describe_served(each, batched=batched) for each in build.card.outputs]
@@ -363,5 +365,5 @@ def _write_ensemble(build: SignedBuild, settings: Settings, engine: str, preproc
 
 def write_card(build: SignedBuild, path: Path) -> None:
     """The model card without its paths, which are those of one machine."""
-    card = {**build.card.to_dict(), "data": {}}
+    card = replace(build.card, data={}, source=drop_folder(build.card.source)).to_dict()
     write_bytes(path, json.dumps(card, indent=1).encode() + b"\n")

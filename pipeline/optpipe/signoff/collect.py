@@ -26,7 +26,7 @@ from optpipe.signoff.since import split_runs
 from optpipe.workspace.baselines import find_approved_baseline, get_utc_time
 from optpipe.workspace.file_names import BUILDS, POLICY, REQUEST, ROWS, VERDICT
 from optpipe.workspace.hashes import find_changed_files
-from optpipe.workspace.manifest import MANIFEST, drop_folder, drop_folders, read_manifest
+from optpipe.workspace.manifest import MANIFEST, drop_folders, read_manifest, strip_folders
 from optpipe.workspace.runs import Run, list_removed_runs, list_runs, load_runs, require_unchanged, write_bytes
 from optpipe.workspace.store import Entry, Store
 
@@ -215,12 +215,5 @@ def _copy_builds(wanted: set[str], store: Store, folder: Path) -> None:
         found |= {name: entries[name] for name in wanted}
         wanted = {parent for name in wanted for parent in entries[name].manifest.parents}
     for entry in found.values():
-        manifest = read_manifest(entry.path / MANIFEST)
-        named = {name: drop_folder(str(value)) for name, value in manifest.info.items() if name == "source"}
         target = folder / BUILDS / entry.path.name / MANIFEST
-        write_bytes(
-            target,
-            json_from_record(
-                replace(manifest, info={**manifest.info, **named}, command=drop_folders(manifest.command))
-            ),
-        )
+        write_bytes(target, json_from_record(strip_folders(read_manifest(entry.path / MANIFEST))))

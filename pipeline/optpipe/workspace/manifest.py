@@ -4,7 +4,7 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,12 @@ def get_command_line() -> str:
     name = Path(sys.argv[0]).name
     program = "optpipe" if name in ("optpipe", "__main__.py") else name
     return shlex.join([program, *sys.argv[1:]])
+
+
+def strip_folders(manifest: Manifest) -> Manifest:
+    """The manifest as it may travel: without the absolute paths of the command and of the model's source."""
+    named = {name: drop_folder(str(value)) for name, value in manifest.info.items() if name == "source"}
+    return replace(manifest, info={**manifest.info, **named}, command=drop_folders(manifest.command))
 
 
 def drop_folders(command: str) -> str:

@@ -13,7 +13,7 @@ from optpipe.core.measurement import InputPool
 from optpipe.errors import BadInputError
 from optpipe.inputs.images import find_images, preprocess_batches
 from optpipe.inputs.sequences import compute_padding
-from optpipe.inputs.tensor_set import holds_tensors, read_tensor_set
+from optpipe.inputs.tensor_set import FORMS, holds_tensors, read_tensor_set
 
 POOL_SIZE = 64
 
@@ -44,7 +44,10 @@ def load_image_pool(card: ModelCard, folder: Path) -> dict[str, NDArray[Any]]:
     if holds_tensors(folder):
         return read_tensor_set(folder, card.inputs).first_rows(POOL_SIZE, card.batch_range[0])
     if card.transform is None:
-        raise BadInputError(f"--images: {card.name} has no image preprocessing in its card")
+        raise BadInputError(
+            f"--images: {card.name} has no image preprocessing in its card\n"
+            f"omit --images to measure on the inputs that it was verified on, or give tensors ({FORMS})"
+        )
     found = find_images(folder, POOL_SIZE)
     return {card.inputs[0].name: np.concatenate(list(preprocess_batches(found.paths, card.transform, 16, threads=2)))}
 

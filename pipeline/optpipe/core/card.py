@@ -167,10 +167,16 @@ class ModelCard:
     def with_profile(
         self, batch: tuple[int, int, int] | None, shapes: Mapping[str, tuple[Shape, Shape, Shape]]
     ) -> "ModelCard":
-        """The same model built for other shapes; raises `BadInputError` for an input it does not have."""
+        """The same model built for other shapes; the inputs of a text model have one, which need be given for one of them alone.
+
+        Raises `BadInputError` for an input it does not have, and for two shapes of a text model.
+        """
         names = [each.name for each in self.inputs]
         if unknown := sorted(set(shapes) - set(names)):
             raise BadInputError(f"--shape: unknown input '{unknown[0]}'; {self.name} has inputs {', '.join(names)}")
+        one_shape = self.tokenization is not None and len({each.opt for each in self.inputs}) == 1
+        if one_shape and shapes:
+            shapes = dict.fromkeys(names, next(iter(shapes.values()))) | dict(shapes)
         inputs = []
         for each in self.inputs:
             resized = each.with_batch(*batch) if batch and each.name not in shapes else each
@@ -182,7 +188,19 @@ class ModelCard:
                     f"--shape {each.name}: {self.name} takes {len(each.min)} dimensions, {each.format_profile()}"
                 )
             inputs.append(resized)
+        if one_shape:
+            _require_one_shape(inputs)
         return replace(self, inputs=tuple(inputs))
+
+
+def _require_one_shape(inputs: Sequence[InputSpec]) -> None:
+    profiles = {each.name: each.format_profile() for each in inputs}
+    (first, shape), *others = profiles.items()
+    if odd := next((name for name, other in others if other != shape), None):
+        raise BadInputError(
+            f"--shape: {first} has {shape}, but {odd} has {profiles[odd]}\n"
+            f"all inputs of a text model have one shape: --shape {first}={shape} alone sets it"
+        )
 
 
 def require_matching_input(card: ModelCard) -> None:

@@ -59,6 +59,8 @@ def test_bench_and_signoff_name_the_winner(chosen: tuple[Path, Ran]) -> None:
     [
         (("--budget", "5"), "expected the largest accuracy drop"),
         (("--compare-at", "999"), "outside the profile"),
+        (("--calibration", "absent"), "no such file or folder"),
+        (("--precision", "auto,fp32"), "give it alone"),
         (("--weights", "random", "--budget", "1points"), "the weights are random"),
         (("--backend", "tensorrt"), "cannot be a candidate on this machine"),
     ],

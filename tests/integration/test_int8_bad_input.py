@@ -61,7 +61,7 @@ def pictures(folder: Path, count: int, size: int = 28) -> Path:
 def test_folders_that_hold_no_set(run: Run, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     refused(run("calibrate", "digits", "--images", tmp_path / "empty", "--json"), "no images in this folder")
-    refused(run("calibrate", "digits", "--images", tmp_path / "none", "--json"), "no such image folder")
+    refused(run("calibrate", "digits", "--images", tmp_path / "none", "--json"), "no such file or folder")
     some = pictures(tmp_path / "some", 20)
     (some / "1.png").write_bytes(b"")
     (some / "2.png").write_bytes((some / "3.png").read_bytes()[:60])

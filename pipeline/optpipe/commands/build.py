@@ -101,6 +101,8 @@ def build(
         )
         choice = replace(choice, build=replace(choice.build, truncate=truncate))
         return _choose(wanted, choice, weights, Store(workspace))
+    if "auto" in precision.split(","):
+        raise BadInputError(f"--precision {precision}: auto tries every precision, so give it alone")
     if compare_at is not None:
         raise BadInputError("--compare-at requires --precision auto")
     plan = build_plan_from_options(

@@ -28,7 +28,7 @@ def test_a_python_file_gives_tensors(tmp_path) -> None:
         ("data.py", GENERATOR.replace("float32", "int64"), "int64"),
         ("data.py", "CALIBRATION = []", "holds no inputs of net"),
         ("data.json", '{"a": [1', "holds no inputs of net"),
-        ("missing", None, "holds no inputs of net"),
+        ("missing", None, "no such file or folder"),
         ("nan.npz", np.full((2, 3), np.nan, np.float32), "'x' contains NaN or Inf"),
     ],
 )

@@ -87,8 +87,10 @@ class SampleSet:
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             what = cls.format.partition(".")[2].partition("/")[0]
+            others = "a folder of images, a COCO file, or a manifest" if cls.kind == "images" else "a manifest"
             raise BadInputError(
-                f"{path} is not a readable {what} manifest ({type(error).__name__}); see calibration/README.md"
+                f"{path} is not a readable {what} manifest ({type(error).__name__})\n"
+                f"give {others} (as in calibration/README.md)"
             ) from error
         if value.get("format") != cls.format or value.get("sha256") != found.sha256:
             raise BadInputError(

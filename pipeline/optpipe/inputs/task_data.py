@@ -66,9 +66,9 @@ def load_sample_set(
     if count is not None and len(found.files) < count:
         listener.warn(f"--count {count}: {source} has only {len(found.files)} usable samples; using all of them")
     if unusable:
-        listener.warn(
-            f"{len(unusable)} {'lines' if card.tokenization else 'files'} are skipped: {format_unreadable(unusable, 3)}"
-        )
+        what = "line" if card.tokenization else "file"
+        count_text = f"1 {what} is" if len(unusable) == 1 else f"{len(unusable)} {what}s are"
+        listener.warn(f"{count_text} skipped: {format_unreadable(unusable, 3)}")
     if isinstance(found, TextSet):
         longest, tokenizer = compute_max_tokens(card), model.file(TOKENIZER)
         if card.task is Task.QUESTION_ANSWERING:

@@ -105,7 +105,9 @@ def test_empty_folder(tmp_path) -> None:
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"files": 3}', "\x00"])
 def test_what_is_no_manifest(tmp_path, text) -> None:
     (tmp_path / "set.json").write_text(text)
-    with pytest.raises(BadInputError, match="not a readable image-set manifest"):
+    with pytest.raises(
+        BadInputError, match=r"not a readable image-set manifest .*\ngive a folder of images, a COCO file, or"
+    ):
         image_set_from_path(tmp_path / "set.json")
 
 

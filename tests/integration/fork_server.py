@@ -1,6 +1,7 @@
 """`python -m optpipe` in processes forked from one that has imported its libraries: imports are half of a command's time.
 
-Nothing but imports happens in that process. That a command imports only what it needs is the fast tier's to test.
+Nothing but imports happens in that process. That a command imports only what it needs is the fast tier's to test. Sources must
+not change while tests run: a command has some modules from before and some from after.
 """
 
 import atexit

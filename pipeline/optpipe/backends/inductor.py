@@ -13,10 +13,14 @@ from optpipe.backends.torch_backend import TorchBackend, name_processor, record_
 from optpipe.backends.torch_fp8 import ON_CPU, explain_missed, export_fp8_program
 from optpipe.backends.torch_int8.backend import draw_inputs
 from optpipe.backends.torch_int8.comparison import compare_calls, explain_speeds
-from optpipe.backends.torch_program import export_program, layers_from_program, set_float32_products
+from optpipe.backends.torch_program import (
+    export_program,
+    layers_from_program,
+    set_float32_products,
+    translate_refusals,
+)
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.precision import Precision
-from optpipe.errors import StageError, first_line
 from optpipe.workspace.environment import get_package_version
 
 if TYPE_CHECKING:
@@ -108,15 +112,12 @@ class Inductor(TorchBackend):
 
 def _compile(program: Any, request: BuildRequest, options: Mapping[str, Any], file: str) -> None:
     import torch
-    from torch._inductor.exc import InductorError
 
     configs = {"max_autotune": True} if options.get("max_autotune") else {}
-    try:
+    with translate_refusals(request.card, "AOTInductor could not compile"):
         torch._inductor.aoti_compile_and_package(
             program, package_path=str(request.directory / file), inductor_configs=configs
         )
-    except InductorError as error:
-        raise StageError(f"AOTInductor could not compile {request.card.name}: {first_line(error)}") from error
 
 
 def _compare_with_fp16(request: BuildRequest, options: Mapping[str, Any]) -> "tuple[SpeedOverFp16, ...]":

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from optpipe.backends.base import BuildRequest, Device
 from optpipe.backends.onnx_graph import OnnxGraph, name_nodes
-from optpipe.backends.torch_program import export_program, make_dynamic_shapes, make_example_inputs
+from optpipe.backends.torch_program import export_module, export_program
 from optpipe.core.precision import Precision
 from optpipe.workspace.environment import list_gpus
 
@@ -67,10 +67,7 @@ def export_fp8_program(request: BuildRequest, around: Precision = Precision.FP16
         def forward(self, *inputs: Any) -> Any:
             return self.program(*inputs)
 
-    examples = make_example_inputs(request.card.inputs, request.device)
-    shapes = make_dynamic_shapes(request.card.inputs)
-    with torch.no_grad():
-        return torch.export.export(Rewritten(), examples, dynamic_shapes=(shapes,)), missed
+    return export_module(Rewritten(), request), missed
 
 
 def explain_missed(names: tuple[str, ...]) -> tuple[str, ...]:

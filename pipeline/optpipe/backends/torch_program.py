@@ -6,14 +6,16 @@ ONNX graphs. It is read back from the exported program's own operators.
 
 import json
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from optpipe.backends.base import BuildRequest, Device, prefers_channels_last
+from optpipe.core.card import ModelCard
 from optpipe.core.precision import LayerType, Precision
 from optpipe.core.tensors import InputSpec
-from optpipe.errors import StageError
+from optpipe.errors import OptpipeError, StageError, escape, first_line
 
 _DTYPES = {Precision.FP32: "float32", Precision.TF32: "float32", Precision.FP16: "float16", Precision.BF16: "bfloat16"}
 _NAMES = {
@@ -106,15 +108,44 @@ def make_dynamic_shapes(inputs: tuple[InputSpec, ...]) -> tuple[dict[int, Any], 
 
 
 def export_program(request: BuildRequest) -> Any:
-    """`torch.export` of the source module in the precision asked for."""
-    import torch
-
+    """`torch.export` of the source module in the precision asked for. Raises what `export_module` raises."""
     if request.module is None:
         raise StageError(f"{request.card.name} has no torch module to export")
-    module = cast_module(request.precision, request.module(), request.device)
+    return export_module(cast_module(request.precision, request.module(), request.device), request)
+
+
+def export_module(module: Any, request: BuildRequest) -> Any:
+    """`torch.export` of a module whose starred forward takes the card's inputs.
+
+    Raises `StageError` with torch's reason, where it does not export the module in all shapes of the card.
+    """
+    import torch
+
     examples = make_example_inputs(request.card.inputs, request.device)
-    with torch.no_grad():
+    with torch.no_grad(), translate_refusals(request.card, "torch.export could not export"):
         return torch.export.export(module, examples, dynamic_shapes=(make_dynamic_shapes(request.card.inputs),))
+
+
+@contextmanager
+def translate_refusals(card: ModelCard, what: str) -> Iterator[None]:
+    """Whatever torch raises while the block works on the model becomes a `StageError` with torch's reason and a way out."""
+    try:
+        yield
+    except OptpipeError:
+        raise
+    except Exception as error:
+        low, _, high = card.batch_range
+        fixed = "a fixed size (--batch 1) or " if low != high else ""
+        raise StageError(f"{what} {card.name}: {_find_reason(error)}\ntry {fixed}another backend") from error
+
+
+def _find_reason(error: Exception) -> str:
+    """torch's error on one line: of violated constraints, the range that torch suggests in place of the one asked for."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    if "Suggested fixes:" not in lines:
+        return f"{type(error).__name__}: {first_line(error)}"
+    suggested = [line for line in lines[lines.index("Suggested fixes:") + 1 :] if " = " in line]
+    return escape(f"{lines[0].partition('!')[0]}; torch suggests {', '.join(suggested)}")
 
 
 def layers_from_program(program: Any, precision: Precision) -> tuple[LayerType, ...]:

@@ -9,6 +9,7 @@ from optpipe.backends.torch_program import set_float32_products
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.precision import Precision
 from optpipe.core.tensors import tensor_from_dict
+from optpipe.errors import StageError, first_line, is_out_of_memory
 
 if TYPE_CHECKING:
     import numpy as np
@@ -80,10 +81,20 @@ class _TorchBinding:
         return {name: tensor.numpy() for name, tensor in tensors.items()} if self._device == "cpu" else tensors
 
     def launch(self) -> None:
-        """Calls the program; eager torch and AOTInductor allocate their outputs anew each time."""
+        """Calls the program; eager torch and AOTInductor allocate their outputs anew each time.
+
+        Raises `StageError` with torch's reason where it refuses, as a program does whose export fixed what these inputs change.
+        """
         import torch
 
-        with torch.inference_mode():
-            outputs = self._call(*self._inputs.values())
+        try:
+            with torch.inference_mode():
+                outputs = self._call(*self._inputs.values())
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            raise StageError(
+                f"torch could not run the program: {first_line(error)}\ntry another backend, such as onnxruntime"
+            ) from error
         flat = outputs if isinstance(outputs, tuple | list) else (outputs,)
         self.tensors = dict(zip(self._names, flat, strict=True))

@@ -1,31 +1,60 @@
-"""The layout of images follows precision and device."""
+"""What torch refuses is told on two lines, with torch's own reason and a way out."""
+
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
-from optpipe.backends.base import Device
-from optpipe.backends.torch_program import cast_module, choose_image_layout
+from optpipe.backends.base import BuildRequest
+from optpipe.backends.torch_program import export_program
+from optpipe.core.card import ModelCard, Task
 from optpipe.core.precision import Precision
+from optpipe.core.tensors import InputSpec
+from optpipe.errors import BadInputError, StageError
+
+SPEC = InputSpec("x", "float32", (1, 3), (1, 3), (8, 3), batch=0)
 
 
-@pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])
-def test_a_program_s_answers_are_fp32_in_the_module_s_layout(precision: Precision) -> None:
-    module = cast_module(precision, torch.nn.Conv2d(3, 8, 3), "cpu")
-    (answer,) = module(torch.zeros(2, 3, 8, 8))
-    assert answer.dtype == torch.float32
-    assert answer.is_contiguous(memory_format=torch.channels_last)
+class SmallBatches(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.shape[0] <= 3 else x * 3
 
 
-@pytest.mark.parametrize(
-    ("precision", "device", "layout"),
-    [
-        (Precision.FP32, "cpu", torch.channels_last),
-        (Precision.FP32, "cuda", torch.contiguous_format),
-        (Precision.TF32, "cuda", torch.channels_last),
-        (Precision.FP16, "cuda", torch.channels_last),
-    ],
-)
-def test_channels_first_where_tensor_cores_may_not_be_used(
-    precision: Precision, device: Device, layout: torch.memory_format
-) -> None:
-    assert choose_image_layout(precision, device) is layout
+class Counts(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.sum() > 0 else x * 3
+
+
+def make_request(module: nn.Module, spec: InputSpec = SPEC) -> BuildRequest:
+    card = ModelCard("net", "net.py:make", Task.OTHER, (spec,))
+    return BuildRequest(card, Precision.FP32, Path("unused"), lambda: module, "cpu", {}, Path("unused"))
+
+
+def test_a_batch_that_the_program_limits_is_told_with_the_limit() -> None:
+    with pytest.raises(StageError) as refused:
+        export_program(make_request(SmallBatches()))
+    assert str(refused.value) == (
+        "torch.export could not export net: Constraints violated (batch); torch suggests batch = Dim('batch', max=3)\n"
+        "try a fixed size (--batch 1) or another backend"
+    )
+
+
+def test_the_fixed_size_that_the_message_names_is_exported() -> None:
+    program = export_program(make_request(SmallBatches(), replace(SPEC, max=SPEC.min)))
+    assert program.module()(torch.ones(1, 3))[0].tolist() == [[2, 2, 2]]
+
+
+def test_control_flow_that_depends_on_data_is_told_with_torch_s_reason() -> None:
+    with pytest.raises(StageError, match=r"could not export net: .*data-dependent .*\ntry another backend") as refused:
+        export_program(make_request(Counts(), replace(SPEC, max=SPEC.min)))
+    assert len(str(refused.value).splitlines()) == 2
+
+
+def test_what_optpipe_refuses_itself_passes() -> None:
+    def refuse() -> nn.Module:
+        raise BadInputError("no such file")
+
+    with pytest.raises(BadInputError, match="no such file"):
+        export_program(replace(make_request(Counts()), module=refuse))

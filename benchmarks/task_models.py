@@ -3,10 +3,11 @@
 As a module: factories for `optpipe build benchmarks/task_models.py:detr`. As a script:
 
     python benchmarks/task_models.py bert FOLDER              # BERT-base's configuration, for hf:FOLDER
-    python benchmarks/task_models.py compile OUT.json NAME …  # torch.compile in FP16 beside it: detr, rt_detr, bert-32, bert-128, …
+    python benchmarks/task_models.py compile OUT.json NAME …  # torch.compile in FP16: detr, rt_detr, retinanet, bert-128, …
 """
 
 import json
+import os
 import sys
 from statistics import median
 from time import perf_counter
@@ -14,7 +15,8 @@ from time import perf_counter
 import torch
 from torch import nn
 
-SIDE = 640
+SIDE = int(os.environ.get("SIDE", "640"))
+"""Of the images, in pixels, a multiple of 32."""
 INPUTS = [
     {
         "name": "pixel_values",
@@ -24,7 +26,6 @@ INPUTS = [
         "max": [8, 3, SIDE, SIDE],
     }
 ]
-TASK = "detection"
 BATCHES = (1, 8)
 
 
@@ -45,6 +46,26 @@ def rt_detr() -> nn.Module:
 
     config = RTDetrConfig(num_labels=80, anchor_image_size=[SIDE, SIDE])
     return Outputs(RTDetrForObjectDetection(config)).eval()
+
+
+def retinanet() -> nn.Module:
+    """RetinaNet with ResNet-50 and FPN, 91 classes, without NMS: random weights find nothing, so with it no output would be left."""
+    from torchvision.models.detection import retinanet_resnet50_fpn
+
+    return RawHead(retinanet_resnet50_fpn(weights=None, weights_backbone=None)).eval()
+
+
+class RawHead(nn.Module):
+    """torchvision's backbone and heads on images that are scaled already; decoding and NMS are outside."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.backbone, self.head = model.backbone, model.head
+
+    def forward(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(n, 3, SIDE, SIDE) to logits (n, anchors, classes) and box offsets (n, anchors, 4)."""
+        found = self.head(list(self.backbone(pixel_values).values()))
+        return found["cls_logits"], found["bbox_regression"]
 
 
 class Outputs(nn.Module):
@@ -69,7 +90,9 @@ def write_bert(folder: str) -> None:
 
 def _make_inputs(name: str, batch: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     if not name.startswith("bert-"):
-        return {"detr": detr, "rt_detr": rt_detr}[name](), (torch.rand(batch, 3, SIDE, SIDE, dtype=torch.float16),)
+        return {"detr": detr, "rt_detr": rt_detr, "retinanet": retinanet}[name](), (
+            torch.rand(batch, 3, SIDE, SIDE, dtype=torch.float16),
+        )
     from transformers import BertConfig, BertForSequenceClassification
 
     ids = torch.randint(1000, 20000, (batch, int(name.removeprefix("bert-"))))

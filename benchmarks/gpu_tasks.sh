@@ -5,7 +5,7 @@
 #   heads, NMS outside), each at batch 1: 5 min; detr-8 and so on: at a fixed batch of 8 · compile 5 min
 # Each part has a workspace of its own; parts may run in separate calls. A short table comes last. STEPS=build only builds, which parts may
 # do side by side, since nothing is timed; STEPS=bench measures what was built.
-# DRY=1: in FP32 on the CPU with images of 64 pixels, to see that it works; the figures mean nothing.
+# DRY=1: in FP32 on the CPU with images of 128 pixels (RT-DETR needs 300 anchors), to see that it works; the figures mean nothing.
 set -u
 out=${1:?usage: benchmarks/gpu_tasks.sh OUTPUT_DIRECTORY [PART ...]}
 shift
@@ -14,7 +14,7 @@ mkdir -p "$out"
 device=cuda precision=fp16
 if [[ -n ${DRY:-} ]]; then
   device=cpu precision=fp32
-  export SIDE=${SIDE:-64}
+  export SIDE=${SIDE:-128}
 fi
 export PYTHONPATH=pipeline${PYTHONPATH:+:$PYTHONPATH}
 fast="--processes 3 --min-time 0.5 --warm-up 0.3 --percentile 90 --max-warm-up 3 --max-time 6"

@@ -3,7 +3,7 @@
 As a module: factories for `optpipe build benchmarks/task_models.py:detr`. As a script:
 
     python benchmarks/task_models.py bert FOLDER              # BERT-base's configuration, for hf:FOLDER
-    python benchmarks/task_models.py compile OUT.json NAME …  # torch.compile in FP16: detr, rt_detr, retinanet, bert-128, …
+    python benchmarks/task_models.py compile OUT.json NAME …  # torch.compile in FP16: detr, retinanet, bert-128, …
 """
 
 import json
@@ -38,14 +38,6 @@ def detr() -> nn.Module:
         use_timm_backbone=False, use_pretrained_backbone=False, backbone=None, backbone_config=backbone, num_labels=91
     )
     return Outputs(DetrForObjectDetection(config)).eval()
-
-
-def rt_detr() -> nn.Module:
-    """RT-DETR with ResNet-50, 80 classes, 300 queries."""
-    from transformers import RTDetrConfig, RTDetrForObjectDetection
-
-    config = RTDetrConfig(num_labels=80, anchor_image_size=[SIDE, SIDE])
-    return Outputs(RTDetrForObjectDetection(config)).eval()
 
 
 def retinanet() -> nn.Module:
@@ -90,9 +82,7 @@ def write_bert(folder: str) -> None:
 
 def _make_inputs(name: str, batch: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     if not name.startswith("bert-"):
-        return {"detr": detr, "rt_detr": rt_detr, "retinanet": retinanet}[name](), (
-            torch.rand(batch, 3, SIDE, SIDE, dtype=torch.float16),
-        )
+        return {"detr": detr, "retinanet": retinanet}[name](), (torch.rand(batch, 3, SIDE, SIDE, dtype=torch.float16),)
     from transformers import BertConfig, BertForSequenceClassification
 
     ids = torch.randint(1000, 20000, (batch, int(name.removeprefix("bert-"))))

@@ -16,6 +16,7 @@ def cluster():
         pytest.skip("needs Ray: pip install 'optpipe[ray]'")
     from optpipe.sweep.ray_cluster import connect
 
+    kept = dict(os.environ)
     with serve_buckets():
         made, _ = start_cluster()
         connect("ray")
@@ -24,4 +25,5 @@ def cluster():
         yield made
         ray.shutdown()
         made.shutdown()
-        del os.environ["RAY_ADDRESS"]
+    os.environ.clear()  # the nodes' variables end with them
+    os.environ.update(kept)

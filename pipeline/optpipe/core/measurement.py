@@ -146,7 +146,7 @@ class LoadSpec:
     @property
     def sample(self) -> str:
         """What rates count and energy is of: `image`, or `sample` for sequences."""
-        return name_sample([self])
+        return "image" if self.length is None else "sample"
 
     def list_lengths(self) -> list[str]:
         """`length 128`; nothing for a model without sequences."""
@@ -357,9 +357,9 @@ def list_load_options(load: LoadSpec) -> Iterator[str]:
         yield f"--rate {load.rate_per_s:.15g}"
 
 
-def name_sample(loads: Iterable[LoadSpec]) -> str:
-    """What the rates of several loads count: `image`, or `sample` where one of them is of sequences."""
-    return "image" if all(load.length is None for load in loads) else "sample"
+def name_sample(samples: Iterable[str]) -> str:
+    """What the rates of several loads count, of each load's `sample`: `image`, or `sample` where one of them is of sequences."""
+    return "sample" if "sample" in samples else "image"
 
 
 def format_percentile_name(percent: float) -> str:

@@ -10,17 +10,17 @@ from optpipe.workspace.environment import describe_environment
 
 DALI = "nvidia-dali-cuda130"
 ONNX_RUNTIME_IN_TRITON = {
-    (1, 17): "24.04",
-    (1, 18): "24.05 to 24.08",
-    (1, 19): "24.09 to 24.11",
-    (1, 20): "24.12 to 25.02",
-    (1, 21): "25.03 and 25.04",
-    (1, 22): "25.05 to 25.07",
-    (1, 23): "25.08 to 26.01",
-    (1, 24): "26.02 to 26.06",
-    (1, 27): "26.07",
+    "1.17": "24.04",
+    "1.18": "24.05 to 24.08",
+    "1.19": "24.09 to 24.11",
+    "1.20": "24.12 to 25.02",
+    "1.21": "25.03 and 25.04",
+    "1.22": "25.05 to 25.07",
+    "1.23": "25.08 to 26.01",
+    "1.24": "26.02 to 26.06",
+    "1.27": "26.07",
 }
-"""The Triton releases that carry each ONNX Runtime: Triton's Release Compatibility Matrix (docs/introduction/compatibility.md)."""
+"""The Triton releases that carry each ONNX Runtime, the newest last (Triton, docs/introduction/compatibility.md)."""
 
 
 def passport_from_build(build: SignedBuild) -> Passport:
@@ -54,12 +54,12 @@ def _explain_triton(backend: str, package: str, version: str) -> str:
 
 def find_triton_releases(version: str) -> str:
     """Which Triton releases have the ONNX Runtime of `version`, or the newest known one where none has."""
-    for (major, minor), releases in ONNX_RUNTIME_IN_TRITON.items():
-        if version.startswith(f"{major}.{minor}."):
-            return f"Triton {releases} carries ONNX Runtime {major}.{minor}"
-    (newest_major, newest_minor), newest = max(ONNX_RUNTIME_IN_TRITON.items())
+    for series, releases in ONNX_RUNTIME_IN_TRITON.items():
+        if version.startswith(f"{series}."):
+            return f"Triton {releases} carries ONNX Runtime {series}"
+    series, newest = next(reversed(ONNX_RUNTIME_IN_TRITON.items()))
     return (
-        f"no Triton release up to {newest} carries ONNX Runtime {version} ({newest} has {newest_major}.{newest_minor}): "
+        f"no Triton release up to {newest} carries ONNX Runtime {version} ({newest} has {series}): "
         "take a later one, or check an environment with the release's version by `optpipe recheck --python ENV`"
     )
 

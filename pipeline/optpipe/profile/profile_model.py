@@ -127,7 +127,7 @@ def profile_model(
     card = card_from_file(model.file(CARD))
     for each in artifacts:
         require_lengths(StoredArtifact(each.entry, card, model, None), plan.lengths)
-    jobs = list(_list_jobs(plan, artifacts, model, store))
+    jobs = list(_list_jobs(plan, artifacts, card, model, store))
     if not jobs:
         blocked = "; ".join(f"{each.entry.info.backend}: {each.why_not}" for each in artifacts if each.why_not)
         raise BadInputError(f"nothing to profile: {blocked or 'the model has no such stage'}")
@@ -164,9 +164,8 @@ def _finish(run: OpenRun, record: ProfileRecord, parents: Sequence[str], status:
 
 
 def _list_jobs(
-    plan: ProfilePlan, artifacts: Sequence[BuiltArtifact], model: Entry, store: Store
+    plan: ProfilePlan, artifacts: Sequence[BuiltArtifact], card: ModelCard, model: Entry, store: Store
 ) -> Iterator[ProfileJob]:
-    card = card_from_file(model.file(CARD))
     built = tuple(stage for stage in BUILD_STAGES if stage in plan.stages)
     if built and plan.build is not None:
         stages = tuple(

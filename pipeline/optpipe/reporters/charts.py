@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from optpipe.core.estimate import Estimate
+from optpipe.core.measurement import name_sample
 from optpipe.reporters.charts_profile import draw_kernels, draw_roofline, draw_tensor_cores
 from optpipe.reporters.drawing import (
     BAD,
@@ -128,17 +129,12 @@ def _make_plane(percentile: str, rows: Sequence[Row]) -> Any:
     return alt.Chart(alt.InlineData(list(rows))).encode(
         x=alt.X(
             "throughput:Q",
-            title=f"{_name_sample(rows)}s per second",
+            title=f"{name_sample(row['sample'] for row in rows)}s per second",
             scale=rates,
             axis=alt.Axis(tickCount=5, format="~s"),
         ),
         y=alt.Y("latency:Q", title=f"{percentile} latency (ms)", scale=times, axis=alt.Axis(tickCount=6)),
     )
-
-
-def _name_sample(rows: Sequence[Row]) -> str:
-    """What the rates of all `rows` count."""
-    return "image" if all(row["sample"] == "image" for row in rows) else "sample"
 
 
 def _sources(report: Report) -> tuple[RawFile, ...]:
@@ -218,7 +214,7 @@ def _draw_accuracy(report: Report, percentile: str, rows: Sequence[Row]) -> Figu
 
 
 def _draw_energy(report: Report, percentile: str, rows: Sequence[Row]) -> Figure | None:
-    sample = _name_sample(rows)
+    sample = name_sample(row["sample"] for row in rows)
     caption = f"Energy per {sample} with its interval; approximate. Down and to the left is better."
     return _draw_beside_latency(report, percentile, rows, "energy", "Energy vs. latency", f"mJ per {sample}", caption)
 

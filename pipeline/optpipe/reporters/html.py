@@ -168,7 +168,7 @@ def _make_tiles(report: Report) -> Iterator[Tile]:
         return
     rows = [row for row in comparison.rows if row.artifact == record.artifact.id and row.valid]
     percentile = "p99" if any("p99" in row.latency_ns for row in rows) else "p50"
-    sample = name_sample(row.load for row in rows)
+    sample = name_sample(row.load.sample for row in rows)
     if timed := [row for row in rows if percentile in row.latency_ns]:
         best = min(timed, key=lambda row: row.latency_ns[percentile].value)
         yield Tile(
@@ -213,7 +213,7 @@ def _render_criterion(one: CriterionResult) -> TableRow:
 
 
 def _list_build_columns(comparison: Comparison) -> tuple[Column, ...]:
-    sample = name_sample(row.load for row in comparison.rows)
+    sample = name_sample(row.load.sample for row in comparison.rows)
     return (
         Column("Build"),
         Column("Standing"),

@@ -57,7 +57,7 @@ def _render_criteria(record: VerdictRecord) -> list[str]:
 
 def render_comparison_lines(comparison: Comparison) -> list[str]:
     """The table of builds, best goals above it, warnings below."""
-    rate = f"{name_sample(row.load for row in comparison.rows)}s/s"
+    rate = f"{name_sample(row.load.sample for row in comparison.rows)}s/s"
     header = ("build", "batch", "load", "p50 ms", "p99 ms", rate, "speed-up", "memory", "standing")
     lines = list(render_table_lines(header, [_format_cells(row) for row in comparison.rows], right=range(3, 8)))
     if comparison.baseline:

@@ -58,7 +58,7 @@ def render_bench(record: BenchRecord, sort: BenchSort) -> RenderableType:
 def _render_figures(groups: Sequence[MeasurementGroup], called: Mapping[str, str]) -> RenderableType:
     """One line per load; what is the same for all of them stands above the table."""
     tails = [name for name in ("p90", "p99", "p99.9") if any(name in group.figures for group in groups)]
-    sample = name_sample(group.load for group in groups)
+    sample = name_sample(group.load.sample for group in groups)
     columns: list[tuple[str, Sequence[str | Text]]] = [
         ("artifact", [called[group.subject.artifact] for group in groups]),
         ("device", [_format_device(group) for group in groups]),

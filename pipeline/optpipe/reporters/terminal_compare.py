@@ -61,7 +61,7 @@ def _format_range(figure: Estimate | None) -> str:
 
 def _render_measurements(rows: Sequence[ComparisonRow]) -> FittingTable:
     """The measurements under one kind of load, as wide as the terminal."""
-    sample = name_sample(row.load for row in rows)
+    sample = name_sample(row.load.sample for row in rows)
     columns: list[tuple[str, Sequence[str | Text]]] = [
         ("build", [row.configuration for row in rows]),
         ("batch", [f"{row.load.batch_size} {row.load.arrivals}".rstrip() for row in rows]),

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from optpipe.core.measurement import name_sample
 from optpipe.reporters.markdown import format_figure, format_ms
 from optpipe.reporters.tables import make_table
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 def render_fleet(record: "FleetRecord") -> RenderableType:
     """The table, then the warnings and the cells that are missing with the commands that fill them."""
-    rate = "images/s" if all(row.sample == "image" for row in record.rows) else "samples/s"
+    rate = f"{name_sample(row.sample for row in record.rows)}s/s"
     heads = ["length"] if any(row.length is not None for row in record.rows) else []
     heads += ["batch", (record.slo or "p50").partition(" ")[0] + " ms", rate]
     heads += [f"{record.currency}/million"] if record.currency else []

@@ -68,14 +68,13 @@ def draw_neutral_layers(module: Any) -> Any:
 
     with torch.no_grad():
         for layer in module.modules():
-            if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm):
-                if _is_fresh(layer):
-                    for scale in (layer.weight, layer.running_var):
-                        if scale is not None:
-                            scale.uniform_(0.8, 1.2)
-                    for shift in (layer.bias, layer.running_mean):
-                        if shift is not None:
-                            shift.normal_(0.0, 0.1)
+            if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm) and _is_fresh(layer):
+                for scale in (layer.weight, layer.running_var):
+                    if scale is not None:
+                        scale.uniform_(0.8, 1.2)
+                for shift in (layer.bias, layer.running_mean):
+                    if shift is not None:
+                        shift.normal_(0.0, 0.1)
             elif isinstance(layer, torch.nn.Linear | torch.nn.modules.conv._ConvNd) and not layer.weight.any():
                 layer.weight.normal_(0.0, ZERO_LAYER_STD)
     return module

@@ -30,7 +30,7 @@ def test_the_verified_inputs_are_read_once_for_all_batch_sizes_and_lengths(works
         reads.clear()
         plan = ProfilePlan("cpu", stages=(Stage.INFERENCE,), batch_sizes=(1, 4), lengths=lengths)
         found = []
-        for job in profile_model._list_jobs(plan, [BuiltArtifact(entry, None, None)], model, workspace.store):
+        for job in profile_model._list_jobs(plan, [BuiltArtifact(entry, None, None)], card, model, workspace.store):
             worker = make_worker_job(job, plan, tmp_path)
             found.append(np.load(worker.inputs)["input_ids"].shape[1])
         assert tuple(found) == expected

@@ -1,14 +1,14 @@
 """`build --precision auto` against torch.compile (max-autotune, FP16, channels last) on one GPU, network by network, in turns.
 
 usage: python benchmarks/gpu_auto.py OUT.json [--networks resnet50,vit_b_16] [--batches 1,8,64] [--seconds 400] [--total 1700]
+       python benchmarks/gpu_auto.py OUT.json --build ...    the FP16 builds alone, all networks side by side: nothing is timed
        python benchmarks/gpu_auto.py OUT.json --device cpu --networks digits --batches 1,8   everything but the GPU
 
-Weights are random (those of `digits` its own), so builds are held to an SNR of 30 dB. Networks come by importance and have a time
+Weights are random (those of `digits` its own), so builds must keep an SNR of 30 dB. Networks come by importance and have a time
 limit; a row is printed, and OUT.json written anew, as soon as a batch size is done: what was done stays when time is up, and the same
-command goes on with the cells that are left. Estimated from reports/h200, per network: 2 min to build (AOTInductor 75 s of it), 2 min to
-race (4.4 s a process), 0.5 to 1.5 min of max-autotune per batch size: 5 to 8 min, so 4 or 5 networks in half an hour. In each row
-both sides run in this process, replayed from CUDA graphs, in turns in an order drawn for each round; the ratio has Student's
-interval over the rounds.
+command goes on with the cells that are left. Per network 2 min to build (AOTInductor 75 s of it), 2 min to race (4.4 s a process), 0.5
+to 1.5 min of max-autotune per batch size; after --build 4 to 6 min. In each row both sides run in one process, replayed from CUDA
+graphs, in turns in an order drawn for each round; the ratio has Student's interval over the rounds.
 """
 
 import json
@@ -19,6 +19,7 @@ import sys
 import time
 from argparse import ArgumentParser
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -32,6 +33,8 @@ from optpipe.workspace.store import Store
 NETWORKS = (
     "resnet50", "vit_b_16", "convnext_tiny", "efficientnet_b0", "mobilenet_v3_large", "resnext50_32x4d", "bert_base"
 )  # fmt: skip
+IN_FP8 = ("vit_b_16", "convnext_tiny", "bert_base")
+"""Their MACs are in linear layers; the others are tried in INT8."""
 FLOOR_DB = 30.0
 ROUNDS, TIMED_S, WARM_UP_S = 10, 0.15, 0.3
 HEAD = ("network", "batch", "winner", "winner ms", "torch.compile ms", "speed of the winner", "others")
@@ -74,10 +77,14 @@ def main() -> None:
         "--rounds", type=int, default=4, help="of the comparison between the fastest builds; `build` takes 8"
     )
     parser.add_argument("--total", type=float, default=1700.0)
-    parser.add_argument("--calibration", type=Path, help="images for INT8; default: INT8 is left out")
+    parser.add_argument("--calibration", type=Path, help="images for INT8 and FP8; default: these are left out")
+    parser.add_argument("--build", action="store_true", help="only build what needs no calibration")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     given = parser.parse_args()
     sizes = {int(each) for each in given.batches.split(",")}
+    if given.build:
+        build_side_by_side(given)
+        return
     begun, rows = time.monotonic(), read_finished_rows(given.out)
     print("| " + " | ".join(HEAD) + " |\n|" + "---|" * len(HEAD), flush=True)
     for name in given.networks.split(","):
@@ -122,13 +129,23 @@ def measure_network(name: str, given: Any) -> Iterator[dict[str, Any]]:
     yield from ({"network": name, "batch": size, "why_not": why} for size in batches if size not in done)
 
 
+def build_side_by_side(given: Any) -> None:
+    """One process for each network, which leaves its builds in the workspace where the measurement finds them."""
+    command = [sys.executable, __file__, "--one"]
+    rest = [given.batches, "", "0", given.device]
+    processes = {name: subprocess.Popen([*command, name, *rest]) for name in given.networks.split(",")}
+    for name, process in processes.items():
+        print(f"{name}: exit status {process.wait()}", flush=True)
+
+
 def measure_one(name: str, batches: list[int], calibration: str, rounds: int, device: Any) -> None:
     """Chooses a build as `--precision auto` does, then times it and torch.compile in turns; a JSON line for each size.
 
-    Candidates are FP16 (on a CPU FP32) and, with calibration data, INT8: wider types only cost time here.
+    Candidates are FP16 (on a CPU FP32) and, with calibration data, INT8 or FP8: wider types only cost time here. Without rounds
+    they are built and that is all.
     """
     from optpipe.backends.registry import BACKENDS
-    from optpipe.build.build import BuildPlan
+    from optpipe.build.build import BuildPlan, build_model
     from optpipe.build.choose.candidates import ChoicePlan
     from optpipe.build.choose.choose import choose_build
     from optpipe.commands.terminal import Terminal
@@ -137,26 +154,40 @@ def measure_one(name: str, batches: list[int], calibration: str, rounds: int, de
     from optpipe.core.weights import weights_from_text
     from optpipe.export.model import Model
     from optpipe.sources.resolve import source_from_text
+    from optpipe.workspace.store import Store
 
     workspace = Path(f"auto-{name}")
     workspace.mkdir(exist_ok=True)
-    batch = None
+    batch = (min(batches), sorted(batches)[len(batches) // 2], max(batches))
     if name == "bert_base":
-        (workspace / "bert.py").write_text(BERT, encoding="utf-8")
-        (workspace / "bert.toml").write_text(CARD, encoding="utf-8")
-    else:
-        batch = (min(batches), sorted(batches)[len(batches) // 2], max(batches))
+        write_bert(workspace)
+        batch, calibration = None, calibration and str(workspace / "tokens.npz")
+    low = Precision.FP8 if name in IN_FP8 else Precision.INT8
     wide = Precision.FP16 if device == "cuda" else Precision.FP32
-    precisions = (wide, Precision.INT8) if calibration else (wide,)
     images = Path(calibration) if calibration else None
-    build = BuildPlan(precisions, tuple(BACKENDS.values()), named=False, device=device, calibration=images)
-    plan = ChoicePlan(build, Budget(FLOOR_DB, "dB"), tuple(batches), rounds)
+    build = BuildPlan(
+        (wide, low) if images else (wide,), tuple(BACKENDS.values()), named=False, device=device, calibration=images
+    )
     weights = choose_weights(name)
     model = Model(source_from_text(name_source(name, workspace), {}), weights_from_text(weights, 0), batch)
     with Terminal() as terminal:
+        if not rounds:
+            runs = tuple(each for each in build.backends if each.probe_capability(device).builds)
+            build_model(model, replace(build, backends=runs), Store(workspace), terminal)
+            return
+        plan = ChoicePlan(build, Budget(FLOOR_DB, "dB"), tuple(batches), rounds)
         decision = choose_build(model, plan, weights, Store(workspace), terminal).decision
     for size in batches:
         print(json.dumps(compare(name, size, decision, workspace, device)), flush=True)
+
+
+def write_bert(workspace: Path) -> None:
+    """BERT-base for 128 tokens as a model of its own, and tokens to calibrate it."""
+    import numpy as np
+
+    (workspace / "bert.py").write_text(BERT, encoding="utf-8")
+    (workspace / "bert.toml").write_text(CARD, encoding="utf-8")
+    np.savez(workspace / "tokens.npz", input_ids=np.random.default_rng(0).integers(30522, size=(64, 128)))
 
 
 def name_source(name: str, workspace: Path) -> str:
@@ -192,6 +223,9 @@ def compare(name: str, size: int, decision: Decision, workspace: Path, device: s
         "speed": ratio.value,
         "speed_ci": ratio.ci,
         "others": others,
+        "snr_db": {
+            f"{each.backend} {each.precision}": each.accuracy and each.accuracy.snr_db for each in decision.candidates
+        },
         "left_out": [[each.backend, each.precision, each.reason] for each in decision.left_out],
     }
 

@@ -24,10 +24,8 @@ Path('$work/vit.py').write_text(VIT), Path('$work/bert.py').write_text(BERT)"
 else
   "$python" -c "
 from pathlib import Path
-import numpy as np
-from gpu_auto import BERT, CARD
-Path('$work/bert.py').write_text(BERT), Path('$work/bert.toml').write_text(CARD)
-np.savez('$work/tokens.npz', input_ids=np.random.default_rng(0).integers(30522, size=(64, 128)))"
+from gpu_auto import write_bert
+write_bert(Path('$work'))"
   vit=vit_b_16 bert=$work/bert.toml device=cuda sizes="64 8 1" rounds=8 quick="--min-time 0.5 --percentile 90 --max-cv 10%"
   vit_build="--weights random --batch 1:8:64 --calibration calibration/samples" bert_build="--calibration $work/tokens.npz"
 fi

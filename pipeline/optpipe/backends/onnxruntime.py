@@ -135,10 +135,10 @@ class OnnxRuntime:
                 "ONNX Runtime fused no INT8 kernels: the Q/DQ nodes would only be simulated in floating point\n"
                 "leave int8 out of --precision, or build it for another runtime (--backend tensorrt-rtx)"
             )
-        details = {"tensor_cores": tensor_cores, "switched_off": switched_off}
+        remarks = tuple(f"{name} is off: {reason}" for name, reason in switched_off.items())
         with OnnxRuntimeSession(target, request.device, options, tensor_cores=tensor_cores) as session:
             placement = session.find_placement(layers)
-        return BuildResult(layers, GRAPH_FILE, options, details, placement)
+        return BuildResult(layers, GRAPH_FILE, options, {"tensor_cores": tensor_cores}, placement, remarks=remarks)
 
     def find_run_blocker(self, info: ArtifactInfo) -> str | None:
         """An optimized graph runs on the provider it was optimized for."""

@@ -157,3 +157,4 @@ def test_inputs_and_outputs_that_are_no_images_and_no_logits_are_measured_and_ch
     assert found["output_check"]["passed"]
     assert "source model" in found["output_check"]["reference"]
     assert found["inputs"]["kind"] == "synthetic"
+    assert not found["load"]["images"]

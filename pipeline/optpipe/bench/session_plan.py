@@ -101,6 +101,7 @@ def prepare_session(
         inputs=describe_pool(kind, count, pool, plan.seed, card.length_range),
         caveats=(*caveats, *(("synthetic-inputs",) if kind == "synthetic" else ())),
         length=read_length(card, pool),
+        images=card.takes_images,
     )
     return session, frame
 

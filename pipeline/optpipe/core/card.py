@@ -86,6 +86,11 @@ class ModelCard:
             )
 
     @property
+    def takes_images(self) -> bool:
+        """Whether a sample is an image: its preprocessing or the shape of an input says so."""
+        return self.transform is not None or any(each.is_image for each in self.inputs)
+
+    @property
     def batched(self) -> bool:
         """Whether any input has a batch axis; without one every call is one sample."""
         return any(each.batch is not None for each in self.inputs)

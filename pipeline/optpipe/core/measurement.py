@@ -132,6 +132,8 @@ class LoadSpec:
     cache_probes: int = 12
     length: int | None = None
     """Tokens of every sequence, padding included; None for a model without sequences, and where it was not recorded."""
+    images: bool | None = None
+    """Whether the inputs are images, as measured; None where it was not recorded."""
 
     @property
     def key(self) -> tuple[int, Scenario, Mode, int, float | None, int | None]:
@@ -145,8 +147,8 @@ class LoadSpec:
 
     @property
     def sample(self) -> str:
-        """What rates count and energy is of: `image`, or `sample` for sequences."""
-        return "image" if self.length is None else "sample"
+        """What rates count and energy is of: `image`, or `sample` for sequences and other tensors."""
+        return "sample" if self.images is False or self.length is not None else "image"
 
     def list_lengths(self) -> list[str]:
         """`length 128`; nothing for a model without sequences."""
@@ -358,7 +360,7 @@ def list_load_options(load: LoadSpec) -> Iterator[str]:
 
 
 def name_sample(samples: Iterable[str]) -> str:
-    """What the rates of several loads count, of each load's `sample`: `image`, or `sample` where one of them is of sequences."""
+    """What the rates of several loads count, of each load's `sample`: `image`, or `sample` where one of them is of something else."""
     return "sample" if "sample" in samples else "image"
 
 

@@ -100,6 +100,11 @@ class InputSpec:
         """The most usual shape of one sample, without the batch axis."""
         return tuple(size for axis, size in enumerate(self.opt) if axis != self.batch)
 
+    @property
+    def is_image(self) -> bool:
+        """Whether its samples have the shape of images: (1 or 3, height, width), or the channels last."""
+        return len(self.sample) == 3 and (self.sample[0] in (1, 3) or self.sample[2] in (1, 3))
+
     def format_profile(self) -> str:
         """`1x3x224x224:8x3x224x224:64x3x224x224`, as `--shape` takes it."""
         return (

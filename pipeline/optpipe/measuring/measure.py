@@ -48,6 +48,8 @@ class RunContext:
     caveats: tuple[str, ...] = ()
     length: int | None = None
     """Of the sequences among the inputs: it is the load's."""
+    images: bool | None = None
+    """Whether the inputs are images; likewise."""
 
 
 def measure_load(
@@ -59,7 +61,7 @@ def measure_load(
     blank = Measurement(
         id=name,
         subject=replace(subject, affinity=worker.affinity),
-        load=replace(load, length=frame.length),
+        load=replace(load, length=frame.length, images=frame.images),
         verdict=Validity.INVALID,
         reasons=(),
         inputs=frame.inputs,

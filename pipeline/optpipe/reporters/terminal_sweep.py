@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from optpipe.core.estimate import Estimate
-from optpipe.core.measurement import Mode, Scenario
+from optpipe.core.measurement import Mode, Scenario, name_sample
 from optpipe.core.units import format_duration
 from optpipe.reporters.markdown import format_figure, format_ms, render_table_lines
 from optpipe.reporters.tables import make_table
@@ -31,9 +31,7 @@ def render_sweep(record: "SweepRecord") -> RenderableType:
 
 
 def _list_figures(record: "SweepRecord") -> tuple[str, ...]:
-    """The columns of figures; a cell need not name the length of its sequences, but only they have tokens."""
-    sequences = any(row.cell.load.length is not None or "tokens" in (row.figures or {}) for row in record.rows)
-    return "p50 ms", "p99 ms", "samples/s" if sequences else "images/s"
+    return "p50 ms", "p99 ms", f"{name_sample(row.sample for row in record.rows)}s/s"
 
 
 def _list_texts(row: "SweepRow") -> tuple[str, ...]:

@@ -224,7 +224,7 @@ def iterate_tensors(graph: Any) -> Iterator[Any]:
 
 def _guess_task(model: Any, inputs: tuple[InputSpec, ...]) -> Task:
     """One image in and one row of scores out is a classifier; everything else is compared by tensors alone."""
-    image = len(inputs) == 1 and len(inputs[0].opt) == 4 and inputs[0].opt[1] in (1, 3)
+    image = len(inputs) == 1 and inputs[0].is_image
     outputs = model.graph.output
     scores = len(outputs) == 1 and len(outputs[0].type.tensor_type.shape.dim) == 2
     return Task.CLASSIFICATION if image and scores else Task.OTHER

@@ -158,7 +158,7 @@ def _choose_row(
     row = FleetRow(
         one.cell.kind, one.fingerprint, one.cell.recipe.model, _name_build(one.cell), one.cell.load.batch_size,
         latency, rate, one.artifact, one.run, length=one.cell.load.length,
-        sample=(one.group or one.cell).load.sample,
+        sample=one.sample,
     )  # fmt: skip
     price = prices.gpus.get(one.cell.kind) if prices else None
     if price is not None:

@@ -83,6 +83,7 @@ class Cell:
     def key(self) -> str:
         """The hash of all that is asked."""
         asked = plain_from_record(self)
+        del asked["load"]["images"]  # not asked: the measurement records it
         if self.load.length is None:  # the key of cells that were measured before there were lengths
             del asked["load"]["length"]
         if not self.recipe.truncate:
@@ -152,6 +153,11 @@ class JobRecord:
     """Why earlier tries of this sweep gave nothing."""
     schema: str = JOB_SCHEMA
     schema_version: int = JOB_SCHEMA_VERSION
+
+    @property
+    def sample(self) -> str:
+        """What its rates count: `image` or `sample`; of what was not measured, as far as the cell says."""
+        return (self.group or self.cell).load.sample
 
     @property
     def finished(self) -> bool:

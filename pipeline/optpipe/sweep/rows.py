@@ -32,6 +32,8 @@ class SweepRow:
     run: str | None = None
     processes: int = 0
     """VALID ones."""
+    sample: str = "image"
+    """What the throughput counts: `image` or `sample`."""
     figures: Mapping[str, Estimate] | None = None
     """`p50` and other percentiles in ns, `throughput` in images or samples per s."""
     seconds: float | None = None
@@ -107,7 +109,9 @@ def make_rows(plan: SweepPlan, records: Mapping[str, JobRecord]) -> tuple[SweepR
 def _make_row(planned: PlannedCell, found: JobRecord | None) -> SweepRow:
     record = found or planned.record
     if record is None:
-        return SweepRow(planned.cell, planned.standing, planned.reason, seconds=planned.estimate_s)
+        return SweepRow(
+            planned.cell, planned.standing, planned.reason, sample=planned.cell.load.sample, seconds=planned.estimate_s
+        )
     figures = None if record.group is None else {name: one.estimate for name, one in record.group.figures.items()}
     return SweepRow(
         planned.cell,
@@ -121,6 +125,7 @@ def _make_row(planned: PlannedCell, found: JobRecord | None) -> SweepRow:
         artifact=record.artifact,
         run=record.run,
         processes=record.group.processes if record.group else 0,
+        sample=record.sample,
         figures=figures,
         seconds=record.seconds,
         attempts=record.attempts,

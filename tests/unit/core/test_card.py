@@ -14,6 +14,13 @@ TEXTS = ModelCard(
 WIDER, OTHER = ((1, 8), (8, 64), (64, 64)), ((1, 8), (8, 16), (64, 16))
 
 
+def test_images_are_told_by_their_shape_where_no_preprocessing_says_so():
+    shapes = [(4, 3, 32, 32), (4, 32, 32, 3), (4, 1, 8, 8), (4, 40), (4, 8, 8), (4, 8, 16, 16)]
+    cards = [ModelCard("m", "m.onnx", Task.OTHER, (InputSpec("x", "float32", *[each] * 3),)) for each in shapes]
+    assert [each.takes_images for each in cards] == [True, True, True, False, False, False]
+    assert not TEXTS.takes_images
+
+
 @pytest.mark.parametrize("given", [NAMES[:1], NAMES[1:], NAMES])
 def test_the_shape_of_one_input_is_that_of_all_inputs_of_a_text_model(given):
     made = TEXTS.with_profile(None, dict.fromkeys(given, WIDER))

@@ -87,6 +87,15 @@ def test_what_differs_tells_settings_apart_and_nothing_else_is_said(settings):
     assert bool(names) == any(settings[0] != each for each in settings)
 
 
+def test_rates_count_samples_of_all_but_images():
+    tensors, images, older = (m.LoadSpec(8, images=known) for known in (False, True, None))
+    assert [each.sample for each in (tensors, images, older, m.LoadSpec(8, length=32))] == [
+        "sample", "image", "image", "sample"
+    ]  # fmt: skip
+    assert tensors.key == images.key == older.key
+    assert m.name_sample(each.sample for each in (images, tensors)) == "sample"
+
+
 def test_two_lengths_are_two_loads_and_older_records_have_none():
     short, long = m.LoadSpec(8, length=32), m.LoadSpec(8, length=512)
     assert len({m.LoadSpec(8).key, short.key, long.key}) == 3

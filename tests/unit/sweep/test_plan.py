@@ -89,6 +89,15 @@ def test_every_cell_is_a_row_whatever_came_of_it():
     assert_golden(text_of(render_sweep(planned), width=150), "sweep-dry-run.txt")
 
 
+def test_a_measured_cell_says_that_its_model_takes_no_images():
+    done = make_record(make_cell())
+    tensors = replace(done, group=replace(done.group, load=replace(done.group.load, images=False)))
+    shown = text_of(render_sweep(record_of([done.cell], [tensors])), width=150)
+    assert "samples/s" in shown
+    assert "images" not in shown
+    assert tensors.cell.key == replace(tensors.cell, load=tensors.group.load).key
+
+
 def test_environments_of_one_kind_that_differ_are_said():
     cells = [make_cell(batch=size) for size in (1, 2)]
     records = [make_record(cells[0]), make_record(cells[1], slot=other_environment(make_slot(1)))]

@@ -12,21 +12,20 @@ from optpipe.backends.torch_fp8 import find_fp8_obstacle
 from optpipe.build.artifact import build_artifact
 from optpipe.build.records import BuiltArtifact, ModelBuild, Omission, StageTime
 from optpipe.build.verify import verify_artifact
-from optpipe.core.card import ModelCard, card_from_file
+from optpipe.core.card import ModelCard
 from optpipe.core.entries import GraphInfo, ReferenceInfo
 from optpipe.core.events import Listener
 from optpipe.core.hashing import hash_file
 from optpipe.core.mixed_precision import Budget
 from optpipe.core.precision import CALIBRATED, Precision
 from optpipe.errors import BadInputError, ExitStatus, MissingError, OptpipeError, StageError
-from optpipe.evaluate.tasks.registry import TASKS
+from optpipe.evaluate.tasks.registry import TASKS, require_fitting_task
 from optpipe.export.exported import compute_reference, export_model, prepare_model, read_card, read_tokenizer
 from optpipe.export.model import Model
 from optpipe.inputs.tensor_set import holds_tensors, read_tensor_set, save_batches
 from optpipe.quantize.calibrate import require_calibration, resolve_calibration_source
 from optpipe.quantize.calibrated_graph import find_tables
 from optpipe.quantize.precision_graph import BUDGETED, convert_to_precision
-from optpipe.workspace.file_names import CARD
 from optpipe.workspace.store import Entry, Store
 
 Made = TypeVar("Made")
@@ -67,11 +66,10 @@ def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener)
         raise BadInputError(f"--budget applies to {', '.join(BUDGETED)}; add one of them to --precision")
     store.require_writable()
     model, stored = prepare_model(model, store, listener)
+    require_fitting_task(model, stored)  # what cannot be evaluated is not built
     plan = add_calibration(model, plan, stored, store, listener)
     exported = _run_step("export", times, listener, lambda: export_model(model, store, listener, stored))
-    card = card_from_file(exported.file(CARD))
-    if card.task in TASKS:
-        TASKS[card.task].require_model(card)  # what cannot be evaluated is not built
+    require_fitting_task(model, exported)
     expected = _run_step(
         "reference", times, listener, lambda: compute_reference(model, exported, plan.images, store, listener)
     )

@@ -18,7 +18,7 @@ from optpipe.evaluate.evaluate import (
     write_predictions,
 )
 from optpipe.evaluate.result import Dataset, Evaluation
-from optpipe.evaluate.tasks.registry import find_task
+from optpipe.evaluate.tasks.registry import find_task, require_fitting_task
 from optpipe.evaluate.tasks.user_file import UserTask
 from optpipe.export.exported import compute_model_id, export_model, prepare_model, read_card
 from optpipe.export.model import Model
@@ -61,6 +61,8 @@ def run_evaluation(
     model, stored = prepare_model(model, store, listener)
     card = read_card(model, stored)
     task = user_task or find_task(card)
+    if stored is not None and user_task is None:
+        require_fitting_task(model, stored)
     _require_data(card, data)
     artifacts = list_model_artifacts(compute_model_id(model), store) if only is None else list(only)
     if not artifacts:

@@ -9,6 +9,8 @@ from optpipe.core.card import ModelCard, Task
 from optpipe.core.tensors import TensorSpec
 from optpipe.errors import BadInputError, StageError, first_line
 from optpipe.inputs.synthetic import SMALLEST_VOCABULARY
+from optpipe.sources.base import LoadedModel
+from optpipe.sources.modules import flatten_tensors
 from optpipe.sources.user_code import describe_user_error
 
 OLDEST_IR = 4
@@ -31,14 +33,38 @@ def onnx_from_torch(module: Any, card: ModelCard, target: Path) -> bool:
         raise
 
 
-def _require_runs(module: Any, card: ModelCard) -> None:
+def read_outputs_early(loaded: LoadedModel) -> ModelCard | None:
+    """The card with its outputs before the export: those of an ONNX file, or of a module's forward at the smallest batch.
+
+    None where a file does not say them. Raises `BadInputError` where the module does not take the card's inputs.
+    """
+    card = loaded.card
+    if loaded.onnx is not None:
+        import onnx
+
+        graph = onnx.load(loaded.onnx, load_external_data=False).graph
+        known = all(each.type.tensor_type.HasField("shape") for each in graph.output)
+        return replace(card, outputs=_read_outputs(graph)) if known else None
+    small = card.with_profile((card.batch_range[0],) * 3, {})
+    found = _require_runs(loaded.module, small)
+    said = [each.name for each in card.outputs]
+    names = said if len(said) == len(found) else [f"output {place}" for place in range(len(found))]
+    outputs = (
+        TensorSpec(name, str(value.dtype).removeprefix("torch."), ("batch", *value.shape[1:]) if value.shape else ())
+        for name, value in zip(names, found, strict=True)
+    )
+    return replace(card, outputs=tuple(outputs))
+
+
+def _require_runs(module: Any, card: ModelCard) -> tuple[Any, ...]:
+    """The tensors that the module gives for the card's usual shapes. Raises `BadInputError` where it fails on them."""
     import torch
 
     from optpipe.backends.torch_program import make_example_inputs
 
     try:
         with torch.inference_mode():
-            module(*make_example_inputs(card.inputs, "cpu"))
+            return flatten_tensors(module(*make_example_inputs(card.inputs, "cpu")))
     except Exception as error:
         shapes = ", ".join(f"{each.name} {each.dtype} {'x'.join(map(str, each.opt))}" for each in card.inputs)
         raise BadInputError(

@@ -13,6 +13,7 @@ from optpipe.core.hashing import hash_file
 from optpipe.core.mixed_precision import Budget, PrecisionCost
 from optpipe.core.weights import WeightsRecord
 from optpipe.errors import BadInputError
+from optpipe.evaluate.tasks.registry import require_fitting_task
 from optpipe.export.exported import export_model, prepare_model, read_card, read_tokenizer
 from optpipe.export.model import Model
 from optpipe.inputs.tensor_set import save_batches
@@ -109,6 +110,7 @@ def run_calibration(model: Model, plan: CalibrationPlan, store: Store, listener:
     if plan.output is not None:
         _make_output_folder(plan.output)
     model, stored = prepare_model(model, store, listener)
+    require_fitting_task(model, stored)
     source = _find_source(model, stored, plan, store)
     exported, _ = export_model(model, store, listener, stored)
     data = load_calibration_data(exported, source, plan.count, plan.seed, listener)

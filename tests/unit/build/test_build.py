@@ -6,7 +6,7 @@ import pytest
 
 from optpipe.backends.onnxruntime import OnnxRuntime
 from optpipe.build.build import BuildPlan, build_model
-from optpipe.core.entries import ArtifactInfo, ReferenceInfo
+from optpipe.core.entries import ModelInfo
 from optpipe.core.events import SilentListener
 from optpipe.core.precision import Precision
 from optpipe.core.weights import weights_from_text
@@ -47,7 +47,10 @@ max = [8, 3, 4, 4]
 """
 
 
-@pytest.mark.parametrize(("task", "needed"), [("segmentation", "(n, classes, height, width)"), ("detection", "")])
+NEEDED = {"segmentation": "(n, classes, height, width)", "detection": "logits", "text-classification": "takes images"}
+
+
+@pytest.mark.parametrize(("task", "needed"), NEEDED.items())
 def test_outputs_that_do_not_fit_the_task_are_refused_with_the_task_that_fits(tmp_path, task, needed):
     import onnx
     from onnx import TensorProto, helper
@@ -67,7 +70,16 @@ def test_outputs_that_do_not_fit_the_task_are_refused_with_the_task_that_fits(tm
     with pytest.raises(BadInputError) as refused:
         build_model(model, plan, store, SilentListener())
     assert needed in str(refused.value)
-    assert "logits" in str(refused.value)
     assert '; task = "classification" would fit' in str(refused.value)
-    assert not list(store.list_entries(ArtifactInfo))
-    assert not list(store.list_entries(ReferenceInfo))
+    assert not list(store.list_entries(ModelInfo))
+
+
+def test_a_module_whose_outputs_do_not_fit_its_task_is_not_exported(tmp_path):
+    (tmp_path / "net.py").write_text("import torch\n\n\ndef make():\n    return torch.nn.Flatten()\n")
+    (tmp_path / "net.toml").write_text(CARD.format(task="detection").replace("flat.onnx", "net.py:make"))
+    model = Model(source_from_text(str(tmp_path / "net.toml"), {}), weights_from_text("default", 0))
+    plan = BuildPlan((Precision.FP32,), (OnnxRuntime(),), named=True, device="cpu")
+    store = Store(tmp_path / "workspace")
+    with pytest.raises(BadInputError, match=r'\(output 0 batch×48\); task = "classification" would fit'):
+        build_model(model, plan, store, SilentListener())
+    assert not list(store.list_entries(ModelInfo))

@@ -8,7 +8,7 @@ import pytest
 from tests.fakes.entries import artifact_info
 
 from optpipe.core.card import ModelCard, Task
-from optpipe.core.tensors import TensorSpec
+from optpipe.core.tensors import InputSpec, TensorSpec
 from optpipe.errors import BadInputError
 from optpipe.evaluate.evaluate import (
     EvaluatedArtifact,
@@ -61,7 +61,8 @@ def named(labels) -> ImageSet:
     ("shape", "task"), [(("n", 4, 64, 64), "segmentation"), (("n", 7, 84), "detection"), (("n", 10), None)]
 )
 def test_outputs_that_are_no_scores_of_classes_are_refused(shape, task) -> None:
-    model = ModelCard("m", "s", Task.CLASSIFICATION, (), (TensorSpec("logits", "float32", shape),))
+    image = InputSpec("x", "float32", *[(1, 3, 8, 8)] * 3)
+    model = ModelCard("m", "s", Task.CLASSIFICATION, (image,), (TensorSpec("logits", "float32", shape),))
     if task is None:
         TASK.require_model(model)
         return

@@ -18,6 +18,7 @@ from optpipe.core.events import Listener
 from optpipe.core.records import json_from_record
 from optpipe.core.units import format_duration
 from optpipe.errors import BadInputError, ExitStatus
+from optpipe.evaluate.tasks.registry import require_fitting_task
 from optpipe.export.exported import export_model, prepare_model
 from optpipe.export.model import Model
 from optpipe.measuring.measure import write_measurements
@@ -48,6 +49,7 @@ def choose_build(model: Model, plan: ChoicePlan, weights: str, store: Store, lis
     """
     store.require_writable()
     model, stored = prepare_model(model, store, listener)
+    require_fitting_task(model, stored)
     wanted, omitted = plan_candidates(model, plan.build, stored, store, listener)
     with listener.step("export"):
         exported, _ = export_model(model, store, listener, stored)

@@ -225,11 +225,13 @@ def _interval_of_mean(values: "NDArray[np.float64]", confidence: float) -> Inter
 
 def suggest_task(card: ModelCard) -> str:
     """What a refusal ends with where the ranks of the outputs are those of a task: `; task = "segmentation" would fit`."""
-    text, ranks = card.tokenization is not None, tuple(len(each.shape) for each in card.outputs)
-    if text:
+    ranks = tuple(sorted(len(each.shape) for each in card.outputs))
+    if card.tokenization is not None:
         fits = {(2,): Task.TEXT_CLASSIFICATION, (3,): Task.TOKEN_CLASSIFICATION, (2, 2): Task.QUESTION_ANSWERING}
     else:
-        fits = {(2,): Task.CLASSIFICATION, (3,): Task.DETECTION, (4,): Task.SEGMENTATION}
+        fits = {(2,): Task.CLASSIFICATION}
+    if card.takes_images:
+        fits |= {(4,): Task.SEGMENTATION} | dict.fromkeys([(3,), (3, 3), (1, 1, 2)], Task.DETECTION)
     return f'; task = "{fits[ranks]}" would fit' if ranks in fits and fits[ranks] is not card.task else ""
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from optpipe.core.card import ModelCard
 from optpipe.errors import BadInputError
-from optpipe.evaluate.tasks.contract import BootstrapTask, DropCost, Values
+from optpipe.evaluate.tasks.contract import BootstrapTask, DropCost, Values, suggest_task
 from optpipe.inputs.rows import Arrays
 from optpipe.inputs.sample_set import SampleSet, SetFile
 from optpipe.inputs.text_set import TextSet
@@ -44,9 +44,10 @@ class Embedding(BootstrapTask):
         """The first output is (n, values)."""
         shape = card.outputs[0].shape if card.outputs else ()
         if len(shape) != 2:
+            pool = "; pool it over tokens in the model" if len(shape) == 3 and not card.takes_images else ""
             raise BadInputError(
                 f"{card.name}: an embedding is a first output of (n, values), but {card.outputs[0].name} has shape"
-                f" {'×'.join(map(str, shape))}; pool it over tokens in the model"
+                f" {'×'.join(map(str, shape))}{pool}{suggest_task(card)}"
             )
 
     def describe_scoring(self, card: ModelCard) -> str:

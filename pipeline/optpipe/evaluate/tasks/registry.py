@@ -4,14 +4,19 @@ from collections.abc import Mapping
 
 from optpipe.artifacts.lookup import format_model_argument
 from optpipe.core.card import ModelCard, Task
+from optpipe.core.entries import ModelInfo
 from optpipe.errors import BadInputError
 from optpipe.evaluate.tasks.classification import Classification
-from optpipe.evaluate.tasks.contract import TaskContract
+from optpipe.evaluate.tasks.contract import TaskContract, suggest_task
 from optpipe.evaluate.tasks.detection import Detection
 from optpipe.evaluate.tasks.embedding import Embedding
 from optpipe.evaluate.tasks.question_answering import QuestionAnswering
 from optpipe.evaluate.tasks.segmentation import Segmentation
 from optpipe.evaluate.tasks.token_classification import TokenClassification
+from optpipe.export.exported import read_card
+from optpipe.export.model import Model
+from optpipe.export.onnx_export import read_outputs_early
+from optpipe.workspace.store import Entry
 
 TASKS: Mapping[Task, TaskContract] = {
     Task.CLASSIFICATION: Classification(),
@@ -22,6 +27,23 @@ TASKS: Mapping[Task, TaskContract] = {
     Task.SEGMENTATION: Segmentation(),
     Task.TOKEN_CLASSIFICATION: TokenClassification(),
 }
+
+_OF_TEXTS = (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION, Task.QUESTION_ANSWERING)
+
+
+def require_fitting_task(model: Model, stored: Entry[ModelInfo] | None) -> None:
+    """Raises BadInputError, before any export, where the model's inputs or outputs do not fit its task.
+
+    The outputs are those of the `stored` export; without one those of its ONNX file, or of its module's forward.
+    """
+    if read_card(model, stored).task not in TASKS:
+        return
+    card = read_card(model, stored) if stored else read_outputs_early(model.load())
+    if card is None:
+        return
+    if card.takes_images and card.task in _OF_TEXTS:
+        raise BadInputError(f"{card.name}: {card.task} takes texts, but the model takes images{suggest_task(card)}")
+    TASKS[card.task].require_model(card)
 
 
 def find_task(card: ModelCard) -> TaskContract:

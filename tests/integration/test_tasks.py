@@ -12,6 +12,7 @@ import pytest
 
 from optpipe.commands.parsing import model_from_options
 from optpipe.core.events import SilentListener
+from optpipe.core.hashing import hash_file
 from optpipe.core.records import read_record
 from optpipe.core.transform import Decode, Resize, Transform
 from optpipe.core.verdict import Verdict
@@ -20,6 +21,7 @@ from optpipe.preprocess.dali.pipeline import DaliPlan, make_steps_pipeline
 from optpipe.preprocess.parity import parity, pixels
 from optpipe.preprocess.preprocess import PreprocessRequest, derive_preprocessing
 from optpipe.preprocess.records import PreprocessRecord
+from optpipe.workspace.seal import seal_folder
 from optpipe.workspace.store import Store
 from tests.integration.conftest import Ran, optpipe
 
@@ -78,7 +80,9 @@ def test_scores_drop_and_agreement_are_recorded(built: tuple[str, str, Path]) ->
         ('minimum_score = "{near} points"', 5),
     ],
 )
-def test_three_policies_three_verdicts(built: tuple[str, str, Path], limit: str, status: int) -> None:
+def test_three_policies_three_verdicts_that_verify_recomputes(
+    built: tuple[str, str, Path], inside: Run, limit: str, status: int
+) -> None:
     model, score, folder = built
     record = read_record(next((folder / ".optpipe" / "runs").glob("evaluate-*")) / "evaluate.json", Evaluation)
     scores = next(row.scores for row in record.results if row.precision == "int8")
@@ -89,23 +93,53 @@ def test_three_policies_three_verdicts(built: tuple[str, str, Path], limit: str,
     figures = () if status == 0 else ("--no-figures",)
     ran = optpipe("signoff", model, "--policy", policy, *figures, "--json", cwd=folder)
     assert ran.status == status, ran.stderr
-    if status == 0:  # `verify` of the other verdicts: test_run.py
-        dossier = sorted((folder / ".optpipe" / "dossiers").iterdir())[-1]
-        assert optpipe("verify", dossier, cwd=folder).status == 0
-        _tamper(dossier, folder / "tampered")
-        found = optpipe("verify", folder / "tampered", cwd=folder)
-        assert found.status == 2
-        assert "predictions.parquet: changed" in found.stdout + found.stderr
-
-
-def _tamper(dossier: Path, copy: Path) -> None:
-    """The same dossier with one model's predictions put in place of another's, and every hash made anew is not tried."""
+    dossier = sorted((folder / ".optpipe" / "dossiers").iterdir())[-1]
+    assert inside("verify", dossier, cwd=folder).status == status
+    copy = folder / f"tampered-{status}"
     shutil.copytree(dossier, copy)
-    path = next(copy.glob("runs/evaluate-*/predictions.parquet"))
+    refusal = TAMPERINGS[status](copy, score)
+    found = inside("verify", copy, cwd=folder)
+    assert found.status == (2 if status == 0 else 1)
+    assert refusal in found.stdout
+
+
+def _replace_predictions(dossier: Path, _: str) -> str:
+    """The source model's predictions in place of those of every build; no hash is made anew."""
+    path = next(dossier.glob("runs/evaluate-*/predictions.parquet"))
     table = pl.read_parquet(path)
     names = [name for name in table.columns if name.endswith(":prediction") and not name.startswith("source")]
-    table = table.with_columns(**{name: pl.col(name).shuffle(seed=0) for name in names})
-    table.write_parquet(path)
+    table.with_columns(**{name: pl.col("source:prediction") for name in names}).write_parquet(path)
+    return "predictions.parquet: changed"
+
+
+def _replace_and_seal(dossier: Path, score: str) -> str:
+    """The same, with every hash made anew."""
+    _replace_predictions(dossier, score)
+    _seal_anew(next(dossier.glob("runs/evaluate-*/predictions.parquet")))
+    return "agreement: share says"
+
+
+def _raise_score_and_seal(dossier: Path, score: str) -> str:
+    """The first score of every build, with every hash made anew."""
+    path = next(dossier.glob("runs/evaluate-*/evaluate.json"))
+    document = json.loads(path.read_text())
+    for row in document["results"][1:]:
+        row["scores"]["scores"][0]["value"] = 0.99
+    path.write_text(json.dumps(document))
+    _seal_anew(path)
+    return f"scores[{score}]: value says 0.99"
+
+
+TAMPERINGS = {0: _replace_predictions, 1: _replace_and_seal, 5: _raise_score_and_seal}
+
+
+def _seal_anew(path: Path) -> None:
+    """The hashes of a run's file in the run's manifest and in the dossier's seal, as someone writes them who knows the format."""
+    manifest = path.with_name("manifest.json")
+    document = json.loads(manifest.read_text())
+    document["files"][path.name] |= {"sha256": hash_file(path), "size_bytes": path.stat().st_size}
+    manifest.write_text(json.dumps(document))
+    seal_folder(path.parents[2])
 
 
 def test_derived_preprocessing_passes_on_predictions(built: tuple[str, str, Path]) -> None:

@@ -37,7 +37,9 @@ def test_max_loses_points_on_pairs_and_percentile_does_not(tmp_path):
     entry, _ = export_model(model, store, SilentListener())
     card, graph = card_from_file(entry.file(CARD)), onnx.load(entry.file(ONNX))
     validation, _ = image_set_from_path(find_shipped_folder("calibration") / "pairs" / "validation.json")
-    record = run_calibration(model, CalibrationPlan(None, None, 0, ("max", "percentile")), store, SilentListener())
+    record = run_calibration(
+        model, CalibrationPlan(None, None, 0, ("max", "percentile", "entropy")), store, SilentListener()
+    )
     tables = {each.method: read_table(Path(each.path)) for each in record.tables}
     before = measure_accuracy(graph, card, validation)
     after = {
@@ -47,3 +49,4 @@ def test_max_loses_points_on_pairs_and_percentile_does_not(tmp_path):
     assert before > 0.8
     assert before - after["max"] > 0.008
     assert abs(before - after["percentile"]) < 0.006
+    assert before - after["entropy"] < 0.04

@@ -32,7 +32,7 @@ from optpipe.workspace.store import Entry, Store
 if TYPE_CHECKING:
     from optpipe.quantize.placement import Placement, Target
 
-REVISION = 2
+REVISION = 3
 TARGETS: tuple["Target", ...] = ("tensorrt", "cpu")
 
 

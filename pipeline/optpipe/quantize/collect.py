@@ -66,7 +66,7 @@ class Collector:
                 list(pool.map(self._count, self.tensors, values))
 
     def _count(self, name: str, value: "NDArray[np.float32]") -> None:
-        counts = self._counts.setdefault(name, np.zeros(BINS, np.int64))
+        counts = self._counts.setdefault(name, np.zeros((2, BINS), np.int64))
         counts += count_magnitudes(value).counts
 
     def _outputs_on_host(self, batch: Batch) -> Batch:
@@ -95,9 +95,9 @@ class Collector:
             self._extremes(name, low, high)
             if self.histograms:
                 if name not in self._counts:
-                    self._counts[name] = torch.zeros(BINS + 1, dtype=torch.int64, device="cuda")
-                count_on_device(value, self._counts[name][:BINS])
-                self._counts[name][BINS] += value.numel()
+                    self._counts[name] = torch.zeros(2 * BINS + 1, dtype=torch.int64, device="cuda")
+                count_on_device(value, self._counts[name][:-1])
+                self._counts[name][-1] += value.numel()
 
     def _extremes(self, name: str, low: float, high: float) -> None:
         if not (np.isfinite(low) and np.isfinite(high)):
@@ -121,8 +121,8 @@ class Collector:
         if self.device == "cpu":
             return Magnitudes(counts)
         found = counts.cpu().numpy()
-        whole = found[:BINS].copy()
-        whole[0] += found[BINS] - whole.sum()  # the zeros, which the device leaves out
+        whole = found[:-1].reshape(2, BINS)
+        whole[0, 0] += found[-1] - whole.sum()  # the zeros, which the device leaves out
         return Magnitudes(whole)
 
 

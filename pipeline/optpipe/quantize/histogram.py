@@ -24,9 +24,13 @@ _CHUNK = 1 << 20
 """Elements per step on the CPU: the temporaries stay in the cache and memory does not depend on the tensor."""
 
 
+Bins = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
+"""Lower edges, upper edges and counts of bins, in rising order."""
+
+
 @dataclass(frozen=True, eq=False)
 class Magnitudes:
-    """Counts of |x| by bin, (BINS,) int64."""
+    """Counts of |x| by bin, of values without and with a minus sign: (2, BINS) int64."""
 
     counts: NDArray[np.int64]
 
@@ -38,12 +42,20 @@ class Magnitudes:
     @property
     def zeros(self) -> int:
         """How many of them were zero, or too small to matter."""
-        return int(self.counts[:LOWEST].sum())
+        return int(self.counts[:, :LOWEST].sum())
 
-    def nonzero(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-        """Lower edges, upper edges and counts of the bins that hold something above zero, in rising order."""
-        index = LOWEST + np.flatnonzero(self.counts[LOWEST:])
-        return compute_edges(index), compute_edges(index + 1), self.counts[index].astype(np.float64)
+    def nonzero(self) -> Bins:
+        """The bins of both signs together that hold something above zero."""
+        return _find_nonzero(self.counts.sum(axis=0))
+
+    def nonzero_by_sign(self) -> tuple[Bins, ...]:
+        """The same of the positive and of the negative values; a sign that has none is left out."""
+        return tuple(_find_nonzero(each) for each in self.counts if each[LOWEST:].any())
+
+
+def _find_nonzero(counts: NDArray[np.int64]) -> Bins:
+    index = LOWEST + np.flatnonzero(counts[LOWEST:])
+    return compute_edges(index), compute_edges(index + 1), counts[index].astype(np.float64)
 
 
 def compute_edges(index: NDArray[np.intp]) -> NDArray[np.float64]:
@@ -53,27 +65,26 @@ def compute_edges(index: NDArray[np.intp]) -> NDArray[np.float64]:
 
 def count_magnitudes(values: NDArray[np.float32]) -> Magnitudes:
     """Counts finite `values` of any shape on the CPU."""
-    counts = np.zeros(BINS, np.int64)
-    for part in _split_chunks(np.ascontiguousarray(values).reshape(-1).view(np.int32)):
-        bins = part >> SHIFT
-        bins &= BINS - 1  # the sign
-        counts += np.bincount(bins, minlength=BINS)
-    return Magnitudes(counts)
+    counts = np.zeros(2 * BINS, np.int64)
+    for part in _split_chunks(np.ascontiguousarray(values).reshape(-1).view(np.uint32)):
+        found = np.bincount((part >> SHIFT).view(np.int32))  # the sign is the leading bit
+        counts[: found.size] += found
+    return Magnitudes(counts.reshape(2, BINS))
 
 
-def _split_chunks(flat: NDArray[np.int32]) -> "Iterator[NDArray[np.int32]]":
+def _split_chunks(flat: NDArray[np.uint32]) -> "Iterator[NDArray[np.uint32]]":
     return (flat[start : start + _CHUNK] for start in range(0, flat.size, _CHUNK))
 
 
 def count_on_device(values: Any, counts: Any) -> None:
-    """Adds a torch float32 tensor's magnitudes to `counts`, (BINS,) int64, where both lie; nothing is waited for.
+    """Adds a torch float32 tensor's magnitudes to `counts`, (2 * BINS,) int64, where both lie; nothing is waited for.
 
     Zeros are left out, so that half of the atomic additions after a ReLU do not queue at one address; they are the
     difference to the number of elements.
     """
     import torch
 
-    bins = (values.reshape(-1).view(torch.int32) & 0x7FFFFFFF) >> SHIFT
-    ones = (bins >= LOWEST).to(torch.int64)
+    bins = (values.reshape(-1).view(torch.int32) >> SHIFT) & (2 * BINS - 1)
+    ones = ((bins & (BINS - 1)) >= LOWEST).to(torch.int64)
     spread = torch.where(ones.bool(), bins, torch.arange(bins.numel(), device=bins.device, dtype=torch.int32) % LOWEST)
     counts.scatter_add_(0, spread.to(torch.int64), ones)

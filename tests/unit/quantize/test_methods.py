@@ -100,6 +100,26 @@ def test_entropy_clips_rare_outliers_and_leaves_uniform_values_alone() -> None:
     assert entropy.amax(seen(rng.uniform(0, 5, 200_000))) > 4.8
 
 
+def test_entropy_does_not_hide_clipped_values_behind_those_of_the_other_sign() -> None:
+    """A fifth of a normalized image's pixels are black, at -1.07; folded onto the bright ones they ended the range at 1.08."""
+    rng = np.random.default_rng(5)
+    levels = np.where(rng.random(200_000) < 0.2, 0, rng.integers(0, 256, 200_000))
+    values = (levels / 255 - 0.3437) / 0.3203
+    assert entropy.amax(seen(values)) > 0.95 * values.max()
+    assert entropy.amax(seen(-values)) > 0.95 * values.max()
+
+
+def test_entropy_is_not_decided_by_the_many_values_near_zero() -> None:
+    values = np.maximum(np.random.default_rng(6).standard_normal(500_000), 0) ** 2
+    assert 0.3 < entropy.amax(seen(values)) / values.max() < 0.7
+
+
+@pytest.mark.parametrize("outlier", [1e2, 1e4, 1e6])
+def test_entropy_clips_a_rare_outlier_however_far_out(outlier) -> None:
+    values = np.random.default_rng(7).standard_normal(500_000)
+    assert 4 < entropy.amax(seen(np.append(values, outlier))) < 6
+
+
 def test_entropys_linear_bins_keep_the_mass() -> None:
     values = np.abs(np.random.default_rng(3).standard_normal(5_000))
     statistics = seen(values)

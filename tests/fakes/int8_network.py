@@ -106,6 +106,33 @@ def shuffled_network():
     return make_model(nodes, weights)
 
 
+def token_network():
+    """Patches as tokens, layer normalization, a hidden layer with a bias and GELU, one of 10 features, and the mean over tokens."""
+    make, rng = helper.make_node, np.random.default_rng(13)
+
+    def weight(*shape):
+        return (rng.standard_normal(shape) / np.sqrt(shape[0])).astype(np.float32)
+
+    nodes = [
+        make("Reshape", ["image", "tokens"], ["t"], name="tokens"),
+        make("LayerNormalization", ["t", "gamma", "beta"], ["n"], name="norm"),
+        make("MatMul", ["n", "w1"], ["p1"], name="up"),
+        make("Add", ["b1", "p1"], ["h1"], name="bias1"),
+        make("Gelu", ["h1"], ["g"], name="gelu"),
+        make("MatMul", ["g", "w2"], ["p2"], name="down"),
+        make("Add", ["p2", "b2"], ["h2"], name="bias2"),
+        make("Relu", ["h2"], ["r"], name="relu"),
+        make("Transpose", ["r"], ["c"], name="transpose", perm=[0, 2, 1]),
+        make("MatMul", ["c", "w3"], ["p3"], name="mix"),
+        make("ReduceMean", ["p3", "axis"], ["logits"], name="mean", keepdims=0),
+    ]
+    weights = {
+        "tokens": np.array([0, 32, 96]), "gamma": 1 + weight(96), "beta": weight(96), "w1": weight(96, 64), "b1": weight(64),
+        "w2": weight(64, 10), "b2": weight(10), "w3": weight(32, 32), "axis": np.array([2]),
+    }  # fmt: skip
+    return make_model(nodes, weights)
+
+
 def make_model(nodes, weights):
     """A classifier of 32x32 pixels into 10 classes."""
     graph = helper.make_graph(

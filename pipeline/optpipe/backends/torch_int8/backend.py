@@ -10,6 +10,8 @@ from optpipe.backends.onnx_graph import infer_graph_types, name_nodes
 from optpipe.backends.torch_backend import name_processor, record_tensors
 from optpipe.backends.torch_int8 import steps
 from optpipe.backends.torch_int8.lowering import explain_unknown, find_unknown_operators, lower_graph
+from optpipe.backends.torch_int8.movements import MOVEMENTS
+from optpipe.backends.torch_program import translate_refusals
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.precision import LayerType
 from optpipe.core.tensors import InputSpec, input_from_dict
@@ -45,8 +47,9 @@ def build_int8(request: BuildRequest, options: Mapping[str, Any]) -> BuildResult
     model = onnx.load(request.graph)
     network = network_from_graph(model, request.card.inputs)
     drawn = draw_inputs(request.card.inputs)
-    measured = _measure_batches(network, drawn)
-    speeds = compare_programs(request, Program(network, tactics_from_record(measured)), drawn)
+    with translate_refusals(request.card, "torch could not run the INT8 program of"):
+        measured = _measure_batches(network, drawn)
+        speeds = compare_programs(request, Program(network, tactics_from_record(measured)), drawn)
     onnx.save(model, request.directory / GRAPH)
     (request.directory / TACTICS).write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
     details = {
@@ -117,12 +120,9 @@ def list_executed_layers(network: steps.Network) -> tuple[LayerType, ...]:
                 layers.append(LayerType(step.name, "MaxPool", "int8", 0))
             case steps.MeanPool():
                 layers.append(LayerType(step.name, "MeanPool", "fp16", 0))
-            case steps.Floating() if step.operator not in _MOVES:
+            case steps.Floating() if step.operator not in MOVEMENTS:
                 layers.append(LayerType(step.name, step.operator, "fp16", step.macs))
     return tuple(layers)
-
-
-_MOVES = {"Cast", "Concat", "Flatten", "Identity", "Reshape", "Split", "Squeeze", "Transpose", "Unsqueeze"}
 
 
 def tactics_from_record(measured: Mapping[str, Any]) -> "dict[int, dict[str, Tactic]]":

@@ -36,7 +36,7 @@ def trace_steps(network: steps.Network, values: "dict[str, torch.Tensor]") -> It
 
 
 def emulate_step(step: steps.Step, values: Mapping[str, Any]) -> Any:
-    """What one step gives: INT8, FP16 or FP32, (images, channels, height, width) or (images, features)."""
+    """What one step gives: INT8, FP16 or FP32, (images, channels, height, width) or (..., features); of a shape whole numbers."""
     import torch
 
     match step:
@@ -66,8 +66,8 @@ def _convolve(step: steps.Convolution, values: Mapping[str, Any]) -> Any:
     import torch
 
     given = values[step.given]
-    flat = given.dim() == 2
-    given = given[:, :, None, None] if flat else given
+    ahead = given.shape[:-1]
+    given = given.reshape(-1, given.shape[-1], 1, 1) if step.flat else given
     weight = torch.from_numpy(step.weight).permute(0, 3, 1, 2)
     # sums of INT8 products are whole numbers below 2**53: exact in FP64
     total = torch.nn.functional.conv2d(given.double(), weight.double(), stride=step.stride, padding=step.padding)
@@ -78,7 +78,7 @@ def _convolve(step: steps.Convolution, values: Mapping[str, Any]) -> Any:
     if step.added is not None:
         value = _scale_and_add(values[step.added].double(), torch.tensor(step.added_scale, dtype=torch.float32), value)
     value = (value.relu() if step.relu else value).half() if step.half else _quantize_values(value, relu=step.relu)
-    return value.flatten(1) if flat else value
+    return value.reshape(*ahead, -1) if step.flat else value
 
 
 def _scale_and_add(total: Any, scale: Any, bias: Any) -> Any:
@@ -101,10 +101,16 @@ def _convolve_stem(step: steps.Stem, given: Any) -> Any:
 
 
 def _compute_floating(step: steps.Floating, values: Mapping[str, Any]) -> Any:
+    """In FP32, then rounded to the type that a GPU's result has: FP32 where an operand is, else FP16."""
     import torch
 
-    if step.operator == "Cast":
-        return compute_operator("Cast", (values[step.inputs[0]],), step.attributes)  # type: ignore[index]
-    operands = [values[each] if isinstance(each, str) else torch.from_numpy(each.copy()) for each in step.inputs]
-    wide = tuple(each.float() if each.is_floating_point() else each for each in operands)
-    return compute_operator(step.operator, wide, step.attributes).half()
+    operands = [
+        values[each] if isinstance(each, str) else None if each is None else torch.from_numpy(each.copy())
+        for each in step.inputs
+    ]
+    floats = [each for each in operands if each is not None and each.is_floating_point()]
+    wide = tuple(each.float() if each is not None and each.is_floating_point() else each for each in operands)
+    found = compute_operator(step.operator, wide, step.attributes)
+    if step.operator == "Cast" or not found.is_floating_point():
+        return found
+    return found if any(each.dtype == torch.float32 and each.dim() for each in floats) else found.half()

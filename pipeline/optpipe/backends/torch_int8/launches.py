@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from optpipe.backends.torch_int8 import steps
+from optpipe.backends.torch_int8.movements import READ_ON_HOST
 
 Kerneled = steps.Convolution | steps.Linear | steps.Stem | steps.MaxPool | steps.MeanPool | steps.Quantize
 FEW_TILES, MANY_TILES = 200, 60
@@ -35,7 +36,16 @@ def upload_constants(step: steps.Step, device: str) -> dict[str, Any]:
     """What a step's kernels read beside activations, as torch tensors on `device`."""
     import torch
 
-    return {name: torch.from_numpy(np.array(values)).to(device) for name, values in _list_arrays(step).items()}
+    arrays = {name: torch.from_numpy(np.array(values)) for name, values in _list_arrays(step).items()}
+    return {name: each if _is_on_host(step, name, each) else each.to(device) for name, each in arrays.items()}
+
+
+def _is_on_host(step: steps.Step, name: str, value: Any) -> bool:
+    """Whether Python reads a constant: from a GPU's memory it would have to wait for it, which no CUDA graph allows."""
+    if not isinstance(step, steps.Floating):
+        return False
+    single = value.dim() == 0 and not value.is_floating_point()
+    return step.on_host or single or int(name) in READ_ON_HOST.get(step.operator, ())
 
 
 def _list_arrays(step: steps.Step) -> dict[str, np.ndarray]:
@@ -48,7 +58,7 @@ def _list_arrays(step: steps.Step) -> dict[str, np.ndarray]:
         case steps.Stem():
             return {"weight": arrange_stem_weight(step), "bias": step.bias}
         case steps.Floating():
-            return {str(index): each for index, each in enumerate(step.inputs) if not isinstance(each, str)}
+            return {str(index): each for index, each in enumerate(step.inputs) if isinstance(each, np.ndarray)}
     return {}
 
 
@@ -84,7 +94,7 @@ def list_tactics(step: Kerneled, given: Any) -> Iterator[Tactic]:
     """What could compute a step on an input like `given`, the likeliest first."""
     match step:
         case steps.Convolution(weight=weight) if weight.shape[1] == 1 and step.stride == 1:
-            yield from _list_product_tactics(step, given.numel() // given.shape[1])
+            yield from _list_product_tactics(step, given.numel() // weight.shape[-1])
         case steps.Convolution():
             yield from _list_convolution_tactics(step, given)
         case steps.Linear():

@@ -1,8 +1,8 @@
 """An ONNX Q/DQ graph, FP16 around its INT8 layers, as the steps of a `Network`.
 
-Taken in INT8 are convolutions without groups and linear layers whose data and weights are dequantized. What follows such a layer
-(addition, ReLU, QuantizeLinear) joins it. A residual addition reads the INT8 tensor of its shortcut, also where the graph has
-its value before quantization.
+Taken in INT8 are convolutions without groups, and linear layers over the last axis, whose data and weights are dequantized.
+What follows such a layer (bias, addition, ReLU, QuantizeLinear) joins it. A residual addition reads the INT8 tensor of its
+shortcut, also where the graph has its value before quantization.
 """
 
 from dataclasses import dataclass, field
@@ -14,10 +14,13 @@ from numpy.typing import NDArray
 from optpipe.backends.onnx_graph import GraphTypes, OnnxGraph, count_node_macs, name_nodes
 from optpipe.backends.torch_int8 import steps
 from optpipe.backends.torch_int8.matching import ALIGNED, FusedEnd, GraphMatcher, get_attribute
+from optpipe.backends.torch_int8.movements import MADE_ON_DEVICE, READ_ON_HOST
 from optpipe.backends.torch_int8.operators import FLOATING
 from optpipe.errors import StageError
 
 WAY_OUT = "use --backend onnxruntime"
+_FLOAT32, _FLOAT16 = 1, 10
+"""`TensorProto.FLOAT` and `TensorProto.FLOAT16`."""
 
 
 def lower_graph(model: Any, types: GraphTypes) -> steps.Network:
@@ -25,15 +28,60 @@ def lower_graph(model: Any, types: GraphTypes) -> steps.Network:
 
     Raises `StageError` that names the operators without a step.
     """
-    graph = OnnxGraph(name_nodes(model))
+    graph = OnnxGraph(_hoist_constants(name_nodes(model)))
     if unknown := find_unknown_operators(model):
         raise StageError(explain_unknown(unknown))
-    return _Lowering(graph, types, GraphMatcher(graph, types)).network()
+    return _Lowering(graph, types, GraphMatcher(graph, types), _find_shape_tensors(graph)).network()
+
+
+def _hoist_constants(model: Any) -> Any:
+    """`model` with what Constant nodes hold among its weights, in place."""
+    import onnx
+
+    left = []
+    for node in model.graph.node:
+        if node.op_type != "Constant":
+            left.append(node)
+            continue
+        value = onnx.helper.get_attribute_value(node.attribute[0])
+        if not isinstance(value, onnx.TensorProto):
+            kind = np.float32 if "float" in node.attribute[0].name else np.int64
+            value = onnx.numpy_helper.from_array(np.array(value, kind))
+        value.name = node.output[0]
+        model.graph.initializer.append(value)
+    del model.graph.node[:]
+    model.graph.node.extend(left)
+    return model
+
+
+def _find_shape_tensors(graph: OnnxGraph) -> frozenset[str]:
+    """What is computed in the host's memory: all that shapes depend on, and what follows from shapes alone.
+
+    Raises StageError where a shape depends on the values of an input.
+    """
+    found: set[str] = set()
+    nodes = graph.model.graph.node
+    waiting = [name for node in nodes for at, name in enumerate(node.input) if at in READ_ON_HOST.get(node.op_type, ())]
+    while waiting:
+        tensor = waiting.pop()
+        if not tensor or tensor in graph.weights or tensor in found:
+            continue
+        if (node := graph.producers.get(tensor)) is None:
+            raise StageError(f"its INT8 takes no shapes that depend on values, here of input '{tensor}'; {WAY_OUT}")
+        found.add(tensor)
+        if node.op_type != "Shape":
+            waiting += node.input
+    for node in nodes:
+        read = READ_ON_HOST.get(node.op_type, ())
+        data = [name for at, name in enumerate(node.input) if name and at not in read and name not in graph.weights]
+        if node.op_type == "Shape" or (data and found.issuperset(data)):
+            found.update(node.output)
+    return frozenset(found)
 
 
 def find_unknown_operators(model: Any) -> tuple[str, ...]:
     """The operator types that no step computes, sorted."""
-    known = {*FLOATING, "QuantizeLinear", "DequantizeLinear", "Cast", "Constant"}
+    known = {*FLOATING, "QuantizeLinear", "DequantizeLinear", "Constant"}
     return tuple(sorted({node.op_type for node in model.graph.node} - known))
 
 
@@ -47,6 +95,7 @@ class _Lowering:
     graph: OnnxGraph
     types: GraphTypes
     match: GraphMatcher
+    on_host: frozenset[str]
     done: list[steps.Step] = field(default_factory=list)
     halves: set[str] = field(default_factory=set)
     """Floating tensors that a step has written."""
@@ -81,15 +130,16 @@ class _Lowering:
         given, given_scale = self.match.find_source(node.input[0])  # type: ignore[misc]
         weight, scale = self.match.read_weights(node.input[1])  # type: ignore[misc]
         scale = scale * np.float32(given_scale)
-        bias = self._read_bias(node, len(scale))
-        macs = count_node_macs(node, self.types)
-        if node.op_type != "Conv":
+        macs, flat = count_node_macs(node, self.types), node.op_type != "Conv"
+        if flat:
             outputs, _ = self.match.count_features(node, weight)
-            weight = weight if weight.shape[0] == outputs and get_attribute(node, "transB", 0) else weight.T
-            if end.quantize is None or outputs % ALIGNED:
-                self._lower_linear(node, end, given, weight, scale, bias, macs)
-                return
-            weight = weight[:, :, None, None]
+            scale = np.resize(scale, outputs).astype(np.float32)
+            weight = weight if node.op_type == "Gemm" and get_attribute(node, "transB", 0) else weight.T
+        bias = self._read_bias(node, end, len(scale))
+        if flat and (outputs % ALIGNED or (end.quantize is None and not end.relu and self._is_last(end.tensor))):
+            self._lower_linear(node, end, given, weight, scale, bias, macs)
+            return
+        weight = weight[:, :, None, None] if flat else weight
         out_scale = np.float32(1.0 if end.quantize is None else self.match.read_scale(end.quantize))
         added = None if end.added is None else self.match.find_quantized(end.added)
         output = end.tensor if end.quantize is None else str(end.quantize.output[0])
@@ -110,20 +160,31 @@ class _Lowering:
                 added=added[0] if added else None,
                 added_scale=float(np.float32(added[1]) / out_scale) if added else 0.0,
                 macs=macs,
+                flat=flat,
             )
         )
 
     def _lower_linear(
         self, node: Any, end: FusedEnd, given: str, weight: Any, scale: Any, bias: Any, macs: int
     ) -> None:
-        """FP32 outputs, whatever follows on its own."""
-        output = str(node.output[0])
+        """FP32 outputs, in FP16 where they are not the network's; whatever follows on its own."""
+        by_name = {each.name: each for each in self.graph.model.graph.node}
+        behind = [by_name[name] for name in end.absorbed]
+        last = behind.pop(0) if end.bias else node
+        output, wide = str(last.output[0]), f"{last.output[0]}_fp32"
+        is_last = self._is_last(output)
         self.halves.add(output)
-        self.done.append(
-            steps.Linear(node.name, given, output, np.array(weight, order="C"), scale, bias.astype(np.float32), macs)
-        )
-        for name in end.absorbed:
-            self._lower_single(next(each for each in self.graph.model.graph.node if each.name == name))
+        name, weight = node.name, np.array(weight, order="C")
+        self.done.append(steps.Linear(name, given, output if is_last else wide, weight, scale, bias, macs))
+        if not is_last:
+            self.done.append(steps.Floating(f"{name}_fp16", "Cast", (wide,), output, {"to": _FLOAT16}))
+        for each in behind:
+            self._lower_single(each)
+
+    def _is_last(self, tensor: str) -> bool:
+        """Whether a tensor is an output of the network, or only cast to FP32 to be one."""
+        readers = self.graph.consumers.get(tensor, [])
+        return all(each.op_type == "Cast" and get_attribute(each, "to", 0) == _FLOAT32 for each in readers)
 
     def _lower_stem(self, node: Any, end: FusedEnd) -> None:
         quantized = str(end.quantize.output[0])
@@ -134,7 +195,7 @@ class _Lowering:
                 given=self.match.find_input(node.input[0]) or "",
                 output=quantized if end.pool is None else f"{quantized}_before_pool",
                 weight=weight.astype(np.float16),
-                bias=self._read_bias(node, weight.shape[0]),
+                bias=self._read_bias(node, end, weight.shape[0]),
                 padding=get_attribute(node, "pads", [0])[0],
                 inverse_scale=1.0 / self.match.read_scale(end.quantize),
                 macs=count_node_macs(node, self.types),
@@ -146,10 +207,9 @@ class _Lowering:
             given = f"{quantized}_before_pool"
             self.done.append(steps.MaxPool(end.pool.name, given, quantized, kernel, stride, padding))
 
-    def _read_bias(self, node: Any, channels: int) -> NDArray[np.float32]:
-        if len(node.input) < 3:
-            return np.zeros(channels, np.float32)
-        return self.match.read_constant(node.input[2]).astype(np.float32)
+    def _read_bias(self, node: Any, end: FusedEnd, channels: int) -> NDArray[np.float32]:
+        name = end.bias or (node.input[2] if len(node.input) > 2 else None)
+        return self.match.read_constant(name).astype(np.float32).reshape(-1) if name else np.zeros(channels, np.float32)
 
     def _lower_single(self, node: Any) -> None:
         """A node of its own: a conversion, or an operator in floating point."""
@@ -164,8 +224,6 @@ class _Lowering:
             self._split(node)
         elif node.op_type == "BatchNormalization":
             self._scale_and_shift(node)
-        elif node.op_type == "Constant":
-            raise StageError(f"the graph computes a constant in {node.name}; simplify it first")
         else:
             self._compute_floating(node, output)
 
@@ -173,16 +231,11 @@ class _Lowering:
         import onnx
 
         values = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
-        self.done.append(
-            steps.Floating(
-                node.name,
-                node.op_type,
-                tuple(self._read_operand(each) for each in node.input if each),
-                output,
-                values,
-                count_node_macs(node, self.types),
-            )
-        )
+        inputs, on_host = [self._read_operand(each) if each else None for each in node.input], output in self.on_host
+        if node.op_type in MADE_ON_DEVICE and not on_host:
+            inputs.append(self.graph.model.graph.input[0].name)
+        macs = count_node_macs(node, self.types)
+        self.done.append(steps.Floating(node.name, node.op_type, tuple(inputs), output, values, macs, on_host))
         self.halves.add(output)
 
     def _split(self, node: Any) -> None:

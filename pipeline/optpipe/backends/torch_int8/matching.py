@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ class FusedEnd:
     absorbed: tuple[str, ...]
     """The names of the nodes taken in; the last one is where the step stands."""
     added: str | None = None
+    bias: str | None = None
+    """Constants that an addition behind a matrix product adds to each row."""
     relu: bool = False
     pool: Any = None
     quantize: Any = None
@@ -61,11 +64,7 @@ class GraphMatcher:
             return False
         values, _ = found
         if node.op_type != "Conv":
-            return (
-                values.ndim == 2
-                and self._is_plain_product(node)
-                and self.count_features(node, values)[1] % ALIGNED == 0
-            )
+            return values.ndim == 2 and self._is_plain_product(node, values)
         return (
             get_attribute(node, "group", 1) == 1
             and values.ndim == 4
@@ -75,10 +74,17 @@ class GraphMatcher:
             and _is_square(node)
         )
 
-    def _is_plain_product(self, node: Any) -> bool:
+    def _is_plain_product(self, node: Any, values: NDArray[np.int8]) -> bool:
         given = self.types.shapes.get(node.input[0])
         factors = get_attribute(node, "alpha", 1.0), get_attribute(node, "beta", 1.0), get_attribute(node, "transA", 0)
-        return given is not None and len(given) == 2 and factors == (1.0, 1.0, 0)
+        features, depth = self.count_features(node, values)
+        plain_bias = len(node.input) < 3 or self._is_row(node.input[2], features)
+        return given is not None and len(given) > 1 and factors == (1.0, 1.0, 0) and depth % ALIGNED == 0 and plain_bias
+
+    def _is_row(self, tensor: str, features: int) -> bool:
+        """Whether a constant has one value for each of `features`."""
+        dims = list(self.graph.weights[tensor].dims) if tensor in self.graph.weights else []
+        return bool(dims) and prod(dims) == dims[-1] == features
 
     def _is_stem(self, node: Any) -> bool:
         """A convolution of an input of the network with few channels, whose ReLU is quantized."""
@@ -110,7 +116,7 @@ class GraphMatcher:
 
     def _follow(self, node: Any) -> FusedEnd:
         """Follows what only the layer feeds."""
-        tensor, added, relu, pool = str(node.output[0]), None, False, None
+        tensor, added, bias, relu, pool = str(node.output[0]), None, None, False, None
         absorbed: list[str] = []
         mean = node.op_type in ("GlobalAveragePool", "ReduceMean")
         while tensor not in self.graph.outputs:
@@ -119,12 +125,14 @@ class GraphMatcher:
             if quantize is not None:
                 if any(each is not quantize and not self._reads_as_shortcut(each, tensor) for each in readers):
                     break
-                return FusedEnd(tensor, (*absorbed, quantize.name), added, relu, pool, quantize)
+                return FusedEnd(tensor, (*absorbed, quantize.name), added, bias, relu, pool, quantize)
             if len(readers) != 1:
                 break
             reader = readers[0]
             if reader.op_type == "Relu" and not relu and not mean and pool is None:
                 relu = True
+            elif reader.op_type == "Add" and not absorbed and self._takes_bias(node, self._get_other(reader, tensor)):
+                bias = self._get_other(reader, tensor)
             elif reader.op_type == "Add" and added is None and not relu and self._takes_addition(node, reader, tensor):
                 added = self._get_other(reader, tensor)
             elif reader.op_type == "MaxPool" and relu and self._takes_pool(node, reader):
@@ -134,8 +142,12 @@ class GraphMatcher:
             absorbed.append(reader.name)
             tensor = str(reader.output[0])
         if pool is not None:  # not quantized behind it
-            return FusedEnd(str(pool.input[0]), tuple(absorbed[: absorbed.index(pool.name)]), added, relu)
-        return FusedEnd(tensor, tuple(absorbed), added, relu)
+            return FusedEnd(str(pool.input[0]), tuple(absorbed[: absorbed.index(pool.name)]), added, bias, relu)
+        return FusedEnd(tensor, tuple(absorbed), added, bias, relu)
+
+    def _takes_bias(self, node: Any, other: str) -> bool:
+        found = self.read_weights(node.input[1]) if node.op_type == "MatMul" else None
+        return found is not None and self._is_row(other, self.count_features(node, found[0])[0])
 
     def _reads_as_shortcut(self, reader: Any, tensor: str) -> bool:
         """An addition that takes the INT8 tensor instead."""
@@ -161,7 +173,8 @@ class GraphMatcher:
         other = self._get_other(addition, tensor)
         shapes = [self.types.shapes.get(each) for each in (tensor, other)]
         return (
-            self.is_int8(node)
+            node.op_type == "Conv"
+            and self.is_int8(node)
             and shapes[0] is not None
             and shapes[0] == shapes[1]
             and len(shapes[0]) == 4

@@ -54,7 +54,7 @@ class Program:
         match step:
             case steps.Floating():
                 operands = (
-                    values[each] if isinstance(each, str) else kept[str(index)]
+                    values[each] if isinstance(each, str) else kept.get(str(index))
                     for index, each in enumerate(step.inputs)
                 )
                 return compute_operator(step.operator, tuple(operands), step.attributes)
@@ -86,16 +86,16 @@ def _describe_tiles(tensor: Any, shape: tuple[int, ...], block: tuple[int, ...])
     return TensorDescriptor(tensor, list(shape), strides, list(block))
 
 
-def as_channels_last(tensor: Any) -> Any:
-    """The memory of a tensor as (images, height, width, channels), or (images, features): copied where it lies otherwise."""
-    return tensor.contiguous() if tensor.dim() == 2 else tensor.permute(0, 2, 3, 1).contiguous()
+def as_channels_last(tensor: Any, *, flat: bool = False) -> Any:
+    """The memory of a tensor as (images, height, width, channels), or with `flat` as it is: copied where it lies otherwise."""
+    return tensor.contiguous() if flat or tensor.dim() == 2 else tensor.permute(0, 2, 3, 1).contiguous()
 
 
-def _allocate(shape: tuple[int, ...], dtype: Any, like: Any) -> Any:
-    """A new tensor, channels last in memory."""
+def _allocate(shape: tuple[int, ...], dtype: Any, like: Any, *, flat: bool = False) -> Any:
+    """A new tensor, images channels last in memory."""
     import torch
 
-    layout = torch.channels_last if len(shape) == 4 else torch.contiguous_format
+    layout = torch.channels_last if len(shape) == 4 and not flat else torch.contiguous_format
     return torch.empty(shape, dtype=dtype, device=like.device, memory_format=layout)
 
 
@@ -104,8 +104,8 @@ def _allocate_convolved(step: steps.Convolution, given: Any) -> Any:
     import torch
 
     dtype = torch.float16 if step.half else torch.int8
-    if given.dim() == 2:
-        return _allocate((len(given), len(step.scale)), dtype, given)
+    if step.flat:
+        return _allocate((*given.shape[:-1], len(step.scale)), dtype, given, flat=True)
     size = [(each + 2 * step.padding - step.kernel) // step.stride + 1 for each in given.shape[2:]]
     return _allocate((len(given), len(step.scale), *size), dtype, given)
 
@@ -119,15 +119,17 @@ def _launch_product(
 ) -> Any:
     from optpipe.backends.torch_int8.kernels import int8_wgmma_product
 
-    output, memory = _allocate_convolved(step, given), as_channels_last(given)
+    output, memory = _allocate_convolved(step, given), as_channels_last(given, flat=step.flat)
     channels, outputs = memory.shape[-1], len(step.scale)
     pixels, depth = memory.numel() // channels, kept["weight"].shape[1]
     rows, columns, block = settings["BM"], settings["BN"], settings["BK"]
     across = ceil(outputs / columns)
     tiles = ceil(pixels / rows) * across
     piece = (rows, columns // settings["PARTS"])
-    target = _describe_tiles(as_channels_last(output), (pixels, outputs), piece)
-    other = target if added is None else _describe_tiles(as_channels_last(added), (pixels, outputs), piece)
+    target = _describe_tiles(as_channels_last(output, flat=step.flat), (pixels, outputs), piece)
+    other = (
+        target if added is None else _describe_tiles(as_channels_last(added, flat=step.flat), (pixels, outputs), piece)
+    )
     grid = min(tiles, _RESIDENT * _count_multiprocessors(given.device)) if settings["PERSISTENT"] else tiles
     arguments = (
         _describe_tiles(memory, (pixels, channels), (rows, block)),
@@ -143,14 +145,14 @@ def _launch_at_once(
 ) -> Any:
     from optpipe.backends.torch_int8.kernels_gluon import int8_wgmma_product_at_once
 
-    output, memory = _allocate_convolved(step, given), as_channels_last(given)
+    output, memory = _allocate_convolved(step, given), as_channels_last(given, flat=step.flat)
     channels, outputs = memory.shape[-1], len(step.scale)
     pixels, depth = memory.numel() // channels, kept["weight"].shape[1]
     rows, columns, block = settings["BM"], settings["BN"], settings["BK"]
     across = ceil(outputs / columns)
-    target = _describe_swizzled_tiles(as_channels_last(output), (pixels, outputs), (rows, columns))
+    target = _describe_swizzled_tiles(as_channels_last(output, flat=step.flat), (pixels, outputs), (rows, columns))
     other = _describe_swizzled_tiles(
-        as_channels_last(output if added is None else added), (pixels, outputs), (rows, columns)
+        as_channels_last(output if added is None else added, flat=step.flat), (pixels, outputs), (rows, columns)
     )
     arguments = (
         _describe_swizzled_tiles(memory, (pixels, channels), (rows, block)),
@@ -290,11 +292,11 @@ def _launch_linear(step: steps.Linear, given: Any, _: Any, kept: Mapping[str, An
 
     from optpipe.backends.torch_int8.kernels import int8_wgmma_linear
 
-    rows, depth = given.shape
-    features = len(step.scale)
-    output = _allocate((rows, features), torch.float32, given)
+    depth, features = given.shape[-1], len(step.scale)
+    rows = given.numel() // depth
+    output = _allocate((*given.shape[:-1], features), torch.float32, given, flat=True)
     arguments = (
-        _describe_tiles(given, (rows, depth), (settings["BM"], settings["BK"])),
+        _describe_tiles(given.contiguous(), (rows, depth), (settings["BM"], settings["BK"])),
         _describe_tiles(kept["weight"], tuple(kept["weight"].shape), (settings["BN"], settings["BK"])),
         output, kept["scale"], kept["bias"], rows, features, depth,
     )  # fmt: skip
@@ -305,13 +307,14 @@ def _launch_linear(step: steps.Linear, given: Any, _: Any, kept: Mapping[str, An
 
 
 def _launch_quantize(step: steps.Quantize, given: Any, _: Any, __: Any, settings: Mapping[str, int]) -> Any:
+    """In the order of the given memory, gaps taken out."""
     import torch
 
     from optpipe.backends.torch_int8.kernels import int8_quantize
 
-    output = _allocate(tuple(given.shape), torch.int8, given)
-    source, count = as_channels_last(given), given.numel()
-    arguments = (source, as_channels_last(output), step.inverse_scale, count)
+    output = torch.empty_like(given, dtype=torch.int8)
+    source, count = given if output.stride() == given.stride() else given.clone(), given.numel()
+    arguments = (source, output, step.inverse_scale, count)
     _launch_kernel(int8_quantize, (ceil(count / settings["BLOCK"]),), arguments, settings)
     return output
 

@@ -1,6 +1,6 @@
 """What a lowered INT8 network does, step by step: values, no torch.
 
-Tensors are (images, channels, height, width) or (images, features), stored channels last. `given` and `output` name tensors.
+Images are (images, channels, height, width), stored channels last; linear layers take (..., features). `given` and `output` name tensors.
 An INT8 tensor with `scale` stands for `integer * scale`.
 """
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """An INT8 convolution, or a linear layer as a 1x1 convolution, with all that is fused with it.
+    """An INT8 convolution, or with `flat` a linear layer over the last axis, with all that is fused with it.
 
     With `sum` the INT32 sum of products: value = sum * scale + bias, + added * added_scale, ReLU; then rounded half to even
     and clamped to [-128, 127], or in FP16 with `half`. Scale and bias are in steps of the output.
@@ -35,6 +35,7 @@ class Convolution:
     added_scale: float = 0.0
     macs: int = 0
     """At the profile's `opt` shapes."""
+    flat: bool = False
 
     @property
     def kernel(self) -> int:
@@ -44,7 +45,7 @@ class Convolution:
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """An INT8 linear layer whose outputs are FP32: sum * scale + bias."""
+    """An INT8 linear layer over the last axis whose outputs are FP32: sum * scale + bias."""
 
     name: str
     given: str
@@ -120,11 +121,13 @@ class Floating:
 
     name: str
     operator: str
-    inputs: tuple[str | NDArray[Any], ...]
-    """Names of tensors, and constants."""
+    inputs: tuple[str | NDArray[Any] | None, ...]
+    """Names of tensors, constants, and None for an optional one that is left out."""
     output: str
     attributes: Mapping[str, Any] = field(default_factory=dict)
     macs: int = 0
+    on_host: bool = False
+    """Whether it computes a shape, in the host's memory."""
 
 
 Step = Convolution | Linear | Stem | MaxPool | MeanPool | Quantize | Dequantize | Floating

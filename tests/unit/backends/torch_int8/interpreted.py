@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import torch
 import triton
@@ -45,11 +46,19 @@ def list_cases():
         steps.Linear("l", "x", "y", wide.weight[:10, 0, 0], wide.scale[:10], wide.bias[:10]),
         {"x": random_int8(3, 3, 64, 1, 1).flatten(1)},
     )
+    flat = replace(random_convolution(4, 64, 48, 1), flat=True)
+    yield flat, {"x": random_int8(4, 10, 64, 1, 1).reshape(2, 5, 64)}
+    yield flat, {"x": random_int8(4, 12, 64, 1, 1).reshape(2, 2, 3, 64)}
+    yield (
+        steps.Linear("t", "x", "y", wide.weight[:10, 0, 0], wide.scale[:10], wide.bias[:10]),
+        {"x": random_int8(5, 6, 64, 1, 1).reshape(2, 3, 64)},
+    )
     weight = torch.randn(16, 3, 7, 7, generator=generator).half().numpy()
     yield steps.Stem("s", "x", "y", weight, wide.bias, 3, 5.0), {"x": images}
     yield steps.MeanPool("m", "x", "y", 50.0), {"x": half}
     yield steps.MeanPool("m", "x", "y", 50.0, keepdims=True), {"x": half}
     yield steps.Quantize("q", "x", "y", 50.0), {"x": half}
+    yield steps.Quantize("t", "x", "y", 50.0), {"x": half.flatten(2)[:, :, 1:]}
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from tests.fakes.int8_network import lower, quantize, shuffled_network, small_network
+from tests.fakes.int8_network import lower, quantize, shuffled_network, small_network, token_network
 
 from optpipe.backends.torch_int8 import steps
 from optpipe.backends.torch_int8.backend import list_executed_layers
@@ -27,7 +27,7 @@ def test_a_residual_network_is_one_step_a_layer():
     assert [by_name[name].relu for name in ("conv1", "down", "conv2", "conv3")] == [True, False, True, True]
 
 
-@pytest.mark.parametrize("make", [small_network, shuffled_network])
+@pytest.mark.parametrize("make", [small_network, shuffled_network, token_network])
 def test_it_computes_what_the_graph_computes(make):
     graph = quantize(make())
     images = np.random.default_rng(0).standard_normal((4, 3, 32, 32)).astype(np.float32)
@@ -48,6 +48,18 @@ def test_a_split_is_a_view_each_and_batch_normalization_a_scale_and_a_shift():
         ("right", {"axis": 1, "start": 16, "length": 32}),
     ]
     assert [np.shape(each) for each in by_name["norm"].inputs[1:]] == [(64,), (64,)]
+
+
+def test_linear_layers_over_tokens_take_their_bias_in_and_leave_in_fp16():
+    found = [
+        step for step in lower(quantize(token_network())).steps if isinstance(step, steps.Convolution | steps.Linear)
+    ]
+    assert [(step.name, type(step).__name__, bool(step.bias.any())) for step in found] == [
+        ("up", "Convolution", True),
+        ("down", "Linear", True),
+        ("mix", "Convolution", False),
+    ]
+    assert [step.half for step in found if isinstance(step, steps.Convolution)] == [True, True]
 
 
 def test_a_mean_that_a_convolution_reads_keeps_its_pixel():
@@ -71,6 +83,6 @@ def test_a_spared_layer_stays_in_floating_point():
 
 def test_what_nothing_computes_is_named():
     graph = quantize(small_network())
-    next(node for node in graph.graph.node if node.name == "relu3").op_type = "Erf"
-    with pytest.raises(StageError, match="Erf"):
+    next(node for node in graph.graph.node if node.name == "relu3").op_type = "NonZero"
+    with pytest.raises(StageError, match="NonZero"):
         lower(graph)

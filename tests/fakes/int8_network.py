@@ -106,6 +106,37 @@ def shuffled_network():
     return make_model(nodes, weights)
 
 
+def narrow_network():
+    """Widths that fill no 16 channels: a block with a shortcut, outputs that stay in FP16, a shortcut to be dequantized, a linear layer."""
+    make, rng = helper.make_node, np.random.default_rng(17)
+
+    def weight(*shape):
+        return (rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
+
+    same = {"pads": [1, 1, 1, 1]}
+    nodes = [
+        make("Conv", ["image", "w0"], ["c0"], name="first", **same),
+        make("Relu", ["c0"], ["r0"], name="relu0"),
+        make("Conv", ["r0", "w1"], ["c1"], name="conv1", **same),
+        make("Relu", ["c1"], ["r1"], name="relu1"),
+        make("Conv", ["r1", "w2"], ["c2"], name="conv2", **same),
+        make("Conv", ["r0", "wd"], ["d"], name="down"),
+        make("Add", ["c2", "d"], ["s"], name="add"),
+        make("Relu", ["s"], ["r2"], name="relu2"),
+        make("Conv", ["r2", "w3"], ["c3"], name="conv3", strides=[2, 2], **same),
+        make("HardSwish", ["c3"], ["h"], name="swish"),
+        make("Conv", ["h", "w4"], ["c4"], name="conv4"),
+        make("GlobalAveragePool", ["c4"], ["m"], name="mean"),
+        make("Flatten", ["m"], ["f"], name="flatten"),
+        make("Gemm", ["f", "w5", "b5"], ["logits"], name="head", transB=1),
+    ]
+    weights = {
+        "w0": weight(24, 3, 3, 3), "w1": weight(40, 24, 3, 3), "w2": weight(20, 40, 3, 3), "wd": weight(20, 24, 1, 1),
+        "w3": weight(26, 20, 3, 3), "w4": weight(72, 26, 1, 1), "w5": weight(10, 72), "b5": weight(10),
+    }  # fmt: skip
+    return make_model(nodes, weights)
+
+
 def token_network():
     """Patches as tokens, layer normalization, a hidden layer with a bias and GELU, one of 10 features, and the mean over tokens."""
     make, rng = helper.make_node, np.random.default_rng(13)

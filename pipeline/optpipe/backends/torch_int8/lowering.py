@@ -13,14 +13,16 @@ from numpy.typing import NDArray
 
 from optpipe.backends.onnx_graph import GraphTypes, OnnxGraph, count_node_macs, name_nodes
 from optpipe.backends.torch_int8 import steps
+from optpipe.backends.torch_int8.host_values import WAY_OUT, find_shape_tensors, hoist_constants
 from optpipe.backends.torch_int8.matching import ALIGNED, FusedEnd, GraphMatcher, get_attribute
-from optpipe.backends.torch_int8.movements import MADE_ON_DEVICE, READ_ON_HOST
+from optpipe.backends.torch_int8.movements import MADE_ON_DEVICE
 from optpipe.backends.torch_int8.operators import FLOATING
 from optpipe.errors import StageError
 
-WAY_OUT = "use --backend onnxruntime"
-_FLOAT32, _FLOAT16 = 1, 10
-"""`TensorProto.FLOAT` and `TensorProto.FLOAT16`."""
+_FLOAT32 = 1
+"""`TensorProto.FLOAT`."""
+_ALIGNED_HALVES = 8
+"""Channels of FP16: 16 bytes."""
 
 
 def lower_graph(model: Any, types: GraphTypes) -> steps.Network:
@@ -28,55 +30,10 @@ def lower_graph(model: Any, types: GraphTypes) -> steps.Network:
 
     Raises `StageError` that names the operators without a step.
     """
-    graph = OnnxGraph(_hoist_constants(name_nodes(model)))
+    graph = OnnxGraph(hoist_constants(name_nodes(model)))
     if unknown := find_unknown_operators(model):
         raise StageError(explain_unknown(unknown))
-    return _Lowering(graph, types, GraphMatcher(graph, types), _find_shape_tensors(graph)).network()
-
-
-def _hoist_constants(model: Any) -> Any:
-    """`model` with what Constant nodes hold among its weights, in place."""
-    import onnx
-
-    left = []
-    for node in model.graph.node:
-        if node.op_type != "Constant":
-            left.append(node)
-            continue
-        value = onnx.helper.get_attribute_value(node.attribute[0])
-        if not isinstance(value, onnx.TensorProto):
-            kind = np.float32 if "float" in node.attribute[0].name else np.int64
-            value = onnx.numpy_helper.from_array(np.array(value, kind))
-        value.name = node.output[0]
-        model.graph.initializer.append(value)
-    del model.graph.node[:]
-    model.graph.node.extend(left)
-    return model
-
-
-def _find_shape_tensors(graph: OnnxGraph) -> frozenset[str]:
-    """What is computed in the host's memory: all that shapes depend on, and what follows from shapes alone.
-
-    Raises StageError where a shape depends on the values of an input.
-    """
-    found: set[str] = set()
-    nodes = graph.model.graph.node
-    waiting = [name for node in nodes for at, name in enumerate(node.input) if at in READ_ON_HOST.get(node.op_type, ())]
-    while waiting:
-        tensor = waiting.pop()
-        if not tensor or tensor in graph.weights or tensor in found:
-            continue
-        if (node := graph.producers.get(tensor)) is None:
-            raise StageError(f"its INT8 takes no shapes that depend on values, here of input '{tensor}'; {WAY_OUT}")
-        found.add(tensor)
-        if node.op_type != "Shape":
-            waiting += node.input
-    for node in nodes:
-        read = READ_ON_HOST.get(node.op_type, ())
-        data = [name for at, name in enumerate(node.input) if name and at not in read and name not in graph.weights]
-        if node.op_type == "Shape" or (data and found.issuperset(data)):
-            found.update(node.output)
-    return frozenset(found)
+    return _Lowering(graph, types, GraphMatcher(graph, types), find_shape_tensors(graph)).network()
 
 
 def find_unknown_operators(model: Any) -> tuple[str, ...]:
@@ -129,57 +86,50 @@ class _Lowering:
     def _lower_int8(self, node: Any, end: FusedEnd) -> None:
         given, given_scale = self.match.find_source(node.input[0])  # type: ignore[misc]
         weight, scale = self.match.read_weights(node.input[1])  # type: ignore[misc]
-        scale = scale * np.float32(given_scale)
+        outputs, depth = self.match.count_channels(node)
         macs, flat = count_node_macs(node, self.types), node.op_type != "Conv"
         if flat:
-            outputs, _ = self.match.count_features(node, weight)
-            scale = np.resize(scale, outputs).astype(np.float32)
             weight = weight if node.op_type == "Gemm" and get_attribute(node, "transB", 0) else weight.T
-        bias = self._read_bias(node, end, len(scale))
-        if flat and (outputs % ALIGNED or (end.quantize is None and not end.relu and self._is_last(end.tensor))):
-            self._lower_linear(node, end, given, weight, scale, bias, macs)
+            weight = weight[:, :, None, None]
+        scale = np.resize(scale * np.float32(given_scale), outputs).astype(np.float32)
+        bias = self._read_bias(node, end, outputs)
+        weight = np.array(_pad(weight, 1, -depth % ALIGNED).transpose(0, 2, 3, 1), order="C")
+        if flat and end.quantize is None and not end.relu and self._is_last(end.tensor):
+            self.done.append(steps.Linear(node.name, given, end.tensor, weight[:, 0, 0], scale, bias, macs))
+            self.halves.add(end.tensor)
             return
-        weight = weight[:, :, None, None] if flat else weight
         out_scale = np.float32(1.0 if end.quantize is None else self.match.read_scale(end.quantize))
         added = None if end.added is None else self.match.find_quantized(end.added)
+        half = end.quantize is None
+        spare = -outputs % (_ALIGNED_HALVES if half and not added else ALIGNED)
         output = end.tensor if end.quantize is None else str(end.quantize.output[0])
-        if end.quantize is None:
-            self.halves.add(output)
         self.done.append(
             steps.Convolution(
                 name=node.name,
                 given=given,
-                output=output,
-                weight=np.array(weight.transpose(0, 2, 3, 1), order="C"),
-                scale=scale / out_scale,
-                bias=bias / out_scale,
+                output=f"{output}_padded" if half and spare else output,
+                weight=_pad(weight, 0, spare),
+                scale=_pad(scale / out_scale, 0, spare),
+                bias=_pad(bias / out_scale, 0, spare),
                 stride=get_attribute(node, "strides", [1, 1])[0],
                 padding=get_attribute(node, "pads", [0])[0],
                 relu=end.relu,
-                half=end.quantize is None,
+                half=half,
                 added=added[0] if added else None,
                 added_scale=float(np.float32(added[1]) / out_scale) if added else 0.0,
                 macs=macs,
                 flat=flat,
             )
         )
+        if half:
+            self.halves.add(output)
+        if half and spare:
+            self._cut(f"{output}_padded", output, -1 if flat else 1, outputs)
 
-    def _lower_linear(
-        self, node: Any, end: FusedEnd, given: str, weight: Any, scale: Any, bias: Any, macs: int
-    ) -> None:
-        """FP32 outputs, in FP16 where they are not the network's; whatever follows on its own."""
-        by_name = {each.name: each for each in self.graph.model.graph.node}
-        behind = [by_name[name] for name in end.absorbed]
-        last = behind.pop(0) if end.bias else node
-        output, wide = str(last.output[0]), f"{last.output[0]}_fp32"
-        is_last = self._is_last(output)
-        self.halves.add(output)
-        name, weight = node.name, np.array(weight, order="C")
-        self.done.append(steps.Linear(name, given, output if is_last else wide, weight, scale, bias, macs))
-        if not is_last:
-            self.done.append(steps.Floating(f"{name}_fp16", "Cast", (wide,), output, {"to": _FLOAT16}))
-        for each in behind:
-            self._lower_single(each)
+    def _cut(self, given: str, output: str, axis: int, length: int) -> None:
+        """A view without the zeros behind the channels."""
+        where = {"axis": axis, "start": 0, "length": length}
+        self.done.append(steps.Floating(f"{output}_cut", "Split", (given,), output, where))
 
     def _is_last(self, tensor: str) -> bool:
         """Whether a tensor is an output of the network, or only cast to FP32 to be one."""
@@ -215,9 +165,8 @@ class _Lowering:
         """A node of its own: a conversion, or an operator in floating point."""
         output = str(node.output[0])
         if node.op_type == "QuantizeLinear":
-            self.done.append(
-                steps.Quantize(node.name, self._read_half(node.input[0]), output, 1.0 / self.match.read_scale(node))
-            )
+            given = self._fill(self._read_half(node.input[0]), output)
+            self.done.append(steps.Quantize(node.name, given, output, 1.0 / self.match.read_scale(node)))
         elif node.op_type == "DequantizeLinear":
             pass  # made where something reads it in floating point
         elif node.op_type == "Split":
@@ -226,6 +175,15 @@ class _Lowering:
             self._scale_and_shift(node)
         else:
             self._compute_floating(node, output)
+
+    def _fill(self, given: str, quantized: str) -> str:
+        """`given`, or where its INT8 form is padded, a copy with zeros behind the channels."""
+        if quantized not in self.match.padded:
+            return given
+        axis, spare = self.match.padded[quantized]
+        pads, filled = np.array([0, spare]), f"{quantized}_filled"
+        self.done.append(steps.Floating(filled, "Pad", (given, pads, None, np.array([axis])), filled))
+        return filled
 
     def _compute_floating(self, node: Any, output: str) -> None:
         import onnx
@@ -275,9 +233,19 @@ class _Lowering:
         """A tensor in floating point, dequantized here where it is there in INT8 alone."""
         found = self.match.find_source(tensor)
         if found is not None and tensor not in self.halves:
-            self.done.append(steps.Dequantize(f"{tensor}_half", found[0], tensor, found[1]))
+            given = found[0]
+            if given in self.match.padded and (shape := self.types.shapes.get(tensor)):
+                axis, _ = self.match.padded[given]
+                given = f"{tensor}_int8"
+                self._cut(found[0], given, axis, shape[axis])
+            self.done.append(steps.Dequantize(f"{tensor}_half", given, tensor, found[1]))
             self.halves.add(tensor)
         return tensor
+
+
+def _pad(values: NDArray[Any], axis: int, spare: int) -> NDArray[Any]:
+    """Zeros behind `axis`."""
+    return np.pad(values, [(0, spare if each == axis else 0) for each in range(values.ndim)])
 
 
 def _drop_unread(done: list[steps.Step], outputs: tuple[str, ...]) -> tuple[steps.Step, ...]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from optpipe.backends.onnx_graph import GraphTypes, OnnxGraph
 
 ALIGNED = 16
-"""TMA strides are multiples of 16 bytes: so are the channels of INT8 tensors."""
+"""TMA strides are multiples of 16 bytes: so are the channels of INT8 tensors, with zeros behind them where need be."""
 _STEM_CHANNELS = 4
 
 
@@ -69,8 +69,6 @@ class GraphMatcher:
             get_attribute(node, "group", 1) == 1
             and values.ndim == 4
             and values.shape[2] == values.shape[3]
-            and values.shape[0] % ALIGNED == 0
-            and values.shape[1] % ALIGNED == 0
             and _is_square(node)
         )
 
@@ -79,7 +77,8 @@ class GraphMatcher:
         factors = get_attribute(node, "alpha", 1.0), get_attribute(node, "beta", 1.0), get_attribute(node, "transA", 0)
         features, depth = self.count_features(node, values)
         plain_bias = len(node.input) < 3 or self._is_row(node.input[2], features)
-        return given is not None and len(given) > 1 and factors == (1.0, 1.0, 0) and depth % ALIGNED == 0 and plain_bias
+        clear = given is not None and (len(given) in (2, 3) or (len(given) > 3 and depth % ALIGNED == 0))
+        return clear and factors == (1.0, 1.0, 0) and plain_bias
 
     def _is_row(self, tensor: str, features: int) -> bool:
         """Whether a constant has one value for each of `features`."""
@@ -106,6 +105,27 @@ class GraphMatcher:
         whole = node.op_type == "GlobalAveragePool" or sorted(each % 4 for each in axes) == [2, 3]
         quantized = self._follow(node).quantize is not None and not self._follow(node).relu
         return given is not None and len(given) == 4 and given[1] % 64 == 0 and whole and quantized
+
+    @cached_property
+    def padded(self) -> dict[str, tuple[int, int]]:
+        """INT8 tensors whose channels are filled up to a multiple of ALIGNED: the axis, and how many zeros."""
+        found = {}
+        for node, end in self.fused:
+            if not self.is_int8(node):
+                continue
+            axis, (outputs, depth) = 1 if node.op_type == "Conv" else -1, self.count_channels(node)
+            read, _ = self.find_source(node.input[0])  # type: ignore[misc]
+            found[read] = (axis, -depth % ALIGNED)
+            if end.added is not None:
+                found[self.find_quantized(end.added)[0]] = (axis, -outputs % ALIGNED)  # type: ignore[index]
+            if end.quantize is not None:
+                found[str(end.quantize.output[0])] = (axis, -outputs % ALIGNED)
+        return {name: (axis, spare) for name, (axis, spare) in found.items() if spare}
+
+    def count_channels(self, node: Any) -> tuple[int, int]:
+        """Output and input channels, or features, of an INT8 layer."""
+        values, _ = self.read_weights(node.input[1])  # type: ignore[misc]
+        return values.shape[:2] if node.op_type == "Conv" else self.count_features(node, values)
 
     def find_input(self, tensor: str) -> str | None:
         """The network's input that `tensor` is, cast to another type or not."""

@@ -46,6 +46,7 @@ def list_cases():
         steps.Linear("l", "x", "y", wide.weight[:10, 0, 0], wide.scale[:10], wide.bias[:10]),
         {"x": random_int8(3, 3, 64, 1, 1).flatten(1)},
     )
+    yield random_convolution(6, 32, 24, 3, 2, half=True), {"x": random_int8(6, 2, 32, 7, 7)}
     flat = replace(random_convolution(4, 64, 48, 1), flat=True)
     yield flat, {"x": random_int8(4, 10, 64, 1, 1).reshape(2, 5, 64)}
     yield flat, {"x": random_int8(4, 12, 64, 1, 1).reshape(2, 2, 3, 64)}

@@ -4,7 +4,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from tests.fakes.int8_network import lower, quantize, shuffled_network, small_network, token_network
+from tests.fakes.int8_network import lower, narrow_network, quantize, shuffled_network, small_network, token_network
 
 from optpipe.backends.torch_int8 import steps
 from optpipe.backends.torch_int8.backend import list_executed_layers
@@ -27,7 +27,7 @@ def test_a_residual_network_is_one_step_a_layer():
     assert [by_name[name].relu for name in ("conv1", "down", "conv2", "conv3")] == [True, False, True, True]
 
 
-@pytest.mark.parametrize("make", [small_network, shuffled_network, token_network])
+@pytest.mark.parametrize("make", [small_network, shuffled_network, token_network, narrow_network])
 def test_it_computes_what_the_graph_computes(make):
     graph = quantize(make())
     images = np.random.default_rng(0).standard_normal((4, 3, 32, 32)).astype(np.float32)
@@ -51,15 +51,23 @@ def test_a_split_is_a_view_each_and_batch_normalization_a_scale_and_a_shift():
 
 
 def test_linear_layers_over_tokens_take_their_bias_in_and_leave_in_fp16():
-    found = [
-        step for step in lower(quantize(token_network())).steps if isinstance(step, steps.Convolution | steps.Linear)
+    found = [step for step in lower(quantize(token_network())).steps if isinstance(step, steps.Convolution)]
+    assert [(step.name, bool(step.bias.any()), step.half, step.relu) for step in found] == [
+        ("up", True, True, False),
+        ("down", True, True, True),
+        ("mix", False, True, False),
     ]
-    assert [(step.name, type(step).__name__, bool(step.bias.any())) for step in found] == [
-        ("up", "Convolution", True),
-        ("down", "Linear", True),
-        ("mix", "Convolution", False),
-    ]
-    assert [step.half for step in found if isinstance(step, steps.Convolution)] == [True, True]
+
+
+def test_widths_of_any_size_are_int8_with_zeros_behind_their_channels():
+    network = lower(quantize(narrow_network()))
+    by_name = {step.name: step for step in network.steps if isinstance(step, steps.Convolution)}
+    widths = {name: (step.weight.shape[0], step.weight.shape[-1]) for name, step in by_name.items()}
+    assert widths == {"conv1": (48, 32), "down": (32, 32), "conv2": (32, 48), "conv3": (32, 32), "conv4": (72, 32)}
+    assert not by_name["conv1"].weight[40:].any()
+    types = {layer.name: layer.type for layer in list_executed_layers(network) if layer.macs}
+    assert types.pop("first") == "fp16"
+    assert set(types.values()) == {"int8"}
 
 
 def test_a_mean_that_a_convolution_reads_keeps_its_pixel():

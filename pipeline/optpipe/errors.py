@@ -62,6 +62,12 @@ def escape(text: str) -> str:
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
+def require_existing(path: Path | None, option: str) -> None:
+    """Raises BadInputError, with the name of the option that gave it, where nothing is at `path`; None was not given."""
+    if path is not None and not path.exists():
+        raise BadInputError(f"{option} {path}: no such file or folder")
+
+
 @contextmanager
 def read_as_user_file(path: Path, what: str, way_out: str = "") -> Iterator[None]:
     """The one boundary around a user's file: whatever a library raises while the block reads it is that file's fault.

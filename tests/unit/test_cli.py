@@ -236,3 +236,21 @@ def test_a_signal_after_all_is_done_does_not_change_the_status(number: int) -> N
     )
     ran = subprocess.run([sys.executable, "-c", code, "--help", str(int(number))], capture_output=True, text=True)
     assert (ran.returncode, ran.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        (("build",), "--images"), (("build",), "--calibration"), (("build", "--precision", "auto"), "--calibration"),
+        (("bench",), "--images"), (("bench-e2e",), "--images"), (("calibrate",), "--images"), (("evaluate",), "--data"),
+        (("preprocess",), "--images"), (("profile",), "--images"), (("sweep",), "--calibration"), (("evaluate",), "--task"),
+    ],
+)  # fmt: skip
+def test_data_that_are_not_there_are_refused_before_a_model_is_loaded(
+    command: tuple[str, ...], option: str, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    name, *more = command
+    with pytest.raises(SystemExit) as ended:
+        app([name, "digits", *more, option, "nowhere", "--workspace", str(tmp_path / "workspace")])
+    assert ended.value.code == 2
+    assert capfd.readouterr().err.splitlines() == [f"optpipe: {option} nowhere: no such file or folder"]

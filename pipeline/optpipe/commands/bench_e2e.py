@@ -32,10 +32,12 @@ def bench_e2e(
     from optpipe.commands.bench_request import find_bench_targets
     from optpipe.commands.parsing import options_from_text
     from optpipe.commands.terminal import Terminal
+    from optpipe.errors import require_existing
     from optpipe.preprocess.end_to_end.end_to_end import EndToEndRequest, bench_end_to_end, choose_exit_status
     from optpipe.reporters.terminal_end_to_end import render_end_to_end
     from optpipe.workspace.store import Store
 
+    require_existing(images, "--images")
     store = Store(workspace)
     request = EndToEndRequest(images, batch, seconds, options_from_text(targets.option or []))
     with Terminal() as terminal:

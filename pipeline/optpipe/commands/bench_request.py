@@ -14,7 +14,7 @@ from optpipe.core.defaults import PROCESSES
 from optpipe.core.events import Listener
 from optpipe.core.measurement import LoadSpec, Scenario
 from optpipe.core.precision import precisions_from_text
-from optpipe.errors import BadInputError
+from optpipe.errors import BadInputError, require_existing
 from optpipe.measuring.energy import ENERGY_SECONDS
 from optpipe.measuring.slo import Slo, slo_from_text
 from optpipe.measuring.sweep import batch_sizes_from_text
@@ -45,6 +45,7 @@ def bench_plan_from_options(
         raise BadInputError(
             f"--scenario server with --slo searches the rate at one batch size, not {len(batches)}; use --batch {batches[-1]}"
         )
+    require_existing(given.images, "--images")
     lengths = batch_sizes_from_text(length, "--length") if length is not None else None
     if lengths and len(lengths) > 1 and (slo or tune):
         flag = "--slo" if slo else "--tune"

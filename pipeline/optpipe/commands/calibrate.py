@@ -78,11 +78,13 @@ def calibrate(
     from optpipe.commands.parsing import model_from_options, percent_from_text
     from optpipe.commands.terminal import Terminal
     from optpipe.core.mixed_precision import Budget
+    from optpipe.errors import require_existing
     from optpipe.quantize.calibration_run import CalibrationPlan, run_calibration
     from optpipe.quantize.methods import methods_from_text
     from optpipe.reporters.terminal_calibrate import render_calibration
     from optpipe.workspace.store import Store
 
+    require_existing(data, "--images")
     plan = CalibrationPlan(
         source=data,
         count=count,

@@ -11,7 +11,7 @@ from optpipe.core.mixed_precision import budget_from_text
 from optpipe.core.precision import precisions_from_text
 from optpipe.core.tensors import batch_ranges_from_text, join_batch_ranges, shapes_from_text
 from optpipe.core.weights import weights_from_text
-from optpipe.errors import BadInputError
+from optpipe.errors import BadInputError, require_existing
 from optpipe.export.model import Model
 from optpipe.measuring.sweep import batch_sizes_from_text
 from optpipe.sources.resolve import source_from_text
@@ -53,6 +53,8 @@ def build_plan_from_options(
 
     Several ranges in `batch` become the optimization profiles of the backends that have them.
     """
+    require_existing(images, "--images")
+    require_existing(calibration, "--calibration")
     target = require_device(device)
     precisions = precisions_from_text(precision)
     backends, options = backends_from_text(backend, target, precisions), options_from_text(option)
@@ -84,6 +86,8 @@ def choice_plan_from_options(
     compare_at: str | None,
 ) -> ChoicePlan:
     """Reads the options of `build --precision auto`: without `--backend`, all of them are candidates."""
+    require_existing(images, "--images")
+    require_existing(calibration, "--calibration")
     target = require_device(device)
     named = backend not in ("auto", "all")
     build = BuildPlan(

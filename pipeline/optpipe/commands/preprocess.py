@@ -55,10 +55,12 @@ def preprocess(
 
     from optpipe.commands.parsing import model_from_options
     from optpipe.commands.terminal import Terminal
+    from optpipe.errors import require_existing
     from optpipe.preprocess.preprocess import PreprocessRequest, choose_dali_plan, derive_preprocessing
     from optpipe.reporters.terminal_preprocess import render_preprocess
     from optpipe.workspace.store import Store
 
+    require_existing(images, "--images")
     fixed = {"decode": decode != "auto", "threads": threads is not None}
     request = PreprocessRequest(
         images=images,

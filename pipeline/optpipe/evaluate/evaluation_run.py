@@ -9,7 +9,7 @@ from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.events import Listener
 from optpipe.core.records import json_from_record
-from optpipe.errors import BadInputError
+from optpipe.errors import BadInputError, require_existing
 from optpipe.evaluate.evaluate import (
     EvaluatedArtifact,
     evaluate_artifacts,
@@ -31,12 +31,6 @@ from optpipe.workspace.runs import finish_run, open_run, write_bytes
 from optpipe.workspace.store import Entry, Store
 
 
-def require_existing(data: Path) -> None:
-    """Raises BadInputError for evaluation data that are not there."""
-    if not data.exists():
-        raise BadInputError(f"--data {data}: no such file or folder")
-
-
 def run_evaluation(
     model: Model,
     data: Path | None,
@@ -56,8 +50,7 @@ def run_evaluation(
     was built yet.
     """
     store.require_writable()
-    if data is not None:
-        require_existing(data)
+    require_existing(data, "--data")
     model, stored = prepare_model(model, store, listener)
     card = read_card(model, stored)
     task = user_task or find_task(card)

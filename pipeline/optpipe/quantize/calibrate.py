@@ -72,8 +72,6 @@ def resolve_calibration_source(
     `tokenizer` is the content of a text model's. Raises BadInputError, before anything is computed, for what the model does not
     take.
     """
-    if not source.exists():
-        raise BadInputError(f"calibration data {source}: no such file or folder")
     if source.suffix.lower() == ".py":
         batches = read_calibration(source, tuple(each.name for each in card.inputs))
         for index, each in enumerate(batches):

@@ -29,11 +29,11 @@ class MeasurementBudget:
 
 def require_evaluable(model: Model, data: Path, store: Store, listener: Listener, *, truncate: bool) -> None:
     """Raises BadInputError, before anything is built, for data that are not there, and for texts that are too long."""
-    from optpipe.evaluate.evaluation_run import require_existing
+    from optpipe.errors import require_existing
     from optpipe.export.exported import prepare_model, read_card, read_tokenizer
     from optpipe.inputs.task_data import resolve_texts
 
-    require_existing(data)
+    require_existing(data, "--data")
     model, stored = prepare_model(model, store, listener)
     card = read_card(model, stored)
     resolve_texts(data, card, read_tokenizer(model, stored), store.workspace / "calibration", truncate=truncate)

@@ -17,7 +17,7 @@ from optpipe.core.measurement import LoadSpec, Mode, Scenario
 from optpipe.core.precision import Precision, precisions_from_text
 from optpipe.core.tensors import batch_range_from_text
 from optpipe.core.weights import weights_from_text
-from optpipe.errors import BadInputError, read_as_user_file
+from optpipe.errors import BadInputError, read_as_user_file, require_existing
 from optpipe.sweep.job import CPU, Cell, Recipe
 
 LARGEST = 100_000
@@ -108,8 +108,7 @@ def require_sound(matrix: Matrix) -> None:
     if matrix.profile is not None:
         batch_range_from_text(matrix.profile, "--profile")
     weights_from_text(matrix.weights, matrix.seed)
-    if matrix.calibration is not None and not Path(matrix.calibration).exists():
-        raise BadInputError(f"--calibration {matrix.calibration}: no such file or folder")
+    require_existing(None if matrix.calibration is None else Path(matrix.calibration), "--calibration")
     _require_sound_pace(matrix)
     count = len(matrix.models) * len(matrix.precisions) * len(matrix.backends) * len(matrix.batches)
     count *= (

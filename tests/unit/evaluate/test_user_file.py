@@ -75,6 +75,8 @@ def test_what_is_wrong_in_the_file_is_one_line(tmp_path, change, message) -> Non
 def test_a_missing_file_is_named(tmp_path) -> None:
     with pytest.raises(BadInputError, match="no such file"):
         UserTask(tmp_path / "none.py")
+    with pytest.raises(BadInputError, match="is not a Python file"):
+        UserTask(tmp_path)
 
 
 @pytest.mark.parametrize("method", ["read_truths", "decode"])

@@ -18,7 +18,7 @@ import numpy as np
 
 from optpipe.core.card import ModelCard
 from optpipe.core.hashing import hash_file
-from optpipe.errors import BadInputError
+from optpipe.errors import BadInputError, require_existing
 from optpipe.evaluate.tasks.contract import BootstrapTask, Values
 from optpipe.inputs.image_set import ImageSet
 from optpipe.inputs.rows import Arrays
@@ -87,8 +87,9 @@ class UserTask(StoredScores):
     """The `TASK` of a Python file."""
 
     def __init__(self, path: Path) -> None:
-        if not path.is_file():
-            raise BadInputError(f"--task {path}: no such file")
+        require_existing(path, "--task")
+        if path.suffix != ".py" or not path.is_file():
+            raise BadInputError(f"--task {path} is not a Python file (.py)")
         self.path, self._truths = path, dict[str, Any]()
         self._code = UserCode(path)
         with self._code.running():

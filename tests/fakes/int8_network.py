@@ -25,7 +25,7 @@ def random_convolution(seed=0, channels=32, outputs=32, kernel=3, stride=1, relu
         scale=scale,
         bias=rng.standard_normal(outputs, np.float32) * 10,
         stride=stride,
-        padding=kernel // 2,
+        padding=(kernel // 2,) * 4,
         relu=relu,
         half=half,
         added="z" if added else None,
@@ -133,6 +133,33 @@ def narrow_network():
     weights = {
         "w0": weight(24, 3, 3, 3), "w1": weight(40, 24, 3, 3), "w2": weight(20, 40, 3, 3), "wd": weight(20, 24, 1, 1),
         "w3": weight(26, 20, 3, 3), "w4": weight(72, 26, 1, 1), "w5": weight(10, 72), "b5": weight(10),
+    }  # fmt: skip
+    return make_model(nodes, weights)
+
+
+def varied_network():
+    """Kernels of one row and of one column, a dilated one, groups, and a stride padded on two sides."""
+    make, rng = helper.make_node, np.random.default_rng(19)
+
+    def weight(*shape):
+        return (rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
+
+    nodes = [
+        make("Conv", ["image", "w0"], ["c0"], name="first", pads=[1, 1, 1, 1]),
+        make("Conv", ["c0", "w1"], ["c1"], name="row", pads=[0, 3, 0, 3]),
+        make("Conv", ["c1", "w2"], ["c2"], name="column", pads=[3, 0, 3, 0]),
+        make("Relu", ["c2"], ["r2"], name="relu2"),
+        make("Conv", ["r2", "w3"], ["c3"], name="dilated", pads=[2, 2, 2, 2], dilations=[2, 2]),
+        make("Conv", ["c3", "w4"], ["c4"], name="grouped", pads=[1, 1, 1, 1], group=4),
+        make("Conv", ["c4", "w5"], ["c5"], name="strided", pads=[0, 0, 1, 1], strides=[2, 2]),
+        make("Conv", ["c5", "w6"], ["c6"], name="border", pads=[1, 1, 1, 1]),
+        make("GlobalAveragePool", ["c6"], ["m"], name="mean"),
+        make("Flatten", ["m"], ["f"], name="flatten"),
+        make("Gemm", ["f", "w7", "b7"], ["logits"], name="head", transB=1),
+    ]
+    weights = {
+        "w0": weight(32, 3, 3, 3), "w1": weight(48, 32, 1, 7), "w2": weight(32, 48, 7, 1), "w3": weight(64, 32, 3, 3),
+        "w4": weight(128, 16, 3, 3), "w5": weight(32, 128, 3, 3), "w6": weight(64, 32, 1, 1), "w7": weight(10, 64), "b7": weight(10),
     }  # fmt: skip
     return make_model(nodes, weights)
 

@@ -70,7 +70,11 @@ def _convolve(step: steps.Convolution, values: Mapping[str, Any]) -> Any:
     given = given.reshape(-1, given.shape[-1], 1, 1) if step.flat else given
     weight = torch.from_numpy(step.weight).permute(0, 3, 1, 2)
     # sums of INT8 products are whole numbers below 2**53: exact in FP64
-    total = torch.nn.functional.conv2d(given.double(), weight.double(), stride=step.stride, padding=step.padding)
+    top, left, below, right = step.padding
+    wide = torch.nn.functional.pad(given.double(), (left, right, top, below))
+    total = torch.nn.functional.conv2d(
+        wide, weight.double(), stride=step.stride, dilation=step.dilation, groups=step.groups
+    )
     per_channel = (1, -1, 1, 1)
     value = _scale_and_add(
         total, torch.from_numpy(step.scale).view(per_channel), torch.from_numpy(step.bias).view(per_channel)

@@ -87,15 +87,17 @@ def int8_wgmma_product(
         _store(acc, added, y, scale, bias, added_scale, m, n, ADD, RELU, HALF, BM, BN, PARTS)
 
 
-@triton.jit(do_not_specialize=["pixels", "height", "width", "out_height", "out_width", "across"])
+@triton.jit(do_not_specialize=["pixels", "height", "width", "out_height", "out_width", "across", "per_group"])
 def int8_wgmma_convolution_gathered(
-    x, w, added, y, scale, bias, added_scale, pixels, height, width, out_height, out_width, across, channels,
-    R: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, ADD: tl.constexpr, RELU: tl.constexpr, HALF: tl.constexpr,
+    x, w, added, y, scale, bias, added_scale, pixels, height, width, out_height, out_width, across, channels, per_group, depth,
+    R: tl.constexpr, S: tl.constexpr, STRIDE: tl.constexpr, DILATION: tl.constexpr, TOP: tl.constexpr, LEFT: tl.constexpr,
+    GROUPED: tl.constexpr, ADD: tl.constexpr, RELU: tl.constexpr, HALF: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
     """A convolution as a matrix product over (kernel row, kernel column, channel); pixels gathered by asynchronous copies.
 
-    PADDED: the channels do not fill their last block.
+    PADDED: the channels of a group do not fill their last block. GROUPED: a tile's columns are of one group, which has `per_group`
+    outputs and `depth` inputs.
     """
     _in_turn()
     tile = tl.program_id(0)
@@ -104,19 +106,21 @@ def int8_wgmma_convolution_gathered(
     rows = m + tl.arange(0, BM)
     column = rows % out_width
     rest = rows // out_width
-    top = (rest % out_height) * STRIDE - PAD
-    left = column * STRIDE - PAD
+    top = (rest % out_height) * STRIDE - TOP
+    left = column * STRIDE - LEFT
     base = x + (((rest // out_height) * height + top) * width + left)[:, None] * channels + tl.arange(0, BK)[None, :]
+    if GROUPED:
+        base += (n // per_group) * depth
     acc = tl.zeros((BM, BN), tl.int32)
-    blocks = tl.cdiv(channels, BK)
-    for step in tl.range(0, R * R * blocks, num_stages=STAGES):
+    blocks = tl.cdiv(depth, BK)
+    for step in tl.range(0, R * S * blocks, num_stages=STAGES):
         tap = step // blocks
-        dr = tap // R
-        ds = tap % R
+        dr = tap // S * DILATION
+        ds = tap % S * DILATION
         inside = (top + dr >= 0) & (top + dr < height) & (left + ds >= 0) & (left + ds < width) & (rows < pixels)
         offset = (dr * width + ds) * channels + (step % blocks) * BK
         if PADDED:
-            known = (step % blocks) * BK + tl.arange(0, BK) < channels
+            known = (step % blocks) * BK + tl.arange(0, BK) < depth
             a = tl.load(base + offset, mask=inside[:, None] & known[None, :], other=0)
         else:
             a = tl.load(base + offset, mask=inside[:, None], other=0)

@@ -93,8 +93,8 @@ def count_stem_cells(kernel: int, padding: int) -> tuple[int, int]:
 def list_tactics(step: Kerneled, given: Any) -> Iterator[Tactic]:
     """What could compute a step on an input like `given`, the likeliest first."""
     match step:
-        case steps.Convolution(weight=weight) if weight.shape[1] == 1 and step.stride == 1:
-            yield from _list_product_tactics(step, given.numel() // weight.shape[-1])
+        case steps.Convolution() if step.is_product:
+            yield from _list_product_tactics(step, given.numel() // step.weight.shape[-1])
         case steps.Convolution():
             yield from _list_convolution_tactics(step, given)
         case steps.Linear():
@@ -161,8 +161,9 @@ def _count_tiles(pixels: int, step: steps.Convolution) -> int:
 
 
 def _round_width(step: steps.Convolution) -> int:
-    """Output channels, up to a power of two and a tile."""
-    return max(16, 1 << (len(step.scale) - 1).bit_length())
+    """Output channels, up to a power of two and a tile; with groups the largest power of two that divides those of one."""
+    width = len(step.scale) // step.groups
+    return width & -width if step.groups > 1 else max(16, 1 << (width - 1).bit_length())
 
 
 def _list_convolution_tactics(step: steps.Convolution, given: Any) -> Iterator[Tactic]:
@@ -174,7 +175,7 @@ def _list_convolution_tactics(step: steps.Convolution, given: Any) -> Iterator[T
     for rows, columns, warps, stages in _fit_columns(gathered, 1, widest):
         sizes = {"BM": rows, "BN": columns, "BK": depth, "PARTS": 1, "STAGES": stages, "warps": warps}
         yield Tactic("int8_wgmma_convolution_gathered", sizes)
-    if height % step.stride or width % step.stride:
+    if height % step.stride or width % step.stride or not step.is_plain:
         return
     for box in _list_boxes(width // step.stride, few=not many):
         for columns, warps, stages in _fit_columns(

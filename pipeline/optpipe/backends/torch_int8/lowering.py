@@ -1,6 +1,7 @@
 """An ONNX Q/DQ graph, FP16 around its INT8 layers, as the steps of a `Network`.
 
-Taken in INT8 are convolutions without groups, and linear layers over the last axis, whose data and weights are dequantized.
+Taken in INT8 are convolutions, with groups where one has 16 outputs or a multiple, and linear layers over the last axis, whose
+data and weights are dequantized.
 What follows such a layer (bias, addition, ReLU, QuantizeLinear) joins it. A residual addition reads the INT8 tensor of its
 shortcut, also where the graph has its value before quantization.
 """
@@ -111,14 +112,16 @@ class _Lowering:
                 weight=_pad(weight, 0, spare),
                 scale=_pad(scale / out_scale, 0, spare),
                 bias=_pad(bias / out_scale, 0, spare),
-                stride=get_attribute(node, "strides", [1, 1])[0],
-                padding=get_attribute(node, "pads", [0])[0],
+                stride=get_attribute(node, "strides", [1])[0],
+                padding=tuple(get_attribute(node, "pads", [0] * 4)),
                 relu=end.relu,
                 half=half,
                 added=added[0] if added else None,
                 added_scale=float(np.float32(added[1]) / out_scale) if added else 0.0,
                 macs=macs,
                 flat=flat,
+                dilation=get_attribute(node, "dilations", [1])[0],
+                groups=get_attribute(node, "group", 1),
             )
         )
         if half:

@@ -65,12 +65,12 @@ class GraphMatcher:
         values, _ = found
         if node.op_type != "Conv":
             return values.ndim == 2 and self._is_plain_product(node, values)
-        return (
-            get_attribute(node, "group", 1) == 1
-            and values.ndim == 4
-            and values.shape[2] == values.shape[3]
-            and _is_square(node)
-        )
+        return values.ndim == 4 and _is_regular(node) and self._takes_groups(node, values)
+
+    def _takes_groups(self, node: Any, values: NDArray[np.int8]) -> bool:
+        """A tile's columns are of one group, so that all of it reads the same channels."""
+        groups, (outputs, depth) = int(get_attribute(node, "group", 1)), values.shape[:2]
+        return groups == 1 or (outputs // groups % ALIGNED == 0 and depth * groups % ALIGNED == 0)
 
     def _is_plain_product(self, node: Any, values: NDArray[np.int8]) -> bool:
         given = self.types.shapes.get(node.input[0])
@@ -125,7 +125,9 @@ class GraphMatcher:
     def count_channels(self, node: Any) -> tuple[int, int]:
         """Output and input channels, or features, of an INT8 layer."""
         values, _ = self.read_weights(node.input[1])  # type: ignore[misc]
-        return values.shape[:2] if node.op_type == "Conv" else self.count_features(node, values)
+        if node.op_type != "Conv":
+            return self.count_features(node, values)
+        return values.shape[0], values.shape[1] * get_attribute(node, "group", 1)
 
     def find_input(self, tensor: str) -> str | None:
         """The network's input that `tensor` is, cast to another type or not."""
@@ -260,6 +262,13 @@ def get_attribute(node: Any, name: str, default: Any) -> Any:
     import onnx
 
     return next((onnx.helper.get_attribute_value(each) for each in node.attribute if each.name == name), default)
+
+
+def _is_regular(node: Any) -> bool:
+    """The same stride and the same dilation both ways."""
+    strides, dilations = (set(get_attribute(node, name, [1])) for name in ("strides", "dilations"))
+    automatic = get_attribute(node, "auto_pad", b"NOTSET") not in (b"NOTSET", "NOTSET")
+    return len(strides) == len(dilations) == 1 and not automatic
 
 
 def _is_square(node: Any, stride: int | None = 2) -> bool:

@@ -106,7 +106,10 @@ def _allocate_convolved(step: steps.Convolution, given: Any) -> Any:
     dtype = torch.float16 if step.half else torch.int8
     if step.flat:
         return _allocate((*given.shape[:-1], len(step.scale)), dtype, given, flat=True)
-    size = [(each + 2 * step.padding - step.kernel) // step.stride + 1 for each in given.shape[2:]]
+    top, left, below, right = step.padding
+    spans = (step.dilation * (each - 1) + 1 for each in step.kernel)
+    wide = (given.shape[2] + top + below, given.shape[3] + left + right)
+    size = [(each - span) // step.stride + 1 for each, span in zip(wide, spans, strict=True)]
     return _allocate((len(given), len(step.scale), *size), dtype, given)
 
 
@@ -189,7 +192,7 @@ def _launch_gathered(
     output, memory = _allocate_convolved(step, given), as_channels_last(given)
     images, height, width, channels = memory.shape
     outputs, out_height, out_width = output.shape[1:]
-    pixels = images * out_height * out_width
+    pixels, depth = images * out_height * out_width, channels // step.groups
     rows, columns = settings["BM"], settings["BN"]
     across = ceil(outputs / columns)
     piece = (rows, columns // settings["PARTS"])
@@ -198,9 +201,12 @@ def _launch_gathered(
     arguments = (
         memory, _describe_tiles(kept["weight"], tuple(kept["weight"].shape), (columns, settings["BK"])), other, target,
         kept["scale"], kept["bias"], step.added_scale, pixels, height, width, out_height, out_width, across, channels,
+        outputs // step.groups, depth,
     )  # fmt: skip
-    fixed = {"R": step.kernel, "STRIDE": step.stride, "PAD": step.padding, **_get_ending(step)}
-    fixed["PADDED"] = channels % settings["BK"] != 0
+    top, left, *_ = step.padding
+    fixed = {"R": step.kernel[0], "S": step.kernel[1], "STRIDE": step.stride, "DILATION": step.dilation}
+    fixed |= {"TOP": top, "LEFT": left, "GROUPED": step.groups > 1, "PADDED": depth % settings["BK"] != 0}
+    fixed |= _get_ending(step)
     _launch_kernel(int8_wgmma_convolution_gathered, (ceil(pixels / rows) * across,), arguments, settings, **fixed)
     return output
 
@@ -221,13 +227,13 @@ def _launch_boxes(
     target = _describe_tiles(as_channels_last(output), shape, (*box, columns))
     other = target if added is None else _describe_tiles(as_channels_last(added), shape, (*box, columns))
     seen = (images, height // stride, stride, width // stride, stride * channels)
-    depth = kept["weight"].shape[1] // step.kernel**2
+    depth = kept["weight"].shape[1] // step.kernel[0] ** 2
     arguments = (
         _describe_tiles(memory, seen, (box[0], box[1], 1, box[2], block)),
         _describe_tiles(kept["weight"], tuple(kept["weight"].shape), (columns, block)), other, target,
         kept["scale"], kept["bias"], step.added_scale, down, along, across, depth // block, channels,
     )  # fmt: skip
-    fixed = {"R": step.kernel, "STRIDE": stride, "PAD": step.padding, **_get_ending(step)}
+    fixed = {"R": step.kernel[0], "STRIDE": stride, "PAD": step.padding[0], **_get_ending(step)}
     _launch_kernel(int8_wgmma_convolution_boxes, (groups * down * along * across,), arguments, settings, **fixed)
     return output
 

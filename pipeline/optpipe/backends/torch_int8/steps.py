@@ -24,11 +24,12 @@ class Convolution:
     given: str
     output: str
     weight: NDArray[np.int8]
-    """(output channels, kernel, kernel, input channels)"""
+    """(output channels, kernel rows, kernel columns, input channels of a group)"""
     scale: NDArray[np.float32]
     bias: NDArray[np.float32]
     stride: int
-    padding: int
+    padding: tuple[int, int, int, int]
+    """Zeros above, left, below and right of an image."""
     relu: bool
     half: bool
     added: str | None = None
@@ -36,11 +37,23 @@ class Convolution:
     macs: int = 0
     """At the profile's `opt` shapes."""
     flat: bool = False
+    dilation: int = 1
+    groups: int = 1
 
     @property
-    def kernel(self) -> int:
-        """Its height and width."""
-        return int(self.weight.shape[1])
+    def kernel(self) -> tuple[int, int]:
+        """Its rows and columns."""
+        return self.weight.shape[1], self.weight.shape[2]
+
+    @property
+    def is_product(self) -> bool:
+        """Whether it is one matrix product over all pixels."""
+        return self.kernel == (1, 1) and self.stride == self.groups == 1 and not any(self.padding)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its kernel is square and dense, over all channels, with as many zeros on every side."""
+        return self.kernel[0] == self.kernel[1] and self.dilation == self.groups == 1 and len(set(self.padding)) == 1
 
 
 @dataclass(frozen=True, slots=True)

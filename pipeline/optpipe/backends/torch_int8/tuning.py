@@ -77,7 +77,7 @@ def tune_steps(network: steps.Network, inputs: tuple[Any, ...]) -> tuple[Choice,
 def _sign_step(step: steps.Step, values: Mapping[str, Any]) -> tuple[Any, ...]:
     """All of a step that its time depends on."""
     weight = getattr(step, "weight", None)
-    plain = ("stride", "padding", "kernel", "relu", "half")
+    plain = ("stride", "padding", "kernel", "relu", "half", "flat", "dilation", "groups")
     settings = (getattr(step, name, None) for name in plain)
     shapes = (tuple(values[name].shape) for name in steps.list_tensors_read(step))
     return (type(step).__name__, None if weight is None else weight.shape, *settings, *shapes)

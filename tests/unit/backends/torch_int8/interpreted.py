@@ -47,6 +47,13 @@ def list_cases():
         {"x": random_int8(3, 3, 64, 1, 1).flatten(1)},
     )
     yield random_convolution(6, 32, 24, 3, 2, half=True), {"x": random_int8(6, 2, 32, 7, 7)}
+    thirds = random_convolution(7, 32, 48, 3, 1)
+    yield replace(thirds, weight=thirds.weight[:, :1], padding=(0, 1, 0, 1)), {"x": random_int8(7, 2, 32, 6, 7)}
+    yield replace(thirds, dilation=2, padding=(2, 2, 2, 2)), {"x": random_int8(8, 2, 32, 7, 6)}
+    yield replace(thirds, stride=2, padding=(0, 0, 1, 1)), {"x": random_int8(9, 2, 32, 8, 8)}
+    grouped = random_convolution(8, 24, 96, 3, 1, added=True)
+    shortcut = random_int8(10, 2, 96, 5, 5)
+    yield replace(grouped, groups=2), {"x": random_int8(10, 2, 48, 5, 5), "z": shortcut}
     flat = replace(random_convolution(4, 64, 48, 1), flat=True)
     yield flat, {"x": random_int8(4, 10, 64, 1, 1).reshape(2, 5, 64)}
     yield flat, {"x": random_int8(4, 12, 64, 1, 1).reshape(2, 2, 3, 64)}

@@ -26,7 +26,7 @@ layers = st.fixed_dictionaries(
 def in_fp64(step, values):
     """The value before rounding, in steps of the output."""
     weight = torch.from_numpy(step.weight).permute(0, 3, 1, 2).double()
-    total = torch.nn.functional.conv2d(values["x"].double(), weight, stride=step.stride, padding=step.padding)
+    total = torch.nn.functional.conv2d(values["x"].double(), weight, stride=step.stride, padding=step.padding[:2])
     value = total * torch.from_numpy(step.scale).double()[:, None, None]
     value += torch.from_numpy(step.bias).double()[:, None, None]
     if step.added:
@@ -65,7 +65,7 @@ def test_sums_that_fp32_cannot_hold_are_exact_before_they_are_scaled():
     weight = np.full((16, 1, 1, 2048), 127, np.int8)
     weight[0, 0, 0, 0] = 126
     ones, zeros = np.full(16, 2.0**-18, np.float32), np.zeros(16, np.float32)
-    step = steps.Convolution("layer", "x", "y", weight, ones, zeros, 1, 0, relu=False, half=False)
+    step = steps.Convolution("layer", "x", "y", weight, ones, zeros, 1, (0, 0, 0, 0), relu=False, half=False)
     given_ = torch.full((1, 2048, 1, 1), 127, dtype=torch.int8)
     total = 2048 * 127 * 127
     assert emulate_step(step, {"x": given_}).flatten()[1] == round(total / 2**18)

@@ -24,14 +24,27 @@ class Shaped(SimpleNamespace):
     width=st.sampled_from((1, 8, 10, 16, 24, 32, 64, 100, 512)),
     images=st.sampled_from((1, 8, 64, 256)),
     side=st.sampled_from((1, 4, 7, 8, 14, 28, 112)),
+    groups=st.sampled_from((1, 2, 3)),
 )
-def test_every_convolution_has_a_tactic(kernel, stride, channels, width, images, side):
+def test_every_convolution_has_a_tactic(kernel, stride, channels, width, images, side, groups):
+    width *= 16 * groups if groups > 1 else 1
     ones = np.ones(width, np.float32)
     weight = np.ones((width, kernel, kernel, channels), np.int8)
     step = steps.Convolution(
-        "c", "x", "y", weight, ones, ones, stride=stride, padding=kernel // 2, relu=True, half=False
+        "c",
+        "x",
+        "y",
+        weight,
+        ones,
+        ones,
+        stride=stride,
+        padding=(kernel // 2,) * 4,
+        relu=True,
+        half=False,
+        groups=groups,
     )
-    found = list(list_tactics(step, Shaped(shape=(images, channels, side, side))))
+    found = list(list_tactics(step, Shaped(shape=(images, groups * channels, side, side))))
     assert found
+    assert groups == 1 or not [each for each in found if width // groups % each.settings["BN"]]
     rounded = max(16, 1 << (width - 1).bit_length())
     assert all(each.settings["BN"] <= rounded for each in found)

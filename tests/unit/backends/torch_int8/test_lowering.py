@@ -4,7 +4,15 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from tests.fakes.int8_network import lower, narrow_network, quantize, shuffled_network, small_network, token_network
+from tests.fakes.int8_network import (
+    lower,
+    narrow_network,
+    quantize,
+    shuffled_network,
+    small_network,
+    token_network,
+    varied_network,
+)
 
 from optpipe.backends.torch_int8 import steps
 from optpipe.backends.torch_int8.backend import list_executed_layers
@@ -27,7 +35,7 @@ def test_a_residual_network_is_one_step_a_layer():
     assert [by_name[name].relu for name in ("conv1", "down", "conv2", "conv3")] == [True, False, True, True]
 
 
-@pytest.mark.parametrize("make", [small_network, shuffled_network, token_network, narrow_network])
+@pytest.mark.parametrize("make", [small_network, shuffled_network, token_network, narrow_network, varied_network])
 def test_it_computes_what_the_graph_computes(make):
     graph = quantize(make())
     images = np.random.default_rng(0).standard_normal((4, 3, 32, 32)).astype(np.float32)
@@ -66,6 +74,12 @@ def test_widths_of_any_size_are_int8_with_zeros_behind_their_channels():
     assert widths == {"conv1": (48, 32), "down": (32, 32), "conv2": (32, 48), "conv3": (32, 32), "conv4": (72, 32)}
     assert not by_name["conv1"].weight[40:].any()
     types = {layer.name: layer.type for layer in list_executed_layers(network) if layer.macs}
+    assert types.pop("first") == "fp16"
+    assert set(types.values()) == {"int8"}
+
+
+def test_kernels_of_any_shape_and_wide_groups_are_int8():
+    types = {layer.name: layer.type for layer in list_executed_layers(lower(quantize(varied_network()))) if layer.macs}
     assert types.pop("first") == "fp16"
     assert set(types.values()) == {"int8"}
 

@@ -111,19 +111,20 @@ class OnnxRuntime:
         import onnx
 
         from optpipe.backends.onnxruntime_biases import separate_biases
-        from optpipe.backends.onnxruntime_floats import protect_convolutions
+        from optpipe.backends.onnxruntime_floats import needs_weight_pass, protect_convolutions
         from optpipe.backends.onnxruntime_session import OnnxRuntimeSession, optimize_graph
 
         on_gpu = request.device == "cuda"
         options = merge_options(request.options, OPTIONS[request.device], self.name)
         if on_gpu and "nhwc" not in request.options:
             options["nhwc"] = prefers_channels_last(request.precision, request.device)
-        target = request.directory / GRAPH_FILE
-        optimize_graph(request.graph, target, request.device)
+        source, target = onnx.load(request.graph), request.directory / GRAPH_FILE
+        quantize_floats = not on_gpu and needs_weight_pass(source)
+        optimize_graph(request.graph, target, request.device, quantize_floats=quantize_floats)
         model = onnx.load(target)
         if separate_biases(model) if on_gpu else protect_convolutions(model):
             onnx.save(model, target)
-        layers = layers_from_onnx(model, request.card.inputs, onnx.load(request.graph))
+        layers = layers_from_onnx(model, request.card.inputs, source)
         if request.precision is Precision.TF32:
             layers = tuple(_as_tf32(layer) for layer in layers)
         tensor_cores = on_gpu and may_use_tensor_cores(layers)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from optpipe.backends.base import Binding
 from optpipe.backends.onnxruntime_biases import BIAS_FUSION_PASS
-from optpipe.backends.onnxruntime_floats import WEIGHT_PASS, needs_weight_pass
+from optpipe.backends.onnxruntime_floats import WEIGHT_PASS
 from optpipe.backends.onnxruntime_placement import RECORD_ASSIGNMENT, placement_from_session
 from optpipe.core.precision import LayerType, Placement
 from optpipe.core.tensors import TensorSpec
@@ -93,15 +93,16 @@ def find_graph_refusal(graph: Path, device: "Device") -> str | None:
     return None
 
 
-def optimize_graph(graph: Path, target: Path, device: "Device") -> None:
-    """Writes the graph as the provider fuses it. Layout changes are left to loading: they depend on the processor."""
-    import onnx
+def optimize_graph(graph: Path, target: Path, device: "Device", *, quantize_floats: bool = False) -> None:
+    """Writes the graph as the provider fuses it. Layout changes are left to loading: they depend on the processor.
+
+    `quantize_floats` as in `create_inference_session`.
+    """
     import onnxruntime as ort
 
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     options.optimized_model_filepath = str(target)
-    quantize_floats = device == "cpu" and needs_weight_pass(onnx.load(graph, load_external_data=False))
     create_inference_session(graph, device, options, {}, quantize_floats=quantize_floats)
 
 

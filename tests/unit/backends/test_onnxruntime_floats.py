@@ -77,6 +77,6 @@ def test_biases_that_another_tool_left_in_fp32_are_quantized(quantized, tmp_path
     first.input[2] = "bias"
     assert needs_weight_pass(quantized)
     onnx.save(quantized, tmp_path / "graph.onnx")
-    optimize_graph(tmp_path / "graph.onnx", tmp_path / "optimized.onnx", "cpu")
+    optimize_graph(tmp_path / "graph.onnx", tmp_path / "optimized.onnx", "cpu", quantize_floats=True)
     kinds = Counter(node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node)
     assert kinds["QLinearConv"] == 2

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
 
-from optpipe.core.bench_record import Ratio
+from optpipe.core.bench_record import Change, Ratio
 from optpipe.core.entries import Device
 from optpipe.core.precision import Precision
 
@@ -44,6 +44,11 @@ class CandidateTimes:
     """Times of the final rounds over the winner's; None for the winner and for what was dropped before."""
     slowdown: float | None = None
     """Time over the winner's, from all rounds that both were in; None for the winner."""
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether it is not told from the winner, which is another."""
+        return self.ratio is not None and self.ratio.change is Change.NO_DIFFERENCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +123,8 @@ class Decision:
     left_out: tuple[LeftOut, ...]
     seed: int
     """Of the order of the processes."""
+    score: str = ""
+    """What a drop is of: `top1`, `AP`; empty where the budget is an SNR."""
     schema: str = DECISION_SCHEMA
     schema_version: int = DECISION_SCHEMA_VERSION
 

@@ -34,7 +34,8 @@ class Budget:
     unit: Literal["points", "dB"]
 
     def __str__(self) -> str:
-        return f"{self.limit:g} {self.unit}"
+        unit = "point" if self.unit == "points" and self.limit == 1 else self.unit
+        return f"{self.limit:g} {unit}"
 
     def allows(self, cost: PrecisionCost) -> bool:
         """Whether `cost` is within the budget; outputs with NaN or infinity never are."""

@@ -56,9 +56,14 @@ def format_cost(cost: PrecisionCost) -> str:
     return f"SNR {cost.snr_db:.1f} dB{drop}"
 
 
+def name_score(score: str) -> str:
+    """A task's score as it is read."""
+    return {"top1": "top-1 accuracy"}.get(score, score)
+
+
 def format_mixed(mixed: MixedPrecision) -> str:
     """A build within a budget in one line."""
-    of = {"top1": " of top-1 accuracy", "snr": " SNR"}.get(mixed.metric, f" of {mixed.metric}")
+    of = " SNR" if mixed.metric == "snr" else f" of {name_score(mixed.metric)}"
     count = f"{len(mixed.kept)} layer{'' if len(mixed.kept) == 1 else 's'}"
     return (
         f"{count} kept, {mixed.kept_share:.1%} of MACs, for a budget of {mixed.budget}{of}: "

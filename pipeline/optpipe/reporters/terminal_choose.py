@@ -10,7 +10,7 @@ from rich.text import Text
 
 from optpipe.core.decision import Candidate, CandidateAccuracy, Decision, Standing
 from optpipe.core.units import format_duration
-from optpipe.reporters.records import format_drop, format_random_weights
+from optpipe.reporters.records import format_drop, format_random_weights, name_score
 
 if TYPE_CHECKING:
     from optpipe.build.choose.choose import ChoiceResult
@@ -22,7 +22,7 @@ def render_choice(result: "ChoiceResult") -> RenderableType:
     """The winner first, then every loser with its reason, then what was not built."""
     decision, weights = result.decision, result.build.weights
     lines: list[RenderableType] = [
-        Text(f"{decision.model}: builds within {_format_budget(decision)}, judged on {decision.judged_on}"),
+        Text(f"{decision.model}: builds with {_format_budget(decision)}, judged on {decision.judged_on}"),
         _render_table(decision),
         *_render_verdict(decision),
     ]
@@ -38,7 +38,9 @@ def render_choice(result: "ChoiceResult") -> RenderableType:
 
 
 def _format_budget(decision: Decision) -> str:
-    return f"an SNR floor of {decision.budget}" if decision.budget.endswith("dB") else f"a drop of {decision.budget}"
+    if decision.budget.endswith("dB"):
+        return f"an SNR of at least {decision.budget}"
+    return f"a drop in {name_score(decision.score)} of at most {decision.budget}"
 
 
 def _render_table(decision: Decision) -> Table:
@@ -78,7 +80,7 @@ def _render_verdict(decision: Decision) -> list[Text]:
     if decision.winners:
         labels = {each.artifact: each.label for each in decision.candidates}
         return [
-            Text(f"batch {size}: {labels[winner]}, artifact {winner}", style="green")
+            Text(f"batch {size}: {labels[winner]}, artifact {winner}{_format_ties(decision, size)}", style="green")
             for size, winner in decision.winners.items()
         ]
     judged = [each.standing for each in decision.candidates]
@@ -91,6 +93,15 @@ def _render_verdict(decision: Decision) -> list[Text]:
         else f"FAIL  no build keeps {decision.budget}"
     )
     return [Text(f"{said}; the nearest is {nearest.label} with {_format_accuracy(nearest.accuracy)}", style="red")]
+
+
+def _format_ties(decision: Decision, size: int) -> str:
+    equal = [
+        f"{each.label}, artifact {each.artifact}"
+        for each in decision.candidates
+        if any(time.batch_size == size and time.is_equal for time in each.times)
+    ]
+    return f"; equally fast within the error: {'; '.join(equal)}" if equal else ""
 
 
 def _group_left_out(decision: Decision) -> list[str]:

@@ -35,6 +35,8 @@ class Judge:
     """Labeled samples; None where the budget is an SNR."""
     truncate: bool = False
     """Whether texts that are longer than the model's input are cut."""
+    score: str = ""
+    """What a drop is of; empty where the budget is an SNR."""
 
 
 def choose_judge(
@@ -53,7 +55,8 @@ def choose_judge(
         return Judge(budget, None)
     data, obstacle = _find_labeled_data(images, exported, listener, truncate=truncate)
     if obstacle is None:
-        return Judge(budget or Budget(100 * BUDGET, "points"), data, truncate)
+        score = TASKS[card_from_file(exported.file(CARD)).task].score
+        return Judge(budget or Budget(100 * BUDGET, "points"), data, truncate, score)
     if budget is not None:
         raise BadInputError(
             f"--budget {budget} cannot be judged: {obstacle}; use a floor of the outputs' SNR: --budget 30dB"

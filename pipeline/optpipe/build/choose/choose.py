@@ -75,6 +75,7 @@ def choose_build(model: Model, plan: ChoicePlan, weights: str, store: Store, lis
             candidates=list_candidates(judged, races, failures, judge.budget),
             left_out=tuple(_list_left_out(omitted, build)),
             seed=seed,
+            score=judge.score,
         )
         write_bytes(run.path / DECISION_FILE, json_from_record(decision))
         finish_run(run, parents=[exported.id, *(each.id for each in judged)], model=card.name)

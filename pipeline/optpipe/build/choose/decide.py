@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from optpipe.build.records import BuiltArtifact
 from optpipe.core.bench_record import Change, Ratio
 from optpipe.core.decision import Candidate, CandidateAccuracy, CandidateTimes, Standing
+from optpipe.core.entries import ArtifactInfo
 from optpipe.core.mixed_precision import Budget
-from optpipe.measuring.race import RaceResult
+from optpipe.measuring.race import RACE_ROUNDS, RaceResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +46,8 @@ def list_candidates(
     judged: Sequence[Judged], races: Mapping[int, RaceResult], failures: Mapping[str, str], budget: Budget
 ) -> tuple[Candidate, ...]:
     """Winners first, then by time at the first batch size; then those that were not timed, in the order given."""
-    labels = {each.id: each.built.entry.info.label for each in judged}
-    found = [_describe(each, races, *_explain(each, races, failures, labels, budget)) for each in judged]
+    infos = {each.id: each.built.entry.info for each in judged}
+    found = [_describe(each, races, *_explain(each, races, failures, infos, budget)) for each in judged]
     order = {standing: index for index, standing in enumerate(_ORDER)}
     return tuple(sorted(found, key=lambda each: (order[each.standing], _get_slowdown(each))))
 
@@ -81,7 +82,7 @@ def _explain(
     judged: Judged,
     races: Mapping[int, RaceResult],
     failures: Mapping[str, str],
-    labels: Mapping[str, str],
+    infos: Mapping[str, ArtifactInfo],
     budget: Budget,
 ) -> tuple[Standing, str]:
     accuracy = judged.accuracy
@@ -92,7 +93,7 @@ def _explain(
         return standing, _explain_accuracy(accuracy, budget)
     won = [size for size, race in races.items() if race.winner == judged.id]
     if won:
-        return Standing.CHOSEN, "; ".join(_explain_lead(size, races[size], labels) for size in won)
+        return Standing.CHOSEN, "; ".join(_explain_lead(size, races[size], infos) for size in won)
     behind = [(size, race) for size, race in races.items() if race.compute_slowdown(judged.id) is not None]
     if not behind:
         return Standing.FAILED, failures.get(judged.id, "no batch size could be measured")
@@ -112,29 +113,35 @@ def _explain_accuracy(accuracy: CandidateAccuracy, budget: Budget) -> str:
         return "its accuracy could not be measured"
     low, high = (100 * each for each in accuracy.drop_ci)
     exceeds = "exceeds" if accuracy.keeps is False else "may exceed"
-    return f"accuracy drop of {low:+.2f} to {high:+.2f} points {exceeds} {budget}"
+    return f"drop of {low:+.2f} to {high:+.2f} points {exceeds} {budget}"
 
 
-def _explain_lead(size: int, race: RaceResult, labels: Mapping[str, str]) -> str:
+def _explain_lead(size: int, race: RaceResult, infos: Mapping[str, ArtifactInfo]) -> str:
     """By how much the winner leads: over the best that is slower, and over those that are not told from it."""
     if not race.ratios:
         return f"batch {size}: the only build with a time in every round"
     equal = {name: ratio for name, ratio in race.ratios.items() if _is_equal(ratio)}
     slower = {name: ratio for name, ratio in race.ratios.items() if name not in equal}
     nearest = sorted(slower, key=lambda name: slower[name].value)[:1]
-    said = [f"{_format_ratio(slower[name])} times as fast as {labels[name]}" for name in nearest]
+    said = [f"{_format_ratio(slower[name])} times as fast as {infos[name].label}" for name in nearest]
     said += [
-        f"no difference shown to {labels[name]}, {_format_ratio(ratio)} times as fast" for name, ratio in equal.items()
+        f"as fast as {infos[name].label} within the error, {_format_ratio(ratio)} times"
+        for name, ratio in equal.items()
     ]
-    tie = "; of these the most precise, then the one that --backend auto prefers" if equal else ""
+    own = infos[race.winner].precision if race.winner else None
+    preferred = {
+        "more precise" if infos[name].precision != own else "first in --backend auto's order" for name in equal
+    }
+    tie = f"; preferred as {' and '.join(sorted(preferred, reverse=True))}" if preferred else ""
     return f"batch {size}: " + ", ".join(said) + tie
 
 
 def _explain_lag(size: int, race: RaceResult, artifact: str) -> str:
     ratio, slowdown = race.ratios.get(artifact), race.compute_slowdown(artifact)
     if ratio is None:
-        return f"batch {size}: {slowdown:.2f} times the winner's time, dropped in the race"
-    same = ", no difference shown" if _is_equal(ratio) else ""
+        rounds = len(race.times[artifact].race)
+        return f"batch {size}: {slowdown:.2f} times the winner's time, dropped after {rounds} of {RACE_ROUNDS} rounds"
+    same = ", within the error" if _is_equal(ratio) else ""
     return f"batch {size}: {_format_ratio(ratio)} times the winner's time{same}"
 
 

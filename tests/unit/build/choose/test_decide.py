@@ -44,7 +44,7 @@ def decided(builds, races, failures=None, left_out=()):
     candidates = list_candidates(builds, races, failures or {}, POINTS)
     sizes = tuple(races) or (1,)
     return Decision(
-        "digits", "m" * 12, str(POINTS), "800 images of validation", sizes, winners, candidates, left_out, 7
+        "digits", "m" * 12, str(POINTS), "800 images of validation", sizes, winners, candidates, left_out, 7, "top1"
     )
 
 

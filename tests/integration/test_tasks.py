@@ -174,8 +174,9 @@ def test_wrong_preprocessing_fails_on_predictions(
     monkeypatch.setattr(pixels, "make_steps_pipeline", make_wrong)
     monkeypatch.setattr(parity, "check_edge_cases", lambda *_: ())
     request = PreprocessRequest(throughput=False, plan=DaliPlan(threads=2, batch_size=32))
-    wanted = model_from_options(model, "default", 0, None, [])
-    record = derive_preprocessing(wanted, request, Store(folder / ".optpipe"), SilentListener())
+    store = Store(folder / ".optpipe")
+    wanted = model_from_options(model, "default", 0, None, [], store)
+    record = derive_preprocessing(wanted, request, store, SilentListener())
     assert record.verdict is Verdict.FAIL
     assert record.parity.proof.prediction_agreement is not None
     assert record.parity.proof.prediction_agreement.ci[1] < 0.995

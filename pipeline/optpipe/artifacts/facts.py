@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from optpipe.artifacts.lookup import format_model_argument
 from optpipe.core.entries import ArtifactInfo
 from optpipe.workspace.store import Entry
 
@@ -26,6 +27,11 @@ class JudgedBuild:
     weights: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     """The runtime options that it was built with and runs with where no others are given."""
+
+    @property
+    def argument(self) -> str:
+        """The MODEL of a command that means its model."""
+        return format_model_argument(self.model, self.source)
 
 
 def judged_build_from_entry(entry: Entry[ArtifactInfo]) -> JudgedBuild:

@@ -13,7 +13,9 @@ from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo
 from optpipe.core.hashing import hash_file
 from optpipe.errors import BadInputError, MissingError
 from optpipe.sources.card_file import CardSource
+from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.file_names import CARD, ONNX
+from optpipe.workspace.manifest import drop_folder
 from optpipe.workspace.store import Entry, Store
 
 
@@ -132,6 +134,32 @@ def format_model_argument(name: str, source: str) -> str:
     named = source.startswith(("timm:", "hf:"))
     own = name == (Path(source).stem if source.endswith(".onnx") else name_from_factory(source))
     return shlex.quote(source if named or own else name)
+
+
+def find_stored_source(text: str, store: Store) -> str | None:
+    """The MODEL that means the newest stored `hf:` or `timm:` model called `text`; None where `text` means something by itself.
+
+    Messages and dossiers name such a model without its library or folder: `reader` and `hf:reader` of `hf:/srv/models/reader`.
+    """
+    from optpipe.sources.resolve import find_model_cards
+
+    prefix, _, rest = text.rpartition(":")
+    if "/" in rest or prefix not in ("", "hf") or Path(rest).exists() or text in find_model_cards():
+        return None
+    found = [
+        entry.info.source
+        for entry in store.list_entries(ModelInfo)
+        if entry.info.source.startswith(("hf:", "timm:")) and text in (entry.info.name, drop_folder(entry.info.source))
+    ]
+    if not found or (not prefix and get_package_version("torchvision") is not None and _is_in_torchvision(text)):
+        return None
+    return found[-1]
+
+
+def _is_in_torchvision(name: str) -> bool:
+    from torchvision.models import list_models
+
+    return name in list_models()
 
 
 def explain_different_weights(artifacts: Sequence[StoredArtifact]) -> str | None:

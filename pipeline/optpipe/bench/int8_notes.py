@@ -53,9 +53,9 @@ def check_int8_accuracy(runs: Sequence[Run], build: JudgedBuild, confidence: flo
     return Note(
         f"{build.precision}-accuracy",
         f"its accuracy drop ({interval}, {figure.about}) {said} the budget of {100 * budget:g} points",
-        f"`optpipe calibrate {shlex.quote(build.model)} --accuracy-budget {100 * budget:g}%` keeps the most sensitive layers in float"
+        f"`optpipe calibrate {build.argument} --accuracy-budget {100 * budget:g}%` keeps the most sensitive layers in float"
         if figure.low > budget
-        else f"evaluate on more: optpipe evaluate {shlex.quote(build.model)} --data DIR",
+        else f"evaluate on more: optpipe evaluate {build.argument} --data DIR",
     )
 
 

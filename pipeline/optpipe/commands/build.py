@@ -94,7 +94,7 @@ def build(
     from optpipe.reporters.terminal_build import render_build
     from optpipe.workspace.store import Store
 
-    wanted = model_from_options(model, weights, seed, batch, shape or [])
+    wanted = model_from_options(model, weights, seed, batch, shape or [], Store(workspace))
     if precision == "auto":
         choice = choice_plan_from_options(
             backend, device, option or [], images=images, calibration=calibration, budget=budget, compare_at=compare_at

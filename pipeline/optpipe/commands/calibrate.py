@@ -98,7 +98,7 @@ def calibrate(
         output=output,
         truncate=truncate,
     )
-    wanted = model_from_options(model, weights, seed, batch, shape or [])
+    wanted = model_from_options(model, weights, seed, batch, shape or [], Store(workspace))
     with Terminal() as terminal:
         result = run_calibration(wanted, plan, Store(workspace), terminal)
     return Outcome(replace(result, warnings=tuple(terminal.warnings)), lambda: render_calibration(result))

@@ -54,7 +54,7 @@ def evaluate(
     from optpipe.reporters.terminal_evaluate import render_evaluation
     from optpipe.workspace.store import Store
 
-    wanted = model_from_options(model, weights, seed, batch, shape or [])
+    wanted = model_from_options(model, weights, seed, batch, shape or [], Store(workspace))
     budget = percent_from_text(accuracy_budget, "--accuracy-budget") if accuracy_budget else None
     own = UserTask(task) if task else None
     with Terminal() as terminal:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from optpipe.artifacts.lookup import find_stored_source
 from optpipe.backends.base import Device
 from optpipe.backends.registry import BACKENDS, backends_from_text
 from optpipe.build.build import BuildPlan
@@ -15,6 +16,7 @@ from optpipe.errors import BadInputError, require_existing
 from optpipe.export.model import Model
 from optpipe.measuring.sweep import batch_sizes_from_text
 from optpipe.sources.resolve import source_from_text
+from optpipe.workspace.store import Store
 
 
 def require_device(device: Device | None) -> Device | None:
@@ -27,11 +29,13 @@ def require_device(device: Device | None) -> Device | None:
     return device
 
 
-def model_from_options(model: str, weights: str, seed: int, batch: str | None, shape: Sequence[str]) -> Model:
-    """The model with the weights and shapes asked for; nothing is loaded yet."""
+def model_from_options(
+    model: str, weights: str, seed: int, batch: str | None, shape: Sequence[str], store: Store
+) -> Model:
+    """The model with the weights and shapes asked for; nothing is loaded yet. It may be named as a stored one is."""
     shapes = dict(shapes_from_text(each) for each in shape)
     return Model(
-        source_from_text(model, shapes),
+        source_from_text(find_stored_source(model, store) or model, shapes),
         weights_from_text(weights, seed),
         join_batch_ranges(batch_ranges_from_text(batch)) if batch is not None else None,
         shapes,

@@ -71,7 +71,7 @@ def preprocess(
         throughput=throughput,
         seconds=seconds,
     )
-    wanted = model_from_options(model, weights, seed, None, [])
+    wanted = model_from_options(model, weights, seed, None, [], Store(workspace))
     with Terminal() as terminal:
         derived = derive_preprocessing(wanted, request, Store(workspace), terminal)
     record = replace(derived, warnings=tuple(terminal.warnings))

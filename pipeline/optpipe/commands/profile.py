@@ -177,7 +177,7 @@ def _profile_model(
     from optpipe.reporters.terminal_profile import render_profiles
     from optpipe.workspace.file_names import CARD
 
-    model = model_from_options(text, options.weights, options.seed, options.batch, options.shape or [])
+    model = model_from_options(text, options.weights, options.seed, options.batch, options.shape or [], store)
     builds = build_plan_from_options(
         options.precision,
         options.backend,

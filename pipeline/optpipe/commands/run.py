@@ -94,7 +94,9 @@ def run(
     )  # fmt: skip
     require_possible(wanted, output, sign, junit)
     with Terminal() as terminal:
-        walked = run_pipeline(model_from_options(model, weights, seed, batch, []), plan, Store(workspace), terminal)
+        walked = run_pipeline(
+            model_from_options(model, weights, seed, batch, [], Store(workspace)), plan, Store(workspace), terminal
+        )
     signed = walked.signed
     if junit is not None:
         junit.write_text(render_junit(signed.verdict), encoding="utf-8")

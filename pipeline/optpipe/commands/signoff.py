@@ -81,7 +81,7 @@ def signoff(
     with Terminal() as terminal:
         if measure:
             measure_missing_evidence(
-                wanted, lambda: model_from_options(model, "default", 0, None, []), pace, store, terminal
+                wanted, lambda: model_from_options(model, "default", 0, None, [], store), pace, store, terminal
             )
         signed = sign_off(wanted, store, output, sign, terminal, figures=figures)
     if junit is not None:

@@ -1,10 +1,10 @@
 """An evaluation from the command to its run folder."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from optpipe.artifacts.lookup import format_model_argument
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.events import Listener
@@ -61,7 +61,7 @@ def run_evaluation(
     if not artifacts:
         raise BadInputError(
             f"{card.name} has no build with these options in {store.workspace}\n"
-            f"first run `optpipe build {format_model_argument(card.name, card.source)}` with the same options"
+            f"first run `optpipe build {shlex.quote(model.source.name)}` with the same options"
         )
     exported, _ = export_model(model, store, listener, stored)
     card = card_from_file(exported.file(CARD))

@@ -1,6 +1,5 @@
 """A profile run's figures, computed again from the tables of its trace."""
 
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import nan
@@ -21,8 +20,7 @@ MORE_ITERATIONS = 30
 
 def suggest_profile(build: JudgedBuild) -> str:
     """The command that records inference of the build under the profiler."""
-    model = shlex.quote(build.model)
-    return f"optpipe profile {model} --backend {build.backend} --precision {build.precision} --stage inference"
+    return f"optpipe profile {build.argument} --backend {build.backend} --precision {build.precision} --stage inference"
 
 
 def read_profile(run: Run) -> ProfileRecord:

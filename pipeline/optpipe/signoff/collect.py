@@ -4,6 +4,7 @@ Beside the judged build's own runs go the raw files of the other builds of its m
 from the folder too; those that would make it large stay behind, the oldest first, and the report says how many.
 """
 
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Set
 from contextlib import suppress
@@ -107,7 +108,9 @@ def find_judged_artifact(wanted: SignoffRequest, store: Store) -> Entry[Artifact
     """The one build that is judged. Raises BadInputError where none or several fit, saying what to do."""
     built = find_builds(wanted.model, store.list_entries(ArtifactInfo))
     if not built:
-        raise BadInputError(f"{wanted.model} has no build in {store.workspace}; first run optpipe build {wanted.model}")
+        raise BadInputError(
+            f"{wanted.model} has no build in {store.workspace}; first run optpipe build {shlex.quote(wanted.model)}"
+        )
     named = {**wanted.policy.build.list_wanted(), **({"artifact": wanted.artifact} if wanted.artifact else {})}
     fitting = [one for one in built if all(_matches(one, key, value) for key, value in named.items())]
     newest = {one.info.label: one for one in fitting}

@@ -1,6 +1,5 @@
 """What a build's evidence shows for each criterion of a policy."""
 
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -70,7 +69,7 @@ def _accuracy(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observa
         if criterion.score is not None and known:
             there = f"this model's task has no score {criterion.score}; it has {', '.join(known)}"
             return Missing(there, "change the policy's [accuracy]")
-        command = f"optpipe evaluate {shlex.quote(evidence.build.model)} --data DIR"
+        command = f"optpipe evaluate {evidence.build.argument} --data DIR"
         return Missing(f"the {name} was not evaluated for this build", command)
     if criterion.dimension is Dimension.POINTS:
         low, high = (None if bound is None else 100 * bound for bound in (figure.low, figure.high))
@@ -82,7 +81,7 @@ def _accuracy(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observa
 def _preprocessing(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:
     figure = evidence.preprocessing.get(criterion.metric.removeprefix("minimum_"))
     if figure is None:
-        command = f"optpipe preprocess {shlex.quote(evidence.build.model)} --images DIR"
+        command = f"optpipe preprocess {evidence.build.argument} --images DIR"
         if evidence.preprocessing and criterion.metric == "minimum_agreement":
             return Missing(
                 "the parity proof compares no predictions: the model has none, or the same for every image",

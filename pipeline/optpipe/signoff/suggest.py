@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import expm1, log1p
 
 from optpipe.artifacts.facts import JudgedBuild
-from optpipe.artifacts.lookup import format_model_argument
 from optpipe.core.defaults import MAX_CV, PROCESSES
 from optpipe.core.measurement import LoadSpec, Subject, format_option, list_load_options
 from optpipe.measuring.groups import ProcessGroup
@@ -108,7 +107,7 @@ def _format_option(backend: str, name: str, value: str) -> str:
 
 def suggest_build_again(build: JudgedBuild) -> str:
     """Builds its model again."""
-    return f"optpipe build {format_model_argument(build.model, build.source)}"
+    return f"optpipe build {build.argument}"
 
 
 def suggest_build(build: JudgedBuild) -> str:
@@ -118,10 +117,9 @@ def suggest_build(build: JudgedBuild) -> str:
 
 def suggest_narrowing(section: str, build: JudgedBuild) -> str:
     """What makes the interval of a section's figures narrower, where no load decides it; empty for the others."""
-    model = shlex.quote(build.model)
     said = {
-        "accuracy": f"evaluate on more labeled images: optpipe evaluate {model} --data DIR",
-        "preprocessing": f"verify parity on more images: optpipe preprocess {model} --images DIR",
+        "accuracy": f"evaluate on more labeled data: optpipe evaluate {build.argument} --data DIR",
+        "preprocessing": f"verify parity on more images: optpipe preprocess {build.argument} --images DIR",
         "tensor_cores": f"profile more iterations: {suggest_profile(build)} --iterations {MORE_ITERATIONS}",
     }
     return said.get(section, "")
@@ -129,15 +127,14 @@ def suggest_narrowing(section: str, build: JudgedBuild) -> str:
 
 def suggest_fix(section: str, build: JudgedBuild) -> str:
     """What brings a build inside a section's limits, or shows what keeps it out; empty where nothing is known to."""
-    model = shlex.quote(build.model)
-    compare, bench = f"optpipe compare --model {model}", f"optpipe bench {build.artifact} --tune"
+    compare, bench = f"optpipe compare --model {shlex.quote(build.model)}", f"optpipe bench {build.artifact} --tune"
     profile = suggest_profile(build)
     said = {
         "latency": f"`{profile}` identifies the bottleneck; `{compare}` lists faster builds",
         "throughput": f"`{compare}` shows the best batch size and build; `{bench}` tunes runtime options",
         "regression": "`optpipe profile --diff BEFORE AFTER` shows what is slower than the baseline",
-        "accuracy": f"`optpipe calibrate {model} --sensitivity` finds the layers to keep out of INT8",
-        "preprocessing": f"`optpipe preprocess {model}` shows which step contributes most",
+        "accuracy": f"`optpipe calibrate {build.argument} --sensitivity` finds the layers to keep out of INT8",
+        "preprocessing": f"`optpipe preprocess {build.argument}` shows which step contributes most",
         "precision": f"`optpipe show {build.artifact}` lists the layers in other precisions",
         "memory": "reduce the batch size or use a lower precision",
         "size": "use a lower precision for a smaller engine",

@@ -6,7 +6,12 @@ from pathlib import Path
 import pytest
 from tests.fakes.entries import artifact_info
 
-from optpipe.artifacts.lookup import explain_different_weights, find_artifacts, format_model_argument
+from optpipe.artifacts.lookup import (
+    explain_different_weights,
+    find_artifacts,
+    find_stored_source,
+    format_model_argument,
+)
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.entries import ArtifactInfo, ModelInfo
 from optpipe.core.events import SilentListener
@@ -110,3 +115,24 @@ def test_builds_from_before_and_after_training_are_told_apart(store: Store) -> N
 )
 def test_the_model_of_an_advised_command(name: str, source: str, text: str) -> None:
     assert format_model_argument(name, source) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "source"),
+    [
+        ("reader", "hf:/srv/models/reader"),
+        ("hf:reader", "hf:/srv/models/reader"),
+        ("vit_new", "timm:vit_new"),
+        ("hf:sub", None),  # a folder that is here
+        ("hf:org/reader", None),  # the hub's
+        ("resnet18", None),  # torchvision's, though a model of timm is called so
+        ("digits", None),  # a card's
+        ("net.make", None),
+        ("unknown", None),
+    ],
+)
+def test_a_model_of_a_library_is_also_known_by_the_name_that_messages_give_it(store, text, source) -> None:
+    stored = {"hf:/srv/models/reader": "reader", "timm:vit_new": "vit_new", "timm:resnet18": "resnet18"}
+    for place, name in {**stored, "hf:/srv/sub": "sub", "hf:/srv/digits": "digits", "net.py:make": "net.make"}.items():
+        built(store, name, place)
+    assert find_stored_source(text, store) == source

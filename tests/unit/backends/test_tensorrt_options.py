@@ -1,6 +1,7 @@
 """Options of a TensorRT build as values: what is read, what is in an artifact's key, and which profile a shape runs in."""
 
 from enum import Enum
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -24,6 +25,7 @@ from optpipe.core.events import SilentListener
 from optpipe.core.hashing import hash_file
 from optpipe.core.tensors import InputSpec, batch_ranges_from_text, join_batch_ranges
 from optpipe.errors import BadInputError
+from optpipe.workspace.store import Store
 
 RANGES = st.lists(st.integers(1, 256), min_size=3, max_size=3).map(sorted).map(tuple)
 
@@ -84,14 +86,15 @@ def test_a_shape_runs_in_a_profile_that_holds_it_or_in_none(ranges, size) -> Non
     assert not exact or ranges[chosen][1] == size, "where one is tuned for just this size, it is taken"
 
 
-def test_several_ranges_of_batch_become_profiles_of_the_backends_that_have_them() -> None:
+def test_several_ranges_of_batch_become_profiles_of_the_backends_that_have_them(tmp_path: Path) -> None:
+    store = Store(tmp_path)
     plan = build_plan_from_options(
         "fp32", "tensorrt-rtx,onnxruntime", None, [], images=None, calibration=None, batch="1:1:1,1:32:64"
     )
     assert plan.options == {"tensorrt-rtx": {"profiles": "1:1:1,1:32:64"}}
-    assert model_from_options("digits", "default", 0, "1:1:1,1:32:64", []).batch == (1, 32, 64)
+    assert model_from_options("digits", "default", 0, "1:1:1,1:32:64", [], store).batch == (1, 32, 64)
     with pytest.raises(BadInputError, match="--batch 1:x"):
-        model_from_options("digits", "default", 0, "1:1:1,1:x", [])
+        model_from_options("digits", "default", 0, "1:1:1,1:x", [], store)
 
 
 def test_a_build_says_which_plugin_libraries_run(tmp_path) -> None:

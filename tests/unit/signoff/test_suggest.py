@@ -132,7 +132,9 @@ def test_what_is_suggested_of_a_build_that_was_never_measured(workspace, tmp_pat
 
 
 @pytest.mark.parametrize(("limits", "state"), STATES, ids=str)
-def test_what_is_suggested_of_a_build_that_was(workspace, tmp_path, limits, state):
+def test_what_is_suggested_of_a_build_that_was(workspace, tmp_path, monkeypatch, limits, state):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "DIR").mkdir()  # what a suggestion leaves to the user
     old = workspace.artifact("fp16", macs=0.96)
     workspace.bench(old)
     judge(workspace, tmp_path, "approved", EVERYTHING % LIMITS["loose"])

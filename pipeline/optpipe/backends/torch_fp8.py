@@ -58,6 +58,7 @@ def export_fp8_program(request: BuildRequest, around: Precision = Precision.FP16
     half = replace(request, precision=around, module=(lambda: module) if module else None)
     program = export_program(half).module()
     missed = replace_linear_layers(program, layers_from_graph(onnx.load(request.graph)), wide)
+    _copy_where_needed(program)
 
     class Rewritten(torch.nn.Module):
         def __init__(self) -> None:
@@ -109,24 +110,34 @@ def replace_linear_layers(program: Any, layers: Iterable[Fp8Layer], wide: Mappin
 
     Layers that share a weight are taken in order. Returns the names of those that were not found.
     """
-    import torch
 
     waiting: dict[tuple[Any, ...], list[Fp8Layer]] = {}
     for each in layers:
         waiting.setdefault(_sign(each.weight, each.weight_scale), []).append(each)
     scales = {key[:2] for key in waiting}
     for number, node in enumerate(list(program.graph.nodes)):
-        if node.target is not torch.ops.aten.linear.default or node.args[1].target not in wide:
+        found = _read_product(node)
+        if found is None or found.weight.target not in wide:
             continue
-        weight = wide[node.args[1].target]
+        weight = wide[found.weight.target].t() if found.transposed else wide[found.weight.target]
         for shape, scale in scales:
             if shape == tuple(weight.shape) and (same := waiting.get(_sign(_round(weight, scale), scale))):
-                _replace(program, node, same.pop(0), f"fp8_{number}")
+                _replace(program, node, found, same.pop(0), f"fp8_{number}")
                 break
     program.graph.eliminate_dead_code()
     program.delete_all_unused_submodules()  # the weights in FP16
     program.recompile()
     return tuple(each.name for same in waiting.values() for each in same)
+
+
+def _copy_where_needed(program: Any) -> None:
+    """Views become reshapes: exported again, attention may lay its output out in another way than the one that was recorded."""
+    import torch
+
+    for node in program.graph.nodes:
+        if node.target is torch.ops.aten.view.default:
+            node.target = torch.ops.aten.reshape.default
+    program.recompile()
 
 
 def _sign(weight: NDArray[Any], scale: float) -> tuple[Any, ...]:
@@ -148,12 +159,43 @@ def _to_e4m3(values: Any, inverse_scale: float) -> Any:
     return (values * inverse_scale).clamp(-largest, largest).to(torch.float8_e4m3fn)
 
 
-def _replace(program: Any, node: Any, layer: Fp8Layer, name: str) -> None:
-    given, weight, *bias = node.args
-    held = attrgetter(weight.target)(program)
-    program.add_submodule(name, make_linear(layer, held.device, attrgetter(bias[0].target)(program) if bias else None))
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """The operands of a linear layer, nodes of its program."""
+
+    given: Any
+    weight: Any
+    bias: Any = None
+    transposed: bool = False
+    """Whether the weight is (input features, output features)."""
+
+
+def _read_product(node: Any) -> _Product | None:
+    """A call with a stored matrix as its weight; None for any other node. GPT-2's layers are `addmm`."""
+    import torch
+
+    aten, found = torch.ops.aten, None
+    if node.target is aten.linear.default:
+        found = _Product(*node.args)
+    elif node.target is aten.addmm.default and not node.kwargs:
+        bias, given, weight = node.args
+        found = _Product(given, weight, bias, transposed=True)
+    elif node.target in (aten.mm.default, aten.matmul.default):
+        given, weight = node.args
+        found = _Product(given, weight, transposed=True)
+    return found if getattr(getattr(found, "weight", None), "op", None) == "get_attr" else None
+
+
+def _replace(program: Any, node: Any, product: _Product, layer: Fp8Layer, name: str) -> None:
+    import torch
+
+    held, bias = attrgetter(product.weight.target)(program), product.bias
+    stored = getattr(bias, "op", None) == "get_attr"  # others are computed, such as joined from parts
+    program.add_submodule(name, make_linear(layer, held.device, attrgetter(bias.target)(program) if stored else None))
     with program.graph.inserting_before(node):
-        new = program.graph.call_module(name, (given,))
+        new = program.graph.call_module(name, (product.given,))
+        if bias is not None and not stored:
+            new = program.graph.call_function(torch.ops.aten.add.Tensor, (new, bias))
     new.meta = dict(node.meta)
     node.replace_all_uses_with(new)
     program.graph.erase_node(node)

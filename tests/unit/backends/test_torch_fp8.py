@@ -99,6 +99,38 @@ def test_a_shared_weight_serves_its_layers_in_order_and_unknown_ones_are_named()
     assert torch_fp8.explain_missed(("other",))[0].endswith("other")
 
 
+def test_layers_are_found_as_gpt2_writes_them_and_with_a_bias_that_is_computed():
+    class Parts(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.turned = torch.nn.Parameter(torch.randn(16, 32) / 4)
+            self.weight = torch.nn.Parameter(torch.randn(48, 32) / 4)
+            self.plain = torch.nn.Parameter(torch.randn(48, 16) / 4)
+            self.bias = torch.nn.Parameter(torch.randn(32))
+            self.part = torch.nn.Parameter(torch.randn(24))
+
+        def forward(self, given):
+            hidden = torch.addmm(self.bias, given, self.turned)
+            bias = torch.cat((self.part, torch.zeros_like(self.part)))
+            return torch.nn.functional.linear(hidden, self.weight, bias) @ self.plain
+
+    torch.manual_seed(0)
+    module = Parts().half()
+    wide = {name: each.detach().float() for name, each in module.named_parameters()}
+    weights = {"a": wide["turned"].t(), "b": wide["weight"], "c": wide["plain"].t()}
+    layers = []
+    for name, each in weights.items():
+        values = each.contiguous().numpy()
+        scale = choose_scale(float(np.abs(values).max()))
+        layers.append(Fp8Layer(name, round_to_e4m3(values, scale), float(scale), 2.0**-5))
+    given = torch.randn(4, 16).half()
+    expected = module(given).float()
+    program = torch.export.export(module, (given,)).module()
+    assert torch_fp8.replace_linear_layers(program, layers, wide) == ()
+    noise = (program(given).float() - expected).square().sum() / expected.square().sum()
+    assert noise < 0.01
+
+
 def test_an_older_gpu_is_refused_at_once(monkeypatch, tmp_path):
     class Unloadable:
         def __getattr__(self, name):

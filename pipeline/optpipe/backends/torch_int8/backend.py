@@ -45,9 +45,9 @@ def build_int8(request: BuildRequest, options: Mapping[str, Any]) -> BuildResult
     from optpipe.backends.torch_int8.program import Program
 
     model = onnx.load(request.graph)
-    network = network_from_graph(model, request.card.inputs)
-    drawn = draw_inputs(request.card.inputs)
     with translate_refusals(request.card, "torch could not run the INT8 program of"):
+        network = network_from_graph(model, request.card.inputs)
+        drawn = draw_inputs(request.card.inputs)
         measured = _measure_batches(network, drawn)
         speeds = compare_programs(request, Program(network, tactics_from_record(measured)), drawn)
     onnx.save(model, request.directory / GRAPH)

@@ -44,7 +44,7 @@ def _is_on_host(step: steps.Step, name: str, value: Any) -> bool:
     """Whether Python reads a constant: from a GPU's memory it would have to wait for it, which no CUDA graph allows."""
     if not isinstance(step, steps.Floating):
         return False
-    single = value.dim() == 0 and not value.is_floating_point()
+    single = step.operator == "Gather" and value.dim() == 0
     return step.on_host or single or int(name) in READ_ON_HOST.get(step.operator, ())
 
 

@@ -1,6 +1,7 @@
 """Chooses each step's kernel by measuring all that could compute it, on the GPU at hand, and keeps what was measured."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,8 +122,13 @@ def capture_launches(launch: Callable[[], Any], count: int) -> Callable[[], None
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     with torch.cuda.stream(stream):
         graph.capture_begin()
-        for _ in range(count):
-            launch()
+        try:
+            for _ in range(count):
+                launch()
+        except Exception:
+            with suppress(Exception):  # left open, it would make everything fail that this process does later
+                graph.capture_end()
+            raise
         graph.capture_end()
     return lambda: graph.replay()
 

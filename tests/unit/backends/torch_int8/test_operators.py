@@ -125,11 +125,14 @@ def test_shapes_of_the_batch_stay_in_the_host_s_memory():
         make("Add", ["same", "blank"], ["sum"]),
         make("Equal", ["samples", "step"], ["second"]),
         make("Unsqueeze", ["second", "last"], ["mask"]),
-        make("Where", ["mask", "low", "sum"], ["y"]),
+        make("Where", ["mask", "low", "sum"], ["w"]),
+        make("Expand", ["one number", "s"], ["ceiling"]),
+        make("Min", ["w", "ceiling"], ["y"]),
     ]
     weights = {
         "rows": numbers(0, 8, 36), "one": numbers(1), "wide": numbers(36), "token": drawn(1, 1, 36), "first": numbers(0),
         "zero": np.int64(0), "step": np.int64(1), "last": numbers(1, 2), "low": np.float32(-5),
+        "one number": np.float32(2),
     }  # fmt: skip
     compare(graph(nodes, weights))
 

@@ -49,7 +49,15 @@ def build(
     ] = None,
     weights: WeightsOption = "default",
     seed: SeedOption = 0,
-    images: Annotated[Path | None, typer.Option(metavar="DIR", help="Images to verify outputs on.")] = None,
+    images: Annotated[
+        Path | None,
+        typer.Option(
+            "--images",
+            "--data",
+            metavar="PATH",
+            help="Images or tensors to verify outputs on; with auto, labeled data to judge accuracy on.",
+        ),
+    ] = None,
     calibration: Annotated[
         Path | None,
         typer.Option(

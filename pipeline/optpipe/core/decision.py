@@ -62,6 +62,8 @@ class CandidateAccuracy:
     drop_ci: tuple[float, float] | None = None
     snr_db: float | None = None
     """None where outputs are equal to the bit."""
+    calibrated_share: float = 0.0
+    """Of the samples, those that it was calibrated on: they may hide as much of the drop."""
 
     @property
     def cost(self) -> float:

@@ -16,7 +16,7 @@ from optpipe.errors import BadInputError
 from optpipe.inputs.images import find_images, pick_evenly, preprocess_batches
 from optpipe.inputs.rows import count_rows
 from optpipe.inputs.synthetic import make_synthetic_tensor
-from optpipe.inputs.tensor_set import holds_tensors, read_tensor_set
+from optpipe.inputs.tensor_set import FORMS, holds_tensors, read_tensor_set
 from optpipe.inputs.tokens import SENTENCES, compute_max_tokens, encode_texts, pad_tokens
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.shipped import find_shipped_folder
@@ -61,10 +61,13 @@ def choose_samples(card: ModelCard, images: Path | None, tokenizer: Path | None 
         return Samples("tensors", (images,), tensors.sha256, labels, count_rows(rows))
     if card.transform is None:
         if images is not None:
-            raise BadInputError(
-                f"--images: {card.name} has no image preprocessing in its card, so it cannot be verified on images\n"
-                "give its inputs as tensors: a .npz with an array per input, a folder of .npy, or Polygraphy's JSON"
+            reason = (
+                f"--data: builds of {card.name} are verified on sentences of optpipe's own, not on texts"
+                " (`optpipe evaluate MODEL --data PATH` judges them on yours)"
+                if card.tokenization
+                else f"--images: {card.name} has no image preprocessing in its card, so it cannot be verified on images"
             )
+            raise BadInputError(f"{reason}\ngive its inputs as tensors: {FORMS}")
         if tokenizer is not None and card.tokenization is not None and get_package_version("tokenizers") is not None:
             known = {"sentences": list(SENTENCES), "tokenization": card.tokenization.to_dict()}
             return Samples("texts", (tokenizer,), hash_value(known))
@@ -74,6 +77,11 @@ def choose_samples(card: ModelCard, images: Path | None, tokenizer: Path | None 
         return _choose_labeled(card, Path(card.data["validation"]))
     files = find_images(images or find_shipped_folder("calibration") / "samples", SAMPLE_COUNT).paths
     return Samples("images", files, _hash_files(files))
+
+
+def can_verify_on(card: ModelCard, data: Path) -> bool:
+    """Whether `choose_samples` takes `data`: a folder of images for a model that takes images, or tensors."""
+    return holds_tensors(data) or (card.transform is not None and data.is_dir())
 
 
 def _choose_labeled(card: ModelCard, manifest: Path) -> Samples:

@@ -75,7 +75,7 @@ def _find_labeled_data(
         return None, "the weights are random"
     given = images or (Path(card.data["validation"]) if "validation" in card.data else None)
     if given is None:
-        return None, "no labeled data was given (--images DIR)"
+        return None, "no labeled data was given (--data PATH)"
     samples, _ = load_sample_set(exported, card, given, None, 0, listener, truncate=truncate)
     task = TASKS[card.task]
     truths = task.read_truths(samples, card, task.count_classes(card))
@@ -107,4 +107,5 @@ def _judge_snr(built: BuiltArtifact, floor: float) -> CandidateAccuracy:
 def _judge_drop(row: EvaluatedModel) -> CandidateAccuracy:
     keeps = {Verdict.PASS: True, Verdict.FAIL: False}.get(row.verdict) if row.verdict else None
     judged = row.scores.scores[0] if row.scores else row.accuracy
-    return CandidateAccuracy(keeps, judged.drop if judged else None, judged.drop_ci if judged else None, row.snr_db)
+    drop, interval = (judged.drop, judged.drop_ci) if judged else (None, None)
+    return CandidateAccuracy(keeps, drop, interval, row.snr_db, row.calibrated_on / max(row.samples, 1))

@@ -1,7 +1,7 @@
 """The fastest build of a model that keeps an accuracy budget: build all candidates, judge them, race them, record why."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from secrets import randbits
 
 from optpipe.artifacts.lookup import find_artifacts
@@ -21,6 +21,7 @@ from optpipe.errors import BadInputError, ExitStatus
 from optpipe.evaluate.tasks.registry import require_fitting_task
 from optpipe.export.exported import export_model, prepare_model
 from optpipe.export.model import Model
+from optpipe.inputs.samples import can_verify_on
 from optpipe.measuring.measure import write_measurements
 from optpipe.measuring.pool import WorkerPool
 from optpipe.measuring.race import RaceResult, count_processes, race_builds
@@ -56,6 +57,10 @@ def choose_build(model: Model, plan: ChoicePlan, weights: str, store: Store, lis
     card = card_from_file(exported.file(CARD))
     sizes = _choose_sizes(card, plan.batch_sizes)
     judge = choose_judge(plan.budget, plan.build.images, exported, listener, truncate=plan.build.truncate)
+    if judge.data is not None and not can_verify_on(card, judge.data):
+        wanted = replace(
+            wanted, images=None
+        )  # labeled texts, or a set with a manifest: builds have inputs of their own
     _announce(wanted, sizes, plan.final_rounds, listener)
     build = build_model(model, wanted, store, listener)
     require_artifacts(build)
@@ -128,10 +133,11 @@ def _race(
     artifacts = {each.entry.id: find_artifacts(each.entry.id, store)[0] for each in built}
     total = count_processes(len(built), final_rounds)
     where = ", ".join(map(str, sizes))
+    title = f"compare {len(built)} builds" if len(built) > 1 else "measure the only build within the budget"
     with (
         store.scratch("choose") as scratch,
         WorkerPool(scratch) as pool,
-        listener.step(f"compare {len(built)} builds at batch {where}", total=total) as step,
+        listener.step(f"{title} at batch {where}", total=total) as step,
     ):
         timer = CandidateTimer(artifacts, run, store, pool, scratch, step)
         races = race_builds(list(artifacts), sizes, timer.measure, seed, final_rounds, timer.expect)

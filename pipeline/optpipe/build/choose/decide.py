@@ -113,13 +113,16 @@ def _explain_accuracy(accuracy: CandidateAccuracy, budget: Budget) -> str:
         return "its accuracy could not be measured"
     low, high = (100 * each for each in accuracy.drop_ci)
     exceeds = "exceeds" if accuracy.keeps is False else "may exceed"
-    return f"drop of {low:+.2f} to {high:+.2f} points {exceeds} {budget}"
+    share = accuracy.calibrated_share
+    hidden = f", which the {share:.1%} of samples used for calibration may understate," if share else ""
+    return f"drop of {low:+.2f} to {high:+.2f} points{hidden} {exceeds} {budget}"
 
 
 def _explain_lead(size: int, race: RaceResult, infos: Mapping[str, ArtifactInfo]) -> str:
     """By how much the winner leads: over the best that is slower, and over those that are not told from it."""
     if not race.ratios:
-        return f"batch {size}: the only build with a time in every round"
+        alone = "within the budget" if len(race.times) == 1 else "with a time in every round"
+        return f"batch {size}: the only build {alone}"
     equal = {name: ratio for name, ratio in race.ratios.items() if _is_equal(ratio)}
     slower = {name: ratio for name, ratio in race.ratios.items() if name not in equal}
     nearest = sorted(slower, key=lambda name: slower[name].value)[:1]

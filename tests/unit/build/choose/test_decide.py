@@ -55,7 +55,7 @@ def test_the_winner_comes_first_and_every_loser_has_its_reason():
         judged("bbbb", "fp16", backend="inductor"),
         judged("cccc", "bf16", backend="torch"),
         judged("dddd", "int8", CandidateAccuracy(False, 0.02, (0.01, 0.03), 20.0)),
-        judged("eeee", "int8", CandidateAccuracy(None, 0.003, (-0.001, 0.007), 25.0), backend="torch"),
+        judged("eeee", "int8", CandidateAccuracy(None, 0.003, (-0.001, 0.004), 25.0, 0.03), backend="torch"),
         judged("ffff", "fp16", None, backend="torch", precision_proof=half),
     ]
     races = raced({"aaaa": {1: 2e6, 8: 9e6}, "bbbb": {1: 1e6, 8: 9e6}, "cccc": {1: 9e6, 8: 4e7}}, (1, 8), 0.01)

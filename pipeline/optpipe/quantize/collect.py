@@ -150,6 +150,8 @@ def open_model_session(model: Any, device: Device = "cpu") -> Any:
         options.add_session_config_entry(
             "session.disable_quant_qdq", "1"
         )  # else it moves FP8 to operators that have none
+        # beyond this it drops a Relu ahead of a QuantizeLinear with zero point 0, as if FP8 had no negative numbers
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     return create_inference_session(model.SerializeToString(), device, options, {"use_tf32": "0"})
 
 

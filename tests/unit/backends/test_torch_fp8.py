@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from tests.fakes.fp8_models import BERT, VIT, draw, make_request, run_onnx
+from tests.fakes.fp8_models import BERT, VIT, draw, make_request, measure_ranges, run_onnx
 
 from optpipe.backends import torch_fp8
 from optpipe.backends.inductor import Inductor
@@ -19,6 +19,8 @@ from optpipe.core.events import SilentListener
 from optpipe.core.precision import Precision, prove_precision
 from optpipe.errors import MissingError
 from optpipe.quantize.e4m3 import choose_scale, round_to_e4m3
+from optpipe.quantize.placement import place_qdq
+from optpipe.quantize.qdq import qdq_from_onnx
 from optpipe.workspace.store import Store
 
 
@@ -129,6 +131,29 @@ def test_layers_are_found_as_gpt2_writes_them_and_with_a_bias_that_is_computed()
     assert torch_fp8.replace_linear_layers(program, layers, wide) == ()
     noise = (program(given).float() - expected).square().sum() / expected.square().sum()
     assert noise < 0.01
+
+
+def test_a_relu_ahead_of_an_fp8_layer_is_computed():
+    def values(*shape):
+        return np.random.default_rng(len(shape) + shape[-1]).standard_normal(shape).astype(np.float32)
+
+    nodes = [
+        onnx.helper.make_node("MatMul", ["x", "w1"], ["a"], name="first"),
+        onnx.helper.make_node("Relu", ["a"], ["r"], name="relu"),
+        onnx.helper.make_node("MatMul", ["r", "w2"], ["y"], name="second"),
+    ]
+    made = onnx.helper.make_graph(
+        nodes,
+        "perceptron",
+        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["n", 32])],
+        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["n", 16])],
+        [onnx.numpy_helper.from_array(values(*shape), name) for name, shape in (("w1", (32, 48)), ("w2", (48, 16)))],
+    )
+    model = onnx.helper.make_model(made, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=10)
+    placed, batch = place_qdq(model, "fp8"), torch.from_numpy(values(8, 32))
+    graph = qdq_from_onnx(model, placed, measure_ranges(model, placed.tensors, batch))
+    found, exact = run_onnx(graph, batch)[0], run_onnx(model, batch)[0]
+    assert np.square(found - exact).sum() < 0.01 * np.square(exact).sum()
 
 
 def test_an_older_gpu_is_refused_at_once(monkeypatch, tmp_path):

@@ -151,7 +151,8 @@ def varied_network():
         make("Relu", ["c2"], ["r2"], name="relu2"),
         make("Conv", ["r2", "w3"], ["c3"], name="dilated", pads=[2, 2, 2, 2], dilations=[2, 2]),
         make("Conv", ["c3", "w4"], ["c4"], name="grouped", pads=[1, 1, 1, 1], group=4),
-        make("Conv", ["c4", "w5"], ["c5"], name="strided", pads=[0, 0, 1, 1], strides=[2, 2]),
+        make("Conv", ["c4", "w8"], ["c8"], name="odd", group=4),
+        make("Conv", ["c8", "w5"], ["c5"], name="strided", pads=[0, 0, 1, 1], strides=[2, 2]),
         make("Conv", ["c5", "w6"], ["c6"], name="border", pads=[1, 1, 1, 1]),
         make("GlobalAveragePool", ["c6"], ["m"], name="mean"),
         make("Flatten", ["m"], ["f"], name="flatten"),
@@ -159,7 +160,8 @@ def varied_network():
     ]
     weights = {
         "w0": weight(32, 3, 3, 3), "w1": weight(48, 32, 1, 7), "w2": weight(32, 48, 7, 1), "w3": weight(64, 32, 3, 3),
-        "w4": weight(128, 16, 3, 3), "w5": weight(32, 128, 3, 3), "w6": weight(64, 32, 1, 1), "w7": weight(10, 64), "b7": weight(10),
+        "w4": weight(128, 16, 3, 3), "w8": weight(96, 32, 1, 1), "w5": weight(32, 96, 3, 3), "w6": weight(64, 32, 1, 1),
+        "w7": weight(10, 64), "b7": weight(10),
     }  # fmt: skip
     return make_model(nodes, weights)
 

@@ -1,9 +1,8 @@
 """An ONNX Q/DQ graph, FP16 around its INT8 layers, as the steps of a `Network`.
 
-Taken in INT8 are convolutions, with groups where one has 16 outputs or a multiple, and linear layers over the last axis, whose
-data and weights are dequantized.
-What follows such a layer (bias, addition, ReLU, QuantizeLinear) joins it. A residual addition reads the INT8 tensor of its
-shortcut, also where the graph has its value before quantization.
+Taken in INT8 are convolutions, narrow groups joined with zeros between them, and linear layers over the last axis, whose data
+and weights are dequantized. What follows such a layer (bias, addition, ReLU, QuantizeLinear) joins it. A residual addition
+reads the INT8 tensor of its shortcut, also where the graph has its value before quantization.
 """
 
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 from optpipe.backends.onnx_graph import GraphTypes, OnnxGraph, count_node_macs, name_nodes
 from optpipe.backends.torch_int8 import steps
 from optpipe.backends.torch_int8.host_values import WAY_OUT, find_shape_tensors, hoist_constants
-from optpipe.backends.torch_int8.matching import ALIGNED, FusedEnd, GraphMatcher, get_attribute
+from optpipe.backends.torch_int8.matching import ALIGNED, FusedEnd, GraphMatcher, choose_merge, get_attribute
 from optpipe.backends.torch_int8.movements import MADE_ON_DEVICE
 from optpipe.backends.torch_int8.operators import FLOATING
 from optpipe.errors import StageError
@@ -95,6 +94,7 @@ class _Lowering:
         scale = np.resize(scale * np.float32(given_scale), outputs).astype(np.float32)
         bias = self._read_bias(node, end, outputs)
         weight = np.array(_pad(weight, 1, -depth % ALIGNED).transpose(0, 2, 3, 1), order="C")
+        weight, groups = _merge_groups(weight, int(get_attribute(node, "group", 1)))
         if flat and end.quantize is None and not end.relu and self._is_last(end.tensor):
             self.done.append(steps.Linear(node.name, given, end.tensor, weight[:, 0, 0], scale, bias, macs))
             self.halves.add(end.tensor)
@@ -121,7 +121,7 @@ class _Lowering:
                 macs=macs,
                 flat=flat,
                 dilation=get_attribute(node, "dilations", [1])[0],
-                groups=get_attribute(node, "group", 1),
+                groups=groups,
             )
         )
         if half:
@@ -244,6 +244,16 @@ class _Lowering:
             self.done.append(steps.Dequantize(f"{tensor}_half", given, tensor, found[1]))
             self.halves.add(tensor)
         return tensor
+
+
+def _merge_groups(weight: NDArray[np.int8], groups: int) -> tuple[NDArray[np.int8], int]:
+    """(output channels, rows, columns, input channels of a group) over fewer groups, with zeros; and their number."""
+    outputs, *kernel, depth = weight.shape
+    merged = 1 if groups == 1 else choose_merge(groups, outputs, depth) or 1
+    wide = np.zeros((groups, outputs // groups, *kernel, merged, depth), np.int8)
+    for group, part in enumerate(weight.reshape(groups, -1, *kernel, depth)):
+        wide[group, ..., group % merged, :] = part
+    return wide.reshape(outputs, *kernel, merged * depth), groups // merged
 
 
 def _pad(values: NDArray[Any], axis: int, spare: int) -> NDArray[Any]:

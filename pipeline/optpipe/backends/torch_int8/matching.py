@@ -12,6 +12,8 @@ from optpipe.backends.onnx_graph import GraphTypes, OnnxGraph
 
 ALIGNED = 16
 """TMA strides are multiples of 16 bytes: so are the channels of INT8 tensors, with zeros behind them where need be."""
+_LEAST_DEPTH = 32
+"""Bytes of the smallest block of input channels: fewer are filled up with zeros."""
 _STEM_CHANNELS = 4
 
 
@@ -70,7 +72,7 @@ class GraphMatcher:
     def _takes_groups(self, node: Any, values: NDArray[np.int8]) -> bool:
         """A tile's columns are of one group, so that all of it reads the same channels."""
         groups, (outputs, depth) = int(get_attribute(node, "group", 1)), values.shape[:2]
-        return groups == 1 or (outputs // groups % ALIGNED == 0 and depth * groups % ALIGNED == 0)
+        return groups == 1 or (depth * groups % ALIGNED == 0 and choose_merge(groups, outputs, depth) is not None)
 
     def _is_plain_product(self, node: Any, values: NDArray[np.int8]) -> bool:
         given = self.types.shapes.get(node.input[0])
@@ -255,6 +257,14 @@ class GraphMatcher:
         """Output and input features of a linear layer."""
         transposed = node.op_type == "Gemm" and get_attribute(node, "transB", 0)
         return (values.shape[0], values.shape[1]) if transposed else (values.shape[1], values.shape[0])
+
+
+def choose_merge(groups: int, outputs: int, depth: int) -> int | None:
+    """How many groups of a convolution with `outputs` outputs and `depth` inputs a group become one, with zeros between them: so that
+    its outputs are a multiple of ALIGNED and, where that can be, its inputs fill a block. None where no number does.
+    """
+    fitting = [each for each in (1, 2, 4, 8) if groups % each == 0 and outputs // groups * each % ALIGNED == 0]
+    return next((each for each in fitting if depth * each >= _LEAST_DEPTH), fitting[-1] if fitting else None)
 
 
 def get_attribute(node: Any, name: str, default: Any) -> Any:

@@ -79,9 +79,19 @@ def test_widths_of_any_size_are_int8_with_zeros_behind_their_channels():
 
 
 def test_kernels_of_any_shape_and_wide_groups_are_int8():
-    types = {layer.name: layer.type for layer in list_executed_layers(lower(quantize(varied_network()))) if layer.macs}
+    network = lower(quantize(varied_network()))
+    types = {layer.name: layer.type for layer in list_executed_layers(network) if layer.macs}
     assert types.pop("first") == "fp16"
     assert set(types.values()) == {"int8"}
+
+
+def test_narrow_groups_are_joined_with_zeros_between_them():
+    found = {step.name: step for step in lower(quantize(varied_network())).steps if isinstance(step, steps.Convolution)}
+    assert {name: (step.groups, step.weight.shape[-1]) for name, step in found.items() if step.groups > 1} == {
+        "grouped": (2, 32),  # of 4 with 16 inputs, which do not fill a block
+        "odd": (2, 64),  # of 4 with 24 outputs
+    }
+    assert not found["grouped"].weight[:32, ..., 16:].any()
 
 
 def test_a_mean_that_a_convolution_reads_keeps_its_pixel():

@@ -5,7 +5,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.fakes.int8_network import lower, quantize, random_convolution, random_int8, small_network
+from tests.fakes.int8_network import (
+    lower,
+    narrow_network,
+    quantize,
+    random_convolution,
+    random_int8,
+    shuffled_network,
+    small_network,
+    token_network,
+    varied_network,
+)
 
 from optpipe.backends.base import BuildRequest
 from optpipe.backends.cuda_graph import CudaGraphBinding
@@ -46,11 +56,37 @@ def test_every_tactic_gives_the_emulation_s_numbers(images, channels, outputs, k
         assert torch.equal(found, expected), tactic
 
 
-def test_a_network_is_tuned_and_gives_the_emulation_s_outputs_from_a_cuda_graph():
-    network = lower(quantize(small_network()))
+@pytest.mark.parametrize(
+    ("kernel", "channels", "outputs", "end"),
+    [
+        ((1, 3), 64, 48, {"padding": (0, 1, 0, 1)}),
+        ((3, 1), 32, 64, {"padding": (1, 0, 1, 0)}),
+        ((3, 3), 32, 32, {"dilation": 2, "padding": (2, 2, 2, 2)}),
+        ((3, 3), 64, 32, {"stride": 2, "padding": (0, 0, 1, 1)}),
+        ((3, 3), 32, 128, {"groups": 4}),
+        ((3, 3), 48, 96, {"groups": 2}),
+        ((3, 3), 32, 24, {"half": True}),
+        ((1, 1), 64, 48, {"flat": True, "padding": (0, 0, 0, 0)}),
+    ],
+)
+def test_kernels_of_any_shape_give_the_emulation_s_numbers(kernel, channels, outputs, end):
+    step = random_convolution(0, channels, outputs, 3)
+    step = replace(step, weight=step.weight[:, : kernel[0], : kernel[1]].copy(), **end)
+    given = random_int8(1, 8, channels * step.groups, 14, 14)
+    given = given.permute(0, 2, 3, 1).contiguous() if step.flat else given
+    expected = emulate_step(step, {"x": given})
+    program, on_gpu = Program(steps.Network(("x",), ("y",), (step,)), {}), {"x": given.cuda()}
+    for tactic in list_tactics(step, on_gpu["x"]):
+        assert torch.equal(program.launch(step, on_gpu, tactic).cpu(), expected), tactic
+
+
+@pytest.mark.parametrize("make", [small_network, shuffled_network, token_network, narrow_network, varied_network])
+def test_a_network_is_tuned_and_gives_the_emulation_s_outputs_from_a_cuda_graph(make):
+    network = lower(quantize(make()))
     images = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     choices = tune_steps(network, (images.cuda(),))
-    assert [choice.refused for choice in choices if choice.refused] == []
+    refused = [each for choice in choices for each in choice.refused]
+    assert [each for each in refused if make is small_network or "other numbers" in each] == []
     program = Program(network, {8: {choice.step: choice.tactic for choice in choices}})
 
     class Bound:
@@ -64,7 +100,7 @@ def test_a_network_is_tuned_and_gives_the_emulation_s_outputs_from_a_cuda_graph(
     replayed.launch()
     found, expected = replayed.outputs["logits"].cpu(), emulate(network, {"image": images})["logits"]
     noise = (found - expected).square().sum() / expected.square().sum()
-    assert noise < 1e-4  # the stem in FP16 may round a few values the other way
+    assert noise < (1e-4 if make is small_network else 1e-3)  # what is in FP16 may round a few values the other way
 
 
 def test_the_whole_network_is_compared_with_fp16_in_turns():

@@ -20,7 +20,7 @@ step() { # seconds allowed, name, then the arguments of optpipe
 if [ -n "${DRY:-}" ]; then
   model=digits options="--precision fp32 --backend onnxruntime --device cpu" rates="50 200" seconds=2
 else
-  model=resnet50 options="--precision fp16 --backend torch --device cuda --weights random --batch 1:8:64" rates="200 1000" seconds=5
+  model=resnet50 options="--precision fp16 --backend torch --device cuda --weights random --batch 1:8:64" rates="100 400" seconds=8
 fi
 {
   printf 'schema = 1\nname = "server cost"\n[[latency]]\np99 = "50 ms"\nbatch_size = 1\nscenario = "single-stream"\n'

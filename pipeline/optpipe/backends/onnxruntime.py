@@ -43,7 +43,7 @@ OPTIONS: dict[Device, dict[str, bool | int | str]] = {"cpu": CPU_OPTIONS, "cuda"
 _HELP = {
     "threads": "threads of one operator; 0 leaves the number and their places to ONNX Runtime",
     "spinning": "threads wait busily for work; off, they give their core to others",
-    "nhwc": "channels last inside the CUDA provider; where it is not given, the precision decides",
+    "nhwc": "channels last inside the CUDA provider; where it is not given, precision and model decide",
     "cuda_graph": "captures an inference into a CUDA graph; off by itself where a node has no CUDA kernel",
     "cudnn_search": "how cuDNN chooses algorithms: EXHAUSTIVE, HEURISTIC, or DEFAULT",
     "fuse_conv_bias": "fuses convolution and bias; compiles for seconds at the first run of a shape",
@@ -96,7 +96,7 @@ class OnnxRuntime:
             "options": merge_options(options, OPTIONS[device], self.name),
             # what nobody insists on is switched off where a graph does not run with it
             **({"insisted": sorted(options)} if options and device == "cuda" else {}),
-            **({"qdq": "as written"} if device == "cuda" else {}),
+            **({"qdq": "as written", "nhwc": "where it convolves"} if device == "cuda" else {}),
         }
 
     def find_unsupported(self, request: BuildRequest) -> tuple[str, ...]:
@@ -116,9 +116,11 @@ class OnnxRuntime:
 
         on_gpu = request.device == "cuda"
         options = merge_options(request.options, OPTIONS[request.device], self.name)
-        if on_gpu and "nhwc" not in request.options:
-            options["nhwc"] = prefers_channels_last(request.precision, request.device)
         source, target = onnx.load(request.graph), request.directory / GRAPH_FILE
+        if on_gpu and "nhwc" not in request.options:
+            # where nothing convolves it gains nothing, and it put 43 copies to the host into BERT, which then had no CUDA graph
+            convolves = any(node.op_type.startswith("Conv") for node in source.graph.node)
+            options["nhwc"] = convolves and prefers_channels_last(request.precision, request.device)
         quantize_floats = not on_gpu and needs_weight_pass(source)
         optimize_graph(request.graph, target, request.device, quantize_floats=quantize_floats)
         model = onnx.load(target)

@@ -16,7 +16,8 @@ from optpipe.core.estimate import Estimate
 from optpipe.core.events import Listener
 from optpipe.core.measurement import LatencySummary, LoadSpec, Mode, Scenario
 from optpipe.deploy.check import CheckedDeployment
-from optpipe.deploy.records import MODELS, ServerCost, ServerThroughput
+from optpipe.deploy.load_client import open_load_clients, prepare_requests
+from optpipe.deploy.records import MODELS, DeploymentRecord, ServerCost, ServerThroughput
 from optpipe.deploy.session_process import open_artifact
 from optpipe.errors import StageError, first_line
 from optpipe.inputs.sequences import fill_sequences, read_length
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 ROUNDS = 4
 WARM_UP_REQUESTS = 20
 WARM_UP_CALLS = 3
+WARM_UP_S = 0.5
 RATE_CONFIDENCE = 0.95
 PERCENTS = (50.0, 90.0, 99.0)
 MAX_IN_FLIGHT = 256
@@ -74,11 +76,12 @@ def measure_costs(
     server: "RunningServer",
     plan: CostPlan,
     inputs: "Mapping[str, np.ndarray]",
+    largest: int,
     listener: Listener,
 ) -> Iterator[ServerCost]:
-    """The engine's cost at each load of `plan`, with `inputs` as rows to draw from."""
+    """The engine's cost at each load of `plan`, with `inputs` as rows to draw from; `largest` as for `measure_throughputs`."""
     record = checked.record
-    answer = open_artifact(checked.folder / MODELS / record.engine / "1", record.options)
+    answer = open_artifact(checked.folder / MODELS / record.engine / "1", record.options, largest)
     found = []
     for wanted, source in plan.loads:
         rows = dict(inputs)
@@ -88,7 +91,7 @@ def measure_costs(
         rows = _take_rows(rows, load.batch_size)
         with listener.step(f"server cost, {load}"):
             own = _lap_in_process(partial(answer, [rows]))
-            served = _lap_served(server.grpc, record.engine, rows, by_position=record.backend == "inductor")
+            served = _lap_served(server.grpc, record.engine, name_inputs(record, rows))
             found.append(_alternate(own, served, load, source, plan.seconds))
     return iter(found)
 
@@ -103,24 +106,30 @@ def measure_throughputs(
 ) -> Iterator[ServerThroughput]:
     """Requests/s of one sample each at every concurrency of `plan`; `largest` is the deployment's batch, 0 where it has none."""
     record = checked.record
-    answer = open_artifact(checked.folder / MODELS / record.engine / "1", record.options)
+    answer = open_artifact(checked.folder / MODELS / record.engine / "1", record.options, largest)
     rows = _take_rows(inputs, 1) if largest else dict(inputs)
-    client, given = _prepare_requests(server.grpc, rows, by_position=record.backend == "inductor")
-    for count in plan.concurrency:
-        joined = min(count, largest) or 1
-        own: list[float] = []
-        served: list[float] = []
-        latencies: list[int] = []
-        with listener.step(f"throughput, {count} in flight"):
-            for turn in range(ROUNDS):
-                for alone in (True, False) if turn % 2 else (False, True):
-                    if alone:
-                        own.append(joined * _count_calls(partial(answer, [rows] * joined), plan.seconds / ROUNDS))
-                    else:
-                        rate, found = _lap_in_flight(client, record.engine, given, count, plan.seconds / ROUNDS)
-                        served.append(rate)
-                        latencies += found
-        yield ServerThroughput(count, _estimate(own), _estimate(served), _summarize(latencies))
+    with open_load_clients(server.grpc, record.engine, name_inputs(record, rows)) as clients:
+        for count in plan.concurrency:
+            joined = min(count, largest) or 1
+            own: list[float] = []
+            served: list[float] = []
+            latencies: list[int] = []
+            with listener.step(f"throughput, {count} in flight"):
+                clients.run_lap(count, WARM_UP_S)
+                for turn in range(ROUNDS):
+                    for alone in (True, False) if turn % 2 else (False, True):
+                        if alone:
+                            own.append(joined * _count_calls(partial(answer, [rows] * joined), plan.seconds / ROUNDS))
+                        else:
+                            rate, found = clients.run_lap(count, plan.seconds / ROUNDS)
+                            served.append(rate)
+                            latencies += found
+            yield ServerThroughput(count, _estimate(own), _estimate(served), _summarize(latencies))
+
+
+def name_inputs(record: DeploymentRecord, rows: "Mapping[str, np.ndarray]") -> "Mapping[str, np.ndarray]":
+    """By the names that the server knows: positions for a package of AOTInductor."""
+    return {f"INPUT__{at}": each for at, each in enumerate(rows.values())} if record.backend == "inductor" else rows
 
 
 def _estimate(rates: Sequence[float]) -> Estimate:
@@ -139,32 +148,6 @@ def _count_calls(call: Callable[[], object], seconds: float) -> float:
         call()
         count += 1
     return count / (now - started) * 1e9
-
-
-def _lap_in_flight(
-    client: Any, model: str, given: Sequence[Any], count: int, seconds: float
-) -> tuple[float, list[int]]:
-    """Answers per second with `count` requests in flight, and their latencies in ns; those still in flight at the end count."""
-    room = Semaphore(count)
-    found: list[int] = []
-    problems: list[Any] = []
-
-    def finish(sent: int, result: Any, error: Any) -> None:  # noqa: ARG001 - called by tritonclient
-        found.append(perf_counter_ns() - sent)
-        if error is not None:
-            problems.append(error)
-        room.release()
-
-    started = perf_counter_ns()
-    while perf_counter_ns() - started < seconds * 1e9:
-        room.acquire()
-        client.async_infer(model, given, callback=partial(finish, perf_counter_ns()))
-    for _ in range(count):
-        room.acquire()
-    now = perf_counter_ns()
-    if problems:
-        raise StageError(f"{model}: tritonserver failed under load: {first_line(problems[0])}")
-    return len(found) / (now - started) * 1e9, found
 
 
 def _take_rows(inputs: "Mapping[str, np.ndarray]", size: int) -> "dict[str, np.ndarray]":
@@ -220,9 +203,9 @@ def _arrivals(load: LoadSpec, seconds: float, seed: int) -> Iterator[int]:
         yield due
 
 
-def _lap_served(url: str, model: str, rows: "Mapping[str, np.ndarray]", *, by_position: bool) -> Lap:
+def _lap_served(url: str, model: str, rows: "Mapping[str, np.ndarray]") -> Lap:
     """Through gRPC; in an open loop requests are in flight together, so that the server can form batches."""
-    client, inputs = _prepare_requests(url, rows, by_position=by_position)
+    client, inputs = prepare_requests(url, rows)
 
     def lap(load: LoadSpec, seconds: float, seed: int) -> list[int]:
         for _ in range(WARM_UP_REQUESTS):
@@ -251,17 +234,3 @@ def _lap_served(url: str, model: str, rows: "Mapping[str, np.ndarray]", *, by_po
         return found
 
     return lap
-
-
-def _prepare_requests(url: str, rows: "Mapping[str, np.ndarray]", *, by_position: bool) -> tuple[Any, list[Any]]:
-    """A gRPC client, and the inputs of a request as it takes them."""
-    from tritonclient import grpc
-
-    from optpipe.deploy.triton_config import TYPES
-
-    inputs = []
-    for at, (name, array) in enumerate(rows.items()):
-        kind = TYPES[str(array.dtype)].removeprefix("TYPE_")
-        inputs.append(grpc.InferInput(f"INPUT__{at}" if by_position else name, list(array.shape), kind))
-        inputs[-1].set_data_from_numpy(array)
-    return grpc.InferenceServerClient(url), inputs

@@ -1,38 +1,85 @@
-"""Arrays over a pipe: a line of JSON, `{"tensors": [{name, dtype, shape, bytes}], …}`, and the tensors' bytes after it.
+"""Arrays between two processes: a line of JSON, `{"tensors": [{name, dtype, shape, bytes, offset}], …}`, through a pipe.
 
-`triton_model.py` speaks the same and imports nothing of optpipe.
+Their bytes lie in a file in memory that both have mapped, or without one come through the pipe, after the line. `triton_model.py`
+speaks the same and imports nothing of optpipe.
 """
 
 import json
+import os
 from collections.abc import Mapping
+from mmap import mmap
 from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
 
 Arrays = Mapping[str, "np.ndarray"]
+_ALIGNMENT = 64
+_LEAST = 1 << 20
 
 
-def write_frame(pipe: IO[bytes], header: Mapping[str, Any], arrays: Arrays) -> None:
+class SharedMemory:
+    """A file in memory that grows. What was put into it may be overwritten after `rewind`."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor, self._end = descriptor, 0
+        self._view: mmap | None = None
+
+    def rewind(self) -> None:
+        """Begins at the front again."""
+        self._end = 0
+
+    def put(self, array: "np.ndarray") -> int:
+        """Copies; returns the offset."""
+        import numpy as np
+
+        offset = -(-self._end // _ALIGNMENT) * _ALIGNMENT
+        self._end = offset + array.nbytes
+        if os.fstat(self._descriptor).st_size < self._end:
+            os.ftruncate(self._descriptor, max(2 * self._end, _LEAST))
+        self.view(offset, array.dtype, array.shape)[...] = np.ascontiguousarray(array).reshape(array.shape)
+        return offset
+
+    def view(self, offset: int, dtype: Any, shape: tuple[int, ...]) -> "np.ndarray":
+        """The array at `offset`, where it lies."""
+        import numpy as np
+
+        kind = np.dtype(dtype)
+        count = int(np.prod(shape, dtype=np.int64))
+        if count == 0:
+            return np.empty(shape, kind)
+        if self._view is None or len(self._view) < offset + count * kind.itemsize:
+            self._view = mmap(self._descriptor, 0)  # views of the one before keep that one
+        return np.frombuffer(self._view, kind, count, offset).reshape(shape)
+
+
+def write_frame(pipe: IO[bytes], header: Mapping[str, Any], arrays: Arrays, memory: SharedMemory | None = None) -> None:
     """Writes one frame and flushes."""
     tensors = [
         {"name": name, "dtype": str(array.dtype), "shape": list(array.shape), "bytes": array.nbytes}
+        | ({} if memory is None else {"offset": memory.put(array)})
         for name, array in arrays.items()
     ]
     pipe.write(json.dumps({**header, "tensors": tensors}).encode() + b"\n")
-    for array in arrays.values():
-        pipe.write(array.tobytes())
+    if memory is None:
+        for array in arrays.values():
+            pipe.write(array.tobytes())
     pipe.flush()
 
 
-def read_frame(pipe: IO[bytes]) -> "tuple[dict[str, Any], dict[str, np.ndarray]] | None":
-    """The next frame's header and arrays; None where the other end has closed."""
+def read_frame(
+    pipe: IO[bytes], memory: SharedMemory | None = None
+) -> "tuple[dict[str, Any], dict[str, np.ndarray]] | None":
+    """The next frame's header and arrays; None where the other end has closed. Arrays in `memory` last until the answer to them."""
     import numpy as np
 
     if not (line := pipe.readline()):
         return None
     header = json.loads(line)
-    return header, {
-        each["name"]: np.frombuffer(pipe.read(each["bytes"]), each["dtype"]).reshape(each["shape"])
-        for each in header["tensors"]
-    }
+    found = {}
+    for each in header["tensors"]:
+        if memory is not None and "offset" in each:
+            found[each["name"]] = memory.view(each["offset"], each["dtype"], tuple(each["shape"]))
+        else:
+            found[each["name"]] = np.frombuffer(pipe.read(each["bytes"]), each["dtype"]).reshape(each["shape"])
+    return header, found

@@ -20,7 +20,7 @@ from optpipe.core.entries import ArtifactInfo
 from optpipe.core.events import Listener
 from optpipe.core.records import read_record
 from optpipe.deploy.check import CheckedDeployment
-from optpipe.deploy.cost import CostPlan, measure_costs, measure_throughputs
+from optpipe.deploy.cost import CostPlan, measure_costs, measure_throughputs, name_inputs
 from optpipe.deploy.records import (
     IMAGES,
     MODELS,
@@ -89,11 +89,10 @@ def prove_deployment(
                 client = _open_client(protocol, server.http if protocol == "http" else server.grpc)
                 comparisons += list(_compare(checked.record, client, protocol, expected))
                 step.advance()
-            costs = list(measure_costs(checked, server, cost, expected[0].inputs, listener)) if cost else []
             largest = read_config(checked.folder / MODELS / checked.record.engine / CONFIG).max_batch_size
-            rates = (
-                list(measure_throughputs(checked, server, cost, expected[0].inputs, largest, listener)) if cost else []
-            )
+            rows = expected[0].inputs
+            costs = list(measure_costs(checked, server, cost, rows, largest, listener)) if cost else []
+            rates = list(measure_throughputs(checked, server, cost, rows, largest, listener)) if cost else []
     return ProofRecord(
         str(checked.folder),
         server.record,
@@ -173,7 +172,8 @@ def _list_expected(checked: CheckedDeployment) -> Iterator[Expected]:
     record, models = checked.record, checked.folder / MODELS
     with read_as_user_file(checked.folder / REQUESTS / TENSORS, "the requests of a proof"):
         known = reference_from_file(checked.folder / REQUESTS / TENSORS)
-    engine = open_artifact(models / record.engine / "1", record.options)
+    largest = read_config(models / record.engine / CONFIG).max_batch_size
+    engine = open_artifact(models / record.engine / "1", record.options, largest)
     yield from _expect_rows(record.engine, engine, known, checked)
     listed = checked.folder / REQUESTS / IMAGES
     if record.ensemble is not None and record.preprocessing is not None and listed.is_file():
@@ -246,7 +246,8 @@ def _compare(
         for number, each in enumerate(asked, 1):
             names = list(each.outputs)
             served = _name_served(record, model, names)
-            answer = ask(client, model, _name_inputs(record, model, each.inputs), served)
+            sent = name_inputs(record, each.inputs) if model == record.engine else each.inputs
+            answer = ask(client, model, sent, served)
             got = {name: answer.as_numpy(outside) for name, outside in zip(names, served, strict=True)}
             errors = [
                 _judge(record, f"{model} over {protocol}, request {number}", each, name, got[name]) for name in names
@@ -265,11 +266,6 @@ def _compare(
 def _name_served(record: DeploymentRecord, model: str, names: Sequence[str]) -> list[str]:
     by_position = record.backend == "inductor" and model == record.engine
     return [f"OUTPUT__{at}" for at in range(len(names))] if by_position else list(names)
-
-
-def _name_inputs(record: DeploymentRecord, model: str, inputs: "Mapping[str, np.ndarray]") -> "dict[str, np.ndarray]":
-    by_position = record.backend == "inductor" and model == record.engine
-    return {f"INPUT__{at}" if by_position else name: array for at, (name, array) in enumerate(inputs.items())}
 
 
 def _judge(record: DeploymentRecord, where: str, each: Expected, name: str, got: "np.ndarray | None") -> float:

@@ -18,6 +18,7 @@ from optpipe.backends.tensorrt_options import find_profiles, options_from_detail
 from optpipe.core.card import Task
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.records import json_from_record
+from optpipe.deploy.captured_session import list_captured_sizes
 from optpipe.deploy.choices import Settings, choose_settings, leave_out_batching
 from optpipe.deploy.kserve import ServicePlan, write_service
 from optpipe.deploy.passport import passport_from_build
@@ -285,10 +286,16 @@ def _write_labels(build: SignedBuild, config: Any, folder: Path) -> None:
 def _write_warm_up(
     config: Any, folder: Path, known: Reference, settings: Settings, inputs: Sequence[Served], build: SignedBuild
 ) -> Choice:
-    """Real rows of the reference: one request of one sample and one of each preferred batch."""
+    """Real rows of the reference: one request of one sample and one of each preferred batch, and of each CUDA graph's size."""
     target = folder / WARM_UP
     target.mkdir()
-    sizes = sorted({1, *settings.preferred, settings.max_batch_size}) if settings.max_batch_size else [0]
+    largest, info = settings.max_batch_size, build.artifact.info
+    captured = info.backend not in PLATFORMS and info.device == "cuda"  # by optpipe's own session
+    sizes = (
+        sorted({1, *settings.preferred, largest, *(list_captured_sizes(largest) if captured else ())})
+        if largest
+        else [0]
+    )
     for size in sizes:
         files, shapes = {}, {}
         for spec, each in zip(build.card.inputs, inputs, strict=True):

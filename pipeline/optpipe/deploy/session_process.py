@@ -1,8 +1,9 @@
-"""`python -m optpipe.deploy.session_process KIND FOLDER OPTIONS`: a session behind Triton's Python backend.
+"""`python -m optpipe.deploy.session_process KIND FOLDER OPTIONS [LARGEST IN OUT]`: a session behind Triton's Python backend.
 
 Speaks in frames on its standard input and output. Requests with `more` and the one that follows are one batch; each gets an
 answer of its own.
-KIND is `artifact` or `preprocessing`; FOLDER holds the files with the store's manifest or `preprocessing.json`.
+KIND is `artifact` or `preprocessing`; FOLDER holds the files with the store's manifest or `preprocessing.json`. LARGEST is the most
+samples of a batch, 0 where there is no batch axis; IN and OUT are descriptors of files in memory for the arrays.
 """
 
 import ctypes
@@ -14,7 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from optpipe.deploy.frames import Arrays, read_frame, write_frame
+from optpipe.deploy.captured_session import CapturedSession, can_capture
+from optpipe.deploy.frames import Arrays, SharedMemory, read_frame, write_frame
 from optpipe.errors import OptpipeError, first_line
 from optpipe.worker.__main__ import PR_SET_PDEATHSIG
 
@@ -29,15 +31,19 @@ def main() -> None:
     """Loads the session and answers until standard input ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     kind, folder, options = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
+    largest, *descriptors = map(int, sys.argv[4:] or ["0"])
+    arriving, leaving = map(SharedMemory, descriptors) if descriptors else (None, None)
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print must not come between the answers
     try:
-        answer = open_artifact(folder, options) if kind == "artifact" else open_preprocessing(folder)
+        answer = open_artifact(folder, options, largest) if kind == "artifact" else open_preprocessing(folder)
     except OptpipeError as error:
         write_frame(out, {"fatal": str(error)}, {})
         return
     write_frame(out, {"ready": True}, {})
-    for batch in _read_batches(sys.stdin.buffer):
+    for batch in _read_batches(sys.stdin.buffer, arriving):
+        if leaving is not None:
+            leaving.rewind()
         try:
             answers = answer(batch)
         except (OptpipeError, ValueError, RuntimeError) as error:
@@ -45,11 +51,13 @@ def main() -> None:
                 write_frame(out, {"error": first_line(error)}, {})
         else:
             for each in answers:
-                write_frame(out, {}, each)
+                write_frame(out, {}, each, leaving)
 
 
-def open_artifact(folder: Path, options: Mapping[str, Any]) -> Answer:
-    """The artifact in `folder`, after every byte of it was checked against its manifest."""
+def open_artifact(folder: Path, options: Mapping[str, Any], largest: int = 0) -> Answer:
+    """The artifact in `folder`, after every byte of it was checked against its manifest; on a GPU with a CUDA graph for each batch
+    size up to `largest`.
+    """
     import numpy as np
 
     from optpipe.backends.registry import BACKENDS
@@ -61,12 +69,16 @@ def open_artifact(folder: Path, options: Mapping[str, Any]) -> Answer:
     if (problem := entry.find_damage()) is not None:
         raise StageError(f"{folder.parent.name}: {problem}")
     session = BACKENDS[entry.info.backend].load(folder, entry.info, options)
+    captured = CapturedSession(session, largest) if largest and can_capture(session) else None
 
     def answer(batch: Sequence[Arrays]) -> list[dict[str, np.ndarray]]:
         given = [_take_inputs(each, [(spec.name, spec.dtype) for spec in session.inputs]) for each in batch]
-        if len(given) == 1:
+        if captured is not None:
+            outputs = captured.run(given)
+        elif len(given) == 1:
             return [session.run(given[0])]
-        outputs = session.run({name: np.concatenate([each[name] for each in given]) for name in given[0]})
+        else:
+            outputs = session.run({name: np.concatenate([each[name] for each in given]) for name in given[0]})
         ends = np.cumsum([len(next(iter(each.values()))) for each in given])[:-1]
         parts = {name: np.split(array, ends) for name, array in outputs.items()}
         return [{name: parts[name][at] for name in outputs} for at in range(len(given))]
@@ -121,9 +133,9 @@ def open_preprocessing(folder: Path) -> Answer:
     return answer
 
 
-def _read_batches(source: IO[bytes]) -> Iterator[list[Arrays]]:
+def _read_batches(source: IO[bytes], memory: SharedMemory | None) -> Iterator[list[Arrays]]:
     batch: list[Arrays] = []
-    while (frame := read_frame(source)) is not None:
+    while (frame := read_frame(source, memory)) is not None:
         header, arrays = frame
         batch.append(arrays)
         if not header["more"]:

@@ -1,0 +1,128 @@
+"""`python -m optpipe.deploy.load_client URL MODEL`: a client in a process of its own, which keeps requests in flight.
+
+One Python process sends fewer requests than a server answers, so that a server's throughput needs several clients. The first frame
+holds a request's inputs; each that follows asks for a lap.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from threading import Semaphore
+from time import perf_counter_ns, sleep
+from typing import TYPE_CHECKING, Any
+
+from optpipe.deploy.frames import read_frame, write_frame
+from optpipe.errors import StageError, first_line
+from optpipe.worker.__main__ import PR_SET_PDEATHSIG
+
+if TYPE_CHECKING:
+    import numpy as np
+
+CORES_PER_CLIENT = 4
+MOST_CLIENTS = 8
+START_AFTER_NS = 20_000_000
+"""How long after it was asked for a lap begins, in all clients at once."""
+
+
+class LoadClients:
+    """Several clients that load a model together."""
+
+    def __init__(self, processes: "Sequence[subprocess.Popen[bytes]]", model: str) -> None:
+        self._processes, self._model = processes, model
+
+    def run_lap(self, count: int, seconds: float) -> tuple[float, list[int]]:
+        """Answers per second with `count` requests in flight, and latencies in ns. Raises StageError where the server fails."""
+        chosen = self._processes[:count]
+        begin, latencies = perf_counter_ns() + START_AFTER_NS, []
+        for at, process in enumerate(chosen):
+            share = (count - at + len(chosen) - 1) // len(chosen)
+            assert process.stdin
+            write_frame(process.stdin, {"count": share, "begin": begin, "seconds": seconds}, {})
+        end = begin
+        for process in chosen:
+            assert process.stdout
+            header, arrays = read_frame(process.stdout) or ({"error": "a client of the load died"}, {})
+            if "error" in header:
+                raise StageError(f"{self._model}: tritonserver failed under load: {header['error']}")
+            end = max(end, header["end"])
+            latencies += arrays["latencies"].tolist()
+        return len(latencies) / (end - begin) * 1e9, latencies
+
+
+@contextmanager
+def open_load_clients(url: str, model: str, inputs: "Mapping[str, np.ndarray]") -> Iterator[LoadClients]:
+    """Clients for a gRPC address, by the cores of this machine; `inputs` by the names that the server knows."""
+    count = min(MOST_CLIENTS, max(1, len(os.sched_getaffinity(0)) // CORES_PER_CLIENT))
+    command = [sys.executable, "-m", "optpipe.deploy.load_client", url, model]
+    processes = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(count)]
+    try:
+        for process in processes:
+            assert process.stdin
+            write_frame(process.stdin, {}, inputs)
+        yield LoadClients(processes, model)
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def main() -> None:
+    """Answers until standard input ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    first = read_frame(sys.stdin.buffer)
+    assert first is not None
+    client, given = prepare_requests(sys.argv[1], first[1])
+    while (frame := read_frame(sys.stdin.buffer)) is not None:
+        asked = frame[0]
+        header, arrays = _run_lap(client, sys.argv[2], given, asked["count"], asked["begin"], asked["seconds"])
+        write_frame(sys.stdout.buffer, header, arrays)
+
+
+def prepare_requests(url: str, inputs: "Mapping[str, np.ndarray]") -> tuple[Any, list[Any]]:
+    """A gRPC client, and the inputs of a request as it takes them."""
+    from tritonclient import grpc
+
+    from optpipe.deploy.triton_config import TYPES
+
+    given = []
+    for name, array in inputs.items():
+        given.append(grpc.InferInput(name, list(array.shape), TYPES[str(array.dtype)].removeprefix("TYPE_")))
+        given[-1].set_data_from_numpy(array)
+    return grpc.InferenceServerClient(url), given
+
+
+def _run_lap(
+    client: Any, model: str, given: Sequence[Any], count: int, begin: int, seconds: float
+) -> "tuple[dict[str, Any], dict[str, np.ndarray]]":
+    """Those still in flight at the end count."""
+    import numpy as np
+
+    room = Semaphore(count)
+    found: list[int] = []
+    problems: list[Any] = []
+
+    def finish(sent: int, result: Any, error: Any) -> None:  # noqa: ARG001 - called by tritonclient
+        found.append(perf_counter_ns() - sent)
+        if error is not None:
+            problems.append(error)
+        room.release()
+
+    sleep(max(0, begin - perf_counter_ns()) / 1e9)
+    while perf_counter_ns() - begin < seconds * 1e9:
+        room.acquire()
+        client.async_infer(model, given, callback=partial(finish, perf_counter_ns()))
+    for _ in range(count):
+        room.acquire()
+    end = perf_counter_ns()
+    if problems:
+        return {"error": first_line(problems[0])}, {}
+    return {"end": end}, {"latencies": np.asarray(found, np.int64)}
+
+
+if __name__ == "__main__":
+    main()

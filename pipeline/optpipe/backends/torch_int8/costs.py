@@ -3,6 +3,8 @@
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from optpipe.backends.torch_costs import NodeCost, ProgramCosts
 from optpipe.backends.torch_int8 import steps
 from optpipe.backends.torch_int8.program import Program
@@ -41,7 +43,6 @@ _OPERATORS: dict[type, str] = {steps.Convolution: "Conv", steps.Stem: "Conv", st
 
 
 def _count_weight_bytes(step: steps.Step) -> int:
-    constants = [getattr(step, name, None) for name in ("weight", "scale", "bias")]
     operands = step.inputs if isinstance(step, steps.Floating) else ()
-    arrays = [each for each in (*constants, *operands) if each is not None and not isinstance(each, str)]
-    return sum(int(each.nbytes) for each in arrays)
+    constants = [getattr(step, name, None) for name in ("weight", "scale", "bias")]  # a scale may be one number
+    return sum(int(each.nbytes) for each in (*constants, *operands) if isinstance(each, np.ndarray))

@@ -15,7 +15,6 @@ from optpipe.errors import BadInputError, MissingError
 from optpipe.sources.card_file import CardSource
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.file_names import CARD, ONNX
-from optpipe.workspace.manifest import drop_folder
 from optpipe.workspace.store import Entry, Store
 
 
@@ -149,7 +148,7 @@ def find_stored_source(text: str, store: Store) -> str | None:
     found = [
         entry.info.source
         for entry in store.list_entries(ModelInfo)
-        if entry.info.source.startswith(("hf:", "timm:")) and text in (entry.info.name, drop_folder(entry.info.source))
+        if entry.info.source.startswith(("hf:", "timm:")) and text in (entry.info.name, f"hf:{entry.info.name}")
     ]
     if not found or (not prefix and get_package_version("torchvision") is not None and _is_in_torchvision(text)):
         return None

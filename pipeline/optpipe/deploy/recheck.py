@@ -35,7 +35,7 @@ from optpipe.measuring.interleave import MAX_ROUND_FACTOR, PAIR_CONFIDENCE, read
 from optpipe.measuring.measure import RunContext
 from optpipe.measuring.pool import WorkerPool
 from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR, compute_output_error
-from optpipe.stats.means import mean_from_values, subtract_means
+from optpipe.stats.means import FEWEST, mean_from_values, subtract_means
 from optpipe.stats.ratio import count_rounds_to_settle
 from optpipe.worker.plan import SessionPlan
 from optpipe.workspace.file_names import BUILDS, REFERENCE
@@ -75,6 +75,12 @@ def recheck(build: SignedBuild, plan: RecheckPlan, store: Store, listener: Liste
     if (blocker := BACKENDS[info.backend].find_run_blocker(info)) is not None:
         raise BadInputError(f"artifact {build.artifact.id} cannot be measured here: {blocker}")
     group = _choose_group(build)
+    if plan.python is None and group.compute_mean("p50") is None:
+        count = group.count_processes()
+        raise BadInputError(
+            f"{build.folder} has {count} VALID process{'' if count == 1 else 'es'} of {group.load}; {FEWEST} are needed to compare with\n"
+            "pass --python with the old environment to measure the two in turn, or measure more processes and sign off again"
+        )
     with store.scratch("recheck") as scratch:
         old_place = group.newest.environment
         names = sorted({*old_place.packages, *RUNTIMES})
@@ -141,11 +147,11 @@ def _advise(latency: LatencyChange) -> str:
 
 
 def _choose_group(build: SignedBuild) -> ProcessGroup:
-    """The closed loop that was measured last, VALID if any is: what a comparison of processes resolves best."""
+    """The closed loop that was measured last, of those with the most VALID processes up to FEWEST, which a comparison needs."""
     groups = [group for group in group_processes(build.measured) if group.load.rate_per_s is None]
     if not groups:
         raise BadInputError(f"{build.folder} has no measurement of a closed loop; measure one, sign off, then recheck")
-    return next((group for group in reversed(groups) if group.valid), groups[-1])
+    return max(reversed(groups), key=lambda group: min(group.count_processes(), FEWEST))
 
 
 def _list_version_changes(
@@ -261,10 +267,7 @@ def _prepare(build: SignedBuild, load: LoadSpec, store: Store, scratch: Path) ->
 def _compare_with_dossier(side: Side, group: ProcessGroup, load: LoadSpec, listener: Listener) -> LatencyChange:
     """Welch's interval of the difference of mean logarithms: the processes were not measured in turn."""
     old, values = group.compute_mean("p50", logarithms=True), []
-    if old is None:
-        raise BadInputError(
-            "the dossier has fewer than three usable processes of this load; pass --python with the old environment"
-        )
+    assert old is not None
     with listener.step(f"{load}, {PROCESSES} processes", total=PROCESSES) as step:
         for number in range(PROCESSES):
             with side.open() as worker:

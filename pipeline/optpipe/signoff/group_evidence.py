@@ -42,8 +42,8 @@ def observe_group(criterion: Criterion, group: ProcessGroup, name: str, evidence
     about, source = describe_group(group, evidence.measured), group.newest.run
     found = group.estimate(name, evidence.confidence)
     if found is None:
-        missing = _explain_missing_figure(group, name, evidence)
-        return Observation(UNKNOWN, blockers=(*blockers, missing), about=about, source=source)
+        missing = (_explain_missing_figure(group, name, evidence),) if group.valid else ()  # else the blockers say it
+        return Observation(UNKNOWN, blockers=(*blockers, *missing), about=about, source=source)
     if found.low is None:
         blockers = (*blockers, Blocker(str(found.note), suggest_more_processes(group, evidence.build, name)))
     values = [each for run in group.list_values(name) for each in run]
@@ -92,9 +92,7 @@ def _explain_missing_figure(group: ProcessGroup, name: str, evidence: BuildEvide
         return Blocker(f"the energy was not measured: {why}", f"measure it on a GPU: {again}")
     if name == "memory":
         return Blocker("the peak memory was not measured", f"measure again: {again}")
-    if found.latency_ns is None or not group.valid:
-        return Blocker("no VALID process", f"measure again: {again}")
-    why = found.latency_ns.withheld.get(name, "not computed")
+    why = found.latency_ns.withheld.get(name, "not computed") if found.latency_ns else "not computed"
     longer = suggest_more_processes(group, evidence.build, name, longer=True)
     return Blocker(f"{name} is not available: {why}", f"measure longer: {longer}")
 

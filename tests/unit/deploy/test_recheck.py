@@ -2,18 +2,27 @@
 
 from dataclasses import replace
 from math import exp, log, sqrt
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.fakes.entries import artifact_info
+from tests.fakes.measurements import planted
 
 from optpipe.core.bench_record import Change, Ratio
+from optpipe.core.events import SilentListener
+from optpipe.core.measurement import Reason, Subject
 from optpipe.core.verdict import Verdict
 from optpipe.deploy.outputs import list_output_changes
-from optpipe.deploy.recheck import judge_recheck
+from optpipe.deploy.recheck import RecheckPlan, judge_recheck, recheck
 from optpipe.deploy.recheck_record import LatencyChange, OutputChange
+from optpipe.errors import BadInputError
+from optpipe.measuring.measured import RecordedMeasurement
 from optpipe.stats.ratio import count_rounds_to_settle
+from optpipe.workspace.store import Store
 
 
 def latency(ratio, low, high, change=Change.NO_DIFFERENCE):
@@ -68,3 +77,16 @@ def test_the_rounds_that_would_settle_it_put_the_interval_on_one_side(value, hal
     needed = count_rounds_to_settle(ratio, 0.05)
     narrowed = half * sqrt(rounds / max(needed, 1))
     assert log(value) + narrowed <= log(1.05) + 1e-9 or log(value) - narrowed >= -1e-9
+
+
+@pytest.mark.parametrize("invalid", [2, 3])
+def test_a_dossier_without_three_valid_processes_is_refused_before_anything_runs(tmp_path, invalid):
+    subject = Subject("a", "onnxruntime", "fp32", "cpu")
+    reason = Reason("drift", "slower", "wait", invalidates=True)
+    tries = [planted(subject, 8, 1.0, process=each, reasons=[reason] if each < invalid else ()) for each in range(4)]
+    artifact = SimpleNamespace(info=artifact_info(), id="a")
+    measured = tuple(RecordedMeasurement(each, "bench-1") for each in tries)
+    build = cast("Any", SimpleNamespace(folder="dossier", artifact=artifact, measured=measured))
+    said = rf"dossier has {4 - invalid} VALID process(es)? of batch 8, single-stream, compute; 3 are needed"
+    with pytest.raises(BadInputError, match=said):
+        recheck(build, RecheckPlan(None, 8, 0.1), Store(tmp_path), SilentListener())

@@ -34,6 +34,8 @@ class Fp8Layer:
     weight_scale: float
     scale: float
     """Of what the layer reads."""
+    kept: bool = False
+    """Whether it stays in a wider type."""
 
 
 def find_fp8_obstacle(device: Device) -> str | None:
@@ -81,8 +83,12 @@ def explain_missed(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def layers_from_graph(model: Any) -> tuple[Fp8Layer, ...]:
-    """The layers of a Q/DQ graph whose data and weights are dequantized from E4M3, in the graph's order."""
+    """The layers of a Q/DQ graph whose data and weights are dequantized from E4M3, in the graph's order.
+
+    Between them those that stay in a wider type and share a weight with one of them.
+    """
     import onnx
+    import torch
 
     graph = OnnxGraph(name_nodes(model))
 
@@ -90,25 +96,28 @@ def layers_from_graph(model: Any) -> tuple[Fp8Layer, ...]:
         values: NDArray[Any] = onnx.numpy_helper.to_array(graph.weights[name])
         return values
 
-    found = []
-    for node in model.graph.node:
-        data, held = (
-            (graph.producers.get(name) for name in node.input[:2])
-            if node.op_type in ("Gemm", "MatMul")
-            else (None, None)
-        )
-        if data is None or held is None or {data.op_type, held.op_type} != {"DequantizeLinear"}:
-            continue
-        weight, transposed = read(held.input[0]), any(each.name == "transB" and each.i for each in node.attribute)
-        scales = float(read(held.input[1])), float(read(data.input[1]))
-        found.append(Fp8Layer(node.name, weight if transposed else np.ascontiguousarray(weight.T), *scales))
-    return tuple(found)
+    found: dict[str, Fp8Layer] = {}
+    wide = {}
+    for node in (each for each in model.graph.node if each.op_type in ("Gemm", "MatMul")):
+        data, held = (graph.producers.get(name) for name in node.input[:2])
+        transposed = any(each.name == "transB" and each.i for each in node.attribute)
+        if data is not None and held is not None and {data.op_type, held.op_type} == {"DequantizeLinear"}:
+            weight, scales = read(held.input[0]), (float(read(held.input[1])), float(read(data.input[1])))
+            found[node.name] = Fp8Layer(node.name, weight if transposed else np.ascontiguousarray(weight.T), *scales)
+        elif node.input[1] in graph.weights and (weight := read(node.input[1])).ndim == 2:
+            wide[node.name] = torch.from_numpy((weight if transposed else weight.T).copy())
+    same = {_sign(each.weight, each.weight_scale): each for each in found.values()}
+    for name, values in wide.items():
+        for scale in {key[1] for key in same if key[0] == tuple(values.shape)}:
+            if twin := same.get(_sign(_round(values, scale), scale)):
+                found[name] = replace(twin, name=name, kept=True)
+    return tuple(found[node.name] for node in model.graph.node if node.name in found)
 
 
 def replace_linear_layers(program: Any, layers: Iterable[Fp8Layer], wide: Mapping[str, Any]) -> tuple[str, ...]:
     """Rewrites the GraphModule `program`: linear layers with the weights of `layers`, which `wide` has in FP32 by name, become FP8.
 
-    Layers that share a weight are taken in order. Returns the names of those that were not found.
+    Layers that share a weight are taken in order. Returns the names of those for FP8 that were not found.
     """
 
     waiting: dict[tuple[Any, ...], list[Fp8Layer]] = {}
@@ -122,12 +131,13 @@ def replace_linear_layers(program: Any, layers: Iterable[Fp8Layer], wide: Mappin
         weight = wide[found.weight.target].t() if found.transposed else wide[found.weight.target]
         for shape, scale in scales:
             if shape == tuple(weight.shape) and (same := waiting.get(_sign(_round(weight, scale), scale))):
-                _replace(program, node, found, same.pop(0), f"fp8_{number}")
+                if not (layer := same.pop(0)).kept:
+                    _replace(program, node, found, layer, f"fp8_{number}")
                 break
     program.graph.eliminate_dead_code()
     program.delete_all_unused_submodules()  # the weights in FP16
     program.recompile()
-    return tuple(each.name for same in waiting.values() for each in same)
+    return tuple(each.name for same in waiting.values() for each in same if not each.kept)
 
 
 def _copy_where_needed(program: Any) -> None:

@@ -212,6 +212,7 @@ def quantize_graph(model: Any, table: CalibrationTable, target: "Target") -> tup
             f"the calibration table keeps layer '{unknown[0]}' in floating point, but {table.model} has no such layer;"
             f" `optpipe calibrate {table.model} --sensitivity` lists its layers"
         )
-    placed = place_qdq(model, target, keep.__contains__)
+    unseen = {name for name, each in table.ranges.items() if each.low == each.high == 0}
+    placed = place_qdq(model, target, keep.__contains__, unseen)
     ranges = {name: ActivationRange(each.amax, each.low >= 0) for name, each in table.ranges.items()}
     return qdq_from_onnx(model, placed, ranges), placed

@@ -25,7 +25,7 @@ from optpipe.workspace.store import Entry, Store
 if TYPE_CHECKING:
     from optpipe.quantize.placement import Placement, Target
 
-REVISION = 2
+REVISION = 3
 TABLE = "calibration-table.json"
 METHOD_CHOICE_IMAGES = 32
 """Images on which a build chooses the method: the one whose graph keeps the outputs nearest to FP32's."""

@@ -7,7 +7,7 @@ Runtime's CPU provider fuses an operator only where its *output* is quantized as
 linear layers, in E4M3.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -38,14 +38,20 @@ class Placement:
     """Tensors whose Q/DQ serves every consumer: on `cpu`, what a quantized layer writes."""
 
 
-def place_qdq(model: Any, target: Target, keep: Callable[[str], bool] = lambda _: False) -> Placement:
-    """Decides for every layer of `model`. Layers for which `keep` holds stay in floating point as asked."""
+def place_qdq(
+    model: Any, target: Target, keep: Callable[[str], bool] = lambda _: False, unseen: Collection[str] = ()
+) -> Placement:
+    """Decides for every layer of `model`. Layers for which `keep` holds stay in floating point as asked.
+
+    So do readers of the tensors `unseen`, which were zero in all calibration data: any other value would be clipped to nothing.
+    """
     graph = OnnxGraph(name_nodes(model))
     layers, skipped = [], []
     for node in model.graph.node:
         if node.op_type not in WEIGHTED_OPS:
             continue
         obstacle = _find_obstacle(node, graph, target) or (_find_fp8_obstacle(node, graph) if target == "fp8" else None)
+        obstacle = obstacle or ("its input was zero in all calibration data" if node.input[0] in unseen else None)
         reason = "kept in floating point by request" if keep(node.name) else obstacle
         skipped.append(SkippedLayer(node.name, reason)) if reason else layers.append(node)
     edges = [(node.name, 0) for node in layers]
@@ -53,8 +59,9 @@ def place_qdq(model: Any, target: Target, keep: Callable[[str], bool] = lambda _
     if target == "tensorrt":
         edges += _find_shortcuts(layers, graph)
     elif target == "cpu":
-        after = _find_outputs(layers, graph)
+        after = [name for name in _find_outputs(layers, graph) if name not in unseen]
     by_name = {node.name: node for node in model.graph.node}
+    edges = [(name, position) for name, position in edges if by_name[name].input[position] not in unseen]
     needed = {by_name[name].input[position] for name, position in edges} | set(after)
     order = [each.name for each in model.graph.input] + [out for node in model.graph.node for out in node.output]
     return Placement(

@@ -88,7 +88,7 @@ def _render_verdict(decision: Decision) -> list[Text]:
     if Standing.FAILED in judged or nearest is None:
         return [Text("no build could be measured", style="red")]
     said = (
-        f"no build is shown to keep {decision.budget}"
+        f"no build is shown to keep {decision.budget}: more labeled data or a wider --budget would decide"
         if Standing.NOT_SHOWN in judged
         else f"FAIL  no build keeps {decision.budget}"
     )

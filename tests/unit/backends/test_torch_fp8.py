@@ -9,18 +9,25 @@ import torch
 from tests.fakes.fp8_models import BERT, VIT, draw, make_request, measure_ranges, run_onnx
 
 from optpipe.backends import torch_fp8
+from optpipe.backends.base import BuildRequest
 from optpipe.backends.inductor import Inductor
 from optpipe.backends.registry import backends_from_text
 from optpipe.backends.torch_fp8 import Fp8Layer, export_fp8_program, layers_from_graph, make_linear
 from optpipe.backends.torch_program import layers_from_program
 from optpipe.build.build import BuildPlan, build_model
+from optpipe.core.card import ModelCard, Task
+from optpipe.core.entries import SampleSetSummary
 from optpipe.core.environment import Gpu
 from optpipe.core.events import SilentListener
 from optpipe.core.precision import Precision, prove_precision
+from optpipe.core.tensors import InputSpec
 from optpipe.errors import MissingError
+from optpipe.export.onnx_export import complete_card, onnx_from_torch
+from optpipe.quantize.calibrate import quantize_graph
 from optpipe.quantize.e4m3 import choose_scale, round_to_e4m3
 from optpipe.quantize.placement import place_qdq
 from optpipe.quantize.qdq import qdq_from_onnx
+from optpipe.quantize.table import CalibrationTable, TensorRange
 from optpipe.workspace.store import Store
 
 
@@ -154,6 +161,55 @@ def test_a_relu_ahead_of_an_fp8_layer_is_computed():
     graph = qdq_from_onnx(model, placed, measure_ranges(model, placed.tensors, batch))
     found, exact = run_onnx(graph, batch)[0], run_onnx(model, batch)[0]
     assert np.square(found - exact).sum() < 0.01 * np.square(exact).sum()
+
+
+class Odd(torch.nn.Module):
+    """One layer twice, a layer of zeros, one whose input is zero, and one of 24 input features."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.twice, self.zeros, self.unseen = (torch.nn.Linear(32, 32) for _ in range(3))
+        self.narrow = torch.nn.Linear(24, 32)
+        torch.nn.init.zeros_(self.zeros.weight)
+
+    def forward(self, given):
+        found = self.twice(self.twice(given).relu())
+        return found + self.zeros(found) + self.unseen((given - 100).relu()) + self.narrow(given[:, :24])
+
+
+def test_odd_layers_stay_in_fp16_with_their_reason_or_compute_what_they_did(tmp_path):
+    inputs = (InputSpec("given", "float32", *((size, 32) for size in (1, 4, 16)), batch=0),)
+    card = ModelCard("odd", "odd.py:make", Task.OTHER, inputs)
+    onnx_from_torch(Odd().eval(), card, tmp_path / "model.onnx")
+    card, model, batch = (
+        complete_card(card, tmp_path / "model.onnx"),
+        onnx.load(tmp_path / "model.onnx"),
+        draw(inputs[0]),
+    )
+    first, second, *others = place_qdq(model, "fp8").layers
+    ranges = measure_ranges(model, place_qdq(model, "fp8").tensors, batch)
+    table = CalibrationTable(
+        method="max", model="odd", graph_sha256="", transform_sha256=None, set=SampleSetSummary("x", "", 4, 0), keep=(first,),
+        ranges={name: TensorRange(max(each.amax, 2.0**-17), 0.0, each.amax) for name, each in ranges.items()},
+    )  # fmt: skip
+    graph, placed = quantize_graph(model, table, "fp8")
+    assert {each.reason for each in placed.skipped} == {
+        "kept in floating point by request",
+        "its input was zero in all calibration data",
+        "a matrix of 32 × 24: FP8 kernels take multiples of 16",
+    }
+    assert second in placed.layers
+    assert len(placed.layers) == len(others)  # of `zeros` and the second use of `twice`
+    onnx.save(graph, tmp_path / "fp8.onnx")
+    request = BuildRequest(card, Precision.FP8, tmp_path / "fp8.onnx", lambda: Odd().eval(), "cpu", {}, tmp_path)
+    program, missed = export_fp8_program(request, Precision.FP32)
+    assert missed == ()
+    far = batch + 120  # what calibration has not seen
+    for each in (batch, far):
+        with torch.inference_mode():
+            expected, found = run_onnx(graph, each)[0], program.module()(each)[0].numpy()
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_an_older_gpu_is_refused_at_once(monkeypatch, tmp_path):

@@ -1,3 +1,4 @@
+import pytest
 from onnx import helper
 
 from optpipe.quantize.placement import place_qdq
@@ -23,6 +24,16 @@ def test_layers_are_kept_as_asked(residual_model) -> None:
     assert "conv2" not in found.layers
     assert [(each.layer, each.reason) for each in found.skipped] == [("conv2", "kept in floating point by request")]
     assert ("add", 0) in found.edges  # now `down` takes the addition in
+
+
+@pytest.mark.parametrize("target", ["tensorrt", "cpu"])
+def test_what_was_zero_in_all_calibration_data_has_no_range(residual_model, target) -> None:
+    found = place_qdq(residual_model, target, unseen={"r1", "d"})
+    assert [(each.layer, each.reason) for each in found.skipped] == [
+        ("conv2", "its input was zero in all calibration data")
+    ]
+    assert not {"r1", "d"} & {*found.tensors, *found.after}
+    assert ("conv3", 0) in found.edges
 
 
 def test_layers_that_do_not_pay_are_named(onnx_model, random_weight) -> None:

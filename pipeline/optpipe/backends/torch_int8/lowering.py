@@ -168,8 +168,7 @@ class _Lowering:
         """A node of its own: a conversion, or an operator in floating point."""
         output = str(node.output[0])
         if node.op_type == "QuantizeLinear":
-            given = self._fill(self._read_half(node.input[0]), output)
-            self.done.append(steps.Quantize(node.name, given, output, 1.0 / self.match.read_scale(node)))
+            self._quantize(node, output)
         elif node.op_type == "DequantizeLinear":
             pass  # made where something reads it in floating point
         elif node.op_type == "Split":
@@ -179,14 +178,15 @@ class _Lowering:
         else:
             self._compute_floating(node, output)
 
-    def _fill(self, given: str, quantized: str) -> str:
-        """`given`, or where its INT8 form is padded, a copy with zeros behind the channels."""
-        if quantized not in self.match.padded:
-            return given
-        axis, spare = self.match.padded[quantized]
-        pads, filled = np.array([0, spare]), f"{quantized}_filled"
-        self.done.append(steps.Floating(filled, "Pad", (given, pads, None, np.array([axis])), filled))
-        return filled
+    def _quantize(self, node: Any, output: str) -> None:
+        """INT8, and where it is padded, a copy with zeros behind the channels."""
+        padded = self.match.padded.get(output)
+        given, bare = self._read_half(node.input[0]), output if padded is None else f"{output}_bare"
+        self.done.append(steps.Quantize(node.name, given, bare, 1.0 / self.match.read_scale(node)))
+        if padded is not None:
+            axis, spare = padded
+            inputs = (bare, np.array([0, spare]), None, np.array([axis]))
+            self.done.append(steps.Floating(f"{output}_filled", "Pad", inputs, output))
 
     def _compute_floating(self, node: Any, output: str) -> None:
         import onnx

@@ -154,7 +154,9 @@ def test_the_search_finds_and_spares_the_layer(hard, digits) -> None:
     path, reader = hard
     _, store = digits
     plan = CalibrationPlan(None, None, 0, ("max",), sensitivity=True, budget=Budget(0.5, "points"))
-    record = run_calibration(named_model(str(path)), plan, store, SilentListener())
+    listener = SilentListener()
+    record = run_calibration(named_model(str(path)), plan, store, listener)
+    assert any("INT8 by max costs accuracy" in each and "--method all" in each for each in listener.warnings)
     assert record.sensitivity.layers[0].layer == reader
     first, second, *_ = record.sensitivity.layers
     assert first.cost.snr_db < second.cost.snr_db - 10

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from optpipe.artifacts.decisions import find_decision, read_decision
 from optpipe.core.engine_layers import ENGINE_LAYERS, EngineLayers
+from optpipe.core.entries import GraphInfo, SkippedLayer
 from optpipe.core.records import read_record
 from optpipe.errors import BadInputError
 from optpipe.workspace.manifest import MANIFEST, Manifest
@@ -72,6 +73,8 @@ class EntryDetails:
     """Of an engine whose runtime tells of them."""
     chosen: str | None = None
     """Where `build --precision auto` found it the fastest, and the run that says so."""
+    kept: tuple[SkippedLayer, ...] = ()
+    """Layers that its graph leaves out of INT8 or FP8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +121,9 @@ def describe_entry(entry: Entry[Any], store: Store) -> EntryDetails:
     layers = read_record(file, EngineLayers) if file.is_file() else None
     decided = find_decision(store.workspace, {entry.id})
     chosen = None if decided is None else f"{decided.describe(entry.id)} ({decided.run_id})"
-    return EntryDetails(summarize_entry(entry), entry.manifest, layers, chosen)
+    made_of = {entry.id, *entry.manifest.parents}
+    graph = next((each for each in store.scan_entries(GraphInfo)[0] if each.id in made_of), None)
+    return EntryDetails(summarize_entry(entry), entry.manifest, layers, chosen, graph.info.kept if graph else ())
 
 
 def list_stored(store: Store) -> StoreListing:

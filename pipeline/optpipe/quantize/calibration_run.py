@@ -28,8 +28,9 @@ from optpipe.quantize.calibrate import (
     tables_from_entry,
 )
 from optpipe.quantize.calibrated_graph import choose_calibration_device
+from optpipe.quantize.methods import METHODS
 from optpipe.quantize.selection import SelectionInfo, select_kept_layers
-from optpipe.quantize.sensitivity import SensitivityInfo, compare_methods, lower_by_table, rank_layers
+from optpipe.quantize.sensitivity import MethodsInfo, SensitivityInfo, compare_methods, lower_by_table, rank_layers
 from optpipe.quantize.table import write_table
 from optpipe.workspace.file_names import CALIBRATION_SET, ONNX
 from optpipe.workspace.store import Entry, Store
@@ -117,6 +118,7 @@ def run_calibration(model: Model, plan: CalibrationPlan, store: Store, listener:
     entry, _ = calibrate_model(exported, data, plan.methods, TARGETS, choose_calibration_device(), store, listener)
     tables = tables_from_entry(entry)
     compared, _ = compare_methods(exported, tables, data.samples, plan.target, store, listener)
+    _warn_of_drop(compared.info, listener)
     best, files = tables[compared.info.best], _write_tables(entry, plan, store)
     sensitivity = selection = path = None
     if plan.sensitivity or plan.budget is not None:
@@ -151,6 +153,17 @@ def run_calibration(model: Model, plan: CalibrationPlan, store: Store, listener:
         sensitivity=sensitivity,
         selection=selection,
         table=str(path) if path else None,
+    )
+
+
+def _warn_of_drop(compared: MethodsInfo, listener: Listener) -> None:
+    cost = compared.costs[compared.best]
+    if cost.drop is None or cost.drop_ci is None or cost.drop_ci[0] <= 0:
+        return
+    others = "" if set(compared.costs) == set(METHODS) else "compare the methods with --method all, or "
+    listener.warn(
+        f"INT8 by {compared.best} costs accuracy: {100 * cost.drop:.2f} points, 95 % interval {100 * cost.drop_ci[0]:.2f} to"
+        f" {100 * cost.drop_ci[1]:.2f}; {others}keep layers in floating point with --accuracy-budget"
     )
 
 

@@ -54,7 +54,7 @@ def _render_methods(result: "CalibrationResult") -> Table:
     table = _make_table(title, "method", "SNR vs. FP32", "drop (95 %)")
     table.add_column("")
     for row in result.tables:
-        best = "best" if row.method == result.best else ""
+        best = "best" if row.method == result.best and len(result.tables) > 1 else ""
         table.add_row(row.method, f"{row.cost.snr_db:.1f} dB", _format_drop(row.cost), best)
     return table
 

@@ -12,6 +12,7 @@ from rich.text import Text
 from optpipe.artifacts.housekeeping import EntryDetails, EntrySummary, Removal, RunDetails, RunSummary, StoreListing
 from optpipe.artifacts.trtexec import ToolCommand
 from optpipe.core.engine_layers import EngineLayers
+from optpipe.core.entries import SkippedLayer
 from optpipe.core.mixed_precision import MixedPrecision
 from optpipe.core.precision import Placement
 from optpipe.core.records import record_from_plain
@@ -94,6 +95,8 @@ def render_entry(found: EntryDetails) -> RenderableType:
         lines += _describe_placement(proof.get("placement"), entry.path)
     if kept := manifest.info.get("mixed"):
         lines += _describe_mixed(record_from_plain(kept, MixedPrecision, found.entry.path))
+    else:
+        lines += _describe_kept(found.kept)
     if found.chosen:
         lines.append(f"chosen  {found.chosen}")
     lines += _describe_tactics(manifest.info.get("details", {}).get("tactics", {}))
@@ -138,6 +141,13 @@ def _describe_mixed(mixed: MixedPrecision) -> Iterator[str]:
     yield f"mixed  {format_mixed(mixed)}"
     for each in mixed.kept:
         yield f"  kept  {escape(each.layer)} ({escape(each.op)}), {format_count(each.macs)} MACs: {each.reason}"
+
+
+def _describe_kept(kept: Sequence[SkippedLayer]) -> Iterator[str]:
+    """The layers that an INT8 or FP8 graph leaves in floating point."""
+    yield from (f"kept  {escape(each.layer)}: {each.reason}" for each in kept[:SHOWN_LAYERS])
+    if (more := len(kept) - SHOWN_LAYERS) > 0:
+        yield f"kept  {more} more layers; --json lists all"
 
 
 def _describe_tactics(tactics: Mapping[str, Any]) -> Iterator[str]:

@@ -97,8 +97,10 @@ def _require_linear_layers(model: Entry[ModelInfo]) -> None:
     macs, placed = count_layer_macs(graph, card_from_file(model.file(CARD))), place_qdq(graph, "fp8")
     share = sum(macs.get(name, 0) for name in placed.layers) / max(sum(macs.values()), 1)
     if share < REQUIRED_SHARE:
+        largest = max(placed.skipped, key=lambda each: macs.get(each.layer, 0), default=None)
+        why = f" ({largest.layer}: {largest.reason})" if largest else ""
         raise BadInputError(
-            f"FP8 is for linear layers, which hold {share:.1%} of the MACs of {model.info.name}; {REQUIRED_SHARE:.0%} required\n"
+            f"FP8 fits {share:.1%} of the MACs of {model.info.name}, {REQUIRED_SHARE:.0%} required{why}\n"
             "build it in fp16 or int8"
         )
 

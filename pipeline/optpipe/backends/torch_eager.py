@@ -47,10 +47,15 @@ class TorchEager(TorchBackend):
         return TorchBackend.precisions(self, device) | ({Precision.INT8} if device == "cuda" else set())
 
     def recipe(self, device: Device, options: Mapping[str, Any]) -> dict[str, Any]:
-        """torch's version and, on a GPU, what INT8's tactics were measured with: the GPU and Triton."""
-        tuned_with = {"gpu": get_gpu_name(), "triton": get_package_version("triton")} if device == "cuda" else {}
+        """torch's version and, on a GPU, what INT8's tactics were measured with: the GPU, Triton and the steps."""
+        measured = {"gpu": get_gpu_name(), "triton": get_package_version("triton"), "lowering": torch_int8.LOWERING}
+        tuned_with = measured if device == "cuda" else {}
         chosen = merge_options(options, OPTIONS[device], self.name)
         return {"torch": get_package_version("torch"), **tuned_with, "options": chosen}
+
+    def find_run_blocker(self, info: ArtifactInfo) -> str | None:
+        """As of all torch programs; in INT8 the steps have to be those that were proven."""
+        return torch_int8.find_stale_lowering(info) or TorchBackend.find_run_blocker(self, info)
 
     def find_unsupported(self, request: BuildRequest) -> tuple[str, ...]:
         """In INT8 the operators that it has no step for."""

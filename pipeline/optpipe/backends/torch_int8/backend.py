@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 GRAPH = "model.onnx"
 TACTICS = "tactics.json"
 LEAST_CAPABILITY = (9, 0)
+LOWERING = 2
+"""Raised where a graph becomes other steps: an artifact's proof is of the steps that it was built with."""
 
 
 def find_unsupported(request: BuildRequest) -> tuple[str, ...]:
@@ -58,10 +60,18 @@ def build_int8(request: BuildRequest, options: Mapping[str, Any]) -> BuildResult
         "compiled_for": name_processor("cuda"),
         "compiled_by": get_package_version("torch"),
         "triton": get_package_version("triton"),
+        "lowering": LOWERING,
         "tactics": summarize_tactics(measured),
         "against_fp16": {str(each.batch_size): each.to_dict() for each in speeds},
     }
     return BuildResult(list_executed_layers(network), GRAPH, options, details, remarks=tuple(explain_speeds(speeds)))
+
+
+def find_stale_lowering(info: ArtifactInfo) -> str | None:
+    """Why an artifact's proof is not of the steps that would run; None where it is."""
+    if "tactics" not in info.details or info.details.get("lowering") == LOWERING:
+        return None
+    return "built when its graph became other INT8 steps; build it again"
 
 
 def network_from_graph(model: Any, inputs: tuple[InputSpec, ...]) -> steps.Network:

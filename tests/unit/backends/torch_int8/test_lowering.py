@@ -1,9 +1,12 @@
 """What a Q/DQ graph becomes, and that it still computes the same."""
 
+from typing import Any
+
 import numpy as np
 import onnxruntime
 import pytest
 import torch
+from tests.fakes.entries import artifact_info
 from tests.fakes.int8_network import (
     lower,
     narrow_network,
@@ -15,7 +18,7 @@ from tests.fakes.int8_network import (
 )
 
 from optpipe.backends.torch_int8 import steps
-from optpipe.backends.torch_int8.backend import list_executed_layers
+from optpipe.backends.torch_int8.backend import LOWERING, find_stale_lowering, list_executed_layers
 from optpipe.backends.torch_int8.emulation import emulate
 from optpipe.core.precision import Precision, prove_precision
 from optpipe.errors import StageError
@@ -118,3 +121,13 @@ def test_what_nothing_computes_is_named():
     next(node for node in graph.graph.node if node.name == "relu3").op_type = "NonZero"
     with pytest.raises(StageError, match="NonZero"):
         lower(graph)
+
+
+def test_an_artifact_whose_graph_became_other_steps_is_not_run():
+    tactics: dict[str, Any] = {"tactics": {}}
+    older, current = (
+        artifact_info(backend="torch", details={**tactics, **each}) for each in ({}, {"lowering": LOWERING})
+    )
+    assert find_stale_lowering(older) == "built when its graph became other INT8 steps; build it again"
+    assert find_stale_lowering(current) is None
+    assert find_stale_lowering(artifact_info(backend="torch", details={})) is None

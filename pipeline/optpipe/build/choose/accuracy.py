@@ -70,7 +70,7 @@ def _find_labeled_data(
 ) -> tuple[Path | None, str | None]:
     card = card_from_file(exported.file(CARD))
     if card.task not in TASKS:
-        return None, f"the task of {card.name} is {card.task}"
+        return None, f"{card.name} has no task that can be evaluated (task: {card.task})"
     if not exported.info.weights.trained:
         return None, "the weights are random"
     given = images or (Path(card.data["validation"]) if "validation" in card.data else None)

@@ -22,7 +22,7 @@ from optpipe.errors import BadInputError, ExitStatus, MissingError, OptpipeError
 from optpipe.evaluate.tasks.registry import TASKS, require_fitting_task
 from optpipe.export.exported import compute_reference, export_model, prepare_model, read_card, read_tokenizer
 from optpipe.export.model import Model
-from optpipe.inputs.samples import choose_samples
+from optpipe.inputs.samples import choose_samples, load_sample_inputs
 from optpipe.inputs.tensor_set import holds_tensors, read_tensor_set, save_batches
 from optpipe.quantize.calibrate import require_calibration, resolve_calibration_source
 from optpipe.quantize.calibrated_graph import find_tables
@@ -69,7 +69,8 @@ def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener)
     model, stored = prepare_model(model, store, listener)
     require_fitting_task(model, stored)  # what cannot be evaluated is not built
     if plan.images is not None:
-        choose_samples(read_card(model, stored), plan.images)
+        card = read_card(model, stored)
+        load_sample_inputs(card, choose_samples(card, plan.images))  # what cannot be read is refused before the export
     plan = add_calibration(model, plan, stored, store, listener)
     exported = _run_step("export", times, listener, lambda: export_model(model, store, listener, stored))
     require_fitting_task(model, exported)

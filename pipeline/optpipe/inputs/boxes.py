@@ -40,7 +40,7 @@ def read_boxes(
     sizes = [read_image_size(path, transform) for path in samples.paths]
     path = samples.annotations or samples.root / COCO
     if path.is_file():
-        found = _read_coco(path, samples, labels, classes)
+        found = _read_coco(path, samples, sizes, labels, classes)
     elif (samples.root / LABELS).is_dir():
         found = [
             _read_yolo(samples.root / LABELS / Path(each.path).relative_to(IMAGES).with_suffix(".txt"), size)
@@ -103,7 +103,9 @@ def _require_images(path: Path, root: Path, names: Sequence[str]) -> None:
         )
 
 
-def _read_coco(path: Path, samples: ImageSet, labels: Sequence[str], classes: int | None) -> list[list[TrueBox]]:
+def _read_coco(
+    path: Path, samples: ImageSet, sizes: Sequence[tuple[int, int]], labels: Sequence[str], classes: int | None
+) -> list[list[TrueBox]]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         names = {int(each["id"]): str(each["name"]) for each in document["categories"]}
@@ -116,12 +118,22 @@ def _read_coco(path: Path, samples: ImageSet, labels: Sequence[str], classes: in
             _require_images(path, samples.root / IMAGES, [str(each["file_name"]) for each in document["images"]])
         if missing := [each.path for each in samples.files if Path(each.path).name not in ids]:
             raise BadInputError(f"{path}: {len(missing)} images of the set are not in it (such as {missing[0]})")
+        stated = {Path(each["file_name"]).name: (each.get("height"), each.get("width")) for each in document["images"]}
+        for file, size in zip(samples.files, sizes, strict=True):
+            _require_size(path, file.path, stated[Path(file.path).name], size)
         return [
             [_box_from_coco(each, index) for each in by_image.get(ids[Path(file.path).name], ())]
             for file in samples.files
         ]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInputError(f"{path}: not readable as COCO annotations ({type(error).__name__}: {error})") from error
+
+
+def _require_size(path: Path, image: str, stated: tuple[object, object], size: tuple[int, int]) -> None:
+    """Raises BadInputError where annotations are of an image of another size. One that its EXIF data turns may be stated unturned."""
+    if None not in stated and stated not in (size, size[::-1]):
+        (high, wide), (height, width) = stated, size
+        raise BadInputError(f"{path}: {image} is {wide}×{high} pixels there, but the image has {width}×{height}")
 
 
 def _index_categories(

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def load_sample_set(
-    model: Entry,
+    model: Entry | None,
     card: ModelCard,
     source: Path,
     count: int | None,
@@ -48,7 +48,7 @@ def load_sample_set(
     """What `source` holds for this model: images for an image model, JSON lines for a text model; and what was unusable.
 
     Tensors are taken for any model. Says what is left out. Raises BadInputError for a model that takes neither, and for texts
-    that are longer than the model's input, unless they may be cut.
+    that are longer than the model's input, unless they may be cut. Only texts need the exported `model`, for its tokenizer.
     """
     found: SampleSet
     if holds_tensors(source):
@@ -70,6 +70,7 @@ def load_sample_set(
         count_text = f"1 {what} is" if len(unusable) == 1 else f"{len(unusable)} {what}s are"
         listener.warn(f"{count_text} skipped: {format_unreadable(unusable, 3)}")
     if isinstance(found, TextSet):
+        assert model is not None
         longest, tokenizer = compute_max_tokens(card), model.file(TOKENIZER)
         if card.task is Task.QUESTION_ANSWERING:
             return _cut_questions(found, tokenizer, card, longest, listener), unusable

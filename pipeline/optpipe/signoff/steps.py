@@ -28,15 +28,22 @@ class MeasurementBudget:
 
 
 def require_evaluable(model: Model, data: Path, store: Store, listener: Listener, *, truncate: bool) -> None:
-    """Raises BadInputError, before anything is built, for data that are not there, and for texts that are too long."""
+    """Raises BadInputError, before anything is exported, for data that are not there or do not fit the model."""
     from optpipe.errors import require_existing
+    from optpipe.evaluate.tasks.registry import TASKS
     from optpipe.export.exported import prepare_model, read_card, read_tokenizer
-    from optpipe.inputs.task_data import resolve_texts
+    from optpipe.export.onnx_export import read_outputs_early
+    from optpipe.inputs.task_data import load_sample_set, resolve_texts
 
     require_existing(data, "--data")
     model, stored = prepare_model(model, store, listener)
     card = read_card(model, stored)
     resolve_texts(data, card, read_tokenizer(model, stored), store.workspace / "calibration", truncate=truncate)
+    shown = card if stored else read_outputs_early(model.load())
+    if card.tokenization is None and card.task in TASKS and shown is not None:
+        task = TASKS[card.task]
+        task.require_model(shown)
+        task.read_truths(load_sample_set(stored, card, data, None, 0, listener)[0], shown, task.count_classes(shown))
 
 
 def run_evaluate_step(

@@ -32,6 +32,13 @@ def draw(pairs: int = 40, noise: float = 0.3, seed: int = 0):
     return truths, rows
 
 
+def test_embeddings_that_order_nothing_have_no_correlation() -> None:
+    truths, rows = draw()
+    found = TASK.score_predictions(truths, rows, [rows[0]] * len(rows), (), 0).scores[0]
+    assert (found.value, found.ci) == (0.0, (0.0, 0.0))
+    assert found.drop > 0.5
+
+
 def test_the_correlation_is_scipys_and_so_is_that_of_every_replicate() -> None:
     from scipy.stats import spearmanr
 

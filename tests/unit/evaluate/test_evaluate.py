@@ -18,6 +18,7 @@ from optpipe.evaluate.evaluate import (
 )
 from optpipe.evaluate.tasks.classification import list_best_classes
 from optpipe.evaluate.tasks.registry import TASKS
+from optpipe.evaluate.tasks.segmentation import Segmentation, encode_mask
 from optpipe.inputs.image_set import ImageSet
 from optpipe.inputs.sample_set import SetFile
 from optpipe.inputs.task_data import find_label_indices
@@ -143,3 +144,11 @@ def test_predictions_are_kept_for_recomputation(tmp_path) -> None:
     table = pl.read_parquet(tmp_path / "p.parquet")
     assert table["class"].to_list() == [3, 4]
     assert table["source:best"].list.first().to_list() == [best[0] for best in found.values]
+
+
+@pytest.mark.filterwarnings("ignore:Mean of empty slice")
+def test_a_score_that_is_not_defined_is_refused() -> None:
+    """As JSON knows no NaN, a stored one could not be read again."""
+    masks = [encode_mask(np.full((4, 4), 255, np.uint8))]
+    with pytest.raises(BadInputError, match="mIoU is not defined on these samples"):
+        Segmentation().score_predictions(masks, masks, masks, (), 3)

@@ -109,6 +109,7 @@ def test_a_crop_and_a_letterbox_are_undone(tmp_path) -> None:
         (np.zeros((24, 20), np.uint8), "the mask is 20×24 pixels, but its image is 24×20"),
         (np.full((20, 24), 7, np.uint8), "class 7, but the model has 3 classes"),
         (np.zeros((20, 24, 3), np.uint8), "its mode is RGB"),
+        (np.full((20, 24), IGNORED, np.uint8), "none of the 1 masks has a judged pixel"),
     ],
 )
 def test_masks_that_do_not_fit_are_refused(tmp_path, mask, message) -> None:

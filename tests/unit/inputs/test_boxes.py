@@ -72,6 +72,19 @@ def test_annotations_that_do_not_fit_are_refused(tmp_path, boxes, names, message
         read_boxes(samples, TRANSFORM, LABELS, 2)
 
 
+@pytest.mark.parametrize(("size", "fits"), [((40, 20), True), ((20, 40), True), ((80, 40), False)])
+def test_annotations_of_another_size_are_refused_but_not_of_a_turned_image(tmp_path, size, fits) -> None:
+    samples, path = write_coco(tmp_path, [[1, 2, 10, 10]]), tmp_path / "annotations.json"
+    document = json.loads(path.read_text())
+    document["images"][1] |= {"width": size[0], "height": size[1]}
+    path.write_text(json.dumps(document))
+    if fits:
+        assert read_boxes(samples, TRANSFORM, LABELS, 2)
+        return
+    with pytest.raises(BadInputError, match=r"1\.png is 80×40 pixels there, but the image has 40×20"):
+        read_boxes(samples, TRANSFORM, LABELS, 2)
+
+
 def test_yolo_labels(tmp_path) -> None:
     samples = write_coco(tmp_path, [])
     (tmp_path / "annotations.json").unlink()

@@ -167,7 +167,11 @@ class BootstrapTask(TaskContract):
     ) -> TaskScores:
         """Every score with its interval, the drop with that of the paired replicates, and the first score per class."""
         mine, theirs = (measure_scores(self, pickle.dumps(truths), pickle.dumps(each)) for each in (found, source))
-        pairs = zip(self.scores, mine.scores, theirs.scores, strict=True)
+        pairs = list(zip(self.scores, mine.scores, theirs.scores, strict=True))
+        if undefined := next(
+            (name for name, *each in pairs if not np.isfinite([one.value for one in each]).all()), None
+        ):
+            raise BadInputError(f"{undefined} is not defined on these samples: nothing in them is judged")
         now, was = (self.compute_class_scores(each.gathered) for each in (mine, theirs))
         names = self.name_classes(truths, labels)
         return TaskScores(

@@ -113,13 +113,16 @@ class Embedding(BootstrapTask):
         return Similarities(_compute_cosine(rows[order[::2]], rows[order[1::2]]), stated)
 
     def compute_scores(self, gathered: Any, weights: "NDArray[np.float64]") -> "NDArray[np.float64]":
-        """Spearman's correlation: Pearson's of the ranks within each replicate, ties ranked in the middle."""
+        """Spearman's correlation: Pearson's of the ranks within each replicate, ties ranked in the middle.
+
+        0 where all cosines, or all stated similarities, of a replicate are equal: they order nothing.
+        """
         one, other = (_rank(values, weights) for values in (gathered.cosine, gathered.stated))
         total = weights.sum(axis=1, keepdims=True)
         one, other = (each - (weights * each).sum(1, keepdims=True) / total for each in (one, other))
         both, first, second = ((weights * product).sum(1) for product in (one * other, one**2, other**2))
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return np.asarray((both / np.sqrt(first * second))[:, None])
+        spread = np.sqrt(first * second)
+        return np.asarray(np.divide(both, spread, out=np.zeros_like(both), where=spread > 0)[:, None])
 
     def compute_class_scores(self, gathered: Any) -> "NDArray[np.float64]":  # noqa: ARG002
         """None."""

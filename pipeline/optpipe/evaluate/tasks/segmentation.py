@@ -65,7 +65,13 @@ class Segmentation(BootstrapTask):
         if not isinstance(samples, ImageSet) or card.transform is None:
             return None
         paths = require_masks(samples, card.transform, classes)
-        return None if paths is None else [encode_mask(read_mask(path)) for path in paths]
+        if paths is None:
+            return None
+        if not any((read_mask(path) != IGNORED).any() for path in paths):
+            raise BadInputError(
+                f"{samples.name}: none of the {len(paths)} masks has a judged pixel ({IGNORED} is ignored)"
+            )
+        return [encode_mask(read_mask(path)) for path in paths]
 
     def decode(self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard) -> Values:
         """Logits (images, classes, height, width) to masks."""

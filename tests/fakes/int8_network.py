@@ -166,6 +166,30 @@ def varied_network():
     return make_model(nodes, weights)
 
 
+def sequence_network():
+    """Convolutions over a sequence: of the input itself, wide ones with a stride, and one of odd width."""
+    make, rng = helper.make_node, np.random.default_rng(23)
+
+    def weight(*shape):
+        return (rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
+
+    nodes = [
+        make("Reshape", ["image", "samples"], ["s"], name="samples"),
+        make("Conv", ["s", "w0"], ["c0"], name="first", strides=[2], pads=[1, 1]),
+        make("Conv", ["c0", "w1"], ["c1"], name="wide", strides=[2], pads=[0, 1]),
+        make("Relu", ["c1"], ["r1"], name="relu"),
+        make("Conv", ["r1", "w2"], ["c2"], name="odd", dilations=[2]),
+        make("Gelu", ["c2"], ["g2"], name="gelu"),
+        make("Conv", ["g2", "w3"], ["c3"], name="last"),
+        make("ReduceMean", ["c3", "axis"], ["logits"], name="mean", keepdims=0),
+    ]
+    weights = {
+        "samples": np.array([0, 3, 1024]), "w0": weight(32, 3, 3), "w1": weight(64, 32, 3), "w2": weight(26, 64, 3),
+        "w3": weight(10, 26, 1), "axis": np.array([2]),
+    }  # fmt: skip
+    return make_model(nodes, weights)
+
+
 def token_network():
     """Patches as tokens, layer normalization, a hidden layer with a bias and GELU, one of 10 features, and the mean over tokens."""
     make, rng = helper.make_node, np.random.default_rng(13)

@@ -85,49 +85,84 @@ class _Lowering:
 
     def _lower_int8(self, node: Any, end: FusedEnd) -> None:
         given, given_scale = self.match.find_source(node.input[0])  # type: ignore[misc]
-        weight, scale = self.match.read_weights(node.input[1])  # type: ignore[misc]
-        outputs, depth = self.match.count_channels(node)
-        macs, flat = count_node_macs(node, self.types), node.op_type != "Conv"
-        if flat:
-            weight = weight if node.op_type == "Gemm" and get_attribute(node, "transB", 0) else weight.T
-            weight = weight[:, :, None, None]
-        scale = np.resize(scale * np.float32(given_scale), outputs).astype(np.float32)
+        outputs, _ = self.match.count_channels(node)
+        weight, scale, groups = self._read_layer(node, given_scale)
         bias = self._read_bias(node, end, outputs)
-        weight = np.array(_pad(weight, 1, -depth % ALIGNED).transpose(0, 2, 3, 1), order="C")
-        weight, groups = _merge_groups(weight, int(get_attribute(node, "group", 1)))
-        if flat and end.quantize is None and not end.relu and self._is_last(end.tensor):
+        flat, half = node.op_type != "Conv", end.quantize is None
+        if flat and half and not end.relu and self._is_last(end.tensor):
+            macs = count_node_macs(node, self.types)
             self.done.append(steps.Linear(node.name, given, end.tensor, weight[:, 0, 0], scale, bias, macs))
             self.halves.add(end.tensor)
             return
+        spare = -outputs % (_ALIGNED_HALVES if half and not end.added else ALIGNED)
+        if not half:
+            self._convolve(node, end, given, str(end.quantize.output[0]), weight, scale, bias, groups, spare)
+            return
+        written = f"{end.tensor}_padded" if spare else end.tensor
+        self._convolve(node, end, given, written, weight, scale, bias, groups, spare)
+        self.halves.add(end.tensor)
+        if spare:
+            self._cut(written, end.tensor, -1 if flat else 1, outputs)
+
+    def _read_layer(self, node: Any, given_scale: float) -> tuple[NDArray[np.int8], NDArray[np.float32], int]:
+        """Weights (output channels, rows, columns, input channels of a group), scales of its sums, and the number of groups."""
+        weight, scale = self.match.read_weights(node.input[1])  # type: ignore[misc]
+        outputs, depth = self.match.count_channels(node)
+        if node.op_type != "Conv":
+            weight = weight if node.op_type == "Gemm" and get_attribute(node, "transB", 0) else weight.T
+            weight = weight[:, :, None, None]
+        weight = weight[:, :, None] if weight.ndim == 3 else weight
+        weight = np.array(_pad(weight, 1, -depth % ALIGNED).transpose(0, 2, 3, 1), order="C")
+        scale = np.resize(scale * np.float32(given_scale), outputs).astype(np.float32)
+        weight, groups = _merge_groups(weight, int(get_attribute(node, "group", 1)))
+        return weight, scale, groups
+
+    def _convolve(
+        self,
+        node: Any,
+        end: FusedEnd,
+        given: str,
+        output: str,
+        weight: Any,
+        scale: Any,
+        bias: Any,
+        groups: int,
+        spare: int,
+    ) -> None:
+        """The step, with `spare` outputs of zeros; over a sequence, (samples, channels, steps), on images of one row."""
         out_scale = np.float32(1.0 if end.quantize is None else self.match.read_scale(end.quantize))
         added = None if end.added is None else self.match.find_quantized(end.added)
-        half = end.quantize is None
-        spare = -outputs % (_ALIGNED_HALVES if half and not added else ALIGNED)
-        output = end.tensor if end.quantize is None else str(end.quantize.output[0])
+        pads = tuple(get_attribute(node, "pads", [0] * 4))
+        line = self.match.read_weights(node.input[1])[0].ndim == 3  # type: ignore[index]
+        if line:
+            given, pads = self._view("Unsqueeze", given, f"{node.name}_given"), (0, pads[0], 0, pads[-1])
         self.done.append(
             steps.Convolution(
                 name=node.name,
                 given=given,
-                output=f"{output}_padded" if half and spare else output,
+                output=f"{output}_row" if line else output,
                 weight=_pad(weight, 0, spare),
                 scale=_pad(scale / out_scale, 0, spare),
                 bias=_pad(bias / out_scale, 0, spare),
                 stride=get_attribute(node, "strides", [1])[0],
-                padding=tuple(get_attribute(node, "pads", [0] * 4)),
+                padding=pads,
                 relu=end.relu,
-                half=half,
+                half=end.quantize is None,
                 added=added[0] if added else None,
                 added_scale=float(np.float32(added[1]) / out_scale) if added else 0.0,
-                macs=macs,
-                flat=flat,
+                macs=count_node_macs(node, self.types),
+                flat=node.op_type != "Conv",
                 dilation=get_attribute(node, "dilations", [1])[0],
                 groups=groups,
             )
         )
-        if half:
-            self.halves.add(output)
-        if half and spare:
-            self._cut(f"{output}_padded", output, -1 if flat else 1, outputs)
+        if line:
+            self._view("Squeeze", f"{output}_row", output)
+
+    def _view(self, operator: str, given: str, output: str) -> str:
+        """A sequence, (samples, channels, steps), as images of one row, or back."""
+        self.done.append(steps.Floating(f"{output}_{operator}", operator, (given,), output, {"axes": [2]}))
+        return output
 
     def _cut(self, given: str, output: str, axis: int, length: int) -> None:
         """A view without the zeros behind the channels."""

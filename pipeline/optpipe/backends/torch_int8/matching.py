@@ -67,7 +67,7 @@ class GraphMatcher:
         values, _ = found
         if node.op_type != "Conv":
             return values.ndim == 2 and self._is_plain_product(node, values)
-        return values.ndim == 4 and _is_regular(node) and self._takes_groups(node, values)
+        return values.ndim in (3, 4) and _is_regular(node) and self._takes_groups(node, values)
 
     def _takes_groups(self, node: Any, values: NDArray[np.int8]) -> bool:
         """A tile's columns are of one group, so that all of it reads the same channels."""
@@ -91,7 +91,9 @@ class GraphMatcher:
         """A convolution of an input of the network with few channels, whose ReLU is quantized."""
         if node.op_type != "Conv" or node.input[1] not in self.graph.weights or self.find_input(node.input[0]) is None:
             return False
-        count, channels, height, width = self.graph.weights[node.input[1]].dims
+        if len(dims := self.graph.weights[node.input[1]].dims) != 4:
+            return False
+        count, channels, height, width = dims
         fits = channels <= _STEM_CHANNELS and height == width <= 7 and count in (16, 32, 64, 128)
         end = self._follow(node)
         strided = list(get_attribute(node, "strides", [1, 1])) == [2, 2]

@@ -11,6 +11,7 @@ from tests.fakes.int8_network import (
     lower,
     narrow_network,
     quantize,
+    sequence_network,
     shuffled_network,
     small_network,
     token_network,
@@ -38,7 +39,9 @@ def test_a_residual_network_is_one_step_a_layer():
     assert [by_name[name].relu for name in ("conv1", "down", "conv2", "conv3")] == [True, False, True, True]
 
 
-@pytest.mark.parametrize("make", [small_network, shuffled_network, token_network, narrow_network, varied_network])
+@pytest.mark.parametrize(
+    "make", [small_network, shuffled_network, token_network, narrow_network, varied_network, sequence_network]
+)
 def test_it_computes_what_the_graph_computes(make):
     graph = quantize(make())
     images = np.random.default_rng(0).standard_normal((4, 3, 32, 32)).astype(np.float32)
@@ -86,6 +89,11 @@ def test_kernels_of_any_shape_and_wide_groups_are_int8():
     types = {layer.name: layer.type for layer in list_executed_layers(network) if layer.macs}
     assert types.pop("first") == "fp16"
     assert set(types.values()) == {"int8"}
+
+
+def test_convolutions_over_a_sequence_are_int8():
+    network = lower(quantize(sequence_network()))
+    assert [step.name for step in network.steps if isinstance(step, steps.Convolution)] == ["wide", "odd", "last"]
 
 
 def test_narrow_groups_are_joined_with_zeros_between_them():

@@ -5,10 +5,8 @@ from typing import Any
 import numpy as np
 
 from optpipe.backends.onnx_graph import OnnxGraph
-from optpipe.backends.torch_int8.movements import READ_ON_HOST
+from optpipe.backends.torch_int8.movements import READ_ON_HOST, WAY_OUT
 from optpipe.errors import StageError
-
-WAY_OUT = "use --backend onnxruntime"
 
 
 def hoist_constants(model: Any) -> Any:
@@ -44,7 +42,9 @@ def find_shape_tensors(graph: OnnxGraph) -> frozenset[str]:
         if not tensor or tensor in graph.weights or tensor in found:
             continue
         if (node := graph.producers.get(tensor)) is None:
-            raise StageError(f"its INT8 takes no shapes that depend on values, here of input '{tensor}'; {WAY_OUT}")
+            raise StageError(
+                f"its INT8 does not take shapes that depend on values, here of input '{tensor}'; {WAY_OUT}"
+            )
         found.add(tensor)
         if node.op_type != "Shape":
             waiting += node.input

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from optpipe.backends.onnx_graph import GraphTypes, OnnxGraph, count_node_macs, name_nodes
 from optpipe.backends.torch_int8 import steps
-from optpipe.backends.torch_int8.host_values import WAY_OUT, find_shape_tensors, hoist_constants
+from optpipe.backends.torch_int8.host_values import find_shape_tensors, hoist_constants
 from optpipe.backends.torch_int8.matching import ALIGNED, FusedEnd, GraphMatcher, choose_merge, get_attribute
-from optpipe.backends.torch_int8.movements import MADE_ON_DEVICE
+from optpipe.backends.torch_int8.movements import MADE_ON_DEVICE, WAY_OUT
 from optpipe.backends.torch_int8.operators import FLOATING
 from optpipe.errors import StageError
 
@@ -239,7 +239,7 @@ class _Lowering:
         axis, given = get_attribute(node, "axis", 0), self._read_half(node.input[0])
         shapes = [self.types.shapes.get(output, ()) for output in node.output]
         if axis == 0 or () in shapes:
-            raise StageError(f"its INT8 takes no split whose sizes depend on the batch ({node.name}); {WAY_OUT}")
+            raise StageError(f"its INT8 does not take a split whose sizes depend on the batch ({node.name}); {WAY_OUT}")
         start = 0
         for index, (output, shape) in enumerate(zip(map(str, node.output), shapes, strict=True)):
             length = shape[axis]

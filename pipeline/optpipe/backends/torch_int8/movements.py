@@ -33,6 +33,14 @@ MADE_ON_DEVICE = ("ConstantOfShape", "Range")
 """Operators without an operand on the device: their last one is there only to say where the output goes."""
 
 
+WAY_OUT = "use --backend onnxruntime"
+
+
+def refuse(what: str) -> StageError:
+    """For an operator with attributes that nothing here computes."""
+    return StageError(f"the torch backend's INT8 does not take {what}; {WAY_OUT}")
+
+
 def read_axes(inputs: tuple[Any, ...], attributes: _Attributes) -> tuple[int, ...] | None:
     """The attribute `axes`, or the second input; None where there is neither."""
     if attributes.get("axes") is not None:
@@ -70,7 +78,7 @@ def _cast(inputs: tuple[Any, ...], attributes: _Attributes) -> Any:
         9: torch.bool,
     }
     if attributes["to"] not in types:
-        raise StageError("the torch backend's INT8 takes casts to floating-point types, int32, int64 and bool")
+        raise refuse(f"casts to ONNX's type {attributes['to']}")
     return inputs[0].to(types[attributes["to"]])
 
 
@@ -115,7 +123,7 @@ def _gather_elements(inputs: tuple[Any, ...], attributes: _Attributes) -> Any:
 
 def _gather_points(inputs: tuple[Any, ...], attributes: _Attributes) -> Any:
     if attributes.get("batch_dims", 0):
-        raise StageError("the torch backend's INT8 takes no GatherND with batch_dims")
+        raise refuse("GatherND with batch_dims")
     return inputs[0][tuple(inputs[1].unbind(-1))]
 
 

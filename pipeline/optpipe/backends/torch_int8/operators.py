@@ -4,8 +4,7 @@ from collections.abc import Callable, Mapping
 from functools import reduce
 from typing import Any
 
-from optpipe.backends.torch_int8.movements import MOVEMENTS, read_axes
-from optpipe.errors import StageError
+from optpipe.backends.torch_int8.movements import MOVEMENTS, read_axes, refuse
 
 _Attributes = Mapping[str, Any]
 _Operator = Callable[[tuple[Any, ...], _Attributes], Any]
@@ -61,7 +60,7 @@ def _convolve_transposed(inputs: tuple[Any, ...], attributes: _Attributes) -> An
     strides, dilations = (tuple(attributes.get(name, [1] * axes)) for name in ("strides", "dilations"))
     pads, more = list(attributes.get("pads", [0] * 2 * axes)), tuple(attributes.get("output_padding", [0] * axes))
     if pads[:axes] != pads[axes:] or attributes.get("auto_pad", b"NOTSET") != b"NOTSET" or "output_shape" in attributes:
-        raise StageError("the torch backend's INT8 takes transposed convolutions with the same padding on both sides")
+        raise refuse("transposed convolutions with other padding on one side than on the other")
     compute = (torch.nn.functional.conv_transpose1d, torch.nn.functional.conv_transpose2d)[axes - 1]
     groups = attributes.get("group", 1)
     return compute(given, weight, bias[0] if bias else None, strides, tuple(pads[:axes]), more, groups, dilations)
@@ -74,8 +73,10 @@ def _pool(inputs: tuple[Any, ...], attributes: _Attributes, *, largest: bool) ->
     axes, pads = len(kernel), _find_pads(given, kernel, attributes)
     counted = bool(attributes.get("count_include_pad", 0))
     if pads[:axes] != pads[axes:]:
-        if not (largest or counted):
-            raise StageError("the torch backend's INT8 takes average pooling with the same padding on both sides")
+        if not (largest or counted):  # zeros have no share in a mean
+            plain = {**attributes, "count_include_pad": 1}
+            total, share = (_pool((each,), plain, largest=False) for each in (given, given.new_ones(given.shape)))
+            return total / share
         given, pads = _pad_zeros(given, pads, -torch.inf if largest else 0.0), [0] * len(pads)
     settings = {
         "kernel_size": kernel,
@@ -171,9 +172,7 @@ def _resize(inputs: tuple[Any, ...], attributes: _Attributes) -> Any:
     )
     known = (mode, where) in _RESIZES and attributes.get("nearest_mode", b"floor") in (b"floor", b"round_prefer_floor")
     if given.dim() != 4 or not known or attributes.get("antialias", 0) or wanted[:2] != list(given.shape[:2]):
-        raise StageError(
-            "the torch backend's INT8 takes nearest, bilinear and bicubic resizing of images as torch does it"
-        )
+        raise refuse(f"Resize with mode {mode.decode()} and {where.decode()} coordinates")
     name, corners = _RESIZES[mode, where]
     if (
         mode == b"nearest"
@@ -262,7 +261,7 @@ def _einsum(inputs: tuple[Any, ...], attributes: _Attributes) -> Any:
 
 def _sum_so_far(inputs: tuple[Any, ...], attributes: _Attributes) -> Any:
     if attributes.get("exclusive", 0) or attributes.get("reverse", 0):
-        raise StageError("the torch backend's INT8 takes only CumSum that is inclusive and runs forward")
+        raise refuse("CumSum that is exclusive or runs backward")
     return inputs[0].cumsum(int(inputs[1]))
 
 

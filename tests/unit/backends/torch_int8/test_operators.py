@@ -28,6 +28,7 @@ def drawn(*shape):
 
 DOUBLED = np.array([1, 1, 2, 2], np.float32)
 PLAIN: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
+    "average pooling, padded on one side": ("AveragePool", [], {"kernel_shape": [3, 3], "pads": [0, 0, 1, 1], "strides": [1, 1]}),
     "clip without a lower bound": ("Clip", ["", np.float32(0.5)], {}),
     "convolution over a sequence": ("Conv", [drawn(5, 6, 3)], {"pads": [0, 2], "strides": [2]}),
     "convolution, padded to its size": ("Conv", [drawn(4, 6, 3, 2)], {"auto_pad": "SAME_UPPER", "strides": [2, 2]}),
@@ -149,6 +150,16 @@ def test_a_shape_that_depends_on_values_is_refused_in_one_line():
         helper.make_node("Reshape", ["x", "whole"], ["y"]),
     ]
     with pytest.raises(
-        StageError, match=r"^its INT8 takes no shapes that depend on values, here of input 'x'; use [^\n]+$"
+        StageError, match=r"^its INT8 does not take shapes that depend on values, here of input 'x'; use [^\n]+$"
     ):
         lower(graph(nodes, {}))
+
+
+def test_what_an_operator_is_not_computed_with_is_refused_in_one_line():
+    resized = helper.make_node(
+        "Resize", ["x", "", "c"], ["y"], mode="cubic", coordinate_transformation_mode="asymmetric"
+    )
+    with pytest.raises(
+        StageError, match=r"^the torch backend's INT8 does not take Resize with mode cubic and [^\n]+; use [^\n]+$"
+    ):
+        compare(graph([resized], {"c": DOUBLED}))

@@ -28,7 +28,7 @@ from optpipe.deploy.laps import KIND, Side, compare_sides
 from optpipe.deploy.outputs import list_output_changes, outputs_of_interpreter
 from optpipe.deploy.recheck_record import LatencyChange, OutputChange, RecheckRecord, VersionChange
 from optpipe.deploy.signed_build import SignedBuild
-from optpipe.errors import BadInputError
+from optpipe.errors import BadInputError, MissingError
 from optpipe.export.reference import reference_from_file
 from optpipe.measuring.groups import ProcessGroup, group_processes
 from optpipe.measuring.interleave import MAX_ROUND_FACTOR, PAIR_CONFIDENCE, read_pair_figure, require_enough_rounds
@@ -68,12 +68,13 @@ class RecheckPlan:
 def recheck(build: SignedBuild, plan: RecheckPlan, store: Store, listener: Listener) -> RecheckRecord:
     """Measures and compares.
 
-    Raises BadInputError for a dossier that measured nothing or whose artifact cannot run here, StageError where a process fails.
+    Raises BadInputError for a dossier that measured nothing, MissingError where its artifact cannot run here, StageError where a
+    process fails.
     """
     info = build.artifact.info
     require_enough_rounds(plan.rounds)
     if (blocker := BACKENDS[info.backend].find_run_blocker(info)) is not None:
-        raise BadInputError(f"artifact {build.artifact.id} cannot be measured here: {blocker}")
+        raise MissingError(f"artifact {build.artifact.id} cannot be measured here: {blocker}")
     group = _choose_group(build)
     if plan.python is None and group.compute_mean("p50") is None:
         count = group.count_processes()

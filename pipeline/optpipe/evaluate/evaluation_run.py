@@ -1,6 +1,5 @@
 """An evaluation from the command to its run folder."""
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from optpipe.export.model import Model
 from optpipe.inputs.sample_set import SampleSet
 from optpipe.inputs.task_data import load_sample_set
 from optpipe.inputs.text_set import TextSet
+from optpipe.sources.resolve import format_source
 from optpipe.workspace.file_names import CARD, EVALUATION, PREDICTIONS
 from optpipe.workspace.manifest import drop_folder, get_command_line
 from optpipe.workspace.runs import finish_run, open_run, write_bytes
@@ -61,7 +61,7 @@ def run_evaluation(
     if not artifacts:
         raise BadInputError(
             f"{card.name} has no build with these options in {store.workspace}\n"
-            f"first run `optpipe build {shlex.quote(model.source.name)}` with the same options"
+            f"first run `optpipe build {format_source(model.source)}` with the same options"
         )
     exported, _ = export_model(model, store, listener, stored)
     card = card_from_file(exported.file(CARD))

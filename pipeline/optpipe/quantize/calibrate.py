@@ -9,7 +9,7 @@ import numpy as np
 
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.entries import CalibrationInfo, ModelInfo, SampleSetSummary
-from optpipe.core.events import Listener
+from optpipe.core.events import Listener, SilentListener
 from optpipe.core.precision import Precision
 from optpipe.errors import BadInputError
 from optpipe.inputs.image_set import image_set_from_path
@@ -56,12 +56,17 @@ def load_calibration_data(
     if source is None:
         require_calibration(card)
     found, unreadable = load_sample_set(model, card, source or Path(str(own)), count, seed, listener)
-    refuse_other_model(found, card.name, card.preprocessing_sha256)
-    if "validation" in card.data and Path(card.data["validation"]).exists():
-        refuse_overlap(found, image_set_from_path(Path(card.data["validation"]))[0])
+    _require_own(found, card)
     if len(found.files) < FEW_SAMPLES:
         listener.warn(f"only {len(found.files)} calibration {found.kind}; use {FEW_SAMPLES} or more for stable ranges")
     return CalibrationData(drop_unknown_labels(found, card, listener), unreadable)
+
+
+def _require_own(found: SampleSet, card: ModelCard) -> None:
+    """Raises BadInputError for a set that was drawn for another model, or holds samples of the card's validation set."""
+    refuse_other_model(found, card.name, card.preprocessing_sha256)
+    if "validation" in card.data and Path(card.data["validation"]).exists():
+        refuse_overlap(found, image_set_from_path(Path(card.data["validation"]))[0])
 
 
 def resolve_calibration_source(
@@ -89,6 +94,8 @@ def resolve_calibration_source(
         )
     if is_table(source):
         return source
+    if card.transform is not None and not holds_tensors(source):
+        _require_own(load_sample_set(None, card, source, None, 0, SilentListener())[0], card)
     return resolve_texts(source, card, tokenizer, store.workspace / "calibration", truncate=truncate)
 
 

@@ -1,5 +1,6 @@
 """From the MODEL that a user types to the source that loads it."""
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -40,6 +41,12 @@ def source_from_text(model: str, shapes: Mapping[str, tuple[Shape, Shape, Shape]
         return PythonFileSource(Path(f"{module}.py"), factory)
     cards = find_model_cards()
     return CardSource(cards[model]) if model in cards else TorchvisionSource(model, also_known=tuple(cards))
+
+
+def format_source(source: Source) -> str:
+    """The MODEL that means `source`, as it can be pasted into a command: of a card in `models/` its name."""
+    known = {path: name for name, path in find_model_cards().items()}
+    return shlex.quote(known.get(Path(source.name), source.name).removeprefix("torchvision:"))
 
 
 def find_model_cards() -> dict[str, Path]:

@@ -1,6 +1,7 @@
 """Which builds a typed MODEL means."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from optpipe.core.weights import WeightsRecord
 from optpipe.errors import BadInputError
 from optpipe.signoff.collect import SignoffRequest, find_judged_artifact
 from optpipe.signoff.policy import policy_from_toml
+from optpipe.sources.resolve import format_source, source_from_text
 from optpipe.workspace.file_names import CARD
 from optpipe.workspace.store import Entry, Store
 
@@ -115,6 +117,11 @@ def test_builds_from_before_and_after_training_are_told_apart(store: Store) -> N
 )
 def test_the_model_of_an_advised_command(name: str, source: str, text: str) -> None:
     assert format_model_argument(name, source) == text
+
+
+@pytest.mark.parametrize("text", ["digits", "mine.toml", "resnet18", "hf:/srv/my reader"])
+def test_a_source_is_named_as_a_command_takes_it(store, text):
+    assert format_source(source_from_text(text)) == shlex.quote(text)
 
 
 @pytest.mark.parametrize(

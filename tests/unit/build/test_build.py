@@ -1,5 +1,6 @@
 """What a build refuses before anything is loaded, or before anything is built."""
 
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -13,6 +14,7 @@ from optpipe.core.weights import weights_from_text
 from optpipe.errors import BadInputError, MissingError
 from optpipe.export.model import Model
 from optpipe.sources.resolve import source_from_text
+from optpipe.workspace.shipped import find_shipped_folder
 from optpipe.workspace.store import Store
 
 
@@ -82,4 +84,23 @@ def test_a_module_whose_outputs_do_not_fit_its_task_is_not_exported(tmp_path):
     store = Store(tmp_path / "workspace")
     with pytest.raises(BadInputError, match=r'\(output 0 batch×48\); task = "classification" would fit'):
         build_model(model, plan, store, SilentListener())
+    assert not list(store.list_entries(ModelInfo))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [("calibration", "800 of 800 calibration images are also in the validation set"), ("images", "cannot be decoded")],
+)
+def test_images_that_do_not_fit_are_refused_before_the_export(tmp_path, given, said):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "a.png").touch()
+    data = {
+        "images": tmp_path / "empty",
+        "calibration": find_shipped_folder("calibration") / "digits" / "validation.json",
+    }
+    model = Model(source_from_text("digits", {}), weights_from_text("default", 0))
+    plan = BuildPlan((Precision.INT8,), (OnnxRuntime(),), named=True, device="cpu")
+    store = Store(tmp_path / "workspace")
+    with pytest.raises(BadInputError, match=said):
+        build_model(model, replace(plan, **{given: data[given]}), store, SilentListener())
     assert not list(store.list_entries(ModelInfo))
